@@ -1,0 +1,77 @@
+//! Bugs that can be planted on purpose, so that the crash suite can show that it finds them.
+//!
+//! The places that guard a promise ask [`is`] whether their guard is to be left out. Without the feature `planted`
+//! the answer is the constant `false` and the question costs nothing; the feature is switched on by the
+//! dev-dependencies of the torture crate alone, so that a program built for use does not contain it. The setting
+//! belongs to a thread: stores opened with `background: false` do all their work on the caller's thread, and tests
+//! on other threads are not disturbed.
+
+/// A known bug.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Planted {
+    /// A commit reports its batch durable without having flushed the device.
+    MissingFlush,
+    /// Unlinking an open file leaves out its orphan record: after a crash nobody deletes it.
+    LostOrphan,
+    /// Freed blocks become allocatable at once, not when the record that frees them is durable.
+    EarlyReuse,
+    /// Recovery does not verify the data that rode with the unflushed tail of the log.
+    UnverifiedTail,
+    /// Recovery stops at the first batch whose data does not verify, though a later batch freed that data.
+    FirstMismatch,
+    /// Opening takes the superblock slot of the highest generation without looking at its checksum.
+    TornSuperblock,
+    /// Recovery does not write the cut and the new epoch: the next recovery may see the batches it had cut.
+    RevivedBatch,
+    /// A checkpoint's superblock is written before the log is durable up to the checkpoint's position.
+    CheckpointAhead,
+    /// A reservation is given back in one step and what was used is taken in another.
+    TwoStepRefund,
+}
+
+impl Planted {
+    /// Every bug of the control.
+    pub const ALL: [Planted; 9] = [
+        Planted::MissingFlush,
+        Planted::LostOrphan,
+        Planted::EarlyReuse,
+        Planted::UnverifiedTail,
+        Planted::FirstMismatch,
+        Planted::TornSuperblock,
+        Planted::RevivedBatch,
+        Planted::CheckpointAhead,
+        Planted::TwoStepRefund,
+    ];
+}
+
+#[cfg(feature = "planted")]
+mod active {
+    use std::cell::Cell;
+
+    use super::Planted;
+
+    thread_local! {
+        static CURRENT: Cell<Option<Planted>> = const { Cell::new(None) };
+    }
+
+    /// Plants `bug` (or none) in what this thread does from now on.
+    pub fn set(bug: Option<Planted>) {
+        CURRENT.set(bug);
+    }
+
+    /// Whether `bug` is planted in this thread.
+    #[inline]
+    pub fn is(bug: Planted) -> bool {
+        CURRENT.get() == Some(bug)
+    }
+}
+
+#[cfg(feature = "planted")]
+pub use active::{is, set};
+
+/// Whether `bug` is planted in this thread: never, in a program built without the feature.
+#[cfg(not(feature = "planted"))]
+#[inline(always)]
+pub const fn is(_bug: Planted) -> bool {
+    false
+}

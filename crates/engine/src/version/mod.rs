@@ -1,0 +1,1 @@
+//! Versioned maps: see design; to be written.

@@ -1,0 +1,150 @@
+//! Pure codecs of everything VarveFS puts on disk. No I/O, no policy, no clock.
+//!
+//! Fixed-width little-endian, except inside keys: keys compare as bytes, so their fields are
+//! big-endian. Decoding hostile bytes gives [`Corrupt`]; it never panics, never loops without a
+//! bound, and never allocates what a field says before that field has been checked.
+//!
+//! SPEC.md gives every byte; `cargo xtask check` compares its constants with the ones here.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+pub mod batch;
+pub mod codec;
+pub mod node;
+pub mod record;
+pub mod root;
+pub mod superblock;
+
+/// log2 of the block size.
+pub const BLOCK_SHIFT: u32 = 12;
+/// Bytes in a block: the unit of allocation, of checksums and of tree nodes.
+pub const BLOCK_BYTES: usize = 1 << BLOCK_SHIFT;
+/// Bytes of file a segment covers. No extent crosses a segment boundary.
+pub const SEGMENT_BYTES: u64 = 1 << 20;
+/// Longest key in any tree, in bytes.
+pub const KEY_BYTES_MAX: usize = 48;
+/// Longest value in any tree, in bytes: two of the largest entries always fit one node.
+pub const VALUE_BYTES_MAX: usize = 1936;
+
+/// Something on disk that is not what the format says.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what} at byte {at}")]
+pub struct Corrupt {
+    /// What is wrong, as a short noun phrase.
+    pub what: &'static str,
+    /// Byte offset inside the structure being decoded.
+    pub at: usize,
+}
+
+/// A byte address in the pool's address space. Chunks map it to devices. 0 is never allocated.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct PoolAddr(pub u64);
+
+impl PoolAddr {
+    /// No address.
+    pub const NULL: PoolAddr = PoolAddr(0);
+    /// The address of block number `block`.
+    pub const fn from_block(block: u64) -> Self {
+        PoolAddr(block << BLOCK_SHIFT)
+    }
+    /// The number of the block this address lies in.
+    pub const fn block(self) -> u64 {
+        self.0 >> BLOCK_SHIFT
+    }
+    /// Whether this is [`PoolAddr::NULL`].
+    pub const fn is_null(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl fmt::Debug for PoolAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pool:{:#x}", self.0)
+    }
+}
+
+/// A position in the log: the number of a transaction. 0 is before the first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct Lsn(pub u64);
+
+/// A tree of the root table.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct TreeId(pub u16);
+
+impl TreeId {
+    /// Inode records of subvolumes' namespaces.
+    pub const INODES: TreeId = TreeId(1);
+    /// Directory entries.
+    pub const NAMES: TreeId = TreeId(2);
+    /// Extended attributes.
+    pub const XATTRS: TreeId = TreeId(3);
+    /// Extents of files' data.
+    pub const EXTENTS: TreeId = TreeId(4);
+    /// Version records.
+    pub const VERSIONS: TreeId = TreeId(5);
+    /// Open but unlinked files, and files whose data is still being deleted.
+    pub const ORPHANS: TreeId = TreeId(6);
+    /// Subvolumes: the holders of namespace versions.
+    pub const SUBVOLUMES: TreeId = TreeId(7);
+    /// Every tree this version of the program knows, in the order of the root table.
+    pub const ALL: [TreeId; 7] = [
+        TreeId::INODES,
+        TreeId::NAMES,
+        TreeId::XATTRS,
+        TreeId::EXTENTS,
+        TreeId::VERSIONS,
+        TreeId::ORPHANS,
+        TreeId::SUBVOLUMES,
+    ];
+    /// The name used by `inspect`, `stats` and error messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            TreeId::INODES => "inodes",
+            TreeId::NAMES => "names",
+            TreeId::XATTRS => "xattrs",
+            TreeId::EXTENTS => "extents",
+            TreeId::VERSIONS => "versions",
+            TreeId::ORPHANS => "orphans",
+            TreeId::SUBVOLUMES => "subvolumes",
+            _ => "unknown",
+        }
+    }
+}
+
+/// A run of whole blocks in the pool.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Run {
+    /// Address of the first block.
+    pub addr: PoolAddr,
+    /// Number of blocks, at least 1.
+    pub blocks: u32,
+}
+
+impl Run {
+    /// Length in bytes.
+    pub const fn bytes(self) -> u64 {
+        (self.blocks as u64) << BLOCK_SHIFT
+    }
+}
+
+/// An inode number: unique in the pool, never reissued.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct InodeId(pub u64);
+
+/// A family of versions: everything that descends from one original (a subvolume's namespace, or one file's data).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct FamilyId(pub u64);
+
+/// A version of a family. Grows along every path from the root; never reissued.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct VersionId(pub u64);
+
+/// The key that entries of a version carry. Owned by exactly one live version at a time.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub struct VersionKey(pub u64);
+
+/// The checksum of one block of data (crc32c, Castagnoli).
+pub fn block_checksum(bytes: &[u8]) -> u32 {
+    crc32c::crc32c(bytes)
+}

@@ -1,0 +1,1 @@
+//! Keys and values of the trees: one file a kind of record.

@@ -1,0 +1,86 @@
+//! The errors of the filesystem, and the only table that turns them into errno.
+
+use varve_engine::EngineError;
+
+/// Why an operation failed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum FsError {
+    /// No such name or inode.
+    #[error("no such file or directory")]
+    NotFound,
+    /// The name is taken.
+    #[error("file exists")]
+    Exists,
+    /// A directory was needed.
+    #[error("not a directory")]
+    NotDirectory,
+    /// A directory was given where none may be.
+    #[error("is a directory")]
+    IsDirectory,
+    /// The directory has entries.
+    #[error("directory not empty")]
+    NotEmpty,
+    /// The name is longer than 255 bytes, or a symlink target longer than 4095.
+    #[error("name too long")]
+    NameTooLong,
+    /// Arguments that make no sense together, or a directory moved below itself.
+    #[error("invalid argument")]
+    Invalid,
+    /// Not allowed to this caller.
+    #[error("operation not permitted")]
+    NotPermitted,
+    /// Access denied.
+    #[error("permission denied")]
+    AccessDenied,
+    /// No such extended attribute.
+    #[error("no such attribute")]
+    NoAttribute,
+    /// The attribute's name or value is too long, or the buffer given is too small.
+    #[error("value too large for the buffer")]
+    Range,
+    /// The attribute's value is larger than can be stored.
+    #[error("argument list too long")]
+    TooBig,
+    /// Beyond the largest file size.
+    #[error("file too large")]
+    FileTooBig,
+    /// Too many links.
+    #[error("too many links")]
+    TooManyLinks,
+    /// Not something this filesystem does.
+    #[error("operation not supported")]
+    NotSupported,
+    /// Across subvolumes.
+    #[error("cross-device link")]
+    CrossDevice,
+    /// From the engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+impl FsError {
+    /// The errno a POSIX caller gets (Linux numbers).
+    pub fn errno(&self) -> i32 {
+        match self {
+            FsError::NotPermitted => 1,
+            FsError::NotFound => 2,
+            FsError::TooBig => 7,
+            FsError::AccessDenied => 13,
+            FsError::Exists => 17,
+            FsError::CrossDevice => 18,
+            FsError::NotDirectory => 20,
+            FsError::IsDirectory => 21,
+            FsError::Invalid => 22,
+            FsError::FileTooBig => 27,
+            FsError::TooManyLinks => 31,
+            FsError::Range => 34,
+            FsError::NameTooLong => 36,
+            FsError::NotEmpty => 39,
+            FsError::NoAttribute => 61,
+            FsError::NotSupported => 95,
+            FsError::Engine(EngineError::NoSpace) => 28,
+            FsError::Engine(EngineError::ReadOnly) => 30,
+            FsError::Engine(_) => 5,
+        }
+    }
+}
