@@ -1,0 +1,88 @@
+//! Finds out who has a file or block device open, for the message of a failed lock.
+//!
+//! Best effort from /proc: an answer may be missing (another user's process, another container), never an
+//! error. The lock table names whoever took the lock, which may have handed it on to a child and ended;
+//! then the open files of all processes are looked through.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+/// Processes and open files looked at, at most.
+const PROCESSES_MAX: usize = 20_000;
+const FILES_PER_PROCESS_MAX: usize = 4_096;
+
+/// The identity by which an open file is recognised.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Identity {
+    Inode { device: u64, inode: u64 },
+    BlockDevice { number: u64 },
+}
+
+impl Identity {
+    fn of(metadata: &fs::Metadata) -> Self {
+        if metadata.file_type().is_block_device() {
+            Self::BlockDevice { number: metadata.rdev() }
+        } else {
+            Self::Inode { device: metadata.dev(), inode: metadata.ino() }
+        }
+    }
+}
+
+/// Something like "process 4711 (varve)", if a process can be found that has `path` (open as `ours` here)
+/// locked or open for writing.
+pub(super) fn describe_holder(path: &Path, ours: Option<&File>) -> Option<String> {
+    let metadata = match ours {
+        Some(file) => file.metadata(),
+        None => fs::metadata(path),
+    }
+    .ok()?;
+    let pid = lock_holder(&fs::read_to_string("/proc/locks").unwrap_or_default(), &metadata)
+        .filter(|pid| fs::metadata(format!("/proc/{pid}")).is_ok())
+        .or_else(|| opener(Identity::of(&metadata)))?;
+    let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let program: String = comm.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    let whose = if pid == std::process::id() { "this process" } else { "process" };
+    Some(if program.is_empty() { format!("{whose} {pid}") } else { format!("{whose} {pid} ({program})") })
+}
+
+/// The pid that holds a flock on the inode according to the text of /proc/locks, whose lines read
+/// `1: FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF`.
+fn lock_holder(locks: &str, metadata: &fs::Metadata) -> Option<u32> {
+    let (major, minor) = (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
+    let exact = format!("{major:02x}:{minor:02x}:{}", metadata.ino());
+    let held = || {
+        locks.lines().filter_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            // A waiter's line has "->" in second place and is no holder.
+            match fields[..] {
+                [_, "FLOCK", _, _, pid, inode, ..] => Some((pid.parse().ok()?, inode)),
+                _ => None,
+            }
+        })
+    };
+    held().find(|(_, inode)| *inode == exact).map(|(pid, _)| pid)
+}
+
+/// A process other than this one, else this one, that has the file open for writing (else at all).
+fn opener(identity: Identity) -> Option<u32> {
+    let mut best: Option<(u8, u32)> = None;
+    for process in fs::read_dir("/proc").ok()?.flatten().take(PROCESSES_MAX) {
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let Ok(files) = fs::read_dir(process.path().join("fd")) else { continue };
+        for file in files.flatten().take(FILES_PER_PROCESS_MAX) {
+            if !fs::metadata(file.path()).is_ok_and(|metadata| Identity::of(&metadata) == identity) {
+                continue;
+            }
+            // The link's own mode bits say how the file was opened.
+            let writes = file.metadata().is_ok_and(|link| link.mode() & 0o200 != 0);
+            let rank = u8::from(writes) * 2 + u8::from(pid != std::process::id());
+            if best.is_none_or(|(best_rank, _)| rank > best_rank) {
+                best = Some((rank, pid));
+            }
+        }
+    }
+    best.map(|(_, pid)| pid)
+}

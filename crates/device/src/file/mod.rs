@@ -1,0 +1,313 @@
+//! A regular file or a block device as a [`Device`]: direct I/O where the filesystem below has it, one
+//! writer at a time.
+//!
+//! Invariants: requests are checked before they reach the kernel; a partial transfer is carried on to its
+//! end or reported; the lock is held as long as the `FileDevice` lives.
+//! Must not know: what is stored.
+
+mod holder;
+mod open;
+mod uring;
+
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use crate::error::Operation;
+use crate::request::check_range;
+use crate::{Counters, Device, DeviceError, Request, StatsSnapshot};
+use uring::RingPool;
+
+/// How groups of requests reach the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// io_uring: a group is in flight all at once.
+    Uring,
+    /// pread and pwrite, one request after the other.
+    Pread,
+}
+
+/// What a device is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenMode {
+    /// Reading, beside other readers; refused while a writer has it.
+    ReadOnly,
+    /// Reading whatever is there, also while a writer changes it: for inspection only.
+    ReadOnlyUnlocked,
+    /// Reading and writing, alone.
+    ReadWrite,
+    /// Makes a sparse regular file of this size, then as `ReadWrite`. Refused if the file exists, unless
+    /// [`FileOptions::reuse_existing`].
+    Create {
+        /// Size of the file in bytes.
+        size_bytes: u64,
+    },
+}
+
+/// Details of opening that have good defaults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileOptions {
+    /// Which backend; `None` takes io_uring if the kernel allows it. Asking for [`Backend::Uring`] where it is
+    /// not to be had is an error.
+    pub backend: Option<Backend>,
+    /// Try direct I/O (the default). Without it, and on filesystems that refuse it, the page cache is used.
+    pub direct: bool,
+    /// With [`OpenMode::Create`]: take an existing regular file, keep its bytes, set its size.
+    pub reuse_existing: bool,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        Self { backend: None, direct: true, reuse_existing: false }
+    }
+}
+
+/// Name of the environment variable that forces a backend: `uring` or `pread`.
+const BACKEND_VARIABLE: &str = "VARVE_DEVICE_BACKEND";
+
+impl FileOptions {
+    /// The defaults, with the backend named by the environment variable `VARVE_DEVICE_BACKEND` (`uring` or
+    /// `pread`) if it is set.
+    #[must_use]
+    pub fn from_env() -> Self {
+        let backend = match std::env::var(BACKEND_VARIABLE).as_deref() {
+            Ok("uring") => Some(Backend::Uring),
+            Ok("pread") => Some(Backend::Pread),
+            Ok(other) => {
+                tracing::warn!(value = other, "{BACKEND_VARIABLE} is neither uring nor pread: ignored");
+                None
+            }
+            Err(_) => None,
+        };
+        Self { backend, ..Self::default() }
+    }
+}
+
+/// A regular file or block device, opened and locked.
+pub struct FileDevice {
+    file: File,
+    path: PathBuf,
+    size_bytes: u64,
+    is_block_device: bool,
+    writable: bool,
+    direct: bool,
+    /// `None`: the fallback backend.
+    rings: Option<RingPool>,
+    counters: Counters,
+}
+
+impl FileDevice {
+    /// Opens `path` with [`FileOptions::from_env`].
+    ///
+    /// Errors: [`DeviceError::NotFound`], [`DeviceError::AlreadyExists`], [`DeviceError::LockedBy`],
+    /// [`DeviceError::NotPermitted`], [`DeviceError::Unsupported`] for what is neither a regular file nor a
+    /// block device, [`DeviceError::Io`].
+    pub fn open(path: impl AsRef<Path>, mode: OpenMode) -> Result<Self, DeviceError> {
+        Self::open_with(path, mode, FileOptions::from_env())
+    }
+
+    /// The backend in use.
+    #[must_use]
+    pub fn backend(&self) -> Backend {
+        if self.rings.is_some() { Backend::Uring } else { Backend::Pread }
+    }
+
+    /// Whether I/O bypasses the page cache.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Whether this is a block device (else a regular file).
+    #[must_use]
+    pub fn is_block_device(&self) -> bool {
+        self.is_block_device
+    }
+
+    /// The path it was opened by.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Path, kind, size and how I/O is done, for people.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        format!(
+            "{} ({}, {} bytes, {}, {}, {})",
+            self.path.display(),
+            if self.is_block_device { "block device" } else { "regular file" },
+            self.size_bytes,
+            if self.writable { "read-write" } else { "read-only" },
+            if self.direct { "direct" } else { "buffered" },
+            match self.backend() {
+                Backend::Uring => "io_uring",
+                Backend::Pread => "pread/pwrite",
+            },
+        )
+    }
+
+    fn check(&self, request: &Request<'_>) -> Result<(), DeviceError> {
+        if !self.writable && request.operation() == Operation::Write {
+            return Err(self.read_only_error(Operation::Write));
+        }
+        request.check(self.size_bytes, || self.name())
+    }
+
+    fn read_only_error(&self, operation: Operation) -> DeviceError {
+        DeviceError::NotPermitted { operation, device: self.name(), text: "it is open read-only".to_owned() }
+    }
+
+    fn os_error(&self, operation: Operation, offset: u64, len_bytes: u64, error: &io::Error) -> DeviceError {
+        DeviceError::from_os(operation, self.name(), offset, len_bytes, error)
+    }
+
+    /// One request by pread or pwrite, from byte `done` of it on, until all is transferred.
+    fn transfer(&self, request: &mut Request<'_>, mut done: usize) -> Result<(), DeviceError> {
+        let (operation, offset, len_bytes) = (request.operation(), request.offset(), request.len_bytes());
+        while (done as u64) < len_bytes {
+            let at = offset + done as u64;
+            let moved = match request {
+                Request::Read { buf, .. } => self.file.read_at(&mut buf[done..], at),
+                Request::Write { buf, .. } => self.file.write_at(&buf[done..], at),
+            };
+            match moved {
+                Ok(0) => return Err(self.short_error(operation, offset, len_bytes, done)),
+                Ok(n) => done += n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.os_error(operation, offset, len_bytes, &error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn short_error(&self, operation: Operation, offset: u64, len_bytes: u64, done: usize) -> DeviceError {
+        DeviceError::Short { operation, device: self.name(), offset, len_bytes, done_bytes: done as u64 }
+    }
+
+    fn record(
+        &self,
+        operation: Operation,
+        len_bytes: u64,
+        latency: Duration,
+        result: &Result<(), DeviceError>,
+    ) {
+        self.counters.record(operation, len_bytes, latency, result.is_ok());
+    }
+
+    fn run_one_by_one(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+        let started = Instant::now();
+        requests
+            .iter_mut()
+            .map(|request| {
+                let result = self.check(request).and_then(|()| self.transfer(request, 0));
+                self.record(request.operation(), request.len_bytes(), started.elapsed(), &result);
+                result
+            })
+            .collect()
+    }
+
+    /// The group through io_uring; what the ring could not carry is done by pread and pwrite.
+    fn run_in_flight(&self, rings: &RingPool, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+        let started = Instant::now();
+        let checks: Vec<_> = requests.iter().map(|request| self.check(request)).collect();
+        let Some(outcomes) = rings.run(&self.file, requests, &checks) else {
+            return self.run_one_by_one(requests);
+        };
+        let mut results = Vec::with_capacity(requests.len());
+        for ((request, check), outcome) in requests.iter_mut().zip(checks).zip(outcomes) {
+            let (operation, offset, len_bytes) = (request.operation(), request.offset(), request.len_bytes());
+            let mut latency = outcome.latency;
+            let result = check.and_then(|()| match outcome.error {
+                Some(errno) => {
+                    Err(self.os_error(operation, offset, len_bytes, &io::Error::from_raw_os_error(errno)))
+                }
+                // A short or interrupted transfer is rare: carry it on the simple way, which also finds out
+                // whether the device has become shorter.
+                None if (outcome.done_bytes as u64) < len_bytes => {
+                    let carried = self.transfer(request, outcome.done_bytes);
+                    latency = started.elapsed();
+                    carried
+                }
+                None => Ok(()),
+            });
+            self.record(operation, len_bytes, latency, &result);
+            results.push(result);
+        }
+        results
+    }
+}
+
+impl Device for FileDevice {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn run(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+        match &self.rings {
+            // A single request gains nothing from a ring: one system call either way.
+            Some(rings) if requests.len() > 1 => self.run_in_flight(rings, requests),
+            _ => self.run_one_by_one(requests),
+        }
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        let started = Instant::now();
+        // No retry after a failure: the kernel may have dropped the dirty pages or the drive its cache, and a
+        // second call would report success for bytes that are gone.
+        let result = loop {
+            match self.file.sync_data() {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => break other.map_err(|error| self.os_error(Operation::Flush, 0, 0, &error)),
+            }
+        };
+        self.record(Operation::Flush, 0, started.elapsed(), &result);
+        result
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+        if !self.writable {
+            return Err(self.read_only_error(Operation::Discard));
+        }
+        check_range(Operation::Discard, offset, len_bytes, self.size_bytes, || self.name())?;
+        if len_bytes == 0 {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let done = loop {
+            let attempt = if self.is_block_device {
+                open::block_discard(self.file.as_fd(), offset, len_bytes)
+            } else {
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                rustix::fs::fallocate(&self.file, flags, offset, len_bytes)
+            };
+            if attempt != Err(Errno::INTR) {
+                break attempt;
+            }
+        };
+        let result = match done {
+            // A device that cannot discard loses nothing by not doing it.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY) => Ok(()),
+            Err(errno) => Err(self.os_error(Operation::Discard, offset, len_bytes, &errno.into())),
+        };
+        self.record(Operation::Discard, len_bytes, started.elapsed(), &result);
+        result
+    }
+
+    fn stats(&self) -> StatsSnapshot {
+        self.counters.snapshot()
+    }
+}

@@ -1,0 +1,183 @@
+//! Opening, creating, locking and measuring a file device.
+//!
+//! Order: open without changing anything, lock, then resize or use. A file that somebody else has locked is
+//! never changed, not even its size.
+//! Locks: a writer takes an exclusive `flock`, a reader a shared one; a writer of a block device also opens
+//! it with `O_EXCL`, which the kernel refuses while it is mounted or otherwise claimed.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{Getter, Setter, ioctl, opcode};
+
+use super::holder::describe_holder;
+use super::uring::RingPool;
+use super::{Backend, FileDevice, FileOptions, OpenMode};
+use crate::error::Operation;
+use crate::{ALIGN_BYTES, AlignedBuf, Counters, DeviceError};
+
+/// Others look at block devices for a moment when they appear (they take a shared lock): a writer asks again
+/// this often before it gives up.
+const BLOCK_LOCK_ATTEMPTS: u32 = 20;
+const BLOCK_LOCK_PAUSE: Duration = Duration::from_millis(25);
+
+/// `BLKGETSIZE64`: size of a block device in bytes.
+const BLKGETSIZE64: rustix::ioctl::Opcode = opcode::read::<usize>(0x12, 114);
+/// `BLKDISCARD`: discard [offset, length].
+const BLKDISCARD: rustix::ioctl::Opcode = opcode::none(0x12, 119);
+
+impl FileDevice {
+    /// Opens `path`. Errors as [`FileDevice::open`].
+    pub fn open_with(
+        path: impl AsRef<Path>,
+        mode: OpenMode,
+        options: FileOptions,
+    ) -> Result<Self, DeviceError> {
+        let path = path.as_ref().to_path_buf();
+        let name = path.display().to_string();
+        let os_error = |error: io::Error| DeviceError::from_os(Operation::Open, &name, 0, 0, &error);
+        let writable = matches!(mode, OpenMode::ReadWrite | OpenMode::Create { .. });
+
+        let (is_block_device, creates) = match (std::fs::metadata(&path), mode) {
+            (Ok(metadata), _) => {
+                let file_type = metadata.file_type();
+                if !file_type.is_file() && !file_type.is_block_device() {
+                    let text = "it is neither a regular file nor a block device".to_owned();
+                    return Err(DeviceError::Unsupported { device: name, text });
+                }
+                if matches!(mode, OpenMode::Create { .. }) {
+                    if !options.reuse_existing {
+                        return Err(DeviceError::AlreadyExists { device: name });
+                    }
+                    if file_type.is_block_device() {
+                        let text = "a block device cannot be created".to_owned();
+                        return Err(DeviceError::Unsupported { device: name, text });
+                    }
+                }
+                (file_type.is_block_device(), false)
+            }
+            (Err(error), OpenMode::Create { .. }) if error.kind() == io::ErrorKind::NotFound => (false, true),
+            (Err(error), _) => return Err(os_error(error)),
+        };
+
+        let mut open_options = OpenOptions::new();
+        open_options.read(true).write(writable).create_new(creates);
+        let exclusive = if is_block_device && writable { OFlags::EXCL } else { OFlags::empty() };
+        let file = open_options
+            .custom_flags((exclusive | OFlags::NOCTTY).bits().cast_signed())
+            .open(&path)
+            .map_err(|error| match error.raw_os_error() {
+            Some(errno) if errno == Errno::BUSY.raw_os_error() => locked_error(&path, None),
+            _ => os_error(error),
+        })?;
+        lock(&file, &path, mode, is_block_device)?;
+        if let OpenMode::Create { size_bytes } = mode {
+            file.set_len(size_bytes).and_then(|()| file.sync_all()).map_err(os_error)?;
+            sync_parent(&path).map_err(os_error)?;
+        }
+        let len_bytes = if is_block_device {
+            block_size_bytes(file.as_fd()).map_err(|errno| os_error(errno.into()))?
+        } else {
+            file.metadata().map_err(os_error)?.len()
+        };
+        let size_bytes = len_bytes - len_bytes % ALIGN_BYTES as u64;
+        let direct = options.direct && set_direct(&file, size_bytes).map_err(os_error)?;
+        if options.direct && !direct {
+            tracing::info!(device = %name, "no direct I/O here: using the page cache");
+        }
+        let rings = match options.backend {
+            Some(Backend::Pread) => None,
+            wanted => match RingPool::new() {
+                Ok(rings) => Some(rings),
+                Err(error) if wanted.is_some() => {
+                    let text = format!("io_uring is not available: {error}");
+                    return Err(DeviceError::Unsupported { device: name, text });
+                }
+                Err(error) => {
+                    tracing::info!(device = %name, %error, "no io_uring here: using pread and pwrite");
+                    None
+                }
+            },
+        };
+        let counters = Counters::new();
+        Ok(Self { file, path, size_bytes, is_block_device, writable, direct, rings, counters })
+    }
+}
+
+fn lock(file: &File, path: &Path, mode: OpenMode, is_block_device: bool) -> Result<(), DeviceError> {
+    let operation = match mode {
+        OpenMode::ReadOnlyUnlocked => return Ok(()),
+        OpenMode::ReadOnly => FlockOperation::NonBlockingLockShared,
+        OpenMode::ReadWrite | OpenMode::Create { .. } => FlockOperation::NonBlockingLockExclusive,
+    };
+    let attempts = if is_block_device { BLOCK_LOCK_ATTEMPTS } else { 1 };
+    for attempt in 1..=attempts {
+        match rustix::fs::flock(file, operation) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if attempt < attempts => {
+                std::thread::sleep(BLOCK_LOCK_PAUSE)
+            }
+            Err(Errno::WOULDBLOCK | Errno::INTR) => return Err(locked_error(path, Some(file))),
+            Err(errno) => {
+                let name = path.display().to_string();
+                return Err(DeviceError::from_os(Operation::Open, name, 0, 0, &errno.into()));
+            }
+        }
+    }
+    Err(locked_error(path, Some(file)))
+}
+
+fn locked_error(path: &Path, file: Option<&File>) -> DeviceError {
+    DeviceError::LockedBy(match describe_holder(path, file) {
+        Some(holder) => format!("{} is in use by {holder}", path.display()),
+        None => format!("{} is in use by another process or mounted", path.display()),
+    })
+}
+
+/// A new file's name is durable only when its directory is.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    File::open(parent)?.sync_all()
+}
+
+/// Switches `file` to direct I/O and tries it on the first block. `false`: the filesystem does not have it.
+fn set_direct(file: &File, size_bytes: u64) -> io::Result<bool> {
+    let flags = rustix::fs::fcntl_getfl(file)?;
+    match rustix::fs::fcntl_setfl(file, flags | OFlags::DIRECT) {
+        Ok(()) => {}
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(false),
+        Err(errno) => return Err(errno.into()),
+    }
+    if size_bytes == 0 {
+        return Ok(true);
+    }
+    match file.read_at(&mut AlignedBuf::new(ALIGN_BYTES), 0) {
+        Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+            rustix::fs::fcntl_setfl(file, flags)?;
+            Ok(false)
+        }
+        // A first block that cannot be read says nothing about direct I/O; whoever needs it gets the error.
+        _ => Ok(true),
+    }
+}
+
+fn block_size_bytes(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
+    // SAFETY: BLKGETSIZE64 writes one u64 through its argument, which is what this getter provides.
+    unsafe { ioctl(fd, Getter::<BLKGETSIZE64, u64>::new()) }
+}
+
+/// Discards `[offset, offset + len_bytes)` of a block device.
+pub(super) fn block_discard(fd: BorrowedFd<'_>, offset: u64, len_bytes: u64) -> Result<(), Errno> {
+    // SAFETY: BLKDISCARD reads two u64 (offset and length) through its argument, which is what this setter
+    // provides; the range was checked against the device's size by the caller.
+    unsafe { ioctl(fd, Setter::<BLKDISCARD, [u64; 2]>::new([offset, len_bytes])) }
+}
