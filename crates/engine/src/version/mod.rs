@@ -1,1 +1,132 @@
-//! Versioned maps: see design; to be written.
+//! Versioned maps: a file's data as chains of versions whose entries carry the version in their key.
+//!
+//! A **family** is everything that descends from one original. Its versions form a tree; a [`Holder`] (an inode
+//! record) points at one. Reading walks from the holder's version to the root: an entry of version w is visible below
+//! the smallest limit met on the way, and the nearest visible entry wins. Truncation opens a **child with a limit**
+//! and leaves the rest to the reaper, which **collapses** a version without holders into its only child, a small
+//! transaction at a time. All of its state is in the records, so a crash between two steps loses nothing.
+//!
+//! Invariants:
+//! 1. Entries of one version key never overlap and never cross a segment.
+//! 2. Keys and ids grow strictly along every path from the root, so that a scan of a segment meets the versions of a
+//!    path nearest first.
+//! 3. A block of the pool is named by exactly one entry. Who cuts an entry frees what no entry names any more.
+//! 4. The side that drains gains no entries, so that one cursor per collapse is enough; at most one collapse is under
+//!    way on any two neighbouring edges of a path.
+//! 5. A hole entry exists only where something would be visible beneath it.
+//!
+//! Rules for callers: everything that changes a family (and [`reap_step`]) runs under the lock of its holder, from
+//! [`Path::load`] until the transaction has been applied. A [`Path`] is good until the next [`truncate`] or
+//! [`reap_step`] of its family. Reads inside a transaction do not see its own puts, so **one** call of this module per
+//! family and transaction.
+//!
+//! Forks (several holders, several children) are not here yet; records, keys and the read rule already have them.
+
+use varve_format::record::extent::Extent;
+use varve_format::{FamilyId, PoolAddr, TreeId, VersionId};
+
+use crate::{EngineError, View};
+
+pub use varve_format::record::extent::ExtentKind;
+
+mod check;
+mod path;
+mod reap;
+mod resolve;
+mod segment;
+mod truncate;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+pub use check::{next_family, walk_family};
+pub use path::Path;
+pub use reap::{delete_step, pending_families, reap_step};
+pub use resolve::{resolve, resolve_upto};
+pub use truncate::{Truncated, truncate};
+pub use write::{Replaced, punch, put_extents};
+
+type Result<T> = std::result::Result<T, EngineError>;
+
+/// Trees as they are at one moment. [`View`] is the real one; tests have one in memory.
+pub trait Read {
+    /// The value at `key` of `tree`.
+    fn get(&self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>>;
+    /// Calls `each` with the entries of `tree` from `from` on (inclusive), ascending, until it returns false.
+    fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()>;
+    /// The last entry of `tree` whose key is at most `at`.
+    fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>>;
+}
+
+impl Read for View {
+    fn get(&self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        View::get(self, tree, key)
+    }
+    fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
+        View::scan(self, tree, from, each)
+    }
+    fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        View::last_at_or_before(self, tree, at)
+    }
+}
+
+/// What an inode record stores about its data. A new file's is [`Holder::new`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Holder {
+    /// Whose data.
+    pub family: FamilyId,
+    /// Which version of it.
+    pub version: VersionId,
+    /// Whether the family has version records. Without, the path is [`Path::implicit`] and costs no read. Once set it
+    /// stays, also when a single version is left.
+    pub has_versions: bool,
+}
+
+impl Holder {
+    /// The holder of a new family without records. `family` must never have been used (the inode number, or an id
+    /// from [`crate::Store::new_id`]).
+    pub fn new(family: FamilyId) -> Holder {
+        Holder { family, version: VersionId(family.0), has_versions: false }
+    }
+}
+
+/// A piece of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mapped {
+    /// First byte of the file, a multiple of the block size.
+    pub offset: u64,
+    /// Length in bytes, a multiple of the block size.
+    pub len: u64,
+    /// Where it is.
+    pub what: Mapping,
+}
+
+/// Where a piece of a file is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mapping {
+    /// Nowhere: zeros.
+    Hole,
+    /// Nowhere yet, but space is set aside: zeros.
+    Reserved,
+    /// In the pool.
+    Data {
+        /// Address of the first byte of the piece, block aligned (with a codec: of the stored extent).
+        addr: PoolAddr,
+        /// The entry it comes from; for a piece joined from several that lie side by side, the first.
+        extent: Extent,
+    },
+}
+
+/// How far a bounded step has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Progress {
+    /// Whether there is more to do. The transaction may be empty when there is not.
+    pub more: bool,
+    /// File offset from which to go on ([`punch`] only).
+    pub next: u64,
+    /// Entries put or deleted.
+    pub entries: u64,
+    /// Blocks freed.
+    pub blocks_freed: u64,
+}
