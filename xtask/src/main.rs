@@ -1,2 +1,59 @@
-//! To be written.
-fn main() {}
+//! The project's own commands: everything a newcomer, the gate and continuous integration run.
+//!
+//! `cargo xtask demo` does the main job, `cargo xtask test` runs every test, `cargo xtask gate` is what a change must
+//! pass. Nothing here is linked into VarveFS, and this crate uses none of its crates: it reads their text.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod check;
+mod demo;
+mod gate;
+mod layering;
+mod packages;
+mod process;
+mod readme;
+mod soak;
+mod spec;
+mod test;
+mod text;
+mod tree;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "The commands of the VarveFS project")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build `varve` and do its main job: create a pool, mount it, use it, kill it, mount it again, check it
+    Demo,
+    /// Install what the tests need, as far as it is missing, and run all of them
+    Test(test::TestArgs),
+    /// Check what no compiler checks: layering, SPEC.md against the code, README, stray words and paths
+    Check,
+    /// What a change must pass: format, clippy, check, tests, README commands
+    Gate,
+    /// Crash, kill and check for as long as asked
+    Soak(soak::SoakArgs),
+}
+
+fn main() -> ExitCode {
+    let done = match Args::parse().command {
+        Command::Demo => demo::run(),
+        Command::Test(args) => test::run(&args),
+        Command::Check => check::run(),
+        Command::Gate => gate::run(),
+        Command::Soak(args) => soak::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! `cargo xtask soak`: the long runs. The work is done by the programs of the torture crate and by the mounted tests.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::process::{self, cargo};
+
+#[derive(clap::Args)]
+pub struct SoakArgs {
+    /// How long
+    #[arg(long, default_value_t = 10)]
+    minutes: u64,
+    /// Seed of the first run; a failure prints the one to give here
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+pub fn run(args: &SoakArgs) -> Result<()> {
+    let mut command = cargo();
+    command.args(["run", "--release", "-p", "varve-torture", "--bin", "soak", "--"]);
+    command.arg("--minutes").arg(args.minutes.to_string());
+    if let Some(seed) = args.seed {
+        command.arg("--seed").arg(seed.to_string());
+    }
+    // Building comes on top of the time asked for, and so does the run that is under way when it ends.
+    let limit = Duration::from_secs(60 * (args.minutes + 15));
+    process::run("soak", &mut command, limit)
+}

@@ -1,0 +1,108 @@
+//! `cargo xtask test`: every test there is, and one last line that says how many passed.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::packages;
+use crate::process::{can_mount, cargo, run_lines};
+
+/// The whole run, compiling included; continuous integration gives it 15 minutes.
+const LIMIT: Duration = Duration::from_secs(14 * 60);
+/// The run at full size.
+const LIMIT_FULL: Duration = Duration::from_secs(4 * 60 * 60);
+
+#[derive(clap::Args, Default)]
+pub struct TestArgs {
+    /// The mounted tests at full size: 50,000 files, 200 kills, a build of this project inside the mount
+    #[arg(long)]
+    full: bool,
+    /// Handed on to `cargo test`: a package (-p NAME) or the name of a test
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<String>,
+}
+
+/// Totals of all test programs.
+#[derive(Default, Debug, PartialEq, Eq)]
+struct Totals {
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+}
+
+pub fn run(args: &TestArgs) -> Result<()> {
+    packages::ensure_for_tests()?;
+    let mount = can_mount();
+    if !mount {
+        println!("{}", skipped_banner());
+    }
+    let mut command = cargo();
+    command.args(["test", "--workspace", "--no-fail-fast"]).args(&args.rest);
+    let limit = if args.full {
+        command.env("VARVE_TEST_FULL", "1");
+        LIMIT_FULL
+    } else {
+        LIMIT
+    };
+    let mut totals = Totals::default();
+    let status = run_lines("cargo test --workspace", &mut command, limit, |line| totals.add(line))?;
+    if !mount {
+        println!("{}", skipped_banner());
+    }
+    println!("{} passed, {} failed, {} ignored", totals.passed, totals.failed, totals.ignored);
+    if !status.success() || totals.failed > 0 {
+        bail!("the tests failed ({status})");
+    }
+    if totals.passed == 0 {
+        bail!("no test was run");
+    }
+    Ok(())
+}
+
+fn skipped_banner() -> &'static str {
+    "
+   ****************************************************************
+   *  SKIPPED: every test that mounts. /dev/fuse cannot be opened  *
+   *  here. All other tests run; nothing about mounting is tested. *
+   ****************************************************************
+"
+}
+
+impl Totals {
+    /// Takes in one line of output; those that sum up a test program count.
+    fn add(&mut self, line: &str) {
+        let Some(rest) = line.strip_prefix("test result: ") else { return };
+        let Some((_, counts)) = rest.split_once(". ") else { return };
+        for part in counts.split(';') {
+            let mut words = part.split_whitespace();
+            let (Some(number), Some(what)) = (words.next(), words.next()) else { continue };
+            let Ok(number) = number.parse::<u64>() else { continue };
+            match what {
+                "passed" => self.passed += number,
+                "failed" => self.failed += number,
+                "ignored" => self.ignored += number,
+                _ => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the last line tells the truth. Method: the summaries of a good and a bad program are added up, and a
+    /// line that only looks like one is not.
+    #[test]
+    fn summaries_are_added_up() {
+        let mut totals = Totals::default();
+        totals.add(
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.10s",
+        );
+        totals.add(
+            "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 4 filtered out; finished in 1s",
+        );
+        totals.add("test something ... ok");
+        assert_eq!(totals, Totals { passed: 15, failed: 2, ignored: 1 });
+    }
+}
