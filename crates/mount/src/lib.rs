@@ -1,1 +1,19 @@
-//! To be written.
+//! The filesystem in the kernel's tree: requests come in through FUSE, are decoded, handed to the filesystem's verbs
+//! and answered. There is no policy here; what a verb means is `varve_fs`'s business.
+//!
+//! [`Verbs`] is the trait between transport and filesystem, so that another transport can be added beside
+//! [`Adapter`] (FUSE through `/dev/fuse`), and a test double put in place of the filesystem. [`Mounted`] is a mount
+//! from its beginning to its end.
+#![forbid(unsafe_code)]
+
+mod adapter;
+mod convert;
+mod health;
+mod pins;
+mod session;
+mod verbs;
+
+pub use adapter::Adapter;
+pub use health::Health;
+pub use session::{FILESYSTEM_TYPE, MountError, MountOptions, Mounted, unmount};
+pub use verbs::Verbs;

@@ -1,0 +1,708 @@
+//! `fuser`'s requests turned into verbs, and their results into replies.
+//!
+//! Invariants: every request is answered exactly once, also when a verb panics (the reply that is dropped while
+//! unwinding answers EIO); no verb is called with a lock of this module held, for there is none; after a panic
+//! nothing is changed any more.
+//!
+//! The kernel's caches are always right because all changes go through this mount: entries, attributes, names that do
+//! not exist, pages and directory listings are cached for as long as the kernel likes.
+//!
+//! The kernel may ask for an inode whose name has just gone. If it was renamed over, [`Pins`] keeps it until nobody can
+//! ask. If it was unlinked, "no such file" is right, except for open: the kernel does not tell us O_CREAT, so ESTALE
+//! makes it walk the path again.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, Generation, INodeNo,
+    InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier,
+    RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
+    ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use varve_fs::{Attr, Caller, DirEntry, FsError, InodeId, NAME_BYTES_MAX, RenameMode, SetAttr, XattrMode};
+
+use crate::convert;
+use crate::pins::Pins;
+use crate::{Health, Verbs};
+
+/// How long the kernel may believe what it was told.
+const CACHE_TIME: Duration = Duration::from_secs(3600);
+/// Largest write (and read) in one request, in bytes.
+const WRITE_BYTES_MAX: u32 = 1 << 20;
+/// Read-ahead and other background requests that may be under way.
+const BACKGROUND_MAX: u16 = 64;
+/// Directory entries fetched at once for readdirplus, at first and at most.
+const ENTRIES_FIRST: usize = 32;
+const ENTRIES_MAX: usize = 512;
+/// Unit of the counts in statfs, in bytes.
+const STATFS_BLOCK_BYTES: u64 = 4096;
+
+// Linux numbers, part of the kernel's ABI.
+const O_TRUNC: i32 = 0o1000;
+const S_IFMT: u32 = 0o170000;
+const S_IFREG: u32 = 0o100000;
+const XATTR_CREATE: i32 = 1;
+const XATTR_REPLACE: i32 = 2;
+
+/// What is asked of the kernel, where it knows it. Not in the list, and why: WRITEBACK_CACHE (the kernel would accept
+/// writes that have no space); SETXATTR_EXT (`fuser` 0.18 panics on the longer request); POSIX_LOCKS and FLOCK_LOCKS
+/// (the kernel keeps locks of one machine by itself); AUTO_INVAL_DATA (nobody else changes the data).
+const CAPABILITIES: [InitFlags; 9] = [
+    InitFlags::FUSE_ASYNC_READ,
+    InitFlags::FUSE_ASYNC_DIO,
+    InitFlags::FUSE_ATOMIC_O_TRUNC,
+    InitFlags::FUSE_CACHE_SYMLINKS,
+    InitFlags::FUSE_DO_READDIRPLUS,
+    InitFlags::FUSE_READDIRPLUS_AUTO,
+    InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+    InitFlags::FUSE_NO_OPENDIR_SUPPORT,
+    InitFlags::FUSE_PARALLEL_DIROPS,
+];
+
+/// A filesystem's verbs behind `fuser`'s trait.
+pub struct Adapter<V> {
+    verbs: Arc<V>,
+    health: Arc<Health>,
+    pins: Pins,
+    /// The kernel takes ENOSYS to opendir as "never ask again".
+    opendir_without_message: bool,
+}
+
+impl<V: Verbs> Adapter<V> {
+    /// Serves `verbs`; panics are noted in `health`.
+    pub fn new(verbs: Arc<V>, health: Arc<Health>) -> Self {
+        Adapter { verbs, health, pins: Pins::default(), opendir_without_message: false }
+    }
+
+    /// Runs `body`; a panic ends the request (its reply answers EIO when it is dropped) and all further changes.
+    fn guard(&self, verb: &'static str, body: impl FnOnce()) {
+        if catch_unwind(AssertUnwindSafe(body)).is_err() {
+            self.health.note_panic(verb);
+        }
+    }
+
+    /// Like [`Adapter::guard`], for verbs that change something. `refuse` answers when changes are over.
+    fn guard_change<R: Refuse>(&self, verb: &'static str, reply: R, body: impl FnOnce(R)) {
+        if self.health.panicked() {
+            return reply.refuse(Errno::EIO);
+        }
+        self.guard(verb, || body(reply));
+    }
+
+    /// The errno of a failed verb on `ino` or a name in it. What only shows as EIO is logged.
+    fn errno(&self, verb: &str, ino: INodeNo, error: &FsError) -> Errno {
+        if let FsError::Engine(_) = error
+            && Errno::from_i32(error.errno()) == Errno::EIO
+        {
+            self.health.note_error(verb, ino.0, error);
+        }
+        Errno::from_i32(error.errno())
+    }
+
+    fn reply_entry(&self, verb: &str, parent: INodeNo, result: Result<Attr, FsError>, reply: ReplyEntry) {
+        match result {
+            Ok(attr) => {
+                reply.entry(&CACHE_TIME, &convert::file_attr(&attr), Generation(attr.generation));
+            }
+            Err(error) => reply.error(self.errno(verb, parent, &error)),
+        }
+    }
+
+    fn reply_empty(&self, verb: &str, ino: INodeNo, result: Result<(), FsError>, reply: ReplyEmpty) {
+        match result {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(self.errno(verb, ino, &error)),
+        }
+    }
+
+    fn reply_xattr(
+        &self,
+        verb: &str,
+        ino: INodeNo,
+        size: u32,
+        result: Result<Vec<u8>, FsError>,
+        reply: ReplyXattr,
+    ) {
+        match result {
+            Ok(value) => match u32::try_from(value.len()) {
+                Ok(len) if size == 0 => reply.size(len),
+                Ok(len) if len <= size => reply.data(&value),
+                _ => reply.error(Errno::ERANGE),
+            },
+            Err(error) => reply.error(self.errno(verb, ino, &error)),
+        }
+    }
+
+    /// The reply is moved into the completion: no thread waits for the flush.
+    fn fsync_inode(&self, verb: &'static str, ino: INodeNo, reply: ReplyEmpty) {
+        self.guard_change(verb, reply, |reply| {
+            let health = self.health.clone();
+            self.verbs.fsync_then(
+                InodeId(ino.0),
+                Box::new(move |result| match result {
+                    Ok(()) => reply.ok(),
+                    Err(error) => {
+                        health.note_error(verb, ino.0, &error);
+                        reply.error(Errno::from_i32(error.errno()));
+                    }
+                }),
+            );
+        });
+    }
+
+    /// Fills `reply` with entries and their attributes. An entry that vanishes meanwhile is left out; one whose inode
+    /// cannot be read is listed with attributes that expire at once, so that only its own stat fails.
+    fn fill_plus(
+        &self,
+        ino: InodeId,
+        mut cookie: u64,
+        reply: &mut ReplyDirectoryPlus,
+    ) -> Result<(), FsError> {
+        let mut entries_max = ENTRIES_FIRST;
+        loop {
+            let mut entries: Vec<DirEntry> = Vec::with_capacity(entries_max);
+            self.verbs.readdir(ino, cookie, &mut |entry| {
+                entries.push(entry);
+                entries.len() < entries_max
+            })?;
+            let last = entries.len() < entries_max;
+            for entry in &entries {
+                cookie = entry.cookie;
+                let dots = entry.name == b"." || entry.name == b"..";
+                // The kernel takes no attributes for the dots; asking for them would be wasted.
+                let (attr, generation, ttl) = match (dots, self.verbs.getattr(entry.ino)) {
+                    (false, Ok(attr)) => (convert::file_attr(&attr), attr.generation, CACHE_TIME),
+                    (false, Err(FsError::NotFound)) => continue,
+                    _ => (bare_attr(entry), 0, Duration::ZERO),
+                };
+                let name = OsStr::from_bytes(&entry.name);
+                if reply.add(INodeNo(entry.ino.0), entry.cookie, name, &ttl, &attr, Generation(generation)) {
+                    return Ok(());
+                }
+            }
+            if last {
+                return Ok(());
+            }
+            entries_max = (entries_max * 2).min(ENTRIES_MAX);
+        }
+    }
+}
+
+/// Replies that can be sent as an error without having been looked at.
+trait Refuse {
+    fn refuse(self, errno: Errno);
+}
+
+macro_rules! refuse {
+    ($($reply:ty),*) => { $(impl Refuse for $reply {
+        fn refuse(self, errno: Errno) {
+            self.error(errno);
+        }
+    })* };
+}
+
+refuse!(ReplyAttr, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite);
+
+fn caller(request: &Request) -> Caller {
+    Caller { uid: request.uid(), gid: request.gid() }
+}
+
+/// What is known of an inode from its name alone.
+fn bare_attr(entry: &DirEntry) -> fuser::FileAttr {
+    fuser::FileAttr {
+        ino: INodeNo(entry.ino.0),
+        kind: convert::file_type(entry.kind),
+        nlink: 1,
+        ..convert::negative_attr()
+    }
+}
+
+fn rename_mode(flags: RenameFlags) -> Option<RenameMode> {
+    match flags {
+        flags if flags.is_empty() => Some(RenameMode::Replace),
+        RenameFlags::RENAME_NOREPLACE => Some(RenameMode::NoReplace),
+        RenameFlags::RENAME_EXCHANGE => Some(RenameMode::Exchange),
+        _ => None,
+    }
+}
+
+fn xattr_mode(flags: i32) -> Option<XattrMode> {
+    match flags {
+        0 => Some(XattrMode::Set),
+        XATTR_CREATE => Some(XattrMode::Create),
+        XATTR_REPLACE => Some(XattrMode::Replace),
+        _ => None,
+    }
+}
+
+impl<V: Verbs> fuser::Filesystem for Adapter<V> {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        self.opendir_without_message = config.capabilities().contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
+        for capability in CAPABILITIES {
+            if config.add_capabilities(capability).is_err() {
+                tracing::debug!("the kernel does not know {capability:?}");
+            }
+        }
+        let too_large = |nearest| io::Error::other(format!("refused by fuser; it allows {nearest}"));
+        config.set_max_write(WRITE_BYTES_MAX).map_err(|nearest| too_large(u64::from(nearest)))?;
+        config.set_max_background(BACKGROUND_MAX).map_err(|nearest| too_large(u64::from(nearest)))?;
+        Ok(())
+    }
+
+    fn destroy(&mut self) {
+        if !self.health.panicked() {
+            self.guard("destroy", || self.pins.unpin_all(&*self.verbs));
+        }
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.guard("lookup", || match self.verbs.lookup(InodeId(parent.0), name.as_bytes()) {
+            // Compilers look for headers in ten places: the kernel remembers the nine where they are not.
+            Err(FsError::NotFound) => reply.entry(&CACHE_TIME, &convert::negative_attr(), Generation(0)),
+            result => self.reply_entry("lookup", parent, result, reply),
+        });
+    }
+
+    // The filesystem counts open handles and no lookups.
+    fn forget(&self, _: &Request, ino: INodeNo, _: u64) {
+        self.guard("forget", || self.pins.unpin(&*self.verbs, InodeId(ino.0)));
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.guard("getattr", || match self.verbs.getattr(InodeId(ino.0)) {
+            Ok(attr) => reply.attr(&CACHE_TIME, &convert::file_attr(&attr)),
+            Err(error) => reply.error(self.errno("getattr", ino, &error)),
+        });
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        self.guard_change("setattr", reply, |reply| {
+            let set = SetAttr {
+                mode: mode.map(|mode| mode & 0o7777),
+                uid,
+                gid,
+                size,
+                atime: atime.map(convert::set_time),
+                mtime: mtime.map(convert::set_time),
+            };
+            match self.verbs.setattr(caller(request), InodeId(ino.0), set) {
+                Ok(attr) => reply.attr(&CACHE_TIME, &convert::file_attr(&attr)),
+                Err(error) => reply.error(self.errno("setattr", ino, &error)),
+            }
+        });
+    }
+
+    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
+        self.guard("readlink", || match self.verbs.readlink(InodeId(ino.0)) {
+            Ok(target) => reply.data(&target),
+            Err(error) => reply.error(self.errno("readlink", ino, &error)),
+        });
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        _rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        self.guard_change("mknod", reply, |reply| {
+            let result = match mode & S_IFMT {
+                0 | S_IFREG => {
+                    self.verbs.create(caller(request), InodeId(parent.0), name.as_bytes(), mode & 0o7777)
+                }
+                _ => Err(FsError::NotSupported),
+            };
+            self.reply_entry("mknod", parent, result, reply);
+        });
+    }
+
+    // The kernel has applied the umask to `mode` (DONT_MASK is not asked for).
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        self.guard_change("mkdir", reply, |reply| {
+            let result = self.verbs.mkdir(caller(request), InodeId(parent.0), name.as_bytes(), mode & 0o7777);
+            self.reply_entry("mkdir", parent, result, reply);
+        });
+    }
+
+    fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.guard_change("unlink", reply, |reply| {
+            let result = self.verbs.unlink(InodeId(parent.0), name.as_bytes());
+            self.reply_empty("unlink", parent, result, reply);
+        });
+    }
+
+    fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.guard_change("rmdir", reply, |reply| {
+            let result = self.verbs.rmdir(InodeId(parent.0), name.as_bytes());
+            self.reply_empty("rmdir", parent, result, reply);
+        });
+    }
+
+    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        self.guard_change("symlink", reply, |reply| {
+            let target = target.as_os_str().as_bytes();
+            let result = self.verbs.symlink(caller(request), InodeId(parent.0), name.as_bytes(), target);
+            self.reply_entry("symlink", parent, result, reply);
+        });
+    }
+
+    fn rename(
+        &self,
+        _: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.guard_change("rename", reply, |reply| {
+            let Some(mode) = rename_mode(flags) else {
+                return reply.error(Errno::EINVAL);
+            };
+            let pin = match mode {
+                RenameMode::Replace => {
+                    self.pins.pin_target(&*self.verbs, InodeId(new_parent.0), new_name.as_bytes())
+                }
+                RenameMode::NoReplace | RenameMode::Exchange => None,
+            };
+            let result = self.verbs.rename(
+                InodeId(parent.0),
+                name.as_bytes(),
+                InodeId(new_parent.0),
+                new_name.as_bytes(),
+                mode,
+            );
+            if let (Some(ino), Err(_)) = (pin, &result) {
+                self.pins.unpin(&*self.verbs, ino);
+            }
+            self.reply_empty("rename", parent, result, reply);
+        });
+    }
+
+    fn link(&self, _: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.guard_change("link", reply, |reply| {
+            let result = self.verbs.link(InodeId(ino.0), InodeId(parent.0), name.as_bytes());
+            self.reply_entry("link", parent, result, reply);
+        });
+    }
+
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.guard("open", || {
+            let truncate = flags.0 & O_TRUNC != 0;
+            if truncate && self.health.panicked() {
+                return reply.error(Errno::EIO);
+            }
+            match self.verbs.open_inode(caller(request), InodeId(ino.0), truncate) {
+                Ok(()) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
+                Err(FsError::NotFound) => reply.error(Errno::ESTALE),
+                Err(error) => reply.error(self.errno("open", ino, &error)),
+            }
+        });
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        _flags: i32,
+        reply: ReplyCreate,
+    ) {
+        self.guard_change("create", reply, |reply| {
+            let caller = caller(request);
+            // The kernel holds the directory until it has our answer: nobody can remove the name in between.
+            let created = self
+                .verbs
+                .create(caller, InodeId(parent.0), name.as_bytes(), mode & 0o7777)
+                .and_then(|attr| self.verbs.open_inode(caller, attr.ino, false).map(|()| attr));
+            match created {
+                Ok(attr) => reply.created(
+                    &CACHE_TIME,
+                    &convert::file_attr(&attr),
+                    Generation(attr.generation),
+                    FileHandle(0),
+                    FopenFlags::FOPEN_KEEP_CACHE,
+                ),
+                Err(error) => reply.error(self.errno("create", parent, &error)),
+            }
+        });
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.guard("read", || match self.verbs.read(InodeId(ino.0), offset, size as usize) {
+            Ok(data) => reply.data(&data),
+            Err(error) => reply.error(self.errno("read", ino, &error)),
+        });
+    }
+
+    fn write(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        self.guard_change("write", reply, |reply| {
+            match self.verbs.write(caller(request), InodeId(ino.0), offset, data) {
+                // At most `data.len()`, which a request's 32-bit size has given.
+                Ok(written) => reply.written(written.min(data.len()) as u32),
+                Err(error) => reply.error(self.errno("write", ino, &error)),
+            }
+        });
+    }
+
+    // ENOSYS means "close() needs no message, ever": nothing happens at close. The kernel still writes out pages
+    // dirtied through mmap before it would have asked.
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.guard_change("release", reply, |reply| {
+            let result = self.verbs.release_inode(InodeId(ino.0));
+            self.reply_empty("release", ino, result, reply);
+        });
+    }
+
+    fn fsync(&self, _: &Request, ino: INodeNo, _: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        self.fsync_inode("fsync", ino, reply);
+    }
+
+    fn fsyncdir(&self, _: &Request, ino: INodeNo, _: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        self.fsync_inode("fsyncdir", ino, reply);
+    }
+
+    fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        if self.opendir_without_message {
+            return reply.error(Errno::ENOSYS);
+        }
+        reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR);
+    }
+
+    fn releasedir(&self, _: &Request, _: INodeNo, _: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn readdir(&self, _: &Request, ino: INodeNo, _: FileHandle, cookie: u64, mut reply: ReplyDirectory) {
+        self.guard("readdir", || {
+            let result = self.verbs.readdir(InodeId(ino.0), cookie, &mut |entry| {
+                let name = OsStr::from_bytes(&entry.name);
+                !reply.add(INodeNo(entry.ino.0), entry.cookie, convert::file_type(entry.kind), name)
+            });
+            match result {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(self.errno("readdir", ino, &error)),
+            }
+        });
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        cookie: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        self.guard("readdirplus", || match self.fill_plus(InodeId(ino.0), cookie, &mut reply) {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(self.errno("readdirplus", ino, &error)),
+        });
+    }
+
+    fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        self.guard("statfs", || match self.verbs.statfs() {
+            Ok(space) => {
+                let free = space.free_bytes / STATFS_BLOCK_BYTES;
+                reply.statfs(
+                    space.total_bytes / STATFS_BLOCK_BYTES,
+                    free,
+                    free,
+                    // Inodes are made out of free space: as many more as there are free blocks.
+                    space.files.saturating_add(free),
+                    free,
+                    STATFS_BLOCK_BYTES as u32,
+                    NAME_BYTES_MAX as u32,
+                    STATFS_BLOCK_BYTES as u32,
+                );
+            }
+            Err(error) => reply.error(self.errno("statfs", ino, &error)),
+        });
+    }
+
+    fn setxattr(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        self.guard_change("setxattr", reply, |reply| {
+            let Some(mode) = xattr_mode(flags) else {
+                return reply.error(Errno::EINVAL);
+            };
+            match self.verbs.setxattr(InodeId(ino.0), name.as_bytes(), value, mode) {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(self.errno("setxattr", ino, &error)),
+            }
+        });
+    }
+
+    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        self.guard("getxattr", || {
+            let result = self.verbs.getxattr(InodeId(ino.0), name.as_bytes());
+            self.reply_xattr("getxattr", ino, size, result, reply);
+        });
+    }
+
+    fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.guard("listxattr", || {
+            let result = self.verbs.listxattr(InodeId(ino.0)).map(|names| {
+                let mut list = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
+                for name in names {
+                    list.extend_from_slice(&name);
+                    list.push(0);
+                }
+                list
+            });
+            self.reply_xattr("listxattr", ino, size, result, reply);
+        });
+    }
+
+    fn removexattr(&self, _: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.guard_change("removexattr", reply, |reply| {
+            match self.verbs.removexattr(InodeId(ino.0), name.as_bytes()) {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(self.errno("removexattr", ino, &error)),
+            }
+        });
+    }
+
+    // What follows does not exist yet. ENOSYS makes the kernel fall back (and not ask again): it checks access itself,
+    // seeks holes as if there were none, copies through the page cache, and answers EOPNOTSUPP to fallocate.
+
+    fn access(&self, _: &Request, _: INodeNo, _: AccessFlags, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fallocate(&self, _: &Request, _: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn copy_file_range(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: u64,
+        _: INodeNo,
+        _: FileHandle,
+        _: u64,
+        _: u64,
+        _: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn ioctl(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: IoctlFlags,
+        _: u32,
+        _: &[u8],
+        _: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    fn poll(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: PollNotifier,
+        _: PollEvents,
+        _: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn bmap(&self, _: &Request, _: INodeNo, _: u32, _: u64, reply: ReplyBmap) {
+        reply.error(Errno::ENOSYS);
+    }
+}

@@ -1,0 +1,42 @@
+//! Whether the mount may still change anything.
+//!
+//! A panic in a verb is a bug of ours. The request it belonged to is answered with EIO, and from then on nothing more
+//! is written: what is in memory can no longer be trusted, what is on disk can. The pool is left as after a crash.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// Errors beyond these are logged only once in [`ERRORS_LOGGED_EVERY`].
+const ERRORS_LOGGED_FIRST: u64 = 20;
+const ERRORS_LOGGED_EVERY: u64 = 1000;
+
+/// Shared between the threads of a mount and its owner.
+#[derive(Debug, Default)]
+pub struct Health {
+    panicked: AtomicBool,
+    errors_count: AtomicU64,
+}
+
+impl Health {
+    /// Whether a verb has panicked. Such a filesystem must not be closed cleanly: let the next mount recover it.
+    pub fn panicked(&self) -> bool {
+        self.panicked.load(Relaxed)
+    }
+
+    /// Remembers that `verb` has panicked, and says so.
+    pub(crate) fn note_panic(&self, verb: &str) {
+        if !self.panicked.swap(true, Relaxed) {
+            tracing::error!(
+                "{verb} panicked: a bug in VarveFS. Nothing more is written from now on. Unmount and mount again: \
+                 everything that was synced is there. Please report the message above this one."
+            );
+        }
+    }
+
+    /// Logs an error that the caller sees as EIO only: the first few, then one in a thousand.
+    pub(crate) fn note_error(&self, verb: &str, ino: u64, error: &varve_fs::FsError) {
+        let count = self.errors_count.fetch_add(1, Relaxed) + 1;
+        if count <= ERRORS_LOGGED_FIRST || count.is_multiple_of(ERRORS_LOGGED_EVERY) {
+            tracing::error!("{verb} of inode {ino} failed: {error} (error {count} of this mount)");
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! A mount from its beginning to its end: attach to the kernel's tree, serve with several threads, notice the end.
+//!
+//! As root the mount is made with mount(2), type `fuse.varve`, so that mount(8) and umount(8) show and find it by that
+//! name. Without that right it is made by `fusermount3`. Either way the kernel checks permissions
+//! (`default_permissions`); root's mounts are open to all users.
+//!
+//! umount(8) does not wait for the process that serves a mount: whoever needs to know that everything is durable
+//! waits for [`Mounted::wait`], closes the filesystem, and says so.
+
+use std::ffi::CString;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use fuser::{Config, MountOption, Session, SessionACL};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+
+use crate::{Adapter, Health, Verbs};
+
+/// The type shown by mount(8).
+pub const FILESYSTEM_TYPE: &str = "fuse.varve";
+
+/// Kernel read-ahead of a file being read from start to end, in KiB. FUSE starts with 128.
+const READAHEAD_KIB: u32 = 1024;
+
+/// How to mount.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// Shown as the source by mount(8): the pool's path.
+    pub source: String,
+    /// The kernel refuses every change.
+    pub read_only: bool,
+    /// Device nodes are not honoured.
+    pub no_dev: bool,
+    /// Set-id bits are not honoured.
+    pub no_suid: bool,
+    /// Nothing can be executed.
+    pub no_exec: bool,
+    /// Reading does not change access times.
+    pub no_atime: bool,
+    /// Users other than the one who mounts may use it.
+    pub allow_other: bool,
+    /// Threads that serve requests, at least 1.
+    pub threads: usize,
+}
+
+/// Why a mount did not come about, or ended badly.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// `/dev/fuse` cannot be opened.
+    #[error(
+        "cannot open /dev/fuse: {0}; load the fuse module (modprobe fuse), or give this container the device"
+    )]
+    NoFuse(io::Error),
+    /// The mount point cannot be used.
+    #[error("cannot use {path} as a mount point: {source}")]
+    Mountpoint {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel or `fusermount3` refused.
+    #[error("mounting at {path} failed: {source}")]
+    Mount {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Serving requests ended in an error.
+    #[error("the connection to the kernel broke: {0}")]
+    Session(io::Error),
+}
+
+/// A mount that is being served. Dropping it does not end it: unmount, then [`Mounted::wait`].
+pub struct Mounted {
+    mountpoint: PathBuf,
+    server: JoinHandle<io::Result<()>>,
+    health: Arc<Health>,
+}
+
+impl Mounted {
+    /// Mounts `verbs` at the directory `mountpoint` and serves it. The mount answers when this returns.
+    pub fn start<V: Verbs>(
+        verbs: Arc<V>,
+        mountpoint: &Path,
+        options: &MountOptions,
+    ) -> Result<Mounted, MountError> {
+        let cannot_use = |source| MountError::Mountpoint { path: mountpoint.to_path_buf(), source };
+        let mountpoint = mountpoint.canonicalize().map_err(cannot_use)?;
+        let metadata = mountpoint.metadata().map_err(cannot_use)?;
+        let health = Arc::new(Health::default());
+        let adapter = Adapter::new(verbs, health.clone());
+
+        let mut config = Config::default();
+        config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
+        config.n_threads = Some(options.threads.max(1));
+        config.clone_fd = true;
+
+        let session = match mount_directly(&mountpoint, &metadata, options)? {
+            Some(device) => {
+                Session::from_fd(adapter, device, config.acl, config).inspect_err(|_| {
+                    // Nobody will ever serve it: do not leave a dead mount behind.
+                    let _ = rustix::mount::unmount(&mountpoint, UnmountFlags::DETACH);
+                })
+            }
+            None => {
+                config.mount_options = fusermount_options(options);
+                Session::new(adapter, &mountpoint, &config)
+            }
+        };
+        let session = session.map_err(|source| MountError::Mount { path: mountpoint.clone(), source })?;
+        let server = thread::Builder::new()
+            .name("fuse-session".into())
+            .spawn(move || session.run())
+            .map_err(MountError::Session)?;
+        let mounted = Mounted { mountpoint, server, health };
+        mounted.tune_readahead();
+        Ok(mounted)
+    }
+
+    /// Where it is mounted, without symbolic links.
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// Whether the mount is still sound.
+    pub fn health(&self) -> &Arc<Health> {
+        &self.health
+    }
+
+    /// Returns when the mount has been unmounted and no request is being served any more.
+    pub fn wait(self) -> Result<(), MountError> {
+        match self.server.join() {
+            Ok(result) => result.map_err(MountError::Session),
+            Err(_) => Err(MountError::Session(io::Error::other("the thread that serves the mount panicked"))),
+        }
+    }
+
+    /// Lets the kernel read further ahead. Only root may, and nothing depends on it.
+    fn tune_readahead(&self) {
+        let Ok(metadata) = self.mountpoint.metadata() else { return };
+        let (major, minor) = (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
+        let setting = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+        if let Err(error) = std::fs::write(&setting, READAHEAD_KIB.to_string()) {
+            tracing::debug!("{setting} stays as it is: {error}");
+        }
+    }
+}
+
+/// Ends the mount at `mountpoint`: at once if nothing uses it, else EBUSY. With `detach` it disappears from the tree
+/// at once and ends when its last user does.
+pub fn unmount(mountpoint: &Path, detach: bool) -> io::Result<()> {
+    let flags = if detach { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    match rustix::mount::unmount(mountpoint, flags | UnmountFlags::NOFOLLOW) {
+        Ok(()) => Ok(()),
+        Err(Errno::PERM) => unmount_by_helper(mountpoint, detach),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// For users other than root.
+fn unmount_by_helper(mountpoint: &Path, detach: bool) -> io::Result<()> {
+    let mut helper = Command::new("fusermount3");
+    helper.arg("-u");
+    if detach {
+        helper.arg("-z");
+    }
+    let output = helper.arg("--").arg(mountpoint).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if text.contains("busy") {
+        return Err(Errno::BUSY.into());
+    }
+    Err(io::Error::other(text))
+}
+
+/// mount(2). `None`: not allowed to, ask `fusermount3`.
+fn mount_directly(
+    mountpoint: &Path,
+    metadata: &Metadata,
+    options: &MountOptions,
+) -> Result<Option<OwnedFd>, MountError> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    let device: File =
+        OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(MountError::NoFuse)?;
+    // Numbers and fixed words only: nothing a user typed gets in here.
+    let mut data = format!(
+        "fd={},rootmode={:o},user_id={},group_id={},default_permissions",
+        device.as_raw_fd(),
+        metadata.mode(),
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
+    if options.allow_other {
+        data.push_str(",allow_other");
+    }
+    let mut flags = MountFlags::empty();
+    for (wanted, flag) in [
+        (options.read_only, MountFlags::RDONLY),
+        (options.no_dev, MountFlags::NODEV),
+        (options.no_suid, MountFlags::NOSUID),
+        (options.no_exec, MountFlags::NOEXEC),
+        (options.no_atime, MountFlags::NOATIME),
+    ] {
+        if wanted {
+            flags |= flag;
+        }
+    }
+    let data = CString::new(data).expect("numbers and fixed words hold no NUL");
+    match rustix::mount::mount(options.source.as_str(), mountpoint, FILESYSTEM_TYPE, flags, data.as_c_str()) {
+        Ok(()) => Ok(Some(device.into())),
+        Err(Errno::PERM) => Ok(None),
+        Err(error) => Err(MountError::Mount { path: mountpoint.to_path_buf(), source: error.into() }),
+    }
+}
+
+/// The same for `fusermount3`. It knows nothing of `dev` and `suid` for ordinary users and would refuse them.
+fn fusermount_options(options: &MountOptions) -> Vec<MountOption> {
+    let mut list = vec![
+        MountOption::FSName(escape(&options.source)),
+        MountOption::Subtype("varve".into()),
+        MountOption::DefaultPermissions,
+    ];
+    for (wanted, option) in [
+        (options.read_only, MountOption::RO),
+        (options.no_exec, MountOption::NoExec),
+        (options.no_atime, MountOption::NoAtime),
+    ] {
+        if wanted {
+            list.push(option);
+        }
+    }
+    list
+}
+
+/// `fusermount3` splits its options at commas unless a backslash stands before them.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        if matches!(character, ',' | '\\') {
+            escaped.push('\\');
+        }
+        escaped.push(character);
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: a pool's name cannot smuggle in mount options. Method: a name with a comma and a backslash.
+    #[test]
+    fn sources_are_escaped() {
+        assert_eq!(escape("/a,allow_other\\b"), "/a\\,allow_other\\\\b");
+        assert_eq!(escape("/plain"), "/plain");
+    }
+}

@@ -1,0 +1,141 @@
+//! What a transport needs of a filesystem: the inode-level verbs, one method each, free of any transport's types.
+//!
+//! Implemented by [`varve_fs::Filesystem`] and by the double of this crate's tests. Shapes, units and errors are those
+//! of `varve_fs`.
+
+use varve_fs::{
+    Attr, Caller, DirEntry, Filesystem, FsError, InodeId, RenameMode, SetAttr, StatFs, XattrMode,
+};
+
+type Result<T> = std::result::Result<T, FsError>;
+
+/// The verbs of a filesystem. Every one may be called from many threads at once.
+pub trait Verbs: Send + Sync + 'static {
+    /// See [`Filesystem::lookup`].
+    fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Attr>;
+    /// See [`Filesystem::getattr`].
+    fn getattr(&self, ino: InodeId) -> Result<Attr>;
+    /// See [`Filesystem::setattr`].
+    fn setattr(&self, caller: Caller, ino: InodeId, set: SetAttr) -> Result<Attr>;
+    /// See [`Filesystem::create`].
+    fn create(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr>;
+    /// See [`Filesystem::mkdir`].
+    fn mkdir(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr>;
+    /// See [`Filesystem::symlink`].
+    fn symlink(&self, caller: Caller, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Attr>;
+    /// See [`Filesystem::readlink`].
+    fn readlink(&self, ino: InodeId) -> Result<Vec<u8>>;
+    /// See [`Filesystem::link`].
+    fn link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr>;
+    /// See [`Filesystem::unlink`].
+    fn unlink(&self, parent: InodeId, name: &[u8]) -> Result<()>;
+    /// See [`Filesystem::rmdir`].
+    fn rmdir(&self, parent: InodeId, name: &[u8]) -> Result<()>;
+    /// See [`Filesystem::rename`].
+    fn rename(
+        &self,
+        parent: InodeId,
+        name: &[u8],
+        new_parent: InodeId,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()>;
+    /// See [`Filesystem::open_inode`].
+    fn open_inode(&self, caller: Caller, ino: InodeId, truncate: bool) -> Result<()>;
+    /// See [`Filesystem::release_inode`].
+    fn release_inode(&self, ino: InodeId) -> Result<()>;
+    /// See [`Filesystem::read`].
+    fn read(&self, ino: InodeId, offset: u64, len: usize) -> Result<Vec<u8>>;
+    /// See [`Filesystem::write`].
+    fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize>;
+    /// See [`Filesystem::fsync_then`].
+    fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>);
+    /// See [`Filesystem::readdir`].
+    fn readdir(&self, ino: InodeId, cookie: u64, each: &mut dyn FnMut(DirEntry) -> bool) -> Result<()>;
+    /// See [`Filesystem::setxattr`].
+    fn setxattr(&self, ino: InodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
+    /// See [`Filesystem::getxattr`].
+    fn getxattr(&self, ino: InodeId, name: &[u8]) -> Result<Vec<u8>>;
+    /// See [`Filesystem::listxattr`].
+    fn listxattr(&self, ino: InodeId) -> Result<Vec<Vec<u8>>>;
+    /// See [`Filesystem::removexattr`].
+    fn removexattr(&self, ino: InodeId, name: &[u8]) -> Result<()>;
+    /// See [`Filesystem::statfs`].
+    fn statfs(&self) -> Result<StatFs>;
+}
+
+impl Verbs for Filesystem {
+    fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        Filesystem::lookup(self, parent, name)
+    }
+    fn getattr(&self, ino: InodeId) -> Result<Attr> {
+        Filesystem::getattr(self, ino)
+    }
+    fn setattr(&self, caller: Caller, ino: InodeId, set: SetAttr) -> Result<Attr> {
+        Filesystem::setattr(self, caller, ino, set)
+    }
+    fn create(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
+        Filesystem::create(self, caller, parent, name, mode)
+    }
+    fn mkdir(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
+        Filesystem::mkdir(self, caller, parent, name, mode)
+    }
+    fn symlink(&self, caller: Caller, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Attr> {
+        Filesystem::symlink(self, caller, parent, name, target)
+    }
+    fn readlink(&self, ino: InodeId) -> Result<Vec<u8>> {
+        Filesystem::readlink(self, ino)
+    }
+    fn link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        Filesystem::link(self, ino, parent, name)
+    }
+    fn unlink(&self, parent: InodeId, name: &[u8]) -> Result<()> {
+        Filesystem::unlink(self, parent, name)
+    }
+    fn rmdir(&self, parent: InodeId, name: &[u8]) -> Result<()> {
+        Filesystem::rmdir(self, parent, name)
+    }
+    fn rename(
+        &self,
+        parent: InodeId,
+        name: &[u8],
+        new_parent: InodeId,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        Filesystem::rename(self, parent, name, new_parent, new_name, mode)
+    }
+    fn open_inode(&self, caller: Caller, ino: InodeId, truncate: bool) -> Result<()> {
+        Filesystem::open_inode(self, caller, ino, truncate)
+    }
+    fn release_inode(&self, ino: InodeId) -> Result<()> {
+        Filesystem::release_inode(self, ino)
+    }
+    fn read(&self, ino: InodeId, offset: u64, len: usize) -> Result<Vec<u8>> {
+        Filesystem::read(self, ino, offset, len)
+    }
+    fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
+        Filesystem::write(self, caller, ino, offset, data)
+    }
+    fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>) {
+        Filesystem::fsync_then(self, ino, done)
+    }
+    fn readdir(&self, ino: InodeId, cookie: u64, each: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
+        Filesystem::readdir(self, ino, cookie, each)
+    }
+    fn setxattr(&self, ino: InodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        Filesystem::setxattr(self, ino, name, value, mode)
+    }
+    fn getxattr(&self, ino: InodeId, name: &[u8]) -> Result<Vec<u8>> {
+        Filesystem::getxattr(self, ino, name)
+    }
+    fn listxattr(&self, ino: InodeId) -> Result<Vec<Vec<u8>>> {
+        Filesystem::listxattr(self, ino)
+    }
+    fn removexattr(&self, ino: InodeId, name: &[u8]) -> Result<()> {
+        Filesystem::removexattr(self, ino, name)
+    }
+    fn statfs(&self) -> Result<StatFs> {
+        Filesystem::statfs(self)
+    }
+}

@@ -1,0 +1,322 @@
+//! A filesystem in memory, as small as can be while real programs run on it. It knows nothing of disks; it exists so
+//! that the adapter can be tested without an engine.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+use varve_fs::{
+    Attr, Caller, DirEntry, FileKind, FsError, InodeId, ROOT_INODE, RenameMode, SetAttr, SetTime, StatFs,
+    Timestamp, XattrMode,
+};
+use varve_mount::Verbs;
+
+type Result<T> = std::result::Result<T, FsError>;
+
+struct Node {
+    attr: Attr,
+    data: Vec<u8>,
+    names: BTreeMap<Vec<u8>, (InodeId, u64)>,
+    parent: InodeId,
+    xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    open: u64,
+}
+
+struct Tree {
+    nodes: HashMap<InodeId, Node>,
+    next: u64,
+}
+
+/// The double, with counters of what reached it.
+pub struct Double {
+    tree: Mutex<Tree>,
+    /// Lookups that were asked of it.
+    pub lookups: AtomicU64,
+    /// Handles that are open.
+    pub opens: AtomicU64,
+    /// Fsyncs that were asked of it.
+    pub fsyncs: AtomicU64,
+}
+
+fn node(ino: InodeId, kind: FileKind, mode: u32, caller: Caller, parent: InodeId) -> Node {
+    let now = Timestamp { seconds: 1_000_000_000, nanoseconds: 5 };
+    let attr = Attr {
+        ino,
+        generation: 1,
+        kind,
+        mode,
+        links: 1,
+        uid: caller.uid,
+        gid: caller.gid,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+    };
+    Node { attr, data: Vec::new(), names: BTreeMap::new(), parent, xattrs: BTreeMap::new(), open: 0 }
+}
+
+impl Default for Double {
+    fn default() -> Self {
+        let root = node(ROOT_INODE, FileKind::Directory, 0o755, Caller::ROOT, ROOT_INODE);
+        let tree = Tree { nodes: HashMap::from([(ROOT_INODE, root)]), next: 2 };
+        Double {
+            tree: Mutex::new(tree),
+            lookups: AtomicU64::new(0),
+            opens: AtomicU64::new(0),
+            fsyncs: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Tree {
+    fn get(&mut self, ino: InodeId) -> Result<&mut Node> {
+        self.nodes.get_mut(&ino).ok_or(FsError::NotFound)
+    }
+
+    fn child(&mut self, parent: InodeId, name: &[u8]) -> Result<InodeId> {
+        self.get(parent)?.names.get(name).map(|(ino, _)| *ino).ok_or(FsError::NotFound)
+    }
+
+    fn add(
+        &mut self,
+        caller: Caller,
+        parent: InodeId,
+        name: &[u8],
+        mode: u32,
+        kind: FileKind,
+    ) -> Result<Attr> {
+        if self.child(parent, name).is_ok() {
+            return Err(FsError::Exists);
+        }
+        let ino = InodeId(self.next);
+        self.nodes.insert(ino, node(ino, kind, mode, caller, parent));
+        self.name(parent, name, ino)?;
+        Ok(self.get(ino)?.attr)
+    }
+
+    fn name(&mut self, parent: InodeId, name: &[u8], ino: InodeId) -> Result<()> {
+        self.next += 1;
+        let cookie = self.next + 2;
+        self.get(parent)?.names.insert(name.to_vec(), (ino, cookie));
+        Ok(())
+    }
+
+    fn drop_link(&mut self, ino: InodeId) -> Result<()> {
+        let node = self.get(ino)?;
+        node.attr.links -= 1;
+        if node.attr.links == 0 && node.open == 0 {
+            self.nodes.remove(&ino);
+        }
+        Ok(())
+    }
+}
+
+impl Verbs for Double {
+    fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        self.lookups.fetch_add(1, Relaxed);
+        let mut tree = self.tree.lock();
+        let ino = tree.child(parent, name)?;
+        Ok(tree.get(ino)?.attr)
+    }
+
+    fn getattr(&self, ino: InodeId) -> Result<Attr> {
+        Ok(self.tree.lock().get(ino)?.attr)
+    }
+
+    fn setattr(&self, _: Caller, ino: InodeId, set: SetAttr) -> Result<Attr> {
+        let mut tree = self.tree.lock();
+        let node = tree.get(ino)?;
+        let time = |time| match time {
+            SetTime::Now => Timestamp { seconds: 1_500_000_000, nanoseconds: 7 },
+            SetTime::At(time) => time,
+        };
+        if let Some(size) = set.size {
+            node.data.resize(size as usize, 0);
+            node.attr.size = size;
+        }
+        node.attr.mode = set.mode.unwrap_or(node.attr.mode);
+        node.attr.uid = set.uid.unwrap_or(node.attr.uid);
+        node.attr.gid = set.gid.unwrap_or(node.attr.gid);
+        node.attr.atime = set.atime.map_or(node.attr.atime, time);
+        node.attr.mtime = set.mtime.map_or(node.attr.mtime, time);
+        Ok(node.attr)
+    }
+
+    fn create(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
+        self.tree.lock().add(caller, parent, name, mode, FileKind::File)
+    }
+
+    fn mkdir(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
+        self.tree.lock().add(caller, parent, name, mode, FileKind::Directory)
+    }
+
+    fn symlink(&self, caller: Caller, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Attr> {
+        let mut tree = self.tree.lock();
+        let ino = tree.add(caller, parent, name, 0o777, FileKind::Symlink)?.ino;
+        let node = tree.get(ino)?;
+        node.data = target.to_vec();
+        node.attr.size = target.len() as u64;
+        Ok(node.attr)
+    }
+
+    fn readlink(&self, ino: InodeId) -> Result<Vec<u8>> {
+        Ok(self.tree.lock().get(ino)?.data.clone())
+    }
+
+    fn link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        let mut tree = self.tree.lock();
+        tree.name(parent, name, ino)?;
+        let node = tree.get(ino)?;
+        node.attr.links += 1;
+        Ok(node.attr)
+    }
+
+    fn unlink(&self, parent: InodeId, name: &[u8]) -> Result<()> {
+        if name == b"panic" {
+            panic!("planted");
+        }
+        let mut tree = self.tree.lock();
+        let ino = tree.child(parent, name)?;
+        tree.get(parent)?.names.remove(name);
+        tree.drop_link(ino)
+    }
+
+    fn rmdir(&self, parent: InodeId, name: &[u8]) -> Result<()> {
+        let mut tree = self.tree.lock();
+        let ino = tree.child(parent, name)?;
+        if !tree.get(ino)?.names.is_empty() {
+            return Err(FsError::NotEmpty);
+        }
+        tree.get(parent)?.names.remove(name);
+        tree.drop_link(ino)
+    }
+
+    fn rename(
+        &self,
+        parent: InodeId,
+        name: &[u8],
+        new_parent: InodeId,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        let mut tree = self.tree.lock();
+        let ino = tree.child(parent, name)?;
+        let target = tree.child(new_parent, new_name).ok();
+        match (mode, target) {
+            (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
+            (RenameMode::Exchange, None) => return Err(FsError::NotFound),
+            (RenameMode::Exchange, Some(target)) => tree.name(parent, name, target)?,
+            (_, target) => {
+                tree.get(parent)?.names.remove(name);
+                if let Some(target) = target {
+                    tree.drop_link(target)?;
+                }
+            }
+        }
+        tree.name(new_parent, new_name, ino)
+    }
+
+    fn open_inode(&self, _: Caller, ino: InodeId, truncate: bool) -> Result<()> {
+        let mut tree = self.tree.lock();
+        let node = tree.get(ino)?;
+        node.open += 1;
+        if truncate {
+            node.data.clear();
+            node.attr.size = 0;
+        }
+        self.opens.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn release_inode(&self, ino: InodeId) -> Result<()> {
+        let mut tree = self.tree.lock();
+        let node = tree.get(ino)?;
+        node.open -= 1;
+        if node.open == 0 && node.attr.links == 0 {
+            tree.nodes.remove(&ino);
+        }
+        self.opens.fetch_sub(1, Relaxed);
+        Ok(())
+    }
+
+    fn read(&self, ino: InodeId, offset: u64, len: usize) -> Result<Vec<u8>> {
+        let mut tree = self.tree.lock();
+        let data = &tree.get(ino)?.data;
+        let start = data.len().min(offset as usize);
+        Ok(data[start..data.len().min(start + len)].to_vec())
+    }
+
+    fn write(&self, _: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
+        let mut tree = self.tree.lock();
+        let node = tree.get(ino)?;
+        let end = offset as usize + data.len();
+        if node.data.len() < end {
+            node.data.resize(end, 0);
+        }
+        node.data[offset as usize..end].copy_from_slice(data);
+        node.attr.size = node.data.len() as u64;
+        node.attr.blocks = node.attr.size.div_ceil(512);
+        node.attr.mtime.seconds += 1;
+        Ok(data.len())
+    }
+
+    fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>) {
+        self.fsyncs.fetch_add(1, Relaxed);
+        let result = self.getattr(ino).map(|_| ());
+        std::thread::spawn(move || done(result));
+    }
+
+    fn readdir(&self, ino: InodeId, cookie: u64, each: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
+        let mut tree = self.tree.lock();
+        let parent = tree.get(ino)?.parent;
+        let mut entries = vec![
+            DirEntry { name: b".".to_vec(), ino, kind: FileKind::Directory, cookie: 1 },
+            DirEntry { name: b"..".to_vec(), ino: parent, kind: FileKind::Directory, cookie: 2 },
+        ];
+        for (name, (child, cookie)) in tree.get(ino)?.names.clone() {
+            let kind = tree.get(child)?.attr.kind;
+            entries.push(DirEntry { name, ino: child, kind, cookie });
+        }
+        drop(tree);
+        entries.sort_by_key(|entry| entry.cookie);
+        for entry in entries.into_iter().filter(|entry| entry.cookie > cookie) {
+            if !each(entry) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn setxattr(&self, ino: InodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        let mut tree = self.tree.lock();
+        let xattrs = &mut tree.get(ino)?.xattrs;
+        match (mode, xattrs.contains_key(name)) {
+            (XattrMode::Create, true) => Err(FsError::Exists),
+            (XattrMode::Replace, false) => Err(FsError::NoAttribute),
+            _ => {
+                xattrs.insert(name.to_vec(), value.to_vec());
+                Ok(())
+            }
+        }
+    }
+
+    fn getxattr(&self, ino: InodeId, name: &[u8]) -> Result<Vec<u8>> {
+        self.tree.lock().get(ino)?.xattrs.get(name).cloned().ok_or(FsError::NoAttribute)
+    }
+
+    fn listxattr(&self, ino: InodeId) -> Result<Vec<Vec<u8>>> {
+        Ok(self.tree.lock().get(ino)?.xattrs.keys().cloned().collect())
+    }
+
+    fn removexattr(&self, ino: InodeId, name: &[u8]) -> Result<()> {
+        self.tree.lock().get(ino)?.xattrs.remove(name).map(|_| ()).ok_or(FsError::NoAttribute)
+    }
+
+    fn statfs(&self) -> Result<StatFs> {
+        Ok(StatFs { total_bytes: 1 << 30, free_bytes: 1 << 29, files: self.tree.lock().nodes.len() as u64 })
+    }
+}

@@ -1,0 +1,343 @@
+//! The adapter on a real mount, with a filesystem in memory behind it. Needs `/dev/fuse` and the right to mount; where
+//! they are missing every test says so and passes without having shown anything.
+
+mod double;
+
+use std::fs;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use double::Double;
+use rustix::fs::{AtFlags, RenameFlags, Timespec, Timestamps, XattrFlags};
+use varve_mount::{MountError, MountOptions, Mounted, unmount};
+
+struct TestMount {
+    verbs: Arc<Double>,
+    mounted: Option<Mounted>,
+    directory: tempfile::TempDir,
+}
+
+impl TestMount {
+    /// `None`: this machine cannot mount.
+    fn start(test: &str) -> Option<TestMount> {
+        let directory = tempfile::tempdir().unwrap();
+        let verbs = Arc::new(Double::default());
+        let options = MountOptions {
+            source: "double,with=comma".into(),
+            read_only: false,
+            no_dev: true,
+            no_suid: true,
+            no_exec: false,
+            no_atime: false,
+            allow_other: false,
+            threads: 4,
+        };
+        match Mounted::start(verbs.clone(), directory.path(), &options) {
+            Ok(mounted) => Some(TestMount { verbs, mounted: Some(mounted), directory }),
+            Err(error @ (MountError::NoFuse(_) | MountError::Mount { .. })) => {
+                eprintln!("SKIPPED, nothing shown: {test}: {error}");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// RELEASE and FORGET come after close() and rename() have returned.
+    fn wait_for_no_open_handles(&self) {
+        for _ in 0..500 {
+            if self.verbs.opens.load(Relaxed) == 0 {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{} handles were never released", self.verbs.opens.load(Relaxed));
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+}
+
+impl Drop for TestMount {
+    fn drop(&mut self) {
+        let _ = unmount(self.directory.path(), true);
+        if let Some(mounted) = self.mounted.take() {
+            let _ = mounted.wait();
+        }
+    }
+}
+
+// Goal: what programs do to files comes through unchanged. Method: each verb once, through the standard library, and
+// the results read back from the mount.
+#[test]
+fn files_directories_and_links() {
+    let Some(mount) = TestMount::start("files_directories_and_links") else { return };
+    let file = mount.path("file");
+    fs::write(&file, b"hello").unwrap();
+    let mut handle = fs::OpenOptions::new().read(true).write(true).open(&file).unwrap();
+    handle.seek(SeekFrom::Start(3 << 20)).unwrap();
+    let big: Vec<u8> = (0..(2usize << 20)).map(|i| (i % 251) as u8).collect();
+    handle.write_all(&big).unwrap();
+    handle.sync_all().unwrap();
+    assert!(mount.verbs.fsyncs.load(Relaxed) >= 1);
+    let read = fs::read(&file).unwrap();
+    assert_eq!((read.len(), &read[..5]), (5 << 20, &b"hello"[..]));
+    assert!(read[3 << 20..] == big[..] && read[5..3 << 20].iter().all(|byte| *byte == 0));
+
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode(), 0o100640);
+    fs::hard_link(&file, mount.path("second")).unwrap();
+    assert_eq!(fs::metadata(&file).unwrap().nlink(), 2);
+    fs::remove_file(mount.path("second")).unwrap();
+    assert_eq!(fs::metadata(&file).unwrap().nlink(), 1);
+
+    fs::create_dir(mount.path("dir")).unwrap();
+    symlink("some/target", mount.path("dir/link")).unwrap();
+    assert_eq!(fs::read_link(mount.path("dir/link")).unwrap().as_os_str(), "some/target");
+    assert_eq!(fs::remove_dir(mount.path("dir")).unwrap_err().raw_os_error(), Some(39));
+    fs::remove_file(mount.path("dir/link")).unwrap();
+    fs::remove_dir(mount.path("dir")).unwrap();
+    assert_eq!(fs::metadata(mount.path("dir")).unwrap_err().kind(), io::ErrorKind::NotFound);
+
+    let name = std::ffi::OsStr::from_bytes(b"not \xff utf-8");
+    fs::write(mount.directory.path().join(name), b"x").unwrap();
+    let listed: Vec<_> =
+        fs::read_dir(mount.directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(listed.contains(&name.to_owned()) && listed.len() == 2, "{listed:?}");
+}
+
+// Goal: sizes and times that a write changes are seen by the next stat, whatever was cached. Method: stat, write, stat.
+#[test]
+fn attributes_are_never_stale() {
+    let Some(mount) = TestMount::start("attributes_are_never_stale") else { return };
+    let file = mount.path("file");
+    fs::write(&file, b"1").unwrap();
+    for round in 2..20u64 {
+        let before = fs::metadata(&file).unwrap();
+        let mut handle = fs::OpenOptions::new().append(true).open(&file).unwrap();
+        handle.write_all(b"2").unwrap();
+        let after = handle.metadata().unwrap();
+        assert_eq!((after.len(), after.mtime()), (round, before.mtime() + 1));
+    }
+    fs::OpenOptions::new().write(true).truncate(true).open(&file).unwrap();
+    assert_eq!(fs::metadata(&file).unwrap().len(), 0);
+    assert_eq!(fs::read(&file).unwrap(), b"");
+}
+
+// Goal: an unlinked file lives until its last handle goes. Method: unlink while open, use, close, count handles.
+#[test]
+fn unlinked_files_live_while_open() {
+    let Some(mount) = TestMount::start("unlinked_files_live_while_open") else { return };
+    let file = mount.path("file");
+    fs::write(&file, b"still here").unwrap();
+    let mut handle = fs::File::open(&file).unwrap();
+    fs::remove_file(&file).unwrap();
+    let mut text = String::new();
+    handle.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "still here");
+    assert_eq!(handle.metadata().unwrap().nlink(), 0);
+    drop(handle);
+    mount.wait_for_no_open_handles();
+}
+
+// Goal: rename's flags do what renameat2 says, and WHITEOUT is refused. Method: each flag on two files.
+#[test]
+fn rename_flags() {
+    let Some(mount) = TestMount::start("rename_flags") else { return };
+    let (a, b) = (mount.path("a"), mount.path("b"));
+    fs::write(&a, b"a").unwrap();
+    fs::write(&b, b"b").unwrap();
+    let rename = |flags| rustix::fs::renameat_with(rustix::fs::CWD, &a, rustix::fs::CWD, &b, flags);
+    assert_eq!(rename(RenameFlags::NOREPLACE), Err(rustix::io::Errno::EXIST));
+    assert_eq!(rename(RenameFlags::WHITEOUT), Err(rustix::io::Errno::INVAL));
+    rename(RenameFlags::EXCHANGE).unwrap();
+    assert_eq!((fs::read(&a).unwrap(), fs::read(&b).unwrap()), (b"b".to_vec(), b"a".to_vec()));
+    rename(RenameFlags::empty()).unwrap();
+    assert_eq!((fs::metadata(&a).is_err(), fs::read(&b).unwrap()), (true, b"b".to_vec()));
+}
+
+// Goal: any time that can be set comes back, before 1970 too. Method: utimensat and stat for seconds and fractions on
+// both sides of 1970, -1.25 s among them.
+#[test]
+fn times_before_1970() {
+    let Some(mount) = TestMount::start("times_before_1970") else { return };
+    let file = mount.path("file");
+    fs::write(&file, b"").unwrap();
+    for (seconds, nanoseconds) in [
+        (-2, 750_000_000),
+        (-1, 0),
+        (-1, 999_999_999),
+        (0, 0),
+        (0, 1),
+        (-3_000_000_000, 1),
+        (5_000_000_000, 9),
+    ] {
+        let time = Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+        let times = Timestamps { last_access: time, last_modification: time };
+        rustix::fs::utimensat(rustix::fs::CWD, &file, &times, AtFlags::empty()).unwrap();
+        let metadata = fs::metadata(&file).unwrap();
+        assert_eq!((metadata.mtime(), metadata.mtime_nsec()), (seconds, nanoseconds), "mtime");
+        assert_eq!((metadata.atime(), metadata.atime_nsec()), (seconds, nanoseconds), "atime");
+    }
+    let time = Timespec { tv_sec: -2, tv_nsec: 750_000_000 };
+    let times = Timestamps { last_access: time, last_modification: time };
+    rustix::fs::utimensat(rustix::fs::CWD, &file, &times, AtFlags::empty()).unwrap();
+    let modified: SystemTime = fs::metadata(&file).unwrap().modified().unwrap();
+    assert_eq!(modified, UNIX_EPOCH - Duration::from_millis(1250));
+}
+
+// Goal: extended attributes with their flags, sizes and ranges. Method: set, query, read with a short buffer, list.
+#[test]
+fn extended_attributes() {
+    let Some(mount) = TestMount::start("extended_attributes") else { return };
+    let file = mount.path("file");
+    fs::write(&file, b"").unwrap();
+    rustix::fs::setxattr(&file, "user.one", b"first", XattrFlags::CREATE).unwrap();
+    let again = rustix::fs::setxattr(&file, "user.one", b"x", XattrFlags::CREATE);
+    assert_eq!(again, Err(rustix::io::Errno::EXIST));
+    let missing = rustix::fs::setxattr(&file, "user.two", b"x", XattrFlags::REPLACE);
+    assert_eq!(missing, Err(rustix::io::Errno::NODATA));
+    assert_eq!(rustix::fs::getxattr_query(&file, "user.one"), Ok(5));
+    assert_eq!(rustix::fs::listxattr_query(&file), Ok(9));
+    let mut short = [0u8; 3];
+    assert_eq!(rustix::fs::getxattr(&file, "user.one", &mut short), Err(rustix::io::Errno::RANGE));
+    let mut buffer = [0u8; 64];
+    assert_eq!(rustix::fs::getxattr(&file, "user.one", &mut buffer), Ok(5));
+    assert_eq!(&buffer[..5], b"first");
+    assert_eq!(rustix::fs::listxattr(&file, &mut buffer), Ok(9));
+    assert_eq!(&buffer[..9], b"user.one\0");
+    rustix::fs::removexattr(&file, "user.one").unwrap();
+    assert_eq!(rustix::fs::removexattr(&file, "user.one"), Err(rustix::io::Errno::NODATA));
+}
+
+// Goal: every entry of a directory is listed once, while others come and go. Method: 3,000 files; every third removed
+// and new ones made after the first hundred entries have been read; the names that stayed are counted.
+#[test]
+fn large_directories() {
+    let Some(mount) = TestMount::start("large_directories") else { return };
+    for i in 0..3000 {
+        fs::write(mount.path(&format!("f{i}")), b"").unwrap();
+    }
+    let mut seen = std::collections::HashMap::new();
+    for (count, entry) in fs::read_dir(mount.directory.path()).unwrap().enumerate() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        *seen.entry(name).or_insert(0) += 1;
+        if count == 100 {
+            for i in (0..3000).step_by(3) {
+                fs::remove_file(mount.path(&format!("f{i}"))).unwrap();
+                fs::write(mount.path(&format!("new{i}")), b"").unwrap();
+            }
+        }
+    }
+    for i in (0..3000).filter(|i| i % 3 != 0) {
+        assert_eq!(seen.get(&format!("f{i}")), Some(&1), "f{i}");
+    }
+    assert_eq!(fs::read_dir(mount.directory.path()).unwrap().count(), 3000);
+}
+
+// Goal: names that do not exist are remembered by the kernel, and forgotten when they are made. Method: count lookups.
+#[test]
+fn negative_entries_are_cached() {
+    let Some(mount) = TestMount::start("negative_entries_are_cached") else { return };
+    let missing = mount.path("missing");
+    assert!(fs::metadata(&missing).is_err());
+    let lookups = mount.verbs.lookups.load(Relaxed);
+    for _ in 0..100 {
+        assert!(fs::metadata(&missing).is_err());
+    }
+    assert_eq!(mount.verbs.lookups.load(Relaxed), lookups);
+    fs::write(&missing, b"now").unwrap();
+    assert_eq!(fs::read(&missing).unwrap(), b"now");
+}
+
+// Goal: a reader never misses a file that is being renamed over. Method: one thread renames over it 2,000 times, the
+// other opens and reads it all the while: each read gives a whole version.
+#[test]
+fn rename_over_is_never_seen_halfway() {
+    let Some(mount) = TestMount::start("rename_over_is_never_seen_halfway") else { return };
+    let target = mount.path("target");
+    fs::write(&target, b"version").unwrap();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for i in 0..2000 {
+                let new = mount.path(&format!("new{i}"));
+                fs::write(&new, b"version").unwrap();
+                fs::rename(&new, &target).unwrap();
+            }
+        });
+        let mut reads = 0;
+        while !writer.is_finished() {
+            assert_eq!(fs::read(&target).unwrap(), b"version");
+            reads += 1;
+        }
+        assert!(reads > 0);
+    });
+    mount.wait_for_no_open_handles();
+}
+
+// Goal: device nodes are refused clearly, O_DIRECT works, statfs shows the space. Method: one call of each.
+#[test]
+fn nodes_direct_io_and_space() {
+    let Some(mount) = TestMount::start("nodes_direct_io_and_space") else { return };
+    let mode = rustix::fs::Mode::RUSR;
+    let fifo = rustix::fs::mknodat(rustix::fs::CWD, mount.path("fifo"), rustix::fs::FileType::Fifo, mode, 0);
+    assert_eq!(fifo, Err(rustix::io::Errno::OPNOTSUPP));
+    let regular =
+        rustix::fs::mknodat(rustix::fs::CWD, mount.path("file"), rustix::fs::FileType::RegularFile, mode, 0);
+    assert_eq!(regular, Ok(()));
+    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+    let mut handle =
+        fs::OpenOptions::new().write(true).custom_flags(direct).open(mount.path("file")).unwrap();
+    handle.write_all(&[7; 4096]).unwrap();
+    assert_eq!(fs::read(mount.path("file")).unwrap(), [7; 4096]);
+    let space = rustix::fs::statvfs(mount.directory.path()).unwrap();
+    assert_eq!((space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize), (1 << 30, 1 << 29));
+    assert_eq!(space.f_namemax, 255);
+}
+
+// Goal: a panic in a verb neither hangs nor ends the mount, and nothing is changed after it. Method: the double panics
+// when "panic" is unlinked.
+#[test]
+fn panics_stop_changes_and_not_the_mount() {
+    let Some(mount) = TestMount::start("panics_stop_changes_and_not_the_mount") else { return };
+    fs::write(mount.path("panic"), b"x").unwrap();
+    fs::write(mount.path("other"), b"y").unwrap();
+    assert_eq!(fs::remove_file(mount.path("panic")).unwrap_err().raw_os_error(), Some(5));
+    // The reply is sent while the stack unwinds, the note is made after that.
+    let health = mount.mounted.as_ref().unwrap().health();
+    for _ in 0..500 {
+        if health.panicked() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(health.panicked());
+    assert_eq!(fs::read(mount.path("other")).unwrap(), b"y");
+    assert_eq!(fs::remove_file(mount.path("other")).unwrap_err().raw_os_error(), Some(5));
+    assert_eq!(fs::write(mount.path("other"), b"z").unwrap_err().raw_os_error(), Some(5));
+}
+
+// Goal: the mount shows its type and source, and ends cleanly. Method: mountinfo, umount, wait.
+#[test]
+fn mountinfo_and_the_end() {
+    let Some(mut mount) = TestMount::start("mountinfo_and_the_end") else { return };
+    let at = mount.directory.path().canonicalize().unwrap();
+    let find = || {
+        let info = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        info.lines().find(|line| line.split(' ').nth(4) == at.to_str()).map(str::to_owned)
+    };
+    let line = find().unwrap();
+    assert!(line.contains(" - fuse.varve double,with=comma "), "{line}");
+    assert!(line.contains("default_permissions"), "{line}");
+    let open = fs::File::create(mount.path("busy")).unwrap();
+    assert_eq!(unmount(&at, false).unwrap_err().raw_os_error(), Some(16));
+    drop(open);
+    unmount(&at, false).unwrap();
+    mount.mounted.take().unwrap().wait().unwrap();
+    assert_eq!(find(), None);
+}
