@@ -1,0 +1,155 @@
+//! What a device was told, in order: the raw material of simulated crashes.
+
+use std::sync::Arc;
+
+use crate::cutter::CrashCutter;
+use crate::image::{PAGE_BYTES, Page};
+
+/// An instant in the life of a device: after this many events and before the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CrashPoint(pub usize);
+
+/// A write of whole pages. Cheap to clone: images share its pages.
+#[derive(Debug, Clone)]
+pub struct WriteEvent {
+    /// Writes of one group are in flight together.
+    pub group: u64,
+    /// Byte offset, a multiple of [`PAGE_BYTES`].
+    pub offset: u64,
+    /// The bytes.
+    pub pages: Arc<[Arc<Page>]>,
+}
+
+impl WriteEvent {
+    /// A write of `bytes`, whose length is a multiple of [`PAGE_BYTES`] (what is left over is ignored).
+    #[must_use]
+    pub fn new(group: u64, offset: u64, bytes: &[u8]) -> Self {
+        let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();
+        Self { group, offset, pages: pages.iter().map(|page| Arc::new(*page)).collect() }
+    }
+
+    /// A discard, as a write of bytes nobody expects: whoever reads discarded space gets [`DISCARDED_BYTE`].
+    #[must_use]
+    pub fn discard(group: u64, offset: u64, len_bytes: u64) -> Self {
+        let page = Arc::new([DISCARDED_BYTE; PAGE_BYTES]);
+        let pages_count = (len_bytes / PAGE_BYTES as u64) as usize;
+        Self { group, offset, pages: std::iter::repeat_n(page, pages_count).collect() }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        (self.pages.len() * PAGE_BYTES) as u64
+    }
+}
+
+/// What discarded space reads as.
+pub const DISCARDED_BYTE: u8 = 0xd5;
+
+/// Something that happened on a device.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// A write was issued: from here on any part of it may be on the medium.
+    Write(WriteEvent),
+    /// All writes of this group have completed. A group with a failed write never does.
+    GroupDone {
+        /// The group.
+        group: u64,
+    },
+    /// A flush was issued: it covers what has completed before.
+    FlushBegin {
+        /// Tells flushes apart.
+        flush: u64,
+    },
+    /// The flush has returned successfully.
+    FlushDone {
+        /// Which one.
+        flush: u64,
+    },
+}
+
+/// A stretch of a device's life: what was there at its start, and every event since.
+#[derive(Clone)]
+pub struct Recording {
+    start: CrashCutter,
+    events: Vec<Event>,
+}
+
+impl Recording {
+    /// A recording that starts in the state of `start`.
+    #[must_use]
+    pub fn new(start: CrashCutter) -> Self {
+        Self { start, events: Vec::new() }
+    }
+
+    /// Adds what happened next.
+    pub fn push(&mut self, event: Event) {
+        self.events.push(event);
+    }
+
+    /// The first instant that can still be cut.
+    #[must_use]
+    pub fn first_point(&self) -> CrashPoint {
+        self.start.position()
+    }
+
+    /// The last instant: after every event.
+    #[must_use]
+    pub fn last_point(&self) -> CrashPoint {
+        CrashPoint(self.start.position().0 + self.events.len())
+    }
+
+    /// The events after [`Recording::first_point`].
+    #[must_use]
+    pub fn events(&self) -> &[Event] {
+        &self.events
+    }
+
+    /// The event that follows `point`.
+    #[must_use]
+    pub fn event_at(&self, point: CrashPoint) -> Option<&Event> {
+        self.events.get(point.0.checked_sub(self.start.position().0)?)
+    }
+
+    /// Two instants for every finished flush: just before it returned, when most is in doubt, and just after.
+    #[must_use]
+    pub fn flush_boundaries(&self) -> Vec<CrashPoint> {
+        let first = self.first_point().0;
+        let flushes = self.events.iter().enumerate();
+        let done = flushes.filter(|(_, event)| matches!(event, Event::FlushDone { .. }));
+        done.flat_map(|(i, _)| [CrashPoint(first + i), CrashPoint(first + i + 1)]).collect()
+    }
+
+    /// A cutter at the first point.
+    #[must_use]
+    pub fn cutter(&self) -> CrashCutter {
+        self.start.clone()
+    }
+
+    /// Moves `cutter` forward to `point`. A cutter that is beyond the point starts again, so go forward.
+    ///
+    /// Panics if the recording does not reach the point (any more).
+    pub fn advance(&self, cutter: &mut CrashCutter, point: CrashPoint) {
+        assert!(
+            (self.first_point()..=self.last_point()).contains(&point),
+            "{point:?} is not within the recording, {:?} to {:?}",
+            self.first_point(),
+            self.last_point()
+        );
+        if cutter.position() > point || cutter.position() < self.first_point() {
+            *cutter = self.start.clone();
+        }
+        let first = self.first_point().0;
+        for event in &self.events[cutter.position().0 - first..point.0 - first] {
+            cutter.feed(event);
+        }
+    }
+
+    /// Forgets everything before `point`, to bound memory in long runs. Points keep their numbers.
+    pub fn forget_before(&mut self, point: CrashPoint) {
+        let mut start = self.start.clone();
+        self.advance(&mut start, point);
+        self.events.drain(..point.0 - self.start.position().0);
+        self.start = start;
+    }
+}
