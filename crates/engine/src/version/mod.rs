@@ -130,3 +130,31 @@ pub struct Progress {
     /// Blocks freed.
     pub blocks_freed: u64,
 }
+
+/// Errors that tests plant to see themselves fail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Planted {
+    /// A collapse forgets the entries at or beyond the child's limit.
+    NoRangeKill,
+    /// Reading applies only the nearest limit of the path.
+    LimitNotCarried,
+    /// The cursor of an interrupted removal passes the segment it was in.
+    CursorSkips,
+}
+
+#[cfg(test)]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<Planted>> = const { std::cell::Cell::new(None) };
+}
+
+/// Whether a test has planted this error.
+#[cfg(test)]
+fn planted(what: Planted) -> bool {
+    PLANTED.get() == Some(what)
+}
+
+/// Outside tests nothing is planted.
+#[cfg(not(test))]
+const fn planted(_: Planted) -> bool {
+    false
+}

@@ -1,8 +1,246 @@
-//! Reading
-use super::*;
+//! Reading: from a range of a file to places in the pool, in one scan.
+//!
+//! Keys grow along every path, so within a segment the scan meets the versions of a path nearest first: what comes
+//! later only fills the gaps. A path of one version needs no overlay at all and starts at the wanted offset.
+
+use varve_format::record::extent::{self, CODEC_NONE, DataKey, Extent, ExtentKind};
+use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, PoolAddr, SEGMENT_BYTES, TreeId};
+
+use super::path::{Path, Step};
+use super::{Mapped, Mapping, Read, Result};
+use crate::EngineError;
+
+/// First byte that no file has.
+pub(super) const FILE_END: u64 = (extent::SEGMENT_MAX + 1) * SEGMENT_BYTES;
+
 /// Where the bytes [`from`, `to`) of the file are: pieces in order, without gaps, from `from` rounded down to `to`
 /// rounded up to a block. Pieces that lie side by side in file and pool are joined. Cost: one scan of the entries in
 /// that range, however many holes there are.
-pub fn resolve(read: &dyn Read, path: &Path, from: u64, to: u64) -> Result<Vec<Mapped>> { unimplemented!() }
+///
+/// # Errors
+/// [`EngineError::Corrupt`] for an entry that cannot be.
+pub fn resolve(read: &dyn Read, path: &Path, from: u64, to: u64) -> Result<Vec<Mapped>> {
+    resolve_upto(read, path, from, to, usize::MAX)
+}
+
 /// As [`resolve`], but may stop early, when it has at least `pieces_max` pieces: go on at the end of the last one.
-pub fn resolve_upto(read: &dyn Read, path: &Path, from: u64, to: u64, pieces_max: usize) -> Result<Vec<Mapped>> { unimplemented!() }
+///
+/// # Errors
+/// As [`resolve`].
+pub fn resolve_upto(
+    read: &dyn Read,
+    path: &Path,
+    from: u64,
+    to: u64,
+    pieces_max: usize,
+) -> Result<Vec<Mapped>> {
+    resolve_steps(read, path.family(), path.steps(), from, to, pieces_max)
+}
+
+/// [`resolve_upto`] through some steps of a path.
+pub(super) fn resolve_steps(
+    read: &dyn Read,
+    family: FamilyId,
+    steps: &[Step],
+    from: u64,
+    to: u64,
+    pieces_max: usize,
+) -> Result<Vec<Mapped>> {
+    let block = BLOCK_BYTES as u64;
+    let from = from.min(FILE_END) / block * block;
+    let to = to.min(FILE_END).next_multiple_of(block);
+    let mut cover = Cover { pieces: Vec::new(), at: from, to, pieces_max, overlap: false };
+    if from >= to || steps.is_empty() {
+        cover.hole_to(to);
+        return Ok(cover.pieces);
+    }
+    if let [step] = steps {
+        scan_one(read, family, step, &mut cover)?
+    } else {
+        scan_many(read, family, steps, &mut cover)?
+    }
+    if cover.overlap {
+        let why = Corrupt { what: "extents that overlap", at: 0 };
+        return Err(EngineError::corrupt(format!("the data of family {}", family.0), why));
+    }
+    if !cover.full() {
+        cover.hole_to(to);
+    }
+    Ok(cover.pieces)
+}
+
+fn scan_one(read: &dyn Read, family: FamilyId, step: &Step, cover: &mut Cover) -> Result<()> {
+    let (from, to) = (cover.at, cover.to.min(step.visible));
+    let within = (from % SEGMENT_BYTES) as u32;
+    let mut start = DataKey { family, segment: from / SEGMENT_BYTES, version: step.key, offset: within };
+    if within > 0 {
+        // The entry that covers `from` may begin before it.
+        if let Some((key, value)) = read.last_at_or_before(TreeId::EXTENTS, &start.encode())?
+            && key.starts_with(&start.encode()[..24])
+        {
+            let (key, extent) = decode(family, &key, &value)?;
+            cover.entry(&key, &extent, to);
+        }
+        start.offset += 1;
+    }
+    scan(read, &start, |key, extent| {
+        if key.file_offset() >= to || cover.full() {
+            return false;
+        }
+        if key.version == step.key {
+            cover.entry(&key, &extent, to);
+        }
+        true
+    })
+}
+
+fn scan_many(read: &dyn Read, family: FamilyId, steps: &[Step], cover: &mut Cover) -> Result<()> {
+    let (from, to) = (cover.at, cover.to);
+    let start = DataKey { family, segment: from / SEGMENT_BYTES, version: steps[0].key, offset: 0 };
+    let mut overlay = Overlay { pieces: Vec::new(), hint: 0 };
+    let (mut segment, mut at) = (start.segment, 0);
+    scan(read, &start, |key, extent| {
+        if key.segment != segment {
+            overlay.flush(segment, cover);
+            (segment, at) = (key.segment, 0);
+        }
+        let base = segment * SEGMENT_BYTES;
+        if base >= to || cover.full() {
+            return false;
+        }
+        while at < steps.len() && steps[at].key > key.version {
+            (at, overlay.hint) = (at + 1, 0);
+        }
+        if at < steps.len() && steps[at].key == key.version {
+            let (low, high) = (key.file_offset(), key.file_offset() + u64::from(extent.len));
+            let (low_seen, high_seen) = (low.max(from), high.min(to).min(steps[at].visible));
+            if low_seen < high_seen {
+                let piece = extent.piece((low_seen - low) as u32, (high_seen - low_seen) as u32);
+                overlay.add((low_seen - base) as u32, &piece);
+            }
+        }
+        true
+    })?;
+    overlay.flush(segment, cover);
+    Ok(())
+}
+
+/// Calls `each` with the decoded entries of a family from `from` on, until it returns false or the family ends.
+pub(super) fn scan(
+    read: &dyn Read,
+    from: &DataKey,
+    mut each: impl FnMut(DataKey, Extent) -> bool,
+) -> Result<()> {
+    let prefix = extent::family_prefix(from.family);
+    let mut failed = None;
+    read.scan(TreeId::EXTENTS, &from.encode(), &mut |key, value| {
+        if !key.starts_with(&prefix) {
+            return false;
+        }
+        match decode(from.family, key, value) {
+            Ok((key, extent)) => each(key, extent),
+            Err(error) => {
+                failed = Some(error);
+                false
+            }
+        }
+    })?;
+    failed.map_or(Ok(()), Err)
+}
+
+pub(super) fn decode(family: FamilyId, key: &[u8], value: &[u8]) -> Result<(DataKey, Extent)> {
+    let wrong = |why: Corrupt| EngineError::corrupt(format!("an extent of family {}", family.0), why);
+    extent::decode_entry(key, value).map_err(wrong)
+}
+
+/// The answer while it grows, from left to right.
+struct Cover {
+    pieces: Vec<Mapped>,
+    /// Covered up to here.
+    at: u64,
+    /// Entries of one version overlapped.
+    overlap: bool,
+    to: u64,
+    pieces_max: usize,
+}
+
+impl Cover {
+    fn full(&self) -> bool {
+        self.pieces.len() >= self.pieces_max
+    }
+    /// Adds what of an entry lies in front of `to` and has not been covered.
+    fn entry(&mut self, key: &DataKey, extent: &Extent, to: u64) {
+        let low = key.file_offset();
+        let (low_seen, high_seen) = (low.max(self.at), (low + u64::from(extent.len)).min(to));
+        if low_seen < high_seen {
+            self.push(low_seen, &extent.piece((low_seen - low) as u32, (high_seen - low_seen) as u32));
+        }
+    }
+    fn push(&mut self, offset: u64, extent: &Extent) {
+        self.overlap |= offset < self.at;
+        self.hole_to(offset);
+        let addr = PoolAddr(extent.addr.0 + u64::from(extent.offset));
+        let what = match extent.kind {
+            ExtentKind::Hole => Mapping::Hole,
+            ExtentKind::Reserved => Mapping::Reserved,
+            ExtentKind::Data if extent.codec == CODEC_NONE => Mapping::Data { addr, extent: *extent },
+            ExtentKind::Data => Mapping::Data { addr: extent.addr, extent: *extent },
+        };
+        self.add(u64::from(extent.len), what);
+    }
+    fn hole_to(&mut self, end: u64) {
+        if end > self.at {
+            self.add(end - self.at, Mapping::Hole);
+        }
+    }
+    fn add(&mut self, len: u64, what: Mapping) {
+        if let Some(last) = self.pieces.last_mut() {
+            let joins = match (&last.what, &what) {
+                (Mapping::Hole, Mapping::Hole) | (Mapping::Reserved, Mapping::Reserved) => true,
+                (Mapping::Data { addr, extent }, Mapping::Data { addr: next, extent: other }) => {
+                    (extent.codec, other.codec) == (CODEC_NONE, CODEC_NONE) && addr.0 + last.len == next.0
+                }
+                _ => false,
+            };
+            if joins {
+                last.len += len;
+                self.at += len;
+                return;
+            }
+        }
+        self.pieces.push(Mapped { offset: self.at, len, what });
+        self.at += len;
+    }
+}
+
+/// One segment seen through several versions: sorted, without overlaps, at most one piece a block.
+struct Overlay {
+    pieces: Vec<(u32, Extent)>,
+    /// Pieces before this one end before the next entry of the same version begins.
+    hint: usize,
+}
+
+impl Overlay {
+    /// Fills the gaps under `extent`, which begins at `offset`, with its pieces.
+    fn add(&mut self, offset: u32, extent: &Extent) {
+        let (mut at, end) = (offset, offset + extent.len);
+        while at < end {
+            match self.pieces.get(self.hint) {
+                Some((off, have)) if off + have.len <= at => self.hint += 1,
+                // It may cover the next entry as well: the hint stays.
+                Some(&(off, have)) if off <= at => at = off + have.len,
+                next => {
+                    let upto = next.map_or(end, |(off, _)| end.min(*off));
+                    self.pieces.insert(self.hint, (at, extent.piece(at - offset, upto - at)));
+                    (at, self.hint) = (upto, self.hint + 1);
+                }
+            }
+        }
+    }
+    fn flush(&mut self, segment: u64, cover: &mut Cover) {
+        for (offset, extent) in self.pieces.drain(..) {
+            cover.push(segment * SEGMENT_BYTES + u64::from(offset), &extent);
+        }
+        self.hint = 0;
+    }
+}

@@ -1,22 +1,164 @@
-//! Cutting
-use super::*;
-use crate::{Run, Transaction};
+//! Truncation: few entries are deleted at once, many are left behind a limit for the reaper.
+//!
+//! The crash that would bite: none. Either way it is one transaction; behind a limit nothing beyond it can be seen,
+//! however long removing it takes and however often that is interrupted.
+
+use varve_format::record::extent::{DataKey, Extent};
+use varve_format::record::version::{self, VersionRecord};
+use varve_format::{BLOCK_BYTES, Run, SEGMENT_BYTES, TreeId, VersionId, VersionKey};
+
+use super::path::{Path, record};
+use super::resolve::{FILE_END, scan};
+use super::segment::{Changes, Place};
+use super::{Holder, Read, Result};
+use crate::Transaction;
+
+/// Entries that a truncation deletes at once.
+const AT_ONCE_MAX: usize = 256;
+
 /// What a truncation did.
 #[derive(Clone, Debug)]
 pub struct Truncated {
     /// The path of the holder from now on.
     pub path: Path,
-    /// Whether a child was opened, so that [`reap_step`] has work in this family.
+    /// Whether a child was opened, so that [`super::reap_step`] has work in this family.
     pub reap: bool,
     /// Blocks freed at once.
     pub blocks_freed: u64,
 }
+
 /// Removes what the file has from `new_size` (rounded up to a block) on, so that it reads as zeros when the file grows
 /// again. Few entries of an unforked file are deleted at once; otherwise a child with a limit is opened, in O(1), and
 /// `holder` moves to it (store it in the inode record, in the same transaction).
 ///
 /// `tail` is a new block, already placed, with the bytes of the block that `new_size` cuts and zeros behind them;
 /// it takes that block's place in the same transaction. Give it iff `new_size` is inside a block of data (resolve it
-/// first); the caller must not put_extents in the same transaction.
-/// `new_id` is called at most once, and the id it gives is claimed in `tx`.
-pub fn truncate(read: &dyn Read, tx: &mut Transaction, holder: &mut Holder, new_id: &mut dyn FnMut() -> VersionId, new_size: u64, tail: Option<Run>) -> Result<Truncated> { unimplemented!() }
+/// first); the caller must not [`super::put_extents`] in the same transaction.
+/// `new_id` is called at most once, and the id it gives is claimed in `tx`, which becomes privileged.
+///
+/// # Errors
+/// [`crate::EngineError::Corrupt`] for a record that cannot be; `tx` must then be dropped.
+pub fn truncate(
+    read: &dyn Read,
+    tx: &mut Transaction,
+    holder: &mut Holder,
+    new_id: &mut dyn FnMut() -> VersionId,
+    new_size: u64,
+    tail: Option<Run>,
+) -> Result<Truncated> {
+    truncate_within(read, tx, holder, new_id, new_size, tail, AT_ONCE_MAX)
+}
+
+/// [`truncate`] with the number of entries that it may delete at once.
+pub(super) fn truncate_within(
+    read: &dyn Read,
+    tx: &mut Transaction,
+    holder: &mut Holder,
+    new_id: &mut dyn FnMut() -> VersionId,
+    new_size: u64,
+    tail: Option<Run>,
+    at_once_max: usize,
+) -> Result<Truncated> {
+    let block = BLOCK_BYTES as u64;
+    let limit = new_size.min(FILE_END).next_multiple_of(block);
+    assert!(tail.is_none_or(|t| t.blocks == 1 && limit != new_size), "a tail is the block that is cut");
+    let cut = if tail.is_some() { limit - block } else { limit };
+    tx.privileged();
+    let mut path = Path::load(read, *holder)?;
+    let few = if path.writable() { few_entries(read, &path, cut, at_once_max)? } else { None };
+    let reap = few.is_none();
+    if few.is_some() {
+        lower_limit(read, tx, &mut path, limit)?;
+    } else {
+        open_child(read, tx, holder, &mut path, new_id(), limit)?;
+    }
+    let mut changes = Changes::new(tx);
+    let target = Place { family: path.family(), segment: cut / SEGMENT_BYTES, version: path.target() };
+    let tail_key = target.key((cut % SEGMENT_BYTES) as u32);
+    for (key, extent) in few.unwrap_or_default() {
+        let encoded = key.encode();
+        let kept = cut.saturating_sub(key.file_offset()) as u32;
+        if kept > 0 {
+            changes.put(&encoded, &extent.piece(0, kept));
+        } else if tail.is_none() || encoded != tail_key {
+            changes.delete(&encoded);
+        }
+        changes.free(&extent.piece(kept, extent.len - kept));
+    }
+    if let Some(run) = tail {
+        changes.put(&tail_key, &Extent::data(run));
+    }
+    changes.finish();
+    Ok(Truncated { reap, blocks_freed: changes.blocks_freed, path })
+}
+
+/// The entries that a cut at `cut` removes or shortens, if they are few. While the head and its parent are becoming
+/// one, these are the entries of both: the holder alone sees them, and no limit lies between.
+fn few_entries(read: &dyn Read, path: &Path, cut: u64, max: usize) -> Result<Option<Vec<(DataKey, Extent)>>> {
+    let own = &path.steps()[..path.merging()];
+    let start = DataKey {
+        family: path.family(),
+        segment: cut / SEGMENT_BYTES,
+        version: VersionKey(u64::MAX),
+        offset: 0,
+    };
+    let (mut found, mut examined, mut many) = (Vec::new(), 0, false);
+    scan(read, &start, |key, extent| {
+        examined += 1;
+        if key.file_offset() + u64::from(extent.len) > cut && own.iter().any(|s| s.key == key.version) {
+            found.push((key, extent));
+        }
+        many = found.len() > max || examined > 4 * AT_ONCE_MAX;
+        !many
+    })?;
+    Ok((!many).then_some(found))
+}
+
+/// What the holder sees of older versions now ends at `limit`: the youngest version that is not its own is cut off
+/// there, without a new one.
+fn lower_limit(read: &dyn Read, tx: &mut Transaction, path: &mut Path, limit: u64) -> Result<()> {
+    let merging = path.merging();
+    if path.versions() > merging {
+        let id = path.steps()[merging - 1].id;
+        let before = record(read, path.family(), id)?;
+        if limit < before.limit {
+            // The parent's entries in front of the cursor, but beyond the new limit, are still there.
+            let after = VersionRecord { limit, cursor: 0, ..before };
+            tx.put(TreeId::VERSIONS, &version::encode_key(path.family(), id), &after.encode());
+            path.lower(limit);
+        }
+    }
+    Ok(())
+}
+
+fn open_child(
+    read: &dyn Read,
+    tx: &mut Transaction,
+    holder: &mut Holder,
+    path: &mut Path,
+    id: VersionId,
+    limit: u64,
+) -> Result<()> {
+    let family = path.family();
+    let head = path.steps()[0];
+    assert!(id > head.id && id.0 > head.key.0, "ids grow along a path");
+    let before = record(read, family, head.id)?;
+    let parent = VersionRecord {
+        refs: before.refs.saturating_sub(1),
+        children: before.children.saturating_add(1),
+        children_xor: before.children_xor ^ id.0,
+        ..before
+    };
+    let child = VersionRecord {
+        parent: Some(head.id),
+        key: VersionKey(id.0),
+        limit,
+        ..VersionRecord::implicit(family)
+    };
+    tx.claim_id(id.0);
+    tx.put(TreeId::VERSIONS, &version::encode_key(family, head.id), &parent.encode());
+    tx.put(TreeId::VERSIONS, &version::encode_key(family, id), &child.encode());
+    path.open_child(id, limit);
+    (holder.version, holder.has_versions) = (id, true);
+    Ok(())
+}

@@ -1,6 +1,19 @@
-//! Writing
-use super::*;
-use crate::{Run, Transaction};
+//! Writing: new data over old, and holes.
+//!
+//! While the holder's version drains up, new entries go to its parent's key and its own are cut: the side that drains
+//! must not gain entries (invariant 4).
+
+use varve_format::record::extent::{DataKey, Extent};
+use varve_format::{BLOCK_BYTES, PoolAddr, Run, SEGMENT_BYTES, VersionKey};
+
+use super::path::Path;
+use super::resolve::{FILE_END, resolve_steps, scan};
+use super::segment::{Changes, Entry, Place, load, overlay, push_joined, subtract};
+use super::{Mapping, Progress, Read, Result};
+use crate::Transaction;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
 /// What a write changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Replaced {
@@ -11,12 +24,166 @@ pub struct Replaced {
     /// Blocks freed, because this data takes their place.
     pub blocks_freed: u64,
 }
+
 /// Makes `pieces` the data of the file: (offset in the file, blocks in the pool), in ascending order and not
 /// overlapping; offsets are block aligned, a piece may span segments. What they cover is cut away and its blocks are
 /// freed in `tx`. The caller has placed the blocks ([`Transaction::place`] or [`Transaction::place_riding`]).
 /// A piece that continues its predecessor in file and pool grows that entry. Cost: two descents and a short scan per
 /// touched segment.
-pub fn put_extents(read: &dyn Read, tx: &mut Transaction, path: &Path, pieces: &[(u64, Run)]) -> Result<Replaced> { unimplemented!() }
+///
+/// # Errors
+/// [`crate::EngineError::Corrupt`] for an entry that cannot be; `tx` must then be dropped.
+pub fn put_extents(
+    read: &dyn Read,
+    tx: &mut Transaction,
+    path: &Path,
+    pieces: &[(u64, Run)],
+) -> Result<Replaced> {
+    assert!(path.writable(), "a shared version is written only through a child");
+    let mut changes = Changes::new(tx);
+    let (mut top, mut old, mut new) = (Vec::new(), Vec::new(), Vec::new());
+    let mut pieces = Pieces { left: pieces, done: 0 };
+    while let Some(segment) = pieces.segment(&mut top) {
+        let (low, high) = (top[0].off, top[top.len() - 1].end());
+        for (at, step) in path.steps()[..path.own()].iter().enumerate() {
+            let place = Place { family: path.family(), segment, version: step.key };
+            load(read, &place, low, high, &mut old)?;
+            if at + 1 == path.own() {
+                overlay(&top, &old, &mut new, &mut changes);
+            } else {
+                subtract(&top, &old, &mut new, &mut changes);
+            }
+            changes.difference(&place, &old, &new);
+        }
+    }
+    changes.finish();
+    Ok(Replaced {
+        entries_put: changes.puts,
+        entries_deleted: changes.deletes,
+        blocks_freed: changes.blocks_freed,
+    })
+}
+
+/// Cuts pieces at segment boundaries.
+struct Pieces<'a> {
+    left: &'a [(u64, Run)],
+    /// Bytes of the first that are dealt with.
+    done: u64,
+}
+
+impl Pieces<'_> {
+    /// Replaces `top` by what goes into the next segment, and says which that is. `None` at the end.
+    fn segment(&mut self, top: &mut Vec<Entry>) -> Option<u64> {
+        top.clear();
+        let mut segment = None;
+        while let Some(&(offset, run)) = self.left.first() {
+            assert!(
+                offset.is_multiple_of(BLOCK) && run.blocks > 0 && offset < FILE_END - run.bytes(),
+                "a piece is whole blocks"
+            );
+            let start = offset + self.done;
+            if *segment.get_or_insert(start / SEGMENT_BYTES) != start / SEGMENT_BYTES {
+                break;
+            }
+            let off = (start % SEGMENT_BYTES) as u32;
+            assert!(top.last().is_none_or(|l: &Entry| l.end() <= off), "pieces ascend and do not overlap");
+            let len = (run.bytes() - self.done).min(SEGMENT_BYTES - u64::from(off));
+            let part = Run { addr: PoolAddr(run.addr.0 + self.done), blocks: (len / BLOCK) as u32 };
+            push_joined(top, Entry { off, extent: Extent::data(part) });
+            self.done += len;
+            if self.done == run.bytes() {
+                (self.left, self.done) = (&self.left[1..], 0);
+            }
+        }
+        segment
+    }
+}
+
 /// Makes [`from`, `to`) (block aligned) a hole. Stops after the segment in which `entries_max` changed entries have
 /// been reached: if [`Progress::more`], apply and call again from [`Progress::next`].
-pub fn punch(read: &dyn Read, tx: &mut Transaction, path: &Path, from: u64, to: u64, entries_max: u64) -> Result<Progress> { unimplemented!() }
+///
+/// # Errors
+/// [`crate::EngineError::Corrupt`] for an entry that cannot be; `tx` must then be dropped.
+pub fn punch(
+    read: &dyn Read,
+    tx: &mut Transaction,
+    path: &Path,
+    from: u64,
+    to: u64,
+    entries_max: u64,
+) -> Result<Progress> {
+    assert!(path.writable(), "a shared version is written only through a child");
+    assert!(
+        from.is_multiple_of(BLOCK) && to.is_multiple_of(BLOCK) && to <= FILE_END,
+        "a hole is whole blocks"
+    );
+    let mut changes = Changes::new(tx);
+    let (mut at, mut visited) = (from, 0);
+    while at < to {
+        // Segments without entries of anybody cost nothing.
+        let Some(segment) = next_segment(read, path, at / SEGMENT_BYTES)?.filter(|s| s * SEGMENT_BYTES < to)
+        else {
+            at = to;
+            break;
+        };
+        let base = segment * SEGMENT_BYTES;
+        let (low, high) = (at.max(base), to.min(base + SEGMENT_BYTES));
+        punch_segment(read, &mut changes, path, segment, low, high)?;
+        at = high;
+        visited += 1;
+        if changes.entries() + visited >= entries_max {
+            break;
+        }
+    }
+    changes.finish();
+    Ok(Progress { more: at < to, next: at, entries: changes.entries(), blocks_freed: changes.blocks_freed })
+}
+
+fn next_segment(read: &dyn Read, path: &Path, from: u64) -> Result<Option<u64>> {
+    let start = DataKey { family: path.family(), segment: from, version: VersionKey(u64::MAX), offset: 0 };
+    let mut found = None;
+    scan(read, &start, |key, _| {
+        found = Some(key.segment);
+        false
+    })?;
+    Ok(found)
+}
+
+fn punch_segment(
+    read: &dyn Read,
+    changes: &mut Changes,
+    path: &Path,
+    segment: u64,
+    low: u64,
+    high: u64,
+) -> Result<()> {
+    let base = segment * SEGMENT_BYTES;
+    let (low_off, high_off) = ((low - base) as u32, (high - base) as u32);
+    let gap = [Entry { off: low_off, extent: Extent::hole(high_off - low_off) }];
+    let (mut old, mut new) = (Vec::new(), Vec::new());
+    for (at, step) in path.steps()[..path.own()].iter().enumerate() {
+        let place = Place { family: path.family(), segment, version: step.key };
+        load(read, &place, low_off, high_off, &mut old)?;
+        subtract(&gap, &old, &mut new, changes);
+        if at + 1 == path.own() {
+            // What would show through now is hidden by hole entries, and only that.
+            let mut holes = Vec::new();
+            for piece in
+                resolve_steps(read, path.family(), &path.steps()[path.own()..], low, high, usize::MAX)?
+            {
+                if piece.what != Mapping::Hole {
+                    push_joined(
+                        &mut holes,
+                        Entry { off: (piece.offset - base) as u32, extent: Extent::hole(piece.len as u32) },
+                    );
+                }
+            }
+            if !holes.is_empty() {
+                let rest = std::mem::take(&mut new);
+                overlay(&holes, &rest, &mut new, changes);
+            }
+        }
+        changes.difference(&place, &old, &new);
+    }
+    Ok(())
+}
