@@ -10,9 +10,11 @@
 //! Every record is handed to the kernel at once, so a killed process loses none of it; an incomplete last
 //! record is ignored. Little-endian:
 //!
-//!     header   "VARVELOG", version u32 = 1, zero u32, device size u64
-//!     record   kind u8, zero [u8; 7], id u64, offset u64, length u64, then `length` bytes if kind is 1
-//!     kinds    1 write (id: group), 2 group done, 3 flush begin (id: flush), 4 flush done, 5 discard (id: group)
+//! ```text
+//! header   "VARVELOG", version u32 = 1, zero u32, device size u64
+//! record   kind u8, zero [u8; 7], id u64, offset u64, length u64, then `length` bytes if kind is 1
+//! kinds    1 write (id: group), 2 group done, 3 flush begin (id: flush), 4 flush done, 5 discard (id: group)
+//! ```
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -31,6 +33,9 @@ const HEADER_BYTES: usize = 24;
 const RECORD_BYTES: usize = 32;
 /// A longer write than any device accepts: the log is damaged.
 const WRITE_BYTES_MAX: u64 = 1 << 30;
+
+/// A larger device is not simulated: an image's page table alone would take 64 MiB.
+const DEVICE_BYTES_MAX: u64 = 1 << 42;
 
 const KIND_WRITE: u8 = 1;
 const KIND_GROUP_DONE: u8 = 2;
@@ -222,7 +227,11 @@ impl LogReader {
         if header[8..12] != VERSION.to_le_bytes() {
             return Err(LogError::Malformed { at: 8, what: "unknown version" });
         }
-        Ok(Self { file, size_bytes: field(&header, 16), offset: HEADER_BYTES as u64 })
+        let size_bytes = field(&header, 16);
+        if size_bytes > DEVICE_BYTES_MAX || !size_bytes.is_multiple_of(PAGE_BYTES as u64) {
+            return Err(LogError::Malformed { at: 16, what: "an impossible device size" });
+        }
+        Ok(Self { file, size_bytes, offset: HEADER_BYTES as u64 })
     }
 
     /// Size of the logged device in bytes.

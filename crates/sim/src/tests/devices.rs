@@ -1,0 +1,203 @@
+//! The recording device in use: what reads see, power off, reboot; and the faulty device.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use varve_device::{AlignedBuf, Device, DeviceError, MemoryDevice, Operation, Request};
+
+use super::{random_step, stamped};
+use crate::{
+    CrashPoint, CrashPolicy, Fault, FaultRule, FaultyDevice, Image, PAGE_BYTES, RecordingDevice, Rng, Trigger,
+};
+
+const SIZE_BYTES: u64 = 1 << 20;
+
+fn contents(device: &dyn Device) -> AlignedBuf {
+    let mut buf = AlignedBuf::new(device.size_bytes() as usize);
+    device.read_at(0, &mut buf).unwrap();
+    buf
+}
+
+// Goal: the recording device is a device like any other, KeepAll is what it shows and a reboot from it shows the
+// same. Method: random steps beside a memory device.
+#[test]
+fn recording_agrees_with_memory() {
+    for seed in 0..10 {
+        let (recorded, memory) = (RecordingDevice::new(SIZE_BYTES), MemoryDevice::new(SIZE_BYTES));
+        let (mut a, mut b) = (Rng::new(seed), Rng::new(seed));
+        let (mut write_a, mut write_b) = (0, 0);
+        for _ in 0..200 {
+            random_step(&recorded, &mut a, &mut write_a);
+            random_step(&memory, &mut b, &mut write_b);
+        }
+        assert!(contents(&recorded) == contents(&memory), "seed {seed}");
+        assert_eq!(recorded.stats().write_bytes, memory.stats().write_bytes);
+        assert_eq!(recorded.flushes(), memory.stats().flushes_count);
+        assert_eq!(recorded.flush_boundaries().len() as u64, 2 * recorded.flushes());
+        let image = recorded.crash_image(recorded.mark(), &mut a, CrashPolicy::KeepAll);
+        assert_eq!(image.first_difference(&recorded.live_image()), None);
+        assert!(contents(&RecordingDevice::from_image(image)) == contents(&memory), "seed {seed}");
+    }
+}
+
+// Goal: what was flushed before power failed is there after any crash at any later instant. Method: a page a write,
+// never overwritten; at random points the flushed ones are looked for under the seeded policy.
+#[test]
+fn flushed_data_survives() {
+    for seed in 0..10 {
+        let mut rng = Rng::new(seed);
+        let device = RecordingDevice::new(SIZE_BYTES);
+        let mut flushed: Vec<(CrashPoint, u64)> = vec![(CrashPoint(0), 0)];
+        for page in 0..100 {
+            device.write_at(page * PAGE_BYTES as u64, &stamped(page + 1, 1)).unwrap();
+            if rng.chance(0.3) {
+                device.flush().unwrap();
+                flushed.push((device.mark(), page + 1));
+            }
+        }
+        for _ in 0..300 {
+            let at = CrashPoint(rng.index(device.events() + 1));
+            let image = device.crash_image(at, &mut rng, CrashPolicy::Seeded);
+            let (_, safe) = flushed.iter().rev().find(|(point, _)| *point <= at).unwrap();
+            for page in 0..*safe {
+                assert!(image.page(page)[..] == stamped(page + 1, 1)[..], "seed {seed} {at:?} page {page}");
+            }
+        }
+    }
+}
+
+// Goal: power off stops everything at the very event asked for, also inside a group or a flush, and nothing is recorded
+// after it. Method: every point of a short life.
+#[test]
+fn power_goes_off_anywhere() {
+    let life = |device: &RecordingDevice| -> Result<(), DeviceError> {
+        let (a, b) = (stamped(1, 1), stamped(2, 2));
+        let requests = &mut [Request::Write { offset: 0, buf: &a }, Request::Write { offset: 8192, buf: &b }];
+        for result in device.run(requests) {
+            result?;
+        }
+        device.flush()?;
+        device.write_at(4096, &a)
+    };
+    let whole = RecordingDevice::new(SIZE_BYTES);
+    life(&whole).unwrap();
+    // Two writes and their end, flush begin and end, one write and its end.
+    assert_eq!(whole.events(), 7);
+    for point in 0..7 {
+        let device = RecordingDevice::new(SIZE_BYTES);
+        device.power_off_at(CrashPoint(point));
+        assert!(matches!(life(&device), Err(DeviceError::PoweredOff { .. })), "point {point}");
+        assert!(device.is_powered_off());
+        assert_eq!(device.mark(), CrashPoint(point));
+        let mut buf = AlignedBuf::new(4096);
+        assert!(matches!(device.read_at(0, &mut buf), Err(DeviceError::PoweredOff { .. })));
+        assert!(matches!(device.flush(), Err(DeviceError::PoweredOff { .. })));
+        assert!(matches!(device.discard(0, 4096), Err(DeviceError::PoweredOff { .. })));
+        let kept = device.crash_image(CrashPoint(point), &mut Rng::new(0), CrashPolicy::DropAll);
+        assert_eq!(kept.pages_count(), if point >= 5 { 3 } else { 0 }, "point {point}");
+    }
+    whole.power_off();
+    assert!(matches!(whole.flush(), Err(DeviceError::PoweredOff { .. })));
+}
+
+// Goal: nobody can rely on discarded bytes. Method: discard, read; before a flush both old and new may survive.
+#[test]
+fn discarded_bytes_are_strange() {
+    let mut image = Image::new(SIZE_BYTES);
+    image.write(0, &stamped(1, 2));
+    let device = RecordingDevice::from_image(image);
+    device.discard(0, 4096).unwrap();
+    let bytes = contents(&device);
+    assert!(bytes[..4096].iter().all(|b| *b == crate::event::DISCARDED_BYTE));
+    assert!(bytes[4096..8192] == stamped(1, 2)[4096..]);
+    let old = device.crash_image(device.mark(), &mut Rng::new(0), CrashPolicy::DropAll);
+    assert!(old.page(0)[..] == stamped(1, 2)[..4096]);
+    device.flush().unwrap();
+    let new = device.crash_image(device.mark(), &mut Rng::new(0), CrashPolicy::DropAll);
+    assert!(new.page(0)[..] == bytes[..4096]);
+}
+
+// Goal: threads using one recording device at once lose nothing and their flushes are honest. Method: each thread
+// overwrites its own page, flushes, notes the point; DropAll there has at least that.
+#[test]
+fn concurrent_flushes_are_honest() {
+    let device = Arc::new(RecordingDevice::new(SIZE_BYTES));
+    let notes: Vec<(CrashPoint, u64, u64)> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..4u64)
+            .map(|thread| {
+                let device = Arc::clone(&device);
+                scope.spawn(move || {
+                    (1..=100u64)
+                        .map(|round| {
+                            device.write_at(thread * PAGE_BYTES as u64, &stamped(round, 1)).unwrap();
+                            device.flush().unwrap();
+                            (device.mark(), thread, round)
+                        })
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    });
+    assert_eq!(notes.len(), 400);
+    let mut rng = Rng::new(0);
+    for (point, thread, round) in notes {
+        let image = device.crash_image(point, &mut rng, CrashPolicy::DropAll);
+        let stamp = u64::from_le_bytes(image.page(thread)[..8].try_into().unwrap()) >> 24;
+        assert!(stamp >= round, "{point:?} thread {thread}: {stamp} after round {round} was flushed");
+    }
+}
+
+// Goal: each kind of fault does what it says, when it says. Method: one rule at a time on a small device.
+#[test]
+fn faults_strike_as_ruled() {
+    let device = FaultyDevice::new(MemoryDevice::new(SIZE_BYTES), 1, Vec::new());
+    let (old, new) = (stamped(1, 1), stamped(2, 1));
+    let mut buf = AlignedBuf::new(4096);
+    device.write_at(0, &old).unwrap();
+
+    device.set_rules(vec![FaultRule::new(Operation::Write, Trigger::Nth(2), Fault::Error)]);
+    let results = device.run(&mut [
+        Request::Write { offset: 4096, buf: &new },
+        Request::Write { offset: 0, buf: &new },
+        Request::Read { offset: 0, buf: &mut buf },
+    ]);
+    assert!(results[0].is_ok() && results[2].is_ok());
+    assert_eq!(results[1].as_ref().unwrap_err().errno(), Some(5));
+    assert!(buf == old, "a failed write changed the medium");
+
+    device.set_rules(vec![FaultRule::new(Operation::Flush, Trigger::From(2), Fault::Error)]);
+    let flushes: Vec<bool> = (0..4).map(|_| device.flush().is_ok()).collect();
+    assert_eq!(flushes, [true, false, false, false]);
+
+    device.set_rules(vec![FaultRule::new(Operation::Write, Trigger::Every(1), Fault::Lose)]);
+    device.write_at(0, &new).unwrap();
+    device
+        .set_rules(vec![FaultRule::new(Operation::Read, Trigger::Every(2), Fault::FlipBit).within(0..4096)]);
+    let ones = |a: &[u8], b: &[u8]| a.iter().zip(b).map(|(x, y)| (x ^ y).count_ones()).sum::<u32>();
+    let wrong_bits: Vec<u32> = (0..4)
+        .map(|_| {
+            device.read_at(0, &mut buf).unwrap();
+            ones(&buf, &old)
+        })
+        .collect();
+    assert_eq!(wrong_bits, [0, 1, 0, 1]);
+    device.read_at(8192, &mut buf).unwrap();
+    assert!(buf.iter().all(|b| *b == 0), "a read outside the range was spoilt");
+
+    device.set_rules(vec![FaultRule::new(Operation::Write, Trigger::Nth(1), Fault::FlipBit)]);
+    device.write_at(0, &new).unwrap();
+    device.read_at(0, &mut buf).unwrap();
+    assert_eq!(ones(&buf, &new), 1);
+
+    let pause = Duration::from_millis(30);
+    device.set_rules(vec![FaultRule::new(Operation::Read, Trigger::Nth(1), Fault::Stall(pause))]);
+    let started = Instant::now();
+    device.read_at(0, &mut buf).unwrap();
+    assert!(started.elapsed() >= pause);
+
+    device.set_rules(vec![FaultRule::new(Operation::Read, Trigger::Chance(0.3), Fault::Error)]);
+    let failed = (0..1000).filter(|_| device.read_at(0, &mut buf).is_err()).count();
+    assert!((200..400).contains(&failed), "{failed}");
+    assert_eq!(device.injected_count() as usize, 1 + 3 + 1 + 2 + 1 + 1 + failed);
+}
