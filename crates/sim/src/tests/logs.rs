@@ -1,14 +1,18 @@
 //! The log of a real device: what comes back is what happened, however the log ends.
 
 use std::fs;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use varve_device::{Device, FileDevice, OpenMode};
+use parking_lot::Mutex;
+use varve_device::{
+    Device, DeviceError, FileDevice, MemoryDevice, OpenMode, Operation, Request, StatsSnapshot,
+};
 
 use super::{random_step, stamped};
 use crate::{
-    CrashCutter, CrashPoint, CrashPolicy, Image, LogReader, LoggingDevice, PAGE_BYTES, RecordingDevice, Rng,
-    read_log,
+    CrashCutter, CrashPoint, CrashPolicy, Event, Fault, FaultRule, FaultyDevice, Image, LogReader,
+    LoggingDevice, PAGE_BYTES, RecordingDevice, Rng, Trigger, read_log,
 };
 
 const SIZE_BYTES: u64 = 1 << 20;
@@ -134,4 +138,89 @@ fn broken_logs_do_no_harm() {
         }
     }
     assert!(refused_count > 200, "{refused_count}");
+}
+
+/// The kinds of events in a log, a letter each.
+fn kinds(path: &PathBuf) -> String {
+    let recording = read_log(path, None).unwrap();
+    let kind = |event: &Event| match event {
+        Event::Write(_) => 'w',
+        Event::GroupDone { .. } => 'd',
+        Event::FlushBegin { .. } => 'b',
+        Event::FlushDone { .. } => 'f',
+    };
+    recording.events().iter().map(kind).collect()
+}
+
+/// Notes what the log says at the moment a call reaches the device.
+struct Witness {
+    inner: MemoryDevice,
+    log_path: PathBuf,
+    seen: Arc<Mutex<Vec<String>>>,
+}
+
+impl Device for Witness {
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+
+    fn name(&self) -> String {
+        "witness".to_owned()
+    }
+
+    fn run(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+        self.seen.lock().push(kinds(&self.log_path));
+        self.inner.run(requests)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.seen.lock().push(kinds(&self.log_path));
+        self.inner.flush()
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+        self.seen.lock().push(kinds(&self.log_path));
+        self.inner.discard(offset, len_bytes)
+    }
+
+    fn stats(&self) -> StatsSnapshot {
+        self.inner.stats()
+    }
+}
+
+// Goal: begins are logged before the device hears of it, ends only after it has answered. Method: a device that reads
+// the log whenever it is called.
+#[test]
+fn begins_come_before_and_ends_after() {
+    let dir = tempfile::tempdir().unwrap();
+    let log_path = dir.path().join("log");
+    let seen = Arc::default();
+    let inner =
+        Witness { inner: MemoryDevice::new(SIZE_BYTES), log_path: log_path.clone(), seen: Arc::clone(&seen) };
+    let logging = LoggingDevice::create(inner, &log_path).unwrap();
+    logging.write_at(0, &stamped(1, 1)).unwrap();
+    logging.flush().unwrap();
+    logging.discard(0, 4096).unwrap();
+    assert_eq!(*seen.lock(), ["w", "wdb", "wdbfw"]);
+    assert_eq!(kinds(&log_path), "wdbfwd");
+}
+
+// Goal: what failed never counts as completed or flushed. Method: a faulty device beneath the log.
+#[test]
+fn failures_end_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let log_path = dir.path().join("log");
+    let rule = |operation| FaultRule::new(operation, Trigger::Nth(1), Fault::Error);
+    let rules = vec![rule(Operation::Write), rule(Operation::Flush), rule(Operation::Discard)];
+    let faulty = FaultyDevice::new(MemoryDevice::new(SIZE_BYTES), 0, rules);
+    let logging = LoggingDevice::create(faulty, &log_path).unwrap();
+    let page = stamped(1, 1);
+    let group = &mut [Request::Write { offset: 0, buf: &page }, Request::Write { offset: 4096, buf: &page }];
+    assert_eq!(logging.run(group).iter().filter(|result| result.is_err()).count(), 1);
+    assert!(logging.flush().is_err());
+    assert!(logging.discard(0, 4096).is_err());
+    assert_eq!(kinds(&log_path), "wwbw");
+    // A refused request never reaches the device, nor the log.
+    assert!(logging.write_at(SIZE_BYTES, &page).is_err());
+    assert_eq!(kinds(&log_path), "wwbw");
 }
