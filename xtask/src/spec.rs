@@ -163,9 +163,10 @@ fn atom(tokens: &[String], at: &mut usize, known: &BTreeMap<String, Value>) -> O
     } else if token.starts_with(|c: char| c.is_ascii_digit()) {
         number(token)?
     } else {
-        let name = token.rsplit("::").next()?;
-        match (token.as_str(), known.get(name)?) {
-            (_, Value::Number(value)) => *value,
+        match (token.as_str(), known.get(token.rsplit("::").next()?)) {
+            ("u64::MAX", _) => u64::MAX.into(),
+            ("u32::MAX", _) => u32::MAX.into(),
+            (_, Some(Value::Number(value))) => *value,
             _ => return None,
         }
     };
