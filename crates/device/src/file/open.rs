@@ -78,8 +78,15 @@ impl FileDevice {
         })?;
         lock(&file, &path, mode, is_block_device)?;
         if let OpenMode::Create { size_bytes } = mode {
-            file.set_len(size_bytes).and_then(|()| file.sync_all()).map_err(os_error)?;
-            sync_parent(&path).map_err(os_error)?;
+            let made =
+                file.set_len(size_bytes).and_then(|()| file.sync_all()).and_then(|()| sync_parent(&path));
+            made.map_err(|error| {
+                if creates {
+                    // Nobody else has seen it: it is ours, new and locked. Failing to remove it adds nothing.
+                    let _ = std::fs::remove_file(&path);
+                }
+                os_error(error)
+            })?;
         }
         let len_bytes = if is_block_device {
             block_size_bytes(file.as_fd()).map_err(|errno| os_error(errno.into()))?

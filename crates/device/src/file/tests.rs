@@ -216,6 +216,11 @@ fn creation_is_careful() {
     device.read_at(4096, &mut buf).unwrap();
     assert!(buf.iter().all(|b| *b == 9));
 
+    let giant = dir.path().join("giant");
+    let refused = FileDevice::open(&giant, OpenMode::Create { size_bytes: 1 << 62 }).map(|_| ());
+    assert!(refused.is_err());
+    assert!(!giant.exists(), "a failed creation left a file behind: {refused:?}");
+
     let directory = FileDevice::open(dir.path(), OpenMode::ReadWrite).map(|_| ());
     assert!(matches!(directory, Err(DeviceError::Unsupported { .. })));
     let missing = FileDevice::open(dir.path().join("missing"), OpenMode::ReadWrite).map(|_| ());
