@@ -1,0 +1,203 @@
+//! The reference: a naive in-memory filesystem that says what every verb must do.
+//!
+//! Written from POSIX and from the contract of `varve_fs`, never from the engine; inode numbers are the only thing it
+//! takes from results. It is used twice: as the *live* state (what a user of the running filesystem sees), and as the
+//! *logged* state (what the log holds at one position: data of `write` is missing until it is logged).
+//! Cloning is cheap, so that there can be one state a log position.
+
+mod apply;
+mod content;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use varve_fs::{FileKind, InodeId, ROOT_INODE, Timestamp};
+
+pub use apply::{Context, Errno};
+pub use content::{Content, PAGE_BYTES};
+
+/// A value, and others that are acceptable in its place. In a live state there are no others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice<T> {
+    value: T,
+    others: Vec<T>,
+}
+
+impl<T: Copy + PartialEq> Choice<T> {
+    /// Exactly `value`.
+    pub fn new(value: T) -> Self {
+        Choice { value, others: Vec::new() }
+    }
+    /// The value.
+    pub fn get(&self) -> T {
+        self.value
+    }
+    /// Exactly `value` from now on.
+    pub fn set(&mut self, value: T) {
+        self.value = value;
+        self.others.clear();
+    }
+    /// `value` is acceptable too.
+    pub fn allow(&mut self, value: T) {
+        if !self.accepts(value) {
+            self.others.push(value);
+        }
+    }
+    /// Whether `value` is acceptable.
+    pub fn accepts(&self, value: T) -> bool {
+        self.value == value || self.others.contains(&value)
+    }
+    /// Whether anything but the value is acceptable.
+    pub fn is_open(&self) -> bool {
+        !self.others.is_empty()
+    }
+}
+
+/// What an inode holds.
+#[derive(Clone)]
+pub enum Body {
+    /// Bytes.
+    File(Arc<Content>),
+    /// Names, and the directory above.
+    Directory {
+        /// Names.
+        entries: Arc<BTreeMap<Vec<u8>, InodeId>>,
+        /// The directory this one is in.
+        parent: InodeId,
+    },
+    /// A target.
+    Symlink(Arc<[u8]>),
+}
+
+/// One inode.
+#[derive(Clone)]
+#[allow(missing_docs, reason = "the fields of struct stat")]
+pub struct Inode {
+    pub mode: Choice<u32>,
+    pub uid: u32,
+    pub gid: u32,
+    pub links: u32,
+    pub atime: Timestamp,
+    pub mtime: Choice<Timestamp>,
+    pub ctime: Choice<Timestamp>,
+    pub btime: Timestamp,
+    /// Extended attributes.
+    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// What it holds.
+    pub body: Body,
+    /// Open handles: while there are any, an inode without links lives on.
+    pub opens: u32,
+}
+
+impl Inode {
+    /// Kind of file.
+    pub fn kind(&self) -> FileKind {
+        match self.body {
+            Body::File(_) => FileKind::File,
+            Body::Directory { .. } => FileKind::Directory,
+            Body::Symlink(_) => FileKind::Symlink,
+        }
+    }
+    /// Whether an attribute has several acceptable values.
+    pub fn has_choices(&self) -> bool {
+        self.mode.is_open() || self.mtime.is_open() || self.ctime.is_open()
+    }
+    /// Content of a regular file.
+    pub fn content(&self) -> Option<&Content> {
+        match &self.body {
+            Body::File(content) => Some(content),
+            _ => None,
+        }
+    }
+    /// Content of a regular file, to change.
+    pub fn content_mut(&mut self) -> Option<&mut Content> {
+        match &mut self.body {
+            Body::File(content) => Some(Arc::make_mut(content)),
+            _ => None,
+        }
+    }
+    /// Names of a directory.
+    pub fn entries(&self) -> Option<&BTreeMap<Vec<u8>, InodeId>> {
+        match &self.body {
+            Body::Directory { entries, .. } => Some(entries),
+            _ => None,
+        }
+    }
+    /// Size in bytes of a file or of a symlink's target; 0 for directories.
+    pub fn size(&self) -> u64 {
+        match &self.body {
+            Body::File(content) => content.size(),
+            Body::Symlink(target) => target.len() as u64,
+            Body::Directory { .. } => 0,
+        }
+    }
+}
+
+/// A whole filesystem.
+#[derive(Clone)]
+pub struct Model {
+    inodes: BTreeMap<InodeId, Arc<Inode>>,
+}
+
+impl Model {
+    /// A filesystem with nothing but its root directory.
+    pub fn new(uid: u32, gid: u32, mode: u32, now: Timestamp) -> Self {
+        let root = Inode {
+            mode: Choice::new(mode),
+            uid,
+            gid,
+            links: 1,
+            atime: now,
+            mtime: Choice::new(now),
+            ctime: Choice::new(now),
+            btime: now,
+            xattrs: BTreeMap::new(),
+            body: Body::Directory { entries: Arc::default(), parent: ROOT_INODE },
+            opens: 0,
+        };
+        Model { inodes: BTreeMap::from([(ROOT_INODE, Arc::new(root))]) }
+    }
+
+    /// The inode, if it exists (it may be an open file without a name).
+    pub fn get(&self, ino: InodeId) -> Option<&Inode> {
+        self.inodes.get(&ino).map(|inode| &**inode)
+    }
+
+    /// The inode, to change.
+    pub fn get_mut(&mut self, ino: InodeId) -> Option<&mut Inode> {
+        self.inodes.get_mut(&ino).map(Arc::make_mut)
+    }
+
+    /// All inodes, by number.
+    pub fn inodes(&self) -> impl Iterator<Item = (InodeId, &Inode)> {
+        self.inodes.iter().map(|(ino, inode)| (*ino, &**inode))
+    }
+
+    /// Inodes that have a name (the root included).
+    pub fn named_count(&self) -> u64 {
+        self.inodes.values().filter(|inode| inode.links > 0).count() as u64
+    }
+
+    /// What `name` in `parent` is.
+    pub fn lookup(&self, parent: InodeId, name: &[u8]) -> Option<InodeId> {
+        self.get(parent)?.entries()?.get(name).copied()
+    }
+
+    /// Drops open handles, and with them the files that have no name: what a crash does.
+    pub fn forget_opens(&mut self) {
+        self.inodes.retain(|_, inode| inode.links > 0);
+        let open: Vec<InodeId> =
+            self.inodes.iter().filter(|(_, i)| i.opens > 0).map(|(ino, _)| *ino).collect();
+        for ino in open {
+            self.get_mut(ino).expect("listed above").opens = 0;
+        }
+    }
+
+    /// Bytes stored in files, in whole pages, holes left out.
+    pub fn stored_bytes(&self) -> u64 {
+        self.inodes.values().filter_map(|inode| inode.content()).map(Content::stored_bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests;

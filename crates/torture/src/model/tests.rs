@@ -1,0 +1,135 @@
+//! The model by itself: the rules that are easy to get wrong, written out by hand.
+
+use varve_fs::{Caller, InodeId, ROOT_INODE, RenameMode, SetAttr, Timestamp};
+
+use super::*;
+use crate::call::Call;
+
+fn context(second: i64, created: u64) -> Context {
+    let now = Timestamp { seconds: second, nanoseconds: 0 };
+    Context { now, caller: Caller { uid: 5, gid: 6 }, created: InodeId(created), written: 0, logged: None }
+}
+
+fn make(model: &mut Model, name: &str, ino: u64, directory: bool) {
+    let (parent, name) = (ROOT_INODE, name.as_bytes().to_vec());
+    let call = match directory {
+        true => Call::Mkdir { parent, name, mode: 0o755 },
+        false => Call::Create { parent, name, mode: 0o6755 },
+    };
+    model.apply(&call, &context(ino as i64, ino)).unwrap();
+}
+
+fn rename(from: &str, to: &str, mode: RenameMode) -> Call {
+    let (parent, new_parent) = (ROOT_INODE, ROOT_INODE);
+    Call::Rename {
+        parent,
+        name: from.as_bytes().to_vec(),
+        new_parent,
+        new_name: to.as_bytes().to_vec(),
+        mode,
+    }
+}
+
+// Goal: rename follows POSIX where kinds differ. Method: every combination of file, directory and full directory.
+#[test]
+fn rename_refuses_what_posix_refuses() {
+    let mut model = Model::new(0, 0, 0o755, Timestamp::default());
+    make(&mut model, "f", 10, false);
+    make(&mut model, "d", 11, true);
+    make(&mut model, "full", 12, true);
+    let inside = Call::Create { parent: InodeId(12), name: b"x".to_vec(), mode: 0o644 };
+    model.apply(&inside, &context(20, 13)).unwrap();
+    let errno = |call: &Call| model.clone().apply(call, &context(30, 0)).err();
+    assert_eq!(errno(&rename("f", "d", RenameMode::Replace)), Some(21));
+    assert_eq!(errno(&rename("d", "f", RenameMode::Replace)), Some(20));
+    assert_eq!(errno(&rename("d", "full", RenameMode::Replace)), Some(39));
+    assert_eq!(errno(&rename("full", "d", RenameMode::Replace)), None);
+    assert_eq!(errno(&rename("f", "d", RenameMode::NoReplace)), Some(17));
+    assert_eq!(errno(&rename("f", "nothing", RenameMode::Exchange)), Some(2));
+    assert_eq!(errno(&rename("f", "full", RenameMode::Exchange)), None);
+    let below = Call::Rename {
+        parent: ROOT_INODE,
+        name: b"d".to_vec(),
+        new_parent: InodeId(11),
+        new_name: b"d".to_vec(),
+        mode: RenameMode::Replace,
+    };
+    assert_eq!(errno(&below), Some(22));
+    model.apply(&rename("full", "d", RenameMode::Replace), &context(40, 0)).unwrap();
+    assert!(model.get(InodeId(11)).is_none());
+    assert_eq!(model.lookup(InodeId(12), b"x"), Some(InodeId(13)));
+}
+
+// Goal: an unlinked open file lives until its last handle goes. Method: open twice, unlink, write, release twice.
+#[test]
+fn open_files_outlive_their_names() {
+    let mut model = Model::new(0, 0, 0o755, Timestamp::default());
+    make(&mut model, "f", 10, false);
+    let ino = InodeId(10);
+    for call in [
+        Call::Open { ino, truncate: false },
+        Call::Open { ino, truncate: false },
+        Call::Unlink { parent: ROOT_INODE, name: b"f".to_vec() },
+        Call::Release { ino },
+    ] {
+        model.apply(&call, &context(20, 0)).unwrap();
+    }
+    let written = Context { written: 3, ..context(30, 0) };
+    model.apply(&Call::Write { ino, offset: 4095, len: 3, seed: 1 }, &written).unwrap();
+    assert_eq!(model.get(ino).map(Inode::size), Some(4098));
+    assert_eq!(model.get(ino).map(|inode| inode.mode.get()), Some(0o755), "a write clears set-ids");
+    assert_eq!(model.named_count(), 1);
+    let mut crashed = model.clone();
+    crashed.forget_opens();
+    assert!(crashed.get(ino).is_none());
+    model.apply(&Call::Release { ino }, &context(40, 0)).unwrap();
+    assert!(model.get(ino).is_none());
+}
+
+// Goal: a logged state holds no bytes that were only written. Method: write, truncate down and up in both states.
+#[test]
+fn logged_state_waits_for_data() {
+    let mut live = Model::new(0, 0, 0o755, Timestamp::default());
+    make(&mut live, "f", 10, false);
+    let mut logged = live.clone();
+    let ino = InodeId(10);
+    let write = Call::Write { ino, offset: 0, len: 9_000, seed: 3 };
+    live.apply(&write, &Context { written: 9_000, ..context(20, 0) }).unwrap();
+    logged.apply(&write, &Context { written: 9_000, logged: Some(0), ..context(20, 0) }).unwrap();
+    assert_eq!(logged.get(ino).map(Inode::size), Some(0));
+    let before = live.get(ino).and_then(Inode::content).cloned().unwrap();
+    logged.get_mut(ino).and_then(Inode::content_mut).unwrap().log(0, 4096, 4096, &before, &before);
+    assert_eq!(logged.get(ino).map(Inode::size), Some(4096));
+    let cut = Call::SetAttr { ino, set: SetAttr { size: Some(5_000), ..SetAttr::default() } };
+    logged.apply(&cut, &Context { logged: Some(9_000), ..context(30, 0) }).unwrap();
+    assert_eq!(logged.get(ino).map(Inode::size), Some(4096), "bytes 4096..5000 are not logged");
+    live.apply(&cut, &context(30, 0)).unwrap();
+    assert_eq!(live.get(ino).map(Inode::size), Some(5_000));
+}
+
+// Goal: pages with two acceptable contents accept both and nothing else. Method: log across a write, then settle.
+#[test]
+fn a_page_may_have_two_contents() {
+    let mut before = Content::default();
+    before.write(0, &[1; 5_000]);
+    let mut after = before.clone();
+    after.write(10, &[2; 10]);
+    let mut logged = Content::default();
+    logged.log(0, 8192, 5_000, &before, &after);
+    let old = vec![1; 5_000];
+    let mut new = old.clone();
+    new[10..20].fill(2);
+    assert_eq!(logged.accepts(0, &old), Ok(()));
+    assert_eq!(logged.accepts(0, &new), Ok(()));
+    let mut torn = old.clone();
+    torn[10..15].fill(2);
+    assert!(logged.accepts(0, &torn).is_err());
+    logged.settle(0, &new);
+    assert_eq!(logged.accepts(0, &old), Err(10));
+    assert!(logged.same(&after));
+    logged.truncate(12);
+    logged.truncate(30);
+    let mut cut = new[..12].to_vec();
+    cut.resize(30, 0);
+    assert_eq!(logged.accepts(0, &cut), Ok(()));
+}

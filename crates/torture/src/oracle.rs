@@ -1,0 +1,190 @@
+//! Judges a crash image: promise 1, and that the filesystem is whole and usable afterwards.
+//!
+//! 1. The image opens. Recovery ends at E, no earlier than what had been promised, no later than what was written.
+//! 2. The recovered tree is exactly the expected state at E; the checker, with all data verified, finds nothing.
+//! 3. Opening read-only instead shows the same and writes nothing.
+//! 4. Work goes on, and is made durable.
+//! 5. A crash during that recovery, or during the work after it, is judged in the same way. Once the first recovery has
+//!    served, later ones start from its E: what it cut never comes back.
+
+use std::sync::Arc;
+
+use varve_fs::{Caller, FsError};
+use varve_sim::Rng;
+
+use crate::call::Call;
+use crate::compare::{Differences, compare};
+use crate::disk::{Cut, Disk};
+use crate::model::Model;
+use crate::session::{Opened, Session, Setup, StepClock, Violation};
+use crate::timeline::Timeline;
+use crate::violation;
+use crate::workload::random::{Character, Generator};
+
+/// How much is done about one crash.
+#[derive(Clone, Copy, Debug)]
+pub struct Depth {
+    /// Calls made after the recovery.
+    pub calls_after: u64,
+    /// Crashes during the recovery and the calls after it.
+    pub crashes_after: u64,
+    /// Whether the image is also opened read-only.
+    pub read_only_too: bool,
+}
+
+/// What the expectations are at a crash.
+struct Expected<'a> {
+    timeline: &'a Timeline,
+    least: u64,
+    most: u64,
+    /// A crash during a recovery that had found its end there: that state is right from there on, too.
+    recovered: Option<(u64, &'a Model)>,
+}
+
+/// A recovered filesystem that has passed steps 1 and 2.
+struct Recovered {
+    opened: Opened,
+    disk: Disk,
+    clock: Arc<StepClock>,
+    model: Model,
+}
+
+/// Judges the image that `disk` leaves at `cut`. Gives the number of crashes simulated.
+pub fn judge(
+    timeline: &Timeline,
+    disk: &Disk,
+    cut: &Cut,
+    setup: &Setup,
+    depth: &Depth,
+    rng: &mut Rng,
+) -> Result<u64, Violation> {
+    let (least, most) = timeline.bounds(cut.events);
+    let expected = Expected { timeline, least, most, recovered: None };
+    let image = disk.cut(cut, rng);
+    if depth.read_only_too {
+        read_only(&image, &expected, setup)?;
+    }
+    let recovered = recover(image, &expected, setup)?;
+    if depth.calls_after == 0 && depth.crashes_after == 0 {
+        return Ok(1);
+    }
+    let Recovered { opened, disk, clock, model } = recovered;
+    let (end, served) = (opened.report.end.0, disk.events());
+    let mut session = Session::new(opened, disk, clock, *setup, model.clone());
+    work(&mut session, depth.calls_after, rng)
+        .map_err(|Violation(what)| violation!("after recovery to {end}: {what}\n{}", session.history(40)))?;
+    let (second, disk, _) = session.end();
+    let mut crashes = 1;
+    for _ in 0..depth.crashes_after {
+        let cut = Cut::seeded(&disk, 0, rng);
+        let expected = if cut.events < served {
+            Expected { timeline, least, most, recovered: Some((end, &model)) }
+        } else {
+            let (least, most) = second.bounds(cut.events);
+            Expected { timeline: &second, least, most, recovered: None }
+        };
+        let during = if cut.events < served { "during" } else { "after" };
+        recover(disk.cut(&cut, rng), &expected, setup).map_err(|Violation(what)| {
+            violation!(
+                "second crash ({cut}) {during} the recovery to {end} (served at event {served}): {what}"
+            )
+        })?;
+        crashes += 1;
+    }
+    Ok(crashes)
+}
+
+fn recover(disk: Disk, expected: &Expected<'_>, setup: &Setup) -> Result<Recovered, Violation> {
+    let clock = StepClock::new(1 << 32);
+    let opened = Opened::open(&disk, setup, &clock, false)
+        .map_err(|error| violation!("the image does not open: {error}"))?;
+    let model = state_at(&opened, expected)?;
+    let report = opened.fs.check(true).map_err(|error| violation!("check after recovery fails: {error}"))?;
+    if !report.problems.is_empty() {
+        let end = opened.report.end.0;
+        return Err(violation!("after recovery to {end} check finds:\n  {}", report.problems.join("\n  ")));
+    }
+    let statfs = opened.fs.statfs().map_err(|error| violation!("statfs after recovery fails: {error}"))?;
+    if statfs.files != model.named_count() {
+        return Err(violation!("statfs counts {} inodes, expected {}", statfs.files, model.named_count()));
+    }
+    if statfs.free_bytes > statfs.total_bytes {
+        return Err(violation!("statfs offers {} of {} bytes", statfs.free_bytes, statfs.total_bytes));
+    }
+    Ok(Recovered { opened, disk, clock, model })
+}
+
+/// Steps 1 and 2: the recovered position and tree are right. Gives the state found.
+fn state_at(opened: &Opened, expected: &Expected<'_>) -> Result<Model, Violation> {
+    let report = &opened.report;
+    let end = report.end.0;
+    if end < expected.least {
+        return Err(violation!(
+            "recovered to {end}, but {} had been promised ({} batches replayed, {} cut)",
+            expected.least,
+            report.batches_replayed,
+            report.batches_cut
+        ));
+    }
+    let mut first: Option<Differences> = None;
+    let mut candidates: Vec<&Model> = Vec::new();
+    if let Some((from, model)) = expected.recovered
+        && end >= from
+    {
+        candidates.push(model);
+    }
+    if end <= expected.most {
+        candidates.extend(expected.timeline.at(end));
+    }
+    if candidates.is_empty() {
+        return Err(violation!("recovered to {end}, but nothing beyond {} had been written", expected.most));
+    }
+    for candidate in candidates {
+        let mut model = candidate.clone();
+        model.forget_opens();
+        match compare(&opened.fs, &model) {
+            Ok(settled) => return Ok(settled),
+            Err(differences) => first = first.or(Some(differences)),
+        }
+    }
+    let differences = first.expect("there was a candidate");
+    Err(violation!("recovered to {end} (promised {}) and the tree differs:\n{differences}", expected.least))
+}
+
+/// Step 3.
+fn read_only(image: &Disk, expected: &Expected<'_>, setup: &Setup) -> Result<(), Violation> {
+    let disk = image.fork();
+    let clock = StepClock::new(1 << 32);
+    let opened = Opened::open(&disk, setup, &clock, true)
+        .map_err(|error| violation!("the image does not open read-only: {error}"))?;
+    state_at(&opened, expected).map_err(|Violation(what)| violation!("opened read-only: {what}"))?;
+    let refused =
+        opened.fs.mkdir(Caller::ROOT, varve_fs::ROOT_INODE, b"no", 0o755).err().map(|e: FsError| e.errno());
+    if refused != Some(30) {
+        return Err(violation!("mkdir on a read-only filesystem gives errno {refused:?}, expected 30"));
+    }
+    drop(opened);
+    match disk.events() {
+        0 => Ok(()),
+        events => Err(violation!("opening read-only wrote to the device ({events} events)")),
+    }
+}
+
+/// Step 4: some calls, a sync, some more.
+fn work(session: &mut Session, calls: u64, rng: &mut Rng) -> Result<(), Violation> {
+    let character = Character {
+        calls,
+        write_bytes_max: 20_000,
+        fsync: 100,
+        sync: 30,
+        flush_file: 10,
+        checkpoint: 30,
+        maintain: 30,
+    };
+    let mut generator = Generator::new(character);
+    for number in 0..calls {
+        let call = if number == calls / 2 { Call::Sync } else { generator.draw(session.live(), rng) };
+        generator.make(session, &call)?;
+    }
+    session.verify()
+}

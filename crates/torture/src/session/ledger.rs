@@ -1,0 +1,238 @@
+//! The session's books: which states the log holds after a call, and what the call has promised.
+
+use varve_fs::{DataLogged, InodeId};
+
+use super::{Session, Violation, subject};
+use crate::call::Call;
+use crate::model::{Context, Model};
+use crate::timeline::Mark;
+use crate::violation;
+
+impl Session {
+    /// Enters the states of the log that this call has brought into the timeline.
+    pub(super) fn record(
+        &mut self,
+        call: &Call,
+        context: &Context,
+        old: &Model,
+        (before, after): (u64, u64),
+        events: Vec<DataLogged>,
+        succeeded: bool,
+    ) -> Result<(), Violation> {
+        if after < before {
+            return Err(violation!("{call:?} took the position back from {before} to {after}"));
+        }
+        let file = subject(call);
+        let live_size = file.and_then(|ino| old.get(ino)).map_or(0, |inode| inode.size());
+        let effect = Context { logged: Some(live_size), ..*context };
+        let finished = |plain: &Model| -> Model {
+            let mut state = plain.clone();
+            if succeeded {
+                // The live model has accepted the call; the logged one knows the same names.
+                let _ = state.apply(call, &effect);
+            }
+            state
+        };
+        if matches!(call, Call::Write { .. })
+            && let Some(ino) = file
+        {
+            self.pending.insert(ino);
+        }
+        let visible = succeeded && is_logged_verb(call);
+        let mut plain = self.logged.clone();
+        if after == before {
+            if let Some(event) = events.first() {
+                return Err(violation!(
+                    "{call:?} logged data at {} but the position stayed {after}",
+                    event.lsn.0
+                ));
+            }
+            let state = finished(&plain);
+            if visible && changes_what_is_seen(call, old, &self.live) {
+                return Err(violation!("{call:?} changed something and has no place in the log ({after})"));
+            }
+            self.logged = state;
+            return Ok(());
+        }
+        let between =
+            |plain: &Model| if visible { vec![plain.clone(), finished(plain)] } else { vec![plain.clone()] };
+        if before + 1 < after {
+            self.allow_pending(&mut plain, old);
+            self.timeline.expect(before + 1, between(&plain));
+        }
+        let mut last = None;
+        for event in &events {
+            let lsn = event.lsn.0;
+            if lsn <= before || lsn > after {
+                return Err(violation!("{call:?} ran from {before} to {after} and logged data at {lsn}"));
+            }
+            if lsn == after && visible {
+                // In the same transaction as the verb itself: what the file holds after it.
+                let state = last.get_or_insert_with(|| finished(&plain));
+                let live = &self.live;
+                Self::log_data(state, event, live, live)?;
+                continue;
+            }
+            Self::log_data(&mut plain, event, old, &self.live)?;
+            self.allow_pending(&mut plain, old);
+            if lsn < after {
+                self.timeline.expect(lsn, between(&plain));
+            }
+        }
+        let mut state = last.unwrap_or_else(|| finished(&plain));
+        self.allow_pending(&mut state, old);
+        if succeeded {
+            self.verify_growth(call, &state, old)?;
+        }
+        self.timeline.expect(after, vec![state.clone()]);
+        self.logged = state;
+        Ok(())
+    }
+
+    /// Times and set-id bits of files that were written may come into the log with anything that touches them.
+    fn allow_pending(&self, state: &mut Model, old: &Model) {
+        for ino in &self.pending {
+            let Some(mut inode) = state.get(*ino).cloned() else { continue };
+            for seen in [old.get(*ino), self.live.get(*ino)].into_iter().flatten() {
+                inode.mode.allow(seen.mode.get());
+                inode.mtime.allow(seen.mtime.get());
+                inode.ctime.allow(seen.ctime.get());
+            }
+            *state.get_mut(*ino).expect("looked up above") = inode;
+        }
+    }
+
+    fn log_data(state: &mut Model, event: &DataLogged, old: &Model, live: &Model) -> Result<(), Violation> {
+        // A file that lost its last name and handle in this very call has nothing to show.
+        let (Some(old), Some(inode)) = (old.get(event.ino).or(live.get(event.ino)), state.get_mut(event.ino))
+        else {
+            return Ok(());
+        };
+        let new = live.get(event.ino).unwrap_or(old);
+        let (Some(before), Some(after)) = (old.content(), new.content()) else {
+            return Err(violation!("data of inode {} was logged, which is not a file", event.ino.0));
+        };
+        let most = before.size().max(after.size());
+        if event.size > most {
+            return Err(violation!(
+                "inode {} was logged with size {}, larger than {most}",
+                event.ino.0,
+                event.size
+            ));
+        }
+        let content = inode.content_mut().expect("the live model says it is a file");
+        let grown_from = content.size();
+        content.log(event.offset, event.len, event.size, before, after);
+        if !content.range_is(grown_from, event.size, before, after) {
+            return Err(violation!(
+                "inode {} grew from {grown_from} to {} at {} before the data of that range was logged",
+                event.ino.0,
+                event.size,
+                event.lsn.0
+            ));
+        }
+        Ok(())
+    }
+
+    /// A size grown by a write is logged no earlier than that write's data, whatever else changes the size.
+    fn verify_growth(&self, call: &Call, state: &Model, old: &Model) -> Result<(), Violation> {
+        let Some(ino) = subject(call) else { return Ok(()) };
+        let content = |model: &Model| model.get(ino).and_then(|inode| inode.content().cloned());
+        let (Some(state), Some(was)) = (content(state), content(&self.logged)) else { return Ok(()) };
+        let live = content(&self.live).unwrap_or_default();
+        let old = content(old).unwrap_or_default();
+        if state.size() > was.size() && !state.range_is(was.size(), state.size(), &old, &live) {
+            return Err(violation!(
+                "{call:?} logged size {} of inode {} while bytes written before it are not logged",
+                state.size(),
+                ino.0
+            ));
+        }
+        Ok(())
+    }
+
+    /// Enters what the call has promised.
+    pub(super) fn promise(
+        &mut self,
+        call: &Call,
+        (before, after): (u64, u64),
+        succeeded: bool,
+    ) -> Result<(), Violation> {
+        let mut acknowledged = self.fs.durable_position().0;
+        if acknowledged > after {
+            return Err(violation!(
+                "after {call:?} the durable position {acknowledged} is beyond the position {after}"
+            ));
+        }
+        if succeeded {
+            match call {
+                Call::Fsync { ino } => {
+                    self.settle_pending(call, &[*ino], after)?;
+                    acknowledged = after;
+                }
+                Call::Sync | Call::Close => {
+                    let all: Vec<InodeId> = self.pending.iter().copied().collect();
+                    self.settle_pending(call, &all, after)?;
+                    acknowledged = after;
+                }
+                Call::Checkpoint => acknowledged = acknowledged.max(before),
+                _ => {}
+            }
+        }
+        self.pending.retain(|ino| self.live.get(*ino).is_some());
+        self.timeline.mark(Mark { events: self.disk.events(), position: after, acknowledged });
+        Ok(())
+    }
+
+    /// Everything written to `files` must be in the log now, with its times.
+    fn settle_pending(&mut self, call: &Call, files: &[InodeId], at: u64) -> Result<(), Violation> {
+        for ino in files {
+            let (Some(live), Some(logged)) = (self.live.get(*ino), self.logged.get_mut(*ino)) else {
+                continue;
+            };
+            if let (Some(seen), Some(kept)) = (live.content(), logged.content())
+                && !kept.same(seen)
+            {
+                return Err(violation!(
+                    "{call:?} returned at {at} while written bytes of inode {} are not in the log (size {} of {})",
+                    ino.0,
+                    kept.size(),
+                    seen.size()
+                ));
+            }
+            logged.mode.set(live.mode.get());
+            logged.mtime.set(live.mtime.get());
+            logged.ctime.set(live.ctime.get());
+            self.pending.remove(ino);
+        }
+        let state = self.logged.clone();
+        self.timeline.expect(at, vec![state]);
+        Ok(())
+    }
+}
+
+/// Verbs whose effect is in the log when they return.
+fn is_logged_verb(call: &Call) -> bool {
+    !matches!(
+        call,
+        Call::Write { .. }
+            | Call::Open { truncate: false, .. }
+            | Call::Release { .. }
+            | Call::Fsync { .. }
+            | Call::FlushFile { .. }
+            | Call::Sync
+            | Call::Checkpoint
+            | Call::Maintain
+            | Call::Close
+    )
+}
+
+/// Whether a successful verb has changed anything a user can see after a crash.
+fn changes_what_is_seen(call: &Call, old: &Model, live: &Model) -> bool {
+    match call {
+        Call::Rename { parent, name, .. } => old.lookup(*parent, name) != live.lookup(*parent, name),
+        Call::SetAttr { set, .. } => *set != varve_fs::SetAttr::default(),
+        Call::Open { ino, truncate: true } => old.get(*ino).is_some_and(|inode| inode.size() > 0),
+        _ => true,
+    }
+}

@@ -1,0 +1,246 @@
+//! A filesystem driven call by call, with the model beside it and a record of what must survive.
+//!
+//! The harness is single-threaded and opens without background work, so that every change of the log belongs to the
+//! call during which it happened. Verbs of names and attributes take effect in the logged state at the position after
+//! the call; bytes of `write` take effect where the filesystem says that it logged them, and what they are comes from
+//! the calls alone. The expected states never come from the engine's log.
+
+mod ledger;
+mod opened;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+
+use varve_fs::{Filesystem, FsError, InodeId};
+
+use crate::call::{Call, fill};
+use crate::compare::{attr_differences, compare};
+use crate::disk::Disk;
+use crate::model::{Context, Errno, Model};
+use crate::timeline::{Mark, Timeline};
+use opened::Logged;
+pub use opened::{Opened, Setup, StepClock};
+
+const ENOSPC: Errno = 28;
+
+/// A promise that was broken, in words.
+#[derive(Clone, Debug)]
+pub struct Violation(pub String);
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A [`Violation`] from a format string.
+#[macro_export]
+macro_rules! violation {
+    ($($arg:tt)*) => { $crate::session::Violation(format!($($arg)*)) };
+}
+
+/// See the module.
+pub struct Session {
+    fs: Filesystem,
+    disk: Disk,
+    clock: Arc<StepClock>,
+    setup: Setup,
+    live: Model,
+    logged: Model,
+    /// Files whose newest bytes or times may not be in the log.
+    pending: BTreeSet<InodeId>,
+    events: Logged,
+    timeline: Timeline,
+    history: Vec<String>,
+}
+
+impl Session {
+    /// Begins with a filesystem that shows `model`, which is durable.
+    pub fn new(opened: Opened, disk: Disk, clock: Arc<StepClock>, setup: Setup, model: Model) -> Session {
+        let position = opened.report.end.0;
+        let mut timeline = Timeline::new(position, model.clone(), disk.events());
+        // Opening may have deleted files that were open at the crash: no user sees that.
+        let now = opened.fs.position().0;
+        timeline.mark(Mark { events: disk.events(), position: now, acknowledged: position });
+        Session {
+            fs: opened.fs,
+            disk,
+            clock,
+            setup,
+            live: model.clone(),
+            logged: model,
+            pending: BTreeSet::new(),
+            events: opened.logged,
+            timeline,
+            history: Vec::new(),
+        }
+    }
+
+    /// What a user of the running filesystem sees.
+    pub fn live(&self) -> &Model {
+        &self.live
+    }
+    /// The filesystem, for questions that change nothing.
+    pub fn fs(&self) -> &Filesystem {
+        &self.fs
+    }
+    /// What must survive.
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+    /// The disk below.
+    pub fn disk(&self) -> &Disk {
+        &self.disk
+    }
+    /// The last calls with their positions and results, for reports.
+    pub fn history(&self, last: usize) -> String {
+        self.history[self.history.len().saturating_sub(last)..].join("\n")
+    }
+
+    fn execute(&self, call: &Call) -> Result<(InodeId, usize), FsError> {
+        let (fs, caller) = (&self.fs, self.setup.caller);
+        let none = (InodeId(0), 0);
+        Ok(match call {
+            Call::Create { parent, name, mode } => (fs.create(caller, *parent, name, *mode)?.ino, 0),
+            Call::Mkdir { parent, name, mode } => (fs.mkdir(caller, *parent, name, *mode)?.ino, 0),
+            Call::Symlink { parent, name, target } => (fs.symlink(caller, *parent, name, target)?.ino, 0),
+            Call::Link { ino, parent, name } => fs.link(*ino, *parent, name).map(|_| none)?,
+            Call::Unlink { parent, name } => fs.unlink(*parent, name).map(|()| none)?,
+            Call::Rmdir { parent, name } => fs.rmdir(*parent, name).map(|()| none)?,
+            Call::Rename { parent, name, new_parent, new_name, mode } => {
+                fs.rename(*parent, name, *new_parent, new_name, *mode).map(|()| none)?
+            }
+            Call::SetAttr { ino, set } => fs.setattr(caller, *ino, *set).map(|_| none)?,
+            Call::Open { ino, truncate } => fs.open_inode(caller, *ino, *truncate).map(|()| none)?,
+            Call::Release { ino } => fs.release_inode(*ino).map(|()| none)?,
+            Call::Write { ino, offset, len, seed } => {
+                (InodeId(0), fs.write(caller, *ino, *offset, &fill(*seed, *len))?)
+            }
+            Call::SetXattr { ino, name, value, mode } => {
+                fs.setxattr(*ino, name, value, *mode).map(|()| none)?
+            }
+            Call::RemoveXattr { ino, name } => fs.removexattr(*ino, name).map(|()| none)?,
+            Call::Fsync { ino } => fs.fsync(*ino).map(|()| none)?,
+            Call::FlushFile { ino } => fs.flush_file(*ino).map(|()| none)?,
+            Call::Sync => fs.sync().map(|()| none)?,
+            Call::Checkpoint => fs.checkpoint().map(|()| none)?,
+            Call::Maintain => fs.maintain().map(|()| none)?,
+            Call::Close => fs.close().map(|()| none)?,
+        })
+    }
+
+    /// Makes one call on both, compares the results and records what must survive. Gives the errno, 0 for success.
+    pub fn call(&mut self, call: &Call) -> Result<Errno, Violation> {
+        let now = self.clock.step();
+        let before = self.fs.position().0;
+        self.events.lock().expect("no panic holds it").clear();
+        let result = self.execute(call);
+        let after = self.fs.position().0;
+        let mut events = std::mem::take(&mut *self.events.lock().expect("no panic holds it"));
+        events.sort_by_key(|event| event.lsn);
+        let errno = result.as_ref().err().map_or(0, FsError::errno);
+        self.history.push(format!("{before:>5}..{after:<5} {call:?} = {errno}"));
+
+        let (created, written) = result.as_ref().map_or((InodeId(0), 0), |done| *done);
+        let context = Context { now, caller: self.setup.caller, created, written, logged: None };
+        let old = self.live.clone();
+        if created.0 != 0 && old.get(created).is_some() {
+            return Err(violation!("{call:?} gave inode {}, which is in use", created.0));
+        }
+        let expected = self.live.apply(call, &context);
+        self.judge(call, &result, expected, written)?;
+        if errno != 0 {
+            self.live = old.clone();
+        }
+        self.record(call, &context, &old, (before, after), events, errno == 0)?;
+        self.promise(call, (before, after), errno == 0)?;
+        if errno == 0 {
+            self.verify_attributes(call, created)?;
+        }
+        Ok(errno)
+    }
+
+    /// Makes a call that must succeed.
+    pub fn must(&mut self, call: &Call) -> Result<(), Violation> {
+        match self.call(call)? {
+            0 => Ok(()),
+            errno => Err(violation!("{call:?} fails with errno {errno}")),
+        }
+    }
+
+    fn judge(
+        &self,
+        call: &Call,
+        result: &Result<(InodeId, usize), FsError>,
+        expected: Result<(), Errno>,
+        written: usize,
+    ) -> Result<(), Violation> {
+        match (result, expected) {
+            (Ok(_), Ok(())) => {
+                if let Call::Write { len, .. } = call
+                    && (written > *len || written == 0 && *len > 0 || written < *len && !self.setup.tight)
+                {
+                    return Err(violation!("{call:?} accepted {written} bytes"));
+                }
+                Ok(())
+            }
+            (Ok(_), Err(errno)) => Err(violation!("{call:?} succeeded, expected errno {errno}")),
+            (Err(error), Err(errno)) if error.errno() == errno => Ok(()),
+            (Err(error), _) if error.errno() == ENOSPC && self.setup.tight && !call.must_have_space() => {
+                Ok(())
+            }
+            (Err(error), expected) => {
+                let expected = expected.err().map_or("success".into(), |errno| format!("errno {errno}"));
+                Err(violation!("{call:?} fails with {error} (errno {}), expected {expected}", error.errno()))
+            }
+        }
+    }
+
+    fn verify_attributes(&self, call: &Call, created: InodeId) -> Result<(), Violation> {
+        let ino = if created.0 != 0 { Some(created) } else { subject(call) };
+        let Some((ino, expected)) = ino.and_then(|ino| Some((ino, self.live.get(ino)?))) else {
+            return Ok(());
+        };
+        let attr =
+            self.fs.getattr(ino).map_err(|e| violation!("getattr({}) after {call:?} fails: {e}", ino.0))?;
+        match attr_differences(&attr, expected).first() {
+            None => Ok(()),
+            Some(difference) => Err(violation!("after {call:?}, of inode {}: {difference}", ino.0)),
+        }
+    }
+
+    /// Compares everything a user sees now with the model, and runs the checker over the running filesystem.
+    pub fn verify(&self) -> Result<(), Violation> {
+        compare(&self.fs, &self.live)
+            .map_err(|found| violation!("the running filesystem differs:\n{found}"))?;
+        let report =
+            self.fs.check(true).map_err(|e| violation!("check of the running filesystem fails: {e}"))?;
+        match report.problems.first() {
+            None => Ok(()),
+            Some(_) => {
+                Err(violation!("check of the running filesystem finds:\n  {}", report.problems.join("\n  ")))
+            }
+        }
+    }
+
+    /// Ends the session: what must survive, the disk, and what a user saw last.
+    pub fn end(self) -> (Timeline, Disk, Model) {
+        (self.timeline, self.disk, self.live)
+    }
+}
+
+/// The file a call is about.
+fn subject(call: &Call) -> Option<InodeId> {
+    match call {
+        Call::SetAttr { ino, .. }
+        | Call::Open { ino, .. }
+        | Call::Write { ino, .. }
+        | Call::Link { ino, .. }
+        | Call::SetXattr { ino, .. }
+        | Call::RemoveXattr { ino, .. }
+        | Call::Fsync { ino }
+        | Call::FlushFile { ino } => Some(*ino),
+        _ => None,
+    }
+}

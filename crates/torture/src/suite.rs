@@ -1,0 +1,79 @@
+//! The ordinary suite: which trials run, and in which order. Continuous integration runs its first part, the soak all
+//! of it for as long as it is given, and the control the same with a bug planted.
+
+use std::time::{Duration, Instant};
+
+use crate::trial::{Counts, Failure, Wanted, run};
+use crate::workload::{Kind, exhaustive};
+
+/// One trial of the suite.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Step {
+    /// Kind of workload.
+    pub kind: Kind,
+    /// Its seed.
+    pub seed: u64,
+}
+
+/// Step number `index` of the suite that begins at `seed`. Kinds alternate, so that a short run meets all of them;
+/// pairs come in an order that visits every one once before any is repeated.
+pub fn step(seed: u64, index: u64) -> Step {
+    let kind = match index % 64 {
+        7 | 23 | 39 | 55 => Kind::Random,
+        15 | 47 => Kind::Triple,
+        31 => Kind::Full,
+        63 => Kind::Ring,
+        _ => Kind::Pair,
+    };
+    let seed = match kind {
+        // Seven steps of eight are pairs: number them without gaps.
+        Kind::Pair => (seed + (index / 8 * 7 + index % 8) * STRIDE) % exhaustive::PAIRS,
+        _ => seed.wrapping_mul(1_000_003) + index,
+    };
+    Step { kind, seed }
+}
+
+/// Shares no factor with the number of sequences, so that every one has its turn.
+const STRIDE: u64 = 2_741;
+const _: () = assert!(gcd(STRIDE, exhaustive::PAIRS) == 1, "some sequence would never be visited");
+
+const fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// What a run of the suite did.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Workloads and crashes.
+    pub counts: Counts,
+    /// The step after the last one run.
+    pub next: u64,
+    /// What was broken first.
+    pub failure: Option<Box<Failure>>,
+}
+
+/// Runs steps `first`, `first + stride`, ... until `budget` has passed, `steps` have been run, or one fails.
+pub fn run_steps(seed: u64, first: u64, stride: u64, steps: u64, budget: Duration) -> Outcome {
+    let started = Instant::now();
+    let mut outcome = Outcome { next: first, ..Outcome::default() };
+    for number in 0..steps {
+        if started.elapsed() >= budget {
+            break;
+        }
+        let Step { kind, seed } = step(seed, first + number * stride);
+        match run(kind, seed, Wanted::All) {
+            Ok(counts) => {
+                outcome.counts.workloads += counts.workloads;
+                outcome.counts.crashes += counts.crashes;
+            }
+            Err(failure) => {
+                outcome.counts.workloads += 1;
+                outcome.counts.crashes += failure.crashes_before + u64::from(failure.crash.is_some());
+                outcome.failure = Some(failure);
+                return outcome;
+            }
+        }
+        outcome.next = first + (number + 1) * stride;
+    }
+    outcome
+}

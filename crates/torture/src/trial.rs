@@ -1,0 +1,229 @@
+//! One trial: a workload, then crashes at every place or at seeded places of what it did to the device.
+//!
+//! A trial depends on its kind and seed alone; crash number k of it depends on those and on k, so that a single crash
+//! can be repeated without the others.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use varve_device::Device;
+use varve_fs::{Caller, Filesystem, FormatOptions, Profile};
+use varve_sim::{CrashPolicy, Rng};
+
+use crate::disk::{Cut, Disk};
+use crate::model::Model;
+use crate::oracle::{Depth, judge};
+use crate::session::{Opened, Session, Setup, StepClock, Violation};
+use crate::timeline::Timeline;
+use crate::violation;
+use crate::workload::{Base, Kind, after_crash, exhaustive};
+
+/// Size of the pools: the smallest there may be.
+pub const POOL_BYTES: u64 = 64 << 20;
+/// Calls of the history shown with a failure.
+const HISTORY_MAX: usize = 60;
+
+/// What a trial did.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Counts {
+    /// Workloads run.
+    pub workloads: u64,
+    /// Crashes simulated, second ones included.
+    pub crashes: u64,
+}
+
+/// A broken promise, and how to see it again.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Kind of workload.
+    pub kind: Kind,
+    /// Its seed.
+    pub seed: u64,
+    /// Which crash of it; none if it failed while running.
+    pub crash: Option<u64>,
+    /// Crashes that this trial had survived before.
+    pub crashes_before: u64,
+    /// What was broken.
+    pub what: String,
+    /// The calls made.
+    pub history: String,
+}
+
+impl Failure {
+    /// The command that repeats it.
+    pub fn reproduce(&self) -> String {
+        let crash = self.crash.map_or(String::new(), |crash| format!(" --crash {crash}"));
+        format!(
+            "cargo run --release -p varve-torture -- replay --kind {} --seed {}{crash}",
+            self.kind, self.seed
+        )
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} workload, seed {}, crash {:?}: {}", self.kind, self.seed, self.crash, self.what)?;
+        writeln!(f, "calls (position before..after, call, errno):\n{}", self.history)?;
+        write!(f, "reproduce: {}", self.reproduce())
+    }
+}
+
+/// Whether one crash is wanted or all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// All crashes of the trial.
+    All,
+    /// That one.
+    One(u64),
+    /// None: only the workload, compared with the model call by call.
+    None,
+}
+
+struct Prepared {
+    disk: Disk,
+    model: Model,
+    clock_seconds: i64,
+}
+
+/// Formats a pool on `disk`.
+pub fn format(disk: &Disk) -> Result<Model, Violation> {
+    let clock = StepClock::new(1_000_000_000);
+    let options = FormatOptions {
+        data: Profile::Single,
+        metadata: Profile::Dup,
+        pool_id: *b"varve crash pool",
+        hash_seed: 0x0123_4567_89ab_cdef,
+        force: false,
+    };
+    let device: Arc<dyn Device> = disk.device();
+    Filesystem::format(&[device], &options, Caller::ROOT, &*clock)
+        .map_err(|e| violation!("format fails: {e}"))?;
+    Ok(Model::new(0, 0, 0o755, varve_fs::Clock::now(&*clock)))
+}
+
+fn prepare(base: Base) -> Result<Prepared, Violation> {
+    let disk = Disk::new(POOL_BYTES);
+    let mut model = format(&disk)?;
+    let mut disk = disk.fork();
+    if base == Base::SmallTree {
+        let mut session = open(disk, &Setup::default(), model, 1_000_000_001)?;
+        exhaustive::populate(&mut session)?;
+        // Left unclosed: recovery has the population to replay in front of what the workload adds.
+        let (_, used, live) = session.end();
+        (disk, model) = (used.fork(), after_crash(live));
+    }
+    Ok(Prepared { disk, model, clock_seconds: 1_000_001_000 })
+}
+
+/// The disk and state a kind begins with, made once.
+fn prepared(base: Base) -> Result<(Disk, Model, i64), Violation> {
+    static CACHE: Mutex<BTreeMap<Base, Arc<Prepared>>> = Mutex::new(BTreeMap::new());
+    let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = match cache.get(&base) {
+        Some(found) => found.clone(),
+        None => {
+            let made = Arc::new(prepare(base)?);
+            cache.insert(base, made.clone());
+            made
+        }
+    };
+    Ok((found.disk.fork(), found.model.clone(), found.clock_seconds))
+}
+
+fn open(disk: Disk, setup: &Setup, model: Model, clock_seconds: i64) -> Result<Session, Violation> {
+    let clock = StepClock::new(clock_seconds);
+    let opened = Opened::open(&disk, setup, &clock, false).map_err(|e| violation!("open fails: {e}"))?;
+    Ok(Session::new(opened, disk, clock, *setup, model))
+}
+
+/// Runs trial `seed` of `kind`.
+pub fn run(kind: Kind, seed: u64, wanted: Wanted) -> Result<Counts, Box<Failure>> {
+    let setup = kind.setup(seed);
+    let session = Mutex::new(None);
+    let failure = |crash, crashes_before, what: String, history: String| {
+        Box::new(Failure { kind, seed, crash, crashes_before, what, history })
+    };
+    let history = |session: &Mutex<Option<Session>>| {
+        let guard = session.lock().unwrap_or_else(PoisonError::into_inner);
+        guard.as_ref().map_or(String::new(), |session: &Session| session.history(HISTORY_MAX))
+    };
+    guarded(|| {
+        let (disk, model, clock_seconds) = prepared(kind.base())?;
+        let mut guard = session.lock().unwrap_or_else(PoisonError::into_inner);
+        let session = guard.insert(open(disk, &setup, model, clock_seconds)?);
+        kind.run(session, seed)?;
+        session.verify()
+    })
+    .map_err(|Violation(what)| failure(None, 0, what, history(&session)))?;
+    let calls = history(&session);
+    let session = session.into_inner().unwrap_or_else(PoisonError::into_inner).expect("the workload ran");
+    let (timeline, disk, _) = session.end();
+    let mut counts = Counts { workloads: 1, crashes: 0 };
+    let cuts = cuts(kind, seed, &timeline, &disk);
+    for (number, cut) in cuts.iter().enumerate() {
+        let number = number as u64;
+        if wanted == Wanted::None || matches!(wanted, Wanted::One(one) if one != number) {
+            continue;
+        }
+        let mut rng = Rng::new(seed.wrapping_mul(0x9e37_79b9).wrapping_add(number).wrapping_add(1));
+        let depth = depth(kind, number, &mut rng);
+        let judged = guarded(|| judge(&timeline, &disk, cut, &setup, &depth, &mut rng));
+        counts.crashes += judged.map_err(|Violation(what)| {
+            failure(Some(number), counts.crashes, format!("crash at {cut}: {what}"), calls.clone())
+        })?;
+    }
+    Ok(counts)
+}
+
+/// Turns a panic of what is tested into a violation, so that its seed is printed.
+fn guarded<T>(f: impl FnOnce() -> Result<T, Violation>) -> Result<T, Violation> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Err(violation!("panic: {}", text.unwrap_or_else(|| "of an unknown kind".into())))
+    })
+}
+
+fn cuts(kind: Kind, seed: u64, timeline: &Timeline, disk: &Disk) -> Vec<Cut> {
+    let crashes = kind.crashes();
+    let mut rng = Rng::new(seed ^ 0x6375_7473);
+    let first = timeline.first_event();
+    let mut cuts = Vec::new();
+    if crashes.every_flush {
+        let mut instants = disk.flush_boundaries();
+        instants.push(disk.events());
+        instants.retain(|events| *events >= first);
+        instants.dedup();
+        for events in instants {
+            cuts.push(Cut { events, policy: CrashPolicy::DropAll });
+            let pending = disk.pending_count(events);
+            if pending > 0 {
+                cuts.push(Cut { events, policy: CrashPolicy::KeepAll });
+                cuts.extend((0..crashes.seeded).map(|_| Cut { events, policy: CrashPolicy::Seeded }));
+            }
+        }
+    } else {
+        cuts.extend((0..crashes.seeded).map(|_| Cut::seeded(disk, first, &mut rng)));
+        // Rising, so that walking along the recording is linear in all.
+        cuts.sort_by_key(|cut| cut.events);
+    }
+    cuts
+}
+
+fn depth(kind: Kind, number: u64, rng: &mut Rng) -> Depth {
+    match kind {
+        Kind::Pair | Kind::Triple => Depth {
+            calls_after: if number.is_multiple_of(4) { 6 } else { 0 },
+            crashes_after: if number.is_multiple_of(4) { 3 } else { 0 },
+            read_only_too: rng.below(16) == 0,
+        },
+        Kind::Random | Kind::Ring => Depth {
+            calls_after: if rng.below(2) == 0 { 12 } else { 0 },
+            crashes_after: 3,
+            read_only_too: rng.below(16) == 0,
+        },
+        Kind::Full => Depth { calls_after: 12, crashes_after: 2, read_only_too: false },
+    }
+}

@@ -1,0 +1,312 @@
+//! Long sequences drawn by weight: a growing tree, files that cross from inline to extents and past what may ride
+//! with the log, open and unlinked files, checkpoints and background work at random.
+
+use varve_fs::{Caller, FileKind, InodeId, ROOT_INODE, RenameMode, SetAttr, SetTime, Timestamp, XattrMode};
+use varve_sim::Rng;
+
+use crate::call::Call;
+use crate::model::Model;
+use crate::session::{Session, Setup, Violation};
+
+/// Files and directories beyond which more are removed than made.
+const INODES_MAX: usize = 160;
+/// Bytes in files beyond which writes stay small.
+const STORED_BYTES_MAX: u64 = 14 << 20;
+
+/// How often things happen in one workload; drawn by its seed, so that workloads differ in character.
+#[derive(Clone, Copy, Debug)]
+pub struct Character {
+    /// Calls made.
+    pub calls: u64,
+    /// Largest single write.
+    pub write_bytes_max: u64,
+    /// Of 1,000 calls: fsync.
+    pub fsync: u64,
+    /// Of 1,000 calls: sync.
+    pub sync: u64,
+    /// Of 1,000 calls: flush_file.
+    pub flush_file: u64,
+    /// Of 1,000 calls: checkpoint.
+    pub checkpoint: u64,
+    /// Of 1,000 calls: maintain.
+    pub maintain: u64,
+}
+
+/// The character of workload `seed`.
+pub fn character(seed: u64) -> Character {
+    let mut rng = Rng::new(seed ^ 0x6368_6172);
+    Character {
+        calls: 30 + rng.below(270),
+        write_bytes_max: [2_500, 20_000, 200_000, 3_000_000][rng.index(4)],
+        fsync: [0, 40, 200][rng.index(3)],
+        sync: [0, 10, 60][rng.index(3)],
+        flush_file: [0, 30][rng.index(2)],
+        checkpoint: [0, 10, 50][rng.index(3)],
+        maintain: [0, 20, 100][rng.index(3)],
+    }
+}
+
+/// How workload `seed` opens its filesystem.
+pub fn setup(seed: u64) -> Setup {
+    let mut rng = Rng::new(seed ^ 0x7365_7475);
+    Setup {
+        cache_bytes: [1 << 20, 4 << 20, 32 << 20][rng.index(3)],
+        dirty_bytes_max: [64 << 10, 1 << 20, 16 << 20][rng.index(3)],
+        caller: if rng.below(2) == 0 { Caller::ROOT } else { Caller { uid: 1000, gid: 100 } },
+        tight: false,
+    }
+}
+
+/// Makes the calls of workload `seed`.
+pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
+    let mut rng = Rng::new(seed);
+    let mut generator = Generator::new(character(seed));
+    for _ in 0..generator.character.calls {
+        let call = generator.draw(session.live(), &mut rng);
+        generator.make(session, &call)?;
+    }
+    Ok(())
+}
+
+/// Draws calls that make sense to the state at hand.
+pub struct Generator {
+    character: Character,
+    open: Vec<InodeId>,
+    counter: u64,
+}
+
+struct Tree {
+    directories: Vec<InodeId>,
+    files: Vec<InodeId>,
+    /// (parent, name, inode) of everything that has a name.
+    names: Vec<(InodeId, Vec<u8>, InodeId)>,
+}
+
+impl Tree {
+    fn of(model: &Model) -> Tree {
+        let mut tree = Tree { directories: Vec::new(), files: Vec::new(), names: Vec::new() };
+        for (ino, inode) in model.inodes() {
+            if inode.links == 0 {
+                continue;
+            }
+            match inode.kind() {
+                FileKind::Directory => tree.directories.push(ino),
+                FileKind::File => tree.files.push(ino),
+                _ => {}
+            }
+            for (name, child) in inode.entries().into_iter().flatten() {
+                tree.names.push((ino, name.clone(), *child));
+            }
+        }
+        tree
+    }
+}
+
+fn pick<T: Clone>(rng: &mut Rng, from: &[T]) -> Option<T> {
+    rng.pick(from).cloned()
+}
+
+impl Generator {
+    /// A generator with nothing open.
+    pub fn new(character: Character) -> Self {
+        Generator { character, open: Vec::new(), counter: 0 }
+    }
+
+    /// Makes the call and keeps count of what is open.
+    pub fn make(&mut self, session: &mut Session, call: &Call) -> Result<i32, Violation> {
+        let errno = session.call(call)?;
+        match call {
+            Call::Open { ino, .. } if errno == 0 => self.open.push(*ino),
+            Call::Release { ino } if errno == 0 => {
+                let at =
+                    self.open.iter().position(|open| open == ino).expect("only what is open is released");
+                self.open.swap_remove(at);
+            }
+            _ => {}
+        }
+        Ok(errno)
+    }
+
+    fn name(&mut self, rng: &mut Rng) -> Vec<u8> {
+        self.counter += 1;
+        match rng.below(20) {
+            // Any bytes but "/" and NUL, and the longest.
+            0 => vec![0xff, 0xfe, b'\n', (self.counter % 200 + 48) as u8],
+            1 => format!("{:0>255}", self.counter).into_bytes(),
+            _ => format!("n{}", rng.below(40)).into_bytes(),
+        }
+    }
+
+    /// The next call.
+    pub fn draw(&mut self, model: &Model, rng: &mut Rng) -> Call {
+        let tree = Tree::of(model);
+        let crowded = tree.names.len() > INODES_MAX;
+        let character = self.character;
+        let file = pick(rng, &tree.files);
+        let mut dice = rng.below(1000);
+        let mut below = |share: u64| {
+            let hit = dice < share;
+            dice = dice.saturating_sub(share);
+            if hit {
+                dice = u64::MAX;
+            }
+            hit
+        };
+        if below(character.fsync) {
+            // A file that was unlinked while open can be synced too.
+            let mut candidates = tree.files.clone();
+            candidates.extend(&self.open);
+            candidates.push(ROOT_INODE);
+            let ino = pick(rng, &candidates).unwrap_or(ROOT_INODE);
+            return Call::Fsync { ino };
+        }
+        if below(character.sync) {
+            return Call::Sync;
+        }
+        if below(character.checkpoint) {
+            return Call::Checkpoint;
+        }
+        if below(character.maintain) {
+            return Call::Maintain;
+        }
+        if below(character.flush_file)
+            && let Some(ino) = file
+        {
+            return Call::FlushFile { ino };
+        }
+        let directory = pick(rng, &tree.directories).unwrap_or(ROOT_INODE);
+        let entry = pick(rng, &tree.names);
+        let fallback = |this: &mut Self, rng: &mut Rng| Call::Create {
+            parent: directory,
+            name: this.name(rng),
+            mode: [0o644, 0o755, 0o6755][rng.index(3)],
+        };
+        match rng.below(100) {
+            0..16 if !crowded => fallback(self, rng),
+            16..21 if !crowded => Call::Mkdir {
+                parent: directory,
+                name: self.name(rng),
+                mode: [0o755, 0o700, 0o2775][rng.index(3)],
+            },
+            21..24 if !crowded => {
+                let longest = [20, 300, 4_000][rng.index(3)];
+                let target = vec![b'x'; 1 + rng.below(longest) as usize];
+                Call::Symlink { parent: directory, name: self.name(rng), target }
+            }
+            24..28 => match file {
+                Some(ino) => Call::Link { ino, parent: directory, name: self.name(rng) },
+                None => fallback(self, rng),
+            },
+            28..54 => match pick(rng, &self.open).filter(|_| rng.below(4) == 0).or(file) {
+                Some(ino) => self.write(model, ino, rng),
+                None => fallback(self, rng),
+            },
+            54..62 => match file {
+                Some(ino) => {
+                    let size = model.get(ino).map_or(0, |inode| inode.size());
+                    let size = match rng.below(5) {
+                        0 => 0,
+                        1 => size / 4096 * 4096,
+                        2 => size + rng.below(10_000),
+                        3 => size + rng.below(3 << 20),
+                        _ => rng.below(size + 1),
+                    };
+                    Call::SetAttr { ino, set: SetAttr { size: Some(size), ..SetAttr::default() } }
+                }
+                None => fallback(self, rng),
+            },
+            62..70 => match entry {
+                Some((parent, name, _)) => {
+                    let new_name = self.name(rng);
+                    Call::Rename { parent, name, new_parent: directory, new_name, mode: RenameMode::Replace }
+                }
+                None => fallback(self, rng),
+            },
+            70..76 => match (entry, pick(rng, &tree.names)) {
+                (Some((parent, name, _)), Some((new_parent, new_name, _))) => {
+                    let mode = [RenameMode::Replace, RenameMode::Exchange, RenameMode::NoReplace];
+                    Call::Rename { parent, name, new_parent, new_name, mode: mode[rng.index(3)] }
+                }
+                _ => fallback(self, rng),
+            },
+            76..80 => match file {
+                Some(ino) => Call::Open { ino, truncate: rng.below(4) == 0 },
+                None => fallback(self, rng),
+            },
+            80..83 => match pick(rng, &self.open) {
+                Some(ino) => Call::Release { ino },
+                None => Call::Maintain,
+            },
+            83..87 => match pick(rng, &tree.names) {
+                Some((_, _, ino)) => self.xattr(model, ino, rng),
+                None => fallback(self, rng),
+            },
+            87..91 => match pick(rng, &tree.names) {
+                Some((_, _, ino)) => attributes(model, ino, rng),
+                None => fallback(self, rng),
+            },
+            _ => match entry {
+                Some((parent, name, ino)) => {
+                    let directory = model.get(ino).is_some_and(|inode| inode.entries().is_some());
+                    if directory { Call::Rmdir { parent, name } } else { Call::Unlink { parent, name } }
+                }
+                None => fallback(self, rng),
+            },
+        }
+    }
+
+    fn write(&mut self, model: &Model, ino: InodeId, rng: &mut Rng) -> Call {
+        let size = model.get(ino).map_or(0, |inode| inode.size());
+        let mut most = self.character.write_bytes_max;
+        if model.stored_bytes() > STORED_BYTES_MAX {
+            most = most.min(4_000);
+        }
+        let len = match rng.below(6) {
+            0 => 1 + rng.below(200),
+            1 => 4096 * (1 + rng.below(most / 4096 + 1)),
+            _ => 1 + rng.below(most),
+        } as usize;
+        let offset = match rng.below(6) {
+            0 | 1 => size,
+            2 => size / 4096 * 4096,
+            3 => size + rng.below(2 << 20),
+            _ => rng.below(size + 1),
+        };
+        self.counter += 1;
+        Call::Write { ino, offset, len, seed: self.counter }
+    }
+
+    fn xattr(&mut self, model: &Model, ino: InodeId, rng: &mut Rng) -> Call {
+        let name = format!("user.{}", rng.below(6)).into_bytes();
+        let exists = model.get(ino).is_some_and(|inode| inode.xattrs.contains_key(&name));
+        if exists && rng.below(3) == 0 {
+            return Call::RemoveXattr { ino, name };
+        }
+        self.counter += 1;
+        let longest = [10, 200, 1_600][rng.index(3)];
+        let value = vec![self.counter as u8; rng.below(longest) as usize];
+        let mode = match rng.below(4) {
+            0 => XattrMode::Create,
+            1 => XattrMode::Replace,
+            _ => XattrMode::Set,
+        };
+        Call::SetXattr { ino, name, value, mode }
+    }
+}
+
+fn attributes(model: &Model, ino: InodeId, rng: &mut Rng) -> Call {
+    let mut set = SetAttr::default();
+    let symlink = model.get(ino).is_some_and(|inode| inode.kind() == FileKind::Symlink);
+    match rng.below(4) {
+        0 if !symlink => set.mode = Some([0o600, 0o4755, 0o2711, 0o1777][rng.index(4)]),
+        1 => {
+            let seconds = rng.below(1 << 34) as i64 - (1 << 33);
+            set.mtime =
+                Some(SetTime::At(Timestamp { seconds, nanoseconds: rng.below(1_000_000_000) as u32 }));
+            set.atime = Some(SetTime::Now);
+        }
+        2 => set.gid = Some(rng.below(5) as u32),
+        _ => set.atime = Some(SetTime::At(Timestamp { seconds: rng.below(1 << 31) as i64, nanoseconds: 0 })),
+    }
+    Call::SetAttr { ino, set }
+}
