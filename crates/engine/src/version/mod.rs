@@ -131,7 +131,7 @@ pub struct Progress {
     pub blocks_freed: u64,
 }
 
-/// Errors that tests plant to see themselves fail.
+/// What tests plant: errors, to see themselves fail, and a choice that must not matter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Planted {
     /// A collapse forgets the entries at or beyond the child's limit.
@@ -140,17 +140,21 @@ enum Planted {
     LimitNotCarried,
     /// The cursor of an interrupted removal passes the segment it was in.
     CursorSkips,
+    /// No error: the larger side drains, so that both directions are met equally often.
+    LargerSide,
+    /// No error: the youngest collapse goes first, as it may with forks, so that both versions have older ones beneath.
+    YoungestFirst,
 }
 
 #[cfg(test)]
 thread_local! {
-    static PLANTED: std::cell::Cell<Option<Planted>> = const { std::cell::Cell::new(None) };
+    static PLANTED: std::cell::Cell<&'static [Planted]> = const { std::cell::Cell::new(&[]) };
 }
 
-/// Whether a test has planted this error.
+/// Whether a test has planted this.
 #[cfg(test)]
 fn planted(what: Planted) -> bool {
-    PLANTED.get() == Some(what)
+    PLANTED.get().contains(&what)
 }
 
 /// Outside tests nothing is planted.

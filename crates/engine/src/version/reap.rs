@@ -203,6 +203,9 @@ fn find_work(read: &dyn Read, family: FamilyId) -> Result<Option<Work>> {
     if let Some((id, version)) = dead {
         return Ok(Some(Work::Remove(id, version)));
     }
+    if planted(Planted::YoungestFirst) {
+        inner.reverse();
+    }
     for (parent_id, parent) in inner {
         let child_id = VersionId(parent.children_xor);
         let child = record(read, family, child_id)?;
@@ -358,7 +361,7 @@ fn smaller_side(read: &dyn Read, family: FamilyId, child: VersionKey, parent: Ve
         looked_at += 1;
         looked_at < SAMPLE_ENTRIES
     })?;
-    Ok(if of_child <= of_parent { Drain::Up } else { Drain::Down })
+    Ok(if (of_child <= of_parent) != planted(Planted::LargerSide) { Drain::Up } else { Drain::Down })
 }
 
 /// Moves the draining side, segment by segment. `None`: it is empty; otherwise the segment to go on with.

@@ -160,7 +160,7 @@ impl Extent {
     }
     /// The blocks that this entry alone makes used. `None` for holes and reservations.
     pub fn run(&self) -> Option<Run> {
-        (self.kind == ExtentKind::Data).then(|| Run { addr: self.addr, blocks: self.stored_len / BLOCK })
+        (self.kind == ExtentKind::Data).then_some(Run { addr: self.addr, blocks: self.stored_len / BLOCK })
     }
     /// Whether `next`, which begins in the file where this one ends, can become part of this entry.
     pub fn continues(&self, next: &Extent) -> bool {
