@@ -1,4 +1,4 @@
-//! `cargo xtask soak`: the long runs. The work is done by the programs of the torture crate and by the mounted tests.
+//! `cargo xtask soak`: the crash suite for as long as asked; it goes on where the last soak stopped.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub struct SoakArgs {
 
 pub fn run(args: &SoakArgs) -> Result<()> {
     let mut command = cargo();
-    command.args(["run", "--release", "-p", "varve-torture", "--bin", "soak", "--"]);
+    command.args(["run", "--release", "-p", "varve-torture", "--", "soak"]);
     command.arg("--minutes").arg(args.minutes.to_string());
     if let Some(seed) = args.seed {
         command.arg("--seed").arg(seed.to_string());
