@@ -15,6 +15,7 @@ pub mod compare;
 pub mod crash_test;
 pub mod disk;
 pub mod model;
+pub mod mounted;
 pub mod oracle;
 pub mod session;
 pub mod soak;

@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
+use varve_torture::mounted::judge::{Plan, judge};
+use varve_torture::mounted::record::Recording;
 use varve_torture::soak::soak;
 use varve_torture::trial::{Wanted, run};
 use varve_torture::workload::Kind;
@@ -49,10 +51,92 @@ enum Command {
         #[arg(long)]
         no_crash: bool,
     },
+    /// Crash the real mounted daemon, with git and SQLite at work.
+    #[command(subcommand)]
+    Mounted(Mounted),
+}
+
+#[derive(Subcommand)]
+enum Mounted {
+    /// Mount a new pool, work in it and record everything that happens on its device.
+    Record {
+        /// Directory for pool, recording and journal, on an ordinary filesystem; it must not hold a recording yet.
+        #[arg(long)]
+        directory: PathBuf,
+        /// The program, built with `--features record`.
+        #[arg(long, default_value = "target/release/varve")]
+        program: PathBuf,
+        /// Size of the pool.
+        #[arg(long, default_value = "256M")]
+        size: String,
+        /// How long to work.
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+        /// Seed of the plain files.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// Cut images out of a recording and judge them.
+    Judge {
+        /// Where the recording is.
+        #[arg(long)]
+        directory: PathBuf,
+        /// How many images.
+        #[arg(long, default_value_t = 10_000)]
+        images: u64,
+        /// Seed of the instants.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Threads.
+        #[arg(long, default_value_t = 2)]
+        threads: usize,
+        /// Every so many images git and SQLite look at their files.
+        #[arg(long, default_value_t = 100)]
+        tools_every: u64,
+        /// Only this image.
+        #[arg(long)]
+        only: Option<u64>,
+    },
+}
+
+fn mounted(command: Mounted) -> std::io::Result<bool> {
+    let started = Instant::now();
+    match command {
+        Mounted::Record { directory, program, size, seconds, seed } => {
+            let recording =
+                Recording { program, directory, size, duration: Duration::from_secs(seconds), seed };
+            recording.run()?;
+            println!("recorded {} bytes", std::fs::metadata(recording.log())?.len());
+            Ok(true)
+        }
+        Mounted::Judge { directory, images, seed, threads, tools_every, only } => {
+            let (program, duration) = (PathBuf::new(), Duration::ZERO);
+            let recording = Recording { program, directory, size: String::new(), duration, seed };
+            let plan = Plan { images, seed, threads: threads.max(1), tools_every: tools_every.max(1), only };
+            let verdict = judge(&recording, &plan)?;
+            println!(
+                "{} images in {:.0} s, {} facts verified, {} images shown to git and SQLite, {} violations",
+                verdict.images,
+                started.elapsed().as_secs_f64(),
+                verdict.facts,
+                verdict.asked_tools,
+                verdict.failures.len()
+            );
+            Ok(verdict.failures.is_empty())
+        }
+    }
 }
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
+        Command::Mounted(command) => match mounted(command) {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(error) => {
+                eprintln!("{error}");
+                ExitCode::FAILURE
+            }
+        },
         Command::Soak { minutes, seed, threads, state } => {
             // A panic inside a trial is reported as its failure, with its seed.
             std::panic::set_hook(Box::new(|_| {}));
