@@ -11,8 +11,8 @@
 //! 2. Keys and ids grow strictly along every path from the root, so that a scan of a segment meets the versions of a
 //!    path nearest first.
 //! 3. A block of the pool is named by exactly one entry. Who cuts an entry frees what no entry names any more.
-//! 4. The side that drains gains no entries, so that one cursor per collapse is enough; at most one collapse is under
-//!    way on any two neighbouring edges of a path.
+//! 4. The side that drains gains no entries, so that one cursor per collapse is enough; of two neighbouring edges of a
+//!    path only one drains, and none while the younger one is under way.
 //! 5. A hole entry exists only where something would be visible beneath it.
 //!
 //! Rules for callers: everything that changes a family (and [`reap_step`]) runs under the lock of its holder, from
@@ -47,7 +47,8 @@ pub use resolve::{resolve, resolve_upto};
 pub use truncate::{Truncated, truncate};
 pub use write::{Replaced, punch, put_extents};
 
-type Result<T> = std::result::Result<T, EngineError>;
+/// What this module's calls give.
+pub type Result<T> = std::result::Result<T, EngineError>;
 
 /// Trees as they are at one moment. [`View`] is the real one; tests have one in memory.
 pub trait Read {

@@ -213,11 +213,13 @@ fn find_work(read: &dyn Read, family: FamilyId) -> Result<Option<Work>> {
             let why = Corrupt { what: "child that does not know its parent", at: 0 };
             return Err(EngineError::corrupt(format!("version {} of family {}", child_id.0, family.0), why));
         }
-        let below_drains = match child.only_child().filter(|_| child.refs == 0) {
-            Some(id) => record(read, family, id)?.drain != Drain::None,
+        // A collapse into the grandchild that has begun must end first: this one brings entries in front of its cursor.
+        let below_began = match child.only_child().filter(|_| child.refs == 0) {
+            Some(id) => Some(record(read, family, id)?)
+                .is_some_and(|below| below.drain != Drain::None || below.cursor > 0),
             None => false,
         };
-        if parent.drain == Drain::None && !below_drains {
+        if parent.drain == Drain::None && !below_began {
             return Ok(Some(Work::Collapse(Box::new(Pair { family, parent_id, parent, child_id, child }))));
         }
     }
@@ -266,8 +268,9 @@ fn collapse(read: &dyn Read, changes: &mut Changes, pair: &Pair, budget: &mut Bu
         } else {
             child.drain = smaller_side(read, family, child.key, parent.key)?;
             if parent.parent.is_some() && child.limit < parent.limit {
-                // Entries of the grandparent between the two limits may have been passed already.
-                (parent.limit, parent.cursor) = (child.limit, 0);
+                // Its own cursor is not looked at again: a collapse of the grandparent waits for this one, which ends
+                // with the child's cursor at 0.
+                parent.limit = child.limit;
             }
             (child.limit, child.cursor) = (NO_LIMIT, 0);
             put(changes.finish(), family, parent_id, &parent);
