@@ -1,1 +1,76 @@
-fn main() {}
+//! The `varve` program: pools are created, mounted, unmounted, looked at and checked.
+//!
+//! Here the command line becomes one of the commands, and its outcome an exit status: 0 done, 1 a problem was found
+//! or the operation failed, 2 wrong usage. Everything else is in the module of the command's name.
+#![forbid(unsafe_code)]
+
+mod args;
+mod check;
+mod clock;
+mod closing;
+mod control;
+mod create;
+mod daemon;
+mod log;
+mod mount;
+mod mountinfo;
+mod options;
+mod pool;
+mod shutdown;
+mod size;
+mod stats;
+mod sync;
+mod unmount;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Cli, Command};
+
+/// What a command came to when it did not fail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Done.
+    Done,
+    /// It did its work and found problems; it has printed them.
+    ProblemsFound,
+}
+
+/// An error in how the program was called: exit status 2.
+#[derive(PartialEq, Eq, Debug)]
+pub struct Usage(pub String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// Wrong usage or a failed operation is 2 or 1; a sentence about it has been printed.
+const STATUS_FAILED: u8 = 1;
+const STATUS_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    // clap itself exits with 2, and with 0 after --help and --version.
+    let command = Cli::parse().command;
+    let (name, result) = match &command {
+        Command::Create(args) => ("create", create::run(args)),
+        Command::Mount(args) => ("mount", mount::run(args)),
+        Command::Unmount(args) => ("unmount", unmount::run(args)),
+        Command::Sync(args) => ("sync", sync::run(args)),
+        Command::Stats(args) => ("stats", stats::run(args)),
+        Command::Check(args) => ("check", check::run(args)),
+    };
+    match result {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::ProblemsFound) => ExitCode::from(STATUS_FAILED),
+        Err(error) if error.is::<mount::Reported>() => ExitCode::from(STATUS_FAILED),
+        Err(error) => {
+            eprintln!("varve {name}: {error:#}");
+            ExitCode::from(if error.is::<Usage>() { STATUS_USAGE } else { STATUS_FAILED })
+        }
+    }
+}

@@ -8,12 +8,13 @@
 
 mod adapter;
 mod convert;
+mod dispatch;
 mod health;
 mod pins;
 mod session;
 mod verbs;
 
-pub use adapter::Adapter;
+pub use dispatch::Adapter;
 pub use health::Health;
 pub use session::{FILESYSTEM_TYPE, MountError, MountOptions, Mounted, unmount};
 pub use verbs::Verbs;

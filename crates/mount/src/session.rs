@@ -84,6 +84,7 @@ pub struct Mounted {
     mountpoint: PathBuf,
     server: JoinHandle<io::Result<()>>,
     health: Arc<Health>,
+    device: (u32, u32),
 }
 
 impl Mounted {
@@ -121,14 +122,28 @@ impl Mounted {
             .name("fuse-session".into())
             .spawn(move || session.run())
             .map_err(MountError::Session)?;
-        let mounted = Mounted { mountpoint, server, health };
-        mounted.tune_readahead();
-        Ok(mounted)
+        // The first request: it also shows that the mount answers.
+        let number = match mountpoint.metadata() {
+            Ok(metadata) => metadata.dev(),
+            Err(source) => {
+                // Nobody will hear of this mount: it must not stay.
+                let _ = unmount(&mountpoint, true);
+                return Err(MountError::Mount { path: mountpoint, source });
+            }
+        };
+        let device = (rustix::fs::major(number), rustix::fs::minor(number));
+        tune_readahead(device);
+        Ok(Mounted { mountpoint, server, health, device })
     }
 
     /// Where it is mounted, without symbolic links.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
+    }
+
+    /// The device number (major, minor) that stat shows for everything in it.
+    pub fn device(&self) -> (u32, u32) {
+        self.device
     }
 
     /// Whether the mount is still sound.
@@ -143,15 +158,13 @@ impl Mounted {
             Err(_) => Err(MountError::Session(io::Error::other("the thread that serves the mount panicked"))),
         }
     }
+}
 
-    /// Lets the kernel read further ahead. Only root may, and nothing depends on it.
-    fn tune_readahead(&self) {
-        let Ok(metadata) = self.mountpoint.metadata() else { return };
-        let (major, minor) = (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
-        let setting = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
-        if let Err(error) = std::fs::write(&setting, READAHEAD_KIB.to_string()) {
-            tracing::debug!("{setting} stays as it is: {error}");
-        }
+/// Lets the kernel read further ahead. Only root may, and nothing depends on it.
+fn tune_readahead((major, minor): (u32, u32)) {
+    let setting = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+    if let Err(error) = std::fs::write(&setting, READAHEAD_KIB.to_string()) {
+        tracing::debug!("{setting} stays as it is: {error}");
     }
 }
 

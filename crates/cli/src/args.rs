@@ -1,0 +1,212 @@
+//! The command line: one table of commands and options, from which parsing and help are made.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use varve_fs::Profile;
+
+use crate::size::parse_size;
+
+/// VarveFS: a copy-on-write filesystem in user space, on a file or a block device.
+///
+/// A pool is a file or block device that holds a filesystem. Create one, mount it on a directory, use it like any
+/// other, unmount it. After a crash everything that was synced is there again at the next mount.
+#[derive(Parser, Debug)]
+#[command(name = "varve", version, propagate_version = true)]
+#[command(after_help = "Sizes are bytes, or take K, M, G, T (powers of 1024).\n\
+    Exit status: 0 done, 1 a problem was found or the operation failed, 2 wrong usage.")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Make a new, empty pool in a file or on a block device
+    Create(CreateArgs),
+    /// Mount a pool on a directory; returns when the mount answers
+    Mount(MountArgs),
+    /// Unmount; returns when everything is durable and the pool can be used again
+    Unmount(UnmountArgs),
+    /// Make everything durable that was written to a mounted pool
+    Sync(SyncArgs),
+    /// Show space, devices and counters of a pool, mounted or not
+    Stats(StatsArgs),
+    /// Read everything in an unmounted pool and compare it; changes nothing
+    Check(CheckArgs),
+}
+
+/// Make a new, empty pool in a file or on a block device.
+///
+/// With --size a sparse file is made. A file or device that is there already is used as it is, unless it holds
+/// something: then nothing is changed, and --force is needed to overwrite it.
+#[derive(Args, Debug)]
+pub struct CreateArgs {
+    /// File or block device that will hold the pool
+    pub pool: PathBuf,
+    /// Further devices that join the pool (not built yet: one device for now)
+    #[arg(value_name = "DEV")]
+    pub devices: Vec<PathBuf>,
+    /// Make the file, of this size (at least 64M)
+    #[arg(long, value_parser = parse_size)]
+    pub size: Option<u64>,
+    /// Copies of file data: single or dup
+    #[arg(long, value_name = "PROFILE", default_value = "single", value_parser = parse_profile)]
+    pub data: Profile,
+    /// Copies of metadata: single or dup (two copies on the device)
+    #[arg(long, value_name = "PROFILE", default_value = "dup", value_parser = parse_profile)]
+    pub metadata: Profile,
+    /// Overwrite what is there
+    #[arg(long)]
+    pub force: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Mount a pool on a directory; returns when the mount answers.
+///
+/// A background process then serves the mount until it is unmounted. If the pool was not unmounted the last time, it
+/// is recovered first. A dead mount that a killed process left behind on the directory is taken away.
+#[derive(Args, Debug)]
+pub struct MountArgs {
+    /// File or block device that holds the pool
+    pub pool: PathBuf,
+    /// Directory to mount it on
+    pub mountpoint: PathBuf,
+    /// If POOL does not exist, create it as a file of this size first
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub create: Option<u64>,
+    /// Stay in the foreground, with messages on standard error
+    #[arg(long)]
+    pub foreground: bool,
+    /// Memory for metadata that is kept ready [default: 256M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub cache_size: Option<u64>,
+    /// Mount options, separated by commas: ro, noatime, nodev, nosuid, noexec, allow_other, cache_size=SIZE,
+    /// dirty_bytes=SIZE, threads=N, and the opposites of the first five
+    #[arg(short = 'o', value_name = "OPTS")]
+    pub options: Vec<String>,
+    /// Append messages of the background process to this file instead of the system log
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
+    /// Write down everything that happens on the device, in this file, for tests that cut crash images out of it
+    #[cfg(feature = "record")]
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub record_log: Option<PathBuf>,
+    /// This is the background process; whoever started it reads "ready" from standard output
+    #[arg(long, hide = true)]
+    pub daemon_child: bool,
+}
+
+/// Unmount; returns when everything is durable and the pool can be used again.
+///
+/// umount(8) works too, but returns before the background process has written everything.
+#[derive(Args, Debug)]
+pub struct UnmountArgs {
+    /// Directory that the pool is mounted on
+    pub mountpoint: PathBuf,
+}
+
+/// Make everything durable that was written to a mounted pool.
+///
+/// sync(1) does not reach filesystems in user space; this does.
+#[derive(Args, Debug)]
+pub struct SyncArgs {
+    /// Anything inside the mount
+    pub path: PathBuf,
+}
+
+/// Show space, devices and counters of a pool, mounted or not.
+#[derive(Args, Debug)]
+pub struct StatsArgs {
+    /// Anything inside a mount, or the file or device of a pool
+    #[arg(value_name = "PATH|POOL")]
+    pub path: PathBuf,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Read everything in an unmounted pool and compare it; changes nothing.
+///
+/// Every block that is in use is read and its checksum verified; everything that could be derived from something else
+/// (free space, link counts) is compared with a full scan. Exit status 1 if anything is wrong.
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    /// File or block device that holds the pool
+    pub pool: PathBuf,
+    /// Print the report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Profiles that the format has a place for and that are not built yet.
+const PROFILES_PLANNED: [&str; 5] = ["raid0", "raid1", "raid1c3", "raid1c4", "raid10"];
+
+fn parse_profile(text: &str) -> Result<Profile, String> {
+    match text {
+        "single" => Ok(Profile::Single),
+        "dup" => Ok(Profile::Dup),
+        planned if PROFILES_PLANNED.contains(&planned) => {
+            Err(format!("{planned} needs several devices and is not built yet; use single or dup"))
+        }
+        _ => Err("there is no such profile; use single (one copy) or dup (two copies)".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(std::iter::once("varve").chain(words.iter().copied()))
+    }
+
+    // Goal: the table contradicts itself nowhere. Method: clap's own check.
+    #[test]
+    fn the_table_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    // Goal: the stable names parse. Method: a full line of each command.
+    #[test]
+    fn commands_parse() {
+        for line in [
+            "create pool.img --size 64M --data single --metadata dup --force --json",
+            "mount --create 1G --foreground --cache-size 64M -o ro,noatime -o nodev pool.img mnt",
+            "unmount mnt",
+            "sync mnt/dir",
+            "stats mnt --json",
+            "check pool.img --json",
+        ] {
+            let words: Vec<&str> = line.split(' ').collect();
+            parse(&words).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+    }
+
+    // Goal: wrong usage is refused by the parser. Method: one wrong line each, and what the message must say.
+    #[test]
+    fn wrong_usage_is_refused() {
+        for (line, word) in [
+            ("create", "<POOL>"),
+            ("create pool.img --size plenty", "plenty"),
+            ("create pool.img --data raid9", "raid9"),
+            ("create pool.img --data raid1", "not built yet"),
+            ("mount pool.img", "<MOUNTPOINT>"),
+            ("mount --no-such-flag pool.img mnt", "--no-such-flag"),
+            ("no-such-verb", "no-such-verb"),
+        ] {
+            let words: Vec<&str> = line.split(' ').collect();
+            let error = parse(&words).expect_err(line);
+            assert_eq!(error.exit_code(), 2, "{line}");
+            assert!(error.to_string().contains(word), "{line}: {error}");
+        }
+        assert_eq!(parse(&["--help"]).expect_err("help is shown").kind(), ErrorKind::DisplayHelp);
+    }
+}

@@ -1,0 +1,73 @@
+//! `varve check`: reads everything in an unmounted pool and reports what does not agree. Changes nothing.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::args::CheckArgs;
+use crate::{Outcome, pool};
+
+/// The report of `--json`.
+#[derive(Serialize)]
+struct Report {
+    pool: String,
+    problems: Vec<String>,
+    problems_count: usize,
+    clean: bool,
+    batches_replayed_count: u64,
+    batches_cut_count: u64,
+    nodes_count: u64,
+    entries_count: u64,
+    data_blocks_count: u64,
+    elapsed_ns: u64,
+}
+
+/// Runs the command.
+pub fn run(args: &CheckArgs) -> Result<Outcome> {
+    let started = Instant::now();
+    let (filesystem, recovery) = pool::open_read_only(&args.pool)?;
+    let found = filesystem
+        .check(true)
+        .with_context(|| format!("the check of {} could not be finished", args.pool.display()))?;
+    let report = Report {
+        pool: args.pool.display().to_string(),
+        problems_count: found.problems.len(),
+        problems: found.problems,
+        clean: recovery.clean,
+        batches_replayed_count: recovery.batches_replayed,
+        batches_cut_count: recovery.batches_cut,
+        nodes_count: found.nodes,
+        entries_count: found.entries,
+        data_blocks_count: found.data_blocks,
+        elapsed_ns: u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX),
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print(&report, pool::describe_recovery(&recovery).as_deref());
+    }
+    Ok(if report.problems.is_empty() { Outcome::Done } else { Outcome::ProblemsFound })
+}
+
+fn print(report: &Report, recovery: Option<&str>) {
+    if let Some(text) = recovery {
+        println!("{}: {text} (in memory only, for this check)", report.pool);
+    }
+    for problem in &report.problems {
+        println!("{}: {problem}", report.pool);
+    }
+    let verdict = match report.problems_count {
+        0 => "no problems".to_owned(),
+        1 => "1 problem".to_owned(),
+        count => format!("{count} problems"),
+    };
+    println!(
+        "{}: {verdict}; {} tree nodes, {} entries and {} blocks of data in {:.1} s",
+        report.pool,
+        report.nodes_count,
+        report.entries_count,
+        report.data_blocks_count,
+        report.elapsed_ns as f64 / 1e9
+    );
+}

@@ -1,0 +1,49 @@
+//! The end of a mount: the pool is closed once, whoever asks first, and everybody who waits is told.
+
+use std::sync::{Arc, OnceLock};
+
+use varve_fs::Filesystem;
+use varve_mount::Health;
+
+use crate::control::{Closed, Server};
+
+/// What there is to close.
+pub struct Closing {
+    filesystem: Arc<Filesystem>,
+    health: Arc<Health>,
+    server: Option<Server>,
+    closed: OnceLock<Closed>,
+}
+
+impl Closing {
+    /// Nothing is closed yet.
+    pub fn new(filesystem: Arc<Filesystem>, health: Arc<Health>, server: Option<Server>) -> Self {
+        Closing { filesystem, health, server, closed: OnceLock::new() }
+    }
+
+    /// Makes everything durable, closes the pool and says how it went. A second caller waits for the first.
+    pub fn finish(&self) -> &Closed {
+        self.closed.get_or_init(|| {
+            if let Some(server) = &self.server {
+                server.remove_socket();
+            }
+            let closed = if self.health.panicked() {
+                Err("a bug in VarveFS was hit while the pool was mounted, and nothing was written after that; \
+                     mount it again: everything that was synced before is there"
+                    .to_owned())
+            } else {
+                self.filesystem.close().map_err(|error| {
+                    format!("closing the pool failed: {error}; mount it again: everything that was synced is there")
+                })
+            };
+            match &closed {
+                Ok(()) => tracing::info!("unmounted; everything is durable"),
+                Err(error) => tracing::error!("{error}"),
+            }
+            if let Some(server) = &self.server {
+                server.announce(&closed);
+            }
+            closed
+        })
+    }
+}

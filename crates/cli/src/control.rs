@@ -1,0 +1,316 @@
+//! The control socket of a mount: `stats`, `sync` and `wait`, for the other commands of this program.
+//!
+//! A client connects, writes one word and a newline, and reads one line of JSON: `{"ok": ...}` or
+//! `{"error": "..."}`. After `wait` the first line holds the process id, and a second line comes when the pool has
+//! been closed after the unmount. The socket is named by the mount's device number, lies in a directory that only its
+//! user can enter, and goes when the mount does.
+//!
+//! Bounded: so many clients at once, so long a request, so much patience with a client that says nothing.
+
+use std::fs::{self, DirBuilder};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::{Value, json};
+
+use crate::mountinfo::Mount;
+
+const CLIENTS_MAX: usize = 64;
+const REQUEST_BYTES_MAX: u64 = 256;
+const REPLY_BYTES_MAX: u64 = 16 << 20;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a mount answers.
+pub trait Service: Send + Sync + 'static {
+    /// Counters and space, as `varve stats --json` prints them.
+    fn stats(&self) -> Result<Value>;
+    /// Makes everything durable.
+    fn sync(&self) -> Result<()>;
+}
+
+/// The outcome of closing the pool, in words if it failed.
+pub type Closed = Result<(), String>;
+
+#[derive(Default)]
+struct Waiting {
+    clients: Vec<UnixStream>,
+    closed: Option<Closed>,
+}
+
+/// The socket of this process's mount.
+pub struct Server {
+    path: PathBuf,
+    inode: u64,
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+impl Server {
+    /// Binds the socket and answers from threads of its own.
+    pub fn start(device: (u32, u32), service: Arc<dyn Service>) -> Result<Server> {
+        let (listener, path) = bind(device)?;
+        let inode = fs::symlink_metadata(&path).map_or(0, |metadata| metadata.ino());
+        let waiting = Arc::new(Mutex::new(Waiting::default()));
+        let server = Server { path, inode, waiting: waiting.clone() };
+        thread::Builder::new().name("control".into()).spawn(move || accept(&listener, &service, &waiting))?;
+        Ok(server)
+    }
+
+    /// Takes the socket away: the mount is gone, and its device number may be another mount's now.
+    pub fn remove_socket(&self) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode) {
+            // At worst a file stays that nobody answers at; the next mount replaces it.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+
+    /// Tells everybody who waits, now or later.
+    pub fn announce(&self, closed: &Closed) {
+        let clients = {
+            let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            waiting.closed = Some(closed.clone());
+            std::mem::take(&mut waiting.clients)
+        };
+        for client in clients {
+            // A client that has gone away does not want to know.
+            let _ = reply(&client, &closed_line(closed));
+        }
+    }
+}
+
+fn closed_line(closed: &Closed) -> Value {
+    match closed {
+        Ok(()) => json!({ "ok": "closed" }),
+        Err(error) => json!({ "error": error }),
+    }
+}
+
+fn accept(listener: &UnixListener, service: &Arc<dyn Service>, waiting: &Arc<Mutex<Waiting>>) {
+    let clients = Arc::new(AtomicUsize::new(0));
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else {
+            // Out of file descriptors, most likely: others must close some first.
+            thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        if clients.fetch_add(1, Relaxed) >= CLIENTS_MAX {
+            clients.fetch_sub(1, Relaxed);
+            let _ = reply(&stream, &json!({ "error": "too many clients at once; try again" }));
+            continue;
+        }
+        let (service, waiting, count) = (service.clone(), waiting.clone(), clients.clone());
+        let spawned = thread::Builder::new().name("control-client".into()).spawn(move || {
+            if let Err(error) = serve(stream, &*service, &waiting) {
+                tracing::debug!("a client of the control socket: {error}");
+            }
+            count.fetch_sub(1, Relaxed);
+        });
+        if spawned.is_err() {
+            clients.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+fn serve(stream: UnixStream, service: &dyn Service, waiting: &Mutex<Waiting>) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut request = String::new();
+    BufReader::new((&stream).take(REQUEST_BYTES_MAX)).read_line(&mut request)?;
+    let line = match request.trim_end() {
+        "stats" => service.stats(),
+        "sync" => service.sync().map(|()| json!("synced")),
+        "wait" => Ok(json!({ "pid": std::process::id() })),
+        other => Err(anyhow!(
+            "there is no request {other:?}; this mount may be served by another version of varve"
+        )),
+    };
+    match line {
+        Ok(value) => reply(&stream, &json!({ "ok": value }))?,
+        Err(error) => reply(&stream, &json!({ "error": format!("{error:#}") }))?,
+    }
+    if request.trim_end() == "wait" {
+        let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        match &waiting.closed {
+            Some(closed) => reply(&stream, &closed_line(closed))?,
+            None if waiting.clients.len() < CLIENTS_MAX => waiting.clients.push(stream),
+            None => reply(&stream, &json!({ "error": "too many clients wait already" }))?,
+        }
+    }
+    Ok(())
+}
+
+fn reply(mut stream: &UnixStream, value: &Value) -> io::Result<()> {
+    stream.write_all(format!("{value}\n").as_bytes())
+}
+
+/// A connection to the process that serves a mount.
+pub struct Client {
+    reader: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// `None`: nobody answers for this mount.
+    pub fn connect(mount: &Mount) -> Result<Option<Client>> {
+        for directory in directories(mount.user_id) {
+            if !is_private(&directory, mount.user_id) {
+                continue;
+            }
+            match UnixStream::connect(directory.join(socket_name(mount.device))) {
+                Ok(stream) => return Ok(Some(Client { reader: BufReader::new(stream) })),
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+                }
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    return Err(not_yours(mount));
+                }
+                Err(error) => {
+                    return Err(error).context("cannot connect to the process that serves the mount");
+                }
+            }
+        }
+        let me = rustix::process::geteuid();
+        if !me.is_root() && me.as_raw() != mount.user_id {
+            return Err(not_yours(mount));
+        }
+        Ok(None)
+    }
+
+    /// Sends a request and waits for its answer, however long that takes.
+    pub fn request(&mut self, word: &str) -> Result<Value> {
+        self.reader
+            .get_mut()
+            .write_all(format!("{word}\n").as_bytes())
+            .context("the process that serves the mount has gone away")?;
+        self.next_line()?.ok_or_else(|| anyhow!("the process that serves the mount has gone away"))
+    }
+
+    /// The next answer. `None`: the process ended without one.
+    pub fn next_line(&mut self) -> Result<Option<Value>> {
+        let mut line = String::new();
+        // A process that dies resets the connection: as good as an end.
+        let read = self.reader.by_ref().take(REPLY_BYTES_MAX).read_line(&mut line).unwrap_or(0);
+        if read == 0 {
+            return Ok(None);
+        }
+        let answer: Value =
+            serde_json::from_str(&line).context("the process that serves the mount talks nonsense")?;
+        if let Some(error) = answer.get("error") {
+            bail!("{}", error.as_str().unwrap_or("it failed without saying why"));
+        }
+        Ok(Some(answer.get("ok").cloned().unwrap_or(Value::Null)))
+    }
+}
+
+fn not_yours(mount: &Mount) -> anyhow::Error {
+    anyhow!(
+        "{} was mounted by user {}; only that user and root may do this",
+        mount.mountpoint.display(),
+        mount.user_id
+    )
+}
+
+fn socket_name((major, minor): (u32, u32)) -> String {
+    format!("{major}-{minor}.sock")
+}
+
+/// Where the socket of a user's mount may be, best first. Not taken from the environment, so that both ends agree.
+fn directories(user_id: u32) -> Vec<PathBuf> {
+    let run =
+        if user_id == 0 { PathBuf::from("/run") } else { PathBuf::from(format!("/run/user/{user_id}")) };
+    vec![run.join("varve"), PathBuf::from(format!("/tmp/varve-{user_id}"))]
+}
+
+/// Whether `directory` is a directory of this user's that nobody else can enter: others may have made it first.
+fn is_private(directory: &Path, user_id: u32) -> bool {
+    match fs::symlink_metadata(directory) {
+        Ok(metadata) => metadata.is_dir() && metadata.uid() == user_id && metadata.mode() & 0o077 == 0,
+        // Not to be looked at: connecting will say why.
+        Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
+    }
+}
+
+fn bind(device: (u32, u32)) -> Result<(UnixListener, PathBuf)> {
+    let user_id = rustix::process::getuid().as_raw();
+    let mut failure = None;
+    for directory in directories(user_id) {
+        match bind_in(&directory, device, user_id) {
+            Ok(bound) => return Ok(bound),
+            Err(error) => {
+                failure = Some(error.context(format!("no control socket in {}", directory.display())))
+            }
+        }
+    }
+    Err(failure.expect("there is at least one directory to try"))
+}
+
+fn bind_in(directory: &Path, device: (u32, u32), user_id: u32) -> Result<(UnixListener, PathBuf)> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
+        _ => {}
+    }
+    if !is_private(directory, user_id) {
+        bail!("it is not private to user {user_id}");
+    }
+    let path = directory.join(socket_name(device));
+    // What is there was left by a process that was killed: the device number is ours now.
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&path)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+    Ok((listener, path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Counting(AtomicUsize);
+
+    impl Service for Counting {
+        fn stats(&self) -> Result<Value> {
+            Ok(json!({ "answer_count": self.0.fetch_add(1, Relaxed) + 1 }))
+        }
+        fn sync(&self) -> Result<()> {
+            bail!("the disk is on fire")
+        }
+    }
+
+    // Goal: requests are answered, errors arrive as errors, waiters hear the end. Method: a socket pair in place of
+    // the file, one thread per connection as in the daemon.
+    #[test]
+    fn requests_are_answered() {
+        let service = Arc::new(Counting(AtomicUsize::new(0)));
+        let waiting = Arc::new(Mutex::new(Waiting::default()));
+        let connect = || {
+            let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+            let (service, waiting) = (service.clone(), waiting.clone());
+            thread::spawn(move || serve(theirs, &*service, &waiting));
+            Client { reader: BufReader::new(ours) }
+        };
+        assert_eq!(connect().request("stats").expect("an answer"), json!({ "answer_count": 1 }));
+        let error = connect().request("sync").expect_err("it failed");
+        assert_eq!(error.to_string(), "the disk is on fire");
+        assert!(connect().request("dance").is_err());
+
+        let mut waiter = connect();
+        assert_eq!(waiter.request("wait").expect("a pid"), json!({ "pid": std::process::id() }));
+        let server = Server { path: PathBuf::new(), inode: 0, waiting: waiting.clone() };
+        while waiting.lock().expect("no panic").clients.is_empty() {
+            thread::yield_now();
+        }
+        server.announce(&Err("no flush".to_owned()));
+        assert_eq!(waiter.next_line().expect_err("it failed").to_string(), "no flush");
+        let mut late = connect();
+        late.request("wait").expect("a pid");
+        assert_eq!(late.next_line().expect_err("it failed").to_string(), "no flush");
+    }
+}

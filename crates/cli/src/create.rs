@@ -1,0 +1,225 @@
+//! `varve create`: a new, empty pool.
+//!
+//! Nothing that is there is overwritten without `--force`: the engine knows the signatures of others, and a regular
+//! file must be empty or full of zeros besides. A file made here is removed again if the pool cannot be written.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde::Serialize;
+use varve_device::{Device, FileDevice, FileOptions, OpenMode};
+use varve_fs::{Caller, Filesystem, FormatOptions, Profile};
+
+use crate::args::CreateArgs;
+use crate::clock::SystemClock;
+use crate::pool::{POOL_BYTES_MIN, open_device};
+use crate::size::show_size;
+use crate::{Outcome, Usage};
+
+/// How much of each end of a file is looked at for something that is not zero, in bytes.
+const PROBE_BYTES: u64 = 1 << 20;
+
+/// What was made.
+#[derive(Serialize)]
+struct Created {
+    pool: String,
+    pool_id: String,
+    size_bytes: u64,
+    data_profile: &'static str,
+    metadata_profile: &'static str,
+}
+
+/// Runs the command.
+pub fn run(args: &CreateArgs) -> Result<Outcome> {
+    if !args.devices.is_empty() {
+        return Err(Usage(
+            "pools of several devices are not built yet; give one file or block device".to_owned(),
+        )
+        .into());
+    }
+    let created = create(args)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&created)?);
+    } else {
+        println!(
+            "created a pool of {} in {} (data {}, metadata {}, id {})",
+            show_size(created.size_bytes),
+            created.pool,
+            created.data_profile,
+            created.metadata_profile,
+            created.pool_id
+        );
+    }
+    Ok(Outcome::Done)
+}
+
+/// Makes a sparse file of `size_bytes` with an empty pool in it, for `varve mount --create`.
+pub fn create_file(pool: &Path, size_bytes: u64) -> Result<()> {
+    let args = CreateArgs {
+        pool: pool.to_path_buf(),
+        devices: Vec::new(),
+        size: Some(size_bytes),
+        data: Profile::Single,
+        metadata: Profile::Dup,
+        force: false,
+        json: false,
+    };
+    create(&args).map(|_| ())
+}
+
+fn create(args: &CreateArgs) -> Result<Created> {
+    let path = &args.pool;
+    let shown = path.display();
+    if let Some(size) = args.size
+        && size < POOL_BYTES_MIN
+    {
+        return Err(Usage(format!(
+            "{} is too small for a pool; give --size {} or more",
+            show_size(size),
+            show_size(POOL_BYTES_MIN).replace(" MiB", "M")
+        ))
+        .into());
+    }
+    let existing = path.metadata().ok();
+    let (device, is_new) = match (&existing, args.size) {
+        (None, None) => {
+            bail!("{shown} does not exist; give --size SIZE to make it as a file, such as --size 10G")
+        }
+        (None, Some(size_bytes)) => {
+            (open_device(path, OpenMode::Create { size_bytes: whole(size_bytes) })?, true)
+        }
+        (Some(metadata), size) => {
+            if metadata.is_file() && !args.force {
+                refuse_content(path)?;
+            }
+            (open_existing(path, metadata, size, args.force)?, false)
+        }
+    };
+    let result = format(args, device);
+    if result.is_err() && is_new {
+        // Only what was made a moment ago goes; the error is the news, whatever becomes of the file.
+        let _ = std::fs::remove_file(path);
+    }
+    result
+}
+
+/// A size cut down to whole blocks.
+fn whole(size_bytes: u64) -> u64 {
+    size_bytes - size_bytes % varve_device::ALIGN_BYTES as u64
+}
+
+/// Opens what is there, giving it the size asked for if that destroys nothing.
+fn open_existing(
+    path: &Path,
+    metadata: &std::fs::Metadata,
+    size: Option<u64>,
+    force: bool,
+) -> Result<FileDevice> {
+    let shown = path.display();
+    let Some(size_bytes) = size.map(whole) else {
+        return open_device(path, OpenMode::ReadWrite);
+    };
+    if !metadata.is_file() {
+        bail!("{shown} is no regular file and has the size it has; leave out --size");
+    }
+    let present_bytes = metadata.len();
+    if present_bytes == size_bytes {
+        return open_device(path, OpenMode::ReadWrite);
+    }
+    if present_bytes > 0 && !force {
+        bail!(
+            "{shown} is there already and has {}; leave out --size to use it as it is, or give --force to resize it",
+            show_size(present_bytes)
+        );
+    }
+    let options = FileOptions { reuse_existing: true, ..FileOptions::from_env() };
+    FileDevice::open_with(path, OpenMode::Create { size_bytes }, options).map_err(|error| anyhow!("{error}"))
+}
+
+/// Refuses a regular file in which something is written. If it is something that the engine knows, its sentence is
+/// better than ours: it looks through a device that cannot be written.
+fn refuse_content(path: &Path) -> Result<()> {
+    let Some(at) = first_content(path)? else { return Ok(()) };
+    let shown = path.display();
+    let device = open_device(path, OpenMode::ReadOnly)?;
+    if device.size_bytes() >= POOL_BYTES_MIN {
+        let options = format_options(Profile::Single, Profile::Single, false)?;
+        let devices: [Arc<dyn Device>; 1] = [Arc::new(device)];
+        if let Err(error) = Filesystem::format(&devices, &options, Caller::ROOT, &SystemClock) {
+            let sentence = error.to_string();
+            if sentence.contains("--force") {
+                bail!("{}", with_name(path, &sentence));
+            }
+        }
+    }
+    bail!("{shown} is not empty: something is written at byte {at}; give --force to overwrite it")
+}
+
+/// `sentence`, naming the pool if it does not.
+fn with_name(path: &Path, sentence: &str) -> String {
+    let shown = path.display().to_string();
+    if sentence.contains(&shown) { sentence.to_owned() } else { format!("{shown}: {sentence}") }
+}
+
+/// The first byte that is not zero in the first or last MiB.
+fn first_content(path: &Path) -> Result<Option<u64>> {
+    let cannot_read = || format!("cannot read {}", path.display());
+    let file = File::open(path).with_context(cannot_read)?;
+    let len = file.metadata().with_context(cannot_read)?.len();
+    let mut buffer = vec![0; PROBE_BYTES.min(len) as usize];
+    for offset in [0, len - buffer.len() as u64] {
+        file.read_exact_at(&mut buffer, offset).with_context(cannot_read)?;
+        if let Some(at) = buffer.iter().position(|byte| *byte != 0) {
+            return Ok(Some(offset + at as u64));
+        }
+    }
+    Ok(None)
+}
+
+fn format(args: &CreateArgs, device: FileDevice) -> Result<Created> {
+    let path = &args.pool;
+    let size_bytes = device.size_bytes();
+    if size_bytes < POOL_BYTES_MIN {
+        bail!(
+            "{} has {}, and the smallest pool has {}",
+            path.display(),
+            show_size(size_bytes),
+            show_size(POOL_BYTES_MIN)
+        );
+    }
+    let options = format_options(args.data, args.metadata, args.force)?;
+    let owner = Caller { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
+    let devices: [Arc<dyn Device>; 1] = [Arc::new(device)];
+    Filesystem::format(&devices, &options, owner, &SystemClock)
+        .map_err(|error| anyhow!("{}", with_name(path, &error.to_string())))?;
+    Ok(Created {
+        pool: path.display().to_string(),
+        pool_id: options.pool_id.iter().map(|byte| format!("{byte:02x}")).collect(),
+        size_bytes,
+        data_profile: profile_name(args.data),
+        metadata_profile: profile_name(args.metadata),
+    })
+}
+
+fn format_options(data: Profile, metadata: Profile, force: bool) -> Result<FormatOptions> {
+    let mut pool_id = [0; 16];
+    let mut hash_seed = [0; 8];
+    let source = "/dev/urandom";
+    let mut random = File::open(source).with_context(|| format!("cannot open {source}"))?;
+    random
+        .read_exact(&mut pool_id)
+        .and_then(|()| random.read_exact(&mut hash_seed))
+        .with_context(|| format!("cannot read {source}"))?;
+    Ok(FormatOptions { data, metadata, pool_id, hash_seed: u64::from_le_bytes(hash_seed), force })
+}
+
+fn profile_name(profile: Profile) -> &'static str {
+    match profile {
+        Profile::Single => "single",
+        Profile::Dup => "dup",
+    }
+}

@@ -1,0 +1,179 @@
+//! The process behind a mount: open (and recover) the pool, mount it, answer, close when it is unmounted.
+//!
+//! Order of the end: the session is over (no request is being served), the pool is closed (everything is durable), those
+//! who wait are told, the process ends (the lock on the pool goes with it).
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use varve_device::{Device, OpenMode};
+use varve_fs::{Filesystem, OpenOptions, StoreOptions};
+use varve_mount::{MountOptions, Mounted};
+
+use crate::args::MountArgs;
+use crate::clock::SystemClock;
+use crate::closing::Closing;
+use crate::control::{Server, Service};
+use crate::mount::Reported;
+use crate::options::Options;
+use crate::{Outcome, log, pool, shutdown, stats};
+
+/// What the process that started us waits for on our standard output.
+pub const READY: &str = "ready\n";
+
+/// Serves the mount until it is unmounted. Messages go to standard error until the mount answers.
+pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
+    log::start();
+    if args.daemon_child {
+        // Away from the terminal that started us, so that its end is not ours.
+        rustix::process::setsid().context("cannot start a session")?;
+    }
+    let pool = args.pool.canonicalize().with_context(|| format!("cannot use {}", args.pool.display()))?;
+    let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
+    let device = recorded(args, pool::open_device(&pool, mode)?)?;
+    let (filesystem, recovery) = pool::open(
+        &pool,
+        device,
+        OpenOptions {
+            store: StoreOptions {
+                read_only: options.read_only,
+                cache_bytes: options.cache_bytes,
+                background: true,
+            },
+            dirty_bytes_max: options.dirty_bytes_max,
+            clock: Arc::new(SystemClock),
+            on_data_logged: None,
+        },
+    )?;
+    if let Some(text) = pool::describe_recovery(&recovery) {
+        tracing::info!("{text}");
+    }
+    let filesystem = Arc::new(filesystem);
+
+    let mount_options = MountOptions {
+        source: options.source.clone().unwrap_or_else(|| pool.display().to_string()),
+        read_only: options.read_only,
+        no_dev: options.no_dev,
+        no_suid: options.no_suid,
+        no_exec: options.no_exec,
+        no_atime: options.no_atime,
+        allow_other: options.allow_other,
+        threads: options.threads,
+    };
+    let mounted = match Mounted::start(filesystem.clone(), &args.mountpoint, &mount_options) {
+        Ok(mounted) => mounted,
+        Err(error) => {
+            // Recovery may have changed something: leave the pool closed.
+            let closed = filesystem.close();
+            return Err(error).context(match closed {
+                Ok(()) => "cannot mount".to_owned(),
+                Err(error) => format!("cannot mount, and closing the pool again failed ({error})"),
+            });
+        }
+    };
+    let mountpoint = mounted.mountpoint().to_path_buf();
+    let closing = Arc::new(Closing::new(
+        filesystem.clone(),
+        mounted.health().clone(),
+        start_server(&mounted, &filesystem, &pool, &mountpoint),
+    ));
+    if let Err(error) = shutdown::on_signals(mountpoint.clone(), closing.clone()).and_then(|()| {
+        rustix::fs::statvfs(&mountpoint).context("the mount does not answer")?;
+        tell_ready(args)
+    }) {
+        // Nobody would know of this mount: take it away again.
+        let _ = varve_mount::unmount(&mountpoint, true);
+        let _ = closing.finish();
+        return Err(error);
+    }
+    tracing::info!("mounted {} at {}", pool.display(), mountpoint.display());
+
+    if let Err(error) = mounted.wait() {
+        tracing::error!("{error}; unmounting {}", mountpoint.display());
+        // Perhaps it is gone already.
+        let _ = varve_mount::unmount(&mountpoint, true);
+    }
+    match closing.finish() {
+        Ok(()) => Ok(Outcome::Done),
+        Err(_) => Err(Reported.into()),
+    }
+}
+
+/// The mount works without its control socket; other commands have to do without it then.
+fn start_server(
+    mounted: &Mounted,
+    filesystem: &Arc<Filesystem>,
+    pool: &Path,
+    mountpoint: &Path,
+) -> Option<Server> {
+    let service = Served {
+        filesystem: filesystem.clone(),
+        pool: pool.to_path_buf(),
+        mountpoint: mountpoint.to_path_buf(),
+    };
+    Server::start(mounted.device(), Arc::new(service))
+        .inspect_err(|error| {
+            tracing::warn!("{error:#}: varve sync, stats and unmount cannot reach this mount");
+        })
+        .ok()
+}
+
+struct Served {
+    filesystem: Arc<Filesystem>,
+    pool: PathBuf,
+    mountpoint: PathBuf,
+}
+
+impl Service for Served {
+    fn stats(&self) -> Result<Value> {
+        let stats = stats::collect(&self.filesystem, &self.pool, Some(&self.mountpoint));
+        Ok(serde_json::to_value(stats)?)
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(self.filesystem.sync()?)
+    }
+}
+
+/// The mount answers: whoever waits may go on, and we have no terminal any more.
+fn tell_ready(args: &MountArgs) -> Result<()> {
+    match &args.log {
+        Some(path) => log::to_file(path)?,
+        None if args.daemon_child => log::to_system(),
+        None => {}
+    }
+    if !args.daemon_child {
+        return Ok(());
+    }
+    std::env::set_current_dir("/").context("cannot leave the current directory")?;
+    let null =
+        std::fs::File::options().read(true).write(true).open("/dev/null").context("cannot open /dev/null")?;
+    let mut output = std::io::stdout();
+    // If whoever waited has been killed, the mount is there all the same.
+    let _ = output.write_all(READY.as_bytes()).and_then(|()| output.flush());
+    rustix::stdio::dup2_stdin(null.as_fd())?;
+    rustix::stdio::dup2_stdout(null.as_fd())?;
+    rustix::stdio::dup2_stderr(null.as_fd())?;
+    Ok(())
+}
+
+#[cfg(feature = "record")]
+fn recorded(args: &MountArgs, device: varve_device::FileDevice) -> Result<Arc<dyn Device>> {
+    match &args.record_log {
+        None => Ok(Arc::new(device)),
+        Some(path) => {
+            let device = varve_sim::LoggingDevice::create(device, path)
+                .with_context(|| format!("cannot record to {}", path.display()))?;
+            Ok(Arc::new(device))
+        }
+    }
+}
+
+#[cfg(not(feature = "record"))]
+fn recorded(_: &MountArgs, device: varve_device::FileDevice) -> Result<Arc<dyn Device>> {
+    Ok(Arc::new(device))
+}

@@ -1,0 +1,136 @@
+//! Where messages go: standard error while somebody is looking, then a file or the system's log.
+//!
+//! A message is one line. `VARVE_LOG` chooses what is said, in the syntax of `tracing_subscriber`'s `EnvFilter`
+//! (default: `info`, and only warnings of the FUSE library).
+
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context as _, Result};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
+
+const FILTER_DEFAULT: &str = "info,fuser=warn";
+/// The system's log, and the facility number of daemons in it (RFC 5424).
+const SYSTEM_LOG: &str = "/dev/log";
+const FACILITY_DAEMON: u8 = 3;
+
+enum Target {
+    StandardError,
+    File(File),
+    System(UnixDatagram),
+    Nowhere,
+}
+
+static TARGET: Mutex<Target> = Mutex::new(Target::StandardError);
+
+/// Starts logging to standard error, and logs panics.
+pub fn start() {
+    let filter = EnvFilter::try_from_env("VARVE_LOG").unwrap_or_else(|_| EnvFilter::new(FILTER_DEFAULT));
+    // Fails only if somebody has started logging already; then it works.
+    let _ = tracing_subscriber::registry().with(filter).with(Messages).try_init();
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        tracing::error!("thread {} panicked: {panic}", thread.name().unwrap_or("without a name"));
+    }));
+}
+
+/// From now on messages are appended to `path`.
+pub fn to_file(path: &Path) -> Result<()> {
+    let file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path)
+        .with_context(|| format!("cannot open the log file {}", path.display()))?;
+    set(Target::File(file));
+    Ok(())
+}
+
+/// From now on messages go to the system's log, or nowhere if there is none.
+pub fn to_system() {
+    let socket = UnixDatagram::unbound().and_then(|socket| socket.connect(SYSTEM_LOG).map(|()| socket));
+    set(socket.map_or(Target::Nowhere, Target::System));
+}
+
+fn set(target: Target) {
+    *TARGET.lock().unwrap_or_else(PoisonError::into_inner) = target;
+}
+
+/// Turns events into lines.
+struct Messages;
+
+impl<S: Subscriber> Layer<S> for Messages {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut text = Text::default();
+        event.record(&mut text);
+        // There is nobody to tell that a message could not be written.
+        let _ = write_line(*event.metadata().level(), &format!("{}{}", text.message, text.fields));
+    }
+}
+
+fn write_line(level: Level, text: &str) -> std::io::Result<()> {
+    let word = match level {
+        Level::ERROR => "error: ",
+        Level::WARN => "warning: ",
+        _ => "",
+    };
+    match &*TARGET.lock().unwrap_or_else(PoisonError::into_inner) {
+        Target::StandardError => writeln!(std::io::stderr(), "varve: {word}{text}"),
+        Target::File(file) => {
+            let mut line = String::new();
+            // Writing to a string does not fail.
+            let _ = SystemTime.format_time(&mut Writer::new(&mut line));
+            line.push_str(&format!(" varve[{}]: {word}{text}\n", std::process::id()));
+            let mut file = file;
+            file.write_all(line.as_bytes())
+        }
+        Target::System(socket) => {
+            let severity = match level {
+                Level::ERROR => 3,
+                Level::WARN => 4,
+                Level::INFO => 6,
+                _ => 7,
+            };
+            let priority = FACILITY_DAEMON * 8 + severity;
+            socket.send(format!("<{priority}>varve[{}]: {text}", std::process::id()).as_bytes()).map(|_| ())
+        }
+        Target::Nowhere => Ok(()),
+    }
+}
+
+#[derive(Default)]
+struct Text {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        // Writing to a string does not fail.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            // What the log crate's bridge adds.
+            name if name.starts_with("log.") => Ok(()),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => self.message.push_str(value),
+            name if name.starts_with("log.") => {}
+            name => {
+                let _ = write!(self.fields, " {name}={value}");
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! `varve mount`: checks what can be checked before anything is touched, then serves the mount here (`--foreground`) or
+//! starts a process that does, and returns when it answers.
+//!
+//! The background process is this program started anew, not a fork: it begins with one thread and a clean slate.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use crate::args::MountArgs;
+use crate::mountinfo::{self, MountTable};
+use crate::options::Options;
+use crate::{Outcome, create, daemon};
+
+/// Dead mounts on top of each other that are taken away, at most.
+const DEAD_MOUNTS_MAX: usize = 16;
+
+/// The operation failed and everything about it has been printed or logged.
+#[derive(Debug)]
+pub struct Reported;
+
+impl std::fmt::Display for Reported {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("failed; the reason has been given")
+    }
+}
+
+impl std::error::Error for Reported {}
+
+/// Runs the command.
+pub fn run(args: &MountArgs) -> Result<Outcome> {
+    let mut options = Options::parse(&args.options, rustix::process::geteuid().is_root())?;
+    if let Some(cache_bytes) = args.cache_size {
+        options.cache_bytes = cache_bytes;
+    }
+    if args.daemon_child {
+        return daemon::serve(args, &options);
+    }
+    free_mountpoint(&args.mountpoint)?;
+    if let Some(size_bytes) = args.create
+        && !args.pool.exists()
+    {
+        create::create_file(&args.pool, size_bytes)?;
+    }
+    if args.foreground { daemon::serve(args, &options) } else { start_daemon() }
+}
+
+/// Makes sure that the mount point is a directory without a mount of ours on it, taking dead ones away.
+fn free_mountpoint(mountpoint: &Path) -> Result<()> {
+    let shown = mountpoint.display();
+    for _ in 0..DEAD_MOUNTS_MAX {
+        let path: PathBuf = mountinfo::resolve(mountpoint).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => anyhow!("{shown} does not exist; make it first: mkdir {shown}"),
+            _ => anyhow!("cannot use {shown} as a mount point: {error}"),
+        })?;
+        let table = MountTable::read()?;
+        match table.at(&path).filter(|mount| mount.is_ours()) {
+            Some(mount) if mount.is_dead() => {
+                varve_mount::unmount(&path, true)
+                    .with_context(|| format!("cannot take the dead mount on {shown} away"))?;
+                eprintln!(
+                    "varve mount: took away a dead mount of {} on {shown}; the process that served it had ended",
+                    mount.source.display()
+                );
+            }
+            Some(mount) => bail!(
+                "{} is mounted on {shown} already; unmount it first (varve unmount {shown}) or use another directory",
+                mount.source.display()
+            ),
+            None => {
+                let metadata =
+                    path.metadata().with_context(|| format!("cannot use {shown} as a mount point"))?;
+                if !metadata.is_dir() {
+                    bail!("{shown} is not a directory; a pool is mounted on a directory");
+                }
+                return Ok(());
+            }
+        }
+    }
+    bail!(
+        "there are more than {DEAD_MOUNTS_MAX} dead mounts on {shown}; take them away with: umount -l {shown}"
+    )
+}
+
+/// Starts this program again with the same arguments, and waits until it says that the mount answers. If it fails it
+/// says why on the standard error that we share.
+fn start_daemon() -> Result<Outcome> {
+    let program = std::env::current_exe()
+        .ok()
+        .filter(|path| path.exists())
+        .unwrap_or_else(|| PathBuf::from("/proc/self/exe"));
+    let mut words = std::env::args_os();
+    let name = words.next().unwrap_or_else(|| "varve".into());
+    let mut child = Command::new(program)
+        .arg0(name)
+        .args(words)
+        .arg("--daemon-child")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start the background process")?;
+    let output = child.stdout.take().expect("standard output was asked to be a pipe");
+    let mut line = String::new();
+    BufReader::new(output).read_line(&mut line).context("cannot hear from the background process")?;
+    if line == daemon::READY {
+        return Ok(Outcome::Done);
+    }
+    let status = child.wait().context("cannot wait for the background process")?;
+    match status.signal() {
+        Some(signal) => {
+            bail!("the background process was ended by signal {signal} before the mount answered")
+        }
+        None => Err(Reported.into()),
+    }
+}

@@ -1,0 +1,181 @@
+//! What is mounted where, from the kernel's table. Nothing here touches a mount, which may be dead and hang or fail.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use varve_mount::FILESYSTEM_TYPE;
+
+/// One line of the table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mount {
+    /// Device number of the mount; names its control socket.
+    pub device: (u32, u32),
+    /// Directory it is mounted on.
+    pub mountpoint: PathBuf,
+    /// Type, such as `ext4`.
+    pub filesystem_type: String,
+    /// What is mounted: for ours the pool's path, or what `fsname=` said.
+    pub source: PathBuf,
+    /// User whose process serves it; 0 if the type does not say.
+    pub user_id: u32,
+}
+
+impl Mount {
+    /// Whether it is a pool of ours.
+    pub fn is_ours(&self) -> bool {
+        self.filesystem_type == FILESYSTEM_TYPE
+    }
+
+    /// Whether the process that served it is gone: the kernel answers every request for it "not connected".
+    pub fn is_dead(&self) -> bool {
+        matches!(self.mountpoint.symlink_metadata(), Err(error) if is_not_connected(&error))
+    }
+}
+
+/// Whether an error means that the process behind a mount is gone.
+pub fn is_not_connected(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error().map(rustix::io::Errno::from_raw_os_error),
+        Some(rustix::io::Errno::NOTCONN | rustix::io::Errno::CONNABORTED)
+    )
+}
+
+/// The table, in the order of mounting.
+pub struct MountTable(Vec<Mount>);
+
+impl MountTable {
+    /// Reads it.
+    pub fn read() -> Result<MountTable> {
+        let path = "/proc/self/mountinfo";
+        let text = std::fs::read(path).with_context(|| format!("cannot read {path}"))?;
+        Ok(MountTable(text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()))
+    }
+
+    /// What is mounted exactly on `path`, topmost.
+    pub fn at(&self, path: &Path) -> Option<&Mount> {
+        self.0.iter().rev().find(|mount| mount.mountpoint == path)
+    }
+
+    /// The mount that an absolute path without symbolic links lies in.
+    pub fn containing(&self, path: &Path) -> Option<&Mount> {
+        self.0
+            .iter()
+            .filter(|mount| path.starts_with(&mount.mountpoint))
+            // Of two on the same directory the later one hides the earlier.
+            .max_by_key(|mount| mount.mountpoint.components().count())
+    }
+
+    /// Mounts of ours.
+    pub fn ours(&self) -> impl Iterator<Item = &Mount> {
+        self.0.iter().filter(|mount| mount.is_ours())
+    }
+}
+
+/// `36 35 98:0 /root /mnt rw,noatime shared:1 - fuse.varve /pool.img rw,user_id=0`. `None`: not such a line.
+fn parse_line(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let device = str::from_utf8(fields.nth(2)?).ok()?;
+    let (major, minor) = device.split_once(':')?;
+    let mountpoint = path(fields.nth(1)?);
+    fields.find(|field| *field == b"-")?;
+    let filesystem_type = String::from_utf8_lossy(fields.next()?).into_owned();
+    let source = path(fields.next()?);
+    let super_options = fields.next().map(String::from_utf8_lossy).unwrap_or_default();
+    let user_id = super_options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
+    Some(Mount {
+        device: (major.parse().ok()?, minor.parse().ok()?),
+        mountpoint,
+        filesystem_type,
+        source,
+        user_id: user_id.unwrap_or(0),
+    })
+}
+
+/// A path of the table: blanks, tabs, newlines and backslashes are written as a backslash and three octal digits.
+fn path(field: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((byte, after)) = rest.split_first() {
+        rest = after;
+        let digits =
+            rest.first_chunk::<3>().filter(|digits| digits.iter().all(|d| (b'0'..=b'7').contains(d)));
+        match (byte, digits) {
+            (b'\\', Some(digits)) => {
+                let code = digits.iter().fold(0u32, |code, digit| code * 8 + u32::from(digit - b'0'));
+                bytes.push(code as u8);
+                rest = &rest[3..];
+            }
+            _ => bytes.push(*byte),
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+/// An absolute path without symbolic links, also of a mount point whose mount is dead and cannot be looked at.
+pub fn resolve(path: &Path) -> io::Result<PathBuf> {
+    match path.canonicalize() {
+        Err(error) if is_not_connected(&error) => {
+            let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Err(error) };
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            Ok(parent.canonicalize()?.join(name))
+        }
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "\
+22 28 0:21 / /proc rw,nosuid - proc proc rw
+28 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+90 28 0:50 / /mnt/a\\040b rw,nodev shared:9 master:2 - fuse.varve /pools/one\\134.img rw,user_id=1000,group_id=1000
+91 90 0:51 / /mnt/a\\040b/inner rw - tmpfs tmpfs rw
+92 28 0:52 / /mnt/twice rw - fuse.varve /pools/two rw,user_id=0
+93 92 0:53 / /mnt/twice rw - tmpfs tmpfs rw
+not a line
+";
+
+    fn table() -> MountTable {
+        MountTable(TABLE.as_bytes().split(|byte| *byte == b'\n').filter_map(parse_line).collect())
+    }
+
+    // Goal: the kernel's table is understood: optional fields, escapes, owners. Method: a table with each.
+    #[test]
+    fn lines_are_parsed() {
+        let table = table();
+        let mount = table.at(Path::new("/mnt/a b")).expect("it is in the table");
+        assert_eq!(
+            *mount,
+            Mount {
+                device: (0, 50),
+                mountpoint: "/mnt/a b".into(),
+                filesystem_type: "fuse.varve".into(),
+                source: "/pools/one\\.img".into(),
+                user_id: 1000,
+            }
+        );
+        assert_eq!(table.ours().count(), 2);
+        assert_eq!(table.at(Path::new("/mnt")), None);
+    }
+
+    // Goal: a path belongs to the innermost and topmost mount. Method: paths on the borders.
+    #[test]
+    fn paths_belong_to_the_innermost_mount() {
+        let table = table();
+        for (path, device) in [
+            ("/mnt/a b", (0, 50)),
+            ("/mnt/a b/x", (0, 50)),
+            ("/mnt/a b/inner/x", (0, 51)),
+            ("/mnt/a bc", (8, 1)),
+            ("/mnt/twice/x", (0, 53)),
+            ("/", (8, 1)),
+        ] {
+            assert_eq!(table.containing(Path::new(path)).map(|mount| mount.device), Some(device), "{path}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Opening a pool's device, and a pool, with errors that say what to do next.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow};
+use varve_device::{Device, DeviceError, FileDevice, OpenMode};
+use varve_fs::{Filesystem, OpenOptions, RecoveryReport, StoreOptions};
+
+use crate::clock::SystemClock;
+use crate::mountinfo::MountTable;
+use crate::size::show_size;
+
+/// Smallest pool, in bytes.
+pub const POOL_BYTES_MIN: u64 = 64 << 20;
+
+/// Opens the file or block device `path`.
+pub fn open_device(path: &Path, mode: OpenMode) -> Result<FileDevice> {
+    FileDevice::open(path, mode).map_err(|error| explain(path, &error))
+}
+
+/// A device error with the next step, where there is one.
+fn explain(path: &Path, error: &DeviceError) -> anyhow::Error {
+    let shown = path.display();
+    match error {
+        DeviceError::LockedBy(who) => match mounted_at(path) {
+            Some(place) => {
+                anyhow!("{who}; it is mounted at {place}: unmount it first (varve unmount {place})")
+            }
+            None => anyhow!("{who}; wait for that to end"),
+        },
+        DeviceError::NotFound { .. } => {
+            anyhow!("{shown} does not exist; to make a pool there: varve create {shown} --size SIZE")
+        }
+        DeviceError::NotPermitted { .. } => {
+            anyhow!("{error}; you need read and write permission for it (or root, for most block devices)")
+        }
+        error => anyhow!("{error}"),
+    }
+}
+
+/// Where a pool is mounted, according to the kernel's table.
+pub fn mounted_at(path: &Path) -> Option<String> {
+    let path = path.canonicalize().ok()?;
+    let table = MountTable::read().ok()?;
+    let mount = table.ours().find(|mount| mount.source == path)?;
+    Some(mount.mountpoint.display().to_string())
+}
+
+/// Opens the pool on `device` to look at, changing nothing. It is recovered in memory if it was not closed.
+pub fn open_read_only(path: &Path) -> Result<(Filesystem, RecoveryReport)> {
+    let device: Arc<dyn Device> = Arc::new(open_device(path, OpenMode::ReadOnly)?);
+    let options = OpenOptions {
+        store: StoreOptions { read_only: true, background: false, ..StoreOptions::default() },
+        dirty_bytes_max: 0,
+        clock: Arc::new(SystemClock),
+        on_data_logged: None,
+    };
+    open(path, device, options)
+}
+
+/// Opens the pool on `device`, which was opened by the name `path`.
+pub fn open(
+    path: &Path,
+    device: Arc<dyn Device>,
+    options: OpenOptions,
+) -> Result<(Filesystem, RecoveryReport)> {
+    let size_bytes = device.size_bytes();
+    if size_bytes < POOL_BYTES_MIN {
+        return Err(anyhow!(
+            "{} holds no pool: it has {}, and the smallest pool has {}",
+            path.display(),
+            show_size(size_bytes),
+            show_size(POOL_BYTES_MIN)
+        ));
+    }
+    Filesystem::open(vec![device], options)
+        .with_context(|| format!("cannot open the pool {}", path.display()))
+}
+
+/// What recovery did, for people. `None`: nothing worth saying.
+pub fn describe_recovery(report: &RecoveryReport) -> Option<String> {
+    if report.clean {
+        return None;
+    }
+    let mut text = format!(
+        "the pool was not unmounted the last time; recovered {} transactions from {} batches of its log",
+        report.transactions_replayed, report.batches_replayed
+    );
+    if report.batches_cut > 0 {
+        text.push_str(&format!(
+            "; {} batches whose data had not reached the device were cut off (nothing that was synced)",
+            report.batches_cut
+        ));
+    }
+    Some(text)
+}

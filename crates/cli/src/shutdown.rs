@@ -1,0 +1,47 @@
+//! SIGTERM, SIGINT and SIGHUP end a mount as `varve unmount` does, with less patience for those who still use it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::closing::Closing;
+
+/// How long open files may stay open after the mount has disappeared from the tree.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Handles the signals on a thread of its own, from now on.
+pub fn on_signals(mountpoint: PathBuf, closing: Arc<Closing>) -> Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot handle signals")?;
+    thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            for signal in &mut signals {
+                end(signal, &mountpoint, &closing);
+            }
+        })
+        .context("cannot start the thread that handles signals")?;
+    Ok(())
+}
+
+/// Unmounts. If that works the session ends, and with it the program, elsewhere.
+fn end(signal: i32, mountpoint: &std::path::Path, closing: &Closing) {
+    tracing::info!("signal {signal}: unmounting {}", mountpoint.display());
+    let Err(error) = varve_mount::unmount(mountpoint, false) else { return };
+    tracing::warn!(
+        "{} cannot be unmounted at once ({error}); open files have {} s",
+        mountpoint.display(),
+        GRACE.as_secs()
+    );
+    if let Err(error) = varve_mount::unmount(mountpoint, true) {
+        tracing::warn!("{} cannot be detached: {error}", mountpoint.display());
+    }
+    thread::sleep(GRACE);
+    // Still here: somebody holds files open. What was written is made durable; their next call fails.
+    let status = i32::from(closing.finish().is_err());
+    std::process::exit(status);
+}

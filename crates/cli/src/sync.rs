@@ -1,0 +1,41 @@
+//! `varve sync`: everything written to a mount is durable when it returns.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+use crate::Outcome;
+use crate::args::SyncArgs;
+use crate::control::Client;
+use crate::mountinfo::{self, Mount, MountTable};
+
+/// Runs the command.
+pub fn run(args: &SyncArgs) -> Result<Outcome> {
+    let path =
+        mountinfo::resolve(&args.path).with_context(|| format!("cannot find {}", args.path.display()))?;
+    let table = MountTable::read()?;
+    let Some(mount) = table.containing(&path).filter(|mount| mount.is_ours()) else {
+        bail!("{} is not inside a mounted pool", args.path.display());
+    };
+    connect(mount)?
+        .request("sync")
+        .with_context(|| format!("syncing {} failed", mount.mountpoint.display()))?;
+    Ok(Outcome::Done)
+}
+
+/// The process that serves `mount`, or a sentence about why it does not answer.
+pub fn connect(mount: &Mount) -> Result<Client> {
+    if let Some(client) = Client::connect(mount)? {
+        return Ok(client);
+    }
+    let shown: &Path = &mount.mountpoint;
+    if mount.is_dead() {
+        bail!(
+            "the process that served {} has ended; mount the pool again: varve mount {} {}",
+            shown.display(),
+            mount.source.display(),
+            shown.display()
+        );
+    }
+    bail!("the process that serves {} has no control socket", shown.display())
+}
