@@ -3,10 +3,30 @@
 //! [`Filesystem`] is the door: inode-level verbs that the mount, the library and the tests call alike. Permission
 //! checks on paths are the kernel's (`default_permissions`); what only the filesystem can know (sticky directories
 //! aside) is checked here: kinds, emptiness, limits, set-id clearing.
+//!
+//! From the door inwards: `ops` (verbs, prepared under inode locks, one transaction each), `writeback` (data that waits
+//! in memory), `table` (typed records over the engine's trees), `inode` (state in memory; the lock order is there).
 #![forbid(unsafe_code)]
 
 mod api;
+mod background;
+mod check;
+mod core;
+mod door;
 mod error;
+mod files;
+mod hash;
+mod inode;
+mod open;
+mod ops;
+mod reaper;
+mod table;
+#[cfg(test)]
+mod tests;
+mod writeback;
 
 pub use api::*;
+pub use door::Filesystem;
 pub use error::FsError;
+
+type Result<T> = std::result::Result<T, FsError>;

@@ -1,0 +1,76 @@
+//! The thread that writes back old data and reaps. Without it [`crate::Filesystem::maintain`] does the same.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::core::Core;
+
+/// How often the thread looks.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+#[derive(Default)]
+struct Stop {
+    asked: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// The running thread. Dropping it waits for its end.
+pub(crate) struct Background {
+    stop: Arc<Stop>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Background {
+    /// Starts it.
+    pub(crate) fn start(core: &Arc<Core>) -> Background {
+        let stop = Arc::new(Stop::default());
+        let (core, told) = (core.clone(), stop.clone());
+        let run = move || {
+            let mut failing = false;
+            loop {
+                {
+                    let mut asked = told.asked.lock();
+                    if !*asked {
+                        told.changed.wait_for(&mut asked, INTERVAL);
+                    }
+                    if *asked {
+                        return;
+                    }
+                }
+                match core.maintain() {
+                    Ok(()) => failing = false,
+                    Err(error) => {
+                        // What failed is tried again; whoever waits for that data gets the error himself.
+                        if !failing {
+                            tracing::error!(%error, "background work failed");
+                        }
+                        failing = true;
+                    }
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("varve-background".into()).spawn(run);
+        match thread {
+            Ok(thread) => Background { stop, thread: Some(thread) },
+            Err(error) => {
+                tracing::error!(%error, "no thread for background work: data waits until it is synced");
+                Background { stop, thread: None }
+            }
+        }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        *self.stop.asked.lock() = true;
+        self.stop.changed.notify_all();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the background thread panicked");
+        }
+    }
+}

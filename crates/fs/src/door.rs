@@ -1,0 +1,194 @@
+//! The door: every verb, documented here, implemented in [`crate::ops`] and its neighbours.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use varve_device::Device;
+use varve_engine::InodeId;
+use varve_format::record::subvolume::HASH_KIND_SIPHASH13;
+
+use crate::Result;
+use crate::api::*;
+use crate::background::Background;
+use crate::core::Core;
+use crate::open::format;
+
+/// An open filesystem. Cheap to share; every verb takes `&self` and may be called from many threads.
+///
+/// Verbs that change something return when the change has its place in the log ([`Filesystem::position`]); it is
+/// durable after [`Filesystem::fsync`] or [`Filesystem::sync`]. Data of `write` waits in memory and takes its place later.
+pub struct Filesystem {
+    core: Arc<Core>,
+    background: Mutex<Option<Background>>,
+}
+
+impl Filesystem {
+    /// Writes a new pool with an empty root directory (mode 0755, owned by `owner`).
+    pub fn format(
+        devices: &[Arc<dyn Device>],
+        options: &FormatOptions,
+        owner: Caller,
+        clock: &dyn Clock,
+    ) -> Result<()> {
+        format(devices, options, owner, clock, HASH_KIND_SIPHASH13)
+    }
+    /// Opens a pool, recovering it first if it was not closed. Deletes what was unlinked while open.
+    pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<(Filesystem, RecoveryReport)> {
+        let (core, report) = Core::open(devices, options)?;
+        let core = Arc::new(core);
+        let background = core.background.then(|| Background::start(&core));
+        Ok((Filesystem { core, background: Mutex::new(background) }, report))
+    }
+    /// Makes everything durable, writes a checkpoint and closes. Verbs called later fail.
+    pub fn close(&self) -> Result<()> {
+        drop(self.background.lock().take());
+        self.core.close()
+    }
+
+    /// The inode behind `name` in `parent`. "." and ".." work.
+    pub fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        self.core.lookup(parent, name)
+    }
+    /// Attributes; the size includes data not yet logged.
+    pub fn getattr(&self, ino: InodeId) -> Result<Attr> {
+        self.core.getattr(ino)
+    }
+    /// Changes attributes. Truncation clears set-ids unless the caller is uid 0.
+    pub fn setattr(&self, caller: Caller, ino: InodeId, set: SetAttr) -> Result<Attr> {
+        self.core.setattr(caller, ino, set)
+    }
+    /// Creates a regular file. `mode` has had the umask applied. A set-group-id parent gives its group.
+    pub fn create(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
+        self.core.create(caller, parent, name, mode)
+    }
+    /// Creates a directory.
+    pub fn mkdir(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
+        self.core.mkdir(caller, parent, name, mode)
+    }
+    /// Creates a symbolic link.
+    pub fn symlink(&self, caller: Caller, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Attr> {
+        self.core.symlink(caller, parent, name, target)
+    }
+    /// The target of a symbolic link.
+    pub fn readlink(&self, ino: InodeId) -> Result<Vec<u8>> {
+        self.core.readlink(ino)
+    }
+    /// Gives `ino` another name.
+    pub fn link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        self.core.link(ino, parent, name)
+    }
+    /// Removes a name that is not a directory's. The inode lives on while it is open.
+    pub fn unlink(&self, parent: InodeId, name: &[u8]) -> Result<()> {
+        self.core.unlink(parent, name)
+    }
+    /// Removes an empty directory.
+    pub fn rmdir(&self, parent: InodeId, name: &[u8]) -> Result<()> {
+        self.core.rmdir(parent, name)
+    }
+    /// Renames. Over an existing file, the source's data is logged first.
+    pub fn rename(
+        &self,
+        parent: InodeId,
+        name: &[u8],
+        new_parent: InodeId,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        self.core.rename(parent, name, new_parent, new_name, mode)
+    }
+
+    /// Counts an open handle: while there is one, an unlinked inode lives on. `truncate` empties it first.
+    pub fn open_inode(&self, caller: Caller, ino: InodeId, truncate: bool) -> Result<()> {
+        self.core.open_inode(caller, ino, truncate)
+    }
+    /// Ends a handle.
+    pub fn release_inode(&self, ino: InodeId) -> Result<()> {
+        self.core.release_inode(ino)
+    }
+    /// Bytes at `offset`, fewer at the end of the file. Holes read as zeros.
+    pub fn read(&self, ino: InodeId, offset: u64, len: usize) -> Result<Vec<u8>> {
+        self.core.read(ino, offset, len)
+    }
+    /// Writes into memory, with space set aside. May write less than asked when space runs out in the middle.
+    /// Clears set-ids unless the caller is uid 0.
+    pub fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
+        self.core.write(caller, ino, offset, data)
+    }
+    /// Makes this file durable: its data, its attributes and every change of names before.
+    pub fn fsync(&self, ino: InodeId) -> Result<()> {
+        self.core.fsync(ino)
+    }
+    /// [`Filesystem::fsync`] that calls `done` instead of waiting for the flush.
+    pub fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>) {
+        self.core.fsync_then(ino, done)
+    }
+    /// Logs this file's dirty data (writes it first or lets it ride), without waiting for a flush.
+    pub fn flush_file(&self, ino: InodeId) -> Result<()> {
+        self.core.flush_file(ino)
+    }
+    /// Makes everything durable.
+    pub fn sync(&self) -> Result<()> {
+        self.core.sync()
+    }
+
+    /// Entries of a directory after `cookie` (0: from the start), until `each` returns false.
+    pub fn readdir(&self, ino: InodeId, cookie: u64, each: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
+        self.core.readdir(ino, cookie, each)
+    }
+
+    /// Sets an extended attribute (`user.` now; the other namespaces later).
+    pub fn setxattr(&self, ino: InodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        self.core.setxattr(ino, name, value, mode)
+    }
+    /// The value of an extended attribute.
+    pub fn getxattr(&self, ino: InodeId, name: &[u8]) -> Result<Vec<u8>> {
+        self.core.getxattr(ino, name)
+    }
+    /// Names of all extended attributes.
+    pub fn listxattr(&self, ino: InodeId) -> Result<Vec<Vec<u8>>> {
+        self.core.listxattr(ino)
+    }
+    /// Removes an extended attribute.
+    pub fn removexattr(&self, ino: InodeId, name: &[u8]) -> Result<()> {
+        self.core.removexattr(ino, name)
+    }
+
+    /// Space and inodes.
+    pub fn statfs(&self) -> Result<StatFs> {
+        self.core.statfs()
+    }
+    /// Place in the log of the last change.
+    pub fn position(&self) -> Lsn {
+        self.core.store.position()
+    }
+    /// Place up to which the log is durable.
+    pub fn durable_position(&self) -> Lsn {
+        self.core.store.durable_position()
+    }
+    /// Writes a checkpoint now.
+    pub fn checkpoint(&self) -> Result<()> {
+        Ok(self.core.store.checkpoint()?)
+    }
+    /// Does background work that is due (write-back, reaping, commit, checkpoint) until there is none. For callers
+    /// that opened with `background: false`; with it, this happens by itself.
+    pub fn maintain(&self) -> Result<()> {
+        self.core.maintain()
+    }
+    /// Engine counters.
+    pub fn store_stats(&self) -> StoreStats {
+        self.core.store.stats()
+    }
+    /// Where the space is.
+    pub fn space(&self) -> SpaceStats {
+        self.core.store.space()
+    }
+    /// Counters of the devices, in order.
+    pub fn device_stats(&self) -> Vec<(String, varve_device::StatsSnapshot)> {
+        self.core.store.devices().iter().map(|device| (device.name(), device.stats())).collect()
+    }
+    /// Compares everything that is derived with a full scan of everything that exists: engine (trees, bitmaps,
+    /// checksums) and filesystem (names against inodes, link counts, extents, orphans, versions). Changes nothing.
+    pub fn check(&self, verify_data: bool) -> Result<CheckReport> {
+        self.core.check(verify_data)
+    }
+}

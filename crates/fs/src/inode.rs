@@ -1,0 +1,250 @@
+//! Inodes in memory: one [`InodeState`] per inode in use, and the bounded table that finds it.
+//!
+//! Invariants:
+//! - There is at most one state per inode; it is loaded under its own lock, so that nobody can install a stale record.
+//! - [`Inner::record`] is what the log holds. Data that waits in memory shows only in [`Inner::size`],
+//!   [`Inner::pending`] and [`Inner::pages`].
+//! - A state that is open, has dirty pages or is referred to by anybody stays; all others may go at any moment.
+//!
+//! Lock order (each may be taken while holding those before it): rename lock; turn of **one** file (more only by
+//! trying); inodes in ascending order; dirty list; engine. A turn is never waited for while holding an inode.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex, RwLock};
+use varve_engine::{InodeId, PoolAddr};
+use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, Time};
+
+use crate::writeback::pages::DirtyPages;
+
+const SHARDS: usize = 16;
+/// States a shard keeps beyond those in use before it lets the unused ones go.
+const UNUSED_PER_SHARD_MAX: usize = 1024;
+
+/// Where an inode is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Presence {
+    /// Nobody has looked.
+    Unloaded,
+    /// In the namespace.
+    Live,
+    /// Without a name, kept because it is open.
+    Orphan,
+    /// Nowhere, or no longer.
+    Gone,
+}
+
+/// Attribute changes of writes that are logged with their data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Pending {
+    /// Last change of data.
+    pub mtime: Option<Time>,
+    /// Last change of the inode.
+    pub ctime: Option<Time>,
+    /// The mode without the set-id bits that a write took away.
+    pub mode: Option<u16>,
+}
+
+/// What an inode's lock guards.
+pub(crate) struct Inner {
+    /// Where it is.
+    pub presence: Presence,
+    /// The logged record.
+    pub record: InodeRecord,
+    /// Size with what waits in memory.
+    pub size: u64,
+    /// Attributes with what waits in memory.
+    pub pending: Pending,
+    /// Dirty data.
+    pub pages: DirtyPages,
+    /// Counts changes of where logged data is.
+    pub mapping: u64,
+    /// Open handles.
+    pub opens: u32,
+    /// Where the next blocks should be: the end of what was written last.
+    pub near: PoolAddr,
+}
+
+impl Inner {
+    /// The state of an inode whose record is known.
+    pub(crate) fn install(&mut self, record: InodeRecord, presence: Presence) {
+        self.size = record.size;
+        self.record = record;
+        self.presence = presence;
+    }
+
+    /// Permission bits as seen now.
+    pub(crate) fn mode(&self) -> u16 {
+        self.pending.mode.unwrap_or(self.record.mode)
+    }
+
+    /// mtime and ctime as seen now.
+    pub(crate) fn times(&self) -> (Time, Time) {
+        (self.pending.mtime.unwrap_or(self.record.mtime), self.pending.ctime.unwrap_or(self.record.ctime))
+    }
+
+    /// A copy of the record with what waits in memory, except sizes, made part of it.
+    pub(crate) fn record_with_pending(&self) -> InodeRecord {
+        let mut record = self.record.clone();
+        (record.mtime, record.ctime) = self.times();
+        record.mode = self.mode();
+        record
+    }
+
+    /// Takes over a record that has been logged with a ctime later than that of any write.
+    pub(crate) fn take_over(&mut self, record: InodeRecord) {
+        self.record = record;
+        self.pending.ctime = None;
+    }
+
+    /// Whether writes have grown the file beyond what is logged.
+    pub(crate) fn growth_waits(&self) -> bool {
+        self.size > self.record.size
+    }
+}
+
+/// A record with nothing in it.
+pub(crate) fn blank_record(kind: InodeKind) -> InodeRecord {
+    InodeRecord {
+        kind,
+        mode: 0,
+        flags: 0,
+        uid: 0,
+        gid: 0,
+        links: 1,
+        rdev: 0,
+        project: 0,
+        xattr_count: 0,
+        xattr_bytes: 0,
+        size: 0,
+        generation: 1,
+        change: 1,
+        parent: InodeId(0),
+        data: DataPointer::default(),
+        atime: Time::default(),
+        mtime: Time::default(),
+        ctime: Time::default(),
+        btime: Time::default(),
+        inline: Some(Vec::new()),
+    }
+}
+
+/// An inode in use.
+pub(crate) struct InodeState {
+    /// Which one.
+    pub ino: InodeId,
+    /// Everything that changes.
+    pub inner: RwLock<Inner>,
+    turn: Mutex<bool>,
+    turn_ended: Condvar,
+}
+
+/// The right to write back or cut a file's data. One at a time; held across device writes.
+pub(crate) struct Turn {
+    state: Arc<InodeState>,
+}
+
+impl Turn {
+    /// Whose turn it is.
+    pub(crate) fn state(&self) -> &Arc<InodeState> {
+        &self.state
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *self.state.turn.lock() = false;
+        self.state.turn_ended.notify_one();
+    }
+}
+
+impl InodeState {
+    fn new(ino: InodeId) -> InodeState {
+        let inner = Inner {
+            presence: Presence::Unloaded,
+            record: blank_record(InodeKind::File),
+            size: 0,
+            pending: Pending::default(),
+            pages: DirtyPages::default(),
+            mapping: 0,
+            opens: 0,
+            near: PoolAddr::NULL,
+        };
+        InodeState { ino, inner: RwLock::new(inner), turn: Mutex::new(false), turn_ended: Condvar::new() }
+    }
+
+    /// Waits for the turn. The caller holds neither an inode nor another turn.
+    pub(crate) fn turn(self: &Arc<Self>) -> Turn {
+        let mut taken = self.turn.lock();
+        while *taken {
+            self.turn_ended.wait(&mut taken);
+        }
+        *taken = true;
+        Turn { state: self.clone() }
+    }
+
+    /// The turn, if nobody has it.
+    pub(crate) fn try_turn(self: &Arc<Self>) -> Option<Turn> {
+        let mut taken = self.turn.lock();
+        if *taken {
+            return None;
+        }
+        *taken = true;
+        Some(Turn { state: self.clone() })
+    }
+}
+
+/// Inode numbers are a counter: one multiplication spreads them.
+#[derive(Default)]
+pub(crate) struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(20);
+    }
+}
+
+type Shard = HashMap<u64, Arc<InodeState>, BuildHasherDefault<NumberHasher>>;
+
+/// All inodes in use.
+#[derive(Default)]
+pub(crate) struct InodeTable {
+    shards: [Mutex<(Shard, usize)>; SHARDS],
+}
+
+impl InodeTable {
+    /// The state of `ino`, made if there is none. Bound: what is in use, and twice [`UNUSED_PER_SHARD_MAX`] a shard.
+    pub(crate) fn state(&self, ino: InodeId) -> Arc<InodeState> {
+        let mut shard = self.shards[ino.0 as usize % SHARDS].lock();
+        let (map, sweep_at) = &mut *shard;
+        if let Some(state) = map.get(&ino.0) {
+            return state.clone();
+        }
+        if map.len() >= (*sweep_at).max(UNUSED_PER_SHARD_MAX) {
+            map.retain(|_, state| in_use(state));
+            *sweep_at = map.len() * 2;
+        }
+        let state = Arc::new(InodeState::new(ino));
+        map.insert(ino.0, state.clone());
+        state
+    }
+}
+
+/// Under the shard's lock nobody can obtain a state that only the table refers to.
+fn in_use(state: &Arc<InodeState>) -> bool {
+    if Arc::strong_count(state) > 1 {
+        return true;
+    }
+    let inner = state.inner.read();
+    inner.opens > 0 || !inner.pages.is_empty()
+}

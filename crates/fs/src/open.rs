@@ -1,0 +1,154 @@
+//! Making, opening and closing a filesystem.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use varve_device::Device;
+use varve_engine::{
+    EngineError, FamilyId, FormatOptions, InodeId, RecoveryReport, Store, StoreOptions, Transaction,
+    VersionId, VersionKey,
+};
+use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord};
+use varve_format::record::subvolume::{FIRST_SUBVOLUME, SubvolumeRecord};
+
+use crate::api::{Caller, Clock, OpenOptions, ROOT_INODE};
+use crate::core::Core;
+use crate::files::FileCount;
+use crate::hash::NameHasher;
+use crate::inode::{InodeTable, blank_record};
+use crate::reaper::ReapQueue;
+use crate::table::{Namespace, subvolumes};
+use crate::writeback::SyncRounds;
+use crate::writeback::list::DirtyList;
+use crate::writeback::order::OldestFirst;
+use crate::{FsError, Result};
+
+/// Writes a new pool with an empty root directory.
+pub(crate) fn format(
+    devices: &[Arc<dyn Device>],
+    options: &FormatOptions,
+    owner: Caller,
+    clock: &dyn Clock,
+    hash_kind: u8,
+) -> Result<()> {
+    Store::format(devices, options)?;
+    let open = StoreOptions { background: false, ..StoreOptions::default() };
+    let (store, _) = Store::open(devices.to_vec(), open)?;
+    let now = clock.now();
+    let family = FamilyId(FIRST_SUBVOLUME);
+    let root = InodeRecord {
+        mode: 0o755,
+        uid: owner.uid,
+        gid: owner.gid,
+        parent: ROOT_INODE,
+        data: DataPointer {
+            family: FamilyId(ROOT_INODE.0),
+            version: VersionId(ROOT_INODE.0),
+            has_versions: false,
+        },
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        ..blank_record(InodeKind::Directory)
+    };
+    let record = SubvolumeRecord {
+        family,
+        version: VersionId(FIRST_SUBVOLUME),
+        root: ROOT_INODE,
+        hash_kind,
+        files: 1,
+        files_known: true,
+    };
+    let Some(hasher) = NameHasher::new(hash_kind, store.hash_seed()) else { return Err(FsError::Invalid) };
+    let namespace = Namespace { family, key: VersionKey(record.version.0), hasher };
+    let mut tx = Transaction::new();
+    tx.claim_id(FIRST_SUBVOLUME);
+    subvolumes::put_first(&mut tx, &record);
+    namespace.put_inode(&mut tx, ROOT_INODE, &root);
+    store.apply(tx, None)?;
+    store.close()?;
+    Ok(())
+}
+
+impl Core {
+    /// Opens a pool, recovering it if need be.
+    pub(crate) fn open(
+        devices: Vec<Arc<dyn Device>>,
+        options: OpenOptions,
+    ) -> Result<(Core, RecoveryReport)> {
+        let (read_only, background) = (options.store.read_only, options.store.background);
+        let (store, report) = Store::open(devices, options.store)?;
+        let record = subvolumes::first(&store)?.ok_or_else(|| {
+            let text = "the pool holds no filesystem: creating it was interrupted; create it again";
+            EngineError::Refused(text.into())
+        })?;
+        let hasher = NameHasher::new(record.hash_kind, store.hash_seed()).ok_or_else(|| {
+            let text = format!(
+                "the pool hashes names in a way ({}) this program does not know; open it with a newer one",
+                record.hash_kind
+            );
+            EngineError::Refused(text)
+        })?;
+        let core = Core {
+            store,
+            namespace: Namespace { family: record.family, key: VersionKey(record.version.0), hasher },
+            inodes: InodeTable::default(),
+            rename_lock: Mutex::new(()),
+            dirty: DirtyList::default(),
+            dirty_bytes_max: options.dirty_bytes_max,
+            order: Box::new(OldestFirst),
+            next_job: AtomicU64::new(0),
+            rounds: SyncRounds::default(),
+            reap: ReapQueue::default(),
+            files: FileCount::new(record),
+            clock: options.clock,
+            on_data_logged: options.on_data_logged,
+            read_only,
+            background,
+            closed: AtomicBool::new(false),
+        };
+        if !read_only {
+            core.find_reap_work()?;
+            if !background {
+                core.reap_all()?;
+            }
+        }
+        Ok((core, report))
+    }
+
+    /// Makes everything durable and closes.
+    pub(crate) fn close(&self) -> Result<()> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        if !self.read_only {
+            self.write_back_all()?;
+            self.reap_all()?;
+            self.count_files()?;
+            self.store_count()?;
+        }
+        self.store.close()?;
+        Ok(())
+    }
+
+    /// Does the background work that is due.
+    pub(crate) fn maintain(&self) -> Result<()> {
+        if self.read_only || self.closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.write_back_old()?;
+        self.reap_all()?;
+        self.count_files()?;
+        if !self.background {
+            self.store.maintain()?;
+        }
+        Ok(())
+    }
+
+    /// The root, which has no name, is its own parent.
+    pub(crate) fn root(&self) -> InodeId {
+        ROOT_INODE
+    }
+}

@@ -1,0 +1,141 @@
+//! Making inodes: files, directories, symbolic links.
+
+use std::sync::Arc;
+
+use varve_device::AlignedBuf;
+use varve_engine::{
+    BLOCK_BYTES, Data, FamilyId, InodeId, PoolAddr, Reservation, Transaction, VersionId, version,
+};
+use varve_format::record::inode::{DataPointer, INLINE_BYTES_MAX, InodeKind, InodeRecord};
+
+use super::require_directory;
+use crate::api::{Attr, Caller};
+use crate::core::{Core, attr, check_name, touch_directory};
+use crate::inode::{Presence, blank_record};
+use crate::table::extents;
+use crate::{FsError, Result};
+
+/// Longest target of a symbolic link, in bytes.
+const TARGET_BYTES_MAX: usize = 4095;
+
+impl Core {
+    pub(crate) fn create(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
+        self.with_space(|| self.make(caller, parent, name, InodeKind::File, mode, b""))
+    }
+
+    pub(crate) fn mkdir(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
+        self.with_space(|| self.make(caller, parent, name, InodeKind::Directory, mode, b""))
+    }
+
+    pub(crate) fn symlink(
+        &self,
+        caller: Caller,
+        parent: InodeId,
+        name: &[u8],
+        target: &[u8],
+    ) -> Result<Attr> {
+        if target.is_empty() {
+            return Err(FsError::NotFound);
+        }
+        if target.len() > TARGET_BYTES_MAX {
+            return Err(FsError::NameTooLong);
+        }
+        if target.contains(&0) {
+            return Err(FsError::Invalid);
+        }
+        self.with_space(|| self.make(caller, parent, name, InodeKind::Symlink, 0o777, target))
+    }
+
+    fn make(
+        &self,
+        caller: Caller,
+        parent: InodeId,
+        name: &[u8],
+        kind: InodeKind,
+        mode: u32,
+        target: &[u8],
+    ) -> Result<Attr> {
+        check_name(name)?;
+        self.require_writable()?;
+        let now = self.now();
+        let state = self.state(parent);
+        let mut dir = self.write_lock(&state)?;
+        require_directory(&dir)?;
+        let mut bucket = self.namespace.bucket(&self.store, parent, name)?;
+        if bucket.find(name).is_some() {
+            return Err(FsError::Exists);
+        }
+        let ino = InodeId(self.store.new_id());
+        let mut record = InodeRecord {
+            mode: (mode & 0o7777) as u16,
+            uid: caller.uid,
+            gid: caller.gid,
+            size: target.len() as u64,
+            data: DataPointer { family: FamilyId(ino.0), version: VersionId(ino.0), has_versions: false },
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            project: dir.record.project,
+            ..blank_record(kind)
+        };
+        if dir.record.mode & 0o2000 != 0 {
+            record.gid = dir.record.gid;
+            if kind == InodeKind::Directory {
+                record.mode |= 0o2000;
+            }
+        }
+        if kind == InodeKind::Directory {
+            record.parent = parent;
+        }
+        let mut tx = Transaction::new();
+        tx.claim_id(ino.0);
+        let mut reservation = self.place_target(&mut tx, &mut record, target)?;
+        if !bucket.insert(name, ino, kind) {
+            // 256 names of one 55-bit hash: nobody without the seed gets here.
+            return Err(FsError::Engine(varve_engine::EngineError::NoSpace));
+        }
+        self.namespace.put_bucket(&mut tx, &bucket);
+        self.namespace.put_inode(&mut tx, ino, &record);
+        let mut dir_record = dir.record.clone();
+        touch_directory(&mut dir_record, now, 1);
+        self.namespace.put_inode(&mut tx, parent, &dir_record);
+        // The new inode is locked while it becomes visible, so that who finds its name waits for its state.
+        let child = self.state(ino);
+        let mut inner = child.inner.write();
+        {
+            let _counting = self.counting()?;
+            if let Err(error) = self.store.apply(tx, reservation.as_mut()) {
+                inner.presence = Presence::Gone;
+                return Err(error.into());
+            }
+            self.files.add(1);
+        }
+        dir.size = dir_record.size;
+        dir.take_over(dir_record);
+        inner.install(record, Presence::Live);
+        Ok(attr(ino, &inner))
+    }
+
+    /// Puts a symbolic link's target into the record, or, when it is too long, into a block of the inode's data.
+    fn place_target(
+        &self,
+        tx: &mut Transaction,
+        record: &mut InodeRecord,
+        target: &[u8],
+    ) -> Result<Option<Reservation>> {
+        if target.len() <= INLINE_BYTES_MAX {
+            record.inline = Some(target.to_vec());
+            return Ok(None);
+        }
+        record.inline = None;
+        let mut reservation = self.store.reserve(1, 1, crate::writeback::ENTRY_BYTES)?;
+        let runs = self.store.allocate(&mut reservation, 1, PoolAddr::NULL)?;
+        let buf = Arc::new(AlignedBuf::from_slice(target));
+        tx.place_riding(runs[0], Data { buf, offset: 0, len: BLOCK_BYTES });
+        let view = self.store.view();
+        let path = extents::path(&view, record)?;
+        version::put_extents(&view, tx, &path, &[(0, runs[0])])?;
+        Ok(Some(reservation))
+    }
+}

@@ -1,0 +1,79 @@
+//! Handles and durability: open, release, fsync.
+
+use varve_engine::{EngineError, InodeId, Transaction};
+use varve_format::record::orphan::OrphanState;
+
+use crate::api::{Caller, SetAttr};
+use crate::core::Core;
+use crate::inode::Presence;
+use crate::reaper::Task;
+use crate::table::orphans;
+use crate::writeback::Ride;
+use crate::{FsError, Result};
+
+impl Core {
+    pub(crate) fn open_inode(&self, caller: Caller, ino: InodeId, truncate: bool) -> Result<()> {
+        let state = self.state(ino);
+        self.write_lock(&state)?.opens += 1;
+        if truncate {
+            let set = SetAttr { size: Some(0), ..SetAttr::default() };
+            if let Err(error) = self.setattr(caller, ino, set) {
+                self.release_inode(ino)?;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn release_inode(&self, ino: InodeId) -> Result<()> {
+        let state = self.state(ino);
+        let mut inner = self.write_lock(&state)?;
+        inner.opens = inner.opens.checked_sub(1).ok_or(FsError::Invalid)?;
+        if inner.opens > 0 || inner.presence != Presence::Orphan {
+            return Ok(());
+        }
+        let mut tx = Transaction::new();
+        let done = self.dispose_step(&mut tx, ino, &inner.record)?;
+        if done {
+            orphans::delete(&mut tx, ino);
+        } else {
+            orphans::put(&mut tx, ino, OrphanState::Deleting, &inner.record);
+        }
+        tx.privileged();
+        let result = self.apply(tx);
+        // Also when that failed the orphan record is there, and is found when the pool is opened again.
+        self.forget(&mut inner);
+        if !done {
+            self.reap.push(Task::Orphan(ino));
+        }
+        result.map(drop)
+    }
+
+    /// Logs a file's data. The inode must exist.
+    pub(crate) fn flush_file(&self, ino: InodeId) -> Result<()> {
+        let state = self.state(ino);
+        drop(self.read_lock(&state)?);
+        self.write_back(&state, Ride::Allowed)
+    }
+
+    pub(crate) fn fsync(&self, ino: InodeId) -> Result<()> {
+        self.flush_file(ino)?;
+        let upto = self.store.position();
+        if upto > self.store.durable_position() {
+            self.store.commit(upto)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>) {
+        if let Err(error) = self.flush_file(ino) {
+            return done(Err(error));
+        }
+        let upto = self.store.position();
+        if upto <= self.store.durable_position() {
+            return done(Ok(()));
+        }
+        let done = move |result: std::result::Result<(), EngineError>| done(result.map_err(FsError::from));
+        self.store.commit_then(upto, Box::new(done));
+    }
+}

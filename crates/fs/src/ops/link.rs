@@ -1,0 +1,57 @@
+//! Hard links.
+
+use varve_engine::{InodeId, Transaction};
+use varve_format::record::inode::InodeKind;
+
+use super::require_directory;
+use crate::api::Attr;
+use crate::core::{Core, attr, check_name, touch, touch_directory};
+use crate::inode::Presence;
+use crate::{FsError, Result};
+
+impl Core {
+    pub(crate) fn link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        check_name(name)?;
+        self.require_writable()?;
+        self.with_space(|| self.add_link(ino, parent, name))
+    }
+
+    fn add_link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        let mut states = vec![self.state(parent), self.state(ino)];
+        let mut locked = self.lock_all(&mut states)?;
+        require_directory(locked.get(parent))?;
+        let inner = locked.get(ino);
+        if inner.record.kind == InodeKind::Directory {
+            return Err(FsError::NotPermitted);
+        }
+        if inner.presence != Presence::Live {
+            return Err(FsError::NotFound);
+        }
+        let Some(links) = inner.record.links.checked_add(1) else { return Err(FsError::TooManyLinks) };
+        let kind = inner.record.kind;
+        let mut record = inner.record.clone();
+        let mut dir_record = locked.get(parent).record.clone();
+        let mut bucket = self.namespace.bucket(&self.store, parent, name)?;
+        if bucket.find(name).is_some() {
+            return Err(FsError::Exists);
+        }
+        if !bucket.insert(name, ino, kind) {
+            return Err(FsError::Engine(varve_engine::EngineError::NoSpace));
+        }
+        let now = self.now();
+        record.links = links;
+        touch(&mut record, now);
+        touch_directory(&mut dir_record, now, 1);
+        let mut tx = Transaction::new();
+        self.namespace.put_bucket(&mut tx, &bucket);
+        self.namespace.put_inode(&mut tx, ino, &record);
+        self.namespace.put_inode(&mut tx, parent, &dir_record);
+        self.apply(tx)?;
+        let dir = locked.get(parent);
+        dir.size = dir_record.size;
+        dir.take_over(dir_record);
+        let inner = locked.get(ino);
+        inner.take_over(record);
+        Ok(attr(ino, inner))
+    }
+}

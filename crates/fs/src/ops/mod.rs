@@ -1,0 +1,57 @@
+//! The verbs: one file a group. Each prepares under inode locks and applies one transaction.
+
+pub(crate) mod create;
+pub(crate) mod data;
+pub(crate) mod link;
+pub(crate) mod lookup;
+pub(crate) mod read;
+pub(crate) mod rename;
+pub(crate) mod setattr;
+pub(crate) mod truncate;
+pub(crate) mod unlink;
+pub(crate) mod write;
+pub(crate) mod xattr;
+
+use varve_engine::EngineError;
+
+use crate::core::Core;
+use crate::inode::{Inner, Presence};
+use crate::{FsError, Result};
+use varve_format::record::inode::InodeKind;
+
+/// How often a verb looks again when somebody else has changed a name between looking and locking. More than that
+/// cannot be bad luck: the name leads to an inode that is not there.
+const RETRIES_MAX: usize = 1000;
+
+/// Checks that names can be added to and removed from this inode.
+fn require_directory(inner: &Inner) -> Result<()> {
+    if inner.record.kind != InodeKind::Directory {
+        Err(FsError::NotDirectory)
+    } else if inner.presence != Presence::Live {
+        Err(FsError::NotFound)
+    } else {
+        Ok(())
+    }
+}
+
+/// Checks that this is a regular file.
+fn require_file(inner: &Inner) -> Result<()> {
+    match inner.record.kind {
+        InodeKind::File => Ok(()),
+        InodeKind::Directory => Err(FsError::IsDirectory),
+        _ => Err(FsError::Invalid),
+    }
+}
+
+/// `mode` without the bits that a change by somebody else than the superuser takes away: set-user-id, and
+/// set-group-id where the group may execute (without that it never meant anything else but a lock).
+fn without_set_ids(mode: u16) -> u16 {
+    let mode = mode & !0o4000;
+    if mode & 0o0010 != 0 { mode & !0o2000 } else { mode }
+}
+
+impl Core {
+    fn require_writable(&self) -> Result<()> {
+        if self.read_only { Err(FsError::Engine(EngineError::ReadOnly)) } else { Ok(()) }
+    }
+}

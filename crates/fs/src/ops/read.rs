@@ -1,0 +1,124 @@
+//! Reading: what waits in memory, then what the log holds.
+//!
+//! Under the inode's lock it is decided where every byte comes from; the device is read without it. The view that
+//! resolved the addresses is kept until then, so that the blocks are not reused.
+
+use varve_device::AlignedBuf;
+use varve_engine::version::{self, Mapping};
+use varve_engine::{BLOCK_BYTES, InodeId, PoolAddr, View};
+
+use super::require_file;
+use crate::Result;
+use crate::core::Core;
+use crate::inode::Inner;
+use crate::table::extents;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// Blocks to read, and which of their bytes go where.
+struct Piece {
+    addr: PoolAddr,
+    /// Whole blocks, in bytes.
+    len: usize,
+    /// The bytes wanted begin here.
+    skip: usize,
+    /// Where they go in the caller's buffer, and how many.
+    to: usize,
+    count: usize,
+}
+
+/// Reads still to be done.
+#[derive(Default)]
+pub(crate) struct ReadPlan {
+    view: Option<View>,
+    pieces: Vec<Piece>,
+}
+
+impl Core {
+    pub(crate) fn read(&self, ino: InodeId, offset: u64, len: usize) -> Result<Vec<u8>> {
+        let state = self.state(ino);
+        let inner = self.read_lock(&state)?;
+        require_file(&inner)?;
+        let left = inner.size.saturating_sub(offset);
+        let mut out = vec![0; left.min(len as u64) as usize];
+        if out.is_empty() {
+            return Ok(out);
+        }
+        let plan = self.plan_read(&inner, offset, &mut out)?;
+        drop(inner);
+        self.run_reads(plan, &mut out)?;
+        Ok(out)
+    }
+
+    /// Fills `out`, which is zeros, with the bytes at `offset` that are in memory, and plans reads for those that are
+    /// not. Nothing beyond the logged size is read from the device: a block's tail may be stale there.
+    pub(crate) fn plan_read(&self, inner: &Inner, offset: u64, out: &mut [u8]) -> Result<ReadPlan> {
+        let end = offset + out.len() as u64;
+        let mut plan = ReadPlan::default();
+        let mut at = offset;
+        for (index, page) in inner.pages.map.range(offset / BLOCK..end.div_ceil(BLOCK)) {
+            let begin = (index * BLOCK).max(offset);
+            let stop = ((index + 1) * BLOCK).min(end);
+            self.plan_logged(inner, &mut plan, offset, at, begin, out)?;
+            let from = (begin - index * BLOCK) as usize;
+            let count = (stop - begin) as usize;
+            out[(begin - offset) as usize..][..count].copy_from_slice(&page.data[from..from + count]);
+            at = stop;
+        }
+        self.plan_logged(inner, &mut plan, offset, at, end, out)?;
+        Ok(plan)
+    }
+
+    /// As [`Core::plan_read`] for [`from`, `to`), which no page in memory covers.
+    fn plan_logged(
+        &self,
+        inner: &Inner,
+        plan: &mut ReadPlan,
+        offset: u64,
+        from: u64,
+        to: u64,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let to = to.min(inner.record.size);
+        if from >= to {
+            return Ok(());
+        }
+        if let Some(contents) = &inner.record.inline {
+            let have = contents.len() as u64;
+            if from < have {
+                let part = &contents[from as usize..to.min(have) as usize];
+                out[(from - offset) as usize..][..part.len()].copy_from_slice(part);
+            }
+            return Ok(());
+        }
+        let view = plan.view.get_or_insert_with(|| self.store.view());
+        let path = extents::path(view, &inner.record)?;
+        for mapped in version::resolve(view, &path, from, to)? {
+            let Mapping::Data { addr, .. } = mapped.what else { continue };
+            let begin = mapped.offset.max(from);
+            let stop = (mapped.offset + mapped.len).min(to);
+            if begin >= stop {
+                continue;
+            }
+            let first = begin / BLOCK * BLOCK;
+            plan.pieces.push(Piece {
+                addr: PoolAddr(addr.0 + (first - mapped.offset)),
+                len: (stop.next_multiple_of(BLOCK) - first) as usize,
+                skip: (begin - first) as usize,
+                to: (begin - offset) as usize,
+                count: (stop - begin) as usize,
+            });
+        }
+        Ok(())
+    }
+
+    /// Does the reads of a plan.
+    pub(crate) fn run_reads(&self, plan: ReadPlan, out: &mut [u8]) -> Result<()> {
+        for piece in &plan.pieces {
+            let mut buf = AlignedBuf::new(piece.len);
+            self.store.read_data(piece.addr, &mut buf)?;
+            out[piece.to..piece.to + piece.count].copy_from_slice(&buf[piece.skip..piece.skip + piece.count]);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,251 @@
+//! Renaming: replace, refuse, exchange.
+//!
+//! Over an existing file the source's dirty data is on the device and its extents are in the log before the rename is:
+//! if power fails at any instant, the name leads to the old file or to the whole new one.
+
+use varve_engine::{EngineError, InodeId, Transaction};
+use varve_format::record::inode::{InodeKind, InodeRecord};
+
+use super::require_directory;
+use crate::api::{NAME_BYTES_MAX, RenameMode};
+use crate::core::{Core, check_name, touch, touch_directory};
+use crate::table::names::Found;
+use crate::writeback::Ride;
+use crate::{FsError, Result};
+
+/// Directories below one another.
+const DEPTH_MAX: usize = 1 << 20;
+
+/// One side of a rename.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    parent: InodeId,
+    name: &'a [u8],
+}
+
+impl Core {
+    pub(crate) fn rename(
+        &self,
+        parent: InodeId,
+        name: &[u8],
+        new_parent: InodeId,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        self.require_writable()?;
+        for name in [name, new_name] {
+            if name == b"." || name == b".." {
+                return Err(FsError::Invalid);
+            }
+        }
+        if name.len() > NAME_BYTES_MAX {
+            return Err(FsError::NameTooLong);
+        }
+        check_name(new_name)?;
+        let (from, to) = (Place { parent, name }, Place { parent: new_parent, name: new_name });
+        self.with_space(|| self.rename_once(from, to, mode))
+    }
+
+    fn look(&self, place: Place<'_>) -> Result<Option<Found>> {
+        Ok(self.namespace.lookup(&self.store, place.parent, place.name)?)
+    }
+
+    fn rename_once(&self, from: Place<'_>, to: Place<'_>, mode: RenameMode) -> Result<()> {
+        let _topology = (from.parent != to.parent).then(|| self.rename_lock.lock());
+        for _ in 0..super::RETRIES_MAX {
+            for parent in [from.parent, to.parent] {
+                let state = self.state(parent);
+                let inner = self.read_lock(&state)?;
+                require_directory(&inner)?;
+            }
+            let source = self.look(from)?.ok_or(FsError::NotFound)?;
+            let target = self.look(to)?;
+            if from.parent != to.parent {
+                self.refuse_cycles(from, to, source, target, mode)?;
+            }
+            if mode == RenameMode::Replace
+                && let Some(target) = target
+                && target.ino != source.ino
+                && source.kind == InodeKind::File
+            {
+                // Not while holding inodes. What is written after this call began is not its business.
+                self.write_back(&self.state(source.ino), Ride::Never)?;
+            }
+            if self.rename_locked(from, to, mode, source, target)? {
+                return Ok(());
+            }
+            // Each time round somebody else has changed one of the names.
+        }
+        Err(FsError::NotFound)
+    }
+
+    /// A directory must not move below itself. Directories move between directories only under the rename lock, so
+    /// the way up does not change meanwhile.
+    fn refuse_cycles(
+        &self,
+        from: Place<'_>,
+        to: Place<'_>,
+        source: Found,
+        target: Option<Found>,
+        mode: RenameMode,
+    ) -> Result<()> {
+        if source.kind == InodeKind::Directory && self.is_below(to.parent, source.ino)? {
+            return Err(FsError::Invalid);
+        }
+        if let Some(target) = target
+            && target.kind == InodeKind::Directory
+            && self.is_below(from.parent, target.ino)?
+        {
+            // The target holds the source, so it is not empty.
+            return Err(if mode == RenameMode::Exchange { FsError::Invalid } else { FsError::NotEmpty });
+        }
+        Ok(())
+    }
+
+    /// Whether `dir` is `above` or somewhere below it.
+    fn is_below(&self, mut dir: InodeId, above: InodeId) -> Result<bool> {
+        // Bounded, so that parents that form a ring in a damaged pool do not hold it up for ever.
+        for _ in 0..DEPTH_MAX {
+            if dir == above {
+                return Ok(true);
+            }
+            let state = self.state(dir);
+            let up = self.read_lock(&state)?.record.parent;
+            if up == dir || up == InodeId(0) {
+                return Ok(false);
+            }
+            dir = up;
+        }
+        Err(FsError::TooManyLinks)
+    }
+
+    /// False if the names have changed since they were looked up.
+    fn rename_locked(
+        &self,
+        from: Place<'_>,
+        to: Place<'_>,
+        mode: RenameMode,
+        source: Found,
+        target: Option<Found>,
+    ) -> Result<bool> {
+        let mut states = vec![self.state(from.parent), self.state(to.parent), self.state(source.ino)];
+        states.extend(target.map(|target| self.state(target.ino)));
+        let mut locked = match self.lock_all(&mut states) {
+            Ok(locked) => locked,
+            Err(FsError::NotFound) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        require_directory(locked.get(from.parent))?;
+        require_directory(locked.get(to.parent))?;
+        let mut bucket = self.namespace.bucket(&self.store, from.parent, from.name)?;
+        let mut to_bucket = Some(self.namespace.bucket(&self.store, to.parent, to.name)?);
+        if to_bucket.as_ref().is_some_and(|to_bucket| to_bucket.same(&bucket)) {
+            to_bucket = None;
+        }
+        let source_now = bucket.find(from.name);
+        let target_now = to_bucket.as_ref().unwrap_or(&bucket).find(to.name);
+        if source_now.map(|s| s.ino) != Some(source.ino) || target_now.map(|t| t.ino) != target.map(|t| t.ino)
+        {
+            return Ok(false);
+        }
+        let Some(source) = source_now else { return Ok(false) };
+        match (mode, target_now) {
+            (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
+            (RenameMode::Exchange, None) => return Err(FsError::NotFound),
+            (_, Some(target)) if target.ino == source.ino => return Ok(true),
+            (RenameMode::Replace, Some(target)) => {
+                match (source.kind == InodeKind::Directory, target.kind == InodeKind::Directory) {
+                    (true, false) => return Err(FsError::NotDirectory),
+                    (false, true) => return Err(FsError::IsDirectory),
+                    (true, true) if locked.get(target.ino).record.size > 0 => return Err(FsError::NotEmpty),
+                    _ => {}
+                }
+            }
+            _ => {}
+        }
+        let now = self.now();
+        let mut tx = Transaction::new();
+        let mut records: Vec<(InodeId, InodeRecord)> = Vec::with_capacity(4);
+        let mut dropped = None;
+        // The inodes that move.
+        let mut moved = |ino: InodeId, parent: InodeId, record: &InodeRecord| {
+            let mut record = record.clone();
+            touch(&mut record, now);
+            if record.kind == InodeKind::Directory {
+                record.parent = parent;
+            }
+            records.push((ino, record));
+        };
+        moved(source.ino, to.parent, &locked.get(source.ino).record);
+        match target_now {
+            Some(target) if mode == RenameMode::Exchange => {
+                moved(target.ino, from.parent, &locked.get(target.ino).record);
+            }
+            Some(target) => {
+                dropped =
+                    Some((target.ino, self.drop_link(&mut tx, target.ino, locked.get(target.ino), now)?));
+            }
+            None => {}
+        }
+        // The names.
+        let mut entries_from = -1;
+        let mut entries_to = 1;
+        {
+            let to_bucket_mut = to_bucket.as_mut();
+            match (target_now, to_bucket_mut) {
+                (Some(target), other) => {
+                    other.unwrap_or(&mut bucket).replace(target.sequence, source.ino, source.kind);
+                    entries_to = 0;
+                }
+                (None, other) => {
+                    if !other.unwrap_or(&mut bucket).insert(to.name, source.ino, source.kind) {
+                        return Err(FsError::Engine(EngineError::NoSpace));
+                    }
+                }
+            }
+        }
+        match target_now {
+            Some(target) if mode == RenameMode::Exchange => {
+                bucket.replace(source.sequence, target.ino, target.kind);
+                entries_from = 0;
+            }
+            _ => bucket.remove(source.sequence),
+        }
+        self.namespace.put_bucket(&mut tx, &bucket);
+        if let Some(to_bucket) = &to_bucket {
+            self.namespace.put_bucket(&mut tx, to_bucket);
+        }
+        // The directories; one that also moved (or both at once) is one record.
+        for (parent, entries) in [(from.parent, entries_from), (to.parent, entries_to)] {
+            let at = records.iter().position(|(ino, _)| *ino == parent).unwrap_or_else(|| {
+                records.push((parent, locked.get(parent).record.clone()));
+                records.len() - 1
+            });
+            touch_directory(&mut records[at].1, now, entries);
+        }
+        for (ino, record) in &records {
+            self.namespace.put_inode(&mut tx, *ino, record);
+        }
+        if dropped.is_some() {
+            tx.privileged();
+        }
+        {
+            let _counting = self.counting()?;
+            self.apply(tx)?;
+            if let Some((_, dropped)) = &dropped {
+                self.note_dropped(dropped);
+            }
+        }
+        for (ino, record) in records {
+            let inner = locked.get(ino);
+            if record.kind == InodeKind::Directory {
+                inner.size = record.size;
+            }
+            inner.take_over(record);
+        }
+        if let Some((ino, dropped)) = dropped {
+            self.take_over_dropped(ino, locked.get(ino), dropped);
+        }
+        Ok(true)
+    }
+}

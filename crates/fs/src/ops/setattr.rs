@@ -1,0 +1,72 @@
+//! Changing attributes. Sizes are [`super::truncate`]'s.
+//!
+//! atime changes only here: reading does not (noatime).
+
+use varve_engine::InodeId;
+use varve_format::record::inode::{InodeKind, InodeRecord, Time};
+
+use super::without_set_ids;
+use crate::Result;
+use crate::api::{Attr, Caller, SetAttr, SetTime};
+use crate::core::{Core, attr, touch};
+use crate::inode::Pending;
+
+/// Makes the changes of `set` other than the size.
+pub(super) fn change(caller: Caller, record: &mut InodeRecord, set: &SetAttr, now: Time) {
+    if let Some(uid) = set.uid {
+        record.uid = uid;
+    }
+    if let Some(gid) = set.gid {
+        record.gid = gid;
+    }
+    let owner = set.uid.is_some() || set.gid.is_some();
+    if owner && caller.uid != 0 && record.kind != InodeKind::Directory {
+        record.mode = without_set_ids(record.mode);
+    }
+    if let Some(mode) = set.mode {
+        record.mode = (mode & 0o7777) as u16;
+    }
+    let time = |set: SetTime| match set {
+        SetTime::Now => now,
+        SetTime::At(time) => time,
+    };
+    if let Some(atime) = set.atime {
+        record.atime = time(atime);
+    }
+    if let Some(mtime) = set.mtime {
+        record.mtime = time(mtime);
+    }
+    touch(record, now);
+}
+
+impl Core {
+    pub(crate) fn setattr(&self, caller: Caller, ino: InodeId, set: SetAttr) -> Result<Attr> {
+        self.require_writable()?;
+        for time in [set.atime, set.mtime] {
+            if let Some(SetTime::At(time)) = time
+                && time.nanoseconds >= 1_000_000_000
+            {
+                return Err(crate::FsError::Invalid);
+            }
+        }
+        if let Some(size) = set.size {
+            return self.with_space(|| self.set_size(caller, ino, size, &set));
+        }
+        self.with_space(|| {
+            let state = self.state(ino);
+            let mut inner = self.write_lock(&state)?;
+            // The logged record and size: what a write has changed is logged with its data. But what is set here
+            // comes after that write.
+            let mut record = inner.record.clone();
+            change(caller, &mut record, &set, self.now());
+            let chosen = set.mode.is_some() || record.mode != inner.record.mode;
+            self.log_record(ino, &mut inner, record)?;
+            inner.pending = Pending {
+                mtime: inner.pending.mtime.filter(|_| set.mtime.is_none()),
+                ctime: None,
+                mode: inner.pending.mode.filter(|_| !chosen),
+            };
+            Ok(attr(ino, &inner))
+        })
+    }
+}

@@ -1,0 +1,95 @@
+//! Changing the size of a file.
+//!
+//! Cutting needs no data block: the bytes beyond the end in the last block are left as they are and marked stale
+//! ([`INODE_FLAG_STALE_TAIL`]); whoever lets the file grow past them rewrites that block zeroed first. So a file on a
+//! full pool can always be cut.
+
+use varve_engine::{BLOCK_BYTES, InodeId, Transaction, VersionId};
+use varve_format::record::inode::INODE_FLAG_STALE_TAIL;
+
+use super::setattr::change;
+use super::{require_file, without_set_ids};
+use crate::api::{Attr, Caller, FILE_BYTES_MAX, SetAttr};
+use crate::core::{Core, attr};
+use crate::inode::Pending;
+use crate::reaper::Task;
+use crate::table::extents;
+use crate::writeback::Ride;
+use crate::{FsError, Result};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+impl Core {
+    pub(super) fn set_size(&self, caller: Caller, ino: InodeId, size: u64, set: &SetAttr) -> Result<Attr> {
+        if size > FILE_BYTES_MAX {
+            return Err(FsError::FileTooBig);
+        }
+        let state = self.state(ino);
+        // No page is in flight while this is held.
+        let mut turn = state.turn();
+        loop {
+            let mut guard = self.write_lock(&state)?;
+            let inner = &mut *guard;
+            require_file(inner)?;
+            let logged = inner.record.size;
+            let pages = size.div_ceil(BLOCK);
+            // A size is logged no earlier than the data of the writes that made the file grow so far.
+            let waits = inner.growth_waits() && inner.pages.map.range(..pages).any(|(_, page)| page.dirty);
+            if size > logged && waits {
+                drop(guard);
+                turn = self.write_back_in_turn(turn, size, Ride::Allowed)?;
+                continue;
+            }
+            if size > logged && inner.record.flags & INODE_FLAG_STALE_TAIL != 0 {
+                drop(guard);
+                self.dirty_tail(&state, size)?;
+                turn = self.write_back_in_turn(turn, u64::MAX, Ride::Allowed)?;
+                continue;
+            }
+            let now = self.now();
+            let mut record = inner.record_with_pending();
+            let mut tx = Transaction::new();
+            let mut reap = false;
+            if size < logged {
+                if let Some(contents) = &mut record.inline {
+                    contents.truncate(size as usize);
+                } else {
+                    let view = self.store.view();
+                    let mut new_id = || VersionId(self.store.new_id());
+                    let cut = extents::truncate(&view, &mut tx, &mut record, &mut new_id, size)?;
+                    reap = cut.reap;
+                    record.flags &= !INODE_FLAG_STALE_TAIL;
+                    if cut.empty {
+                        record.inline = Some(Vec::new());
+                    } else if !size.is_multiple_of(BLOCK) {
+                        record.flags |= INODE_FLAG_STALE_TAIL;
+                    }
+                }
+            }
+            if size <= inner.size {
+                tx.privileged();
+            }
+            record.size = size;
+            record.mtime = now;
+            if caller.uid != 0 {
+                record.mode = without_set_ids(record.mode);
+            }
+            change(caller, &mut record, set, now);
+            self.put_record(&mut tx, ino, inner.presence, &record);
+            self.apply(tx)?;
+            inner.record = record;
+            inner.pending = Pending::default();
+            inner.size = size;
+            inner.mapping += 1;
+            self.drop_pages(inner, pages);
+            inner.pages.zero_tail(size);
+            if reap {
+                self.reap.push(Task::Versions(ino));
+            }
+            let attr = attr(ino, inner);
+            drop(guard);
+            drop(turn);
+            return Ok(attr);
+        }
+    }
+}

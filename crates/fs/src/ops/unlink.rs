@@ -1,0 +1,178 @@
+//! Removing names, and what follows when it was the last one.
+
+use parking_lot::RwLockWriteGuard;
+use varve_engine::{InodeId, Transaction};
+use varve_format::record::inode::{InodeKind, InodeRecord, Time};
+use varve_format::record::orphan::OrphanState;
+
+use super::require_directory;
+use crate::core::{Core, touch, touch_directory};
+use crate::inode::{Inner, Presence};
+use crate::reaper::Task;
+use crate::table::names::{Bucket, Found};
+use crate::table::orphans;
+use crate::{FsError, Result};
+
+/// What becomes of an inode that loses a name; to be taken over once the transaction has been applied.
+pub(crate) enum Dropped {
+    /// It has others.
+    Linked(InodeRecord),
+    /// It is open.
+    Orphan(InodeRecord),
+    /// It is gone.
+    Deleted,
+    /// It is gone, and the reaper has the rest of it to do.
+    Reaped,
+}
+
+impl Core {
+    pub(crate) fn unlink(&self, parent: InodeId, name: &[u8]) -> Result<()> {
+        self.remove(parent, name, false)
+    }
+
+    pub(crate) fn rmdir(&self, parent: InodeId, name: &[u8]) -> Result<()> {
+        match name {
+            b"." => return Err(FsError::Invalid),
+            b".." => return Err(FsError::NotEmpty),
+            _ => {}
+        }
+        self.remove(parent, name, true)
+    }
+
+    fn remove(&self, parent: InodeId, name: &[u8], directory: bool) -> Result<()> {
+        self.require_writable()?;
+        let state = self.state(parent);
+        for _ in 0..super::RETRIES_MAX {
+            let mut dir = self.write_lock(&state)?;
+            let (bucket, found) = self.find_to_remove(&dir, parent, name, directory)?;
+            let child_state = self.state(found.ino);
+            if found.ino > parent {
+                // As a rule: what is in a directory is younger than it.
+                let mut child = self.write_lock(&child_state)?;
+                return self.remove_locked(parent, &mut dir, bucket, found, &mut child);
+            }
+            // In ascending order, then, and see whether the name still means the same.
+            drop(dir);
+            let mut child = match self.write_lock(&child_state) {
+                Ok(child) => child,
+                Err(FsError::NotFound) => continue,
+                Err(error) => return Err(error),
+            };
+            let mut dir = self.write_lock(&state)?;
+            let (bucket, again) = self.find_to_remove(&dir, parent, name, directory)?;
+            if again.ino == found.ino {
+                return self.remove_locked(parent, &mut dir, bucket, again, &mut child);
+            }
+            // Each time round somebody else has changed the name.
+        }
+        Err(FsError::NotFound)
+    }
+
+    fn find_to_remove(
+        &self,
+        dir: &Inner,
+        parent: InodeId,
+        name: &[u8],
+        directory: bool,
+    ) -> Result<(Bucket, Found)> {
+        require_directory(dir)?;
+        if name.len() > crate::api::NAME_BYTES_MAX {
+            return Err(FsError::NameTooLong);
+        }
+        let bucket = self.namespace.bucket(&self.store, parent, name)?;
+        let found = bucket.find(name).ok_or(FsError::NotFound)?;
+        match (found.kind == InodeKind::Directory, directory) {
+            (true, false) => Err(FsError::IsDirectory),
+            (false, true) => Err(FsError::NotDirectory),
+            _ => Ok((bucket, found)),
+        }
+    }
+
+    fn remove_locked(
+        &self,
+        parent: InodeId,
+        dir: &mut RwLockWriteGuard<'_, Inner>,
+        mut bucket: Bucket,
+        found: Found,
+        child: &mut RwLockWriteGuard<'_, Inner>,
+    ) -> Result<()> {
+        if found.kind == InodeKind::Directory && child.record.size > 0 {
+            return Err(FsError::NotEmpty);
+        }
+        let now = self.now();
+        let mut tx = Transaction::new();
+        bucket.remove(found.sequence);
+        self.namespace.put_bucket(&mut tx, &bucket);
+        let mut dir_record = dir.record.clone();
+        touch_directory(&mut dir_record, now, -1);
+        self.namespace.put_inode(&mut tx, parent, &dir_record);
+        let dropped = self.drop_link(&mut tx, found.ino, child, now)?;
+        tx.privileged();
+        {
+            let _counting = self.counting()?;
+            self.apply(tx)?;
+            self.note_dropped(&dropped);
+        }
+        dir.size = dir_record.size;
+        dir.take_over(dir_record);
+        self.take_over_dropped(found.ino, child, dropped);
+        Ok(())
+    }
+
+    /// Adds to `tx` what it takes that `ino` loses one name.
+    pub(crate) fn drop_link(
+        &self,
+        tx: &mut Transaction,
+        ino: InodeId,
+        inner: &Inner,
+        now: Time,
+    ) -> Result<Dropped> {
+        let mut record = inner.record.clone();
+        touch(&mut record, now);
+        record.links = record.links.saturating_sub(1);
+        if record.links > 0 {
+            self.namespace.put_inode(tx, ino, &record);
+            return Ok(Dropped::Linked(record));
+        }
+        self.namespace.delete_inode(tx, ino);
+        if inner.opens > 0 {
+            orphans::put(tx, ino, OrphanState::Open, &record);
+            return Ok(Dropped::Orphan(record));
+        }
+        if self.dispose_step(tx, ino, &record)? {
+            return Ok(Dropped::Deleted);
+        }
+        orphans::put(tx, ino, OrphanState::Deleting, &record);
+        Ok(Dropped::Reaped)
+    }
+
+    /// Counts it; within the gate of [`Core::counting`].
+    pub(crate) fn note_dropped(&self, dropped: &Dropped) {
+        if !matches!(dropped, Dropped::Linked(_)) {
+            self.files.add(-1);
+        }
+    }
+
+    /// Brings an inode's state in memory in step with what [`Core::drop_link`] logged.
+    pub(crate) fn take_over_dropped(&self, ino: InodeId, inner: &mut Inner, dropped: Dropped) {
+        match dropped {
+            Dropped::Linked(record) => inner.take_over(record),
+            Dropped::Orphan(record) => {
+                inner.take_over(record);
+                inner.presence = Presence::Orphan;
+            }
+            Dropped::Deleted => self.forget(inner),
+            Dropped::Reaped => {
+                self.forget(inner);
+                self.reap.push(Task::Orphan(ino));
+            }
+        }
+    }
+
+    /// The inode is no more: its dirty data is dropped.
+    pub(crate) fn forget(&self, inner: &mut Inner) {
+        self.drop_pages(inner, 0);
+        inner.presence = Presence::Gone;
+        inner.mapping += 1;
+    }
+}

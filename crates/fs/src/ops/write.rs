@@ -1,0 +1,268 @@
+//! Writing into memory, with space set aside.
+//!
+//! The order: see which pages become dirty and which of them need their other bytes; set the space aside and read those
+//! bytes, holding no lock; then lock, see that nothing has changed, and copy. A retry means that somebody else has made
+//! progress.
+
+use std::sync::Arc;
+
+use varve_engine::{BLOCK_BYTES, EngineError, InodeId, Reservation};
+use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_STALE_TAIL};
+
+use super::read::ReadPlan;
+use super::{require_file, without_set_ids};
+use crate::api::{Caller, FILE_BYTES_MAX};
+use crate::core::Core;
+use crate::inode::{Inner, InodeState};
+use crate::writeback::pages::PageBuf;
+use crate::writeback::{ENTRIES_PER_PAGE, ENTRY_BYTES, reserve};
+use crate::{FsError, Result};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// What a write does to a file's pages.
+#[derive(PartialEq, Eq, Debug)]
+struct WritePlan {
+    /// Pages that become dirty.
+    fresh: u64,
+    /// Pages that need the bytes they have now.
+    bases: Vec<u64>,
+    /// Pages that become dirty though nothing is written to them: what moves out of the inode record, and the tail of
+    /// the old end.
+    extra: Vec<u64>,
+    /// Whether the file has no dirty page yet.
+    first: bool,
+}
+
+fn plan(inner: &Inner, offset: u64, len: usize) -> WritePlan {
+    let end = offset + len as u64;
+    let pages = &inner.pages;
+    let (begin, stop) = if len == 0 { (0, 0) } else { (offset / BLOCK, end.div_ceil(BLOCK)) };
+    let mut out = WritePlan { fresh: 0, bases: Vec::new(), extra: Vec::new(), first: pages.dirty == 0 };
+    out.fresh = (stop - begin) - pages.map.range(begin..stop).filter(|(_, page)| page.dirty).count() as u64;
+    let edges = if stop - begin > 1 { vec![begin, stop - 1] } else { (begin..stop).collect() };
+    for index in edges {
+        let (from, to) = (index * BLOCK, (index + 1) * BLOCK);
+        let covered = offset <= from && end >= to.min(inner.record.size);
+        if !covered && from < inner.record.size && !pages.map.contains_key(&index) {
+            out.bases.push(index);
+        }
+    }
+    let mut also = |index: u64| {
+        if !(begin..stop).contains(&index) && !pages.map.contains_key(&index) && !out.extra.contains(&index) {
+            out.fresh += 1;
+            out.bases.push(index);
+            out.extra.push(index);
+        }
+    };
+    let leaves_record = end.max(inner.size) > INLINE_BYTES_MAX as u64
+        && inner.record.inline.as_ref().is_some_and(|contents| !contents.is_empty());
+    if leaves_record && len > 0 {
+        also(0);
+    }
+    if inner.record.flags & INODE_FLAG_STALE_TAIL != 0 && end > inner.record.size {
+        also(inner.record.size / BLOCK);
+    }
+    out
+}
+
+impl Core {
+    pub(crate) fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
+        self.require_writable()?;
+        let state = self.state(ino);
+        require_file(&*self.read_lock(&state)?)?;
+        if data.is_empty() {
+            return Ok(0);
+        }
+        if offset >= FILE_BYTES_MAX {
+            return Err(FsError::FileTooBig);
+        }
+        let data = &data[..data.len().min((FILE_BYTES_MAX - offset) as usize)];
+        let written = self.write_pages(caller, &state, offset, data)?;
+        self.throttle()?;
+        Ok(written)
+    }
+
+    /// Makes the page dirty that holds the end of the file, if its tail on the device is stale, so that the file can
+    /// grow to `size`.
+    pub(crate) fn dirty_tail(&self, state: &Arc<InodeState>, size: u64) -> Result<()> {
+        self.write_pages(Caller::ROOT, state, size, &[]).map(drop)
+    }
+
+    fn write_pages(
+        &self,
+        caller: Caller,
+        state: &Arc<InodeState>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<usize> {
+        let mut space = Space::default();
+        let mut len = data.len();
+        loop {
+            let (wanted, mapping, reads) = {
+                let inner = self.read_lock(state)?;
+                let wanted = plan(&inner, offset, len);
+                let mut reads: Vec<(u64, PageBuf, ReadPlan)> = Vec::with_capacity(wanted.bases.len());
+                for index in &wanted.bases {
+                    let mut page = vec![0; BLOCK_BYTES];
+                    let read = self.plan_read(&inner, index * BLOCK, &mut page)?;
+                    reads.push((*index, Arc::from(page), read));
+                }
+                (wanted, inner.mapping, reads)
+            };
+            if !space.covers(&wanted) {
+                match self.widen(&mut space, &wanted) {
+                    Ok(()) => {}
+                    Err(EngineError::NoSpace) if !space.reclaimed => {
+                        space = Space { reclaimed: true, ..Space::default() };
+                        self.reclaim()?;
+                        continue;
+                    }
+                    Err(EngineError::NoSpace) => {
+                        len = self.shorten(state, &mut space, offset, len, &wanted)?;
+                        continue;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            let mut bases: Vec<(u64, PageBuf)> = Vec::with_capacity(reads.len());
+            for (index, mut page, read) in reads {
+                self.run_reads(read, Arc::make_mut(&mut page))?;
+                bases.push((index, page));
+            }
+            let mut inner = self.write_lock(state)?;
+            let now = plan(&inner, offset, len);
+            let have_bases = now.bases.iter().all(|index| bases.iter().any(|(i, _)| i == index));
+            if !space.covers(&now) || !have_bases || (inner.mapping != mapping && !now.bases.is_empty()) {
+                continue;
+            }
+            self.install(caller, state, &mut inner, offset, &data[..len], &now, &bases, space);
+            return Ok(len);
+        }
+    }
+
+    /// Copies the bytes into the pages. Cannot fail.
+    #[expect(clippy::too_many_arguments, reason = "the last step of one procedure, apart for its length")]
+    fn install(
+        &self,
+        caller: Caller,
+        state: &Arc<InodeState>,
+        inner: &mut Inner,
+        offset: u64,
+        data: &[u8],
+        plan: &WritePlan,
+        bases: &[(u64, PageBuf)],
+        mut space: Space,
+    ) {
+        let base = |index: u64| bases.iter().find(|(i, _)| *i == index).map(|(_, page)| page);
+        let (mut added, mut fresh) = (0, 0);
+        let mut count = |(new, dirty): (bool, bool)| {
+            added += u64::from(new);
+            fresh += u64::from(dirty);
+        };
+        for index in &plan.extra {
+            count(inner.pages.write(*index, 0, &[], base(*index)));
+        }
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            let (index, from) = (at / BLOCK, (at % BLOCK) as usize);
+            let bytes = &data[done..data.len().min(done + BLOCK_BYTES - from)];
+            count(inner.pages.write(index, from, bytes, base(index)));
+            done += bytes.len();
+        }
+        debug_assert_eq!(fresh, plan.fresh);
+        self.dirty.pages_added(added);
+        if let Some(mut reservation) = space.reservation.take() {
+            let over = space.pages - fresh;
+            if over > 0 {
+                self.store.hand_back(&mut reservation, over, over * ENTRIES_PER_PAGE, ENTRY_BYTES);
+            }
+            match &mut inner.pages.reservation {
+                Some(mine) => self.store.merge(mine, reservation),
+                mine @ None => *mine = Some(reservation),
+            }
+        }
+        if inner.pages.dirty > 0 {
+            self.enlist(state, inner);
+        }
+        if data.is_empty() {
+            return;
+        }
+        inner.size = inner.size.max(offset + data.len() as u64);
+        let now = self.now();
+        (inner.pending.mtime, inner.pending.ctime) = (Some(now), Some(now));
+        let mode = inner.mode();
+        if caller.uid != 0 && without_set_ids(mode) != mode {
+            inner.pending.mode = Some(without_set_ids(mode));
+        }
+    }
+
+    /// Sets aside what `space` lacks for `wanted`.
+    fn widen(&self, space: &mut Space, wanted: &WritePlan) -> std::result::Result<(), EngineError> {
+        let pages = wanted.fresh.saturating_sub(space.pages);
+        let first = wanted.first && !space.first;
+        let more = reserve(&self.store, pages, first)?;
+        self.add(space, more, pages, first);
+        Ok(())
+    }
+
+    fn add(&self, space: &mut Space, more: Reservation, pages: u64, first: bool) {
+        match &mut space.reservation {
+            Some(mine) => self.store.merge(mine, more),
+            mine @ None => *mine = Some(more),
+        }
+        space.pages += pages;
+        space.first |= first;
+    }
+
+    /// Space is short and nothing can be brought home: takes what there is, in halving steps, and gives the length of
+    /// the write that fits. Refuses when not even one more page does.
+    fn shorten(
+        &self,
+        state: &InodeState,
+        space: &mut Space,
+        offset: u64,
+        len: usize,
+        wanted: &WritePlan,
+    ) -> Result<usize> {
+        let mut step = wanted.fresh.next_power_of_two();
+        while step > 1 {
+            step /= 2;
+            if space.pages + step >= wanted.fresh {
+                continue;
+            }
+            let first = wanted.first && !space.first;
+            match reserve(&self.store, step, first) {
+                Ok(more) => self.add(space, more, step, first),
+                Err(EngineError::NoSpace) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let inner = self.read_lock(state)?;
+        let mut shorter = len;
+        while shorter > 0 {
+            // Down to the page boundary before.
+            shorter = ((offset + shorter as u64 - 1) / BLOCK * BLOCK).saturating_sub(offset) as usize;
+            if shorter > 0 && space.covers(&plan(&inner, offset, shorter)) {
+                return Ok(shorter);
+            }
+        }
+        Err(EngineError::NoSpace.into())
+    }
+}
+
+/// Space set aside for a write that has not happened yet.
+#[derive(Default)]
+struct Space {
+    reservation: Option<Reservation>,
+    pages: u64,
+    first: bool,
+    reclaimed: bool,
+}
+
+impl Space {
+    fn covers(&self, plan: &WritePlan) -> bool {
+        self.pages >= plan.fresh && (self.first || !plan.first || plan.fresh == 0)
+    }
+}

@@ -1,0 +1,49 @@
+//! Extents of files' data: the engine's versioned map, seen from an inode record.
+
+use varve_engine::version::{self, Holder, Path};
+use varve_engine::{VersionId, View};
+use varve_format::record::inode::{DataPointer, InodeRecord};
+
+use super::Result;
+
+/// The holder an inode record stores.
+pub(crate) fn holder(record: &InodeRecord) -> Holder {
+    Holder {
+        family: record.data.family,
+        version: record.data.version,
+        has_versions: record.data.has_versions,
+    }
+}
+
+/// What an inode record stores of `holder`.
+pub(crate) fn pointer(holder: Holder) -> DataPointer {
+    DataPointer { family: holder.family, version: holder.version, has_versions: holder.has_versions }
+}
+
+/// The versions `record` sees.
+pub(crate) fn path(view: &View, record: &InodeRecord) -> Result<Path> {
+    let holder = holder(record);
+    if holder.has_versions { Path::load(view, holder) } else { Ok(Path::implicit(holder)) }
+}
+
+/// What a truncation needs to know.
+pub(crate) struct Cut {
+    /// Whether the reaper has work in this family.
+    pub reap: bool,
+    /// Whether nothing is left: the file may go back to inline mode.
+    pub empty: bool,
+}
+
+/// Removes the data from `new_size` on; changes the data pointer of `record`.
+pub(crate) fn truncate(
+    view: &View,
+    tx: &mut varve_engine::Transaction,
+    record: &mut InodeRecord,
+    new_id: &mut dyn FnMut() -> VersionId,
+    new_size: u64,
+) -> Result<Cut> {
+    let mut holder = holder(record);
+    let truncated = version::truncate(view, tx, &mut holder, new_id, new_size, None)?;
+    record.data = pointer(holder);
+    Ok(Cut { reap: truncated.reap, empty: new_size == 0 && !truncated.reap && !holder.has_versions })
+}

@@ -1,0 +1,52 @@
+//! Inode records.
+
+use varve_engine::{InodeId, Store, Transaction, TreeId, View};
+use varve_format::record::inode::{InodeRecord, decode_inode_key, inode_key};
+
+use super::{Namespace, Result, corrupt};
+
+impl Namespace {
+    /// The record of `ino`.
+    pub(crate) fn inode(&self, store: &Store, ino: InodeId) -> Result<Option<InodeRecord>> {
+        let Some(bytes) = self.get(store, TreeId::INODES, &inode_key(self.family, ino, self.key))? else {
+            return Ok(None);
+        };
+        InodeRecord::decode(&bytes).map(Some).map_err(corrupt(|| format!("the record of inode {}", ino.0)))
+    }
+
+    /// Stores the record of `ino`.
+    pub(crate) fn put_inode(&self, tx: &mut Transaction, ino: InodeId, record: &InodeRecord) {
+        tx.put(TreeId::INODES, &inode_key(self.family, ino, self.key), &record.encode());
+    }
+
+    /// Removes the record of `ino`.
+    pub(crate) fn delete_inode(&self, tx: &mut Transaction, ino: InodeId) {
+        tx.delete(TreeId::INODES, &inode_key(self.family, ino, self.key));
+    }
+
+    /// Calls `each` with every inode, in ascending order, until it returns false.
+    pub(crate) fn each_inode(
+        &self,
+        view: &View,
+        each: &mut dyn FnMut(InodeId, InodeRecord) -> bool,
+    ) -> Result<()> {
+        let prefix = self.family.0.to_be_bytes();
+        self.scan(view, TreeId::INODES, &prefix, &prefix, &mut |key, value| {
+            let (_, ino, _) = decode_inode_key(key).map_err(corrupt(|| "the key of an inode".into()))?;
+            let record =
+                InodeRecord::decode(value).map_err(corrupt(|| format!("the record of inode {}", ino.0)))?;
+            Ok(each(ino, record))
+        })
+    }
+
+    /// Counts the inodes.
+    pub(crate) fn count_inodes(&self, view: &View) -> Result<u64> {
+        let prefix = self.family.0.to_be_bytes();
+        let mut count = 0;
+        self.scan(view, TreeId::INODES, &prefix, &prefix, &mut |_, _| {
+            count += 1;
+            Ok(true)
+        })?;
+        Ok(count)
+    }
+}

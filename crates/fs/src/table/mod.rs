@@ -1,0 +1,68 @@
+//! The maps of a namespace as typed records over the engine's trees: one file a map.
+//!
+//! This is the one place that knows how a versioned key is found. Today a pool has one subvolume whose namespace has
+//! one version, so that an entry's key is known and [`Namespace::get`] is one lookup. With snapshots the same functions
+//! scan from (prefix, newest) and pick what the path of versions shows; nothing above this module changes.
+//! Knows nothing of locks, caches or POSIX.
+
+use varve_engine::{EngineError, Store, View};
+use varve_format::{Corrupt, FamilyId, TreeId, VersionKey};
+
+use crate::hash::NameHasher;
+
+pub(crate) mod extents;
+pub(crate) mod inodes;
+pub(crate) mod names;
+pub(crate) mod orphans;
+pub(crate) mod subvolumes;
+pub(crate) mod xattrs;
+
+pub(crate) type Result<T> = std::result::Result<T, EngineError>;
+
+/// The namespace a subvolume shows: which entries of the versioned maps are its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Namespace {
+    /// The family of its names, inodes and attributes.
+    pub family: FamilyId,
+    /// The key new entries carry.
+    pub key: VersionKey,
+    /// How names are hashed.
+    pub hasher: NameHasher,
+}
+
+impl Namespace {
+    /// The value of the entry at `key`, which ends with this namespace's version key.
+    fn get(&self, store: &Store, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        store.get(tree, key)
+    }
+
+    /// Calls `each` with the entries from `from` on whose keys begin with `prefix`, until it returns false or an error.
+    fn scan(
+        &self,
+        view: &View,
+        tree: TreeId,
+        from: &[u8],
+        prefix: &[u8],
+        each: &mut dyn FnMut(&[u8], &[u8]) -> std::result::Result<bool, EngineError>,
+    ) -> Result<()> {
+        let mut failed = None;
+        view.scan(tree, from, &mut |key, value| {
+            if !key.starts_with(prefix) {
+                return false;
+            }
+            match each(key, value) {
+                Ok(more) => more,
+                Err(error) => {
+                    failed = Some(error);
+                    false
+                }
+            }
+        })?;
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+/// Names the entry that does not decode.
+fn corrupt(what: impl FnOnce() -> String) -> impl FnOnce(Corrupt) -> EngineError {
+    |why| EngineError::corrupt(what(), why)
+}

@@ -1,0 +1,45 @@
+//! Inodes without a name whose end is not complete. Not versioned: no snapshot shows them.
+
+use varve_engine::{InodeId, Store, Transaction, TreeId, View};
+use varve_format::record::inode::InodeRecord;
+use varve_format::record::orphan::{OrphanRecord, OrphanState, decode_orphan_key, orphan_key};
+
+use super::{Result, corrupt};
+
+/// The orphan `ino`.
+pub(crate) fn get(store: &Store, ino: InodeId) -> Result<Option<OrphanRecord>> {
+    let Some(bytes) = store.get(TreeId::ORPHANS, &orphan_key(ino))? else { return Ok(None) };
+    OrphanRecord::decode(&bytes).map(Some).map_err(corrupt(|| format!("orphan {}", ino.0)))
+}
+
+/// Stores an orphan.
+pub(crate) fn put(tx: &mut Transaction, ino: InodeId, state: OrphanState, inode: &InodeRecord) {
+    let record = OrphanRecord { state, inode: inode.clone() };
+    tx.put(TreeId::ORPHANS, &orphan_key(ino), &record.encode());
+}
+
+/// Removes an orphan.
+pub(crate) fn delete(tx: &mut Transaction, ino: InodeId) {
+    tx.delete(TreeId::ORPHANS, &orphan_key(ino));
+}
+
+/// Calls `each` with every orphan.
+pub(crate) fn each(view: &View, each: &mut dyn FnMut(InodeId, OrphanRecord)) -> Result<()> {
+    let mut failed = None;
+    view.scan(TreeId::ORPHANS, &[], &mut |key, value| {
+        let decoded = decode_orphan_key(key)
+            .and_then(|ino| Ok((ino, OrphanRecord::decode(value)?)))
+            .map_err(corrupt(|| "an orphan".into()));
+        match decoded {
+            Ok((ino, record)) => {
+                each(ino, record);
+                true
+            }
+            Err(error) => {
+                failed = Some(error);
+                false
+            }
+        }
+    })?;
+    failed.map_or(Ok(()), Err)
+}

@@ -1,0 +1,135 @@
+//! Extended attributes: a head and chunks.
+
+use varve_engine::{EngineError, InodeId, Store, Transaction, TreeId, View};
+use varve_format::Corrupt;
+use varve_format::record::name::NamePosition;
+use varve_format::record::xattr::{XATTR_CHUNK_BYTES, XattrHead, decode_xattr_key, xattr_chunks, xattr_key};
+
+use super::{Namespace, Result, corrupt};
+
+/// One attribute as found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Xattr {
+    /// Where it is.
+    pub position: NamePosition,
+    /// Its name, the length of its value and the beginning of it.
+    pub head: XattrHead,
+}
+
+impl Namespace {
+    /// Attributes of `ino` whose name has the hash of `name` (nearly always at most one).
+    pub(crate) fn xattr_bucket(&self, view: &View, ino: InodeId, name: &[u8]) -> Result<Vec<Xattr>> {
+        let position = NamePosition::new(self.hasher.hash(name), 0);
+        let key = xattr_key(self.family, ino, position, 0, self.key);
+        let mut out = Vec::new();
+        self.xattr_heads(view, &key[..23], &mut |xattr| out.push(xattr))?;
+        Ok(out)
+    }
+
+    /// The first free position for `name` beside `bucket`. `None` if all 256 are taken.
+    pub(crate) fn xattr_position(&self, bucket: &[Xattr], name: &[u8]) -> Option<NamePosition> {
+        let base = NamePosition::new(self.hasher.hash(name), 0);
+        (0..=255).map(|s| base.with_sequence(s)).find(|p| bucket.iter().all(|x| x.position != *p))
+    }
+
+    /// Calls `each` with every attribute of `ino`.
+    pub(crate) fn each_xattr(&self, view: &View, ino: InodeId, each: &mut dyn FnMut(Xattr)) -> Result<()> {
+        let key = xattr_key(self.family, ino, NamePosition(0), 0, self.key);
+        self.xattr_heads(view, &key[..16], each)
+    }
+
+    fn xattr_heads(&self, view: &View, prefix: &[u8], each: &mut dyn FnMut(Xattr)) -> Result<()> {
+        self.scan(view, TreeId::XATTRS, prefix, prefix, &mut |key, value| {
+            let (_, ino, position, chunk, _) =
+                decode_xattr_key(key).map_err(corrupt(|| "the key of an attribute".into()))?;
+            if chunk == 0 {
+                let head = XattrHead::decode(value)
+                    .map_err(corrupt(|| format!("an attribute of inode {}", ino.0)))?;
+                each(Xattr { position, head });
+            }
+            Ok(true)
+        })
+    }
+
+    /// The whole value of `xattr`.
+    pub(crate) fn xattr_value(&self, store: &Store, ino: InodeId, xattr: &Xattr) -> Result<Vec<u8>> {
+        let len = xattr.head.value_len as usize;
+        let mut value = xattr.head.start.clone();
+        for chunk in 1..xattr_chunks(len) {
+            let key = xattr_key(self.family, ino, xattr.position, chunk, self.key);
+            let bytes = self.get(store, TreeId::XATTRS, &key)?.unwrap_or_default();
+            if bytes.len() != (len - value.len()).min(XATTR_CHUNK_BYTES) {
+                let why =
+                    Corrupt { what: "a chunk of a value is missing or of the wrong length", at: value.len() };
+                return Err(EngineError::corrupt(format!("an attribute of inode {}", ino.0), why));
+            }
+            value.extend_from_slice(&bytes);
+        }
+        Ok(value)
+    }
+
+    /// Stores an attribute, over `old_len` bytes of an earlier value at the same position.
+    pub(crate) fn put_xattr(
+        &self,
+        tx: &mut Transaction,
+        ino: InodeId,
+        position: NamePosition,
+        name: &[u8],
+        value: &[u8],
+        old_len: Option<u32>,
+    ) {
+        let start = value[..value.len().min(XATTR_CHUNK_BYTES)].to_vec();
+        let head = XattrHead { name: name.to_vec(), value_len: value.len() as u32, start };
+        tx.put(TreeId::XATTRS, &xattr_key(self.family, ino, position, 0, self.key), &head.encode());
+        for (chunk, bytes) in value.chunks(XATTR_CHUNK_BYTES).enumerate().skip(1) {
+            tx.put(TreeId::XATTRS, &xattr_key(self.family, ino, position, chunk as u16, self.key), bytes);
+        }
+        let old = old_len.map_or(0, |len| xattr_chunks(len as usize));
+        for chunk in xattr_chunks(value.len())..old {
+            tx.delete(TreeId::XATTRS, &xattr_key(self.family, ino, position, chunk, self.key));
+        }
+    }
+
+    /// Removes an attribute.
+    pub(crate) fn delete_xattr(&self, tx: &mut Transaction, ino: InodeId, xattr: &Xattr) {
+        for chunk in 0..xattr_chunks(xattr.head.value_len as usize) {
+            tx.delete(TreeId::XATTRS, &xattr_key(self.family, ino, xattr.position, chunk, self.key));
+        }
+    }
+
+    /// Removes up to `entries_max` entries of the attributes of `ino`; true if there are more.
+    pub(crate) fn delete_xattrs(
+        &self,
+        view: &View,
+        tx: &mut Transaction,
+        ino: InodeId,
+        entries_max: usize,
+    ) -> Result<bool> {
+        let key = xattr_key(self.family, ino, NamePosition(0), 0, self.key);
+        let (mut deleted, mut more) = (0, false);
+        self.scan(view, TreeId::XATTRS, &key[..16], &key[..16], &mut |key, _| {
+            more = deleted == entries_max;
+            if !more {
+                tx.delete(TreeId::XATTRS, key);
+                deleted += 1;
+            }
+            Ok(!more)
+        })?;
+        Ok(more)
+    }
+
+    /// Calls `each` with (inode, position, chunk, value) of every entry.
+    pub(crate) fn each_xattr_entry(
+        &self,
+        view: &View,
+        each: &mut dyn FnMut(InodeId, NamePosition, u16, &[u8]),
+    ) -> Result<()> {
+        let prefix = self.family.0.to_be_bytes();
+        self.scan(view, TreeId::XATTRS, &prefix, &prefix, &mut |key, value| {
+            let (_, ino, position, chunk, _) =
+                decode_xattr_key(key).map_err(corrupt(|| "the key of an attribute".into()))?;
+            each(ino, position, chunk, value);
+            Ok(true)
+        })
+    }
+}

@@ -1,0 +1,273 @@
+//! A group of files on its way to the device: allocate, write, log.
+
+use std::sync::Arc;
+
+use varve_device::AlignedBuf;
+use varve_engine::{BLOCK_BYTES, Data, InodeId, PoolAddr, Reservation, Run, Store, Transaction, version};
+use varve_format::record::inode::INODE_FLAG_STALE_TAIL;
+
+use super::pages::PageBuf;
+use super::{PIECE_PAGES_MAX, RIDING_PAGES_MAX, Ride};
+use crate::Result;
+use crate::api::DataLogged;
+use crate::core::Core;
+use crate::inode::{Inner, InodeState, Pending, Presence, Turn};
+use crate::table::extents;
+
+/// Extents logged in one transaction.
+const EXTENTS_PER_TRANSACTION: usize = 256;
+
+/// One file's part of a group.
+pub(crate) struct FileJob {
+    pub state: Arc<InodeState>,
+    /// Marks the pages that are in flight for this job.
+    pub id: u64,
+    /// The pages, ascending.
+    pub pages: Vec<(u64, PageBuf)>,
+    /// The file's size when they were taken.
+    pub size: u64,
+    /// Where they would best lie.
+    pub near: PoolAddr,
+    pub turn: Turn,
+}
+
+/// Files that are written back together.
+#[derive(Default)]
+pub(crate) struct Group {
+    jobs: Vec<FileJob>,
+    pages: usize,
+    reservation: Option<Reservation>,
+}
+
+impl Group {
+    /// Adds a file and the space it has set aside.
+    pub(crate) fn add(&mut self, store: &Store, job: FileJob, reservation: Option<Reservation>) {
+        self.pages += job.pages.len();
+        self.jobs.push(job);
+        match (&mut self.reservation, reservation) {
+            (Some(all), Some(more)) => store.merge(all, more),
+            (all @ None, more) => *all = more,
+            (Some(_), None) => {}
+        }
+    }
+    /// Pages of all files.
+    pub(crate) fn pages(&self) -> usize {
+        self.pages
+    }
+    /// Number of files.
+    pub(crate) fn files(&self) -> usize {
+        self.jobs.len()
+    }
+    /// Takes it apart.
+    pub(crate) fn into_parts(self) -> (Vec<FileJob>, Option<Reservation>) {
+        (self.jobs, self.reservation)
+    }
+}
+
+/// Pages that have their place: one slice of a group's buffer.
+struct Piece<'a> {
+    /// Page numbers, ascending.
+    pages: &'a [(u64, PageBuf)],
+    /// Where each lies.
+    addrs: &'a [PoolAddr],
+    buf: &'a Arc<AlignedBuf>,
+    /// Where the first page begins in `buf`.
+    at: usize,
+    /// Whether these are the last pages of the job.
+    last: bool,
+    ride: bool,
+}
+
+impl Core {
+    /// Writes and logs a group.
+    pub(crate) fn write_group(&self, group: &mut Group, ride: Ride) -> Result<()> {
+        let Group { jobs, pages, reservation } = group;
+        let (Some(reservation), Some(first)) = (reservation.as_mut(), jobs.first()) else { return Ok(()) };
+        let ride = ride == Ride::Allowed && *pages as u64 <= RIDING_PAGES_MAX;
+        let (mut near, mut left) = (first.near, *pages);
+        // Position of the next page: job and page within it.
+        let (mut job, mut page) = (0, 0);
+        while left > 0 {
+            let count = left.min(PIECE_PAGES_MAX);
+            left -= count;
+            let runs = self.store.allocate(reservation, count as u32, near)?;
+            near = runs.last().map_or(PoolAddr::NULL, |run| PoolAddr(run.addr.0 + run.bytes()));
+            let addrs: Vec<PoolAddr> = runs
+                .iter()
+                .flat_map(|run| {
+                    (0..u64::from(run.blocks)).map(|i| PoolAddr(run.addr.0 + i * BLOCK_BYTES as u64))
+                })
+                .collect();
+            let mut buf = AlignedBuf::new(count * BLOCK_BYTES);
+            // Which pages of which job are in this piece.
+            let mut parts = Vec::new();
+            let mut filled = 0;
+            while filled < count {
+                let take = (jobs[job].pages.len() - page).min(count - filled);
+                for (i, (_, data)) in jobs[job].pages[page..page + take].iter().enumerate() {
+                    buf[(filled + i) * BLOCK_BYTES..][..BLOCK_BYTES].copy_from_slice(data);
+                }
+                parts.push((job, page, take));
+                filled += take;
+                page += take;
+                if page == jobs[job].pages.len() {
+                    (job, page) = (job + 1, 0);
+                }
+            }
+            let buf = Arc::new(buf);
+            if !ride && let Err(error) = self.write_runs(&runs, &buf) {
+                self.store.deallocate(reservation, &runs);
+                return Err(error);
+            }
+            let mut at = 0;
+            for (job, page, take) in parts {
+                let job = &jobs[job];
+                let piece = Piece {
+                    pages: &job.pages[page..page + take],
+                    addrs: &addrs[at..at + take],
+                    buf: &buf,
+                    at: at * BLOCK_BYTES,
+                    last: page + take == job.pages.len(),
+                    ride,
+                };
+                at += take;
+                if let Err(error) = self.log_piece(job, &piece, reservation) {
+                    self.give_back(reservation, &addrs[at..]);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write_runs(&self, runs: &[Run], buf: &Arc<AlignedBuf>) -> Result<()> {
+        let mut offset = 0;
+        let mut writes = Vec::with_capacity(runs.len());
+        for run in runs {
+            let len = run.bytes() as usize;
+            writes.push((*run, Data { buf: buf.clone(), offset, len }));
+            offset += len;
+        }
+        Ok(self.store.write_data(&writes)?)
+    }
+
+    fn give_back(&self, reservation: &mut Reservation, addrs: &[PoolAddr]) {
+        let runs: Vec<Run> = addrs.iter().map(|addr| Run { addr: *addr, blocks: 1 }).collect();
+        if !runs.is_empty() {
+            self.store.deallocate(reservation, &runs);
+        }
+    }
+
+    /// Logs the pages of one file. What was cut off or deleted since its copy was taken is not logged.
+    fn log_piece(&self, job: &FileJob, piece: &Piece<'_>, reservation: &mut Reservation) -> Result<()> {
+        let mut guard = job.state.inner.write();
+        let inner = &mut *guard;
+        let valid =
+            |inner: &Inner, index: u64| inner.pages.map.get(&index).is_some_and(|page| page.job == job.id);
+        // Runs of pages that lie side by side in file and pool: (first, count) in the piece.
+        let mut runs: Vec<(usize, usize)> = Vec::new();
+        for (i, (index, _)) in piece.pages.iter().enumerate() {
+            if !valid(inner, *index) || inner.presence == Presence::Gone {
+                self.give_back(reservation, &piece.addrs[i..=i]);
+                continue;
+            }
+            match runs.last_mut() {
+                Some((first, count))
+                    if *first + *count == i
+                        && piece.pages[i - 1].0 + 1 == *index
+                        && piece.addrs[i - 1].0 + BLOCK_BYTES as u64 == piece.addrs[i].0 =>
+                {
+                    *count += 1;
+                }
+                _ => runs.push((i, 1)),
+            }
+        }
+        for begin in (0..runs.len()).step_by(EXTENTS_PER_TRANSACTION) {
+            let (chunk, all) = (begin..runs.len().min(begin + EXTENTS_PER_TRANSACTION), &runs);
+            let runs = &all[chunk];
+            let (end, count) = runs[runs.len() - 1];
+            let end = end + count;
+            // The logged size follows the pages; with the last of them it arrives.
+            let last = piece.last && end == piece.pages.len();
+            let reach = if last { job.size } else { (piece.pages[end - 1].0 + 1) * BLOCK_BYTES as u64 };
+            let size = reach.min(job.size).min(inner.size).max(inner.record.size);
+            if let Err(error) = self.log_runs(job.state.ino, inner, piece, runs, size, reservation) {
+                for (first, count) in &all[begin..] {
+                    self.give_back(reservation, &piece.addrs[*first..first + count]);
+                }
+                return Err(error);
+            }
+        }
+        if piece.last && inner.pages.dirty == 0 {
+            inner.pending = Pending::default();
+        }
+        Ok(())
+    }
+
+    /// One transaction: up to [`EXTENTS_PER_TRANSACTION`] extents, the size, the times.
+    fn log_runs(
+        &self,
+        ino: InodeId,
+        inner: &mut Inner,
+        piece: &Piece<'_>,
+        runs: &[(usize, usize)],
+        size: u64,
+        reservation: &mut Reservation,
+    ) -> Result<()> {
+        let mut tx = Transaction::new();
+        let mut extents_put = Vec::with_capacity(runs.len());
+        for (first, count) in runs {
+            let run = Run { addr: piece.addrs[*first], blocks: *count as u32 };
+            let data = Data {
+                buf: piece.buf.clone(),
+                offset: piece.at + first * BLOCK_BYTES,
+                len: count * BLOCK_BYTES,
+            };
+            if piece.ride {
+                tx.place_riding(run, data);
+            } else {
+                tx.place(run, &data);
+            }
+            extents_put.push((piece.pages[*first].0 * BLOCK_BYTES as u64, run));
+        }
+        let mut record = inner.record_with_pending();
+        let tail = record.size / BLOCK_BYTES as u64;
+        let pages_of =
+            |(first, count): &(usize, usize)| piece.pages[*first].0..piece.pages[*first].0 + *count as u64;
+        if runs.iter().any(|run| pages_of(run).contains(&tail)) {
+            record.flags &= !INODE_FLAG_STALE_TAIL;
+        }
+        debug_assert!(size == record.size || record.flags & INODE_FLAG_STALE_TAIL == 0);
+        record.inline = None;
+        record.size = size;
+        record.change += 1;
+        {
+            let view = self.store.view();
+            let path = extents::path(&view, &record)?;
+            version::put_extents(&view, &mut tx, &path, &extents_put)?;
+        }
+        self.put_record(&mut tx, ino, inner.presence, &record);
+        tx.privileged();
+        let lsn = self.store.apply(tx, Some(reservation))?;
+        inner.record = record;
+        inner.mapping += 1;
+        if let Some((_, run)) = extents_put.last() {
+            inner.near = PoolAddr(run.addr.0 + run.bytes());
+        }
+        for index in runs.iter().flat_map(pages_of) {
+            if let Some(page) = inner.pages.map.get_mut(&index) {
+                page.job = 0;
+                if !page.dirty {
+                    inner.pages.map.remove(&index);
+                    self.dirty.pages_removed(1);
+                }
+            }
+        }
+        if let Some(observer) = &self.on_data_logged {
+            let begin = runs.first().map_or(0, |run| pages_of(run).start) * BLOCK_BYTES as u64;
+            let end = runs.last().map_or(0, |run| pages_of(run).end) * BLOCK_BYTES as u64;
+            observer(DataLogged { ino, offset: begin, len: end - begin, size, lsn });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,74 @@
+//! The dirty files of one filesystem, oldest first, and how much they hold.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use varve_engine::BLOCK_BYTES;
+
+use crate::api::Timestamp;
+use crate::inode::InodeState;
+
+/// A file that has dirty data.
+#[derive(Clone)]
+pub(crate) struct DirtyFile {
+    /// Which.
+    pub state: Arc<InodeState>,
+    /// Since when.
+    pub since: Timestamp,
+}
+
+#[derive(Default)]
+struct Listed {
+    next: u64,
+    files: BTreeMap<u64, DirtyFile>,
+}
+
+/// All dirty files. A leaf in the lock order. Bounded by the dirty limit: a file in it has at least one page.
+#[derive(Default)]
+pub(crate) struct DirtyList {
+    listed: Mutex<Listed>,
+    pages: AtomicU64,
+}
+
+impl DirtyList {
+    /// Adds a file at the young end; returns its place.
+    pub(crate) fn add(&self, state: Arc<InodeState>, since: Timestamp) -> u64 {
+        let mut listed = self.listed.lock();
+        listed.next += 1;
+        let place = listed.next;
+        listed.files.insert(place, DirtyFile { state, since });
+        place
+    }
+
+    /// Takes the file at `place` out.
+    pub(crate) fn remove(&self, place: u64) {
+        self.listed.lock().files.remove(&place);
+    }
+
+    /// The oldest `count_max` files that `wanted` accepts, oldest first; stops at the first it does not.
+    pub(crate) fn oldest(&self, count_max: usize, wanted: impl Fn(&DirtyFile) -> bool) -> Vec<DirtyFile> {
+        self.listed.lock().files.values().take(count_max).take_while(|file| wanted(file)).cloned().collect()
+    }
+
+    /// All files, oldest first.
+    pub(crate) fn all(&self) -> Vec<DirtyFile> {
+        self.oldest(usize::MAX, |_| true)
+    }
+
+    /// Pages have entered memory.
+    pub(crate) fn pages_added(&self, pages: u64) {
+        self.pages.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Pages have left memory.
+    pub(crate) fn pages_removed(&self, pages: u64) {
+        self.pages.fetch_sub(pages, Ordering::Relaxed);
+    }
+
+    /// What all dirty pages hold.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.pages.load(Ordering::Relaxed) * BLOCK_BYTES as u64
+    }
+}

@@ -1,0 +1,164 @@
+//! Write-back: how data that waits in memory takes its place in the log.
+//!
+//! A round takes the dirty pages of one or many files ([`take`]), allocates space for all of them together, writes
+//! them in few large writes (or lets little data ride with the log), and logs each file's extents with its new size
+//! and times ([`job`]). Files small enough go into their inode record instead.
+//!
+//! Invariants:
+//! - Pages are logged in ascending order, so that the logged size can follow them: it never covers a page whose data
+//!   still waits.
+//! - No inode lock is held while data is written. Pages stay in memory until they are logged, and what is overwritten
+//!   meanwhile stays dirty.
+//! - A file's [`Turn`](crate::inode::Turn) is held from taking its pages to logging the last of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use varve_engine::{BLOCK_BYTES, EngineError, Reservation, Store};
+
+use crate::Result;
+use crate::core::Core;
+use crate::inode::{InodeState, Turn};
+
+mod job;
+pub(crate) mod list;
+pub(crate) mod order;
+pub(crate) mod pages;
+mod take;
+
+use job::Group;
+use list::DirtyFile;
+
+/// What logging one page may add to the extents: its entry, and the second half of one that it splits.
+pub(crate) const ENTRIES_PER_PAGE: u64 = 2;
+/// Bytes of such an entry, key and value.
+pub(crate) const ENTRY_BYTES: u64 = 96;
+/// What rewriting the inode record with contents inside may add, in entries of [`ENTRY_BYTES`].
+pub(crate) const ENTRIES_PER_FILE: u64 = 20;
+/// Data that may ride with the log, in pages.
+const RIDING_PAGES_MAX: u64 = (1 << 20) / BLOCK_BYTES as u64;
+/// Data written together, in pages.
+const PIECE_PAGES_MAX: usize = (16 << 20) / BLOCK_BYTES;
+/// Files written together.
+const GROUP_FILES_MAX: usize = 4096;
+/// Seconds that data waits before the background writes it back.
+const AGE_SECONDS: i64 = 5;
+
+/// Whether data may ride with the log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ride {
+    /// If there is little of it.
+    Allowed,
+    /// No: it has reached the device (though not a flush) when its extents are logged.
+    Never,
+}
+
+/// Lets concurrent syncs share rounds: who waits while a whole round goes by that began after he came is done.
+#[derive(Default)]
+pub(crate) struct SyncRounds {
+    begun: AtomicU64,
+    running: Mutex<()>,
+}
+
+/// Sets aside space for `pages` pages, for a file that had none dirty if `first`.
+pub(crate) fn reserve(
+    store: &Store,
+    pages: u64,
+    first: bool,
+) -> std::result::Result<Reservation, EngineError> {
+    store.reserve(pages, pages * ENTRIES_PER_PAGE + if first { ENTRIES_PER_FILE } else { 0 }, ENTRY_BYTES)
+}
+
+impl Core {
+    /// Writes back one file.
+    pub(crate) fn write_back(&self, state: &Arc<InodeState>, ride: Ride) -> Result<()> {
+        if state.inner.read().pages.is_empty() {
+            return Ok(());
+        }
+        let turn = state.turn();
+        self.write_back_in_turn(turn, u64::MAX, ride).map(drop)
+    }
+
+    /// Writes back the pages of one file up to `size_max`, as if the file ended there; the caller has its turn, and
+    /// gets it back.
+    pub(crate) fn write_back_in_turn(&self, turn: Turn, size_max: u64, ride: Ride) -> Result<Turn> {
+        let mut group = Group::default();
+        if let Some(turn) = self.take(turn, size_max, &mut group)? {
+            return Ok(turn);
+        }
+        let result = self.write_group(&mut group, ride);
+        let mut turns = self.finish(group, result)?;
+        Ok(turns.pop().expect("a group of one file gives its turn back"))
+    }
+
+    /// Writes back all data that is dirty now.
+    pub(crate) fn write_back_all(&self) -> Result<()> {
+        self.write_back_files(self.dirty.all())
+    }
+
+    /// Writes back many files, packed.
+    pub(crate) fn write_back_files(&self, mut files: Vec<DirtyFile>) -> Result<()> {
+        self.order.order(&mut files);
+        let mut busy = Vec::new();
+        let mut files = files.into_iter().peekable();
+        while files.peek().is_some() {
+            let mut group = Group::default();
+            let mut result = Ok(());
+            while group.pages() < PIECE_PAGES_MAX && group.files() < GROUP_FILES_MAX {
+                let Some(file) = files.next() else { break };
+                let Some(turn) = file.state.try_turn() else {
+                    busy.push(file.state);
+                    continue;
+                };
+                if let Err(error) = self.take(turn, u64::MAX, &mut group) {
+                    result = Err(error);
+                    break;
+                }
+            }
+            let result = result.and_then(|()| self.write_group(&mut group, Ride::Allowed));
+            self.finish(group, result)?;
+        }
+        for state in busy {
+            self.write_back(&state, Ride::Allowed)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps dirty data within its bound: the writer that exceeds it writes back the oldest files.
+    pub(crate) fn throttle(&self) -> Result<()> {
+        // Bounded: each turn writes back everything of the oldest file, and other writers run into the bound too.
+        for _ in 0..64 {
+            if self.dirty.bytes() <= self.dirty_bytes_max {
+                break;
+            }
+            // Half of the bound in one go, so that there is something to pack.
+            let files = self.dirty.oldest(GROUP_FILES_MAX / 8, |_| true);
+            if files.is_empty() {
+                break;
+            }
+            self.write_back_files(files)?;
+        }
+        Ok(())
+    }
+
+    /// Writes back what has waited long enough.
+    pub(crate) fn write_back_old(&self) -> Result<()> {
+        let until = self.now().seconds - AGE_SECONDS;
+        let files = self.dirty.oldest(usize::MAX, |file| file.since.seconds <= until);
+        self.write_back_files(files)
+    }
+
+    /// Makes everything durable.
+    pub(crate) fn sync(&self) -> Result<()> {
+        let seen = self.rounds.begun.load(Ordering::Acquire);
+        let running = self.rounds.running.lock();
+        // A round that began after `seen` was read and has ended (its lock is free) covers all that was dirty then.
+        if self.rounds.begun.load(Ordering::Acquire) <= seen {
+            self.rounds.begun.fetch_add(1, Ordering::AcqRel);
+            self.write_back_all()?;
+        }
+        drop(running);
+        Ok(self.store.commit(self.store.position())?)
+    }
+}

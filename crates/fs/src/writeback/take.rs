@@ -1,0 +1,149 @@
+//! Taking a file's dirty pages for write-back, and giving them back when it fails.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use varve_engine::{BLOCK_BYTES, Transaction};
+use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_STALE_TAIL};
+
+use super::job::{FileJob, Group};
+use crate::api::DataLogged;
+use crate::core::Core;
+use crate::inode::{Inner, Pending, Presence, Turn};
+use crate::{FsError, Result};
+
+impl Core {
+    /// Adds the dirty pages of a file to `group`; with `size_max`, those below it, as if the file ended there. Small
+    /// files are logged at once. The turn comes back when there is nothing (more) to write.
+    pub(crate) fn take(&self, turn: Turn, size_max: u64, group: &mut Group) -> Result<Option<Turn>> {
+        let state = turn.state().clone();
+        let mut guard = match self.write_lock(&state) {
+            Ok(guard) => guard,
+            Err(FsError::NotFound) => return Ok(Some(turn)),
+            Err(error) => return Err(error),
+        };
+        let inner = &mut *guard;
+        if inner.pages.dirty == 0 {
+            return Ok(Some(turn));
+        }
+        let size = inner.size.min(size_max);
+        if inner.record.inline.is_some() && size <= INLINE_BYTES_MAX as u64 {
+            self.log_inline(&state, inner, size)?;
+            return Ok(Some(turn));
+        }
+        let end = size.div_ceil(BLOCK_BYTES as u64);
+        let id = self.next_job.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut pages = Vec::with_capacity(inner.pages.dirty as usize);
+        for (index, page) in inner.pages.map.range_mut(..end).filter(|(_, page)| page.dirty) {
+            (page.dirty, page.job) = (false, id);
+            pages.push((*index, page.data.clone()));
+        }
+        if pages.is_empty() {
+            return Ok(Some(turn));
+        }
+        inner.pages.dirty -= pages.len() as u64;
+        let left = inner.pages.dirty;
+        if left == 0 {
+            self.unlist(inner);
+        }
+        // What stays dirty (beyond `size_max`) is about to be cut off: its space goes back with what is left over.
+        let reservation = inner.pages.reservation.take();
+        if left > 0 {
+            inner.pages.reservation = super::reserve(&self.store, left, true).ok();
+        }
+        let near = inner.near;
+        drop(guard);
+        group.add(&self.store, FileJob { state, id, pages, size, near, turn }, reservation);
+        Ok(None)
+    }
+
+    /// Takes a file that has no dirty page left out of the list.
+    pub(crate) fn unlist(&self, inner: &mut Inner) {
+        if let Some(place) = inner.pages.listed.take() {
+            self.dirty.remove(place);
+        }
+    }
+
+    /// Notes that page data is dirty.
+    pub(crate) fn enlist(&self, state: &Arc<crate::inode::InodeState>, inner: &mut Inner) {
+        if inner.pages.listed.is_none() {
+            inner.pages.listed = Some(self.dirty.add(state.clone(), self.now()));
+        }
+    }
+
+    /// Drops the pages from `index` on, and hands their space back.
+    pub(crate) fn drop_pages(&self, inner: &mut Inner, index: u64) {
+        let (pages, dirty) = inner.pages.drop_from(index);
+        self.dirty.pages_removed(pages);
+        if inner.pages.dirty == 0 {
+            inner.pages.reservation = None;
+            self.unlist(inner);
+        } else if let Some(reservation) = &mut inner.pages.reservation {
+            self.store.hand_back(reservation, dirty, dirty * super::ENTRIES_PER_PAGE, super::ENTRY_BYTES);
+        }
+    }
+
+    /// Logs a file whose contents fit into its record.
+    fn log_inline(&self, state: &Arc<crate::inode::InodeState>, inner: &mut Inner, size: u64) -> Result<()> {
+        let mut contents = match inner.pages.map.get(&0) {
+            Some(page) => page.data[..size as usize].to_vec(),
+            // Only pages beyond the end are dirty; they are about to be cut off.
+            None => return Ok(()),
+        };
+        // Zeros at the end need no bytes.
+        let used = contents.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        contents.truncate(used);
+        let mut record = inner.record_with_pending();
+        record.inline = Some(contents);
+        record.size = size;
+        record.flags &= !INODE_FLAG_STALE_TAIL;
+        record.change += 1;
+        let mut tx = Transaction::new();
+        self.put_record(&mut tx, state.ino, inner.presence, &record);
+        tx.privileged();
+        let lsn = self.store.apply(tx, inner.pages.reservation.as_mut())?;
+        inner.record = record;
+        inner.mapping += 1;
+        inner.pages.map.remove(&0);
+        inner.pages.dirty -= 1;
+        self.dirty.pages_removed(1);
+        if inner.pages.dirty == 0 {
+            inner.pending = Pending::default();
+            inner.pages.reservation = None;
+            self.unlist(inner);
+        }
+        if let Some(observer) = &self.on_data_logged {
+            observer(DataLogged { ino: state.ino, offset: 0, len: size, size, lsn });
+        }
+        Ok(())
+    }
+
+    /// Ends a group. When it failed, what it has not logged is dirty again.
+    pub(crate) fn finish(&self, group: Group, result: Result<()>) -> Result<Vec<Turn>> {
+        let (jobs, mut reservation) = group.into_parts();
+        let mut turns = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            if result.is_err() {
+                let mut inner = job.state.inner.write();
+                let mut again = 0;
+                for page in inner.pages.map.values_mut().filter(|page| page.job == job.id) {
+                    page.job = 0;
+                    again += u64::from(!page.dirty);
+                    page.dirty = true;
+                }
+                if again > 0 && inner.presence != Presence::Gone {
+                    inner.pages.dirty += again;
+                    // The space of the whole group stays with the first file: it goes back when that is written.
+                    match (&mut inner.pages.reservation, reservation.take()) {
+                        (Some(mine), Some(all)) => self.store.merge(mine, all),
+                        (mine @ None, all) => *mine = all,
+                        (Some(_), None) => {}
+                    }
+                    self.enlist(&job.state, &mut inner);
+                }
+            }
+            turns.push(job.turn);
+        }
+        result.map(|()| turns)
+    }
+}
