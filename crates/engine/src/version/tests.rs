@@ -392,7 +392,7 @@ fn run(seed: u64) -> std::result::Result<BTreeMap<&'static str, u64>, String> {
         for _ in 0..120 {
             world.step();
         }
-        if seed % 3 == 0 {
+        if seed.is_multiple_of(3) {
             world.idle();
         }
         while !world.files.is_empty() {
