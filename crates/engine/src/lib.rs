@@ -5,16 +5,26 @@
 //! gives its place in the log; [`Store::commit`] makes the log durable up to a place with one flush.
 #![forbid(unsafe_code)]
 
+mod check;
+mod checkpoint;
+mod core;
 mod error;
+mod journal;
+mod open;
+mod options;
 pub mod planted;
-pub mod store;
+mod pool;
+mod space;
+mod store;
 mod transaction;
+mod tree;
 pub mod version;
 
 pub use error::EngineError;
-pub use store::{
-    CheckReport, FormatOptions, Profile, RecoveryReport, Reservation, SpaceStats, Store, StoreOptions, StoreStats, View,
+pub use options::{
+    CheckReport, FormatOptions, Profile, RecoveryReport, SpaceStats, StoreOptions, StoreStats,
 };
+pub use store::{Reservation, Store, View};
 pub use transaction::{Data, Transaction};
 pub use varve_format::{
     BLOCK_BYTES, Corrupt, FamilyId, InodeId, Lsn, PoolAddr, Run, SEGMENT_BYTES, TreeId, VersionId, VersionKey,

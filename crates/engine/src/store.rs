@@ -1,278 +1,560 @@
-//! The store: opens and recovers a pool, and composes journal, trees, space and devices.
+//! The store: composes pool, journal, trees and space; applies transactions and serves reads.
+//!
+//! Locks, in the order in which they may be taken: `durable` (one checkpoint at a time; held across its I/O) →
+//! `commits` (who leads) → `core` (the apply mutex; never held across I/O) → `readers`, `rides`, `superblock`.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 
-use varve_device::Device;
-use varve_format::{Lsn, PoolAddr, Run, TreeId};
+use parking_lot::{Condvar, Mutex, RwLock};
+use varve_device::{AlignedBuf, Device};
+use varve_format::superblock::Superblock;
+use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, TreeId, block_checksum};
 
+use crate::checkpoint::Durable;
+use crate::checkpoint::checksums::{self, Found, SumCache, SumPage};
+use crate::core::{Core, Fetched, Obstacle, PENDING_BYTES_SOFT, Purse};
+use crate::journal::Commits;
+use crate::options::{SpaceStats, StoreOptions, StoreStats};
+use crate::planted::{Planted, is};
+use crate::pool::Pool;
+use crate::space::Urgency;
+use crate::space::readers::Readers;
+use crate::tree::node::Node;
+use crate::tree::{Miss, NodeCache, NodeSource, Tree};
 use crate::{Data, EngineError, Transaction};
 
 type Result<T> = std::result::Result<T, EngineError>;
 
-/// How many copies of a block a pool keeps, and where.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Profile {
-    /// One copy.
-    Single,
-    /// Two copies on the same device.
-    Dup,
+/// Most devices a pool has for now.
+pub(crate) const DEVICES_MAX: usize = 1;
+/// Data that may be written and not flushed: recovery verifies at most about twice as much.
+const UNFLUSHED_BYTES_MAX: u64 = 96 << 20;
+/// Memory a cached node takes, about.
+pub(crate) const NODE_MEMORY_BYTES: u64 = 5 << 10;
+
+/// Monotonic counters.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub journal_batches: AtomicU64,
+    pub journal_bytes: AtomicU64,
+    pub journal_waiters: AtomicU64,
+    pub checkpoints: AtomicU64,
+    pub checkpoint_nodes: AtomicU64,
+    pub checkpoint_bytes: AtomicU64,
+    pub transactions: AtomicU64,
+    pub reclaims: AtomicU64,
+    pub no_space: AtomicU64,
 }
 
-/// What `create` asks for.
-#[derive(Clone, Debug)]
-pub struct FormatOptions {
-    /// Profile of file data.
-    pub data: Profile,
-    /// Profile of trees.
-    pub metadata: Profile,
-    /// 16 random bytes that name the pool.
-    pub pool_id: [u8; 16],
-    /// Seed of directory hashes.
-    pub hash_seed: u64,
-    /// Overwrite a foreign signature or another pool.
-    pub force: bool,
+/// Wakes and ends the background thread.
+#[derive(Default)]
+pub(crate) struct Background {
+    pub wake: Mutex<Wake>,
+    pub turn: Condvar,
+    pub thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
-/// How to open a pool.
-#[derive(Clone, Debug)]
-pub struct StoreOptions {
-    /// Refuse every change; write nothing to the device, recover in memory only.
-    pub read_only: bool,
-    /// Memory for clean and dirty nodes, in bytes.
-    pub cache_bytes: u64,
-    /// Run commits of an idle log and checkpoints on threads of the store. Without it they run inside the calls that
-    /// make them due, so that one seed gives one schedule.
-    pub background: bool,
+#[derive(Default)]
+pub(crate) struct Wake {
+    pub checkpoint: bool,
+    pub stop: bool,
 }
 
-impl Default for StoreOptions {
-    fn default() -> Self {
-        StoreOptions { read_only: false, cache_bytes: 256 << 20, background: true }
-    }
-}
-
-/// What opening found.
-#[derive(Clone, Debug, Default)]
-pub struct RecoveryReport {
-    /// Batches of the log applied on top of the checkpoint.
-    pub batches_replayed: u64,
-    /// Transactions in them.
-    pub transactions_replayed: u64,
-    /// Whole batches cut off the end because data that came with them had not reached the device.
-    pub batches_cut: u64,
-    /// The last transaction of the recovered state.
-    pub end: Lsn,
-    /// Whether the pool had been closed cleanly.
-    pub clean: bool,
-}
-
-/// Space, in bytes. `total = fixed + used + held_back + reserved + protected + free` (free is 0 while the protected
-/// part is being used).
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SpaceStats {
-    /// Size of the devices.
-    pub total_bytes: u64,
-    /// Labels, superblocks, log, room of the checksum and bitmap arrays.
-    pub fixed_bytes: u64,
-    /// Referenced data and tree nodes of the durable checkpoint.
-    pub used_bytes: u64,
-    /// Freed, but not yet allocatable.
-    pub held_back_bytes: u64,
-    /// Open reservations, and next copies of dirty nodes.
-    pub reserved_bytes: u64,
-    /// Kept back so that deleting, truncating and checkpoints never fail (K).
-    pub protected_bytes: u64,
-    /// What an ordinary write may still use.
-    pub free_bytes: u64,
-}
-
-/// Counters of the store since it was opened.
-#[derive(Clone, Debug, Default)]
-pub struct StoreStats {
-    /// Log batches written.
-    pub journal_batches_count: u64,
-    /// Bytes of log written.
-    pub journal_bytes: u64,
-    /// Callers that waited for a commit.
-    pub journal_waiters_count: u64,
-    /// Checkpoints completed.
-    pub checkpoints_count: u64,
-    /// Tree nodes written by checkpoints (each once, whatever the profile).
-    pub checkpoint_nodes_count: u64,
-    /// Bytes of trees, arrays and superblocks written by checkpoints.
-    pub checkpoint_bytes: u64,
-    /// Nodes that are dirty now.
-    pub dirty_nodes_count: u64,
-    /// Nodes in the cache.
-    pub cached_nodes_count: u64,
-    /// Transactions applied.
-    pub transactions_count: u64,
-    /// Times that space ran short and reclaim ran.
-    pub reclaims_count: u64,
-    /// Refusals for lack of space.
-    pub no_space_count: u64,
-    /// Blocks whose first copy was bad and was repaired from another.
-    pub repaired_blocks_count: u64,
-}
-
-/// What [`Store::check`] found. Empty `problems` means that everything agreed.
-#[derive(Clone, Debug, Default)]
-pub struct CheckReport {
-    /// One sentence a problem.
-    pub problems: Vec<String>,
-    /// Tree nodes visited.
-    pub nodes: u64,
-    /// Entries visited.
-    pub entries: u64,
-    /// Blocks of data whose checksum was verified.
-    pub data_blocks: u64,
+/// An open pool. Cheap to share: every method takes `&self`.
+pub struct Store {
+    pub(crate) me: Weak<Store>,
+    pub(crate) pool: Pool,
+    pub(crate) pool_tag: u64,
+    pub(crate) options: StoreOptions,
+    pub(crate) core: Arc<Mutex<Core>>,
+    pub(crate) commits: Commits,
+    pub(crate) durable: Mutex<Durable>,
+    pub(crate) superblock: Mutex<Superblock>,
+    pub(crate) superblock_generation: AtomicU64,
+    pub(crate) cache: NodeCache,
+    pub(crate) sum_cache: SumCache,
+    pub(crate) readers: Readers,
+    /// Data that a batch carries and that is not on the device yet: block to buffer and offset.
+    pub(crate) rides: RwLock<HashMap<u64, (Arc<AlignedBuf>, usize)>>,
+    pub(crate) unflushed_bytes: AtomicU64,
+    pub(crate) next_id: AtomicU64,
+    pub(crate) counters: Counters,
+    pub(crate) background: Background,
+    pub(crate) closed: AtomicBool,
+    pub(crate) reclaiming: Mutex<()>,
 }
 
 /// Space set aside for writes that have been accepted and not yet logged. What is left goes back when it is dropped.
 pub struct Reservation {
-    pub(crate) _private: (),
+    core: Arc<Mutex<Core>>,
+    purse: Purse,
+    allocated: u64,
+}
+
+impl Reservation {
+    /// Blocks of data it holds.
+    pub fn data_blocks(&self) -> u64 {
+        self.purse.data
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let blocks = self.purse.blocks();
+        if blocks > 0 {
+            self.core.lock().space.open -= blocks;
+        }
+    }
 }
 
 /// A consistent picture of all trees. Blocks it refers to are not reused while it lives: keep it until the reads
 /// of data it resolved have ended.
 pub struct View {
-    _private: (),
+    trees: Vec<Tree>,
+    position: Lsn,
+    epoch: u64,
+    store: Arc<Store>,
 }
 
 impl View {
     /// The value at `key` of `tree`.
-    pub fn get(&self, _tree: TreeId, _key: &[u8]) -> Result<Option<Vec<u8>>> {
-        unimplemented!()
+    pub fn get(&self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.trees[tree.0 as usize - 1].get(key, self.store.as_ref())
     }
     /// Calls `each` with the entries of `tree` from `from` on (inclusive), ascending, until it returns false.
-    pub fn scan(&self, _tree: TreeId, _from: &[u8], _each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
-        unimplemented!()
+    pub fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
+        self.trees[tree.0 as usize - 1].scan(from, self.store.as_ref(), each)
     }
     /// The last entry of `tree` whose key is at most `at`.
-    pub fn last_at_or_before(&self, _tree: TreeId, _at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        unimplemented!()
+    pub fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        self.trees[tree.0 as usize - 1].last_at_or_before(at, self.store.as_ref())
     }
     /// The transaction up to which this picture goes.
     pub fn position(&self) -> Lsn {
-        unimplemented!()
+        self.position
+    }
+    pub(crate) fn trees(&self) -> &[Tree] {
+        &self.trees
     }
 }
 
-/// An open pool. Cheap to share: every method takes `&self`.
-pub struct Store {
-    _private: (),
+impl Drop for View {
+    fn drop(&mut self) {
+        self.store.readers.leave(self.epoch);
+    }
+}
+
+impl NodeSource for Store {
+    fn load(&self, miss: Miss) -> Result<Arc<Node>> {
+        let key = miss.ptr.addr[0].0;
+        if let Some(node) = self.cache.get(&key) {
+            return Ok(node);
+        }
+        let block = self.read_metadata(miss.ptr, miss.tree.name())?;
+        let what = || format!("a node of the {} tree", miss.tree.name());
+        let (header, node) = Node::decode(&block, miss.ptr).map_err(|e| EngineError::corrupt(what(), e))?;
+        if header.tree != miss.tree || header.level != miss.level || header.pool_tag != self.pool_tag {
+            let why = varve_format::Corrupt { what: "node of another tree, level or pool", at: 0 };
+            return Err(EngineError::corrupt(what(), why));
+        }
+        let node = Arc::new(node);
+        self.cache.insert(key, node.clone());
+        Ok(node)
+    }
 }
 
 impl Store {
-    /// Writes a new, empty pool.
-    pub fn format(_devices: &[Arc<dyn Device>], _options: &FormatOptions) -> Result<()> {
-        unimplemented!()
+    /// Reads a block of metadata from the first copy that verifies.
+    pub(crate) fn read_metadata(&self, ptr: varve_format::root::NodePtr, what: &str) -> Result<AlignedBuf> {
+        let mut block = AlignedBuf::new(BLOCK_BYTES);
+        let good = |b: &[u8]| block_checksum(b) == ptr.checksum;
+        self.pool.read_verified(&mut ptr.copies(), &mut block, !self.options.read_only, &good).map_err(
+            |e| match e {
+                EngineError::Checksum { addr } => EngineError::corrupt(
+                    format!("{what} block at {addr:#x}"),
+                    varve_format::Corrupt { what: "checksum wrong in every copy", at: 0 },
+                ),
+                e => e,
+            },
+        )?;
+        Ok(block)
     }
-    /// Opens a pool, recovering it if it was not closed.
-    pub fn open(_devices: Vec<Arc<dyn Device>>, _options: StoreOptions) -> Result<(Arc<Store>, RecoveryReport)> {
-        unimplemented!()
+
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.options.read_only {
+            return Err(EngineError::ReadOnly);
+        }
+        if self.closed.load(Relaxed) {
+            return Err(EngineError::Stopped("it has been closed".into()));
+        }
+        match self.commits.stopped() {
+            Some(why) => Err(EngineError::Stopped(why)),
+            None => Ok(()),
+        }
     }
-    /// Makes everything durable and writes a checkpoint. Later calls are refused.
-    pub fn close(&self) -> Result<()> {
-        unimplemented!()
-    }
+
     /// The name the pool was created with.
     pub fn pool_id(&self) -> [u8; 16] {
-        unimplemented!()
+        self.pool.pool_id
     }
     /// Seed of directory hashes.
     pub fn hash_seed(&self) -> u64 {
-        unimplemented!()
-    }
-    /// A picture of all trees as they are now.
-    pub fn view(&self) -> View {
-        unimplemented!()
-    }
-    /// One lookup, without the cost of a view.
-    pub fn get(&self, _tree: TreeId, _key: &[u8]) -> Result<Option<Vec<u8>>> {
-        unimplemented!()
-    }
-    /// Applies `tx` as a whole and gives its place in the log. It is visible at once and durable after a commit.
-    /// Space for it is taken from `reservation` first, then from what is free. On [`EngineError::NoSpace`] nothing has
-    /// changed (commit, checkpoint and one retry have been tried).
-    pub fn apply(&self, _tx: Transaction, _reservation: Option<&mut Reservation>) -> Result<Lsn> {
-        unimplemented!()
-    }
-    /// The place of the last applied transaction.
-    pub fn position(&self) -> Lsn {
-        unimplemented!()
-    }
-    /// The place up to which the log is durable.
-    pub fn durable_position(&self) -> Lsn {
-        unimplemented!()
-    }
-    /// Returns when everything up to `upto` is durable. Callers at the same time share one flush.
-    pub fn commit(&self, _upto: Lsn) -> Result<()> {
-        unimplemented!()
-    }
-    /// Calls `done` when everything up to `upto` is durable (perhaps before returning, perhaps on another thread).
-    pub fn commit_then(self: &Arc<Self>, _upto: Lsn, _done: Box<dyn FnOnce(Result<()>) + Send>) {
-        unimplemented!()
-    }
-    /// Writes a checkpoint now.
-    pub fn checkpoint(&self) -> Result<()> {
-        unimplemented!()
-    }
-    /// A new id, never given out before (inodes, families, versions and subvolumes share one counter). The transaction
-    /// that uses it must [`Transaction::claim_id`] it.
-    pub fn new_id(&self) -> u64 {
-        unimplemented!()
-    }
-    /// Sets aside `data_blocks` blocks of data, and what logging `entries` entries of up to `entry_bytes` bytes
-    /// (key and value together) will add to the trees. Tries commit, checkpoint and once more before it refuses.
-    pub fn reserve(&self, _data_blocks: u64, _entries: u64, _entry_bytes: u64) -> Result<Reservation> {
-        unimplemented!()
-    }
-    /// Adds `other` to `reservation`.
-    pub fn merge(&self, _reservation: &mut Reservation, _other: Reservation) {
-        unimplemented!()
-    }
-    /// Gives back part of a reservation (dirty blocks that will never be logged).
-    pub fn hand_back(&self, _reservation: &mut Reservation, _data_blocks: u64, _entries: u64, _entry_bytes: u64) {
-        unimplemented!()
-    }
-    /// Takes blocks out of `reservation`, in as few runs as can be found, near `near` if that is not null.
-    pub fn allocate(&self, _reservation: &mut Reservation, _blocks: u32, _near: PoolAddr) -> Result<Vec<Run>> {
-        unimplemented!()
-    }
-    /// Gives back blocks that were allocated and never placed by a transaction, into `reservation`.
-    pub fn deallocate(&self, _reservation: &mut Reservation, _runs: &[Run]) {
-        unimplemented!()
-    }
-    /// Writes data to allocated blocks and waits until the writes have completed (not flushed).
-    pub fn write_data(&self, _writes: &[(Run, Data)]) -> Result<()> {
-        unimplemented!()
-    }
-    /// Reads blocks and verifies them. `buf` is aligned and a whole number of blocks. Hold the [`View`] that gave
-    /// the address until this returns.
-    pub fn read_data(&self, _addr: PoolAddr, _buf: &mut [u8]) -> Result<()> {
-        unimplemented!()
-    }
-    /// Where the space is.
-    pub fn space(&self) -> SpaceStats {
-        unimplemented!()
-    }
-    /// Counters.
-    pub fn stats(&self) -> StoreStats {
-        unimplemented!()
+        self.superblock.lock().hash_seed
     }
     /// The devices.
     pub fn devices(&self) -> &[Arc<dyn Device>] {
-        unimplemented!()
+        &self.pool.devices
     }
+
+    /// A picture of all trees as they are now.
+    pub fn view(&self) -> View {
+        let store = self.me.upgrade().expect("a store is only ever used through its Arc");
+        let core = self.core.lock();
+        let epoch = self.readers.enter();
+        View { trees: core.trees.clone(), position: core.position, epoch, store }
+    }
+
+    /// One lookup, without the cost of a view.
+    pub fn get(&self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let (root, epoch) = {
+            let core = self.core.lock();
+            (core.tree(tree).clone(), self.readers.enter())
+        };
+        let found = root.get(key, self);
+        drop(root);
+        self.readers.leave(epoch);
+        found
+    }
+
+    /// Applies `tx` as a whole and gives its place in the log. It is visible at once and durable after a commit.
+    /// Space for it is taken from `reservation` first, then from what is free. On [`EngineError::NoSpace`] nothing has
+    /// changed (commit, checkpoint and one retry have been tried).
+    pub fn apply(&self, mut tx: Transaction, mut reservation: Option<&mut Reservation>) -> Result<Lsn> {
+        self.check_writable()?;
+        let mut fetched = Fetched::default();
+        let mut none = Purse::default();
+        let mut reclaimed = false;
+        loop {
+            let result = {
+                let mut core = self.core.lock();
+                let purse = reservation.as_mut().map_or(&mut none, |r| &mut r.purse);
+                let result = core.try_apply(&tx, purse, &fetched, &self.cache, &self.sum_cache);
+                if result.is_ok() && !tx.rides.is_empty() {
+                    // Visible together with the transaction that refers to these blocks.
+                    let mut rides = self.rides.write();
+                    for (run, data) in &tx.rides {
+                        for i in 0..run.blocks as usize {
+                            let at = data.offset + i * BLOCK_BYTES;
+                            rides.insert(run.addr.block() + i as u64, (data.buf.clone(), at));
+                        }
+                    }
+                }
+                result.map(|lsn| (lsn, self.due(&core)))
+            };
+            match result {
+                Ok((lsn, due)) => {
+                    if let Some(r) = reservation {
+                        let placed = tx.ops.iter().map(|op| match op {
+                            crate::transaction::Op::Place { run, .. } => u64::from(run.blocks),
+                            _ => 0,
+                        });
+                        r.allocated = r.allocated.saturating_sub(placed.sum());
+                    }
+                    self.counters.transactions.fetch_add(1, Relaxed);
+                    self.after_apply(lsn, due)?;
+                    return Ok(lsn);
+                }
+                Err(Obstacle::Node(miss)) => {
+                    let node = self.load(miss)?;
+                    fetched.nodes.insert(miss.ptr.addr[0].0, node);
+                }
+                Err(Obstacle::Sums(ptr)) => {
+                    let page = self.load_sums(ptr)?;
+                    fetched.sums.insert(ptr.addr[0].0, page);
+                }
+                Err(Obstacle::RideFull) => {
+                    let rides = std::mem::take(&mut tx.rides);
+                    self.write_data(&rides)?;
+                }
+                Err(Obstacle::BatchFull) => self.commit(self.position())?,
+                Err(Obstacle::LogFull) => self.checkpoint()?,
+                Err(Obstacle::NoSpace) if !reclaimed => {
+                    reclaimed = true;
+                    self.reclaim()?;
+                }
+                Err(Obstacle::NoSpace) => {
+                    self.counters.no_space.fetch_add(1, Relaxed);
+                    return Err(EngineError::NoSpace);
+                }
+                Err(Obstacle::Blocks(run)) => {
+                    return Err(EngineError::corrupt(
+                        format!("the record of {} blocks at {:#x}", run.blocks, run.addr.0),
+                        varve_format::Corrupt { what: "blocks used twice, or freed and not in use", at: 0 },
+                    ));
+                }
+            }
+        }
+    }
+
+    /// What the state after a transaction calls for.
+    fn due(&self, core: &Core) -> Due {
+        let space = &core.space;
+        let cache_nodes = self.options.cache_bytes / NODE_MEMORY_BYTES;
+        let reserved = space.dirty_nodes * space.copies;
+        Due {
+            commit: core.pending.payload.len() > PENDING_BYTES_SOFT
+                || self.unflushed_bytes.load(Relaxed) > UNFLUSHED_BYTES_MAX,
+            checkpoint: core.log.used() > core.log.ring_bytes / 2
+                || space.dirty_nodes > (cache_nodes / 4).max(64)
+                || (reserved > 1024 && reserved as i64 > space.available() / 2),
+            now: core.log.used() > core.log.ring_bytes / 4 * 3 || space.squeezed(),
+        }
+    }
+
+    fn after_apply(&self, lsn: Lsn, due: Due) -> Result<()> {
+        if due.commit {
+            self.commit(lsn)?;
+        }
+        if due.now || (due.checkpoint && !self.options.background) {
+            self.checkpoint()?;
+        } else if due.checkpoint {
+            self.background.wake.lock().checkpoint = true;
+            self.background.turn.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Makes what was freed allocatable: commit, checkpoint. One at a time; whoever waited for another finds its work.
+    fn reclaim(&self) -> Result<()> {
+        let _one = self.reclaiming.lock();
+        self.counters.reclaims.fetch_add(1, Relaxed);
+        self.commit(self.position())?;
+        self.checkpoint()?;
+        self.release_retired();
+        Ok(())
+    }
+
+    /// The place of the last applied transaction.
+    pub fn position(&self) -> Lsn {
+        self.core.lock().position
+    }
+    /// The place up to which the log is durable.
+    pub fn durable_position(&self) -> Lsn {
+        self.commits.durable()
+    }
+
+    /// A new id, never given out before (inodes, families, versions and subvolumes share one counter). The transaction
+    /// that uses it must [`Transaction::claim_id`] it.
+    pub fn new_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Relaxed)
+    }
+
+    /// Sets aside `data_blocks` blocks of data, and what logging `entries` entries of up to `entry_bytes` bytes
+    /// (key and value together) will add to the trees. Tries commit, checkpoint and once more before it refuses.
+    pub fn reserve(&self, data_blocks: u64, entries: u64, entry_bytes: u64) -> Result<Reservation> {
+        self.check_writable()?;
+        for attempt in 0..2 {
+            {
+                let mut core = self.core.lock();
+                let purse = purse(data_blocks, entries, entry_bytes, core.space.copies);
+                if core.space.fits(purse.blocks(), Urgency::Ordinary) {
+                    core.space.open += purse.blocks();
+                    return Ok(Reservation { core: self.core.clone(), purse, allocated: 0 });
+                }
+            }
+            if attempt == 0 {
+                self.reclaim()?;
+            }
+        }
+        self.counters.no_space.fetch_add(1, Relaxed);
+        Err(EngineError::NoSpace)
+    }
+
+    /// Adds `other` to `reservation`.
+    pub fn merge(&self, reservation: &mut Reservation, mut other: Reservation) {
+        let mut core = self.core.lock();
+        let before = reservation.purse.blocks() + other.purse.blocks();
+        reservation.purse.data += other.purse.data;
+        reservation.purse.metadata_bytes += other.purse.metadata_bytes;
+        reservation.allocated += other.allocated;
+        other.purse = Purse::default();
+        core.space.open -= before - reservation.purse.blocks();
+    }
+
+    /// Gives back part of a reservation (dirty blocks that will never be logged).
+    pub fn hand_back(&self, reservation: &mut Reservation, data_blocks: u64, entries: u64, entry_bytes: u64) {
+        let mut core = self.core.lock();
+        let part = purse(data_blocks, entries, entry_bytes, core.space.copies);
+        let before = reservation.purse.blocks();
+        reservation.purse.data = reservation.purse.data.saturating_sub(part.data);
+        reservation.purse.metadata_bytes =
+            reservation.purse.metadata_bytes.saturating_sub(part.metadata_bytes);
+        core.space.open -= before - reservation.purse.blocks();
+    }
+
+    /// Takes blocks out of `reservation`, in as few runs as can be found, near `near` if that is not null.
+    pub fn allocate(&self, reservation: &mut Reservation, blocks: u32, near: PoolAddr) -> Result<Vec<Run>> {
+        assert!(
+            reservation.allocated + u64::from(blocks) <= reservation.purse.data,
+            "blocks are allocated out of a reservation that holds them"
+        );
+        let runs = self.core.lock().space.allocate_data(blocks, near).ok_or(EngineError::NoSpace)?;
+        reservation.allocated += u64::from(blocks);
+        Ok(runs)
+    }
+
+    /// Gives back blocks that were allocated and never placed by a transaction, into `reservation`.
+    pub fn deallocate(&self, reservation: &mut Reservation, runs: &[Run]) {
+        let mut core = self.core.lock();
+        for run in runs {
+            core.space.unallocate(*run);
+            reservation.allocated = reservation.allocated.saturating_sub(u64::from(run.blocks));
+        }
+    }
+
+    /// Writes data to allocated blocks and waits until the writes have completed (not flushed).
+    pub fn write_data(&self, writes: &[(Run, Data)]) -> Result<()> {
+        let list: Vec<_> = writes.iter().map(|(run, data)| (run.addr, data.bytes())).collect();
+        let result = self.pool.write(&list, None);
+        if let Err(e) = &result {
+            self.commits.stop(e.to_string());
+        }
+        self.unflushed_bytes.fetch_add(list.iter().map(|(_, b)| b.len() as u64).sum(), Relaxed);
+        result
+    }
+
+    pub(crate) fn load_sums(&self, ptr: varve_format::root::NodePtr) -> Result<Arc<SumPage>> {
+        if let Some(page) = self.sum_cache.get(&ptr.addr[0].0) {
+            return Ok(page);
+        }
+        let page = checksums::decode(&self.read_metadata(ptr, "checksum")?);
+        self.sum_cache.insert(ptr.addr[0].0, page.clone());
+        Ok(page)
+    }
+
+    /// The checksums of `blocks` blocks from `first` on.
+    fn checksums_of(&self, first: u64, blocks: u64) -> Result<Vec<u32>> {
+        let mut sums = Vec::with_capacity(blocks as usize);
+        let run = Run { addr: PoolAddr::from_block(first), blocks: blocks as u32 };
+        for page in checksums::pages_of(run) {
+            let found = self.core.lock().sums.find(page, &self.sum_cache);
+            let content = match found {
+                Found::Page(p) => Some(p),
+                Found::Zero => None,
+                Found::OnDisk(ptr) => Some(self.load_sums(ptr)?),
+            };
+            let from = first.max(page * checksums::PAGE_BLOCKS);
+            let to = (first + blocks).min((page + 1) * checksums::PAGE_BLOCKS);
+            for block in from..to {
+                sums.push(content.as_ref().map_or(0, |c| c[(block % checksums::PAGE_BLOCKS) as usize]));
+            }
+        }
+        Ok(sums)
+    }
+
+    /// Reads blocks and verifies them. `buf` is aligned and a whole number of blocks. Hold the [`View`] that gave
+    /// the address until this returns.
+    pub fn read_data(&self, addr: PoolAddr, buf: &mut [u8]) -> Result<()> {
+        let first = addr.block();
+        let blocks = (buf.len() / BLOCK_BYTES) as u64;
+        if blocks == 0 || first + blocks > self.core.lock().space.total {
+            return Err(EngineError::Refused(format!("address {:#x} lies outside the pool", addr.0)));
+        }
+        // Blocks that still ride with the log are in memory; asked first, since they may land meanwhile.
+        let riding: Vec<_> = (0..blocks).map(|i| self.riding(first + i)).collect();
+        if riding.iter().any(Option::is_none) {
+            let sums = self.checksums_of(first, blocks)?;
+            let whole = self.pool.read_copy(addr, buf, 0);
+            for i in 0..blocks as usize {
+                let block = &mut buf[i * BLOCK_BYTES..(i + 1) * BLOCK_BYTES];
+                let good = |b: &[u8]| block_checksum(b) == sums[i];
+                if riding[i].is_none() && !(whole.is_ok() && good(block)) {
+                    let at = PoolAddr::from_block(first + i as u64);
+                    self.pool.read_verified(&mut [at].into_iter(), block, !self.options.read_only, &good)?;
+                }
+            }
+        }
+        for (i, ride) in riding.into_iter().enumerate() {
+            if let Some((data, at)) = ride {
+                buf[i * BLOCK_BYTES..(i + 1) * BLOCK_BYTES].copy_from_slice(&data[at..at + BLOCK_BYTES]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the space is.
+    pub fn space(&self) -> SpaceStats {
+        let core = self.core.lock();
+        let s = &core.space;
+        let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
+        let copies = self.pool.chunks()[0].stripes.len() as u64;
+        let device = self.pool.device_bytes() / copies;
+        SpaceStats {
+            total_bytes: device,
+            fixed_bytes: device - bytes(s.total) + bytes(s.fixed),
+            used_bytes: bytes(s.data + s.nodes),
+            held_back_bytes: bytes(s.held),
+            reserved_bytes: bytes(s.open + s.frozen + s.dirty_nodes * s.copies),
+            protected_bytes: bytes(s.protected),
+            free_bytes: bytes(s.available().max(0) as u64),
+        }
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> StoreStats {
+        let c = &self.counters;
+        StoreStats {
+            journal_batches_count: c.journal_batches.load(Relaxed),
+            journal_bytes: c.journal_bytes.load(Relaxed),
+            journal_waiters_count: c.journal_waiters.load(Relaxed),
+            checkpoints_count: c.checkpoints.load(Relaxed),
+            checkpoint_nodes_count: c.checkpoint_nodes.load(Relaxed),
+            checkpoint_bytes: c.checkpoint_bytes.load(Relaxed),
+            dirty_nodes_count: self.core.lock().space.dirty_nodes,
+            cached_nodes_count: self.cache.len() as u64,
+            transactions_count: c.transactions.load(Relaxed),
+            reclaims_count: c.reclaims.load(Relaxed),
+            no_space_count: c.no_space.load(Relaxed),
+            repaired_blocks_count: self.pool.repaired_count.load(Relaxed),
+        }
+    }
+
     /// Does what is due: commit of an old idle log, checkpoint at a threshold. Runs by itself with
     /// [`StoreOptions::background`].
     pub fn maintain(&self) -> Result<()> {
-        unimplemented!()
+        self.check_writable()?;
+        self.commit(self.position())?;
+        let due = self.due(&self.core.lock());
+        if due.checkpoint {
+            self.checkpoint()?;
+        }
+        self.release_retired();
+        self.close_idle_log()
     }
-    /// Walks every tree and array, verifies every block that is in use, and compares all derived state (bitmaps,
-    /// counts) with what the walk saw. `data_runs` are the runs of data that the caller's records refer to.
-    pub fn check(&self, _data_runs: &mut dyn Iterator<Item = Run>, _verify_data: bool) -> Result<CheckReport> {
-        unimplemented!()
+
+    /// Makes everything durable and writes a checkpoint. Later calls are refused.
+    pub fn close(&self) -> Result<()> {
+        if self.options.read_only || self.closed.load(Relaxed) {
+            return Ok(());
+        }
+        self.stop_background();
+        let result = if is(Planted::MissingFlush) { Ok(()) } else { self.commit(self.position()) };
+        let result = result.and_then(|()| self.checkpoint_as(true));
+        self.closed.store(true, Relaxed);
+        result
     }
+}
+
+struct Due {
+    commit: bool,
+    checkpoint: bool,
+    now: bool,
+}
+
+fn purse(data_blocks: u64, entries: u64, entry_bytes: u64, copies: u64) -> Purse {
+    // Nodes are at least half full in the long run.
+    let entry = entry_bytes + varve_format::node::ENTRY_OVERHEAD_BYTES as u64;
+    Purse { data: data_blocks, metadata_bytes: entries * entry * 2 * copies }
 }

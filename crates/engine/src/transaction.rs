@@ -79,7 +79,9 @@ impl Transaction {
     }
     /// Puts `value` at `key` of `tree`.
     pub fn put(&mut self, tree: TreeId, key: &[u8], value: &[u8]) {
-        debug_assert!(key.len() <= varve_format::KEY_BYTES_MAX && value.len() <= varve_format::VALUE_BYTES_MAX);
+        debug_assert!(
+            key.len() <= varve_format::KEY_BYTES_MAX && value.len() <= varve_format::VALUE_BYTES_MAX
+        );
         self.ops.push(Op::Put { tree, key: key.into(), value: value.into() });
     }
     /// Removes `key` from `tree`; nothing happens if it is not there.

@@ -298,7 +298,9 @@ impl Superblock {
         let mut cuts: Vec<Cut> = Vec::with_capacity(cut_count);
         for _ in 0..cut_count {
             let cut = Cut { epoch: r.u64()?, last_sequence: r.u64()? };
-            if cut.epoch >= epoch || cuts.last().is_some_and(|c| c.epoch >= cut.epoch || c.last_sequence > cut.last_sequence) {
+            if cut.epoch >= epoch
+                || cuts.last().is_some_and(|c| c.epoch >= cut.epoch || c.last_sequence > cut.last_sequence)
+            {
                 return r.corrupt("cuts out of order");
             }
             cuts.push(cut);
@@ -311,7 +313,11 @@ impl Superblock {
             let profile = ProfileField { copies: r.u8()?, width: r.u8()? };
             let stripe_count = r.u8()? as usize;
             let write_pointer = r.u64()?;
-            if start != end || len_bytes == 0 || !len_bytes.is_multiple_of(BLOCK_BYTES as u64) || stripe_count == 0 {
+            if start != end
+                || len_bytes == 0
+                || !len_bytes.is_multiple_of(BLOCK_BYTES as u64)
+                || stripe_count == 0
+            {
                 return r.corrupt("chunk that does not follow the one before");
             }
             end = match start.checked_add(len_bytes) {

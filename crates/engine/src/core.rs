@@ -1,0 +1,349 @@
+//! The state under the apply mutex, and the application of one transaction to it.
+//!
+//! A transaction is applied as a whole or not at all: first everything it needs is found or asked for, its space is
+//! checked and its log record measured; from then on nothing can fail. The mutex that guards this state also gives
+//! the log its order. No I/O happens here.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use varve_format::batch;
+use varve_format::root::NodePtr;
+use varve_format::{BLOCK_BYTES, Lsn, Run, TreeId};
+
+use crate::checkpoint::checksums::{Checksums, SumCache, SumPage};
+use crate::planted::{Planted, is};
+use crate::space::{Space, Urgency};
+use crate::transaction::{Data, Op, Transaction};
+use crate::tree::node::Node;
+use crate::tree::{Miss, Mutation, NodeCache, Replaced, Tree};
+
+/// Where the log stands.
+#[derive(Clone, Copy, Debug)]
+pub struct LogTail {
+    /// Absolute position where the next batch goes.
+    pub head: u64,
+    /// Absolute position of the first batch that the durable checkpoint needs.
+    pub start: u64,
+    /// Number of the next batch.
+    pub sequence: u64,
+    /// Checksum of the last one.
+    pub previous: u32,
+    /// Epoch.
+    pub epoch: u64,
+    /// Bytes of the ring.
+    pub ring_bytes: u64,
+}
+
+impl LogTail {
+    /// Bytes of log between the checkpoint and the head.
+    pub fn used(&self) -> u64 {
+        self.head - self.start
+    }
+}
+
+/// The batch that gathers.
+#[derive(Default)]
+pub struct Pending {
+    /// Encoded transactions.
+    pub payload: Vec<u8>,
+    /// How many.
+    pub transactions: u32,
+    /// Position of the first.
+    pub first: Lsn,
+    /// Data that goes out with the batch.
+    pub rides: Vec<(Run, Data)>,
+    /// Bytes of it.
+    pub ride_bytes: u64,
+    /// Blocks these transactions stop using.
+    pub frees: Vec<Run>,
+}
+
+/// What was fetched for a transaction while the mutex was not held.
+#[derive(Default)]
+pub struct Fetched {
+    /// Nodes by address.
+    pub nodes: HashMap<u64, Arc<Node>>,
+    /// Pages of checksums by address.
+    pub sums: HashMap<u64, Arc<SumPage>>,
+}
+
+/// What a reservation holds.
+#[derive(Default, Clone, Copy, Debug)]
+pub struct Purse {
+    /// Blocks of data.
+    pub data: u64,
+    /// Bytes of metadata, all copies counted.
+    pub metadata_bytes: u64,
+}
+
+impl Purse {
+    /// Blocks the books keep for it.
+    pub fn blocks(&self) -> u64 {
+        self.data + self.metadata_bytes.div_ceil(BLOCK_BYTES as u64)
+    }
+}
+
+/// Why a transaction was not applied. Nothing has changed.
+pub enum Obstacle {
+    /// A node is not in memory.
+    Node(Miss),
+    /// A page of checksums is not in memory.
+    Sums(NodePtr),
+    /// The ring has no room until a checkpoint has ended.
+    LogFull,
+    /// The batch that gathers is as large as a batch may be.
+    BatchFull,
+    /// The batch that gathers carries as much data as it may: this data must be written first.
+    RideFull,
+    /// No space.
+    NoSpace,
+    /// It frees blocks nothing refers to, or refers to blocks twice.
+    Blocks(Run),
+}
+
+/// Most bytes of data that go out in parallel with a batch.
+pub const RIDE_BYTES_MAX: u64 = 1 << 20;
+/// A batch is committed when it has gathered this many bytes, whether or not anybody waits.
+pub const PENDING_BYTES_SOFT: usize = 1 << 20;
+
+/// Everything the apply mutex guards.
+pub struct Core {
+    /// By `TreeId - 1`.
+    pub trees: Vec<Tree>,
+    /// Generation of nodes that become dirty now.
+    pub generation: u64,
+    /// Position of the last transaction.
+    pub position: Lsn,
+    /// Ids below this are taken, says the log.
+    pub id_floor: u64,
+    /// Nodes that went out of use since the last freeze.
+    pub replaced: Vec<Replaced>,
+    /// Books and bitmaps.
+    pub space: Space,
+    /// Checksums of data.
+    pub sums: Checksums,
+    /// The batch that gathers.
+    pub pending: Pending,
+    /// Where the log stands.
+    pub log: LogTail,
+    /// Number of the last preparation.
+    pub stamp: u64,
+}
+
+impl Core {
+    /// The tree `id`.
+    pub fn tree(&self, id: TreeId) -> &Tree {
+        &self.trees[id.0 as usize - 1]
+    }
+
+    fn prepare(
+        &mut self,
+        ops: &[Op],
+        fetched: &Fetched,
+        cache: &NodeCache,
+        sum_cache: &SumCache,
+    ) -> Result<(u64, Vec<bool>), Obstacle> {
+        self.stamp += 1;
+        let mut forecast = crate::tree::Forecast::default();
+        let mut exists = Vec::with_capacity(ops.len());
+        for op in ops {
+            exists.push(match op {
+                Op::Put { tree, key, value } => {
+                    let bytes = Some(key.len() + value.len());
+                    self.trees[tree.0 as usize - 1]
+                        .prepare(
+                            key,
+                            bytes,
+                            self.generation,
+                            self.stamp,
+                            cache,
+                            &fetched.nodes,
+                            &mut forecast,
+                        )
+                        .map_err(Obstacle::Node)?
+                }
+                Op::Delete { tree, key } => self.trees[tree.0 as usize - 1]
+                    .prepare(key, None, self.generation, self.stamp, cache, &fetched.nodes, &mut forecast)
+                    .map_err(Obstacle::Node)?,
+                Op::Place { run, .. } => {
+                    if let Some(ptr) = self.sums.missing(*run, sum_cache, &fetched.sums) {
+                        return Err(Obstacle::Sums(ptr));
+                    }
+                    if self.out_of_bounds(*run) || !self.space.all_referenced(*run, false) {
+                        return Err(Obstacle::Blocks(*run));
+                    }
+                    true
+                }
+                Op::Free { run } => {
+                    if self.out_of_bounds(*run) || !self.space.all_referenced(*run, true) {
+                        return Err(Obstacle::Blocks(*run));
+                    }
+                    true
+                }
+                Op::IdFloor(_) => true,
+            });
+        }
+        Ok(((forecast.dirtied + forecast.added) * self.space.copies, exists))
+    }
+
+    fn out_of_bounds(&self, run: Run) -> bool {
+        run.addr.is_null() || run.blocks == 0 || run.addr.block() + u64::from(run.blocks) > self.space.total
+    }
+
+    /// Changes trees, checksums and bitmaps. Nothing here can fail. Returns by how many dirty nodes the books grew.
+    fn mutate(
+        &mut self,
+        ops: &[Op],
+        exists: &[bool],
+        fetched: &Fetched,
+        cache: &NodeCache,
+        sum_cache: &SumCache,
+        replay: bool,
+    ) -> i64 {
+        let mut m = Mutation {
+            generation: self.generation,
+            cache,
+            pins: &fetched.nodes,
+            replaced: &mut self.replaced,
+            dirty_delta: 0,
+        };
+        for (op, exists) in ops.iter().zip(exists) {
+            match op {
+                Op::Put { tree, key, value } => self.trees[tree.0 as usize - 1].put(&mut m, key, value),
+                Op::Delete { tree, key } if *exists => self.trees[tree.0 as usize - 1].delete(&mut m, key),
+                Op::Delete { .. } => {}
+                Op::Place { run, checksums } => {
+                    self.sums.set(*run, |i| checksums[i], sum_cache, &fetched.sums);
+                    self.space.place(*run, !replay);
+                }
+                Op::Free { run } => {
+                    self.space.free(*run);
+                    if replay {
+                        // What is replayed is made durable before anybody is served.
+                        self.space.release(*run);
+                    }
+                }
+                Op::IdFloor(floor) => self.id_floor = self.id_floor.max(*floor),
+            }
+        }
+        let delta = m.dirty_delta;
+        self.space.dirty_nodes =
+            self.space.dirty_nodes.checked_add_signed(delta).expect("dirty nodes are counted");
+        delta
+    }
+
+    /// Applies `tx`. `purse` is the reservation it may draw on; what it used is taken out of it in the same step.
+    pub fn try_apply(
+        &mut self,
+        tx: &Transaction,
+        purse: &mut Purse,
+        fetched: &Fetched,
+        cache: &NodeCache,
+        sum_cache: &SumCache,
+    ) -> Result<Lsn, Obstacle> {
+        let record_bytes = record_bytes(tx);
+        if self.pending.payload.len() + record_bytes > batch::BATCH_BYTES_MAX / 2 {
+            return Err(Obstacle::BatchFull);
+        }
+        let ride_bytes: u64 = tx.rides.iter().map(|(run, _)| run.bytes()).sum();
+        if ride_bytes > 0 && self.pending.ride_bytes + ride_bytes > RIDE_BYTES_MAX {
+            return Err(Obstacle::RideFull);
+        }
+        // An eighth of the ring stays free, so that what gathers can always be written.
+        let after =
+            self.log.used() + (batch::batch_blocks(self.pending.payload.len() + record_bytes) << 12) as u64;
+        if after + self.log.ring_bytes / 8 > self.log.ring_bytes {
+            return Err(Obstacle::LogFull);
+        }
+        let (need, exists) = self.prepare(&tx.ops, fetched, cache, sum_cache)?;
+        let placed: u64 = tx
+            .ops
+            .iter()
+            .map(|op| if let Op::Place { run, .. } = op { u64::from(run.blocks) } else { 0 })
+            .sum();
+        debug_assert!(placed <= purse.data, "data is placed out of a reservation");
+        // What a reservation holds for metadata belongs to all of its data: this transaction gets its share.
+        let share_bytes = match purse.data {
+            0 => purse.metadata_bytes,
+            data => purse.metadata_bytes * placed.max(1).min(data) / data,
+        };
+        let urgency = if tx.privileged { Urgency::Privileged } else { Urgency::Ordinary };
+        if !self.space.fits(need.saturating_sub(share_bytes / BLOCK_BYTES as u64), urgency) {
+            return Err(Obstacle::NoSpace);
+        }
+
+        // From here on nothing fails.
+        let delta = self.mutate(&tx.ops, &exists, fetched, cache, sum_cache, false);
+        let used_bytes =
+            ((delta * self.space.copies as i64).max(0) as u64 * BLOCK_BYTES as u64).min(share_bytes);
+        let before = purse.blocks();
+        purse.metadata_bytes -= used_bytes;
+        purse.data -= placed.min(purse.data);
+        self.space.open -= before - purse.blocks();
+        if is(Planted::TwoStepRefund) && used_bytes > 0 {
+            // The planted error: the refund was one step, and what was used is taken in another that gets lost.
+            self.space.open += 1;
+        }
+        self.position = Lsn(self.position.0 + 1);
+        if self.pending.transactions == 0 {
+            self.pending.first = self.position;
+        }
+        self.pending.transactions += 1;
+        self.log_record(tx);
+        Ok(self.position)
+    }
+
+    fn log_record(&mut self, tx: &Transaction) {
+        let p = &mut self.pending;
+        let at = batch::begin_transaction(&mut p.payload, self.position);
+        for op in &tx.ops {
+            match op {
+                Op::Put { tree, key, value } => batch::put_op(&mut p.payload, *tree, key, value),
+                Op::Delete { tree, key } => batch::delete_op(&mut p.payload, *tree, key),
+                Op::Place { run, checksums } => batch::place_op(&mut p.payload, *run, checksums),
+                Op::Free { run } => {
+                    batch::free_op(&mut p.payload, *run);
+                    p.frees.push(*run);
+                }
+                Op::IdFloor(floor) => batch::id_floor_op(&mut p.payload, *floor),
+            }
+        }
+        batch::end_transaction(&mut p.payload, at, tx.ops.len() as u32);
+        for (run, data) in &tx.rides {
+            p.rides.push((*run, data.clone()));
+            p.ride_bytes += run.bytes();
+        }
+        if is(Planted::EarlyReuse) {
+            for run in p.frees.drain(..) {
+                self.space.release(run);
+            }
+        }
+    }
+
+    /// Applies a transaction read from the log.
+    pub fn replay(
+        &mut self,
+        position: Lsn,
+        ops: &[Op],
+        fetched: &Fetched,
+        cache: &NodeCache,
+        sum_cache: &SumCache,
+    ) -> Result<(), Obstacle> {
+        let (_, exists) = self.prepare(ops, fetched, cache, sum_cache)?;
+        self.mutate(ops, &exists, fetched, cache, sum_cache, true);
+        self.position = position;
+        Ok(())
+    }
+}
+
+fn record_bytes(tx: &Transaction) -> usize {
+    let op = |op: &Op| match op {
+        Op::Put { key, value, .. } => 3 + key.len() + value.len(),
+        Op::Delete { key, .. } => 2 + key.len(),
+        Op::Place { checksums, .. } => 12 + 4 * checksums.len(),
+        Op::Free { .. } => 12,
+        Op::IdFloor(_) => 8,
+    };
+    batch::TRANSACTION_HEADER_BYTES + tx.ops.iter().map(|o| batch::OP_HEADER_BYTES + op(o)).sum::<usize>()
+}

@@ -1,0 +1,280 @@
+//! Recovery: which batches of the ring count, and where the log ends (design, section 4; the model is
+//! `journal_tail.py` of the brief).
+//!
+//! 1. Read the whole ring of every device and take the longest run of whole, chained batches from the checkpoint on.
+//! 2. Beyond the known-flushed position P, verify every data block that these batches placed. A block placed in
+//!    batch i and freed in batch f (never: infinity) that does not verify excludes the end points i..f-1.
+//! 3. The end is the largest end point that is not excluded. It is never before an acknowledged fsync: a batch that
+//!    was flushed was flushed with its data, and blocks are reused only when the record that frees them is durable.
+//! 4. Before anything is served: bad copies of the tail are rewritten, everything is flushed, and a superblock with
+//!    the cut and a new epoch is written and flushed. If power fails before that, the next recovery starts over with
+//!    the same bytes; after it, batches beyond the cut can never count again.
+
+use std::collections::HashMap;
+
+use varve_device::AlignedBuf;
+use varve_format::batch::{self, BatchHeader, OpRef};
+use varve_format::superblock::Superblock;
+use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, block_checksum};
+
+use crate::EngineError;
+use crate::planted::{Planted, is};
+use crate::pool::Pool;
+use crate::transaction::Op;
+
+type Result<T> = std::result::Result<T, EngineError>;
+
+/// A whole batch of the chain.
+pub struct Found {
+    /// Its header.
+    pub header: BatchHeader,
+    /// Its checksum.
+    pub checksum: u32,
+    /// Header, payload and padding.
+    pub bytes: Vec<u8>,
+}
+
+impl Found {
+    /// The transactions.
+    pub fn payload(&self) -> &[u8] {
+        &self.bytes[batch::BATCH_HEADER_BYTES..batch::BATCH_HEADER_BYTES + self.header.payload_bytes as usize]
+    }
+}
+
+/// The log as it was found.
+pub struct Log {
+    /// Whole, chained batches from the checkpoint on.
+    pub batches: Vec<Found>,
+    /// How many of them count.
+    pub keep: usize,
+    /// The last batch that is known to have been flushed.
+    pub flushed: u64,
+}
+
+/// Reads the rings and decides. `total_blocks` bounds addresses.
+pub fn read_log(pool: &Pool, superblock: &Superblock) -> Result<Log> {
+    let rings = (0..pool.devices.len()).map(|i| pool.read_ring(i)).collect::<Result<Vec<_>>>()?;
+    let batches = chain(pool, superblock, &rings);
+    let cut = superblock.cuts.last().map_or(0, |c| c.last_sequence);
+    let known = batches.iter().map(|b| b.header.flushed).max().unwrap_or(0);
+    let flushed = known.max(cut).max(superblock.log_sequence - 1);
+    look_for_rot(pool, superblock, &rings, &batches)?;
+    let keep = end_point(pool, superblock, &batches, flushed)?;
+    Ok(Log { batches, keep, flushed })
+}
+
+fn expected_epoch(superblock: &Superblock, sequence: u64) -> u64 {
+    superblock.cuts.iter().find(|c| sequence <= c.last_sequence).map_or(superblock.epoch, |c| c.epoch)
+}
+
+/// Copies `len` bytes at absolute position `at` out of a ring.
+fn from_ring(ring: &[u8], at: u64, len: usize) -> Vec<u8> {
+    let start = (at % ring.len() as u64) as usize;
+    let first = len.min(ring.len() - start);
+    let mut out = Vec::with_capacity(len);
+    out.extend_from_slice(&ring[start..start + first]);
+    out.extend_from_slice(&ring[..len - first]);
+    out
+}
+
+fn chain(pool: &Pool, superblock: &Superblock, rings: &[AlignedBuf]) -> Vec<Found> {
+    let mut out: Vec<Found> = Vec::new();
+    let (mut at, mut sequence, mut previous) =
+        (superblock.log_start, superblock.log_sequence, superblock.log_previous);
+    while at - superblock.log_start < pool.ring_bytes {
+        let room = pool.ring_bytes - (at - superblock.log_start);
+        let epoch = expected_epoch(superblock, sequence);
+        let found = rings.iter().find_map(|ring| {
+            let head = from_ring(ring, at, BLOCK_BYTES);
+            let (header, checksum, len) = batch::decode_header(&head, &pool.pool_id).ok()?;
+            if header.epoch != epoch
+                || header.sequence != sequence
+                || header.previous != previous
+                || len as u64 > room
+            {
+                return None;
+            }
+            let bytes = from_ring(ring, at, len);
+            batch::verify(&bytes, checksum).then_some(Found { header, checksum, bytes })
+        });
+        let Some(found) = found else { break };
+        at += found.bytes.len() as u64;
+        sequence += 1;
+        previous = found.checksum;
+        out.push(found);
+    }
+    out
+}
+
+/// A break in the chain is a crash unless a later batch says that what is missing had been flushed.
+fn look_for_rot(pool: &Pool, superblock: &Superblock, rings: &[AlignedBuf], batches: &[Found]) -> Result<()> {
+    let next = superblock.log_sequence + batches.len() as u64;
+    let magic = batch::BATCH_MAGIC.to_le_bytes();
+    for ring in rings {
+        for at in (0..ring.len()).step_by(BLOCK_BYTES) {
+            if ring[at..at + 8] != magic {
+                continue;
+            }
+            let Ok((header, checksum, len)) =
+                batch::decode_header(&ring[at..at + BLOCK_BYTES], &pool.pool_id)
+            else {
+                continue;
+            };
+            let newer_superblock = header.superblock_generation > superblock.generation;
+            let beyond = header.epoch == superblock.epoch && header.sequence > next && header.flushed >= next;
+            if (newer_superblock || beyond) && batch::verify(&from_ring(ring, at as u64, len), checksum) {
+                return Err(EngineError::Refused(if newer_superblock {
+                    format!(
+                        "the log names superblock generation {} and the newest that can be read is {}: superblocks have been damaged after they were written; opening an older one would lose acknowledged changes. Restore the device from its mirror or a backup",
+                        header.superblock_generation, superblock.generation
+                    )
+                } else {
+                    format!(
+                        "batch {next} of the log is damaged, and batch {} says that it had been flushed: this is not a crash but damage to the device. Opening would lose acknowledged changes from batch {next} on; restore the device from its mirror or a backup",
+                        header.sequence
+                    )
+                }));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Step 2 and 3: how many batches count.
+fn end_point(pool: &Pool, superblock: &Superblock, batches: &[Found], flushed: u64) -> Result<usize> {
+    let last = batches.len();
+    // excluded[n]: the log may not end after n batches.
+    let mut excluded = vec![false; last + 1];
+    // Blocks placed beyond P and not freed since: batch and checksum.
+    let mut live: HashMap<u64, (usize, u32)> = HashMap::new();
+    let mut placements: Vec<(u64, usize, usize, u32)> = Vec::new();
+    for (i, found) in batches.iter().enumerate() {
+        let n = i + 1;
+        let beyond = found.header.sequence > flushed;
+        batch::for_each_op(found.payload(), superblock.total_blocks, |_, op| match op {
+            OpRef::Place(run, sums) if beyond => {
+                for (k, sum) in sums.chunks_exact(4).enumerate() {
+                    let sum = u32::from_le_bytes([sum[0], sum[1], sum[2], sum[3]]);
+                    let block = run.addr.block() + k as u64;
+                    if let Some((placed, old)) = live.insert(block, (n, sum)) {
+                        placements.push((block, placed, n, old));
+                    }
+                }
+            }
+            OpRef::Free(run) if beyond => {
+                for block in run.addr.block()..run.addr.block() + u64::from(run.blocks) {
+                    if let Some((placed, sum)) = live.remove(&block) {
+                        placements.push((block, placed, n, sum));
+                    }
+                }
+            }
+            _ => {}
+        })
+        .map_err(|e| EngineError::corrupt(format!("batch {} of the log", found.header.sequence), e))?;
+    }
+    placements.extend(live.into_iter().map(|(block, (placed, sum))| (block, placed, last + 1, sum)));
+    if is(Planted::UnverifiedTail) {
+        return Ok(last);
+    }
+    placements.sort_unstable();
+    for torn in verify_placements(pool, &placements)? {
+        let (_, placed, freed, _) = placements[torn];
+        if is(Planted::FirstMismatch) {
+            excluded[placed..].fill(true);
+        } else {
+            excluded[placed..freed].fill(true);
+        }
+    }
+    Ok((0..=last).rev().find(|n| !excluded[*n]).unwrap_or(0))
+}
+
+/// Indices of placements whose block no copy of which holds what it should. Bad copies beside a good one are
+/// rewritten when the pool is opened for writing.
+fn verify_placements(pool: &Pool, placements: &[(u64, usize, usize, u32)]) -> Result<Vec<usize>> {
+    const READ_BLOCKS: usize = 256;
+    let mut torn = Vec::new();
+    let mut i = 0;
+    let mut buf = AlignedBuf::new(READ_BLOCKS * BLOCK_BYTES);
+    while i < placements.len() {
+        let first = placements[i].0;
+        let mut j = i;
+        while j < placements.len() && placements[j].0 < first + READ_BLOCKS as u64 && j - i < READ_BLOCKS {
+            j += 1;
+        }
+        let blocks = (placements[j - 1].0 - first + 1) as usize;
+        let addr = PoolAddr::from_block(first);
+        let mut good = vec![false; j - i];
+        for copy in 0..pool.copies(addr) {
+            let bytes = &mut buf[..blocks * BLOCK_BYTES];
+            if pool.read_copy(addr, bytes, copy).is_err() {
+                continue;
+            }
+            for (k, (block, _, _, sum)) in placements[i..j].iter().enumerate() {
+                let at = (block - first) as usize * BLOCK_BYTES;
+                good[k] |= block_checksum(&bytes[at..at + BLOCK_BYTES]) == *sum;
+            }
+        }
+        torn.extend(good.iter().enumerate().filter(|(_, g)| !**g).map(|(k, _)| i + k));
+        i = j;
+    }
+    Ok(torn)
+}
+
+/// The transactions of a batch as owned steps.
+pub fn transactions(found: &Found, total_blocks: u64) -> Result<Vec<(Lsn, Vec<Op>)>> {
+    let mut out: Vec<(Lsn, Vec<Op>)> = Vec::new();
+    batch::for_each_op(found.payload(), total_blocks, |position, op| {
+        if out.last().is_none_or(|(p, _)| *p != position) {
+            out.push((position, Vec::new()));
+        }
+        let ops = &mut out.last_mut().expect("just pushed").1;
+        ops.push(match op {
+            OpRef::Put(tree, key, value) => Op::Put { tree, key: key.into(), value: value.into() },
+            OpRef::Delete(tree, key) => Op::Delete { tree, key: key.into() },
+            OpRef::Place(run, sums) => {
+                let number = |s: &[u8]| u32::from_le_bytes([s[0], s[1], s[2], s[3]]);
+                Op::Place { run, checksums: sums.chunks_exact(4).map(number).collect() }
+            }
+            OpRef::Free(run) => Op::Free { run },
+            OpRef::IdFloor(floor) => Op::IdFloor(floor),
+        });
+    })
+    .map_err(|e| EngineError::corrupt(format!("batch {} of the log", found.header.sequence), e))?;
+    Ok(out)
+}
+
+/// Step 4, first half: makes the part of the log that counts, and the data it names, durable on every copy.
+pub fn rewrite_tail(pool: &Pool, superblock: &Superblock, log: &Log) -> Result<()> {
+    let mut at = superblock.log_start;
+    for found in &log.batches[..log.keep] {
+        if found.header.sequence > log.flushed {
+            let bytes = AlignedBuf::from_slice(&found.bytes);
+            pool.write(&[], Some((at, &bytes)))?;
+            for (_, ops) in transactions(found, superblock.total_blocks)? {
+                for op in ops {
+                    if let Op::Place { run, checksums } = op {
+                        rewrite_bad_copies(pool, run, &checksums)?;
+                    }
+                }
+            }
+        }
+        at += found.bytes.len() as u64;
+    }
+    pool.flush()
+}
+
+fn rewrite_bad_copies(pool: &Pool, run: Run, checksums: &[u32]) -> Result<()> {
+    if pool.copies(run.addr) < 2 {
+        return Ok(());
+    }
+    let mut block = AlignedBuf::new(BLOCK_BYTES);
+    for (i, sum) in checksums.iter().enumerate() {
+        let addr = PoolAddr::from_block(run.addr.block() + i as u64);
+        // A block that was freed and reused within the tail verifies for its last placement only; that one repairs it.
+        match pool.read_verified(&mut [addr].into_iter(), &mut block, true, &|b| block_checksum(b) == *sum) {
+            Ok(()) | Err(EngineError::Checksum { .. }) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}

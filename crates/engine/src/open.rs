@@ -1,0 +1,410 @@
+//! Creating and opening a pool: the checkpoint is loaded, the log replayed, the cut made durable, and only then is
+//! anybody served.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+use quick_cache::sync::Cache;
+use varve_device::{AlignedBuf, Device};
+use varve_format::root::{NodePtr, RootBlock};
+use varve_format::superblock::{CUTS_MAX, Cut, Superblock};
+use varve_format::{BLOCK_BYTES, Lsn, TreeId, block_checksum};
+
+use crate::EngineError;
+use crate::checkpoint::Durable;
+use crate::checkpoint::arrays::PagePtrs;
+use crate::checkpoint::checksums::{Checksums, PAGE_BLOCKS};
+use crate::core::{Core, Fetched, LogTail, Obstacle, Pending};
+use crate::journal::Commits;
+use crate::journal::recovery::{self, Log};
+use crate::options::{FormatOptions, RecoveryReport, StoreOptions};
+use crate::planted::{Planted, is};
+use crate::pool::{Pool, format_devices};
+use crate::space::Space;
+use crate::space::bits::{Bits, PAGE_BITS, PAGE_WORDS};
+use crate::store::{Background, Counters, NODE_MEMORY_BYTES, Store};
+use crate::tree::node::Link;
+use crate::tree::{NodeSource, Tree};
+
+type Result<T> = std::result::Result<T, EngineError>;
+
+/// How often the background thread looks around.
+const TICK: Duration = Duration::from_millis(1000);
+
+fn sum_pages(total_blocks: u64) -> usize {
+    total_blocks.div_ceil(PAGE_BLOCKS) as usize
+}
+
+fn bitmap_pages(total_blocks: u64) -> usize {
+    total_blocks.div_ceil(PAGE_BITS) as usize
+}
+
+impl Store {
+    /// Writes a new, empty pool.
+    pub fn format(devices: &[Arc<dyn Device>], options: &FormatOptions) -> Result<()> {
+        let superblock = format_devices(devices, options)?;
+        let pool = Pool::for_format(devices, &superblock)?;
+        let total = superblock.total_blocks;
+        let core = Core {
+            trees: TreeId::ALL.iter().map(|id| Tree::empty(*id)).collect(),
+            generation: 1,
+            position: Lsn(0),
+            id_floor: 16,
+            replaced: Vec::new(),
+            space: Space::new(total, u64::from(superblock.metadata.copies)),
+            sums: Checksums::new(PagePtrs::new(sum_pages(total))),
+            pending: Pending::default(),
+            log: LogTail {
+                head: superblock.log_start,
+                start: superblock.log_start,
+                sequence: superblock.log_sequence,
+                previous: superblock.log_previous,
+                epoch: superblock.epoch,
+                ring_bytes: pool.ring_bytes,
+            },
+            stamp: 0,
+        };
+        let durable = Durable {
+            sums: PagePtrs::new(sum_pages(total)),
+            bitmap: PagePtrs::new(bitmap_pages(total)),
+            root: NodePtr::NULL,
+            position: Lsn(u64::MAX),
+        };
+        let options = StoreOptions { read_only: false, cache_bytes: 1 << 20, background: false };
+        let store = assemble(pool, superblock, core, durable, options, Commits::new(Lsn(0), 0));
+        store.checkpoint_as(true)
+    }
+
+    /// Opens a pool, recovering it if it was not closed.
+    pub fn open(
+        devices: Vec<Arc<dyn Device>>,
+        options: StoreOptions,
+    ) -> Result<(Arc<Store>, RecoveryReport)> {
+        let (pool, superblock) = Pool::open(devices)?;
+        let log = recovery::read_log(&pool, &superblock)?;
+        let total = superblock.total_blocks;
+        let root = RootBlock::decode(&read_block(&pool, superblock.root, "root")?)
+            .map_err(|e| EngineError::corrupt("the root block", e))?;
+        if root.position != superblock.position {
+            return Err(EngineError::Refused(
+                "the superblock and its root block disagree about the log position".into(),
+            ));
+        }
+        let mut read = |ptr: NodePtr, what: &str| read_block(&pool, ptr, what).map(|b| b.to_vec());
+        let sums = PagePtrs::load(sum_pages(total), root.checksums, "checksum", &mut read)?;
+        let bitmap = PagePtrs::load(bitmap_pages(total), root.bitmap, "bitmap", &mut read)?;
+        let mut space = Space::new(total, u64::from(superblock.metadata.copies));
+        space.adopt_referenced(load_bits(&pool, &bitmap, total)?);
+
+        let kept = &log.batches[..log.keep];
+        let head = superblock.log_start + kept.iter().map(|b| b.bytes.len() as u64).sum::<u64>();
+        let core = Core {
+            trees: load_roots(&root)?,
+            generation: root.generation + 1,
+            position: root.position,
+            id_floor: root.next_id,
+            replaced: Vec::new(),
+            space,
+            sums: Checksums::new(sums.clone()),
+            pending: Pending::default(),
+            log: LogTail {
+                head,
+                start: superblock.log_start,
+                sequence: superblock.log_sequence + log.keep as u64,
+                previous: kept.last().map_or(superblock.log_previous, |b| b.checksum),
+                epoch: superblock.epoch,
+                ring_bytes: pool.ring_bytes,
+            },
+            stamp: 0,
+        };
+        let durable = Durable { sums, bitmap, root: superblock.root, position: root.position };
+        let clean = superblock.closed && log.batches.is_empty();
+        let mut report = RecoveryReport {
+            batches_replayed: log.keep as u64,
+            batches_cut: (log.batches.len() - log.keep) as u64,
+            clean,
+            ..RecoveryReport::default()
+        };
+        let sequence = core.log.sequence;
+        let commits = Commits::new(Lsn(u64::MAX), sequence - 1);
+        let read_only = options.read_only;
+        let store = assemble(pool, superblock, core, durable, options, commits);
+        store.count_nodes()?;
+        for found in &log.batches[..log.keep] {
+            for (position, ops) in recovery::transactions(found, total)? {
+                store.replay_one(position, &ops)?;
+                report.transactions_replayed += 1;
+            }
+        }
+        report.end = store.position();
+        store.commits.recovered(report.end);
+        let floor = store.core.lock().id_floor;
+        store.next_id.store(floor, std::sync::atomic::Ordering::Relaxed);
+        if !clean && !read_only {
+            store.make_cut_durable(&log)?;
+        }
+        if store.options.background && !read_only {
+            store.start_background();
+        }
+        if report.batches_cut > 0 {
+            tracing::warn!(
+                batches = report.batches_cut,
+                "the log was cut: data of its last batches had not arrived"
+            );
+        }
+        Ok((store, report))
+    }
+
+    fn replay_one(&self, position: Lsn, ops: &[crate::transaction::Op]) -> Result<()> {
+        let mut fetched = Fetched::default();
+        for op in ops {
+            if let crate::transaction::Op::Put { tree, .. } | crate::transaction::Op::Delete { tree, .. } = op
+                && !TreeId::ALL.contains(tree)
+            {
+                return Err(EngineError::Refused(format!(
+                    "the log changes tree {} which this program does not know: open the pool with a newer program",
+                    tree.0
+                )));
+            }
+        }
+        loop {
+            let result = self.core.lock().replay(position, ops, &fetched, &self.cache, &self.sum_cache);
+            match result {
+                Ok(()) => return Ok(()),
+                Err(Obstacle::Node(miss)) => {
+                    fetched.nodes.insert(miss.ptr.addr[0].0, self.load(miss)?);
+                }
+                Err(Obstacle::Sums(ptr)) => {
+                    fetched.sums.insert(ptr.addr[0].0, self.load_sums(ptr)?);
+                }
+                Err(Obstacle::Blocks(run)) => {
+                    return Err(EngineError::corrupt(
+                        format!("transaction {} of the log", position.0),
+                        varve_format::Corrupt {
+                            what: "blocks used twice, or freed and not in use",
+                            at: run.addr.0 as usize,
+                        },
+                    ));
+                }
+                Err(Obstacle::LogFull | Obstacle::BatchFull | Obstacle::RideFull | Obstacle::NoSpace) => {
+                    unreachable!("replay logs nothing and asks for no space")
+                }
+            }
+        }
+    }
+
+    /// Step 4 of recovery: nothing that was cut can ever count again.
+    fn make_cut_durable(&self, log: &Log) -> Result<()> {
+        if is(Planted::RevivedBatch) {
+            return Ok(());
+        }
+        let before = self.superblock.lock().clone();
+        recovery::rewrite_tail(&self.pool, &before, log)?;
+        let superblock = {
+            let mut s = self.superblock.lock();
+            let last_sequence = self.core.lock().log.sequence - 1;
+            s.generation += 1;
+            let epoch = s.epoch;
+            s.cuts.push(Cut { epoch, last_sequence });
+            s.epoch += 1;
+            s.closed = false;
+            s.clone()
+        };
+        if superblock.cuts.len() > CUTS_MAX {
+            return Err(EngineError::Refused(
+                "the pool has crashed too often without a checkpoint between".into(),
+            ));
+        }
+        self.pool.write_superblock(&superblock)?;
+        self.pool.flush()?;
+        self.superblock_generation.store(superblock.generation, std::sync::atomic::Ordering::Relaxed);
+        self.core.lock().log.epoch = superblock.epoch;
+        if superblock.cuts.len() >= CUTS_MAX / 2 {
+            self.checkpoint()?;
+        }
+        Ok(())
+    }
+
+    /// Blocks of data and of nodes in the durable checkpoint: the bitmap says how many in all, the trees' share is
+    /// what is left without array pages and data.
+    fn count_nodes(&self) -> Result<()> {
+        let mut nodes = 0u64;
+        let trees = self.core.lock().trees.clone();
+        for tree in &trees {
+            if let Some(Link::Disk(ptr)) = &tree.root {
+                nodes += self.count_below(tree, *ptr, tree.height - 1)?;
+            }
+        }
+        let durable = self.durable.lock();
+        let pages: u64 = durable
+            .sums
+            .all()
+            .chain(durable.bitmap.all())
+            .chain([durable.root])
+            .map(|p| p.copies().count() as u64)
+            .sum();
+        let mut core = self.core.lock();
+        let referenced = core.space.referenced.count();
+        core.space.nodes = nodes;
+        core.space.data = referenced.checked_sub(nodes + pages).ok_or_else(|| {
+            EngineError::Refused(
+                "the bitmap has fewer blocks in use than the trees have nodes: run `varve check`".into(),
+            )
+        })?;
+        Ok(())
+    }
+
+    fn count_below(&self, tree: &Tree, ptr: NodePtr, level: u8) -> Result<u64> {
+        let own = ptr.copies().count() as u64;
+        if level == 0 {
+            return Ok(own);
+        }
+        let node = self.load(crate::tree::Miss { ptr, tree: tree.id, level })?;
+        let mut sum = own;
+        if let crate::tree::node::Body::Interior(n) = &node.body {
+            for child in &n.children {
+                if let Link::Disk(ptr) = child {
+                    sum += self.count_below(tree, *ptr, level - 1)?;
+                }
+            }
+        }
+        Ok(sum)
+    }
+
+    fn start_background(self: &Arc<Self>) {
+        let weak: Weak<Store> = self.me.clone();
+        let spawned = std::thread::Builder::new().name("varve-store".into()).spawn(move || {
+            let mut seen = Lsn(0);
+            while let Some(store) = weak.upgrade() {
+                let due = {
+                    let mut wake = store.background.wake.lock();
+                    if !wake.checkpoint && !wake.stop {
+                        store.background.turn.wait_for(&mut wake, TICK);
+                    }
+                    if wake.stop {
+                        return;
+                    }
+                    std::mem::take(&mut wake.checkpoint)
+                };
+                // An idle log is committed when nothing has joined it for a tick.
+                let position = store.position();
+                let idle = position == seen;
+                seen = position;
+                let result = if due {
+                    store.checkpoint()
+                } else if idle {
+                    store.maintain()
+                } else {
+                    Ok(())
+                };
+                if let Err(e) = result {
+                    tracing::error!("background work: {e}");
+                    if store.commits.stopped().is_some() {
+                        return;
+                    }
+                }
+            }
+        });
+        match spawned {
+            Ok(thread) => *self.background.thread.lock() = Some(thread),
+            Err(e) => tracing::error!("no background thread: {e}"),
+        }
+    }
+
+    pub(crate) fn stop_background(&self) {
+        self.background.wake.lock().stop = true;
+        self.background.turn.notify_all();
+        let thread = self.background.thread.lock().take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn read_block(pool: &Pool, ptr: NodePtr, what: &str) -> Result<AlignedBuf> {
+    let mut block = AlignedBuf::new(BLOCK_BYTES);
+    let good = |b: &[u8]| block_checksum(b) == ptr.checksum;
+    pool.read_verified(&mut ptr.copies(), &mut block, false, &good).map_err(|e| match e {
+        EngineError::Checksum { addr } => EngineError::corrupt(
+            format!("{what} block at {addr:#x}"),
+            varve_format::Corrupt { what: "checksum wrong in every copy", at: 0 },
+        ),
+        e => e,
+    })?;
+    Ok(block)
+}
+
+fn load_bits(pool: &Pool, ptrs: &PagePtrs, total: u64) -> Result<Bits> {
+    let mut bits = Bits::new(total);
+    for i in 0..bits.page_count() {
+        let ptr = ptrs.leaf(i);
+        if ptr.is_null() {
+            continue;
+        }
+        let block = read_block(pool, ptr, "bitmap")?;
+        let mut page = [0u64; PAGE_WORDS];
+        for (w, b) in page.iter_mut().zip(block.chunks_exact(8)) {
+            *w = u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]);
+        }
+        bits.set_page(i, Some(Arc::new(page)));
+    }
+    if bits.get(0) || bits.next(total, bits.page_count() as u64 * PAGE_BITS, true).is_some() {
+        return Err(EngineError::Refused(
+            "the bitmap marks blocks that the pool does not have: run `varve check`".into(),
+        ));
+    }
+    Ok(bits)
+}
+
+fn load_roots(root: &RootBlock) -> Result<Vec<Tree>> {
+    let mut trees: Vec<Tree> = TreeId::ALL.iter().map(|id| Tree::empty(*id)).collect();
+    for t in &root.trees {
+        let Some(tree) = trees.iter_mut().find(|k| k.id == t.tree) else {
+            return Err(EngineError::Refused(format!(
+                "the pool has a tree {} that this program does not know: open it with a newer program",
+                t.tree.0
+            )));
+        };
+        tree.height = t.height;
+        tree.root = (t.height > 0).then_some(Link::Disk(t.ptr));
+    }
+    Ok(trees)
+}
+
+fn assemble(
+    pool: Pool,
+    superblock: Superblock,
+    core: Core,
+    durable: Durable,
+    options: StoreOptions,
+    commits: Commits,
+) -> Arc<Store> {
+    let nodes = (options.cache_bytes / NODE_MEMORY_BYTES).max(256) as usize;
+    let pages = (options.cache_bytes / 16 / BLOCK_BYTES as u64).max(64) as usize;
+    Arc::new_cyclic(|me| Store {
+        me: me.clone(),
+        pool_tag: u64::from_le_bytes(pool.pool_id[..8].try_into().expect("8 of 16 bytes")),
+        pool,
+        options,
+        next_id: AtomicU64::new(core.id_floor),
+        core: Arc::new(Mutex::new(core)),
+        commits,
+        durable: Mutex::new(durable),
+        superblock_generation: AtomicU64::new(superblock.generation),
+        superblock: Mutex::new(superblock),
+        cache: Cache::new(nodes),
+        sum_cache: Cache::new(pages),
+        readers: Default::default(),
+        rides: RwLock::new(HashMap::new()),
+        unflushed_bytes: AtomicU64::new(0),
+        counters: Counters::default(),
+        background: Background::default(),
+        closed: AtomicBool::new(false),
+        reclaiming: Mutex::new(()),
+    })
+}

@@ -1,0 +1,122 @@
+//! Options, reports and figures of the store.
+
+use varve_format::Lsn;
+
+/// How many copies of a block a pool keeps, and where.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Profile {
+    /// One copy.
+    Single,
+    /// Two copies on the same device.
+    Dup,
+}
+
+/// What `create` asks for.
+#[derive(Clone, Debug)]
+pub struct FormatOptions {
+    /// Profile of file data.
+    pub data: Profile,
+    /// Profile of trees.
+    pub metadata: Profile,
+    /// 16 random bytes that name the pool.
+    pub pool_id: [u8; 16],
+    /// Seed of directory hashes.
+    pub hash_seed: u64,
+    /// Overwrite a foreign signature or another pool.
+    pub force: bool,
+}
+
+/// How to open a pool.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// Refuse every change; write nothing to the device, recover in memory only.
+    pub read_only: bool,
+    /// Memory for clean and dirty nodes, in bytes.
+    pub cache_bytes: u64,
+    /// Run commits of an idle log and checkpoints on threads of the store. Without it they run inside the calls that
+    /// make them due, so that one seed gives one schedule.
+    pub background: bool,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        StoreOptions { read_only: false, cache_bytes: 256 << 20, background: true }
+    }
+}
+
+/// What opening found.
+#[derive(Clone, Debug, Default)]
+pub struct RecoveryReport {
+    /// Batches of the log applied on top of the checkpoint.
+    pub batches_replayed: u64,
+    /// Transactions in them.
+    pub transactions_replayed: u64,
+    /// Whole batches cut off the end because data that came with them had not reached the device.
+    pub batches_cut: u64,
+    /// The last transaction of the recovered state.
+    pub end: Lsn,
+    /// Whether the pool had been closed cleanly.
+    pub clean: bool,
+}
+
+/// Space, in bytes. `total = fixed + used + held_back + reserved + protected + free` (free is 0 while the protected
+/// part is being used).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SpaceStats {
+    /// Size of the devices.
+    pub total_bytes: u64,
+    /// Labels, superblocks, log, room of the checksum and bitmap arrays.
+    pub fixed_bytes: u64,
+    /// Referenced data and tree nodes of the durable checkpoint.
+    pub used_bytes: u64,
+    /// Freed, but not yet allocatable.
+    pub held_back_bytes: u64,
+    /// Open reservations, and next copies of dirty nodes.
+    pub reserved_bytes: u64,
+    /// Kept back so that deleting, truncating and checkpoints never fail (K).
+    pub protected_bytes: u64,
+    /// What an ordinary write may still use.
+    pub free_bytes: u64,
+}
+
+/// Counters of the store since it was opened.
+#[derive(Clone, Debug, Default)]
+pub struct StoreStats {
+    /// Log batches written.
+    pub journal_batches_count: u64,
+    /// Bytes of log written.
+    pub journal_bytes: u64,
+    /// Callers that waited for a commit.
+    pub journal_waiters_count: u64,
+    /// Checkpoints completed.
+    pub checkpoints_count: u64,
+    /// Tree nodes written by checkpoints (each once, whatever the profile).
+    pub checkpoint_nodes_count: u64,
+    /// Bytes of trees, arrays and superblocks written by checkpoints.
+    pub checkpoint_bytes: u64,
+    /// Nodes that are dirty now.
+    pub dirty_nodes_count: u64,
+    /// Nodes in the cache.
+    pub cached_nodes_count: u64,
+    /// Transactions applied.
+    pub transactions_count: u64,
+    /// Times that space ran short and reclaim ran.
+    pub reclaims_count: u64,
+    /// Refusals for lack of space.
+    pub no_space_count: u64,
+    /// Blocks whose first copy was bad and was repaired from another.
+    pub repaired_blocks_count: u64,
+}
+
+/// What [`Store::check`] found. Empty `problems` means that everything agreed.
+#[derive(Clone, Debug, Default)]
+pub struct CheckReport {
+    /// One sentence a problem.
+    pub problems: Vec<String>,
+    /// Tree nodes visited.
+    pub nodes: u64,
+    /// Entries visited.
+    pub entries: u64,
+    /// Blocks of data whose checksum was verified.
+    pub data_blocks: u64,
+}

@@ -1,0 +1,283 @@
+//! Labels, superblock slots and foreign signatures: how a device is recognised, and how a pool is laid out on it.
+
+use std::sync::Arc;
+
+use varve_device::{AlignedBuf, Device};
+use varve_format::root::NodePtr;
+use varve_format::superblock::{
+    CHUNKS_MAX, Chunk, FORMAT_VERSION, INCOMPATIBLE_KNOWN, Label, POOL_BYTES_MIN, ProfileField,
+    RING_BYTES_MAX, RING_BYTES_MIN, RING_START, SLOT_BYTES, SLOTS_PER_END, Stripe, Superblock, TAIL_BYTES,
+    slot_offset,
+};
+use varve_format::{BLOCK_BYTES, BLOCK_SHIFT, Lsn};
+
+use crate::options::{FormatOptions, Profile};
+use crate::{EngineError, store::DEVICES_MAX};
+
+type Result<T> = std::result::Result<T, EngineError>;
+
+const CHUNK_BYTES_MIN: u64 = 64 << 20;
+
+fn refuse<T>(text: String) -> Result<T> {
+    Err(EngineError::Refused(text))
+}
+
+/// The two slots a generation is written to, one at each end.
+pub fn slots_of(generation: u64, size_bytes: u64) -> [u64; 2] {
+    let i = generation % SLOTS_PER_END;
+    [slot_offset(i, size_bytes), slot_offset(SLOTS_PER_END + i, size_bytes)]
+}
+
+/// Reads a label from either end of each device, and puts the devices in order.
+pub fn read_labels(devices: Vec<Arc<dyn Device>>) -> Result<(Vec<Arc<dyn Device>>, Vec<Label>)> {
+    let mut found: Vec<(Label, Arc<dyn Device>)> = Vec::new();
+    for device in devices {
+        let label = read_label(device.as_ref())?;
+        if let Some((first, _)) = found.first()
+            && first.pool_id != label.pool_id
+        {
+            return refuse(format!("{} belongs to another pool than {}", device.name(), found[0].1.name()));
+        }
+        if device.size_bytes() < label.size_bytes {
+            return refuse(format!(
+                "{} is {} bytes long, but its label says {}: the device has been truncated; restore its length before opening it",
+                device.name(),
+                device.size_bytes(),
+                label.size_bytes
+            ));
+        }
+        found.push((label, device));
+    }
+    found.sort_by_key(|(l, _)| l.device_index);
+    let Some((first, _)) = found.first() else { return refuse("no device was given".into()) };
+    let ring_bytes = first.ring_bytes;
+    if found.iter().enumerate().any(|(i, (l, _))| l.device_index as usize != i || l.ring_bytes != ring_bytes)
+    {
+        return refuse("the devices of this pool are not all there, or one was given twice".into());
+    }
+    Ok(found.into_iter().map(|(l, d)| (d, l)).unzip())
+}
+
+fn read_label(device: &dyn Device) -> Result<Label> {
+    let size = device.size_bytes() / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+    if size < 2 * BLOCK_BYTES as u64 {
+        return refuse(format!("{} is too small to hold a pool", device.name()));
+    }
+    let mut block = AlignedBuf::new(BLOCK_BYTES);
+    let mut why = None;
+    for offset in [0, size - BLOCK_BYTES as u64] {
+        device.read_at(offset, &mut block)?;
+        match Label::decode(&block) {
+            Ok(label) if label.version != FORMAT_VERSION => {
+                return refuse(format!(
+                    "{} has format version {}, and this program knows version {FORMAT_VERSION}: open it with a program that knows that version",
+                    device.name(),
+                    label.version
+                ));
+            }
+            Ok(label) => return Ok(label),
+            Err(e) => why = why.or(Some(e)),
+        }
+    }
+    if let Some(what) = foreign_signature(device)? {
+        return refuse(format!("{} holds {what}, not a VarveFS pool", device.name()));
+    }
+    let why = why.map(|w| w.to_string()).unwrap_or_default();
+    refuse(format!("{} is not a VarveFS pool ({why}); `varve create` makes one", device.name()))
+}
+
+/// The newest valid superblock on any device.
+pub fn newest_superblock(devices: &[Arc<dyn Device>], labels: &[Label]) -> Result<Superblock> {
+    let mut best: Option<Superblock> = None;
+    let mut why = None;
+    let mut slot = AlignedBuf::new(SLOT_BYTES as usize);
+    for (device, label) in devices.iter().zip(labels) {
+        for i in 0..2 * SLOTS_PER_END {
+            device.read_at(slot_offset(i, label.size_bytes), &mut slot)?;
+            if slot[..8] == [0; 8] {
+                continue;
+            }
+            match decode_slot(&slot) {
+                Ok(s) if s.pool_id != label.pool_id => {}
+                Ok(s) if best.as_ref().is_some_and(|b| b.generation >= s.generation) => {}
+                Ok(s) => best = Some(s),
+                Err(e) => why = Some(e),
+            }
+        }
+    }
+    let Some(best) = best else {
+        return Err(match why {
+            Some(e) => EngineError::corrupt(format!("every superblock of {}", devices[0].name()), e),
+            None => EngineError::Refused(format!(
+                "{} has a label and no superblock: its creation was interrupted; create it again with --force",
+                devices[0].name()
+            )),
+        });
+    };
+    if best.incompatible & !INCOMPATIBLE_KNOWN != 0 {
+        return refuse(format!(
+            "{} uses features this program does not know ({:#x}): open it with a newer program",
+            devices[0].name(),
+            best.incompatible & !INCOMPATIBLE_KNOWN
+        ));
+    }
+    if best.device_count as usize != devices.len() {
+        return refuse(format!(
+            "the pool has {} devices, and {} were given",
+            best.device_count,
+            devices.len()
+        ));
+    }
+    for chunk in &best.chunks {
+        for s in &chunk.stripes {
+            if s.offset + chunk.len_bytes > labels[s.device as usize].size_bytes - TAIL_BYTES {
+                return refuse(format!("{}: a chunk lies outside its device", devices[0].name()));
+            }
+        }
+    }
+    if best.chunks.iter().rev().skip(1).any(|c| c.len_bytes != best.chunks[0].len_bytes) {
+        return refuse(format!("{}: chunks of unequal length", devices[0].name()));
+    }
+    Ok(best)
+}
+
+#[cfg(not(feature = "planted"))]
+fn decode_slot(slot: &[u8]) -> std::result::Result<Superblock, varve_format::Corrupt> {
+    Superblock::decode(slot)
+}
+
+#[cfg(feature = "planted")]
+fn decode_slot(slot: &[u8]) -> std::result::Result<Superblock, varve_format::Corrupt> {
+    use crate::planted::{Planted, is};
+    let mut copy = slot.to_vec();
+    if is(Planted::TornSuperblock) {
+        // The planted error: whatever the checksum says, the slot is taken as good.
+        let len = u32::from_le_bytes([copy[12], copy[13], copy[14], copy[15]]) as usize;
+        if (64..copy.len() - 4).contains(&len) {
+            let sum = varve_format::block_checksum(&copy[..len]);
+            copy[len..len + 4].copy_from_slice(&sum.to_le_bytes());
+        }
+    }
+    Superblock::decode(&copy)
+}
+
+/// What a device holds that is not ours, as words for a message.
+fn foreign_signature(device: &dyn Device) -> Result<Option<&'static str>> {
+    let mut head = AlignedBuf::new((128 << 10).min(device.size_bytes() as usize / BLOCK_BYTES * BLOCK_BYTES));
+    device.read_at(0, &mut head)?;
+    let has = |at: usize, magic: &[u8]| head.get(at..at + magic.len()) == Some(magic);
+    let known: [(usize, &[u8], &'static str); 8] = [
+        (0, b"XFSB", "an XFS filesystem"),
+        (1080, &[0x53, 0xef], "an ext2, ext3 or ext4 filesystem"),
+        (65600, b"_BHRfS_M", "a btrfs filesystem"),
+        (4086, b"SWAPSPACE2", "swap space"),
+        (0, b"LUKS\xba\xbe", "an encrypted (LUKS) volume"),
+        (512, b"EFI PART", "a GPT partition table"),
+        (0, b"hsqs", "a squashfs image"),
+        (510, &[0x55, 0xaa], "a partition table or boot sector"),
+    ];
+    Ok(known.iter().find(|(at, magic, _)| has(*at, magic)).map(|k| k.2))
+}
+
+/// Bytes of ring for a pool of `size_bytes`.
+pub fn geometry(size_bytes: u64) -> u64 {
+    (size_bytes / 64).clamp(RING_BYTES_MIN, RING_BYTES_MAX) / BLOCK_BYTES as u64 * BLOCK_BYTES as u64
+}
+
+fn profile_field(p: Profile) -> ProfileField {
+    match p {
+        Profile::Single => ProfileField { copies: 1, width: 1 },
+        Profile::Dup => ProfileField { copies: 2, width: 1 },
+    }
+}
+
+/// Writes labels to the devices and returns the superblock to begin with (generation 0, nothing written for it yet).
+/// The slots are emptied first, so that an interrupted creation is recognised.
+pub fn format_devices(devices: &[Arc<dyn Device>], options: &FormatOptions) -> Result<Superblock> {
+    if devices.is_empty() || devices.len() > DEVICES_MAX {
+        return refuse(format!("a pool has one device for now, and {} were given", devices.len()));
+    }
+    let device = devices[0].as_ref();
+    let size_bytes = device.size_bytes() / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+    if size_bytes < POOL_BYTES_MIN {
+        return refuse(format!(
+            "{} is {} MiB, and the smallest pool is {} MiB",
+            device.name(),
+            size_bytes >> 20,
+            POOL_BYTES_MIN >> 20
+        ));
+    }
+    if !options.force {
+        if let Some(what) = foreign_signature(device)? {
+            return refuse(format!("{} holds {what}; --force overwrites it", device.name()));
+        }
+        let mut block = AlignedBuf::new(BLOCK_BYTES);
+        for offset in [0, size_bytes - BLOCK_BYTES as u64] {
+            device.read_at(offset, &mut block)?;
+            if Label::decode(&block).is_ok() {
+                return refuse(format!("{} holds a VarveFS pool; --force overwrites it", device.name()));
+            }
+        }
+    }
+    let ring_bytes = geometry(size_bytes);
+    let data_start = RING_START + ring_bytes;
+    let copies = u64::from(profile_field(options.data).copies);
+    let usable = (size_bytes - TAIL_BYTES - data_start) / copies / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+    let chunk_bytes =
+        usable.div_ceil(CHUNKS_MAX as u64 / 2).next_power_of_two().max(CHUNK_BYTES_MIN).min(usable);
+    let mut chunks = Vec::new();
+    let (mut start, mut offset) = (0, data_start);
+    while start < usable {
+        let len_bytes = chunk_bytes.min(usable - start);
+        let stripes = (0..copies).map(|i| Stripe { device: 0, offset: offset + i * len_bytes }).collect();
+        chunks.push(Chunk {
+            start,
+            len_bytes,
+            kind: 0,
+            profile: profile_field(options.data),
+            write_pointer: 0,
+            stripes,
+        });
+        start += len_bytes;
+        offset += len_bytes * copies;
+    }
+    let label = Label {
+        version: FORMAT_VERSION,
+        pool_id: options.pool_id,
+        device_id: options.pool_id,
+        device_index: 0,
+        size_bytes,
+        ring_bytes,
+    };
+    let nothing = AlignedBuf::new(SLOT_BYTES as usize);
+    for i in 0..2 * SLOTS_PER_END {
+        device.write_at(slot_offset(i, size_bytes), &nothing)?;
+    }
+    device.write_at(RING_START, &nothing[..BLOCK_BYTES])?;
+    device.flush()?;
+    let label = AlignedBuf::from_slice(&label.encode());
+    device.write_at(0, &label)?;
+    device.write_at(size_bytes - BLOCK_BYTES as u64, &label)?;
+    Ok(Superblock {
+        generation: 0,
+        pool_id: options.pool_id,
+        incompatible: 0,
+        read_only_compatible: 0,
+        compatible: 0,
+        hash_seed: options.hash_seed,
+        hash_kind: 1,
+        closed: true,
+        data: profile_field(options.data),
+        metadata: profile_field(options.metadata),
+        device_count: 1,
+        total_blocks: usable >> BLOCK_SHIFT,
+        position: Lsn(0),
+        root: NodePtr::NULL,
+        log_start: 0,
+        log_sequence: 1,
+        log_previous: 0,
+        epoch: 1,
+        cuts: Vec::new(),
+        chunks,
+    })
+}

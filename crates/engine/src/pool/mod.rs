@@ -1,0 +1,234 @@
+//! The pool: devices, where things lie on them, and every copy of every block.
+//!
+//! Everything above sees pool addresses only. Labels and superblocks are in `label.rs`.
+
+mod label;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use varve_device::{AlignedBuf, Device, Request};
+use varve_format::superblock::{Chunk, RING_START, Superblock};
+use varve_format::{BLOCK_BYTES, PoolAddr};
+
+use crate::EngineError;
+
+pub use label::format_devices;
+
+type Result<T> = std::result::Result<T, EngineError>;
+
+/// Devices and the map from pool addresses to them.
+pub struct Pool {
+    /// Devices in label order.
+    pub devices: Vec<Arc<dyn Device>>,
+    /// Name of the pool.
+    pub pool_id: [u8; 16],
+    /// Bytes of log on each device.
+    pub ring_bytes: u64,
+    size_bytes: Vec<u64>,
+    chunks: Vec<Chunk>,
+    /// Blocks rewritten from a good copy.
+    pub repaired_count: AtomicU64,
+}
+
+/// A piece of a chunk that a request covers: chunk, offset inside it, range of the request's buffer.
+struct Piece<'c> {
+    chunk: &'c Chunk,
+    delta: u64,
+    from: usize,
+    to: usize,
+}
+
+impl Pool {
+    /// Finds labels and the newest superblock.
+    pub fn open(devices: Vec<Arc<dyn Device>>) -> Result<(Pool, Superblock)> {
+        let (devices, labels) = label::read_labels(devices)?;
+        let superblock = label::newest_superblock(&devices, &labels)?;
+        let pool = Pool {
+            devices,
+            pool_id: labels[0].pool_id,
+            ring_bytes: labels[0].ring_bytes,
+            size_bytes: labels.iter().map(|l| l.size_bytes).collect(),
+            chunks: superblock.chunks.clone(),
+            repaired_count: AtomicU64::new(0),
+        };
+        Ok((pool, superblock))
+    }
+
+    /// The pool that `format_devices` has just labelled.
+    pub fn for_format(devices: &[Arc<dyn Device>], superblock: &Superblock) -> Result<Pool> {
+        let (devices, labels) = label::read_labels(devices.to_vec())?;
+        Ok(Pool {
+            devices,
+            pool_id: superblock.pool_id,
+            ring_bytes: labels[0].ring_bytes,
+            size_bytes: labels.iter().map(|l| l.size_bytes).collect(),
+            chunks: superblock.chunks.clone(),
+            repaired_count: AtomicU64::new(0),
+        })
+    }
+
+    /// The chunk table.
+    pub fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    /// Sum of the devices' sizes.
+    pub fn device_bytes(&self) -> u64 {
+        self.size_bytes.iter().sum()
+    }
+
+    fn pieces(&self, addr: PoolAddr, len: usize) -> impl Iterator<Item = Piece<'_>> {
+        // All chunks but the last are as long as the first.
+        let chunk_bytes = self.chunks[0].len_bytes;
+        let mut at = addr.0;
+        let end = addr.0 + len as u64;
+        std::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
+            let chunk = &self.chunks[((at / chunk_bytes) as usize).min(self.chunks.len() - 1)];
+            let stop = end.min(chunk.start + chunk.len_bytes);
+            let piece = Piece {
+                chunk,
+                delta: at - chunk.start,
+                from: (at - addr.0) as usize,
+                to: (stop - addr.0) as usize,
+            };
+            at = stop;
+            Some(piece)
+        })
+    }
+
+    /// Writes every copy of every block and waits for all; with `log`, a stretch of the log goes out in the same group.
+    pub fn write(&self, writes: &[(PoolAddr, &[u8])], log: Option<(u64, &[u8])>) -> Result<()> {
+        for device in 0..self.devices.len() {
+            let mut requests = Vec::with_capacity(writes.len() + 2);
+            for (addr, data) in writes {
+                for p in self.pieces(*addr, data.len()) {
+                    for s in p.chunk.stripes.iter().filter(|s| s.device as usize == device) {
+                        requests
+                            .push(Request::Write { offset: s.offset + p.delta, buf: &data[p.from..p.to] });
+                    }
+                }
+            }
+            if let Some((position, bytes)) = log {
+                let at = position % self.ring_bytes;
+                let first = bytes.len().min((self.ring_bytes - at) as usize);
+                requests.push(Request::Write { offset: RING_START + at, buf: &bytes[..first] });
+                if first < bytes.len() {
+                    requests.push(Request::Write { offset: RING_START, buf: &bytes[first..] });
+                }
+            }
+            if requests.is_empty() {
+                continue;
+            }
+            for result in self.devices[device].run(&mut requests) {
+                result?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Flushes every device.
+    pub fn flush(&self) -> Result<()> {
+        for device in &self.devices {
+            device.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Copies a chunk keeps of the block at `addr`.
+    pub fn copies(&self, addr: PoolAddr) -> usize {
+        self.pieces(addr, BLOCK_BYTES).next().map_or(0, |p| p.chunk.stripes.len())
+    }
+
+    /// Reads copy number `copy` of whole blocks.
+    pub fn read_copy(&self, addr: PoolAddr, buf: &mut [u8], copy: usize) -> Result<()> {
+        let end = self.chunks.last().map_or(0, |c| c.start + c.len_bytes);
+        if addr.is_null() || addr.0.checked_add(buf.len() as u64).is_none_or(|e| e > end) {
+            return Err(EngineError::Refused(format!("address {:#x} lies outside the pool", addr.0)));
+        }
+        let mut rest = buf;
+        let mut done = 0;
+        for p in self.pieces(addr, rest.len()) {
+            let (now, later) = rest.split_at_mut(p.to - done);
+            let stripe = p.chunk.stripes[copy.min(p.chunk.stripes.len() - 1)];
+            self.devices[stripe.device as usize].read_at(stripe.offset + p.delta, now)?;
+            done = p.to;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Reads one block from the first place that passes `good`, and rewrites the copies that were bad before it when
+    /// `repair` is set. `places` are the addresses the block is kept at.
+    pub fn read_verified(
+        &self,
+        places: &mut dyn Iterator<Item = PoolAddr>,
+        buf: &mut [u8],
+        repair: bool,
+        good: &dyn Fn(&[u8]) -> bool,
+    ) -> Result<()> {
+        let mut bad = Vec::new();
+        let mut last_error = None;
+        for addr in places {
+            for copy in 0..self.copies(addr) {
+                match self.read_copy(addr, buf, copy) {
+                    Ok(()) if good(buf) => {
+                        if repair {
+                            for (addr, copy) in bad {
+                                self.rewrite_copy(addr, buf, copy);
+                            }
+                        }
+                        return Ok(());
+                    }
+                    Ok(()) => bad.push((addr, copy)),
+                    Err(e) => {
+                        last_error = Some(e);
+                        bad.push((addr, copy));
+                    }
+                }
+            }
+        }
+        let addr = bad.first().map_or(0, |b| b.0.0);
+        Err(last_error.unwrap_or(EngineError::Checksum { addr }))
+    }
+
+    /// Rewrites one copy of a block. A failure is logged: the good copy has been served.
+    fn rewrite_copy(&self, addr: PoolAddr, data: &[u8], copy: usize) {
+        let Some(p) = self.pieces(addr, data.len()).next() else { return };
+        let Some(stripe) = p.chunk.stripes.get(copy) else { return };
+        match self.devices[stripe.device as usize].write_at(stripe.offset + p.delta, data) {
+            Ok(()) => {
+                self.repaired_count.fetch_add(1, Relaxed);
+                tracing::warn!(addr = addr.0, copy, "rewrote a bad copy from a good one");
+            }
+            Err(e) => tracing::error!(addr = addr.0, copy, "could not rewrite a bad copy: {e}"),
+        }
+    }
+
+    /// The whole log of device `index`.
+    pub fn read_ring(&self, index: usize) -> Result<AlignedBuf> {
+        let mut ring = AlignedBuf::new(self.ring_bytes as usize);
+        self.devices[index].read_at(RING_START, &mut ring)?;
+        Ok(ring)
+    }
+
+    /// Writes a superblock to its slots at both ends of every device. Not flushed.
+    pub fn write_superblock(&self, superblock: &Superblock) -> Result<u64> {
+        let bytes = AlignedBuf::from_slice(&superblock.encode());
+        let mut written = 0;
+        for (device, size) in self.devices.iter().zip(&self.size_bytes) {
+            let mut requests: Vec<Request<'_>> = label::slots_of(superblock.generation, *size)
+                .map(|offset| Request::Write { offset, buf: &bytes })
+                .into_iter()
+                .collect();
+            written += (requests.len() * bytes.len()) as u64;
+            for result in device.run(&mut requests) {
+                result?;
+            }
+        }
+        Ok(written)
+    }
+}

@@ -1,0 +1,282 @@
+//! Space: which blocks may be handed out, and the sum that promises rest on.
+//!
+//! Two bitmaps. `referenced`: blocks that the present state or the durable checkpoint refers to; its pages are what a
+//! checkpoint writes. `busy`: blocks that may not be handed out: the same plus blocks being written, and blocks freed
+//! but held back. The unit of everything here is a block, so that whatever the sum allows can really be found.
+//!
+//! The sum (design, section 7): `total = fixed + data + held + nodes + frozen + dirty + open + protected + available`,
+//! and `available` may go below zero only by what privileged transactions take out of `protected`.
+
+pub mod bits;
+pub mod readers;
+#[cfg(test)]
+mod tests;
+
+use varve_format::{BLOCK_BYTES, PoolAddr, Run};
+
+use bits::{Bits, PAGE_BITS};
+
+/// Who asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Urgency {
+    /// May use what is free.
+    Ordinary,
+    /// May also use the protected part (section 7's K).
+    Privileged,
+}
+
+/// The books and bitmaps. Lives under the apply mutex.
+pub struct Space {
+    /// Blocks of pool address space.
+    pub total: u64,
+    /// Never handed out, or kept for the arrays' pages (twice each: the durable copy and the next).
+    pub fixed: u64,
+    /// K.
+    pub protected: u64,
+    /// Copies of each metadata block.
+    pub copies: u64,
+    /// Data blocks the present state refers to.
+    pub data: u64,
+    /// Freed, not yet allocatable.
+    pub held: u64,
+    /// Blocks of the durable checkpoint's nodes.
+    pub nodes: u64,
+    /// Set aside for the checkpoint that runs now.
+    pub frozen: u64,
+    /// Dirty nodes of the present generation (nodes, not blocks).
+    pub dirty_nodes: u64,
+    /// Open reservations.
+    pub open: u64,
+    /// See above.
+    pub referenced: Bits,
+    /// Pages of `referenced` whose data bits changed since the last freeze.
+    pub changed_pages: Vec<bool>,
+    busy: Bits,
+    page_used: Vec<u32>,
+    data_cursor: u64,
+    node_cursors: [u64; 2],
+}
+
+/// Pages of array (checksums, bitmap) and their parents for a pool of `total` blocks: leaves and interior pages.
+pub fn array_pages(total: u64) -> u64 {
+    let tree = |mut leaves: u64| {
+        let mut sum = leaves;
+        while leaves > 1 {
+            leaves = leaves.div_ceil(varve_format::root::ARRAY_FANOUT as u64);
+            sum += leaves;
+        }
+        sum
+    };
+    tree(total.div_ceil(crate::checkpoint::checksums::PAGE_BLOCKS)) + tree(total.div_ceil(PAGE_BITS))
+}
+
+impl Space {
+    /// Empty books for a pool of `total` blocks.
+    pub fn new(total: u64, copies: u64) -> Space {
+        let mib = (1 << 20) / BLOCK_BYTES as u64;
+        let mut space = Space {
+            total,
+            // Block 0, the arrays twice, the root block twice.
+            fixed: 1 + 2 * copies * (array_pages(total) + 1),
+            protected: (total / 85).clamp(3 * mib, 32 * mib),
+            copies,
+            data: 0,
+            held: 0,
+            nodes: 0,
+            frozen: 0,
+            dirty_nodes: 0,
+            open: 0,
+            referenced: Bits::new(total),
+            changed_pages: vec![false; total.div_ceil(PAGE_BITS) as usize],
+            busy: Bits::new(total),
+            page_used: vec![0; total.div_ceil(PAGE_BITS) as usize],
+            data_cursor: total / 8,
+            node_cursors: [1, total / 2],
+        };
+        space.mark_busy(Run { addr: PoolAddr(0), blocks: 1 });
+        space
+    }
+
+    /// What an ordinary request may still take; negative while the protected part is in use.
+    pub fn available(&self) -> i64 {
+        self.total as i64
+            - (self.fixed
+                + self.protected
+                + self.data
+                + self.held
+                + self.nodes
+                + self.frozen
+                + self.dirty_nodes * self.copies
+                + self.open) as i64
+    }
+
+    /// Whether `blocks` more may be taken.
+    pub fn fits(&self, blocks: u64, urgency: Urgency) -> bool {
+        let limit = match urgency {
+            Urgency::Ordinary => 0,
+            Urgency::Privileged => -(self.protected as i64),
+        };
+        self.available() - blocks as i64 >= limit
+    }
+
+    /// Whether privileged work has used up half of what is protected.
+    pub fn squeezed(&self) -> bool {
+        self.available() < -(self.protected as i64) / 2
+    }
+
+    /// Marks blocks that were found in use when the pool was opened.
+    pub fn adopt_referenced(&mut self, bits: Bits) {
+        for i in 0..bits.page_count() {
+            if let Some(page) = bits.page(i) {
+                let mut page = page.clone();
+                if i == 0 {
+                    std::sync::Arc::make_mut(&mut page)[0] |= 1;
+                }
+                self.page_used[i] = page.iter().map(|w| w.count_ones()).sum();
+                self.busy.set_page(i, Some(page));
+            }
+        }
+        self.referenced = bits;
+    }
+
+    /// Takes blocks for nodes and array pages: copy 0 and copy 1 of `n` blocks, each as contiguous as possible.
+    /// The books have set them aside.
+    pub fn allocate_metadata(&mut self, n: u64) -> Option<Vec<[PoolAddr; 2]>> {
+        let mut columns = [Vec::new(), Vec::new()];
+        for copy in 0..self.copies as usize {
+            let mut left = n;
+            while left > 0 {
+                let (runs, cursor) = self.find(self.node_cursors[copy], left.min(1 << 16) as u32)?;
+                self.node_cursors[copy] = cursor;
+                for run in runs {
+                    self.mark_busy(run);
+                    left -= u64::from(run.blocks);
+                    columns[copy].extend(
+                        (0..u64::from(run.blocks)).map(|i| PoolAddr::from_block(run.addr.block() + i)),
+                    );
+                }
+            }
+        }
+        let second = |i: usize| columns[1].get(i).copied().unwrap_or(PoolAddr::NULL);
+        Some(columns[0].iter().enumerate().map(|(i, a)| [*a, second(i)]).collect())
+    }
+
+    /// Takes `blocks` blocks for data, in as few runs as a bounded search finds.
+    pub fn allocate_data(&mut self, blocks: u32, near: PoolAddr) -> Option<Vec<Run>> {
+        let from = if near.is_null() { self.data_cursor } else { near.block().min(self.total - 1) };
+        let (runs, cursor) = self.find(from, blocks)?;
+        runs.iter().for_each(|r| self.mark_busy(*r));
+        self.data_cursor = cursor;
+        Some(runs)
+    }
+
+    /// Clear runs adding up to `blocks`: one run if a bounded search finds it, otherwise the first ones.
+    fn find(&self, from: u64, blocks: u32) -> Option<(Vec<Run>, u64)> {
+        const RUNS_LOOKED_AT: usize = 64;
+        let mut runs: Vec<Run> = Vec::new();
+        let mut sum = 0u64;
+        let mut looked = 0;
+        for (start, end) in [(from, self.total), (1, from)] {
+            let mut at = start;
+            while let Some((first, len)) = self.find_run(at, end, blocks) {
+                let run = Run { addr: PoolAddr::from_block(first), blocks: len };
+                if len >= blocks {
+                    return Some((vec![run], first + u64::from(len)));
+                }
+                looked += 1;
+                if sum < u64::from(blocks) {
+                    let take = u64::from(len).min(u64::from(blocks) - sum) as u32;
+                    runs.push(Run { addr: run.addr, blocks: take });
+                    sum += u64::from(take);
+                }
+                if looked >= RUNS_LOOKED_AT && sum >= u64::from(blocks) {
+                    break;
+                }
+                at = first + u64::from(len);
+            }
+            if looked >= RUNS_LOOKED_AT && sum >= u64::from(blocks) {
+                break;
+            }
+        }
+        if sum < u64::from(blocks) {
+            return None;
+        }
+        let cursor = runs.last().map_or(from, |r| r.addr.block() + u64::from(r.blocks));
+        Some((runs, cursor))
+    }
+
+    /// The next clear run, skipping full pages by their counts.
+    fn find_run(&self, mut at: u64, end: u64, max: u32) -> Option<(u64, u32)> {
+        while at < end {
+            let page = (at / PAGE_BITS) as usize;
+            let page_end = (page as u64 + 1) * PAGE_BITS;
+            if u64::from(self.page_used[page]) == PAGE_BITS {
+                at = page_end;
+                continue;
+            }
+            // Look in this page first; a run may go on into the next ones.
+            match self.busy.next(at, page_end.min(end), false) {
+                Some(start) => return self.busy.find_clear(start, end, max),
+                None => at = page_end,
+            }
+        }
+        None
+    }
+
+    fn mark_busy(&mut self, run: Run) {
+        self.change_busy(run, true);
+    }
+
+    fn change_busy(&mut self, run: Run, value: bool) {
+        let (mut at, end) = (run.addr.block(), run.addr.block() + u64::from(run.blocks));
+        let mut changed = 0;
+        while at < end {
+            let page = at / PAGE_BITS;
+            let n = ((page + 1) * PAGE_BITS).min(end) - at;
+            let part = Run { addr: PoolAddr::from_block(at), blocks: n as u32 };
+            let c = self.busy.write(part, value, &mut |_| {});
+            changed += c;
+            let used = &mut self.page_used[page as usize];
+            *used = if value { *used + c as u32 } else { *used - c as u32 };
+            at += n;
+        }
+        assert_eq!(changed, u64::from(run.blocks), "blocks {run:?} handed out twice or given back twice");
+    }
+
+    /// The present state refers to `run`, which `reserved` says was allocated here (as opposed to replayed).
+    pub fn place(&mut self, run: Run, allocated: bool) {
+        if !allocated {
+            self.mark_busy(run);
+        }
+        let changed_pages = &mut self.changed_pages;
+        let n = self.referenced.write(run, true, &mut |p| changed_pages[p] = true);
+        assert_eq!(n, u64::from(run.blocks), "placed on blocks that are referred to already: {run:?}");
+        self.data += n;
+    }
+
+    /// The present state no longer refers to `run`. It stays busy, counted as held, until [`Space::release`].
+    pub fn free(&mut self, run: Run) {
+        let changed_pages = &mut self.changed_pages;
+        let n = self.referenced.write(run, false, &mut |p| changed_pages[p] = true);
+        assert_eq!(n, u64::from(run.blocks), "freed blocks that nothing refers to: {run:?}");
+        self.data -= n;
+        self.held += n;
+    }
+
+    /// Whether all blocks of `run` are (not) referred to.
+    pub fn all_referenced(&self, run: Run, value: bool) -> bool {
+        let end = run.addr.block() + u64::from(run.blocks);
+        self.referenced.next(run.addr.block(), end, !value).is_none()
+    }
+
+    /// Held blocks become allocatable.
+    pub fn release(&mut self, run: Run) {
+        self.change_busy(run, false);
+        self.held -= u64::from(run.blocks);
+    }
+
+    /// Blocks that were allocated and never referred to are given back.
+    pub fn unallocate(&mut self, run: Run) {
+        self.change_busy(run, false);
+    }
+}

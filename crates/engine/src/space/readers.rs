@@ -1,0 +1,69 @@
+//! Who is still reading what was freed: blocks freed at some moment are reused only when every read that began
+//! before has ended.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use parking_lot::Mutex;
+use varve_format::Run;
+
+/// Blocks on their way back.
+#[derive(Clone, Copy, Debug)]
+pub struct Retired {
+    /// Which.
+    pub run: Run,
+    /// Whether the books count them as held; pages of arrays have room of their own.
+    pub counted: bool,
+}
+
+/// Readers by the epoch in which they began, and freed runs by the epoch in which they were retired.
+#[derive(Default)]
+pub struct Readers {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    epoch: u64,
+    active: BTreeMap<u64, usize>,
+    retired: VecDeque<(u64, Vec<Retired>)>,
+}
+
+impl Readers {
+    /// A read begins; pass what comes back to [`Readers::leave`].
+    pub fn enter(&self) -> u64 {
+        let mut inner = self.inner.lock();
+        let epoch = inner.epoch;
+        *inner.active.entry(epoch).or_insert(0) += 1;
+        epoch
+    }
+    /// It has ended.
+    pub fn leave(&self, epoch: u64) {
+        let mut inner = self.inner.lock();
+        if let Some(n) = inner.active.get_mut(&epoch) {
+            *n -= 1;
+            if *n == 0 {
+                inner.active.remove(&epoch);
+            }
+        }
+    }
+    /// These blocks are free as soon as every read that has begun by now has ended.
+    pub fn retire(&self, runs: Vec<Retired>) {
+        if runs.is_empty() {
+            return;
+        }
+        let mut inner = self.inner.lock();
+        let epoch = inner.epoch;
+        inner.epoch += 1;
+        inner.retired.push_back((epoch, runs));
+    }
+    /// Runs that nobody reads any more.
+    pub fn drain(&self) -> Vec<Retired> {
+        let mut inner = self.inner.lock();
+        let oldest = inner.active.keys().next().copied().unwrap_or(u64::MAX);
+        let mut out = Vec::new();
+        while inner.retired.front().is_some_and(|(epoch, _)| *epoch < oldest) {
+            out.extend(inner.retired.pop_front().expect("just looked at").1);
+        }
+        out
+    }
+}

@@ -1,0 +1,76 @@
+//! B+-trees of one-block nodes, kept decoded and shared by `Arc`.
+//!
+//! A tree is a value: cloning its root gives a picture that never changes. Writers hold the apply mutex; they clone
+//! a node only when a reader or the running checkpoint still holds it, or when it became dirty in an older checkpoint
+//! generation. Nothing here does I/O under that mutex: what is not resident is reported as [`Miss`], fetched
+//! outside and tried again.
+
+mod cursor;
+mod mutate;
+pub mod node;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use quick_cache::sync::Cache;
+use varve_format::TreeId;
+use varve_format::root::NodePtr;
+
+use crate::EngineError;
+use node::{Link, Node};
+
+pub use mutate::{Forecast, Mutation, Replaced};
+
+/// A tree: its root and height.
+#[derive(Clone)]
+pub struct Tree {
+    /// Which.
+    pub id: TreeId,
+    /// 0 when empty.
+    pub height: u8,
+    /// None when empty.
+    pub root: Option<Link>,
+}
+
+impl Tree {
+    /// An empty tree.
+    pub fn empty(id: TreeId) -> Tree {
+        Tree { id, height: 0, root: None }
+    }
+}
+
+/// A node that is needed and not in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Miss {
+    /// Where it is.
+    pub ptr: NodePtr,
+    /// The tree it must belong to.
+    pub tree: TreeId,
+    /// The level it must have.
+    pub level: u8,
+}
+
+/// Clean nodes by the address of their first copy.
+pub type NodeCache = Cache<u64, Arc<Node>>;
+
+/// Nodes held so that the cache cannot drop them between fetching and applying.
+pub type Pins = HashMap<u64, Arc<Node>>;
+
+/// Fetches nodes; may do I/O.
+pub trait NodeSource {
+    /// The node a miss asks for.
+    fn load(&self, miss: Miss) -> Result<Arc<Node>, EngineError>;
+}
+
+/// The node behind `link` if it is in memory.
+pub fn resident(link: &Link, cache: &NodeCache, pins: &Pins) -> Option<Arc<Node>> {
+    match link {
+        Link::Mem(node) => Some(node.clone()),
+        Link::Disk(ptr) => {
+            let key = ptr.addr[0].0;
+            cache.get(&key).or_else(|| pins.get(&key).cloned())
+        }
+    }
+}

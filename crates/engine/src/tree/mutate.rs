@@ -1,0 +1,414 @@
+//! Changing a tree under the apply mutex: prepare (count what will become dirty, find what is missing), then put and
+//! delete. Everything on the paths is resident by then.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use varve_format::node::{ENTRY_OVERHEAD_BYTES, common_prefix};
+use varve_format::root::{NODE_PTR_BYTES, NodePtr};
+use varve_format::{BLOCK_BYTES, KEY_BYTES_MAX};
+
+use super::node::{Body, Interior, Key, Leaf, Link, Node};
+use super::{Miss, NodeCache, Pins, Tree, resident};
+
+/// A node of an earlier state that the present one no longer refers to.
+pub enum Replaced {
+    /// On disk here.
+    At(NodePtr),
+    /// Still to be written by the checkpoint that runs now; its location is known when that ends.
+    Frozen(Arc<Node>),
+}
+
+/// What a group of changes works on, and what it has done.
+pub struct Mutation<'a> {
+    /// The checkpoint generation that dirty nodes belong to.
+    pub generation: u64,
+    /// Clean nodes.
+    pub cache: &'a NodeCache,
+    /// Clean nodes that were fetched for this transaction.
+    pub pins: &'a Pins,
+    /// Nodes that went out of use.
+    pub replaced: &'a mut Vec<Replaced>,
+    /// Change of the number of dirty nodes.
+    pub dirty_delta: i64,
+}
+
+/// What a transaction will need at most.
+#[derive(Default, Clone, Copy, Debug)]
+pub struct Forecast {
+    /// Clean nodes that become dirty.
+    pub dirtied: u64,
+    /// Nodes that splits may add.
+    pub added: u64,
+}
+
+const INTERIOR_ENTRY_BYTES_MAX: usize = ENTRY_OVERHEAD_BYTES + KEY_BYTES_MAX + NODE_PTR_BYTES;
+
+impl Tree {
+    /// Adds to `forecast` what putting `entry_bytes` (key and value) at `key`, or deleting it (`None`), will need.
+    /// Nodes are counted once a `stamp`. Returns whether `key` exists now.
+    pub fn prepare(
+        &self,
+        key: &[u8],
+        entry_bytes: Option<usize>,
+        generation: u64,
+        stamp: u64,
+        cache: &NodeCache,
+        pins: &Pins,
+        forecast: &mut Forecast,
+    ) -> Result<bool, Miss> {
+        let Some(root) = &self.root else {
+            if entry_bytes.is_some() {
+                // Every put of this transaction may open a leaf of its own in the worst case; one is the rule.
+                forecast.added += 1;
+            }
+            return Ok(false);
+        };
+        let mut level = self.height - 1;
+        let mut path: [Option<Arc<Node>>; varve_format::node::HEIGHT_MAX as usize] = Default::default();
+        let mut node = resident(root, cache, pins).ok_or_else(|| miss(self, root, level))?;
+        loop {
+            let next = match &node.body {
+                Body::Leaf(leaf) => {
+                    let exists = leaf.find(key).is_ok();
+                    if exists || entry_bytes.is_some() {
+                        self.count(&node, key, &path, entry_bytes, generation, stamp, forecast);
+                    }
+                    return Ok(exists);
+                }
+                Body::Interior(n) => {
+                    let child = &n.children[n.child_index(key)];
+                    level -= 1;
+                    resident(child, cache, pins).ok_or_else(|| miss(self, child, level))?
+                }
+            };
+            path[level as usize + 1] = Some(std::mem::replace(&mut node, next));
+        }
+    }
+
+    fn count(
+        &self,
+        leaf: &Arc<Node>,
+        key: &[u8],
+        path: &[Option<Arc<Node>>],
+        entry_bytes: Option<usize>,
+        generation: u64,
+        stamp: u64,
+        forecast: &mut Forecast,
+    ) {
+        for node in path.iter().flatten().chain([leaf]) {
+            if node.stamp.swap(stamp, Relaxed) != stamp {
+                node.incoming_bytes.store(0, Relaxed);
+                forecast.dirtied += u64::from(node.generation != generation);
+            }
+        }
+        let Some(bytes) = entry_bytes else {
+            // Joining a small node with its left neighbour makes that one dirty.
+            let small = |n: &&Arc<Node>| n.encoded_bytes() <= BLOCK_BYTES / 2;
+            forecast.dirtied += path.iter().flatten().chain([leaf]).filter(small).count() as u64;
+            return;
+        };
+        // A key that does not share the common prefix makes every other one longer.
+        let mut add = bytes + ENTRY_OVERHEAD_BYTES + leaf.prefix_growth(Some(key));
+        let mut above = 0;
+        for node in [leaf].into_iter().chain(path.iter().flatten()) {
+            let incoming = node.incoming_bytes.fetch_add(add as u32, Relaxed) as usize + add;
+            let before = incoming - add;
+            let over = |incoming: usize| (node.encoded_bytes() + incoming).saturating_sub(1) / BLOCK_BYTES;
+            let splits = over(incoming) - over(before).min(over(incoming));
+            if splits == 0 {
+                return;
+            }
+            forecast.added += 2 * splits as u64;
+            add = INTERIOR_ENTRY_BYTES_MAX * 2 * splits;
+            above += 1;
+            if let Some(parent) = path.iter().flatten().nth(above - 1) {
+                add += parent.prefix_growth(None);
+            }
+        }
+        forecast.added += 1; // a new root
+    }
+
+    /// Puts `value` at `key`. [`Tree::prepare`] has succeeded for it.
+    pub fn put(&mut self, m: &mut Mutation<'_>, key: &[u8], value: &[u8]) {
+        match &mut self.root {
+            None => {
+                let mut leaf = Leaf::default();
+                leaf.put(key, value);
+                self.root = Some(m.add(Body::Leaf(leaf)));
+                self.height = 1;
+            }
+            Some(root) => {
+                let mut right = m.put_below(root, key, value);
+                while !right.is_empty() {
+                    let mut top =
+                        Interior { level: self.height, keys: vec![Key::EMPTY], children: Vec::new() };
+                    top.children.push(self.root.take().expect("the root was there a moment ago"));
+                    for (key, link) in right.drain(..) {
+                        top.keys.push(key);
+                        top.children.push(link);
+                    }
+                    let (body, more) = m.split_interior(top);
+                    self.root = Some(m.add(body));
+                    self.height += 1;
+                    right = more;
+                }
+            }
+        }
+    }
+
+    /// Removes `key`, which exists. [`Tree::prepare`] has succeeded for it.
+    pub fn delete(&mut self, m: &mut Mutation<'_>, key: &[u8]) {
+        let Some(root) = &mut self.root else { return };
+        if m.delete_below(root, key) {
+            let gone = self.root.take().expect("the root was there a moment ago");
+            m.forget(gone);
+            self.height = 0;
+            return;
+        }
+        // A root with a single child gives way to it.
+        while let Some(Link::Mem(node)) = &self.root
+            && let Body::Interior(n) = &node.body
+            && n.children.len() == 1
+        {
+            let child = n.children[0].clone();
+            let old = self.root.replace(child).expect("just matched");
+            m.forget(old);
+            self.height -= 1;
+        }
+    }
+
+    /// Replaces written nodes that are still held in memory by pointers to disk, so that only the cache holds them.
+    /// `settle` takes each of them on the way. Only nodes that are dirty now are walked.
+    pub fn let_go(&mut self, generation: u64) {
+        if let Some(root) = &mut self.root {
+            let_go_below(root, generation);
+        }
+    }
+}
+
+fn let_go_below(link: &mut Link, generation: u64) {
+    let Link::Mem(node) = link else { return };
+    if let Some(ptr) = node.location.get() {
+        *link = Link::Disk(*ptr);
+        return;
+    }
+    if node.generation != generation || node.level() == 0 {
+        return;
+    }
+    let Body::Interior(n) = &node.body else { return };
+    let settled = |l: &Link| matches!(l, Link::Mem(c) if c.location.get().is_some() || c.level() > 0);
+    if !n.children.iter().any(settled) {
+        return;
+    }
+    if Arc::get_mut(node).is_none() {
+        // A reader holds it: leave that one alone and go on with a copy.
+        *node = Arc::new(Node::new(generation, node.body.clone()));
+    }
+    let node = Arc::get_mut(node).expect("no other holder: it was just copied, and the apply mutex is held");
+    if let Body::Interior(n) = &mut node.body {
+        n.children.iter_mut().for_each(|c| let_go_below(c, generation));
+    }
+}
+
+fn miss(tree: &Tree, link: &Link, level: u8) -> Miss {
+    match link {
+        Link::Disk(ptr) => Miss { ptr: *ptr, tree: tree.id, level },
+        Link::Mem(_) => unreachable!("nodes in memory are resident"),
+    }
+}
+
+/// The shortest key that is above `left` and at most `right`.
+fn separator(left: &[u8], right: &[u8]) -> Key {
+    Key::new(&right[..(common_prefix(left, right) + 1).min(right.len())])
+}
+
+impl Mutation<'_> {
+    fn add(&mut self, body: Body) -> Link {
+        self.dirty_delta += 1;
+        Link::Mem(Arc::new(Node::new(self.generation, body)))
+    }
+
+    /// A node goes out of use.
+    fn forget(&mut self, link: Link) {
+        match link {
+            Link::Disk(ptr) => self.replaced.push(Replaced::At(ptr)),
+            Link::Mem(node) if node.generation == self.generation && node.location.get().is_none() => {
+                self.dirty_delta -= 1;
+            }
+            Link::Mem(node) => self.replaced.push(replaced(&node)),
+        }
+    }
+
+    /// The node behind `link`, dirty in this generation and held by nobody else.
+    fn writable<'l>(&mut self, link: &'l mut Link) -> &'l mut Node {
+        if let Link::Disk(_) = link {
+            let node = resident(link, self.cache, self.pins).expect("prepared paths are resident");
+            *link = Link::Mem(node);
+        }
+        let Link::Mem(node) = link else { unreachable!("just made resident") };
+        if node.generation != self.generation || node.location.get().is_some() {
+            self.replaced.push(replaced(node));
+            self.dirty_delta += 1;
+            *node = Arc::new(Node::new(self.generation, node.body.clone()));
+        } else if Arc::get_mut(node).is_none() {
+            *node = Arc::new(Node::new(self.generation, node.body.clone()));
+        }
+        Arc::get_mut(node).expect("no other holder: it was just copied, and the apply mutex is held")
+    }
+
+    fn put_below(&mut self, link: &mut Link, key: &[u8], value: &[u8]) -> Vec<(Key, Link)> {
+        let node = self.writable(link);
+        match &mut node.body {
+            Body::Leaf(leaf) => {
+                let at = leaf.put(key, value);
+                if leaf.encoded_bytes() <= BLOCK_BYTES {
+                    return Vec::new();
+                }
+                let appended = at + 1 == leaf.len() && leaf.len() > 1;
+                let from = if appended { at } else { leaf.middle() };
+                let right = leaf.split_off(from);
+                let mut out = Vec::new();
+                self.split_leaf(leaf, right, &mut out);
+                out
+            }
+            Body::Interior(n) => {
+                let i = n.child_index(key);
+                let right = self.put_below(&mut n.children[i], key, value);
+                if right.is_empty() {
+                    return right;
+                }
+                for (k, (key, link)) in right.into_iter().enumerate() {
+                    n.keys.insert(i + 1 + k, key);
+                    n.children.insert(i + 1 + k, link);
+                }
+                if n.encoded_bytes() <= BLOCK_BYTES {
+                    return Vec::new();
+                }
+                let whole =
+                    std::mem::replace(n, Interior { level: n.level, keys: Vec::new(), children: Vec::new() });
+                let (Body::Interior(left), out) = self.split_interior(whole) else {
+                    unreachable!("splitting an interior node gives interior nodes")
+                };
+                *n = left;
+                out
+            }
+        }
+    }
+
+    /// Hands out `right` (and whatever else does not fit) as new nodes to the right of `left`.
+    fn split_leaf(&mut self, left: &mut Leaf, mut right: Leaf, out: &mut Vec<(Key, Link)>) {
+        if left.encoded_bytes() > BLOCK_BYTES {
+            let from = left.middle();
+            let more = left.split_off(from);
+            self.split_leaf(left, more, out);
+        }
+        let key = separator(left_last(left, out), right.key(0));
+        let at = out.len();
+        if right.encoded_bytes() > BLOCK_BYTES {
+            let from = right.middle();
+            let rest = right.split_off(from);
+            let mut more = Vec::new();
+            self.split_leaf(&mut right, rest, &mut more);
+            out.extend(more);
+        }
+        let link = self.add(Body::Leaf(right));
+        out.insert(at, (key, link));
+    }
+
+    /// Splits an interior node until every part fits; the first part comes back as a body.
+    fn split_interior(&mut self, mut node: Interior) -> (Body, Vec<(Key, Link)>) {
+        let mut out = Vec::new();
+        while node.encoded_bytes() > BLOCK_BYTES {
+            let from = node.keys.len() / 2;
+            let (key, right) = node.split_off(from);
+            let (body, more) = self.split_interior(right);
+            let link = self.add(body);
+            let mut next = vec![(key, link)];
+            next.extend(more);
+            next.append(&mut out);
+            out = next;
+        }
+        (Body::Interior(node), out)
+    }
+
+    /// Deletes below `link`; true when it is empty now and must go.
+    fn delete_below(&mut self, link: &mut Link, key: &[u8]) -> bool {
+        let node = self.writable(link);
+        match &mut node.body {
+            Body::Leaf(leaf) => {
+                if let Ok(i) = leaf.find(key) {
+                    leaf.remove(i);
+                }
+                leaf.len() == 0
+            }
+            Body::Interior(n) => {
+                let i = n.child_index(key);
+                if self.delete_below(&mut n.children[i], key) {
+                    let gone = n.remove(i);
+                    self.forget(gone);
+                } else {
+                    self.merge_around(n, i);
+                }
+                n.children.is_empty()
+            }
+        }
+    }
+
+    /// Joins child `i` with a neighbour when it is small and both fit one node with room to spare.
+    fn merge_around(&mut self, n: &mut Interior, i: usize) {
+        let Link::Mem(child) = &n.children[i] else { return };
+        let bytes = child.encoded_bytes();
+        if bytes > BLOCK_BYTES / 3 {
+            return;
+        }
+        for (left, right) in [(i, i + 1), (i.wrapping_sub(1), i)] {
+            if left >= n.children.len() || right >= n.children.len() {
+                continue;
+            }
+            let other = if left == i { right } else { left };
+            // A neighbour that is not in memory is not worth a read.
+            let Some(neighbour) = resident(&n.children[other], self.cache, self.pins) else { continue };
+            let slack = KEY_BYTES_MAX * 4;
+            if bytes + neighbour.encoded_bytes() + slack > BLOCK_BYTES * 3 / 4 {
+                continue;
+            }
+            let separator = n.keys[right];
+            let gone = n.remove(right);
+            let survivor = self.writable(&mut n.children[left]);
+            let right_node = match &gone {
+                Link::Mem(node) => node.clone(),
+                Link::Disk(_) => neighbour,
+            };
+            match (&mut survivor.body, &right_node.body) {
+                (Body::Leaf(l), Body::Leaf(r)) => l.absorb(r),
+                (Body::Interior(l), Body::Interior(r)) => {
+                    l.keys.push(separator);
+                    l.keys.extend_from_slice(&r.keys[1..]);
+                    l.children.extend(r.children.iter().cloned());
+                }
+                _ => unreachable!("neighbours have the same level"),
+            }
+            drop(right_node);
+            self.forget(gone);
+            return;
+        }
+    }
+}
+
+fn left_last<'k>(left: &'k Leaf, out: &'k [(Key, Link)]) -> &'k [u8] {
+    match out.last() {
+        Some((_, Link::Mem(node))) => match &node.body {
+            Body::Leaf(l) => l.key(l.len() - 1),
+            Body::Interior(_) => &[],
+        },
+        _ => left.key(left.len() - 1),
+    }
+}
+
+fn replaced(node: &Arc<Node>) -> Replaced {
+    match node.location.get() {
+        Some(ptr) => Replaced::At(*ptr),
+        None => Replaced::Frozen(node.clone()),
+    }
+}

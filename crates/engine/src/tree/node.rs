@@ -1,0 +1,390 @@
+//! A node in memory: leaf or interior, shared by `Arc`, never changed while a reader or a checkpoint holds it.
+//!
+//! Invariants: keys strictly ascending; an interior node's first key is empty ("everything below the second");
+//! `location` is set exactly when the node's present content is on disk there.
+
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, OnceLock};
+
+use varve_format::codec::Reader;
+use varve_format::node::{self, NodeHeader, NodeView, common_prefix, encoded_bytes};
+use varve_format::root::{NODE_PTR_BYTES, NodePtr};
+use varve_format::{BLOCK_BYTES, Corrupt, KEY_BYTES_MAX};
+
+/// How an interior node holds a child.
+#[derive(Clone)]
+pub enum Link {
+    /// On disk, perhaps in the cache.
+    Disk(NodePtr),
+    /// In memory: dirty, or written and not yet let go.
+    Mem(Arc<Node>),
+}
+
+/// A node.
+pub struct Node {
+    /// The checkpoint generation in which it last became dirty; 0 when it was read from disk.
+    pub generation: u64,
+    /// Where this content is on disk, once it is.
+    pub location: OnceLock<NodePtr>,
+    /// Last transaction whose preparation counted it. Only touched under the apply mutex.
+    pub stamp: AtomicU64,
+    /// Bytes that transaction will add to it.
+    pub incoming_bytes: AtomicU32,
+    /// What it holds.
+    pub body: Body,
+}
+
+/// What a node holds.
+#[derive(Clone)]
+pub enum Body {
+    /// Entries.
+    Leaf(Leaf),
+    /// Children.
+    Interior(Interior),
+}
+
+impl Node {
+    /// A dirty node of `generation`.
+    pub fn new(generation: u64, body: Body) -> Node {
+        Node {
+            generation,
+            location: OnceLock::new(),
+            stamp: AtomicU64::new(0),
+            incoming_bytes: AtomicU32::new(0),
+            body,
+        }
+    }
+
+    /// A clean node at `ptr`.
+    pub fn clean(ptr: NodePtr, body: Body) -> Node {
+        let node = Node::new(0, body);
+        let _ = node.location.set(ptr);
+        node
+    }
+
+    /// 0 for a leaf.
+    pub fn level(&self) -> u8 {
+        match &self.body {
+            Body::Leaf(_) => 0,
+            Body::Interior(n) => n.level,
+        }
+    }
+
+    /// Bytes it takes on disk, without padding.
+    pub fn encoded_bytes(&self) -> usize {
+        match &self.body {
+            Body::Leaf(l) => l.encoded_bytes(),
+            Body::Interior(n) => n.encoded_bytes(),
+        }
+    }
+
+    /// Bytes by which it may grow because `key` (or any key) comes in that does not share the common prefix.
+    pub fn prefix_growth(&self, key: Option<&[u8]>) -> usize {
+        match (&self.body, key) {
+            (Body::Leaf(l), Some(key)) if l.len() > 0 => {
+                let prefix = common_prefix(l.key(0), l.key(l.len() - 1));
+                l.len() * (prefix - common_prefix(&l.key(0)[..prefix], key))
+            }
+            (Body::Leaf(_), _) => 0,
+            (Body::Interior(n), _) => n.keys.len() * n.prefix_len(),
+        }
+    }
+
+    /// Encodes it into a block. Children in memory must have their location.
+    pub fn encode(&self, header: NodeHeader, out: &mut [u8]) {
+        match &self.body {
+            Body::Leaf(l) => {
+                let n = l.len();
+                let prefix =
+                    if n == 0 { &[][..] } else { &l.key(0)[..common_prefix(l.key(0), l.key(n - 1))] };
+                node::encode(header, prefix, (0..n).map(|i| (l.key(i), l.value(i))), out);
+            }
+            Body::Interior(n) => {
+                let mut values = Vec::with_capacity(n.children.len() * NODE_PTR_BYTES);
+                for child in &n.children {
+                    match child {
+                        Link::Disk(ptr) => ptr.encode(&mut values),
+                        Link::Mem(node) => {
+                            node.location
+                                .get()
+                                .expect("children are written before their parent")
+                                .encode(&mut values);
+                        }
+                    }
+                }
+                let first = n.prefix();
+                let prefix = &first.as_slice()[..n.prefix_len()];
+                let entries =
+                    n.keys.iter().zip(values.chunks_exact(NODE_PTR_BYTES)).map(|(k, v)| (k.as_slice(), v));
+                node::encode(header, prefix, entries, out);
+            }
+        }
+    }
+
+    /// Decodes a block that has passed its checksum.
+    pub fn decode(block: &[u8], ptr: NodePtr) -> Result<(NodeHeader, Node), Corrupt> {
+        let view = node::decode(block)?;
+        let header = view.header;
+        let body = if header.level == 0 {
+            Body::Leaf(Leaf::from_view(block, &view))
+        } else {
+            Body::Interior(Interior::from_view(block, &view)?)
+        };
+        Ok((header, Node::clean(ptr, body)))
+    }
+}
+
+/// A key, inline.
+#[derive(Clone, Copy)]
+pub struct Key {
+    len: u8,
+    bytes: [u8; KEY_BYTES_MAX],
+}
+
+impl Key {
+    /// The empty key.
+    pub const EMPTY: Key = Key { len: 0, bytes: [0; KEY_BYTES_MAX] };
+    /// A copy of `key`, at most [`KEY_BYTES_MAX`] long.
+    pub fn new(key: &[u8]) -> Key {
+        let mut bytes = [0; KEY_BYTES_MAX];
+        bytes[..key.len()].copy_from_slice(key);
+        Key { len: key.len() as u8, bytes }
+    }
+    /// Its bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..self.len as usize]
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    at: u16,
+    key_len: u8,
+    value_len: u16,
+}
+
+/// Sorted entries: slots in key order over a heap of bytes.
+#[derive(Clone, Default)]
+pub struct Leaf {
+    slots: Vec<Slot>,
+    heap: Vec<u8>,
+    /// Sum of key and value lengths.
+    live_bytes: usize,
+}
+
+impl Leaf {
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+    /// Key of entry `i`.
+    pub fn key(&self, i: usize) -> &[u8] {
+        let s = self.slots[i];
+        &self.heap[s.at as usize..s.at as usize + s.key_len as usize]
+    }
+    /// Value of entry `i`.
+    pub fn value(&self, i: usize) -> &[u8] {
+        let s = self.slots[i];
+        let start = s.at as usize + s.key_len as usize;
+        &self.heap[start..start + s.value_len as usize]
+    }
+    /// Where `key` is, or where it would be.
+    pub fn find(&self, key: &[u8]) -> Result<usize, usize> {
+        let (mut lo, mut hi) = (0, self.slots.len());
+        while lo < hi {
+            let mid = (lo + hi) / 2;
+            match self.key(mid).cmp(key) {
+                std::cmp::Ordering::Less => lo = mid + 1,
+                std::cmp::Ordering::Greater => hi = mid,
+                std::cmp::Ordering::Equal => return Ok(mid),
+            }
+        }
+        Err(lo)
+    }
+    /// Puts an entry and says where.
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> usize {
+        let need = key.len() + value.len();
+        if self.heap.len() + need > 2 * BLOCK_BYTES {
+            self.compact();
+        }
+        match self.find(key) {
+            Ok(i) => {
+                let s = self.slots[i];
+                let old = s.value_len as usize;
+                if value.len() <= old {
+                    let start = s.at as usize + s.key_len as usize;
+                    self.heap[start..start + value.len()].copy_from_slice(value);
+                    self.slots[i].value_len = value.len() as u16;
+                } else {
+                    self.slots[i] = self.append(key, value);
+                }
+                self.live_bytes = self.live_bytes + value.len() - old;
+                i
+            }
+            Err(i) => {
+                let slot = self.append(key, value);
+                self.slots.insert(i, slot);
+                self.live_bytes += need;
+                i
+            }
+        }
+    }
+    fn append(&mut self, key: &[u8], value: &[u8]) -> Slot {
+        let at = self.heap.len() as u16;
+        self.heap.extend_from_slice(key);
+        self.heap.extend_from_slice(value);
+        Slot { at, key_len: key.len() as u8, value_len: value.len() as u16 }
+    }
+    /// Removes entry `i`.
+    pub fn remove(&mut self, i: usize) {
+        let s = self.slots.remove(i);
+        self.live_bytes -= s.key_len as usize + s.value_len as usize;
+    }
+    fn compact(&mut self) {
+        let mut heap = Vec::with_capacity(self.live_bytes + BLOCK_BYTES / 2);
+        for s in &mut self.slots {
+            let at = heap.len() as u16;
+            let len = s.key_len as usize + s.value_len as usize;
+            heap.extend_from_slice(&self.heap[s.at as usize..s.at as usize + len]);
+            s.at = at;
+        }
+        self.heap = heap;
+    }
+    /// Bytes on disk.
+    pub fn encoded_bytes(&self) -> usize {
+        let n = self.len();
+        let prefix = if n == 0 { 0 } else { common_prefix(self.key(0), self.key(n - 1)) };
+        encoded_bytes(n, n, self.live_bytes, prefix)
+    }
+    /// Moves entries `from..` into a new leaf.
+    pub fn split_off(&mut self, from: usize) -> Leaf {
+        let mut right = Leaf::default();
+        for i in from..self.len() {
+            let slot = right.append(self.key(i), self.value(i));
+            right.live_bytes += slot.key_len as usize + slot.value_len as usize;
+            right.slots.push(slot);
+        }
+        self.slots.truncate(from);
+        self.live_bytes -= right.live_bytes;
+        self.compact();
+        right
+    }
+    /// The entry at which to split into halves of about equal bytes: at least 1, less than `len`.
+    pub fn middle(&self) -> usize {
+        let mut sum = 0;
+        for (i, s) in self.slots.iter().enumerate() {
+            sum += s.key_len as usize + s.value_len as usize;
+            if sum * 2 >= self.live_bytes {
+                return (i + 1).clamp(1, self.len() - 1);
+            }
+        }
+        self.len() - 1
+    }
+    /// Appends all entries of `right`, whose keys are larger.
+    pub fn absorb(&mut self, right: &Leaf) {
+        if self.heap.len() + right.live_bytes > 2 * BLOCK_BYTES {
+            self.compact();
+        }
+        for i in 0..right.len() {
+            let slot = self.append(right.key(i), right.value(i));
+            self.live_bytes += slot.key_len as usize + slot.value_len as usize;
+            self.slots.push(slot);
+        }
+    }
+    fn from_view(block: &[u8], view: &NodeView) -> Leaf {
+        let prefix = &block[node::NODE_HEADER_BYTES..node::NODE_HEADER_BYTES + view.prefix_len];
+        let bytes = view.entries.iter().map(|e| prefix.len() + e.suffix_len + e.value_len).sum();
+        let mut leaf = Leaf {
+            slots: Vec::with_capacity(view.entries.len()),
+            heap: Vec::with_capacity(bytes),
+            live_bytes: bytes,
+        };
+        for e in &view.entries {
+            leaf.slots.push(Slot {
+                at: leaf.heap.len() as u16,
+                key_len: (prefix.len() + e.suffix_len) as u8,
+                value_len: e.value_len as u16,
+            });
+            leaf.heap.extend_from_slice(prefix);
+            leaf.heap.extend_from_slice(&block[e.suffix..e.suffix + e.suffix_len]);
+            leaf.heap.extend_from_slice(&block[e.value..e.value + e.value_len]);
+        }
+        leaf
+    }
+}
+
+/// Children in key order.
+#[derive(Clone)]
+pub struct Interior {
+    /// At least 1.
+    pub level: u8,
+    /// Lowest key of each child; the first is empty.
+    pub keys: Vec<Key>,
+    /// As many as keys.
+    pub children: Vec<Link>,
+}
+
+impl Interior {
+    /// The child that holds `key`.
+    pub fn child_index(&self, key: &[u8]) -> usize {
+        let (mut lo, mut hi) = (1, self.keys.len());
+        while lo < hi {
+            let mid = (lo + hi) / 2;
+            if self.keys[mid].as_slice() <= key { lo = mid + 1 } else { hi = mid }
+        }
+        lo - 1
+    }
+    fn prefix(&self) -> Key {
+        self.keys.get(1).copied().unwrap_or(Key::EMPTY)
+    }
+    fn prefix_len(&self) -> usize {
+        match self.keys.len() {
+            0 | 1 => 0,
+            n => common_prefix(self.keys[1].as_slice(), self.keys[n - 1].as_slice()),
+        }
+    }
+    /// Bytes on disk.
+    pub fn encoded_bytes(&self) -> usize {
+        let n = self.keys.len();
+        let key_bytes: usize = self.keys.iter().map(|k| k.len as usize).sum();
+        encoded_bytes(n, n.saturating_sub(1), key_bytes + n * NODE_PTR_BYTES, self.prefix_len())
+    }
+    /// Moves children `from..` into a new node; returns the key that separates them too.
+    pub fn split_off(&mut self, from: usize) -> (Key, Interior) {
+        let mut keys = self.keys.split_off(from);
+        let separator = std::mem::replace(&mut keys[0], Key::EMPTY);
+        (separator, Interior { level: self.level, keys, children: self.children.split_off(from) })
+    }
+    /// Removes child `i`.
+    pub fn remove(&mut self, i: usize) -> Link {
+        self.keys.remove(i);
+        if let Some(first) = self.keys.first_mut() {
+            *first = Key::EMPTY;
+        }
+        self.children.remove(i)
+    }
+    fn from_view(block: &[u8], view: &NodeView) -> Result<Interior, Corrupt> {
+        let prefix = &block[node::NODE_HEADER_BYTES..node::NODE_HEADER_BYTES + view.prefix_len];
+        let mut out = Interior {
+            level: view.header.level,
+            keys: Vec::with_capacity(view.entries.len() + 1),
+            children: Vec::with_capacity(view.entries.len() + 1),
+        };
+        for (i, e) in view.entries.iter().enumerate() {
+            let mut key = Key::EMPTY;
+            if i > 0 {
+                key.len = (prefix.len() + e.suffix_len) as u8;
+                key.bytes[..prefix.len()].copy_from_slice(prefix);
+                key.bytes[prefix.len()..prefix.len() + e.suffix_len]
+                    .copy_from_slice(&block[e.suffix..e.suffix + e.suffix_len]);
+            }
+            let ptr = NodePtr::decode(&mut Reader::new(&block[e.value..e.value + e.value_len]))?;
+            if ptr.is_null() {
+                return Err(Corrupt { what: "interior node with a null child", at: e.value });
+            }
+            out.keys.push(key);
+            out.children.push(Link::Disk(ptr));
+        }
+        Ok(out)
+    }
+}
