@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::args::CheckArgs;
-use crate::{Outcome, pool};
+use crate::{Outcome, pool, show};
 
 /// The report of `--json`.
 #[derive(Serialize)]
@@ -43,31 +43,34 @@ pub fn run(args: &CheckArgs) -> Result<Outcome> {
         elapsed_ns: u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX),
     };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        show(&format!("{}\n", serde_json::to_string_pretty(&report)?))?;
     } else {
-        print(&report, pool::describe_recovery(&recovery).as_deref());
+        show(&describe(&report, pool::describe_recovery(&recovery).as_deref()))?;
     }
     Ok(if report.problems.is_empty() { Outcome::Done } else { Outcome::ProblemsFound })
 }
 
-fn print(report: &Report, recovery: Option<&str>) {
-    if let Some(text) = recovery {
-        println!("{}: {text} (in memory only, for this check)", report.pool);
+/// For people.
+fn describe(report: &Report, recovery: Option<&str>) -> String {
+    let pool = &report.pool;
+    let mut text = String::new();
+    if let Some(recovery) = recovery {
+        text.push_str(&format!("{pool}: {recovery} (in memory only, for this check)\n"));
     }
     for problem in &report.problems {
-        println!("{}: {problem}", report.pool);
+        text.push_str(&format!("{pool}: {problem}\n"));
     }
     let verdict = match report.problems_count {
         0 => "no problems".to_owned(),
         1 => "1 problem".to_owned(),
         count => format!("{count} problems"),
     };
-    println!(
-        "{}: {verdict}; {} tree nodes, {} entries and {} blocks of data in {:.1} s",
-        report.pool,
+    text.push_str(&format!(
+        "{pool}: {verdict}; {} tree nodes, {} entries and {} blocks of data in {:.1} s\n",
         report.nodes_count,
         report.entries_count,
         report.data_blocks_count,
         report.elapsed_ns as f64 / 1e9
-    );
+    ));
+    text
 }

@@ -18,7 +18,7 @@ use crate::args::CreateArgs;
 use crate::clock::SystemClock;
 use crate::pool::{POOL_BYTES_MIN, open_device};
 use crate::size::show_size;
-use crate::{Outcome, Usage};
+use crate::{Outcome, Usage, show};
 
 /// How much of each end of a file is looked at for something that is not zero, in bytes.
 const PROBE_BYTES: u64 = 1 << 20;
@@ -43,16 +43,16 @@ pub fn run(args: &CreateArgs) -> Result<Outcome> {
     }
     let created = create(args)?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&created)?);
+        show(&format!("{}\n", serde_json::to_string_pretty(&created)?))?;
     } else {
-        println!(
-            "created a pool of {} in {} (data {}, metadata {}, id {})",
+        show(&format!(
+            "created a pool of {} in {} (data {}, metadata {}, id {})\n",
             show_size(created.size_bytes),
             created.pool,
             created.data_profile,
             created.metadata_profile,
             created.pool_id
-        );
+        ))?;
     }
     Ok(Outcome::Done)
 }

@@ -32,7 +32,7 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         // Away from the terminal that started us, so that its end is not ours.
         rustix::process::setsid().context("cannot start a session")?;
     }
-    let pool = args.pool.canonicalize().with_context(|| format!("cannot use {}", args.pool.display()))?;
+    let pool = pool::resolve(&args.pool)?;
     let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let device = recorded(args, pool::open_device(&pool, mode)?)?;
     let (filesystem, recovery) = pool::open(
@@ -68,11 +68,10 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         Ok(mounted) => mounted,
         Err(error) => {
             // Recovery may have changed something: leave the pool closed.
-            let closed = filesystem.close();
-            return Err(error).context(match closed {
-                Ok(()) => "cannot mount".to_owned(),
-                Err(error) => format!("cannot mount, and closing the pool again failed ({error})"),
-            });
+            if let Err(error) = filesystem.close() {
+                tracing::warn!("closing {} again failed: {error}", pool.display());
+            }
+            return Err(error.into());
         }
     };
     let mountpoint = mounted.mountpoint().to_path_buf();

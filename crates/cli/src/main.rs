@@ -22,8 +22,10 @@ mod stats;
 mod sync;
 mod unmount;
 
+use std::io::Write;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Parser;
 
 use crate::args::{Cli, Command};
@@ -72,5 +74,16 @@ fn main() -> ExitCode {
             eprintln!("varve {name}: {error:#}");
             ExitCode::from(if error.is::<Usage>() { STATUS_USAGE } else { STATUS_FAILED })
         }
+    }
+}
+
+/// Writes to standard output. Somebody who has stopped reading (`| head`) is no error.
+pub fn show(text: &str) -> anyhow::Result<()> {
+    let mut output = std::io::stdout();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(error).context("cannot write to standard output")
+        }
+        _ => Ok(()),
     }
 }

@@ -29,9 +29,10 @@ impl Mount {
         self.filesystem_type == FILESYSTEM_TYPE
     }
 
-    /// Whether the process that served it is gone: the kernel answers every request for it "not connected".
+    /// Whether the process that served it is gone: the kernel answers every request for it "not connected". Asks for
+    /// the space, because attributes may come from the kernel's cache.
     pub fn is_dead(&self) -> bool {
-        matches!(self.mountpoint.symlink_metadata(), Err(error) if is_not_connected(&error))
+        matches!(rustix::fs::statvfs(&self.mountpoint), Err(errno) if is_not_connected(&errno.into()))
     }
 }
 

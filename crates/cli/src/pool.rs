@@ -1,10 +1,10 @@
 //! Opening a pool's device, and a pool, with errors that say what to do next.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
-use varve_device::{Device, DeviceError, FileDevice, OpenMode};
+use varve_device::{Device, DeviceError, FileDevice, OpenMode, Operation};
 use varve_fs::{Filesystem, OpenOptions, RecoveryReport, StoreOptions};
 
 use crate::clock::SystemClock;
@@ -17,6 +17,13 @@ pub const POOL_BYTES_MIN: u64 = 64 << 20;
 /// Opens the file or block device `path`.
 pub fn open_device(path: &Path, mode: OpenMode) -> Result<FileDevice> {
     FileDevice::open(path, mode).map_err(|error| explain(path, &error))
+}
+
+/// The absolute path of a pool, as the kernel's table of mounts and messages show it.
+pub fn resolve(path: &Path) -> Result<PathBuf> {
+    path.canonicalize().map_err(|error| {
+        explain(path, &DeviceError::from_os(Operation::Open, path.display().to_string(), 0, 0, &error))
+    })
 }
 
 /// A device error with the next step, where there is one.

@@ -13,7 +13,7 @@ use varve_fs::Filesystem;
 use crate::args::StatsArgs;
 use crate::mountinfo::{self, Mount, MountTable};
 use crate::size::show_size;
-use crate::{Outcome, pool, sync};
+use crate::{Outcome, pool, show, sync};
 
 /// Everything.
 #[derive(Serialize, Deserialize)]
@@ -187,9 +187,9 @@ pub fn run(args: &StatsArgs) -> Result<Outcome> {
         }
     };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&stats)?);
+        show(&format!("{}\n", serde_json::to_string_pretty(&stats)?))?;
     } else {
-        print(&stats);
+        show(&describe(&stats))?;
     }
     Ok(Outcome::Done)
 }
@@ -202,12 +202,14 @@ fn find_mount<'a>(table: &'a MountTable, path: &Path) -> Option<&'a Mount> {
         .or_else(|| table.ours().find(|mount| mount.source == path))
 }
 
-fn print(stats: &Stats) {
+/// For people.
+fn describe(stats: &Stats) -> String {
+    let mut text = Lines::default();
     match &stats.mountpoint {
-        Some(place) => println!("{}, mounted at {place}", stats.pool),
-        None => println!("{}, not mounted", stats.pool),
+        Some(place) => text.line(format_args!("{}, mounted at {place}", stats.pool)),
+        None => text.line(format_args!("{}, not mounted", stats.pool)),
     }
-    println!("\nspace");
+    text.line(format_args!("\nspace"));
     for (name, bytes) in [
         ("total", stats.space.total_bytes),
         ("used", stats.space.used_bytes),
@@ -217,43 +219,65 @@ fn print(stats: &Stats) {
         ("protected", stats.space.protected_bytes),
         ("fixed", stats.space.fixed_bytes),
     ] {
-        println!("  {name:<12} {:>12}", show_size(bytes));
+        text.line(format_args!("  {name:<12} {:>12}", show_size(bytes)));
     }
-    println!("  {:<12} {:>12}", "files", stats.files_count);
+    text.line(format_args!("  {:<12} {:>12}", "files", stats.files_count));
     for device in &stats.devices {
-        println!("\ndevice {}", device.path);
-        println!("  {:<12} {:>12} {:>12}", "reads", device.reads_count, show_size(device.read_bytes));
-        println!("  {:<12} {:>12} {:>12}", "writes", device.writes_count, show_size(device.write_bytes));
-        println!(
+        text.line(format_args!("\ndevice {}", device.path));
+        text.line(format_args!(
+            "  {:<12} {:>12} {:>12}",
+            "reads",
+            device.reads_count,
+            show_size(device.read_bytes)
+        ));
+        text.line(format_args!(
+            "  {:<12} {:>12} {:>12}",
+            "writes",
+            device.writes_count,
+            show_size(device.write_bytes)
+        ));
+        text.line(format_args!(
             "  {:<12} {:>12} {:>12} on average",
             "flushes",
             device.flushes_count,
             show_ns(device.flush_latency.mean_ns)
-        );
-        println!("  {:<12} {:>12}", "errors", device.errors_count);
+        ));
+        text.line(format_args!("  {:<12} {:>12}", "errors", device.errors_count));
     }
-    println!("\nlog");
-    println!(
+    text.line(format_args!("\nlog"));
+    text.line(format_args!(
         "  {:<12} {:>12} {:>12}",
         "batches",
         stats.journal.batches_count,
         show_size(stats.journal.written_bytes)
-    );
-    println!("  {:<12} {:>12}", "waiters", stats.journal.waiters_count);
-    println!("  {:<12} {:>12}", "transactions", stats.transactions_count);
-    println!("\ntrees");
-    println!(
+    ));
+    text.line(format_args!("  {:<12} {:>12}", "waiters", stats.journal.waiters_count));
+    text.line(format_args!("  {:<12} {:>12}", "transactions", stats.transactions_count));
+    text.line(format_args!("\ntrees"));
+    text.line(format_args!(
         "  {:<12} {:>12} {:>12}",
         "checkpoints",
         stats.checkpoint.completed_count,
         show_size(stats.checkpoint.written_bytes)
-    );
-    println!("  {:<12} {:>12}", "dirty nodes", stats.nodes.dirty_count);
-    println!("  {:<12} {:>12}", "cached nodes", stats.nodes.cached_count);
+    ));
+    text.line(format_args!("  {:<12} {:>12}", "dirty nodes", stats.nodes.dirty_count));
+    text.line(format_args!("  {:<12} {:>12}", "cached nodes", stats.nodes.cached_count));
     if stats.no_space_count > 0 || stats.repaired_blocks_count > 0 {
-        println!("\nworth knowing");
-        println!("  {:<12} {:>12}", "out of space", stats.no_space_count);
-        println!("  {:<12} {:>12}", "repaired", stats.repaired_blocks_count);
+        text.line(format_args!("\nworth knowing"));
+        text.line(format_args!("  {:<12} {:>12}", "out of space", stats.no_space_count));
+        text.line(format_args!("  {:<12} {:>12}", "repaired", stats.repaired_blocks_count));
+    }
+    text.0
+}
+
+/// Text that grows by lines.
+#[derive(Default)]
+struct Lines(String);
+
+impl Lines {
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        self.0.push_str(&line.to_string());
+        self.0.push('\n');
     }
 }
 

@@ -26,6 +26,8 @@ use crate::{Adapter, Health, Verbs};
 /// The type shown by mount(8).
 pub const FILESYSTEM_TYPE: &str = "fuse.varve";
 
+const FUSE_DEVICE: &str = "/dev/fuse";
+
 /// Kernel read-ahead of a file being read from start to end, in KiB. FUSE starts with 128.
 const READAHEAD_KIB: u32 = 1024;
 
@@ -50,29 +52,29 @@ pub struct MountOptions {
     pub threads: usize,
 }
 
-/// Why a mount did not come about, or ended badly.
+/// Why a mount did not come about, or ended badly. The texts hold their causes.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// `/dev/fuse` cannot be opened.
     #[error(
-        "cannot open /dev/fuse: {0}; load the fuse module (modprobe fuse), or give this container the device"
+        "cannot open {FUSE_DEVICE}: {0}; load the module (modprobe fuse), or have root give you the device"
     )]
     NoFuse(io::Error),
     /// The mount point cannot be used.
-    #[error("cannot use {path} as a mount point: {source}")]
+    #[error("cannot use {} as a mount point: {error}", path.display())]
     Mountpoint {
         /// Which.
         path: PathBuf,
         /// Why.
-        source: io::Error,
+        error: io::Error,
     },
     /// The kernel or `fusermount3` refused.
-    #[error("mounting at {path} failed: {source}")]
+    #[error("cannot mount at {}: {error}", path.display())]
     Mount {
         /// Where.
         path: PathBuf,
         /// Why.
-        source: io::Error,
+        error: io::Error,
     },
     /// Serving requests ended in an error.
     #[error("the connection to the kernel broke: {0}")]
@@ -94,7 +96,7 @@ impl Mounted {
         mountpoint: &Path,
         options: &MountOptions,
     ) -> Result<Mounted, MountError> {
-        let cannot_use = |source| MountError::Mountpoint { path: mountpoint.to_path_buf(), source };
+        let cannot_use = |error| MountError::Mountpoint { path: mountpoint.to_path_buf(), error };
         let mountpoint = mountpoint.canonicalize().map_err(cannot_use)?;
         let metadata = mountpoint.metadata().map_err(cannot_use)?;
         let health = Arc::new(Health::default());
@@ -105,6 +107,9 @@ impl Mounted {
         config.n_threads = Some(options.threads.max(1));
         config.clone_fd = true;
 
+        if !rustix::process::geteuid().is_root() {
+            OpenOptions::new().read(true).write(true).open(FUSE_DEVICE).map_err(MountError::NoFuse)?;
+        }
         let session = match mount_directly(&mountpoint, &metadata, options)? {
             Some(device) => {
                 Session::from_fd(adapter, device, config.acl, config).inspect_err(|_| {
@@ -117,7 +122,7 @@ impl Mounted {
                 Session::new(adapter, &mountpoint, &config)
             }
         };
-        let session = session.map_err(|source| MountError::Mount { path: mountpoint.clone(), source })?;
+        let session = session.map_err(|error| MountError::Mount { path: mountpoint.clone(), error })?;
         let server = thread::Builder::new()
             .name("fuse-session".into())
             .spawn(move || session.run())
@@ -125,10 +130,10 @@ impl Mounted {
         // The first request: it also shows that the mount answers.
         let number = match mountpoint.metadata() {
             Ok(metadata) => metadata.dev(),
-            Err(source) => {
+            Err(error) => {
                 // Nobody will hear of this mount: it must not stay.
                 let _ = unmount(&mountpoint, true);
-                return Err(MountError::Mount { path: mountpoint, source });
+                return Err(MountError::Mount { path: mountpoint, error });
             }
         };
         let device = (rustix::fs::major(number), rustix::fs::minor(number));
@@ -207,7 +212,7 @@ fn mount_directly(
         return Ok(None);
     }
     let device: File =
-        OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(MountError::NoFuse)?;
+        OpenOptions::new().read(true).write(true).open(FUSE_DEVICE).map_err(MountError::NoFuse)?;
     // Numbers and fixed words only: nothing a user typed gets in here.
     let mut data = format!(
         "fd={},rootmode={:o},user_id={},group_id={},default_permissions",
@@ -235,7 +240,7 @@ fn mount_directly(
     match rustix::mount::mount(options.source.as_str(), mountpoint, FILESYSTEM_TYPE, flags, data.as_c_str()) {
         Ok(()) => Ok(Some(device.into())),
         Err(Errno::PERM) => Ok(None),
-        Err(error) => Err(MountError::Mount { path: mountpoint.to_path_buf(), source: error.into() }),
+        Err(error) => Err(MountError::Mount { path: mountpoint.to_path_buf(), error: error.into() }),
     }
 }
 
