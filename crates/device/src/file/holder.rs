@@ -46,6 +46,14 @@ pub(super) fn describe_holder(path: &Path, ours: Option<&File>) -> Option<String
     Some(if program.is_empty() { format!("{whose} {pid}") } else { format!("{whose} {pid} ({program})") })
 }
 
+/// Whether a living process (this one included, if it has the file open twice) holds `ours` locked.
+pub(super) fn held_by_living(ours: &File) -> bool {
+    let Ok(metadata) = ours.metadata() else { return false };
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    lock_holder(&locks, &metadata).is_some_and(|pid| fs::metadata(format!("/proc/{pid}")).is_ok())
+        || opener(Identity::of(&metadata)).is_some_and(|pid| pid != std::process::id())
+}
+
 /// The pid that holds a flock on the inode according to the text of /proc/locks, whose lines read
 /// `1: FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF`.
 fn lock_holder(locks: &str, metadata: &fs::Metadata) -> Option<u32> {

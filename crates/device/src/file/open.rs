@@ -16,16 +16,17 @@ use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Setter, ioctl, opcode};
 
-use super::holder::describe_holder;
+use super::holder::{describe_holder, held_by_living};
 use super::uring::RingPool;
 use super::{Backend, FileDevice, FileOptions, OpenMode};
 use crate::error::Operation;
 use crate::{ALIGN_BYTES, AlignedBuf, Counters, DeviceError};
 
-/// Others look at block devices for a moment when they appear (they take a shared lock): a writer asks again
-/// this often before it gives up.
-const BLOCK_LOCK_ATTEMPTS: u32 = 20;
-const BLOCK_LOCK_PAUSE: Duration = Duration::from_millis(25);
+/// Others look at block devices for a moment when they appear (they take a shared lock), and the lock of a process
+/// that was killed with I/O in flight outlives it until the kernel has taken its io_uring apart in the background: a
+/// lock is asked for again this often before it is given up.
+const LOCK_ATTEMPTS: u32 = 80;
+const LOCK_PAUSE: Duration = Duration::from_millis(25);
 
 /// `BLKGETSIZE64`: size of a block device in bytes.
 const BLKGETSIZE64: rustix::ioctl::Opcode = opcode::read::<usize>(0x12, 114);
@@ -123,14 +124,12 @@ fn lock(file: &File, path: &Path, mode: OpenMode, is_block_device: bool) -> Resu
         OpenMode::ReadOnly => FlockOperation::NonBlockingLockShared,
         OpenMode::ReadWrite | OpenMode::Create { .. } => FlockOperation::NonBlockingLockExclusive,
     };
-    let attempts = if is_block_device { BLOCK_LOCK_ATTEMPTS } else { 1 };
-    for attempt in 1..=attempts {
+    for _ in 0..LOCK_ATTEMPTS {
         match rustix::fs::flock(file, operation) {
             Ok(()) => return Ok(()),
-            Err(Errno::WOULDBLOCK | Errno::INTR) if attempt < attempts => {
-                std::thread::sleep(BLOCK_LOCK_PAUSE)
-            }
-            Err(Errno::WOULDBLOCK | Errno::INTR) => return Err(locked_error(path, Some(file))),
+            // A living process that has a file open for writing keeps it: there is nothing to wait for.
+            Err(Errno::WOULDBLOCK) if !is_block_device && held_by_living(file) => break,
+            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LOCK_PAUSE),
             Err(errno) => {
                 let name = path.display().to_string();
                 return Err(DeviceError::from_os(Operation::Open, name, 0, 0, &errno.into()));
