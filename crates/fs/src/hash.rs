@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn agrees_with_the_standard_library() {
         use std::hash::Hasher;
-        let bytes: Vec<u8> = (0..64).map(|i| i * 7 + 3).collect();
+        let bytes: Vec<u8> = (0..64u8).map(|i| i.wrapping_mul(7) + 3).collect();
         for len in 0..=bytes.len() {
             let mut reference = std::collections::hash_map::DefaultHasher::new();
             reference.write(&bytes[..len]);

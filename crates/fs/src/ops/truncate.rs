@@ -81,8 +81,7 @@ impl Core {
             inner.pending = Pending::default();
             inner.size = size;
             inner.mapping += 1;
-            self.drop_pages(inner, pages);
-            inner.pages.zero_tail(size);
+            self.cut_pages(inner, size);
             if reap {
                 self.reap.push(Task::Versions(ino));
             }

@@ -19,6 +19,9 @@ pub(crate) mod xattrs;
 
 pub(crate) type Result<T> = std::result::Result<T, EngineError>;
 
+/// Gets keys and values; false ends the scan.
+type Each<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<bool>;
+
 /// The namespace a subvolume shows: which entries of the versioned maps are its own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Namespace {
@@ -37,14 +40,7 @@ impl Namespace {
     }
 
     /// Calls `each` with the entries from `from` on whose keys begin with `prefix`, until it returns false or an error.
-    fn scan(
-        &self,
-        view: &View,
-        tree: TreeId,
-        from: &[u8],
-        prefix: &[u8],
-        each: &mut dyn FnMut(&[u8], &[u8]) -> std::result::Result<bool, EngineError>,
-    ) -> Result<()> {
+    fn scan(&self, view: &View, tree: TreeId, from: &[u8], prefix: &[u8], each: Each<'_>) -> Result<()> {
         let mut failed = None;
         view.scan(tree, from, &mut |key, value| {
             if !key.starts_with(prefix) {

@@ -1,1 +1,148 @@
-//! Tests of the filesystem on a real store.
+//! Tests of the filesystem on a real store in memory. Crashes are the torture crate's.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use varve_device::{Device, MemoryDevice};
+use varve_engine::{FormatOptions, InodeId, Profile, StoreOptions};
+use varve_format::record::subvolume::HASH_KIND_SIPHASH13;
+use varve_sim::SimClock;
+
+use crate::api::*;
+use crate::{Filesystem, FsError};
+
+mod concurrent;
+mod data;
+mod names;
+mod space;
+mod xattrs;
+
+pub(super) const ROOT: InodeId = ROOT_INODE;
+pub(super) const MIB: u64 = 1 << 20;
+
+struct TestClock(SimClock);
+
+impl Clock for TestClock {
+    fn now(&self) -> Timestamp {
+        let (seconds, nanoseconds) = self.0.now();
+        Timestamp { seconds, nanoseconds }
+    }
+}
+
+/// A filesystem on a device in memory.
+pub(super) struct Fixture {
+    pub device: Arc<MemoryDevice>,
+    pub fs: Filesystem,
+    pub logged: Arc<Mutex<Vec<DataLogged>>>,
+    clock: Arc<TestClock>,
+    dirty_bytes_max: u64,
+}
+
+impl Fixture {
+    pub(super) fn new(size_bytes: u64) -> Fixture {
+        Self::with(size_bytes, HASH_KIND_SIPHASH13, 8 * MIB)
+    }
+
+    pub(super) fn with(size_bytes: u64, hash_kind: u8, dirty_bytes_max: u64) -> Fixture {
+        let device = Arc::new(MemoryDevice::new(size_bytes));
+        let clock = Arc::new(TestClock(SimClock::new(1_700_000_000, 1000)));
+        let options = FormatOptions {
+            data: Profile::Single,
+            metadata: Profile::Dup,
+            pool_id: *b"a pool for tests",
+            hash_seed: 7,
+            force: false,
+        };
+        let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
+        crate::open::format(&devices, &options, Caller::ROOT, &*clock, hash_kind).unwrap();
+        let logged = Arc::default();
+        let fs = Self::open(&device, &clock, &logged, dirty_bytes_max);
+        Fixture { device, fs, logged, clock, dirty_bytes_max }
+    }
+
+    fn open(
+        device: &Arc<MemoryDevice>,
+        clock: &Arc<TestClock>,
+        logged: &Arc<Mutex<Vec<DataLogged>>>,
+        dirty_bytes_max: u64,
+    ) -> Filesystem {
+        let logged = logged.clone();
+        let options = OpenOptions {
+            store: StoreOptions { background: false, ..StoreOptions::default() },
+            dirty_bytes_max,
+            clock: clock.clone(),
+            on_data_logged: Some(Arc::new(move |event| logged.lock().push(event))),
+        };
+        Filesystem::open(vec![device.clone()], options).unwrap().0
+    }
+
+    /// Closes and opens again.
+    pub(super) fn reopen(&mut self) {
+        self.fs.close().unwrap();
+        self.fs = Self::open(&self.device, &self.clock, &self.logged, self.dirty_bytes_max);
+    }
+
+    /// What a kill leaves: the device as it is, nothing from memory.
+    pub(super) fn kill(&mut self) {
+        let device = Arc::new(self.device.snapshot());
+        self.fs = Self::open(&device, &self.clock, &self.logged, self.dirty_bytes_max);
+        self.device = device;
+    }
+
+    /// Nothing is wrong.
+    pub(super) fn check(&self) {
+        let report = self.fs.check(true).unwrap();
+        assert!(report.problems.is_empty(), "check found: {:#?}", report.problems);
+    }
+
+    pub(super) fn create(&self, name: &[u8]) -> InodeId {
+        self.fs.create(Caller::ROOT, ROOT, name, 0o644).unwrap().ino
+    }
+
+    pub(super) fn mkdir(&self, parent: InodeId, name: &[u8]) -> InodeId {
+        self.fs.mkdir(Caller::ROOT, parent, name, 0o755).unwrap().ino
+    }
+
+    pub(super) fn write(&self, ino: InodeId, offset: u64, data: &[u8]) {
+        assert_eq!(self.fs.write(Caller::ROOT, ino, offset, data).unwrap(), data.len());
+    }
+
+    pub(super) fn truncate(&self, ino: InodeId, size: u64) {
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        assert_eq!(self.fs.setattr(Caller::ROOT, ino, set).unwrap().size, size);
+    }
+
+    pub(super) fn read_all(&self, ino: InodeId) -> Vec<u8> {
+        let size = self.fs.getattr(ino).unwrap().size;
+        self.fs.read(ino, 0, size as usize + 10).unwrap()
+    }
+
+    /// Names of a directory without the two dots, sorted.
+    pub(super) fn list(&self, ino: InodeId) -> Vec<Vec<u8>> {
+        let mut names = Vec::new();
+        self.fs
+            .readdir(ino, 2, &mut |entry| {
+                names.push(entry.name);
+                true
+            })
+            .unwrap();
+        names.sort();
+        names
+    }
+}
+
+/// Bytes that depend on `seed` and position and are never all zero.
+pub(super) fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut rng = varve_sim::Rng::new(seed);
+    let mut out = vec![0; len];
+    rng.fill(&mut out);
+    out
+}
+
+#[track_caller]
+pub(super) fn refused<T: std::fmt::Debug>(result: Result<T, FsError>, errno: i32) {
+    match result {
+        Err(error) => assert_eq!(error.errno(), errno, "{error}"),
+        Ok(value) => panic!("should have been refused with {errno}: {value:?}"),
+    }
+}

@@ -26,6 +26,8 @@ pub(crate) struct FileJob {
     pub pages: Vec<(u64, PageBuf)>,
     /// The file's size when they were taken.
     pub size: u64,
+    /// Whether dirty pages were left behind, which are about to be cut off.
+    pub partial: bool,
     /// Where they would best lie.
     pub near: PoolAddr,
     pub turn: Turn,
@@ -82,7 +84,18 @@ impl Core {
     /// Writes and logs a group.
     pub(crate) fn write_group(&self, group: &mut Group, ride: Ride) -> Result<()> {
         let Group { jobs, pages, reservation } = group;
-        let (Some(reservation), Some(first)) = (reservation.as_mut(), jobs.first()) else { return Ok(()) };
+        let Some(first) = jobs.first() else { return Ok(()) };
+        // Data that went back to being dirty after a failure may have left its space with another file.
+        let missing =
+            (*pages as u64).saturating_sub(reservation.as_ref().map_or(0, Reservation::data_blocks));
+        if missing > 0 {
+            let more = super::reserve(&self.store, missing, true)?;
+            match &mut *reservation {
+                Some(all) => self.store.merge(all, more),
+                none => *none = Some(more),
+            }
+        }
+        let Some(reservation) = reservation.as_mut() else { return Ok(()) };
         let ride = ride == Ride::Allowed && *pages as u64 <= RIDING_PAGES_MAX;
         let (mut near, mut left) = (first.near, *pages);
         // Position of the next page: job and page within it.

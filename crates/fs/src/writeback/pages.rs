@@ -20,6 +20,8 @@ pub(crate) struct Page {
     pub dirty: bool,
     /// The write-back that has a copy, or 0.
     pub job: u64,
+    /// The page is logged as if the file ended here, and has not been written to since.
+    pub logged_to: Option<u64>,
 }
 
 /// The dirty pages of one file, by page number.
@@ -59,6 +61,7 @@ impl DirtyPages {
             Arc::make_mut(&mut page.data)[at..at + bytes.len()].copy_from_slice(bytes);
             let newly = !page.dirty;
             page.dirty = true;
+            page.logged_to = None;
             self.dirty += u64::from(newly);
             return (false, newly);
         }
@@ -69,7 +72,7 @@ impl DirtyPages {
             Arc::make_mut(&mut data)[at..at + bytes.len()].copy_from_slice(bytes);
             data
         };
-        self.map.insert(index, Page { data, dirty: true, job: 0 });
+        self.map.insert(index, Page { data, dirty: true, job: 0, logged_to: None });
         self.dirty += 1;
         (true, true)
     }
@@ -82,13 +85,18 @@ impl DirtyPages {
         (dropped.len() as u64, dirty)
     }
 
-    /// Zeroes what lies beyond `size` in the page that `size` cuts.
-    pub(crate) fn zero_tail(&mut self, size: u64) {
-        let at = (size % BLOCK_BYTES as u64) as usize;
-        if at != 0
-            && let Some(page) = self.map.get_mut(&(size / BLOCK_BYTES as u64))
-        {
-            Arc::make_mut(&mut page.data)[at..].fill(0);
+    /// The file ends at `size` from now on: zeroes what lies beyond it in its page. True if the page is logged like
+    /// that already, and has left memory.
+    pub(crate) fn cut_tail(&mut self, size: u64) -> bool {
+        let (index, at) = (size / BLOCK_BYTES as u64, (size % BLOCK_BYTES as u64) as usize);
+        let Some(page) = self.map.get_mut(&index).filter(|_| at != 0) else { return false };
+        if page.logged_to == Some(size) && page.job == 0 && page.dirty {
+            self.map.remove(&index);
+            self.dirty -= 1;
+            return true;
         }
+        Arc::make_mut(&mut page.data)[at..].fill(0);
+        page.logged_to = None;
+        false
     }
 }

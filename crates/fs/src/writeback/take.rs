@@ -9,7 +9,7 @@ use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_STALE_TAIL};
 use super::job::{FileJob, Group};
 use crate::api::DataLogged;
 use crate::core::Core;
-use crate::inode::{Inner, Pending, Presence, Turn};
+use crate::inode::{Inner, Pending, Turn};
 use crate::{FsError, Result};
 
 impl Core {
@@ -34,26 +34,33 @@ impl Core {
         let end = size.div_ceil(BLOCK_BYTES as u64);
         let id = self.next_job.fetch_add(1, Ordering::Relaxed) + 1;
         let mut pages = Vec::with_capacity(inner.pages.dirty as usize);
+        let mut taken = 0;
         for (index, page) in inner.pages.map.range_mut(..end).filter(|(_, page)| page.dirty) {
-            (page.dirty, page.job) = (false, id);
-            pages.push((*index, page.data.clone()));
+            page.job = id;
+            let mut data = page.data.clone();
+            let cut = (size - index * BLOCK_BYTES as u64) as usize;
+            if size < inner.size && cut < BLOCK_BYTES {
+                // Logged as if the file ended here; in memory it goes on until it is cut.
+                Arc::make_mut(&mut data)[cut..].fill(0);
+                page.logged_to = Some(size);
+            } else {
+                page.dirty = false;
+                taken += 1;
+            }
+            pages.push((*index, data));
         }
         if pages.is_empty() {
             return Ok(Some(turn));
         }
-        inner.pages.dirty -= pages.len() as u64;
-        let left = inner.pages.dirty;
-        if left == 0 {
+        inner.pages.dirty -= taken;
+        let partial = inner.pages.dirty > 0;
+        if !partial {
             self.unlist(inner);
         }
-        // What stays dirty (beyond `size_max`) is about to be cut off: its space goes back with what is left over.
         let reservation = inner.pages.reservation.take();
-        if left > 0 {
-            inner.pages.reservation = super::reserve(&self.store, left, true).ok();
-        }
         let near = inner.near;
         drop(guard);
-        group.add(&self.store, FileJob { state, id, pages, size, near, turn }, reservation);
+        group.add(&self.store, FileJob { state, id, pages, size, partial, near, turn }, reservation);
         Ok(None)
     }
 
@@ -74,6 +81,18 @@ impl Core {
     /// Drops the pages from `index` on, and hands their space back.
     pub(crate) fn drop_pages(&self, inner: &mut Inner, index: u64) {
         let (pages, dirty) = inner.pages.drop_from(index);
+        self.pages_gone(inner, pages, dirty);
+    }
+
+    /// The file ends at `size` from now on: drops what is in memory beyond.
+    pub(crate) fn cut_pages(&self, inner: &mut Inner, size: u64) {
+        // The space of the page that `size` cuts was used when it was logged.
+        let gone = u64::from(inner.pages.cut_tail(size));
+        self.dirty.pages_removed(gone);
+        self.drop_pages(inner, size.div_ceil(BLOCK_BYTES as u64));
+    }
+
+    fn pages_gone(&self, inner: &mut Inner, pages: u64, dirty: u64) {
         self.dirty.pages_removed(pages);
         if inner.pages.dirty == 0 {
             inner.pages.reservation = None;
@@ -104,9 +123,13 @@ impl Core {
         let lsn = self.store.apply(tx, inner.pages.reservation.as_mut())?;
         inner.record = record;
         inner.mapping += 1;
-        inner.pages.map.remove(&0);
-        inner.pages.dirty -= 1;
-        self.dirty.pages_removed(1);
+        if size == inner.size {
+            inner.pages.map.remove(&0);
+            inner.pages.dirty -= 1;
+            self.dirty.pages_removed(1);
+        } else if let Some(page) = inner.pages.map.get_mut(&0) {
+            page.logged_to = Some(size);
+        }
         if inner.pages.dirty == 0 {
             inner.pending = Pending::default();
             inner.pages.reservation = None;
@@ -123,17 +146,18 @@ impl Core {
         let (jobs, mut reservation) = group.into_parts();
         let mut turns = Vec::with_capacity(jobs.len());
         for job in jobs {
-            if result.is_err() {
+            if result.is_err() || job.partial {
                 let mut inner = job.state.inner.write();
                 let mut again = 0;
                 for page in inner.pages.map.values_mut().filter(|page| page.job == job.id) {
-                    page.job = 0;
+                    (page.job, page.logged_to) = (0, None);
                     again += u64::from(!page.dirty);
                     page.dirty = true;
                 }
-                if again > 0 && inner.presence != Presence::Gone {
-                    inner.pages.dirty += again;
-                    // The space of the whole group stays with the first file: it goes back when that is written.
+                inner.pages.dirty += again;
+                if inner.pages.dirty > 0 {
+                    // Of a file that was taken in part (it is alone then) this is the space of the rest. After a
+                    // failure the space of all stays with the first file, and goes back when that is written.
                     match (&mut inner.pages.reservation, reservation.take()) {
                         (Some(mine), Some(all)) => self.store.merge(mine, all),
                         (mine @ None, all) => *mine = all,

@@ -1,0 +1,97 @@
+//! Many threads at once.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use varve_sim::Rng;
+
+use super::*;
+
+// Goal: no deadlock, no lost update, and nothing wrong at the end. Method: threads rename, link, unlink, write, sync and
+// list in three directories of few names; then check, and check again after a kill.
+#[test]
+fn verbs_from_many_threads() {
+    let mut f = Fixture::with(128 * MIB, HASH_KIND_SIPHASH13, MIB);
+    let dirs = [ROOT, f.mkdir(ROOT, b"d1"), f.mkdir(ROOT, b"d2")];
+    let done = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let (f, dirs, done) = (&f, &dirs, &done);
+            scope.spawn(move || {
+                let mut rng = Rng::new(thread);
+                for _ in 0..1500 {
+                    let (a, b) = (*rng.pick(dirs).unwrap(), *rng.pick(dirs).unwrap());
+                    let name = |rng: &mut Rng| vec![b'a' + rng.below(6) as u8];
+                    let (x, y) = (name(&mut rng), name(&mut rng));
+                    let fs = &f.fs;
+                    let result = match rng.below(12) {
+                        0 | 1 => fs.create(Caller::ROOT, a, &x, 0o644).map(drop),
+                        2 => fs.mkdir(Caller::ROOT, a, &x, 0o755).map(drop),
+                        3 => fs.unlink(a, &x),
+                        4 => fs.rmdir(a, &x),
+                        5 => fs.rename(a, &x, b, &y, RenameMode::Replace),
+                        6 => fs.rename(a, &x, b, &y, RenameMode::Exchange),
+                        7 => fs.lookup(a, &x).and_then(|attr| fs.link(attr.ino, b, &y)).map(drop),
+                        8 | 9 => fs.lookup(a, &x).and_then(|attr| {
+                            fs.open_inode(Caller::ROOT, attr.ino, false)?;
+                            let data = pattern(rng.next_u64(), rng.below(20_000) as usize + 1);
+                            let wrote = fs.write(Caller::ROOT, attr.ino, rng.below(50_000), &data);
+                            let read = fs.read(attr.ino, rng.below(50_000), 5000);
+                            let size = SetAttr { size: Some(rng.below(40_000)), ..SetAttr::default() };
+                            let cut = fs.setattr(Caller::ROOT, attr.ino, size);
+                            fs.release_inode(attr.ino)?;
+                            wrote?;
+                            read?;
+                            cut.map(drop)
+                        }),
+                        10 => fs.lookup(a, &x).and_then(|attr| fs.fsync(attr.ino)),
+                        _ => fs.readdir(a, 0, &mut |_| true).and_then(|()| fs.maintain()),
+                    };
+                    match result {
+                        Ok(()) => {
+                            done.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err(FsError::Engine(error)) => panic!("thread {thread}: {error}"),
+                        Err(_) => {}
+                    }
+                }
+            });
+        }
+    });
+    assert!(done.load(Ordering::Relaxed) > 1000);
+    f.check();
+    f.fs.sync().unwrap();
+    f.check();
+    f.kill();
+    f.check();
+}
+
+// Goal: one file written, cut, synced and read by many threads keeps its bytes. Method: each thread owns every fourth
+// page and rereads what it wrote.
+#[test]
+fn one_file_from_many_threads() {
+    let mut f = Fixture::with(128 * MIB, HASH_KIND_SIPHASH13, 256 << 10);
+    let ino = f.create(b"f");
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let f = &f;
+            scope.spawn(move || {
+                let mut rng = Rng::new(thread);
+                for _ in 0..400 {
+                    let page = rng.below(64) * 4 + thread;
+                    let at = page * 4096 + rng.below(1000);
+                    let data = pattern(rng.next_u64(), 3000);
+                    f.write(ino, at, &data);
+                    if rng.chance(0.1) {
+                        f.fs.fsync(ino).unwrap();
+                    }
+                    assert!(f.fs.read(ino, at, 3000).unwrap() == data, "thread {thread} page {page}");
+                }
+            });
+        }
+    });
+    let bytes = f.read_all(ino);
+    f.fs.sync().unwrap();
+    f.kill();
+    assert!(f.read_all(ino) == bytes);
+    f.check();
+}

@@ -1,0 +1,78 @@
+//! Extended attributes.
+
+use std::collections::BTreeMap;
+
+use varve_sim::Rng;
+
+use super::*;
+use crate::hash::HASH_KIND_COLLIDING;
+
+// Goal: attributes of all sizes are kept, replaced and removed whole, also when hashes collide. Method: random steps
+// against a map, with kills and checks.
+#[test]
+fn against_a_map() {
+    for kind in [HASH_KIND_SIPHASH13, HASH_KIND_COLLIDING] {
+        let mut f = Fixture::with(64 * MIB, kind, MIB);
+        let mut rng = Rng::new(5);
+        let ino = f.create(b"f");
+        let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+        for step in 0..400 {
+            let name = format!("user.{}", rng.below(12)).into_bytes();
+            let len = *rng.pick(&[0, 1, 1023, 1024, 1025, 5000, 20_000]).unwrap();
+            let value = pattern(rng.next_u64(), len);
+            match rng.below(4) {
+                0 => {
+                    let set = f.fs.setxattr(ino, &name, &value, XattrMode::Create);
+                    assert_eq!(set.is_ok(), !model.contains_key(&name));
+                    if set.is_ok() {
+                        model.insert(name, value);
+                    }
+                }
+                1 | 2 => {
+                    f.fs.setxattr(ino, &name, &value, XattrMode::Set).unwrap();
+                    model.insert(name, value);
+                }
+                _ => match f.fs.removexattr(ino, &name) {
+                    Ok(()) => assert!(model.remove(&name).is_some()),
+                    Err(error) => assert_eq!((error.errno(), model.contains_key(&name)), (61, false)),
+                },
+            }
+            if step % 50 == 49 {
+                f.fs.sync().unwrap();
+                f.kill();
+                f.check();
+                let mut names = f.fs.listxattr(ino).unwrap();
+                names.sort();
+                assert_eq!(names, model.keys().cloned().collect::<Vec<_>>());
+            }
+            for (name, value) in &model {
+                assert!(f.fs.getxattr(ino, name).unwrap() == *value, "step {step}");
+            }
+        }
+        f.fs.unlink(ROOT, b"f").unwrap();
+        f.fs.maintain().unwrap();
+        f.check();
+    }
+}
+
+// Goal: limits and namespaces are refused with their errno. Method: a table.
+#[test]
+fn refusals() {
+    let f = Fixture::new(64 * MIB);
+    let ino = f.create(b"f");
+    let big = vec![1; 64 << 10];
+    refused(f.fs.setxattr(ino, b"trusted.a", b"", XattrMode::Set), 95);
+    refused(f.fs.setxattr(ino, b"user.", b"", XattrMode::Set), 22);
+    refused(f.fs.setxattr(ino, &[b"user.".as_slice(), &[b'x'; 251]].concat(), b"", XattrMode::Set), 34);
+    refused(f.fs.setxattr(ino, b"user.a", &vec![1; (64 << 10) + 1], XattrMode::Set), 7);
+    refused(f.fs.setxattr(ino, b"user.a", b"", XattrMode::Replace), 61);
+    refused(f.fs.getxattr(ino, b"user.a"), 61);
+    for name in [b"user.a", b"user.b", b"user.c"] {
+        f.fs.setxattr(ino, name, &big, XattrMode::Set).unwrap();
+    }
+    refused(f.fs.setxattr(ino, b"user.d", &big, XattrMode::Set), 28);
+    f.check();
+    f.fs.unlink(ROOT, b"f").unwrap();
+    f.fs.maintain().unwrap();
+    f.check();
+}
