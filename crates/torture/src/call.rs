@@ -88,22 +88,67 @@ pub enum Call {
 }
 
 impl Call {
-    /// Whether this call may never be refused for lack of space.
-    pub fn must_have_space(&self) -> bool {
+    /// Whether this call may never be refused for lack of space. `size` is the size of the file it is about.
+    pub fn must_have_space(&self, size: u64) -> bool {
         match self {
             Call::Unlink { .. }
             | Call::Rmdir { .. }
             | Call::Release { .. }
+            | Call::Open { .. }
+            | Call::RemoveXattr { .. }
             | Call::Fsync { .. }
             | Call::FlushFile { .. }
             | Call::Sync
             | Call::Checkpoint
             | Call::Maintain
             | Call::Close => true,
-            Call::SetAttr { set, .. } => set.size.is_some(),
-            Call::Open { .. } => true,
+            // Growing may have to rewrite the block in which the file ended.
+            Call::SetAttr { set, .. } => set.size.is_some_and(|new| new <= size),
             _ => false,
         }
+    }
+
+    /// The file or directory a call is about, if it names one by number.
+    pub fn subject(&self) -> Option<InodeId> {
+        match self {
+            Call::SetAttr { ino, .. }
+            | Call::Open { ino, .. }
+            | Call::Write { ino, .. }
+            | Call::Link { ino, .. }
+            | Call::SetXattr { ino, .. }
+            | Call::RemoveXattr { ino, .. }
+            | Call::Fsync { ino }
+            | Call::FlushFile { ino } => Some(*ino),
+            _ => None,
+        }
+    }
+}
+
+impl Call {
+    /// The same call on other inodes.
+    pub fn map(&self, map: impl Fn(InodeId) -> InodeId) -> Call {
+        let mut call = self.clone();
+        match &mut call {
+            Call::Create { parent, .. }
+            | Call::Mkdir { parent, .. }
+            | Call::Symlink { parent, .. }
+            | Call::Unlink { parent, .. }
+            | Call::Rmdir { parent, .. } => *parent = map(*parent),
+            Call::Link { ino, parent, .. } => (*ino, *parent) = (map(*ino), map(*parent)),
+            Call::Rename { parent, new_parent, .. } => {
+                (*parent, *new_parent) = (map(*parent), map(*new_parent))
+            }
+            Call::SetAttr { ino, .. }
+            | Call::Open { ino, .. }
+            | Call::Release { ino }
+            | Call::Write { ino, .. }
+            | Call::SetXattr { ino, .. }
+            | Call::RemoveXattr { ino, .. }
+            | Call::Fsync { ino }
+            | Call::FlushFile { ino } => *ino = map(*ino),
+            Call::Sync | Call::Checkpoint | Call::Maintain | Call::Close => {}
+        }
+        call
     }
 }
 

@@ -2,6 +2,9 @@
 //!
 //! Filled by a [`crate::session::Session`] from the calls made; asked by the oracle. Places in the log grow.
 
+use varve_fs::InodeId;
+
+use crate::call::Call;
 use crate::model::Model;
 
 /// Expected states by log position, and acknowledgements by device event.
@@ -9,6 +12,8 @@ pub struct Timeline {
     /// From this position on (until the next entry) one of these states is right. Nearly always there is one.
     states: Vec<(u64, Vec<Model>)>,
     marks: Vec<Mark>,
+    /// The position before each call, the call, and the inode it created (0: none).
+    calls: Vec<(u64, Call, InodeId)>,
 }
 
 /// What was true when a call returned.
@@ -28,6 +33,7 @@ impl Timeline {
         Timeline {
             states: vec![(position, vec![model])],
             marks: vec![Mark { events, position, acknowledged: position }],
+            calls: Vec::new(),
         }
     }
 
@@ -43,6 +49,22 @@ impl Timeline {
     pub fn mark(&mut self, mark: Mark) {
         let last = self.marks.last().map_or(0, |mark| mark.acknowledged);
         self.marks.push(Mark { acknowledged: mark.acknowledged.max(last), ..mark });
+    }
+
+    /// A call was made when the log was at `before`, and created `created`.
+    pub fn called(&mut self, before: u64, call: &Call, created: InodeId) {
+        self.calls.push((before, call.clone(), created));
+    }
+
+    /// The calls that a recovery to `position` has undone, oldest first.
+    pub fn undone(&self, position: u64) -> impl Iterator<Item = (&Call, InodeId)> {
+        let first = self.calls.partition_point(|(before, ..)| *before < position);
+        self.calls[first..].iter().map(|(_, call, created)| (call, *created))
+    }
+
+    /// The inode that the last call created.
+    pub fn last_created(&self) -> Option<InodeId> {
+        self.calls.last().map(|(_, _, created)| *created).filter(|ino| ino.0 != 0)
     }
 
     /// The last mark.

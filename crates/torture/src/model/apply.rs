@@ -38,9 +38,8 @@ pub struct Context {
     pub created: InodeId,
     /// Bytes a write accepted.
     pub written: usize,
-    /// Set when the verb is applied to a logged state, where data of `write` may still be missing: the live size,
-    /// before the call, of the file it is about.
-    pub logged: Option<u64>,
+    /// Set when the verb is applied to a logged state, where data of `write` waits for its own place.
+    pub logged: bool,
 }
 
 impl Model {
@@ -82,8 +81,12 @@ impl Model {
             }
             Call::Write { ino, offset, len, seed } => {
                 let inode = self.get_mut(*ino).ok_or(ENOENT)?;
-                if cx.logged.is_none() && cx.written > 0 {
-                    inode.content_mut().ok_or(EINVAL)?.write(*offset, &fill(*seed, *len)[..cx.written]);
+                if inode.entries().is_some() {
+                    return Err(EISDIR);
+                }
+                let content = inode.content_mut().ok_or(EINVAL)?;
+                if !cx.logged && cx.written > 0 {
+                    content.write(*offset, &fill(*seed, *len)[..cx.written]);
                     inode.mtime.set(cx.now);
                     inode.ctime.set(cx.now);
                     clear_set_ids(inode, cx.caller);
@@ -107,12 +110,8 @@ impl Model {
                 inode.ctime.set(cx.now);
                 Ok(())
             }
-            Call::Fsync { .. }
-            | Call::FlushFile { .. }
-            | Call::Sync
-            | Call::Checkpoint
-            | Call::Maintain
-            | Call::Close => Ok(()),
+            Call::Fsync { ino } | Call::FlushFile { ino } => self.get(*ino).map(drop).ok_or(ENOENT),
+            Call::Sync | Call::Checkpoint | Call::Maintain | Call::Close => Ok(()),
         }
     }
 
@@ -301,18 +300,14 @@ impl Model {
         let inode = self.get_mut(ino).ok_or(ENOENT)?;
         if let Some(size) = set.size {
             match &mut inode.body {
-                Body::File(content) => {
-                    let content = Arc::make_mut(content);
-                    content.truncate(match cx.logged {
-                        // Bytes that are only written stay out: they bring their size with them when they are logged.
-                        Some(live) if size < live => size.min(content.size()),
-                        _ => size,
-                    });
-                }
+                Body::File(content) => Arc::make_mut(content).truncate(size),
                 Body::Directory { .. } => return Err(EISDIR),
                 Body::Symlink(_) => return Err(EINVAL),
             }
             inode.mtime.set(cx.now);
+            clear_set_ids(inode, cx.caller);
+        }
+        if (set.uid.is_some() || set.gid.is_some()) && inode.entries().is_none() {
             clear_set_ids(inode, cx.caller);
         }
         if let Some(mode) = set.mode {

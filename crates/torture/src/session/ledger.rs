@@ -2,7 +2,7 @@
 
 use varve_fs::{DataLogged, InodeId};
 
-use super::{Session, Violation, subject};
+use super::{Session, Violation};
 use crate::call::Call;
 use crate::model::{Context, Model};
 use crate::timeline::Mark;
@@ -22,9 +22,8 @@ impl Session {
         if after < before {
             return Err(violation!("{call:?} took the position back from {before} to {after}"));
         }
-        let file = subject(call);
-        let live_size = file.and_then(|ino| old.get(ino)).map_or(0, |inode| inode.size());
-        let effect = Context { logged: Some(live_size), ..*context };
+        let file = call.subject();
+        let effect = Context { logged: true, ..*context };
         let finished = |plain: &Model| -> Model {
             let mut state = plain.clone();
             if succeeded {
@@ -136,7 +135,7 @@ impl Session {
 
     /// A size grown by a write is logged no earlier than that write's data, whatever else changes the size.
     fn verify_growth(&self, call: &Call, state: &Model, old: &Model) -> Result<(), Violation> {
-        let Some(ino) = subject(call) else { return Ok(()) };
+        let Some(ino) = call.subject() else { return Ok(()) };
         let content = |model: &Model| model.get(ino).and_then(|inode| inode.content().cloned());
         let (Some(state), Some(was)) = (content(state), content(&self.logged)) else { return Ok(()) };
         let live = content(&self.live).unwrap_or_default();
