@@ -1,0 +1,162 @@
+//! A pool filled to its last block.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use crate::harness::*;
+
+/// A file as far as its writes were accepted.
+struct Accepted {
+    path: PathBuf,
+    seed: u64,
+    len: usize,
+}
+
+/// Goal: on a full pool no accepted write is lost, every unlink and truncate succeeds, and afterwards everything fits
+/// again. Method: writes of falling size until none is accepted, content compared after a remount, then half of the
+/// files truncated and all removed, then the same writes again.
+#[test]
+fn a_full_pool_can_be_emptied_and_filled_again() {
+    if !can_mount("a_full_pool_can_be_emptied_and_filled_again") {
+        return;
+    }
+    let scratch = Scratch::new("full");
+    let pool = scratch.pool("pool.img", "128M");
+    let point = scratch.path("mnt");
+    let mut random = Random::new(seed());
+
+    let mount = Mount::start(&pool, &point);
+    let dir = mount.path("files");
+    fs::create_dir(&dir).expect("a directory");
+    let accepted = fill(&dir, &mut random);
+    let bytes: usize = accepted.iter().map(|file| file.len).sum();
+    say(&format!("a pool of 128 MiB took {} files with {} MiB", accepted.len(), bytes >> 20));
+    assert!(bytes > 64 << 20, "most of the pool should hold data");
+    mount.sync();
+    verify(&accepted);
+    mount.unmount();
+    check(&pool);
+
+    let mount = Mount::start(&pool, &point);
+    verify(&accepted);
+    // The pool is full still: a byte more than the last crumbs must not have been conjured up by the remount.
+    for (index, file) in accepted.iter().enumerate().filter(|(index, _)| index % 2 == 0) {
+        let to = if index % 4 == 0 { file.len as u64 / 2 } else { file.len as u64 / 3 + 1 };
+        fs::File::options()
+            .write(true)
+            .open(&file.path)
+            .and_then(|file| file.set_len(to))
+            .unwrap_or_else(|error| panic!("truncating file {index} of a full pool to {to}: {error}"));
+    }
+    for (index, file) in accepted.iter().enumerate() {
+        fs::remove_file(&file.path)
+            .unwrap_or_else(|error| panic!("removing file {index} of a full pool: {error}"));
+    }
+    assert_eq!(fs::read_dir(&dir).expect("the directory").count(), 0);
+
+    for (index, file) in accepted.iter().enumerate() {
+        write(&file.path, file.seed, file.len).unwrap_or_else(|(done, error)| {
+            panic!(
+                "file {index} of {} fitted before; now {done} of {} bytes: {error}",
+                accepted.len(),
+                file.len
+            )
+        });
+    }
+    mount.sync();
+    verify(&accepted);
+    mount.unmount();
+    check(&pool);
+}
+
+/// Goal: deleting works at the very edge without any pause for breath. Method: fill, then remove one file and create
+/// one in turns; the removals must all succeed, the creations may be refused but never half accepted.
+#[test]
+fn a_full_pool_always_lets_go() {
+    if !can_mount("a_full_pool_always_lets_go") {
+        return;
+    }
+    let scratch = Scratch::new("edge");
+    let pool = scratch.pool("pool.img", "64M");
+    let mut random = Random::new(seed());
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    let dir = mount.path("files");
+    fs::create_dir(&dir).expect("a directory");
+    let mut accepted = fill(&dir, &mut random);
+    for turn in 0..200 {
+        let victim = accepted.swap_remove(random.below(accepted.len() as u64) as usize);
+        fs::remove_file(&victim.path)
+            .unwrap_or_else(|error| panic!("turn {turn}: removing from a full pool: {error}"));
+        let path = dir.join(format!("turn{turn}"));
+        let seed = random.next();
+        let len = match write(&path, seed, victim.len.min(200_000)) {
+            Ok(()) => victim.len.min(200_000),
+            Err((len, _)) => len,
+        };
+        if path.exists() {
+            accepted.push(Accepted { path, seed, len });
+        }
+    }
+    mount.sync();
+    verify(&accepted);
+    mount.kill();
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    verify(&accepted);
+    mount.unmount();
+    check(&pool);
+}
+
+/// Writes files of 1 MiB, then 64 KiB, then 4 KiB, then 100 bytes, each size until one is refused.
+fn fill(dir: &Path, random: &mut Random) -> Vec<Accepted> {
+    let mut accepted = Vec::new();
+    for size in [1 << 20, 64 << 10, 4 << 10, 100] {
+        loop {
+            let path = dir.join(format!("file{}", accepted.len()));
+            let seed = random.next();
+            match write(&path, seed, size) {
+                Ok(()) => accepted.push(Accepted { path, seed, len: size }),
+                Err((len, error)) => {
+                    assert_eq!(
+                        error.kind(),
+                        io::ErrorKind::StorageFull,
+                        "refused for another reason: {error}"
+                    );
+                    if path.exists() {
+                        accepted.push(Accepted { path, seed, len });
+                    }
+                    break;
+                }
+            }
+            assert!(accepted.len() < 100_000, "a small pool cannot hold so many files");
+        }
+    }
+    accepted
+}
+
+/// Writes a file; an error comes with the bytes that had been accepted.
+fn write(path: &Path, seed: u64, len: usize) -> Result<(), (usize, io::Error)> {
+    let bytes = Random::new(seed).bytes(len);
+    let mut file = fs::File::create(path).map_err(|error| (0, error))?;
+    let mut done = 0;
+    while done < len {
+        match file.write(&bytes[done..len.min(done + (128 << 10))]) {
+            Ok(n) => done += n,
+            Err(error) => return Err((done, error)),
+        }
+    }
+    Ok(())
+}
+
+fn verify(accepted: &[Accepted]) {
+    for (index, file) in accepted.iter().enumerate() {
+        let bytes =
+            fs::read(&file.path).unwrap_or_else(|error| panic!("file {index} cannot be read: {error}"));
+        assert_eq!(bytes.len(), file.len, "length of file {index}");
+        assert!(
+            bytes == Random::new(file.seed).bytes(file.len),
+            "contents of file {index} ({} bytes)",
+            file.len
+        );
+    }
+}

@@ -1,0 +1,422 @@
+//! What every mounted test stands on: scratch directories, pools, mounts, loop devices, other programs.
+//!
+//! Each is a guard. It touches only what it made and ends only processes it started, by their id.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+/// Longest any single command of a test may take.
+pub const COMMAND_LIMIT: Duration = Duration::from_secs(300);
+/// Longest a mount may take to answer before the test gives up on it.
+const MOUNT_LIMIT: Duration = Duration::from_secs(60);
+
+/// Says something on the terminal although the test passes (libtest hides what the print macros write).
+pub fn say(text: &str) {
+    let _nobody_listens = writeln!(std::io::stderr(), "{text}");
+}
+
+/// Whether FUSE mounts are possible; says loudly that `test` is skipped when not.
+pub fn can_mount(test: &str) -> bool {
+    let possible = fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
+    if !possible {
+        say(&format!("\n*** SKIPPED {test}: /dev/fuse cannot be opened here ***\n"));
+    }
+    possible
+}
+
+/// Whether loop devices can be made; says loudly that `test` is skipped when not.
+pub fn can_loop(test: &str) -> bool {
+    let possible = fs::File::options().read(true).write(true).open("/dev/loop-control").is_ok();
+    if !possible {
+        say(&format!("\n*** SKIPPED {test}: loop devices cannot be made here (needs root) ***\n"));
+    }
+    possible
+}
+
+/// The number in environment variable `name`, or `full` for runs at full size, or `small`.
+pub fn scale(name: &str, small: u64, full: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not {text:?}")),
+        Err(_) if is_full() => full,
+        Err(_) => small,
+    }
+}
+
+/// Whether this is a run at full size.
+pub fn is_full() -> bool {
+    std::env::var_os("VARVE_TEST_FULL").is_some()
+}
+
+/// A directory of one test's own.
+pub struct Scratch {
+    dir: PathBuf,
+}
+
+impl Scratch {
+    pub fn new(test: &str) -> Scratch {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let base = std::env::var_os("VARVE_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
+        let name = format!("varve-{test}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let dir = base.canonicalize().expect("the directory for temporary files exists").join(name);
+        fs::create_dir(&dir).expect("a fresh scratch directory");
+        Scratch { dir }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// A new directory in it.
+    pub fn subdir(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir(&path).expect("a fresh directory");
+        path
+    }
+
+    /// A new pool in a file.
+    pub fn pool(&self, name: &str, size: &str) -> PathBuf {
+        let path = self.path(name);
+        succeed(varve(&["create"]).arg(&path).args(["--size", size]));
+        path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        for point in mount_points().into_iter().filter(|point| point.starts_with(&self.dir)) {
+            detach(&point);
+        }
+        if mount_points().iter().any(|point| point.starts_with(&self.dir)) {
+            say(&format!("{} is still mounted; it is left as it is", self.dir.display()));
+        } else if let Err(error) = fs::remove_dir_all(&self.dir) {
+            say(&format!("cannot remove {}: {error}", self.dir.display()));
+        }
+    }
+}
+
+/// The program under test. `VARVE_BIN` names another build of it.
+pub fn varve(args: &[&str]) -> Command {
+    let program = std::env::var_os("VARVE_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_varve").into());
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+/// Runs `command` to its end, with a limit; its whole process group is ended when it takes longer.
+pub fn output(command: &mut Command) -> Output {
+    output_within(command, COMMAND_LIMIT)
+}
+
+pub fn output_within(command: &mut Command, limit: Duration) -> Output {
+    let what = format!("{command:?}");
+    command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot start {what}: {error}"));
+    let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    // A daemon that a command leaves behind may hold the pipes open, so the readers are not waited for without end.
+    let (send, receive) = std::sync::mpsc::channel();
+    let (out_send, err_send) = (send.clone(), send);
+    thread::spawn(move || collect(0, &mut out, &out_send));
+    thread::spawn(move || collect(1, &mut err, &err_send));
+    let status = wait(&mut child, limit);
+    let mut texts = [Vec::new(), Vec::new()];
+    let mut open = 2;
+    while open > 0 {
+        match receive.recv_timeout(Duration::from_secs(1)) {
+            Ok((_, bytes)) if bytes.is_empty() => open -= 1,
+            Ok((index, bytes)) => texts[index].extend(bytes),
+            Err(_) => break,
+        }
+    }
+    let [stdout, stderr] = texts;
+    match status {
+        Some(status) => Output { status, stdout, stderr },
+        None => panic!("{what} took longer than {limit:?}\n{}", String::from_utf8_lossy(&stderr)),
+    }
+}
+
+/// Sends what `pipe` gives in pieces, and an empty piece at its end.
+fn collect(index: usize, pipe: &mut dyn Read, send: &std::sync::mpsc::Sender<(usize, Vec<u8>)>) {
+    let mut buffer = [0; 8192];
+    loop {
+        let bytes = pipe.read(&mut buffer).unwrap_or(0);
+        if send.send((index, buffer[..bytes].to_vec())).is_err() || bytes == 0 {
+            return;
+        }
+    }
+}
+
+/// Waits for a process that leads its own group. `None`: it took too long and the group was ended.
+fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("a child can be waited for") {
+            return Some(status);
+        }
+        if started.elapsed() > limit {
+            let group = Pid::from_child(child);
+            let _already_gone = rustix::process::kill_process_group(group, Signal::KILL);
+            let _status = child.wait();
+            return None;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Runs `command` and gives its standard output; the test fails if the command does.
+pub fn succeed(command: &mut Command) -> String {
+    succeed_within(command, COMMAND_LIMIT)
+}
+
+pub fn succeed_within(command: &mut Command, limit: Duration) -> String {
+    let out = output_within(command, limit);
+    assert!(
+        out.status.success(),
+        "{command:?}: {}\n{}\n{}",
+        out.status,
+        String::from_utf8_lossy(&out.stdout),
+        String::from_utf8_lossy(&out.stderr)
+    );
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+/// `program` in `dir`.
+pub fn program(program: &str, dir: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(dir).args(args).stdin(Stdio::null());
+    command
+}
+
+/// `varve check` must find nothing.
+pub fn check(pool: &Path) {
+    succeed(varve(&["check"]).arg(pool));
+}
+
+/// A mounted pool, and its daemon as a child of this process.
+pub struct Mount {
+    daemon: Option<Child>,
+    pub point: PathBuf,
+    /// What the daemon says.
+    log: PathBuf,
+    /// From the start of the program to the answer of the mount.
+    pub took: Duration,
+}
+
+impl Mount {
+    /// Mounts `pool` on `point`, which is made if it is not there.
+    pub fn start(pool: &Path, point: &Path) -> Mount {
+        Mount::start_with(pool, point, &[])
+    }
+
+    pub fn start_with(pool: &Path, point: &Path, options: &[&str]) -> Mount {
+        fs::create_dir_all(point).expect("a mount point");
+        let log = point.with_extension("log");
+        let file = fs::File::options().create(true).append(true).open(&log).expect("a file for messages");
+        let said_before = file.metadata().expect("a file for messages").len() as usize;
+        let started = Instant::now();
+        let mut command = varve(&["mount", "--foreground"]);
+        command.args(options).arg(pool).arg(point).process_group(0);
+        command.stdout(file.try_clone().unwrap()).stderr(file);
+        let daemon = command.spawn().expect("varve starts");
+        let mut mount = Mount { daemon: Some(daemon), point: point.to_owned(), log, took: Duration::ZERO };
+        // It says so when everything about it answers, `varve sync` and `varve unmount` included.
+        while !mount.messages()[said_before..].contains("varve: mounted") {
+            let daemon = mount.daemon.as_mut().unwrap();
+            if let Some(status) = daemon.try_wait().expect("a child can be waited for") {
+                panic!("varve mount {} ended ({status}):\n{}", pool.display(), mount.messages());
+            }
+            assert!(started.elapsed() < MOUNT_LIMIT, "no mount after {MOUNT_LIMIT:?}:\n{}", mount.messages());
+            thread::sleep(Duration::from_millis(2));
+        }
+        mount.took = started.elapsed();
+        assert!(
+            mount_points().contains(&mount.point),
+            "it says that it is mounted and the kernel does not know"
+        );
+        mount
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.point.join(name)
+    }
+
+    /// The daemon's process id.
+    pub fn pid(&self) -> u32 {
+        self.daemon.as_ref().expect("the daemon runs").id()
+    }
+
+    /// What the daemon has said so far.
+    pub fn messages(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    pub fn sync(&self) {
+        succeed(varve(&["sync"]).arg(&self.point));
+    }
+
+    /// Resident memory of the daemon.
+    pub fn resident_bytes(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the daemon runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has a size");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of KiB") << 10
+    }
+
+    /// `varve unmount`; afterwards the daemon must be gone, without an error.
+    pub fn unmount(mut self) {
+        succeed(varve(&["unmount"]).arg(&self.point));
+        assert!(!mount_points().contains(&self.point), "varve unmount returned and the mount is still there");
+        let mut daemon = self.daemon.take().unwrap();
+        // The command returns when the daemon is gone; as our child it stays a zombie until it is waited for.
+        let status = wait(&mut daemon, Duration::from_secs(5));
+        let status = status.unwrap_or_else(|| panic!("varve unmount returned before the daemon had gone"));
+        assert!(status.success(), "the daemon ended with {status}:\n{}", self.messages());
+    }
+
+    /// SIGKILL, as a crash of the program: nothing is written any more. The dead mount is taken away.
+    pub fn kill(mut self) {
+        let mut daemon = self.daemon.take().unwrap();
+        assert!(
+            daemon.try_wait().expect("a child can be waited for").is_none(),
+            "the daemon had ended by itself:\n{}",
+            self.messages()
+        );
+        daemon.kill().expect("our own child can be killed");
+        daemon.wait().expect("a child can be waited for");
+        detach(&self.point);
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _already_gone = daemon.kill();
+            let _status = daemon.wait();
+            detach(&self.point);
+            if thread::panicking() {
+                say(&format!("messages of the daemon of {}:\n{}", self.point.display(), self.messages()));
+            }
+        }
+    }
+}
+
+/// Every mount point there is.
+pub fn mount_points() -> Vec<PathBuf> {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("the kernel tells what is mounted");
+    table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from).collect()
+}
+
+/// Takes a mount of ours away, whatever state it is in.
+fn detach(point: &Path) {
+    for (program, flags) in [("umount", &["-l"][..]), ("fusermount3", &["-u", "-z"])] {
+        if !mount_points().iter().any(|mounted| mounted == point) {
+            return;
+        }
+        let _the_other_may_do_it = Command::new(program)
+            .args(flags)
+            .arg(point)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+    }
+}
+
+/// A loop device over a file.
+pub struct Loop {
+    pub device: PathBuf,
+}
+
+/// What the block layer has counted for a device.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockStat {
+    pub writes: u64,
+    pub written_bytes: u64,
+    pub flushes: u64,
+}
+
+impl BlockStat {
+    pub fn since(self, before: BlockStat) -> BlockStat {
+        BlockStat {
+            writes: self.writes - before.writes,
+            written_bytes: self.written_bytes - before.written_bytes,
+            flushes: self.flushes - before.flushes,
+        }
+    }
+}
+
+impl Loop {
+    /// A loop device over a new, sparse file.
+    pub fn new(scratch: &Scratch, name: &str, bytes: u64) -> Loop {
+        // Finding a free device and taking it are two steps of losetup.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _held = ONE_AT_A_TIME.lock();
+        let file = scratch.path(name);
+        fs::File::create(&file).and_then(|file| file.set_len(bytes)).expect("a file for a loop device");
+        let device = succeed(Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(&file));
+        Loop { device: PathBuf::from(device.trim()) }
+    }
+
+    pub fn stat(&self) -> BlockStat {
+        let name = self.device.file_name().unwrap().to_string_lossy();
+        let line =
+            fs::read_to_string(format!("/sys/block/{name}/stat")).expect("a block device has statistics");
+        let fields: Vec<u64> =
+            line.split_whitespace().map(|field| field.parse().expect("a number")).collect();
+        // Documentation/block/stat.rst of the kernel: 5 write I/Os, 7 write sectors, 16 flush I/Os (from 1).
+        BlockStat { writes: fields[4], written_bytes: fields[6] * 512, flushes: fields[15] }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _still_busy_goes_when_closed = Command::new("losetup").arg("-d").arg(&self.device).status();
+    }
+}
+
+/// Numbers that depend on the seed alone.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    /// The next number (splitmix64).
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number from 0 to `end` - 1.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    /// `len` bytes that do not compress.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).collect();
+        bytes.truncate(len);
+        bytes
+    }
+}
+
+/// The seed of a run: the environment's, or today's.
+pub fn seed() -> u64 {
+    let seed = match std::env::var("VARVE_TEST_SEED") {
+        Ok(text) => text.parse().expect("VARVE_TEST_SEED is a number"),
+        Err(_) => std::time::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64 >> 10),
+    };
+    println!("VARVE_TEST_SEED={seed}");
+    seed
+}

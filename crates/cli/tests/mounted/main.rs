@@ -1,0 +1,16 @@
+//! The program itself, mounted: real tools, kills, costs counted by the block layer, refusals.
+//!
+//! Nothing here looks inside: a test runs `varve` as a user would and believes only what the kernel and other
+//! programs say. Everything a test makes lies in a scratch directory of its own and is gone afterwards, also when
+//! the test fails. Where /dev/fuse cannot be opened each test says loudly that it was skipped.
+//!
+//! Sizes: small by default; `VARVE_TEST_FULL=1` (`cargo xtask test --full`) is the size the figures in docs/status.md
+//! come from, `VARVE_TEST_FILES` and `VARVE_TEST_KILLS` set one of them alone.
+
+mod cost;
+mod crash;
+mod full;
+mod harness;
+mod real;
+mod refuse;
+mod tree;

@@ -1,0 +1,208 @@
+//! What must be refused: with a clear sentence, the right exit status, and not a byte changed.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hasher};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use varve_format::BLOCK_BYTES;
+use varve_format::superblock::{LABEL_MAGIC, SLOT_BYTES, SLOTS_PER_END, Superblock, slot_offset};
+
+use crate::harness::*;
+
+/// Exit status of a failed operation, and of wrong usage.
+const FAILED: i32 = 1;
+const USAGE: i32 = 2;
+/// Longest message that still counts as a sentence or two.
+const MESSAGE_BYTES_MAX: usize = 600;
+
+/// Runs a command that must be refused with `status` and a message that has all of `words` in it (any case), while
+/// none of `images` changes.
+fn refused(command: &mut Command, status: i32, words: &[&str], images: &[&Path]) {
+    let before: Vec<u64> = images.iter().map(|image| hash(image)).collect();
+    let out = output(command);
+    let message = String::from_utf8_lossy(&out.stderr).into_owned();
+    let shown = format!("{command:?}\n{message}");
+    assert_eq!(out.status.code(), Some(status), "exit status of {shown}");
+    let lower = message.to_lowercase();
+    for word in words {
+        assert!(lower.contains(&word.to_lowercase()), "{word:?} is missing in the message of {shown}");
+    }
+    for noise in ["panicked", "backtrace", "Err(", "Error {", "os error 0"] {
+        assert!(!message.contains(noise), "{noise:?} is no part of a clear sentence: {shown}");
+    }
+    assert!(!message.trim().is_empty() && message.len() < MESSAGE_BYTES_MAX, "no clear sentence: {shown}");
+    let after: Vec<u64> = images.iter().map(|image| hash(image)).collect();
+    assert_eq!(before, after, "an image was changed by {shown}");
+    println!("{}", message.trim());
+}
+
+fn hash(path: &Path) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let mut file = fs::File::open(path).expect("an image can be read");
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer).expect("an image can be read") {
+            0 => return hasher.finish(),
+            n => hasher.write(&buffer[..n]),
+        }
+    }
+}
+
+fn copy_of(pool: &Path, name: &str) -> PathBuf {
+    let copy = pool.with_file_name(name);
+    fs::copy(pool, &copy).expect("a pool in a file can be copied");
+    copy
+}
+
+/// Every verb that opens a pool must refuse `image`.
+fn refused_by_all(image: &Path, point: &Path, words: &[&str]) {
+    refused(varve(&["mount"]).arg(image).arg(point), FAILED, words, &[image]);
+    refused(varve(&["check"]).arg(image), FAILED, words, &[image]);
+    assert!(!mount_points().contains(&point.to_owned()));
+}
+
+/// Goal: a pool is opened for writing once. Method: a mounted pool is mounted again, made anew and checked; the first
+/// mount must neither notice nor change.
+#[test]
+fn refuses_a_second_mount() {
+    if !can_mount("refuses_a_second_mount") {
+        return;
+    }
+    let scratch = Scratch::new("second");
+    let pool = scratch.pool("pool.img", "64M");
+    let second = scratch.subdir("second");
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    fs::write(mount.path("file"), b"first").expect("room");
+    mount.sync();
+    settle(&pool);
+    let name = pool.to_string_lossy().into_owned();
+    // The message names the first: where it is mounted, or its process.
+    let holder = mount.pid().to_string();
+    refused(varve(&["mount"]).arg(&pool).arg(&second), FAILED, &[&name, &holder], &[&pool]);
+    refused(varve(&["create"]).arg(&pool), FAILED, &[&name], &[&pool]);
+    refused(varve(&["create", "--force"]).arg(&pool), FAILED, &[&name], &[&pool]);
+    assert_eq!(fs::read(mount.path("file")).expect("the first mount works on"), b"first");
+    fs::write(mount.path("file"), b"again").expect("the first mount works on");
+    mount.unmount();
+    check(&pool);
+}
+
+/// Waits until the daemon has nothing left to write.
+fn settle(pool: &Path) {
+    for _ in 0..30 {
+        let before = hash(pool);
+        thread::sleep(Duration::from_secs(1));
+        if hash(pool) == before {
+            return;
+        }
+    }
+    panic!("an idle mount keeps writing");
+}
+
+/// Goal: wrong usage is status 2. Method: one wrong flag, value or count for several verbs, beside a pool that must
+/// not change.
+#[test]
+fn refuses_wrong_usage() {
+    let scratch = Scratch::new("usage");
+    let pool = scratch.pool("pool.img", "64M");
+    let point = scratch.subdir("mnt");
+    let new = scratch.path("new.img");
+    refused(varve(&["mount", "--no-such-flag"]).arg(&pool).arg(&point), USAGE, &["--no-such-flag"], &[&pool]);
+    refused(varve(&["mount"]).arg(&pool), USAGE, &["mountpoint"], &[&pool]);
+    refused(varve(&["check", "--no-such-flag"]).arg(&pool), USAGE, &["--no-such-flag"], &[&pool]);
+    refused(varve(&["create", "--size", "plenty"]).arg(&new), USAGE, &["plenty"], &[&pool]);
+    refused(varve(&["create", "--size", "64M", "--data", "raid9"]).arg(&new), USAGE, &["raid9"], &[&pool]);
+    refused(&mut varve(&["no-such-verb"]), USAGE, &["no-such-verb"], &[&pool]);
+    assert!(!new.exists(), "a refused create left a file behind");
+}
+
+/// Goal: things that are no whole pool are refused. Method: a pool cut in half, an empty file, an ext4 image, a file
+/// that is not there, a size below the minimum.
+#[test]
+fn refuses_truncated_and_foreign_devices() {
+    let scratch = Scratch::new("foreign");
+    let pool = scratch.pool("pool.img", "64M");
+    let point = scratch.subdir("mnt");
+
+    let half = copy_of(&pool, "half.img");
+    fs::File::options()
+        .write(true)
+        .open(&half)
+        .and_then(|file| file.set_len(32 << 20))
+        .expect("a shorter copy");
+    refused_by_all(&half, &point, &["half.img"]);
+    let nearly = copy_of(&pool, "nearly.img");
+    fs::File::options()
+        .write(true)
+        .open(&nearly)
+        .and_then(|f| f.set_len((64 << 20) - 4096))
+        .expect("a shorter copy");
+    refused_by_all(&nearly, &point, &["nearly.img"]);
+
+    let empty = scratch.path("empty.img");
+    fs::File::create(&empty).and_then(|file| file.set_len(64 << 20)).expect("an empty file");
+    refused_by_all(&empty, &point, &["empty.img"]);
+    let none = scratch.path("none.img");
+    refused(varve(&["mount"]).arg(&none).arg(&point), FAILED, &["none.img"], &[]);
+    assert!(!none.exists());
+
+    let foreign = scratch.path("foreign.img");
+    fs::File::create(&foreign).and_then(|file| file.set_len(64 << 20)).expect("an empty file");
+    succeed(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&foreign).env("PATH", with_sbin()));
+    refused_by_all(&foreign, &point, &["foreign.img"]);
+    refused(varve(&["create"]).arg(&foreign), FAILED, &["foreign.img", "--force"], &[&foreign]);
+    refused(varve(&["create"]).arg(&pool), FAILED, &["pool.img", "--force"], &[&pool]);
+
+    let small = scratch.path("small.img");
+    let out = output(varve(&["create", "--size", "1M"]).arg(&small));
+    assert!(!out.status.success() && !small.exists(), "a pool below the minimum: {out:?}");
+    succeed(varve(&["create", "--force"]).arg(&foreign));
+    check(&foreign);
+}
+
+fn with_sbin() -> String {
+    format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default())
+}
+
+/// Goal: what a newer program wrote is refused, not guessed at. Method: a pool whose labels carry the next version,
+/// and one whose superblocks carry an incompatible feature nobody knows, both otherwise whole.
+#[test]
+fn refuses_a_newer_format() {
+    let scratch = Scratch::new("newer");
+    let pool = scratch.pool("pool.img", "64M");
+    let point = scratch.subdir("mnt");
+
+    let newer = copy_of(&pool, "newer.img");
+    let bytes = fs::read(&newer).expect("an image can be read");
+    let file = fs::File::options().write(true).open(&newer).expect("an image can be written");
+    let labels: Vec<usize> =
+        (0..bytes.len()).step_by(BLOCK_BYTES).filter(|at| bytes[*at..].starts_with(&LABEL_MAGIC)).collect();
+    assert!(labels.len() >= 2, "a label at each end, found at {labels:?}");
+    for at in labels {
+        // The version is the two bytes after the magic, whatever else a newer label holds.
+        file.write_all_at(&1u16.to_le_bytes(), at as u64 + 8).expect("an image can be written");
+    }
+    refused_by_all(&newer, &point, &["newer.img", "newer"]);
+    refused(varve(&["create"]).arg(&newer), FAILED, &["newer.img", "--force"], &[&newer]);
+
+    let feature = copy_of(&pool, "feature.img");
+    let size = fs::metadata(&feature).expect("an image").len();
+    let file = fs::File::options().read(true).write(true).open(&feature).expect("an image can be written");
+    let mut changed = 0;
+    for index in 0..2 * SLOTS_PER_END {
+        let mut slot = vec![0; SLOT_BYTES as usize];
+        file.read_exact_at(&mut slot, slot_offset(index, size)).expect("a slot can be read");
+        if let Ok(mut superblock) = Superblock::decode(&slot) {
+            superblock.incompatible |= 1 << 63;
+            file.write_all_at(&superblock.encode(), slot_offset(index, size)).expect("a slot can be written");
+            changed += 1;
+        }
+    }
+    assert!(changed > 0, "no superblock was found");
+    refused_by_all(&feature, &point, &["feature"]);
+}
