@@ -8,14 +8,15 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use varve_engine::version::{self, Holder, Mapping};
-use varve_engine::{BLOCK_BYTES, CheckReport, FamilyId, InodeId, Run, View};
+use varve_engine::{BLOCK_BYTES, CheckReport, EngineError, FamilyId, InodeId, Run, View};
 use varve_format::record::inode::{InodeKind, InodeRecord};
 use varve_format::record::name::NameRecord;
 use varve_format::record::xattr::{XATTR_CHUNK_BYTES, XattrHead, xattr_chunks};
 
-use crate::Result;
 use crate::core::Core;
+use crate::ops::xattr::cost;
 use crate::table::{extents, orphans};
+use crate::{FsError, Result};
 
 /// Problems listed before the rest is only counted.
 const PROBLEMS_MAX: usize = 1000;
@@ -28,6 +29,7 @@ struct Seen {
     holder: Holder,
     inline: bool,
     xattr_count: u32,
+    xattr_bytes: u32,
     orphan: bool,
     /// Counted while scanning.
     names: u32,
@@ -35,6 +37,7 @@ struct Seen {
     name: Vec<u8>,
     entries: u64,
     xattrs: u32,
+    bytes: u32,
 }
 
 impl Seen {
@@ -47,12 +50,14 @@ impl Seen {
             holder: extents::holder(record),
             inline: record.inline.is_some(),
             xattr_count: record.xattr_count,
+            xattr_bytes: record.xattr_bytes,
             orphan,
             names: 0,
             name_parent: InodeId(0),
             name: Vec::new(),
             entries: 0,
             xattrs: 0,
+            bytes: 0,
         }
     }
 }
@@ -67,6 +72,17 @@ impl Problems {
     fn add(&mut self, problem: String) {
         if self.list.len() < PROBLEMS_MAX { self.list.push(problem) } else { self.more += 1 }
     }
+
+    /// What cannot be read is a problem, and the end of one scan; the others go on.
+    fn note(&mut self, result: Result<()>) -> Result<()> {
+        match result {
+            Err(FsError::Engine(error @ (EngineError::Corrupt { .. } | EngineError::Checksum { .. }))) => {
+                self.add(error.to_string());
+                Ok(())
+            }
+            result => result,
+        }
+    }
 }
 
 fn show(name: &[u8]) -> String {
@@ -77,11 +93,16 @@ impl Core {
     pub(crate) fn check(&self, verify_data: bool) -> Result<CheckReport> {
         let view = self.store.view();
         let mut problems = Problems::default();
-        let mut inodes = self.check_inodes(&view, &mut problems)?;
-        self.check_names(&view, &mut inodes, &mut problems)?;
+        let (mut inodes, mut runs) = (BTreeMap::new(), Vec::new());
+        let result = self.check_inodes(&view, &mut inodes, &mut problems);
+        problems.note(result)?;
+        let result = self.check_names(&view, &mut inodes, &mut problems);
+        problems.note(result)?;
         self.check_tree(&inodes, &mut problems);
-        self.check_xattrs(&view, &mut inodes, &mut problems)?;
-        let runs = self.check_extents(&view, &inodes, &mut problems)?;
+        let result = self.check_xattrs(&view, &mut inodes, &mut problems);
+        problems.note(result)?;
+        let result = self.check_extents(&view, &inodes, &mut runs, &mut problems);
+        problems.note(result)?;
         drop(view);
         let mut report = self.store.check(&mut runs.into_iter(), verify_data)?;
         if problems.more > 0 {
@@ -91,8 +112,12 @@ impl Core {
         Ok(report)
     }
 
-    fn check_inodes(&self, view: &View, problems: &mut Problems) -> Result<BTreeMap<InodeId, Seen>> {
-        let mut inodes = BTreeMap::new();
+    fn check_inodes(
+        &self,
+        view: &View,
+        inodes: &mut BTreeMap<InodeId, Seen>,
+        problems: &mut Problems,
+    ) -> Result<()> {
         self.namespace.each_inode(view, &mut |ino, record| {
             if record.links == 0 {
                 problems.add(format!("inode {} has no links and is not an orphan", ino.0));
@@ -108,7 +133,7 @@ impl Core {
                 problems.add(format!("inode {} is an orphan and in the namespace", ino.0));
             }
         })?;
-        Ok(inodes)
+        Ok(())
     }
 
     fn check_names(
@@ -293,7 +318,10 @@ impl Core {
                         problems.add(format!("attribute \"{name}\" of inode {} is misplaced", ino.0));
                     }
                     match inodes.get_mut(&ino) {
-                        Some(seen) => seen.xattrs += 1,
+                        Some(seen) => {
+                            seen.xattrs += 1;
+                            seen.bytes = seen.bytes.saturating_add(cost(&head.name, head.value_len as usize));
+                        }
                         None => problems
                             .add(format!("attribute \"{name}\" of inode {}, which does not exist", ino.0)),
                     }
@@ -302,13 +330,15 @@ impl Core {
             }
         })?;
         lost(&open, problems);
-        for (ino, seen) in inodes.iter().filter(|(_, seen)| !seen.orphan && seen.xattrs != seen.xattr_count) {
-            let (has, says) = (seen.xattrs, seen.xattr_count);
-            problems.add(format!(
-                "inode {} (\"{}\") has {has} attributes and says {says}",
-                ino.0,
-                show(&seen.name)
-            ));
+        for (ino, seen) in inodes.iter().filter(|(_, seen)| !seen.orphan) {
+            let (has, says) = ((seen.xattrs, seen.bytes), (seen.xattr_count, seen.xattr_bytes));
+            if has != says {
+                let name = show(&seen.name);
+                problems.add(format!(
+                    "inode {} (\"{name}\") has {} attributes of {} bytes and says {} of {}",
+                    ino.0, has.0, has.1, says.0, says.1
+                ));
+            }
         }
         Ok(())
     }
@@ -317,14 +347,14 @@ impl Core {
         &self,
         view: &View,
         inodes: &BTreeMap<InodeId, Seen>,
+        runs: &mut Vec<Run>,
         problems: &mut Problems,
-    ) -> Result<Vec<Run>> {
+    ) -> Result<()> {
         let holders: HashMap<FamilyId, (InodeId, &Seen)> = inodes
             .iter()
             .filter(|(_, seen)| !seen.inline)
             .map(|(ino, seen)| (seen.holder.family, (*ino, seen)))
             .collect();
-        let mut runs = Vec::new();
         let mut after = None;
         while let Some(family) = version::next_family(view, after)? {
             after = Some(family);
@@ -357,6 +387,6 @@ impl Core {
                 problems.add(format!("inode {} (\"{}\") has data beyond its size", ino.0, show(&seen.name)));
             }
         }
-        Ok(runs)
+        Ok(())
     }
 }

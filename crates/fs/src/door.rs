@@ -22,6 +22,13 @@ pub struct Filesystem {
     background: Mutex<Option<Background>>,
 }
 
+#[cfg(test)]
+impl Filesystem {
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+}
+
 impl Filesystem {
     /// Writes a new pool with an empty root directory (mode 0755, owned by `owner`).
     pub fn format(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use varve_device::AlignedBuf;
 use varve_engine::{
-    BLOCK_BYTES, Data, FamilyId, InodeId, PoolAddr, Reservation, Transaction, VersionId, version,
+    BLOCK_BYTES, Data, FamilyId, InodeId, PoolAddr, Reservation, Run, Transaction, VersionId, version,
 };
 use varve_format::record::inode::{DataPointer, INLINE_BYTES_MAX, InodeKind, InodeRecord};
 
@@ -88,13 +88,14 @@ impl Core {
         if kind == InodeKind::Directory {
             record.parent = parent;
         }
-        let mut tx = Transaction::new();
-        tx.claim_id(ino.0);
-        let mut reservation = self.place_target(&mut tx, &mut record, target)?;
         if !bucket.insert(name, ino, kind) {
             // 256 names of one 55-bit hash: nobody without the seed gets here.
             return Err(FsError::Engine(varve_engine::EngineError::NoSpace));
         }
+        let mut tx = Transaction::new();
+        tx.claim_id(ino.0);
+        let counting = self.counting()?;
+        let mut block = self.place_target(&mut tx, &mut record, target)?;
         self.namespace.put_bucket(&mut tx, &bucket);
         self.namespace.put_inode(&mut tx, ino, &record);
         let mut dir_record = dir.record.clone();
@@ -103,39 +104,44 @@ impl Core {
         // The new inode is locked while it becomes visible, so that who finds its name waits for its state.
         let child = self.state(ino);
         let mut inner = child.inner.write();
-        {
-            let _counting = self.counting()?;
-            if let Err(error) = self.store.apply(tx, reservation.as_mut()) {
-                inner.presence = Presence::Gone;
-                return Err(error.into());
+        if let Err(error) = self.store.apply(tx, block.as_mut().map(|(reservation, _)| reservation)) {
+            inner.presence = Presence::Gone;
+            if let Some((reservation, run)) = &mut block {
+                self.store.deallocate(reservation, &[*run]);
             }
-            self.files.add(1);
+            return Err(error.into());
         }
+        self.files.add(1);
+        drop(counting);
         dir.size = dir_record.size;
         dir.take_over(dir_record);
         inner.install(record, Presence::Live);
         Ok(attr(ino, &inner))
     }
 
-    /// Puts a symbolic link's target into the record, or, when it is too long, into a block of the inode's data.
+    /// Puts a symbolic link's target into the record, or, when it is too long, into a block of the inode's data, which
+    /// is to be given back if the transaction fails.
     fn place_target(
         &self,
         tx: &mut Transaction,
         record: &mut InodeRecord,
         target: &[u8],
-    ) -> Result<Option<Reservation>> {
+    ) -> Result<Option<(Reservation, Run)>> {
         if target.len() <= INLINE_BYTES_MAX {
             record.inline = Some(target.to_vec());
             return Ok(None);
         }
         record.inline = None;
-        let mut reservation = self.store.reserve(1, 1, crate::writeback::ENTRY_BYTES)?;
-        let runs = self.store.allocate(&mut reservation, 1, PoolAddr::NULL)?;
-        let buf = Arc::new(AlignedBuf::from_slice(target));
-        tx.place_riding(runs[0], Data { buf, offset: 0, len: BLOCK_BYTES });
         let view = self.store.view();
         let path = extents::path(&view, record)?;
-        version::put_extents(&view, tx, &path, &[(0, runs[0])])?;
-        Ok(Some(reservation))
+        let mut reservation = self.store.reserve(1, 1, crate::writeback::ENTRY_BYTES)?;
+        let run = self.store.allocate(&mut reservation, 1, PoolAddr::NULL)?[0];
+        let buf = Arc::new(AlignedBuf::from_slice(target));
+        tx.place_riding(run, Data { buf, offset: 0, len: BLOCK_BYTES });
+        if let Err(error) = version::put_extents(&view, tx, &path, &[(0, run)]) {
+            self.store.deallocate(&mut reservation, &[run]);
+            return Err(error.into());
+        }
+        Ok(Some((reservation, run)))
     }
 }

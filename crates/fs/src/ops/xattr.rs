@@ -12,7 +12,8 @@ const XATTRS_PER_INODE_BYTES_MAX: u32 = 256 << 10;
 /// What an attribute costs beside its name and value.
 const XATTR_OVERHEAD_BYTES: usize = 64;
 
-fn cost(name: &[u8], value_len: usize) -> u32 {
+/// What an attribute counts for its inode's limit.
+pub(crate) fn cost(name: &[u8], value_len: usize) -> u32 {
     (name.len() + value_len + XATTR_OVERHEAD_BYTES) as u32
 }
 

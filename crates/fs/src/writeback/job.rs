@@ -30,7 +30,8 @@ pub(crate) struct FileJob {
     pub partial: bool,
     /// Where they would best lie.
     pub near: PoolAddr,
-    pub turn: Turn,
+    /// Given up as soon as the file is done when others are still being written.
+    pub turn: Option<Turn>,
 }
 
 /// Files that are written back together.
@@ -84,6 +85,8 @@ impl Core {
     /// Writes and logs a group.
     pub(crate) fn write_group(&self, group: &mut Group, ride: Ride) -> Result<()> {
         let Group { jobs, pages, reservation } = group;
+        // Small files first: whoever waits for one of them does not wait for the large ones.
+        jobs.sort_by_key(|job| job.pages.len());
         let Some(first) = jobs.first() else { return Ok(()) };
         // Data that went back to being dirty after a failure may have left its space with another file.
         let missing =
@@ -133,8 +136,9 @@ impl Core {
                 return Err(error);
             }
             let mut at = 0;
-            for (job, page, take) in parts {
-                let job = &jobs[job];
+            let alone = jobs.len() == 1;
+            for (number, page, take) in parts {
+                let job = &mut jobs[number];
                 let piece = Piece {
                     pages: &job.pages[page..page + take],
                     addrs: &addrs[at..at + take],
@@ -147,6 +151,9 @@ impl Core {
                 if let Err(error) = self.log_piece(job, &piece, reservation) {
                     self.give_back(reservation, &addrs[at..]);
                     return Err(error);
+                }
+                if piece.last && !alone {
+                    job.turn = None;
                 }
             }
         }

@@ -57,8 +57,10 @@ pub(crate) enum Ride {
 /// Lets concurrent syncs share rounds: who waits while a whole round goes by that began after he came is done.
 #[derive(Default)]
 pub(crate) struct SyncRounds {
+    /// Number of the last round that has begun.
     begun: AtomicU64,
-    running: Mutex<()>,
+    /// Held by the round that runs; the number of the last that has succeeded.
+    succeeded: Mutex<u64>,
 }
 
 /// Sets aside space for `pages` pages, for a file that had none dirty if `first`.
@@ -152,13 +154,14 @@ impl Core {
     /// Makes everything durable.
     pub(crate) fn sync(&self) -> Result<()> {
         let seen = self.rounds.begun.load(Ordering::Acquire);
-        let running = self.rounds.running.lock();
-        // A round that began after `seen` was read and has ended (its lock is free) covers all that was dirty then.
-        if self.rounds.begun.load(Ordering::Acquire) <= seen {
-            self.rounds.begun.fetch_add(1, Ordering::AcqRel);
+        let mut succeeded = self.rounds.succeeded.lock();
+        // A round with a larger number began after this call and covers all that was dirty then.
+        if *succeeded <= seen {
+            let round = self.rounds.begun.fetch_add(1, Ordering::AcqRel) + 1;
             self.write_back_all()?;
+            *succeeded = round;
         }
-        drop(running);
+        drop(succeeded);
         Ok(self.store.commit(self.store.position())?)
     }
 }

@@ -60,7 +60,11 @@ impl Core {
         let reservation = inner.pages.reservation.take();
         let near = inner.near;
         drop(guard);
-        group.add(&self.store, FileJob { state, id, pages, size, partial, near, turn }, reservation);
+        group.add(
+            &self.store,
+            FileJob { state, id, pages, size, partial, near, turn: Some(turn) },
+            reservation,
+        );
         Ok(None)
     }
 
@@ -166,7 +170,7 @@ impl Core {
                     self.enlist(&job.state, &mut inner);
                 }
             }
-            turns.push(job.turn);
+            turns.extend(job.turn);
         }
         result.map(|()| turns)
     }
