@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use varve_device::{Device, DeviceError, FileDevice, OpenMode, Operation};
@@ -14,9 +16,21 @@ use crate::size::show_size;
 /// Smallest pool, in bytes.
 pub const POOL_BYTES_MIN: u64 = 64 << 20;
 
-/// Opens the file or block device `path`.
+/// How long a pool that is mounted nowhere may stay locked: umount(8) returns before the pool is closed.
+const CLOSING: Duration = Duration::from_secs(10);
+const CLOSING_PAUSE: Duration = Duration::from_millis(50);
+
+/// Opens the file or block device `path`, waiting for a process that is just closing it.
 pub fn open_device(path: &Path, mode: OpenMode) -> Result<FileDevice> {
-    FileDevice::open(path, mode).map_err(|error| explain(path, &error))
+    let started = Instant::now();
+    loop {
+        match FileDevice::open(path, mode) {
+            Err(DeviceError::LockedBy(_)) if started.elapsed() < CLOSING && mounted_at(path).is_none() => {
+                thread::sleep(CLOSING_PAUSE);
+            }
+            result => return result.map_err(|error| explain(path, &error)),
+        }
+    }
 }
 
 /// The absolute path of a pool, as the kernel's table of mounts and messages show it.
