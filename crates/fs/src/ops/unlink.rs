@@ -1,6 +1,7 @@
 //! Removing names, and what follows when it was the last one.
 
 use parking_lot::RwLockWriteGuard;
+use varve_engine::planted::{Planted, is};
 use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::{InodeKind, InodeRecord, Time};
 use varve_format::record::orphan::OrphanState;
@@ -136,7 +137,9 @@ impl Core {
         }
         self.namespace.delete_inode(tx, ino);
         if inner.opens > 0 {
-            orphans::put(tx, ino, OrphanState::Open, &record);
+            if !is(Planted::LostOrphan) {
+                orphans::put(tx, ino, OrphanState::Open, &record);
+            }
             return Ok(Dropped::Orphan(record));
         }
         if self.dispose_step(tx, ino, &record)? {
