@@ -43,7 +43,8 @@ fn run(setup: Setup, test: impl FnOnce(&mut Session) -> Result<(), Violation>) -
         {
             let policies =
                 [CrashPolicy::DropAll, CrashPolicy::KeepAll, CrashPolicy::Seeded, CrashPolicy::Seeded];
-            cuts.extend(policies.map(|policy| Cut { events, policy }));
+            cuts.extend(policies.map(|policy| Cut { events, policy, tear_within: false }));
+            cuts.push(Cut { events, policy: CrashPolicy::KeepAll, tear_within: true });
         }
     } else {
         cuts.extend((0..4 * BOUNDARIES_MAX).map(|_| Cut::seeded(&disk, timeline.first_event(), &mut rng)));

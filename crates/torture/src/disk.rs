@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use varve_sim::{CrashPoint, CrashPolicy, Image, RecordingDevice, Rng};
+use varve_sim::{
+    CrashCutter, CrashPoint, CrashPolicy, Image, PAGE_BYTES, PendingWrite, RecordingDevice, Rng,
+};
 
 /// A recording device in memory. Clones are the same disk; [`Disk::fork`] makes another.
 #[derive(Clone)]
@@ -47,7 +49,34 @@ impl Disk {
 
     /// The disk that is found after the power failed at `cut`.
     pub fn cut(&self, cut: &Cut, rng: &mut Rng) -> Disk {
-        Disk::of(self.0.crash_image(CrashPoint(cut.events), rng, cut.policy))
+        let cutter = self.0.cutter_at(CrashPoint(cut.events));
+        let mut image = cutter.image(rng, cut.policy);
+        if cut.tear_within {
+            tear_within(&cutter, &mut image, rng);
+        }
+        Disk::of(image)
+    }
+}
+
+/// Leaves a page of one write in doubt with bytes that are partly new and partly old: a device that tears within a
+/// sector.
+fn tear_within(cutter: &CrashCutter, image: &mut Image, rng: &mut Rng) {
+    let pending: Vec<&PendingWrite> = cutter.pending().collect();
+    let Some(PendingWrite { write, .. }) = rng.pick(&pending) else { return };
+    let number = rng.index(write.pages.len());
+    let Some(new) = write.pages.get(number) else { return };
+    let index = write.offset / PAGE_BYTES as u64 + number as u64;
+    let old = *cutter.durable().page(index);
+    let page = image.page_mut(index);
+    // What matters of a page is often at its beginning.
+    let within = if rng.chance(0.5) { 512 } else { PAGE_BYTES };
+    let (one, other) = (rng.index(within), 1 + rng.index(within));
+    let (from, to) = (one.min(other), one.max(other));
+    page.copy_from_slice(&new[..]);
+    match rng.below(3) {
+        0 => page[from..].copy_from_slice(&old[from..]),
+        1 => page[..from].copy_from_slice(&old[..from]),
+        _ => page[from..to].copy_from_slice(&old[from..to]),
     }
 }
 
@@ -58,6 +87,8 @@ pub struct Cut {
     pub events: usize,
     /// What survives.
     pub policy: CrashPolicy,
+    /// Whether one write in doubt is torn within a sector, besides.
+    pub tear_within: bool,
 }
 
 impl Cut {
@@ -70,12 +101,18 @@ impl Cut {
             Some(events) if rng.chance(0.5) => *events,
             _ => rng.between(first.min(last) as u64, last as u64) as usize,
         };
-        Cut { events, policy: CrashPolicy::Seeded }
+        Cut { events, policy: CrashPolicy::Seeded, tear_within: rng.chance(0.25) }
     }
 }
 
 impl fmt::Display for Cut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "event {}, {:?}", self.events, self.policy)
+        write!(
+            f,
+            "event {}, {:?}{}",
+            self.events,
+            self.policy,
+            if self.tear_within { ", torn within a sector" } else { "" }
+        )
     }
 }

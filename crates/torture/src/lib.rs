@@ -22,4 +22,5 @@ pub mod soak;
 pub mod suite;
 pub mod timeline;
 pub mod trial;
+pub mod tuned;
 pub mod workload;

@@ -216,5 +216,6 @@ fn work(session: &mut Session, calls: u64, rng: &mut Rng) -> Result<(), Violatio
         let call = if number == calls / 2 { Call::Sync } else { generator.draw(session.live(), rng) };
         generator.make(session, &call)?;
     }
+    session.verify_space()?;
     session.verify()
 }

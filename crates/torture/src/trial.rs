@@ -154,6 +154,9 @@ pub fn run(kind: Kind, seed: u64, wanted: Wanted) -> Result<Counts, Box<Failure>
         let mut guard = session.lock().unwrap_or_else(PoisonError::into_inner);
         let session = guard.insert(open(disk, &setup, model, clock_seconds)?);
         kind.run(session, seed)?;
+        if !matches!(kind, Kind::Pair | Kind::Triple) {
+            session.verify_space()?;
+        }
         session.verify()
     })
     .map_err(|Violation(what)| failure(None, 0, what, history(&session)))?;
@@ -197,11 +200,13 @@ fn cuts(kind: Kind, seed: u64, timeline: &Timeline, disk: &Disk) -> Vec<Cut> {
         instants.retain(|events| *events >= first);
         instants.dedup();
         for events in instants {
-            cuts.push(Cut { events, policy: CrashPolicy::DropAll });
+            let plain = |policy| Cut { events, policy, tear_within: false };
+            cuts.push(plain(CrashPolicy::DropAll));
             let pending = disk.pending_count(events);
             if pending > 0 {
-                cuts.push(Cut { events, policy: CrashPolicy::KeepAll });
-                cuts.extend((0..crashes.seeded).map(|_| Cut { events, policy: CrashPolicy::Seeded }));
+                cuts.push(plain(CrashPolicy::KeepAll));
+                cuts.extend((1..crashes.seeded).map(|_| plain(CrashPolicy::Seeded)));
+                cuts.push(Cut { tear_within: true, ..plain(CrashPolicy::KeepAll) });
             }
         }
     } else {

@@ -241,6 +241,34 @@ impl Session {
         }
     }
 
+    /// Makes everything durable and written out: then nothing may be set aside any more, and the parts of the space
+    /// add up to the whole.
+    pub fn verify_space(&mut self) -> Result<(), Violation> {
+        self.must(&Call::Sync)?;
+        self.must(&Call::Maintain)?;
+        self.must(&Call::Checkpoint)?;
+        let space = self.fs.space();
+        let parts = [
+            space.fixed_bytes,
+            space.used_bytes,
+            space.held_back_bytes,
+            space.reserved_bytes,
+            space.protected_bytes,
+            space.free_bytes,
+        ];
+        let sum: u64 = parts.iter().sum();
+        if space.reserved_bytes != 0 {
+            return Err(violation!(
+                "with nothing to write, {} bytes are reserved: {space:?}",
+                space.reserved_bytes
+            ));
+        }
+        if sum != space.total_bytes && space.free_bytes > 0 {
+            return Err(violation!("the parts of the space add up to {sum}: {space:?}"));
+        }
+        Ok(())
+    }
+
     /// Ends the session: what must survive, the disk, and what a user saw last.
     pub fn end(self) -> (Timeline, Disk, Model) {
         (self.timeline, self.disk, self.live)

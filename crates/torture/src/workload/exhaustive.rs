@@ -59,12 +59,13 @@ pub enum Operation {
     SetXattrLarge,
     SetMode,
     SetTimesAndOwner,
+    OverwriteInOneBatch,
 }
 
 use Operation::*;
 
 /// Every operation.
-pub const OPERATIONS: [Operation; 32] = [
+pub const OPERATIONS: [Operation; 33] = [
     CreateInRoot,
     CreateBelow,
     WriteExtent,
@@ -97,6 +98,7 @@ pub const OPERATIONS: [Operation; 32] = [
     SetXattrLarge,
     SetMode,
     SetTimesAndOwner,
+    OverwriteInOneBatch,
 ];
 
 /// How many sequences of one or two operations there are.
@@ -316,6 +318,22 @@ fn perform(
             ino,
             set: SetAttr { mode: Some(0o600 + step as u32), ..SetAttr::default() },
         }),
+        OverwriteInOneBatch => {
+            // A block is placed and freed within one batch, and taken again by the file before it in the next.
+            let mut make = |name: Vec<u8>| -> Result<InodeId, Violation> {
+                session.must(&Call::Create { parent: root, name: name.clone(), mode: 0o644 })?;
+                Ok(session.live().lookup(root, &name).expect("made above"))
+            };
+            let (first, second) = (make(fresh("u"))?, make(fresh("v"))?);
+            for (number, ino) in [first, second, second].into_iter().enumerate() {
+                let seed = 200 + 10 * step + number as u64;
+                session.must(&Call::Write { ino, offset: 0, len: 4_096, seed })?;
+                session.must(&Call::FlushFile { ino })?;
+            }
+            session.must(&Call::Fsync { ino: second })?;
+            session.must(&Call::Write { ino: first, offset: 4_096, len: 5_000, seed: 300 + step })?;
+            Ok(Some(first))
+        }
         SetTimesAndOwner => {
             let at = |seconds| Some(SetTime::At(Timestamp { seconds, nanoseconds: 999_999_999 }));
             let set = SetAttr {
