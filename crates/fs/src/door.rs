@@ -112,7 +112,7 @@ impl Filesystem {
     pub fn release_inode(&self, ino: InodeId) -> Result<()> {
         self.core.release_inode(ino)
     }
-    /// Bytes at `offset`, fewer at the end of the file. Holes read as zeros.
+    /// Bytes at `offset`, fewer at the end of the file. Holes read as zeros. The access time stays as it is (noatime).
     pub fn read(&self, ino: InodeId, offset: u64, len: usize) -> Result<Vec<u8>> {
         self.core.read(ino, offset, len)
     }

@@ -19,11 +19,11 @@ impl Core {
     fn add_link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
         let mut states = vec![self.state(parent), self.state(ino)];
         let mut locked = self.lock_all(&mut states)?;
-        require_directory(locked.get(parent))?;
-        let inner = locked.get(ino);
-        if inner.record.kind == InodeKind::Directory {
+        if locked.get(ino).record.kind == InodeKind::Directory {
             return Err(FsError::NotPermitted);
         }
+        require_directory(locked.get(parent))?;
+        let inner = locked.get(ino);
         if inner.presence != Presence::Live {
             return Err(FsError::NotFound);
         }
