@@ -16,7 +16,7 @@ use varve_fs::{Caller, Filesystem, FormatOptions, Profile};
 
 use crate::args::CreateArgs;
 use crate::clock::SystemClock;
-use crate::pool::{POOL_BYTES_MIN, open_device};
+use crate::pool::{POOL_BYTES_MIN, open_device, with_name};
 use crate::size::show_size;
 use crate::{Outcome, Usage, show};
 
@@ -157,12 +157,6 @@ fn refuse_content(path: &Path) -> Result<()> {
         }
     }
     bail!("{shown} is not empty: something is written at byte {at}; give --force to overwrite it")
-}
-
-/// `sentence`, naming the pool if it does not.
-fn with_name(path: &Path, sentence: &str) -> String {
-    let shown = path.display().to_string();
-    if sentence.contains(&shown) { sentence.to_owned() } else { format!("{shown}: {sentence}") }
 }
 
 /// The first byte that is not zero in the first or last MiB.

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use varve_device::{Device, DeviceError, FileDevice, OpenMode, Operation};
 use varve_fs::{Filesystem, OpenOptions, RecoveryReport, StoreOptions};
 
 use crate::clock::SystemClock;
 use crate::mountinfo::MountTable;
-use crate::size::show_size;
 
 /// Smallest pool, in bytes.
 pub const POOL_BYTES_MIN: u64 = 64 << 20;
@@ -86,17 +85,17 @@ pub fn open(
     device: Arc<dyn Device>,
     options: OpenOptions,
 ) -> Result<(Filesystem, RecoveryReport)> {
-    let size_bytes = device.size_bytes();
-    if size_bytes < POOL_BYTES_MIN {
-        return Err(anyhow!(
-            "{} holds no pool: it has {}, and the smallest pool has {}",
-            path.display(),
-            show_size(size_bytes),
-            show_size(POOL_BYTES_MIN)
-        ));
+    if device.size_bytes() == 0 {
+        return Err(anyhow!("{} holds no pool; to make one there: varve create --help", path.display()));
     }
     Filesystem::open(vec![device], options)
-        .with_context(|| format!("cannot open the pool {}", path.display()))
+        .map_err(|error| anyhow!("{}", with_name(path, &error.to_string())))
+}
+
+/// `sentence`, naming the pool if it does not.
+pub fn with_name(path: &Path, sentence: &str) -> String {
+    let shown = path.display().to_string();
+    if sentence.contains(&shown) { sentence.to_owned() } else { format!("{shown}: {sentence}") }
 }
 
 /// What recovery did, for people. `None`: nothing worth saying.
