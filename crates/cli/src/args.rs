@@ -21,20 +21,14 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// The commands.
+/// The commands. What help says about each stands at its arguments.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Make a new, empty pool in a file or on a block device
     Create(CreateArgs),
-    /// Mount a pool on a directory; returns when the mount answers
     Mount(MountArgs),
-    /// Unmount; returns when everything is durable and the pool can be used again
     Unmount(UnmountArgs),
-    /// Make everything durable that was written to a mounted pool
     Sync(SyncArgs),
-    /// Show space, devices and counters of a pool, mounted or not
     Stats(StatsArgs),
-    /// Read everything in an unmounted pool and compare it; changes nothing
     Check(CheckArgs),
 }
 
