@@ -248,8 +248,7 @@ pub fn rewrite_tail(pool: &Pool, superblock: &Superblock, log: &Log) -> Result<(
     let mut at = superblock.log_start;
     for found in &log.batches[..log.keep] {
         if found.header.sequence > log.flushed {
-            let bytes = AlignedBuf::from_slice(&found.bytes);
-            pool.write(&[], Some((at, &bytes)))?;
+            rewrite_bad_batches(pool, at, &found.bytes)?;
             for (_, ops) in transactions(found, superblock.total_blocks)? {
                 for op in ops {
                     if let Op::Place { run, checksums } = op {
@@ -261,6 +260,17 @@ pub fn rewrite_tail(pool: &Pool, superblock: &Superblock, log: &Log) -> Result<(
         at += found.bytes.len() as u64;
     }
     pool.flush()
+}
+
+/// Only copies that differ are written: what is whole may have been acknowledged, and a write that power cuts short
+/// must not be able to spoil it.
+fn rewrite_bad_batches(pool: &Pool, at: u64, bytes: &[u8]) -> Result<()> {
+    for device in 0..pool.devices.len() {
+        if pool.read_log(device, at, bytes.len())? != bytes {
+            pool.write_log(device, at, &AlignedBuf::from_slice(bytes))?;
+        }
+    }
+    Ok(())
 }
 
 fn rewrite_bad_copies(pool: &Pool, run: Run, checksums: &[u32]) -> Result<()> {

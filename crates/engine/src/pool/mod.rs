@@ -215,6 +215,29 @@ impl Pool {
         Ok(ring)
     }
 
+    /// A stretch of the log of one device.
+    pub fn read_log(&self, device: usize, position: u64, len: usize) -> Result<Vec<u8>> {
+        let mut buf = AlignedBuf::new(len);
+        let at = position % self.ring_bytes;
+        let first = len.min((self.ring_bytes - at) as usize);
+        self.devices[device].read_at(RING_START + at, &mut buf[..first])?;
+        if first < len {
+            self.devices[device].read_at(RING_START, &mut buf[first..])?;
+        }
+        Ok(buf[..len].to_vec())
+    }
+
+    /// Writes a stretch of the log of one device.
+    pub fn write_log(&self, device: usize, position: u64, bytes: &[u8]) -> Result<()> {
+        let at = position % self.ring_bytes;
+        let first = bytes.len().min((self.ring_bytes - at) as usize);
+        self.devices[device].write_at(RING_START + at, &bytes[..first])?;
+        if first < bytes.len() {
+            self.devices[device].write_at(RING_START, &bytes[first..])?;
+        }
+        Ok(())
+    }
+
     /// Writes a superblock to its slots at both ends of every device. Not flushed.
     pub fn write_superblock(&self, superblock: &Superblock) -> Result<u64> {
         let bytes = AlignedBuf::from_slice(&superblock.encode());
