@@ -14,8 +14,9 @@ use crate::core::Core;
 use crate::inode::{Inner, InodeState, Pending, Presence, Turn};
 use crate::table::extents;
 
-/// Extents logged in one transaction.
-const EXTENTS_PER_TRANSACTION: usize = 256;
+/// Extents logged in one transaction: in the worst case each dirties a path of its own, and all of them must fit what
+/// a full pool keeps back for privileged work.
+const EXTENTS_PER_TRANSACTION: usize = 64;
 
 /// One file's part of a group.
 pub(crate) struct FileJob {
