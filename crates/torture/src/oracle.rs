@@ -66,24 +66,32 @@ pub fn judge(
         read_only(&image, &expected, setup)?;
     }
     let recovered = recover(image, &expected, setup)?;
-    if depth.calls_after == 0 && depth.crashes_after == 0 {
+    // What was cut must stay cut: look harder.
+    let was_cut = recovered.opened.report.batches_cut > 0;
+    let calls_after = if was_cut { depth.calls_after.max(6) } else { depth.calls_after };
+    let crashes_after = if was_cut { depth.crashes_after.max(4) } else { depth.crashes_after };
+    if calls_after == 0 && crashes_after == 0 {
         return Ok(1);
     }
     let Recovered { opened, disk, clock, model } = recovered;
     let (end, served) = (opened.report.end.0, disk.events());
     let mut session = Session::new(opened, disk, clock, *setup, model.clone());
-    if rng.chance(0.5) {
+    let mut worked = Ok(());
+    if was_cut || rng.chance(0.5) {
         // The same data may find the same blocks: a batch that was cut would verify now, if it could still count.
-        repeat(&mut session, timeline.undone(end), depth.calls_after).map_err(|Violation(what)| {
-            violation!("after recovery to {end}: {what}\n{}", session.history(40))
-        })?;
+        worked = repeat(&mut session, timeline.undone(end), calls_after);
     }
-    work(&mut session, depth.calls_after, rng)
+    let repeated = session.disk().events();
+    worked
+        .and_then(|()| work(&mut session, calls_after, rng))
         .map_err(|Violation(what)| violation!("after recovery to {end}: {what}\n{}", session.history(40)))?;
     let (second, disk, _) = session.end();
     let mut crashes = 1;
-    for _ in 0..depth.crashes_after {
-        let cut = Cut::seeded(&disk, 0, rng);
+    for _ in 0..crashes_after {
+        let mut cut = Cut::seeded(&disk, 0, rng);
+        if was_cut && rng.chance(0.5) {
+            cut.events = rng.between(served as u64, repeated as u64) as usize;
+        }
         let expected = if cut.events < served {
             Expected { timeline, least, most, recovered: Some((end, &model)) }
         } else {

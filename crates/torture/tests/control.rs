@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use varve_engine::planted::{Planted, set};
 use varve_torture::suite::run_steps;
+use varve_torture::trial::{Wanted, run};
 
 /// Each bug's share of the budget.
 const BUDGET: Duration = Duration::from_secs(60);
@@ -21,6 +22,10 @@ fn caught(test: &str, bug: Planted) {
     set(None);
     let crashes = outcome.counts.crashes;
     let failure = outcome.failure.unwrap_or_else(|| panic!("{bug:?} was not found in {crashes} crashes"));
+    // It must be the bug that was found: without it the same trial passes.
+    if let Err(failure) = run(failure.kind, failure.seed, Wanted::All) {
+        panic!("this fails without {bug:?}, too: {failure}");
+    }
     println!(
         "{bug:?}: found after {crashes} crashes in {:.1} s by {} workload, seed {}, crash {:?}: {}",
         started.elapsed().as_secs_f64(),

@@ -89,7 +89,7 @@ impl Model {
                     content.write(*offset, &fill(*seed, *len)[..cx.written]);
                     inode.mtime.set(cx.now);
                     inode.ctime.set(cx.now);
-                    clear_set_ids(inode, cx.caller);
+                    clear_set_ids_unless_root(inode, cx.caller);
                 }
                 Ok(())
             }
@@ -305,10 +305,11 @@ impl Model {
                 Body::Symlink(_) => return Err(EINVAL),
             }
             inode.mtime.set(cx.now);
-            clear_set_ids(inode, cx.caller);
+            clear_set_ids_unless_root(inode, cx.caller);
         }
         if (set.uid.is_some() || set.gid.is_some()) && inode.entries().is_none() {
-            clear_set_ids(inode, cx.caller);
+            // Whoever asks: a new owner does not inherit what the old one granted.
+            clear_set_ids(inode);
         }
         if let Some(mode) = set.mode {
             inode.mode.set(mode);
@@ -332,10 +333,13 @@ impl Model {
     }
 }
 
-fn clear_set_ids(inode: &mut Inode, caller: Caller) {
-    if caller.uid == 0 {
-        return;
+fn clear_set_ids_unless_root(inode: &mut Inode, caller: Caller) {
+    if caller.uid != 0 {
+        clear_set_ids(inode);
     }
+}
+
+fn clear_set_ids(inode: &mut Inode) {
     let mode = inode.mode.get();
     let mut clear = mode & SET_UID;
     if mode & GROUP_EXECUTE != 0 {

@@ -223,7 +223,9 @@ fn perform(
         UnlinkBelow => on(session, d, &|d| Call::Unlink { parent: d, name: name("e") }),
         UnlinkOpen | UnlinkOpenAndWrite | UnlinkOpenAndRelease => {
             let file = if operation == UnlinkOpenAndRelease { (b, "b") } else { (a, "a") };
-            let Some(ino) = file.0 else { return Ok(None) };
+            let is_file =
+                |ino: &InodeId| session.live().get(*ino).is_some_and(|inode| inode.content().is_some());
+            let Some(ino) = file.0.filter(is_file) else { return Ok(None) };
             session.must(&Call::Open { ino, truncate: false })?;
             session.must(&Call::Unlink { parent: root, name: name(file.1) })?;
             match operation {
@@ -331,7 +333,8 @@ fn perform(
                 session.must(&Call::FlushFile { ino })?;
             }
             session.must(&Call::Fsync { ino: second })?;
-            session.must(&Call::Write { ino: first, offset: 4_096, len: 5_000, seed: 300 + step })?;
+            // One block: just the gap that was left.
+            session.must(&Call::Write { ino: first, offset: 4_096, len: 4_096, seed: 300 + step })?;
             Ok(Some(first))
         }
         SetTimesAndOwner => {
