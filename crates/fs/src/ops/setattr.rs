@@ -12,7 +12,7 @@ use crate::core::{Core, attr, touch};
 use crate::inode::Pending;
 
 /// Makes the changes of `set` other than the size.
-pub(super) fn change(caller: Caller, record: &mut InodeRecord, set: &SetAttr, now: Time) {
+pub(super) fn change(record: &mut InodeRecord, set: &SetAttr, now: Time) {
     if let Some(uid) = set.uid {
         record.uid = uid;
     }
@@ -20,7 +20,8 @@ pub(super) fn change(caller: Caller, record: &mut InodeRecord, set: &SetAttr, no
         record.gid = gid;
     }
     let owner = set.uid.is_some() || set.gid.is_some();
-    if owner && caller.uid != 0 && record.kind != InodeKind::Directory {
+    // Whoever asks: with HANDLE_KILLPRIV_V2 the kernel leaves this to us, also for the superuser.
+    if owner && record.kind != InodeKind::Directory {
         record.mode = without_set_ids(record.mode);
     }
     if let Some(mode) = set.mode {
@@ -58,7 +59,7 @@ impl Core {
             // The logged record and size: what a write has changed is logged with its data. But what is set here
             // comes after that write.
             let mut record = inner.record.clone();
-            change(caller, &mut record, &set, self.now());
+            change(&mut record, &set, self.now());
             let chosen = set.mode.is_some() || record.mode != inner.record.mode;
             self.log_record(ino, &mut inner, record)?;
             inner.pending = Pending {

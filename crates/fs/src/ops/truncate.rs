@@ -74,7 +74,7 @@ impl Core {
             if caller.uid != 0 {
                 record.mode = without_set_ids(record.mode);
             }
-            change(caller, &mut record, set, now);
+            change(&mut record, set, now);
             self.put_record(&mut tx, ino, inner.presence, &record);
             self.apply(tx)?;
             inner.record = record;

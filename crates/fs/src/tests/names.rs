@@ -317,7 +317,11 @@ fn attributes() {
     let none = SetAttr::default();
     set(SetAttr { mode: Some(0o6711), ..none }, user);
     assert_eq!(set(SetAttr { gid: Some(7), ..none }, user).mode, 0o711);
+    // A new owner clears them whoever asks; a new size does not when root asks.
     set(SetAttr { mode: Some(0o6711), ..none }, user);
+    assert_eq!(set(SetAttr { uid: Some(1000), ..none }, Caller::ROOT).mode, 0o711);
+    set(SetAttr { mode: Some(0o6711), ..none }, user);
+    assert_eq!(set(SetAttr { size: Some(7), ..none }, Caller::ROOT).mode, 0o6711);
     assert_eq!(set(SetAttr { size: Some(2), ..none }, user).mode, 0o711);
     let time = Timestamp { seconds: -5, nanoseconds: 7 };
     let attr = set(SetAttr { mtime: Some(SetTime::At(time)), atime: Some(SetTime::At(time)), ..none }, user);
