@@ -137,6 +137,15 @@ impl Filesystem {
     pub fn sync(&self) -> Result<()> {
         self.core.sync()
     }
+    /// Logs all dirty data, without waiting for a flush: what was written before has its place in the log
+    /// ([`Filesystem::position`]) when this returns.
+    pub fn flush_all(&self) -> Result<()> {
+        self.core.write_back_all()
+    }
+    /// Makes the log durable up to `upto`. Costs nothing if it is already; shares a flush with whoever waits too.
+    pub fn commit(&self, upto: Lsn) -> Result<()> {
+        self.core.commit(upto)
+    }
 
     /// Entries of a directory after `cookie` (0: from the start), until `each` returns false.
     pub fn readdir(&self, ino: InodeId, cookie: u64, each: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Handles and durability: open, release, fsync.
 
-use varve_engine::{EngineError, InodeId, Transaction};
+use varve_engine::{EngineError, InodeId, Lsn, Transaction};
 use varve_format::record::orphan::OrphanState;
 
 use crate::api::{Caller, SetAttr};
@@ -58,7 +58,11 @@ impl Core {
 
     pub(crate) fn fsync(&self, ino: InodeId) -> Result<()> {
         self.flush_file(ino)?;
-        let upto = self.store.position();
+        self.commit(self.store.position())
+    }
+
+    /// Makes the log durable up to `upto`.
+    pub(crate) fn commit(&self, upto: Lsn) -> Result<()> {
         if upto > self.store.durable_position() {
             self.store.commit(upto)?;
         }
