@@ -3,6 +3,7 @@
 //! The test is a function that makes calls through a [`Session`] on a fresh pool; each call is compared with the model
 //! as it is made. Then the power fails: at every flush if the test is small, at seeded instants if it is large.
 
+use varve_fs::Profile;
 use varve_sim::{CrashPolicy, Rng};
 
 use crate::disk::{Cut, Disk};
@@ -24,7 +25,7 @@ pub fn crash_test(name: &str, setup: Setup, test: impl FnOnce(&mut Session) -> R
 
 fn run(setup: Setup, test: impl FnOnce(&mut Session) -> Result<(), Violation>) -> Result<u64, Violation> {
     let disk = Disk::new(POOL_BYTES);
-    let model = format(&disk)?;
+    let model = format(&disk, Profile::Single)?;
     let disk = disk.fork();
     let clock = StepClock::new(1_000_000_001);
     let opened =

@@ -12,6 +12,8 @@ use varve_device::Device;
 use varve_fs::{Caller, Filesystem, FormatOptions, Profile};
 use varve_sim::{CrashPolicy, Rng};
 
+use crate::call::Call;
+use crate::compare::compare;
 use crate::disk::{Cut, Disk};
 use crate::model::Model;
 use crate::oracle::{Depth, judge};
@@ -88,10 +90,10 @@ struct Prepared {
 }
 
 /// Formats a pool on `disk`.
-pub fn format(disk: &Disk) -> Result<Model, Violation> {
+pub fn format(disk: &Disk, data: Profile) -> Result<Model, Violation> {
     let clock = StepClock::new(1_000_000_000);
     let options = FormatOptions {
-        data: Profile::Single,
+        data,
         metadata: Profile::Dup,
         pool_id: *b"varve crash pool",
         hash_seed: 0x0123_4567_89ab_cdef,
@@ -105,7 +107,8 @@ pub fn format(disk: &Disk) -> Result<Model, Violation> {
 
 fn prepare(base: Base) -> Result<Prepared, Violation> {
     let disk = Disk::new(POOL_BYTES);
-    let mut model = format(&disk)?;
+    let data = if base == Base::EmptyDup { Profile::Dup } else { Profile::Single };
+    let mut model = format(&disk, data)?;
     let mut disk = disk.fork();
     if base == Base::SmallTree {
         let mut session = open(disk, &Setup::default(), model, 1_000_000_001)?;
@@ -150,14 +153,19 @@ pub fn run(kind: Kind, seed: u64, wanted: Wanted) -> Result<Counts, Box<Failure>
         guard.as_ref().map_or(String::new(), |session: &Session| session.history(HISTORY_MAX))
     };
     guarded(|| {
-        let (disk, model, clock_seconds) = prepared(kind.base())?;
+        let (disk, model, clock_seconds) = prepared(kind.base(seed))?;
         let mut guard = session.lock().unwrap_or_else(PoisonError::into_inner);
         let session = guard.insert(open(disk, &setup, model, clock_seconds)?);
         kind.run(session, seed)?;
         if !matches!(kind, Kind::Pair | Kind::Triple) {
             session.verify_space()?;
         }
-        session.verify()
+        session.verify()?;
+        if kind.closes(seed) {
+            session.must(&Call::Close)?;
+            reopen_cleanly(session, &setup)?;
+        }
+        Ok(())
     })
     .map_err(|Violation(what)| failure(None, 0, what, history(&session)))?;
     let calls = history(&session);
@@ -178,6 +186,20 @@ pub fn run(kind: Kind, seed: u64, wanted: Wanted) -> Result<Counts, Box<Failure>
         })?;
     }
     Ok(counts)
+}
+
+/// After a clean close nothing is left to recover, and everything is there.
+fn reopen_cleanly(session: &Session, setup: &Setup) -> Result<(), Violation> {
+    let clock = StepClock::new(1 << 32);
+    let opened = Opened::open(&session.disk().fork(), setup, &clock, false)
+        .map_err(|error| violation!("opening after a clean close fails: {error}"))?;
+    if !opened.report.clean || opened.report.batches_replayed > 0 {
+        return Err(violation!("after a clean close opening reports {:?}", opened.report));
+    }
+    let mut model = session.live().clone();
+    model.forget_opens();
+    let found = compare(&opened.fs, &model);
+    found.map(drop).map_err(|found| violation!("after a clean close the tree differs:\n{found}"))
 }
 
 /// Turns a panic of what is tested into a violation, so that its seed is printed.

@@ -64,12 +64,18 @@ impl Kind {
         }
     }
 
-    /// The tree this kind begins with.
-    pub fn base(self) -> Base {
+    /// What workload number `seed` begins with.
+    pub fn base(self, seed: u64) -> Base {
         match self {
             Kind::Pair | Kind::Triple => Base::SmallTree,
+            Kind::Random if seed.is_multiple_of(4) => Base::EmptyDup,
             Kind::Random | Kind::Full | Kind::Ring => Base::Empty,
         }
+    }
+
+    /// Whether workload number `seed` ends with a clean close.
+    pub fn closes(self, seed: u64) -> bool {
+        seed.is_multiple_of(5)
     }
 }
 
@@ -87,6 +93,8 @@ pub struct Crashes {
 pub enum Base {
     /// An empty root.
     Empty,
+    /// An empty root, file data in two copies.
+    EmptyDup,
     /// A few files and directories, synced.
     SmallTree,
 }
