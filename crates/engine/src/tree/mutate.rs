@@ -358,8 +358,7 @@ impl Mutation<'_> {
     /// Joins child `i` with a neighbour when it is small and both fit one node with room to spare.
     fn merge_around(&mut self, n: &mut Interior, i: usize) {
         let Link::Mem(child) = &n.children[i] else { return };
-        let bytes = child.encoded_bytes();
-        if bytes > BLOCK_BYTES / 3 {
+        if child.encoded_bytes() > BLOCK_BYTES / 3 {
             return;
         }
         for (left, right) in [(i, i + 1), (i.wrapping_sub(1), i)] {
@@ -369,17 +368,17 @@ impl Mutation<'_> {
             let other = if left == i { right } else { left };
             // A neighbour that is not in memory is not worth a read.
             let Some(neighbour) = resident(&n.children[other], self.cache, self.pins) else { continue };
-            let slack = KEY_BYTES_MAX * 4;
-            if bytes + neighbour.encoded_bytes() + slack > BLOCK_BYTES * 3 / 4 {
+            // What the two share decides how long the joined node is: neighbours may have no prefix in common.
+            let (l, r) = if left == i { (child, &neighbour) } else { (&neighbour, child) };
+            if l.joined_bytes(r, &n.keys[right]) > BLOCK_BYTES * 3 / 4 {
                 continue;
             }
             let separator = n.keys[right];
+            // It may leave the cache at any moment: hold on to what was found.
+            n.children[other] = Link::Mem(neighbour);
             let gone = n.remove(right);
             let survivor = self.writable(&mut n.children[left]);
-            let right_node = match &gone {
-                Link::Mem(node) => node.clone(),
-                Link::Disk(_) => neighbour,
-            };
+            let Link::Mem(right_node) = &gone else { unreachable!("both are in memory") };
             match (&mut survivor.body, &right_node.body) {
                 (Body::Leaf(l), Body::Leaf(r)) => l.absorb(r),
                 (Body::Interior(l), Body::Interior(r)) => {
@@ -389,7 +388,6 @@ impl Mutation<'_> {
                 }
                 _ => unreachable!("neighbours have the same level"),
             }
-            drop(right_node);
             self.forget(gone);
             return;
         }

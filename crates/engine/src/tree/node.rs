@@ -90,6 +90,32 @@ impl Node {
         }
     }
 
+    /// Bytes on disk of this node and `right`, its neighbour of the same level, as one; `separator` is the key between.
+    pub fn joined_bytes(&self, right: &Node, separator: &Key) -> usize {
+        match (&self.body, &right.body) {
+            (Body::Leaf(l), Body::Leaf(r)) => {
+                let (n, bytes) = (l.len() + r.len(), l.live_bytes + r.live_bytes);
+                let first = if l.len() > 0 { l } else { r };
+                let last = if r.len() > 0 { r } else { l };
+                let prefix = match n {
+                    0 => 0,
+                    _ => common_prefix(first.key(0), last.key(last.len() - 1)),
+                };
+                encoded_bytes(n, n, bytes, prefix)
+            }
+            (Body::Interior(l), Body::Interior(r)) => {
+                let key_bytes = |keys: &[Key]| keys.iter().map(|k| k.len as usize).sum::<usize>();
+                let n = l.keys.len() + r.keys.len();
+                let first = l.keys.get(1).unwrap_or(separator);
+                let last = if r.keys.len() > 1 { &r.keys[r.keys.len() - 1] } else { separator };
+                let bytes =
+                    key_bytes(&l.keys) + separator.len as usize + key_bytes(&r.keys) + n * NODE_PTR_BYTES;
+                encoded_bytes(n, n - 1, bytes, common_prefix(first.as_slice(), last.as_slice()))
+            }
+            _ => usize::MAX,
+        }
+    }
+
     /// Encodes it into a block. Children in memory must have their location.
     pub fn encode(&self, header: NodeHeader, out: &mut [u8]) {
         match &self.body {
