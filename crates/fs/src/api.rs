@@ -41,7 +41,7 @@ pub struct Attr {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Device number, for device nodes.
+    /// Device number, for device nodes, as Linux packs it into 32 bits.
     pub rdev: u32,
     /// Size in bytes.
     pub size: u64,

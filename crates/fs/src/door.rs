@@ -68,6 +68,20 @@ impl Filesystem {
     pub fn create(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
         self.core.create(caller, parent, name, mode)
     }
+    /// Creates a fifo, a socket, a device node or an empty regular file. `rdev` is a device's number as Linux packs it
+    /// into 32 bits (minor & 0xff, major << 8, the minor's other bits << 12); for other kinds it is ignored. Directories
+    /// and symbolic links are refused.
+    pub fn mknod(
+        &self,
+        caller: Caller,
+        parent: InodeId,
+        name: &[u8],
+        kind: FileKind,
+        mode: u32,
+        rdev: u32,
+    ) -> Result<Attr> {
+        self.core.mknod(caller, parent, name, kind, mode, rdev)
+    }
     /// Creates a directory.
     pub fn mkdir(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
         self.core.mkdir(caller, parent, name, mode)
@@ -169,6 +183,10 @@ impl Filesystem {
         self.core.removexattr(ino, name)
     }
 
+    /// The name the pool got when it was created.
+    pub fn pool_id(&self) -> [u8; 16] {
+        self.core.store.pool_id()
+    }
     /// Space and inodes.
     pub fn statfs(&self) -> Result<StatFs> {
         self.core.statfs()

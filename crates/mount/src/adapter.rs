@@ -34,8 +34,6 @@ const STATFS_BLOCK_BYTES: u64 = 4096;
 
 // Linux numbers, part of the kernel's ABI.
 const O_TRUNC: i32 = 0o1000;
-const S_IFMT: u32 = 0o170000;
-const S_IFREG: u32 = 0o100000;
 
 /// What is asked of the kernel, where it knows it. Not in the list, and why: WRITEBACK_CACHE (the kernel would accept
 /// writes that have no space); SETXATTR_EXT (`fuser` 0.18 panics on the longer request); POSIX_LOCKS and FLOCK_LOCKS
@@ -140,16 +138,13 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
         name: &OsStr,
         mode: u32,
         _umask: u32,
-        _rdev: u32,
+        rdev: u32,
         reply: ReplyEntry,
     ) {
         self.guard_change("mknod", reply, |reply| {
-            let result = match mode & S_IFMT {
-                0 | S_IFREG => {
-                    self.verbs.create(caller(request), InodeId(parent.0), name.as_bytes(), mode & 0o7777)
-                }
-                _ => Err(FsError::NotSupported),
-            };
+            let Some(kind) = convert::file_kind(mode) else { return reply.error(Errno::EINVAL) };
+            let (caller, name) = (caller(request), name.as_bytes());
+            let result = self.verbs.mknod(caller, InodeId(parent.0), name, kind, mode & 0o7777, rdev);
             self.reply_entry("mknod", parent, result, reply);
         });
     }

@@ -25,6 +25,19 @@ pub fn file_type(kind: FileKind) -> FileType {
     }
 }
 
+/// The kind of file that mknod is asked to make, from the upper bits of its mode (Linux numbers, part of the kernel's
+/// ABI). Directories and symbolic links are not made this way.
+pub fn file_kind(mode: u32) -> Option<FileKind> {
+    match mode & 0o170000 {
+        0 | 0o100000 => Some(FileKind::File),
+        0o010000 => Some(FileKind::Fifo),
+        0o140000 => Some(FileKind::Socket),
+        0o020000 => Some(FileKind::CharDevice),
+        0o060000 => Some(FileKind::BlockDevice),
+        _ => None,
+    }
+}
+
 /// Attributes in `fuser`'s words.
 pub fn file_attr(attr: &Attr) -> FileAttr {
     FileAttr {

@@ -4,7 +4,7 @@
 //! of `varve_fs`.
 
 use varve_fs::{
-    Attr, Caller, DirEntry, Filesystem, FsError, InodeId, RenameMode, SetAttr, StatFs, XattrMode,
+    Attr, Caller, DirEntry, FileKind, Filesystem, FsError, InodeId, RenameMode, SetAttr, StatFs, XattrMode,
 };
 
 type Result<T> = std::result::Result<T, FsError>;
@@ -19,6 +19,16 @@ pub trait Verbs: Send + Sync + 'static {
     fn setattr(&self, caller: Caller, ino: InodeId, set: SetAttr) -> Result<Attr>;
     /// See [`Filesystem::create`].
     fn create(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr>;
+    /// See [`Filesystem::mknod`].
+    fn mknod(
+        &self,
+        caller: Caller,
+        parent: InodeId,
+        name: &[u8],
+        kind: FileKind,
+        mode: u32,
+        rdev: u32,
+    ) -> Result<Attr>;
     /// See [`Filesystem::mkdir`].
     fn mkdir(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr>;
     /// See [`Filesystem::symlink`].
@@ -76,6 +86,17 @@ impl Verbs for Filesystem {
     }
     fn create(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
         Filesystem::create(self, caller, parent, name, mode)
+    }
+    fn mknod(
+        &self,
+        caller: Caller,
+        parent: InodeId,
+        name: &[u8],
+        kind: FileKind,
+        mode: u32,
+        rdev: u32,
+    ) -> Result<Attr> {
+        Filesystem::mknod(self, caller, parent, name, kind, mode, rdev)
     }
     fn mkdir(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
         Filesystem::mkdir(self, caller, parent, name, mode)

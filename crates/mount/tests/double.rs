@@ -150,6 +150,22 @@ impl Verbs for Double {
         self.tree.lock().add(caller, parent, name, mode, FileKind::File)
     }
 
+    fn mknod(
+        &self,
+        caller: Caller,
+        parent: InodeId,
+        name: &[u8],
+        kind: FileKind,
+        mode: u32,
+        rdev: u32,
+    ) -> Result<Attr> {
+        let mut tree = self.tree.lock();
+        let ino = tree.add(caller, parent, name, mode, kind)?.ino;
+        let node = tree.get(ino)?;
+        node.attr.rdev = rdev;
+        Ok(node.attr)
+    }
+
     fn mkdir(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
         self.tree.lock().add(caller, parent, name, mode, FileKind::Directory)
     }

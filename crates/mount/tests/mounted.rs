@@ -280,13 +280,13 @@ fn rename_over_is_never_seen_halfway() {
     mount.wait_for_no_open_handles();
 }
 
-// Goal: device nodes are refused clearly, O_DIRECT works, statfs shows the space. Method: one call of each.
+// Goal: nodes are made, O_DIRECT works, statfs shows the space. Method: one call of each.
 #[test]
 fn nodes_direct_io_and_space() {
     let Some(mount) = TestMount::start("nodes_direct_io_and_space") else { return };
     let mode = rustix::fs::Mode::RUSR;
     let fifo = rustix::fs::mknodat(rustix::fs::CWD, mount.path("fifo"), rustix::fs::FileType::Fifo, mode, 0);
-    assert_eq!(fifo, Err(rustix::io::Errno::OPNOTSUPP));
+    assert_eq!(fifo, Ok(()));
     let regular =
         rustix::fs::mknodat(rustix::fs::CWD, mount.path("file"), rustix::fs::FileType::RegularFile, mode, 0);
     assert_eq!(regular, Ok(()));

@@ -1,4 +1,4 @@
-//! Making inodes: files, directories, symbolic links.
+//! Making inodes: files, directories, symbolic links, nodes.
 
 use std::sync::Arc;
 
@@ -18,13 +18,39 @@ use crate::{FsError, Result};
 /// Longest target of a symbolic link, in bytes.
 const TARGET_BYTES_MAX: usize = 4095;
 
+/// What is to be made.
+#[derive(Clone, Copy)]
+struct New {
+    kind: InodeKind,
+    mode: u32,
+    rdev: u32,
+}
+
 impl Core {
     pub(crate) fn create(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
-        self.with_space(|| self.make(caller, parent, name, InodeKind::File, mode, b""))
+        self.with_space(|| self.make(caller, parent, name, New { kind: InodeKind::File, mode, rdev: 0 }, b""))
+    }
+
+    pub(crate) fn mknod(
+        &self,
+        caller: Caller,
+        parent: InodeId,
+        name: &[u8],
+        kind: InodeKind,
+        mode: u32,
+        rdev: u32,
+    ) -> Result<Attr> {
+        let rdev = match kind {
+            InodeKind::CharDevice | InodeKind::BlockDevice => rdev,
+            InodeKind::File | InodeKind::Fifo | InodeKind::Socket => 0,
+            InodeKind::Directory | InodeKind::Symlink => return Err(FsError::Invalid),
+        };
+        self.with_space(|| self.make(caller, parent, name, New { kind, mode, rdev }, b""))
     }
 
     pub(crate) fn mkdir(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
-        self.with_space(|| self.make(caller, parent, name, InodeKind::Directory, mode, b""))
+        let new = New { kind: InodeKind::Directory, mode, rdev: 0 };
+        self.with_space(|| self.make(caller, parent, name, new, b""))
     }
 
     pub(crate) fn symlink(
@@ -43,7 +69,8 @@ impl Core {
         if target.contains(&0) {
             return Err(FsError::Invalid);
         }
-        self.with_space(|| self.make(caller, parent, name, InodeKind::Symlink, 0o777, target))
+        let new = New { kind: InodeKind::Symlink, mode: 0o777, rdev: 0 };
+        self.with_space(|| self.make(caller, parent, name, new, target))
     }
 
     fn make(
@@ -51,8 +78,7 @@ impl Core {
         caller: Caller,
         parent: InodeId,
         name: &[u8],
-        kind: InodeKind,
-        mode: u32,
+        New { kind, mode, rdev }: New,
         target: &[u8],
     ) -> Result<Attr> {
         check_name(name)?;
@@ -70,6 +96,7 @@ impl Core {
             mode: (mode & 0o7777) as u16,
             uid: caller.uid,
             gid: caller.gid,
+            rdev,
             size: target.len() as u64,
             data: DataPointer { family: FamilyId(ino.0), version: VersionId(ino.0), has_versions: false },
             atime: now,

@@ -15,6 +15,7 @@ mod check;
 mod concurrent;
 mod data;
 mod names;
+mod nodes;
 mod space;
 mod xattrs;
 

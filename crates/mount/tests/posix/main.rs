@@ -1,0 +1,99 @@
+//! What POSIX and Linux promise, through the kernel: the filesystem on a device in memory, mounted. Needs `/dev/fuse`
+//! and the right to mount; where they are missing every test says so and passes without having shown anything.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use varve_device::{Device, MemoryDevice};
+use varve_fs::{Caller, Clock, Filesystem, FormatOptions, OpenOptions, Profile, StoreOptions, Timestamp};
+use varve_mount::{MountError, MountOptions, Mounted, unmount};
+
+mod nodes;
+
+struct RealClock;
+
+impl Clock for RealClock {
+    fn now(&self) -> Timestamp {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        Timestamp { seconds: now.as_secs() as i64, nanoseconds: now.subsec_nanos() }
+    }
+}
+
+/// A mounted filesystem of its own.
+struct Mount {
+    fs: Arc<Filesystem>,
+    mounted: Option<Mounted>,
+    directory: tempfile::TempDir,
+}
+
+impl Mount {
+    /// `None`: this machine cannot mount.
+    fn start(test: &str, size_bytes: u64) -> Option<Mount> {
+        let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemoryDevice::new(size_bytes))];
+        let format = FormatOptions {
+            data: Profile::Single,
+            metadata: Profile::Dup,
+            pool_id: *b"a pool for posix",
+            hash_seed: 7,
+            force: false,
+        };
+        Filesystem::format(&devices, &format, Caller::ROOT, &RealClock).unwrap();
+        let options = OpenOptions {
+            store: StoreOptions { background: true, ..StoreOptions::default() },
+            dirty_bytes_max: 64 << 20,
+            clock: Arc::new(RealClock),
+            on_data_logged: None,
+        };
+        let fs = Arc::new(Filesystem::open(devices, options).unwrap().0);
+        let directory = tempfile::tempdir().unwrap();
+        let options = MountOptions {
+            source: test.into(),
+            read_only: false,
+            no_dev: false,
+            no_suid: false,
+            no_exec: false,
+            no_atime: false,
+            allow_other: true,
+            threads: 4,
+        };
+        match Mounted::start(fs.clone(), directory.path(), &options) {
+            Ok(mounted) => Some(Mount { fs, mounted: Some(mounted), directory }),
+            Err(error @ (MountError::NoFuse(_) | MountError::Mount { .. })) => {
+                eprintln!("SKIPPED, nothing shown: {test}: {error}");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// As [`Mount::start`], for tests that act as several users.
+    fn start_as_root(test: &str, size_bytes: u64) -> Option<Mount> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED, nothing shown: {test}: only root can act as other users");
+            return None;
+        }
+        let mount = Mount::start(test, size_bytes)?;
+        // The directory that holds the mount point is its maker's alone.
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(mount.directory.path(), open).unwrap();
+        Some(mount)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = unmount(self.directory.path(), true);
+        if let Some(mounted) = self.mounted.take() {
+            let _ = mounted.wait();
+        }
+        let problems = self.fs.check(true).unwrap().problems;
+        self.fs.close().unwrap();
+        if !std::thread::panicking() {
+            assert!(problems.is_empty(), "check found: {problems:#?}");
+        }
+    }
+}
