@@ -3,6 +3,7 @@
 //! - [`model`] says what every verb must do; [`session`] makes calls on the filesystem and the model and notes, by place
 //!   in the log, what must survive ([`timeline`]).
 //! - [`workload`] draws the calls; [`trial`] runs one workload and its crashes; [`oracle`] judges each image.
+//! - [`concurrent`] does the same, more loosely, with many threads.
 //! - [`crash_test`] runs any test of the filesystem as a crash test.
 //! - [`soak`] runs trials for hours; [`mounted`] judges images of a real mounted daemon.
 //!
@@ -12,6 +13,7 @@
 
 pub mod call;
 pub mod compare;
+pub mod concurrent;
 pub mod crash_test;
 pub mod disk;
 pub mod model;

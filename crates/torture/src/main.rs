@@ -38,7 +38,7 @@ enum Command {
     },
     /// Repeat one trial, or one crash of it.
     Replay {
-        /// Kind of workload: pair, triple, random, full, ring.
+        /// Kind of workload: pair, triple, random, full, ring, concurrent.
         #[arg(long)]
         kind: Kind,
         /// Its seed.
@@ -93,14 +93,16 @@ enum Mounted {
         /// Every so many images git and SQLite look at their files.
         #[arg(long, default_value_t = 100)]
         tools_every: u64,
-        /// Only this image.
+        /// Only this image; nothing is added to the results.
         #[arg(long)]
         only: Option<u64>,
+        /// Where the results are added up; a table is written beside it.
+        #[arg(long, default_value = "docs/soak/mounted.json")]
+        results: PathBuf,
     },
 }
 
 fn mounted(command: Mounted) -> std::io::Result<bool> {
-    let started = Instant::now();
     match command {
         Mounted::Record { directory, program, size, seconds, seed } => {
             let recording =
@@ -109,15 +111,18 @@ fn mounted(command: Mounted) -> std::io::Result<bool> {
             println!("recorded {} bytes", std::fs::metadata(recording.log())?.len());
             Ok(true)
         }
-        Mounted::Judge { directory, images, seed, threads, tools_every, only } => {
+        Mounted::Judge { directory, images, seed, threads, tools_every, only, results } => {
             let (program, duration) = (PathBuf::new(), Duration::ZERO);
             let recording = Recording { program, directory, size: String::new(), duration, seed };
             let plan = Plan { images, seed, threads: threads.max(1), tools_every: tools_every.max(1), only };
             let verdict = judge(&recording, &plan)?;
+            if only.is_none() {
+                verdict.add_to(&results)?;
+            }
             println!(
-                "{} images in {:.0} s, {} facts verified, {} images shown to git and SQLite, {} violations",
+                "{} images in {} s, {} facts verified, {} images shown to git and SQLite, {} violations",
                 verdict.images,
-                started.elapsed().as_secs_f64(),
+                verdict.seconds,
                 verdict.facts,
                 verdict.asked_tools,
                 verdict.failures.len()

@@ -195,7 +195,8 @@ pub fn soak(path: &Path, seed: Option<u64>, threads: usize, duration: Duration) 
     Ok(state)
 }
 
-fn commit() -> String {
+/// The commit at hand, with a mark if files differ from it.
+pub fn commit() -> String {
     let output =
         std::process::Command::new("git").args(["describe", "--always", "--dirty", "--abbrev=12"]).output();
     let text = output.ok().filter(|output| output.status.success()).map(|output| output.stdout);

@@ -20,7 +20,8 @@ pub struct Step {
 pub fn step(seed: u64, index: u64) -> Step {
     let kind = match index % 64 {
         7 | 23 | 39 | 55 => Kind::Random,
-        15 | 47 => Kind::Triple,
+        15 => Kind::Triple,
+        47 => Kind::Concurrent,
         31 => Kind::Full,
         63 => Kind::Ring,
         _ => Kind::Pair,

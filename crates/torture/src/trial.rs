@@ -14,6 +14,7 @@ use varve_sim::{CrashPolicy, Rng};
 
 use crate::call::Call;
 use crate::compare::compare;
+use crate::concurrent;
 use crate::disk::{Cut, Disk};
 use crate::model::Model;
 use crate::oracle::{Depth, judge};
@@ -148,6 +149,12 @@ pub fn run(kind: Kind, seed: u64, wanted: Wanted) -> Result<Counts, Box<Failure>
     let failure = |crash, crashes_before, what: String, history: String| {
         Box::new(Failure { kind, seed, crash, crashes_before, what, history })
     };
+    if kind == Kind::Concurrent {
+        return concurrent(seed, wanted).map_err(|(crash, Violation(what))| {
+            let history = "(the order of calls between threads is not repeated: run it several times)".into();
+            failure(crash, crash.unwrap_or(0), what, history)
+        });
+    }
     let history = |session: &Mutex<Option<Session>>| {
         let guard = session.lock().unwrap_or_else(PoisonError::into_inner);
         guard.as_ref().map_or(String::new(), |session: &Session| session.history(HISTORY_MAX))
@@ -186,6 +193,13 @@ pub fn run(kind: Kind, seed: u64, wanted: Wanted) -> Result<Counts, Box<Failure>
         })?;
     }
     Ok(counts)
+}
+
+fn concurrent(seed: u64, wanted: Wanted) -> Result<Counts, (Option<u64>, Violation)> {
+    let crashes = if wanted == Wanted::None { 0 } else { Kind::Concurrent.crashes().seeded as u64 };
+    let (disk, ..) = prepared(Base::Empty).map_err(|violation| (None, violation))?;
+    let crashes = concurrent::run(&disk, seed, crashes)?;
+    Ok(Counts { workloads: 1, crashes })
 }
 
 /// After a clean close nothing is left to recover, and everything is there.
@@ -251,6 +265,6 @@ fn depth(kind: Kind, number: u64, rng: &mut Rng) -> Depth {
             crashes_after: 3,
             read_only_too: rng.below(16) == 0,
         },
-        Kind::Full => Depth { calls_after: 12, crashes_after: 2, read_only_too: false },
+        Kind::Full | Kind::Concurrent => Depth { calls_after: 12, crashes_after: 2, read_only_too: false },
     }
 }

@@ -8,7 +8,9 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
+use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
 use varve_fs::{FileKind, Filesystem, InodeId, ROOT_INODE};
 use varve_sim::{CrashCutter, CrashPolicy, Image, LogReader, Rng};
 
@@ -17,6 +19,7 @@ use super::{Fact, Line, version_bytes};
 use crate::call::fill;
 use crate::disk::Disk;
 use crate::session::{Opened, Setup, StepClock, Violation};
+use crate::soak::commit;
 use crate::violation;
 
 /// Images waiting for a judge.
@@ -40,16 +43,67 @@ pub struct Plan {
 }
 
 /// What was found.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Verdict {
+    /// Recordings judged.
+    pub recordings: u64,
     /// Images judged.
     pub images: u64,
     /// Of them, those that git and SQLite looked at.
     pub asked_tools: u64,
     /// Facts verified, summed over images.
     pub facts: u64,
+    /// Time spent, in seconds.
+    pub seconds: u64,
+    /// Commit of the last run.
+    pub commit: String,
     /// What was wrong.
     pub failures: Vec<String>,
+}
+
+impl Verdict {
+    /// Adds this verdict to those in `path`, and writes a table for people beside it.
+    pub fn add_to(&self, path: &Path) -> io::Result<()> {
+        let mut sum: Verdict = match fs::read(path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::other)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Verdict::default(),
+            Err(error) => return Err(error),
+        };
+        sum.recordings += self.recordings;
+        sum.images += self.images;
+        sum.asked_tools += self.asked_tools;
+        sum.facts += self.facts;
+        sum.seconds += self.seconds;
+        sum.commit.clone_from(&self.commit);
+        sum.failures.extend(self.failures.iter().cloned());
+        sum.failures.truncate(FAILURES_MAX);
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        let mut text = serde_json::to_string_pretty(&sum).map_err(io::Error::other)?;
+        text.push('\n');
+        fs::write(path, text)?;
+        fs::write(path.with_extension("md"), sum.table())
+    }
+
+    fn table(&self) -> String {
+        format!(
+            "# Crash images of the mounted daemon\n\nPlain files, git and SQLite at work in a mount; everything the daemon \
+             did to its device was recorded, and images were cut from the recording at random instants. Commit {}.\n\n\
+             | recordings | images | facts verified | shown to git and SQLite | seconds | violations |\n\
+             |---:|---:|---:|---:|---:|---:|\n| {} | {} | {} | {} | {} | {} |\n\n\
+             Again: `cargo build --release -p varve-cli --features record`, then\n\
+             `cargo run --release -p varve-torture -- mounted record --directory DIR` and\n\
+             `cargo run --release -p varve-torture -- mounted judge --directory DIR`\n",
+            self.commit,
+            self.recordings,
+            self.images,
+            self.facts,
+            self.asked_tools,
+            self.seconds,
+            self.failures.len()
+        )
+    }
 }
 
 /// What must be there at one instant.
@@ -111,6 +165,7 @@ pub fn judge(recording: &Recording, plan: &Plan) -> io::Result<Verdict> {
     let mut rng = Rng::new(plan.seed);
     let mut instants: Vec<u64> = (0..plan.images).map(|_| rng.below(length)).collect();
     instants.sort_unstable();
+    let began = Instant::now();
     let verdict = Mutex::new(Verdict::default());
     let (sender, receiver) = mpsc::sync_channel::<Job>(QUEUE_MAX);
     let receiver = Mutex::new(receiver);
@@ -140,7 +195,9 @@ pub fn judge(recording: &Recording, plan: &Plan) -> io::Result<Verdict> {
         drop(sender);
         cut
     })?;
-    Ok(verdict.into_inner().unwrap_or_else(PoisonError::into_inner))
+    let mut verdict = verdict.into_inner().unwrap_or_else(PoisonError::into_inner);
+    (verdict.recordings, verdict.seconds, verdict.commit) = (1, began.elapsed().as_secs(), commit());
+    Ok(verdict)
 }
 
 /// Walks along the recording once and sends the images.
@@ -287,8 +344,9 @@ fn tools(fs: &Filesystem, job: &Job) -> Result<(), Violation> {
         }
         Ok(())
     })();
-    let removed = fs::remove_dir_all(&directory).map_err(failed);
-    result.and(removed)
+    // What failed is left for whoever looks into it.
+    result?;
+    fs::remove_dir_all(&directory).map_err(failed)
 }
 
 fn run(command: &mut Command, what: &str) -> Result<(), Violation> {

@@ -228,6 +228,10 @@ impl Journal {
             ] {
                 git(&["config", key, value])?;
             }
+            // git init syncs nothing: until this a crash may leave files with names and no bytes.
+            for file in objects(&repository.join(".git"))? {
+                File::open(file)?.sync_all()?;
+            }
             let mut known = HashSet::new();
             for number in 0..COMMITS_MAX {
                 if !self.working() {
@@ -240,6 +244,8 @@ impl Journal {
                 }
                 git(&["add", "-A"])?;
                 git(&["commit", "-q", "-m", &format!("commit {number}")])?;
+                // git syncs what it writes but not the directory into which it renames the branch.
+                File::open(repository.join(".git/refs/heads"))?.sync_all()?;
                 let head = fs::read_to_string(repository.join(".git/refs/heads/main"))?.trim().to_owned();
                 self.note(Fact::Commit { path: path.clone(), head })?;
                 for object in objects(&repository.join(".git/objects"))? {

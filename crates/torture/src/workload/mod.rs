@@ -27,16 +27,19 @@ pub enum Kind {
     Full,
     /// Enough log to go around the ring, with checkpoints.
     Ring,
+    /// Many threads, with background work: see [`crate::concurrent`].
+    Concurrent,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 5] = [Kind::Pair, Kind::Triple, Kind::Random, Kind::Full, Kind::Ring];
+    pub const ALL: [Kind; 6] =
+        [Kind::Pair, Kind::Triple, Kind::Random, Kind::Full, Kind::Ring, Kind::Concurrent];
 
     /// How the filesystem is opened for workload number `seed`.
     pub fn setup(self, seed: u64) -> Setup {
         match self {
-            Kind::Pair | Kind::Triple => Setup::default(),
+            Kind::Pair | Kind::Triple | Kind::Concurrent => Setup::default(),
             Kind::Random => random::setup(seed),
             Kind::Full => full::setup(seed),
             Kind::Ring => ring::setup(seed),
@@ -51,6 +54,7 @@ impl Kind {
             Kind::Random => random::run(session, seed),
             Kind::Full => full::run(session, seed),
             Kind::Ring => ring::run(session, seed),
+            Kind::Concurrent => Err(Violation("concurrent workloads have no session".into())),
         }
     }
 
@@ -61,6 +65,7 @@ impl Kind {
             Kind::Random => Crashes { every_flush: false, seeded: 40 },
             Kind::Full => Crashes { every_flush: false, seeded: 10 },
             Kind::Ring => Crashes { every_flush: false, seeded: 24 },
+            Kind::Concurrent => Crashes { every_flush: false, seeded: 40 },
         }
     }
 
@@ -69,7 +74,7 @@ impl Kind {
         match self {
             Kind::Pair | Kind::Triple => Base::SmallTree,
             Kind::Random if seed.is_multiple_of(4) => Base::EmptyDup,
-            Kind::Random | Kind::Full | Kind::Ring => Base::Empty,
+            Kind::Random | Kind::Full | Kind::Ring | Kind::Concurrent => Base::Empty,
         }
     }
 
@@ -107,6 +112,7 @@ impl fmt::Display for Kind {
             Kind::Random => "random",
             Kind::Full => "full",
             Kind::Ring => "ring",
+            Kind::Concurrent => "concurrent",
         })
     }
 }
@@ -115,7 +121,9 @@ impl FromStr for Kind {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Kind::ALL.into_iter().find(|kind| kind.to_string() == text);
-        found.ok_or_else(|| format!("unknown workload {text:?}: one of pair, triple, random, full, ring"))
+        found.ok_or_else(|| {
+            format!("unknown workload {text:?}: one of pair, triple, random, full, ring, concurrent")
+        })
     }
 }
 
