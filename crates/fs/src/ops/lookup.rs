@@ -24,15 +24,20 @@ impl Core {
                 self.getattr(up)
             }
             _ if name.len() > NAME_BYTES_MAX => Err(FsError::NameTooLong),
-            _ => match self.namespace.lookup(&self.store, parent, name)? {
-                Some(found) => self.getattr(found.ino),
-                None => {
-                    let state = self.state(parent);
-                    let inner = self.read_lock(&state)?;
-                    let is_directory = inner.record.kind == InodeKind::Directory;
-                    Err(if is_directory { FsError::NotFound } else { FsError::NotDirectory })
+            _ => {
+                for _ in 0..super::RETRIES_MAX {
+                    let Some(found) = self.namespace.lookup(&self.store, parent, name)? else { break };
+                    match self.getattr(found.ino) {
+                        // Another file has been renamed over it meanwhile: the name was there all the time.
+                        Err(FsError::NotFound) => {}
+                        result => return result,
+                    }
                 }
-            },
+                let state = self.state(parent);
+                let inner = self.read_lock(&state)?;
+                let is_directory = inner.record.kind == InodeKind::Directory;
+                Err(if is_directory { FsError::NotFound } else { FsError::NotDirectory })
+            }
         }
     }
 
