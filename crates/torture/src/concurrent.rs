@@ -85,7 +85,9 @@ impl Worker<'_> {
                     if self.names.contains_key(&slot) {
                         let result = self.fs.unlink(self.directory, &slot);
                         result.map_err(|error| self.failed("unlink", error))?;
-                        self.note(begun, |names| drop(names.remove(&slot)));
+                        self.note(begun, |names| {
+                            names.remove(&slot);
+                        });
                     }
                 }
                 7 => {
@@ -110,7 +112,9 @@ impl Worker<'_> {
         let begun = self.disk.events();
         let created = self.fs.create(caller, self.directory, &new, 0o644);
         let ino = created.map_err(|error| self.failed("create", error))?.ino;
-        self.note(begun, |names| drop(names.insert(new.clone(), contents)));
+        self.note(begun, |names| {
+            names.insert(new.clone(), contents);
+        });
         let bytes = fill(contents.seed, contents.len);
         let mut at = 0;
         while at < bytes.len() {

@@ -75,7 +75,7 @@ impl Model {
                 let inode = self.get_mut(*ino).ok_or(ENOENT)?;
                 inode.opens -= 1;
                 if inode.opens == 0 && inode.links == 0 {
-                    self.inodes.remove(ino);
+                    self.inodes.remove(*ino);
                 }
                 Ok(())
             }
@@ -168,7 +168,7 @@ impl Model {
             body,
             opens: 0,
         };
-        self.inodes.insert(cx.created, Arc::new(inode));
+        self.inodes.insert(cx.created, inode);
         self.entries_mut(parent).insert(name.to_vec(), cx.created);
         self.touch(parent, cx.now);
         Ok(())
@@ -199,7 +199,7 @@ impl Model {
         inode.links -= 1;
         inode.ctime.set(now);
         if inode.links == 0 && inode.opens == 0 {
-            self.inodes.remove(&ino);
+            self.inodes.remove(ino);
         }
     }
 

@@ -133,10 +133,38 @@ impl Inode {
     }
 }
 
+/// Inodes, by number, in groups: a clone shares the groups that do not change.
+#[derive(Clone, Default)]
+struct Inodes(BTreeMap<u64, Arc<BTreeMap<InodeId, Arc<Inode>>>>);
+
+/// Numbers in a group.
+const GROUP: u64 = 64;
+
+impl Inodes {
+    fn get(&self, ino: InodeId) -> Option<&Arc<Inode>> {
+        self.0.get(&(ino.0 / GROUP))?.get(&ino)
+    }
+    fn get_mut(&mut self, ino: InodeId) -> Option<&mut Inode> {
+        let group = self.0.get_mut(&(ino.0 / GROUP)).filter(|group| group.contains_key(&ino))?;
+        Arc::make_mut(group).get_mut(&ino).map(Arc::make_mut)
+    }
+    fn insert(&mut self, ino: InodeId, inode: Inode) {
+        Arc::make_mut(self.0.entry(ino.0 / GROUP).or_default()).insert(ino, Arc::new(inode));
+    }
+    fn remove(&mut self, ino: InodeId) {
+        if let Some(group) = self.0.get_mut(&(ino.0 / GROUP)) {
+            Arc::make_mut(group).remove(&ino);
+        }
+    }
+    fn iter(&self) -> impl Iterator<Item = (InodeId, &Inode)> {
+        self.0.values().flat_map(|group| group.iter()).map(|(ino, inode)| (*ino, &**inode))
+    }
+}
+
 /// A whole filesystem.
 #[derive(Clone)]
 pub struct Model {
-    inodes: BTreeMap<InodeId, Arc<Inode>>,
+    inodes: Inodes,
 }
 
 impl Model {
@@ -155,27 +183,29 @@ impl Model {
             body: Body::Directory { entries: Arc::default(), parent: ROOT_INODE },
             opens: 0,
         };
-        Model { inodes: BTreeMap::from([(ROOT_INODE, Arc::new(root))]) }
+        let mut inodes = Inodes::default();
+        inodes.insert(ROOT_INODE, root);
+        Model { inodes }
     }
 
     /// The inode, if it exists (it may be an open file without a name).
     pub fn get(&self, ino: InodeId) -> Option<&Inode> {
-        self.inodes.get(&ino).map(|inode| &**inode)
+        self.inodes.get(ino).map(|inode| &**inode)
     }
 
     /// The inode, to change.
     pub fn get_mut(&mut self, ino: InodeId) -> Option<&mut Inode> {
-        self.inodes.get_mut(&ino).map(Arc::make_mut)
+        self.inodes.get_mut(ino)
     }
 
     /// All inodes, by number.
     pub fn inodes(&self) -> impl Iterator<Item = (InodeId, &Inode)> {
-        self.inodes.iter().map(|(ino, inode)| (*ino, &**inode))
+        self.inodes.iter()
     }
 
     /// Inodes that have a name (the root included).
     pub fn named_count(&self) -> u64 {
-        self.inodes.values().filter(|inode| inode.links > 0).count() as u64
+        self.inodes.iter().filter(|(_, inode)| inode.links > 0).count() as u64
     }
 
     /// What `name` in `parent` is.
@@ -185,17 +215,19 @@ impl Model {
 
     /// Drops open handles, and with them the files that have no name: what a crash does.
     pub fn forget_opens(&mut self) {
-        self.inodes.retain(|_, inode| inode.links > 0);
-        let open: Vec<InodeId> =
-            self.inodes.iter().filter(|(_, i)| i.opens > 0).map(|(ino, _)| *ino).collect();
-        for ino in open {
-            self.get_mut(ino).expect("listed above").opens = 0;
+        let open: Vec<(InodeId, u32)> =
+            self.inodes.iter().filter(|(_, i)| i.opens > 0).map(|(ino, i)| (ino, i.links)).collect();
+        for (ino, links) in open {
+            match links {
+                0 => self.inodes.remove(ino),
+                _ => self.get_mut(ino).expect("listed above").opens = 0,
+            }
         }
     }
 
     /// Bytes stored in files, in whole pages, holes left out.
     pub fn stored_bytes(&self) -> u64 {
-        self.inodes.values().filter_map(|inode| inode.content()).map(Content::stored_bytes).sum()
+        self.inodes.iter().filter_map(|(_, inode)| inode.content()).map(Content::stored_bytes).sum()
     }
 }
 

@@ -7,6 +7,7 @@ pub mod exhaustive;
 pub mod full;
 pub mod random;
 pub mod ring;
+pub mod tree;
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,14 +28,16 @@ pub enum Kind {
     Full,
     /// Enough log to go around the ring, with checkpoints.
     Ring,
+    /// Thousands of names and attributes.
+    Tree,
     /// Many threads, with background work: see [`crate::concurrent`].
     Concurrent,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 6] =
-        [Kind::Pair, Kind::Triple, Kind::Random, Kind::Full, Kind::Ring, Kind::Concurrent];
+    pub const ALL: [Kind; 7] =
+        [Kind::Pair, Kind::Triple, Kind::Random, Kind::Full, Kind::Ring, Kind::Tree, Kind::Concurrent];
 
     /// How the filesystem is opened for workload number `seed`.
     pub fn setup(self, seed: u64) -> Setup {
@@ -43,6 +46,7 @@ impl Kind {
             Kind::Random => random::setup(seed),
             Kind::Full => full::setup(seed),
             Kind::Ring => ring::setup(seed),
+            Kind::Tree => tree::setup(seed),
         }
     }
 
@@ -54,6 +58,7 @@ impl Kind {
             Kind::Random => random::run(session, seed),
             Kind::Full => full::run(session, seed),
             Kind::Ring => ring::run(session, seed),
+            Kind::Tree => tree::run(session, seed),
             Kind::Concurrent => Err(Violation("concurrent workloads have no session".into())),
         }
     }
@@ -64,7 +69,7 @@ impl Kind {
             Kind::Pair | Kind::Triple => Crashes { every_flush: true, seeded: 4 },
             Kind::Random => Crashes { every_flush: false, seeded: 40 },
             Kind::Full => Crashes { every_flush: false, seeded: 10 },
-            Kind::Ring => Crashes { every_flush: false, seeded: 24 },
+            Kind::Ring | Kind::Tree => Crashes { every_flush: false, seeded: 24 },
             Kind::Concurrent => Crashes { every_flush: false, seeded: 40 },
         }
     }
@@ -74,7 +79,7 @@ impl Kind {
         match self {
             Kind::Pair | Kind::Triple => Base::SmallTree,
             Kind::Random if seed.is_multiple_of(4) => Base::EmptyDup,
-            Kind::Random | Kind::Full | Kind::Ring | Kind::Concurrent => Base::Empty,
+            Kind::Random | Kind::Full | Kind::Ring | Kind::Tree | Kind::Concurrent => Base::Empty,
         }
     }
 
@@ -112,6 +117,7 @@ impl fmt::Display for Kind {
             Kind::Random => "random",
             Kind::Full => "full",
             Kind::Ring => "ring",
+            Kind::Tree => "tree",
             Kind::Concurrent => "concurrent",
         })
     }
@@ -122,7 +128,7 @@ impl FromStr for Kind {
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Kind::ALL.into_iter().find(|kind| kind.to_string() == text);
         found.ok_or_else(|| {
-            format!("unknown workload {text:?}: one of pair, triple, random, full, ring, concurrent")
+            format!("unknown workload {text:?}: one of pair, triple, random, full, ring, tree, concurrent")
         })
     }
 }
