@@ -4,19 +4,17 @@
 //! checked and its log record measured; from then on nothing can fail. The mutex that guards this state also gives
 //! the log its order. No I/O happens here.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::HashSet;
 
 use varve_format::batch;
 use varve_format::root::NodePtr;
 use varve_format::{BLOCK_BYTES, Lsn, Run, TreeId};
 
-use crate::checkpoint::checksums::{Checksums, SumCache, SumPage};
+use crate::checkpoint::checksums::{Checksums, SumCache, SumPins};
 use crate::planted::{Planted, is};
 use crate::space::{Space, Urgency};
 use crate::transaction::{Data, Op, Transaction};
-use crate::tree::node::Node;
-use crate::tree::{Miss, Mutation, NodeCache, Replaced, Tree};
+use crate::tree::{Miss, Mutation, NodeCache, Pins, Replaced, Tree};
 
 /// Where the log stands.
 #[derive(Clone, Copy, Debug)]
@@ -59,13 +57,14 @@ pub struct Pending {
     pub frees: Vec<Run>,
 }
 
-/// What was fetched for a transaction while the mutex was not held.
+/// What a transaction stands on: fetched for it while the mutex was not held, or found in a cache that may drop it at
+/// any moment.
 #[derive(Default)]
 pub struct Fetched {
-    /// Nodes by address.
-    pub nodes: HashMap<u64, Arc<Node>>,
-    /// Pages of checksums by address.
-    pub sums: HashMap<u64, Arc<SumPage>>,
+    /// Nodes.
+    pub nodes: Pins,
+    /// Pages of checksums.
+    pub sums: SumPins,
 }
 
 /// What a reservation holds.
@@ -137,18 +136,24 @@ impl Core {
         &self.trees[id.0 as usize - 1]
     }
 
+    /// Finds everything the steps need, or says what is missing. Returns by how many blocks the books may grow, and
+    /// which steps have an effect.
     fn prepare(
         &mut self,
         ops: &[Op],
-        fetched: &Fetched,
+        fetched: &mut Fetched,
         cache: &NodeCache,
         sum_cache: &SumCache,
     ) -> Result<(u64, Vec<bool>), Obstacle> {
         self.stamp += 1;
         let mut forecast = crate::tree::Forecast::default();
-        let mut exists = Vec::with_capacity(ops.len());
-        for op in ops {
-            exists.push(match op {
+        let mut counts = last_on_their_keys(ops);
+        let (mut runs, mut freed) = (Vec::new(), 0);
+        for (op, counts) in ops.iter().zip(&mut counts) {
+            if !*counts {
+                continue;
+            }
+            match op {
                 Op::Put { tree, key, value } => {
                     let bytes = Some(key.len() + value.len());
                     self.trees[tree.0 as usize - 1]
@@ -158,33 +163,46 @@ impl Core {
                             self.generation,
                             self.stamp,
                             cache,
-                            &fetched.nodes,
+                            &mut fetched.nodes,
                             &mut forecast,
                         )
-                        .map_err(Obstacle::Node)?
+                        .map_err(Obstacle::Node)?;
                 }
-                Op::Delete { tree, key } => self.trees[tree.0 as usize - 1]
-                    .prepare(key, None, self.generation, self.stamp, cache, &fetched.nodes, &mut forecast)
-                    .map_err(Obstacle::Node)?,
+                Op::Delete { tree, key } => {
+                    let (generation, stamp) = (self.generation, self.stamp);
+                    *counts = self.trees[tree.0 as usize - 1]
+                        .prepare(key, None, generation, stamp, cache, &mut fetched.nodes, &mut forecast)
+                        .map_err(Obstacle::Node)?;
+                }
                 Op::Place { run, .. } => {
-                    if let Some(ptr) = self.sums.missing(*run, sum_cache, &fetched.sums) {
-                        return Err(Obstacle::Sums(ptr));
-                    }
                     if self.out_of_bounds(*run) || !self.space.all_referenced(*run, false) {
                         return Err(Obstacle::Blocks(*run));
                     }
-                    true
+                    if let Some(ptr) = self.sums.missing(*run, sum_cache, &mut fetched.sums) {
+                        return Err(Obstacle::Sums(ptr));
+                    }
+                    runs.push(*run);
                 }
                 Op::Free { run } => {
                     if self.out_of_bounds(*run) || !self.space.all_referenced(*run, true) {
                         return Err(Obstacle::Blocks(*run));
                     }
-                    true
+                    freed += u64::from(run.blocks);
+                    runs.push(*run);
                 }
-                Op::IdFloor(_) => true,
-            });
+                Op::IdFloor(_) => {}
+            }
         }
-        Ok(((forecast.dirtied + forecast.added) * self.space.copies, exists))
+        runs.sort_unstable();
+        let overlap =
+            runs.windows(2).find(|w| w[0].addr.block() + u64::from(w[0].blocks) > w[1].addr.block());
+        if let Some(twice) = overlap {
+            return Err(Obstacle::Blocks(twice[1]));
+        }
+        if freed > self.space.data {
+            return Err(Obstacle::Blocks(runs[0]));
+        }
+        Ok(((forecast.dirtied + forecast.added) * self.space.copies, counts))
     }
 
     fn out_of_bounds(&self, run: Run) -> bool {
@@ -195,7 +213,7 @@ impl Core {
     fn mutate(
         &mut self,
         ops: &[Op],
-        exists: &[bool],
+        counts: &[bool],
         fetched: &Fetched,
         cache: &NodeCache,
         sum_cache: &SumCache,
@@ -207,12 +225,22 @@ impl Core {
             pins: &fetched.nodes,
             replaced: &mut self.replaced,
             dirty_delta: 0,
+            keep_last: true,
+            deferred: false,
         };
-        for (op, exists) in ops.iter().zip(exists) {
+        let mut deferred = Vec::new();
+        for (op, counts) in ops.iter().zip(counts) {
+            if !counts {
+                continue;
+            }
             match op {
                 Op::Put { tree, key, value } => self.trees[tree.0 as usize - 1].put(&mut m, key, value),
-                Op::Delete { tree, key } if *exists => self.trees[tree.0 as usize - 1].delete(&mut m, key),
-                Op::Delete { .. } => {}
+                Op::Delete { tree, key } => {
+                    self.trees[tree.0 as usize - 1].delete(&mut m, key);
+                    if std::mem::take(&mut m.deferred) {
+                        deferred.push((*tree, key));
+                    }
+                }
                 Op::Place { run, checksums } => {
                     self.sums.set(*run, |i| checksums[i], sum_cache, &fetched.sums);
                     self.space.place(*run, !replay);
@@ -227,6 +255,11 @@ impl Core {
                 Op::IdFloor(floor) => self.id_floor = self.id_floor.max(*floor),
             }
         }
+        // Now leaves may go: nothing follows that could have been meant for them.
+        m.keep_last = false;
+        for (tree, key) in deferred {
+            self.trees[tree.0 as usize - 1].delete(&mut m, key);
+        }
         let delta = m.dirty_delta;
         self.space.dirty_nodes =
             self.space.dirty_nodes.checked_add_signed(delta).expect("dirty nodes are counted");
@@ -238,7 +271,7 @@ impl Core {
         &mut self,
         tx: &Transaction,
         purse: &mut Purse,
-        fetched: &Fetched,
+        fetched: &mut Fetched,
         cache: &NodeCache,
         sum_cache: &SumCache,
     ) -> Result<Lsn, Obstacle> {
@@ -256,7 +289,7 @@ impl Core {
         if after + self.log.ring_bytes / 8 > self.log.ring_bytes {
             return Err(Obstacle::LogFull);
         }
-        let (need, exists) = self.prepare(&tx.ops, fetched, cache, sum_cache)?;
+        let (need, counts) = self.prepare(&tx.ops, fetched, cache, sum_cache)?;
         let placed: u64 = tx
             .ops
             .iter()
@@ -274,7 +307,7 @@ impl Core {
         }
 
         // From here on nothing fails.
-        let delta = self.mutate(&tx.ops, &exists, fetched, cache, sum_cache, false);
+        let delta = self.mutate(&tx.ops, &counts, fetched, cache, sum_cache, false);
         let used_bytes =
             ((delta * self.space.copies as i64).max(0) as u64 * BLOCK_BYTES as u64).min(share_bytes);
         let before = purse.blocks();
@@ -326,15 +359,30 @@ impl Core {
         &mut self,
         position: Lsn,
         ops: &[Op],
-        fetched: &Fetched,
+        fetched: &mut Fetched,
         cache: &NodeCache,
         sum_cache: &SumCache,
     ) -> Result<(), Obstacle> {
-        let (_, exists) = self.prepare(ops, fetched, cache, sum_cache)?;
-        self.mutate(ops, &exists, fetched, cache, sum_cache, true);
+        let (_, counts) = self.prepare(ops, fetched, cache, sum_cache)?;
+        self.mutate(ops, &counts, fetched, cache, sum_cache, true);
         self.position = position;
         Ok(())
     }
+}
+
+/// Which steps count: of several on one key, the last.
+fn last_on_their_keys(ops: &[Op]) -> Vec<bool> {
+    let mut counts = vec![true; ops.len()];
+    if !ops.iter().any(|op| matches!(op, Op::Delete { .. })) {
+        return counts; // later puts replace earlier ones anyway
+    }
+    let mut seen: HashSet<(TreeId, &[u8])> = HashSet::with_capacity(ops.len());
+    for (op, counts) in ops.iter().zip(&mut counts).rev() {
+        if let Op::Put { tree, key, .. } | Op::Delete { tree, key } = op {
+            *counts = seen.insert((*tree, key));
+        }
+    }
+    counts
 }
 
 fn record_bytes(tx: &Transaction) -> usize {

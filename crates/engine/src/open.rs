@@ -16,7 +16,7 @@ use varve_format::{BLOCK_BYTES, Lsn, TreeId, block_checksum};
 use crate::EngineError;
 use crate::checkpoint::Durable;
 use crate::checkpoint::arrays::PagePtrs;
-use crate::checkpoint::checksums::{Checksums, PAGE_BLOCKS};
+use crate::checkpoint::checksums::{self, Checksums, PAGE_BLOCKS};
 use crate::core::{Core, Fetched, LogTail, Obstacle, Pending};
 use crate::journal::Commits;
 use crate::journal::recovery::{self, Log};
@@ -171,14 +171,14 @@ impl Store {
             }
         }
         loop {
-            let result = self.core.lock().replay(position, ops, &fetched, &self.cache, &self.sum_cache);
+            let result = self.core.lock().replay(position, ops, &mut fetched, &self.cache, &self.sum_cache);
             match result {
                 Ok(()) => return Ok(()),
                 Err(Obstacle::Node(miss)) => {
                     fetched.nodes.insert(miss.ptr.addr[0].0, self.load(miss)?);
                 }
                 Err(Obstacle::Sums(ptr)) => {
-                    fetched.sums.insert(ptr.addr[0].0, self.load_sums(ptr)?);
+                    fetched.sums.insert(checksums::key(ptr), self.load_sums(ptr)?);
                 }
                 Err(Obstacle::Blocks(run)) => {
                     return Err(EngineError::corrupt(

@@ -149,7 +149,10 @@ impl Drop for View {
 impl NodeSource for Store {
     fn load(&self, miss: Miss) -> Result<Arc<Node>> {
         let key = miss.ptr.addr[0].0;
-        if let Some(node) = self.cache.get(&key) {
+        if let Some(node) = self.cache.get(&key)
+            && node.location.get() == Some(&miss.ptr)
+            && node.level() == miss.level
+        {
             return Ok(node);
         }
         let block = self.read_metadata(miss.ptr, miss.tree.name())?;
@@ -240,7 +243,7 @@ impl Store {
             let result = {
                 let mut core = self.core.lock();
                 let purse = reservation.as_mut().map_or(&mut none, |r| &mut r.purse);
-                let result = core.try_apply(&tx, purse, &fetched, &self.cache, &self.sum_cache);
+                let result = core.try_apply(&tx, purse, &mut fetched, &self.cache, &self.sum_cache);
                 if result.is_ok() && !tx.rides.is_empty() {
                     // Visible together with the transaction that refers to these blocks.
                     let mut rides = self.rides.write();
@@ -272,7 +275,7 @@ impl Store {
                 }
                 Err(Obstacle::Sums(ptr)) => {
                     let page = self.load_sums(ptr)?;
-                    fetched.sums.insert(ptr.addr[0].0, page);
+                    fetched.sums.insert(checksums::key(ptr), page);
                 }
                 Err(Obstacle::RideFull) => {
                     let rides = std::mem::take(&mut tx.rides);
@@ -426,11 +429,11 @@ impl Store {
     }
 
     pub(crate) fn load_sums(&self, ptr: varve_format::root::NodePtr) -> Result<Arc<SumPage>> {
-        if let Some(page) = self.sum_cache.get(&ptr.addr[0].0) {
+        if let Some(page) = self.sum_cache.get(&checksums::key(ptr)) {
             return Ok(page);
         }
         let page = checksums::decode(&self.read_metadata(ptr, "checksum")?);
-        self.sum_cache.insert(ptr.addr[0].0, page.clone());
+        self.sum_cache.insert(checksums::key(ptr), page.clone());
         Ok(page)
     }
 

@@ -20,8 +20,19 @@ pub const PAGE_BLOCKS: u64 = PAGE_SUMS as u64;
 /// One page.
 pub type SumPage = [u32; PAGE_SUMS];
 
-/// Clean pages by the address of their first copy.
-pub type SumCache = Cache<u64, Arc<SumPage>>;
+/// Names the content of a page: the address of its first copy and the checkpoint that wrote it there.
+pub type SumKey = (u64, u64);
+
+/// The key of the page behind `ptr`.
+pub fn key(ptr: NodePtr) -> SumKey {
+    (ptr.addr[0].0, ptr.birth)
+}
+
+/// Clean pages.
+pub type SumCache = Cache<SumKey, Arc<SumPage>>;
+
+/// Pages held so that the cache cannot drop them between fetching and applying.
+pub type SumPins = HashMap<SumKey, Arc<SumPage>>;
 
 /// Where a page is.
 pub enum Found {
@@ -58,42 +69,40 @@ impl Checksums {
         if ptr.is_null() {
             return Found::Zero;
         }
-        match cache.get(&ptr.addr[0].0) {
+        match cache.get(&key(ptr)) {
             Some(p) => Found::Page(p),
             None => Found::OnDisk(ptr),
         }
     }
 
-    /// The first page that must be fetched before the checksums of `run` can be set.
-    pub fn missing(
-        &self,
-        run: Run,
-        cache: &SumCache,
-        fetched: &HashMap<u64, Arc<SumPage>>,
-    ) -> Option<NodePtr> {
-        pages_of(run).find_map(|page| match self.find(page, cache) {
-            Found::OnDisk(ptr) if !fetched.contains_key(&ptr.addr[0].0) => Some(ptr),
-            _ => None,
+    /// The first page that must be fetched before the checksums of `run` can be set. Those found are added to
+    /// `fetched`, so that they are there when they are needed.
+    pub fn missing(&self, run: Run, cache: &SumCache, fetched: &mut SumPins) -> Option<NodePtr> {
+        pages_of(run).find_map(|page| {
+            let ptr = self.ptrs.leaf(page as usize);
+            let changed = self.dirty.contains_key(&page) || self.frozen.contains_key(&page);
+            if changed || ptr.is_null() || fetched.contains_key(&key(ptr)) {
+                return None;
+            }
+            match cache.get(&key(ptr)) {
+                Some(found) => {
+                    fetched.insert(key(ptr), found);
+                    None
+                }
+                None => Some(ptr),
+            }
         })
     }
 
     /// Sets the checksums of `run`, a little-endian or native number each, through `sum(i)`.
-    pub fn set(
-        &mut self,
-        run: Run,
-        sum: impl Fn(usize) -> u32,
-        cache: &SumCache,
-        fetched: &HashMap<u64, Arc<SumPage>>,
-    ) {
+    pub fn set(&mut self, run: Run, sum: impl Fn(usize) -> u32, cache: &SumCache, fetched: &SumPins) {
         let first = run.addr.block();
         for page in pages_of(run) {
             if !self.dirty.contains_key(&page) {
                 let content = match self.find(page, cache) {
                     Found::Page(p) => p,
                     Found::Zero => Arc::new([0; PAGE_SUMS]),
-                    Found::OnDisk(ptr) => {
-                        fetched.get(&ptr.addr[0].0).expect("asked for by `missing`").clone()
-                    }
+                    Found::OnDisk(ptr) => fetched.get(&key(ptr)).expect("asked for by `missing`").clone(),
                 };
                 self.dirty.insert(page, content);
             }

@@ -374,7 +374,7 @@ impl Store {
             self.cache.insert(ptr.addr[0].0, clean);
         }
         for (page, ptr) in &new_sum_pages {
-            self.sum_cache.insert(ptr.addr[0].0, frozen.sums[page].clone());
+            self.sum_cache.insert(checksums::key(*ptr), frozen.sums[page].clone());
         }
         let nodes_gone = moves.nodes_gone.len() as u64;
         let mut core = self.core.lock();

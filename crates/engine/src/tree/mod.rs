@@ -64,13 +64,24 @@ pub trait NodeSource {
     fn load(&self, miss: Miss) -> Result<Arc<Node>, EngineError>;
 }
 
-/// The node behind `link` if it is in memory.
+/// The node behind `link` if it is in memory. An address may have been given to another node since a pin was taken:
+/// the pointer decides.
 pub fn resident(link: &Link, cache: &NodeCache, pins: &Pins) -> Option<Arc<Node>> {
     match link {
         Link::Mem(node) => Some(node.clone()),
         Link::Disk(ptr) => {
             let key = ptr.addr[0].0;
-            cache.get(&key).or_else(|| pins.get(&key).cloned())
+            let meant = |node: &Arc<Node>| node.location.get() == Some(ptr);
+            pins.get(&key).filter(|n| meant(n)).cloned().or_else(|| cache.get(&key).filter(meant))
         }
     }
+}
+
+/// The same, and the cache cannot drop it any more.
+pub fn hold(link: &Link, cache: &NodeCache, pins: &mut Pins) -> Option<Arc<Node>> {
+    let node = resident(link, cache, pins)?;
+    if let Link::Disk(ptr) = link {
+        pins.insert(ptr.addr[0].0, node.clone());
+    }
+    Some(node)
 }

@@ -9,7 +9,7 @@ use varve_format::root::{NODE_PTR_BYTES, NodePtr};
 use varve_format::{BLOCK_BYTES, KEY_BYTES_MAX};
 
 use super::node::{Body, Interior, Key, Leaf, Link, Node};
-use super::{Miss, NodeCache, Pins, Tree, resident};
+use super::{Miss, NodeCache, Pins, Tree, hold, resident};
 
 /// A node of an earlier state that the present one no longer refers to.
 pub enum Replaced {
@@ -31,6 +31,11 @@ pub struct Mutation<'a> {
     pub replaced: &'a mut Vec<Replaced>,
     /// Change of the number of dirty nodes.
     pub dirty_delta: i64,
+    /// Leave the last entry of a leaf where it is and set `deferred`: without the leaf, its range falls to a neighbour
+    /// that later steps of the transaction have not prepared.
+    pub keep_last: bool,
+    /// See `keep_last`.
+    pub deferred: bool,
 }
 
 /// What a transaction will need at most.
@@ -46,7 +51,7 @@ const INTERIOR_ENTRY_BYTES_MAX: usize = ENTRY_OVERHEAD_BYTES + KEY_BYTES_MAX + N
 
 impl Tree {
     /// Adds to `forecast` what putting `entry_bytes` (key and value) at `key`, or deleting it (`None`), will need.
-    /// Nodes are counted once a `stamp`. Returns whether `key` exists now.
+    /// Nodes are counted once a `stamp`, and those on the path added to `pins`. Returns whether `key` exists now.
     pub fn prepare(
         &self,
         key: &[u8],
@@ -54,7 +59,7 @@ impl Tree {
         generation: u64,
         stamp: u64,
         cache: &NodeCache,
-        pins: &Pins,
+        pins: &mut Pins,
         forecast: &mut Forecast,
     ) -> Result<bool, Miss> {
         let Some(root) = &self.root else {
@@ -66,7 +71,7 @@ impl Tree {
         };
         let mut level = self.height - 1;
         let mut path: [Option<Arc<Node>>; varve_format::node::HEIGHT_MAX as usize] = Default::default();
-        let mut node = resident(root, cache, pins).ok_or_else(|| miss(self, root, level))?;
+        let mut node = hold(root, cache, pins).ok_or_else(|| miss(self, root, level))?;
         loop {
             let next = match &node.body {
                 Body::Leaf(leaf) => {
@@ -79,7 +84,7 @@ impl Tree {
                 Body::Interior(n) => {
                     let child = &n.children[n.child_index(key)];
                     level -= 1;
-                    resident(child, cache, pins).ok_or_else(|| miss(self, child, level))?
+                    hold(child, cache, pins).ok_or_else(|| miss(self, child, level))?
                 }
             };
             path[level as usize + 1] = Some(std::mem::replace(&mut node, next));
@@ -157,7 +162,8 @@ impl Tree {
         }
     }
 
-    /// Removes `key`, which exists. [`Tree::prepare`] has succeeded for it.
+    /// Removes `key`, which exists, unless it is the last of its leaf and [`Mutation::keep_last`] is set.
+    /// [`Tree::prepare`] has succeeded for it.
     pub fn delete(&mut self, m: &mut Mutation<'_>, key: &[u8]) {
         let Some(root) = &mut self.root else { return };
         if m.delete_below(root, key) {
@@ -338,6 +344,10 @@ impl Mutation<'_> {
         match &mut node.body {
             Body::Leaf(leaf) => {
                 if let Ok(i) = leaf.find(key) {
+                    if leaf.len() == 1 && self.keep_last {
+                        self.deferred = true;
+                        return false;
+                    }
                     leaf.remove(i);
                 }
                 leaf.len() == 0

@@ -74,7 +74,7 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
             stamp += 1;
             let mut forecast = Forecast::default();
             let bytes = put.then_some(key.len() + value.len());
-            match tree.prepare(&key, bytes, generation, stamp, &cache, &pins, &mut forecast) {
+            match tree.prepare(&key, bytes, generation, stamp, &cache, &mut pins, &mut forecast) {
                 Ok(exists) => break (exists, forecast),
                 Err(miss) => {
                     pins.insert(miss.ptr.addr[0].0, disk.load(miss).expect("on disk"));
@@ -83,8 +83,15 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
         };
         assert_eq!(exists.0, model.contains_key(&key), "seed {seed} step {step}");
         let mut replaced = Vec::new();
-        let mut m =
-            Mutation { generation, cache: &cache, pins: &pins, replaced: &mut replaced, dirty_delta: 0 };
+        let mut m = Mutation {
+            generation,
+            cache: &cache,
+            pins: &pins,
+            replaced: &mut replaced,
+            dirty_delta: 0,
+            keep_last: false,
+            deferred: false,
+        };
         if put {
             tree.put(&mut m, &key, &value);
             model.insert(key.clone(), value);
@@ -183,8 +190,15 @@ fn ascending_inserts_fill_nodes() {
     let pins = Pins::new();
     let mut replaced = Vec::new();
     let mut tree = Tree::empty(TreeId::NAMES);
-    let mut m =
-        Mutation { generation: 1, cache: &cache, pins: &pins, replaced: &mut replaced, dirty_delta: 0 };
+    let mut m = Mutation {
+        generation: 1,
+        cache: &cache,
+        pins: &pins,
+        replaced: &mut replaced,
+        dirty_delta: 0,
+        keep_last: false,
+        deferred: false,
+    };
     for i in 0..10_000u64 {
         tree.put(&mut m, &i.to_be_bytes(), &[0; 50]);
     }
