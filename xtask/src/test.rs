@@ -28,6 +28,8 @@ struct Totals {
     passed: u64,
     failed: u64,
     ignored: u64,
+    /// Test programs under way: a test may run others, whose summaries are its own business.
+    depth: u64,
 }
 
 pub fn run(args: &TestArgs) -> Result<()> {
@@ -71,7 +73,15 @@ fn skipped_banner() -> &'static str {
 impl Totals {
     /// Takes in one line of output; those that sum up a test program count.
     fn add(&mut self, line: &str) {
+        let running = |rest: &str| rest.ends_with(" tests") || rest.ends_with(" test");
+        if line.strip_prefix("running ").is_some_and(running) {
+            self.depth += 1;
+        }
         let Some(rest) = line.strip_prefix("test result: ") else { return };
+        self.depth = self.depth.saturating_sub(1);
+        if self.depth > 0 {
+            return;
+        }
         let Some((_, counts)) = rest.split_once(". ") else { return };
         for part in counts.split(';') {
             let mut words = part.split_whitespace();
@@ -91,8 +101,8 @@ impl Totals {
 mod tests {
     use super::*;
 
-    /// Goal: the last line tells the truth. Method: the summaries of a good and a bad program are added up, and a
-    /// line that only looks like one is not.
+    /// Goal: the last line tells the truth. Method: the summaries of a good and a bad program are added up; a line that
+    /// only looks like one is not, nor is that of a program that a test ran.
     #[test]
     fn summaries_are_added_up() {
         let mut totals = Totals::default();
@@ -103,6 +113,14 @@ mod tests {
             "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 4 filtered out; finished in 1s",
         );
         totals.add("test something ... ok");
-        assert_eq!(totals, Totals { passed: 15, failed: 2, ignored: 1 });
+        for line in [
+            "running 1 test",
+            "running 1 test",
+            "test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 8 filtered out; finished in 1s",
+            "test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 2s",
+        ] {
+            totals.add(line);
+        }
+        assert_eq!(totals, Totals { passed: 16, failed: 2, ignored: 1, depth: 0 });
     }
 }
