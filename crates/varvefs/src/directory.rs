@@ -1,0 +1,202 @@
+//! Listing directories, and removing whole trees.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::error::{Fault, Reason, Result, path_buf};
+use crate::metadata::{FileType, Metadata};
+use crate::shared::OpenInode;
+
+/// Entries read at once.
+const ENTRIES_PER_READ: usize = 512;
+/// Times that a directory is listed anew, beyond what its size calls for, because others put entries into it.
+const EMPTYING_MAX: u64 = 1000;
+
+/// The entries of a directory, without "." and "..", in no order that means anything.
+///
+/// Names that are there all the time are given exactly once, whatever is made or removed meanwhile. The directory stays
+/// open, so that it may even be removed.
+pub struct ReadDir {
+    open: Arc<OpenInode>,
+    path: Arc<[u8]>,
+    cookie: u64,
+    ready: VecDeque<varve_fs::DirEntry>,
+    at_end: bool,
+}
+
+impl ReadDir {
+    pub(crate) fn new(open: Arc<OpenInode>, path: Arc<[u8]>) -> ReadDir {
+        ReadDir { open, path, cookie: 0, ready: VecDeque::new(), at_end: false }
+    }
+
+    fn refill(&mut self) -> Result<()> {
+        let read = self.open.shared().enter().and_then(|fs| read_some(&fs, self.open.ino, &mut self.cookie));
+        match read {
+            Ok(entries) => {
+                self.at_end = entries.is_empty();
+                self.ready = entries.into();
+                Ok(())
+            }
+            Err(fault) => {
+                self.at_end = true;
+                Err(fault.on("list", &self.path))
+            }
+        }
+    }
+}
+
+impl Iterator for ReadDir {
+    type Item = Result<DirEntry>;
+
+    fn next(&mut self) -> Option<Result<DirEntry>> {
+        if self.ready.is_empty()
+            && !self.at_end
+            && let Err(error) = self.refill()
+        {
+            return Some(Err(error));
+        }
+        let entry = self.ready.pop_front()?;
+        let (name, inode, kind) = (entry.name, entry.ino, entry.kind);
+        Some(Ok(DirEntry { open: self.open.clone(), directory: self.path.clone(), name, inode, kind }))
+    }
+}
+
+impl std::fmt::Debug for ReadDir {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReadDir").field("path", &path_buf(&self.path)).finish_non_exhaustive()
+    }
+}
+
+/// Some more entries; none at the end.
+fn read_some(
+    fs: &varve_fs::Filesystem,
+    ino: varve_fs::InodeId,
+    cookie: &mut u64,
+) -> std::result::Result<Vec<varve_fs::DirEntry>, Fault> {
+    let mut entries = Vec::new();
+    // "." and ".." come first and are passed over.
+    fs.readdir(ino, (*cookie).max(2), &mut |entry| {
+        *cookie = entry.cookie;
+        entries.push(entry);
+        entries.len() < ENTRIES_PER_READ
+    })?;
+    Ok(entries)
+}
+
+/// One entry of a directory.
+#[derive(Clone)]
+pub struct DirEntry {
+    open: Arc<OpenInode>,
+    directory: Arc<[u8]>,
+    name: Vec<u8>,
+    inode: varve_fs::InodeId,
+    kind: varve_fs::FileKind,
+}
+
+impl DirEntry {
+    /// The name: any bytes but NUL and the slash.
+    pub fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    /// The name as the standard library has it.
+    pub fn file_name(&self) -> OsString {
+        OsString::from_vec(self.name.clone())
+    }
+
+    /// The path of the directory as it was given, with the name.
+    pub fn path(&self) -> PathBuf {
+        path_buf(&self.directory).join(self.file_name())
+    }
+
+    /// The kind.
+    pub fn file_type(&self) -> FileType {
+        FileType::of(self.kind)
+    }
+
+    /// The inode number.
+    pub fn inode(&self) -> u64 {
+        self.inode.0
+    }
+
+    /// The attributes, as they are now; of a symbolic link its own.
+    pub fn metadata(&self) -> Result<Metadata> {
+        use std::os::unix::ffi::OsStrExt;
+        self.open
+            .shared()
+            .enter()
+            .and_then(|fs| Ok(Metadata::of(&fs.getattr(self.inode)?)))
+            .map_err(|fault| fault.on("look at", self.path().as_os_str().as_bytes()))
+    }
+}
+
+impl std::fmt::Debug for DirEntry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("DirEntry").field(&self.path()).finish()
+    }
+}
+
+/// A directory to be emptied and removed.
+struct Level {
+    parent: varve_fs::InodeId,
+    name: Vec<u8>,
+    ino: varve_fs::InodeId,
+    /// Listings still allowed; `None` before the first.
+    rounds_left: Option<u64>,
+}
+
+/// Removes the directory `name` of `parent`, which is `ino`, with all that is in it. Follows no link, and goes down by
+/// inode. Memory: up to [`ENTRIES_PER_READ`] entries a level of depth.
+pub(crate) fn remove_tree(
+    fs: &varve_fs::Filesystem,
+    parent: varve_fs::InodeId,
+    name: &[u8],
+    ino: varve_fs::InodeId,
+) -> std::result::Result<(), Fault> {
+    let mut levels = vec![Level { parent, name: name.to_vec(), ino, rounds_left: None }];
+    while let Some(level) = levels.last_mut() {
+        let rounds_left = match level.rounds_left {
+            Some(0) => return Err(Reason::NotEmpty.into()),
+            Some(left) => left - 1,
+            None => match fs.lookup(level.parent, &level.name) {
+                Ok(attr) if attr.ino == level.ino => attr.size / ENTRIES_PER_READ as u64 * 2 + EMPTYING_MAX,
+                // Moved or removed since it was listed: no longer ours.
+                Ok(_) | Err(varve_fs::FsError::NotFound) => {
+                    levels.pop();
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            },
+        };
+        level.rounds_left = Some(rounds_left);
+        let ino = level.ino;
+        let entries = match read_some(fs, ino, &mut 0) {
+            Err(Fault { reason: Reason::NotFound, .. }) => Vec::new(),
+            read => read?,
+        };
+        if entries.is_empty() {
+            match fs.rmdir(level.parent, &level.name) {
+                // Others have put something into it: once more.
+                Err(varve_fs::FsError::NotEmpty) => continue,
+                Ok(()) | Err(varve_fs::FsError::NotFound) => {}
+                Err(error) => return Err(error.into()),
+            }
+            levels.pop();
+            continue;
+        }
+        for entry in entries {
+            if entry.kind == varve_fs::FileKind::Directory {
+                levels.push(Level { parent: ino, name: entry.name, ino: entry.ino, rounds_left: None });
+                continue;
+            }
+            match fs.unlink(ino, &entry.name) {
+                Ok(()) | Err(varve_fs::FsError::NotFound | varve_fs::FsError::IsDirectory) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,343 @@
+//! What can go wrong, in words a user of the library can act on.
+//!
+//! Every [`Error`] says what was being done, to which path or pool, and why it failed. It turns into a
+//! [`std::io::Error`] of the right kind, which keeps it inside. Inside the crate a verb fails with a [`Fault`], which
+//! becomes an [`Error`] at the door, where the path is known.
+//! Must not know: how anything is done.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// The result of the library's verbs.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A failed operation: what was being done, to what, and why it failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error {
+    /// A verb on a path, or on a file opened by that path.
+    Path {
+        /// What was being done, such as "create the directory".
+        doing: &'static str,
+        /// To what. For an open file the path it was opened by, whatever it is called now.
+        path: PathBuf,
+        /// The second path of a verb that has two.
+        to: Option<PathBuf>,
+        /// The part of `path` at which the way ended, if that is not all of it.
+        at: Option<PathBuf>,
+        /// Why.
+        reason: Reason,
+    },
+    /// A verb on a pool as a whole.
+    Pool {
+        /// What was being done, such as "open".
+        doing: &'static str,
+        /// Path of the pool, or what kind of memory it lies in.
+        pool: String,
+        /// Why.
+        reason: Reason,
+    },
+}
+
+/// Why an operation failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Reason {
+    /// There is no such name.
+    #[error("no such file or directory")]
+    NotFound,
+    /// The name is taken.
+    #[error("it exists already")]
+    Exists,
+    /// A directory was needed.
+    #[error("not a directory")]
+    NotADirectory,
+    /// It is a directory, and may not be one.
+    #[error("it is a directory")]
+    IsADirectory,
+    /// The directory has entries.
+    #[error("the directory is not empty")]
+    NotEmpty,
+    /// A name is longer than 255 bytes, or the target of a symbolic link longer than 4095.
+    #[error("the name is too long")]
+    NameTooLong,
+    /// More symbolic links on the way than are followed (40), or one where none may be.
+    #[error("too many symbolic links on the way")]
+    TooManySymlinks,
+    /// Arguments that make no sense, and why.
+    #[error("{0}")]
+    Invalid(&'static str),
+    /// Not allowed to anybody, as a hard link to a directory.
+    #[error("the operation is not permitted")]
+    NotPermitted,
+    /// Access was denied: by the operating system to the pool's device, or by the filesystem.
+    #[error("permission denied{}", because(.0))]
+    AccessDenied(String),
+    /// The file was opened without this right.
+    #[error("the file was not opened for {0}")]
+    NotOpenedFor(&'static str),
+    /// No such extended attribute.
+    #[error("there is no such attribute")]
+    NoAttribute,
+    /// The name of an extended attribute is too long.
+    #[error("the attribute's name is too long")]
+    AttributeNameTooLong,
+    /// The value of an extended attribute is larger than can be stored.
+    #[error("the attribute's value is too large")]
+    AttributeTooLarge,
+    /// Beyond the largest file size (2^62 bytes).
+    #[error("the file would be too large")]
+    FileTooLarge,
+    /// The file has as many links as it can have.
+    #[error("the file has too many links")]
+    TooManyLinks,
+    /// Not something this filesystem does.
+    #[error("not supported")]
+    NotSupported,
+    /// From one subvolume to another.
+    #[error("the two paths lie in different subvolumes")]
+    CrossesSubvolumes,
+    /// There is no room, and nothing that could be done now would make any.
+    #[error("no space is left in the pool")]
+    NoSpace,
+    /// The pool was opened read-only.
+    #[error("the pool is open read-only")]
+    ReadOnly,
+    /// The pool has been closed.
+    #[error("the pool has been closed")]
+    Closed,
+    /// Somebody else has the pool open. A whole sentence that names him where that can be found.
+    #[error("{0}")]
+    InUse(String),
+    /// Something in the pool is not what it should be, in all of its copies. `check` says more.
+    #[error("{0}")]
+    Corrupt(String),
+    /// The device, or the operating system below it, failed a request.
+    #[error("{0}")]
+    Device(String),
+    /// A write or flush failed earlier: nothing more is accepted until the pool is opened again. A whole sentence.
+    #[error("{0}")]
+    Stopped(String),
+    /// The pool cannot be created or opened, and why, in a sentence that says what to do.
+    #[error("{0}")]
+    Refused(String),
+}
+
+fn because(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!(": {text}") }
+}
+
+impl Error {
+    /// Why it failed.
+    pub fn reason(&self) -> &Reason {
+        match self {
+            Error::Path { reason, .. } | Error::Pool { reason, .. } => reason,
+        }
+    }
+
+    /// The path it was about, if it was about one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Error::Path { path, .. } => Some(path),
+            Error::Pool { .. } => None,
+        }
+    }
+
+    /// The kind that the standard library gives such an error.
+    pub fn kind(&self) -> io::ErrorKind {
+        self.reason().kind()
+    }
+
+    pub(crate) fn pool(doing: &'static str, pool: &str, fault: impl Into<Fault>) -> Error {
+        Error::Pool { doing, pool: pool.to_owned(), reason: fault.into().reason }
+    }
+}
+
+impl Reason {
+    /// The kind that the standard library gives such an error.
+    pub fn kind(&self) -> io::ErrorKind {
+        match self {
+            Reason::NotFound | Reason::NoAttribute => io::ErrorKind::NotFound,
+            Reason::Exists => io::ErrorKind::AlreadyExists,
+            Reason::NotADirectory => io::ErrorKind::NotADirectory,
+            Reason::IsADirectory => io::ErrorKind::IsADirectory,
+            Reason::NotEmpty => io::ErrorKind::DirectoryNotEmpty,
+            Reason::NameTooLong | Reason::AttributeNameTooLong => io::ErrorKind::InvalidFilename,
+            // This kind has no stable name; the number of it has (Linux: too many levels of symbolic links).
+            Reason::TooManySymlinks => io::Error::from_raw_os_error(40).kind(),
+            Reason::Invalid(_) => io::ErrorKind::InvalidInput,
+            Reason::NotPermitted | Reason::AccessDenied(_) | Reason::NotOpenedFor(_) => {
+                io::ErrorKind::PermissionDenied
+            }
+            Reason::AttributeTooLarge => io::ErrorKind::ArgumentListTooLong,
+            Reason::FileTooLarge => io::ErrorKind::FileTooLarge,
+            Reason::TooManyLinks => io::ErrorKind::TooManyLinks,
+            Reason::NotSupported => io::ErrorKind::Unsupported,
+            Reason::CrossesSubvolumes => io::ErrorKind::CrossesDevices,
+            Reason::NoSpace => io::ErrorKind::StorageFull,
+            Reason::ReadOnly => io::ErrorKind::ReadOnlyFilesystem,
+            Reason::InUse(_) => io::ErrorKind::ResourceBusy,
+            Reason::Corrupt(_) => io::ErrorKind::InvalidData,
+            Reason::Closed | Reason::Device(_) | Reason::Stopped(_) | Reason::Refused(_) => {
+                io::ErrorKind::Other
+            }
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Path { doing, path, to, at, reason } => {
+                write!(f, "cannot {doing} {}", Shown(path))?;
+                if let Some(to) = to {
+                    write!(f, " to {}", Shown(to))?;
+                }
+                write!(f, ": {reason}")?;
+                match at {
+                    Some(at) => write!(f, ": {}", Shown(at)),
+                    None => Ok(()),
+                }
+            }
+            Error::Pool { doing, pool, reason } => {
+                let text = reason.to_string();
+                if text.contains(pool.as_str()) {
+                    write!(f, "cannot {doing} the pool: {text}")
+                } else {
+                    write!(f, "cannot {doing} the pool {pool}: {text}")
+                }
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        // The reason is part of the text already.
+        None
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> io::Error {
+        io::Error::new(error.kind(), error)
+    }
+}
+
+/// A path in quotes; bytes that are no text, or would disturb a terminal, escaped.
+struct Shown<'a>(&'a Path);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.to_str() {
+            Some(text) if !text.chars().any(char::is_control) => write!(f, "\"{text}\""),
+            _ => write!(f, "\"{}\"", self.0.as_os_str().as_bytes().escape_ascii()),
+        }
+    }
+}
+
+/// Why a verb failed, before it is known to the door which path it was about.
+#[derive(Debug, Clone)]
+pub(crate) struct Fault {
+    pub reason: Reason,
+    /// How many bytes of the path led to where the way ended; `None`: all.
+    pub at: Option<usize>,
+    /// It was the second of two paths.
+    pub second: bool,
+}
+
+impl Fault {
+    /// The error for a verb on `path`.
+    pub(crate) fn on(self, doing: &'static str, path: &[u8]) -> Error {
+        Error::Path {
+            doing,
+            path: path_buf(path),
+            to: None,
+            at: self.at.map(|len| path_buf(&path[..len])),
+            reason: self.reason,
+        }
+    }
+
+    /// The error for a verb on two paths.
+    pub(crate) fn on_two(self, doing: &'static str, path: &[u8], to: &[u8]) -> Error {
+        let blamed = if self.second { to } else { path };
+        Error::Path {
+            doing,
+            path: path_buf(path),
+            to: Some(path_buf(to)),
+            at: self.at.map(|len| path_buf(&blamed[..len])),
+            reason: self.reason,
+        }
+    }
+
+    /// Blames the second path.
+    pub(crate) fn in_second(self) -> Fault {
+        Fault { second: true, ..self }
+    }
+}
+
+/// These bytes as a path.
+pub(crate) fn path_buf(bytes: &[u8]) -> PathBuf {
+    OsString::from_vec(bytes.to_vec()).into()
+}
+
+impl From<Reason> for Fault {
+    fn from(reason: Reason) -> Fault {
+        Fault { reason, at: None, second: false }
+    }
+}
+
+impl From<varve_fs::FsError> for Fault {
+    fn from(error: varve_fs::FsError) -> Fault {
+        reason_of(error).into()
+    }
+}
+
+impl From<varve_device::DeviceError> for Fault {
+    fn from(error: varve_device::DeviceError) -> Fault {
+        reason_of_device(error).into()
+    }
+}
+
+fn reason_of(error: varve_fs::FsError) -> Reason {
+    match error {
+        varve_fs::FsError::NotFound => Reason::NotFound,
+        varve_fs::FsError::Exists => Reason::Exists,
+        varve_fs::FsError::NotDirectory => Reason::NotADirectory,
+        varve_fs::FsError::IsDirectory => Reason::IsADirectory,
+        varve_fs::FsError::NotEmpty => Reason::NotEmpty,
+        varve_fs::FsError::NameTooLong => Reason::NameTooLong,
+        varve_fs::FsError::Invalid => Reason::Invalid("the arguments make no sense here"),
+        varve_fs::FsError::NotPermitted => Reason::NotPermitted,
+        varve_fs::FsError::AccessDenied => Reason::AccessDenied(String::new()),
+        varve_fs::FsError::NoAttribute => Reason::NoAttribute,
+        varve_fs::FsError::Range => Reason::AttributeNameTooLong,
+        varve_fs::FsError::TooBig => Reason::AttributeTooLarge,
+        varve_fs::FsError::FileTooBig => Reason::FileTooLarge,
+        varve_fs::FsError::TooManyLinks => Reason::TooManyLinks,
+        varve_fs::FsError::NotSupported => Reason::NotSupported,
+        varve_fs::FsError::CrossDevice => Reason::CrossesSubvolumes,
+        varve_fs::FsError::Engine(error) => match error {
+            varve_engine::EngineError::NoSpace => Reason::NoSpace,
+            varve_engine::EngineError::ReadOnly => Reason::ReadOnly,
+            varve_engine::EngineError::Device(error) => reason_of_device(error),
+            varve_engine::EngineError::Refused(text) => Reason::Refused(text),
+            error @ varve_engine::EngineError::Stopped(_) => Reason::Stopped(error.to_string()),
+            error => Reason::Corrupt(error.to_string()),
+        },
+    }
+}
+
+fn reason_of_device(error: varve_device::DeviceError) -> Reason {
+    match error {
+        varve_device::DeviceError::NotFound { .. } => Reason::NotFound,
+        varve_device::DeviceError::AlreadyExists { .. } => Reason::Exists,
+        varve_device::DeviceError::NotPermitted { text, .. } => Reason::AccessDenied(text),
+        varve_device::DeviceError::LockedBy(text) => Reason::InUse(text),
+        varve_device::DeviceError::Unsupported { text, .. } => Reason::Refused(text),
+        error => Reason::Device(error.to_string()),
+    }
+}

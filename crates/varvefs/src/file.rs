@@ -1,0 +1,310 @@
+//! Open files: the std::io traits, positioned reads and writes, sync.
+
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::error::{Fault, Reason, Result};
+use crate::metadata::{Metadata, Times, XattrMode};
+use crate::pending::Pending;
+use crate::shared::OpenInode;
+use crate::verbs;
+
+/// Bytes handed on at once: bounds the copies a large read or write makes.
+const PIECE_BYTES: usize = 8 << 20;
+/// Largest position, in bytes.
+const POSITION_MAX: u64 = varve_fs::FILE_BYTES_MAX;
+
+/// What a handle may do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rights {
+    pub read: bool,
+    pub write: bool,
+    pub append: bool,
+}
+
+/// An open file (or directory, to sync it). It lives on while it is open, whatever happens to its names.
+///
+/// `Read`, `Write` and `Seek` share one position, also through `&File`; [`File::read_at`] and [`File::write_at`] leave it
+/// alone, so that threads can use them side by side. Written data waits in memory until [`File::sync_all`], or for some
+/// seconds; other handles see it at once.
+pub struct File {
+    open: Arc<OpenInode>,
+    caller: varve_fs::Caller,
+    path: Arc<[u8]>,
+    rights: Rights,
+    position: Mutex<u64>,
+}
+
+impl File {
+    pub(crate) fn new(
+        open: Arc<OpenInode>,
+        caller: varve_fs::Caller,
+        path: Arc<[u8]>,
+        rights: Rights,
+    ) -> File {
+        File { open, caller, path, rights, position: Mutex::new(0) }
+    }
+
+    /// Runs a verb on the inode, and says what failed.
+    fn run<T>(
+        &self,
+        doing: &'static str,
+        verb: impl FnOnce(&varve_fs::Filesystem, varve_fs::InodeId) -> std::result::Result<T, Fault>,
+    ) -> Result<T> {
+        self.open
+            .shared()
+            .enter()
+            .and_then(|fs| verb(&fs, self.open.ino))
+            .map_err(|fault| fault.on(doing, &self.path))
+    }
+
+    /// Reads at `offset` until `buf` is full or the file ends; gives the number of bytes. Holes read as zeros. The
+    /// handle's position stays.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.run("read", |fs, ino| {
+            if !self.rights.read {
+                return Err(Reason::NotOpenedFor("reading").into());
+            }
+            let mut done = 0;
+            loop {
+                let wanted = (buf.len() - done).min(PIECE_BYTES);
+                let Some(at) = offset.checked_add(done as u64) else { return Ok(done) };
+                let bytes = fs.read(ino, at, wanted)?;
+                buf[done..done + bytes.len()].copy_from_slice(&bytes);
+                done += bytes.len();
+                if bytes.len() < wanted || done == buf.len() {
+                    return Ok(done);
+                }
+            }
+        })
+    }
+
+    /// Reads exactly `buf.len()` bytes at `offset`; a file that ends before is an error of kind `UnexpectedEof`.
+    pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        if self.read_at(buf, offset)? < buf.len() {
+            let text = "the file ends before the bytes that were to be read";
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text));
+        }
+        Ok(())
+    }
+
+    /// Writes `data` at `offset`; gives the number of bytes, which is smaller only if space runs out on the way. Beyond
+    /// the end the file grows, with a hole between. The handle's position stays.
+    pub fn write_at(&self, data: &[u8], offset: u64) -> Result<usize> {
+        self.run("write", |fs, ino| {
+            self.require_write()?;
+            let _shared = self.open.order.read();
+            self.write_pieces(fs, ino, data, offset)
+        })
+    }
+
+    /// Writes all of `data` at `offset`. When space runs out on the way, what fitted has been written.
+    pub fn write_all_at(&self, data: &[u8], offset: u64) -> Result<()> {
+        let mut done = 0;
+        while done < data.len() {
+            let written = self.write_at(&data[done..], offset.saturating_add(done as u64))?;
+            if written == 0 {
+                return Err(Fault::from(Reason::NoSpace).on("write", &self.path));
+            }
+            done += written;
+        }
+        Ok(())
+    }
+
+    fn require_write(&self) -> std::result::Result<(), Fault> {
+        if self.rights.write { Ok(()) } else { Err(Reason::NotOpenedFor("writing").into()) }
+    }
+
+    fn write_pieces(
+        &self,
+        fs: &varve_fs::Filesystem,
+        ino: varve_fs::InodeId,
+        data: &[u8],
+        offset: u64,
+    ) -> std::result::Result<usize, Fault> {
+        let mut done = 0;
+        loop {
+            let piece = &data[done..data.len().min(done + PIECE_BYTES)];
+            match fs.write(self.caller, ino, offset.saturating_add(done as u64), piece) {
+                Ok(written) => {
+                    done += written;
+                    if written < piece.len() || done == data.len() {
+                        return Ok(done);
+                    }
+                }
+                // What has been written counts; the next write gets the error.
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Writes at the end, alone; gives the number of bytes and the new end.
+    fn append(&self, data: &[u8]) -> Result<(usize, u64)> {
+        self.run("append to", |fs, ino| {
+            let _alone = self.open.order.write();
+            let end = fs.getattr(ino)?.size;
+            let written = self.write_pieces(fs, ino, data, end)?;
+            Ok((written, end + written as u64))
+        })
+    }
+
+    /// Cuts the file, or lets it grow with a hole, to `len` bytes.
+    pub fn set_len(&self, len: u64) -> Result<()> {
+        let resized = self.require_write().and_then(|()| self.resize(len));
+        resized.map_err(|fault| fault.on("change the length of", &self.path))
+    }
+
+    pub(crate) fn resize(&self, len: u64) -> std::result::Result<(), Fault> {
+        let fs = self.open.shared().enter()?;
+        let _shared = self.open.order.read();
+        let set = varve_fs::SetAttr { size: Some(len), ..varve_fs::SetAttr::default() };
+        fs.setattr(self.caller, self.open.ino, set)?;
+        Ok(())
+    }
+
+    /// Makes the file durable: its contents, its attributes, and every change of names made before, its own creation
+    /// included. Concurrent syncs share a flush of the device.
+    pub fn sync_all(&self) -> Result<()> {
+        self.run("sync", |fs, ino| Ok(fs.fsync(ino)?))
+    }
+
+    /// The same as [`File::sync_all`]: both cost one flush.
+    pub fn sync_data(&self) -> Result<()> {
+        self.sync_all()
+    }
+
+    /// Begins a sync: as [`File::sync_all`], but without the flush, which [`Pending::wait`] or [`crate::wait_all`] does
+    /// for any number of files at once.
+    pub fn start_sync(&self) -> Result<Pending> {
+        let upto = self.run("sync", |fs, ino| {
+            fs.flush_file(ino)?;
+            Ok(fs.position())
+        })?;
+        Ok(Pending::new(self.open.shared().clone(), upto, Some(self.path.clone())))
+    }
+
+    /// The attributes.
+    pub fn metadata(&self) -> Result<Metadata> {
+        self.run("look at", |fs, ino| Ok(Metadata::of(&fs.getattr(ino)?)))
+    }
+
+    /// Sets the permission bits (07777).
+    pub fn set_permissions(&self, mode: u32) -> Result<()> {
+        self.run("set the permissions of", |fs, ino| verbs::set_permissions(fs, self.caller, ino, mode))
+    }
+
+    /// Sets times.
+    pub fn set_times(&self, times: Times) -> Result<()> {
+        self.run("set the times of", |fs, ino| verbs::set_times(fs, self.caller, ino, times))
+    }
+
+    /// Sets an extended attribute.
+    pub fn set_xattr(&self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>, mode: XattrMode) -> Result<()> {
+        self.run("set an extended attribute of", |fs, ino| {
+            Ok(fs.setxattr(ino, name.as_ref(), value.as_ref(), mode.below())?)
+        })
+    }
+
+    /// The value of an extended attribute; `None` if there is none of that name.
+    pub fn get_xattr(&self, name: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
+        self.run("read an extended attribute of", |fs, ino| verbs::get_xattr(fs, ino, name.as_ref()))
+    }
+
+    /// The names of all extended attributes.
+    pub fn list_xattrs(&self) -> Result<Vec<Vec<u8>>> {
+        self.run("list the extended attributes of", |fs, ino| Ok(fs.listxattr(ino)?))
+    }
+
+    /// Removes an extended attribute.
+    pub fn remove_xattr(&self, name: impl AsRef<[u8]>) -> Result<()> {
+        self.run("remove an extended attribute of", |fs, ino| Ok(fs.removexattr(ino, name.as_ref())?))
+    }
+}
+
+impl io::Read for &File {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let mut position = self.position.lock();
+        let count = self.read_at(buf, *position)?;
+        *position += count as u64;
+        Ok(count)
+    }
+}
+
+impl io::Write for &File {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let mut position = self.position.lock();
+        if self.rights.append {
+            let (count, end) = self.append(data)?;
+            *position = end;
+            return Ok(count);
+        }
+        let count = self.write_at(data, *position)?;
+        *position += count as u64;
+        Ok(count)
+    }
+
+    /// Does nothing: nothing is held back by the handle. [`File::sync_all`] makes what was written durable.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl io::Seek for &File {
+    /// Positions beyond the end are allowed: a write there leaves a hole.
+    fn seek(&mut self, to: io::SeekFrom) -> io::Result<u64> {
+        let mut position = self.position.lock();
+        let target = match to {
+            io::SeekFrom::Start(offset) => Some(offset),
+            io::SeekFrom::Current(delta) => position.checked_add_signed(delta),
+            io::SeekFrom::End(delta) => {
+                let end = self.run("look at", |fs, ino| Ok(fs.getattr(ino)?.size))?;
+                end.checked_add_signed(delta)
+            }
+        };
+        match target.filter(|target| *target <= POSITION_MAX) {
+            Some(target) => {
+                *position = target;
+                Ok(target)
+            }
+            None => {
+                let reason = Reason::Invalid("the position lies before the start or beyond the largest file");
+                Err(Fault::from(reason).on("seek in", &self.path).into())
+            }
+        }
+    }
+}
+
+impl io::Read for File {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        io::Read::read(&mut &*self, buf)
+    }
+}
+
+impl io::Write for File {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        io::Write::write(&mut &*self, data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl io::Seek for File {
+    fn seek(&mut self, to: io::SeekFrom) -> io::Result<u64> {
+        io::Seek::seek(&mut &*self, to)
+    }
+}
+
+impl std::fmt::Debug for File {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("File")
+            .field("path", &crate::error::path_buf(&self.path))
+            .field("inode", &self.open.ino.0)
+            .field("rights", &self.rights)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,439 @@
+//! The verbs on paths.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::directory::{ReadDir, remove_tree};
+use crate::error::{Error, Fault, Reason, Result, path_buf};
+use crate::file::File;
+use crate::metadata::{FileType, Metadata, Times, XattrMode};
+use crate::open_options::OpenOptions;
+use crate::path::{AsPath, Last, find, find_existing, with_existing};
+use crate::pending::Pending;
+use crate::shared::Shared;
+use crate::stats::StatFs;
+use crate::verbs;
+
+/// Permission bits of directories that are made.
+const DIRECTORY_MODE: u32 = 0o755;
+
+/// A filesystem of an open pool. Cheap to clone; all verbs take `&self` and may be called from many threads.
+///
+/// A verb that changes names or attributes has happened, whole, when it returns, and survives a crash after a sync of
+/// anything later; a crash before leaves all or nothing of it. Symbolic links are followed except where a verb is about
+/// the name itself (removing, renaming, linking).
+#[derive(Clone)]
+pub struct Filesystem {
+    shared: Arc<Shared>,
+    owner: (u32, u32),
+}
+
+impl Filesystem {
+    pub(crate) fn new(shared: Arc<Shared>, owner: (u32, u32)) -> Filesystem {
+        Filesystem { shared, owner }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) fn caller(&self) -> varve_fs::Caller {
+        varve_fs::Caller { uid: self.owner.0, gid: self.owner.1 }
+    }
+
+    /// The same filesystem for another owner of what is made through it. Writing as anybody but user 0 takes set-id bits
+    /// away. Permissions are not checked: whoever can open the pool can do everything.
+    #[must_use]
+    pub fn with_owner(&self, user: u32, group: u32) -> Filesystem {
+        Filesystem { shared: self.shared.clone(), owner: (user, group) }
+    }
+
+    fn run<T>(
+        &self,
+        doing: &'static str,
+        path: &[u8],
+        verb: impl FnOnce(&varve_fs::Filesystem) -> std::result::Result<T, Fault>,
+    ) -> Result<T> {
+        self.shared.enter().and_then(|fs| verb(&fs)).map_err(|fault| fault.on(doing, path))
+    }
+
+    /// Opens a file for reading.
+    pub fn open(&self, path: impl AsPath) -> Result<File> {
+        OpenOptions::new().read(true).open(self, path)
+    }
+
+    /// Opens a file for writing; makes it if it is not there and empties it if it is.
+    pub fn create(&self, path: impl AsPath) -> Result<File> {
+        OpenOptions::new().write(true).create(true).truncate(true).open(self, path)
+    }
+
+    /// The whole contents of a file.
+    pub fn read(&self, path: impl AsPath) -> Result<Vec<u8>> {
+        let file = self.open(path)?;
+        let mut contents = Vec::new();
+        loop {
+            // A file that grows meanwhile is read on to its end.
+            let wanted = file.metadata()?.len.saturating_sub(contents.len() as u64).max(1);
+            let len = contents.len();
+            contents.resize(len + usize::try_from(wanted).unwrap_or(usize::MAX).min(64 << 20), 0);
+            let count = file.read_at(&mut contents[len..], len as u64)?;
+            contents.truncate(len + count);
+            if count == 0 {
+                return Ok(contents);
+            }
+        }
+    }
+
+    /// Makes `contents` the whole contents of a file, which is made if it is not there. Not atomic: to replace a file so
+    /// that a crash shows either the old contents or the new, write another one and [`Filesystem::rename`] it over.
+    pub fn write(&self, path: impl AsPath, contents: impl AsRef<[u8]>) -> Result<()> {
+        self.create(path)?.write_all_at(contents.as_ref(), 0)
+    }
+
+    /// Makes a directory (mode 0755).
+    pub fn create_dir(&self, path: impl AsPath) -> Result<()> {
+        self.create_dir_with_mode(path, DIRECTORY_MODE)
+    }
+
+    /// Makes a directory with these permission bits (07777). There is no umask.
+    pub fn create_dir_with_mode(&self, path: impl AsPath, mode: u32) -> Result<()> {
+        let path = path.as_path_bytes();
+        self.run("create the directory", path, |fs| self.make_directory(fs, path, mode))
+    }
+
+    fn make_directory(
+        &self,
+        fs: &varve_fs::Filesystem,
+        path: &[u8],
+        mode: u32,
+    ) -> std::result::Result<(), Fault> {
+        let place = find(fs, path, Last::Keep)?;
+        if place.found.is_some() {
+            return Err(Reason::Exists.into());
+        }
+        fs.mkdir(self.caller(), place.parent, place.entry()?, mode & 0o7777)?;
+        Ok(())
+    }
+
+    /// Makes a directory and all that is missing above it (mode 0755). One that is there is no error.
+    pub fn create_dir_all(&self, path: impl AsPath) -> Result<()> {
+        let path = path.as_path_bytes();
+        self.run("create the directory", path, |fs| {
+            // Each prefix that ends with a name, shortest first.
+            let ends = (1..=path.len())
+                .filter(|end| path[end - 1] != b'/' && path.get(*end).is_none_or(|byte| *byte == b'/'));
+            for end in ends {
+                let part = &path[..end];
+                let here = |fault: Fault| Fault {
+                    at: fault.at.or(Some(end)).filter(|at| *at < path.len()),
+                    ..fault
+                };
+                match self.make_directory(fs, part, DIRECTORY_MODE) {
+                    Ok(()) => {}
+                    Err(Fault { reason: Reason::Exists, .. }) => {
+                        let found = find_existing(fs, part, Last::Follow).map_err(here)?;
+                        if found.kind != varve_fs::FileKind::Directory {
+                            return Err(here(Reason::NotADirectory.into()));
+                        }
+                    }
+                    Err(fault) => return Err(here(fault)),
+                }
+            }
+            // Also for the root and the empty path, which have no names.
+            find_existing(fs, path, Last::Follow).map(drop)
+        })
+    }
+
+    /// Lists a directory.
+    pub fn read_dir(&self, path: impl AsPath) -> Result<ReadDir> {
+        let path = path.as_path_bytes();
+        self.run("list", path, |fs| {
+            with_existing(fs, path, Last::Follow, |attr| {
+                if attr.kind != varve_fs::FileKind::Directory {
+                    return Err(Reason::NotADirectory.into());
+                }
+                Ok(ReadDir::new(self.shared.open_inode(fs, attr.ino)?, Arc::from(path)))
+            })
+        })
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_dir(&self, path: impl AsPath) -> Result<()> {
+        let path = path.as_path_bytes();
+        self.run("remove the directory", path, |fs| {
+            let place = find(fs, path, Last::Entry)?;
+            Ok(fs.rmdir(place.parent, place.entry()?)?)
+        })
+    }
+
+    /// Removes a directory with all that is in it. Links inside are removed, never followed; so is a link at `path`. The
+    /// parts go one by one: a crash in the middle leaves some of them.
+    pub fn remove_dir_all(&self, path: impl AsPath) -> Result<()> {
+        let path = path.as_path_bytes();
+        self.run("remove the tree", path, |fs| {
+            let place = find(fs, path, Last::Entry)?;
+            let (attr, name) = (place.existing()?, place.entry()?);
+            match attr.kind {
+                varve_fs::FileKind::Directory => remove_tree(fs, place.parent, name, attr.ino),
+                varve_fs::FileKind::Symlink => Ok(fs.unlink(place.parent, name)?),
+                _ => Err(Reason::NotADirectory.into()),
+            }
+        })
+    }
+
+    /// Removes a file or a symbolic link. A file that is open lives on until it is closed.
+    pub fn remove_file(&self, path: impl AsPath) -> Result<()> {
+        let path = path.as_path_bytes();
+        self.run("remove", path, |fs| {
+            let place = find(fs, path, Last::Entry)?;
+            Ok(fs.unlink(place.parent, place.entry()?)?)
+        })
+    }
+
+    /// Whether there is something at `path`, links followed. Anything else in the way is an error.
+    pub fn exists(&self, path: impl AsPath) -> Result<bool> {
+        match self.metadata(path) {
+            Ok(_) => Ok(true),
+            Err(error) if matches!(error.reason(), Reason::NotFound | Reason::NotADirectory) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The attributes of what is at `path`, links followed.
+    pub fn metadata(&self, path: impl AsPath) -> Result<Metadata> {
+        let path = path.as_path_bytes();
+        self.run("look at", path, |fs| Ok(Metadata::of(&find_existing(fs, path, Last::Follow)?)))
+    }
+
+    /// The attributes of what is at `path`; of a symbolic link its own.
+    pub fn symlink_metadata(&self, path: impl AsPath) -> Result<Metadata> {
+        let path = path.as_path_bytes();
+        self.run("look at", path, |fs| Ok(Metadata::of(&find_existing(fs, path, Last::Keep)?)))
+    }
+
+    /// Sets the permission bits (07777).
+    pub fn set_permissions(&self, path: impl AsPath, mode: u32) -> Result<()> {
+        self.on_inode("set the permissions of", path, |fs, ino| {
+            verbs::set_permissions(fs, self.caller(), ino, mode)
+        })
+    }
+
+    /// Sets user and group; `None` leaves one as it is.
+    pub fn set_owner(&self, path: impl AsPath, user: Option<u32>, group: Option<u32>) -> Result<()> {
+        self.on_inode("set the owner of", path, |fs, ino| {
+            let set = varve_fs::SetAttr { uid: user, gid: group, ..varve_fs::SetAttr::default() };
+            fs.setattr(self.caller(), ino, set)?;
+            Ok(())
+        })
+    }
+
+    /// Sets times.
+    pub fn set_times(&self, path: impl AsPath, times: Times) -> Result<()> {
+        self.on_inode("set the times of", path, |fs, ino| verbs::set_times(fs, self.caller(), ino, times))
+    }
+
+    /// Cuts a file, or lets it grow with a hole, to `len` bytes.
+    pub fn set_len(&self, path: impl AsPath, len: u64) -> Result<()> {
+        OpenOptions::new().write(true).open(self, path)?.set_len(len)
+    }
+
+    /// Runs a verb on what `path` leads to.
+    fn on_inode<T>(
+        &self,
+        doing: &'static str,
+        path: impl AsPath,
+        verb: impl Fn(&varve_fs::Filesystem, varve_fs::InodeId) -> std::result::Result<T, Fault>,
+    ) -> Result<T> {
+        let path = path.as_path_bytes();
+        self.run(doing, path, |fs| with_existing(fs, path, Last::Follow, |attr| verb(fs, attr.ino)))
+    }
+
+    /// Runs a verb on two paths.
+    fn run_two<T>(
+        &self,
+        doing: &'static str,
+        path: &[u8],
+        to: &[u8],
+        verb: impl FnOnce(&varve_fs::Filesystem) -> std::result::Result<T, Fault>,
+    ) -> Result<T> {
+        self.shared.enter().and_then(|fs| verb(&fs)).map_err(|fault| fault.on_two(doing, path, to))
+    }
+
+    /// Gives the file `original` another name, `link`, which must be free. Directories have one name only.
+    pub fn hard_link(&self, original: impl AsPath, link: impl AsPath) -> Result<()> {
+        let (original, link) = (original.as_path_bytes(), link.as_path_bytes());
+        self.run_two("link", original, link, |fs| {
+            with_existing(fs, original, Last::Entry, |attr| {
+                let place = find(fs, link, Last::Entry).map_err(Fault::in_second)?;
+                if place.found.is_some() {
+                    return Err(Reason::Exists.into());
+                }
+                if place.directory {
+                    return Err(Fault::from(Reason::NotFound).in_second());
+                }
+                fs.link(attr.ino, place.parent, place.entry()?)?;
+                Ok(())
+            })
+        })
+    }
+
+    /// Makes the symbolic link `link`, which leads to `target`: any bytes but NUL; what they mean is seen when the link
+    /// is followed.
+    pub fn symlink(&self, target: impl AsPath, link: impl AsPath) -> Result<()> {
+        let (target, link) = (target.as_path_bytes(), link.as_path_bytes());
+        self.run("create the symbolic link", link, |fs| {
+            if target.is_empty() {
+                return Err(Reason::Invalid("a symbolic link leads somewhere: its target is empty").into());
+            }
+            let place = find(fs, link, Last::Entry)?;
+            if place.found.is_some() {
+                return Err(Reason::Exists.into());
+            }
+            if place.directory {
+                return Err(Reason::NotFound.into());
+            }
+            fs.symlink(self.caller(), place.parent, place.entry()?, target)?;
+            Ok(())
+        })
+    }
+
+    /// Makes a fifo, a socket or a device node (or an empty file) with these permission bits (07777). `device` is a
+    /// device's number as Linux packs it into 32 bits; for other kinds it is ignored.
+    pub fn create_node(&self, path: impl AsPath, kind: FileType, mode: u32, device: u32) -> Result<()> {
+        let path = path.as_path_bytes();
+        self.run("create the node", path, |fs| {
+            let place = find(fs, path, Last::Entry)?;
+            if place.found.is_some() {
+                return Err(Reason::Exists.into());
+            }
+            if place.directory {
+                return Err(Reason::NotFound.into());
+            }
+            let kind = match kind.below() {
+                varve_fs::FileKind::Directory | varve_fs::FileKind::Symlink => {
+                    return Err(Reason::Invalid("directories and symbolic links are no nodes").into());
+                }
+                kind => kind,
+            };
+            fs.mknod(self.caller(), place.parent, place.entry()?, kind, mode & 0o7777, device)?;
+            Ok(())
+        })
+    }
+
+    /// The target of a symbolic link.
+    pub fn read_link(&self, path: impl AsPath) -> Result<PathBuf> {
+        let path = path.as_path_bytes();
+        self.run("read the symbolic link", path, |fs| {
+            with_existing(fs, path, Last::Keep, |attr| {
+                if attr.kind != varve_fs::FileKind::Symlink {
+                    return Err(Reason::Invalid("it is not a symbolic link").into());
+                }
+                Ok(path_buf(&fs.readlink(attr.ino)?))
+            })
+        })
+    }
+
+    /// Renames, over what is at `to` if the two agree in kind (and a directory is empty). At every instant, after a crash
+    /// too, `to` leads to the old file or to the whole new one.
+    pub fn rename(&self, from: impl AsPath, to: impl AsPath) -> Result<()> {
+        self.rename_as(from, to, varve_fs::RenameMode::Replace)
+    }
+
+    /// Renames; refused with [`Reason::Exists`] if there is anything at `to`.
+    pub fn rename_no_replace(&self, from: impl AsPath, to: impl AsPath) -> Result<()> {
+        self.rename_as(from, to, varve_fs::RenameMode::NoReplace)
+    }
+
+    /// Swaps two names, of whatever kinds, in one step.
+    pub fn exchange(&self, one: impl AsPath, other: impl AsPath) -> Result<()> {
+        self.rename_as(one, other, varve_fs::RenameMode::Exchange)
+    }
+
+    fn rename_as(&self, from: impl AsPath, to: impl AsPath, mode: varve_fs::RenameMode) -> Result<()> {
+        let (from, to) = (from.as_path_bytes(), to.as_path_bytes());
+        let doing = if mode == varve_fs::RenameMode::Exchange { "exchange" } else { "rename" };
+        self.run_two(doing, from, to, |fs| {
+            let source = find(fs, from, Last::Entry)?;
+            let attr = source.existing()?;
+            let target = find(fs, to, Last::Entry).map_err(Fault::in_second)?;
+            if target.directory && attr.kind != varve_fs::FileKind::Directory {
+                return Err(Reason::NotADirectory.into());
+            }
+            let (name, new_name) = (source.entry()?, target.entry()?);
+            match fs.rename(source.parent, name, target.parent, new_name, mode) {
+                Err(varve_fs::FsError::Invalid) => {
+                    Err(Reason::Invalid("a directory cannot move to a place below itself").into())
+                }
+                result => Ok(result?),
+            }
+        })
+    }
+
+    /// Sets an extended attribute. Names begin with their namespace: `user.` is for programs.
+    pub fn set_xattr(
+        &self,
+        path: impl AsPath,
+        name: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        mode: XattrMode,
+    ) -> Result<()> {
+        self.on_inode("set an extended attribute of", path, |fs, ino| {
+            Ok(fs.setxattr(ino, name.as_ref(), value.as_ref(), mode.below())?)
+        })
+    }
+
+    /// The value of an extended attribute; `None` if there is none of that name.
+    pub fn get_xattr(&self, path: impl AsPath, name: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
+        self.on_inode("read an extended attribute of", path, |fs, ino| {
+            verbs::get_xattr(fs, ino, name.as_ref())
+        })
+    }
+
+    /// The names of all extended attributes.
+    pub fn list_xattrs(&self, path: impl AsPath) -> Result<Vec<Vec<u8>>> {
+        self.on_inode("list the extended attributes of", path, |fs, ino| Ok(fs.listxattr(ino)?))
+    }
+
+    /// Removes an extended attribute.
+    pub fn remove_xattr(&self, path: impl AsPath, name: impl AsRef<[u8]>) -> Result<()> {
+        self.on_inode("remove an extended attribute of", path, |fs, ino| {
+            Ok(fs.removexattr(ino, name.as_ref())?)
+        })
+    }
+
+    /// Makes everything durable that has been done so far, by whomever.
+    pub fn sync(&self) -> Result<()> {
+        self.whole("sync", |fs| Ok(fs.sync()?))
+    }
+
+    /// Begins a sync of everything: as [`Filesystem::sync`], but without the flush, which [`Pending::wait`] does.
+    pub fn start_sync(&self) -> Result<Pending> {
+        let upto = self.whole("sync", |fs| {
+            fs.flush_all()?;
+            Ok(fs.position())
+        })?;
+        Ok(Pending::new(self.shared.clone(), upto, None))
+    }
+
+    /// Space and inodes.
+    pub fn statfs(&self) -> Result<StatFs> {
+        self.whole("read the space of", |fs| Ok(StatFs::of(&fs.statfs()?)))
+    }
+
+    fn whole<T>(
+        &self,
+        doing: &'static str,
+        verb: impl FnOnce(&varve_fs::Filesystem) -> std::result::Result<T, Fault>,
+    ) -> Result<T> {
+        self.shared
+            .enter()
+            .and_then(|fs| verb(&fs))
+            .map_err(|fault| Error::pool(doing, &self.shared.name, fault))
+    }
+}
+
+impl std::fmt::Debug for Filesystem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Filesystem").field("pool", &self.shared.name).finish_non_exhaustive()
+    }
+}

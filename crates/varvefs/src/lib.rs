@@ -1,0 +1,104 @@
+//! A crash-safe copy-on-write filesystem that lives in a file, a block device or memory, linked into your program.
+//!
+//! No mount, no FUSE, no root: a [`Pool`] is opened by the process itself, and its [`Filesystem`] has the verbs of
+//! [`std::fs`] and of POSIX: files with the [`std::io`] traits, directories, hard and symbolic links, renames (also over
+//! a file, to a free name only, or swapping two), permissions, times, extended attributes.
+//!
+//! ```
+//! use std::io::{Read, Seek, SeekFrom, Write};
+//! use varvefs::{OpenOptions, Pool};
+//!
+//! // Or Pool::open_or_create("store.varve", 10 << 30), which makes a sparse file.
+//! let pool = Pool::in_memory(64 << 20)?;
+//! let fs = pool.filesystem();
+//!
+//! fs.create_dir_all("/projects/clay")?;
+//! let mut notes = OpenOptions::new().read(true).write(true).create(true).open(&fs, "/projects/clay/notes")?;
+//! notes.write_all(b"thin, ordered, countable\n")?;
+//! notes.sync_all()?; // durable from here on
+//!
+//! let mut text = String::new();
+//! notes.seek(SeekFrom::Start(0))?;
+//! notes.read_to_string(&mut text)?;
+//! assert_eq!(text, "thin, ordered, countable\n");
+//!
+//! // Many files, one flush.
+//! let mut syncs = Vec::new();
+//! for n in 0..10 {
+//!     let path = format!("/projects/clay/layer-{n}");
+//!     let layer = fs.create(&path)?;
+//!     layer.write_all_at(&[n; 1000], 0)?;
+//!     syncs.push(layer.start_sync()?);
+//! }
+//! varvefs::wait_all(syncs)?;
+//!
+//! let mut names = Vec::new();
+//! for entry in fs.read_dir("/projects/clay")? {
+//!     names.push(entry?.file_name());
+//! }
+//! assert_eq!(names.len(), 11);
+//!
+//! // Errors say what was being done, to what, and why it failed.
+//! let error = fs.open("/projects/sand/notes").unwrap_err();
+//! assert_eq!(
+//!     error.to_string(),
+//!     "cannot open \"/projects/sand/notes\": no such file or directory: \"/projects/sand\""
+//! );
+//! pool.close()?;
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! # What a crash leaves
+//!
+//! After a crash at any instant the filesystem is what it was at one moment of its history: everything up to a point,
+//! nothing after it. That point is never before what [`File::sync_all`], [`Filesystem::sync`] or [`Pool::close`] had
+//! made durable when they returned. A verb on names happens wholly or not at all. Bytes that were written and not
+//! synced may be lost, but a rename over a file never shows an empty or half-written one, synced or not. [`MemoryDisk`]
+//! lets your own tests cut the power.
+//!
+//! A lone sync costs one flush of the device. Threads that sync at the same time share flushes by themselves; one thread
+//! does so with [`File::start_sync`] and [`wait_all`].
+//!
+//! Every block has a checksum. Bytes that do not match are never given out: with a second copy ([`Profile::Dup`]) they
+//! are repaired, without one the read fails with [`Reason::Corrupt`]. After a failed write or flush a pool accepts
+//! nothing more until it is opened again ([`Reason::Stopped`]).
+//!
+//! # Handles
+//!
+//! [`Pool`], [`Filesystem`], [`File`] and the rest are handles of one open pool, which is closed when the last of them
+//! goes, or for all of them by [`Pool::close`], the one that can report errors. One process at a time has a pool open for
+//! writing. All handles can be used from many threads at once.
+//!
+//! Permissions are kept, not checked: whoever can open the pool can do everything in it. There is no umask and no
+//! current directory; all paths begin at the root.
+#![forbid(unsafe_code)]
+
+mod directory;
+mod error;
+mod file;
+mod filesystem;
+mod memory;
+mod metadata;
+mod open_options;
+mod path;
+mod pending;
+mod place;
+mod pool;
+mod shared;
+mod stats;
+mod verbs;
+
+pub use directory::{DirEntry, ReadDir};
+pub use error::{Error, Reason, Result};
+pub use file::File;
+pub use filesystem::Filesystem;
+pub use memory::MemoryDisk;
+pub use metadata::{FileType, Metadata, Times, XattrMode};
+pub use open_options::OpenOptions;
+pub use path::AsPath;
+pub use pending::{Pending, wait_all};
+pub use pool::{POOL_BYTES_MIN, Pool, PoolOptions, Profile};
+pub use stats::{
+    CheckReport, CheckpointStats, DeviceStats, JournalStats, LatencyStats, NodeStats, Recovery, SpaceStats,
+    StatFs, Stats,
+};

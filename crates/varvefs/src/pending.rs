@@ -1,0 +1,73 @@
+//! Syncs that have begun: start many, wait for all with one flush.
+//!
+//! What a sync makes durable is a place in the log. Starting one writes the data out (or lets it ride with the log) and
+//! remembers the place; waiting makes the log durable up to it. Whoever waits for a later place has waited for all
+//! earlier ones, so that many cost what one does.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Fault, Reason, Result};
+use crate::shared::Shared;
+
+/// A sync that has begun: [`Pending::wait`] returns when it is durable. Dropping it loses nothing but the certainty.
+#[must_use = "nothing is sure to be durable until it has been waited for"]
+pub struct Pending {
+    shared: Arc<Shared>,
+    upto: varve_fs::Lsn,
+    /// The file it is about; `None`: the whole filesystem.
+    path: Option<Arc<[u8]>>,
+}
+
+impl Pending {
+    pub(crate) fn new(shared: Arc<Shared>, upto: varve_fs::Lsn, path: Option<Arc<[u8]>>) -> Pending {
+        Pending { shared, upto, path }
+    }
+
+    /// Whether it is durable already.
+    pub fn is_durable(&self) -> bool {
+        match self.shared.enter() {
+            Ok(fs) => fs.durable_position() >= self.upto,
+            Err(_) => self.shared.closed_cleanly(),
+        }
+    }
+
+    /// Waits until everything is durable that the sync was begun for.
+    pub fn wait(self) -> Result<()> {
+        self.wait_here()
+    }
+
+    fn wait_here(&self) -> Result<()> {
+        let result = match self.shared.enter() {
+            Ok(fs) => fs.commit(self.upto).map_err(Fault::from),
+            Err(_) if self.shared.closed_cleanly() => Ok(()),
+            Err(_) => Err(Reason::Closed.into()),
+        };
+        result.map_err(|fault| match &self.path {
+            Some(path) => fault.on("sync", path),
+            None => Error::pool("sync", &self.shared.name, fault),
+        })
+    }
+}
+
+impl std::fmt::Debug for Pending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pending").field("upto", &self.upto.0).finish_non_exhaustive()
+    }
+}
+
+/// Waits for many syncs, of one pool or several. In one pool a single flush does for all of them.
+///
+/// All are waited for whatever becomes of some; the error is the first that was met.
+pub fn wait_all(pending: impl IntoIterator<Item = Pending>) -> Result<()> {
+    let mut pending: Vec<Pending> = pending.into_iter().collect();
+    // The latest first: with it the others of its pool are durable.
+    pending.sort_by_key(|one| std::cmp::Reverse(one.upto));
+    let mut result = Ok(());
+    for one in &pending {
+        let waited = one.wait_here();
+        if result.is_ok() {
+            result = waited;
+        }
+    }
+    result
+}

@@ -1,0 +1,282 @@
+//! Figures and reports as plain structs. Their keys are those of `varve stats --json`: snake_case, the unit last.
+
+use serde::{Deserialize, Serialize};
+
+/// Counters and space of a pool. Counters run from its opening.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Stats {
+    /// The path the pool was opened by, or what kind of memory it lies in.
+    pub pool: String,
+    /// Where the space is.
+    pub space: SpaceStats,
+    /// Inodes in use.
+    pub files_count: u64,
+    /// The devices, in order.
+    pub devices: Vec<DeviceStats>,
+    /// The log.
+    pub journal: JournalStats,
+    /// Checkpoints.
+    pub checkpoint: CheckpointStats,
+    /// Tree nodes in memory.
+    pub nodes: NodeStats,
+    /// Transactions applied.
+    pub transactions_count: u64,
+    /// Times that space ran short and was reclaimed.
+    pub reclaims_count: u64,
+    /// Refusals for lack of space.
+    pub no_space_count: u64,
+    /// Blocks of which one copy was bad and was repaired from another.
+    pub repaired_blocks_count: u64,
+}
+
+/// Space, in bytes: `total = fixed + used + held_back + reserved + protected + free` (free is 0 while the protected
+/// part is in use).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SpaceStats {
+    /// Size of the devices.
+    pub total_bytes: u64,
+    /// Labels, superblocks, log.
+    pub fixed_bytes: u64,
+    /// Data and tree nodes.
+    pub used_bytes: u64,
+    /// Freed, but not yet to be used again.
+    pub held_back_bytes: u64,
+    /// Set aside for what has been accepted.
+    pub reserved_bytes: u64,
+    /// Kept back so that deleting always works.
+    pub protected_bytes: u64,
+    /// What a write may still use.
+    pub free_bytes: u64,
+}
+
+/// What a device has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DeviceStats {
+    /// Path of the device.
+    pub path: String,
+    /// Reads done.
+    pub reads_count: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes done.
+    pub writes_count: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Flushes done.
+    pub flushes_count: u64,
+    /// Discards done.
+    pub discards_count: u64,
+    /// Bytes discarded.
+    pub discard_bytes: u64,
+    /// Operations that failed.
+    pub errors_count: u64,
+    /// How long reads took.
+    pub read_latency: LatencyStats,
+    /// How long writes took.
+    pub write_latency: LatencyStats,
+    /// How long flushes took.
+    pub flush_latency: LatencyStats,
+}
+
+/// A distribution of durations, in nanoseconds. Percentiles are upper bounds, at most a factor of two too high.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LatencyStats {
+    /// How many.
+    pub count: u64,
+    /// Mean.
+    pub mean_ns: u64,
+    /// Median.
+    pub p50_ns: u64,
+    /// 90th percentile.
+    pub p90_ns: u64,
+    /// 99th percentile.
+    pub p99_ns: u64,
+    /// Longest.
+    pub max_ns: u64,
+}
+
+/// The log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct JournalStats {
+    /// Batches written.
+    pub batches_count: u64,
+    /// Callers that waited for one.
+    pub waiters_count: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Number of the last transaction.
+    pub position: u64,
+    /// Number of the last durable transaction.
+    pub durable_position: u64,
+}
+
+/// Checkpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct CheckpointStats {
+    /// Checkpoints completed.
+    pub completed_count: u64,
+    /// Tree nodes written by them.
+    pub nodes_written_count: u64,
+    /// Bytes written by them.
+    pub written_bytes: u64,
+}
+
+/// Tree nodes in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct NodeStats {
+    /// Changed since the last checkpoint.
+    pub dirty_count: u64,
+    /// In the cache.
+    pub cached_count: u64,
+}
+
+/// What opening a pool found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Recovery {
+    /// Whether the pool had been closed: nothing was to be recovered.
+    pub clean: bool,
+    /// Batches of the log applied again.
+    pub batches_replayed_count: u64,
+    /// Transactions in them.
+    pub transactions_replayed_count: u64,
+    /// Batches cut off the end, because data that belonged to them had not reached the device. Nothing that was synced.
+    pub batches_cut_count: u64,
+}
+
+/// What [`crate::Pool::check`] found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct CheckReport {
+    /// One sentence a problem; empty if everything agrees.
+    pub problems: Vec<String>,
+    /// Tree nodes visited.
+    pub nodes_count: u64,
+    /// Entries visited.
+    pub entries_count: u64,
+    /// Blocks of data verified.
+    pub data_blocks_count: u64,
+}
+
+/// What a filesystem offers and has left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct StatFs {
+    /// Offered in all, in bytes.
+    pub total_bytes: u64,
+    /// Free, in bytes.
+    pub free_bytes: u64,
+    /// Inodes in use.
+    pub files_count: u64,
+}
+
+impl Stats {
+    pub(crate) fn of(pool: &str, fs: &varve_fs::Filesystem) -> Result<Stats, varve_fs::FsError> {
+        let space = fs.space();
+        let store = fs.store_stats();
+        let devices = fs.device_stats();
+        Ok(Stats {
+            pool: pool.to_owned(),
+            space: SpaceStats {
+                total_bytes: space.total_bytes,
+                fixed_bytes: space.fixed_bytes,
+                used_bytes: space.used_bytes,
+                held_back_bytes: space.held_back_bytes,
+                reserved_bytes: space.reserved_bytes,
+                protected_bytes: space.protected_bytes,
+                free_bytes: space.free_bytes,
+            },
+            files_count: fs.statfs()?.files,
+            devices: devices.into_iter().map(|(path, stats)| DeviceStats::of(path, &stats)).collect(),
+            journal: JournalStats {
+                batches_count: store.journal_batches_count,
+                waiters_count: store.journal_waiters_count,
+                written_bytes: store.journal_bytes,
+                position: fs.position().0,
+                durable_position: fs.durable_position().0,
+            },
+            checkpoint: CheckpointStats {
+                completed_count: store.checkpoints_count,
+                nodes_written_count: store.checkpoint_nodes_count,
+                written_bytes: store.checkpoint_bytes,
+            },
+            nodes: NodeStats { dirty_count: store.dirty_nodes_count, cached_count: store.cached_nodes_count },
+            transactions_count: store.transactions_count,
+            reclaims_count: store.reclaims_count,
+            no_space_count: store.no_space_count,
+            repaired_blocks_count: store.repaired_blocks_count,
+        })
+    }
+}
+
+impl DeviceStats {
+    fn of(path: String, stats: &varve_device::StatsSnapshot) -> DeviceStats {
+        DeviceStats {
+            path,
+            reads_count: stats.reads_count,
+            read_bytes: stats.read_bytes,
+            writes_count: stats.writes_count,
+            write_bytes: stats.write_bytes,
+            flushes_count: stats.flushes_count,
+            discards_count: stats.discards_count,
+            discard_bytes: stats.discard_bytes,
+            errors_count: stats.errors_count,
+            read_latency: LatencyStats::of(&stats.read_latency),
+            write_latency: LatencyStats::of(&stats.write_latency),
+            flush_latency: LatencyStats::of(&stats.flush_latency),
+        }
+    }
+}
+
+impl LatencyStats {
+    fn of(histogram: &varve_device::HistogramSnapshot) -> LatencyStats {
+        LatencyStats {
+            count: histogram.count,
+            mean_ns: histogram.mean_ns(),
+            p50_ns: histogram.percentile_ns(50.0),
+            p90_ns: histogram.percentile_ns(90.0),
+            p99_ns: histogram.percentile_ns(99.0),
+            max_ns: histogram.max_ns,
+        }
+    }
+}
+
+impl Recovery {
+    pub(crate) fn of(report: &varve_fs::RecoveryReport) -> Recovery {
+        Recovery {
+            clean: report.clean,
+            batches_replayed_count: report.batches_replayed,
+            transactions_replayed_count: report.transactions_replayed,
+            batches_cut_count: report.batches_cut,
+        }
+    }
+}
+
+impl CheckReport {
+    pub(crate) fn of(report: varve_fs::CheckReport) -> CheckReport {
+        CheckReport {
+            problems: report.problems,
+            nodes_count: report.nodes,
+            entries_count: report.entries,
+            data_blocks_count: report.data_blocks,
+        }
+    }
+
+    /// Whether everything agrees.
+    pub fn is_clean(&self) -> bool {
+        self.problems.is_empty()
+    }
+}
+
+impl StatFs {
+    pub(crate) fn of(statfs: &varve_fs::StatFs) -> StatFs {
+        StatFs { total_bytes: statfs.total_bytes, free_bytes: statfs.free_bytes, files_count: statfs.files }
+    }
+}

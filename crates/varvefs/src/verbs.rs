@@ -1,0 +1,45 @@
+//! Verbs on an inode that files and paths have in common.
+
+use crate::error::Fault;
+use crate::metadata::{Times, timestamp};
+
+type Result<T> = std::result::Result<T, Fault>;
+
+pub(crate) fn set_permissions(
+    fs: &varve_fs::Filesystem,
+    caller: varve_fs::Caller,
+    ino: varve_fs::InodeId,
+    mode: u32,
+) -> Result<()> {
+    let set = varve_fs::SetAttr { mode: Some(mode & 0o7777), ..varve_fs::SetAttr::default() };
+    fs.setattr(caller, ino, set)?;
+    Ok(())
+}
+
+pub(crate) fn set_times(
+    fs: &varve_fs::Filesystem,
+    caller: varve_fs::Caller,
+    ino: varve_fs::InodeId,
+    times: Times,
+) -> Result<()> {
+    let at = |time| varve_fs::SetTime::At(timestamp(time));
+    let set = varve_fs::SetAttr {
+        atime: times.accessed.map(at),
+        mtime: times.modified.map(at),
+        ..varve_fs::SetAttr::default()
+    };
+    fs.setattr(caller, ino, set)?;
+    Ok(())
+}
+
+pub(crate) fn get_xattr(
+    fs: &varve_fs::Filesystem,
+    ino: varve_fs::InodeId,
+    name: &[u8],
+) -> Result<Option<Vec<u8>>> {
+    match fs.getxattr(ino, name) {
+        Ok(value) => Ok(Some(value)),
+        Err(varve_fs::FsError::NoAttribute) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

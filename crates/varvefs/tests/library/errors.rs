@@ -1,0 +1,168 @@
+//! Errors: texts that say what was being done, to what and why; kinds that agree with std's.
+
+use std::io::{self, ErrorKind};
+
+use varvefs::{Error, MemoryDisk, Pool, Reason};
+
+use crate::{fresh, quiet};
+
+fn text<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    result.unwrap_err().to_string()
+}
+
+// Goal: the texts are sentences with the path and, where it is not the whole path, the part that failed. Method: exact
+// texts.
+#[test]
+fn texts_name_the_verb_the_path_and_the_part() {
+    let fs = fresh();
+    fs.write("/f", b"").unwrap();
+    fs.create_dir("/d").unwrap();
+    assert_eq!(text(fs.open("/none")), "cannot open \"/none\": no such file or directory");
+    assert_eq!(
+        text(fs.create_dir("/none/a/b")),
+        "cannot create the directory \"/none/a/b\": no such file or directory: \"/none\""
+    );
+    assert_eq!(text(fs.metadata("/f/a")), "cannot look at \"/f/a\": not a directory: \"/f\"");
+    assert_eq!(text(fs.create_dir("/d")), "cannot create the directory \"/d\": it exists already");
+    assert_eq!(
+        text(fs.create_dir_all("/d/../f/x")),
+        "cannot create the directory \"/d/../f/x\": not a directory: \"/d/../f\""
+    );
+    assert_eq!(
+        text(fs.rename("/f", "/none/x")),
+        "cannot rename \"/f\" to \"/none/x\": no such file or directory: \"/none\""
+    );
+    assert_eq!(
+        text(fs.rename("/none", "/x")),
+        "cannot rename \"/none\" to \"/x\": no such file or directory"
+    );
+    assert_eq!(text(fs.hard_link("/f", "/d")), "cannot link \"/f\" to \"/d\": it exists already");
+    assert_eq!(
+        text(fs.remove_file("/a\n\u{7}\u{f6}")),
+        "cannot remove \"/a\\n\\x07\\xc3\\xb6\": no such file or directory"
+    );
+    assert_eq!(text(fs.read(b"/\xff")), "cannot open \"/\\xff\": no such file or directory");
+    assert_eq!(text(fs.read("/\u{f6}")), "cannot open \"/\u{f6}\": no such file or directory");
+    let error = fs.open("/none/x").unwrap_err();
+    assert_eq!(error.path().unwrap().to_str(), Some("/none/x"));
+    assert_eq!(*error.reason(), Reason::NotFound);
+}
+
+// Goal: as std::io::Error the kind is right, the text stays, and the error can be had back. Method: convert and look.
+#[test]
+fn errors_become_io_errors() {
+    let fs = fresh();
+    let error: io::Error = fs.open("/none").unwrap_err().into();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert_eq!(error.to_string(), "cannot open \"/none\": no such file or directory");
+    let back = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()).unwrap();
+    assert_eq!(*back.reason(), Reason::NotFound);
+    fn takes_question_mark(fs: &varvefs::Filesystem) -> io::Result<()> {
+        fs.create_dir("/d")?;
+        fs.create_dir("/d")?;
+        Ok(())
+    }
+    assert_eq!(takes_question_mark(&fs).unwrap_err().kind(), ErrorKind::AlreadyExists);
+}
+
+// Goal: making and opening pools fails with what to do. Method: missing, existing, foreign, too small, in use.
+#[test]
+fn pools_say_why_they_cannot_be_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let shown = path.display();
+    assert_eq!(text(Pool::open(&path)), format!("cannot open the pool {shown}: no such file or directory"));
+    let error = Pool::create(&path, 1 << 20).unwrap_err();
+    assert!(matches!(error.reason(), Reason::Refused(_)), "{error}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "a failed creation leaves nothing");
+    let pool = Pool::create(&path, 64 << 20).unwrap();
+    assert_eq!(*Pool::create(&path, 64 << 20).unwrap_err().reason(), Reason::Exists);
+    let error = Pool::open(&path).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ResourceBusy);
+    assert!(error.to_string().starts_with(&format!("cannot open the pool: {shown} is in use by")), "{error}");
+    pool.close().unwrap();
+    std::fs::write(dir.path().join("text"), vec![b'x'; 1 << 20]).unwrap();
+    let error = Pool::open(dir.path().join("text")).unwrap_err();
+    assert!(error.to_string().contains("is not a VarveFS pool"), "{error}");
+    let error = Pool::open(dir.path()).unwrap_err();
+    assert!(error.to_string().contains("neither a regular file nor a block device"), "{error}");
+    assert_eq!(Pool::create(dir.path().join("no/where"), 64 << 20).unwrap_err().kind(), ErrorKind::NotFound);
+    let disk = MemoryDisk::new(64 << 20);
+    let pool = quiet().create_on(&disk).unwrap();
+    assert_eq!(quiet().open_on(&disk).unwrap_err().kind(), ErrorKind::ResourceBusy);
+    drop(pool);
+    quiet().open_on(&disk).unwrap();
+}
+
+// Goal: format takes a file that is there, and another's only by force. Method: zeros, then a pool, then by force.
+#[test]
+fn format_overwrites_only_by_force() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    std::fs::File::create(&path).unwrap().set_len(64 << 20).unwrap();
+    let pool = quiet().format(&path).unwrap();
+    pool.filesystem().write("/f", b"precious").unwrap();
+    pool.close().unwrap();
+    let error = quiet().format(&path).unwrap_err();
+    assert!(matches!(error.reason(), Reason::Refused(_)), "{error}");
+    assert_eq!(Pool::open(&path).unwrap().filesystem().read("/f").unwrap(), b"precious");
+    let pool = quiet().force(true).format(&path).unwrap();
+    assert!(!pool.filesystem().exists("/f").unwrap());
+}
+
+// Goal: a read-only pool refuses every change with one reason and serves every read. Method: both on one pool.
+#[test]
+fn read_only_pools_refuse_changes() {
+    let disk = MemoryDisk::new(64 << 20);
+    let pool = quiet().create_on(&disk).unwrap();
+    pool.filesystem().write("/f", b"x").unwrap();
+    pool.close().unwrap();
+    let pool = quiet().read_only(true).open_on(&disk).unwrap();
+    let fs = pool.filesystem();
+    assert_eq!(fs.read("/f").unwrap(), b"x");
+    for refused in [
+        fs.write("/f", b"y"),
+        fs.create_dir("/d"),
+        fs.remove_file("/f"),
+        fs.rename("/f", "/g"),
+        fs.set_permissions("/f", 0),
+        fs.symlink("a", "/b"),
+        fs.set_xattr("/f", "user.a", b"", varvefs::XattrMode::Set),
+    ] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem, "{error}");
+    }
+    pool.close().unwrap();
+}
+
+// Goal: after close every handle is refused, and closing twice is no error. Method: each kind of handle.
+#[test]
+fn closed_pools_refuse_their_handles() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let pool = Pool::open_or_create(&path, 64 << 20).unwrap();
+    let (fs, id) = (pool.filesystem(), pool.id().unwrap());
+    let file = fs.create("/f").unwrap();
+    file.write_all_at(b"kept by closing", 0).unwrap();
+    let pending = file.start_sync().unwrap();
+    let mut listing = fs.read_dir("/").unwrap();
+    let twin = pool.clone();
+    pool.close().unwrap();
+    assert!(pending.is_durable());
+    pending.wait().unwrap();
+    assert_eq!(text(file.sync_all()), "cannot sync \"/f\": the pool has been closed");
+    assert_eq!(*fs.metadata("/f").unwrap_err().reason(), Reason::Closed);
+    assert_eq!(*listing.next().unwrap().unwrap_err().reason(), Reason::Closed);
+    assert!(listing.next().is_none());
+    assert!(twin.stats().is_err() && fs.sync().is_err());
+    let again = Pool::open_or_create(&path, 64 << 20).unwrap();
+    assert!(again.recovery().clean && again.id().unwrap() == id);
+    assert_eq!(again.filesystem().read("/f").unwrap(), b"kept by closing");
+    twin.close().unwrap();
+    assert_eq!(
+        again.filesystem().read("/f").unwrap(),
+        b"kept by closing",
+        "the closed pool's handles are apart"
+    );
+    drop((file, listing, fs));
+}
