@@ -1,9 +1,18 @@
 //! The part of the suite that continuous integration runs: real filesystems, simulated crashes.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use varve_device::{Device, DeviceError, Operation, Request, StatsSnapshot};
+use varve_fs::{Caller, Filesystem, OpenOptions, Profile, ROOT_INODE, RenameMode, StoreOptions};
+use varve_sim::{CrashPolicy, Fault, FaultRule, FaultyDevice, RecordingDevice, Rng, Trigger};
+use varve_torture::call::{Call, fill};
+use varve_torture::crash_test::crash_test;
+use varve_torture::disk::{Cut, Disk};
+use varve_torture::session::{Opened, Setup, StepClock};
 use varve_torture::suite::run_steps;
+use varve_torture::trial::{POOL_BYTES, Wanted, format, run};
 use varve_torture::workload::{Kind, exhaustive};
 
 /// Steps each thread runs at most, and for how long.
@@ -49,7 +58,108 @@ fn pairs_are_exhaustive() {
 // Goal: a trial depends on its seed alone. Method: the same workload twice gives the same number of crashes.
 #[test]
 fn trials_repeat() {
-    let count =
-        || varve_torture::trial::run(Kind::Random, 12, varve_torture::trial::Wanted::All).map(|c| c.crashes);
+    let count = || run(Kind::Random, 12, Wanted::All).map(|counts| counts.crashes);
     assert_eq!(count().map_err(|f| f.to_string()), count().map_err(|f| f.to_string()));
+}
+
+/// The recording device below one that fails.
+struct Shared(Arc<RecordingDevice>);
+
+impl Device for Shared {
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+    fn name(&self) -> String {
+        self.0.name()
+    }
+    fn run(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+        self.0.run(requests)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.0.flush()
+    }
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+        self.0.discard(offset, len_bytes)
+    }
+    fn stats(&self) -> StatsSnapshot {
+        self.0.stats()
+    }
+}
+
+// Goal: after a write or flush has failed nothing more is acknowledged, and a crash then loses nothing that was.
+// Method: files are made durable one by one on a device that fails at a seeded request; then images are judged.
+#[test]
+fn a_failed_device_acknowledges_nothing() {
+    for seed in 0..60 {
+        let mut rng = Rng::new(seed);
+        let disk = Disk::new(POOL_BYTES);
+        format(&disk, Profile::Single).expect("format");
+        let disk = disk.fork();
+        let operation = [Operation::Flush, Operation::Write][rng.index(2)];
+        let rule = FaultRule::new(operation, Trigger::Nth(2 + rng.below(20)), Fault::Error);
+        let device: Arc<dyn Device> = Arc::new(FaultyDevice::new(Shared(disk.device()), seed, vec![rule]));
+        let options = OpenOptions {
+            store: StoreOptions { background: false, ..StoreOptions::default() },
+            dirty_bytes_max: 1 << 20,
+            clock: StepClock::new(1_000_000_001),
+            on_data_logged: None,
+        };
+        let mut acknowledged: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+        let (fs, _) = Filesystem::open(vec![device], options).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        let mut failed = false;
+        for number in 0..40_u64 {
+            let (name, bytes) =
+                (format!("f{number}").into_bytes(), fill(number, 1 + rng.below(9_000) as usize));
+            let made = (|| {
+                let ino = fs.create(Caller::ROOT, ROOT_INODE, &name, 0o644)?.ino;
+                fs.write(Caller::ROOT, ino, 0, &bytes)?;
+                fs.fsync(ino)
+            })();
+            match made {
+                Ok(()) if failed => panic!("seed {seed}: f{number} was acknowledged after a failure"),
+                Ok(()) => acknowledged.push((name, bytes)),
+                Err(error) => {
+                    assert!([5, 30].contains(&error.errno()), "seed {seed}: {error}");
+                    failed = true;
+                }
+            }
+        }
+        assert!(failed, "seed {seed}: the fault was never met");
+        drop(fs);
+        for _ in 0..4 {
+            let cut = Cut { events: disk.events(), policy: CrashPolicy::Seeded, tear_within: false };
+            let found =
+                Opened::open(&disk.cut(&cut, &mut rng), &Setup::default(), &StepClock::new(1 << 32), false);
+            let opened = found.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            let report = opened.fs.check(true).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            assert!(report.problems.is_empty(), "seed {seed}: {:?}", report.problems);
+            for (name, bytes) in &acknowledged {
+                let attr =
+                    opened.fs.lookup(ROOT_INODE, name).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+                let found = opened
+                    .fs
+                    .read(attr.ino, 0, 10_000)
+                    .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+                assert_eq!(found, *bytes, "seed {seed}");
+            }
+        }
+    }
+}
+
+// Goal: any test of the filesystem can be run as a crash test. Method: the hook, with a small test of its own.
+#[test]
+fn an_ordinary_test_is_a_crash_test() {
+    let crashes = crash_test("replace a file", Setup::default(), |session| {
+        let (parent, name) = (ROOT_INODE, b"new".to_vec());
+        for seed in 1..4 {
+            session.must(&Call::Create { parent, name: name.clone(), mode: 0o644 })?;
+            let ino = session.last_created().expect("created");
+            session.must(&Call::Write { ino, offset: 0, len: 5_000, seed })?;
+            let (new_name, mode) = (b"kept".to_vec(), RenameMode::Replace);
+            session.must(&Call::Rename { parent, name: name.clone(), new_parent: parent, new_name, mode })?;
+            session.must(&Call::Fsync { ino })?;
+        }
+        Ok(())
+    });
+    assert!(crashes > 20, "{crashes}");
 }
