@@ -11,7 +11,7 @@ use quick_cache::sync::Cache;
 use varve_device::{AlignedBuf, Device};
 use varve_format::root::{NodePtr, RootBlock};
 use varve_format::superblock::{CUTS_MAX, Cut, Superblock};
-use varve_format::{BLOCK_BYTES, Lsn, TreeId, block_checksum};
+use varve_format::{BLOCK_BYTES, Corrupt, Lsn, TreeId, block_checksum};
 
 use crate::EngineError;
 use crate::checkpoint::Durable;
@@ -121,7 +121,7 @@ impl Store {
             stamp: 0,
         };
         let durable = Durable { sums, bitmap, root: superblock.root, position: root.position };
-        let clean = superblock.closed && log.batches.is_empty();
+        let clean = superblock.closed && log.batches.is_empty() && !log.torn;
         let mut report = RecoveryReport {
             batches_replayed: log.keep as u64,
             batches_cut: (log.batches.len() - log.keep) as u64,
@@ -134,10 +134,19 @@ impl Store {
         let store = assemble(pool, superblock, core, durable, options, commits);
         store.count_nodes()?;
         for found in &log.batches[..log.keep] {
+            let (header, position) = (&found.header, store.position());
+            if header.first.0 != position.0 + 1
+                || header.last.0 != position.0 + u64::from(header.transactions)
+            {
+                let why = Corrupt { what: "positions that do not follow those before", at: 0 };
+                return Err(EngineError::corrupt(format!("batch {} of the log", header.sequence), why));
+            }
             for (position, ops) in recovery::transactions(found, total)? {
                 store.replay_one(position, &ops)?;
                 report.transactions_replayed += 1;
             }
+            // Also those that changed nothing have their positions.
+            store.core.lock().position = header.last;
         }
         report.end = store.position();
         store.commits.recovered(report.end);
@@ -145,6 +154,10 @@ impl Store {
         store.next_id.store(floor, std::sync::atomic::Ordering::Relaxed);
         if !clean && !read_only {
             store.make_cut_durable(&log)?;
+        } else if !read_only {
+            // A process that was killed while it closed may have left all of this in the page cache alone; what it
+            // replaces is about to be overwritten.
+            store.pool.flush()?;
         }
         if store.options.background && !read_only {
             store.start_background();
@@ -208,7 +221,10 @@ impl Store {
             let last_sequence = self.core.lock().log.sequence - 1;
             s.generation += 1;
             let epoch = s.epoch;
-            s.cuts.push(Cut { epoch, last_sequence });
+            let ended = s.cuts.last().map_or(s.log_sequence - 1, |c| c.last_sequence);
+            if last_sequence > ended {
+                s.cuts.push(Cut { epoch, last_sequence });
+            } // else no batch of this epoch counts
             s.epoch += 1;
             s.closed = false;
             s.clone()

@@ -49,6 +49,9 @@ pub struct Log {
     pub keep: usize,
     /// The last batch that is known to have been flushed.
     pub flushed: u64,
+    /// Whether parts of the batch after the chain are there. What is missing of it must not come from a later batch
+    /// that is written over it: it needs a new epoch.
+    pub torn: bool,
 }
 
 /// Reads the rings and decides. `total_blocks` bounds addresses.
@@ -58,9 +61,20 @@ pub fn read_log(pool: &Pool, superblock: &Superblock) -> Result<Log> {
     let cut = superblock.cuts.last().map_or(0, |c| c.last_sequence);
     let known = batches.iter().map(|b| b.header.flushed).max().unwrap_or(0);
     let flushed = known.max(cut).max(superblock.log_sequence - 1);
+    let next = superblock.log_sequence + batches.len() as u64;
+    if next <= cut {
+        return Err(EngineError::Refused(format!(
+            "batch {next} of the log is damaged, and an earlier opening has made the log durable up to batch {cut}: this is not a crash but damage to the device. Opening would lose acknowledged changes from batch {next} on; restore the device from its mirror or a backup"
+        )));
+    }
     look_for_rot(pool, superblock, &rings, &batches)?;
     let keep = end_point(pool, superblock, &batches, flushed)?;
-    Ok(Log { batches, keep, flushed })
+    let end = superblock.log_start + batches.iter().map(|b| b.bytes.len() as u64).sum::<u64>();
+    let torn = rings.iter().any(|ring| {
+        batch::decode_header(&from_ring(ring, end, BLOCK_BYTES), &pool.pool_id)
+            .is_ok_and(|(h, ..)| h.epoch == superblock.epoch && h.sequence == next)
+    });
+    Ok(Log { batches, keep, flushed, torn })
 }
 
 fn expected_epoch(superblock: &Superblock, sequence: u64) -> u64 {

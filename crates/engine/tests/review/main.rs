@@ -2,6 +2,7 @@
 //!
 //! They go through the store's door, over simulated devices; some wrap a device to stop or fail one request.
 
+mod crashes;
 mod trees;
 
 use std::collections::BTreeMap;
