@@ -64,9 +64,12 @@ fn read_label(device: &dyn Device) -> Result<Label> {
         return refuse(format!("{} is too small to hold a pool", device.name()));
     }
     let mut block = AlignedBuf::new(BLOCK_BYTES);
-    let mut why = None;
+    let (mut why, mut unreadable) = (None, None);
     for offset in [0, size - BLOCK_BYTES as u64] {
-        device.read_at(offset, &mut block)?;
+        if let Err(e) = device.read_at(offset, &mut block) {
+            unreadable = Some(e);
+            continue;
+        }
         match Label::decode(&block) {
             Ok(label) if label.version != FORMAT_VERSION => {
                 return refuse(format!(
@@ -79,6 +82,9 @@ fn read_label(device: &dyn Device) -> Result<Label> {
             Err(e) => why = why.or(Some(e)),
         }
     }
+    if let Some(e) = unreadable {
+        return Err(e.into());
+    }
     if let Some(what) = foreign_signature(device)? {
         return refuse(format!("{} holds {what}, not a VarveFS pool", device.name()));
     }
@@ -89,11 +95,15 @@ fn read_label(device: &dyn Device) -> Result<Label> {
 /// The newest valid superblock on any device.
 pub fn newest_superblock(devices: &[Arc<dyn Device>], labels: &[Label]) -> Result<Superblock> {
     let mut best: Option<Superblock> = None;
-    let mut why = None;
+    let (mut why, mut unreadable) = (None, None);
     let mut slot = AlignedBuf::new(SLOT_BYTES as usize);
     for (device, label) in devices.iter().zip(labels) {
         for i in 0..2 * SLOTS_PER_END {
-            device.read_at(slot_offset(i, label.size_bytes), &mut slot)?;
+            // There are many; one that cannot be read is as good as one that was torn.
+            if let Err(e) = device.read_at(slot_offset(i, label.size_bytes), &mut slot) {
+                unreadable = Some(e);
+                continue;
+            }
             if slot[..8] == [0; 8] {
                 continue;
             }
@@ -106,6 +116,9 @@ pub fn newest_superblock(devices: &[Arc<dyn Device>], labels: &[Label]) -> Resul
         }
     }
     let Some(best) = best else {
+        if let Some(e) = unreadable {
+            return Err(e.into());
+        }
         return Err(match why {
             Some(e) => EngineError::corrupt(format!("every superblock of {}", devices[0].name()), e),
             None => EngineError::Refused(format!(

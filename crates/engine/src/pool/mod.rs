@@ -7,6 +7,7 @@ mod label;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use parking_lot::Mutex;
 use varve_device::{AlignedBuf, Device, Request};
 use varve_format::superblock::{Chunk, RING_START, Superblock};
 use varve_format::{BLOCK_BYTES, PoolAddr};
@@ -29,6 +30,9 @@ pub struct Pool {
     chunks: Vec<Chunk>,
     /// Blocks rewritten from a good copy.
     pub repaired_count: AtomicU64,
+    /// Whether a flush has failed. Flushes take turns: the kernel reports a failed write to one of them only, so that
+    /// the success of a flush means something only when no other has failed by then.
+    flush_failed: Mutex<bool>,
 }
 
 /// A piece of a chunk that a request covers: chunk, offset inside it, range of the request's buffer.
@@ -51,6 +55,7 @@ impl Pool {
             size_bytes: labels.iter().map(|l| l.size_bytes).collect(),
             chunks: superblock.chunks.clone(),
             repaired_count: AtomicU64::new(0),
+            flush_failed: Mutex::new(false),
         };
         Ok((pool, superblock))
     }
@@ -65,6 +70,7 @@ impl Pool {
             size_bytes: labels.iter().map(|l| l.size_bytes).collect(),
             chunks: superblock.chunks.clone(),
             repaired_count: AtomicU64::new(0),
+            flush_failed: Mutex::new(false),
         })
     }
 
@@ -130,10 +136,17 @@ impl Pool {
         Ok(())
     }
 
-    /// Flushes every device.
+    /// Flushes every device. After one failure it never succeeds again.
     pub fn flush(&self) -> Result<()> {
+        let mut failed = self.flush_failed.lock();
+        if *failed {
+            return Err(EngineError::Stopped("an earlier flush has failed".into()));
+        }
         for device in &self.devices {
-            device.flush()?;
+            if let Err(e) = device.flush() {
+                *failed = true;
+                return Err(e.into());
+            }
         }
         Ok(())
     }
