@@ -106,6 +106,9 @@ pub const RIDE_BYTES_MAX: u64 = 1 << 20;
 /// A batch is committed when it has gathered this many bytes, whether or not anybody waits.
 pub const PENDING_BYTES_SOFT: usize = 1 << 20;
 
+/// Most bytes of log that gather in one batch, and so the largest transaction.
+pub const RECORD_BYTES_MAX: usize = batch::BATCH_BYTES_MAX / 2;
+
 /// Everything the apply mutex guards.
 pub struct Core {
     /// By `TreeId - 1`.
@@ -276,7 +279,7 @@ impl Core {
         sum_cache: &SumCache,
     ) -> Result<Lsn, Obstacle> {
         let record_bytes = record_bytes(tx);
-        if self.pending.payload.len() + record_bytes > batch::BATCH_BYTES_MAX / 2 {
+        if self.pending.payload.len() + record_bytes > RECORD_BYTES_MAX {
             return Err(Obstacle::BatchFull);
         }
         let ride_bytes: u64 = tx.rides.iter().map(|(run, _)| run.bytes()).sum();
@@ -385,7 +388,8 @@ fn last_on_their_keys(ops: &[Op]) -> Vec<bool> {
     counts
 }
 
-fn record_bytes(tx: &Transaction) -> usize {
+/// Bytes that `tx` takes in the log.
+pub fn record_bytes(tx: &Transaction) -> usize {
     let op = |op: &Op| match op {
         Op::Put { key, value, .. } => 3 + key.len() + value.len(),
         Op::Delete { key, .. } => 2 + key.len(),

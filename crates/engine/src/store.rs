@@ -14,13 +14,13 @@ use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, TreeId, block_checksum};
 
 use crate::checkpoint::Durable;
 use crate::checkpoint::checksums::{self, Found, SumCache, SumPage};
-use crate::core::{Core, Fetched, Obstacle, PENDING_BYTES_SOFT, Purse};
+use crate::core::{Core, Fetched, Obstacle, PENDING_BYTES_SOFT, Purse, RECORD_BYTES_MAX};
 use crate::journal::Commits;
 use crate::options::{SpaceStats, StoreOptions, StoreStats};
 use crate::planted::{Planted, is};
 use crate::pool::Pool;
 use crate::space::Urgency;
-use crate::space::readers::Readers;
+use crate::space::readers::{Reading, Readers};
 use crate::tree::node::Node;
 use crate::tree::{Miss, NodeCache, NodeSource, Tree};
 use crate::{Data, EngineError, Transaction};
@@ -221,14 +221,11 @@ impl Store {
 
     /// One lookup, without the cost of a view.
     pub fn get(&self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        let (root, epoch) = {
+        let (root, _reading) = {
             let core = self.core.lock();
-            (core.tree(tree).clone(), self.readers.enter())
+            (core.tree(tree).clone(), Reading::begin(&self.readers))
         };
-        let found = root.get(key, self);
-        drop(root);
-        self.readers.leave(epoch);
-        found
+        root.get(key, self)
     }
 
     /// Applies `tx` as a whole and gives its place in the log. It is visible at once and durable after a commit.
@@ -236,10 +233,18 @@ impl Store {
     /// changed (commit, checkpoint and one retry have been tried).
     pub fn apply(&self, mut tx: Transaction, mut reservation: Option<&mut Reservation>) -> Result<Lsn> {
         self.check_writable()?;
+        let record_bytes = crate::core::record_bytes(&tx);
+        if record_bytes > RECORD_BYTES_MAX {
+            return Err(EngineError::Refused(format!(
+                "a transaction of {record_bytes} bytes is larger than the log takes ({RECORD_BYTES_MAX})"
+            )));
+        }
         let mut fetched = Fetched::default();
         let mut none = Purse::default();
         let mut reclaimed = false;
         loop {
+            // What is missing is read below: it may not be reused until then.
+            let mut reading = None;
             let result = {
                 let mut core = self.core.lock();
                 let purse = reservation.as_mut().map_or(&mut none, |r| &mut r.purse);
@@ -254,6 +259,9 @@ impl Store {
                         }
                     }
                 }
+                if let Err(Obstacle::Node(_) | Obstacle::Sums(_)) = &result {
+                    reading = Some(Reading::begin(&self.readers));
+                }
                 result.map(|lsn| (lsn, self.due(&core)))
             };
             match result {
@@ -266,16 +274,22 @@ impl Store {
                         r.allocated = r.allocated.saturating_sub(placed.sum());
                     }
                     self.counters.transactions.fetch_add(1, Relaxed);
-                    self.after_apply(lsn, due)?;
+                    // It has been applied, whatever comes of this: an error here has stopped the pool, and whoever
+                    // waits for the transaction to be durable is told.
+                    if let Err(e) = self.after_apply(lsn, due) {
+                        tracing::error!("after transaction {}: {e}", lsn.0);
+                    }
                     return Ok(lsn);
                 }
                 Err(Obstacle::Node(miss)) => {
                     let node = self.load(miss)?;
                     fetched.nodes.insert(miss.ptr.addr[0].0, node);
+                    drop(reading);
                 }
                 Err(Obstacle::Sums(ptr)) => {
                     let page = self.load_sums(ptr)?;
                     fetched.sums.insert(checksums::key(ptr), page);
+                    drop(reading);
                 }
                 Err(Obstacle::RideFull) => {
                     let rides = std::mem::take(&mut tx.rides);
@@ -419,6 +433,8 @@ impl Store {
 
     /// Writes data to allocated blocks and waits until the writes have completed (not flushed).
     pub fn write_data(&self, writes: &[(Run, Data)]) -> Result<()> {
+        // Blocks of a pool that has stopped may not be what the books say.
+        self.check_writable()?;
         let list: Vec<_> = writes.iter().map(|(run, data)| (run.addr, data.bytes())).collect();
         let result = self.pool.write(&list, None);
         if let Err(e) = &result {

@@ -25,7 +25,6 @@ use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, block_checksum};
 use crate::EngineError;
 use crate::core::{Core, LogTail};
 use crate::space::bits::Bits;
-use crate::space::readers::Retired;
 use crate::store::Store;
 use crate::tree::node::{Body, Link, Node};
 use crate::tree::{Replaced, Tree};
@@ -390,7 +389,7 @@ impl Store {
         space.frozen -= written;
         debug_assert_eq!(space.frozen, 0, "one checkpoint runs at a time");
         space.nodes = space.nodes + written - nodes_gone;
-        space.held += nodes_gone;
+        space.held += nodes_gone + moves.pages_gone.len() as u64;
         for (page, ptr) in new_sum_pages {
             core.sums.ptrs.set(0, page as usize, ptr);
         }
@@ -401,9 +400,7 @@ impl Store {
             tree.let_go(generation);
         }
         drop(core);
-        let retired = |runs: Vec<Run>, counted| runs.into_iter().map(move |run| Retired { run, counted });
-        self.readers
-            .retire(retired(moves.nodes_gone, true).chain(retired(moves.pages_gone, false)).collect());
+        self.readers.retire(moves.nodes_gone.into_iter().chain(moves.pages_gone).collect());
     }
 }
 

@@ -22,7 +22,6 @@ use varve_format::{BLOCK_BYTES, Lsn};
 use crate::checkpoint::Frozen;
 use crate::core::Pending;
 use crate::planted::{Planted, is};
-use crate::space::readers::Retired;
 use crate::store::Store;
 use crate::{Data, EngineError};
 
@@ -91,6 +90,7 @@ impl Commits {
 impl Store {
     /// Returns when everything up to `upto` is durable. Callers at the same time share one flush.
     pub fn commit(&self, upto: Lsn) -> Result<()> {
+        let mut upto = upto;
         let mut inner = self.commits.inner.lock();
         let mut waited = false;
         loop {
@@ -111,12 +111,20 @@ impl Store {
                 drop(inner);
                 self.lead(Lead::Commit)?;
                 inner = self.commits.inner.lock();
+                if inner.durable < upto {
+                    // Somebody else's batch came first, or there is nothing that far.
+                    drop(inner);
+                    upto = upto.min(self.position());
+                    inner = self.commits.inner.lock();
+                }
             }
         }
     }
 
     /// Calls `done` when everything up to `upto` is durable (perhaps before returning, perhaps on another thread).
+    /// `done` must not call the store, and must not panic: whoever leads has to go on.
     pub fn commit_then(&self, upto: Lsn, done: Box<dyn FnOnce(Result<()>) + Send>) {
+        let upto = upto.min(self.position());
         let mut inner = self.commits.inner.lock();
         if inner.durable >= upto {
             drop(inner);
@@ -285,8 +293,7 @@ impl Store {
     fn landed(&self, pending: Pending) {
         self.settle_rides(&pending.rides);
         if !is(Planted::EarlyReuse) {
-            self.readers
-                .retire(pending.frees.iter().map(|run| Retired { run: *run, counted: true }).collect());
+            self.readers.retire(pending.frees);
         }
         self.release_retired();
     }
@@ -305,13 +312,10 @@ impl Store {
 
     /// Gives back blocks whose freeing is durable and that nobody reads any more.
     pub(crate) fn release_retired(&self) {
-        let ready = self.readers.drain();
-        if ready.is_empty() {
-            return;
-        }
+        // Under the mutex, so that nobody finds blocks that are on their way neither here nor there.
         let mut core = self.core.lock();
-        for r in ready {
-            if r.counted { core.space.release(r.run) } else { core.space.unallocate(r.run) }
+        for run in self.readers.drain() {
+            core.space.release(run);
         }
     }
 

@@ -6,26 +6,36 @@ use std::collections::{BTreeMap, VecDeque};
 use parking_lot::Mutex;
 use varve_format::Run;
 
-/// Blocks on their way back.
-#[derive(Clone, Copy, Debug)]
-pub struct Retired {
-    /// Which.
-    pub run: Run,
-    /// Whether the books count them as held; pages of arrays have room of their own.
-    pub counted: bool,
-}
-
 /// Readers by the epoch in which they began, and freed runs by the epoch in which they were retired.
 #[derive(Default)]
 pub struct Readers {
     inner: Mutex<Inner>,
 }
 
+/// A read under way.
+pub struct Reading<'r> {
+    readers: &'r Readers,
+    epoch: u64,
+}
+
+impl<'r> Reading<'r> {
+    /// It begins now; call this under the mutex that showed what is going to be read.
+    pub fn begin(readers: &'r Readers) -> Reading<'r> {
+        Reading { readers, epoch: readers.enter() }
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.readers.leave(self.epoch);
+    }
+}
+
 #[derive(Default)]
 struct Inner {
     epoch: u64,
     active: BTreeMap<u64, usize>,
-    retired: VecDeque<(u64, Vec<Retired>)>,
+    retired: VecDeque<(u64, Vec<Run>)>,
 }
 
 impl Readers {
@@ -47,7 +57,7 @@ impl Readers {
         }
     }
     /// These blocks are free as soon as every read that has begun by now has ended.
-    pub fn retire(&self, runs: Vec<Retired>) {
+    pub fn retire(&self, runs: Vec<Run>) {
         if runs.is_empty() {
             return;
         }
@@ -57,7 +67,7 @@ impl Readers {
         inner.retired.push_back((epoch, runs));
     }
     /// Runs that nobody reads any more.
-    pub fn drain(&self) -> Vec<Retired> {
+    pub fn drain(&self) -> Vec<Run> {
         let mut inner = self.inner.lock();
         let oldest = inner.active.keys().next().copied().unwrap_or(u64::MAX);
         let mut out = Vec::new();

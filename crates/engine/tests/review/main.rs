@@ -3,6 +3,8 @@
 //! They go through the store's door, over simulated devices; some wrap a device to stop or fail one request.
 
 mod crashes;
+mod failures;
+mod limits;
 mod trees;
 
 use std::collections::BTreeMap;

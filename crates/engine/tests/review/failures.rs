@@ -1,0 +1,276 @@
+//! Devices that fail: requests that are slow, fail once, or lie.
+
+use super::*;
+
+// Goal: a slow read for a transaction keeps its block from being reused, and its repair never lands on somebody else's
+// data. Method: a writer's read of a leaf is held up; meanwhile the leaf moves, its block is freed and given to data.
+#[test]
+fn a_slow_fetch_does_not_repair_over_new_data() {
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Dup);
+    let store = open(&device);
+    for n in 0..400u64 {
+        put(&store, &n.to_be_bytes(), &[7; 1000]);
+    }
+    store.close().expect("closes");
+    drop(store);
+    // Where the leaf of key 200 is: the last read of a cold lookup.
+    let last = Arc::new(AtomicU64::new(0));
+    let seen = last.clone();
+    let store = open(&device);
+    device.on_request(move |offset, write| {
+        if !write {
+            seen.store(offset, SeqCst);
+        }
+    });
+    store.get(TREE, &200u64.to_be_bytes()).expect("reads");
+    let leaf = last.load(SeqCst);
+    drop(store);
+    device.on_request(|_, _| ());
+    let store = open(&device);
+    let gate = Arc::new((Mutex::new(0), Condvar::new()));
+    let hook_gate = gate.clone();
+    device.on_request(move |offset, write| {
+        if offset == leaf && !write {
+            let (state, turn) = &*hook_gate;
+            let mut state = state.lock().expect("lock");
+            if *state == 0 {
+                *state = 1;
+                turn.notify_all();
+                drop(turn.wait_while(state, |s| *s < 2).expect("wait"));
+            }
+        }
+    });
+    let slow = {
+        let store = store.clone();
+        std::thread::spawn(move || {
+            let mut tx = Transaction::new();
+            tx.put(TREE, &200u64.to_be_bytes(), b"slow");
+            store.apply(tx, None)
+        })
+    };
+    let (state, turn) = &*gate;
+    drop(turn.wait_while(state.lock().expect("lock"), |s| *s < 1).expect("wait"));
+    put(&store, &200u64.to_be_bytes(), b"fast");
+    store.commit(store.position()).expect("commits");
+    store.checkpoint().expect("checkpoint");
+    // The leaf has moved. Take its first block for data, if it is given.
+    let at = PoolAddr(leaf - DATA_START);
+    let mut r = store.reserve(1, 1, 60).expect("room");
+    let run = store.allocate(&mut r, 1, at).expect("reserved")[0];
+    store.write_data(&[(run, block_data(9, 1))]).expect("writes");
+    let mut tx = Transaction::new();
+    tx.place(run, &block_data(9, 1));
+    tx.put(EXTENTS, b"k", &run.addr.0.to_le_bytes());
+    store.apply(tx, Some(&mut r)).expect("applies");
+    *state.lock().expect("lock") = 2;
+    turn.notify_all();
+    slow.join().expect("no panic").expect("the slow one succeeds as well");
+    assert_eq!(store.get(TREE, &200u64.to_be_bytes()).expect("reads").as_deref(), Some(&b"slow"[..]));
+    let mut buf = AlignedBuf::new(4096);
+    store.read_data(run.addr, &mut buf).expect("the data is as it was written");
+    assert!(buf.iter().all(|b| *b == 9));
+    store.commit(store.position()).expect("commits");
+    sound(&store, &[run]);
+}
+
+// Goal: an error that one flush reports counts for all of them: the kernel reports it once. Method: a checkpoint's flush
+// is held up until a commit's flush has failed, and then succeeds; no superblock may follow.
+#[test]
+fn a_failed_flush_is_everybodys() {
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Dup);
+    let store = open(&device);
+    let lsn = put(&store, b"k", b"v");
+    store.commit(lsn).expect("commits");
+    let failed = Arc::new(AtomicBool::new(false));
+    let (flush_failed, write_failed) = (failed.clone(), failed.clone());
+    let late = Arc::new(AtomicUsize::new(0));
+    let late_writes = late.clone();
+    let first = Arc::new(AtomicBool::new(false));
+    let first_flush = first.clone();
+    device.on_flush(move |n| {
+        if n == 1 {
+            first_flush.store(true, SeqCst);
+            let end = Instant::now() + Duration::from_millis(500);
+            while !flush_failed.load(SeqCst) && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let fails = n == 2;
+        if fails {
+            flush_failed.store(true, SeqCst);
+        }
+        !fails
+    });
+    device.on_request(move |offset, write| {
+        if write && offset < RING_START && write_failed.load(SeqCst) {
+            late_writes.fetch_add(1, SeqCst);
+        }
+    });
+    let checkpoint = {
+        let store = store.clone();
+        std::thread::spawn(move || store.checkpoint())
+    };
+    while !first.load(SeqCst) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let lsn = put(&store, b"k2", b"v");
+    let committed = store.commit(lsn);
+    let checkpointed = checkpoint.join().expect("no panic");
+    assert!(committed.is_err() || checkpointed.is_err(), "somebody is told");
+    assert_eq!(late.load(SeqCst), 0, "a superblock was written after a flush had failed");
+    assert!(store.commit(put_any(&store)).is_err(), "nothing is acknowledged afterwards");
+}
+
+fn put_any(store: &Store) -> Lsn {
+    let mut tx = Transaction::new();
+    tx.put(TREE, b"later", b"v");
+    store.apply(tx, None).unwrap_or(Lsn(store.position().0 + 1))
+}
+
+// Goal: after a failed flush the pool says so and takes nothing more; what was applied stays applied and readable.
+// Method: the first flush after opening fails, in a commit, in a commit that `apply` makes itself, in a checkpoint.
+#[test]
+fn a_failed_flush_stops_the_pool() {
+    for way in 0..3 {
+        let device = Arc::new(FaultyDevice::new(RecordingDevice::new(POOL_BYTES), 1, vec![]));
+        format(&device, Profile::Single, Profile::Dup);
+        let store = open(&device);
+        let durable = store.durable_position();
+        device.set_rules(vec![FaultRule::new(Operation::Flush, Trigger::Nth(1), Fault::Error)]);
+        let mut r = store.reserve(2, 2, 60).expect("room");
+        let run = store.allocate(&mut r, 1, PoolAddr::NULL).expect("reserved")[0];
+        let mut tx = Transaction::new();
+        tx.place_riding(run, block_data(3, 1));
+        if way == 1 {
+            for n in 0..600u64 {
+                tx.put(TREE, &n.to_be_bytes(), &[1; 1900]);
+            }
+        }
+        let lsn = store.apply(tx, Some(&mut r)).expect("applied is applied, whatever comes after");
+        let result = if way == 2 { store.checkpoint() } else { store.commit(lsn) };
+        assert!(matches!(result, Err(EngineError::Stopped(_) | EngineError::Device(_))), "{result:?}");
+        assert_eq!(store.durable_position(), durable, "nothing was acknowledged");
+        assert!(matches!(store.commit(lsn), Err(EngineError::Stopped(_))));
+        let told = Arc::new(Mutex::new(None));
+        let tell = told.clone();
+        store.commit_then(lsn, Box::new(move |r| *tell.lock().expect("lock") = Some(r.is_err())));
+        assert_eq!(*told.lock().expect("lock"), Some(true));
+        let writes = device.stats().write_bytes;
+        let mut tx = Transaction::new();
+        tx.put(TREE, b"k", b"v");
+        assert!(matches!(store.apply(tx, None), Err(EngineError::Stopped(_))));
+        assert!(matches!(store.reserve(1, 1, 60), Err(EngineError::Stopped(_))));
+        assert!(matches!(store.write_data(&[(run, block_data(4, 1))]), Err(EngineError::Stopped(_))));
+        assert!(store.maintain().is_err() && store.checkpoint().is_err() && store.close().is_err());
+        assert_eq!(device.stats().write_bytes, writes, "way {way}: something was written");
+        let mut buf = AlignedBuf::new(4096);
+        store.read_data(run.addr, &mut buf).expect("what was applied can be read");
+        assert!(buf.iter().all(|b| *b == 3));
+        drop((r, store));
+        let store = open(&device);
+        sound(&store, &if store.position() >= lsn { vec![run] } else { vec![] });
+    }
+}
+
+// Goal: one unreadable label or superblock slot is no reason not to open. Method: EIO in each of them in turn.
+#[test]
+fn opens_with_an_unreadable_label_or_slot() {
+    let device = Arc::new(FaultyDevice::new(MemoryDevice::new(POOL_BYTES), 1, vec![]));
+    format(&device, Profile::Single, Profile::Dup);
+    let store = open(&device);
+    put(&store, b"k", b"v");
+    store.close().expect("closes");
+    drop(store);
+    let tail = POOL_BYTES - (512 << 10);
+    let slots = (0..4).flat_map(|i| [(64 << 10) * (i + 1), tail + (64 << 10) * (i + 1)]);
+    for offset in slots.chain([0, POOL_BYTES - 4096]) {
+        let bad =
+            FaultRule::new(Operation::Read, Trigger::From(1), Fault::Error).within(offset..offset + 4096);
+        device.set_rules(vec![bad]);
+        let (store, report) = try_open(&device).unwrap_or_else(|e| panic!("slot at {offset:#x}: {e}"));
+        assert!(report.clean, "slot at {offset:#x}");
+        assert!(store.get(TREE, b"k").expect("reads").is_some(), "slot at {offset:#x}");
+    }
+}
+
+// Goal: a copy of a node or of data that cannot be read, or that lies, is served and repaired from the other; when both
+// are bad the answer is an error. Method: spoil one copy, read, look at both; spoil both, read.
+#[test]
+fn bad_copies_are_repaired_from_good_ones() {
+    let device = Arc::new(FaultyDevice::new(MemoryDevice::new(POOL_BYTES), 1, vec![]));
+    format(&device, Profile::Dup, Profile::Dup);
+    let store = open(&device);
+    put(&store, b"k", b"v");
+    let (run, _) = place(&store, b"data", 5).expect("places");
+    store.close().expect("closes");
+    drop(store);
+    let memory = device.inner();
+    let half = (POOL_BYTES - DATA_START - (512 << 10)) / 8192 * 4096;
+    let block = |offset: u64| {
+        let mut b = AlignedBuf::new(4096);
+        memory.read_at(offset, &mut b).expect("reads");
+        b
+    };
+    let data = [DATA_START + run.addr.0, DATA_START + half + run.addr.0];
+    assert!(data.iter().all(|o| block(*o).iter().all(|b| *b == 5)), "the copies are where they are thought");
+    // The leaf of "k": the blocks that hold this key and value at the end of a node of the names tree.
+    let leaf: Vec<u64> = (DATA_START..POOL_BYTES - (512 << 10))
+        .step_by(4096)
+        .filter(|o| {
+            let b = block(*o);
+            b[..4] == 0x444e_5656u32.to_le_bytes() && b[4] == 2 && b[6] == 0
+        })
+        .collect();
+    assert_eq!(leaf.len(), 4, "two pool addresses, two copies each");
+    let read = |store: &Store, what: usize| {
+        if what == 0 {
+            let _view = store.view();
+            let mut buf = AlignedBuf::new(4096);
+            store.read_data(run.addr, &mut buf).map(|()| assert!(buf.iter().all(|b| *b == 5)))
+        } else {
+            store.get(TREE, b"k").map(|v| assert_eq!(v.as_deref(), Some(&b"v"[..])))
+        }
+    };
+    for (what, copies) in [(0, &data[..]), (1, &leaf[..])] {
+        let good = block(copies[0]);
+        for eio in [false, true] {
+            // All but the last are bad.
+            for o in &copies[..copies.len() - 1] {
+                let mut bad = block(*o);
+                bad[40] ^= 4;
+                if !eio {
+                    memory.write_at(*o, &bad).expect("writes");
+                }
+            }
+            let store = open(&device);
+            if eio {
+                let o = copies[0];
+                device.set_rules(vec![
+                    FaultRule::new(Operation::Read, Trigger::From(1), Fault::Error).within(o..o + 4096),
+                ]);
+            }
+            read(&store, what).expect("served from a good copy");
+            assert!(store.stats().repaired_blocks_count > 0, "what {what} eio {eio}");
+            device.set_rules(vec![]);
+            for o in copies {
+                assert!(block(*o)[..] == good[..], "what {what} eio {eio}: copy at {o:#x} was not repaired");
+            }
+        }
+        for o in copies {
+            let mut bad = block(*o);
+            bad[40] ^= 4;
+            memory.write_at(*o, &bad).expect("writes");
+        }
+        let store = open(&device);
+        let e = read(&store, what).expect_err("no good copy");
+        assert!(matches!(e, EngineError::Checksum { .. } | EngineError::Corrupt { .. }), "{e}");
+        let report = store.check(&mut [run].into_iter(), true).expect("check runs");
+        assert!(!report.problems.is_empty());
+        drop(store);
+        for o in copies {
+            memory.write_at(*o, &good).expect("writes");
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Limits: transactions too large, pools too full.
+
+use super::*;
+
+// Goal: a transaction larger than a batch is refused, not tried for ever. Method: 6 MiB of puts.
+#[test]
+fn an_oversized_transaction_is_refused() {
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Dup);
+    let store = open(&device);
+    let mut tx = Transaction::new();
+    for n in 0..3300u64 {
+        tx.put(TREE, &n.to_be_bytes(), &[1; 1900]);
+    }
+    let s = store.clone();
+    within(20, "the transaction", move || s.apply(tx, None)).expect_err("it does not fit");
+    put(&store, b"k", b"v");
+    sound(&store, &[]);
+}
+
+// Goal: a commit beyond the last transaction covers all there are. Method: it returns.
+#[test]
+fn a_commit_of_everything_ends() {
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Dup);
+    let store = open(&device);
+    let lsn = put(&store, b"k", b"v");
+    let s = store.clone();
+    within(20, "the commit", move || s.commit(Lsn(u64::MAX))).expect("commits");
+    assert_eq!(store.durable_position(), lsn);
+}
+
+// Goal: a checkpoint never fails for lack of space, though a long read holds back all it frees. Method: fill the pool,
+// hold a view, change one entry and checkpoint over and over; a true refusal is right, a stopped pool is not.
+#[test]
+fn a_view_on_a_full_pool_does_not_stop_it() {
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Dup);
+    let store = open(&device);
+    let mut runs = Vec::new();
+    for n in 0u64.. {
+        match place(&store, &n.to_be_bytes(), 1) {
+            Ok((run, _)) => runs.push(run),
+            Err(EngineError::NoSpace) => break,
+            Err(e) => panic!("{e}"),
+        }
+    }
+    store.commit(store.position()).expect("commits");
+    let view = store.view();
+    let mut refused = 0;
+    for n in 0..400u64 {
+        let mut tx = Transaction::new();
+        tx.put(TREE, b"k", &n.to_be_bytes());
+        tx.privileged();
+        match store.apply(tx, None) {
+            Ok(_) => {}
+            Err(EngineError::NoSpace) => refused += 1,
+            Err(e) => panic!("change {n}: {e}"),
+        }
+        store.checkpoint().unwrap_or_else(|e| panic!("checkpoint {n}: {e}"));
+    }
+    println!("{refused} of 400 refused while the view was held");
+    drop(view);
+    store.maintain().expect("goes on");
+    for n in 0..100u64 {
+        let mut tx = Transaction::new();
+        tx.put(TREE, b"k", &n.to_be_bytes());
+        tx.privileged();
+        store.apply(tx, None).expect("there is space again");
+        store.checkpoint().expect("checkpoint");
+    }
+    sound(&store, &runs);
+}
