@@ -1,14 +1,16 @@
 //! `cargo xtask test`: every test there is, and one last line that says how many passed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
 use crate::packages;
 use crate::process::{can_mount, cargo, run_lines};
 
-/// The whole run, compiling included; continuous integration gives it 15 minutes.
-const LIMIT: Duration = Duration::from_secs(14 * 60);
+/// What the whole run may take on an idle machine with two cores, compiling included; more is said at the end.
+const GOAL: Duration = Duration::from_secs(15 * 60);
+/// When it is given up: shared machines slow down by 2.5 within minutes, and a slow pass is not a failure.
+const LIMIT: Duration = Duration::from_secs(60 * 60);
 /// The run at full size.
 const LIMIT_FULL: Duration = Duration::from_secs(4 * 60 * 60);
 
@@ -39,7 +41,12 @@ pub fn run(args: &TestArgs) -> Result<()> {
         println!("{}", skipped_banner());
     }
     let mut command = cargo();
-    command.args(["test", "--workspace", "--no-fail-fast"]).args(&args.rest);
+    command.args(["test", "--no-fail-fast"]);
+    let of_one_package = |word: &String| word.starts_with("-p") || word.starts_with("--package");
+    if !args.rest.iter().any(of_one_package) {
+        command.arg("--workspace");
+    }
+    command.args(&args.rest);
     let limit = if args.full {
         command.env("VARVE_TEST_FULL", "1");
         LIMIT_FULL
@@ -47,9 +54,13 @@ pub fn run(args: &TestArgs) -> Result<()> {
         LIMIT
     };
     let mut totals = Totals::default();
-    let status = run_lines("cargo test --workspace", &mut command, limit, |line| totals.add(line))?;
+    let began = Instant::now();
+    let status = run_lines("cargo test", &mut command, limit, |line| totals.add(line))?;
     if !mount {
         println!("{}", skipped_banner());
+    }
+    if !args.full && began.elapsed() > GOAL {
+        println!("note: this took {} s, and the goal is {} s", began.elapsed().as_secs(), GOAL.as_secs());
     }
     println!("{} passed, {} failed, {} ignored", totals.passed, totals.failed, totals.ignored);
     if !status.success() || totals.failed > 0 {
