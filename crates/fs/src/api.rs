@@ -71,6 +71,19 @@ impl Caller {
     pub const ROOT: Caller = Caller { uid: 0, gid: 0 };
 }
 
+/// An inode to make with [`crate::Filesystem::make`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NewInode {
+    /// What it is; not a symbolic link.
+    pub kind: FileKind,
+    /// Permission bits (07777) as asked for.
+    pub mode: u32,
+    /// Permission bits that are taken away, unless the directory has a default access control list.
+    pub umask: u32,
+    /// Device number of a device node, as Linux packs it into 32 bits; ignored for other kinds.
+    pub rdev: u32,
+}
+
 /// A time to set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SetTime {

@@ -146,15 +146,6 @@ impl Core {
             self.namespace.put_inode(tx, ino, record);
         }
     }
-
-    /// Logs a change of an inode's attributes, and takes it over when it is logged.
-    pub(crate) fn log_record(&self, ino: InodeId, inner: &mut Inner, record: InodeRecord) -> Result<Lsn> {
-        let mut tx = Transaction::new();
-        self.put_record(&mut tx, ino, inner.presence, &record);
-        let lsn = self.apply(tx)?;
-        inner.take_over(record);
-        Ok(lsn)
-    }
 }
 
 /// What stat shows of an inode.

@@ -60,17 +60,22 @@ impl Filesystem {
     pub fn getattr(&self, ino: InodeId) -> Result<Attr> {
         self.core.getattr(ino)
     }
-    /// Changes attributes. Truncation clears set-ids unless the caller is uid 0.
+    /// Changes attributes. Truncation clears set-ids unless the caller is uid 0. Permission bits change an access control
+    /// list with them. Truncation, writing and a new owner remove `security.capability`.
     pub fn setattr(&self, caller: Caller, ino: InodeId, set: SetAttr) -> Result<Attr> {
         self.core.setattr(caller, ino, set)
     }
     /// Creates a regular file. `mode` has had the umask applied. A set-group-id parent gives its group.
     pub fn create(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
-        self.core.create(caller, parent, name, mode)
+        self.make(caller, parent, name, NewInode { kind: FileKind::File, mode, umask: 0, rdev: 0 })
     }
-    /// Creates a fifo, a socket, a device node or an empty regular file. `rdev` is a device's number as Linux packs it
-    /// into 32 bits (minor & 0xff, major << 8, the minor's other bits << 12); for other kinds it is ignored. Directories
-    /// and symbolic links are refused.
+    /// Creates a file, directory, fifo, socket or device node. What a default access control list of the directory
+    /// says is inherited; without one `umask` applies. Symbolic links are refused.
+    pub fn make(&self, caller: Caller, parent: InodeId, name: &[u8], new: NewInode) -> Result<Attr> {
+        self.core.make_inode(caller, parent, name, new)
+    }
+    /// Creates a fifo, a socket, a device node or an empty regular file: [`Filesystem::make`] with a `mode` that has
+    /// had the umask applied. Directories are refused.
     pub fn mknod(
         &self,
         caller: Caller,
@@ -80,11 +85,14 @@ impl Filesystem {
         mode: u32,
         rdev: u32,
     ) -> Result<Attr> {
-        self.core.mknod(caller, parent, name, kind, mode, rdev)
+        if kind == FileKind::Directory {
+            return Err(crate::FsError::Invalid);
+        }
+        self.make(caller, parent, name, NewInode { kind, mode, umask: 0, rdev })
     }
     /// Creates a directory.
     pub fn mkdir(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
-        self.core.mkdir(caller, parent, name, mode)
+        self.make(caller, parent, name, NewInode { kind: FileKind::Directory, mode, umask: 0, rdev: 0 })
     }
     /// Creates a symbolic link.
     pub fn symlink(&self, caller: Caller, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Attr> {
@@ -166,9 +174,22 @@ impl Filesystem {
         self.core.readdir(ino, cookie, each)
     }
 
-    /// Sets an extended attribute (`user.` now; the other namespaces later).
+    /// Sets an extended attribute: `user.`, `trusted.`, `security.` (who may, is the kernel's business) and POSIX
+    /// access control lists, as [`Filesystem::setxattr_as`] root. Values up to 64 KiB.
     pub fn setxattr(&self, ino: InodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        self.core.setxattr(ino, name, value, mode)
+        self.setxattr_as(Caller::ROOT, ino, name, value, mode)
+    }
+    /// [`Filesystem::setxattr`] for a caller. An access list sets the permission bits too; a caller other than root
+    /// whose group is not the file's loses the set-group-id bit by that.
+    pub fn setxattr_as(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<()> {
+        self.core.setxattr(caller, ino, name, value, mode)
     }
     /// The value of an extended attribute.
     pub fn getxattr(&self, ino: InodeId, name: &[u8]) -> Result<Vec<u8>> {

@@ -20,7 +20,7 @@ use fuser::{
     ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
     ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use varve_fs::{FsError, InodeId, NAME_BYTES_MAX, RenameMode, SetAttr};
+use varve_fs::{FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, RenameMode, SetAttr};
 
 use crate::dispatch::{Adapter, CACHE_TIME, caller, rename_mode, xattr_mode};
 use crate::{Verbs, convert};
@@ -38,16 +38,19 @@ const O_TRUNC: i32 = 0o1000;
 /// What is asked of the kernel, where it knows it. Not in the list, and why: WRITEBACK_CACHE (the kernel would accept
 /// writes that have no space); SETXATTR_EXT (`fuser` 0.18 panics on the longer request); POSIX_LOCKS and FLOCK_LOCKS
 /// (the kernel keeps locks of one machine by itself); AUTO_INVAL_DATA (nobody else changes the data).
-const CAPABILITIES: [InitFlags; 9] = [
+const CAPABILITIES: [InitFlags; 11] = [
     InitFlags::FUSE_ASYNC_READ,
     InitFlags::FUSE_ASYNC_DIO,
     InitFlags::FUSE_ATOMIC_O_TRUNC,
     InitFlags::FUSE_CACHE_SYMLINKS,
+    // Whether the umask applies depends on the directory's default access control list.
+    InitFlags::FUSE_DONT_MASK,
     InitFlags::FUSE_DO_READDIRPLUS,
     InitFlags::FUSE_READDIRPLUS_AUTO,
     InitFlags::FUSE_HANDLE_KILLPRIV_V2,
     InitFlags::FUSE_NO_OPENDIR_SUPPORT,
     InitFlags::FUSE_PARALLEL_DIROPS,
+    InitFlags::FUSE_POSIX_ACL,
 ];
 
 impl<V: Verbs> fuser::Filesystem for Adapter<V> {
@@ -137,30 +140,30 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         rdev: u32,
         reply: ReplyEntry,
     ) {
         self.guard_change("mknod", reply, |reply| {
             let Some(kind) = convert::file_kind(mode) else { return reply.error(Errno::EINVAL) };
-            let (caller, name) = (caller(request), name.as_bytes());
-            let result = self.verbs.mknod(caller, InodeId(parent.0), name, kind, mode & 0o7777, rdev);
+            let new = NewInode { kind, mode: mode & 0o7777, umask, rdev };
+            let result = self.verbs.make(caller(request), InodeId(parent.0), name.as_bytes(), new);
             self.reply_entry("mknod", parent, result, reply);
         });
     }
 
-    // The kernel has applied the umask to `mode` (DONT_MASK is not asked for).
     fn mkdir(
         &self,
         request: &Request,
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         reply: ReplyEntry,
     ) {
         self.guard_change("mkdir", reply, |reply| {
-            let result = self.verbs.mkdir(caller(request), InodeId(parent.0), name.as_bytes(), mode & 0o7777);
+            let new = NewInode { kind: FileKind::Directory, mode: mode & 0o7777, umask, rdev: 0 };
+            let result = self.verbs.make(caller(request), InodeId(parent.0), name.as_bytes(), new);
             self.reply_entry("mkdir", parent, result, reply);
         });
     }
@@ -248,16 +251,17 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         _flags: i32,
         reply: ReplyCreate,
     ) {
         self.guard_change("create", reply, |reply| {
             let caller = caller(request);
             // The kernel holds the directory until it has our answer: nobody can remove the name in between.
+            let new = NewInode { kind: FileKind::File, mode: mode & 0o7777, umask, rdev: 0 };
             let created = self
                 .verbs
-                .create(caller, InodeId(parent.0), name.as_bytes(), mode & 0o7777)
+                .make(caller, InodeId(parent.0), name.as_bytes(), new)
                 .and_then(|attr| self.verbs.open_inode(caller, attr.ino, false).map(|()| attr));
             match created {
                 Ok(attr) => reply.created(
@@ -400,7 +404,7 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
 
     fn setxattr(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -412,7 +416,8 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
             let Some(mode) = xattr_mode(flags) else {
                 return reply.error(Errno::EINVAL);
             };
-            match self.verbs.setxattr(InodeId(ino.0), name.as_bytes(), value, mode) {
+            let result = self.verbs.setxattr(caller(request), InodeId(ino.0), name.as_bytes(), value, mode);
+            match result {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(self.errno("setxattr", ino, &error)),
             }
@@ -426,11 +431,13 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
         });
     }
 
-    fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         self.guard("listxattr", || {
+            // As elsewhere, only root is told of these; the kernel refuses to read them out to others by itself.
+            let hidden = |name: &Vec<u8>| request.uid() != 0 && name.starts_with(b"trusted.");
             let result = self.verbs.listxattr(InodeId(ino.0)).map(|names| {
                 let mut list = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
-                for name in names {
+                for name in names.into_iter().filter(|name| !hidden(name)) {
                     list.extend_from_slice(&name);
                     list.push(0);
                 }

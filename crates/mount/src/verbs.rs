@@ -4,7 +4,7 @@
 //! of `varve_fs`.
 
 use varve_fs::{
-    Attr, Caller, DirEntry, FileKind, Filesystem, FsError, InodeId, RenameMode, SetAttr, StatFs, XattrMode,
+    Attr, Caller, DirEntry, Filesystem, FsError, InodeId, NewInode, RenameMode, SetAttr, StatFs, XattrMode,
 };
 
 type Result<T> = std::result::Result<T, FsError>;
@@ -17,20 +17,8 @@ pub trait Verbs: Send + Sync + 'static {
     fn getattr(&self, ino: InodeId) -> Result<Attr>;
     /// See [`Filesystem::setattr`].
     fn setattr(&self, caller: Caller, ino: InodeId, set: SetAttr) -> Result<Attr>;
-    /// See [`Filesystem::create`].
-    fn create(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr>;
-    /// See [`Filesystem::mknod`].
-    fn mknod(
-        &self,
-        caller: Caller,
-        parent: InodeId,
-        name: &[u8],
-        kind: FileKind,
-        mode: u32,
-        rdev: u32,
-    ) -> Result<Attr>;
-    /// See [`Filesystem::mkdir`].
-    fn mkdir(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr>;
+    /// See [`Filesystem::make`].
+    fn make(&self, caller: Caller, parent: InodeId, name: &[u8], new: NewInode) -> Result<Attr>;
     /// See [`Filesystem::symlink`].
     fn symlink(&self, caller: Caller, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Attr>;
     /// See [`Filesystem::readlink`].
@@ -62,8 +50,15 @@ pub trait Verbs: Send + Sync + 'static {
     fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>);
     /// See [`Filesystem::readdir`].
     fn readdir(&self, ino: InodeId, cookie: u64, each: &mut dyn FnMut(DirEntry) -> bool) -> Result<()>;
-    /// See [`Filesystem::setxattr`].
-    fn setxattr(&self, ino: InodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()>;
+    /// See [`Filesystem::setxattr_as`].
+    fn setxattr(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<()>;
     /// See [`Filesystem::getxattr`].
     fn getxattr(&self, ino: InodeId, name: &[u8]) -> Result<Vec<u8>>;
     /// See [`Filesystem::listxattr`].
@@ -84,22 +79,8 @@ impl Verbs for Filesystem {
     fn setattr(&self, caller: Caller, ino: InodeId, set: SetAttr) -> Result<Attr> {
         Filesystem::setattr(self, caller, ino, set)
     }
-    fn create(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
-        Filesystem::create(self, caller, parent, name, mode)
-    }
-    fn mknod(
-        &self,
-        caller: Caller,
-        parent: InodeId,
-        name: &[u8],
-        kind: FileKind,
-        mode: u32,
-        rdev: u32,
-    ) -> Result<Attr> {
-        Filesystem::mknod(self, caller, parent, name, kind, mode, rdev)
-    }
-    fn mkdir(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
-        Filesystem::mkdir(self, caller, parent, name, mode)
+    fn make(&self, caller: Caller, parent: InodeId, name: &[u8], new: NewInode) -> Result<Attr> {
+        Filesystem::make(self, caller, parent, name, new)
     }
     fn symlink(&self, caller: Caller, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Attr> {
         Filesystem::symlink(self, caller, parent, name, target)
@@ -144,8 +125,15 @@ impl Verbs for Filesystem {
     fn readdir(&self, ino: InodeId, cookie: u64, each: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
         Filesystem::readdir(self, ino, cookie, each)
     }
-    fn setxattr(&self, ino: InodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        Filesystem::setxattr(self, ino, name, value, mode)
+    fn setxattr(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<()> {
+        Filesystem::setxattr_as(self, caller, ino, name, value, mode)
     }
     fn getxattr(&self, ino: InodeId, name: &[u8]) -> Result<Vec<u8>> {
         Filesystem::getxattr(self, ino, name)

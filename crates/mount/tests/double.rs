@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use varve_fs::{
-    Attr, Caller, DirEntry, FileKind, FsError, InodeId, ROOT_INODE, RenameMode, SetAttr, SetTime, StatFs,
-    Timestamp, XattrMode,
+    Attr, Caller, DirEntry, FileKind, FsError, InodeId, NewInode, ROOT_INODE, RenameMode, SetAttr, SetTime,
+    StatFs, Timestamp, XattrMode,
 };
 use varve_mount::Verbs;
 
@@ -146,28 +146,12 @@ impl Verbs for Double {
         Ok(node.attr)
     }
 
-    fn create(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
-        self.tree.lock().add(caller, parent, name, mode, FileKind::File)
-    }
-
-    fn mknod(
-        &self,
-        caller: Caller,
-        parent: InodeId,
-        name: &[u8],
-        kind: FileKind,
-        mode: u32,
-        rdev: u32,
-    ) -> Result<Attr> {
+    fn make(&self, caller: Caller, parent: InodeId, name: &[u8], new: NewInode) -> Result<Attr> {
         let mut tree = self.tree.lock();
-        let ino = tree.add(caller, parent, name, mode, kind)?.ino;
+        let ino = tree.add(caller, parent, name, new.mode & !new.umask, new.kind)?.ino;
         let node = tree.get(ino)?;
-        node.attr.rdev = rdev;
+        node.attr.rdev = new.rdev;
         Ok(node.attr)
-    }
-
-    fn mkdir(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
-        self.tree.lock().add(caller, parent, name, mode, FileKind::Directory)
     }
 
     fn symlink(&self, caller: Caller, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Attr> {
@@ -307,7 +291,7 @@ impl Verbs for Double {
         Ok(())
     }
 
-    fn setxattr(&self, ino: InodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+    fn setxattr(&self, _: Caller, ino: InodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let mut tree = self.tree.lock();
         let xattrs = &mut tree.get(ino)?.xattrs;
         match (mode, xattrs.contains_key(name)) {

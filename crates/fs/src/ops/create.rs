@@ -9,7 +9,8 @@ use varve_engine::{
 use varve_format::record::inode::{DataPointer, INLINE_BYTES_MAX, InodeKind, InodeRecord};
 
 use super::require_directory;
-use crate::api::{Attr, Caller};
+use crate::acl;
+use crate::api::{Attr, Caller, NewInode};
 use crate::core::{Core, attr, check_name, touch_directory};
 use crate::inode::{Presence, blank_record};
 use crate::table::extents;
@@ -18,38 +19,19 @@ use crate::{FsError, Result};
 /// Longest target of a symbolic link, in bytes.
 const TARGET_BYTES_MAX: usize = 4095;
 
-/// What is to be made.
-#[derive(Clone, Copy)]
-struct New {
-    kind: InodeKind,
-    mode: u32,
-    rdev: u32,
-}
-
 impl Core {
-    pub(crate) fn create(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
-        self.with_space(|| self.make(caller, parent, name, New { kind: InodeKind::File, mode, rdev: 0 }, b""))
-    }
-
-    pub(crate) fn mknod(
+    pub(crate) fn make_inode(
         &self,
         caller: Caller,
         parent: InodeId,
         name: &[u8],
-        kind: InodeKind,
-        mode: u32,
-        rdev: u32,
+        mut new: NewInode,
     ) -> Result<Attr> {
-        let rdev = match kind {
-            InodeKind::CharDevice | InodeKind::BlockDevice => rdev,
-            InodeKind::File | InodeKind::Fifo | InodeKind::Socket => 0,
-            InodeKind::Directory | InodeKind::Symlink => return Err(FsError::Invalid),
-        };
-        self.with_space(|| self.make(caller, parent, name, New { kind, mode, rdev }, b""))
-    }
-
-    pub(crate) fn mkdir(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
-        let new = New { kind: InodeKind::Directory, mode, rdev: 0 };
+        match new.kind {
+            InodeKind::CharDevice | InodeKind::BlockDevice => {}
+            InodeKind::File | InodeKind::Directory | InodeKind::Fifo | InodeKind::Socket => new.rdev = 0,
+            InodeKind::Symlink => return Err(FsError::Invalid),
+        }
         self.with_space(|| self.make(caller, parent, name, new, b""))
     }
 
@@ -69,7 +51,7 @@ impl Core {
         if target.contains(&0) {
             return Err(FsError::Invalid);
         }
-        let new = New { kind: InodeKind::Symlink, mode: 0o777, rdev: 0 };
+        let new = NewInode { kind: InodeKind::Symlink, mode: 0o777, umask: 0, rdev: 0 };
         self.with_space(|| self.make(caller, parent, name, new, target))
     }
 
@@ -78,7 +60,7 @@ impl Core {
         caller: Caller,
         parent: InodeId,
         name: &[u8],
-        New { kind, mode, rdev }: New,
+        NewInode { kind, mode, umask, rdev }: NewInode,
         target: &[u8],
     ) -> Result<Attr> {
         check_name(name)?;
@@ -91,6 +73,15 @@ impl Core {
         if bucket.find(name).is_some() {
             return Err(FsError::Exists);
         }
+        let inherited = match kind {
+            InodeKind::Symlink => None,
+            _ => self.acl(parent, &dir, acl::DEFAULT)?,
+        };
+        let access = inherited.as_ref().map(|list| list.inherit(mode as u16));
+        let mode = match &access {
+            Some(list) => mode & 0o7000 | u32::from(list.mode()),
+            None => mode & !umask,
+        };
         let ino = InodeId(self.store.new_id());
         let mut record = InodeRecord {
             mode: (mode & 0o7777) as u16,
@@ -123,6 +114,12 @@ impl Core {
         tx.claim_id(ino.0);
         let counting = self.counting()?;
         let mut block = self.place_target(&mut tx, &mut record, target)?;
+        if let Some(list) = access.filter(|list| !list.is_minimal()) {
+            self.put_first_xattr(&mut tx, ino, &mut record, acl::ACCESS, &list.encode());
+        }
+        if let Some(list) = inherited.filter(|_| kind == InodeKind::Directory) {
+            self.put_first_xattr(&mut tx, ino, &mut record, acl::DEFAULT, &list.encode());
+        }
         self.namespace.put_bucket(&mut tx, &bucket);
         self.namespace.put_inode(&mut tx, ino, &record);
         let mut dir_record = dir.record.clone();

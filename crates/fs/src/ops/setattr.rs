@@ -2,7 +2,7 @@
 //!
 //! atime changes only here: reading does not (noatime).
 
-use varve_engine::InodeId;
+use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::{InodeKind, InodeRecord, Time};
 
 use super::without_set_ids;
@@ -50,7 +50,14 @@ impl Core {
                 return Err(crate::FsError::Invalid);
             }
         }
+        if set.uid.is_some() || set.gid.is_some() {
+            self.drop_capability(&self.state(ino))?;
+        }
         if let Some(size) = set.size {
+            if set.mode.is_some() {
+                self.setattr(caller, ino, SetAttr { size: None, ..set })?;
+                return self.setattr(caller, ino, SetAttr { size: set.size, ..SetAttr::default() });
+            }
             return self.with_space(|| self.set_size(caller, ino, size, &set));
         }
         self.with_space(|| {
@@ -61,7 +68,13 @@ impl Core {
             let mut record = inner.record.clone();
             change(&mut record, &set, self.now());
             let chosen = set.mode.is_some() || record.mode != inner.record.mode;
-            self.log_record(ino, &mut inner, record)?;
+            let mut tx = Transaction::new();
+            if set.mode.is_some() && record.kind != InodeKind::Symlink {
+                self.acl_follows(&mut tx, ino, &inner, record.mode)?;
+            }
+            self.put_record(&mut tx, ino, inner.presence, &record);
+            self.apply(tx)?;
+            inner.take_over(record);
             inner.pending = Pending {
                 mtime: inner.pending.mtime.filter(|_| set.mtime.is_none()),
                 ctime: None,

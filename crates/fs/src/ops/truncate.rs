@@ -25,6 +25,7 @@ impl Core {
             return Err(FsError::FileTooBig);
         }
         let state = self.state(ino);
+        self.drop_capability(&state)?;
         // No page is in flight while this is held.
         let mut turn = state.turn();
         loop {

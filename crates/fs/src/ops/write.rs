@@ -77,6 +77,7 @@ impl Core {
         if offset >= FILE_BYTES_MAX {
             return Err(FsError::FileTooBig);
         }
+        self.drop_capability(&state)?;
         let data = &data[..data.len().min((FILE_BYTES_MAX - offset) as usize)];
         let written = self.write_pages(caller, &state, offset, data)?;
         self.throttle()?;

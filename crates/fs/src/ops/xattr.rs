@@ -1,10 +1,13 @@
-//! Extended attributes.
+//! Extended attributes, and what follows from some of them: access control lists and capabilities.
 
 use varve_engine::{EngineError, InodeId, Transaction};
+use varve_format::record::inode::{InodeKind, InodeRecord};
 use varve_format::record::xattr::{XATTR_NAME_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
 
-use crate::api::XattrMode;
+use crate::acl::{self, Acl};
+use crate::api::{Caller, XattrMode};
 use crate::core::{Core, touch};
+use crate::inode::{Inner, InodeState};
 use crate::{FsError, Result};
 
 /// Names and values of one inode together, in bytes, [`XATTR_OVERHEAD_BYTES`] for each: so much is deleted with it.
@@ -17,56 +20,201 @@ pub(crate) fn cost(name: &[u8], value_len: usize) -> u32 {
     (name.len() + value_len + XATTR_OVERHEAD_BYTES) as u32
 }
 
-/// Only `user.` for now; the other namespaces have rules of their own.
+const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+/// What lets a program do with a file what only root may.
+const CAPABILITY: &[u8] = b"security.capability";
+
+fn is_acl(name: &[u8]) -> bool {
+    name == acl::ACCESS || name == acl::DEFAULT
+}
+
 fn check_name(name: &[u8]) -> Result<()> {
-    if !name.starts_with(b"user.") {
-        Err(FsError::NotSupported)
-    } else if name.len() == b"user.".len() || name.contains(&0) {
-        Err(FsError::Invalid)
-    } else if name.len() > XATTR_NAME_BYTES_MAX {
-        Err(FsError::Range)
-    } else {
-        Ok(())
+    let namespace = NAMESPACES.iter().find(|namespace| name.starts_with(namespace));
+    match namespace {
+        None if is_acl(name) => Ok(()),
+        None => Err(FsError::NotSupported),
+        Some(namespace) if name.len() == namespace.len() || name.contains(&0) => Err(FsError::Invalid),
+        Some(_) if name.len() > XATTR_NAME_BYTES_MAX => Err(FsError::Range),
+        Some(_) => Ok(()),
     }
 }
 
 impl Core {
-    pub(crate) fn setxattr(&self, ino: InodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+    pub(crate) fn setxattr(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<()> {
         check_name(name)?;
         self.require_writable()?;
         if value.len() > XATTR_VALUE_BYTES_MAX {
             return Err(FsError::TooBig);
         }
+        if is_acl(name) {
+            return match Acl::decode(value)? {
+                Some(list) => self.with_space(|| self.set_acl(caller, ino, name, &list, mode)),
+                None => self.removexattr(ino, name),
+            };
+        }
         self.with_space(|| {
             let state = self.state(ino);
             let mut inner = self.write_lock(&state)?;
-            let bucket = self.namespace.xattr_bucket(&self.store.view(), ino, name)?;
-            let old = bucket.iter().find(|xattr| xattr.head.name == name);
-            match (mode, old) {
-                (XattrMode::Create, Some(_)) => return Err(FsError::Exists),
-                (XattrMode::Replace, None) => return Err(FsError::NoAttribute),
-                _ => {}
-            }
-            let position = match old {
-                Some(xattr) => xattr.position,
-                None => self.namespace.xattr_position(&bucket, name).ok_or(EngineError::NoSpace)?,
-            };
-            let old_len = old.map(|xattr| xattr.head.value_len);
-            let mut record = inner.record.clone();
-            record.xattr_count += u32::from(old.is_none());
-            let before = old_len.map_or(0, |len| cost(name, len as usize));
-            record.xattr_bytes = record.xattr_bytes.saturating_sub(before) + cost(name, value.len());
-            if record.xattr_bytes > XATTRS_PER_INODE_BYTES_MAX {
-                return Err(EngineError::NoSpace.into());
-            }
-            touch(&mut record, self.now());
-            let mut tx = Transaction::new();
-            self.namespace.put_xattr(&mut tx, ino, position, name, value, old_len);
-            self.put_record(&mut tx, ino, inner.presence, &record);
-            self.apply(tx)?;
-            inner.take_over(record);
-            Ok(())
+            self.set_locked(ino, &mut inner, name, value, mode, None)
         })
+    }
+
+    /// Sets one attribute; `bits` are the new permission bits, if they change with it.
+    fn set_locked(
+        &self,
+        ino: InodeId,
+        inner: &mut Inner,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+        bits: Option<u16>,
+    ) -> Result<()> {
+        let bucket = self.namespace.xattr_bucket(&self.store.view(), ino, name)?;
+        let old = bucket.iter().find(|xattr| xattr.head.name == name);
+        match (mode, old) {
+            (XattrMode::Create, Some(_)) => return Err(FsError::Exists),
+            (XattrMode::Replace, None) => return Err(FsError::NoAttribute),
+            _ => {}
+        }
+        let position = match old {
+            Some(xattr) => xattr.position,
+            None => self.namespace.xattr_position(&bucket, name).ok_or(EngineError::NoSpace)?,
+        };
+        let old_len = old.map(|xattr| xattr.head.value_len);
+        let mut record = inner.record.clone();
+        record.xattr_count += u32::from(old.is_none());
+        let before = old_len.map_or(0, |len| cost(name, len as usize));
+        record.xattr_bytes = record.xattr_bytes.saturating_sub(before) + cost(name, value.len());
+        if record.xattr_bytes > XATTRS_PER_INODE_BYTES_MAX {
+            return Err(EngineError::NoSpace.into());
+        }
+        record.mode = bits.unwrap_or(record.mode);
+        touch(&mut record, self.now());
+        let mut tx = Transaction::new();
+        self.namespace.put_xattr(&mut tx, ino, position, name, value, old_len);
+        self.put_record(&mut tx, ino, inner.presence, &record);
+        self.apply(tx)?;
+        inner.take_over(record);
+        if bits.is_some() {
+            inner.pending.mode = None;
+        }
+        Ok(())
+    }
+
+    fn set_acl(&self, caller: Caller, ino: InodeId, name: &[u8], list: &Acl, mode: XattrMode) -> Result<()> {
+        let state = self.state(ino);
+        let mut inner = self.write_lock(&state)?;
+        match inner.record.kind {
+            InodeKind::Symlink => return Err(FsError::NotSupported),
+            InodeKind::Directory => {}
+            _ if name == acl::DEFAULT => return Err(FsError::AccessDenied),
+            _ => {}
+        }
+        if name == acl::DEFAULT {
+            return self.set_locked(ino, &mut inner, name, &list.encode(), mode, None);
+        }
+        let mut bits = inner.mode() & 0o7000 | list.mode();
+        if caller.uid != 0 && caller.gid != inner.record.gid {
+            bits &= !0o2000;
+        }
+        if !list.is_minimal() {
+            return self.set_locked(ino, &mut inner, name, &list.encode(), mode, Some(bits));
+        }
+        // The bits say it all: no list is kept.
+        let mut tx = Transaction::new();
+        let mut record = inner.record.clone();
+        record.mode = bits;
+        self.drop_xattr(&mut tx, ino, &mut record, name)?;
+        touch(&mut record, self.now());
+        self.put_record(&mut tx, ino, inner.presence, &record);
+        self.apply(tx)?;
+        inner.take_over(record);
+        inner.pending.mode = None;
+        Ok(())
+    }
+
+    /// The access control list `name` of an inode that the caller has locked.
+    pub(crate) fn acl(&self, ino: InodeId, inner: &Inner, name: &[u8]) -> Result<Option<Acl>> {
+        if inner.record.xattr_count == 0 {
+            return Ok(None);
+        }
+        match self.get_locked(ino, name) {
+            Ok(value) => Acl::decode(&value),
+            Err(FsError::NoAttribute) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Adds to `tx` that the access list of `ino`, if there is one, follows the permission bits `mode`.
+    pub(super) fn acl_follows(
+        &self,
+        tx: &mut Transaction,
+        ino: InodeId,
+        inner: &Inner,
+        mode: u16,
+    ) -> Result<()> {
+        if let Some(mut list) = self.acl(ino, inner, acl::ACCESS)? {
+            list.set_mode(mode);
+            let bucket = self.namespace.xattr_bucket(&self.store.view(), ino, acl::ACCESS)?;
+            let old =
+                bucket.iter().find(|xattr| xattr.head.name == acl::ACCESS).ok_or(FsError::NoAttribute)?;
+            let value = list.encode();
+            self.namespace.put_xattr(tx, ino, old.position, acl::ACCESS, &value, Some(old.head.value_len));
+        }
+        Ok(())
+    }
+
+    /// Adds to `tx` an attribute of an inode that is being made and has none of this name.
+    pub(super) fn put_first_xattr(
+        &self,
+        tx: &mut Transaction,
+        ino: InodeId,
+        record: &mut InodeRecord,
+        name: &[u8],
+        value: &[u8],
+    ) {
+        let position = self.namespace.first_xattr_position(name, record.xattr_count as u8);
+        record.xattr_count += 1;
+        record.xattr_bytes += cost(name, value.len());
+        self.namespace.put_xattr(tx, ino, position, name, value, None);
+    }
+
+    /// Adds to `tx` the removal of an attribute, and notes it in `record`. False if there is none.
+    fn drop_xattr(
+        &self,
+        tx: &mut Transaction,
+        ino: InodeId,
+        record: &mut InodeRecord,
+        name: &[u8],
+    ) -> Result<bool> {
+        if record.xattr_count == 0 {
+            return Ok(false);
+        }
+        let bucket = self.namespace.xattr_bucket(&self.store.view(), ino, name)?;
+        let Some(xattr) = bucket.iter().find(|xattr| xattr.head.name == name) else { return Ok(false) };
+        record.xattr_count = record.xattr_count.saturating_sub(1);
+        record.xattr_bytes = record.xattr_bytes.saturating_sub(cost(name, xattr.head.value_len as usize));
+        self.namespace.delete_xattr(tx, ino, xattr);
+        Ok(true)
+    }
+
+    /// A file that is written to or given away loses its capabilities: with HANDLE_KILLPRIV_V2 the kernel leaves that
+    /// to the filesystem. Costs nothing for files without attributes.
+    pub(super) fn drop_capability(&self, state: &InodeState) -> Result<()> {
+        if self.read_lock(state)?.record.xattr_count == 0 {
+            return Ok(());
+        }
+        match self.removexattr(state.ino, CAPABILITY) {
+            Err(FsError::NoAttribute) => Ok(()),
+            result => result,
+        }
     }
 
     pub(crate) fn getxattr(&self, ino: InodeId, name: &[u8]) -> Result<Vec<u8>> {
@@ -76,7 +224,11 @@ impl Core {
         if inner.record.xattr_count == 0 {
             return Err(FsError::NoAttribute);
         }
-        // The chunks are read one by one: the lock keeps them of one value.
+        self.get_locked(ino, name)
+    }
+
+    /// The chunks are read one by one: the lock on the inode, which the caller has, keeps them of one value.
+    fn get_locked(&self, ino: InodeId, name: &[u8]) -> Result<Vec<u8>> {
         let bucket = self.namespace.xattr_bucket(&self.store.view(), ino, name)?;
         let xattr = bucket.iter().find(|xattr| xattr.head.name == name).ok_or(FsError::NoAttribute)?;
         Ok(self.namespace.xattr_value(&self.store, ino, xattr)?)
@@ -97,14 +249,13 @@ impl Core {
         self.require_writable()?;
         let state = self.state(ino);
         let mut inner = self.write_lock(&state)?;
-        let bucket = self.namespace.xattr_bucket(&self.store.view(), ino, name)?;
-        let xattr = bucket.iter().find(|xattr| xattr.head.name == name).ok_or(FsError::NoAttribute)?;
         let mut record = inner.record.clone();
-        record.xattr_count = record.xattr_count.saturating_sub(1);
-        record.xattr_bytes = record.xattr_bytes.saturating_sub(cost(name, xattr.head.value_len as usize));
-        touch(&mut record, self.now());
         let mut tx = Transaction::new();
-        self.namespace.delete_xattr(&mut tx, ino, xattr);
+        if !self.drop_xattr(&mut tx, ino, &mut record, name)? {
+            // Removing a list that is not there leaves what was asked for.
+            return if is_acl(name) { Ok(()) } else { Err(FsError::NoAttribute) };
+        }
+        touch(&mut record, self.now());
         self.put_record(&mut tx, ino, inner.presence, &record);
         tx.privileged();
         self.apply(tx)?;

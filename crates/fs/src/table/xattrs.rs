@@ -35,6 +35,11 @@ impl Namespace {
         (0..=255).map(|s| base.with_sequence(s)).find(|p| bucket.iter().all(|x| x.position != *p))
     }
 
+    /// Where an attribute goes in a new inode that has `count` others.
+    pub(crate) fn first_xattr_position(&self, name: &[u8], count: u8) -> NamePosition {
+        NamePosition::new(self.hasher.hash(name), count)
+    }
+
     /// Calls `each` with every attribute of `ino`.
     pub(crate) fn each_xattr(&self, view: &View, ino: InodeId, each: &mut dyn FnMut(Xattr)) -> Result<()> {
         let key = xattr_key(self.family, ino, NamePosition(0), 0, self.key);

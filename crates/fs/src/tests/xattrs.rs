@@ -61,7 +61,9 @@ fn refusals() {
     let f = Fixture::new(64 * MIB);
     let ino = f.create(b"f");
     let big = vec![1; 64 << 10];
-    refused(f.fs.setxattr(ino, b"trusted.a", b"", XattrMode::Set), 95);
+    refused(f.fs.setxattr(ino, b"system.a", b"", XattrMode::Set), 95);
+    refused(f.fs.setxattr(ino, b"unknown.a", b"", XattrMode::Set), 95);
+    refused(f.fs.setxattr(ino, b"system.posix_acl_access", b"x", XattrMode::Set), 22);
     refused(f.fs.setxattr(ino, b"user.", b"", XattrMode::Set), 22);
     refused(f.fs.setxattr(ino, &[b"user.".as_slice(), &[b'x'; 251]].concat(), b"", XattrMode::Set), 34);
     refused(f.fs.setxattr(ino, b"user.a", &vec![1; (64 << 10) + 1], XattrMode::Set), 7);

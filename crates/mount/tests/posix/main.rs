@@ -8,6 +8,7 @@ use varve_device::{Device, MemoryDevice};
 use varve_fs::{Caller, Clock, Filesystem, FormatOptions, OpenOptions, Profile, StoreOptions, Timestamp};
 use varve_mount::{MountError, MountOptions, Mounted, unmount};
 
+mod attributes;
 mod nodes;
 
 struct RealClock;
