@@ -29,8 +29,11 @@ pub fn step(seed: u64, index: u64) -> Step {
     };
     let seed = match kind {
         // Seven steps of eight are pairs: number them without gaps.
-        Kind::Pair => (seed + (index / 8 * 7 + index % 8) * STRIDE) % exhaustive::PAIRS,
-        _ => seed.wrapping_mul(1_000_003) + index,
+        Kind::Pair => {
+            let turn = (index / 8 * 7 + index % 8) % exhaustive::PAIRS;
+            (seed % exhaustive::PAIRS + turn * STRIDE) % exhaustive::PAIRS
+        }
+        _ => seed.wrapping_mul(1_000_003).wrapping_add(index),
     };
     Step { kind, seed }
 }

@@ -23,6 +23,8 @@ use opened::Logged;
 pub use opened::{Opened, Setup, StepClock};
 
 const ENOSPC: Errno = 28;
+/// With this much free no call may be refused for lack of space, in bytes: it covers what splitting nodes may need.
+const REFUSAL_FREE_BYTES_MAX: u64 = 64 << 10;
 /// EEXIST, ENOTDIR, EISDIR, EINVAL, ENOTEMPTY.
 const RENAME_REFUSALS: [Errno; 5] = [17, 20, 21, 22, 39];
 
@@ -205,6 +207,12 @@ impl Session {
                 )),
             },
             (Err(error), _) if error.errno() == ENOSPC && self.setup.tight && !call.must_have_space(size) => {
+                let free = self.fs.space().free_bytes;
+                if free > REFUSAL_FREE_BYTES_MAX {
+                    return Err(violation!(
+                        "{call:?} is refused for lack of space while {free} bytes are free"
+                    ));
+                }
                 Ok(())
             }
             (Err(error), expected) => {
