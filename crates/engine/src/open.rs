@@ -11,7 +11,7 @@ use quick_cache::sync::Cache;
 use varve_device::{AlignedBuf, Device};
 use varve_format::root::{NodePtr, RootBlock};
 use varve_format::superblock::{CUTS_MAX, Cut, Superblock};
-use varve_format::{BLOCK_BYTES, Corrupt, Lsn, TreeId, block_checksum};
+use varve_format::{BLOCK_BYTES, Corrupt, Lsn, Run, TreeId, block_checksum};
 
 use crate::EngineError;
 use crate::checkpoint::Durable;
@@ -22,7 +22,7 @@ use crate::journal::Commits;
 use crate::journal::recovery::{self, Log};
 use crate::options::{FormatOptions, RecoveryReport, StoreOptions};
 use crate::planted::{Planted, is};
-use crate::pool::{Pool, format_devices};
+use crate::pool::{NUMBER_MAX, Pool, format_devices};
 use crate::space::Space;
 use crate::space::bits::{Bits, PAGE_BITS, PAGE_WORDS};
 use crate::store::{Background, Counters, NODE_MEMORY_BYTES, Store};
@@ -88,6 +88,9 @@ impl Store {
         let total = superblock.total_blocks;
         let root = RootBlock::decode(&read_block(&pool, superblock.root, "root")?)
             .map_err(|e| EngineError::corrupt("the root block", e))?;
+        if root.generation > NUMBER_MAX || root.next_id > NUMBER_MAX {
+            return Err(EngineError::corrupt("the root block", Corrupt { what: "numbers out of bounds", at: 0 }));
+        }
         if root.position != superblock.position {
             return Err(EngineError::Refused(
                 "the superblock and its root block disagree about the log position".into(),
@@ -132,7 +135,7 @@ impl Store {
         let commits = Commits::new(Lsn(u64::MAX), sequence - 1);
         let read_only = options.read_only;
         let store = assemble(pool, superblock, core, durable, options, commits);
-        store.count_nodes()?;
+        let metadata = store.count_nodes()?;
         for found in &log.batches[..log.keep] {
             let (header, position) = (&found.header, store.position());
             if header.first.0 != position.0 + 1
@@ -142,7 +145,7 @@ impl Store {
                 return Err(EngineError::corrupt(format!("batch {} of the log", header.sequence), why));
             }
             for (position, ops) in recovery::transactions(found, total)? {
-                store.replay_one(position, &ops)?;
+                store.replay_one(position, &ops, &metadata)?;
                 report.transactions_replayed += 1;
             }
             // Also those that changed nothing have their positions.
@@ -171,7 +174,12 @@ impl Store {
         Ok((store, report))
     }
 
-    fn replay_one(&self, position: Lsn, ops: &[crate::transaction::Op]) -> Result<()> {
+    /// `metadata` are the blocks of the checkpoint's nodes and pages: no transaction may give them back.
+    fn replay_one(&self, position: Lsn, ops: &[crate::transaction::Op], metadata: &Bits) -> Result<()> {
+        let senseless = |run: Run| {
+            let why = Corrupt { what: "blocks used twice, or freed and not in use", at: run.addr.0 as usize };
+            EngineError::corrupt(format!("transaction {} of the log", position.0), why)
+        };
         let mut fetched = Fetched::default();
         for op in ops {
             if let crate::transaction::Op::Put { tree, .. } | crate::transaction::Op::Delete { tree, .. } = op
@@ -181,6 +189,11 @@ impl Store {
                     "the log changes tree {} which this program does not know: open the pool with a newer program",
                     tree.0
                 )));
+            }
+            if let crate::transaction::Op::Free { run } = op
+                && metadata.next(run.addr.block(), run.addr.block() + u64::from(run.blocks), true).is_some()
+            {
+                return Err(senseless(*run));
             }
         }
         loop {
@@ -193,15 +206,7 @@ impl Store {
                 Err(Obstacle::Sums(ptr)) => {
                     fetched.sums.insert(checksums::key(ptr), self.load_sums(ptr)?);
                 }
-                Err(Obstacle::Blocks(run)) => {
-                    return Err(EngineError::corrupt(
-                        format!("transaction {} of the log", position.0),
-                        varve_format::Corrupt {
-                            what: "blocks used twice, or freed and not in use",
-                            at: run.addr.0 as usize,
-                        },
-                    ));
-                }
+                Err(Obstacle::Blocks(run)) => return Err(senseless(run)),
                 Err(Obstacle::LogFull | Obstacle::BatchFull | Obstacle::RideFull | Obstacle::NoSpace) => {
                     unreachable!("replay logs nothing and asks for no space")
                 }
@@ -245,45 +250,61 @@ impl Store {
     }
 
     /// Blocks of data and of nodes in the durable checkpoint: the bitmap says how many in all, the trees' share is
-    /// what is left without array pages and data.
-    fn count_nodes(&self) -> Result<()> {
-        let mut nodes = 0u64;
-        let trees = self.core.lock().trees.clone();
+    /// what is left without array pages and data. Returns the blocks of nodes and pages: each is in use by the bitmap,
+    /// and has one pointer to it, so that the walk ends and nothing is ever given back twice.
+    fn count_nodes(&self) -> Result<Bits> {
+        let (trees, referenced, total) = {
+            let core = self.core.lock();
+            (core.trees.clone(), core.space.referenced.clone(), core.space.total)
+        };
+        let mut metadata = Bits::new(total);
+        let mut claim = |ptr: NodePtr, what: &str| {
+            for addr in ptr.copies() {
+                let free = addr.block() >= total || !referenced.get(addr.block());
+                if free || metadata.write(Run { addr, blocks: 1 }, true, &mut |_| {}) != 1 {
+                    let what = format!("the pointer to {what} block at {:#x}", addr.0);
+                    let why = if free { "block not in use" } else { "second pointer to one block" };
+                    return Err(EngineError::corrupt(what, Corrupt { what: why, at: 0 }));
+                }
+            }
+            Ok(ptr.copies().count() as u64)
+        };
+        let mut nodes = 0;
         for tree in &trees {
             if let Some(Link::Disk(ptr)) = &tree.root {
-                nodes += self.count_below(tree, *ptr, tree.height - 1)?;
+                nodes += self.count_below(tree, *ptr, tree.height - 1, &mut claim)?;
             }
         }
-        let durable = self.durable.lock();
-        let pages: u64 = durable
-            .sums
-            .all()
-            .chain(durable.bitmap.all())
-            .chain([durable.root])
-            .map(|p| p.copies().count() as u64)
-            .sum();
+        let mut pages = 0;
+        {
+            let durable = self.durable.lock();
+            for ptr in durable.sums.all().chain(durable.bitmap.all()).chain([durable.root]) {
+                pages += claim(ptr, "an array or root")?;
+            }
+        }
         let mut core = self.core.lock();
-        let referenced = core.space.referenced.count();
         core.space.nodes = nodes;
-        core.space.data = referenced.checked_sub(nodes + pages).ok_or_else(|| {
-            EngineError::Refused(
-                "the bitmap has fewer blocks in use than the trees have nodes: run `varve check`".into(),
-            )
-        })?;
-        Ok(())
+        // All of them were seen in the bitmap.
+        core.space.data = referenced.count() - nodes - pages;
+        Ok(metadata)
     }
 
-    fn count_below(&self, tree: &Tree, ptr: NodePtr, level: u8) -> Result<u64> {
-        let own = ptr.copies().count() as u64;
+    fn count_below(
+        &self,
+        tree: &Tree,
+        ptr: NodePtr,
+        level: u8,
+        claim: &mut dyn FnMut(NodePtr, &str) -> Result<u64>,
+    ) -> Result<u64> {
+        let mut sum = claim(ptr, tree.id.name())?;
         if level == 0 {
-            return Ok(own);
+            return Ok(sum);
         }
         let node = self.load(crate::tree::Miss { ptr, tree: tree.id, level })?;
-        let mut sum = own;
         if let crate::tree::node::Body::Interior(n) = &node.body {
             for child in &n.children {
                 if let Link::Disk(ptr) = child {
-                    sum += self.count_below(tree, *ptr, level - 1)?;
+                    sum += self.count_below(tree, *ptr, level - 1, claim)?;
                 }
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use varve_device::{AlignedBuf, Device};
-use varve_format::root::NodePtr;
+use varve_format::root::{NODE_COPIES_MAX, NodePtr};
 use varve_format::superblock::{
     CHUNKS_MAX, Chunk, FORMAT_VERSION, INCOMPATIBLE_KNOWN, Label, POOL_BYTES_MIN, ProfileField,
     RING_BYTES_MAX, RING_BYTES_MIN, RING_START, SLOT_BYTES, SLOTS_PER_END, Stripe, Superblock, TAIL_BYTES,
@@ -17,6 +17,8 @@ use crate::{EngineError, store::DEVICES_MAX};
 type Result<T> = std::result::Result<T, EngineError>;
 
 const CHUNK_BYTES_MIN: u64 = 64 << 20;
+/// No count of anything comes near this; what begins below it can be added to without a thought.
+pub const NUMBER_MAX: u64 = 1 << 62;
 
 fn refuse<T>(text: String) -> Result<T> {
     Err(EngineError::Refused(text))
@@ -140,6 +142,14 @@ pub fn newest_superblock(devices: &[Arc<dyn Device>], labels: &[Label]) -> Resul
             best.device_count,
             devices.len()
         ));
+    }
+    let numbers = [best.generation, best.epoch, best.log_sequence, best.log_start, best.position.0];
+    if numbers.iter().any(|n| *n > NUMBER_MAX)
+        || best.log_sequence == 0
+        || !(1..=NODE_COPIES_MAX).contains(&usize::from(best.metadata.copies))
+    {
+        let why = varve_format::Corrupt { what: "numbers out of bounds", at: 0 };
+        return Err(EngineError::corrupt(format!("the superblock of {}", devices[0].name()), why));
     }
     for chunk in &best.chunks {
         for s in &chunk.stripes {

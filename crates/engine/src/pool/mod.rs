@@ -14,7 +14,7 @@ use varve_format::{BLOCK_BYTES, PoolAddr};
 
 use crate::EngineError;
 
-pub use label::format_devices;
+pub use label::{NUMBER_MAX, format_devices};
 
 type Result<T> = std::result::Result<T, EngineError>;
 

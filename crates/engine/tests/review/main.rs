@@ -4,7 +4,9 @@
 
 mod crashes;
 mod failures;
+mod hostile;
 mod limits;
+mod stress;
 mod trees;
 
 use std::collections::BTreeMap;

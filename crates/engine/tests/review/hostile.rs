@@ -1,0 +1,193 @@
+//! Bytes that no store has written: errors, never panics, in bounded time.
+
+use super::*;
+
+// Goal: blocks named twice in one transaction are refused before anything changes. Method: free and place twice.
+#[test]
+fn blocks_named_twice_are_refused() {
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Dup);
+    let store = open(&device);
+    let (run, _) = place(&store, b"a", 1).expect("places");
+    let mut tx = Transaction::new();
+    tx.free(run);
+    tx.free(run);
+    store.apply(tx, None).expect_err("freed twice");
+    let mut r = store.reserve(4, 2, 60).expect("room");
+    let other = store.allocate(&mut r, 2, PoolAddr::NULL).expect("reserved")[0];
+    let mut tx = Transaction::new();
+    tx.place(Run { addr: other.addr, blocks: 2 }, &block_data(2, 2));
+    tx.place(Run { addr: other.addr, blocks: 1 }, &block_data(2, 1));
+    store.apply(tx, Some(&mut r)).expect_err("placed twice");
+    store.deallocate(&mut r, &[other]);
+    drop(r);
+    sound(&store, &[run]);
+}
+
+/// A pool whose superblock and root block say what `change` makes of them, with `blocks` written by pool address.
+fn forged(
+    change: impl FnOnce(&mut varve_format::superblock::Superblock, &mut varve_format::root::RootBlock),
+    blocks: &[(PoolAddr, Vec<u8>)],
+) -> Arc<Hooked> {
+    use varve_format::root::RootBlock;
+    use varve_format::superblock::{Superblock, slot_offset};
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Single);
+    let store = open(&device);
+    put(&store, b"k", b"v");
+    store.close().expect("closes");
+    drop(store);
+    let mut slot = AlignedBuf::new(64 << 10);
+    let mut superblock = (0..8)
+        .filter_map(|i| {
+            device.inner.read_at(slot_offset(i, POOL_BYTES), &mut slot).expect("reads");
+            Superblock::decode(&slot).ok()
+        })
+        .max_by_key(|s| s.generation)
+        .expect("a superblock");
+    let mut block = AlignedBuf::new(4096);
+    let at = DATA_START + superblock.root.addr[0].0;
+    device.inner.read_at(at, &mut block).expect("reads");
+    let mut root = RootBlock::decode(&block).expect("a root");
+    superblock.generation += 1;
+    change(&mut superblock, &mut root);
+    let bytes = root.encode();
+    superblock.root.checksum = varve_format::block_checksum(&bytes);
+    device.inner.write_at(at, &AlignedBuf::from_slice(&bytes)).expect("writes");
+    for (addr, bytes) in blocks {
+        device.inner.write_at(DATA_START + addr.0, &AlignedBuf::from_slice(bytes)).expect("writes");
+    }
+    let i = superblock.generation % 4;
+    let bytes = AlignedBuf::from_slice(&superblock.encode());
+    for i in [i, 4 + i] {
+        device.inner.write_at(slot_offset(i, POOL_BYTES), &bytes).expect("writes");
+    }
+    device
+}
+
+// Goal: a tree whose nodes are shared many times over is refused in time proportional to the pool. Method: interior
+// nodes of 50 pointers that all name the same child, ten levels of them.
+#[test]
+fn a_tree_that_explodes_is_refused() {
+    use varve_format::node::{NodeHeader, encode};
+    use varve_format::root::{NodePtr, TreeRoot};
+    let pool_tag = u64::from_le_bytes(*b"01234567");
+    let mut blocks = Vec::new();
+    let mut below: Option<NodePtr> = None;
+    for level in 0..10u8 {
+        let header = NodeHeader { tree: TREE, level, birth: 1, pool_tag };
+        let mut block = vec![0; 4096];
+        match below {
+            None => encode(header, &[], [(&b"k"[..], &b"v"[..])].into_iter(), &mut block),
+            Some(ptr) => {
+                let mut value = Vec::new();
+                ptr.encode(&mut value);
+                let keys: Vec<Vec<u8>> = (0..50u8).map(|i| if i == 0 { vec![] } else { vec![i] }).collect();
+                encode(header, &[], keys.iter().map(|k| (&k[..], &value[..])), &mut block);
+            }
+        }
+        let addr = PoolAddr::from_block(9000 + u64::from(level));
+        let checksum = varve_format::block_checksum(&block);
+        below = Some(NodePtr { addr: [addr, PoolAddr::NULL], birth: 1, checksum });
+        blocks.push((addr, block));
+    }
+    let ptr = below.expect("ten levels");
+    let device = forged(
+        |_, root| {
+            let tree = root.trees.iter_mut().find(|t| t.tree == TREE).expect("the names tree");
+            *tree = TreeRoot { tree: TREE, height: 10, ptr };
+        },
+        &blocks,
+    );
+    let e = within(20, "opening", move || try_open(&device).err()).expect("refused");
+    assert!(matches!(e, EngineError::Refused(_) | EngineError::Corrupt { .. }), "{e}");
+}
+
+// Goal: numbers in a superblock that make no sense give an error. Method: one at a time, opened and used.
+#[test]
+fn senseless_superblocks_are_refused() {
+    type Change = fn(&mut varve_format::superblock::Superblock);
+    let changes: [(&str, Change); 6] = [
+        ("sequence", |s| s.log_sequence = 0),
+        ("start", |s| s.log_start = u64::MAX - 4095),
+        ("generation", |s| s.generation = u64::MAX),
+        ("epoch", |s| s.epoch = u64::MAX),
+        ("copies", |s| s.metadata.copies = 3),
+        ("no copies", |s| s.metadata.copies = 0),
+    ];
+    for (what, change) in changes {
+        let device = forged(|s, _| change(s), &[]);
+        match within(20, what, move || try_open(&device)) {
+            Err(EngineError::Refused(_) | EngineError::Corrupt { .. }) => {}
+            Err(e) => panic!("{what}: {e}"),
+            Ok(_) => panic!("{what}: opened"),
+        }
+    }
+}
+
+// Goal: a log whose records make no sense gives an error. Method: a well-formed batch that frees a tree node, one that
+// places a block twice, one that places what is in use.
+#[test]
+fn senseless_logs_are_refused() {
+    use varve_format::batch::{
+        BATCH_HEADER_BYTES, BatchHeader, batch_blocks, begin_transaction, end_transaction, free_op, place_op,
+        seal,
+    };
+    let node = |device: &Hooked| {
+        (1..14000u64)
+            .find(|b| {
+                let mut block = AlignedBuf::new(4096);
+                device.inner.read_at(DATA_START + b * 4096, &mut block).expect("reads");
+                block[..4] == 0x444e_5656u32.to_le_bytes()
+            })
+            .map(|b| Run { addr: PoolAddr::from_block(b), blocks: 1 })
+            .expect("a node")
+    };
+    for case in 0..4 {
+        let mut place_at = (0, 0, 0, 0);
+        let device =
+            forged(|s, _| place_at = (s.log_start, s.log_sequence, u64::from(s.log_previous), s.epoch), &[]);
+        let (start, sequence, previous, epoch) = place_at;
+        let (node, unused) = (node(&device), Run { addr: PoolAddr::from_block(12000), blocks: 1 });
+        let mut payload = Vec::new();
+        let at = begin_transaction(&mut payload, Lsn(2));
+        match case {
+            0 => free_op(&mut payload, node),
+            1 => {
+                free_op(&mut payload, node);
+                free_op(&mut payload, node);
+            }
+            2 => {
+                place_op(&mut payload, unused, &[0]);
+                place_op(&mut payload, unused, &[0]);
+            }
+            _ => place_op(&mut payload, node, &[0]),
+        }
+        end_transaction(&mut payload, at, if case == 1 || case == 2 { 2 } else { 1 });
+        let header = BatchHeader {
+            pool_id: *b"0123456789abcdef",
+            epoch,
+            sequence,
+            previous: previous as u32,
+            superblock_generation: 1,
+            flushed: sequence,
+            first: Lsn(2),
+            last: Lsn(2),
+            transactions: 1,
+            payload_bytes: payload.len() as u32,
+        };
+        let mut batch = vec![0; batch_blocks(payload.len()) * 4096];
+        batch[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + payload.len()].copy_from_slice(&payload);
+        seal(&header, &mut batch);
+        device
+            .inner
+            .write_at(RING_START + start % RING_BYTES, &AlignedBuf::from_slice(&batch))
+            .expect("writes");
+        let result = within(20, "opening", move || try_open(&device));
+        assert!(
+            matches!(result, Err(EngineError::Corrupt { .. } | EngineError::Refused(_))),
+            "case {case}: {:?}",
+            result.map(|r| r.1)
+        );
+    }
+}

@@ -1,0 +1,197 @@
+//! Many threads on a small pool.
+
+use super::*;
+
+/// What one thread of the stress test owns: its keys and what they should hold.
+struct Worker {
+    id: u8,
+    rng: Rng,
+    values: BTreeMap<Vec<u8>, Vec<u8>>,
+    blocks: BTreeMap<Vec<u8>, (Run, u8)>,
+    refused: u64,
+}
+
+impl Worker {
+    fn key(&mut self) -> Vec<u8> {
+        let mut k = vec![self.id];
+        k.extend_from_slice(&self.rng.below(300).to_be_bytes());
+        k
+    }
+
+    fn step(&mut self, store: &Arc<Store>) {
+        let mut tx = Transaction::new();
+        let (mut values, mut blocks) = (self.values.clone(), self.blocks.clone());
+        let mut reservation: Option<Reservation> = None;
+        for _ in 0..1 + self.rng.below(5) {
+            let k = self.key();
+            if self.rng.chance(0.65) {
+                let v = vec![self.rng.below(256) as u8; self.rng.below(900) as usize];
+                tx.put(TREE, &k, &v);
+                values.insert(k, v);
+            } else {
+                tx.delete(TREE, &k);
+                values.remove(&k);
+            }
+        }
+        if self.rng.chance(0.6) {
+            let k = self.key();
+            if let Some((run, _)) = blocks.remove(&k) {
+                tx.free(run);
+                tx.delete(EXTENTS, &k);
+                tx.privileged();
+            } else {
+                let n = 1 + self.rng.below(8) as u32;
+                let mut r = match store.reserve(u64::from(n), 1, 60) {
+                    Ok(r) => r,
+                    Err(EngineError::NoSpace) => return self.refused += 1,
+                    Err(e) => panic!("{e}"),
+                };
+                let runs = store.allocate(&mut r, n, PoolAddr::NULL).expect("reserved");
+                if runs.len() > 1 {
+                    return store.deallocate(&mut r, &runs);
+                }
+                let fill = 1 + self.rng.below(255) as u8;
+                if self.rng.chance(0.6) {
+                    tx.place_riding(runs[0], block_data(fill, n));
+                } else {
+                    store.write_data(&[(runs[0], block_data(fill, n))]).expect("writes");
+                    tx.place(runs[0], &block_data(fill, n));
+                }
+                tx.put(EXTENTS, &k, &runs[0].addr.0.to_le_bytes());
+                blocks.insert(k, (runs[0], fill));
+                reservation = Some(r);
+            }
+        }
+        match store.apply(tx, reservation.as_mut()) {
+            Ok(lsn) => {
+                (self.values, self.blocks) = (values, blocks);
+                match self.rng.below(20) {
+                    0 => store.commit(lsn).expect("commits"),
+                    1 => store.commit_then(lsn, Box::new(|r| r.expect("commits"))),
+                    2 => drop(store.maintain()),
+                    _ => {}
+                }
+            }
+            Err(EngineError::NoSpace) => {
+                self.refused += 1;
+                if let Some((mut r, (run, _))) =
+                    reservation.zip(blocks.iter().find(|b| !self.blocks.contains_key(b.0)).map(|b| *b.1))
+                {
+                    store.deallocate(&mut r, &[run]);
+                }
+            }
+            Err(e) => panic!("{e}"),
+        }
+    }
+
+    /// Its own keys are only changed by itself, so a view of now shows exactly what it did.
+    fn verify(&mut self, store: &Store) {
+        let view = store.view();
+        let mut seen = BTreeMap::new();
+        view.scan(TREE, &[self.id], &mut |k, v| {
+            k[0] == self.id && seen.insert(k.to_vec(), v.to_vec()).is_none()
+        })
+        .expect("scans");
+        assert!(seen == self.values, "thread {}: values differ", self.id);
+        let linger = self.rng.chance(0.3);
+        for (k, (run, fill)) in &self.blocks {
+            let v = view.get(EXTENTS, k).expect("reads").expect("there");
+            assert_eq!(v, run.addr.0.to_le_bytes());
+            let mut buf = AlignedBuf::new(run.bytes() as usize);
+            store.read_data(run.addr, &mut buf).expect("verified read");
+            assert!(buf.iter().all(|b| b == fill), "thread {}: wrong bytes at {run:?}", self.id);
+            if linger {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// Threads apply, commit and verify for `time` on a small pool; then it is closed or killed, and opened again.
+fn stress(seed: u64, time: Duration, threads: u8, background: bool) {
+    let device = Arc::new(RecordingDevice::new(POOL_BYTES));
+    format(&device, Profile::Single, if seed % 2 == 0 { Profile::Dup } else { Profile::Single });
+    let options = StoreOptions { read_only: false, cache_bytes: 1 << 20, background };
+    let (store, _) = Store::open(vec![device.clone() as Arc<dyn Device>], options).expect("opens");
+    let end = Instant::now() + time;
+    let steps = Arc::new(AtomicU64::new(0));
+    let workers: Vec<_> = (0..threads)
+        .map(|id| {
+            let (store, steps) = (store.clone(), steps.clone());
+            let rng = Rng::new(seed).fork(&id.to_string());
+            std::thread::spawn(move || {
+                let (values, blocks) = (BTreeMap::new(), BTreeMap::new());
+                let mut w = Worker { id, rng, values, blocks, refused: 0 };
+                while Instant::now() < end {
+                    for _ in 0..1 + w.rng.below(60) {
+                        w.step(&store);
+                    }
+                    if w.rng.chance(0.1) {
+                        store.checkpoint().expect("checkpoint");
+                    }
+                    w.verify(&store);
+                    steps.fetch_add(1, SeqCst);
+                }
+                w
+            })
+        })
+        .collect();
+    // Old views, held across checkpoints and read again: nothing they show may change.
+    let mut old = Vec::new();
+    while Instant::now() < end {
+        let view = store.view();
+        let sum = |view: &varve_engine::View| {
+            let mut sum = 0u64;
+            let each = &mut |k: &[u8], v: &[u8]| {
+                sum = k.iter().chain(v).fold(sum, |s, b| s.wrapping_mul(31).wrapping_add(u64::from(*b)));
+                true
+            };
+            view.scan(TREE, &[], each).expect("scans");
+            sum
+        };
+        let now = sum(&view);
+        old.push((view, now));
+        std::thread::sleep(Duration::from_millis(30));
+        if old.len() > 4 {
+            let (view, was) = old.remove(0);
+            assert_eq!(sum(&view), was, "seed {seed}: an old view has changed");
+        }
+    }
+    drop(old);
+    let mut workers: Vec<_> = workers.into_iter().map(|w| w.join().expect("no panic")).collect();
+    let runs: Vec<Run> = workers.iter().flat_map(|w| w.blocks.values().map(|b| b.0)).collect();
+    let stats = store.stats();
+    println!(
+        "seed {seed}: {} transactions, {} batches, {} checkpoints, {} refused, {} rounds",
+        stats.transactions_count,
+        stats.journal_batches_count,
+        stats.checkpoints_count,
+        workers.iter().map(|w| w.refused).sum::<u64>(),
+        steps.load(SeqCst)
+    );
+    if seed % 3 == 0 {
+        store.close().expect("closes");
+    } else {
+        store.commit(store.position()).expect("commits");
+    }
+    sound(&store, &runs);
+    drop(store);
+    // A power failure now loses nothing.
+    let image = device.crash_image(device.mark(), &mut Rng::new(seed), CrashPolicy::DropAll);
+    let device = Arc::new(RecordingDevice::from_image(image));
+    let store = open(&device);
+    workers.iter_mut().for_each(|w| w.verify(&store));
+    sound(&store, &runs);
+}
+
+// Goal: many threads at once, checkpoints all the time, views held across them: everybody sees what he wrote, nothing
+// panics or hangs, and all of it survives. Method: threads with keys of their own, each with a model, on a pool of
+// 64 MiB with a cache of 1 MiB; VARVE_STRESS_SECONDS makes it longer.
+#[test]
+fn many_threads() {
+    let seconds = std::env::var("VARVE_STRESS_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(4u64);
+    let first = std::env::var("VARVE_STRESS_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(0u64);
+    for seed in first..first + seconds.div_ceil(2) {
+        within(120, &format!("seed {seed}"), move || stress(seed, Duration::from_secs(2), 6, seed % 4 != 3));
+    }
+}
