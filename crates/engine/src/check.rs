@@ -37,7 +37,11 @@ impl Walk<'_> {
     fn claim(&mut self, run: Run, what: &str) {
         let total = self.store.core.lock().space.total;
         let end = run.addr.block().saturating_add(u64::from(run.blocks));
-        if run.addr.is_null() || run.blocks == 0 || end > total || run.addr.0 % BLOCK_BYTES as u64 != 0 {
+        if run.addr.is_null()
+            || run.blocks == 0
+            || end > total
+            || !run.addr.0.is_multiple_of(BLOCK_BYTES as u64)
+        {
             return self.problem(format!(
                 "{what} lies outside the pool: {} blocks at {:#x}",
                 run.blocks, run.addr.0

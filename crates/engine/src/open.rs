@@ -89,7 +89,10 @@ impl Store {
         let root = RootBlock::decode(&read_block(&pool, superblock.root, "root")?)
             .map_err(|e| EngineError::corrupt("the root block", e))?;
         if root.generation > NUMBER_MAX || root.next_id > NUMBER_MAX {
-            return Err(EngineError::corrupt("the root block", Corrupt { what: "numbers out of bounds", at: 0 }));
+            return Err(EngineError::corrupt(
+                "the root block",
+                Corrupt { what: "numbers out of bounds", at: 0 },
+            ));
         }
         if root.position != superblock.position {
             return Err(EngineError::Refused(

@@ -20,7 +20,7 @@ use crate::options::{SpaceStats, StoreOptions, StoreStats};
 use crate::planted::{Planted, is};
 use crate::pool::Pool;
 use crate::space::Urgency;
-use crate::space::readers::{Reading, Readers};
+use crate::space::readers::{Readers, Reading};
 use crate::tree::node::Node;
 use crate::tree::{Miss, NodeCache, NodeSource, Tree};
 use crate::{Data, EngineError, Transaction};

@@ -9,6 +9,9 @@ use varve_format::root::{ARRAY_FANOUT, ArrayRoot, NodePtr};
 
 use crate::EngineError;
 
+/// Gives a verified page; the words say what is being read.
+pub type ReadPage<'a> = dyn FnMut(NodePtr, &str) -> Result<Vec<u8>, EngineError> + 'a;
+
 /// Pointers of all levels: 0 has one a payload page, the last exactly one.
 #[derive(Clone)]
 pub struct PagePtrs {
@@ -77,7 +80,7 @@ impl PagePtrs {
         pages: usize,
         root: ArrayRoot,
         what: &str,
-        read: &mut dyn FnMut(NodePtr, &str) -> Result<Vec<u8>, EngineError>,
+        read: &mut ReadPage<'_>,
     ) -> Result<PagePtrs, EngineError> {
         if root.pages != pages as u64 {
             return Err(EngineError::Refused(format!(

@@ -326,8 +326,8 @@ impl Store {
                 break;
             }
         }
-        for level in 0..placed.len() {
-            let mut pages: Vec<_> = placed[level].iter().map(|(i, a)| (*i, *a)).collect();
+        for (level, placed) in placed.iter().enumerate() {
+            let mut pages: Vec<_> = placed.iter().map(|(i, a)| (*i, *a)).collect();
             pages.sort_unstable();
             for (i, addr) in pages {
                 let ptr = if level == 0 {

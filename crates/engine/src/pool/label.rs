@@ -30,8 +30,11 @@ pub fn slots_of(generation: u64, size_bytes: u64) -> [u64; 2] {
     [slot_offset(i, size_bytes), slot_offset(SLOTS_PER_END + i, size_bytes)]
 }
 
+/// Devices in label order, and their labels.
+type Labelled = (Vec<Arc<dyn Device>>, Vec<Label>);
+
 /// Reads a label from either end of each device, and puts the devices in order.
-pub fn read_labels(devices: Vec<Arc<dyn Device>>) -> Result<(Vec<Arc<dyn Device>>, Vec<Label>)> {
+pub fn read_labels(devices: Vec<Arc<dyn Device>>) -> Result<Labelled> {
     let mut found: Vec<(Label, Arc<dyn Device>)> = Vec::new();
     for device in devices {
         let label = read_label(device.as_ref())?;

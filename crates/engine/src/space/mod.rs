@@ -143,7 +143,7 @@ impl Space {
     /// The books have set them aside.
     pub fn allocate_metadata(&mut self, n: u64) -> Option<Vec<[PoolAddr; 2]>> {
         let mut columns = [Vec::new(), Vec::new()];
-        for copy in 0..self.copies as usize {
+        for (copy, column) in columns.iter_mut().enumerate().take(self.copies as usize) {
             let mut left = n;
             while left > 0 {
                 let (runs, cursor) = self.find(self.node_cursors[copy], left.min(1 << 16) as u32)?;
@@ -151,7 +151,7 @@ impl Space {
                 for run in runs {
                     self.mark_busy(run);
                     left -= u64::from(run.blocks);
-                    columns[copy].extend(
+                    column.extend(
                         (0..u64::from(run.blocks)).map(|i| PoolAddr::from_block(run.addr.block() + i)),
                     );
                 }

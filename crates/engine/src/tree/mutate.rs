@@ -52,6 +52,10 @@ const INTERIOR_ENTRY_BYTES_MAX: usize = ENTRY_OVERHEAD_BYTES + KEY_BYTES_MAX + N
 impl Tree {
     /// Adds to `forecast` what putting `entry_bytes` (key and value) at `key`, or deleting it (`None`), will need.
     /// Nodes are counted once a `stamp`, and those on the path added to `pins`. Returns whether `key` exists now.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "what a transaction asks, and the three things it collects"
+    )]
     pub fn prepare(
         &self,
         key: &[u8],
@@ -91,6 +95,7 @@ impl Tree {
         }
     }
 
+    #[expect(clippy::too_many_arguments, reason = "the inner half of `prepare`, with what that has found")]
     fn count(
         &self,
         leaf: &Arc<Node>,

@@ -13,6 +13,9 @@ use varve_format::{BLOCK_BYTES, PoolAddr, TreeId};
 use super::node::{Body, Link, Node};
 use super::*;
 
+/// What a tree must hold.
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
 /// A disk in memory: encoded blocks by address.
 #[derive(Default)]
 struct Disk {
@@ -57,12 +60,12 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
     let disk = Disk::default();
     let cache: NodeCache = Cache::new(64);
     let mut tree = Tree::empty(TreeId::NAMES);
-    let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+    let mut model = Model::new();
     let mut generation = 1;
     let mut dirty = 0i64;
     let mut stamp = 0;
     let mut live_on_disk = 0i64;
-    let mut old: Option<(Tree, BTreeMap<Vec<u8>, Vec<u8>>)> = None;
+    let mut old: Option<(Tree, Model)> = None;
     for step in 0..steps {
         let n = below(key_space);
         let mut key = vec![7; (n % 9) as usize];

@@ -110,7 +110,7 @@ impl Worker {
 /// Threads apply, commit and verify for `time` on a small pool; then it is closed or killed, and opened again.
 fn stress(seed: u64, time: Duration, threads: u8, background: bool) {
     let device = Arc::new(RecordingDevice::new(POOL_BYTES));
-    format(&device, Profile::Single, if seed % 2 == 0 { Profile::Dup } else { Profile::Single });
+    format(&device, Profile::Single, if seed.is_multiple_of(2) { Profile::Dup } else { Profile::Single });
     let options = StoreOptions { read_only: false, cache_bytes: 1 << 20, background };
     let (store, _) = Store::open(vec![device.clone() as Arc<dyn Device>], options).expect("opens");
     let end = Instant::now() + time;
@@ -169,7 +169,7 @@ fn stress(seed: u64, time: Duration, threads: u8, background: bool) {
         workers.iter().map(|w| w.refused).sum::<u64>(),
         steps.load(SeqCst)
     );
-    if seed % 3 == 0 {
+    if seed.is_multiple_of(3) {
         store.close().expect("closes");
     } else {
         store.commit(store.position()).expect("commits");
