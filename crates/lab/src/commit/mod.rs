@@ -1,0 +1,272 @@
+//! The experiment `commit`: synchronous small files from many threads, as fs_mark does it (ext3's journal, 2007).
+//!
+//! T threads share one directory; each creates a file of 10,240 bytes, writes it, syncs it and closes it, again and again.
+//! Every repeat visits all targets at one T before it goes on to the next T, beginning with another target each time, so
+//! that a device that swings swings for all. Figures are medians of the repeats; what is compared is compared within one
+//! repeat. Flushes, writes and bytes are sums over all repeats: a checkpoint every few thousand files is in none of them
+//! by itself.
+
+mod summary;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::counters::Counters;
+use crate::disk::Disk;
+use crate::load::{self, Load};
+use crate::machine::Provenance;
+use crate::numbers::median;
+use crate::report::Ceiling;
+use crate::target::{Target, TargetKind, ceiling};
+use crate::{Options, Report, Scale, guard};
+
+/// Size of each file.
+const FILE_BYTES: usize = 10_240;
+/// What a file of that size costs at most on any target, for the bound on files in a run.
+const FILE_BYTES_COST_MAX: u64 = 40 << 10;
+
+/// The sizes that a scale stands for.
+struct Plan {
+    threads: &'static [usize],
+    repeats: usize,
+    duration: Duration,
+    disk_bytes: u64,
+    pairs: usize,
+    pair_files: usize,
+    ceiling_count: u64,
+}
+
+fn plan(scale: Scale) -> Plan {
+    match scale {
+        Scale::Tiny => Plan {
+            threads: &[1, 2, 8],
+            repeats: 1,
+            duration: Duration::from_millis(20),
+            // XFS refuses less than 300 MiB.
+            disk_bytes: 320 << 20,
+            pairs: 3,
+            pair_files: 8,
+            ceiling_count: 4,
+        },
+        Scale::Small => Plan {
+            threads: &[1, 2, 4, 8, 16, 40],
+            repeats: 3,
+            duration: Duration::from_millis(200),
+            disk_bytes: 320 << 20,
+            pairs: 20,
+            pair_files: 25,
+            ceiling_count: 50,
+        },
+        Scale::Seed => Plan {
+            threads: &[1, 2, 4, 8, 16, 40],
+            repeats: 7,
+            duration: Duration::from_secs(2),
+            disk_bytes: 1 << 30,
+            pairs: 60,
+            pair_files: 100,
+            ceiling_count: 200,
+        },
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Debug, Serialize)]
+struct Sample {
+    target: String,
+    threads: usize,
+    repeat: usize,
+    files_count: usize,
+    elapsed_ns: u64,
+    files_per_s: f64,
+    /// What reached the disk while the files were made.
+    during: Option<Counters>,
+    /// The same, with all that was put off until afterwards.
+    settled: Option<Counters>,
+}
+
+/// One thread in process against the bare write and flush, just after each other.
+#[derive(Clone, Debug, Serialize)]
+struct Pair {
+    varve_ns_per_file: f64,
+    bare_ns_per_file: f64,
+}
+
+/// Everything that was measured.
+struct Figures {
+    kinds: Vec<TargetKind>,
+    threads: Vec<usize>,
+    samples: Vec<Sample>,
+    pairs: Vec<Pair>,
+}
+
+type Open = (TargetKind, Box<dyn Target>);
+
+/// Runs the experiment.
+pub fn run(options: &Options) -> Result<Report> {
+    let provenance = Provenance::here(&options.command);
+    let plan = plan(options.scale);
+    let directory = match &options.directory {
+        Some(directory) => tempfile::Builder::new().prefix("varve-lab-").tempdir_in(directory),
+        None => tempfile::Builder::new().prefix("varve-lab-").tempdir(),
+    }
+    .context("cannot make a directory for the lab's disks")?;
+
+    let asked = if options.targets.is_empty() { TargetKind::ALL.to_vec() } else { options.targets.clone() };
+    let mut targets: Vec<Open> = Vec::new();
+    let mut skipped = Vec::new();
+    for kind in asked {
+        guard::check()?;
+        match kind.missing(options) {
+            Some(why) => {
+                eprintln!("lab: {} IS NOT RUN: {why}", kind.name());
+                skipped.push((kind.name(), why));
+            }
+            None => {
+                options.tell(&format!("making {}", kind.name()));
+                let target = kind.open(options, directory.path(), plan.disk_bytes)?;
+                targets.push((kind, target));
+            }
+        }
+    }
+    let raw =
+        Disk::new(options.medium, directory.path(), "raw", plan.disk_bytes, options.scale != Scale::Tiny)?;
+
+    let (samples, ceilings) = measure(options, &plan, &targets, &raw)?;
+    let pairs = pairs(options, &plan, &targets)?;
+    let about = targets.iter().map(|(kind, target)| (kind.name(), target.about())).collect();
+    let threads = plan.threads.to_vec();
+    let figures =
+        Figures { kinds: targets.iter().map(|(kind, _)| kind.clone()).collect(), threads, samples, pairs };
+    let report = Report {
+        experiment: "commit",
+        summary: format!(
+            "T threads in one directory; each file has {FILE_BYTES} bytes and is created, written, synced and closed. \
+             Medians of {} repeats of {} ms, targets in turn.",
+            plan.repeats,
+            plan.duration.as_millis()
+        ),
+        scale: options.scale.name(),
+        provenance,
+        disk: raw.describe(),
+        ceiling: ceilings,
+        targets: about,
+        skipped,
+        tables: summary::tables(&figures),
+        plots: summary::plots(&figures),
+        claims: summary::claims(&figures),
+        data: serde_json::json!({ "samples": figures.samples, "pairs": figures.pairs }),
+    };
+    for (kind, target) in targets {
+        target.close().with_context(|| format!("cannot close {}", kind.name()))?;
+    }
+    drop(raw);
+    directory.close()?;
+    Ok(report)
+}
+
+/// The matrix of targets and threads, repeated, and the bare device between.
+fn measure(
+    options: &Options,
+    plan: &Plan,
+    targets: &[Open],
+    raw: &Disk,
+) -> Result<(Vec<Sample>, Option<Ceiling>)> {
+    let device = raw.open()?;
+    let mut samples = Vec::new();
+    let mut ceilings = Vec::new();
+    for repeat in 0..plan.repeats {
+        options.tell(&format!("repeat {} of {}", repeat + 1, plan.repeats));
+        ceilings.push(ceiling(&*device, plan.ceiling_count)?);
+        for &threads in plan.threads {
+            for turn in 0..targets.len() {
+                let (kind, target) = &targets[(turn + repeat) % targets.len()];
+                let sample = sample(plan, kind, &**target, threads, repeat)
+                    .with_context(|| format!("{} with {threads} threads", kind.name()))?;
+                samples.push(sample);
+            }
+        }
+    }
+    let small: Vec<f64> = ceilings.iter().map(|ceiling| ceiling.flushed_writes_per_s).collect();
+    let large: Vec<f64> = ceilings.iter().map(|ceiling| ceiling.sequential_mib_per_s).collect();
+    let ceiling = median(&small)
+        .zip(median(&large))
+        .map(|(small, large)| Ceiling { flushed_writes_per_s: small, sequential_mib_per_s: large });
+    Ok((samples, ceiling))
+}
+
+fn sample(
+    plan: &Plan,
+    kind: &TargetKind,
+    target: &dyn Target,
+    threads: usize,
+    repeat: usize,
+) -> Result<Sample> {
+    let directory = format!("commit-{repeat}-{threads}");
+    target.create_dir(&directory)?;
+    target.settle()?;
+    let before = target.counters()?;
+    let load = Load {
+        threads,
+        file_bytes: FILE_BYTES,
+        duration: plan.duration,
+        files_max: (plan.disk_bytes / FILE_BYTES_COST_MAX) as usize,
+    };
+    let done = load::synced_files(target, &directory, load)?;
+    let during = target.counters()?;
+    target.settle()?;
+    let settled = target.counters()?;
+    load::remove(target, &directory, &done)?;
+    let since = |now: Option<Counters>| Some(now? - before?);
+    Ok(Sample {
+        target: kind.name(),
+        threads,
+        repeat,
+        files_count: done.files_count(),
+        elapsed_ns: done.elapsed.as_nanos() as u64,
+        files_per_s: done.files_per_s(),
+        during: since(during),
+        settled: since(settled),
+    })
+}
+
+/// One thread in process and the bare protocol, a few files each, in turn. Needs both among the targets.
+fn pairs(options: &Options, plan: &Plan, targets: &[Open]) -> Result<Vec<Pair>> {
+    let find = |wanted| targets.iter().find(|(kind, _)| *kind == wanted).map(|(_, target)| &**target);
+    let (Some(varve), Some(bare)) = (find(TargetKind::VarveInProcess), find(TargetKind::Bare)) else {
+        return Ok(Vec::new());
+    };
+    options.tell("one thread against the bare write and flush, in pairs");
+    varve.create_dir("pairs")?;
+    let mut pairs = Vec::new();
+    let mut number = 0u64;
+    let mut time = |target: &dyn Target| -> Result<f64> {
+        let bytes = [0x5a; FILE_BYTES];
+        let begun = Instant::now();
+        for _ in 0..plan.pair_files {
+            number += 1;
+            target.write_synced(&format!("pairs/{number}"), &bytes)?;
+        }
+        Ok(begun.elapsed().as_nanos() as f64 / plan.pair_files as f64)
+    };
+    for pair in 0..plan.pairs {
+        guard::check()?;
+        // Who goes first takes turns too.
+        let pair = if pair % 2 == 0 {
+            let varve_ns_per_file = time(varve)?;
+            Pair { varve_ns_per_file, bare_ns_per_file: time(bare)? }
+        } else {
+            let bare_ns_per_file = time(bare)?;
+            Pair { varve_ns_per_file: time(varve)?, bare_ns_per_file }
+        };
+        pairs.push(pair);
+    }
+    Ok(pairs)
+}
+
+/// Runs the experiment in a directory for tests and callers that keep their own.
+pub fn run_in(options: &Options, directory: &Path) -> Result<Report> {
+    run(&Options { directory: Some(directory.to_path_buf()), ..options.clone() })
+}

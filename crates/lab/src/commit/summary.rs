@@ -1,0 +1,219 @@
+//! What the figures of `commit` come to: tables, plots, claims.
+
+use super::Figures;
+use crate::counters::Counters;
+use crate::numbers::{median, quantile, ratio};
+use crate::report::{Axis, Claim, Plot, Table};
+use crate::target::TargetKind;
+
+/// One flush a file, as a share that the closing of a run cannot hide.
+const FLUSHES_BOUND: f64 = 1.005;
+const KIB_BOUND: f64 = 17.0;
+const PAIR_BOUND: f64 = 1.15;
+const BARE_BOUND: f64 = 0.9;
+const FEWER_THREADS_BOUND: f64 = 0.95;
+const MOUNTED_BOUND: f64 = 0.9;
+
+impl Figures {
+    /// Files per second in each repeat.
+    fn rates(&self, kind: &TargetKind, threads: usize) -> Vec<f64> {
+        let name = kind.name();
+        let of = self.samples.iter().filter(|sample| sample.target == name && sample.threads == threads);
+        of.map(|sample| sample.files_per_s).collect()
+    }
+
+    fn rate(&self, kind: &TargetKind, threads: usize) -> Option<f64> {
+        median(&self.rates(kind, threads))
+    }
+
+    /// What reached the disk, per file, over all repeats.
+    fn per_file(
+        &self,
+        kind: &TargetKind,
+        threads: usize,
+        settled: bool,
+        figure: impl Fn(&Counters) -> f64,
+    ) -> Option<f64> {
+        let name = kind.name();
+        let (mut sum, mut files) = (Counters::default(), 0);
+        for sample in self.samples.iter().filter(|sample| sample.target == name && sample.threads == threads)
+        {
+            sum += if settled { sample.settled? } else { sample.during? };
+            files += sample.files_count;
+        }
+        ratio(figure(&sum), files as f64)
+    }
+
+    fn flushes(&self, kind: &TargetKind, threads: usize) -> Option<f64> {
+        self.per_file(kind, threads, false, |sum| sum.flushes_count as f64)
+    }
+
+    fn writes(&self, kind: &TargetKind, threads: usize) -> Option<f64> {
+        self.per_file(kind, threads, false, |sum| sum.writes_count as f64)
+    }
+
+    fn kib(&self, kind: &TargetKind, threads: usize, settled: bool) -> Option<f64> {
+        self.per_file(kind, threads, settled, |sum| sum.written_bytes as f64 / 1024.0)
+    }
+
+    /// The median over the repeats of `one`'s rate by `other`'s in the same repeat.
+    fn compare(&self, one: (&TargetKind, usize), other: (&TargetKind, usize)) -> Option<f64> {
+        let pairs = self.rates(one.0, one.1).into_iter().zip(self.rates(other.0, other.1));
+        median(&pairs.filter_map(|(one, other)| ratio(one, other)).collect::<Vec<f64>>())
+    }
+}
+
+fn cell(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+}
+
+/// One table a figure: a row a target, a column a number of threads.
+pub(super) fn tables(figures: &Figures) -> Vec<Table> {
+    let mut columns = vec!["".to_owned()];
+    columns.extend(figures.threads.iter().map(|threads| format!("T={threads}")));
+    type Cell<'a> = &'a dyn Fn(&TargetKind, usize) -> String;
+    let shown: [(&str, Cell<'_>); 6] = [
+        ("files/s (median)", &|kind, threads| cell(figures.rate(kind, threads), 0)),
+        ("flushes per file", &|kind, threads| cell(figures.flushes(kind, threads), 3)),
+        ("device writes per file", &|kind, threads| cell(figures.writes(kind, threads), 2)),
+        ("KiB written per file", &|kind, threads| cell(figures.kib(kind, threads, false), 1)),
+        ("KiB written per file, with what was put off until after the run", &|kind, threads| {
+            cell(figures.kib(kind, threads, true), 1)
+        }),
+        ("files/s by those of the bare protocol in the same repeat (median)", &|kind, threads| {
+            cell(figures.compare((kind, threads), (&TargetKind::Bare, threads)), 2)
+        }),
+    ];
+    shown
+        .into_iter()
+        .map(|(title, show)| Table {
+            title: title.to_owned(),
+            columns: columns.clone(),
+            rows: figures
+                .kinds
+                .iter()
+                .map(|kind| {
+                    let cells = figures.threads.iter().map(|threads| show(kind, *threads));
+                    std::iter::once(kind.name()).chain(cells).collect()
+                })
+                .collect(),
+        })
+        .collect()
+}
+
+/// Rate, flushes and bytes over threads.
+pub(super) fn plots(figures: &Figures) -> Vec<Plot> {
+    type Value<'a> = &'a dyn Fn(&TargetKind, usize) -> Option<f64>;
+    let shown: [(&str, &str, Axis, Value<'_>); 3] = [
+        ("Synced files per second", "files/s", Axis::Logarithmic, &|kind, threads| {
+            figures.rate(kind, threads)
+        }),
+        ("Flushes per file", "flushes", Axis::Linear, &|kind, threads| figures.flushes(kind, threads)),
+        ("Written per file", "KiB", Axis::Linear, &|kind, threads| figures.kib(kind, threads, true)),
+    ];
+    shown
+        .into_iter()
+        .map(|(title, y_label, y_axis, value)| Plot {
+            title: title.to_owned(),
+            x_label: "threads".to_owned(),
+            y_label: y_label.to_owned(),
+            x_axis: Axis::Logarithmic,
+            y_axis,
+            series: figures
+                .kinds
+                .iter()
+                .map(|kind| {
+                    let point = |threads: &usize| Some((*threads as f64, value(kind, *threads)?));
+                    (kind.name(), figures.threads.iter().filter_map(point).collect())
+                })
+                .collect(),
+        })
+        .collect()
+}
+
+/// What VarveFS has to show here.
+pub(super) fn claims(figures: &Figures) -> Vec<Claim> {
+    let varve = &TargetKind::VarveInProcess;
+    let mounted = &TargetKind::VarveMounted;
+    let kernel: Vec<&TargetKind> = figures.kinds.iter().filter(|kind| kind.is_kernel()).collect();
+    let mut claims = Vec::new();
+    for (kind, how) in [(varve, "in process"), (mounted, "mounted")] {
+        claims.push(Claim::at_most(
+            format!("flushes per file at T=1, {how}: 1.00"),
+            figures.flushes(kind, 1),
+            FLUSHES_BOUND,
+        ));
+        claims.push(Claim::at_most(
+            format!("KiB written per file at T=1, checkpoints counted, {how}: at most {KIB_BOUND}"),
+            figures.kib(kind, 1, true),
+            KIB_BOUND,
+        ));
+    }
+    let ratios: Vec<f64> = figures
+        .pairs
+        .iter()
+        .filter_map(|pair| ratio(pair.varve_ns_per_file, pair.bare_ns_per_file))
+        .collect();
+    let spread = match (quantile(&ratios, 0.25), quantile(&ratios, 0.75)) {
+        (Some(low), Some(high)) => {
+            format!("median of {} pairs, quartiles {low:.2} and {high:.2}", ratios.len())
+        }
+        _ => String::new(),
+    };
+    claims.push(
+        Claim::at_most(
+            format!(
+                "time of a file at T=1 in process by a bare 16 KiB write and flush: at most {PAIR_BOUND}"
+            ),
+            median(&ratios),
+            PAIR_BOUND,
+        )
+        .remark(&spread),
+    );
+
+    let many = || figures.threads.iter().copied().filter(|threads| *threads >= 2);
+    let worst = |ratios: Vec<(f64, String)>| {
+        ratios
+            .into_iter()
+            .min_by(|a, b| a.0.total_cmp(&b.0))
+            .map_or((None, String::new()), |(value, at)| (Some(value), at))
+    };
+    let (value, at) = worst(
+        many()
+            .filter_map(|t| {
+                Some((figures.compare((varve, t), (&TargetKind::Bare, t))?, format!("worst, at T={t}")))
+            })
+            .collect(),
+    );
+    let sentence = format!("files/s from T=2 in process by the bare protocol's: at least {BARE_BOUND}");
+    claims.push(Claim::at_least(sentence, value, BARE_BOUND).remark(&at));
+
+    for (kind, how) in [(varve, "in process"), (mounted, "mounted")] {
+        let fewer = |t: usize| figures.threads.iter().copied().filter(move |smaller| *smaller < t);
+        let ratios = many().flat_map(|t| fewer(t).map(move |smaller| (t, smaller)));
+        let (value, at) = worst(
+            ratios
+                .filter_map(|(t, smaller)| {
+                    let by = ratio(figures.rate(kind, t)?, figures.rate(kind, smaller)?)?;
+                    Some((by, format!("worst, T={t} by T={smaller}")))
+                })
+                .collect(),
+        );
+        let sentence =
+            format!("files/s at T by those at any smaller T, {how}: at least {FEWER_THREADS_BOUND}");
+        claims.push(Claim::at_least(sentence, value, FEWER_THREADS_BOUND).remark(&at));
+    }
+
+    let best = kernel
+        .iter()
+        .filter_map(|kind| Some((figures.rate(kind, 1)?, *kind)))
+        .max_by(|a, b| a.0.total_cmp(&b.0));
+    let (value, at) = match best {
+        Some((_, kind)) => (figures.compare((mounted, 1), (kind, 1)), kind.name()),
+        None => (None, String::new()),
+    };
+    let sentence =
+        format!("files/s at T=1 mounted by the best kernel filesystem's: at least {MOUNTED_BOUND}");
+    claims.push(Claim::at_least(sentence, value, MOUNTED_BOUND).remark(&at));
+    claims
+}

@@ -1,0 +1,86 @@
+//! What a run of the lab is asked for, whatever the experiment.
+
+use std::path::PathBuf;
+
+use crate::target::TargetKind;
+
+/// How much of an experiment is run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scale {
+    /// A second or two: shows that everything still runs; the figures mean little.
+    Tiny,
+    /// Under a minute.
+    Small,
+    /// As published.
+    Seed,
+}
+
+impl Scale {
+    /// The name on the command line and in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Scale::Tiny => "tiny",
+            Scale::Small => "small",
+            Scale::Seed => "seed",
+        }
+    }
+}
+
+impl std::str::FromStr for Scale {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        [Scale::Tiny, Scale::Small, Scale::Seed]
+            .into_iter()
+            .find(|scale| scale.name() == text)
+            .ok_or_else(|| "the scales are small (under a minute) and seed (as published)".to_owned())
+    }
+}
+
+/// What the lab's disks are made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Medium {
+    /// Loop devices over files, with direct I/O; counted at the block layer. Needs root.
+    Loop,
+    /// Regular files with direct I/O; nothing is counted, and the kernel's filesystems are left out.
+    File,
+    /// Memory, for tests; nothing is counted, and only targets in this process exist.
+    Memory,
+}
+
+impl Medium {
+    /// Loop devices where they can be had, else files.
+    #[must_use]
+    pub fn best() -> Medium {
+        if crate::disk::loop_devices_missing().is_none() { Medium::Loop } else { Medium::File }
+    }
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What to run on; empty: everything there is.
+    pub targets: Vec<TargetKind>,
+    /// How much.
+    pub scale: Scale,
+    /// What the disks are made of.
+    pub medium: Medium,
+    /// Where files behind disks are made; the system's directory for temporary files if not given.
+    pub directory: Option<PathBuf>,
+    /// The `varve` program, for the mounted target.
+    pub program: Option<PathBuf>,
+    /// The command line, for the report.
+    pub command: String,
+    /// Tell on standard error what is being done.
+    pub progress: bool,
+}
+
+impl Options {
+    /// Says on standard error what is being done, if that is wanted.
+    pub fn tell(&self, what: &str) {
+        if self.progress {
+            eprintln!("lab: {what}");
+        }
+    }
+}

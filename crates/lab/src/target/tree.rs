@@ -1,0 +1,103 @@
+//! Files below a directory of any mounted filesystem, by the system calls that a program would use.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+use super::Target;
+use crate::counters::Counters;
+
+/// A directory that files are stored in.
+pub(super) struct Tree {
+    root: PathBuf,
+}
+
+impl Tree {
+    pub fn new(root: &Path) -> Tree {
+        Tree { root: root.to_path_buf() }
+    }
+
+    pub fn create_dir(&self, path: &str) -> Result<()> {
+        let path = self.root.join(path);
+        DirBuilder::new().create(&path).with_context(|| format!("cannot make {}", path.display()))
+    }
+
+    pub fn write_synced(&self, path: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.root.join(path);
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .and_then(|mut file| {
+                file.write_all(bytes)?;
+                file.sync_all()
+            })
+            .with_context(|| format!("cannot write and sync {}", path.display()))
+    }
+
+    pub fn remove(&self, path: &str) -> Result<()> {
+        let path = self.root.join(path);
+        std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
+    }
+
+    /// syncfs(2).
+    pub fn sync(&self) -> Result<()> {
+        let directory = File::open(&self.root)?;
+        rustix::fs::syncfs(&directory).with_context(|| format!("cannot sync {}", self.root.display()))
+    }
+}
+
+/// A directory that was there before: the lab makes one of its own in it.
+pub(super) struct Given {
+    tree: Tree,
+    scratch: TempDir,
+    stat: Option<PathBuf>,
+    about: String,
+}
+
+impl Given {
+    pub fn new(directory: &Path) -> Result<Given> {
+        let scratch = tempfile::Builder::new()
+            .prefix("varve-lab-")
+            .tempdir_in(directory)
+            .with_context(|| format!("cannot make a directory in {}", directory.display()))?;
+        let number = scratch.path().metadata()?.dev();
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        // A partition's counters count its part only; a filesystem without a block device has none.
+        let stat = PathBuf::from(format!("/sys/dev/block/{major}:{minor}/stat"));
+        let stat = stat.exists().then_some(stat);
+        let about = match stat {
+            Some(_) => format!("directory on block device {major}:{minor}; others may use that too"),
+            None => "directory of a filesystem without a block device; nothing is counted".to_owned(),
+        };
+        Ok(Given { tree: Tree::new(scratch.path()), scratch, stat, about })
+    }
+}
+
+impl Target for Given {
+    fn about(&self) -> String {
+        self.about.clone()
+    }
+    fn counters(&self) -> Result<Option<Counters>> {
+        self.stat.as_deref().map(Counters::read).transpose()
+    }
+    fn create_dir(&self, path: &str) -> Result<()> {
+        self.tree.create_dir(path)
+    }
+    fn write_synced(&self, path: &str, bytes: &[u8]) -> Result<()> {
+        self.tree.write_synced(path, bytes)
+    }
+    fn remove(&self, path: &str) -> Result<()> {
+        self.tree.remove(path)
+    }
+    fn settle(&self) -> Result<()> {
+        self.tree.sync()
+    }
+    fn close(self: Box<Self>) -> Result<()> {
+        Ok(self.scratch.close()?)
+    }
+}

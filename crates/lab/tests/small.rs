@@ -1,0 +1,118 @@
+//! Every experiment, tiny: so that none of them can rot. What needs root, loop devices or FUSE is left out with a loud line.
+
+use varve_lab::report::Report;
+use varve_lab::target::TargetKind;
+use varve_lab::{Medium, Options, Scale, commit, disk, floor, output};
+
+fn options(medium: Medium, targets: Vec<TargetKind>) -> Options {
+    Options {
+        targets,
+        scale: Scale::Tiny,
+        medium,
+        directory: None,
+        program: None,
+        command: "a test".to_owned(),
+        progress: false,
+    }
+}
+
+/// Every form of a report holds what it must name.
+fn look_at(report: &Report) {
+    let json = output::json(report).expect("a report is JSON");
+    let parsed: serde_json::Value = serde_json::from_str(&json).expect("JSON parses");
+    assert_eq!(parsed["experiment"], report.experiment);
+    assert!(parsed["provenance"]["commit"].as_str().is_some_and(|commit| !commit.is_empty()));
+    let text = output::text(report);
+    let page = output::page(report);
+    for wanted in [&report.provenance.kernel, &report.provenance.machine, &report.tables[0].title] {
+        assert!(text.contains(wanted.as_str()), "{wanted} is not in\n{text}");
+    }
+    assert!(page.contains("<svg") && page.contains("a test"), "{page}");
+    for foreign in ["http://", "https://", "src=", "NaN"] {
+        assert!(!page.contains(foreign), "the page holds {foreign}");
+    }
+    for table in &report.tables {
+        assert!(table.rows.iter().all(|row| row.len() == table.columns.len()), "{table:?}");
+    }
+}
+
+// Goal: commit runs from end to end without root, and measures what it says. Method: in memory and on files; each thread
+// has made a file, and everything that needs a kernel filesystem is named as not run.
+#[test]
+fn commit_without_root() {
+    for medium in [Medium::Memory, Medium::File] {
+        let report = commit::run(&options(medium, Vec::new())).expect("it runs everywhere");
+        look_at(&report);
+        let ran: Vec<&str> = report.targets.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(ran, ["varve", "bare"], "{medium:?}");
+        assert_eq!(report.skipped.len(), 4, "{medium:?}");
+        let samples = report.data["samples"].as_array().expect("samples are a list");
+        assert_eq!(samples.len(), 2 * 3);
+        for sample in samples {
+            assert!(sample["files_count"].as_u64() >= sample["threads"].as_u64(), "{sample}");
+            assert!(sample["during"].is_null(), "there is nothing to count: {sample}");
+        }
+        assert_eq!(report.data["pairs"].as_array().map(Vec::len), Some(3));
+        let ceiling = report.ceiling.expect("the disk is measured");
+        assert!(ceiling.flushed_writes_per_s > 0.0 && ceiling.sequential_mib_per_s > 0.0);
+    }
+}
+
+// Goal: a directory can be a target, and nothing stays in it. Method: run on one, list it afterwards.
+#[test]
+fn commit_in_a_directory() {
+    let given = tempfile::tempdir().expect("a directory");
+    let kind = TargetKind::Directory(given.path().to_path_buf());
+    let report = commit::run(&options(Medium::Memory, vec![kind])).expect("it runs everywhere");
+    look_at(&report);
+    assert_eq!(report.targets.len(), 1);
+    assert_eq!(given.path().read_dir().expect("it is there").count(), 0);
+}
+
+// Goal: on loop devices everything is counted at the block layer: one write and one flush a file for the bare protocol, at
+// least one flush a file for every filesystem with one thread; afterwards no file is left. Method: all targets there are.
+#[test]
+fn commit_on_loop_devices() {
+    if let Some(missing) = disk::loop_devices_missing() {
+        eprintln!("SKIPPED commit_on_loop_devices: {missing}");
+        return;
+    }
+    let place = tempfile::tempdir().expect("a directory");
+    let report = commit::run_in(&options(Medium::Loop, Vec::new()), place.path()).expect("root can run it");
+    for (name, why) in &report.skipped {
+        eprintln!("SKIPPED {name} of commit_on_loop_devices: {why}");
+    }
+    look_at(&report);
+    assert!(report.targets.len() >= 2);
+    for sample in report.data["samples"].as_array().expect("samples are a list") {
+        if sample["threads"] != 1 {
+            continue;
+        }
+        let files = sample["files_count"].as_u64().expect("a number");
+        let during = &sample["during"];
+        let flushes = during["flushes_count"].as_u64().expect("the block layer counts");
+        assert!(flushes >= files, "a file was called durable without a flush: {sample}");
+        if sample["target"] == "bare" {
+            assert_eq!(flushes, files, "{sample}");
+            assert_eq!(during["written_bytes"].as_u64(), Some(files * (16 << 10)), "{sample}");
+        }
+    }
+    assert_eq!(place.path().read_dir().expect("it is there").count(), 0);
+}
+
+// Goal: the floor runs from end to end and both mounts go away again. Method: tiny, then list the place of the mounts.
+#[test]
+fn floor_runs() {
+    if let Some(missing) = floor::missing() {
+        eprintln!("SKIPPED floor_runs: {missing}");
+        return;
+    }
+    let place = tempfile::tempdir().expect("a directory");
+    let mut options = options(Medium::Memory, Vec::new());
+    options.directory = Some(place.path().to_path_buf());
+    let report = floor::run(&options).expect("FUSE is there");
+    look_at(&report);
+    assert_eq!(report.data["rounds"].as_array().map(Vec::len), Some(6));
+    assert!(report.claims.iter().all(|claim| claim.holds.is_some()));
+    assert_eq!(place.path().read_dir().expect("it is there").count(), 0);
+}
