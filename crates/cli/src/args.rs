@@ -30,6 +30,7 @@ pub enum Command {
     Sync(SyncArgs),
     Stats(StatsArgs),
     Check(CheckArgs),
+    Lab(crate::lab::LabArgs),
 }
 
 /// Make a new, empty pool in a file or on a block device.
@@ -178,6 +179,7 @@ mod tests {
             "sync mnt/dir",
             "stats mnt --json",
             "check pool.img --json",
+            "lab commit --on varve --on ext4 --scale seed --json - --html page.html --dir /tmp",
         ] {
             let words: Vec<&str> = line.split(' ').collect();
             parse(&words).unwrap_or_else(|error| panic!("{line}: {error}"));

@@ -11,6 +11,7 @@ mod closing;
 mod control;
 mod create;
 mod daemon;
+mod lab;
 mod log;
 mod mount;
 mod mountinfo;
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         Command::Sync(args) => ("sync", sync::run(args)),
         Command::Stats(args) => ("stats", stats::run(args)),
         Command::Check(args) => ("check", check::run(args)),
+        Command::Lab(args) => ("lab", lab::run(args)),
     };
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

@@ -1,0 +1,79 @@
+//! `varve lab`: runs an experiment of the lab and shows its report.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use varve_lab::target::TargetKind;
+use varve_lab::{Medium, Options, Report, Scale, output};
+
+use crate::{Outcome, show};
+
+/// The experiments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Experiment {
+    /// Small files, each synced, from many threads: files/s, flushes, writes and bytes per file
+    Commit,
+    /// Round trips through FUSE to a filesystem that does nothing, beside VarveFS
+    Floor,
+}
+
+/// Rerun a classic experiment on VarveFS, ext4, XFS and btrfs, side by side.
+///
+/// The lab makes disks of equal size (loop devices, as root; else files), runs every target on one, counts at the block
+/// layer what each costs, and removes everything again. What cannot be run here is left out, with what would help.
+#[derive(Args, Debug)]
+pub struct LabArgs {
+    /// Which
+    pub experiment: Experiment,
+    /// Run on this only; may be repeated: varve, varve-mounted, ext4, xfs, btrfs, bare, or a directory (a path with a /)
+    #[arg(long, value_name = "TARGET")]
+    pub on: Vec<TargetKind>,
+    /// How much: small (under a minute) or seed (as published)
+    #[arg(long, default_value = "small")]
+    pub scale: Scale,
+    /// Write the report with every single measurement as JSON (- for standard output)
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the report as one HTML page with plots
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Keep the files behind the disks in this directory while it runs [default: that for temporary files]
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub fn run(args: &LabArgs) -> Result<Outcome> {
+    varve_lab::guard::catch_interrupts().context("cannot listen for interrupts")?;
+    let words: Vec<_> = std::env::args().collect();
+    let options = Options {
+        targets: args.on.clone(),
+        scale: args.scale,
+        medium: Medium::best(),
+        directory: args.dir.clone(),
+        program: std::env::current_exe().ok(),
+        command: words.join(" "),
+        progress: true,
+    };
+    let report: Report = match args.experiment {
+        Experiment::Commit => varve_lab::commit::run(&options)?,
+        Experiment::Floor => varve_lab::floor::run(&options)?,
+    };
+    let json_on_output = args.json.as_deref() == Some(Path::new("-"));
+    if !json_on_output {
+        show(&output::text(&report))?;
+    }
+    if let Some(file) = &args.json {
+        let json = output::json(&report)?;
+        if json_on_output { show(&json)? } else { write(file, &json)? }
+    }
+    if let Some(file) = &args.html {
+        write(file, &output::page(&report))?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+}
