@@ -400,6 +400,29 @@ impl Store {
         core.space.open -= before - reservation.purse.blocks();
     }
 
+    /// Takes out of `reservation` what [`Store::reserve`] would have set aside, as far as it is there.
+    pub fn split(
+        &self,
+        reservation: &mut Reservation,
+        data_blocks: u64,
+        entries: u64,
+        entry_bytes: u64,
+    ) -> Reservation {
+        let mut core = self.core.lock();
+        let before = reservation.purse.blocks();
+        let mine = &mut reservation.purse;
+        let wanted = purse(data_blocks, entries, entry_bytes, core.space.copies);
+        let part = Purse {
+            data: wanted.data.min(mine.data),
+            metadata_bytes: wanted.metadata_bytes.min(mine.metadata_bytes),
+        };
+        mine.data -= part.data;
+        mine.metadata_bytes -= part.metadata_bytes;
+        // Metadata is counted in whole blocks: two halves may come to one more.
+        core.space.open += mine.blocks() + part.blocks() - before;
+        Reservation { core: self.core.clone(), purse: part, allocated: 0 }
+    }
+
     /// Gives back part of a reservation (dirty blocks that will never be logged).
     pub fn hand_back(&self, reservation: &mut Reservation, data_blocks: u64, entries: u64, entry_bytes: u64) {
         let mut core = self.core.lock();

@@ -110,6 +110,33 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
 }
 
+/// What [`crate::Filesystem::fallocate`] does with a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Allocate {
+    /// Sets space aside for what is a hole, so that writing there cannot fail for lack of space. It goes on reading as
+    /// zeros. The file grows to the end of the range unless `keep_size`.
+    Reserve {
+        /// Whether the size stays.
+        keep_size: bool,
+    },
+    /// Makes it a hole: zeros, without space. The size stays.
+    Punch,
+    /// Makes it zeros that have space set aside.
+    Zero {
+        /// Whether the size stays.
+        keep_size: bool,
+    },
+}
+
+/// What [`crate::Filesystem::seek`] looks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SeekTo {
+    /// Data.
+    Data,
+    /// A hole, such as the one at the end of every file.
+    Hole,
+}
+
 /// What `rename` does when the target exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RenameMode {

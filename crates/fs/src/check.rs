@@ -355,13 +355,13 @@ impl Core {
             .filter(|(_, seen)| !seen.inline)
             .map(|(ino, seen)| (seen.holder.family, (*ino, seen)))
             .collect();
-        let mut after = None;
+        let (mut after, mut reserved) = (None, 0);
         while let Some(family) = version::next_family(view, after)? {
             after = Some(family);
             let owner = holders.get(&family);
             let mut found = Vec::new();
             let holder = owner.map(|(_, seen)| seen.holder);
-            version::walk_family(view, family, holder, &mut |run| runs.push(run), &mut found)?;
+            reserved += version::walk_family(view, family, holder, &mut |run| runs.push(run), &mut found)?;
             for problem in found {
                 let whose = owner.map_or("no inode".to_string(), |(ino, seen)| {
                     format!("inode {} (\"{}\")", ino.0, show(&seen.name))
@@ -386,6 +386,10 @@ impl Core {
             if beyond.iter().any(|mapped| matches!(mapped.what, Mapping::Data { .. })) {
                 problems.add(format!("inode {} (\"{}\") has data beyond its size", ino.0, show(&seen.name)));
             }
+        }
+        let says = crate::table::subvolumes::first_in(view)?.map_or(0, |record| record.reserved_blocks);
+        if reserved != says {
+            problems.add(format!("{reserved} blocks are reserved, and the subvolume says {says}"));
         }
         Ok(())
     }

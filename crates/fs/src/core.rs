@@ -11,6 +11,7 @@ use crate::api::{Attr, Clock, DataLogged, NAME_BYTES_MAX};
 use crate::files::FileCount;
 use crate::inode::{Inner, InodeState, InodeTable, Presence};
 use crate::reaper::ReapQueue;
+use crate::reserved::ReservedSpace;
 use crate::table::Namespace;
 use crate::writeback::SyncRounds;
 use crate::writeback::list::DirtyList;
@@ -31,6 +32,7 @@ pub(crate) struct Core {
     pub rounds: SyncRounds,
     pub reap: ReapQueue,
     pub files: FileCount,
+    pub reserved: ReservedSpace,
     pub clock: Arc<dyn Clock>,
     pub on_data_logged: Option<Arc<dyn Fn(DataLogged) + Send + Sync>>,
     pub read_only: bool,

@@ -143,6 +143,33 @@ impl Filesystem {
     pub fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
         self.core.write(caller, ino, offset, data)
     }
+    /// Reserves, punches or zeroes `len` bytes at `offset` ([`Allocate`]). An error may leave a part done, from the front.
+    pub fn fallocate(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        offset: u64,
+        len: u64,
+        how: Allocate,
+    ) -> Result<()> {
+        self.core.fallocate(caller, ino, offset, len, how)
+    }
+    /// The first byte of data or of a hole at or after `offset`, what waits in memory counted as data and reservations
+    /// as holes. `None` (to POSIX: ENXIO) at or beyond the end of the file, or if no data follows.
+    pub fn seek(&self, ino: InodeId, offset: u64, to: SeekTo) -> Result<Option<u64>> {
+        self.core.seek(ino, offset, to)
+    }
+    /// Copies `len` bytes of one file (inode, offset) to another, or elsewhere in the same; returns how many. May copy
+    /// less than asked; 0 means that the source has no more. Ranges of one file must not overlap.
+    pub fn copy_range(
+        &self,
+        caller: Caller,
+        from: (InodeId, u64),
+        to: (InodeId, u64),
+        len: u64,
+    ) -> Result<u64> {
+        self.core.copy_range(caller, from, to, len)
+    }
     /// Makes this file durable: its data, its attributes and every change of names before.
     pub fn fsync(&self, ino: InodeId) -> Result<()> {
         self.core.fsync(ino)

@@ -21,7 +21,8 @@ pub(crate) struct FileCount {
     /// Held shared from a transaction that changes the count until the change is noted; held alone while a count by
     /// scanning starts.
     gate: RwLock<()>,
-    stored: Mutex<SubvolumeRecord>,
+    /// The subvolume's record as logged. Whoever changes it holds this until the change is logged.
+    pub stored: Mutex<SubvolumeRecord>,
     stored_known: AtomicBool,
 }
 

@@ -21,6 +21,7 @@ mod inode;
 mod open;
 mod ops;
 mod reaper;
+mod reserved;
 mod table;
 #[cfg(test)]
 mod tests;

@@ -18,6 +18,7 @@ use crate::files::FileCount;
 use crate::hash::NameHasher;
 use crate::inode::{InodeTable, blank_record};
 use crate::reaper::ReapQueue;
+use crate::reserved::ReservedSpace;
 use crate::table::{Namespace, subvolumes};
 use crate::writeback::SyncRounds;
 use crate::writeback::list::DirtyList;
@@ -60,6 +61,7 @@ pub(crate) fn format(
         hash_kind,
         files: 1,
         files_known: true,
+        reserved_blocks: 0,
     };
     let Some(hasher) = NameHasher::new(hash_kind, store.hash_seed()) else { return Err(FsError::Invalid) };
     let namespace = Namespace { family, key: VersionKey(record.version.0), hasher };
@@ -105,11 +107,13 @@ impl Core {
             files: FileCount::new(record),
             clock: options.clock,
             on_data_logged: options.on_data_logged,
+            reserved: ReservedSpace::default(),
             read_only,
             background,
             closed: AtomicBool::new(false),
         };
         if !read_only {
+            core.set_reserved_aside()?;
             core.find_reap_work()?;
             if !background {
                 core.reap_all()?;

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 use varve_engine::{FamilyId, InodeId, Transaction, version};
-use varve_format::record::inode::InodeRecord;
+use varve_format::record::inode::{INODE_FLAG_RESERVED, InodeRecord};
 
 use crate::core::Core;
 use crate::table::{extents, orphans};
@@ -25,6 +25,14 @@ pub(crate) enum Task {
     Orphan(InodeId),
     /// A file whose family has versions to collapse.
     Versions(InodeId),
+}
+
+/// What a step of deleting an inode did.
+struct Disposed {
+    /// Whether nothing is left.
+    done: bool,
+    /// Blocks of reservations that are gone.
+    reserved_freed: u64,
 }
 
 /// What is to be reaped. Bounded by what is being deleted: an entry is 16 bytes, its subject at least a record.
@@ -49,26 +57,37 @@ impl ReapQueue {
 }
 
 impl Core {
-    /// Adds to `tx` the deletion of an inode's data and attributes, as much as one step may. True if that was all.
+    /// As [`Core::dispose_part`] where the file has no reservations; a file that has them is left to the reaper.
     pub(crate) fn dispose_step(
         &self,
         tx: &mut Transaction,
         ino: InodeId,
         record: &InodeRecord,
     ) -> Result<bool> {
+        if record.flags & INODE_FLAG_RESERVED != 0 {
+            return Ok(false);
+        }
+        Ok(self.dispose_part(tx, ino, record)?.done)
+    }
+
+    /// Adds to `tx` the deletion of an inode's data and attributes, as much as one step may.
+    fn dispose_part(&self, tx: &mut Transaction, ino: InodeId, record: &InodeRecord) -> Result<Disposed> {
+        let mut reserved_freed = 0;
         if record.inline.is_some() && record.xattr_count == 0 {
-            return Ok(true);
+            return Ok(Disposed { done: true, reserved_freed });
         }
         let view = self.store.view();
         let mut more = false;
         if record.inline.is_none() {
             let holder = extents::holder(record);
-            more |= version::delete_step(&view, tx, holder, ENTRIES_PER_STEP as u64)?.more;
+            let progress = version::delete_step(&view, tx, holder, ENTRIES_PER_STEP as u64)?;
+            more |= progress.more;
+            reserved_freed = progress.reserved_freed;
         }
         if record.xattr_count > 0 {
             more |= self.namespace.delete_xattrs(&view, tx, ino, ENTRIES_PER_STEP)?;
         }
-        Ok(!more)
+        Ok(Disposed { done: !more, reserved_freed })
     }
 
     /// Does everything there is to reap.
@@ -89,11 +108,12 @@ impl Core {
         // Nobody else changes an orphan that is not open: its state in memory is gone.
         while let Some(orphan) = orphans::get(&self.store, ino)? {
             let mut tx = Transaction::new();
-            if self.dispose_step(&mut tx, ino, &orphan.inode)? {
+            let disposed = self.dispose_part(&mut tx, ino, &orphan.inode)?;
+            if disposed.done {
                 orphans::delete(&mut tx, ino);
             }
             tx.privileged();
-            self.apply(tx)?;
+            self.apply_freeing(tx, None, disposed.reserved_freed)?;
         }
         Ok(())
     }
@@ -114,7 +134,7 @@ impl Core {
             };
             if !tx.is_empty() {
                 tx.privileged();
-                self.apply(tx)?;
+                self.apply_freeing(tx, None, progress.reserved_freed)?;
                 inner.mapping += 1;
             }
             if !progress.more {

@@ -22,11 +22,13 @@ use fuser::{
 };
 use varve_fs::{FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, RenameMode, SetAttr};
 
-use crate::dispatch::{Adapter, CACHE_TIME, caller, rename_mode, xattr_mode};
+use crate::dispatch::{Adapter, CACHE_TIME, allocate, caller, rename_mode, seek_to, xattr_mode};
 use crate::{Verbs, convert};
 
 /// Largest write (and read) in one request, in bytes.
 const WRITE_BYTES_MAX: u32 = 1 << 20;
+/// Largest copy in one request, in bytes: its count is answered in 32 bits.
+const COPY_BYTES_MAX: u64 = 1 << 30;
 /// Read-ahead and other background requests that may be under way.
 const BACKGROUND_MAX: u16 = 64;
 /// Unit of the counts in statfs, in bytes.
@@ -456,34 +458,64 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
         });
     }
 
-    // What follows does not exist yet. ENOSYS makes the kernel fall back (and not ask again): it checks access itself,
-    // seeks holes as if there were none, copies through the page cache, and answers EOPNOTSUPP to fallocate.
-
-    fn access(&self, _: &Request, _: INodeNo, _: AccessFlags, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
+    // Pages dirtied through mmap that the kernel has not sent yet are not seen; msync(2) sends them.
+    fn lseek(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        self.guard("lseek", || {
+            let (Ok(offset), Some(to)) = (u64::try_from(offset), seek_to(whence)) else {
+                return reply.error(Errno::EINVAL);
+            };
+            match self.verbs.seek(InodeId(ino.0), offset, to) {
+                Ok(found) => match found.map(i64::try_from) {
+                    Some(Ok(at)) => reply.offset(at),
+                    _ => reply.error(Errno::ENXIO),
+                },
+                Err(error) => reply.error(self.errno("lseek", ino, &error)),
+            }
+        });
     }
 
-    fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn fallocate(&self, _: &Request, _: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
+    fn fallocate(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        self.guard_change("fallocate", reply, |reply| {
+            let Some(how) = allocate(mode) else { return reply.error(Errno::EOPNOTSUPP) };
+            let result = self.verbs.fallocate(caller(request), InodeId(ino.0), offset, length, how);
+            self.reply_empty("fallocate", ino, result, reply);
+        });
     }
 
     fn copy_file_range(
         &self,
-        _: &Request,
-        _: INodeNo,
+        request: &Request,
+        ino: INodeNo,
         _: FileHandle,
-        _: u64,
-        _: INodeNo,
+        offset: u64,
+        ino_out: INodeNo,
         _: FileHandle,
-        _: u64,
-        _: u64,
+        offset_out: u64,
+        len: u64,
         _: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
+        self.guard_change("copy_file_range", reply, |reply| {
+            let (from, to) = ((InodeId(ino.0), offset), (InodeId(ino_out.0), offset_out));
+            match self.verbs.copy_range(caller(request), from, to, len.min(COPY_BYTES_MAX)) {
+                Ok(copied) => reply.written(copied.min(COPY_BYTES_MAX) as u32),
+                Err(error) => reply.error(self.errno("copy_file_range", ino, &error)),
+            }
+        });
+    }
+
+    // What follows does not exist yet. ENOSYS makes the kernel fall back (and not ask again): it checks access itself.
+
+    fn access(&self, _: &Request, _: INodeNo, _: AccessFlags, reply: ReplyEmpty) {
         reply.error(Errno::ENOSYS);
     }
 

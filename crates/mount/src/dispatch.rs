@@ -13,7 +13,7 @@ use fuser::{
     Errno, Generation, INodeNo, RenameFlags, ReplyAttr, ReplyCreate, ReplyDirectoryPlus, ReplyEmpty,
     ReplyEntry, ReplyOpen, ReplyWrite, ReplyXattr, Request,
 };
-use varve_fs::{Attr, Caller, DirEntry, FsError, InodeId, RenameMode, XattrMode};
+use varve_fs::{Allocate, Attr, Caller, DirEntry, FsError, InodeId, RenameMode, SeekTo, XattrMode};
 
 use crate::pins::Pins;
 use crate::{Health, Verbs, convert};
@@ -27,6 +27,12 @@ const ENTRIES_MAX: usize = 512;
 // Linux numbers, part of the kernel's ABI.
 const XATTR_CREATE: i32 = 1;
 const XATTR_REPLACE: i32 = 2;
+const FALLOC_KEEP_SIZE: i32 = 1;
+const FALLOC_PUNCH_AND_KEEP_SIZE: i32 = 3;
+const FALLOC_ZERO_RANGE: i32 = 0x10;
+const FALLOC_ZERO_AND_KEEP_SIZE: i32 = 0x11;
+const SEEK_DATA: i32 = 3;
+const SEEK_HOLE: i32 = 4;
 
 /// A filesystem's verbs behind `fuser`'s trait.
 pub struct Adapter<V> {
@@ -212,6 +218,26 @@ pub(crate) fn xattr_mode(flags: i32) -> Option<XattrMode> {
         0 => Some(XattrMode::Set),
         XATTR_CREATE => Some(XattrMode::Create),
         XATTR_REPLACE => Some(XattrMode::Replace),
+        _ => None,
+    }
+}
+
+/// What fallocate(2)'s mode asks for. (Collapsing and inserting never get here: FUSE does not send them.)
+pub(crate) fn allocate(mode: i32) -> Option<Allocate> {
+    match mode {
+        0 => Some(Allocate::Reserve { keep_size: false }),
+        FALLOC_KEEP_SIZE => Some(Allocate::Reserve { keep_size: true }),
+        FALLOC_PUNCH_AND_KEEP_SIZE => Some(Allocate::Punch),
+        FALLOC_ZERO_RANGE => Some(Allocate::Zero { keep_size: false }),
+        FALLOC_ZERO_AND_KEEP_SIZE => Some(Allocate::Zero { keep_size: true }),
+        _ => None,
+    }
+}
+
+pub(crate) fn seek_to(whence: i32) -> Option<SeekTo> {
+    match whence {
+        SEEK_DATA => Some(SeekTo::Data),
+        SEEK_HOLE => Some(SeekTo::Hole),
         _ => None,
     }
 }

@@ -4,7 +4,8 @@
 //! of `varve_fs`.
 
 use varve_fs::{
-    Attr, Caller, DirEntry, Filesystem, FsError, InodeId, NewInode, RenameMode, SetAttr, StatFs, XattrMode,
+    Allocate, Attr, Caller, DirEntry, Filesystem, FsError, InodeId, NewInode, RenameMode, SeekTo, SetAttr,
+    StatFs, XattrMode,
 };
 
 type Result<T> = std::result::Result<T, FsError>;
@@ -46,6 +47,12 @@ pub trait Verbs: Send + Sync + 'static {
     fn read(&self, ino: InodeId, offset: u64, len: usize) -> Result<Vec<u8>>;
     /// See [`Filesystem::write`].
     fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize>;
+    /// See [`Filesystem::fallocate`].
+    fn fallocate(&self, caller: Caller, ino: InodeId, offset: u64, len: u64, how: Allocate) -> Result<()>;
+    /// See [`Filesystem::seek`].
+    fn seek(&self, ino: InodeId, offset: u64, to: SeekTo) -> Result<Option<u64>>;
+    /// See [`Filesystem::copy_range`].
+    fn copy_range(&self, caller: Caller, from: (InodeId, u64), to: (InodeId, u64), len: u64) -> Result<u64>;
     /// See [`Filesystem::fsync_then`].
     fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>);
     /// See [`Filesystem::readdir`].
@@ -118,6 +125,15 @@ impl Verbs for Filesystem {
     }
     fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
         Filesystem::write(self, caller, ino, offset, data)
+    }
+    fn fallocate(&self, caller: Caller, ino: InodeId, offset: u64, len: u64, how: Allocate) -> Result<()> {
+        Filesystem::fallocate(self, caller, ino, offset, len, how)
+    }
+    fn seek(&self, ino: InodeId, offset: u64, to: SeekTo) -> Result<Option<u64>> {
+        Filesystem::seek(self, ino, offset, to)
+    }
+    fn copy_range(&self, caller: Caller, from: (InodeId, u64), to: (InodeId, u64), len: u64) -> Result<u64> {
+        Filesystem::copy_range(self, caller, from, to, len)
     }
     fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>) {
         Filesystem::fsync_then(self, ino, done)

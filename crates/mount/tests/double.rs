@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use varve_fs::{
-    Attr, Caller, DirEntry, FileKind, FsError, InodeId, NewInode, ROOT_INODE, RenameMode, SetAttr, SetTime,
-    StatFs, Timestamp, XattrMode,
+    Allocate, Attr, Caller, DirEntry, FileKind, FsError, InodeId, NewInode, ROOT_INODE, RenameMode, SeekTo,
+    SetAttr, SetTime, StatFs, Timestamp, XattrMode,
 };
 use varve_mount::Verbs;
 
@@ -262,6 +262,18 @@ impl Verbs for Double {
         node.attr.blocks = node.attr.size.div_ceil(512);
         node.attr.mtime.seconds += 1;
         Ok(data.len())
+    }
+
+    fn fallocate(&self, _: Caller, _: InodeId, _: u64, _: u64, _: Allocate) -> Result<()> {
+        Err(FsError::NotSupported)
+    }
+
+    fn seek(&self, _: InodeId, _: u64, _: SeekTo) -> Result<Option<u64>> {
+        Err(FsError::NotSupported)
+    }
+
+    fn copy_range(&self, _: Caller, _: (InodeId, u64), _: (InodeId, u64), _: u64) -> Result<u64> {
+        Err(FsError::NotSupported)
     }
 
     fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>) {

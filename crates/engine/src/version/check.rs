@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use varve_format::record::extent::{self, ExtentKind, family_prefix};
 use varve_format::record::version::{Drain, VersionRecord};
-use varve_format::{FamilyId, Run, TreeId, VersionId, VersionKey};
+use varve_format::{BLOCK_BYTES, FamilyId, Run, TreeId, VersionId, VersionKey};
 
 use super::reap::decode_version;
 use super::{Holder, Read, Result};
@@ -33,7 +33,7 @@ pub fn next_family(read: &dyn Read, after: Option<FamilyId>) -> Result<Option<Fa
 /// Walks everything stored for `family`: calls `each` with the blocks of every entry of data, and adds one sentence to
 /// `problems` for everything that breaks the rules (unknown key, overlap, crossing, version tree, count of holders).
 /// `holder` is the one inode that points at the family, if any does. While the family is being deleted (its holder is
-/// an orphan), give that holder.
+/// an orphan), give that holder. Returns the blocks of its reservations.
 ///
 /// # Errors
 /// Those of reading; what is read and cannot be decoded is a problem.
@@ -43,7 +43,7 @@ pub fn walk_family(
     holder: Option<Holder>,
     each: &mut dyn FnMut(Run),
     problems: &mut Vec<String>,
-) -> Result<()> {
+) -> Result<u64> {
     let versions = load_versions(read, family, problems)?;
     let idle = check_versions(family, &versions, holder, problems);
     let keys: BTreeMap<VersionKey, VersionId> = if versions.is_empty() {
@@ -59,6 +59,7 @@ pub fn walk_family(
     }
     let prefix = family_prefix(family);
     let mut last: Option<(u64, VersionKey, u32)> = None;
+    let mut reserved = 0;
     read.scan(TreeId::EXTENTS, &prefix, &mut |key, value| {
         if !key.starts_with(&prefix) {
             return false;
@@ -84,11 +85,15 @@ pub fn walk_family(
             problems.push(format!("{here} is a hole that hides nothing"));
         }
         last = Some((key.segment, key.version, key.offset + extent.len));
+        if extent.kind == ExtentKind::Reserved {
+            reserved += u64::from(extent.len) / BLOCK_BYTES as u64;
+        }
         if let Some(run) = extent.run() {
             each(run);
         }
         true
-    })
+    })?;
+    Ok(reserved)
 }
 
 fn load_versions(

@@ -45,7 +45,7 @@ pub use path::Path;
 pub use reap::{delete_step, pending_families, reap_step};
 pub use resolve::{resolve, resolve_upto};
 pub use truncate::{Truncated, truncate};
-pub use write::{Replaced, punch, put_extents};
+pub use write::{Replaced, Reserved, punch, put_extents, reserve};
 
 /// What this module's calls give.
 pub type Result<T> = std::result::Result<T, EngineError>;
@@ -130,6 +130,8 @@ pub struct Progress {
     pub entries: u64,
     /// Blocks freed.
     pub blocks_freed: u64,
+    /// Blocks of reservations that are gone: the caller's books have to know.
+    pub reserved_freed: u64,
 }
 
 /// What tests plant: errors, to see themselves fail, and a choice that must not matter.

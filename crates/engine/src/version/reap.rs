@@ -54,7 +54,13 @@ pub fn reap_step(
         Work::Collapse(pair) => collapse(read, &mut changes, &pair, &mut budget)?,
     }
     changes.finish();
-    Ok(Progress { more: true, next: 0, entries: changes.entries(), blocks_freed: changes.blocks_freed })
+    Ok(Progress {
+        more: true,
+        next: 0,
+        entries: changes.entries(),
+        blocks_freed: changes.blocks_freed,
+        reserved_freed: changes.reserved_freed,
+    })
 }
 
 /// One step of deleting all data of `holder`, the only one of its family, and its version records. Apply `tx` (which
@@ -98,6 +104,7 @@ pub fn delete_step(
         return Err(error);
     }
     let (entries, blocks_freed) = (changes.entries(), changes.blocks_freed);
+    let reserved_freed = changes.reserved_freed;
     let tx = changes.finish();
     let mut records = 0;
     if !more && holder.has_versions {
@@ -114,7 +121,7 @@ pub fn delete_step(
             true
         })?;
     }
-    Ok(Progress { more, next: 0, entries: entries + records, blocks_freed })
+    Ok(Progress { more, next: 0, entries: entries + records, blocks_freed, reserved_freed })
 }
 
 /// Up to `families_max` families after `after` in which [`reap_step`] has work: to be asked when a pool is opened.

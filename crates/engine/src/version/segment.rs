@@ -4,8 +4,8 @@
 //! Every change of the extents tree goes through here or is a plain delete. Invariants: a list is sorted and free of
 //! overlaps; whatever an edit removes from a list is freed exactly once. A list has at most one entry a block (256).
 
-use varve_format::record::extent::{DATA_KEY_BYTES, DataKey, Extent};
-use varve_format::{FamilyId, Run, SEGMENT_BYTES, TreeId, VersionKey};
+use varve_format::record::extent::{DATA_KEY_BYTES, DataKey, Extent, ExtentKind};
+use varve_format::{BLOCK_BYTES, FamilyId, Run, SEGMENT_BYTES, TreeId, VersionKey};
 
 use super::resolve::{decode, scan};
 use super::{Read, Result};
@@ -54,11 +54,13 @@ pub(super) struct Changes<'a> {
     pub(super) puts: u64,
     pub(super) deletes: u64,
     pub(super) blocks_freed: u64,
+    /// Blocks of reservations that are gone.
+    pub(super) reserved_freed: u64,
 }
 
 impl<'a> Changes<'a> {
     pub(super) fn new(tx: &'a mut Transaction) -> Self {
-        Changes { tx, pending: None, puts: 0, deletes: 0, blocks_freed: 0 }
+        Changes { tx, pending: None, puts: 0, deletes: 0, blocks_freed: 0, reserved_freed: 0 }
     }
     /// Entries put or deleted so far.
     pub(super) fn entries(&self) -> u64 {
@@ -72,8 +74,11 @@ impl<'a> Changes<'a> {
         self.tx.delete(TreeId::EXTENTS, key);
         self.deletes += 1;
     }
-    /// Frees the blocks of an extent (or of a piece of one) that no entry shows any more.
+    /// Frees the blocks of an extent (or of a piece of one) that no entry shows any more; counts those of a reservation.
     pub(super) fn free(&mut self, extent: &Extent) {
+        if extent.kind == ExtentKind::Reserved {
+            self.reserved_freed += u64::from(extent.len) / BLOCK_BYTES as u64;
+        }
         let Some(run) = extent.run() else { return };
         self.blocks_freed += u64::from(run.blocks);
         if let Some(last) = &mut self.pending {

@@ -499,7 +499,7 @@ fn a_write_costs_its_neighbours() {
     world.maps.looked_at.set(0);
     world.maps.descents.set(0);
     let done = write(&mut world, 7 * SEGMENT_BLOCKS + 100, 1 << 30, 1);
-    assert_eq!(done, Replaced { entries_put: 1, entries_deleted: 0, blocks_freed: 1 });
+    assert_eq!(done, Replaced { entries_put: 1, entries_deleted: 0, blocks_freed: 1, reserved_freed: 0 });
     let cost = (world.maps.looked_at.get(), world.maps.descents.get());
     assert!(cost.0 <= 3 && cost.1 <= 2, "looked at {} entries in {} descents", cost.0, cost.1);
     let path = Path::load(&world.maps, world.files[0].holder).unwrap();

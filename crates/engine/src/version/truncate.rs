@@ -25,6 +25,8 @@ pub struct Truncated {
     pub reap: bool,
     /// Blocks freed at once.
     pub blocks_freed: u64,
+    /// Blocks of reservations that are gone at once.
+    pub reserved_freed: u64,
 }
 
 /// Removes what the file has from `new_size` (rounded up to a block) on, so that it reads as zeros when the file grows
@@ -89,7 +91,8 @@ pub(super) fn truncate_within(
         changes.put(&tail_key, &Extent::data(run));
     }
     changes.finish();
-    Ok(Truncated { reap, blocks_freed: changes.blocks_freed, path })
+    let (blocks_freed, reserved_freed) = (changes.blocks_freed, changes.reserved_freed);
+    Ok(Truncated { path, reap, blocks_freed, reserved_freed })
 }
 
 /// The entries that a cut at `cut` removes or shortens, if they are few. While the head and its parent are becoming

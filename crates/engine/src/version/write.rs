@@ -1,4 +1,4 @@
-//! Writing: new data over old, and holes.
+//! Writing: new data over old, holes, reservations.
 //!
 //! While the holder's version drains up, new entries go to its parent's key and its own are cut: the side that drains
 //! must not gain entries (invariant 4).
@@ -23,6 +23,19 @@ pub struct Replaced {
     pub entries_deleted: u64,
     /// Blocks freed, because this data takes their place.
     pub blocks_freed: u64,
+    /// Blocks of reservations that this data takes the place of.
+    pub reserved_freed: u64,
+}
+
+/// How far [`reserve`] has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Reserved {
+    /// Whether there is more to do.
+    pub more: bool,
+    /// File offset from which to go on.
+    pub next: u64,
+    /// Blocks that have become reserved.
+    pub blocks: u64,
 }
 
 /// Makes `pieces` the data of the file: (offset in the file, blocks in the pool), in ascending order and not
@@ -44,24 +57,83 @@ pub fn put_extents(
     let (mut top, mut old, mut new) = (Vec::new(), Vec::new(), Vec::new());
     let mut pieces = Pieces { left: pieces, done: 0 };
     while let Some(segment) = pieces.segment(&mut top) {
-        let (low, high) = (top[0].off, top[top.len() - 1].end());
-        for (at, step) in path.steps()[..path.own()].iter().enumerate() {
-            let place = Place { family: path.family(), segment, version: step.key };
-            load(read, &place, low, high, &mut old)?;
-            if at + 1 == path.own() {
-                overlay(&top, &old, &mut new, &mut changes);
-            } else {
-                subtract(&top, &old, &mut new, &mut changes);
-            }
-            changes.difference(&place, &old, &new);
-        }
+        lay_over(read, &mut changes, path, segment, &top, &mut old, &mut new)?;
     }
     changes.finish();
     Ok(Replaced {
         entries_put: changes.puts,
         entries_deleted: changes.deletes,
         blocks_freed: changes.blocks_freed,
+        reserved_freed: changes.reserved_freed,
     })
+}
+
+/// Lays `top` over what the holder's own versions have in a segment. `old` and `new` are room to work in.
+fn lay_over(
+    read: &dyn Read,
+    changes: &mut Changes,
+    path: &Path,
+    segment: u64,
+    top: &[Entry],
+    old: &mut Vec<Entry>,
+    new: &mut Vec<Entry>,
+) -> Result<()> {
+    let (low, high) = (top[0].off, top[top.len() - 1].end());
+    for (at, step) in path.steps()[..path.own()].iter().enumerate() {
+        let place = Place { family: path.family(), segment, version: step.key };
+        load(read, &place, low, high, old)?;
+        if at + 1 == path.own() {
+            overlay(top, old, new, changes);
+        } else {
+            subtract(top, old, new, changes);
+        }
+        changes.difference(&place, old, new);
+    }
+    Ok(())
+}
+
+/// Makes the holes in [`from`, `to`) (block aligned) reservations: they go on reading as zeros. Stops after the segment
+/// in which `entries_max` changed entries have been reached: if [`Reserved::more`], apply and call again from
+/// [`Reserved::next`]. The caller keeps the space aside.
+///
+/// # Errors
+/// [`crate::EngineError::Corrupt`] for an entry that cannot be; `tx` must then be dropped.
+pub fn reserve(
+    read: &dyn Read,
+    tx: &mut Transaction,
+    path: &Path,
+    from: u64,
+    to: u64,
+    entries_max: u64,
+) -> Result<Reserved> {
+    assert!(path.writable(), "a shared version is written only through a child");
+    assert!(
+        from.is_multiple_of(BLOCK) && to.is_multiple_of(BLOCK) && to <= FILE_END,
+        "a reservation is whole blocks"
+    );
+    let mut changes = Changes::new(tx);
+    let (mut top, mut old, mut new) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut at, mut visited, mut blocks) = (from, 0, 0);
+    while at < to && changes.entries() + visited < entries_max.max(1) {
+        let segment = at / SEGMENT_BYTES;
+        let base = segment * SEGMENT_BYTES;
+        let high = to.min(base + SEGMENT_BYTES);
+        top.clear();
+        for piece in resolve_steps(read, path.family(), path.steps(), at, high, usize::MAX)? {
+            if piece.what == Mapping::Hole {
+                let extent = Extent::reserved(piece.len as u32);
+                push_joined(&mut top, Entry { off: (piece.offset - base) as u32, extent });
+                blocks += piece.len / BLOCK;
+            }
+        }
+        if !top.is_empty() {
+            lay_over(read, &mut changes, path, segment, &top, &mut old, &mut new)?;
+        }
+        (at, visited) = (high, visited + 1);
+    }
+    debug_assert_eq!(changes.reserved_freed, 0, "only holes are covered");
+    changes.finish();
+    Ok(Reserved { more: at < to, next: at, blocks })
 }
 
 /// Cuts pieces at segment boundaries.
@@ -136,7 +208,13 @@ pub fn punch(
         }
     }
     changes.finish();
-    Ok(Progress { more: at < to, next: at, entries: changes.entries(), blocks_freed: changes.blocks_freed })
+    Ok(Progress {
+        more: at < to,
+        next: at,
+        entries: changes.entries(),
+        blocks_freed: changes.blocks_freed,
+        reserved_freed: changes.reserved_freed,
+    })
 }
 
 fn next_segment(read: &dyn Read, path: &Path, from: u64) -> Result<Option<u64>> {

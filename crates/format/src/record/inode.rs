@@ -17,8 +17,10 @@ pub const INODE_KEY_BYTES: usize = 24;
 /// The bytes past the end of the file in its last mapped block may be anything: they were cut off by a truncation.
 /// Whoever lets the file grow zeroes them first.
 pub const INODE_FLAG_STALE_TAIL: u32 = 1;
+/// The file may have reservations. Its contents never go back into the record, except when it is cut to nothing.
+pub const INODE_FLAG_RESERVED: u32 = 2;
 /// Every flag this version of the program knows.
-pub const INODE_FLAGS_KNOWN: u32 = INODE_FLAG_STALE_TAIL;
+pub const INODE_FLAGS_KNOWN: u32 = INODE_FLAG_STALE_TAIL | INODE_FLAG_RESERVED;
 
 const INLINE_BIT: u8 = 1;
 const HAS_VERSIONS_BIT: u8 = 2;

@@ -27,6 +27,8 @@ pub struct SubvolumeRecord {
     pub files: u64,
     /// Whether `files` is exact. The first change after opening clears it; closing sets it.
     pub files_known: bool,
+    /// Blocks that reservations of its files hold: as many as their entries have in all, in every transaction.
+    pub reserved_blocks: u64,
 }
 
 impl SubvolumeRecord {
@@ -39,8 +41,9 @@ impl SubvolumeRecord {
         out.put_u64(self.files);
         out.put_u8(self.hash_kind);
         out.put_u8(if self.files_known { FILES_KNOWN } else { 0 });
+        out.put_u64(self.reserved_blocks);
         // Room for the inode slot shown to users, the 16-byte name and flags; zero now.
-        out.put_bytes(&[0; 30]);
+        out.put_bytes(&[0; 22]);
         out
     }
 
@@ -53,11 +56,13 @@ impl SubvolumeRecord {
         if bits & !FILES_KNOWN != 0 {
             return r.corrupt("unknown bits of a subvolume");
         }
-        if r.array::<30>()? != [0; 30] {
+        let reserved_blocks = r.u64()?;
+        if r.array::<22>()? != [0; 22] {
             return r.corrupt("subvolume fields of a newer format");
         }
         r.finish()?;
-        Ok(SubvolumeRecord { family, version, root, hash_kind, files, files_known: bits & FILES_KNOWN != 0 })
+        let files_known = bits & FILES_KNOWN != 0;
+        Ok(SubvolumeRecord { family, version, root, hash_kind, files, files_known, reserved_blocks })
     }
 }
 
@@ -81,6 +86,7 @@ mod tests {
             hash_kind: HASH_KIND_SIPHASH13,
             files: 50_000,
             files_known: true,
+            reserved_blocks: 77,
         };
         let good = record.encode();
         assert_eq!(SubvolumeRecord::decode(&good).unwrap(), record);

@@ -1,11 +1,14 @@
 //! The verbs: one file a group. Each prepares under inode locks and applies one transaction.
 
+pub(crate) mod allocate;
+pub(crate) mod copy;
 pub(crate) mod create;
 pub(crate) mod data;
 pub(crate) mod link;
 pub(crate) mod lookup;
 pub(crate) mod read;
 pub(crate) mod rename;
+pub(crate) mod seek;
 pub(crate) mod setattr;
 pub(crate) mod truncate;
 pub(crate) mod unlink;

@@ -5,7 +5,7 @@
 //! full pool can always be cut.
 
 use varve_engine::{BLOCK_BYTES, InodeId, Transaction, VersionId};
-use varve_format::record::inode::INODE_FLAG_STALE_TAIL;
+use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
 
 use super::setattr::change;
 use super::{require_file, without_set_ids};
@@ -21,6 +21,18 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 
 impl Core {
     pub(super) fn set_size(&self, caller: Caller, ino: InodeId, size: u64, set: &SetAttr) -> Result<Attr> {
+        self.set_size_if(caller, ino, size, set, |_| true)
+    }
+
+    /// As [`Core::set_size`], if `wanted` says so of the size that the file then has.
+    pub(super) fn set_size_if(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        size: u64,
+        set: &SetAttr,
+        wanted: impl Fn(u64) -> bool,
+    ) -> Result<Attr> {
         if size > FILE_BYTES_MAX {
             return Err(FsError::FileTooBig);
         }
@@ -32,6 +44,9 @@ impl Core {
             let mut guard = self.write_lock(&state)?;
             let inner = &mut *guard;
             require_file(inner)?;
+            if !wanted(inner.size) {
+                return Ok(attr(ino, inner));
+            }
             let logged = inner.record.size;
             let pages = size.div_ceil(BLOCK);
             // A size is logged no earlier than the data of the writes that made the file grow so far.
@@ -50,7 +65,7 @@ impl Core {
             let now = self.now();
             let mut record = inner.record_with_pending();
             let mut tx = Transaction::new();
-            let mut reap = false;
+            let (mut reap, mut reserved_freed) = (false, 0);
             if size < logged {
                 if let Some(contents) = &mut record.inline {
                     contents.truncate(size as usize);
@@ -58,10 +73,11 @@ impl Core {
                     let view = self.store.view();
                     let mut new_id = || VersionId(self.store.new_id());
                     let cut = extents::truncate(&view, &mut tx, &mut record, &mut new_id, size)?;
-                    reap = cut.reap;
+                    (reap, reserved_freed) = (cut.reap, cut.reserved_freed);
                     record.flags &= !INODE_FLAG_STALE_TAIL;
                     if cut.empty {
                         record.inline = Some(Vec::new());
+                        record.flags &= !INODE_FLAG_RESERVED;
                     } else if !size.is_multiple_of(BLOCK) {
                         record.flags |= INODE_FLAG_STALE_TAIL;
                     }
@@ -77,7 +93,7 @@ impl Core {
             }
             change(&mut record, set, now);
             self.put_record(&mut tx, ino, inner.presence, &record);
-            self.apply(tx)?;
+            self.apply_freeing(tx, None, reserved_freed)?;
             inner.record = record;
             inner.pending = Pending::default();
             inner.size = size;

@@ -6,14 +6,16 @@
 
 use std::sync::Arc;
 
-use varve_engine::{BLOCK_BYTES, EngineError, InodeId, Reservation};
-use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_STALE_TAIL};
+use varve_engine::version::{self, Mapping};
+use varve_engine::{BLOCK_BYTES, EngineError, InodeId, Reservation, Transaction};
+use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
 
 use super::read::ReadPlan;
 use super::{require_file, without_set_ids};
 use crate::api::{Caller, FILE_BYTES_MAX};
 use crate::core::Core;
 use crate::inode::{Inner, InodeState};
+use crate::table::extents;
 use crate::writeback::pages::PageBuf;
 use crate::writeback::{ENTRIES_PER_PAGE, ENTRY_BYTES, reserve};
 use crate::{FsError, Result};
@@ -57,7 +59,11 @@ fn plan(inner: &Inner, offset: u64, len: usize) -> WritePlan {
     };
     let leaves_record = end.max(inner.size) > INLINE_BYTES_MAX as u64
         && inner.record.inline.as_ref().is_some_and(|contents| !contents.is_empty());
-    if leaves_record && len > 0 {
+    // Without anything to write, this is asked for by fallocate: reservations need extents.
+    let makes_room = len == 0
+        && inner.record.flags & INODE_FLAG_RESERVED != 0
+        && inner.record.inline.as_ref().is_some_and(|contents| !contents.is_empty());
+    if (leaves_record && len > 0) || makes_room {
         also(0);
     }
     if inner.record.flags & INODE_FLAG_STALE_TAIL != 0 && end > inner.record.size {
@@ -90,6 +96,15 @@ impl Core {
         self.write_pages(Caller::ROOT, state, size, &[]).map(drop)
     }
 
+    /// Writes zeros to part of a file, on its behalf.
+    pub(super) fn write_zeros(&self, state: &Arc<InodeState>, offset: u64, len: usize) -> Result<()> {
+        let mut done = 0;
+        while done < len {
+            done += self.write_pages(Caller::ROOT, state, offset + done as u64, &vec![0; len - done])?;
+        }
+        Ok(())
+    }
+
     fn write_pages(
         &self,
         caller: Caller,
@@ -117,6 +132,11 @@ impl Core {
                     Err(EngineError::NoSpace) if !space.reclaimed => {
                         space = Space { reclaimed: true, ..Space::default() };
                         self.reclaim()?;
+                        continue;
+                    }
+                    Err(EngineError::NoSpace) if !space.asked_reserved => {
+                        space.asked_reserved = true;
+                        self.use_reserved(state, &mut space, offset, len)?;
                         continue;
                     }
                     Err(EngineError::NoSpace) => {
@@ -208,6 +228,46 @@ impl Core {
         Ok(())
     }
 
+    /// There is no other space: takes that of the reservations in the range of a write, which become holes until its
+    /// data is logged.
+    ///
+    /// If power fails before that, the range is a hole that was reserved: of a write that nobody has synced.
+    fn use_reserved(&self, state: &InodeState, space: &mut Space, offset: u64, len: usize) -> Result<()> {
+        let mut inner = self.write_lock(state)?;
+        if inner.record.flags & INODE_FLAG_RESERVED == 0 || inner.record.inline.is_some() {
+            return Ok(());
+        }
+        let to = (offset + len as u64).next_multiple_of(BLOCK);
+        let mut at = offset / BLOCK * BLOCK;
+        while at < to {
+            let mut tx = Transaction::new();
+            let (freed, next) = {
+                let view = self.store.view();
+                let path = extents::path(&view, &inner.record)?;
+                let pieces = version::resolve_upto(&view, &path, at, to, 64)?;
+                let reserved = pieces.iter().find(|piece| piece.what == Mapping::Reserved);
+                let Some(piece) = reserved else {
+                    let Some(last) = pieces.last() else { break };
+                    at = last.offset + last.len;
+                    continue;
+                };
+                let end = (piece.offset + piece.len).min(to);
+                let progress = version::punch(&view, &mut tx, &path, piece.offset, end, 128)?;
+                (progress.reserved_freed, progress.next)
+            };
+            tx.privileged();
+            let (_, part) = self.apply_freeing(tx, None, freed)?;
+            inner.mapping += 1;
+            at = next;
+            if let Some(part) = part {
+                let pages = part.data_blocks();
+                // What a first page adds to the inode's record is logged with privilege.
+                self.add(space, part, pages, true);
+            }
+        }
+        Ok(())
+    }
+
     fn add(&self, space: &mut Space, more: Reservation, pages: u64, first: bool) {
         match &mut space.reservation {
             Some(mine) => self.store.merge(mine, more),
@@ -260,6 +320,7 @@ struct Space {
     pages: u64,
     first: bool,
     reclaimed: bool,
+    asked_reserved: bool,
 }
 
 impl Space {

@@ -30,6 +30,8 @@ pub(crate) fn path(view: &View, record: &InodeRecord) -> Result<Path> {
 pub(crate) struct Cut {
     /// Whether the reaper has work in this family.
     pub reap: bool,
+    /// Blocks of reservations that are gone.
+    pub reserved_freed: u64,
     /// Whether nothing is left: the file may go back to inline mode.
     pub empty: bool,
 }
@@ -45,5 +47,10 @@ pub(crate) fn truncate(
     let mut holder = holder(record);
     let truncated = version::truncate(view, tx, &mut holder, new_id, new_size, None)?;
     record.data = pointer(holder);
-    Ok(Cut { reap: truncated.reap, empty: new_size == 0 && !truncated.reap && !holder.has_versions })
+    let reserved_freed = truncated.reserved_freed;
+    Ok(Cut {
+        reap: truncated.reap,
+        reserved_freed,
+        empty: new_size == 0 && !truncated.reap && !holder.has_versions,
+    })
 }

@@ -262,14 +262,14 @@ impl Core {
         record.inline = None;
         record.size = size;
         record.change += 1;
-        {
+        let replaced = {
             let view = self.store.view();
             let path = extents::path(&view, &record)?;
-            version::put_extents(&view, &mut tx, &path, &extents_put)?;
-        }
+            version::put_extents(&view, &mut tx, &path, &extents_put)?
+        };
         self.put_record(&mut tx, ino, inner.presence, &record);
         tx.privileged();
-        let lsn = self.store.apply(tx, Some(reservation))?;
+        let (lsn, _) = self.apply_freeing(tx, Some(reservation), replaced.reserved_freed)?;
         inner.record = record;
         inner.mapping += 1;
         if let Some((_, run)) = extents_put.last() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use varve_engine::{BLOCK_BYTES, Transaction};
-use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_STALE_TAIL};
+use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
 
 use super::job::{FileJob, Group};
 use crate::api::DataLogged;
@@ -27,7 +27,8 @@ impl Core {
             return Ok(Some(turn));
         }
         let size = inner.size.min(size_max);
-        if inner.record.inline.is_some() && size <= INLINE_BYTES_MAX as u64 {
+        let stays_out = inner.record.flags & INODE_FLAG_RESERVED != 0;
+        if inner.record.inline.is_some() && size <= INLINE_BYTES_MAX as u64 && !stays_out {
             self.log_inline(&state, inner, size)?;
             return Ok(Some(turn));
         }

@@ -9,6 +9,7 @@ use varve_fs::{Caller, Clock, Filesystem, FormatOptions, OpenOptions, Profile, S
 use varve_mount::{MountError, MountOptions, Mounted, unmount};
 
 mod attributes;
+mod data;
 mod nodes;
 
 struct RealClock;

@@ -1,0 +1,230 @@
+//! fallocate: reserve, punch, zero.
+//!
+//! What waits in memory is logged first where it would be in the way, so that pages and extents never disagree. A range
+//! is changed a bounded transaction at a time, from front to back: after a crash a part of it, from the front, is done.
+
+use std::sync::Arc;
+
+use varve_engine::version::{self, Mapping};
+use varve_engine::{BLOCK_BYTES, InodeId, Transaction};
+use varve_format::record::inode::{INODE_FLAG_RESERVED, InodeRecord};
+
+use super::{require_file, without_set_ids};
+use crate::api::{Allocate, Caller, FILE_BYTES_MAX, SetAttr};
+use crate::core::{Core, touch};
+use crate::inode::{Inner, InodeState, Pending};
+use crate::table::extents;
+use crate::writeback::Ride;
+use crate::{FsError, Result};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Entries changed in one transaction.
+const ENTRIES_PER_STEP: u64 = 64;
+/// Pieces of a file looked at in one go.
+const PIECES_MAX: usize = 1024;
+
+impl Core {
+    pub(crate) fn fallocate(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        offset: u64,
+        len: u64,
+        how: Allocate,
+    ) -> Result<()> {
+        self.require_writable()?;
+        let state = self.state(ino);
+        require_file(&*self.read_lock(&state)?)?;
+        let end = offset.checked_add(len).filter(|end| *end <= FILE_BYTES_MAX).ok_or(FsError::FileTooBig)?;
+        if len == 0 {
+            return Err(FsError::Invalid);
+        }
+        self.drop_capability(&state)?;
+        let keep_size = match how {
+            Allocate::Punch => return self.with_space(|| self.punch(caller, &state, offset, end)),
+            Allocate::Zero { keep_size } => {
+                self.with_space(|| self.punch(caller, &state, offset, end))?;
+                keep_size
+            }
+            Allocate::Reserve { keep_size } => keep_size,
+        };
+        self.with_space(|| self.preallocate(caller, &state, offset, end))?;
+        if !keep_size {
+            let set = SetAttr::default();
+            self.with_space(|| self.set_size_if(caller, ino, end, &set, |size| size < end))?;
+        }
+        Ok(())
+    }
+
+    fn punch(&self, caller: Caller, state: &Arc<InodeState>, from: u64, to: u64) -> Result<()> {
+        let (first, floor) = (from.next_multiple_of(BLOCK), to / BLOCK * BLOCK);
+        self.zero_bytes(state, from, to.min(first))?;
+        let mut tail_zeroed = floor == to || floor < first;
+        let mut turn = state.turn();
+        let mut at = first;
+        loop {
+            let mut guard = self.write_lock(state)?;
+            let inner = &mut *guard;
+            // Of a block that holds the end of the file, nothing is left.
+            let last = if inner.size <= to { to.next_multiple_of(BLOCK) } else { floor };
+            if inner.size > to && !tail_zeroed {
+                drop(guard);
+                self.zero_bytes(state, floor, to)?;
+                tail_zeroed = true;
+                continue;
+            }
+            if at >= last {
+                return Ok(());
+            }
+            let in_the_way = inner.pages.map.range(at / BLOCK..last / BLOCK).next().is_some();
+            if inner.growth_waits() || in_the_way {
+                drop(guard);
+                turn = self.write_back_in_turn(turn, u64::MAX, Ride::Allowed)?;
+                continue;
+            }
+            let mut tx = Transaction::new();
+            let mut record = self.changed(caller, inner);
+            let (mut freed, mut next) = (0, last);
+            if let Some(contents) = &mut record.inline {
+                contents.truncate(at as usize);
+            } else {
+                let view = self.store.view();
+                let path = extents::path(&view, &record)?;
+                let progress = version::punch(&view, &mut tx, &path, at, last, ENTRIES_PER_STEP)?;
+                (freed, next) = (progress.reserved_freed, progress.next);
+            }
+            self.put_record(&mut tx, state.ino, inner.presence, &record);
+            tx.privileged();
+            self.apply_freeing(tx, None, freed)?;
+            self.changed_to(inner, record);
+            at = next;
+        }
+    }
+
+    /// The record after a change of data now, by `caller`.
+    fn changed(&self, caller: Caller, inner: &Inner) -> InodeRecord {
+        let mut record = inner.record_with_pending();
+        let now = self.now();
+        record.mtime = now;
+        touch(&mut record, now);
+        if caller.uid != 0 {
+            record.mode = without_set_ids(record.mode);
+        }
+        record
+    }
+
+    fn changed_to(&self, inner: &mut Inner, record: InodeRecord) {
+        inner.record = record;
+        inner.pending = Pending::default();
+        inner.mapping += 1;
+    }
+
+    /// Writes zeros over part of a block, unless there is nothing but zeros.
+    fn zero_bytes(&self, state: &Arc<InodeState>, from: u64, to: u64) -> Result<()> {
+        let to = {
+            let inner = self.read_lock(state)?;
+            let to = to.min(inner.size);
+            if from >= to {
+                return Ok(());
+            }
+            let mut data = inner.pages.map.contains_key(&(from / BLOCK)) || inner.record.inline.is_some();
+            if !data {
+                let view = self.store.view();
+                let path = extents::path(&view, &inner.record)?;
+                let pieces = version::resolve(&view, &path, from, to)?;
+                data = pieces.iter().any(|piece| matches!(piece.what, Mapping::Data { .. }));
+            }
+            if !data {
+                return Ok(());
+            }
+            to
+        };
+        self.write_zeros(state, from, (to - from) as usize)
+    }
+
+    fn preallocate(&self, caller: Caller, state: &Arc<InodeState>, from: u64, to: u64) -> Result<()> {
+        let (from, to) = (from / BLOCK * BLOCK, to.next_multiple_of(BLOCK));
+        // All of it or nothing, as far as one can see.
+        let mut space = self.reserve_blocks(self.holes(state, from, to)?)?;
+        self.leave_record(caller, state)?;
+        let mut at = from;
+        while at < to {
+            let mut guard = self.write_lock(state)?;
+            let inner = &mut *guard;
+            if inner.record.inline.as_ref().is_some_and(|contents| !contents.is_empty()) {
+                // Cut to nothing and written to again meanwhile.
+                drop(guard);
+                self.leave_record(caller, state)?;
+                continue;
+            }
+            let mut record = self.changed(caller, inner);
+            record.mtime = inner.times().0;
+            record.flags |= INODE_FLAG_RESERVED;
+            record.inline = None;
+            let mut tx = Transaction::new();
+            let step = {
+                let view = self.store.view();
+                let path = extents::path(&view, &record)?;
+                version::reserve(&view, &mut tx, &path, at, to, ENTRIES_PER_STEP)?
+            };
+            let missing = step.blocks.saturating_sub(space.data_blocks());
+            if missing > 0 {
+                let more = self.reserve_blocks(missing)?;
+                self.store.merge(&mut space, more);
+            }
+            if step.blocks > 0 {
+                self.put_record(&mut tx, state.ino, inner.presence, &record);
+                let part = self.split_blocks(&mut space, step.blocks);
+                self.apply_reserving(tx, part)?;
+                inner.record = record;
+                inner.pending.ctime = None;
+                inner.mapping += 1;
+            }
+            at = step.next;
+        }
+        Ok(())
+    }
+
+    /// Blocks of holes in [`from`, `to`).
+    fn holes(&self, state: &Arc<InodeState>, from: u64, to: u64) -> Result<u64> {
+        let inner = self.read_lock(state)?;
+        if inner.record.inline.is_some() {
+            return Ok((to - from) / BLOCK);
+        }
+        let view = self.store.view();
+        let path = extents::path(&view, &inner.record)?;
+        let (mut at, mut bytes) = (from, 0);
+        while at < to {
+            for piece in version::resolve_upto(&view, &path, at, to, PIECES_MAX)? {
+                if piece.what == Mapping::Hole {
+                    bytes += piece.len;
+                }
+                at = piece.offset + piece.len;
+            }
+        }
+        Ok(bytes / BLOCK)
+    }
+
+    /// Moves a file's contents out of its record, for good.
+    fn leave_record(&self, caller: Caller, state: &Arc<InodeState>) -> Result<()> {
+        let turn = state.turn();
+        let size = {
+            let mut inner = self.write_lock(state)?;
+            if inner.record.inline.is_none() {
+                return Ok(());
+            }
+            let mut tx = Transaction::new();
+            let mut record = inner.record.clone();
+            if caller.uid != 0 {
+                record.mode = without_set_ids(record.mode);
+            }
+            record.flags |= INODE_FLAG_RESERVED;
+            self.put_record(&mut tx, state.ino, inner.presence, &record);
+            self.apply(tx)?;
+            inner.record = record;
+            inner.size
+        };
+        self.dirty_tail(state, size)?;
+        self.write_back_in_turn(turn, u64::MAX, Ride::Allowed).map(drop)
+    }
+}

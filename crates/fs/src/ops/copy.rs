@@ -1,0 +1,56 @@
+//! Copying between files, through memory.
+
+use varve_engine::InodeId;
+
+use super::require_file;
+use crate::api::{Caller, FILE_BYTES_MAX};
+use crate::core::Core;
+use crate::{FsError, Result};
+
+/// Copied with one read and one write.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Copied in one call: whoever asks for more gets a short count and asks again.
+const CALL_BYTES_MAX: u64 = 64 << 20;
+
+impl Core {
+    pub(crate) fn copy_range(
+        &self,
+        caller: Caller,
+        (from, from_offset): (InodeId, u64),
+        (to, to_offset): (InodeId, u64),
+        len: u64,
+    ) -> Result<u64> {
+        self.require_writable()?;
+        for ino in [from, to] {
+            require_file(&*self.read_lock(&self.state(ino))?)?;
+        }
+        let len = len.min(CALL_BYTES_MAX);
+        let ends = [from_offset, to_offset].map(|offset| offset.checked_add(len));
+        let [Some(from_end), Some(to_end)] = ends else { return Err(FsError::FileTooBig) };
+        if from == to && from_offset < to_end && to_offset < from_end && len > 0 {
+            return Err(FsError::Invalid);
+        }
+        if to_offset >= FILE_BYTES_MAX && len > 0 {
+            return Err(FsError::FileTooBig);
+        }
+        let mut done = 0;
+        while done < len {
+            let data = self.read(from, from_offset + done, (len - done).min(PIECE_BYTES) as usize)?;
+            if data.is_empty() {
+                break;
+            }
+            match self.write(caller, to, to_offset + done, &data) {
+                Ok(written) => {
+                    done += written as u64;
+                    if written < data.len() {
+                        break;
+                    }
+                }
+                // What has been copied is told; the next call gets the error.
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+}

@@ -1,0 +1,285 @@
+//! Reservations, holes, and finding them; copies; large offsets, many links, many names.
+
+use varve_sim::Rng;
+
+use super::*;
+
+const BLOCK: u64 = 4096;
+
+/// What a file should be.
+struct Model {
+    ino: InodeId,
+    bytes: Vec<u8>,
+}
+
+impl Model {
+    fn resize(&mut self, size: usize) {
+        self.bytes.resize(size, 0);
+    }
+}
+
+fn allocate(f: &Fixture, ino: InodeId, offset: u64, len: u64, how: Allocate) {
+    f.fs.fallocate(Caller::ROOT, ino, offset, len, how).unwrap();
+}
+
+fn step(f: &Fixture, rng: &mut Rng, model: &mut Model) {
+    const AREA: u64 = 3 << 20;
+    let block = if rng.chance(0.5) { 1 } else { BLOCK };
+    let offset = rng.below(AREA / block) * block;
+    let len_max = if rng.chance(0.8) { 20_000 } else { 1_500_000 };
+    let len = (1 + rng.below(len_max)).next_multiple_of(block);
+    let (from, end) = (offset as usize, (offset + len) as usize);
+    match rng.below(9) {
+        0..=2 => {
+            let data = pattern(rng.next_u64(), len.min(100_000) as usize);
+            f.write(model.ino, offset, &data);
+            model.resize(model.bytes.len().max(from + data.len()));
+            model.bytes[from..from + data.len()].copy_from_slice(&data);
+        }
+        3 => {
+            let keep_size = rng.chance(0.5);
+            allocate(f, model.ino, offset, len, Allocate::Reserve { keep_size });
+            if !keep_size {
+                model.resize(model.bytes.len().max(end));
+            }
+        }
+        4 => {
+            allocate(f, model.ino, offset, len, Allocate::Punch);
+            let size = model.bytes.len();
+            model.bytes[from.min(size)..end.min(size)].fill(0);
+        }
+        5 => {
+            let keep_size = rng.chance(0.5);
+            allocate(f, model.ino, offset, len, Allocate::Zero { keep_size });
+            let size = model.bytes.len();
+            model.bytes[from.min(size)..end.min(size)].fill(0);
+            if !keep_size {
+                model.resize(size.max(end));
+            }
+        }
+        6 => {
+            let size = if rng.chance(0.2) { 0 } else { offset };
+            f.truncate(model.ino, size);
+            model.resize(size as usize);
+        }
+        7 => f.fs.flush_file(model.ino).unwrap(),
+        _ => f.fs.fsync(model.ino).unwrap(),
+    }
+}
+
+/// Contents and size are right, and data found by seeking covers all bytes that are not zero.
+fn compare(f: &Fixture, model: &Model, tag: &str) {
+    assert_eq!(f.fs.getattr(model.ino).unwrap().size, model.bytes.len() as u64, "{tag}");
+    assert!(f.read_all(model.ino) == model.bytes, "{tag}: contents differ");
+    let size = model.bytes.len() as u64;
+    let mut at = 0;
+    while at < size {
+        let data = f.fs.seek(model.ino, at, SeekTo::Data).unwrap().unwrap_or(size);
+        assert!(data >= at && model.bytes[at as usize..data as usize].iter().all(|byte| *byte == 0), "{tag}");
+        if data == size {
+            break;
+        }
+        let hole = f.fs.seek(model.ino, data, SeekTo::Hole).unwrap().unwrap();
+        assert!(hole > data && hole <= size, "{tag}: {data} {hole}");
+        at = hole;
+    }
+    assert_eq!(f.fs.seek(model.ino, size, SeekTo::Data).unwrap(), None);
+    assert_eq!(f.fs.seek(model.ino, size, SeekTo::Hole).unwrap(), None);
+}
+
+// Goal: reserving, punching and zeroing do to bytes, sizes and holes what they say, with data in memory and on the
+// device, through syncs, kills and cuts; and the books of reserved space are exact. Method: random steps against a
+// vector; check after each round; nothing is left when the file is gone.
+#[test]
+fn against_a_model() {
+    for seed in 0..30 {
+        let mut rng = Rng::new(seed);
+        let mut f = Fixture::with(128 * MIB, HASH_KIND_SIPHASH13, if seed % 2 == 0 { MIB } else { 64 * MIB });
+        let mut model = Model { ino: f.create(b"f"), bytes: Vec::new() };
+        for round in 0..8 {
+            for i in 0..12 {
+                step(&f, &mut rng, &mut model);
+                compare(&f, &model, &format!("seed {seed} round {round} step {i}"));
+            }
+            f.fs.sync().unwrap();
+            if round % 2 == 1 {
+                f.kill();
+            }
+            compare(&f, &model, &format!("seed {seed} round {round} synced"));
+            f.check();
+        }
+        f.fs.unlink(ROOT, b"f").unwrap();
+        f.fs.maintain().unwrap();
+        f.check();
+        f.fs.sync().unwrap();
+        f.fs.checkpoint().unwrap();
+        let space = f.fs.space();
+        assert!(space.used_bytes < MIB && space.reserved_bytes < MIB, "seed {seed}: {space:?}");
+    }
+}
+
+// Goal: reserved space is there when nothing else is, also after a kill. Method: reserve, fill the pool with another
+// file, write all of the reservation, in any order; sync and compare.
+#[test]
+fn reserved_space_is_kept() {
+    for kill in [false, true] {
+        let mut f = Fixture::new(64 * MIB);
+        let ino = f.create(b"reserved");
+        allocate(&f, ino, 0, 8 * MIB, Allocate::Reserve { keep_size: false });
+        assert!(f.fs.space().reserved_bytes >= 8 * MIB);
+        let other = f.create(b"other");
+        let (data, mut at) = (pattern(1, 1 << 20), 0);
+        while let Ok(written) = f.fs.write(Caller::ROOT, other, at, &data) {
+            at += written as u64;
+        }
+        f.fs.sync().unwrap();
+        if kill {
+            f.kill();
+        }
+        refused(f.fs.write(Caller::ROOT, other, at, &data), 28);
+        for i in (0..8).rev() {
+            f.write(ino, i * MIB, &pattern(i, 1 << 20));
+        }
+        f.fs.sync().unwrap();
+        f.check();
+        f.kill();
+        for i in 0..8 {
+            assert!(f.fs.read(ino, i * MIB, 1 << 20).unwrap() == pattern(i, 1 << 20), "kill {kill} {i}");
+        }
+        f.check();
+    }
+}
+
+// Goal: more than there is, is refused at once and whole. Method: reserve twice the pool; the books are as before.
+#[test]
+fn too_much_is_refused() {
+    let f = Fixture::new(64 * MIB);
+    let ino = f.create(b"f");
+    let free = f.fs.statfs().unwrap().free_bytes;
+    let reserve = Allocate::Reserve { keep_size: false };
+    refused(f.fs.fallocate(Caller::ROOT, ino, 0, 128 * MIB, reserve), 28);
+    refused(f.fs.fallocate(Caller::ROOT, ino, 0, 0, reserve), 22);
+    refused(f.fs.fallocate(Caller::ROOT, ino, FILE_BYTES_MAX, 1, reserve), 27);
+    refused(f.fs.fallocate(Caller::ROOT, ROOT, 0, 1, reserve), 21);
+    assert_eq!(f.fs.getattr(ino).unwrap().size, 0);
+    assert!(f.fs.statfs().unwrap().free_bytes + MIB > free);
+    f.check();
+}
+
+// Goal: small files and reservations go together. Method: contents inside the record, reserve around them, kill.
+#[test]
+fn small_files() {
+    let mut f = Fixture::new(64 * MIB);
+    for (i, len) in [0u64, 1, 100, 1700].into_iter().enumerate() {
+        for flush in [false, true] {
+            let ino = f.create(format!("f{i}{flush}").as_bytes());
+            f.write(ino, 0, &pattern(9, len as usize));
+            if flush {
+                f.fs.flush_file(ino).unwrap();
+            }
+            allocate(&f, ino, 0, 10_000, Allocate::Reserve { keep_size: true });
+            f.check();
+            assert!(f.read_all(ino) == pattern(9, len as usize));
+            f.write(ino, 1, b"more");
+            f.fs.sync().unwrap();
+            f.kill();
+            assert_eq!(f.fs.read(ino, 1, 4).unwrap(), b"more");
+            allocate(&f, ino, 2, 2, Allocate::Punch);
+            assert_eq!(f.fs.read(ino, 1, 4).unwrap(), b"m\0\0e");
+            f.truncate(ino, 0);
+            f.write(ino, 0, b"back");
+            f.fs.sync().unwrap();
+            f.check();
+        }
+    }
+}
+
+// Goal: copies are whole, within a file too, and refuse what makes no sense. Method: by hand.
+#[test]
+fn copies() {
+    let f = Fixture::new(64 * MIB);
+    let (a, b) = (f.create(b"a"), f.create(b"b"));
+    let data = pattern(3, 3_000_000);
+    f.write(a, 0, &data);
+    assert_eq!(f.fs.copy_range(Caller::ROOT, (a, 0), (b, 5), 1 << 40).unwrap(), 3_000_000);
+    assert!(f.fs.read(b, 5, 4_000_000).unwrap() == data);
+    assert_eq!(f.fs.copy_range(Caller::ROOT, (a, 3_000_000), (b, 0), 10).unwrap(), 0);
+    assert_eq!(f.fs.copy_range(Caller::ROOT, (b, 0), (b, 4_000_000), 1000).unwrap(), 1000);
+    refused(f.fs.copy_range(Caller::ROOT, (b, 0), (b, 500), 1000), 22);
+    refused(f.fs.copy_range(Caller::ROOT, (ROOT, 0), (b, 500), 1000), 21);
+    f.fs.sync().unwrap();
+    f.check();
+}
+
+// Goal: files reach to 2^62 bytes and no further, with holes that cost nothing. Method: write at the ends, cut, kill.
+#[test]
+fn the_largest_file() {
+    let mut f = Fixture::new(64 * MIB);
+    let ino = f.create(b"f");
+    f.write(ino, 0, b"first");
+    f.write(ino, FILE_BYTES_MAX - 1, b"z");
+    f.write(ino, 1 << 50, b"middle");
+    refused(f.fs.write(Caller::ROOT, ino, FILE_BYTES_MAX, b"z"), 27);
+    f.fs.sync().unwrap();
+    f.kill();
+    assert_eq!(f.fs.getattr(ino).unwrap().size, FILE_BYTES_MAX);
+    assert_eq!(f.fs.seek(ino, 4096, SeekTo::Data).unwrap(), Some(1 << 50));
+    assert_eq!(f.fs.seek(ino, 1 << 50, SeekTo::Hole).unwrap(), Some((1 << 50) + 4096));
+    assert_eq!(f.fs.seek(ino, 1 << 61, SeekTo::Data).unwrap(), Some(FILE_BYTES_MAX - 4096));
+    assert_eq!(f.fs.read(ino, FILE_BYTES_MAX - 2, 10).unwrap(), b"\0z");
+    let set = SetAttr { size: Some(FILE_BYTES_MAX + 1), ..SetAttr::default() };
+    refused(f.fs.setattr(Caller::ROOT, ino, set), 27);
+    f.truncate(ino, (1 << 50) + 3);
+    assert_eq!(f.fs.read(ino, 1 << 50, 10).unwrap(), b"mid");
+    allocate(&f, ino, 4096, (1 << 50) - 4096, Allocate::Punch);
+    f.check();
+}
+
+/// How many: few in every run, as many as `VARVE_MANY` says when somebody wants to know.
+fn many(ordinary: u32) -> u32 {
+    std::env::var("VARVE_MANY").map_or(ordinary, |text| text.parse().expect("VARVE_MANY is a number"))
+}
+
+// Goal: a file may have hundreds of thousands of names. Method: link and unlink them, count.
+#[test]
+fn many_links() {
+    let count = many(20_000);
+    let f = Fixture::new(if count > 100_000 { 2048 * MIB } else { 256 * MIB });
+    let ino = f.create(b"f");
+    for i in 0..count {
+        f.fs.link(ino, ROOT, format!("link {i}").as_bytes()).unwrap();
+    }
+    assert_eq!(f.fs.getattr(ino).unwrap().links, count + 1);
+    f.check();
+    for i in 0..count {
+        f.fs.unlink(ROOT, format!("link {i}").as_bytes()).unwrap();
+    }
+    assert_eq!(f.fs.getattr(ino).unwrap().links, 1);
+    f.check();
+}
+
+// Goal: a directory may have a million names, each listed once and found at a cost that hardly grows. Method: create,
+// list, look up, remove.
+#[test]
+fn many_names() {
+    let count = many(30_000);
+    let mut f = Fixture::new(if count > 100_000 { 4096 * MIB } else { 256 * MIB });
+    let dir = f.mkdir(ROOT, b"dir");
+    let name = |i: u32| format!("a name of ordinary length, {i}").into_bytes();
+    for i in 0..count {
+        f.fs.create(Caller::ROOT, dir, &name(i), 0o644).unwrap();
+    }
+    f.reopen();
+    assert_eq!(f.fs.getattr(dir).unwrap().size, u64::from(count));
+    let names = f.list(dir);
+    assert_eq!((names.len(), names.windows(2).any(|pair| pair[0] == pair[1])), (count as usize, false));
+    for i in 0..count {
+        f.fs.lookup(dir, &name(i)).unwrap();
+    }
+    refused(f.fs.lookup(dir, &name(count)), 2);
+    for i in 0..count {
+        f.fs.unlink(dir, &name(i)).unwrap();
+    }
+    f.fs.rmdir(ROOT, b"dir").unwrap();
+    f.check();
+}
