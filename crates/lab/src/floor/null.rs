@@ -4,8 +4,8 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use varve_fs::{
-    Attr, Caller, DirEntry, FileKind, FsError, InodeId, NewInode, ROOT_INODE, RenameMode, SetAttr, StatFs,
-    Timestamp, XattrMode,
+    Allocate, Attr, Caller, DirEntry, FileKind, FsError, InodeId, NewInode, ROOT_INODE, RenameMode, SeekTo,
+    SetAttr, StatFs, Timestamp, XattrMode,
 };
 use varve_mount::Verbs;
 
@@ -102,6 +102,15 @@ impl Verbs for NullFs {
     }
     fn write(&self, _: Caller, _: InodeId, _: u64, data: &[u8]) -> Result<usize> {
         Ok(data.len())
+    }
+    fn fallocate(&self, _: Caller, _: InodeId, _: u64, _: u64, _: Allocate) -> Result<()> {
+        Err(FsError::NotSupported)
+    }
+    fn seek(&self, _: InodeId, _: u64, _: SeekTo) -> Result<Option<u64>> {
+        Err(FsError::NotSupported)
+    }
+    fn copy_range(&self, _: Caller, _: (InodeId, u64), _: (InodeId, u64), _: u64) -> Result<u64> {
+        Err(FsError::NotSupported)
     }
     fn fsync_then(&self, _: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>) {
         done(Ok(()));
