@@ -46,6 +46,9 @@ pub struct Frozen {
     position: Lsn,
     next_id: u64,
     generation: u64,
+    /// The checkpoint counts as a reader of the frozen state: a block of it that is freed meanwhile must not become one of
+    /// the checkpoint's own nodes. The bitmap would show it in use once, and replaying the free would give the node away.
+    reading: u64,
     /// Where replay of what follows begins.
     pub log: LogTail,
 }
@@ -150,6 +153,7 @@ impl Store {
             next_id: core.id_floor,
             generation,
             log: core.log,
+            reading: self.readers.enter(),
         }
     }
 
@@ -168,7 +172,9 @@ impl Store {
             return Ok(());
         }
         let frozen = self.commit_and_freeze()?;
+        let reading = frozen.reading;
         let result = self.write_checkpoint(frozen, &mut durable, closed);
+        self.readers.leave(reading);
         if let Err(e) = &result {
             self.commits.stop(e.to_string());
         }
