@@ -198,11 +198,9 @@ impl Journal {
             fs::rename(&new, self.mount.join(&path))?;
             if rng.chance(0.5) {
                 handle.sync_all()?;
-            } else {
-                continue;
-            }
-            if whole {
-                self.note(Fact::Version { path, version })?;
+                if whole {
+                    self.note(Fact::Version { path, version })?;
+                }
             }
         }
         Ok(())
