@@ -85,6 +85,7 @@ impl Core {
     /// Writes back the pages of one file up to `size_max`, as if the file ended there; the caller has its turn, and
     /// gets it back.
     pub(crate) fn write_back_in_turn(&self, turn: Turn, size_max: u64, ride: Ride) -> Result<Turn> {
+        let _in_flight = self.in_flight.read_recursive();
         let mut group = Group::default();
         if let Some(turn) = self.take(turn, size_max, &mut group)? {
             return Ok(turn);
@@ -96,7 +97,10 @@ impl Core {
 
     /// Writes back all data that is dirty now.
     pub(crate) fn write_back_all(&self) -> Result<()> {
-        self.write_back_files(self.dirty.all())
+        self.write_back_files(self.dirty.all())?;
+        // Files that others are writing back just now are not in the list: wait until they have logged them.
+        drop(self.in_flight.write());
+        Ok(())
     }
 
     /// Writes back many files, packed.
@@ -105,6 +109,7 @@ impl Core {
         let mut busy = Vec::new();
         let mut files = files.into_iter().peekable();
         while files.peek().is_some() {
+            let _in_flight = self.in_flight.read_recursive();
             let mut group = Group::default();
             let mut result = Ok(());
             while group.pages() < PIECE_PAGES_MAX && group.files() < GROUP_FILES_MAX {
