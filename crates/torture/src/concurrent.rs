@@ -30,8 +30,16 @@ const SLOTS: u64 = 6;
 struct Contents {
     seed: u64,
     len: usize,
-    /// The name leads to the whole file in every state that has the name.
-    whole: bool,
+    /// Why the name leads to the whole file in every state that has the name so.
+    whole: Option<Reason>,
+}
+
+/// What brought all bytes of a file into the log before its name.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Reason {
+    Fsync,
+    RenameOver,
+    Sync,
 }
 
 type Names = BTreeMap<Vec<u8>, Contents>;
@@ -75,7 +83,7 @@ impl Worker<'_> {
         for number in 0..CALLS {
             let longest = [1_500, 12_000, 90_000, 1_400_000][rng.index(4)];
             let len = 1 + rng.below(longest) as usize;
-            let contents = Contents { seed: self.thread << 32 | number, len, whole: false };
+            let contents = Contents { seed: self.thread << 32 | number, len, whole: None };
             let slot = format!("slot{}", rng.below(SLOTS)).into_bytes();
             match rng.below(10) {
                 0..3 => self.replace(slot, contents, false)?,
@@ -97,7 +105,9 @@ impl Worker<'_> {
                 8 => {
                     let begun = self.disk.events();
                     self.fs.sync().map_err(|error| self.failed("sync", error))?;
-                    self.note(begun, |names| names.values_mut().for_each(|contents| contents.whole = true));
+                    self.note(begun, |names| {
+                        names.values_mut().for_each(|contents| contents.whole = Some(Reason::Sync))
+                    });
                     self.acknowledge();
                 }
                 _ => self.fs.checkpoint().map_err(|error| self.failed("checkpoint", error))?,
@@ -124,7 +134,7 @@ impl Worker<'_> {
         }
         if sync {
             self.fs.fsync(ino).map_err(|error| self.failed("fsync", error))?;
-            self.note(begun, |names| names.get_mut(&new).expect("made above").whole = true);
+            self.note(begun, |names| names.get_mut(&new).expect("made above").whole = Some(Reason::Fsync));
             self.acknowledge();
         }
         let begun = self.disk.events();
@@ -134,7 +144,7 @@ impl Worker<'_> {
         self.note(begun, |names| {
             let mut contents = names.remove(&new).expect("made above");
             // Over an existing file the data comes first.
-            contents.whole |= over;
+            contents.whole = contents.whole.or(over.then_some(Reason::RenameOver));
             names.insert(slot, contents);
         });
         Ok(())
@@ -263,7 +273,7 @@ fn agrees(names: &Names, found: &BTreeMap<Vec<u8>, Vec<u8>>) -> bool {
         && names.iter().all(|(name, contents)| {
             let Some(bytes) = found.get(name) else { return false };
             let right = fill(contents.seed, contents.len);
-            if contents.whole {
+            if contents.whole.is_some() {
                 return *bytes == right;
             }
             // Each page is there or not yet.
