@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use varve_engine::version::{self, Mapping};
 use varve_engine::{BLOCK_BYTES, InodeId, Transaction};
-use varve_format::record::inode::{INODE_FLAG_RESERVED, InodeRecord};
+use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL, InodeRecord};
 
 use super::{require_file, without_set_ids};
 use crate::api::{Allocate, Caller, FILE_BYTES_MAX, SetAttr};
@@ -92,6 +92,10 @@ impl Core {
                 let path = extents::path(&view, &record)?;
                 let progress = version::punch(&view, &mut tx, &path, at, last, ENTRIES_PER_STEP)?;
                 (freed, next) = (progress.reserved_freed, progress.next);
+                if (at..next).contains(&(record.size / BLOCK * BLOCK)) {
+                    // The block in which the file ends is a hole now.
+                    record.flags &= !INODE_FLAG_STALE_TAIL;
+                }
             }
             self.put_record(&mut tx, state.ino, inner.presence, &record);
             tx.privileged();

@@ -2,7 +2,7 @@
 //!
 //! Cutting needs no data block: the bytes beyond the end in the last block are left as they are and marked stale
 //! ([`INODE_FLAG_STALE_TAIL`]); whoever lets the file grow past them rewrites that block zeroed first. So a file on a
-//! full pool can always be cut.
+//! full pool can always be cut. A cut inside a hole leaves nothing stale, and the hole stays one.
 
 use varve_engine::{BLOCK_BYTES, InodeId, Transaction, VersionId};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
@@ -71,6 +71,7 @@ impl Core {
                     contents.truncate(size as usize);
                 } else {
                     let view = self.store.view();
+                    let stale = !size.is_multiple_of(BLOCK) && extents::has_data(&view, &record, size)?;
                     let mut new_id = || VersionId(self.store.new_id());
                     let cut = extents::truncate(&view, &mut tx, &mut record, &mut new_id, size)?;
                     (reap, reserved_freed) = (cut.reap, cut.reserved_freed);
@@ -78,7 +79,7 @@ impl Core {
                     if cut.empty {
                         record.inline = Some(Vec::new());
                         record.flags &= !INODE_FLAG_RESERVED;
-                    } else if !size.is_multiple_of(BLOCK) {
+                    } else if stale {
                         record.flags |= INODE_FLAG_STALE_TAIL;
                     }
                 }

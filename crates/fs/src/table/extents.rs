@@ -1,7 +1,7 @@
 //! Extents of files' data: the engine's versioned map, seen from an inode record.
 
-use varve_engine::version::{self, Holder, Path};
-use varve_engine::{VersionId, View};
+use varve_engine::version::{self, Holder, Mapping, Path};
+use varve_engine::{BLOCK_BYTES, VersionId, View};
 use varve_format::record::inode::{DataPointer, InodeRecord};
 
 use super::Result;
@@ -24,6 +24,13 @@ pub(crate) fn pointer(holder: Holder) -> DataPointer {
 pub(crate) fn path(view: &View, record: &InodeRecord) -> Result<Path> {
     let holder = holder(record);
     if holder.has_versions { Path::load(view, holder) } else { Ok(Path::implicit(holder)) }
+}
+
+/// Whether the block that holds the byte at `offset` has data on the device.
+pub(crate) fn has_data(view: &View, record: &InodeRecord, offset: u64) -> Result<bool> {
+    let block = offset - offset % BLOCK_BYTES as u64;
+    let pieces = version::resolve(view, &path(view, record)?, block, block + BLOCK_BYTES as u64)?;
+    Ok(pieces.iter().any(|piece| matches!(piece.what, Mapping::Data { .. })))
 }
 
 /// What a truncation needs to know.

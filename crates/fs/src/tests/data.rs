@@ -1,9 +1,13 @@
 //! File contents: pages, sizes, what is logged when.
 
+use std::collections::BTreeSet;
+
 use varve_engine::InodeId;
 use varve_sim::Rng;
 
 use super::*;
+
+const BLOCK: u64 = 4096;
 
 /// Offsets and sizes at which something changes its form: inline limit, blocks, segments.
 const EDGES: [u64; 14] =
@@ -12,6 +16,48 @@ const EDGES: [u64; 14] =
 struct Model {
     ino: InodeId,
     bytes: Vec<u8>,
+    /// Blocks below the end that something has been written to.
+    written: BTreeSet<u64>,
+}
+
+impl Model {
+    fn new(ino: InodeId) -> Model {
+        Model { ino, bytes: Vec::new(), written: BTreeSet::new() }
+    }
+
+    fn write(&mut self, offset: usize, data: &[u8]) {
+        let end = offset + data.len();
+        if self.bytes.len() < end {
+            self.bytes.resize(end, 0);
+        }
+        self.bytes[offset..end].copy_from_slice(data);
+        if !data.is_empty() {
+            self.written.extend(offset as u64 / BLOCK..(end as u64).div_ceil(BLOCK));
+        }
+    }
+
+    fn resize(&mut self, size: usize) {
+        self.bytes.resize(size, 0);
+        self.written.retain(|block| block * BLOCK < size as u64);
+    }
+}
+
+/// Seeking shows data in blocks that were written, and in no other; in all of those that are not zeros. (Zeros at the
+/// end of what fits into the inode record are not kept there.)
+fn compare_map(f: &Fixture, model: &Model, tag: &str) {
+    let size = model.bytes.len() as u64;
+    let (mut at, mut shown) = (0, BTreeSet::new());
+    while at < size {
+        let Some(data) = f.fs.seek(model.ino, at, SeekTo::Data).unwrap() else { break };
+        at = f.fs.seek(model.ino, data, SeekTo::Hole).unwrap().unwrap();
+        shown.extend(data / BLOCK..at.div_ceil(BLOCK));
+    }
+    let nobodys: Vec<_> = shown.difference(&model.written).collect();
+    assert!(nobodys.is_empty(), "{tag}: data in blocks {nobodys:?} that nobody wrote");
+    for block in model.written.difference(&shown) {
+        let bytes = model.bytes.chunks(BLOCK as usize).nth(*block as usize).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0), "{tag}: a hole for the data in block {block}");
+    }
 }
 
 fn step(f: &Fixture, rng: &mut Rng, model: &mut Model, tag: &str) {
@@ -25,10 +71,7 @@ fn step(f: &Fixture, rng: &mut Rng, model: &mut Model, tag: &str) {
             let len = if rng.chance(0.1) { rng.below(300_000) } else { 1 + rng.below(9000) } as usize;
             let data = pattern(rng.next_u64(), len);
             f.write(model.ino, offset as u64, &data);
-            if model.bytes.len() < offset + len {
-                model.bytes.resize(offset + len, 0);
-            }
-            model.bytes[offset..offset + len].copy_from_slice(&data);
+            model.write(offset, &data);
         }
         4 => {
             let size = if rng.chance(0.3) && !model.bytes.is_empty() {
@@ -37,7 +80,7 @@ fn step(f: &Fixture, rng: &mut Rng, model: &mut Model, tag: &str) {
                 near(rng)
             };
             f.truncate(model.ino, size);
-            model.bytes.resize(size as usize, 0);
+            model.resize(size as usize);
         }
         5 => f.fs.flush_file(model.ino).unwrap(),
         6 => f.fs.fsync(model.ino).unwrap(),
@@ -63,12 +106,13 @@ fn contents_against_a_model() {
         let mut f =
             Fixture::with(128 * MIB, HASH_KIND_SIPHASH13, if seed % 2 == 0 { 200_000 } else { 64 * MIB });
         let mut models: Vec<Model> =
-            (0..3).map(|i| Model { ino: f.create(format!("f{i}").as_bytes()), bytes: Vec::new() }).collect();
+            (0..3).map(|i| Model::new(f.create(format!("f{i}").as_bytes()))).collect();
         for round in 0..6 {
             for i in 0..25 {
                 let tag = format!("seed {seed} round {round} step {i}");
                 let which = rng.index(models.len());
                 step(&f, &mut rng, &mut models[which], &tag);
+                compare_map(&f, &models[which], &tag);
             }
             match round % 3 {
                 0 => f.fs.sync().unwrap(),
@@ -105,7 +149,7 @@ fn what_is_logged_is_reported() {
     for seed in 100..130 {
         let mut rng = Rng::new(seed);
         let mut f = Fixture::with(64 * MIB, HASH_KIND_SIPHASH13, 100_000);
-        let mut model = Model { ino: f.create(b"f"), bytes: Vec::new() };
+        let mut model = Model::new(f.create(b"f"));
         let mut disk: Vec<u8> = Vec::new();
         let mut seen = 0;
         for i in 0..60 {
@@ -183,6 +227,40 @@ fn cut_bytes_stay_cut() {
             f.fs.sync().unwrap();
             f.kill();
             assert!(f.read_all(ino) == expected, "kill {kill} grow {grow}");
+            f.check();
+        }
+    }
+}
+
+// Goal: what nobody wrote stays a hole. Method: cut a file inside a hole, or punch out the block in which it was cut;
+// then let it grow by writing and by truncation.
+#[test]
+fn a_cut_inside_a_hole_makes_no_data() {
+    let reserve = Allocate::Reserve { keep_size: true };
+    for make in [None, Some(reserve), Some(Allocate::Punch)] {
+        for grow in 0..3 {
+            let f = Fixture::new(64 * MIB);
+            let ino = f.create(b"f");
+            f.write(ino, 3 * BLOCK, &[7; 4096]);
+            if let Some(how) = make.filter(|how| *how == reserve) {
+                f.fs.fallocate(Caller::ROOT, ino, 0, 3 * BLOCK, how).unwrap();
+            }
+            if make == Some(Allocate::Punch) {
+                f.write(ino, BLOCK, &[5; 4096]);
+            }
+            f.fs.fsync(ino).unwrap();
+            f.truncate(ino, BLOCK + 100);
+            if make == Some(Allocate::Punch) {
+                f.fs.fallocate(Caller::ROOT, ino, BLOCK, BLOCK, Allocate::Punch).unwrap();
+            }
+            match grow {
+                0 => f.truncate(ino, 9 * BLOCK),
+                1 => f.write(ino, 8 * BLOCK, &[1; 4096]),
+                _ => f.write(ino, BLOCK + 2000, &[1]),
+            }
+            f.fs.fsync(ino).unwrap();
+            let data = f.fs.seek(ino, 0, SeekTo::Data).unwrap();
+            assert_eq!(data, [None, Some(8 * BLOCK), Some(BLOCK)][grow], "{make:?} grow {grow}");
             f.check();
         }
     }
