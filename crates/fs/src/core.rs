@@ -29,8 +29,6 @@ pub(crate) struct Core {
     pub dirty_bytes_max: u64,
     pub order: Box<dyn WritebackOrder>,
     pub next_job: AtomicU64,
-    /// Held shared from taking pages until they are logged. Whoever must see all of them logged takes it alone.
-    pub in_flight: parking_lot::RwLock<()>,
     pub rounds: SyncRounds,
     pub reap: ReapQueue,
     pub files: FileCount,

@@ -102,7 +102,6 @@ impl Core {
             dirty_bytes_max: options.dirty_bytes_max,
             order: Box::new(OldestFirst),
             next_job: AtomicU64::new(0),
-            in_flight: parking_lot::RwLock::new(()),
             rounds: SyncRounds::default(),
             reap: ReapQueue::default(),
             files: FileCount::new(record),

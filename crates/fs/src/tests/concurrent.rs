@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use varve_sim::Rng;
 
 use super::*;
+use crate::writeback::Group;
 
 // Goal: no deadlock, no lost update, and nothing wrong at the end. Method: threads rename, link, unlink, write, sync and
 // list in three directories of few names; then check, and check again after a kill.
@@ -93,5 +94,31 @@ fn one_file_from_many_threads() {
     f.fs.sync().unwrap();
     f.kill();
     assert!(f.read_all(ino) == bytes);
+    f.check();
+}
+
+// Goal: a sync does not acknowledge data that another thread has taken for write-back and then failed to write. Method:
+// take a file's pages as a write-back does; sync from another thread; let the write-back fail; after a kill the data is
+// there.
+#[test]
+fn a_sync_waits_for_what_others_write_back() {
+    let mut f = Fixture::new(64 * MIB);
+    let ino = f.create(b"file");
+    let data = pattern(3, 20_000);
+    f.write(ino, 0, &data);
+    let core = f.fs.core();
+    let mut group = Group::default();
+    assert!(core.take(core.state(ino).turn(), u64::MAX, &mut group).unwrap().is_none(), "nothing was taken");
+    std::thread::scope(|scope| {
+        let sync = scope.spawn(|| f.fs.sync());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!sync.is_finished(), "a sync returned while a file's data was in flight");
+        let failed: crate::Result<()> = Err(FsError::Engine(varve_engine::EngineError::NoSpace));
+        drop(core.finish(group, failed));
+        sync.join().unwrap().unwrap();
+    });
+    f.kill();
+    let ino = f.fs.lookup(ROOT, b"file").unwrap().ino;
+    assert_eq!(f.read_all(ino), data);
     f.check();
 }

@@ -284,6 +284,7 @@ impl Core {
                 }
             }
         }
+        self.unlist(inner);
         if let Some(observer) = &self.on_data_logged {
             let begin = runs.first().map_or(0, |run| pages_of(run).start) * BLOCK_BYTES as u64;
             let end = runs.last().map_or(0, |run| pages_of(run).end) * BLOCK_BYTES as u64;

@@ -1,4 +1,7 @@
 //! The dirty files of one filesystem, oldest first, and how much they hold.
+//!
+//! A file is in the list from its first dirty page until its last is logged, also while it is being written back: a
+//! sync that finds it here and cannot have its turn waits, and learns what became of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +13,7 @@ use varve_engine::BLOCK_BYTES;
 use crate::api::Timestamp;
 use crate::inode::InodeState;
 
-/// A file that has dirty data.
+/// A file that has data to be logged.
 #[derive(Clone)]
 pub(crate) struct DirtyFile {
     /// Which.
@@ -40,6 +43,17 @@ impl DirtyList {
         let place = listed.next;
         listed.files.insert(place, DirtyFile { state, since });
         place
+    }
+
+    /// Moves the file at `place` to the young end; returns its place there. At no instant is it in neither.
+    pub(crate) fn renew(&self, place: u64, since: Timestamp) -> u64 {
+        let mut listed = self.listed.lock();
+        listed.next += 1;
+        let next = listed.next;
+        if let Some(file) = listed.files.remove(&place) {
+            listed.files.insert(next, DirtyFile { since, ..file });
+        }
+        next
     }
 
     /// Takes the file at `place` out.

@@ -27,7 +27,7 @@ pub(crate) mod order;
 pub(crate) mod pages;
 mod take;
 
-use job::Group;
+pub(crate) use job::Group;
 use list::DirtyFile;
 
 /// What logging one page may add to the extents: its entry, and the second half of one that it splits.
@@ -85,7 +85,6 @@ impl Core {
     /// Writes back the pages of one file up to `size_max`, as if the file ended there; the caller has its turn, and
     /// gets it back.
     pub(crate) fn write_back_in_turn(&self, turn: Turn, size_max: u64, ride: Ride) -> Result<Turn> {
-        let _in_flight = self.in_flight.read_recursive();
         let mut group = Group::default();
         if let Some(turn) = self.take(turn, size_max, &mut group)? {
             return Ok(turn);
@@ -97,10 +96,9 @@ impl Core {
 
     /// Writes back all data that is dirty now.
     pub(crate) fn write_back_all(&self) -> Result<()> {
-        self.write_back_files(self.dirty.all())?;
-        // Files that others are writing back just now are not in the list: wait until they have logged them.
-        drop(self.in_flight.write());
-        Ok(())
+        // Files that others are writing back just now are in the list too: their turn is waited for, and what failed to
+        // be written is dirty again and is tried again.
+        self.write_back_files(self.dirty.all())
     }
 
     /// Writes back many files, packed.
@@ -109,7 +107,6 @@ impl Core {
         let mut busy = Vec::new();
         let mut files = files.into_iter().peekable();
         while files.peek().is_some() {
-            let _in_flight = self.in_flight.read_recursive();
             let mut group = Group::default();
             let mut result = Ok(());
             while group.pages() < PIECE_PAGES_MAX && group.files() < GROUP_FILES_MAX {

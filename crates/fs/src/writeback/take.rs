@@ -55,8 +55,9 @@ impl Core {
         }
         inner.pages.dirty -= taken;
         let partial = inner.pages.dirty > 0;
-        if !partial {
-            self.unlist(inner);
+        if let (false, Some(place)) = (partial, inner.pages.listed) {
+            // It stays in the list until its pages are logged, behind those that nobody writes back yet.
+            inner.pages.listed = Some(self.dirty.renew(place, self.now()));
         }
         let reservation = inner.pages.reservation.take();
         let near = inner.near;
@@ -69,9 +70,11 @@ impl Core {
         Ok(None)
     }
 
-    /// Takes a file that has no dirty page left out of the list.
+    /// Takes a file out of the list if no page of it waits to be logged, in flight or not.
     pub(crate) fn unlist(&self, inner: &mut Inner) {
-        if let Some(place) = inner.pages.listed.take() {
+        if inner.pages.is_empty()
+            && let Some(place) = inner.pages.listed.take()
+        {
             self.dirty.remove(place);
         }
     }
@@ -101,10 +104,10 @@ impl Core {
         self.dirty.pages_removed(pages);
         if inner.pages.dirty == 0 {
             inner.pages.reservation = None;
-            self.unlist(inner);
         } else if let Some(reservation) = &mut inner.pages.reservation {
             self.store.hand_back(reservation, dirty, dirty * super::ENTRIES_PER_PAGE, super::ENTRY_BYTES);
         }
+        self.unlist(inner);
     }
 
     /// Logs a file whose contents fit into its record.
