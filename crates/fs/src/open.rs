@@ -127,14 +127,14 @@ impl Core {
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        let mut result = Ok(());
         if !self.read_only {
-            self.write_back_all()?;
-            self.reap_all()?;
-            self.count_files()?;
-            self.store_count()?;
+            // What fails keeps the rest from nothing: the store is closed all the same, with all that could be logged.
+            result = self.write_back_all();
+            result = result.and(self.reap_all());
+            result = result.and(self.count_files().and_then(|()| self.store_count()));
         }
-        self.store.close()?;
-        Ok(())
+        result.and(self.store.close().map_err(FsError::from))
     }
 
     /// Does the background work that is due.

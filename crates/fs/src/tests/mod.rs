@@ -15,6 +15,7 @@ mod allocate;
 mod check;
 mod concurrent;
 mod data;
+mod durability;
 mod names;
 mod nodes;
 mod space;

@@ -101,32 +101,40 @@ impl Core {
         self.write_back_files(self.dirty.all())
     }
 
-    /// Writes back many files, packed.
+    /// Writes back many files, packed. A file that cannot be written keeps none of the others from it; the error is
+    /// the first that is met.
     pub(crate) fn write_back_files(&self, mut files: Vec<DirtyFile>) -> Result<()> {
         self.order.order(&mut files);
-        let mut busy = Vec::new();
+        // Files to be written one by one: others have their turn, or their group has failed.
+        let mut alone = Vec::new();
         let mut files = files.into_iter().peekable();
         while files.peek().is_some() {
             let mut group = Group::default();
+            let mut tried = Vec::new();
             let mut result = Ok(());
             while group.pages() < PIECE_PAGES_MAX && group.files() < GROUP_FILES_MAX {
                 let Some(file) = files.next() else { break };
                 let Some(turn) = file.state.try_turn() else {
-                    busy.push(file.state);
+                    alone.push(file.state);
                     continue;
                 };
+                tried.push(file.state);
                 if let Err(error) = self.take(turn, u64::MAX, &mut group) {
                     result = Err(error);
                     break;
                 }
             }
             let result = result.and_then(|()| self.write_group(&mut group, Ride::Allowed));
-            self.finish(group, result)?;
+            if self.finish(group, result).is_err() {
+                alone.append(&mut tried);
+            }
         }
-        for state in busy {
-            self.write_back(&state, Ride::Allowed)?;
+        let mut result = Ok(());
+        for state in alone {
+            let written = self.write_back(&state, Ride::Allowed);
+            result = result.and(written);
         }
-        Ok(())
+        result
     }
 
     /// Keeps dirty data within its bound: the writer that exceeds it writes back the oldest files.

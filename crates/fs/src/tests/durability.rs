@@ -1,0 +1,238 @@
+//! What an acknowledgement says when another thread is at work on the same data, and when its work fails.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use parking_lot::Condvar;
+use varve_device::{DeviceError, Operation, Request, StatsSnapshot};
+use varve_engine::{Transaction, TreeId};
+use varve_sim::{Fault, FaultRule, FaultyDevice, Trigger};
+
+use super::*;
+
+/// Longer than anything here takes; whoever has not ended by then hangs.
+const LONG: Duration = Duration::from_secs(20);
+/// Long enough for a thread to get to where it waits. Too short is no false alarm.
+const SHORT: Duration = Duration::from_millis(100);
+/// Writes of this many bytes and more wait at the gate: data, never the log or nodes of these small pools.
+const HELD_BYTES: usize = 2 * MIB as usize;
+
+#[derive(Default)]
+struct State {
+    arrived: usize,
+    /// What becomes of each large write, in the order of their arrival: whether it fails.
+    verdicts: Vec<bool>,
+}
+
+/// A device that holds up large writes until it is told what becomes of them.
+struct Gate {
+    inner: FaultyDevice<MemoryDevice>,
+    on: AtomicBool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn wait_for_arrivals(&self, count: usize) {
+        let mut state = self.state.lock();
+        while state.arrived < count {
+            assert!(!self.changed.wait_for(&mut state, LONG).timed_out(), "no write has come");
+        }
+    }
+    fn decide(&self, fails: bool) {
+        self.state.lock().verdicts.push(fails);
+        self.changed.notify_all();
+    }
+}
+
+impl Device for Gate {
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+    fn name(&self) -> String {
+        "gate".into()
+    }
+    fn run(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+        let large =
+            requests.iter().any(|r| matches!(r, Request::Write { buf, .. } if buf.len() >= HELD_BYTES));
+        if large && self.on.load(Ordering::SeqCst) {
+            let mut state = self.state.lock();
+            let mine = state.arrived;
+            state.arrived += 1;
+            self.changed.notify_all();
+            while state.verdicts.len() <= mine {
+                assert!(!self.changed.wait_for(&mut state, LONG).timed_out(), "nobody decides");
+            }
+            if state.verdicts[mine] {
+                drop(state);
+                let rule = FaultRule::new(Operation::Write, Trigger::From(1), Fault::Error);
+                self.inner.set_rules(vec![rule]);
+                let results = self.inner.run(requests);
+                self.inner.set_rules(Vec::new());
+                return results;
+            }
+        }
+        self.inner.run(requests)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.inner.flush()
+    }
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+        self.inner.discard(offset, len_bytes)
+    }
+    fn stats(&self) -> StatsSnapshot {
+        self.inner.stats()
+    }
+}
+
+/// A filesystem of three files on a gate that is shut; everything in it is durable.
+fn gated() -> (Arc<Gate>, Arc<Filesystem>, [InodeId; 3]) {
+    let f = Fixture::new(64 * MIB);
+    let files = [f.create(b"a"), f.create(b"b"), f.create(b"c")];
+    f.fs.close().unwrap();
+    let gate = Arc::new(Gate {
+        inner: FaultyDevice::new(f.device.snapshot(), 1, Vec::new()),
+        on: AtomicBool::new(false),
+        state: Mutex::default(),
+        changed: Condvar::new(),
+    });
+    let options = OpenOptions {
+        store: StoreOptions { background: false, ..StoreOptions::default() },
+        dirty_bytes_max: 32 * MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Arc::new(Filesystem::open(vec![gate.clone()], options).unwrap().0);
+    fs.sync().unwrap();
+    gate.on.store(true, Ordering::SeqCst);
+    (gate, fs, files)
+}
+
+/// Runs `f` on a thread of its own; what it gives comes through the channel.
+fn on_thread<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> mpsc::Receiver<T> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = sender.send(f());
+    });
+    receiver
+}
+
+// Goal: a sync answers for data that another thread was writing back when that fails. Method: an fsync of another thread
+// is held up at the device while a sync waits for it, and then fails; before that everything was durable, so that the
+// log itself has nothing to complain of.
+#[test]
+fn a_sync_does_not_pass_over_the_failure_of_another() {
+    let (gate, fs, [a, ..]) = gated();
+    fs.write(Caller::ROOT, a, 0, &pattern(1, HELD_BYTES)).unwrap();
+    let other = on_thread({
+        let fs = fs.clone();
+        move || fs.fsync(a)
+    });
+    gate.wait_for_arrivals(1);
+    let synced = on_thread({
+        let fs = fs.clone();
+        move || fs.sync()
+    });
+    assert!(synced.recv_timeout(SHORT).is_err(), "a sync returned while data was on its way");
+    gate.decide(true);
+    other.recv_timeout(LONG).expect("it ends").expect_err("its write failed");
+    synced.recv_timeout(LONG).expect("it ends").expect_err("the data is nowhere");
+}
+
+// Goal: a sync waits for those who were before it and for nobody else. Method: two write-backs are held up, the second
+// begun after the sync; the first goes on, and the sync must end while the second is still held.
+#[test]
+fn a_sync_does_not_wait_for_those_who_come_later() {
+    let (gate, fs, [a, b, _]) = gated();
+    fs.write(Caller::ROOT, a, 0, &pattern(1, HELD_BYTES)).unwrap();
+    let fsync = |ino| {
+        let fs = fs.clone();
+        on_thread(move || fs.fsync(ino))
+    };
+    let first = fsync(a);
+    gate.wait_for_arrivals(1);
+    let synced = on_thread({
+        let fs = fs.clone();
+        move || fs.sync()
+    });
+    assert!(synced.recv_timeout(SHORT).is_err(), "a sync returned while data was on its way");
+    fs.write(Caller::ROOT, b, 0, &pattern(2, HELD_BYTES)).unwrap();
+    let second = fsync(b);
+    gate.wait_for_arrivals(2);
+    gate.decide(false);
+    first.recv_timeout(LONG).expect("it ends").unwrap();
+    synced.recv_timeout(LONG).expect("a sync waits for a write-back that began after it").unwrap();
+    assert!(second.try_recv().is_err());
+    gate.decide(false);
+    second.recv_timeout(LONG).expect("it ends").unwrap();
+}
+
+// Goal: a rename over a file waits for the source's data when another thread has taken it, and fails with it. Method: an
+// fsync of the source is held up; once it goes on, once it fails.
+#[test]
+fn a_rename_over_a_file_waits_for_data_that_another_writes() {
+    for fails in [false, true] {
+        let (gate, fs, [a, ..]) = gated();
+        fs.write(Caller::ROOT, a, 0, &pattern(1, HELD_BYTES)).unwrap();
+        let other = on_thread({
+            let fs = fs.clone();
+            move || fs.fsync(a)
+        });
+        gate.wait_for_arrivals(1);
+        let renamed = on_thread({
+            let fs = fs.clone();
+            move || fs.rename(ROOT, b"a", ROOT, b"b", RenameMode::Replace)
+        });
+        assert!(renamed.recv_timeout(SHORT).is_err(), "renamed before the data was logged");
+        gate.decide(fails);
+        assert_eq!(other.recv_timeout(LONG).expect("it ends").is_err(), fails);
+        assert_eq!(renamed.recv_timeout(LONG).expect("it ends").is_err(), fails);
+        assert_eq!(fs.lookup(ROOT, b"a").is_ok(), fails);
+    }
+}
+
+/// Makes write-back of `ino`, which has data outside its record, fail for good.
+fn spoil(f: &Fixture, ino: InodeId) {
+    let core = f.fs.core();
+    let mut keys = Vec::new();
+    core.store
+        .view()
+        .scan(TreeId::EXTENTS, &ino.0.to_be_bytes(), &mut |key, _| {
+            if key[..8] == ino.0.to_be_bytes() {
+                keys.push(key.to_vec());
+            }
+            true
+        })
+        .unwrap();
+    assert!(!keys.is_empty());
+    let mut tx = Transaction::new();
+    keys.iter().for_each(|key| tx.put(TreeId::EXTENTS, key, b"garbage"));
+    core.apply(tx).unwrap();
+}
+
+// Goal: a file that cannot be written back keeps nobody else's data from the pool, neither in a sync nor in closing, and
+// both report it. Method: the extents of the oldest of three dirty files are garbage.
+#[test]
+fn one_bad_file_does_not_hold_up_the_others() {
+    for close in [false, true] {
+        let mut f = Fixture::new(64 * MIB);
+        let files: Vec<InodeId> = [b"a", b"b", b"c"].iter().map(|name| f.create(*name)).collect();
+        f.write(files[0], 0, &pattern(9, 50_000));
+        f.fs.sync().unwrap();
+        spoil(&f, files[0]);
+        for (seed, ino) in files.iter().enumerate() {
+            f.write(*ino, 0, &pattern(seed as u64, 20_480));
+        }
+        let result = if close { f.fs.close() } else { f.fs.sync() };
+        assert_eq!(result.unwrap_err().errno(), 5);
+        if !close {
+            assert_eq!(f.fs.fsync(files[0]).unwrap_err().errno(), 5);
+            f.fs.fsync(files[1]).unwrap();
+        }
+        f.kill();
+        for seed in [1, 2] {
+            assert!(f.read_all(files[seed]) == pattern(seed as u64, 20_480), "file {seed} was lost");
+        }
+    }
+}
