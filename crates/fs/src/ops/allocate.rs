@@ -12,7 +12,7 @@ use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL, In
 use super::{require_file, without_set_ids};
 use crate::api::{Allocate, Caller, FILE_BYTES_MAX, SetAttr};
 use crate::core::{Core, touch};
-use crate::inode::{Inner, InodeState, Pending};
+use crate::inode::{Inner, InodeState, Pending, Turn};
 use crate::table::extents;
 use crate::writeback::Ride;
 use crate::{FsError, Result};
@@ -58,7 +58,7 @@ impl Core {
 
     fn punch(&self, caller: Caller, state: &Arc<InodeState>, from: u64, to: u64) -> Result<()> {
         let (first, floor) = (from.next_multiple_of(BLOCK), to / BLOCK * BLOCK);
-        self.zero_bytes(state, from, to.min(first))?;
+        self.zero_bytes(state, None, from, to.min(first))?;
         let mut tail_zeroed = floor == to || floor < first;
         let mut turn = state.turn();
         let mut at = first;
@@ -69,7 +69,7 @@ impl Core {
             let last = if inner.size <= to { to.next_multiple_of(BLOCK) } else { floor };
             if inner.size > to && !tail_zeroed {
                 drop(guard);
-                self.zero_bytes(state, floor, to)?;
+                self.zero_bytes(state, Some(&turn), floor, to)?;
                 tail_zeroed = true;
                 continue;
             }
@@ -124,7 +124,7 @@ impl Core {
     }
 
     /// Writes zeros over part of a block, unless there is nothing but zeros.
-    fn zero_bytes(&self, state: &Arc<InodeState>, from: u64, to: u64) -> Result<()> {
+    fn zero_bytes(&self, state: &Arc<InodeState>, turn: Option<&Turn>, from: u64, to: u64) -> Result<()> {
         let to = {
             let inner = self.read_lock(state)?;
             let to = to.min(inner.size);
@@ -143,7 +143,7 @@ impl Core {
             }
             to
         };
-        self.write_zeros(state, from, (to - from) as usize)
+        self.write_zeros(state, turn, from, (to - from) as usize)
     }
 
     fn preallocate(&self, caller: Caller, state: &Arc<InodeState>, from: u64, to: u64) -> Result<()> {
@@ -228,7 +228,7 @@ impl Core {
             inner.record = record;
             inner.size
         };
-        self.dirty_tail(state, size)?;
+        self.dirty_tail(&turn, size)?;
         self.write_back_in_turn(turn, u64::MAX, Ride::Allowed).map(drop)
     }
 }

@@ -58,7 +58,7 @@ impl Core {
             }
             if size > logged && inner.record.flags & INODE_FLAG_STALE_TAIL != 0 {
                 drop(guard);
-                self.dirty_tail(&state, size)?;
+                self.dirty_tail(&turn, size)?;
                 turn = self.write_back_in_turn(turn, u64::MAX, Ride::Allowed)?;
                 continue;
             }

@@ -14,7 +14,7 @@ use super::read::ReadPlan;
 use super::{require_file, without_set_ids};
 use crate::api::{Caller, FILE_BYTES_MAX};
 use crate::core::Core;
-use crate::inode::{Inner, InodeState};
+use crate::inode::{Inner, InodeState, Turn};
 use crate::table::extents;
 use crate::writeback::pages::PageBuf;
 use crate::writeback::{ENTRIES_PER_PAGE, ENTRY_BYTES, reserve};
@@ -85,34 +85,45 @@ impl Core {
         }
         self.drop_capability(&state)?;
         let data = &data[..data.len().min((FILE_BYTES_MAX - offset) as usize)];
-        let written = self.write_pages(caller, &state, offset, data)?;
+        let written = self.write_pages(caller, &state, None, offset, data)?;
         self.throttle()?;
         Ok(written)
     }
 
     /// Makes the page dirty that holds the end of the file, if its tail on the device is stale, so that the file can
     /// grow to `size`.
-    pub(crate) fn dirty_tail(&self, state: &Arc<InodeState>, size: u64) -> Result<()> {
-        self.write_pages(Caller::ROOT, state, size, &[]).map(drop)
+    pub(crate) fn dirty_tail(&self, turn: &Turn, size: u64) -> Result<()> {
+        self.write_pages(Caller::ROOT, turn.state(), Some(turn), size, &[]).map(drop)
     }
 
     /// Writes zeros to part of a file, on its behalf.
-    pub(super) fn write_zeros(&self, state: &Arc<InodeState>, offset: u64, len: usize) -> Result<()> {
+    pub(super) fn write_zeros(
+        &self,
+        state: &Arc<InodeState>,
+        turn: Option<&Turn>,
+        offset: u64,
+        len: usize,
+    ) -> Result<()> {
         let mut done = 0;
         while done < len {
-            done += self.write_pages(Caller::ROOT, state, offset + done as u64, &vec![0; len - done])?;
+            let zeros = vec![0; len - done];
+            done += self.write_pages(Caller::ROOT, state, turn, offset + done as u64, &zeros)?;
         }
         Ok(())
     }
 
+    /// Whoever holds the file's turn passes it, and is refused for lack of space without anything having been brought
+    /// home: that waits for turns, this file's among them. His caller does it when the turn has ended
+    /// ([`Core::with_space`]).
     fn write_pages(
         &self,
         caller: Caller,
         state: &Arc<InodeState>,
+        turn: Option<&Turn>,
         offset: u64,
         data: &[u8],
     ) -> Result<usize> {
-        let mut space = Space::default();
+        let mut space = Space { reclaimed: turn.is_some(), ..Space::default() };
         let mut len = data.len();
         loop {
             let (wanted, mapping, reads) = {

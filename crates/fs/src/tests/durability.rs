@@ -236,3 +236,48 @@ fn one_bad_file_does_not_hold_up_the_others() {
         }
     }
 }
+
+// Goal: growing, punching and reserving end on a full pool, where bringing dirty data home would have to wait for the
+// turn of the very file that is being changed. Method: all space but very little is taken, in small steps; each verb
+// works on a file that has dirty pages and needs a page more; a verb that does not end hangs here.
+#[test]
+fn verbs_that_hold_a_turn_end_on_a_full_pool() {
+    for verb in 0..3 {
+        for left in 0..4 {
+            let f = Fixture::new(64 * MIB);
+            let ino = f.create(b"f");
+            f.write(ino, 0, &pattern(1, 100_000));
+            f.fs.sync().unwrap();
+            f.truncate(ino, 90_001);
+            f.fs.checkpoint().unwrap();
+            let store = f.fs.core().store.clone();
+            let mut taken = Vec::new();
+            for blocks in [1024, 64, 1] {
+                while let Ok(reservation) = store.reserve(blocks, 0, 0) {
+                    taken.push(reservation);
+                }
+            }
+            // Room for one dirty page of a clean file, and a little more.
+            for _ in 0..5 + left {
+                taken.pop();
+            }
+            let wrote = f.fs.write(Caller::ROOT, ino, 8192, &pattern(2, 4096));
+            let fs = Arc::new(f.fs);
+            let ended = on_thread({
+                let fs = fs.clone();
+                move || match verb {
+                    0 => {
+                        let set = SetAttr { size: Some(500_000), ..SetAttr::default() };
+                        fs.setattr(Caller::ROOT, ino, set).map(drop)
+                    }
+                    1 => fs.fallocate(Caller::ROOT, ino, 100, 60_000, Allocate::Punch),
+                    _ => {
+                        fs.fallocate(Caller::ROOT, ino, 100, 600_000, Allocate::Reserve { keep_size: false })
+                    }
+                }
+            });
+            let result = ended.recv_timeout(LONG);
+            assert!(result.is_ok(), "verb {verb} hangs; {left} blocks more, wrote {wrote:?}");
+        }
+    }
+}
