@@ -31,6 +31,13 @@ pub enum Command {
     Stats(StatsArgs),
     Check(CheckArgs),
     Lab(crate::lab::LabArgs),
+    InstallHelper(crate::install::InstallArgs),
+    /// What mount.fuse.varve runs
+    #[command(hide = true)]
+    MountHelper(crate::helper::HelperArgs),
+    /// What umount.fuse.varve runs
+    #[command(hide = true)]
+    UnmountHelper(crate::helper::HelperArgs),
 }
 
 /// Make a new, empty pool in a file or on a block device.
@@ -65,7 +72,26 @@ pub struct CreateArgs {
 ///
 /// A background process then serves the mount until it is unmounted. If the pool was not unmounted the last time, it
 /// is recovered first. A dead mount that a killed process left behind on the directory is taken away.
-#[derive(Args, Debug)]
+///
+/// Mount options, separated by commas, the last of two opposites counts:
+///
+///   ro, rw            refuse all changes (the pool is not written to), or allow them
+///   relatime          note a file's access time once after each change, and once a day (as is usual)
+///   noatime           never note access times; strictatime: always; nodiratime: not those of directories
+///   nodev, nosuid, noexec     ignore device nodes, set-id bits, programs; opposites: dev, suid, exec
+///   remount           change the options above of a mount that is there; what is not named stays
+///   allow_other       let other users in (always so when root mounts; else /etc/fuse.conf must allow it)
+///   default_permissions       permissions are checked by the kernel (always so)
+///   cache_size=SIZE   memory for metadata that is kept ready [default: 256M]
+///   dirty_bytes=SIZE  file data in memory that is not written yet, before writers wait [default: 128M]
+///   threads=N         threads that serve requests
+///   fsname=NAME       shown by mount(8) instead of the pool's path
+///   log=FILE          as --log
+///
+/// What fstab has for other programs (auto, noauto, nofail, _netdev, user, x-...) is accepted.
+/// With mount(8) and fstab: see varve install-helper.
+#[derive(Args, Debug, Default)]
+#[command(verbatim_doc_comment)]
 pub struct MountArgs {
     /// File or block device that holds the pool
     pub pool: PathBuf,
@@ -80,12 +106,15 @@ pub struct MountArgs {
     /// Memory for metadata that is kept ready [default: 256M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub cache_size: Option<u64>,
-    /// Mount options, separated by commas: ro, noatime, nodev, nosuid, noexec, allow_other, cache_size=SIZE,
-    /// dirty_bytes=SIZE, threads=N, and the opposites of the first five
+    /// Mount options, separated by commas: ro, noatime, nodev, nosuid, noexec, remount, cache_size=SIZE, ...
+    /// (--help explains all)
     #[arg(short = 'o', value_name = "OPTS")]
     pub options: Vec<String>,
+    /// Pass over mount options that there are not
+    #[arg(long, hide = true)]
+    pub sloppy: bool,
     /// Append messages of the background process to this file instead of the system log
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", alias = "log-file")]
     pub log: Option<PathBuf>,
     /// Write down everything that happens on the device, in this file, for tests that cut crash images out of it
     #[cfg(feature = "record")]

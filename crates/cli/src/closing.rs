@@ -6,19 +6,21 @@ use varve_fs::Filesystem;
 use varve_mount::Health;
 
 use crate::control::{Closed, Server};
+use crate::utab::Note;
 
 /// What there is to close.
 pub struct Closing {
     filesystem: Arc<Filesystem>,
     health: Arc<Health>,
     server: Option<Server>,
+    note: Note,
     closed: OnceLock<Closed>,
 }
 
 impl Closing {
     /// Nothing is closed yet.
-    pub fn new(filesystem: Arc<Filesystem>, health: Arc<Health>, server: Option<Server>) -> Self {
-        Closing { filesystem, health, server, closed: OnceLock::new() }
+    pub fn new(filesystem: Arc<Filesystem>, health: Arc<Health>, server: Option<Server>, note: Note) -> Self {
+        Closing { filesystem, health, server, note, closed: OnceLock::new() }
     }
 
     /// Makes everything durable, closes the pool and says how it went. A second caller waits for the first.
@@ -27,6 +29,7 @@ impl Closing {
             if let Some(server) = &self.server {
                 server.remove_socket();
             }
+            self.note.remove();
             let closed = if self.health.panicked() {
                 Err("a bug in VarveFS was hit while the pool was mounted, and nothing was written after that; \
                      mount it again: everything that was synced before is there"

@@ -1,4 +1,4 @@
-//! The control socket of a mount: `stats`, `sync` and `wait`, for the other commands of this program.
+//! The control socket of a mount: `stats`, `sync`, `remount OPTIONS` and `wait`, for the other commands of this program.
 //!
 //! A client connects, writes one word and a newline, and reads one line of JSON: `{"ok": ...}` or
 //! `{"error": "..."}`. After `wait` the first line holds the process id, and a second line comes when the pool has
@@ -34,6 +34,8 @@ pub trait Service: Send + Sync + 'static {
     fn stats(&self) -> Result<Value>;
     /// Makes everything durable.
     fn sync(&self) -> Result<()>;
+    /// The flags of the mount become these (words of `-o`). Answers with the settings that a remount cannot change.
+    fn remount(&self, words: &str) -> Result<Value>;
 }
 
 /// The outcome of closing the pool, in words if it failed.
@@ -127,6 +129,7 @@ fn serve(stream: UnixStream, service: &dyn Service, waiting: &Mutex<Waiting>) ->
         "stats" => service.stats(),
         "sync" => service.sync().map(|()| json!("synced")),
         "wait" => Ok(json!({ "pid": std::process::id() })),
+        line if line.starts_with("remount ") => service.remount(&line["remount ".len()..]),
         other => Err(anyhow!(
             "there is no request {other:?}; this mount may be served by another version of varve"
         )),
@@ -282,6 +285,9 @@ mod tests {
         fn sync(&self) -> Result<()> {
             bail!("the disk is on fire")
         }
+        fn remount(&self, words: &str) -> Result<Value> {
+            Ok(json!(words))
+        }
     }
 
     // Goal: requests are answered, errors arrive as errors, waiters hear the end. Method: a socket pair in place of
@@ -299,6 +305,7 @@ mod tests {
         assert_eq!(connect().request("stats").expect("an answer"), json!({ "answer_count": 1 }));
         let error = connect().request("sync").expect_err("it failed");
         assert_eq!(error.to_string(), "the disk is on fire");
+        assert_eq!(connect().request("remount ro,noatime").expect("an answer"), json!("ro,noatime"));
         assert!(connect().request("dance").is_err());
 
         let mut waiter = connect();

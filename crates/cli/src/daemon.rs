@@ -3,13 +3,16 @@
 //! Order of the end: the session is over (no request is being served), the pool is closed (everything is durable), those
 //! who wait are told, the process ends (the lock on the pool goes with it).
 
+use std::ffi::OsStr;
 use std::io::Write;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
-use serde_json::Value;
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
 use varve_device::{Device, OpenMode};
 use varve_fs::{Filesystem, OpenOptions, StoreOptions};
 use varve_mount::{MountOptions, Mounted};
@@ -20,7 +23,7 @@ use crate::closing::Closing;
 use crate::control::{Server, Service};
 use crate::mount::Reported;
 use crate::options::Options;
-use crate::{Outcome, log, pool, shutdown, stats};
+use crate::{Outcome, log, pool, shutdown, stats, utab};
 
 /// What the process that started us waits for on our standard output.
 pub const READY: &str = "ready\n";
@@ -33,14 +36,14 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         rustix::process::setsid().context("cannot start a session")?;
     }
     let pool = pool::resolve(&args.pool)?;
-    let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
+    let mode = if options.flags.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let device = recorded(args, pool::open_device(&pool, mode)?)?;
     let (filesystem, recovery) = pool::open(
         &pool,
         device,
         OpenOptions {
             store: StoreOptions {
-                read_only: options.read_only,
+                read_only: options.flags.read_only,
                 cache_bytes: options.cache_bytes,
                 background: true,
             },
@@ -56,11 +59,7 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
 
     let mount_options = MountOptions {
         source: options.source.clone().unwrap_or_else(|| pool.display().to_string()),
-        read_only: options.read_only,
-        no_dev: options.no_dev,
-        no_suid: options.no_suid,
-        no_exec: options.no_exec,
-        no_atime: options.no_atime,
+        flags: options.flags,
         allow_other: options.allow_other,
         threads: options.threads,
     };
@@ -78,11 +77,12 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
     let closing = Arc::new(Closing::new(
         filesystem.clone(),
         mounted.health().clone(),
-        start_server(&mounted, &filesystem, &pool, &mountpoint),
+        start_server(&mounted, &filesystem, &pool, options),
+        utab::Note::add(&mount_options.source, &mountpoint),
     ));
     if let Err(error) = shutdown::on_signals(mountpoint.clone(), closing.clone()).and_then(|()| {
         rustix::fs::statvfs(&mountpoint).context("the mount does not answer")?;
-        tell_ready(args)
+        tell_ready(args, options)
     }) {
         // Nobody would know of this mount: take it away again.
         let _ = varve_mount::unmount(&mountpoint, true);
@@ -107,12 +107,13 @@ fn start_server(
     mounted: &Mounted,
     filesystem: &Arc<Filesystem>,
     pool: &Path,
-    mountpoint: &Path,
+    options: &Options,
 ) -> Option<Server> {
     let service = Served {
         filesystem: filesystem.clone(),
         pool: pool.to_path_buf(),
-        mountpoint: mountpoint.to_path_buf(),
+        mountpoint: mounted.mountpoint().to_path_buf(),
+        options: options.clone(),
     };
     Server::start(mounted.device(), Arc::new(service))
         .inspect_err(|error| {
@@ -125,6 +126,7 @@ struct Served {
     filesystem: Arc<Filesystem>,
     pool: PathBuf,
     mountpoint: PathBuf,
+    options: Options,
 }
 
 impl Service for Served {
@@ -136,15 +138,50 @@ impl Service for Served {
     fn sync(&self) -> Result<()> {
         Ok(self.filesystem.sync()?)
     }
+
+    fn remount(&self, words: &str) -> Result<Value> {
+        let wanted = Options::parse_remount(&[words.to_owned()], self.options.flags)?;
+        if wanted.flags.read_only {
+            // The kernel has been told already, so nothing comes after this.
+            self.filesystem.sync()?;
+        } else if self.options.flags.read_only {
+            bail!(
+                "it was mounted read-only, so the pool is open for reading only; to write, unmount it \
+                 (varve unmount {}) and mount it again",
+                self.mountpoint.display()
+            );
+        }
+        Ok(json!({
+            "cache_size": self.options.cache_bytes,
+            "dirty_bytes": self.options.dirty_bytes_max,
+            "threads": self.options.threads,
+        }))
+    }
+}
+
+/// Says to systemd that a service of type `notify` has started (sd_notify(3)); it chooses the socket. Everything works
+/// without.
+fn tell_service_manager() {
+    use std::os::linux::net::SocketAddrExt;
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let address = match name.as_bytes() {
+        [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),
+        path => SocketAddr::from_pathname(Path::new(OsStr::from_bytes(path))),
+    };
+    let told = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address));
+    if let Err(error) = told {
+        tracing::warn!("cannot tell the service manager that the mount is ready: {error}");
+    }
 }
 
 /// The mount answers: whoever waits may go on, and we have no terminal any more.
-fn tell_ready(args: &MountArgs) -> Result<()> {
-    match &args.log {
+fn tell_ready(args: &MountArgs, options: &Options) -> Result<()> {
+    match &options.log {
         Some(path) => log::to_file(path)?,
         None if args.daemon_child => log::to_system(),
         None => {}
     }
+    tell_service_manager();
     if !args.daemon_child {
         return Ok(());
     }

@@ -11,17 +11,21 @@ mod closing;
 mod control;
 mod create;
 mod daemon;
+mod helper;
+mod install;
 mod lab;
 mod log;
 mod mount;
 mod mountinfo;
 mod options;
 mod pool;
+mod remount;
 mod shutdown;
 mod size;
 mod stats;
 mod sync;
 mod unmount;
+mod utab;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -67,6 +71,10 @@ fn main() -> ExitCode {
         Command::Stats(args) => ("stats", stats::run(args)),
         Command::Check(args) => ("check", check::run(args)),
         Command::Lab(args) => ("lab", lab::run(args)),
+        Command::InstallHelper(args) => ("install-helper", install::run(args)),
+        // Their names, words and exit statuses are those of mount(8).
+        Command::MountHelper(args) => return helper::mount(args),
+        Command::UnmountHelper(args) => return helper::unmount(args),
     };
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

@@ -3,6 +3,7 @@
 //!
 //! The background process is this program started anew, not a fork: it begins with one thread and a clean slate.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -12,8 +13,8 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::args::MountArgs;
 use crate::mountinfo::{self, MountTable};
-use crate::options::Options;
-use crate::{Outcome, create, daemon};
+use crate::options::{self, Options};
+use crate::{Outcome, create, daemon, remount};
 
 /// Dead mounts on top of each other that are taken away, at most.
 const DEAD_MOUNTS_MAX: usize = 16;
@@ -32,9 +33,20 @@ impl std::error::Error for Reported {}
 
 /// Runs the command.
 pub fn run(args: &MountArgs) -> Result<Outcome> {
-    let mut options = Options::parse(&args.options, rustix::process::geteuid().is_root())?;
+    if options::asks_remount(&args.options) {
+        return remount::run(&args.mountpoint, &args.options);
+    }
+    let root = rustix::process::geteuid().is_root();
+    let mut options = if args.sloppy {
+        Options::parse_sloppily(&args.options, root)?
+    } else {
+        Options::parse(&args.options, root)?
+    };
     if let Some(cache_bytes) = args.cache_size {
         options.cache_bytes = cache_bytes;
+    }
+    if let Some(path) = &args.log {
+        options.log = Some(path.clone());
     }
     if args.daemon_child {
         return daemon::serve(args, &options);
@@ -45,7 +57,7 @@ pub fn run(args: &MountArgs) -> Result<Outcome> {
     {
         create::create_file(&args.pool, size_bytes)?;
     }
-    if args.foreground { daemon::serve(args, &options) } else { start_daemon() }
+    if args.foreground { daemon::serve(args, &options) } else { start_daemon(args) }
 }
 
 /// Makes sure that the mount point is a directory without a mount of ours on it, taking dead ones away.
@@ -85,19 +97,17 @@ fn free_mountpoint(mountpoint: &Path) -> Result<()> {
     )
 }
 
-/// Starts this program again with the same arguments, and waits until it says that the mount answers. If it fails it
-/// says why on the standard error that we share.
-fn start_daemon() -> Result<Outcome> {
+/// Starts this program again, and waits until it says that the mount answers. If it fails it says why on the standard
+/// error that we share.
+fn start_daemon(args: &MountArgs) -> Result<Outcome> {
     let program = std::env::current_exe()
         .ok()
         .filter(|path| path.exists())
         .unwrap_or_else(|| PathBuf::from("/proc/self/exe"));
-    let mut words = std::env::args_os();
-    let name = words.next().unwrap_or_else(|| "varve".into());
+    let name = std::env::args_os().next().unwrap_or_else(|| "varve".into());
     let mut child = Command::new(program)
         .arg0(name)
-        .args(words)
-        .arg("--daemon-child")
+        .args(daemon_words(args))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -115,4 +125,27 @@ fn start_daemon() -> Result<Outcome> {
         }
         None => Err(Reported.into()),
     }
+}
+
+/// The command line of the background process: the same mount, whatever command line this process was started with.
+fn daemon_words(args: &MountArgs) -> Vec<OsString> {
+    let mut words: Vec<OsString> = vec!["mount".into(), "--daemon-child".into()];
+    for list in &args.options {
+        words.extend(["-o".into(), list.into()]);
+    }
+    if args.sloppy {
+        words.push("--sloppy".into());
+    }
+    if let Some(bytes) = args.cache_size {
+        words.extend(["--cache-size".into(), bytes.to_string().into()]);
+    }
+    if let Some(path) = &args.log {
+        words.extend(["--log".into(), path.into()]);
+    }
+    #[cfg(feature = "record")]
+    if let Some(path) = &args.record_log {
+        words.extend(["--record-log".into(), path.into()]);
+    }
+    words.extend(["--".into(), (&args.pool).into(), (&args.mountpoint).into()]);
+    words
 }

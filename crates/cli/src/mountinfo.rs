@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use varve_mount::FILESYSTEM_TYPE;
+use varve_mount::{AccessTimes, FILESYSTEM_TYPE, Flags};
 
 /// One line of the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -19,6 +19,8 @@ pub struct Mount {
     pub filesystem_type: String,
     /// What is mounted: for ours the pool's path, or what `fsname=` said.
     pub source: PathBuf,
+    /// What the kernel enforces at this place.
+    pub flags: Flags,
     /// User whose process serves it; 0 if the type does not say.
     pub user_id: u32,
 }
@@ -81,18 +83,39 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let device = str::from_utf8(fields.nth(2)?).ok()?;
     let (major, minor) = device.split_once(':')?;
     let mountpoint = path(fields.nth(1)?);
+    let mut flags = parse_flags(&String::from_utf8_lossy(fields.next()?));
     fields.find(|field| *field == b"-")?;
     let filesystem_type = String::from_utf8_lossy(fields.next()?).into_owned();
     let source = path(fields.next()?);
     let super_options = fields.next().map(String::from_utf8_lossy).unwrap_or_default();
+    flags.read_only |= super_options.split(',').any(|option| option == "ro");
     let user_id = super_options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
     Some(Mount {
         device: (major.parse().ok()?, minor.parse().ok()?),
         mountpoint,
         filesystem_type,
         source,
+        flags,
         user_id: user_id.unwrap_or(0),
     })
+}
+
+fn parse_flags(options: &str) -> Flags {
+    // The kernel shows no word for what mount(8) calls strictatime.
+    let mut flags = Flags { access_times: AccessTimes::Always, ..Flags::default() };
+    for option in options.split(',') {
+        match option {
+            "ro" => flags.read_only = true,
+            "nodev" => flags.no_dev = true,
+            "nosuid" => flags.no_suid = true,
+            "noexec" => flags.no_exec = true,
+            "noatime" => flags.access_times = AccessTimes::Never,
+            "relatime" => flags.access_times = AccessTimes::Relative,
+            "nodiratime" => flags.no_directory_access_times = true,
+            _ => {}
+        }
+    }
+    flags
 }
 
 /// A path of the table: blanks, tabs, newlines and backslashes are written as a backslash and three octal digits.
@@ -134,7 +157,7 @@ mod tests {
     const TABLE: &str = "\
 22 28 0:21 / /proc rw,nosuid - proc proc rw
 28 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
-90 28 0:50 / /mnt/a\\040b rw,nodev shared:9 master:2 - fuse.varve /pools/one\\134.img rw,user_id=1000,group_id=1000
+90 28 0:50 / /mnt/a\\040b rw,nodev,relatime shared:9 master:2 - fuse.varve /pools/one\\134.img rw,user_id=1000,group_id=1000
 91 90 0:51 / /mnt/a\\040b/inner rw - tmpfs tmpfs rw
 92 28 0:52 / /mnt/twice rw - fuse.varve /pools/two rw,user_id=0
 93 92 0:53 / /mnt/twice rw - tmpfs tmpfs rw
@@ -157,6 +180,7 @@ not a line
                 mountpoint: "/mnt/a b".into(),
                 filesystem_type: "fuse.varve".into(),
                 source: "/pools/one\\.img".into(),
+                flags: Flags { no_dev: true, ..Flags::default() },
                 user_id: 1000,
             }
         );

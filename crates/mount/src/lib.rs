@@ -9,12 +9,14 @@
 mod adapter;
 mod convert;
 mod dispatch;
+mod flags;
 mod health;
 mod pins;
 mod session;
 mod verbs;
 
 pub use dispatch::Adapter;
+pub use flags::{AccessTimes, Flags, remount};
 pub use health::Health;
 pub use session::{FILESYSTEM_TYPE, MountError, MountOptions, Mounted, unmount};
 pub use verbs::Verbs;

@@ -19,9 +19,9 @@ use std::thread::{self, JoinHandle};
 
 use fuser::{Config, MountOption, Session, SessionACL};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::UnmountFlags;
 
-use crate::{Adapter, Health, Verbs};
+use crate::{AccessTimes, Adapter, Flags, Health, Verbs};
 
 /// The type shown by mount(8).
 pub const FILESYSTEM_TYPE: &str = "fuse.varve";
@@ -36,16 +36,8 @@ const READAHEAD_KIB: u32 = 1024;
 pub struct MountOptions {
     /// Shown as the source by mount(8): the pool's path.
     pub source: String,
-    /// The kernel refuses every change.
-    pub read_only: bool,
-    /// Device nodes are not honoured.
-    pub no_dev: bool,
-    /// Set-id bits are not honoured.
-    pub no_suid: bool,
-    /// Nothing can be executed.
-    pub no_exec: bool,
-    /// Reading does not change access times.
-    pub no_atime: bool,
+    /// What the kernel enforces.
+    pub flags: Flags,
     /// Users other than the one who mounts may use it.
     pub allow_other: bool,
     /// Threads that serve requests, at least 1.
@@ -224,18 +216,7 @@ fn mount_directly(
     if options.allow_other {
         data.push_str(",allow_other");
     }
-    let mut flags = MountFlags::empty();
-    for (wanted, flag) in [
-        (options.read_only, MountFlags::RDONLY),
-        (options.no_dev, MountFlags::NODEV),
-        (options.no_suid, MountFlags::NOSUID),
-        (options.no_exec, MountFlags::NOEXEC),
-        (options.no_atime, MountFlags::NOATIME),
-    ] {
-        if wanted {
-            flags |= flag;
-        }
-    }
+    let flags = options.flags.bits();
     let data = CString::new(data).expect("numbers and fixed words hold no NUL");
     match rustix::mount::mount(options.source.as_str(), mountpoint, FILESYSTEM_TYPE, flags, data.as_c_str()) {
         Ok(()) => Ok(Some(device.into())),
@@ -252,9 +233,9 @@ fn fusermount_options(options: &MountOptions) -> Vec<MountOption> {
         MountOption::DefaultPermissions,
     ];
     for (wanted, option) in [
-        (options.read_only, MountOption::RO),
-        (options.no_exec, MountOption::NoExec),
-        (options.no_atime, MountOption::NoAtime),
+        (options.flags.read_only, MountOption::RO),
+        (options.flags.no_exec, MountOption::NoExec),
+        (options.flags.access_times == AccessTimes::Never, MountOption::NoAtime),
     ] {
         if wanted {
             list.push(option);

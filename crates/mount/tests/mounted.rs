@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use double::Double;
 use rustix::fs::{AtFlags, RenameFlags, Timespec, Timestamps, XattrFlags};
-use varve_mount::{MountError, MountOptions, Mounted, unmount};
+use varve_mount::{Flags, MountError, MountOptions, Mounted, unmount};
 
 struct TestMount {
     verbs: Arc<Double>,
@@ -29,11 +29,7 @@ impl TestMount {
         let verbs = Arc::new(Double::default());
         let options = MountOptions {
             source: "double,with=comma".into(),
-            read_only: false,
-            no_dev: true,
-            no_suid: true,
-            no_exec: false,
-            no_atime: false,
+            flags: Flags { no_dev: true, no_suid: true, ..Flags::default() },
             allow_other: false,
             threads: 4,
         };

@@ -11,6 +11,7 @@ mod cost;
 mod crash;
 mod full;
 mod harness;
+mod helper;
 mod real;
 mod refuse;
 mod tree;

@@ -19,7 +19,7 @@ use serde::Serialize;
 use tempfile::TempDir;
 use varve_device::{AlignedBuf, Device, MemoryDevice};
 use varve_fs::{Caller, Clock, Filesystem, FormatOptions, Profile, ROOT_INODE, StoreOptions, Timestamp};
-use varve_mount::{MountOptions, Mounted, Verbs};
+use varve_mount::{AccessTimes, Flags, MountOptions, Mounted, Verbs};
 
 use crate::guard::{self, MountGuard};
 use crate::machine::Provenance;
@@ -100,11 +100,12 @@ impl Served {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let options = MountOptions {
             source: format!("varve-lab-{name}"),
-            read_only: false,
-            no_dev: true,
-            no_suid: true,
-            no_exec: false,
-            no_atime: true,
+            flags: Flags {
+                no_dev: true,
+                no_suid: true,
+                access_times: AccessTimes::Never,
+                ..Flags::default()
+            },
             allow_other: false,
             // As `varve mount` without options.
             threads: (2 * cores).clamp(4, 16),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use varve_device::{Device, MemoryDevice};
 use varve_fs::{Caller, Clock, Filesystem, FormatOptions, OpenOptions, Profile, StoreOptions, Timestamp};
-use varve_mount::{MountError, MountOptions, Mounted, unmount};
+use varve_mount::{Flags, MountError, MountOptions, Mounted, unmount};
 
 mod attributes;
 mod data;
@@ -48,16 +48,8 @@ impl Mount {
         };
         let fs = Arc::new(Filesystem::open(devices, options).unwrap().0);
         let directory = tempfile::tempdir().unwrap();
-        let options = MountOptions {
-            source: test.into(),
-            read_only: false,
-            no_dev: false,
-            no_suid: false,
-            no_exec: false,
-            no_atime: false,
-            allow_other: true,
-            threads: 4,
-        };
+        let options =
+            MountOptions { source: test.into(), flags: Flags::default(), allow_other: true, threads: 4 };
         match Mounted::start(fs.clone(), directory.path(), &options) {
             Ok(mounted) => Some(Mount { fs, mounted: Some(mounted), directory }),
             Err(error @ (MountError::NoFuse(_) | MountError::Mount { .. })) => {

@@ -1,0 +1,118 @@
+//! libmount's notes about mounts (`/run/mount/utab`): a mount that is noted there is unmounted by its type's helper.
+//!
+//! Without a note umount(8) asks only statfs(2) for the type, hears `fuse`, and does not look for
+//! `umount.fuse.varve`; then it returns before the pool is closed. The file is rewritten under libmount's own lock.
+//! Nothing depends on it, and only root can write it: what fails here is logged and otherwise passed over.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+
+use rustix::fs::FlockOperation;
+
+const DIRECTORY: &str = "/run/mount";
+/// The helper's name, as libmount wants it: `umount.` goes before it.
+const HELPER: &str = "fuse.varve";
+
+/// A note about one mount.
+pub struct Note {
+    /// As they stand in the file.
+    source: String,
+    target: String,
+}
+
+impl Note {
+    /// Notes the mount of `source` at `mountpoint`.
+    pub fn add(source: &str, mountpoint: &Path) -> Note {
+        // A name that is no text has no note, and umount(8) does not wait there.
+        let target = mountpoint.to_str().map(escape).unwrap_or_default();
+        let note = Note { source: escape(source), target };
+        note.rewrite(true);
+        note
+    }
+
+    /// Takes the note away, and the one that mount(8) may have made of options meant for itself.
+    pub fn remove(&self) {
+        self.rewrite(false);
+    }
+
+    fn rewrite(&self, present: bool) {
+        if self.target.is_empty() || !rustix::process::geteuid().is_root() {
+            return;
+        }
+        if let Err(error) = try_rewrite(Path::new(DIRECTORY), |text| self.changed(text, present)) {
+            tracing::debug!("cannot note the mount for umount(8) in {DIRECTORY}: {error}");
+        }
+    }
+
+    /// The file without lines about this mount, or with one of ours at its end.
+    fn changed(&self, text: &str, present: bool) -> String {
+        let (source, target) = (format!("SRC={}", self.source), format!("TARGET={}", self.target));
+        let ours = format!("OPTS=uhelper={HELPER}");
+        let is_about_this = |line: &&str| {
+            let has = |word: &str| line.split(' ').any(|part| part == word);
+            has(&target) && (has(&source) || has(&ours))
+        };
+        let mut after: String =
+            text.lines().filter(|line| !is_about_this(line)).flat_map(|line| [line, "\n"]).collect();
+        if present {
+            after.push_str(&format!("{source} {target} ROOT=/ {ours}\n"));
+        }
+        after
+    }
+}
+
+fn try_rewrite(directory: &Path, change: impl FnOnce(&str) -> String) -> io::Result<()> {
+    match fs::create_dir(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    // Held until it is closed at the end.
+    let lock = File::options().create(true).truncate(false).write(true).open(directory.join("utab.lock"))?;
+    rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
+    let path = directory.join("utab");
+    let before = match fs::read_to_string(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        result => result?,
+    };
+    let after = change(&before);
+    if after == before {
+        return Ok(());
+    }
+    let temporary = directory.join("utab.varve-new");
+    fs::write(&temporary, after)?;
+    fs::rename(&temporary, &path)
+}
+
+/// As in the kernel's table of mounts: blanks and backslashes are a backslash and three octal digits.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            ' ' | '\t' | '\n' | '\\' => escaped.push_str(&format!("\\{:03o}", u32::from(character))),
+            _ => escaped.push(character),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: a note comes and goes, with what mount(8) noted of the same mount, and others' notes stay. Method: a file
+    // with a note of another mount, and a directory with a blank in its name.
+    #[test]
+    fn notes_come_and_go() {
+        let others = "ID=5 SRC=/dev/loop1 TARGET=/mnt/a\\040b ROOT=/ OPTS=_netdev\n";
+        let note = Note { source: "/pool".into(), target: escape("/mnt/a b") };
+        let line = "SRC=/pool TARGET=/mnt/a\\040b ROOT=/ OPTS=uhelper=fuse.varve\n";
+        let with = note.changed(others, true);
+        assert_eq!(with, format!("{others}{line}"));
+        assert_eq!(note.changed(&with, true), with);
+        let with_mounts = format!("{with}SRC=/pool TARGET=/mnt/a\\040b ROOT=/ OPTS=_netdev,user\n");
+        assert_eq!(note.changed(&with_mounts, false), others);
+        let elsewhere = Note { source: "/pool".into(), target: "/mnt/a".into() };
+        assert_eq!(elsewhere.changed(&with, false), with);
+    }
+}

@@ -1,0 +1,166 @@
+//! mount(8), umount(8), fstab and remounts, through the helpers that `varve install-helper` writes.
+//!
+//! The helpers have to lie in /sbin. Each test therefore runs as a script in a mount namespace of its own, in which a
+//! copy of /sbin with the helpers lies over the real one; processes left over end with the script's process namespace.
+
+use std::fs;
+use std::process::Command;
+
+use crate::harness::*;
+
+/// Before every script: `$V` is the program, `$S` the scratch directory, `$S/mnt` a mount point.
+const PRELUDE: &str = r#"
+fail() { echo "FAILED: $*" >&2; exit 1; }
+# refuses STATUS WORD COMMAND...: the command must fail so, with WORD in its message.
+refuses() {
+    local status=$1 word=$2; shift 2
+    local message was=0; message=$("$@" 2>&1) || was=$?
+    [ $was -eq $status ] || fail "status $was, not $status: $*: $message"
+    case $message in *"$word"*) ;; *) fail "no '$word' in: $message";; esac
+}
+shows() { grep -F " $S/mnt " /proc/self/mountinfo | grep -qF -- "$1" || fail "no '$1' in: $(grep -F "$S/mnt" /proc/self/mountinfo)"; }
+mkdir -p "$S/root" "$S/mnt"
+cp -a "$(realpath /sbin)" "$S/root/sbin"
+"$V" install-helper --root "$S/root" --program "$V"
+mount --bind "$S/root/sbin" /sbin
+# What mount(8) notes stays in here too.
+[ ! -d /run/mount ] || mount -t tmpfs none /run/mount
+"$V" create "$S/pool" --size 64M
+"#;
+
+/// Runs a script as root, in namespaces of its own.
+fn script(test: &str, text: &str) {
+    if !can_mount(test) {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        say(&format!("\n*** SKIPPED {test}: only root can call mount(8) ***\n"));
+        return;
+    }
+    let scratch = Scratch::new(test);
+    let program = varve(&[]).get_program().to_owned();
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    command.args(["bash", "-euc", &format!("{PRELUDE}{text}")]);
+    command.env("V", program).env("S", scratch.subdir("s"));
+    println!("{}", succeed(&mut command));
+}
+
+/// Goal: mount(8) and umount(8) work as for any filesystem, and umount(8) returns when the pool is closed. Method: both,
+/// with options that the kernel's table must show; the pool is checked and mounted again at once after each unmount;
+/// a path with blanks; a pool by its relative name; what cannot be mounted has mount(8)'s exit status.
+#[test]
+fn mount_and_umount_work() {
+    script(
+        "mount_8",
+        r#"
+mount -t fuse.varve "$S/pool" "$S/mnt" -o "nodev,noatime,cache_size=8M,log=$S/log"
+shows " rw,nodev,noatime - fuse.varve $S/pool rw,"
+dd if=/dev/urandom of="$S/data" bs=1M count=8 status=none
+cp "$S/data" "$S/mnt/data"
+umount "$S/mnt"
+grep -q "everything is durable" "$S/log" || fail "umount returned before the pool was closed"
+[ ! -s /run/mount/utab ] || fail "left behind: $(cat /run/mount/utab)"
+"$V" check "$S/pool"
+mount -v -t fuse.varve "$S/pool" "$S/mnt" -o ro
+cmp "$S/data" "$S/mnt/data"
+touch "$S/mnt/new" 2>/dev/null && fail "a read-only mount was written to"
+umount -l "$S/mnt"
+mkdir "$S/a place"
+cd "$S"
+mount -t fuse.varve pool "a place"
+cmp "$S/data" "a place/data"
+umount "a place"
+refuses 32 "does not exist" mount -t fuse.varve "$S/nothing" "$S/mnt"
+refuses 1 "cache_size=SIZE" mount -t fuse.varve "$S/pool" "$S/mnt" -o frob
+mount -s -t fuse.varve "$S/pool" "$S/mnt" -o frob
+umount "$S/mnt"
+"#,
+    );
+}
+
+/// Goal: `mount -o remount` changes what it names, the kernel enforces it, and what was written is durable when a mount
+/// has become read-only. Method: flags there and back, seen in the kernel's table; a write to a read-only mount; a file
+/// open for writing; the daemon killed right after going read-only, with nothing synced before.
+#[test]
+fn remount_works() {
+    script(
+        "remount",
+        r#"
+mount -t fuse.varve "$S/pool" "$S/mnt" -o noatime,nodev
+echo kept > "$S/mnt/file"
+mount -o remount,ro "$S/mnt"
+shows " ro,nodev,noatime - fuse.varve $S/pool ro,"
+(echo lost > "$S/mnt/file") 2>/dev/null && fail "a read-only mount was written to"
+mount -o remount,rw,noexec,relatime "$S/mnt"
+shows " rw,nodev,noexec,relatime - fuse.varve $S/pool rw,"
+echo more >> "$S/mnt/file"
+exec 7>>"$S/mnt/file"
+refuses 32 "open for writing" mount -o remount,ro "$S/mnt"
+shows " rw,nodev,noexec,relatime "
+exec 7>&-
+refuses 1 "frob" mount -o remount,frob "$S/mnt"
+"$V" mount "$S/pool" "$S/mnt" -o remount,ro
+kill -9 $(pgrep -x varve)
+umount -l "$S/mnt"
+"$V" mount "$S/pool" "$S/mnt" -o ro
+printf 'kept\nmore\n' | cmp - "$S/mnt/file"
+refuses 32 "unmount it" mount -o remount,rw "$S/mnt"
+shows " ro,"
+umount "$S/mnt"
+refuses 1 "nothing to remount" "$V" mount "$S/pool" "$S/mnt" -o remount,ro
+"#,
+    );
+}
+
+/// Goal: a line of fstab works, with the words it has for other programs. Method: such a file, mounted by directory,
+/// by everything in it, remounted (where mount(8) hands over the options of the file and those of the kernel's table).
+#[test]
+fn fstab_works() {
+    script(
+        "fstab",
+        r#"
+echo "$S/pool $S/mnt fuse.varve defaults,nofail,_netdev,user,x-systemd.device-timeout=5,cache_size=16M,comment=x 0 0" > "$S/fstab"
+mount -T "$S/fstab" -a
+shows " rw,nosuid,nodev,noexec,relatime - fuse.varve "
+mount -T "$S/fstab" -o remount,ro "$S/mnt"
+shows " ro,"
+umount "$S/mnt"
+mount -T "$S/fstab" "$S/mnt"
+umount "$S/mnt"
+"#,
+    );
+}
+
+/// Goal: install-helper writes and removes its own files and no others, and says which. Method: below a directory:
+/// install, install again, remove, remove again; a stranger's file in place of one.
+#[test]
+fn install_helper_touches_only_its_own() {
+    let scratch = Scratch::new("install");
+    let root = scratch.subdir("root");
+    let install = |more: &[&str]| output(varve(&["install-helper", "--root"]).arg(&root).args(more));
+    let names = ["sbin/mount.fuse.varve", "sbin/umount.fuse.varve", "etc/systemd/system/varve@.service"];
+    for _ in 0..2 {
+        let out = install(&["--program", "/opt/varve"]);
+        let said = String::from_utf8_lossy(&out.stdout).into_owned();
+        assert!(out.status.success(), "{out:?}");
+        for name in names {
+            let text = fs::read_to_string(root.join(name)).expect("it says that it wrote this");
+            assert!(text.contains("/opt/varve"), "{text}");
+            assert!(!text.contains("@PROGRAM@") && !text.contains("@MARK@"), "{text}");
+            assert!(said.contains(name), "{name} is not named in {said}");
+        }
+    }
+    assert!(install(&["--remove"]).status.success());
+    assert!(names.iter().all(|name| !root.join(name).exists()));
+    assert!(install(&["--remove"]).status.success(), "nothing to remove is no failure");
+
+    fs::write(root.join(names[1]), "a stranger's").expect("the directory is there");
+    for more in [&[][..], &["--remove"]] {
+        let out = install(more);
+        assert_eq!(out.status.code(), Some(1), "{out:?}");
+        assert!(String::from_utf8_lossy(&out.stderr).contains(names[1]), "{out:?}");
+    }
+    assert_eq!(fs::read_to_string(root.join(names[1])).expect("still there"), "a stranger's");
+    assert!(!root.join(names[0]).exists(), "it refuses before it writes anything");
+}
