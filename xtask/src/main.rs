@@ -12,6 +12,7 @@ mod demo;
 mod gate;
 mod layering;
 mod packages;
+mod pjdfstest;
 mod process;
 mod readme;
 mod soak;
@@ -37,6 +38,8 @@ enum Command {
     Check,
     /// What a change must pass: format, clippy, check, tests, README commands
     Gate,
+    /// Run the POSIX conformance suite pjdfstest on a mounted pool and on ext4, and compare
+    Pjdfstest(pjdfstest::PjdfstestArgs),
     /// Crash, kill and check for as long as asked
     Soak(soak::SoakArgs),
 }
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Check => check::run(),
         Command::Gate => gate::run(),
+        Command::Pjdfstest(args) => pjdfstest::run(&args),
         Command::Soak(args) => soak::run(&args),
     };
     match done {

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::packages;
-use crate::process::{can_mount, cargo, run_lines};
+use crate::process::{can_mount, cargo, run_lines, target_dir};
+use crate::{packages, pjdfstest};
 
 /// What the whole run may take on an idle machine with two cores, compiling included; more is said at the end.
 const GOAL: Duration = Duration::from_secs(15 * 60);
@@ -58,6 +58,14 @@ pub fn run(args: &TestArgs) -> Result<()> {
     let status = run_lines("cargo test", &mut command, limit, |line| totals.add(line))?;
     if !mount {
         println!("{}", skipped_banner());
+    }
+    // The whole workspace was tested, so cargo has built the program.
+    if args.rest.is_empty()
+        && let Some(counts) = pjdfstest::run_on(&target_dir().join("debug").join("varve"))?
+    {
+        totals.passed += counts.passed;
+        totals.failed += counts.failed;
+        totals.ignored += counts.skipped;
     }
     if !args.full && began.elapsed() > GOAL {
         println!("note: this took {} s, and the goal is {} s", began.elapsed().as_secs(), GOAL.as_secs());

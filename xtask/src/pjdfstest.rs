@@ -1,0 +1,222 @@
+//! `cargo xtask pjdfstest`: the POSIX conformance suite pjdfstest on a mounted pool and on ext4, side by side.
+//!
+//! VarveFS may fail where ext4 fails on the same machine, and in the cases of [`EXCEPTIONS`]; nowhere else. Everything
+//! happens in mount and process namespaces of its own: the mounts, the loop device and the mount helper that the
+//! EROFS cases need in /sbin are gone when it ends, however it ends.
+//!
+//! The suite runs its cases in one process, and a case that failed to close a file keeps the next from remounting
+//! (EBUSY, on any filesystem): cases that fail are run once more, alone, and that result counts.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::process::{self, can_mount, cargo, output, root, target_dir};
+
+const VERSION: &str = "0.2.2";
+/// Cases that must have been executed, passed or failed. The suite has 398 for Linux.
+const EXECUTED_MIN: usize = 390;
+/// Cases that may fail on VarveFS although ext4 passes them, each with its reason.
+const EXCEPTIONS: &[(&str, &str)] = &[(
+    "rename::updates_link_parent",
+    "directories have one link, as on btrfs; subdirectories are not counted",
+)];
+
+const INSTALL_LIMIT: Duration = Duration::from_secs(20 * 60);
+/// It takes seconds.
+const RUN_LIMIT: Duration = Duration::from_secs(10 * 60);
+
+/// What happens inside the namespaces. `$V` is the program, `$P` the suite, `$C` its configuration, `$S` an empty
+/// directory of ours. Leaves what the suite says in `$S/ext4` and `$S/varve`.
+const SCRIPT: &str = include_str!("pjdfstest.sh");
+
+#[derive(clap::Args, Default)]
+pub struct PjdfstestArgs {
+    /// The program to test [default: a release build]
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+}
+
+/// Cases counted.
+#[derive(Default, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Passed, and failed as ext4 does or as an exception says.
+    pub passed: u64,
+    /// Failed.
+    pub failed: u64,
+    /// Not run.
+    pub skipped: u64,
+}
+
+/// How a case ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ended {
+    Passed,
+    Failed,
+    Skipped,
+}
+
+type Outcomes = BTreeMap<String, Ended>;
+
+pub fn run(args: &PjdfstestArgs) -> Result<()> {
+    let program = match &args.program {
+        Some(path) => path.canonicalize().with_context(|| format!("cannot find {}", path.display()))?,
+        None => {
+            process::run(
+                "cargo build --release",
+                cargo().args(["build", "--release", "-p", "varve-cli"]),
+                INSTALL_LIMIT,
+            )?;
+            target_dir().join("release").join("varve")
+        }
+    };
+    match run_on(&program)? {
+        Some(counts) if counts.failed > 0 => bail!("{} cases failed", counts.failed),
+        _ => Ok(()),
+    }
+}
+
+/// Runs the suite on pools of `program`. `None`: it cannot be run here, and that has been said.
+pub fn run_on(program: &Path) -> Result<Option<Counts>> {
+    let is_root = output(Command::new("id").arg("-u")).is_ok_and(|uid| uid.trim() == "0");
+    if !can_mount() || !is_root || !Path::new("/dev/loop-control").exists() {
+        println!("SKIPPED: pjdfstest. It needs root, /dev/fuse and loop devices");
+        return Ok(None);
+    }
+    let suite = ensure_installed()?;
+    let began = Instant::now();
+    let scratch = Scratch(std::env::temp_dir().join(format!("varve-pjdfstest-{}", std::process::id())));
+    fs::create_dir(&scratch.0).context("cannot make a directory for pjdfstest")?;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    command.args(["bash", "-euc", SCRIPT]).current_dir("/");
+    command
+        .env("V", program)
+        .env("P", &suite)
+        .env("S", &scratch.0)
+        .env("C", root().join("xtask/pjdfstest.toml"));
+    process::run("pjdfstest on ext4 and on VarveFS", &mut command, RUN_LIMIT)?;
+    let read = |name: &str| {
+        fs::read_to_string(scratch.0.join(name)).with_context(|| format!("pjdfstest left no {name}"))
+    };
+    let (ext4, varve) =
+        (outcomes(&read("ext4")?, &read("ext4.alone")?), outcomes(&read("varve")?, &read("varve.alone")?));
+    let counts = judge(&ext4, &varve, EXCEPTIONS);
+    let ours = |ended| varve.values().filter(|e| **e == ended).count();
+    println!(
+        "pjdfstest {VERSION}: VarveFS {} passed, {} failed, {} skipped; ext4 {} passed; {} s",
+        ours(Ended::Passed),
+        ours(Ended::Failed),
+        ours(Ended::Skipped),
+        ext4.values().filter(|e| **e == Ended::Passed).count(),
+        began.elapsed().as_secs()
+    );
+    let executed = ours(Ended::Passed) + ours(Ended::Failed);
+    if executed < EXECUTED_MIN {
+        bail!("pjdfstest executed {executed} cases, and there should be at least {EXECUTED_MIN}");
+    }
+    Ok(Some(counts))
+}
+
+/// A directory of ours, removed at the end.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            println!("cannot remove {}: {error}", self.0.display());
+        }
+    }
+}
+
+/// The suite, installed below the target directory once.
+fn ensure_installed() -> Result<PathBuf> {
+    let prefix = target_dir().join("pjdfstest");
+    let program = prefix.join("bin").join("pjdfstest");
+    let there = output(Command::new(&program).arg("--version")).unwrap_or_default();
+    if there.trim() == format!("pjdfstest {VERSION}") {
+        return Ok(program);
+    }
+    // Unoptimised: it is compiled in half the time, and it waits for the filesystem anyway.
+    let mut install = cargo();
+    install
+        .args(["install", "pjdfstest", "--version", VERSION, "--locked", "--debug", "--root"])
+        .arg(&prefix);
+    install.env("CARGO_TARGET_DIR", target_dir().join("pjdfstest-build"));
+    process::run(&format!("cargo install pjdfstest {VERSION}"), &mut install, INSTALL_LIMIT)?;
+    Ok(program)
+}
+
+/// Reads what the suite says: `name::of::case      ok`, where only such lines begin without a blank. What a case that
+/// was run again alone came to replaces what it came to before.
+fn outcomes(text: &str, alone: &str) -> Outcomes {
+    let mut outcomes = Outcomes::new();
+    for line in text.lines().chain(alone.lines()) {
+        let mut words = line.split_whitespace();
+        let (Some(name), Some(word), None) = (words.next(), words.next(), words.next()) else { continue };
+        let ended = match word {
+            "ok" => Ended::Passed,
+            "FAILED" => Ended::Failed,
+            "skipped" => Ended::Skipped,
+            _ => continue,
+        };
+        if name.contains("::") && !line.starts_with(char::is_whitespace) {
+            outcomes.insert(name.to_owned(), ended);
+        }
+    }
+    outcomes
+}
+
+fn judge(ext4: &Outcomes, varve: &Outcomes, exceptions: &[(&str, &str)]) -> Counts {
+    let mut counts = Counts::default();
+    for (name, ended) in varve {
+        let exception = exceptions.iter().find(|(case, _)| case == name);
+        match (ended, exception) {
+            (Ended::Passed, Some(_)) => {
+                println!("{name} passes and is listed as an exception: take it off the list");
+                counts.failed += 1;
+            }
+            (Ended::Passed, None) => counts.passed += 1,
+            (Ended::Skipped, _) => counts.skipped += 1,
+            (Ended::Failed, Some((_, reason))) => {
+                println!("{name} fails as expected: {reason}");
+                counts.passed += 1;
+            }
+            (Ended::Failed, None) if ext4.get(name) == Some(&Ended::Failed) => {
+                println!("{name} fails, as it does on ext4 here");
+                counts.passed += 1;
+            }
+            (Ended::Failed, None) => {
+                println!("{name} FAILED, and passes on ext4");
+                counts.failed += 1;
+            }
+        }
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what the suite prints is read, and judged against ext4. Method: an excerpt with each kind of line, a case
+    /// that passes when it is run again alone, and one exception that holds and one that no longer does.
+    #[test]
+    fn outcomes_are_read_and_judged() {
+        let text = "chmod::a       ok\nrename::b    FAILED\n\tassertion failed\n\ta::b ok\nlink::c   skipped\n\
+                    link::d FAILED\nopen::e FAILED\n\nSummary: 2 failed, 1 skipped";
+        let read = outcomes(text, "rename::b  ok\n");
+        let ended = |name: &str| read[name];
+        assert_eq!(read.len(), 5);
+        assert_eq!(ended("rename::b"), Ended::Passed);
+        assert_eq!([ended("link::c"), ended("link::d")], [Ended::Skipped, Ended::Failed]);
+        let ext4 = outcomes("link::d FAILED\nopen::e ok", "");
+        assert_eq!(judge(&ext4, &read, &[]), Counts { passed: 3, failed: 1, skipped: 1 });
+        assert_eq!(judge(&ext4, &read, &[("open::e", "why")]), Counts { passed: 4, failed: 0, skipped: 1 });
+        assert_eq!(judge(&ext4, &read, &[("chmod::a", "why")]), Counts { passed: 2, failed: 2, skipped: 1 });
+    }
+}
