@@ -19,12 +19,20 @@ const FOR_TESTS: &[(&str, &str)] = &[
     ("diff", "diffutils"),
 ];
 
+/// What the tests at full size need besides.
+const FOR_FULL_TESTS: &[(&str, &str)] = &[("pg_ctlcluster", "postgresql")];
+
 /// What mounting needs.
 const FOR_MOUNTING: &[(&str, &str)] = &[("fusermount3", "fuse3")];
 
 /// Installs what the tests need and is missing.
 pub fn ensure_for_tests() -> Result<()> {
     ensure(FOR_TESTS)
+}
+
+/// Installs what the tests at full size need and is missing.
+pub fn ensure_for_full_tests() -> Result<()> {
+    ensure(FOR_FULL_TESTS)
 }
 
 /// Installs what mounting needs and is missing.

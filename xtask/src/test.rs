@@ -36,6 +36,9 @@ struct Totals {
 
 pub fn run(args: &TestArgs) -> Result<()> {
     packages::ensure_for_tests()?;
+    if args.full {
+        packages::ensure_for_full_tests()?;
+    }
     let mount = can_mount();
     if !mount {
         println!("{}", skipped_banner());

@@ -12,6 +12,7 @@ mod crash;
 mod full;
 mod harness;
 mod helper;
+mod postgres;
 mod real;
 mod refuse;
 mod tree;
