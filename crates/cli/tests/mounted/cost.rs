@@ -122,7 +122,9 @@ fn mount_with_a_full_log_is_quick() {
                 let (completed, written) = log_state(&mount);
                 let behind = written - written_then;
                 if completed != checkpoints {
-                    (checkpoints, written_then, peak) = (completed, written, behind);
+                    (checkpoints, written_then) = (completed, written);
+                    // That of the mounting itself comes before there is anything to speak of.
+                    peak = if behind > ring_bytes / 4 { behind } else { peak };
                     continue;
                 }
                 if behind > ring_bytes / 8 * 5 || behind > peak / 10 * 9 || started.elapsed() > FILLING_MAX {
