@@ -12,6 +12,7 @@ use crate::api::*;
 use crate::background::Background;
 use crate::core::Core;
 use crate::open::format;
+use crate::ops::shift::Shift;
 
 /// An open filesystem. Cheap to share; every verb takes `&self` and may be called from many threads.
 ///
@@ -138,6 +139,10 @@ impl Filesystem {
     pub fn read(&self, ino: InodeId, offset: u64, len: usize) -> Result<Vec<u8>> {
         self.core.read(ino, offset, len)
     }
+    /// [`Filesystem::read`] into a buffer of the caller's, of which an error leaves anything; gives how many bytes.
+    pub fn read_into(&self, ino: InodeId, offset: u64, out: &mut [u8]) -> Result<usize> {
+        self.core.read_into(ino, offset, out)
+    }
     /// Writes into memory, with space set aside. May write less than asked when space runs out in the middle.
     /// Clears set-ids unless the caller is uid 0.
     pub fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
@@ -153,6 +158,18 @@ impl Filesystem {
         how: Allocate,
     ) -> Result<()> {
         self.core.fallocate(caller, ino, offset, len, how)
+    }
+    /// Takes `len` bytes at `offset` out of a file: what lies behind moves there, and the size shrinks. Both are multiples
+    /// of the block size (4096), and the range ends before the end of the file; else the arguments are invalid, as for
+    /// fallocate(2). One transaction; a file with more than some 26,000 extents behind the range is refused as too
+    /// fragmented (contiguous data has one extent a MiB).
+    pub fn collapse_range(&self, caller: Caller, ino: InodeId, offset: u64, len: u64) -> Result<()> {
+        self.core.shift(caller, ino, offset, Shift::Collapse(len))
+    }
+    /// Puts a hole of `len` bytes into a file at `offset`: what lies there and behind moves, and the size grows. Bounds as
+    /// for [`Filesystem::collapse_range`]; `offset` lies before the end of the file.
+    pub fn insert_range(&self, caller: Caller, ino: InodeId, offset: u64, len: u64) -> Result<()> {
+        self.core.shift(caller, ino, offset, Shift::Insert(len))
     }
     /// The first byte of data or of a hole at or after `offset`, what waits in memory counted as data and reservations
     /// as holes. `None` (to POSIX: ENXIO) at or beyond the end of the file, or if no data follows.
@@ -263,6 +280,10 @@ impl Filesystem {
     /// Where the space is.
     pub fn space(&self) -> SpaceStats {
         self.core.store.space()
+    }
+    /// What is still to be deleted in the background: files and versions of files.
+    pub fn reap_backlog(&self) -> u64 {
+        self.core.reap.backlog()
     }
     /// Counters of the devices, in order.
     pub fn device_stats(&self) -> Vec<(String, varve_device::StatsSnapshot)> {

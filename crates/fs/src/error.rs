@@ -44,6 +44,9 @@ pub enum FsError {
     /// Beyond the largest file size.
     #[error("file too large")]
     FileTooBig,
+    /// The file has more extents behind the place than one transaction can move.
+    #[error("the file is in too many pieces to move them in one step")]
+    TooFragmented,
     /// Too many links.
     #[error("too many links")]
     TooManyLinks,
@@ -71,7 +74,7 @@ impl FsError {
             FsError::NotDirectory => 20,
             FsError::IsDirectory => 21,
             FsError::Invalid => 22,
-            FsError::FileTooBig => 27,
+            FsError::FileTooBig | FsError::TooFragmented => 27,
             FsError::TooManyLinks => 31,
             FsError::Range => 34,
             FsError::NameTooLong => 36,

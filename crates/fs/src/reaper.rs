@@ -50,6 +50,10 @@ impl ReapQueue {
             tasks.push_back(task);
         }
     }
+    /// How many tasks there are.
+    pub(crate) fn backlog(&self) -> u64 {
+        self.tasks.lock().len() as u64
+    }
     /// Whether there is work.
     pub(crate) fn has_work(&self) -> bool {
         !self.tasks.lock().is_empty()
@@ -118,7 +122,8 @@ impl Core {
         Ok(())
     }
 
-    fn reap_versions(&self, ino: InodeId) -> Result<()> {
+    /// Makes the versions of a file one.
+    pub(crate) fn reap_versions(&self, ino: InodeId) -> Result<()> {
         let state = self.state(ino);
         loop {
             let mut inner = match self.write_lock(&state) {

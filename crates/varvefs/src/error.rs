@@ -91,6 +91,11 @@ pub enum Reason {
     /// Beyond the largest file size (2^62 bytes).
     #[error("the file would be too large")]
     FileTooLarge,
+    /// The file has more pieces behind the place than can be moved in one step.
+    #[error(
+        "the file is in too many pieces to move them in one step; copy it to a new file, which joins them"
+    )]
+    TooFragmented,
     /// The file has as many links as it can have.
     #[error("the file has too many links")]
     TooManyLinks,
@@ -173,7 +178,7 @@ impl Reason {
                 io::ErrorKind::PermissionDenied
             }
             Reason::AttributeTooLarge => io::ErrorKind::ArgumentListTooLong,
-            Reason::FileTooLarge => io::ErrorKind::FileTooLarge,
+            Reason::FileTooLarge | Reason::TooFragmented => io::ErrorKind::FileTooLarge,
             Reason::TooManyLinks => io::ErrorKind::TooManyLinks,
             Reason::NotSupported => io::ErrorKind::Unsupported,
             Reason::CrossesSubvolumes => io::ErrorKind::CrossesDevices,
@@ -317,6 +322,7 @@ fn reason_of(error: varve_fs::FsError) -> Reason {
         varve_fs::FsError::Range => Reason::AttributeNameTooLong,
         varve_fs::FsError::TooBig => Reason::AttributeTooLarge,
         varve_fs::FsError::FileTooBig => Reason::FileTooLarge,
+        varve_fs::FsError::TooFragmented => Reason::TooFragmented,
         varve_fs::FsError::TooManyLinks => Reason::TooManyLinks,
         varve_fs::FsError::NotSupported => Reason::NotSupported,
         varve_fs::FsError::CrossDevice => Reason::CrossesSubvolumes,

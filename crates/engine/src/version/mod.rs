@@ -34,6 +34,7 @@ mod path;
 mod reap;
 mod resolve;
 mod segment;
+mod shift;
 mod truncate;
 mod write;
 
@@ -44,6 +45,7 @@ pub use check::{next_family, walk_family};
 pub use path::Path;
 pub use reap::{delete_step, pending_families, reap_step};
 pub use resolve::{resolve, resolve_upto};
+pub use shift::{Shifted, shift};
 pub use truncate::{Truncated, truncate};
 pub use write::{Replaced, Reserved, punch, put_extents, reserve};
 

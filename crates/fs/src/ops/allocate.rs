@@ -106,7 +106,7 @@ impl Core {
     }
 
     /// The record after a change of data now, by `caller`.
-    fn changed(&self, caller: Caller, inner: &Inner) -> InodeRecord {
+    pub(super) fn changed(&self, caller: Caller, inner: &Inner) -> InodeRecord {
         let mut record = inner.record_with_pending();
         let now = self.now();
         record.mtime = now;
@@ -117,7 +117,8 @@ impl Core {
         record
     }
 
-    fn changed_to(&self, inner: &mut Inner, record: InodeRecord) {
+    /// The file's record is now `record`.
+    pub(super) fn changed_to(&self, inner: &mut Inner, record: InodeRecord) {
         inner.record = record;
         inner.pending = Pending::default();
         inner.mapping += 1;
@@ -210,7 +211,7 @@ impl Core {
     }
 
     /// Moves a file's contents out of its record, for good.
-    fn leave_record(&self, caller: Caller, state: &Arc<InodeState>) -> Result<()> {
+    pub(super) fn leave_record(&self, caller: Caller, state: &Arc<InodeState>) -> Result<()> {
         let turn = state.turn();
         let size = {
             let mut inner = self.write_lock(state)?;

@@ -10,6 +10,7 @@ pub(crate) mod read;
 pub(crate) mod rename;
 pub(crate) mod seek;
 pub(crate) mod setattr;
+pub(crate) mod shift;
 pub(crate) mod truncate;
 pub(crate) mod unlink;
 pub(crate) mod write;

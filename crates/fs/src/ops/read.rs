@@ -50,6 +50,23 @@ impl Core {
         Ok(out)
     }
 
+    pub(crate) fn read_into(&self, ino: InodeId, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let state = self.state(ino);
+        let inner = self.read_lock(&state)?;
+        require_file(&inner)?;
+        let left = inner.size.saturating_sub(offset);
+        let count = left.min(out.len() as u64) as usize;
+        let out = &mut out[..count];
+        if count > 0 {
+            // The plan leaves holes as they are.
+            out.fill(0);
+            let plan = self.plan_read(&inner, offset, out)?;
+            drop(inner);
+            self.run_reads(plan, out)?;
+        }
+        Ok(count)
+    }
+
     /// Fills `out`, which is zeros, with the bytes at `offset` that are in memory, and plans reads for those that are
     /// not. Nothing beyond the logged size is read from the device: a block's tail may be stale there.
     pub(crate) fn plan_read(&self, inner: &Inner, offset: u64, out: &mut [u8]) -> Result<ReadPlan> {

@@ -16,6 +16,7 @@ mod check;
 mod concurrent;
 mod data;
 mod durability;
+mod edges;
 mod names;
 mod nodes;
 mod space;

@@ -1,0 +1,143 @@
+//! Moving everything behind a place in a file: a range is taken out, or room is made.
+//!
+//! Keys hold offsets, so each entry behind the place gets another key. That is one transaction or nothing: half of it
+//! would be a file that never was.
+
+use varve_format::record::extent::{DataKey, Extent, ExtentKind};
+use varve_format::{BLOCK_BYTES, SEGMENT_BYTES};
+
+use super::path::Path;
+use super::resolve::{FILE_END, scan};
+use super::segment::Changes;
+use super::{Read, Result};
+use crate::Transaction;
+
+/// Most bytes of log that a move may take: a good part of what one transaction may.
+const LOG_BYTES_MAX: u64 = 3 << 20;
+/// Bytes of log that a put and a delete take, about.
+const PUT_BYTES: u64 = 80;
+const DELETE_BYTES: u64 = 40;
+
+/// What [`shift`] did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Shifted {
+    /// Entries put or deleted.
+    pub entries: u64,
+    /// Blocks freed, because they were in the range that was taken out.
+    pub blocks_freed: u64,
+    /// Blocks of reservations that were in it.
+    pub reserved_freed: u64,
+}
+
+/// Takes [`at`, `at` + `remove`) out of the file, and makes a hole of `insert` bytes at `at`; what lies behind moves. All
+/// three are whole blocks. The path must have a single version ([`super::reap_step`] until it has). `None`: there is more
+/// to move than one transaction can hold, and `tx` is as it was.
+///
+/// # Errors
+/// [`crate::EngineError::Corrupt`] for an entry that cannot be; `tx` must then be dropped.
+pub fn shift(
+    read: &dyn Read,
+    tx: &mut Transaction,
+    path: &Path,
+    at: u64,
+    remove: u64,
+    insert: u64,
+) -> Result<Option<Shifted>> {
+    assert!(path.writable() && path.versions() == 1, "only what one version has can be moved");
+    assert!(
+        [at, remove, insert].iter().all(|bytes| bytes.is_multiple_of(BLOCK_BYTES as u64)),
+        "whole blocks are moved"
+    );
+    let start =
+        DataKey { family: path.family(), segment: at / SEGMENT_BYTES, version: path.target(), offset: 0 };
+    let entries_max = (LOG_BYTES_MAX / (PUT_BYTES + DELETE_BYTES)) as usize;
+    let mut old: Vec<(DataKey, Extent)> = Vec::new();
+    scan(read, &start, |key, extent| {
+        if key.version == start.version {
+            old.push((key, extent));
+        }
+        old.len() <= entries_max
+    })?;
+    if old.len() > entries_max {
+        return Ok(None);
+    }
+    let mut new = Pieces { start, list: Vec::with_capacity(old.len() + old.len() / 8) };
+    let mut gone = Vec::new();
+    let taken_end = at + remove;
+    for (key, extent) in &old {
+        let (low, high) = (key.file_offset(), key.file_offset() + u64::from(extent.len));
+        let part =
+            |from: u64, to: u64| (from < to).then(|| extent.piece((from - low) as u32, (to - from) as u32));
+        if let Some(stays) = part(low, high.min(at)) {
+            new.push(low, stays);
+        }
+        gone.extend(part(low.max(at), high.min(taken_end)));
+        if let Some(moves) = part(low.max(taken_end), high) {
+            let to = low.max(taken_end) - remove + insert;
+            assert!(to < FILE_END - u64::from(moves.len), "the caller bounds the size of a file");
+            new.push(to, moves);
+        }
+    }
+    let puts_max = new.list.len() as u64;
+    if puts_max * PUT_BYTES + old.len() as u64 * DELETE_BYTES > LOG_BYTES_MAX {
+        return Ok(None);
+    }
+    let mut changes = Changes::new(tx);
+    let mut olds = old.iter().peekable();
+    for (key, extent) in &new.list {
+        while let Some((gone, _)) = olds.next_if(|(old, _)| old < key) {
+            changes.delete(&gone.encode());
+        }
+        if olds.next_if(|(old, _)| old == key).is_none_or(|(_, before)| before != extent) {
+            changes.put(&key.encode(), extent);
+        }
+    }
+    for (gone, _) in olds {
+        changes.delete(&gone.encode());
+    }
+    for extent in &gone {
+        changes.free(extent);
+    }
+    changes.finish();
+    Ok(Some(Shifted {
+        entries: changes.entries(),
+        blocks_freed: changes.blocks_freed,
+        reserved_freed: changes.reserved_freed,
+    }))
+}
+
+/// Entries in the order of the file, cut at the ends of segments and joined where they continue each other.
+struct Pieces {
+    /// Family and version.
+    start: DataKey,
+    list: Vec<(DataKey, Extent)>,
+}
+
+impl Pieces {
+    fn push(&mut self, mut offset: u64, extent: Extent) {
+        // Holes hide what is beneath, and there is nothing.
+        if extent.kind == ExtentKind::Hole {
+            return;
+        }
+        let mut done = 0;
+        while done < extent.len {
+            let within = (offset % SEGMENT_BYTES) as u32;
+            let len = (extent.len - done).min(SEGMENT_BYTES as u32 - within);
+            let piece = extent.piece(done, len);
+            match self.list.last_mut() {
+                Some((key, last))
+                    if within > 0
+                        && key.file_offset() + u64::from(last.len) == offset
+                        && last.continues(&piece) =>
+                {
+                    last.append(&piece);
+                }
+                _ => {
+                    let key = DataKey { segment: offset / SEGMENT_BYTES, offset: within, ..self.start };
+                    self.list.push((key, piece));
+                }
+            }
+            (done, offset) = (done + len, offset + u64::from(len));
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Taking a range out of a file, and making room in the middle of one.
+//!
+//! Each is one transaction: after a crash the file is as it was before or as it is after. What waits in memory behind
+//! the place is logged first, and versions that truncations left are made one, so that there is one list to move.
+
+use std::sync::Arc;
+
+use varve_engine::version::{self, Shifted};
+use varve_engine::{BLOCK_BYTES, InodeId, Transaction};
+
+use super::require_file;
+use crate::api::{Caller, FILE_BYTES_MAX};
+use crate::core::Core;
+use crate::inode::InodeState;
+use crate::table::extents;
+use crate::writeback::Ride;
+use crate::{FsError, Result};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// What happens at the place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Shift {
+    /// So many bytes are taken out.
+    Collapse(u64),
+    /// A hole of so many bytes is put in.
+    Insert(u64),
+}
+
+impl Core {
+    pub(crate) fn shift(&self, caller: Caller, ino: InodeId, offset: u64, how: Shift) -> Result<()> {
+        self.require_writable()?;
+        let state = self.state(ino);
+        require_file(&*self.read_lock(&state)?)?;
+        let (Shift::Collapse(len) | Shift::Insert(len)) = how;
+        if len == 0 || !len.is_multiple_of(BLOCK) || !offset.is_multiple_of(BLOCK) {
+            return Err(FsError::Invalid);
+        }
+        if offset.checked_add(len).is_none_or(|end| end > FILE_BYTES_MAX) {
+            return Err(FsError::FileTooBig);
+        }
+        self.drop_capability(&state)?;
+        self.with_space(|| self.shift_once(caller, &state, offset, how))
+    }
+
+    fn shift_once(&self, caller: Caller, state: &Arc<InodeState>, offset: u64, how: Shift) -> Result<()> {
+        // No page is in flight while this is held.
+        let mut turn = state.turn();
+        loop {
+            let mut guard = self.write_lock(state)?;
+            let inner = &mut *guard;
+            let size = match how {
+                Shift::Collapse(len) if offset + len >= inner.size => return Err(FsError::Invalid),
+                Shift::Insert(_) if offset >= inner.size => return Err(FsError::Invalid),
+                Shift::Insert(len) if inner.size + len > FILE_BYTES_MAX => return Err(FsError::FileTooBig),
+                Shift::Collapse(len) => inner.size - len,
+                Shift::Insert(len) => inner.size + len,
+            };
+            let in_the_way = inner.pages.map.range(offset / BLOCK..).next().is_some();
+            if inner.growth_waits() || in_the_way {
+                drop(guard);
+                turn = self.write_back_in_turn(turn, u64::MAX, Ride::Allowed)?;
+                continue;
+            }
+            if inner.record.inline.as_ref().is_some_and(|contents| !contents.is_empty()) {
+                // What lies in the record has no extents to move.
+                drop(guard);
+                drop(turn);
+                self.leave_record(caller, state)?;
+                turn = state.turn();
+                continue;
+            }
+            let mut tx = Transaction::new();
+            let mut record = self.changed(caller, inner);
+            let mut shifted = Shifted::default();
+            if record.inline.is_none() {
+                let view = self.store.view();
+                let path = extents::path(&view, &record)?;
+                if path.versions() > 1 {
+                    drop(guard);
+                    self.reap_versions(state.ino)?;
+                    continue;
+                }
+                let (remove, insert) = match how {
+                    Shift::Collapse(len) => (len, 0),
+                    Shift::Insert(len) => (0, len),
+                };
+                shifted = version::shift(&view, &mut tx, &path, offset, remove, insert)?
+                    .ok_or(FsError::TooFragmented)?;
+            }
+            record.size = size;
+            self.put_record(&mut tx, state.ino, inner.presence, &record);
+            self.apply_freeing(tx, None, shifted.reserved_freed)?;
+            self.changed_to(inner, record);
+            inner.size = size;
+            return Ok(());
+        }
+    }
+}

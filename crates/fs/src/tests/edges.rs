@@ -1,0 +1,66 @@
+//! Values at the edges of what there is: times, names.
+
+use super::*;
+
+// Goal: a time is kept to the nanosecond, from before 1970 to after 2106. Method: edges of what people and other
+// filesystems take for the end of time, set, killed, read.
+#[test]
+fn times_have_no_end() {
+    let mut f = Fixture::new(64 * MIB);
+    let time = |seconds: i64, nanoseconds: u32| Timestamp { seconds, nanoseconds };
+    let times = [
+        time(0, 0),
+        time(-1, 999_999_999),
+        time(i64::from(i32::MIN) - 1, 1),
+        time(i64::from(i32::MAX) + 1, 2),
+        time(i64::from(u32::MAX) + 1, 3),
+        time(-62_135_596_800, 4),
+        time(253_402_300_800, 5),
+        time(1 << 40, 6),
+        time(i64::MIN, 0),
+        time(i64::MAX, 999_999_999),
+    ];
+    for (number, at) in times.into_iter().enumerate() {
+        let ino = f.create(format!("{number}").as_bytes());
+        let set = SetAttr {
+            atime: Some(SetTime::At(at)),
+            mtime: Some(SetTime::At(times[times.len() - 1 - number])),
+            ..SetAttr::default()
+        };
+        f.fs.setattr(Caller::ROOT, ino, set).unwrap();
+    }
+    f.fs.sync().unwrap();
+    f.kill();
+    for (number, at) in times.into_iter().enumerate() {
+        let attr = f.fs.lookup(ROOT, format!("{number}").as_bytes()).unwrap();
+        assert_eq!((attr.atime, attr.mtime), (at, times[times.len() - 1 - number]));
+    }
+    let ino = f.create(b"wrong");
+    let set = SetAttr { mtime: Some(SetTime::At(time(0, 1_000_000_000))), ..SetAttr::default() };
+    refused(f.fs.setattr(Caller::ROOT, ino, set), 22);
+    f.check();
+}
+
+// Goal: a name may be any 255 bytes but NUL and the slash. Method: every byte value in names of the full length, found,
+// listed and removed after a kill; one byte more is refused.
+#[test]
+fn names_are_any_bytes() {
+    let mut f = Fixture::new(64 * MIB);
+    let names: Vec<Vec<u8>> = (1..=255u8)
+        .filter(|byte| *byte != b'/')
+        .map(|byte| (0..255).map(|at| if at % 2 == 0 { byte } else { b'a' + (at % 26) as u8 }).collect())
+        .collect();
+    for name in &names {
+        f.create(name);
+    }
+    refused(f.fs.create(Caller::ROOT, ROOT, &[b'x'; 256], 0o644), 36);
+    f.fs.sync().unwrap();
+    f.kill();
+    let mut sorted = names.clone();
+    sorted.sort();
+    assert_eq!(f.list(ROOT), sorted);
+    for name in &names {
+        f.fs.unlink(ROOT, name).unwrap();
+    }
+    f.check();
+}
