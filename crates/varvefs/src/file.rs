@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::error::{Fault, Reason, Result};
-use crate::metadata::{Metadata, Times, XattrMode};
+use crate::metadata::{Allocate, Metadata, Times, XattrMode};
 use crate::pending::Pending;
 use crate::shared::OpenInode;
 use crate::verbs;
@@ -71,10 +71,9 @@ impl File {
             loop {
                 let wanted = (buf.len() - done).min(PIECE_BYTES);
                 let Some(at) = offset.checked_add(done as u64) else { return Ok(done) };
-                let bytes = fs.read(ino, at, wanted)?;
-                buf[done..done + bytes.len()].copy_from_slice(&bytes);
-                done += bytes.len();
-                if bytes.len() < wanted || done == buf.len() {
+                let count = fs.read_into(ino, at, &mut buf[done..done + wanted])?;
+                done += count;
+                if count < wanted || done == buf.len() {
                     return Ok(done);
                 }
             }
@@ -165,6 +164,123 @@ impl File {
         Ok(())
     }
 
+    /// Sets space aside for a range, makes it a hole or makes it zeros: fallocate(2). See [`Allocate`]. An error may leave
+    /// a part done, from the front.
+    ///
+    /// ```
+    /// use varvefs::{Allocate, Pool};
+    /// # let fs = Pool::in_memory(64 << 20)?.filesystem();
+    /// let file = fs.create("/database")?;
+    /// // Writes to these 8 MiB cannot fail for lack of space from here on.
+    /// file.allocate(0, 8 << 20, Allocate::Reserve { keep_size: false })?;
+    /// assert_eq!(file.metadata()?.len, 8 << 20);
+    /// file.write_all_at(&[1; 100_000], 0)?;
+    /// // Gives back what is no longer needed.
+    /// file.allocate(4096, 8192, Allocate::Punch)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn allocate(&self, offset: u64, len: u64, how: Allocate) -> Result<()> {
+        self.run("allocate space for", |fs, ino| {
+            self.require_write()?;
+            let _shared = self.open.order.read();
+            fs.fallocate(self.caller, ino, offset, len, how.below()).map_err(no_range)
+        })
+    }
+
+    /// Where the next data is, at or after `offset`; `None` if only a hole follows. What was written and is not yet on the
+    /// device is data; reserved space is a hole.
+    ///
+    /// ```
+    /// # let fs = varvefs::Pool::in_memory(64 << 20)?.filesystem();
+    /// let file = fs.create("/image")?;
+    /// file.write_all_at(&[7; 4096], 1 << 30)?;
+    /// file.set_len(1 << 40)?;
+    /// assert_eq!(file.seek_data(0)?, Some(1 << 30));
+    /// assert_eq!(file.seek_hole(1 << 30)?, Some((1 << 30) + 4096));
+    /// assert_eq!(file.seek_data((1 << 30) + 4096)?, None);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
+        self.run("look for data in", |fs, ino| Ok(fs.seek(ino, offset, varve_fs::SeekTo::Data)?))
+    }
+
+    /// Where the next hole is, at or after `offset`; every file ends with one. `None` at and beyond the end.
+    pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
+        self.run("look for holes in", |fs, ino| Ok(fs.seek(ino, offset, varve_fs::SeekTo::Hole)?))
+    }
+
+    /// Copies `len` bytes at `offset` to `to_offset` of another file of the pool, or elsewhere in this one where the two
+    /// ranges do not overlap. Gives how many: fewer if this file ends before, or if space runs out on the way.
+    ///
+    /// ```
+    /// # let fs = varvefs::Pool::in_memory(64 << 20)?.filesystem();
+    /// fs.write("/old", b"header and the rest")?;
+    /// let (old, new) = (fs.open("/old")?, fs.create("/new")?);
+    /// assert_eq!(old.copy_range(11, &new, 0, u64::MAX)?, 8);
+    /// assert_eq!(fs.read("/new")?, b"the rest");
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn copy_range(&self, offset: u64, to: &File, to_offset: u64, len: u64) -> Result<u64> {
+        let copy = || {
+            if !self.rights.read {
+                return Err(Reason::NotOpenedFor("reading").into());
+            }
+            to.require_write()?;
+            if !Arc::ptr_eq(self.open.shared(), to.open.shared()) {
+                return Err(Reason::Invalid("the two files lie in different pools").into());
+            }
+            let fs = self.open.shared().enter()?;
+            let _shared = to.open.order.read();
+            let left = fs.getattr(self.open.ino)?.size.saturating_sub(offset);
+            let (len, mut done) = (len.min(left), 0);
+            while done < len {
+                let (from, to_at) = ((self.open.ino, offset + done), to_offset.saturating_add(done));
+                match fs.copy_range(to.caller, from, (to.open.ino, to_at), len - done) {
+                    Ok(0) => break,
+                    Ok(count) => done += count,
+                    // What has been copied counts; the next call gets the error.
+                    Err(_) if done > 0 => break,
+                    Err(error) => return Err(no_range(error)),
+                }
+            }
+            Ok(done)
+        };
+        copy().map_err(|fault| fault.on_two("copy from", &self.path, &to.path))
+    }
+
+    /// Takes `len` bytes at `offset` out of the file: what lies behind moves there. Both are multiples of 4096, and the
+    /// range ends before the end of the file. Nothing is copied, and a crash leaves all of it or nothing; a file in more
+    /// than some 26,000 pieces behind the range (contiguous data has one piece a MiB) is refused with
+    /// [`Reason::TooFragmented`].
+    ///
+    /// ```
+    /// # let fs = varvefs::Pool::in_memory(64 << 20)?.filesystem();
+    /// fs.write("/log", [[b'a'; 4096], [b'b'; 4096], [b'c'; 4096]].concat())?;
+    /// let log = varvefs::OpenOptions::new().write(true).open(&fs, "/log")?;
+    /// log.collapse_range(0, 4096)?;
+    /// assert_eq!(fs.read("/log")?, [[b'b'; 4096], [b'c'; 4096]].concat());
+    /// log.insert_range(4096, 4096)?;
+    /// assert_eq!(fs.read("/log")?, [[b'b'; 4096], [0; 4096], [b'c'; 4096]].concat());
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn collapse_range(&self, offset: u64, len: u64) -> Result<()> {
+        self.run("take a range out of", |fs, ino| {
+            self.require_write()?;
+            let _alone = self.open.order.write();
+            fs.collapse_range(self.caller, ino, offset, len).map_err(no_range)
+        })
+    }
+
+    /// Puts a hole of `len` bytes into the file at `offset`: what lies there and behind moves. Both are multiples of 4096,
+    /// and `offset` lies before the end of the file. As [`File::collapse_range`] otherwise.
+    pub fn insert_range(&self, offset: u64, len: u64) -> Result<()> {
+        self.run("put a range into", |fs, ino| {
+            self.require_write()?;
+            let _alone = self.open.order.write();
+            fs.insert_range(self.caller, ino, offset, len).map_err(no_range)
+        })
+    }
+
     /// Makes the file durable: its contents, its attributes, and every change of names made before, its own creation
     /// included. Concurrent syncs share a flush of the device.
     pub fn sync_all(&self) -> Result<()> {
@@ -221,6 +337,17 @@ impl File {
     /// Removes an extended attribute.
     pub fn remove_xattr(&self, name: impl AsRef<[u8]>) -> Result<()> {
         self.run("remove an extended attribute of", |fs, ino| Ok(fs.removexattr(ino, name.as_ref())?))
+    }
+}
+
+/// Says of arguments that make no sense that they are a range.
+fn no_range(error: varve_fs::FsError) -> Fault {
+    match error {
+        varve_fs::FsError::Invalid => Reason::Invalid(
+            "the range is empty, overlaps the other one, or is not made of whole blocks inside the file",
+        )
+        .into(),
+        error => error.into(),
     }
 }
 

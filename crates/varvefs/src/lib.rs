@@ -93,12 +93,12 @@ pub use error::{Error, Reason, Result};
 pub use file::File;
 pub use filesystem::Filesystem;
 pub use memory::MemoryDisk;
-pub use metadata::{FileType, Metadata, Times, XattrMode};
+pub use metadata::{Allocate, FileType, Metadata, Times, XattrMode};
 pub use open_options::OpenOptions;
 pub use path::AsPath;
 pub use pending::{Pending, wait_all};
 pub use pool::{POOL_BYTES_MIN, Pool, PoolOptions, Profile};
 pub use stats::{
-    CheckReport, CheckpointStats, DeviceStats, JournalStats, LatencyStats, NodeStats, Recovery, SpaceStats,
-    StatFs, Stats,
+    CheckReport, CheckpointStats, DeviceStats, JournalStats, LatencyStats, NodeStats, ReapStats, Recovery,
+    SpaceStats, StatFs, Stats,
 };

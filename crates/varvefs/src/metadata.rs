@@ -157,6 +157,34 @@ impl XattrMode {
     }
 }
 
+/// What [`crate::File::allocate`] does with a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Allocate {
+    /// Sets space aside where there is a hole, so that writing there cannot fail for lack of space. It goes on reading as
+    /// zeros. The file grows to the end of the range unless `keep_size`.
+    Reserve {
+        /// Whether the length stays.
+        keep_size: bool,
+    },
+    /// Makes the range a hole: zeros that take no space. The length stays.
+    Punch,
+    /// Makes the range zeros that have space set aside.
+    Zero {
+        /// Whether the length stays.
+        keep_size: bool,
+    },
+}
+
+impl Allocate {
+    pub(crate) fn below(self) -> varve_fs::Allocate {
+        match self {
+            Allocate::Reserve { keep_size } => varve_fs::Allocate::Reserve { keep_size },
+            Allocate::Punch => varve_fs::Allocate::Punch,
+            Allocate::Zero { keep_size } => varve_fs::Allocate::Zero { keep_size },
+        }
+    }
+}
+
 /// A time as the filesystem keeps it: exact from 292 billion years ago to as long hence.
 pub(crate) fn timestamp(time: SystemTime) -> varve_fs::Timestamp {
     let (seconds, nanoseconds) = match time.duration_since(UNIX_EPOCH) {

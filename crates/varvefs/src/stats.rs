@@ -20,6 +20,8 @@ pub struct Stats {
     pub checkpoint: CheckpointStats,
     /// Tree nodes in memory.
     pub nodes: NodeStats,
+    /// Deletion in the background.
+    pub reap: ReapStats,
     /// Transactions applied.
     pub transactions_count: u64,
     /// Times that space ran short and was reclaimed.
@@ -137,6 +139,14 @@ pub struct NodeStats {
     pub cached_count: u64,
 }
 
+/// Deletion in the background.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ReapStats {
+    /// Files, and versions of files, still to be deleted.
+    pub backlog_count: u64,
+}
+
 /// What opening a pool found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -208,6 +218,7 @@ impl Stats {
                 written_bytes: store.checkpoint_bytes,
             },
             nodes: NodeStats { dirty_count: store.dirty_nodes_count, cached_count: store.cached_nodes_count },
+            reap: ReapStats { backlog_count: fs.reap_backlog() },
             transactions_count: store.transactions_count,
             reclaims_count: store.reclaims_count,
             no_space_count: store.no_space_count,

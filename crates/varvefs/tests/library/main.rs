@@ -4,7 +4,9 @@ mod directories;
 mod durability;
 mod errors;
 mod files;
+mod huge;
 mod paths;
+mod ranges;
 mod surface;
 mod threads;
 
