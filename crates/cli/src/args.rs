@@ -1,6 +1,8 @@
 //! The command line: one table of commands and options, from which parsing and help are made.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use varve_fs::Profile;
@@ -13,7 +15,11 @@ use crate::size::parse_size;
 /// other, unmount it. After a crash everything that was synced is there again at the next mount.
 #[derive(Parser, Debug)]
 #[command(name = "varve", version, propagate_version = true)]
-#[command(after_help = "Sizes are bytes, or take K, M, G, T (powers of 1024).\n\
+#[command(after_help = "First steps:\n  \
+    varve create pool.img --size 10G\n  \
+    mkdir mnt && varve mount pool.img mnt\n  \
+    varve unmount mnt\n\n\
+    Sizes are bytes, or take K, M, G, T (powers of 1024).\n\
     Exit status: 0 done, 1 a problem was found or the operation failed, 2 wrong usage.")]
 pub struct Cli {
     /// What to do.
@@ -30,6 +36,11 @@ pub enum Command {
     Sync(SyncArgs),
     Stats(StatsArgs),
     Check(CheckArgs),
+    Import(ImportArgs),
+    Export(ExportArgs),
+    Inspect(InspectArgs),
+    Man(ManArgs),
+    Completions(CompletionsArgs),
     Lab(crate::lab::LabArgs),
     InstallHelper(crate::install::InstallArgs),
     /// What mount.fuse.varve runs
@@ -49,7 +60,7 @@ pub struct CreateArgs {
     /// File or block device that will hold the pool
     pub pool: PathBuf,
     /// Further devices that join the pool (not built yet: one device for now)
-    #[arg(value_name = "DEV")]
+    #[arg(value_name = "DEV", hide = true)]
     pub devices: Vec<PathBuf>,
     /// Make the file, of this size (at least 64M)
     #[arg(long, value_parser = parse_size)]
@@ -149,9 +160,19 @@ pub struct StatsArgs {
     /// Anything inside a mount, or the file or device of a pool
     #[arg(value_name = "PATH|POOL")]
     pub path: PathBuf,
-    /// Print as JSON
+    /// Print as JSON; docs/stats.md explains the keys
     #[arg(long)]
     pub json: bool,
+    /// Show them again every second, or as often as said, with what was done meanwhile; only for a mounted pool. With
+    /// --json, one line each time
+    #[arg(
+        long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1",
+        value_parser = parse_seconds
+    )]
+    pub watch: Option<Duration>,
+    /// With --watch: stop after so many times
+    #[arg(long, value_name = "TIMES", requires = "watch")]
+    pub count: Option<u64>,
 }
 
 /// Read everything in an unmounted pool and compare it; changes nothing.
@@ -165,6 +186,154 @@ pub struct CheckArgs {
     /// Print the report as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Copy a directory tree of this system into a pool; needs no mount.
+///
+/// What is in DIR goes into the directory PATH of the pool, which is made if it is not there, with owners, permissions,
+/// times, extended attributes and access lists, hard and symbolic links, device nodes and holes. The pool must not be
+/// mounted (into a mounted one, copy with cp -a).
+///
+/// An import that was interrupted is run again: what is there already is left alone. A file counts as there when its
+/// size and modification time are those of the source; attributes are compared and mended. What differs is replaced,
+/// and what only the pool has stays. An entry that cannot be copied is told and left out, the rest goes on, and the
+/// exit status is 1.
+#[derive(Args, Debug)]
+pub struct ImportArgs {
+    /// Directory to copy
+    pub dir: PathBuf,
+    /// File or block device of the pool, and a directory in it, such as backup.img:/projects
+    #[arg(value_name = "POOL:/PATH")]
+    pub place: OsString,
+    /// Make durable what is copied so far every so many seconds, so that an import that is cut off goes on from there
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
+    pub commit_every: Duration,
+    /// Leave out what is mounted below DIR
+    #[arg(short = 'x', long)]
+    pub one_file_system: bool,
+    /// Memory for metadata that is kept ready [default: 256M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub cache_size: Option<u64>,
+    /// Print the summary as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Copy a directory tree out of a pool; needs no mount and changes nothing in the pool.
+///
+/// What is in the directory PATH of the pool goes into DIR, which is made if it is not there, with permissions, times,
+/// extended attributes and access lists, hard and symbolic links and holes. Owners and device nodes need root. The pool
+/// must not be mounted (from a mounted one, copy with cp -a).
+///
+/// An export that was interrupted is run again: a file whose size and modification time are right is left alone, what
+/// differs is replaced, and what only DIR has stays. An entry that cannot be copied is told and left out, the rest goes
+/// on, and the exit status is 1.
+#[derive(Args, Debug)]
+pub struct ExportArgs {
+    /// File or block device of the pool, and a directory in it; POOL:/ is all of it
+    #[arg(value_name = "POOL:/PATH")]
+    pub place: OsString,
+    /// Directory to copy to
+    pub dir: PathBuf,
+    /// Make durable what is copied so far every so many seconds, so that an export that is cut off goes on from there
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
+    pub commit_every: Duration,
+    /// Print the summary as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show what is on the device of a pool, mounted or not; changes nothing.
+///
+/// Without WHAT: the pool in short. Reads the device without a lock, so it works on a mounted pool (what is not committed
+/// yet is not there to be seen) and on a damaged one. Lookups show the last checkpoint with the log after it applied, as
+/// the next mount will find it. SPEC.md explains the fields.
+#[derive(Args, Debug)]
+#[command(subcommand_help_heading = "What", subcommand_value_name = "WHAT", disable_help_subcommand = true)]
+pub struct InspectArgs {
+    /// File or block device that holds the pool
+    pub pool: PathBuf,
+    /// What to show
+    #[command(subcommand)]
+    pub what: Option<InspectWhat>,
+    /// Print as JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Show the last checkpoint alone, without the log after it
+    #[arg(long, global = true)]
+    pub checkpoint: bool,
+}
+
+/// Parts of a pool.
+#[derive(Subcommand, Debug)]
+pub enum InspectWhat {
+    /// Labels, superblock slots, and the superblock that counts
+    Superblock,
+    /// The log since the last checkpoint: its batches, or one of them with its operations
+    Ring {
+        /// Show the operations of this batch
+        #[arg(long, value_name = "NUMBER")]
+        batch: Option<u64>,
+    },
+    /// The root block: trees, checksums of data, bitmap of used blocks
+    Roots,
+    /// Entries of a tree: inodes, names, xattrs, extents, versions, orphans or subvolumes
+    Tree {
+        /// Name of the tree
+        name: String,
+        /// Begin at this key, in hexadecimal digits, such as the next_key of an earlier answer
+        #[arg(long, value_name = "KEY", default_value = "", hide_default_value = true)]
+        from: String,
+        /// Show at most so many entries
+        #[arg(long, value_name = "COUNT", default_value_t = 100)]
+        limit: usize,
+    },
+    /// The block at an address: a tree node with its entries, or what else is there
+    Node {
+        /// Address in the pool, such as 0x1234000
+        #[arg(value_parser = parse_address)]
+        addr: u64,
+    },
+    /// An inode with its attributes, versions and extents
+    Inode {
+        /// Inode number, as ls -i shows it; the root directory is 1
+        number: u64,
+    },
+    /// What a path inside the pool leads to; symbolic links are not followed
+    Path {
+        /// Path from the pool's root, such as /projects/clay
+        path: OsString,
+    },
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| *seconds >= 0.01);
+    let duration = seconds.and_then(|seconds: f64| Duration::try_from_secs_f64(seconds).ok());
+    duration.ok_or_else(|| "a number of seconds, at least 0.01".to_owned())
+}
+
+fn parse_address(text: &str) -> Result<u64, String> {
+    let digits = text.strip_prefix("0x").or(text.strip_prefix("0X"));
+    let parsed = digits.map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16));
+    parsed.map_err(|_| "an address is a number, such as 0x1234000".to_owned())
+}
+
+/// Write the manual pages into a directory.
+///
+/// For all users: varve man /usr/local/share/man/man1
+#[derive(Args, Debug)]
+pub struct ManArgs {
+    /// Directory to write varve.1, varve-create.1 and the others to; made if it is not there
+    pub dir: PathBuf,
+}
+
+/// Print a script that completes commands, options and files for a shell.
+///
+/// For bash: varve completions bash > /etc/bash_completion.d/varve
+#[derive(Args, Debug)]
+pub struct CompletionsArgs {
+    /// Shell to write it for
+    pub shell: clap_complete::Shell,
 }
 
 /// Profiles that the format has a place for and that are not built yet.
@@ -208,6 +377,16 @@ mod tests {
             "sync mnt/dir",
             "stats mnt --json",
             "check pool.img --json",
+            "import -x --cache-size 1G tree pool.img:/a --json",
+            "export pool.img:/a tree --json",
+            "inspect pool.img --json",
+            "man pages",
+            "completions bash",
+            "stats mnt --watch --json",
+            "stats --watch=0.5 --count 3 mnt",
+            "inspect pool.img tree names --from 00ff --limit 5 --checkpoint",
+            "inspect --json pool.img node 0x1000",
+            "inspect pool.img ring --batch 7 --json",
             "lab commit --on varve --on ext4 --scale seed --json - --html page.html --dir /tmp",
         ] {
             let words: Vec<&str> = line.split(' ').collect();

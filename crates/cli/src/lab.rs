@@ -24,7 +24,7 @@ pub enum Experiment {
 /// layer what each costs, and removes everything again. What cannot be run here is left out, with what would help.
 #[derive(Args, Debug)]
 pub struct LabArgs {
-    /// Which
+    /// Which experiment
     pub experiment: Experiment,
     /// Run on this only; may be repeated: varve, varve-mounted, ext4, xfs, btrfs, bare, or a directory (a path with a /)
     #[arg(long, value_name = "TARGET")]

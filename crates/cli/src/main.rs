@@ -12,9 +12,11 @@ mod control;
 mod create;
 mod daemon;
 mod helper;
+mod inspect;
 mod install;
 mod lab;
 mod log;
+mod manual;
 mod mount;
 mod mountinfo;
 mod options;
@@ -24,6 +26,7 @@ mod shutdown;
 mod size;
 mod stats;
 mod sync;
+mod transfer;
 mod unmount;
 mod utab;
 
@@ -70,6 +73,11 @@ fn main() -> ExitCode {
         Command::Sync(args) => ("sync", sync::run(args)),
         Command::Stats(args) => ("stats", stats::run(args)),
         Command::Check(args) => ("check", check::run(args)),
+        Command::Import(args) => ("import", transfer::import(args)),
+        Command::Inspect(args) => ("inspect", inspect::run(args)),
+        Command::Export(args) => ("export", transfer::export(args)),
+        Command::Man(args) => ("man", manual::man(args)),
+        Command::Completions(args) => ("completions", manual::completions(args)),
         Command::Lab(args) => ("lab", lab::run(args)),
         Command::InstallHelper(args) => ("install-helper", install::run(args)),
         // Their names, words and exit statuses are those of mount(8).

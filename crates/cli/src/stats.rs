@@ -1,9 +1,12 @@
 //! `varve stats`: space, devices and counters of a pool; asked of the process that serves it, or read from the device.
 //!
-//! The keys of `--json` are stable: snake_case, the unit last.
+//! The keys of `--json` are stable: snake_case, the unit last. docs/stats.md explains each; a test compares.
 
+use std::io::{IsTerminal, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -16,7 +19,7 @@ use crate::size::show_size;
 use crate::{Outcome, pool, show, sync};
 
 /// Everything.
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 pub struct Stats {
     pool: String,
     mountpoint: Option<String>,
@@ -27,13 +30,14 @@ pub struct Stats {
     journal: Journal,
     checkpoint: Checkpoint,
     nodes: Nodes,
+    reap: Reap,
     transactions_count: u64,
     reclaims_count: u64,
     no_space_count: u64,
     repaired_blocks_count: u64,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 struct Space {
     total_bytes: u64,
     fixed_bytes: u64,
@@ -44,7 +48,7 @@ struct Space {
     free_bytes: u64,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 struct Device {
     path: String,
     reads_count: u64,
@@ -60,7 +64,7 @@ struct Device {
     flush_latency: Latency,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 struct Latency {
     count: u64,
     mean_ns: u64,
@@ -70,7 +74,7 @@ struct Latency {
     max_ns: u64,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 struct Journal {
     batches_count: u64,
     waiters_count: u64,
@@ -79,17 +83,22 @@ struct Journal {
     durable_position: u64,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 struct Checkpoint {
     completed_count: u64,
     nodes_written_count: u64,
     written_bytes: u64,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 struct Nodes {
     dirty_count: u64,
     cached_count: u64,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct Reap {
+    backlog_count: u64,
 }
 
 impl Latency {
@@ -160,6 +169,7 @@ pub fn collect(filesystem: &Filesystem, pool: &Path, mountpoint: Option<&Path>) 
             written_bytes: store.checkpoint_bytes,
         },
         nodes: Nodes { dirty_count: store.dirty_nodes_count, cached_count: store.cached_nodes_count },
+        reap: Reap { backlog_count: filesystem.reap_backlog() },
         transactions_count: store.transactions_count,
         reclaims_count: store.reclaims_count,
         no_space_count: store.no_space_count,
@@ -172,11 +182,15 @@ pub fn run(args: &StatsArgs) -> Result<Outcome> {
     let shown = args.path.display();
     let path = mountinfo::resolve(&args.path).with_context(|| format!("cannot find {shown}"))?;
     let table = MountTable::read()?;
-    let stats = match find_mount(&table, &path) {
-        Some(mount) => {
-            let answer = sync::connect(mount)?.request("stats")?;
-            serde_json::from_value(answer).context("this mount is served by another version of varve")?
-        }
+    let mount = find_mount(&table, &path);
+    if let Some(interval) = args.watch {
+        let Some(mount) = mount else {
+            bail!("{shown} is not mounted, and nothing changes in a pool that is not: leave --watch away");
+        };
+        return watch(mount, interval, args);
+    }
+    let stats = match mount {
+        Some(mount) => ask(mount)?,
         None => {
             let file_type = path.metadata().with_context(|| format!("cannot look at {shown}"))?.file_type();
             if !file_type.is_file() && !file_type.is_block_device() {
@@ -189,7 +203,41 @@ pub fn run(args: &StatsArgs) -> Result<Outcome> {
     if args.json {
         show(&format!("{}\n", serde_json::to_string_pretty(&stats)?))?;
     } else {
-        show(&describe(&stats))?;
+        show(&describe(&stats, None))?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// The figures of the process that serves `mount`.
+fn ask(mount: &Mount) -> Result<Stats> {
+    let answer = sync::connect(mount)?.request("stats")?;
+    serde_json::from_value(answer).context("this mount is served by another version of varve")
+}
+
+/// Shows the figures again and again, until nobody reads them any more, the mount is gone or it was often enough.
+fn watch(mount: &Mount, interval: Duration, args: &StatsArgs) -> Result<Outcome> {
+    let mut output = std::io::stdout();
+    // On a terminal each picture takes the place of the one before.
+    let clear = if output.is_terminal() && !args.json { "\x1b[H\x1b[2J" } else { "" };
+    let mut before: Option<(Stats, Instant)> = None;
+    let mut left = args.count.unwrap_or(u64::MAX);
+    while left > 0 {
+        let (stats, now) = (ask(mount)?, Instant::now());
+        let text = if args.json {
+            format!("{}\n", serde_json::to_string(&stats)?)
+        } else {
+            let since = before.as_ref().map(|(stats, then)| (stats, now.duration_since(*then)));
+            format!("{clear}{}{}", describe(&stats, since), if clear.is_empty() { "\n" } else { "" })
+        };
+        match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => break,
+            result => result.context("cannot write to standard output")?,
+        }
+        before = Some((stats, now));
+        left -= 1;
+        if left > 0 {
+            thread::sleep(interval);
+        }
     }
     Ok(Outcome::Done)
 }
@@ -202,9 +250,9 @@ fn find_mount<'a>(table: &'a MountTable, path: &Path) -> Option<&'a Mount> {
         .or_else(|| table.ours().find(|mount| mount.source == path))
 }
 
-/// For people.
-fn describe(stats: &Stats) -> String {
-    let mut text = Lines::default();
+/// For people. `before`: earlier figures and how long ago that was; then what was done since is shown too.
+fn describe(stats: &Stats, before: Option<(&Stats, Duration)>) -> String {
+    let mut text = Lines { text: String::new(), before };
     match &stats.mountpoint {
         Some(place) => text.line(format_args!("{}, mounted at {place}", stats.pool)),
         None => text.line(format_args!("{}, not mounted", stats.pool)),
@@ -222,44 +270,32 @@ fn describe(stats: &Stats) -> String {
         text.line(format_args!("  {name:<12} {:>12}", show_size(bytes)));
     }
     text.line(format_args!("  {:<12} {:>12}", "files", stats.files_count));
-    for device in &stats.devices {
+    text.line(format_args!("  {:<12} {:>12}", "to delete", stats.reap.backlog_count));
+    for (index, device) in stats.devices.iter().enumerate() {
         text.line(format_args!("\ndevice {}", device.path));
+        let of = |stats: &Stats, field: fn(&Device) -> u64| stats.devices.get(index).map_or(0, field);
+        text.counter(stats, "reads", |s| of(s, |d| d.reads_count), Some(&|s| of(s, |d| d.read_bytes)));
+        text.counter(stats, "writes", |s| of(s, |d| d.writes_count), Some(&|s| of(s, |d| d.write_bytes)));
+        text.counter(stats, "flushes", |s| of(s, |d| d.flushes_count), None);
         text.line(format_args!(
-            "  {:<12} {:>12} {:>12}",
-            "reads",
-            device.reads_count,
-            show_size(device.read_bytes)
-        ));
-        text.line(format_args!(
-            "  {:<12} {:>12} {:>12}",
-            "writes",
-            device.writes_count,
-            show_size(device.write_bytes)
-        ));
-        text.line(format_args!(
-            "  {:<12} {:>12} {:>12} on average",
-            "flushes",
-            device.flushes_count,
-            show_ns(device.flush_latency.mean_ns)
+            "  {:<12} {:>12} (median), {} (99 of a hundred)",
+            "flush takes",
+            show_ns(device.flush_latency.p50_ns),
+            show_ns(device.flush_latency.p99_ns)
         ));
         text.line(format_args!("  {:<12} {:>12}", "errors", device.errors_count));
     }
     text.line(format_args!("\nlog"));
-    text.line(format_args!(
-        "  {:<12} {:>12} {:>12}",
-        "batches",
-        stats.journal.batches_count,
-        show_size(stats.journal.written_bytes)
-    ));
-    text.line(format_args!("  {:<12} {:>12}", "waiters", stats.journal.waiters_count));
-    text.line(format_args!("  {:<12} {:>12}", "transactions", stats.transactions_count));
+    text.counter(stats, "batches", |s| s.journal.batches_count, Some(&|s| s.journal.written_bytes));
+    text.counter(stats, "waiters", |s| s.journal.waiters_count, None);
+    text.counter(stats, "transactions", |s| s.transactions_count, None);
     text.line(format_args!("\ntrees"));
-    text.line(format_args!(
-        "  {:<12} {:>12} {:>12}",
+    text.counter(
+        stats,
         "checkpoints",
-        stats.checkpoint.completed_count,
-        show_size(stats.checkpoint.written_bytes)
-    ));
+        |s| s.checkpoint.completed_count,
+        Some(&|s| s.checkpoint.written_bytes),
+    );
     text.line(format_args!("  {:<12} {:>12}", "dirty nodes", stats.nodes.dirty_count));
     text.line(format_args!("  {:<12} {:>12}", "cached nodes", stats.nodes.cached_count));
     if stats.no_space_count > 0 || stats.repaired_blocks_count > 0 {
@@ -267,17 +303,44 @@ fn describe(stats: &Stats) -> String {
         text.line(format_args!("  {:<12} {:>12}", "out of space", stats.no_space_count));
         text.line(format_args!("  {:<12} {:>12}", "repaired", stats.repaired_blocks_count));
     }
-    text.0
+    text.text
 }
 
 /// Text that grows by lines.
-#[derive(Default)]
-struct Lines(String);
+struct Lines<'a> {
+    text: String,
+    before: Option<(&'a Stats, Duration)>,
+}
 
-impl Lines {
+impl Lines<'_> {
     fn line(&mut self, line: std::fmt::Arguments<'_>) {
-        self.0.push_str(&line.to_string());
-        self.0.push('\n');
+        self.text.push_str(&line.to_string());
+        self.text.push('\n');
+    }
+
+    /// A counter, the bytes that go with it, and both per second.
+    fn counter(
+        &mut self,
+        stats: &Stats,
+        name: &str,
+        count: impl Fn(&Stats) -> u64,
+        bytes: Option<&dyn Fn(&Stats) -> u64>,
+    ) {
+        let mut line = format!("  {name:<12} {:>12}", count(stats));
+        let sized = bytes.map(|bytes| show_size(bytes(stats))).unwrap_or_default();
+        if self.before.is_some() || !sized.is_empty() {
+            line.push_str(&format!(" {sized:>12}"));
+        }
+        if let Some((before, elapsed)) = self.before {
+            let rate = |field: &dyn Fn(&Stats) -> u64| {
+                field(stats).saturating_sub(field(before)) as f64 / elapsed.as_secs_f64().max(1e-9)
+            };
+            line.push_str(&format!(" {:>10.1}/s", rate(&count)));
+            if let Some(bytes) = bytes {
+                line.push_str(&format!(" {:>12}/s", show_size(rate(bytes) as u64)));
+            }
+        }
+        self.line(format_args!("{line}"));
     }
 }
 
@@ -286,5 +349,67 @@ fn show_ns(ns: u64) -> String {
         0..10_000 => format!("{ns} ns"),
         10_000..10_000_000 => format!("{} us", ns / 1_000),
         _ => format!("{} ms", ns / 1_000_000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    fn keys(value: &Value, path: &str, found: &mut BTreeSet<String>) {
+        match value {
+            Value::Object(fields) => {
+                for (key, value) in fields {
+                    let dot = if path.is_empty() { "" } else { "." };
+                    keys(value, &format!("{path}{dot}{key}"), found);
+                }
+            }
+            Value::Array(list) => list.iter().for_each(|value| keys(value, &format!("{path}[]"), found)),
+            _ => {
+                found.insert(path.to_owned());
+            }
+        }
+    }
+
+    // Goal: docs/stats.md names every key there is and no other. Method: the keys of the output with one device against
+    // the first column of its tables.
+    #[test]
+    fn keys_are_documented() {
+        let stats = Stats { devices: vec![Device::default()], ..Stats::default() };
+        let mut there = BTreeSet::new();
+        keys(&serde_json::to_value(&stats).expect("it serializes"), "", &mut there);
+        let text = include_str!("../../../docs/stats.md");
+        let documented: BTreeSet<String> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
+            .map(|(key, _)| key.to_owned())
+            .collect();
+        assert_eq!(there, documented);
+        for key in &there {
+            let last = key.rsplit('.').next().unwrap_or(key);
+            let units = ["_bytes", "_ns", "_count", "count", "position", "path", "pool", "mountpoint", "pid"];
+            assert!(units.iter().any(|unit| last.ends_with(unit)), "{key}: the unit comes last");
+        }
+    }
+
+    // Goal: what was done meanwhile is shown per second. Method: two pictures two seconds apart.
+    #[test]
+    fn rates_are_shown() {
+        let at = |count: u64| Stats {
+            journal: Journal { batches_count: count, written_bytes: count * 4096, ..Journal::default() },
+            ..Stats::default()
+        };
+        let (before, now) = (at(10), at(30));
+        let text = describe(&now, Some((&before, Duration::from_secs(2))));
+        let line = text.lines().find(|line| line.contains("batches")).expect("a line for batches");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(words, ["batches", "30", "120", "KiB", "10.0/s", "40", "KiB/s"]);
+        let alone = describe(&now, None);
+        let line = alone.lines().find(|line| line.contains("batches")).expect("a line for batches");
+        assert_eq!(line.split_whitespace().collect::<Vec<_>>(), ["batches", "30", "120", "KiB"]);
     }
 }

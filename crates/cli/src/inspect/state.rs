@@ -1,0 +1,347 @@
+//! A pool as its device shows it, read without locking or changing anything: the newest superblock, the checkpoint it
+//! points at, and the log after it.
+//!
+//! The pool may be mounted meanwhile. Then the checkpoint that is being read may be replaced and its blocks written over:
+//! every block is verified by its checksum, and what does not verify is looked for again from the newest superblock.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
+use varve_format::batch::{self, BatchHeader, OpRef};
+use varve_format::codec::Reader;
+use varve_format::node::{self, NODE_HEADER_BYTES};
+use varve_format::root::{NodePtr, RootBlock};
+use varve_format::superblock::{self, Label, RING_START, SLOT_BYTES, SLOTS_PER_END, Superblock};
+use varve_format::{BLOCK_BYTES, PoolAddr, TreeId, block_checksum};
+
+/// Times that a pool in use is read anew.
+const ATTEMPTS_MAX: usize = 8;
+
+/// The device, for reading.
+pub struct Disk {
+    file: File,
+    name: String,
+    pub size_bytes: u64,
+}
+
+impl Disk {
+    /// Opens the file or block device `path`.
+    pub fn open(path: &Path) -> Result<Disk> {
+        use std::io::{Seek, SeekFrom};
+        let name = path.display().to_string();
+        let mut file = File::open(path).with_context(|| format!("cannot open {name}"))?;
+        let size_bytes = file.seek(SeekFrom::End(0)).with_context(|| format!("cannot read {name}"))?;
+        if size_bytes < superblock::POOL_BYTES_MIN {
+            bail!("{name} holds no pool: it is smaller than the smallest one");
+        }
+        // As devices are used: whole blocks.
+        Ok(Disk { file, name, size_bytes: size_bytes - size_bytes % BLOCK_BYTES as u64 })
+    }
+
+    /// `len` bytes at `offset`.
+    pub fn read(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.file
+            .read_exact_at(&mut bytes, offset)
+            .with_context(|| format!("cannot read {len} bytes at {offset:#x} of {}", self.name))?;
+        Ok(bytes)
+    }
+
+    /// The labels at both ends, with where they lie.
+    pub fn labels(&self) -> Result<Vec<(u64, std::result::Result<Label, String>)>> {
+        [0, self.size_bytes - BLOCK_BYTES as u64]
+            .into_iter()
+            .map(|offset| {
+                let label = Label::decode(&self.read(offset, BLOCK_BYTES)?);
+                Ok((offset, label.map_err(|corrupt| corrupt.to_string())))
+            })
+            .collect()
+    }
+
+    /// Every superblock slot, with where it lies.
+    pub fn slots(&self) -> Result<Vec<(u64, std::result::Result<Superblock, String>)>> {
+        let size_bytes = self.label().map_or(self.size_bytes, |label| label.size_bytes);
+        (0..2 * SLOTS_PER_END)
+            .map(|index| {
+                let offset = superblock::slot_offset(index, size_bytes);
+                let bytes = self.read(offset, SLOT_BYTES as usize)?;
+                let found = match Superblock::decode(&bytes) {
+                    Ok(superblock) => Ok(superblock),
+                    Err(_) if bytes.iter().all(|byte| *byte == 0) => Err("empty".to_owned()),
+                    Err(corrupt) => Err(corrupt.to_string()),
+                };
+                Ok((offset, found))
+            })
+            .collect()
+    }
+
+    /// A label that can be read.
+    pub fn label(&self) -> Result<Label> {
+        let labels = self.labels()?;
+        let mut why = String::new();
+        for (_, label) in labels {
+            match label {
+                Ok(label) if label.version == superblock::FORMAT_VERSION => return Ok(label),
+                Ok(label) => {
+                    why = format!("its format is version {}, which this program cannot read", label.version)
+                }
+                Err(error) => why = error,
+            }
+        }
+        bail!("{} holds no pool that can be read: {why}", self.name)
+    }
+
+    /// The newest superblock.
+    pub fn newest(&self) -> Result<Superblock> {
+        let slots = self.slots()?.into_iter().filter_map(|(_, slot)| slot.ok());
+        slots
+            .max_by_key(|slot| slot.generation)
+            .ok_or_else(|| anyhow!("{} has no valid superblock; varve check says more", self.name))
+    }
+}
+
+/// A batch of the log.
+pub struct Batch {
+    /// Absolute position in the log.
+    pub position: u64,
+    pub header: BatchHeader,
+    pub bytes: Vec<u8>,
+}
+
+impl Batch {
+    /// Its transactions.
+    pub fn payload(&self) -> &[u8] {
+        &self.bytes[batch::BATCH_HEADER_BYTES..][..self.header.payload_bytes as usize]
+    }
+}
+
+/// A node, decoded.
+pub struct Node {
+    pub header: node::NodeHeader,
+    /// Keys and values in order; in an interior node the first key is empty and values are pointers.
+    pub entries: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Node {
+    /// Decodes a block.
+    pub fn decode(block: &[u8]) -> Result<Node, varve_format::Corrupt> {
+        let view = node::decode(block)?;
+        let prefix = &block[NODE_HEADER_BYTES..NODE_HEADER_BYTES + view.prefix_len];
+        let entries = view
+            .entries
+            .iter()
+            .enumerate()
+            .map(|(index, entry)| {
+                let suffix = &block[entry.suffix..entry.suffix + entry.suffix_len];
+                let first_of_interior = view.header.level > 0 && index == 0;
+                let key = if first_of_interior { Vec::new() } else { [prefix, suffix].concat() };
+                (key, block[entry.value..entry.value + entry.value_len].to_vec())
+            })
+            .collect();
+        Ok(Node { header: view.header, entries })
+    }
+}
+
+/// Puts and deletes of the log, by tree and key.
+type Overlay = BTreeMap<(u16, Vec<u8>), Option<Vec<u8>>>;
+
+/// A consistent picture.
+pub struct State<'d> {
+    pub disk: &'d Disk,
+    pub label: Label,
+    pub superblock: Superblock,
+    pub root: RootBlock,
+    /// The log after the checkpoint. What of its end recovery would cut is not decided here.
+    pub batches: Vec<Batch>,
+    overlay: Overlay,
+}
+
+/// Runs `look` on a picture of the pool, again if the pool went on meanwhile so that the picture could not be read.
+pub fn look<T>(disk: &Disk, with_log: bool, look: impl Fn(&State<'_>) -> Result<T>) -> Result<T> {
+    let mut attempt = 1;
+    loop {
+        let before = disk.newest()?.generation;
+        let result = State::load(disk, with_log).and_then(|state| look(&state));
+        match result {
+            Err(_) if attempt < ATTEMPTS_MAX && disk.newest()?.generation != before => attempt += 1,
+            result => return result,
+        }
+    }
+}
+
+impl<'d> State<'d> {
+    fn load(disk: &'d Disk, with_log: bool) -> Result<State<'d>> {
+        let (label, superblock) = (disk.label()?, disk.newest()?);
+        let mut state = State {
+            disk,
+            label,
+            root: RootBlock {
+                position: superblock.position,
+                generation: superblock.generation,
+                next_id: 0,
+                trees: Vec::new(),
+                checksums: Default::default(),
+                bitmap: Default::default(),
+            },
+            superblock,
+            batches: Vec::new(),
+            overlay: BTreeMap::new(),
+        };
+        let block = state.metadata(&state.superblock.root).context("the root block")?;
+        state.root = RootBlock::decode(&block).map_err(|corrupt| anyhow!("the root block: {corrupt}"))?;
+        if with_log {
+            state.read_log()?;
+        }
+        Ok(state)
+    }
+
+    /// Where a pool address lies on the device, all copies.
+    pub fn places(&self, addr: PoolAddr) -> Vec<u64> {
+        let chunks = &self.superblock.chunks;
+        let chunk =
+            chunks.iter().find(|chunk| (chunk.start..chunk.start + chunk.len_bytes).contains(&addr.0));
+        let stripes = chunk.map_or(&[][..], |chunk| &chunk.stripes);
+        let delta = addr.0 - chunk.map_or(0, |chunk| chunk.start);
+        stripes
+            .iter()
+            .filter(|stripe| stripe.device == self.label.device_index)
+            .map(|stripe| stripe.offset + delta)
+            .collect()
+    }
+
+    /// A good copy of a block of metadata.
+    pub fn metadata(&self, ptr: &NodePtr) -> Result<Vec<u8>> {
+        for place in ptr.copies().flat_map(|addr| self.places(addr)) {
+            if let Ok(block) = self.disk.read(place, BLOCK_BYTES)
+                && block_checksum(&block) == ptr.checksum
+            {
+                return Ok(block);
+            }
+        }
+        bail!("no copy of the block at {:#x} has the checksum its parent names", ptr.addr[0].0)
+    }
+
+    /// Reads the log from the checkpoint to its end, and what it puts and deletes.
+    fn read_log(&mut self) -> Result<()> {
+        let superblock = &self.superblock;
+        let ring = self.label.ring_bytes;
+        let (mut at, mut sequence, mut previous) =
+            (superblock.log_start, superblock.log_sequence, superblock.log_previous);
+        while at - superblock.log_start < ring {
+            let head = self.ring_bytes_at(at, BLOCK_BYTES)?;
+            let Ok((header, checksum, len)) = batch::decode_header(&head, &self.label.pool_id) else { break };
+            let cut = superblock.cuts.iter().find(|cut| sequence <= cut.last_sequence);
+            let epoch = cut.map_or(superblock.epoch, |cut| cut.epoch);
+            if header.epoch != epoch
+                || header.sequence != sequence
+                || header.previous != previous
+                || at - superblock.log_start + len as u64 > ring
+            {
+                break;
+            }
+            let bytes = self.ring_bytes_at(at, len)?;
+            if !batch::verify(&bytes, checksum) {
+                break;
+            }
+            self.batches.push(Batch { position: at, header, bytes });
+            at += len as u64;
+            sequence += 1;
+            previous = checksum;
+        }
+        for batch in &self.batches {
+            let overlay = &mut self.overlay;
+            batch::for_each_op(batch.payload(), superblock.total_blocks, |_, op| match op {
+                OpRef::Put(tree, key, value) => {
+                    overlay.insert((tree.0, key.to_vec()), Some(value.to_vec()));
+                }
+                OpRef::Delete(tree, key) => {
+                    overlay.insert((tree.0, key.to_vec()), None);
+                }
+                _ => {}
+            })
+            .map_err(|corrupt| anyhow!("batch {} of the log: {corrupt}", batch.header.sequence))?;
+        }
+        Ok(())
+    }
+
+    fn ring_bytes_at(&self, position: u64, len: usize) -> Result<Vec<u8>> {
+        let at = position % self.label.ring_bytes;
+        let first = len.min((self.label.ring_bytes - at) as usize);
+        let mut bytes = self.disk.read(RING_START + at, first)?;
+        if first < len {
+            bytes.extend(self.disk.read(RING_START, len - first)?);
+        }
+        Ok(bytes)
+    }
+
+    /// Calls `each` with the entries of a tree from `from` on, the log applied, until it returns false.
+    pub fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
+        let mut logged = self
+            .overlay
+            .range((tree.0, from.to_vec())..)
+            .take_while(|((of, _), _)| *of == tree.0)
+            .map(|((_, key), value)| (key.as_slice(), value.as_deref()))
+            .peekable();
+        let mut go_on = true;
+        if let Some(root) = self.root.trees.iter().find(|root| root.tree == tree && !root.ptr.is_null()) {
+            let level = root.height - 1;
+            go_on = self.scan_below(tree, &root.ptr, level, from, &mut |key, value| {
+                while let Some((logged_key, logged_value)) = logged.next_if(|(logged, _)| *logged < key) {
+                    if logged_value.is_some_and(|value| !each(logged_key, value)) {
+                        return false;
+                    }
+                }
+                match logged.next_if(|(logged, _)| *logged == key) {
+                    Some((_, Some(value))) => each(key, value),
+                    Some((_, None)) => true,
+                    None => each(key, value),
+                }
+            })?;
+        }
+        for (key, value) in logged {
+            if !go_on {
+                break;
+            }
+            go_on = value.is_none_or(|value| each(key, value));
+        }
+        Ok(())
+    }
+
+    fn scan_below(
+        &self,
+        tree: TreeId,
+        ptr: &NodePtr,
+        level: u8,
+        from: &[u8],
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<bool> {
+        let what = || format!("a node of the {} tree", tree.name());
+        let block = self.metadata(ptr).with_context(what)?;
+        let node = Node::decode(&block).map_err(|corrupt| anyhow!("{}: {corrupt}", what()))?;
+        if node.header.tree != tree || node.header.level != level {
+            bail!("{} at {:#x} is another node than its parent says", what(), ptr.addr[0].0);
+        }
+        for (index, (key, value)) in node.entries.iter().enumerate() {
+            if level > 0 {
+                // What lies before `from` is passed over.
+                if node.entries.get(index + 1).is_some_and(|(next, _)| next.as_slice() <= from) {
+                    continue;
+                }
+                if !self.scan_below(tree, &pointer(value)?, level - 1, from, each)? {
+                    return Ok(false);
+                }
+            } else if key.as_slice() >= from && !each(key, value) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// The value of an entry of an interior node.
+pub fn pointer(value: &[u8]) -> Result<NodePtr> {
+    NodePtr::decode(&mut Reader::new(value)).map_err(|corrupt| anyhow!("a pointer: {corrupt}"))
+}

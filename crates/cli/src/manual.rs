@@ -1,0 +1,97 @@
+//! `varve man` and `varve completions`: manual pages and shell completions, made from the table of commands in
+//! [`crate::args`], so that they cannot say anything else than the program does.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use clap::CommandFactory;
+
+use crate::Outcome;
+use crate::args::{Cli, CompletionsArgs, ManArgs};
+
+/// Runs `varve man`.
+pub fn man(args: &ManArgs) -> Result<Outcome> {
+    let shown = args.dir.display();
+    fs::create_dir_all(&args.dir).with_context(|| format!("cannot make {shown}"))?;
+    clap_mangen::generate_to(table(), &args.dir)
+        .with_context(|| format!("cannot write manual pages to {shown}"))?;
+    Ok(Outcome::Done)
+}
+
+/// Runs `varve completions`.
+pub fn completions(args: &CompletionsArgs) -> Result<Outcome> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut table(), "varve", &mut script);
+    crate::show(&String::from_utf8(script).context("the completions are not text")?)?;
+    Ok(Outcome::Done)
+}
+
+/// The table, without the commands that only repeat what `--help` says.
+fn table() -> clap::Command {
+    Cli::command().disable_help_subcommand(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn each(command: &clap::Command, look: &mut dyn FnMut(&clap::Command)) {
+        if !command.is_hide_set() {
+            look(command);
+            command.get_subcommands().for_each(|below| each(below, look));
+        }
+    }
+
+    // Goal: nothing in the table is unexplained. Method: every command and every argument has help that is a sentence
+    // or a phrase, and no line of it is wider than a terminal likes.
+    #[test]
+    fn everything_is_explained() {
+        let mut table = table();
+        table.build();
+        each(&table, &mut |command| {
+            let name = command.get_name().to_owned();
+            assert!(command.get_about().is_some_and(|about| !about.to_string().is_empty()), "{name}");
+            for argument in command.get_arguments() {
+                let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+                assert!(help.len() > 5, "{name} {}: {help:?}", argument.get_id());
+                assert!(
+                    !help.ends_with('.'),
+                    "{name} {}: a phrase, not a sentence: {help:?}",
+                    argument.get_id()
+                );
+            }
+        });
+    }
+
+    // Goal: there is a page for every command, and a completion for every shell, and both know the options. Method:
+    // make all of them.
+    #[test]
+    fn pages_and_completions_are_whole() {
+        let dir = std::env::temp_dir().join(format!("varve-man-{}", std::process::id()));
+        let args = ManArgs { dir: dir.clone() };
+        man(&args).expect("pages are written");
+        let mut pages = 0;
+        for command in table().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let page = fs::read_to_string(dir.join(format!("varve-{}.1", command.get_name())));
+            let page = page.unwrap_or_else(|error| panic!("{}: {error}", command.get_name()));
+            for option in command.get_opts().filter(|option| !option.is_hide_set()) {
+                let name = match option.get_long() {
+                    Some(long) => format!("--{long}"),
+                    None => format!("-{}", option.get_short().expect("every option has a name")),
+                };
+                assert!(page.contains(&name.replace('-', "\\-")), "{}: {name}", command.get_name());
+            }
+            pages += 1;
+        }
+        assert!(pages >= 12 && dir.join("varve.1").exists());
+        fs::remove_dir_all(&dir).expect("our own directory");
+        for shell in <clap_complete::Shell as clap::ValueEnum>::value_variants() {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut table(), "varve", &mut script);
+            let script = String::from_utf8(script).expect("text");
+            for word in ["unmount", "inspect", "foreground"] {
+                assert!(script.contains(word), "{shell}: {word}");
+            }
+        }
+    }
+}

@@ -1,0 +1,463 @@
+//! `varve export`: a tree of a pool goes to a directory of this system, through the library, without a mount.
+//!
+//! The pool is opened read-only: nothing in it changes, and one that was not closed is recovered in memory.
+//!
+//! **What is equal is left alone**, so that an interrupted export that is run again finishes: a file is taken to be there
+//! when kind, size and modification time (to the nanosecond) are those of the pool. That is safe because times are set
+//! last, many files at a time, after the target's filesystem has been synced. Attributes are mended also of what is
+//! equal. What differs is removed and copied anew; what the pool does not have stays.
+//!
+//! Only the superuser can give files to others, and make device nodes; for anybody else owners are left out, and nodes
+//! are told one by one.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use std::vec::IntoIter;
+
+use anyhow::{Context, Result, anyhow};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
+use varve_fs::{Attr, FileKind, Filesystem, InodeId, SeekTo, Timestamp};
+
+use super::host::{self, HostStat, Xattr};
+use super::import::find_directory;
+use super::place::PoolPath;
+use super::tally::{Tally, Trouble};
+use super::{Stop, finish};
+use crate::args::ExportArgs;
+use crate::{Outcome, pool};
+
+/// Contents copied with one read and one write.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Files whose times wait for the next sync of the target, at most.
+const WAITING_FILES_MAX: usize = 1 << 16;
+/// Bytes of their contents.
+const WAITING_BYTES_MAX: u64 = 4 << 30;
+/// Longest path that calls take (PATH_MAX less the NUL).
+const PATH_BYTES_MAX: usize = 4095;
+
+type Step<T> = std::result::Result<T, Trouble>;
+
+/// Runs the command.
+pub fn run(args: &ExportArgs) -> Result<Outcome> {
+    let place = PoolPath::parse(&args.place)?;
+    let shown = args.dir.display();
+    host::raise_open_files_limit();
+    let (filesystem, recovery) = pool::open_read_only(&place.pool)?;
+    if let Some(text) = pool::describe_recovery(&recovery) {
+        eprintln!("varve export: {}: {text} (in memory only)", place.pool.display());
+    }
+    let from = find_directory(&filesystem, &place)?;
+    std::fs::create_dir_all(&args.dir).with_context(|| format!("cannot make {shown}"))?;
+    let root = host::open_directory(&args.dir).with_context(|| format!("cannot open {shown}"))?;
+    let stop = Stop::on_signals()?;
+    let tally = Tally::start("export", place.to_string(), args.dir.display().to_string());
+    if place.names.is_empty()
+        && let Ok(statfs) = filesystem.statfs()
+    {
+        tally.progress.expect(statfs.files);
+    }
+    let mut export = Export {
+        filesystem: &filesystem,
+        superuser: rustix::process::geteuid().is_root(),
+        root,
+        tally,
+        links: HashMap::new(),
+        claimed: HashSet::new(),
+        waiting: Vec::new(),
+        waiting_bytes: 0,
+        waiting_since: Instant::now(),
+        waiting_time_max: args.commit_every,
+        owners_left_out: false,
+        room: Vec::new(),
+    };
+    let copied = export.tree(&args.dir, from, &stop);
+    export.tally.progress.note("making it durable");
+    let synced = export.finish_waiting();
+    let result = match copied.and(synced) {
+        Ok(()) => Ok(()),
+        Err(Trouble::Fatal(error)) => Err(error),
+        Err(Trouble::Entry(error)) => Err(anyhow!("{shown}: {error}")),
+    };
+    if export.owners_left_out {
+        export.tally.progress.say("varve export: owners were not kept: only root can give files to others");
+    }
+    let summary = export.tally.end(result.is_ok() && !stop.asked());
+    finish("export", "exported", summary, result, &stop, args.json)
+}
+
+/// A directory that is being copied.
+struct Level {
+    from: Attr,
+    target: OwnedFd,
+    entries: IntoIter<(Vec<u8>, InodeId)>,
+}
+
+/// A file that is whole but for its times.
+struct Waiting {
+    /// Below the target.
+    path: PathBuf,
+    atime: Timestamp,
+    mtime: Timestamp,
+}
+
+struct Export<'a> {
+    filesystem: &'a Filesystem,
+    superuser: bool,
+    /// The target directory.
+    root: OwnedFd,
+    tally: Tally,
+    /// Files with several names: the path below the target of the first, and how many are still to come.
+    links: HashMap<InodeId, (PathBuf, u32)>,
+    /// Inodes of the target with several names that some file of the pool has become.
+    claimed: HashSet<(u64, u64)>,
+    waiting: Vec<Waiting>,
+    waiting_bytes: u64,
+    waiting_since: Instant,
+    /// How long the first of them waits.
+    waiting_time_max: Duration,
+    owners_left_out: bool,
+    room: Vec<u8>,
+}
+
+impl Export<'_> {
+    fn tree(&mut self, dir: &Path, from: Attr, stop: &Stop) -> Step<()> {
+        // Below the target.
+        let mut path = PathBuf::new();
+        let target = self.root.try_clone().map_err(|error| Trouble::Entry(error.to_string()))?;
+        let mut levels = vec![self.level(from, target)?];
+        while let Some(level) = levels.last_mut() {
+            if stop.asked() {
+                return Ok(());
+            }
+            let done = match level.entries.next() {
+                Some((name, ino)) => {
+                    path.push(OsStr::from_bytes(&name));
+                    self.entry(level, &path, &name, ino)
+                }
+                None => {
+                    let done = self.leave(level).map(|()| None);
+                    levels.pop();
+                    done
+                }
+            };
+            match done {
+                Ok(Some(level)) => {
+                    levels.push(level);
+                    continue;
+                }
+                Ok(None) => {}
+                Err(Trouble::Entry(error)) => self.tally.problem(&dir.join(&path), error),
+                Err(fatal) => return Err(fatal),
+            }
+            self.tally.entry();
+            path.pop();
+        }
+        Ok(())
+    }
+
+    fn level(&self, from: Attr, target: OwnedFd) -> Step<Level> {
+        let mut entries = Vec::new();
+        self.filesystem
+            .readdir(from.ino, 0, &mut |entry| {
+                if entry.name != b"." && entry.name != b".." {
+                    entries.push((entry.ino, entry.name));
+                }
+                true
+            })
+            .map_err(unreadable)?;
+        entries.sort_unstable();
+        let entries = entries.into_iter().map(|(ino, name)| (name, ino)).collect::<Vec<_>>().into_iter();
+        Ok(Level { from, target, entries })
+    }
+
+    /// Everything in a directory is there: now its own attributes.
+    fn leave(&mut self, level: &Level) -> Step<()> {
+        self.tally.summary.directories_count += 1;
+        let have = host::stat_at(level.target.as_fd(), b".")?;
+        let changed = self.attributes(&level.from, &have, level.target.as_fd(), b".")?;
+        self.tally.summary.attributes_changed_count += u64::from(changed);
+        rustix::fs::futimens(&level.target, &host::times(level.from.atime, level.from.mtime))?;
+        Ok(())
+    }
+
+    fn entry(&mut self, dir: &Level, path: &Path, name: &[u8], ino: InodeId) -> Step<Option<Level>> {
+        let from = self.filesystem.getattr(ino).map_err(unreadable)?;
+        let existing = match host::stat_at(dir.target.as_fd(), name) {
+            Ok(stat) => Some(stat),
+            Err(Errno::NOENT) => None,
+            Err(errno) => return Err(errno.into()),
+        };
+        if from.kind == FileKind::Directory {
+            return self.directory(dir, name, from, existing).map(Some);
+        }
+        if from.links > 1
+            && let Some((first, left)) = self.links.get_mut(&ino)
+        {
+            let first = first.clone();
+            *left -= 1;
+            if *left == 0 {
+                self.links.remove(&ino);
+            }
+            return self.link(dir, name, &first, existing).map(|()| None);
+        }
+        let equal = existing.filter(|have| self.is_equal(&from, have, dir, name));
+        if let Some(have) = &equal {
+            let changed = self.attributes(&from, have, dir.target.as_fd(), name)?;
+            self.tally.summary.attributes_changed_count += u64::from(changed);
+            self.set_times(dir, name, &from)?;
+        } else {
+            remove(dir, name, existing)?;
+        }
+        match from.kind {
+            FileKind::File if equal.is_some() => self.tally.summary.files_equal_count += 1,
+            FileKind::File => {
+                self.file(dir, path, name, &from)?;
+                self.tally.summary.files_copied_count += 1;
+            }
+            kind => {
+                if equal.is_none() {
+                    self.special(dir, name, &from)?;
+                }
+                match kind {
+                    FileKind::Symlink => self.tally.summary.symlinks_count += 1,
+                    _ => self.tally.summary.nodes_count += 1,
+                }
+            }
+        }
+        if from.links > 1 {
+            let have = host::stat_at(dir.target.as_fd(), name)?;
+            self.claimed.insert(have.id);
+            self.links.insert(ino, (path.to_path_buf(), from.links - 1));
+        }
+        Ok(None)
+    }
+
+    /// Whether what is there is what should be there. What shares its inode with another name must do so in the pool.
+    fn is_equal(&self, from: &Attr, have: &HostStat, dir: &Level, name: &[u8]) -> bool {
+        let alone = have.links == 1 || (from.links > 1 && !self.claimed.contains(&have.id));
+        alone
+            && from.kind == have.kind
+            && match from.kind {
+                FileKind::File => from.size == have.size && from.mtime == have.mtime,
+                FileKind::Symlink => {
+                    let target = rustix::fs::readlinkat(&dir.target, name, Vec::new());
+                    let wanted = self.filesystem.readlink(from.ino);
+                    matches!((target, wanted), (Ok(target), Ok(wanted)) if target.as_bytes() == wanted)
+                }
+                FileKind::CharDevice | FileKind::BlockDevice => from.rdev == have.rdev,
+                _ => true,
+            }
+    }
+
+    fn directory(&mut self, dir: &Level, name: &[u8], from: Attr, existing: Option<HostStat>) -> Step<Level> {
+        match existing {
+            Some(have) if have.kind == FileKind::Directory => {}
+            _ => {
+                remove(dir, name, existing)?;
+                rustix::fs::mkdirat(&dir.target, name, Mode::RWXU)?;
+            }
+        }
+        let target = host::open_at(dir.target.as_fd(), name, OFlags::DIRECTORY)?;
+        let have = host::stat_of(&target)?;
+        if !self.superuser && have.mode & 0o700 != 0o700 {
+            // What is in it comes first; it gets its own bits when that is done.
+            rustix::fs::fchmod(&target, Mode::from_raw_mode(have.mode | 0o700))?;
+        }
+        self.level(from, target)
+    }
+
+    fn link(&mut self, dir: &Level, name: &[u8], first: &Path, existing: Option<HostStat>) -> Step<()> {
+        let wanted = host::stat_at(self.root.as_fd(), first.as_os_str().as_bytes())?;
+        if existing.is_none_or(|have| have.id != wanted.id) {
+            remove(dir, name, existing)?;
+            rustix::fs::linkat(&self.root, first, &dir.target, name, AtFlags::empty())?;
+        }
+        self.tally.summary.hard_links_count += 1;
+        Ok(())
+    }
+
+    fn file(&mut self, dir: &Level, path: &Path, name: &[u8], from: &Attr) -> Step<()> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let target = rustix::fs::openat(&dir.target, name, flags, Mode::RUSR | Mode::WUSR)?;
+        if let Err(trouble) = self.contents(from, &target) {
+            // Half a file is worse than none. What went wrong is the news.
+            let _ = rustix::fs::unlinkat(&dir.target, name, AtFlags::empty());
+            return Err(trouble);
+        }
+        let have = host::stat_of(&target)?;
+        self.attributes(from, &have, dir.target.as_fd(), name)?;
+        if path.as_os_str().len() > PATH_BYTES_MAX {
+            // Too deep to be found again by its path: on its own.
+            rustix::fs::fsync(&target)?;
+            return self.set_times(dir, name, from);
+        }
+        if self.waiting.is_empty() {
+            self.waiting_since = Instant::now();
+        }
+        self.waiting.push(Waiting { path: path.to_path_buf(), atime: from.atime, mtime: from.mtime });
+        if self.waiting.len() >= WAITING_FILES_MAX
+            || self.waiting_bytes >= WAITING_BYTES_MAX
+            || self.waiting_since.elapsed() >= self.waiting_time_max
+        {
+            self.finish_waiting()?;
+        }
+        Ok(())
+    }
+
+    fn contents(&mut self, from: &Attr, target: &OwnedFd) -> Step<()> {
+        let mut end = 0;
+        while let Some(begin) = self.filesystem.seek(from.ino, end, SeekTo::Data).map_err(unreadable)? {
+            let stop = self.filesystem.seek(from.ino, begin, SeekTo::Hole).map_err(unreadable)?;
+            let stop = stop.unwrap_or(from.size);
+            let mut at = begin;
+            while at < stop {
+                let wanted = (stop - at).min(PIECE_BYTES) as usize;
+                let data = self.filesystem.read(from.ino, at, wanted).map_err(unreadable)?;
+                if data.is_empty() {
+                    break;
+                }
+                let mut done = 0;
+                while done < data.len() {
+                    match rustix::io::pwrite(target, &data[done..], at + done as u64) {
+                        Err(Errno::INTR) => {}
+                        Err(errno @ (Errno::NOSPC | Errno::DQUOT | Errno::ROFS)) => {
+                            return Err(Trouble::Fatal(anyhow!(
+                                "writing to the target failed: {}; make room there and run the same command again",
+                                std::io::Error::from(errno)
+                            )));
+                        }
+                        result => done += result?,
+                    }
+                }
+                self.tally.data(data.len() as u64);
+                self.waiting_bytes += data.len() as u64;
+                at += data.len() as u64;
+            }
+            end = stop;
+        }
+        if end < from.size {
+            rustix::fs::ftruncate(target, from.size)?;
+        }
+        Ok(())
+    }
+
+    fn special(&mut self, dir: &Level, name: &[u8], from: &Attr) -> Step<()> {
+        let kind = match from.kind {
+            FileKind::Symlink => {
+                let target = self.filesystem.readlink(from.ino).map_err(unreadable)?;
+                rustix::fs::symlinkat(&target[..], &dir.target, name)?;
+                None
+            }
+            FileKind::Fifo => Some(FileType::Fifo),
+            FileKind::Socket => Some(FileType::Socket),
+            FileKind::CharDevice => Some(FileType::CharacterDevice),
+            _ => Some(FileType::BlockDevice),
+        };
+        if let Some(kind) = kind {
+            let mode = Mode::from_raw_mode(from.mode);
+            rustix::fs::mknodat(&dir.target, name, kind, mode, host::device_number(from.rdev))?;
+        }
+        let have = host::stat_at(dir.target.as_fd(), name)?;
+        self.attributes(from, &have, dir.target.as_fd(), name)?;
+        self.set_times(dir, name, from)
+    }
+
+    fn set_times(&self, dir: &Level, name: &[u8], from: &Attr) -> Step<()> {
+        let times = host::times(from.atime, from.mtime);
+        Ok(rustix::fs::utimensat(&dir.target, name, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+
+    /// Makes durable what was written, and gives it its times.
+    fn finish_waiting(&mut self) -> Step<()> {
+        host::sync_filesystem(&self.root).map_err(|errno| {
+            Trouble::Fatal(anyhow!("syncing the target failed: {}", std::io::Error::from(errno)))
+        })?;
+        self.waiting_bytes = 0;
+        for file in std::mem::take(&mut self.waiting) {
+            let times = host::times(file.atime, file.mtime);
+            if let Err(errno) =
+                rustix::fs::utimensat(&self.root, &file.path, &times, AtFlags::SYMLINK_NOFOLLOW)
+            {
+                let error = format!("its times cannot be set: {}", std::io::Error::from(errno));
+                self.tally.problem(&file.path, error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives what is there owner, bits and extended attributes, where they differ. Gives whether any did.
+    fn attributes(
+        &mut self,
+        from: &Attr,
+        have: &HostStat,
+        dir: std::os::fd::BorrowedFd<'_>,
+        name: &[u8],
+    ) -> Step<bool> {
+        let mut changed = false;
+        if (from.uid, from.gid) != (have.uid, have.gid) {
+            if self.superuser {
+                let (user, group) = (Uid::from_raw(from.uid), Gid::from_raw(from.gid));
+                rustix::fs::chownat(dir, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
+                changed = true;
+            } else {
+                self.owners_left_out = true;
+            }
+        }
+        changed |= self.xattrs(from, dir, name)?;
+        // Last: a new owner and an access list change the bits.
+        let have = if changed { host::stat_at(dir, name)? } else { *have };
+        if from.kind != FileKind::Symlink && from.mode != have.mode {
+            rustix::fs::chmodat(dir, name, Mode::from_raw_mode(from.mode), AtFlags::empty())?;
+            changed = true;
+        }
+        Ok(changed)
+    }
+
+    fn xattrs(&mut self, from: &Attr, dir: std::os::fd::BorrowedFd<'_>, name: &[u8]) -> Step<bool> {
+        let mut wanted: Vec<Xattr> = Vec::new();
+        for xattr in self.filesystem.listxattr(from.ino).map_err(unreadable)? {
+            let value = self.filesystem.getxattr(from.ino, &xattr).map_err(unreadable)?;
+            wanted.push((xattr, value));
+        }
+        let (have, _) = host::xattrs(dir, name, &mut self.room)?;
+        let mut changed = false;
+        for (xattr, _) in &have {
+            // What the system puts on files itself is its own business.
+            if !xattr.starts_with(b"security.") && wanted.iter().all(|(wanted, _)| wanted != xattr) {
+                host::remove_xattr(dir, name, xattr)?;
+                changed = true;
+            }
+        }
+        for xattr in wanted.iter().filter(|xattr| !have.contains(xattr)) {
+            match host::set_xattr(dir, name, xattr) {
+                Ok(()) => changed = true,
+                Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSPC | Errno::RANGE | Errno::TOOBIG) => {
+                    self.tally.summary.xattrs_left_out_count += 1;
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(changed)
+    }
+}
+
+/// Makes room for `name`.
+fn remove(dir: &Level, name: &[u8], existing: Option<HostStat>) -> Step<()> {
+    match existing {
+        None => Ok(()),
+        Some(have) if have.kind == FileKind::Directory => Err(Trouble::Entry(
+            "there is a directory in its place; remove that, or export to another place".to_owned(),
+        )),
+        Some(_) => Ok(rustix::fs::unlinkat(&dir.target, name, AtFlags::empty())?),
+    }
+}
+
+/// What the pool cannot give is left out; the rest may be whole.
+fn unreadable(error: varve_fs::FsError) -> Trouble {
+    Trouble::Entry(format!("it cannot be read from the pool: {error}"))
+}

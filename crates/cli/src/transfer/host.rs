@@ -1,0 +1,195 @@
+//! What a tree on this system has, read and written without following a link.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags};
+use rustix::io::Errno;
+use varve_fs::{FileKind, Timestamp};
+
+/// Longest value and longest list of names the kernel gives (XATTR_SIZE_MAX, XATTR_LIST_MAX).
+const XATTR_BYTES_MAX: usize = 64 << 10;
+/// Attributes a pool can keep.
+const NAMESPACES: [&[u8]; 5] =
+    [b"user.", b"trusted.", b"security.", b"system.posix_acl_access", b"system.posix_acl_default"];
+
+/// Name and value.
+pub type Xattr = (Vec<u8>, Vec<u8>);
+
+/// What stat says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HostStat {
+    pub kind: FileKind,
+    /// Permission bits with set-ids and sticky.
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub size: u64,
+    pub links: u64,
+    /// Device number of a device node, packed as in a pool.
+    pub rdev: u32,
+    /// Filesystem and inode.
+    pub id: (u64, u64),
+    pub atime: Timestamp,
+    pub mtime: Timestamp,
+    pub ctime: Timestamp,
+}
+
+impl HostStat {
+    fn of(stat: &Stat) -> HostStat {
+        let kind = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => FileKind::Directory,
+            FileType::Symlink => FileKind::Symlink,
+            FileType::Fifo => FileKind::Fifo,
+            FileType::Socket => FileKind::Socket,
+            FileType::CharacterDevice => FileKind::CharDevice,
+            FileType::BlockDevice => FileKind::BlockDevice,
+            _ => FileKind::File,
+        };
+        let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+        HostStat {
+            kind,
+            mode: stat.st_mode & 0o7777,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+            size: stat.st_size as u64,
+            links: stat.st_nlink,
+            rdev: (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12),
+            id: (stat.st_dev, stat.st_ino),
+            atime: Timestamp { seconds: stat.st_atime, nanoseconds: stat.st_atime_nsec as u32 },
+            mtime: Timestamp { seconds: stat.st_mtime, nanoseconds: stat.st_mtime_nsec as u32 },
+            ctime: Timestamp { seconds: stat.st_ctime, nanoseconds: stat.st_ctime_nsec as u32 },
+        }
+    }
+}
+
+/// Major and minor number of a device as a pool packs it.
+pub fn device_number(rdev: u32) -> rustix::fs::Dev {
+    rustix::fs::makedev((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & !0xff))
+}
+
+/// Looks at `name` in `dir`.
+pub fn stat_at(dir: BorrowedFd<'_>, name: &[u8]) -> Result<HostStat, Errno> {
+    rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).map(|stat| HostStat::of(&stat))
+}
+
+/// Looks at an open file.
+pub fn stat_of(file: &OwnedFd) -> Result<HostStat, Errno> {
+    rustix::fs::fstat(file).map(|stat| HostStat::of(&stat))
+}
+
+/// Opens `name` in `dir` to read it, leaving its access time alone where that is allowed.
+pub fn open_at(dir: BorrowedFd<'_>, name: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let flags = flags | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    match rustix::fs::openat(dir, name, flags | OFlags::NOATIME, Mode::empty()) {
+        Err(Errno::PERM) => rustix::fs::openat(dir, name, flags, Mode::empty()),
+        result => result,
+    }
+}
+
+/// The names in a directory, in the order of their inodes: that is the order on most disks.
+pub fn names(dir: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
+    let mut found = Vec::new();
+    for entry in rustix::fs::Dir::read_from(dir)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            found.push((entry.ino(), name.to_vec()));
+        }
+    }
+    found.sort_unstable();
+    Ok(found.into_iter().map(|(_, name)| name).collect())
+}
+
+/// The range of data at or after `at`. `None`: only a hole is left.
+pub fn next_data(file: &OwnedFd, at: u64, size: u64) -> Result<Option<(u64, u64)>, Errno> {
+    if at >= size {
+        return Ok(None);
+    }
+    let begin = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+        Ok(begin) => begin,
+        Err(Errno::NXIO) => return Ok(None),
+        // A filesystem that does not know its holes.
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some((at, size))),
+        Err(errno) => return Err(errno),
+    };
+    // A file that grows meanwhile is copied as far as it went when it was looked at.
+    let end = rustix::fs::seek(file, SeekFrom::Hole(begin))?.min(size);
+    Ok((begin < end).then_some((begin, end)))
+}
+
+/// A path to `name` in `dir` for calls that take no directory.
+fn through_proc(dir: BorrowedFd<'_>, name: &[u8]) -> CString {
+    let mut path = format!("/proc/self/fd/{}/", dir.as_raw_fd()).into_bytes();
+    path.extend_from_slice(name);
+    CString::new(path).unwrap_or_default()
+}
+
+/// The extended attributes of `name` in `dir` that a pool can keep, sorted, and how many others there are.
+pub fn xattrs(dir: BorrowedFd<'_>, name: &[u8], room: &mut Vec<u8>) -> Result<(Vec<Xattr>, u64), Errno> {
+    let path = through_proc(dir, name);
+    room.resize(XATTR_BYTES_MAX, 0);
+    let len = match rustix::fs::llistxattr(&path, &mut room[..]) {
+        Ok(len) => len,
+        Err(Errno::OPNOTSUPP) => 0,
+        Err(errno) => return Err(errno),
+    };
+    let (mut found, mut others) = (Vec::new(), 0);
+    if len == 0 {
+        return Ok((found, others));
+    }
+    let list = room[..len].to_vec();
+    for name in list.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        if !NAMESPACES.iter().any(|namespace| name.starts_with(namespace)) {
+            others += 1;
+            continue;
+        }
+        match rustix::fs::lgetxattr(&path, name, &mut room[..]) {
+            Ok(len) => found.push((name.to_vec(), room[..len].to_vec())),
+            // Removed meanwhile.
+            Err(Errno::NODATA) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    found.sort();
+    Ok((found, others))
+}
+
+/// Sets one attribute.
+pub fn set_xattr(dir: BorrowedFd<'_>, name: &[u8], xattr: &Xattr) -> Result<(), Errno> {
+    rustix::fs::lsetxattr(through_proc(dir, name), &xattr.0[..], &xattr.1, XattrFlags::empty())
+}
+
+/// Removes one attribute.
+pub fn remove_xattr(dir: BorrowedFd<'_>, name: &[u8], xattr: &[u8]) -> Result<(), Errno> {
+    rustix::fs::lremovexattr(through_proc(dir, name), xattr)
+}
+
+/// Access and modification time as the kernel takes them.
+pub fn times(atime: Timestamp, mtime: Timestamp) -> Timestamps {
+    let at = |time: Timestamp| Timespec { tv_sec: time.seconds, tv_nsec: i64::from(time.nanoseconds) };
+    Timestamps { last_access: at(atime), last_modification: at(mtime) }
+}
+
+/// Lets the process have as many files open as it may: a directory stays open while what is in it is copied.
+pub fn raise_open_files_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // If it cannot be raised, very deep trees say so when they get there.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
+
+/// Opens the directory `path`, links followed.
+pub fn open_directory(path: &std::path::Path) -> io::Result<OwnedFd> {
+    Ok(std::fs::File::open(path)
+        .and_then(|file| {
+            if file.metadata()?.is_dir() { Ok(file) } else { Err(io::ErrorKind::NotADirectory.into()) }
+        })?
+        .into())
+}
+
+/// Makes what was written to the filesystem of `fd` durable.
+pub fn sync_filesystem(fd: &impl AsFd) -> Result<(), Errno> {
+    rustix::fs::syncfs(fd)
+}

@@ -1,0 +1,538 @@
+//! `varve import`: a tree of this system goes into a pool, through the library, without a mount.
+//!
+//! **What is equal is left alone**, so that an interrupted import that is run again finishes: a file is taken to be
+//! there when kind, size and modification time (to the nanosecond) are those of the source. That is safe because a
+//! file's time is set after its contents are in the log ([`super::finisher`]). Attributes are compared and mended one by
+//! one, also of what is equal. What differs is removed and copied anew; what the source does not have stays.
+//!
+//! Nothing is synced on the way but a commit every few seconds; one commit at the end makes everything durable.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::vec::IntoIter;
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::fs::OFlags;
+use varve_device::OpenMode;
+use varve_fs::{
+    Attr, Caller, FileKind, Filesystem, FsError, InodeId, OpenOptions, ROOT_INODE, SetAttr, SetTime,
+    StoreOptions, XattrMode,
+};
+
+use super::finisher::{Finisher, Written};
+use super::host::{self, HostStat, Xattr};
+use super::place::PoolPath;
+use super::tally::{Summary, Tally, Trouble};
+use super::{Stop, finish};
+use crate::args::ImportArgs;
+use crate::clock::SystemClock;
+use crate::{Outcome, pool};
+
+/// Contents copied with one read and one write.
+const PIECE_BYTES: usize = 1 << 20;
+/// File data that waits in memory while it is written back.
+const DIRTY_BYTES_MAX: u64 = 128 << 20;
+/// Permission bits of directories on the way to the target.
+const DIRECTORY_MODE: u32 = 0o755;
+
+type Step<T> = std::result::Result<T, Trouble>;
+
+impl From<FsError> for Trouble {
+    fn from(error: FsError) -> Trouble {
+        match &error {
+            // What the pool as a whole cannot do, it cannot do for the next file either.
+            FsError::Engine(_) if error.errno() == rustix::io::Errno::NOSPC.raw_os_error() => {
+                Trouble::Fatal(anyhow!(
+                    "{error}; what has been copied stays: make room in the pool and run the same command again"
+                ))
+            }
+            FsError::Engine(_) => Trouble::Fatal(anyhow!("{error}")),
+            _ => Trouble::Entry(error.to_string()),
+        }
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &ImportArgs) -> Result<Outcome> {
+    let place = PoolPath::parse(&args.place)?;
+    let shown = args.dir.display();
+    host::raise_open_files_limit();
+    let source = host::open_directory(&args.dir).with_context(|| format!("cannot open {shown}"))?;
+    let stat = host::stat_of(&source).with_context(|| format!("cannot look at {shown}"))?;
+    let device = Arc::new(pool::open_device(&place.pool, OpenMode::ReadWrite)?);
+    let pool_file = std::fs::metadata(&place.pool).map(|meta| (meta.dev(), meta.ino())).ok();
+    let options = OpenOptions {
+        store: StoreOptions { cache_bytes: args.cache_size.unwrap_or(256 << 20), ..StoreOptions::default() },
+        dirty_bytes_max: DIRTY_BYTES_MAX,
+        clock: Arc::new(SystemClock),
+        on_data_logged: None,
+    };
+    let (filesystem, recovery) = pool::open(&place.pool, device, options)?;
+    if let Some(text) = pool::describe_recovery(&recovery) {
+        eprintln!("varve import: {}: {text}", place.pool.display());
+    }
+    let filesystem = Arc::new(filesystem);
+    let stop = Stop::on_signals()?;
+    let tally = Tally::start("import", args.dir.display().to_string(), place.to_string());
+    if tally.progress.is_shown() {
+        super::count_in_background(&args.dir, &tally.progress, &stop);
+    }
+    let finisher = Finisher::start(filesystem.clone(), args.commit_every).context("cannot start a thread")?;
+    let mut import = Import {
+        filesystem: filesystem.clone(),
+        tally,
+        finisher,
+        links: HashMap::new(),
+        claimed: HashSet::new(),
+        pool_file,
+        one_file_system: args.one_file_system.then_some(stat.id.0),
+        buffer: vec![0; PIECE_BYTES],
+        room: Vec::new(),
+    };
+    let copied = import.target(&place).and_then(|target| import.tree(&args.dir, source, stat, target, &stop));
+    import.tally.progress.note("making it durable");
+    // Whatever happened: what was copied is finished, made durable, and the pool closed.
+    let written = import.finisher.end().map_err(anyhow::Error::from);
+    let closed = filesystem.close().with_context(|| format!("closing {} failed", place.pool.display()));
+    let result = match (copied, written) {
+        // The thread's error is why handing over failed.
+        (_, Err(error)) => Err(error),
+        (Err(Trouble::Fatal(error)), Ok(())) => Err(error),
+        (Err(Trouble::Entry(error)), Ok(())) => Err(anyhow!(error)),
+        (Ok(()), Ok(())) => closed,
+    };
+    let summary: Summary = import.tally.end(result.is_ok() && !stop.asked());
+    finish("import", "imported", summary, result, &stop, args.json)
+}
+
+/// Where a directory goes.
+#[derive(Clone, Copy)]
+struct Target {
+    ino: InodeId,
+    /// Made by this import: nothing is in it but what this import has put there.
+    fresh: bool,
+}
+
+/// A directory that is being copied.
+struct Level {
+    source: OwnedFd,
+    stat: HostStat,
+    target: Target,
+    names: IntoIter<Vec<u8>>,
+}
+
+struct Import {
+    filesystem: Arc<Filesystem>,
+    tally: Tally,
+    finisher: Finisher,
+    /// Files with several names: where the first of them went, and how many are still to come.
+    links: HashMap<(u64, u64), (InodeId, u64)>,
+    /// Inodes of the pool with several names that some file of the source has become.
+    claimed: HashSet<InodeId>,
+    /// The pool itself, should it lie in the tree.
+    pool_file: Option<(u64, u64)>,
+    one_file_system: Option<u64>,
+    buffer: Vec<u8>,
+    room: Vec<u8>,
+}
+
+impl Import {
+    /// The target directory, made if it is not there.
+    fn target(&self, place: &PoolPath) -> Step<Target> {
+        let mut target = Target { ino: ROOT_INODE, fresh: false };
+        for name in &place.names {
+            (target.ino, target.fresh) = match self.filesystem.lookup(target.ino, name) {
+                Ok(attr) if attr.kind == FileKind::Directory => (attr.ino, false),
+                Ok(_) => {
+                    let name = OsStr::from_bytes(name).display();
+                    return Err(Trouble::Fatal(anyhow!("{place}: {name} is there and is not a directory")));
+                }
+                Err(FsError::NotFound) => {
+                    (self.filesystem.mkdir(Caller::ROOT, target.ino, name, DIRECTORY_MODE)?.ino, true)
+                }
+                Err(error) => return Err(error.into()),
+            };
+        }
+        Ok(target)
+    }
+
+    /// Copies a directory with all that is in it.
+    fn tree(&mut self, dir: &Path, source: OwnedFd, stat: HostStat, target: Target, stop: &Stop) -> Step<()> {
+        let mut path = PathBuf::from(dir);
+        let mut levels = vec![self.level(source, stat, target)?];
+        while let Some(level) = levels.last_mut() {
+            if stop.asked() {
+                return Ok(());
+            }
+            let done = match level.names.next() {
+                Some(name) => {
+                    path.push(OsStr::from_bytes(&name));
+                    self.entry(level, &name)
+                }
+                None => {
+                    let done = self.leave(level).map(|()| None);
+                    levels.pop();
+                    done
+                }
+            };
+            match done {
+                Ok(Some(level)) => {
+                    levels.push(level);
+                    continue;
+                }
+                Ok(None) => {}
+                Err(Trouble::Entry(error)) => self.tally.problem(&path, error),
+                Err(fatal) => return Err(fatal),
+            }
+            self.tally.entry();
+            path.pop();
+        }
+        Ok(())
+    }
+
+    fn level(&self, source: OwnedFd, stat: HostStat, target: Target) -> Step<Level> {
+        let names = host::names(&source)?.into_iter();
+        Ok(Level { source, stat, target, names })
+    }
+
+    /// Everything in a directory is there: now its own attributes, so that nothing made in it inherits from them or
+    /// changes its times.
+    fn leave(&mut self, level: &Level) -> Step<()> {
+        self.tally.summary.directories_count += 1;
+        let attr = self.filesystem.getattr(level.target.ino)?;
+        let changed = self.attributes(attr, &level.stat, level.source.as_fd(), b".", true)?;
+        self.count_changed(changed && !level.target.fresh);
+        Ok(())
+    }
+
+    /// Copies one entry. Gives the level of a directory, which is not yet copied.
+    fn entry(&mut self, dir: &Level, name: &[u8]) -> Step<Option<Level>> {
+        let stat = host::stat_at(dir.source.as_fd(), name)?;
+        if Some(stat.id) == self.pool_file {
+            return Err(Trouble::Entry("this is the pool itself; it is left out".to_owned()));
+        }
+        if self.one_file_system.is_some_and(|device| device != stat.id.0) {
+            // The mount point itself is made, empty.
+            if stat.kind != FileKind::Directory {
+                return Ok(None);
+            }
+        }
+        let existing = if dir.target.fresh {
+            None
+        } else {
+            match self.filesystem.lookup(dir.target.ino, name) {
+                Ok(attr) => Some(attr),
+                Err(FsError::NotFound) => None,
+                Err(error) => return Err(error.into()),
+            }
+        };
+        match stat.kind {
+            FileKind::Directory => self.directory(dir, name, &stat, existing).map(Some),
+            FileKind::File => self.file(dir, name, &stat, existing).map(|()| None),
+            _ => self.special(dir, name, &stat, existing).map(|()| None),
+        }
+    }
+
+    /// Makes room for `name`.
+    fn remove(&self, dir: &Level, name: &[u8], existing: Option<Attr>) -> Step<()> {
+        match existing {
+            None => Ok(()),
+            Some(attr) if attr.kind == FileKind::Directory => Err(Trouble::Entry(
+                "in the pool this is a directory; remove it there, or import to another place".to_owned(),
+            )),
+            Some(_) => Ok(self.filesystem.unlink(dir.target.ino, name)?),
+        }
+    }
+
+    fn directory(
+        &mut self,
+        dir: &Level,
+        name: &[u8],
+        stat: &HostStat,
+        existing: Option<Attr>,
+    ) -> Step<Level> {
+        let source = host::open_at(dir.source.as_fd(), name, OFlags::DIRECTORY)?;
+        if let Some(attr) = existing.filter(|attr| attr.kind == FileKind::Directory) {
+            return self.open_level(source, *stat, Target { ino: attr.ino, fresh: false });
+        }
+        self.remove(dir, name, existing)?;
+        let made = self.filesystem.mkdir(caller(stat), dir.target.ino, name, stat.mode)?;
+        self.open_level(source, *stat, Target { ino: made.ino, fresh: true })
+    }
+
+    fn open_level(&self, source: OwnedFd, stat: HostStat, target: Target) -> Step<Level> {
+        if self.one_file_system.is_some_and(|device| device != stat.id.0) {
+            return Ok(Level { source, stat, target, names: Vec::new().into_iter() });
+        }
+        self.level(source, stat, target)
+    }
+
+    fn file(&mut self, dir: &Level, name: &[u8], stat: &HostStat, existing: Option<Attr>) -> Step<()> {
+        if stat.links > 1
+            && let Some((first, left)) = self.links.get_mut(&stat.id)
+        {
+            let first = *first;
+            *left -= 1;
+            if *left == 0 {
+                self.links.remove(&stat.id);
+            }
+            if existing.is_none_or(|attr| attr.ino != first) {
+                self.remove(dir, name, existing)?;
+                self.filesystem.link(first, dir.target.ino, name)?;
+            }
+            self.tally.summary.hard_links_count += 1;
+            return Ok(());
+        }
+        let ino = match existing {
+            Some(attr) if self.is_equal(&attr, stat) => {
+                self.tally.summary.files_equal_count += 1;
+                let changed = self.attributes(attr, stat, dir.source.as_fd(), name, true)?;
+                self.count_changed(changed);
+                attr.ino
+            }
+            _ => self.copy(dir, name, existing)?,
+        };
+        if stat.links > 1 {
+            self.links.insert(stat.id, (ino, stat.links - 1));
+            self.claimed.insert(ino);
+        }
+        Ok(())
+    }
+
+    /// Whether the file is in the pool as it should be. One that shares its inode with another name there must do so
+    /// in the source.
+    fn is_equal(&self, attr: &Attr, stat: &HostStat) -> bool {
+        attr.kind == FileKind::File
+            && attr.size == stat.size
+            && attr.mtime == stat.mtime
+            && (attr.links == 1 || (stat.links > 1 && !self.claimed.contains(&attr.ino)))
+    }
+
+    fn copy(&mut self, dir: &Level, name: &[u8], existing: Option<Attr>) -> Step<InodeId> {
+        let source = host::open_at(dir.source.as_fd(), name, OFlags::empty())?;
+        // What is open may be another file than what was looked at: this one counts.
+        let stat = host::stat_of(&source)?;
+        if stat.kind != FileKind::File {
+            return Err(Trouble::Entry(
+                "it was replaced while it was read; run the same command again".to_owned(),
+            ));
+        }
+        self.remove(dir, name, existing)?;
+        let attr = self.filesystem.create(caller(&stat), dir.target.ino, name, stat.mode)?;
+        let copied = self.contents(&source, &stat, attr.ino);
+        if let Err(trouble) = copied {
+            // Half a file is worse than none. What went wrong is the news.
+            let _ = self.filesystem.unlink(dir.target.ino, name);
+            return Err(trouble);
+        }
+        self.attributes(attr, &stat, dir.source.as_fd(), name, false)?;
+        let after = host::stat_of(&source)?;
+        if (after.size, after.mtime, after.ctime) != (stat.size, stat.mtime, stat.ctime) {
+            // Without its time it will be copied anew.
+            return Err(Trouble::Entry(
+                "it was changed while it was read; run the same command again to copy it anew".to_owned(),
+            ));
+        }
+        self.tally.summary.files_copied_count += 1;
+        let written = Written { ino: attr.ino, atime: stat.atime, mtime: stat.mtime };
+        if !self.finisher.push(written, stat.size) {
+            return Err(Trouble::Fatal(anyhow!("the pool failed")));
+        }
+        Ok(attr.ino)
+    }
+
+    fn contents(&mut self, source: &OwnedFd, stat: &HostStat, ino: InodeId) -> Step<()> {
+        let mut end = 0;
+        while let Some((begin, stop)) = host::next_data(source, end, stat.size)? {
+            let mut at = begin;
+            while at < stop {
+                let wanted = (stop - at).min(PIECE_BYTES as u64) as usize;
+                let count = match rustix::io::pread(source, &mut self.buffer[..wanted], at) {
+                    // Shorter than it was: that shows in its time.
+                    Ok(0) => break,
+                    Err(rustix::io::Errno::INTR) => continue,
+                    result => result?,
+                };
+                let mut done = 0;
+                while done < count {
+                    let piece = &self.buffer[done..count];
+                    done += self.filesystem.write(Caller::ROOT, ino, at + done as u64, piece)?;
+                }
+                self.tally.data(count as u64);
+                at += count as u64;
+            }
+            end = stop;
+        }
+        if end < stat.size {
+            let set = SetAttr { size: Some(stat.size), ..SetAttr::default() };
+            self.filesystem.setattr(Caller::ROOT, ino, set)?;
+        }
+        Ok(())
+    }
+
+    fn special(&mut self, dir: &Level, name: &[u8], stat: &HostStat, existing: Option<Attr>) -> Step<()> {
+        let link = match stat.kind {
+            FileKind::Symlink => Some(rustix::fs::readlinkat(&dir.source, name, Vec::new())?.into_bytes()),
+            _ => None,
+        };
+        let equal = existing.filter(|attr| attr.kind == stat.kind && attr.links == 1 && stat.links == 1);
+        let equal = match (equal, &link) {
+            (Some(attr), Some(target)) if self.filesystem.readlink(attr.ino)? == *target => Some(attr),
+            (Some(attr), None) if attr.rdev == stat.rdev => Some(attr),
+            _ => None,
+        };
+        let attr = match equal {
+            Some(attr) => attr,
+            None if stat.links > 1 => return self.linked_special(dir, name, stat, existing, link),
+            None => self.make_special(dir, name, stat, existing, link)?,
+        };
+        self.count_special(stat);
+        let known = equal.is_some();
+        let changed = self.attributes(attr, stat, dir.source.as_fd(), name, true)?;
+        self.count_changed(changed && known);
+        Ok(())
+    }
+
+    /// A symbolic link or node that has several names.
+    fn linked_special(
+        &mut self,
+        dir: &Level,
+        name: &[u8],
+        stat: &HostStat,
+        existing: Option<Attr>,
+        link: Option<Vec<u8>>,
+    ) -> Step<()> {
+        if let Some((first, _)) = self.links.get(&stat.id).copied() {
+            if existing.is_none_or(|attr| attr.ino != first) {
+                self.remove(dir, name, existing)?;
+                self.filesystem.link(first, dir.target.ino, name)?;
+            }
+            self.tally.summary.hard_links_count += 1;
+            return Ok(());
+        }
+        let attr = self.make_special(dir, name, stat, existing, link)?;
+        self.links.insert(stat.id, (attr.ino, stat.links - 1));
+        self.count_special(stat);
+        self.attributes(attr, stat, dir.source.as_fd(), name, true).map(drop)
+    }
+
+    fn make_special(
+        &mut self,
+        dir: &Level,
+        name: &[u8],
+        stat: &HostStat,
+        existing: Option<Attr>,
+        link: Option<Vec<u8>>,
+    ) -> Step<Attr> {
+        self.remove(dir, name, existing)?;
+        Ok(match link {
+            Some(target) => self.filesystem.symlink(caller(stat), dir.target.ino, name, &target)?,
+            None => {
+                self.filesystem.mknod(caller(stat), dir.target.ino, name, stat.kind, stat.mode, stat.rdev)?
+            }
+        })
+    }
+
+    fn count_special(&mut self, stat: &HostStat) {
+        match stat.kind {
+            FileKind::Symlink => self.tally.summary.symlinks_count += 1,
+            _ => self.tally.summary.nodes_count += 1,
+        }
+    }
+
+    /// Gives an inode the attributes of `name` in `source`, where they differ; its times too if `times`. Gives whether
+    /// more than times had to be changed.
+    fn attributes(
+        &mut self,
+        attr: Attr,
+        stat: &HostStat,
+        source: std::os::fd::BorrowedFd<'_>,
+        name: &[u8],
+        times: bool,
+    ) -> Step<bool> {
+        let ino = attr.ino;
+        let link = stat.kind == FileKind::Symlink;
+        let (wanted, others) = host::xattrs(source, name, &mut self.room)?;
+        self.tally.summary.xattrs_left_out_count += others;
+        // The owner first: giving a file away takes set-ids and capabilities.
+        let mut changed = false;
+        if (attr.uid, attr.gid) != (stat.uid, stat.gid) {
+            let mode = (!link).then_some(stat.mode);
+            let set = SetAttr { uid: Some(stat.uid), gid: Some(stat.gid), mode, ..SetAttr::default() };
+            self.filesystem.setattr(Caller::ROOT, ino, set)?;
+            changed = true;
+        }
+        // Also what was just made may have some: a directory's default access control list is inherited.
+        changed |= self.xattrs(ino, &wanted)?;
+        let now = if changed { self.filesystem.getattr(ino)? } else { attr };
+        let mode = (!link && now.mode != stat.mode).then_some(stat.mode);
+        let differ = times && (now.atime, now.mtime) != (stat.atime, stat.mtime);
+        if mode.is_some() || differ {
+            let atime = differ.then_some(SetTime::At(stat.atime));
+            let mtime = differ.then_some(SetTime::At(stat.mtime));
+            self.filesystem.setattr(
+                Caller::ROOT,
+                ino,
+                SetAttr { mode, atime, mtime, ..SetAttr::default() },
+            )?;
+            changed |= mode.is_some();
+        }
+        Ok(changed)
+    }
+
+    /// The attributes of something that was there already had to be mended.
+    fn count_changed(&mut self, changed: bool) {
+        self.tally.summary.attributes_changed_count += u64::from(changed);
+    }
+
+    /// Makes `wanted` the extended attributes of an inode. Gives whether anything had to be changed.
+    fn xattrs(&mut self, ino: InodeId, wanted: &[Xattr]) -> Step<bool> {
+        let mut changed = false;
+        for name in self.filesystem.listxattr(ino)? {
+            if !wanted.iter().any(|(wanted, _)| *wanted == name) {
+                self.filesystem.removexattr(ino, &name)?;
+                changed = true;
+            }
+        }
+        for (name, value) in wanted {
+            match self.filesystem.getxattr(ino, name) {
+                Ok(have) if have == *value => continue,
+                Ok(_) | Err(FsError::NoAttribute) => {}
+                Err(error) => return Err(error.into()),
+            }
+            self.filesystem.setxattr(ino, name, value, XattrMode::Set).map_err(|error| {
+                Trouble::Entry(format!(
+                    "its attribute {} cannot be kept: {error}",
+                    String::from_utf8_lossy(name)
+                ))
+            })?;
+            changed = true;
+        }
+        Ok(changed)
+    }
+}
+
+/// Whoever owns it makes it.
+fn caller(stat: &HostStat) -> Caller {
+    Caller { uid: stat.uid, gid: stat.gid }
+}
+
+/// Looks for the directory `place` of an open pool.
+pub fn find_directory(filesystem: &Filesystem, place: &PoolPath) -> Result<Attr> {
+    let mut attr = filesystem.getattr(ROOT_INODE)?;
+    for name in &place.names {
+        attr = match filesystem.lookup(attr.ino, name) {
+            Ok(attr) => attr,
+            Err(error) => bail!("{place}: {}: {error}", OsStr::from_bytes(name).display()),
+        };
+        if attr.kind != FileKind::Directory {
+            bail!("{place}: {} is not a directory", OsStr::from_bytes(name).display());
+        }
+    }
+    Ok(attr)
+}

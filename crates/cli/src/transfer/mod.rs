@@ -1,0 +1,91 @@
+//! Trees between this system and a pool that is not mounted: `varve import` and `varve export`.
+//!
+//! Both go through the library, so neither needs FUSE, and both work the same way: a depth-first walk with one level of
+//! names in memory for each level of depth, a tally of what was done and what went wrong, and a rule for what is equal.
+
+mod export;
+mod finisher;
+mod host;
+mod import;
+mod place;
+mod progress;
+mod tally;
+
+pub use export::run as export;
+pub use import::run as import;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use self::progress::Progress;
+use self::tally::Summary;
+use crate::{Outcome, show};
+
+/// Whether somebody wants the copying to end.
+#[derive(Clone)]
+struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// From now on the first signal asks for an orderly end, and a second one ends the program.
+    fn on_signals() -> Result<Stop> {
+        let asked = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register_conditional_shutdown(signal, 1, asked.clone())
+                .and_then(|_| signal_hook::flag::register(signal, asked.clone()))
+                .context("cannot handle signals")?;
+        }
+        Ok(Stop(asked))
+    }
+
+    fn asked(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Counts the entries below `dir` on a thread of its own, so that the progress line knows the end.
+fn count_in_background(dir: &Path, progress: &Progress, stop: &Stop) {
+    let (dir, progress, stop) = (PathBuf::from(dir), progress.clone(), stop.clone());
+    // Without the thread the end is not known, and nothing else is different.
+    let _ = thread::Builder::new().name("counter".into()).spawn(move || {
+        let (mut entries, mut dirs) = (1, vec![dir]);
+        while let Some(dir) = dirs.pop() {
+            if stop.asked() {
+                return;
+            }
+            // Whoever copies says what cannot be read.
+            for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+                entries += 1;
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    dirs.push(entry.path());
+                }
+            }
+        }
+        progress.expect(entries);
+    });
+}
+
+/// Reports and decides the exit status.
+fn finish(
+    verb: &'static str,
+    done: &'static str,
+    summary: Summary,
+    result: Result<()>,
+    stop: &Stop,
+    json: bool,
+) -> Result<Outcome> {
+    if json {
+        show(&format!("{}\n", serde_json::to_string_pretty(&summary)?))?;
+    } else {
+        show(&summary.describe(done))?;
+    }
+    result?;
+    if stop.asked() {
+        bail!("interrupted; run the same {verb} again and it goes on where it was");
+    }
+    Ok(if summary.errors_count == 0 { Outcome::Done } else { Outcome::ProblemsFound })
+}
