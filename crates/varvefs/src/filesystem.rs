@@ -232,6 +232,31 @@ impl Filesystem {
         self.on_inode("set the times of", path, |fs, ino| verbs::set_times(fs, self.caller(), ino, times))
     }
 
+    /// [`Filesystem::set_owner`] that does not follow a symbolic link at `path`, but sets the link's own owner.
+    pub fn set_link_owner(&self, path: impl AsPath, user: Option<u32>, group: Option<u32>) -> Result<()> {
+        self.on_entry("set the owner of", path, |fs, ino| {
+            let set = varve_fs::SetAttr { uid: user, gid: group, ..varve_fs::SetAttr::default() };
+            fs.setattr(self.caller(), ino, set)?;
+            Ok(())
+        })
+    }
+
+    /// [`Filesystem::set_times`] that does not follow a symbolic link at `path`, but sets the link's own times.
+    pub fn set_link_times(&self, path: impl AsPath, times: Times) -> Result<()> {
+        self.on_entry("set the times of", path, |fs, ino| verbs::set_times(fs, self.caller(), ino, times))
+    }
+
+    /// Runs a verb on what bears the name `path`, a symbolic link or not.
+    fn on_entry<T>(
+        &self,
+        doing: &'static str,
+        path: impl AsPath,
+        verb: impl Fn(&varve_fs::Filesystem, varve_fs::InodeId) -> std::result::Result<T, Fault>,
+    ) -> Result<T> {
+        let path = path.as_path_bytes();
+        self.run(doing, path, |fs| with_existing(fs, path, Last::Keep, |attr| verb(fs, attr.ino)))
+    }
+
     /// Cuts a file, or lets it grow with a hole, to `len` bytes.
     pub fn set_len(&self, path: impl AsPath, len: u64) -> Result<()> {
         OpenOptions::new().write(true).open(self, path)?.set_len(len)

@@ -33,6 +33,11 @@ impl Disk {
         use std::io::{Seek, SeekFrom};
         let name = path.display().to_string();
         let mut file = File::open(path).with_context(|| format!("cannot open {name}"))?;
+        if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
+            bail!(
+                "{name} is a directory; inspect takes the file or device of a pool (varve stats says which is mounted there)"
+            );
+        }
         let size_bytes = file.seek(SeekFrom::End(0)).with_context(|| format!("cannot read {name}"))?;
         if size_bytes < superblock::POOL_BYTES_MIN {
             bail!("{name} holds no pool: it is smaller than the smallest one");

@@ -122,19 +122,28 @@ impl Summary {
     /// For people.
     pub fn describe(&self, verb: &'static str) -> String {
         let seconds = self.elapsed_ns as f64 / 1e9;
-        let mut text = format!(
-            "{verb} {} to {}: {} files copied ({}), {} were there already, {} directories, {} symbolic links, \
-             {} hard links, {} other nodes, in {seconds:.1} s\n",
-            self.from,
-            self.to,
-            self.files_copied_count,
-            show_size(self.data_bytes),
-            self.files_equal_count,
-            self.directories_count,
-            self.symlinks_count,
-            self.hard_links_count,
-            self.nodes_count,
-        );
+        let counted =
+            |count: u64, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
+        let mut parts = vec![
+            format!(
+                "{} copied ({})",
+                counted(self.files_copied_count, "file", "files"),
+                show_size(self.data_bytes)
+            ),
+            counted(self.directories_count, "directory", "directories"),
+        ];
+        for (count, one, many) in [
+            (self.files_equal_count, "file that was there already", "files that were there already"),
+            (self.hard_links_count, "hard link", "hard links"),
+            (self.symlinks_count, "symbolic link", "symbolic links"),
+            (self.nodes_count, "other node", "other nodes"),
+        ] {
+            if count > 0 {
+                parts.push(counted(count, one, many));
+            }
+        }
+        let parts = parts.join(", ");
+        let mut text = format!("{verb} {} to {}: {parts}, in {seconds:.1} s\n", self.from, self.to);
         if self.xattrs_left_out_count > 0 {
             text.push_str(&format!(
                 "{} extended attributes were left out: {}\n",

@@ -229,3 +229,23 @@ fn extended_attributes() {
     let error = fs.set_xattr("/f", "user.c", vec![0; 1 << 20], XattrMode::Set).unwrap_err();
     assert_eq!(*error.reason(), Reason::AttributeTooLarge);
 }
+
+// Goal: a symbolic link has an owner and times of its own. Method: set them on the link and on what it leads to, look at
+// both.
+#[test]
+fn links_have_attributes_of_their_own() {
+    let fs = fresh();
+    fs.write("/file", b"file").unwrap();
+    fs.symlink("file", "/link").unwrap();
+    let time = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+    let times = |seconds| Times { accessed: Some(time(seconds)), modified: Some(time(seconds + 1)) };
+    fs.set_link_owner("/link", Some(7), Some(8)).unwrap();
+    fs.set_link_times("/link", times(1000)).unwrap();
+    fs.set_owner("/link", Some(9), None).unwrap();
+    fs.set_times("/link", times(2000)).unwrap();
+    let (link, file) = (fs.symlink_metadata("/link").unwrap(), fs.metadata("/link").unwrap());
+    assert_eq!((link.user, link.group, file.user), (7, 8, 9));
+    assert_eq!((link.accessed, link.modified), (time(1000), time(1001)));
+    assert_eq!((file.accessed, file.modified), (time(2000), time(2001)));
+    assert!(link.is_symlink() && file.is_file());
+}
