@@ -118,10 +118,8 @@ fn open(dir: Option<&Path>, background: bool) -> Result<Filesystem> {
             let memory = MemoryDevice::new(POOL_BYTES);
             // The first touch of a page of memory is the kernel's cost, not ours.
             let zeros = AlignedBuf::new(1 << 20);
-            if background {
-                for at in (0..POOL_BYTES).step_by(1 << 20) {
-                    memory.write_at(at, &zeros)?;
-                }
+            for at in (0..POOL_BYTES).step_by(1 << 20) {
+                memory.write_at(at, &zeros)?;
             }
             Arc::new(memory)
         }

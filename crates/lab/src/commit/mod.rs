@@ -36,6 +36,9 @@ struct Plan {
     disk_bytes: u64,
     pairs: usize,
     pair_files: usize,
+    /// Files of the long run whose bytes are counted: enough for checkpoints to come by themselves.
+    cost_files: usize,
+    cost_duration: Duration,
     ceiling_count: u64,
 }
 
@@ -49,15 +52,20 @@ fn plan(scale: Scale) -> Plan {
             disk_bytes: 320 << 20,
             pairs: 3,
             pair_files: 8,
+            cost_files: 16,
+            cost_duration: Duration::from_secs(1),
             ceiling_count: 4,
         },
         Scale::Small => Plan {
             threads: &[1, 2, 4, 8, 16, 40],
-            repeats: 3,
-            duration: Duration::from_millis(200),
+            // Many short ones: a device that swings by ten spoils a few of them, not the median.
+            repeats: 7,
+            duration: Duration::from_millis(80),
             disk_bytes: 320 << 20,
             pairs: 20,
             pair_files: 25,
+            cost_files: 2_000,
+            cost_duration: Duration::from_secs(6),
             ceiling_count: 50,
         },
         Scale::Seed => Plan {
@@ -67,6 +75,8 @@ fn plan(scale: Scale) -> Plan {
             disk_bytes: 1 << 30,
             pairs: 60,
             pair_files: 100,
+            cost_files: 10_000,
+            cost_duration: Duration::from_secs(60),
             ceiling_count: 200,
         },
     }
@@ -100,6 +110,7 @@ struct Figures {
     threads: Vec<usize>,
     samples: Vec<Sample>,
     pairs: Vec<Pair>,
+    costs: Vec<Sample>,
 }
 
 type Open = (TargetKind, Box<dyn Target>);
@@ -136,10 +147,11 @@ pub fn run(options: &Options) -> Result<Report> {
 
     let (samples, ceilings) = measure(options, &plan, &targets, &raw)?;
     let pairs = pairs(options, &plan, &targets)?;
+    let costs = costs(options, &plan, &targets)?;
     let about = targets.iter().map(|(kind, target)| (kind.name(), target.about())).collect();
     let threads = plan.threads.to_vec();
-    let figures =
-        Figures { kinds: targets.iter().map(|(kind, _)| kind.clone()).collect(), threads, samples, pairs };
+    let kinds = targets.iter().map(|(kind, _)| kind.clone()).collect();
+    let figures = Figures { kinds, threads, samples, pairs, costs };
     let report = Report {
         experiment: "commit",
         summary: format!(
@@ -157,7 +169,9 @@ pub fn run(options: &Options) -> Result<Report> {
         tables: summary::tables(&figures),
         plots: summary::plots(&figures),
         claims: summary::claims(&figures),
-        data: serde_json::json!({ "samples": figures.samples, "pairs": figures.pairs }),
+        data: serde_json::json!({
+            "samples": figures.samples, "pairs": figures.pairs, "costs": figures.costs
+        }),
     };
     for (kind, target) in targets {
         target.close().with_context(|| format!("cannot close {}", kind.name()))?;
@@ -183,7 +197,13 @@ fn measure(
         for &threads in plan.threads {
             for turn in 0..targets.len() {
                 let (kind, target) = &targets[(turn + repeat) % targets.len()];
-                let sample = sample(plan, kind, &**target, threads, repeat)
+                let load = Load {
+                    threads,
+                    file_bytes: FILE_BYTES,
+                    duration: plan.duration,
+                    files_max: (plan.disk_bytes / FILE_BYTES_COST_MAX) as usize,
+                };
+                let sample = sample(load, kind, &**target, &format!("commit-{repeat}-{threads}"), repeat)
                     .with_context(|| format!("{} with {threads} threads", kind.name()))?;
                 samples.push(sample);
             }
@@ -198,31 +218,24 @@ fn measure(
 }
 
 fn sample(
-    plan: &Plan,
+    load: Load,
     kind: &TargetKind,
     target: &dyn Target,
-    threads: usize,
+    directory: &str,
     repeat: usize,
 ) -> Result<Sample> {
-    let directory = format!("commit-{repeat}-{threads}");
-    target.create_dir(&directory)?;
+    target.create_dir(directory)?;
     target.settle()?;
     let before = target.counters()?;
-    let load = Load {
-        threads,
-        file_bytes: FILE_BYTES,
-        duration: plan.duration,
-        files_max: (plan.disk_bytes / FILE_BYTES_COST_MAX) as usize,
-    };
-    let done = load::synced_files(target, &directory, load)?;
+    let done = load::synced_files(target, directory, load)?;
     let during = target.counters()?;
     target.settle()?;
     let settled = target.counters()?;
-    load::remove(target, &directory, &done)?;
+    load::remove(target, directory, &done)?;
     let since = |now: Option<Counters>| Some(now? - before?);
     Ok(Sample {
         target: kind.name(),
-        threads,
+        threads: load.threads,
         repeat,
         files_count: done.files_count(),
         elapsed_ns: done.elapsed.as_nanos() as u64,
@@ -230,6 +243,24 @@ fn sample(
         during: since(during),
         settled: since(settled),
     })
+}
+
+/// One thread for long enough that checkpoints come by themselves: what a file costs with all that is put off. On VarveFS
+/// only, whose claim it is.
+fn costs(options: &Options, plan: &Plan, targets: &[Open]) -> Result<Vec<Sample>> {
+    let ours = [TargetKind::VarveInProcess, TargetKind::VarveMounted];
+    let mut costs = Vec::new();
+    for (kind, target) in targets.iter().filter(|(kind, _)| ours.contains(kind)) {
+        options.tell(&format!("{}, up to {} files", kind.name(), plan.cost_files));
+        let load = Load {
+            threads: 1,
+            file_bytes: FILE_BYTES,
+            duration: plan.cost_duration,
+            files_max: plan.cost_files,
+        };
+        costs.push(sample(load, kind, &**target, "cost", 0).with_context(|| kind.name())?);
+    }
+    Ok(costs)
 }
 
 /// One thread in process and the bare protocol, a few files each, in turn. Needs both among the targets.

@@ -226,7 +226,8 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     let (rounds, calls) = match options.scale {
         Scale::Tiny => (2, 50),
-        Scale::Small => (15, 400),
+        // Some seconds: with other work on the machine a round in four is spoilt.
+        Scale::Small => (60, 400),
         Scale::Seed => (50, 1000),
     };
     let directory = match &options.directory {
