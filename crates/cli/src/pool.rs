@@ -67,16 +67,36 @@ pub fn mounted_at(path: &Path) -> Option<String> {
     Some(mount.mountpoint.display().to_string())
 }
 
-/// Opens the pool on `device` to look at, changing nothing. It is recovered in memory if it was not closed.
+/// Opens the pool at `path` to look at, changing nothing. It is recovered in memory if it was not closed.
 pub fn open_read_only(path: &Path) -> Result<(Filesystem, RecoveryReport)> {
     let device: Arc<dyn Device> = Arc::new(open_device(path, OpenMode::ReadOnly)?);
-    let options = OpenOptions {
+    open(path, device, looking())
+}
+
+/// Options for looking only.
+fn looking() -> OpenOptions {
+    OpenOptions {
         store: StoreOptions { read_only: true, background: false, ..StoreOptions::default() },
         dirty_bytes_max: 0,
         clock: Arc::new(SystemClock),
         on_data_logged: None,
-    };
-    open(path, device, options)
+    }
+}
+
+/// Opens the pool at `path` to check it, damaged as it may be, changing nothing. It is recovered in memory if it was
+/// not closed.
+pub fn open_to_check(path: &Path) -> Result<(Filesystem, RecoveryReport)> {
+    let device: Arc<dyn Device> = Arc::new(open_device(path, OpenMode::ReadOnly)?);
+    require_contents(path, device.as_ref())?;
+    Filesystem::open_to_check(vec![device], looking())
+        .map_err(|error| anyhow!("{}", with_name(path, &error.to_string())))
+}
+
+fn require_contents(path: &Path, device: &dyn Device) -> Result<()> {
+    if device.size_bytes() == 0 {
+        return Err(anyhow!("{} holds no pool; to make one there: varve create --help", path.display()));
+    }
+    Ok(())
 }
 
 /// Opens the pool on `device`, which was opened by the name `path`.
@@ -85,9 +105,7 @@ pub fn open(
     device: Arc<dyn Device>,
     options: OpenOptions,
 ) -> Result<(Filesystem, RecoveryReport)> {
-    if device.size_bytes() == 0 {
-        return Err(anyhow!("{} holds no pool; to make one there: varve create --help", path.display()));
-    }
+    require_contents(path, device.as_ref())?;
     Filesystem::open(vec![device], options)
         .map_err(|error| anyhow!("{}", with_name(path, &error.to_string())))
 }

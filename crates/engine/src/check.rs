@@ -1,143 +1,384 @@
 //! Compares everything that is derived (bitmap, counts, pointers) with a walk over everything that exists.
+//!
+//! One walk serves two ends. Over an open pool it only looks. Over a pool that is opened to be checked, damaged as it
+//! may be, it also gives back the trees without what cannot be used, so that everything above can read them without
+//! meeting an error, a ring or the same node twice. A block is claimed by the first pointer to it and never walked
+//! again: the work is bounded by the size of the pool whatever it holds.
 
 use std::sync::Arc;
 
 use varve_device::AlignedBuf;
 use varve_format::root::NodePtr;
-use varve_format::{BLOCK_BYTES, PoolAddr, Run, block_checksum};
+use varve_format::{BLOCK_BYTES, PoolAddr, Run, TreeId, block_checksum};
 
 use crate::EngineError;
+use crate::checkpoint::Durable;
 use crate::options::CheckReport;
+use crate::problem::{Problem, ProblemKind as Kind, Problems};
 use crate::space::bits::Bits;
 use crate::store::Store;
-use crate::tree::node::{Body, Link, Node};
-use crate::tree::{Miss, NodeSource, Replaced, Tree};
+use crate::tree::node::{Body, Interior, Key, Leaf, Link, Node};
+use crate::tree::{Replaced, Tree};
 
 type Result<T> = std::result::Result<T, EngineError>;
 
-/// Problems listed; more are counted.
-const PROBLEMS_MAX: usize = 1000;
+const BLOCK: u64 = BLOCK_BYTES as u64;
 
-struct Walk<'a> {
-    store: &'a Store,
-    seen: Bits,
-    report: CheckReport,
-    omitted: u64,
+/// Keys of a tree that cannot be had: from `low` up to and without `high`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostKeys {
+    /// Which tree.
+    pub tree: TreeId,
+    /// The first.
+    pub low: Vec<u8>,
+    /// The end; `None`: that of the tree.
+    pub high: Option<Vec<u8>>,
 }
 
-impl Walk<'_> {
-    fn problem(&mut self, text: String) {
-        if self.report.problems.len() < PROBLEMS_MAX {
-            self.report.problems.push(text);
-        } else {
-            self.omitted += 1;
+impl LostKeys {
+    /// Whether `key` of `tree` is among them.
+    pub fn covers(&self, tree: TreeId, key: &[u8]) -> bool {
+        self.tree == tree && key >= &self.low[..] && self.high.as_ref().is_none_or(|high| key < &high[..])
+    }
+}
+
+/// What was found while a pool was opened to be checked.
+pub(crate) struct Damage {
+    problems: Problems,
+    seen: Bits,
+    lost: Vec<LostKeys>,
+    nodes: u64,
+    entries: u64,
+}
+
+impl Damage {
+    /// Adds what replaying the log found.
+    pub fn add(&mut self, problem: Problem) {
+        self.problems.add(problem);
+    }
+    /// Blocks that something refers to.
+    pub fn seen(&self) -> &Bits {
+        &self.seen
+    }
+}
+
+/// A walk over a pool.
+pub(crate) struct Walk<'a> {
+    store: &'a Store,
+    total: u64,
+    /// What cannot be said about the bitmap and the checksums, which are damaged themselves, is not said.
+    problems: Problems,
+    /// Blocks that something refers to.
+    seen: Bits,
+    lost: Vec<LostKeys>,
+    nodes: u64,
+    entries: u64,
+    data_blocks: u64,
+}
+
+impl<'a> Walk<'a> {
+    /// A walk that adds to `problems`.
+    pub fn new(store: &'a Store, problems: Problems) -> Walk<'a> {
+        let total = store.core.lock().space.total;
+        let (seen, lost) = (Bits::new(total), Vec::new());
+        Walk { store, total, problems, seen, lost, nodes: 0, entries: 0, data_blocks: 0 }
+    }
+
+    fn again(store: &'a Store, damage: &Damage) -> Walk<'a> {
+        Walk {
+            seen: damage.seen.clone(),
+            lost: damage.lost.clone(),
+            nodes: damage.nodes,
+            entries: damage.entries,
+            ..Walk::new(store, damage.problems.clone())
         }
     }
 
-    fn claim(&mut self, run: Run, what: &str) {
-        let total = self.store.core.lock().space.total;
-        let end = run.addr.block().saturating_add(u64::from(run.blocks));
-        if run.addr.is_null()
-            || run.blocks == 0
-            || end > total
-            || !run.addr.0.is_multiple_of(BLOCK_BYTES as u64)
+    /// Ends it.
+    pub fn into_damage(self) -> Damage {
+        let Walk { problems, seen, lost, nodes, entries, .. } = self;
+        Damage { problems, seen, lost, nodes, entries }
+    }
+
+    fn problem(&mut self, kind: Kind, text: String) {
+        self.problems.add(Problem::new(kind, text));
+    }
+
+    /// Labels and superblocks of all devices.
+    pub fn devices(&mut self) {
+        let superblock = self.store.superblock.lock().clone();
+        self.store.pool.examine(&superblock, &mut self.problems);
+    }
+
+    /// Checks a tree and gives back what of it can be used.
+    pub fn tree(&mut self, tree: &Tree) -> Tree {
+        let usable = tree
+            .root
+            .as_ref()
+            .and_then(|root| self.node(tree.id, root, tree.height - 1, Key::EMPTY.as_slice(), None));
+        match usable {
+            Some(root) => Tree { root: Some(root), ..tree.clone() },
+            None => Tree::empty(tree.id),
+        }
+    }
+
+    /// Pages of the arrays, and the root block.
+    pub fn arrays(&mut self, durable: &Durable) {
+        for (ptrs, what) in
+            [(&durable.sums, "a page of checksums"), (&durable.bitmap, "a page of the bitmap")]
         {
-            return self.problem(format!(
-                "{what} lies outside the pool: {} blocks at {:#x}",
-                run.blocks, run.addr.0
-            ));
+            for ptr in ptrs.all() {
+                if self.claim_ptr(ptr, what) {
+                    // What is wrong with it has been noted.
+                    drop(self.good_copy(ptr, what, Kind::ArrayUnreadable));
+                }
+            }
+        }
+        self.claim_ptr(durable.root, "the root block");
+    }
+
+    /// Notes that a run belongs to `what`. False if it cannot be.
+    fn claim(&mut self, run: Run, what: &str, outside: Kind) -> bool {
+        let end = run.addr.block().saturating_add(u64::from(run.blocks));
+        let aligned = run.addr.0.is_multiple_of(BLOCK);
+        if run.addr.is_null() || run.blocks == 0 || end > self.total || !aligned {
+            let text = format!("{what} lies outside the pool: {} blocks at {:#x}", run.blocks, run.addr.0);
+            self.problem(outside, text);
+            return false;
         }
         let fresh = self.seen.write(run, true, &mut |_| {});
         if fresh != u64::from(run.blocks) {
             let twice = u64::from(run.blocks) - fresh;
-            self.problem(format!(
-                "{what} at {:#x}: {twice} of its blocks belong to something else too",
-                run.addr.0
-            ));
+            let text =
+                format!("{what} at {:#x}: {twice} of its blocks belong to something else too", run.addr.0);
+            let blocks = Some((run.addr.0, run.bytes()));
+            self.problems.add(Problem { blocks, ..Problem::new(Kind::BlockUsedTwice, text) });
+            return false;
         }
+        true
     }
 
-    fn claim_ptr(&mut self, ptr: NodePtr, what: &str) {
-        for addr in ptr.copies() {
-            self.claim(Run { addr, blocks: 1 }, what);
-        }
+    fn claim_ptr(&mut self, ptr: NodePtr, what: &str) -> bool {
+        // All copies, also when one of them cannot be.
+        ptr.copies().fold(true, |ok, addr| {
+            let mine = self.claim(Run { addr, blocks: 1 }, what, Kind::PointerOutside);
+            ok && mine
+        })
     }
 
-    /// Every copy of a block of metadata, not only the first.
-    fn verify_copies(&mut self, ptr: NodePtr, what: &str) {
+    /// The block behind `ptr`; every copy is looked at. If none is good, that is a problem of the given kind.
+    fn good_copy(&mut self, ptr: NodePtr, what: &str, none: Kind) -> Option<AlignedBuf> {
+        let mut good = None;
+        let mut bad = Vec::new();
         let mut block = AlignedBuf::new(BLOCK_BYTES);
         for addr in ptr.copies() {
             for copy in 0..self.store.pool.copies(addr) {
                 match self.store.pool.read_copy(addr, &mut block, copy) {
-                    Ok(()) if block_checksum(&block) == ptr.checksum => {}
-                    Ok(()) => {
-                        self.problem(format!("{what} at {:#x}: copy {copy} fails its checksum", addr.0))
+                    Ok(()) if block_checksum(&block) == ptr.checksum => {
+                        good.get_or_insert_with(|| AlignedBuf::from_slice(&block));
                     }
-                    Err(e) => self.problem(format!("{what} at {:#x}: {e}", addr.0)),
+                    Ok(()) => bad.push((addr, "it fails its checksum".to_owned())),
+                    Err(e) => bad.push((addr, e.to_string())),
                 }
             }
         }
+        let kind = if good.is_some() { Kind::NodeCopyDamaged } else { none };
+        for (addr, why) in bad {
+            let text = match good {
+                Some(_) => format!("one copy of {what}, at {:#x}: {why}; another is good", addr.0),
+                None => format!("{what} at {:#x}: {why}", addr.0),
+            };
+            self.problems.add(Problem { blocks: Some((addr.0, BLOCK)), ..Problem::new(kind, text) });
+        }
+        good
     }
 
-    fn node(&mut self, tree: &Tree, link: &Link, level: u8, low: &[u8], high: Option<&[u8]>) {
-        let what = format!("a node of the {} tree", tree.id.name());
-        let node: Arc<Node> = match link {
-            Link::Mem(node) => node.clone(),
-            Link::Disk(ptr) => {
-                self.claim_ptr(*ptr, &what);
-                self.verify_copies(*ptr, &what);
-                match self.store.load(Miss { ptr: *ptr, tree: tree.id, level }) {
-                    Ok(node) => node,
-                    Err(e) => return self.problem(e.to_string()),
-                }
+    /// Reads a node; says what is wrong with it if it cannot be used.
+    fn read(&mut self, tree: TreeId, ptr: NodePtr, level: u8) -> Option<Arc<Node>> {
+        let what = format!("a node of the {} tree (level {level})", tree.name());
+        let block = self.good_copy(ptr, &what, Kind::NodeUnreadable)?;
+        let at = ptr.addr[0].0;
+        let (header, node) = match Node::decode(&block, ptr) {
+            Ok(decoded) => decoded,
+            Err(why) => {
+                let order = why.what == "keys out of order";
+                let kind = if order { Kind::NodeKeyOrder } else { Kind::NodeMalformed };
+                self.problem(kind, format!("{what} at {at:#x}: {why}"));
+                return None;
             }
         };
-        if let (Link::Mem(_), Some(ptr)) = (link, node.location.get()) {
-            self.claim_ptr(*ptr, &what);
+        if header.tree != tree || header.level != level || header.pool_tag != self.store.pool_tag {
+            let is = format!("tree {}, level {}", header.tree.0, header.level);
+            self.problem(Kind::NodeForeign, format!("{what} at {at:#x} says: {is}, or another pool"));
+            return None;
         }
-        self.report.nodes += 1;
+        if header.birth != ptr.birth {
+            let (is, says) = (header.birth, ptr.birth);
+            let text = format!("{what} at {at:#x} was written by checkpoint {is}, its pointer says {says}");
+            self.problem(Kind::NodeGeneration, text);
+        }
+        Some(Arc::new(node))
+    }
+
+    /// Checks what hangs below a link, whose keys are from `low` to `high`. Returns what of it can be used: the link
+    /// itself if all can.
+    fn node(
+        &mut self,
+        tree: TreeId,
+        link: &Link,
+        level: u8,
+        low: &[u8],
+        high: Option<&[u8]>,
+    ) -> Option<Link> {
+        let found = match link {
+            Link::Mem(node) => {
+                let claimed = node.location.get().is_none_or(|ptr| self.claim_ptr(*ptr, "a node in memory"));
+                claimed.then(|| node.clone())
+            }
+            Link::Disk(ptr) => {
+                let what = format!("a node of the {} tree", tree.name());
+                if self.claim_ptr(*ptr, &what) { self.read(tree, *ptr, level) } else { None }
+            }
+        };
+        let Some(node) = found else {
+            self.lost.push(LostKeys { tree, low: low.to_vec(), high: high.map(<[u8]>::to_vec) });
+            return None;
+        };
+        self.nodes += 1;
+        let at = node.location.get().map_or(0, |ptr| ptr.addr[0].0);
         let inside = |key: &[u8]| key >= low && high.is_none_or(|h| key < h);
-        match &node.body {
+        let body = match &node.body {
             Body::Leaf(leaf) => {
-                self.report.entries += leaf.len() as u64;
+                self.entries += leaf.len() as u64;
                 if leaf.len() == 0 {
-                    self.problem(format!("{what} is an empty leaf"));
+                    self.problem(Kind::NodeEmpty, format!("a leaf of the {} tree at {at:#x}", tree.name()));
+                    return None;
                 }
-                if !(0..leaf.len()).all(|i| inside(leaf.key(i))) {
-                    self.problem(format!("{what} has keys outside the range its parent gives it"));
+                let outside = (0..leaf.len()).filter(|i| !inside(leaf.key(*i))).count();
+                if outside == 0 {
+                    return Some(link.clone());
                 }
+                let text = format!("{outside} keys of a leaf of the {} tree at {at:#x}", tree.name());
+                self.problem(Kind::NodeKeyRange, text);
+                let mut rest = Leaf::default();
+                for i in (0..leaf.len()).filter(|i| inside(leaf.key(*i))) {
+                    rest.put(leaf.key(i), leaf.value(i));
+                }
+                if rest.len() == 0 {
+                    return None;
+                }
+                Body::Leaf(rest)
             }
             Body::Interior(n) => {
                 if !n.keys[1..].iter().all(|k| inside(k.as_slice())) {
-                    self.problem(format!("{what} has separators outside the range its parent gives it"));
+                    let text = format!("separators of a node of the {} tree at {at:#x}", tree.name());
+                    self.problem(Kind::NodeKeyRange, text);
+                    self.lost.push(LostKeys { tree, low: low.to_vec(), high: high.map(<[u8]>::to_vec) });
+                    return None;
                 }
+                let (mut keys, mut children) = (Vec::new(), Vec::new());
+                let mut changed = false;
                 for (i, child) in n.children.iter().enumerate() {
                     let from = if i == 0 { low } else { n.keys[i].as_slice() };
                     let to = n.keys.get(i + 1).map(|k| k.as_slice()).or(high);
-                    self.node(tree, child, level - 1, from, to);
+                    let usable = self.node(tree, child, level - 1, from, to);
+                    changed |= match (&usable, child) {
+                        (Some(Link::Disk(_)), Link::Disk(_)) => false,
+                        (Some(Link::Mem(new)), Link::Mem(old)) => !Arc::ptr_eq(new, old),
+                        _ => true,
+                    };
+                    if let Some(usable) = usable {
+                        keys.push(if keys.is_empty() { Key::EMPTY } else { n.keys[i] });
+                        children.push(usable);
+                    }
                 }
+                if !changed {
+                    return Some(link.clone());
+                }
+                if children.is_empty() {
+                    return None;
+                }
+                Body::Interior(Interior { level, keys, children })
             }
+        };
+        let rebuilt = Node::new(0, body);
+        if let Some(ptr) = node.location.get() {
+            let _ = rebuilt.location.set(*ptr);
         }
+        Some(Link::Mem(Arc::new(rebuilt)))
     }
 
     fn data(&mut self, run: Run, verify: bool) {
-        let before = self.report.problems.len();
-        self.claim(run, "an extent");
-        if !verify || self.report.problems.len() > before {
+        if !self.claim(run, "an extent", Kind::ExtentOutside) || !verify {
             return;
         }
         const PART_BLOCKS: u32 = 256;
         let mut done = 0;
         while done < run.blocks {
             let n = PART_BLOCKS.min(run.blocks - done);
-            let addr = PoolAddr::from_block(run.addr.block() + u64::from(done));
+            let first = run.addr.block() + u64::from(done);
             let mut buf = AlignedBuf::new(n as usize * BLOCK_BYTES);
-            if let Err(e) = self.store.read_data(addr, &mut buf) {
-                self.problem(e.to_string());
+            if self.store.read_data(PoolAddr::from_block(first), &mut buf).is_err() {
+                self.bad_data(first, u64::from(n));
             }
-            self.report.data_blocks += u64::from(n);
+            self.data_blocks += u64::from(n);
             done += n;
         }
+    }
+
+    /// Finds which of these blocks cannot be had.
+    fn bad_data(&mut self, first: u64, blocks: u64) {
+        let mut buf = AlignedBuf::new(BLOCK_BYTES);
+        let mut bad: Option<(u64, u64, String)> = None;
+        for block in first..=first + blocks {
+            let result = match block == first + blocks {
+                true => Ok(()),
+                false => self.store.read_data(PoolAddr::from_block(block), &mut buf),
+            };
+            match (result, &mut bad) {
+                (Err(_), Some((_, count, _))) => *count += 1,
+                (Err(why), none) => *none = Some((block, 1, why.to_string())),
+                (Ok(()), some) => {
+                    if let Some((from, count, why)) = some.take() {
+                        let text = format!("{count} blocks of data at {:#x}: {why}", from << 12);
+                        let blocks = Some((from << 12, count << 12));
+                        self.problems.add(Problem { blocks, ..Problem::new(Kind::DataUnreadable, text) });
+                    }
+                }
+            }
+        }
+    }
+
+    /// The bitmap against what was seen.
+    fn bitmap(&mut self, marked: &Bits) {
+        // Without a node nobody knows what it referred to.
+        let leaks = self.lost.is_empty();
+        let differs = |block: u64| match (marked.get(block), self.seen.get(block)) {
+            (true, false) if leaks => Some(Kind::BlockLeaked),
+            (false, true) => Some(Kind::BlockNotMarked),
+            _ => None,
+        };
+        let mut found = Problems::default();
+        let mut block = 1;
+        while block < self.total {
+            let Some(kind) = differs(block) else {
+                block += 1;
+                continue;
+            };
+            let first = block;
+            while block < self.total && differs(block) == Some(kind) {
+                block += 1;
+            }
+            let (addr, count) = (first << 12, block - first);
+            let text = match kind {
+                Kind::BlockLeaked => {
+                    format!("{count} blocks at {addr:#x} are marked in use and nothing refers to them")
+                }
+                _ => format!("{count} blocks at {addr:#x} are in use and not marked so"),
+            };
+            found.add(Problem { blocks: Some((addr, count << 12)), ..Problem::new(kind, text) });
+        }
+        self.problems.append(found);
     }
 }
 
@@ -148,69 +389,75 @@ impl Store {
         // No checkpoint may move things meanwhile; the caller keeps writers away.
         let durable = self.durable.lock();
         let view = self.view();
-        let total = self.core.lock().space.total;
-        let mut walk =
-            Walk { store: self, seen: Bits::new(total), report: CheckReport::default(), omitted: 0 };
-        for tree in view.trees() {
-            if let Some(root) = &tree.root {
-                walk.node(tree, root, tree.height - 1, &[], None);
+        let damage = self.damage.get();
+        let mut walk = match damage {
+            Some(damage) => Walk::again(self, damage),
+            None => {
+                let mut walk = Walk::new(self, Problems::default());
+                walk.devices();
+                for tree in view.trees() {
+                    walk.tree(tree);
+                }
+                walk.arrays(&durable);
+                walk
+            }
+        };
+        let arrays_lost = walk.problems.has(Kind::ArrayUnreadable);
+        if !walk.problems.has(Kind::RootUnreadable) {
+            for run in data_runs {
+                walk.data(run, verify_data);
+            }
+            let core = self.core.lock();
+            if damage.is_none() {
+                for replaced in &core.replaced {
+                    // Nodes of the durable checkpoint that the present state has given up.
+                    let ptr = match replaced {
+                        Replaced::At(ptr) => Some(*ptr),
+                        Replaced::Frozen(node) => node.location.get().copied(),
+                    };
+                    for addr in ptr.iter().flat_map(NodePtr::copies) {
+                        walk.seen.write(Run { addr, blocks: 1 }, true, &mut |_| {});
+                    }
+                }
+                let s = &core.space;
+                let books = [
+                    (s.data + s.nodes + page_blocks(&durable), s.referenced.count(), "blocks in use"),
+                    (s.dirty_nodes, count_dirty(view.trees(), core.generation), "dirty nodes"),
+                ];
+                for (kept, counted, what) in books {
+                    if kept != counted {
+                        let text = format!("the books say {kept} {what}, a full scan finds {counted}");
+                        walk.problem(Kind::BooksDiffer, text);
+                    }
+                }
+            }
+            let marked = core.space.referenced.clone();
+            drop(core);
+            if !arrays_lost {
+                walk.bitmap(&marked);
             }
         }
-        for (ptrs, what) in [(&durable.sums, "a checksum page"), (&durable.bitmap, "a bitmap page")] {
-            for ptr in ptrs.all() {
-                walk.claim_ptr(ptr, what);
-                walk.verify_copies(ptr, what);
-            }
-        }
-        walk.claim_ptr(durable.root, "the root block");
-        for run in data_runs {
-            walk.data(run, verify_data);
-        }
-        let data_blocks = walk.seen.count();
-        let core = self.core.lock();
-        for replaced in &core.replaced {
-            // Nodes of the durable checkpoint that the present state has given up.
-            let ptr = match replaced {
-                Replaced::At(ptr) => Some(*ptr),
-                Replaced::Frozen(node) => node.location.get().copied(),
-            };
-            for addr in ptr.iter().flat_map(NodePtr::copies) {
-                walk.seen.write(Run { addr, blocks: 1 }, true, &mut |_| {});
-            }
-        }
-        let s = &core.space;
-        let mut differences = Vec::new();
-        let mut block = 1;
-        while block < total && differences.len() < PROBLEMS_MAX {
-            let (marked, used) = (s.referenced.get(block), walk.seen.get(block));
-            if marked && !used {
-                differences
-                    .push(format!("block {:#x} is marked in use and nothing refers to it", block << 12));
-            } else if used && !marked {
-                differences.push(format!("block {:#x} is in use and not marked so", block << 12));
-            }
-            block += 1;
-        }
-        let _ = data_blocks;
-        let books = [
-            (s.data + s.nodes + page_blocks(&durable), s.referenced.count(), "blocks in use"),
-            (s.dirty_nodes, count_dirty(view.trees(), core.generation), "dirty nodes"),
-        ];
-        for (kept, counted, what) in books {
-            if kept != counted {
-                differences.push(format!("the books say {kept} {what}, a full scan finds {counted}"));
-            }
-        }
-        drop(core);
-        differences.into_iter().for_each(|d| walk.problem(d));
-        if walk.omitted > 0 {
-            walk.report.problems.push(format!("{} further problems are not listed", walk.omitted));
-        }
-        Ok(walk.report)
+        let Walk { problems, nodes, entries, data_blocks, .. } = walk;
+        Ok(CheckReport { problems: problems.list, omitted: problems.omitted, nodes, entries, data_blocks })
+    }
+
+    /// Keys that could not be had when the pool was opened to be checked.
+    pub fn lost_keys(&self) -> Vec<LostKeys> {
+        self.damage.get().map_or_else(Vec::new, |damage| damage.lost.clone())
+    }
+
+    /// Whether the pool was opened to be checked, and nothing at all can be found in it.
+    pub fn is_hopeless(&self) -> bool {
+        self.damage.get().is_some_and(|damage| damage.problems.has(Kind::RootUnreadable))
+    }
+
+    /// Numbers below this are taken, says the log.
+    pub fn id_floor(&self) -> u64 {
+        self.core.lock().id_floor
     }
 }
 
-fn page_blocks(durable: &crate::checkpoint::Durable) -> u64 {
+fn page_blocks(durable: &Durable) -> u64 {
     let pages = durable.sums.all().chain(durable.bitmap.all()).chain([durable.root]);
     pages.map(|p| p.copies().count() as u64).sum()
 }

@@ -14,16 +14,19 @@ mod open;
 mod options;
 pub mod planted;
 mod pool;
+mod problem;
 mod space;
 mod store;
 mod transaction;
 mod tree;
 pub mod version;
 
+pub use check::LostKeys;
 pub use error::EngineError;
 pub use options::{
     CheckReport, FormatOptions, Profile, RecoveryReport, SpaceStats, StoreOptions, StoreStats,
 };
+pub use problem::{Problem, ProblemKind, Problems};
 pub use store::{Reservation, Store, View};
 pub use transaction::{Data, Transaction};
 pub use varve_format::{

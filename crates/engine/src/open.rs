@@ -9,11 +9,12 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::Cache;
 use varve_device::{AlignedBuf, Device};
-use varve_format::root::{NodePtr, RootBlock};
+use varve_format::root::{ArrayRoot, NodePtr, RootBlock};
 use varve_format::superblock::{CUTS_MAX, Cut, Superblock};
 use varve_format::{BLOCK_BYTES, Corrupt, Lsn, Run, TreeId, block_checksum};
 
 use crate::EngineError;
+use crate::check::{Damage, Walk};
 use crate::checkpoint::Durable;
 use crate::checkpoint::arrays::PagePtrs;
 use crate::checkpoint::checksums::{self, Checksums, PAGE_BLOCKS};
@@ -23,6 +24,7 @@ use crate::journal::recovery::{self, Log};
 use crate::options::{FormatOptions, RecoveryReport, StoreOptions};
 use crate::planted::{Planted, is};
 use crate::pool::{NUMBER_MAX, Pool, format_devices};
+use crate::problem::{Judge, Problem, ProblemKind as Kind, Problems};
 use crate::space::Space;
 use crate::space::bits::{Bits, PAGE_BITS, PAGE_WORDS};
 use crate::store::{Background, Counters, NODE_MEMORY_BYTES, Store};
@@ -83,32 +85,42 @@ impl Store {
         devices: Vec<Arc<dyn Device>>,
         options: StoreOptions,
     ) -> Result<(Arc<Store>, RecoveryReport)> {
+        Store::open_as(devices, options, Judge::Refuse)
+    }
+
+    /// Opens a pool to check it, damaged as it may be: read-only, and without the parts that cannot be used.
+    /// [`Store::check`] says what was found. An error means that it cannot even be told what the pool is.
+    pub fn open_to_check(
+        devices: Vec<Arc<dyn Device>>,
+        cache_bytes: u64,
+    ) -> Result<(Arc<Store>, RecoveryReport)> {
+        let options = StoreOptions { read_only: true, cache_bytes, background: false };
+        Store::open_as(devices, options, Judge::Note(Problems::default()))
+    }
+
+    fn open_as(
+        devices: Vec<Arc<dyn Device>>,
+        options: StoreOptions,
+        mut judge: Judge,
+    ) -> Result<(Arc<Store>, RecoveryReport)> {
         let (pool, superblock) = Pool::open(devices)?;
-        let log = recovery::read_log(&pool, &superblock)?;
+        let log = recovery::read_log(&pool, &superblock, &mut judge)?;
         let total = superblock.total_blocks;
-        let root = RootBlock::decode(&read_block(&pool, superblock.root, "root")?)
-            .map_err(|e| EngineError::corrupt("the root block", e))?;
-        if root.generation > NUMBER_MAX || root.next_id > NUMBER_MAX {
-            return Err(EngineError::corrupt(
-                "the root block",
-                Corrupt { what: "numbers out of bounds", at: 0 },
-            ));
-        }
-        if root.position != superblock.position {
-            return Err(EngineError::Refused(
-                "the superblock and its root block disagree about the log position".into(),
-            ));
-        }
+        let root = load_root(&pool, &superblock, &mut judge)?;
         let mut read = |ptr: NodePtr, what: &str| read_block(&pool, ptr, what).map(|b| b.to_vec());
-        let sums = PagePtrs::load(sum_pages(total), root.checksums, "checksum", &mut read)?;
-        let bitmap = PagePtrs::load(bitmap_pages(total), root.bitmap, "bitmap", &mut read)?;
+        let mut load = |pages, root, what| match PagePtrs::load(pages, root, what, &mut read) {
+            Err(e) => judge.hear(Kind::ArrayUnreadable, e).map(|()| PagePtrs::new(pages)),
+            loaded => loaded,
+        };
+        let sums = load(sum_pages(total), root.checksums, "checksum")?;
+        let bitmap = load(bitmap_pages(total), root.bitmap, "bitmap")?;
         let mut space = Space::new(total, u64::from(superblock.metadata.copies));
-        space.adopt_referenced(load_bits(&pool, &bitmap, total)?);
+        space.adopt_referenced(load_bits(&pool, &bitmap, total, &mut judge)?);
 
         let kept = &log.batches[..log.keep];
         let head = superblock.log_start + kept.iter().map(|b| b.bytes.len() as u64).sum::<u64>();
         let core = Core {
-            trees: load_roots(&root)?,
+            trees: load_roots(&root, &mut judge)?,
             generation: root.generation + 1,
             position: root.position,
             id_floor: root.next_id,
@@ -138,21 +150,20 @@ impl Store {
         let commits = Commits::new(Lsn(u64::MAX), sequence - 1);
         let read_only = options.read_only;
         let store = assemble(pool, superblock, core, durable, options, commits);
-        let metadata = store.count_nodes()?;
-        for found in &log.batches[..log.keep] {
-            let (header, position) = (&found.header, store.position());
-            if header.first.0 != position.0 + 1
-                || header.last.0 != position.0 + u64::from(header.transactions)
-            {
-                let why = Corrupt { what: "positions that do not follow those before", at: 0 };
-                return Err(EngineError::corrupt(format!("batch {} of the log", header.sequence), why));
+        let (metadata, mut damage) = match judge {
+            Judge::Refuse => (store.count_nodes()?, None),
+            Judge::Note(problems) => {
+                let damage = store.leave_out_damage(problems);
+                (damage.seen().clone(), Some(damage))
             }
-            for (position, ops) in recovery::transactions(found, total)? {
-                store.replay_one(position, &ops, &metadata)?;
-                report.transactions_replayed += 1;
-            }
-            // Also those that changed nothing have their positions.
-            store.core.lock().position = header.last;
+        };
+        // The log goes on from where the checkpoint ends; a damaged one is replayed as far as it makes sense.
+        if let Err(e) = store.replay(&log, total, &metadata, &mut report) {
+            let Some(damage) = &mut damage else { return Err(e) };
+            damage.add(Problem::new(Kind::LogSenseless, e.to_string()));
+        }
+        if let Some(damage) = damage {
+            let _ = store.damage.set(damage);
         }
         report.end = store.position();
         store.commits.recovered(report.end);
@@ -163,6 +174,8 @@ impl Store {
         } else if !read_only {
             // A process that was killed while it closed may have left all of this in the page cache alone; what it
             // replaces is about to be overwritten.
+            let superblock = store.superblock.lock().clone();
+            store.pool.repair_slots(&superblock);
             store.pool.flush()?;
         }
         if store.options.background && !read_only {
@@ -175,6 +188,40 @@ impl Store {
             );
         }
         Ok((store, report))
+    }
+
+    /// Leaves out of the trees what cannot be used, and says what that is.
+    fn leave_out_damage(&self, problems: Problems) -> Damage {
+        let trees = self.core.lock().trees.clone();
+        let mut walk = Walk::new(self, problems);
+        walk.devices();
+        let usable: Vec<Tree> = trees.iter().map(|tree| walk.tree(tree)).collect();
+        walk.arrays(&self.durable.lock());
+        let mut core = self.core.lock();
+        core.trees = usable;
+        // What replay may free; nobody asks how much of it is nodes.
+        core.space.data = core.space.referenced.count();
+        drop(core);
+        walk.into_damage()
+    }
+
+    fn replay(&self, log: &Log, total: u64, metadata: &Bits, report: &mut RecoveryReport) -> Result<()> {
+        for found in &log.batches[..log.keep] {
+            let (header, position) = (&found.header, self.position());
+            if header.first.0 != position.0 + 1
+                || header.last.0 != position.0 + u64::from(header.transactions)
+            {
+                let why = Corrupt { what: "positions that do not follow those before", at: 0 };
+                return Err(EngineError::corrupt(format!("batch {} of the log", header.sequence), why));
+            }
+            for (position, ops) in recovery::transactions(found, total)? {
+                self.replay_one(position, &ops, metadata)?;
+                report.transactions_replayed += 1;
+            }
+            // Also those that changed nothing have their positions.
+            self.core.lock().position = header.last;
+        }
+        Ok(())
     }
 
     /// `metadata` are the blocks of the checkpoint's nodes and pages: no transaction may give them back.
@@ -197,6 +244,12 @@ impl Store {
                 && metadata.next(run.addr.block(), run.addr.block() + u64::from(run.blocks), true).is_some()
             {
                 return Err(senseless(*run));
+            }
+            if let crate::transaction::Op::IdFloor(floor) = op
+                && *floor > NUMBER_MAX
+            {
+                let why = Corrupt { what: "number that is never reached", at: 0 };
+                return Err(EngineError::corrupt(format!("transaction {} of the log", position.0), why));
             }
         }
         loop {
@@ -223,6 +276,8 @@ impl Store {
             return Ok(());
         }
         let before = self.superblock.lock().clone();
+        // Flushed with the tail, before another generation follows: no slot stays torn.
+        self.pool.repair_slots(&before);
         recovery::rewrite_tail(&self.pool, &before, log)?;
         let superblock = {
             let mut s = self.superblock.lock();
@@ -379,14 +434,54 @@ fn read_block(pool: &Pool, ptr: NodePtr, what: &str) -> Result<AlignedBuf> {
     Ok(block)
 }
 
-fn load_bits(pool: &Pool, ptrs: &PagePtrs, total: u64) -> Result<Bits> {
+/// The root block; when it cannot be had and that is only noted, one that refers to nothing.
+fn load_root(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Result<RootBlock> {
+    let block = read_block(pool, superblock.root, "root");
+    let decoded =
+        block.and_then(|b| RootBlock::decode(&b).map_err(|e| EngineError::corrupt("the root block", e)));
+    let mut root = match decoded {
+        Ok(root) => root,
+        Err(e) => {
+            judge.hear(Kind::RootUnreadable, e)?;
+            let pages = |pages: usize| ArrayRoot { pages: pages as u64, ptr: NodePtr::NULL };
+            return Ok(RootBlock {
+                position: superblock.position,
+                generation: superblock.generation,
+                next_id: 0,
+                trees: Vec::new(),
+                checksums: pages(sum_pages(superblock.total_blocks)),
+                bitmap: pages(bitmap_pages(superblock.total_blocks)),
+            });
+        }
+    };
+    if root.generation > NUMBER_MAX || root.next_id > NUMBER_MAX || root.position.0 > NUMBER_MAX {
+        let why = Corrupt { what: "numbers out of bounds", at: 0 };
+        judge.hear(Kind::RootSenseless, EngineError::corrupt("the root block", why))?;
+        root.generation = root.generation.min(NUMBER_MAX);
+        root.next_id = root.next_id.min(NUMBER_MAX);
+        root.position.0 = root.position.0.min(NUMBER_MAX);
+    }
+    if root.position != superblock.position {
+        let text = "the superblock and its root block disagree about the log position";
+        judge.hear(Kind::RootSenseless, EngineError::Refused(text.into()))?;
+    }
+    Ok(root)
+}
+
+fn load_bits(pool: &Pool, ptrs: &PagePtrs, total: u64, judge: &mut Judge) -> Result<Bits> {
     let mut bits = Bits::new(total);
     for i in 0..bits.page_count() {
         let ptr = ptrs.leaf(i);
         if ptr.is_null() {
             continue;
         }
-        let block = read_block(pool, ptr, "bitmap")?;
+        let block = match read_block(pool, ptr, "bitmap") {
+            Ok(block) => block,
+            Err(e) => {
+                judge.hear(Kind::ArrayUnreadable, e)?;
+                continue;
+            }
+        };
         let mut page = [0u64; PAGE_WORDS];
         for (w, b) in page.iter_mut().zip(block.chunks_exact(8)) {
             *w = u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]);
@@ -394,14 +489,13 @@ fn load_bits(pool: &Pool, ptrs: &PagePtrs, total: u64) -> Result<Bits> {
         bits.set_page(i, Some(Arc::new(page)));
     }
     if bits.get(0) || bits.next(total, bits.page_count() as u64 * PAGE_BITS, true).is_some() {
-        return Err(EngineError::Refused(
-            "the bitmap marks blocks that the pool does not have: run `varve check`".into(),
-        ));
+        let text = "the bitmap marks blocks that the pool does not have: run `varve check`";
+        judge.hear(Kind::BitmapBeyondPool, EngineError::Refused(text.into()))?;
     }
     Ok(bits)
 }
 
-fn load_roots(root: &RootBlock) -> Result<Vec<Tree>> {
+fn load_roots(root: &RootBlock, judge: &mut Judge) -> Result<Vec<Tree>> {
     let mut trees: Vec<Tree> = TreeId::ALL.iter().map(|id| Tree::empty(*id)).collect();
     for t in &root.trees {
         let Some(tree) = trees.iter_mut().find(|k| k.id == t.tree) else {
@@ -410,6 +504,11 @@ fn load_roots(root: &RootBlock) -> Result<Vec<Tree>> {
                 t.tree.0
             )));
         };
+        if tree.root.is_some() {
+            let why = Corrupt { what: "tree that is there twice", at: 0 };
+            judge.hear(Kind::RootSenseless, EngineError::corrupt("the root block", why))?;
+            continue;
+        }
         tree.height = t.height;
         tree.root = (t.height > 0).then_some(Link::Disk(t.ptr));
     }
@@ -445,6 +544,7 @@ fn assemble(
         counters: Counters::default(),
         background: Background::default(),
         closed: AtomicBool::new(false),
+        damage: Default::default(),
         reclaiming: Mutex::new(()),
     })
 }

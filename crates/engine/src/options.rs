@@ -2,6 +2,8 @@
 
 use varve_format::Lsn;
 
+use crate::problem::Problem;
+
 /// How many copies of a block a pool keeps, and where.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Profile {
@@ -111,12 +113,25 @@ pub struct StoreStats {
 /// What [`Store::check`] found. Empty `problems` means that everything agreed.
 #[derive(Clone, Debug, Default)]
 pub struct CheckReport {
-    /// One sentence a problem.
-    pub problems: Vec<String>,
+    /// What was found.
+    pub problems: Vec<Problem>,
+    /// Problems beyond those that are listed.
+    pub omitted: u64,
     /// Tree nodes visited.
     pub nodes: u64,
     /// Entries visited.
     pub entries: u64,
     /// Blocks of data whose checksum was verified.
     pub data_blocks: u64,
+}
+
+impl CheckReport {
+    /// All problems, a line each, for messages.
+    pub fn describe(&self) -> String {
+        let mut lines: Vec<String> = self.problems.iter().map(ToString::to_string).collect();
+        if self.omitted > 0 {
+            lines.push(format!("and {} more", self.omitted));
+        }
+        lines.join("\n  ")
+    }
 }

@@ -5,13 +5,14 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use varve_device::{AlignedBuf, Device};
 use varve_format::superblock::Superblock;
 use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, TreeId, block_checksum};
 
+use crate::check::Damage;
 use crate::checkpoint::Durable;
 use crate::checkpoint::checksums::{self, Found, SumCache, SumPage};
 use crate::core::{Core, Fetched, Obstacle, PENDING_BYTES_SOFT, Purse, RECORD_BYTES_MAX};
@@ -83,6 +84,8 @@ pub struct Store {
     pub(crate) counters: Counters,
     pub(crate) background: Background,
     pub(crate) closed: AtomicBool,
+    /// What was found, if the pool was opened to be checked.
+    pub(crate) damage: OnceLock<Damage>,
     pub(crate) reclaiming: Mutex<()>,
 }
 

@@ -37,6 +37,8 @@ pub(crate) struct Core {
     pub on_data_logged: Option<Arc<dyn Fn(DataLogged) + Send + Sync>>,
     pub read_only: bool,
     pub background: bool,
+    /// Why the record of the filesystem could not be had, in a pool that was opened to be checked.
+    pub subvolume_problem: Option<String>,
     pub closed: AtomicBool,
 }
 

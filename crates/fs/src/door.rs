@@ -47,6 +47,15 @@ impl Filesystem {
         let background = core.background.then(|| Background::start(&core));
         Ok((Filesystem { core, background: Mutex::new(background) }, report))
     }
+    /// Opens a pool to check it, damaged as it may be: read-only, and without the parts that cannot be used. An error
+    /// means that it cannot even be told what the pool is.
+    pub fn open_to_check(
+        devices: Vec<Arc<dyn Device>>,
+        options: OpenOptions,
+    ) -> Result<(Filesystem, RecoveryReport)> {
+        let (core, report) = Core::open_to_check(devices, options)?;
+        Ok((Filesystem { core: Arc::new(core), background: Mutex::new(None) }, report))
+    }
     /// Makes everything durable, writes a checkpoint and closes. Verbs called later fail.
     pub fn close(&self) -> Result<()> {
         drop(self.background.lock().take());

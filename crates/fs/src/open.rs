@@ -10,7 +10,7 @@ use varve_engine::{
     VersionId, VersionKey,
 };
 use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord};
-use varve_format::record::subvolume::{FIRST_SUBVOLUME, SubvolumeRecord};
+use varve_format::record::subvolume::{FIRST_SUBVOLUME, HASH_KIND_SIPHASH13, SubvolumeRecord};
 
 use crate::api::{Caller, Clock, OpenOptions, ROOT_INODE};
 use crate::core::Core;
@@ -54,15 +54,7 @@ pub(crate) fn format(
         btime: now,
         ..blank_record(InodeKind::Directory)
     };
-    let record = SubvolumeRecord {
-        family,
-        version: VersionId(FIRST_SUBVOLUME),
-        root: ROOT_INODE,
-        hash_kind,
-        files: 1,
-        files_known: true,
-        reserved_blocks: 0,
-    };
+    let record = first_subvolume(hash_kind);
     let Some(hasher) = NameHasher::new(hash_kind, store.hash_seed()) else { return Err(FsError::Invalid) };
     let namespace = Namespace { family, key: VersionKey(record.version.0), hasher };
     let mut tx = Transaction::new();
@@ -74,18 +66,61 @@ pub(crate) fn format(
     Ok(())
 }
 
+/// The record of a new pool's filesystem.
+fn first_subvolume(hash_kind: u8) -> SubvolumeRecord {
+    SubvolumeRecord {
+        family: FamilyId(FIRST_SUBVOLUME),
+        version: VersionId(FIRST_SUBVOLUME),
+        root: ROOT_INODE,
+        hash_kind,
+        files: 1,
+        files_known: true,
+        reserved_blocks: 0,
+    }
+}
+
 impl Core {
     /// Opens a pool, recovering it if need be.
     pub(crate) fn open(
         devices: Vec<Arc<dyn Device>>,
         options: OpenOptions,
     ) -> Result<(Core, RecoveryReport)> {
-        let (read_only, background) = (options.store.read_only, options.store.background);
-        let (store, report) = Store::open(devices, options.store)?;
+        let (store, report) = Store::open(devices, options.store.clone())?;
         let record = subvolumes::first(&store)?.ok_or_else(|| {
             let text = "the pool holds no filesystem: creating it was interrupted; create it again";
             EngineError::Refused(text.into())
         })?;
+        Core::on(store, record, None, options).map(|core| (core, report))
+    }
+
+    /// Opens a pool to check it, damaged as it may be.
+    pub(crate) fn open_to_check(
+        devices: Vec<Arc<dyn Device>>,
+        mut options: OpenOptions,
+    ) -> Result<(Core, RecoveryReport)> {
+        options.store = StoreOptions { read_only: true, background: false, ..options.store };
+        let (store, report) = Store::open_to_check(devices, options.store.cache_bytes)?;
+        let found = match subvolumes::first(&store) {
+            Ok(Some(record)) => Ok(record),
+            Ok(None) => Err("the pool has no record of its filesystem".to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        let (record, problem) = match found {
+            Ok(record) => (record, None),
+            // What `create` writes: so the rest can be looked at.
+            Err(why) => (first_subvolume(HASH_KIND_SIPHASH13), Some(why)),
+        };
+        Core::on(store, record, problem, options).map(|core| (core, report))
+    }
+
+    /// The filesystem in `store`.
+    fn on(
+        store: Arc<Store>,
+        record: SubvolumeRecord,
+        subvolume_problem: Option<String>,
+        options: OpenOptions,
+    ) -> Result<Core> {
+        let (read_only, background) = (options.store.read_only, options.store.background);
         let hasher = NameHasher::new(record.hash_kind, store.hash_seed()).ok_or_else(|| {
             let text = format!(
                 "the pool hashes names in a way ({}) this program does not know; open it with a newer one",
@@ -110,6 +145,7 @@ impl Core {
             reserved: ReservedSpace::default(),
             read_only,
             background,
+            subvolume_problem,
             closed: AtomicBool::new(false),
         };
         if !read_only {
@@ -119,7 +155,7 @@ impl Core {
                 core.reap_all()?;
             }
         }
-        Ok((core, report))
+        Ok(core)
     }
 
     /// Makes everything durable and closes.

@@ -201,9 +201,7 @@ fn work(disk: &Disk, seed: u64) -> Result<Vec<Vec<State>>, Violation> {
     let report = fs.check(true).map_err(|error| violation!("check fails: {error}"))?;
     match report.problems.is_empty() {
         true => Ok(states),
-        false => {
-            Err(violation!("check of the running filesystem finds:\n  {}", report.problems.join("\n  ")))
-        }
+        false => Err(violation!("check of the running filesystem finds:\n  {}", report.describe())),
     }
 }
 
@@ -217,7 +215,7 @@ fn judge(disk: &Disk, cut: &Cut, states: &[Vec<State>], rng: &mut Rng) -> Result
         .map_err(|error| violation!("the image does not open: {error}"))?;
     let report = opened.fs.check(true).map_err(|error| violation!("check after recovery fails: {error}"))?;
     if !report.problems.is_empty() {
-        return Err(violation!("after recovery check finds:\n  {}", report.problems.join("\n  ")));
+        return Err(violation!("after recovery check finds:\n  {}", report.describe()));
     }
     for (thread, states) in states.iter().enumerate() {
         let name = format!("thread{thread}").into_bytes();

@@ -117,7 +117,7 @@ fn recover(disk: Disk, expected: &Expected<'_>, setup: &Setup) -> Result<Recover
     let report = opened.fs.check(true).map_err(|error| violation!("check after recovery fails: {error}"))?;
     if !report.problems.is_empty() {
         let end = opened.report.end.0;
-        return Err(violation!("after recovery to {end} check finds:\n  {}", report.problems.join("\n  ")));
+        return Err(violation!("after recovery to {end} check finds:\n  {}", report.describe()));
     }
     // Inodes are counted in the background after a crash.
     opened.fs.maintain().map_err(|error| violation!("maintain after recovery fails: {error}"))?;

@@ -273,7 +273,7 @@ impl Recovery {
 impl CheckReport {
     pub(crate) fn of(report: varve_fs::CheckReport) -> CheckReport {
         CheckReport {
-            problems: report.problems,
+            problems: report.problems.iter().map(ToString::to_string).collect(),
             nodes_count: report.nodes,
             entries_count: report.entries,
             data_blocks_count: report.data_blocks,

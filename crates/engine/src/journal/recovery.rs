@@ -20,6 +20,7 @@ use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, block_checksum};
 use crate::EngineError;
 use crate::planted::{Planted, is};
 use crate::pool::Pool;
+use crate::problem::{Judge, ProblemKind as Kind};
 use crate::transaction::Op;
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -55,20 +56,40 @@ pub struct Log {
 }
 
 /// Reads the rings and decides. `total_blocks` bounds addresses.
-pub fn read_log(pool: &Pool, superblock: &Superblock) -> Result<Log> {
-    let rings = (0..pool.devices.len()).map(|i| pool.read_ring(i)).collect::<Result<Vec<_>>>()?;
+pub fn read_log(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Result<Log> {
+    let rings = match (0..pool.devices.len()).map(|i| pool.read_ring(i)).collect::<Result<Vec<_>>>() {
+        Ok(rings) => rings,
+        Err(e) => {
+            judge.hear(Kind::LogUnreadable, e)?;
+            return Ok(Log {
+                batches: Vec::new(),
+                keep: 0,
+                flushed: superblock.log_sequence - 1,
+                torn: false,
+            });
+        }
+    };
     let batches = chain(pool, superblock, &rings);
     let cut = superblock.cuts.last().map_or(0, |c| c.last_sequence);
     let known = batches.iter().map(|b| b.header.flushed).max().unwrap_or(0);
     let flushed = known.max(cut).max(superblock.log_sequence - 1);
     let next = superblock.log_sequence + batches.len() as u64;
     if next <= cut {
-        return Err(EngineError::Refused(format!(
+        let refused = EngineError::Refused(format!(
             "batch {next} of the log is damaged, and an earlier opening has made the log durable up to batch {cut}: this is not a crash but damage to the device. Opening would lose acknowledged changes from batch {next} on; restore the device from its mirror or a backup"
-        )));
+        ));
+        judge.hear(Kind::LogDamaged, refused)?;
     }
-    look_for_rot(pool, superblock, &rings, &batches)?;
-    let keep = end_point(pool, superblock, &batches, flushed)?;
+    if let Err(e) = look_for_rot(pool, superblock, &rings, &batches) {
+        judge.hear(Kind::LogDamaged, e)?;
+    }
+    let keep = match end_point(pool, superblock, &batches, flushed) {
+        Ok(keep) => keep,
+        Err(e) => {
+            judge.hear(Kind::LogSenseless, e)?;
+            0
+        }
+    };
     let end = superblock.log_start + batches.iter().map(|b| b.bytes.len() as u64).sum::<u64>();
     let torn = rings.iter().any(|ring| {
         batch::decode_header(&from_ring(ring, end, BLOCK_BYTES), &pool.pool_id)

@@ -12,6 +12,7 @@ use varve_format::superblock::{
 use varve_format::{BLOCK_BYTES, BLOCK_SHIFT, Lsn};
 
 use crate::options::{FormatOptions, Profile};
+use crate::problem::{Problem, ProblemKind as Kind, Problems};
 use crate::{EngineError, store::DEVICES_MAX};
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -165,6 +166,75 @@ pub fn newest_superblock(devices: &[Arc<dyn Device>], labels: &[Label]) -> Resul
         return refuse(format!("{}: chunks of unequal length", devices[0].name()));
     }
     Ok(best)
+}
+
+/// What is wrong with the two labels of a device, of which one at least is good.
+pub fn examine_labels(device: &dyn Device, size_bytes: u64, problems: &mut Problems) {
+    let mut block = AlignedBuf::new(BLOCK_BYTES);
+    let mut labels = Vec::new();
+    for offset in [0, size_bytes - BLOCK_BYTES as u64] {
+        let found = device.read_at(offset, &mut block).map_err(|e| e.to_string());
+        match found.and_then(|()| Label::decode(&block).map_err(|e| e.to_string())) {
+            Ok(label) => labels.push(label),
+            Err(why) => {
+                let text = format!("the label at byte {offset} of {}: {why}", device.name());
+                problems.add(Problem::new(Kind::LabelDamaged, text));
+            }
+        }
+    }
+    if let [first, second] = &labels[..]
+        && first != second
+    {
+        let text = format!("the labels at both ends of {} do not say the same", device.name());
+        problems.add(Problem::new(Kind::LabelsDiffer, text));
+    }
+}
+
+/// What is wrong with the superblock slots of a device. Slots of the present generation (of which one is good) and of
+/// the next may have been torn by a crash, and are left out.
+pub fn examine_slots(device: &dyn Device, size_bytes: u64, current: &Superblock, problems: &mut Problems) {
+    let at = current.generation % SLOTS_PER_END;
+    let crash = [at, (at + 1) % SLOTS_PER_END];
+    let mut slot = AlignedBuf::new(SLOT_BYTES as usize);
+    let mut found: Vec<Option<Superblock>> = Vec::new();
+    for i in 0..2 * SLOTS_PER_END {
+        let offset = slot_offset(i, size_bytes);
+        let place = || format!("slot {i} (byte {offset}) of {}", device.name());
+        let read = device.read_at(offset, &mut slot).map_err(|e| e.to_string());
+        let empty = read.is_ok() && slot.iter().all(|byte| *byte == 0);
+        let decoded = read.and_then(|()| Superblock::decode(&slot).map_err(|e| e.to_string()));
+        let mut problem = |kind, text| problems.add(Problem::new(kind, text));
+        found.push(match decoded {
+            _ if empty => None,
+            Err(why) => {
+                if !crash.contains(&(i % SLOTS_PER_END)) {
+                    problem(Kind::SuperblockDamaged, format!("{}: {why}", place()));
+                }
+                None
+            }
+            Ok(s) if s.pool_id != current.pool_id => {
+                problem(Kind::SuperblockForeign, format!("{} holds a superblock of another pool", place()));
+                None
+            }
+            Ok(s) if s.generation % SLOTS_PER_END != i % SLOTS_PER_END => {
+                let text = format!("{} holds generation {}, which belongs elsewhere", place(), s.generation);
+                problem(Kind::SuperblockMisplaced, text);
+                None
+            }
+            Ok(s) => Some(s),
+        });
+    }
+    let (front, back) = found.split_at(SLOTS_PER_END as usize);
+    for (i, pair) in front.iter().zip(back).enumerate() {
+        if let (Some(a), Some(b)) = pair
+            && a != b
+            && (a.generation == b.generation || !crash.contains(&(i as u64)))
+        {
+            let generations = format!("{} and {}", a.generation, b.generation);
+            let text = format!("slots {i} at both ends of {} (generations {generations})", device.name());
+            problems.add(Problem::new(Kind::SuperblocksDiffer, text));
+        }
+    }
 }
 
 #[cfg(not(feature = "planted"))]

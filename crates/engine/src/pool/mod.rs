@@ -13,6 +13,7 @@ use varve_format::superblock::{Chunk, RING_START, Superblock};
 use varve_format::{BLOCK_BYTES, PoolAddr};
 
 use crate::EngineError;
+use crate::problem::Problems;
 
 pub use label::{NUMBER_MAX, format_devices};
 
@@ -72,6 +73,29 @@ impl Pool {
             repaired_count: AtomicU64::new(0),
             flush_failed: Mutex::new(false),
         })
+    }
+
+    /// Adds what is wrong with labels and superblock slots. `current` is the superblock in use.
+    pub fn examine(&self, current: &Superblock, problems: &mut Problems) {
+        for (device, size) in self.devices.iter().zip(&self.size_bytes) {
+            label::examine_labels(device.as_ref(), *size, problems);
+            label::examine_slots(device.as_ref(), *size, current, problems);
+        }
+    }
+
+    /// Writes the superblock again where one of its two slots does not hold it: power failed while it was written. The
+    /// other slot is not touched. Not flushed. A slot that cannot be written is no reason not to open the pool.
+    pub fn repair_slots(&self, superblock: &Superblock) {
+        let bytes = AlignedBuf::from_slice(&superblock.encode());
+        let mut found = AlignedBuf::new(bytes.len());
+        for (device, size) in self.devices.iter().zip(&self.size_bytes) {
+            for offset in label::slots_of(superblock.generation, *size) {
+                let good = device.read_at(offset, &mut found).is_ok() && found[..] == bytes[..];
+                if !good && let Err(e) = device.write_at(offset, &bytes) {
+                    tracing::warn!("the superblock slot at {offset} cannot be repaired: {e}");
+                }
+            }
+        }
     }
 
     /// The chunk table.

@@ -311,14 +311,14 @@ impl World {
                 portions.extend(some);
             }
             same(&listed(&portions, low * BLOCK, high * BLOCK), &inside, &format!("file {f} in portions"));
-            let mut each = |run: Run| {
+            let mut each = |_: u64, run: Run| {
                 for block in run.addr.block()..run.addr.block() + u64::from(run.blocks) {
                     assert!(used.insert(block), "block {block} belongs to two entries");
                 }
             };
             walk_family(&self.maps, holder.family, Some(*holder), &mut each, &mut problems).unwrap();
         }
-        assert_eq!(problems, Vec::<String>::new());
+        assert_eq!(problems, []);
         assert!(used == self.live, "used and placed blocks differ");
     }
 
@@ -574,7 +574,7 @@ fn hostile_stores_do_not_panic() {
         let mut problems = Vec::new();
         for file in &world.files {
             let family = file.holder.family;
-            let walked = walk_family(maps, family, Some(file.holder), &mut |_| (), &mut problems);
+            let walked = walk_family(maps, family, Some(file.holder), &mut |_, _| (), &mut problems);
             assert!(walked.is_ok(), "seed {seed}");
             let mut ids = 10_000;
             let mut holder = file.holder;
@@ -629,8 +629,8 @@ fn the_walk_names_the_damage() {
     };
     let walk = |maps: &Maps, holder: Option<Holder>| {
         let mut problems = Vec::new();
-        walk_family(maps, family, holder, &mut |_| (), &mut problems).unwrap();
-        problems.join("; ")
+        walk_family(maps, family, holder, &mut |_, _| (), &mut problems).unwrap();
+        problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     };
     assert_eq!(walk(&valid, Some(holder)), "");
     assert!(walk(&valid, None).contains("no inode"));

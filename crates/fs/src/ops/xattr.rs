@@ -39,6 +39,11 @@ fn check_name(name: &[u8]) -> Result<()> {
     }
 }
 
+/// Whether an attribute may have this name.
+pub(crate) fn is_known(name: &[u8]) -> bool {
+    check_name(name).is_ok()
+}
+
 impl Core {
     pub(crate) fn setxattr(
         &self,

@@ -1,7 +1,7 @@
 //! Inode records.
 
 use varve_engine::{InodeId, Store, Transaction, TreeId, View};
-use varve_format::record::inode::{InodeRecord, decode_inode_key, inode_key};
+use varve_format::record::inode::{InodeRecord, inode_key};
 
 use super::{Namespace, Result, corrupt};
 
@@ -22,21 +22,6 @@ impl Namespace {
     /// Removes the record of `ino`.
     pub(crate) fn delete_inode(&self, tx: &mut Transaction, ino: InodeId) {
         tx.delete(TreeId::INODES, &inode_key(self.family, ino, self.key));
-    }
-
-    /// Calls `each` with every inode, in ascending order, until it returns false.
-    pub(crate) fn each_inode(
-        &self,
-        view: &View,
-        each: &mut dyn FnMut(InodeId, InodeRecord) -> bool,
-    ) -> Result<()> {
-        let prefix = self.family.0.to_be_bytes();
-        self.scan(view, TreeId::INODES, &prefix, &prefix, &mut |key, value| {
-            let (_, ino, _) = decode_inode_key(key).map_err(corrupt(|| "the key of an inode".into()))?;
-            let record =
-                InodeRecord::decode(value).map_err(corrupt(|| format!("the record of inode {}", ino.0)))?;
-            Ok(each(ino, record))
-        })
     }
 
     /// Counts the inodes.

@@ -171,23 +171,6 @@ impl Namespace {
             })
         })
     }
-
-    /// Calls `each` with every entry of every directory.
-    pub(crate) fn each_directory_entry(
-        &self,
-        view: &View,
-        each: &mut dyn FnMut(InodeId, NamePosition, NameRecord),
-    ) -> Result<()> {
-        let prefix = self.family.0.to_be_bytes();
-        self.scan(view, TreeId::NAMES, &prefix, &prefix, &mut |key, value| {
-            let (_, dir, position, _) =
-                decode_name_key(key).map_err(corrupt(|| "the key of a directory entry".into()))?;
-            let record =
-                NameRecord::decode(value).map_err(corrupt(|| format!("an entry of directory {}", dir.0)))?;
-            each(dir, position, record);
-            Ok(true)
-        })
-    }
 }
 
 fn decode_entry(key: &[u8], value: &[u8]) -> std::result::Result<(NamePosition, NameRecord), EngineError> {

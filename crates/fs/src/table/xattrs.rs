@@ -7,9 +7,6 @@ use varve_format::record::xattr::{XATTR_CHUNK_BYTES, XattrHead, decode_xattr_key
 
 use super::{Namespace, Result, corrupt};
 
-/// Gets inode, position, chunk number and value.
-type EachChunk<'a> = &'a mut dyn FnMut(InodeId, NamePosition, u16, &[u8]);
-
 /// One attribute as found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Xattr {
@@ -124,16 +121,5 @@ impl Namespace {
             Ok(!more)
         })?;
         Ok(more)
-    }
-
-    /// Calls `each` with (inode, position, chunk, value) of every entry.
-    pub(crate) fn each_xattr_entry(&self, view: &View, each: EachChunk<'_>) -> Result<()> {
-        let prefix = self.family.0.to_be_bytes();
-        self.scan(view, TreeId::XATTRS, &prefix, &prefix, &mut |key, value| {
-            let (_, ino, position, chunk, _) =
-                decode_xattr_key(key).map_err(corrupt(|| "the key of an attribute".into()))?;
-            each(ino, position, chunk, value);
-            Ok(true)
-        })
     }
 }

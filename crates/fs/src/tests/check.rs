@@ -57,7 +57,7 @@ fn finds_every_planted_damage() {
             change(core, ROOT, |r| r.size = 0);
         }),
         ("has data beyond its size", |core, _, file, _| change(core, file, |r| r.size = 4096)),
-        ("which no inode has", |core, _, file, _| change(core, file, |r| r.inline = Some(vec![]))),
+        ("and extents", |core, _, file, _| change(core, file, |r| r.inline = Some(vec![]))),
         ("attributes of", |core, _, file, _| change(core, file, |r| r.xattr_count = 0)),
         ("lacks", |core, _, file, _| {
             let mut tx = Transaction::new();
@@ -86,7 +86,11 @@ fn finds_every_planted_damage() {
         f.check();
         damage(f.fs.core(), dir, file, inner);
         let report = f.fs.check(false).unwrap();
-        assert!(report.problems.iter().any(|p| p.contains(sentence)), "{sentence}: {:#?}", report.problems);
+        assert!(
+            report.problems.iter().any(|p| p.text.contains(sentence)),
+            "{sentence}: {:#?}",
+            report.problems
+        );
     }
 }
 

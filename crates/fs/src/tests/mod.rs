@@ -14,6 +14,7 @@ use crate::{Filesystem, FsError};
 mod allocate;
 mod check;
 mod concurrent;
+mod damage;
 mod data;
 mod durability;
 mod edges;

@@ -252,7 +252,7 @@ fn judge_image(job: &Job, lines: &[Line], ask_tools: bool) -> Result<(), Violati
     let fs = &opened.fs;
     let report = fs.check(true).map_err(|error| violation!("check fails: {error}"))?;
     if !report.problems.is_empty() {
-        return Err(violation!("check finds:\n  {}", report.problems.join("\n  ")));
+        return Err(violation!("check finds:\n  {}", report.describe()));
     }
     let expected = &job.expected;
     for (path, (len, crc)) in &expected.files {

@@ -243,9 +243,7 @@ impl Session {
             self.fs.check(true).map_err(|e| violation!("check of the running filesystem fails: {e}"))?;
         match report.problems.first() {
             None => Ok(()),
-            Some(_) => {
-                Err(violation!("check of the running filesystem finds:\n  {}", report.problems.join("\n  ")))
-            }
+            Some(_) => Err(violation!("check of the running filesystem finds:\n  {}", report.describe())),
         }
     }
 
