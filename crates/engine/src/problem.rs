@@ -199,6 +199,14 @@ impl Judge {
             }
         }
     }
+
+    /// Notes, or logs, what keeps nobody from opening the pool.
+    pub fn mention(&mut self, kind: ProblemKind, text: String) {
+        match self {
+            Judge::Refuse => tracing::warn!("{text}"),
+            Judge::Note(problems) => problems.add(Problem::new(kind, text)),
+        }
+    }
 }
 
 #[cfg(test)]

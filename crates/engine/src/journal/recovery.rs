@@ -19,7 +19,7 @@ use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, block_checksum};
 
 use crate::EngineError;
 use crate::planted::{Planted, is};
-use crate::pool::Pool;
+use crate::pool::{Pool, Ring};
 use crate::problem::{Judge, ProblemKind as Kind};
 use crate::transaction::Op;
 
@@ -57,23 +57,14 @@ pub struct Log {
 
 /// Reads the rings and decides. `total_blocks` bounds addresses.
 pub fn read_log(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Result<Log> {
-    let rings = match (0..pool.devices.len()).map(|i| pool.read_ring(i)).collect::<Result<Vec<_>>>() {
-        Ok(rings) => rings,
-        Err(e) => {
-            judge.hear(Kind::LogUnreadable, e)?;
-            return Ok(Log {
-                batches: Vec::new(),
-                keep: 0,
-                flushed: superblock.log_sequence - 1,
-                torn: false,
-            });
-        }
-    };
+    let rings: Vec<Ring> = (0..pool.devices.len()).map(|i| pool.read_ring(i)).collect();
     let batches = chain(pool, superblock, &rings);
+    let end = superblock.log_start + batches.iter().map(|b| b.bytes.len() as u64).sum::<u64>();
+    let next = superblock.log_sequence + batches.len() as u64;
+    needed_is_readable(pool, &rings, end, next, judge)?;
     let cut = superblock.cuts.last().map_or(0, |c| c.last_sequence);
     let known = batches.iter().map(|b| b.header.flushed).max().unwrap_or(0);
     let flushed = known.max(cut).max(superblock.log_sequence - 1);
-    let next = superblock.log_sequence + batches.len() as u64;
     if next <= cut {
         let refused = EngineError::Refused(format!(
             "batch {next} of the log is damaged, and an earlier opening has made the log durable up to batch {cut}: this is not a crash but damage to the device. Opening would lose acknowledged changes from batch {next} on; restore the device from its mirror or a backup"
@@ -90,12 +81,39 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Resu
             0
         }
     };
-    let end = superblock.log_start + batches.iter().map(|b| b.bytes.len() as u64).sum::<u64>();
     let torn = rings.iter().any(|ring| {
-        batch::decode_header(&from_ring(ring, end, BLOCK_BYTES), &pool.pool_id)
+        batch::decode_header(&from_ring(&ring.bytes, end, BLOCK_BYTES), &pool.pool_id)
             .is_ok_and(|(h, ..)| h.epoch == superblock.epoch && h.sequence == next)
     });
     Ok(Log { batches, keep, flushed, torn })
+}
+
+/// Whether all of the log that counts could be read: what follows the chain is part of it, as far as the header there
+/// says that it belongs to the next batch, and at least that header's block. What lies elsewhere is of an earlier lap, or
+/// is not needed: the next writes go over it.
+fn needed_is_readable(pool: &Pool, rings: &[Ring], end: u64, next: u64, judge: &mut Judge) -> Result<()> {
+    for ring in rings {
+        let len = ring.bytes.len() as u64;
+        let header = batch::decode_header(&from_ring(&ring.bytes, end, BLOCK_BYTES), &pool.pool_id);
+        let span = match header {
+            Ok((header, _, bytes)) if header.sequence == next => (bytes as u64).min(len),
+            _ => BLOCK_BYTES as u64,
+        };
+        for (from, to, error) in &ring.unreadable {
+            let needed = (0..span).step_by(BLOCK_BYTES).any(|at| (*from..*to).contains(&((end + at) % len)));
+            if needed {
+                judge.hear(Kind::LogUnreadable, error.clone().into())?;
+                continue;
+            }
+            judge.mention(
+                Kind::LogUnreadable,
+                format!(
+                    "the log cannot be read from its byte {from} to {to}, where nothing counts now: {error}"
+                ),
+            );
+        }
+    }
+    Ok(())
 }
 
 fn expected_epoch(superblock: &Superblock, sequence: u64) -> u64 {
@@ -112,7 +130,7 @@ fn from_ring(ring: &[u8], at: u64, len: usize) -> Vec<u8> {
     out
 }
 
-fn chain(pool: &Pool, superblock: &Superblock, rings: &[AlignedBuf]) -> Vec<Found> {
+fn chain(pool: &Pool, superblock: &Superblock, rings: &[Ring]) -> Vec<Found> {
     let mut out: Vec<Found> = Vec::new();
     let (mut at, mut sequence, mut previous) =
         (superblock.log_start, superblock.log_sequence, superblock.log_previous);
@@ -120,6 +138,7 @@ fn chain(pool: &Pool, superblock: &Superblock, rings: &[AlignedBuf]) -> Vec<Foun
         let room = pool.ring_bytes - (at - superblock.log_start);
         let epoch = expected_epoch(superblock, sequence);
         let found = rings.iter().find_map(|ring| {
+            let ring = &ring.bytes;
             let head = from_ring(ring, at, BLOCK_BYTES);
             let (header, checksum, len) = batch::decode_header(&head, &pool.pool_id).ok()?;
             if header.epoch != epoch
@@ -142,10 +161,14 @@ fn chain(pool: &Pool, superblock: &Superblock, rings: &[AlignedBuf]) -> Vec<Foun
 }
 
 /// A break in the chain is a crash unless a later batch says that what is missing had been flushed.
-fn look_for_rot(pool: &Pool, superblock: &Superblock, rings: &[AlignedBuf], batches: &[Found]) -> Result<()> {
+fn look_for_rot(pool: &Pool, superblock: &Superblock, rings: &[Ring], batches: &[Found]) -> Result<()> {
     let next = superblock.log_sequence + batches.len() as u64;
     let magic = batch::BATCH_MAGIC.to_le_bytes();
     for ring in rings {
+        let ring = &ring.bytes;
+        // Each that is looked at contradicts the superblock. In a log that this program wrote the first of them is whole;
+        // in a forged one they may overlap, and each may be as long as a batch can be.
+        let mut bytes_left = 2 * ring.len();
         for at in (0..ring.len()).step_by(BLOCK_BYTES) {
             if ring[at..at + 8] != magic {
                 continue;
@@ -157,7 +180,18 @@ fn look_for_rot(pool: &Pool, superblock: &Superblock, rings: &[AlignedBuf], batc
             };
             let newer_superblock = header.superblock_generation > superblock.generation;
             let beyond = header.epoch == superblock.epoch && header.sequence > next && header.flushed >= next;
-            if (newer_superblock || beyond) && batch::verify(&from_ring(ring, at as u64, len), checksum) {
+            if !(newer_superblock || beyond) {
+                continue;
+            }
+            bytes_left = match bytes_left.checked_sub(len) {
+                Some(left) => left,
+                None => {
+                    return Err(EngineError::Refused(
+                        "the log is full of batches that contradict the superblock: this is not a crash but damage to the device; restore it from its mirror or a backup".into(),
+                    ));
+                }
+            };
+            if batch::verify(&from_ring(ring, at as u64, len), checksum) {
                 return Err(EngineError::Refused(if newer_superblock {
                     format!(
                         "the log names superblock generation {} and the newest that can be read is {}: superblocks have been damaged after they were written; opening an older one would lose acknowledged changes. Restore the device from its mirror or a backup",

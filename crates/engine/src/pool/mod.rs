@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
-use varve_device::{AlignedBuf, Device, Request};
+use varve_device::{AlignedBuf, Device, DeviceError, Request};
 use varve_format::superblock::{Chunk, RING_START, Superblock};
 use varve_format::{BLOCK_BYTES, PoolAddr};
 
@@ -34,6 +34,17 @@ pub struct Pool {
     /// Whether a flush has failed. Flushes take turns: the kernel reports a failed write to one of them only, so that
     /// the success of a flush means something only when no other has failed by then.
     flush_failed: Mutex<bool>,
+}
+
+/// Places in a log that cannot be read and are looked for one by one; what is behind them is taken as unreadable.
+const UNREADABLE_MAX: usize = 256;
+
+/// A log as it was read.
+pub struct Ring {
+    /// Its bytes; zeros where they cannot be read.
+    pub bytes: AlignedBuf,
+    /// Where that is (from, to), and why.
+    pub unreadable: Vec<(u64, u64, DeviceError)>,
 }
 
 /// A piece of a chunk that a request covers: chunk, offset inside it, range of the request's buffer.
@@ -245,11 +256,24 @@ impl Pool {
         }
     }
 
-    /// The whole log of device `index`.
-    pub fn read_ring(&self, index: usize) -> Result<AlignedBuf> {
-        let mut ring = AlignedBuf::new(self.ring_bytes as usize);
-        self.devices[index].read_at(RING_START, &mut ring)?;
-        Ok(ring)
+    /// The whole log of device `index`, with zeros where it cannot be read.
+    pub fn read_ring(&self, index: usize) -> Ring {
+        let mut bytes = AlignedBuf::new(self.ring_bytes as usize);
+        let mut unreadable = Vec::new();
+        let mut parts = vec![(0, bytes.len())];
+        while let Some((at, len)) = parts.pop() {
+            let part = &mut bytes[at..at + len];
+            let Err(error) = self.devices[index].read_at(RING_START + at as u64, part) else { continue };
+            part.fill(0);
+            if len == BLOCK_BYTES || unreadable.len() == UNREADABLE_MAX {
+                unreadable.push((at as u64, (at + len) as u64, error));
+            } else {
+                // The second half is looked at later.
+                let half = (len / BLOCK_BYTES).div_ceil(2) * BLOCK_BYTES;
+                parts.extend([(at + half, len - half), (at, half)]);
+            }
+        }
+        Ring { bytes, unreadable }
     }
 
     /// A stretch of the log of one device.

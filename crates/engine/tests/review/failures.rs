@@ -281,3 +281,44 @@ fn bad_copies_are_repaired_from_good_ones() {
         }
     }
 }
+
+// Goal: a sector of the log that cannot be read stands in the way only where the log counts. Method: EIO in every part
+// of the ring, of a pool that was killed: the batches that are replayed and the place behind them are needed, nothing
+// else is; and a pool opened past bad sectors goes on working over them.
+#[test]
+fn opens_with_unreadable_sectors_where_no_batch_counts() {
+    let device = Arc::new(FaultyDevice::new(MemoryDevice::new(POOL_BYTES), 1, vec![]));
+    format(&device, Profile::Single, Profile::Dup);
+    let store = open(&device);
+    let mut keys = Vec::new();
+    for i in 0..5u8 {
+        keys.push(i);
+        let lsn = put(&store, &[i], &[i; 100]);
+        store.commit(lsn).expect("commits");
+    }
+    drop(store);
+    let killed = device.inner().snapshot();
+    let batch = |at: u64| {
+        let mut block = AlignedBuf::new(4096);
+        killed.read_at(RING_START + at, &mut block).expect("reads");
+        block[..8] == varve_format::batch::BATCH_MAGIC.to_le_bytes()
+    };
+    let batches = (0..RING_BYTES).step_by(4096).filter(|at| batch(*at)).count() as u64;
+    assert!(batches >= 5, "{batches} batches");
+    for block in (0..batches + 2).chain([100, RING_BYTES / 4096 - 1]) {
+        let from = RING_START + block * 4096;
+        let bad = FaultRule::new(Operation::Read, Trigger::From(1), Fault::Error).within(from..from + 4096);
+        let device = Arc::new(FaultyDevice::new(killed.snapshot(), 1, vec![bad]));
+        let opened = try_open(&device);
+        if block <= batches {
+            assert!(matches!(opened, Err(EngineError::Device(_))), "block {block} of the log is needed");
+            continue;
+        }
+        let (store, _) = opened.unwrap_or_else(|e| panic!("block {block} of the log is not needed: {e}"));
+        for key in &keys {
+            assert!(store.get(TREE, &[*key]).expect("reads").is_some(), "key {key} is lost");
+        }
+        let lsn = put(&store, b"more", b"v");
+        store.commit(lsn).expect("commits");
+    }
+}

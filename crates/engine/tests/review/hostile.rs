@@ -191,3 +191,71 @@ fn senseless_logs_are_refused() {
         );
     }
 }
+
+// Goal: a log full of forged batches is refused in time proportional to the log. Method: every block of the ring is the
+// header of a batch as long as batches can be, which names a newer superblock.
+#[test]
+fn a_log_of_overlapping_batches_is_refused_soon() {
+    use varve_format::batch::{BATCH_BYTES_MAX, BATCH_HEADER_BYTES, BatchHeader, batch_blocks, seal};
+    let device = forged(|_, _| (), &[]);
+    let payload_bytes = BATCH_BYTES_MAX - BATCH_HEADER_BYTES;
+    let header = BatchHeader {
+        pool_id: *b"0123456789abcdef",
+        epoch: 1,
+        sequence: 9,
+        previous: 0,
+        superblock_generation: 1000,
+        flushed: 9,
+        first: Lsn(2),
+        last: Lsn(2),
+        transactions: 1,
+        payload_bytes: payload_bytes as u32,
+    };
+    let mut batch = vec![0; batch_blocks(payload_bytes) * 4096];
+    seal(&header, &mut batch);
+    for at in (0..RING_BYTES).step_by(4096) {
+        let mut block = AlignedBuf::from_slice(&batch[..4096]);
+        // No checksum is right.
+        block[200] = 1;
+        device.inner.write_at(RING_START + at, &block).expect("writes");
+    }
+    let result = within(2, "opening", move || try_open(&device));
+    assert!(matches!(result, Err(EngineError::Refused(_))), "{:?}", result.map(|r| r.1));
+}
+
+// Goal: numbers of the log that nothing could follow are refused. Method: an id floor at the end of all numbers, in a
+// batch that is whole.
+#[test]
+fn an_id_floor_beyond_all_numbers_is_refused() {
+    use varve_format::batch::{
+        BATCH_HEADER_BYTES, BatchHeader, batch_blocks, begin_transaction, end_transaction, id_floor_op, seal,
+    };
+    let mut tail = (0, 0, 0, 0, 0);
+    let device =
+        forged(|s, _| tail = (s.log_start, s.log_sequence, s.log_previous, s.epoch, s.position.0), &[]);
+    let (start, sequence, previous, epoch, position) = tail;
+    let position = Lsn(position + 1);
+    let mut payload = Vec::new();
+    let at = begin_transaction(&mut payload, position);
+    id_floor_op(&mut payload, u64::MAX);
+    end_transaction(&mut payload, at, 1);
+    let header = BatchHeader {
+        pool_id: *b"0123456789abcdef",
+        epoch,
+        sequence,
+        previous,
+        superblock_generation: 1,
+        flushed: sequence,
+        first: position,
+        last: position,
+        transactions: 1,
+        payload_bytes: payload.len() as u32,
+    };
+    let mut batch = vec![0; batch_blocks(payload.len()) * 4096];
+    batch[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + payload.len()].copy_from_slice(&payload);
+    seal(&header, &mut batch);
+    let at = RING_START + start % RING_BYTES;
+    device.inner.write_at(at, &AlignedBuf::from_slice(&batch)).expect("writes");
+    let result = try_open(&device);
+    assert!(matches!(result, Err(EngineError::Corrupt { .. })), "{:?}", result.map(|r| r.1));
+}
