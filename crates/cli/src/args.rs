@@ -178,7 +178,9 @@ pub struct StatsArgs {
 /// Read everything in an unmounted pool and compare it; changes nothing.
 ///
 /// Every block that is in use is read and its checksum verified; everything that could be derived from something else
-/// (free space, link counts) is compared with a full scan. Exit status 1 if anything is wrong.
+/// (free space, link counts) is compared with a full scan. Each problem begins with the name of its kind and says, as
+/// far as it can be said, which file and which bytes are lost; a damaged part does not hide the rest, and a pool that
+/// cannot be mounted any more is checked, too. Exit status 1 if anything is wrong.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
     /// File or block device that holds the pool
