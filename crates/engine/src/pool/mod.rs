@@ -123,7 +123,9 @@ impl Pool {
         // All chunks but the last are as long as the first.
         let chunk_bytes = self.chunks[0].len_bytes;
         let mut at = addr.0;
-        let end = addr.0 + len as u64;
+        // Of what a damaged pointer names beyond the last chunk there are no pieces.
+        let last = self.chunks.last().map_or(0, |c| c.start + c.len_bytes);
+        let end = addr.0.saturating_add(len as u64).min(last);
         std::iter::from_fn(move || {
             if at >= end {
                 return None;
