@@ -503,7 +503,9 @@ const BYTES: &[(Kind, Plant)] = &[
         let key = w.middle(TreeId::INODES);
         w.spoil_leaf(TreeId::INODES, &key, 1);
     }),
-    (Kind::DataUnreadable, |w| w.image.write(PoolAddr(w.extent(w.file, 0).addr.0 + 4096), &[0x5a; BLOCK_BYTES])),
+    (Kind::DataUnreadable, |w| {
+        w.image.write(PoolAddr(w.extent(w.file, 0).addr.0 + 4096), &[0x5a; BLOCK_BYTES])
+    }),
 ];
 
 impl World {
