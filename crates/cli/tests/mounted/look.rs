@@ -9,7 +9,7 @@ use std::thread;
 
 use serde_json::Value;
 
-use crate::harness::{Mount, Scratch, can_mount, check, output, succeed, varve};
+use crate::harness::{Mount, Random, Scratch, can_mount, check, output, seed, succeed, varve};
 
 fn inspect(pool: &Path, what: &[&str]) -> Value {
     let text = succeed(varve(&["inspect", "--json"]).arg(pool).args(what));
@@ -105,6 +105,78 @@ fn every_part_can_be_seen() {
     assert_eq!(damaged["labels"][0]["valid"], false, "{damaged}");
     assert_eq!(damaged["newest"]["generation"].as_u64(), newest);
     assert_eq!(inspect(&pool, &["path", "/dir/file"])["extents"], path["extents"]);
+}
+
+/// Goal: looking at a damaged pool ends with an answer or a sentence, never with a crash of the program. Method: bytes of
+/// labels, superblocks, nodes and the log are overwritten at random, and every part is asked for.
+#[test]
+fn damage_is_survived() {
+    let scratch = Scratch::new("inspect-damage");
+    let tree = scratch.subdir("tree");
+    for number in 0..200 {
+        fs::write(tree.join(format!("file{number}")), vec![7; number * 50]).expect("a file");
+    }
+    let pool = scratch.pool("pool", "64M");
+    succeed(varve(&["import"]).arg(&tree).arg(format!("{}:/", pool.display())));
+    let roots = inspect(&pool, &["roots"]);
+    // Where the nodes of the trees of inodes and names lie on the device.
+    let mut places = Vec::new();
+    for name in [0, 1] {
+        for addr in roots["trees"][name]["addrs"].as_array().expect("addresses") {
+            let node = inspect(&pool, &["node", addr.as_str().expect("an address")]);
+            let offset =
+                node["copies"][0]["device_offset"].as_str().expect("an offset").trim_start_matches("0x");
+            places.push((u64::from_str_radix(offset, 16).expect("a number"), 4096));
+        }
+    }
+    let size = fs::metadata(&pool).expect("the pool").len();
+    places.extend([
+        (0, 4096),
+        (size - 4096, 4096),
+        (64 << 10, 256 << 10),
+        (size - (448 << 10), 256 << 10),
+        (1 << 20, 64 << 10),
+    ]);
+    let seed = seed();
+    let mut random = Random::new(seed);
+    let file = fs::File::options().read(true).write(true).open(&pool).expect("the pool");
+    let mut refusals = 0;
+    for round in 0..25 {
+        let mut before = Vec::new();
+        for _ in 0..=random.below(6) {
+            let (start, len) = places[random.below(places.len() as u64) as usize];
+            let at = start + random.below(len - 64);
+            let mut bytes = vec![0; 1 + random.below(60) as usize];
+            file.read_exact_at(&mut bytes, at).expect("the pool can be read");
+            before.push((at, bytes.clone()));
+            bytes = random.bytes(bytes.len());
+            file.write_all_at(&bytes, at).expect("the pool can be written");
+        }
+        for what in [
+            &[][..],
+            &["superblock"],
+            &["ring"],
+            &["roots"],
+            &["tree", "names"],
+            &["inode", "1"],
+            &["path", "/file7"],
+        ] {
+            let out = output(varve(&["inspect", "--json"]).arg(&pool).args(what));
+            let said = String::from_utf8_lossy(&out.stderr).into_owned();
+            match out.status.code() {
+                Some(0) => {
+                    assert!(serde_json::from_slice::<Value>(&out.stdout).is_ok(), "seed {seed} round {round}")
+                }
+                Some(1) if said.starts_with("varve inspect: ") && !said.contains("panicked") => refusals += 1,
+                status => panic!("seed {seed} round {round} {what:?}: {status:?} {said}"),
+            }
+        }
+        for (at, bytes) in before.into_iter().rev() {
+            file.write_all_at(&bytes, at).expect("the pool can be written");
+        }
+    }
+    assert!(refusals > 0, "the damage was never met");
+    check(&pool);
 }
 
 /// Goal: a mounted pool can be looked at, also while it is written to, and shows what has been synced. Method: files are
