@@ -21,10 +21,15 @@ impl Core {
         len: u64,
     ) -> Result<u64> {
         self.require_writable()?;
-        for ino in [from, to] {
-            require_file(&*self.read_lock(&self.state(ino))?)?;
+        let mut sizes = [0; 2];
+        for (ino, size) in [from, to].into_iter().zip(&mut sizes) {
+            let state = self.state(ino);
+            let inner = self.read_lock(&state)?;
+            require_file(&inner)?;
+            *size = inner.size;
         }
-        let len = len.min(CALL_BYTES_MAX);
+        // To the end that the source has now: a copy within one file must not follow the end that it moves.
+        let len = len.min(CALL_BYTES_MAX).min(sizes[0].saturating_sub(from_offset));
         let ends = [from_offset, to_offset].map(|offset| offset.checked_add(len));
         let [Some(from_end), Some(to_end)] = ends else { return Err(FsError::FileTooBig) };
         if from == to && from_offset < to_end && to_offset < from_end && len > 0 {
