@@ -51,7 +51,11 @@ impl Core {
             }
         }
         if set.uid.is_some() || set.gid.is_some() {
-            self.drop_capability(&self.state(ino))?;
+            let state = self.state(ino);
+            let kind = self.read_lock(&state)?.record.kind;
+            if kind != InodeKind::Directory {
+                self.drop_capability(&state)?;
+            }
         }
         if let Some(size) = set.size {
             if set.mode.is_some() {

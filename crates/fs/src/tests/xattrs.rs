@@ -78,3 +78,16 @@ fn refusals() {
     f.fs.maintain().unwrap();
     f.check();
 }
+
+// Goal: a new owner takes the capabilities of a file away, and leaves a directory as it is. Method: by hand.
+#[test]
+fn a_new_owner_and_capabilities() {
+    let f = Fixture::new(64 * MIB);
+    let (file, dir) = (f.create(b"f"), f.mkdir(ROOT, b"d"));
+    for ino in [file, dir] {
+        f.fs.setxattr(ino, b"security.capability", b"x", XattrMode::Set).unwrap();
+        f.fs.setattr(Caller::ROOT, ino, SetAttr { uid: Some(5), ..SetAttr::default() }).unwrap();
+    }
+    refused(f.fs.getxattr(file, b"security.capability"), 61);
+    assert_eq!(f.fs.getxattr(dir, b"security.capability").unwrap(), b"x");
+}
