@@ -40,25 +40,41 @@ impl Core {
             return Err(FsError::Invalid);
         }
         self.drop_capability(&state)?;
-        let keep_size = match how {
-            Allocate::Punch => return self.with_space(|| self.punch(caller, &state, offset, end)),
-            Allocate::Zero { keep_size } => {
-                self.with_space(|| self.punch(caller, &state, offset, end))?;
-                keep_size
-            }
-            Allocate::Reserve { keep_size } => keep_size,
-        };
-        self.with_space(|| self.preallocate(caller, &state, offset, end))?;
-        if !keep_size {
+        let zeroes = !matches!(how, Allocate::Reserve { .. });
+        let mut stamped = zeroes && self.with_space(|| self.punch(caller, &state, offset, end))?;
+        if how != Allocate::Punch {
+            // That changes the ctime alone.
+            stamped |= self.with_space(|| self.preallocate(caller, &state, offset, end))? && !zeroes;
+        }
+        if !stamped {
+            self.with_space(|| self.stamp(caller, &state, zeroes))?;
+        }
+        if let Allocate::Reserve { keep_size: false } | Allocate::Zero { keep_size: false } = how {
             let set = SetAttr::default();
             self.with_space(|| self.set_size_if(caller, ino, end, &set, |size| size < end))?;
         }
         Ok(())
     }
 
-    fn punch(&self, caller: Caller, state: &Arc<InodeState>, from: u64, to: u64) -> Result<()> {
+    /// There was nothing to do: only the times and the mode change.
+    fn stamp(&self, caller: Caller, state: &Arc<InodeState>, zeroes: bool) -> Result<()> {
+        let mut guard = self.write_lock(state)?;
+        let inner = &mut *guard;
+        let mut record = self.changed(caller, inner);
+        if !zeroes {
+            record.mtime = inner.times().0;
+        }
+        let mut tx = Transaction::new();
+        self.put_record(&mut tx, state.ino, inner.presence, &record);
+        self.apply(tx)?;
+        self.changed_to(inner, record);
+        Ok(())
+    }
+
+    /// Returns whether the times and the mode have changed with it.
+    fn punch(&self, caller: Caller, state: &Arc<InodeState>, from: u64, to: u64) -> Result<bool> {
         let (first, floor) = (from.next_multiple_of(BLOCK), to / BLOCK * BLOCK);
-        self.zero_bytes(state, None, from, to.min(first))?;
+        let mut stamped = self.zero_bytes(caller, state, None, from, to.min(first))?;
         let mut tail_zeroed = floor == to || floor < first;
         let mut turn = state.turn();
         let mut at = first;
@@ -69,12 +85,12 @@ impl Core {
             let last = if inner.size <= to { to.next_multiple_of(BLOCK) } else { floor };
             if inner.size > to && !tail_zeroed {
                 drop(guard);
-                self.zero_bytes(state, Some(&turn), floor, to)?;
+                stamped |= self.zero_bytes(caller, state, Some(&turn), floor, to)?;
                 tail_zeroed = true;
                 continue;
             }
             if at >= last {
-                return Ok(());
+                return Ok(stamped);
             }
             let in_the_way = inner.pages.map.range(at / BLOCK..last / BLOCK).next().is_some();
             if inner.growth_waits() || in_the_way {
@@ -101,6 +117,7 @@ impl Core {
             tx.privileged();
             self.apply_freeing(tx, None, freed)?;
             self.changed_to(inner, record);
+            stamped = true;
             at = next;
         }
     }
@@ -124,34 +141,47 @@ impl Core {
         inner.mapping += 1;
     }
 
-    /// Writes zeros over part of a block, unless there is nothing but zeros.
-    fn zero_bytes(&self, state: &Arc<InodeState>, turn: Option<&Turn>, from: u64, to: u64) -> Result<()> {
+    /// Writes zeros over part of a block, unless there is nothing but zeros. Returns whether it has written.
+    fn zero_bytes(
+        &self,
+        caller: Caller,
+        state: &Arc<InodeState>,
+        turn: Option<&Turn>,
+        from: u64,
+        to: u64,
+    ) -> Result<bool> {
         let to = {
             let inner = self.read_lock(state)?;
             let to = to.min(inner.size);
             if from >= to {
-                return Ok(());
+                return Ok(false);
             }
-            let mut data = inner.pages.map.contains_key(&(from / BLOCK)) || inner.record.inline.is_some();
-            if !data {
+            let mut data = inner.pages.map.contains_key(&(from / BLOCK));
+            if let Some(contents) = &inner.record.inline {
+                data |= from < contents.len() as u64;
+            } else if !data {
                 let view = self.store.view();
                 let path = extents::path(&view, &inner.record)?;
                 let pieces = version::resolve(&view, &path, from, to)?;
                 data = pieces.iter().any(|piece| matches!(piece.what, Mapping::Data { .. }));
             }
             if !data {
-                return Ok(());
+                return Ok(false);
             }
             to
         };
-        self.write_zeros(state, turn, from, (to - from) as usize)
+        self.write_zeros(caller, state, turn, from, (to - from) as usize)?;
+        Ok(true)
     }
 
-    fn preallocate(&self, caller: Caller, state: &Arc<InodeState>, from: u64, to: u64) -> Result<()> {
+    /// Returns whether the times and the mode have changed with it.
+    fn preallocate(&self, caller: Caller, state: &Arc<InodeState>, from: u64, to: u64) -> Result<bool> {
         let (from, to) = (from / BLOCK * BLOCK, to.next_multiple_of(BLOCK));
         // All of it or nothing, as far as one can see.
         let mut space = self.reserve_blocks(self.holes(state, from, to)?)?;
         self.leave_record(caller, state)?;
+        self.settle_tail(state, to)?;
+        let mut stamped = false;
         let mut at = from;
         while at < to {
             let mut guard = self.write_lock(state)?;
@@ -184,10 +214,25 @@ impl Core {
                 inner.record = record;
                 inner.pending.ctime = None;
                 inner.mapping += 1;
+                stamped = true;
             }
             at = step.next;
         }
-        Ok(())
+        Ok(stamped)
+    }
+
+    /// Rewrites the block in which the file ends if its tail is stale and space is reserved behind it: who writes there
+    /// would have to, on a pool that may be full by then.
+    fn settle_tail(&self, state: &Arc<InodeState>, to: u64) -> Result<()> {
+        let turn = state.turn();
+        {
+            let inner = self.read_lock(state)?;
+            if inner.record.flags & INODE_FLAG_STALE_TAIL == 0 || to <= inner.record.size {
+                return Ok(());
+            }
+        }
+        self.dirty_tail(&turn, to)?;
+        self.write_back_in_turn(turn, u64::MAX, Ride::Allowed).map(drop)
     }
 
     /// Blocks of holes in [`from`, `to`).

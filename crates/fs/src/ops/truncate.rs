@@ -66,12 +66,18 @@ impl Core {
             let mut record = inner.record_with_pending();
             let mut tx = Transaction::new();
             let (mut reap, mut reserved_freed) = (false, 0);
-            if size < logged {
+            // What is reserved beyond the end goes with a cut to the size the file has, too.
+            let reservations = size <= inner.size && record.flags & INODE_FLAG_RESERVED != 0;
+            if size < logged || reservations {
                 if let Some(contents) = &mut record.inline {
                     contents.truncate(size as usize);
                 } else {
                     let view = self.store.view();
-                    let stale = !size.is_multiple_of(BLOCK) && extents::has_data(&view, &record, size)?;
+                    let stale = if size < logged {
+                        !size.is_multiple_of(BLOCK) && extents::has_data(&view, &record, size)?
+                    } else {
+                        record.flags & INODE_FLAG_STALE_TAIL != 0
+                    };
                     let mut new_id = || VersionId(self.store.new_id());
                     let cut = extents::truncate(&view, &mut tx, &mut record, &mut new_id, size)?;
                     (reap, reserved_freed) = (cut.reap, cut.reserved_freed);

@@ -96,9 +96,10 @@ impl Core {
         self.write_pages(Caller::ROOT, turn.state(), Some(turn), size, &[]).map(drop)
     }
 
-    /// Writes zeros to part of a file, on its behalf.
+    /// Writes zeros to part of a file.
     pub(super) fn write_zeros(
         &self,
+        caller: Caller,
         state: &Arc<InodeState>,
         turn: Option<&Turn>,
         offset: u64,
@@ -107,7 +108,7 @@ impl Core {
         let mut done = 0;
         while done < len {
             let zeros = vec![0; len - done];
-            done += self.write_pages(Caller::ROOT, state, turn, offset + done as u64, &zeros)?;
+            done += self.write_pages(caller, state, turn, offset + done as u64, &zeros)?;
         }
         Ok(())
     }

@@ -186,6 +186,108 @@ fn too_much_is_refused() {
     f.check();
 }
 
+// Goal: space reserved behind a cut inside a block is there, too. Method: cut a file, reserve beyond its end, fill the
+// pool, write to the reservation.
+#[test]
+fn reserved_behind_a_cut() {
+    for kill in [false, true] {
+        let mut f = Fixture::new(64 * MIB);
+        let ino = f.create(b"reserved");
+        f.write(ino, 0, &pattern(1, 10_000));
+        f.fs.fsync(ino).unwrap();
+        f.truncate(ino, 5_000);
+        allocate(&f, ino, 3 * BLOCK, 4 * BLOCK, Allocate::Reserve { keep_size: true });
+        let other = f.create(b"other");
+        let (data, mut at) = (pattern(2, 1 << 20), 0);
+        while let Ok(written) = f.fs.write(Caller::ROOT, other, at, &data) {
+            at += written as u64;
+        }
+        f.fs.sync().unwrap();
+        if kill {
+            f.kill();
+        }
+        for i in (3..7).rev() {
+            f.write(ino, i * BLOCK, &pattern(i, 4096));
+        }
+        f.fs.sync().unwrap();
+        f.kill();
+        let mut expected = pattern(1, 5_000);
+        expected.resize(3 * 4096, 0);
+        (3..7).for_each(|i| expected.extend(pattern(i, 4096)));
+        assert!(f.read_all(ino) == expected, "kill {kill}");
+        f.check();
+    }
+}
+
+// Goal: what is reserved beyond the end goes when the file is cut, wherever its size comes from. Method: grow a file in
+// memory or in the log, reserve beyond its end, cut it to less or to what it has; look at the space.
+#[test]
+fn cutting_frees_reservations() {
+    for sync in [false, true] {
+        for size in [0, 5_000, 20_000] {
+            let f = Fixture::new(64 * MIB);
+            let ino = f.create(b"f");
+            f.write(ino, 0, &pattern(1, 20_000));
+            if sync {
+                f.fs.sync().unwrap();
+            }
+            allocate(&f, ino, 0, 8 * MIB, Allocate::Reserve { keep_size: true });
+            f.truncate(ino, size);
+            f.fs.sync().unwrap();
+            f.fs.checkpoint().unwrap();
+            assert!(f.fs.space().reserved_bytes < MIB, "sync {sync} size {size}: {:?}", f.fs.space());
+            assert!(f.read_all(ino) == pattern(1, 20_000)[..size as usize]);
+            f.check();
+        }
+    }
+}
+
+// Goal: every fallocate changes the ctime, those that change bytes or the size the mtime too, and takes set-ids and
+// capabilities away, whatever it finds to do. Method: all kinds on files of all forms, in ranges of all sorts.
+#[test]
+fn what_fallocate_does_to_attributes() {
+    let user = Caller { uid: 1000, gid: 100 };
+    for content in [0, 100, 5_000, 50_000] {
+        for synced in [false, true] {
+            for (offset, len) in
+                [(0, 1), (10, 20), (4_096, 4_096), (100, 30_000), (60_000, 10), (80_000, 9_000)]
+            {
+                for how in [
+                    Allocate::Punch,
+                    Allocate::Reserve { keep_size: true },
+                    Allocate::Reserve { keep_size: false },
+                    Allocate::Zero { keep_size: true },
+                    Allocate::Zero { keep_size: false },
+                ] {
+                    let f = Fixture::new(64 * MIB);
+                    let ino = f.create(b"f");
+                    f.write(ino, 0, &pattern(1, content));
+                    f.truncate(ino, content as u64 + 2_000);
+                    if synced {
+                        f.fs.sync().unwrap();
+                    }
+                    let set = SetAttr { mode: Some(0o6755), ..SetAttr::default() };
+                    f.fs.setattr(Caller::ROOT, ino, set).unwrap();
+                    f.fs.setxattr(ino, b"security.capability", b"x", XattrMode::Set).unwrap();
+                    for turn in 0..2 {
+                        let tag = format!("{content} {synced} {offset}+{len} {how:?} turn {turn}");
+                        let before = f.fs.getattr(ino).unwrap();
+                        f.fs.fallocate(user, ino, offset, len, how).unwrap();
+                        let after = f.fs.getattr(ino).unwrap();
+                        let data = after.size > before.size || !matches!(how, Allocate::Reserve { .. });
+                        assert!(after.ctime > before.ctime, "{tag}: ctime");
+                        assert_eq!(after.mtime > before.mtime, data, "{tag}: mtime");
+                        assert_eq!(after.mode, 0o755, "{tag}");
+                        refused(f.fs.getxattr(ino, b"security.capability"), 61);
+                    }
+                    f.fs.sync().unwrap();
+                    f.check();
+                }
+            }
+        }
+    }
+}
+
 // Goal: small files and reservations go together. Method: contents inside the record, reserve around them, kill.
 #[test]
 fn small_files() {
@@ -320,6 +422,11 @@ fn copies() {
     assert_eq!(f.fs.copy_range(Caller::ROOT, (b, 0), (b, 4_000_000), 1000).unwrap(), 1000);
     refused(f.fs.copy_range(Caller::ROOT, (b, 0), (b, 500), 1000), 22);
     refused(f.fs.copy_range(Caller::ROOT, (ROOT, 0), (b, 500), 1000), 21);
+    // No further than the source reached when it began, and what is beyond it does not overlap.
+    let c = f.create(b"c");
+    f.write(c, 0, &data[..900]);
+    assert_eq!(f.fs.copy_range(Caller::ROOT, (c, 0), (c, 1000), 5000).unwrap(), 900);
+    assert_eq!(f.fs.getattr(c).unwrap().size, 1900);
     f.fs.sync().unwrap();
     f.check();
 }
