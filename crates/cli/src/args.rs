@@ -91,6 +91,7 @@ pub struct CreateArgs {
 ///   noatime           never note access times; strictatime: always; nodiratime: not those of directories
 ///   nodev, nosuid, noexec     ignore device nodes, set-id bits, programs; opposites: dev, suid, exec
 ///   remount           change the options above of a mount that is there; what is not named stays
+///   direct_io         reads and writes go past the kernel's cache; writable shared mappings are refused
 ///   allow_other       let other users in (always so when root mounts; else /etc/fuse.conf must allow it)
 ///   default_permissions       permissions are checked by the kernel (always so)
 ///   cache_size=SIZE   memory for metadata that is kept ready [default: 256M]

@@ -62,6 +62,7 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         flags: options.flags,
         allow_other: options.allow_other,
         threads: options.threads,
+        direct_io: options.direct_io,
     };
     let mounted = match Mounted::start(filesystem.clone(), &args.mountpoint, &mount_options) {
         Ok(mounted) => mounted,

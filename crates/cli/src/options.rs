@@ -21,7 +21,7 @@ const THREADS_MAX: usize = 64;
 
 /// What an unknown option is answered with.
 const KNOWN: &str = "there are: ro, rw, noatime, relatime, strictatime, nodiratime, nodev, nosuid, noexec and their \
-    opposites; remount; allow_other, default_permissions; cache_size=SIZE, dirty_bytes=SIZE, threads=N, \
+    opposites; remount; allow_other, default_permissions, direct_io; cache_size=SIZE, dirty_bytes=SIZE, threads=N, \
     fsname=NAME, log=FILE; and what fstab has for other programs: auto, noauto, nofail, _netdev, user, x-...";
 
 /// Everything about a mount that can be chosen.
@@ -41,6 +41,8 @@ pub struct Options {
     pub dirty_bytes_max: u64,
     /// Threads that serve requests.
     pub threads: usize,
+    /// Reads and writes go past the kernel's cache.
+    pub direct_io: bool,
     /// Shown as the source by mount(8) instead of the pool's path.
     pub source: Option<String>,
     /// Where the background process appends its messages, instead of the system's log.
@@ -60,6 +62,7 @@ impl Options {
             cache_bytes: CACHE_BYTES_DEFAULT,
             dirty_bytes_max: DIRTY_BYTES_DEFAULT,
             threads: (2 * cpus).clamp(4, 16),
+            direct_io: false,
             source: None,
             log: None,
         }
@@ -124,6 +127,7 @@ impl Options {
             ("diratime", None) => flags.no_directory_access_times = false,
             ("nodiratime", None) => flags.no_directory_access_times = true,
             ("allow_other", None) => self.allow_other = true,
+            ("direct_io", None) => self.direct_io = true,
             ("cache_size", Some(value)) => self.cache_bytes = size(value)?,
             ("dirty_bytes", Some(value)) => self.dirty_bytes_max = size(value)?,
             ("threads", Some(value)) => {

@@ -240,7 +240,7 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
                 return reply.error(Errno::EIO);
             }
             match self.verbs.open_inode(caller(request), InodeId(ino.0), truncate) {
-                Ok(()) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
+                Ok(()) => reply.opened(FileHandle(0), self.open_flags()),
                 Err(FsError::NotFound) => reply.error(Errno::ESTALE),
                 Err(error) => reply.error(self.errno("open", ino, &error)),
             }
@@ -271,7 +271,7 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
                     &convert::file_attr(&attr),
                     Generation(attr.generation),
                     FileHandle(0),
-                    FopenFlags::FOPEN_KEEP_CACHE,
+                    self.open_flags(),
                 ),
                 Err(error) => reply.error(self.errno("create", parent, &error)),
             }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fuser::{
-    Errno, Generation, INodeNo, RenameFlags, ReplyAttr, ReplyCreate, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyOpen, ReplyWrite, ReplyXattr, Request,
+    Errno, FopenFlags, Generation, INodeNo, RenameFlags, ReplyAttr, ReplyCreate, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, ReplyXattr, Request,
 };
 use varve_fs::{Allocate, Attr, Caller, DirEntry, FsError, InodeId, RenameMode, SeekTo, XattrMode};
 
@@ -41,12 +41,19 @@ pub struct Adapter<V> {
     pub(crate) pins: Pins,
     /// The kernel takes ENOSYS to opendir as "never ask again".
     pub(crate) opendir_without_message: bool,
+    /// Files are opened so that reads and writes go past the kernel's cache.
+    pub(crate) direct_io: bool,
 }
 
 impl<V: Verbs> Adapter<V> {
     /// Serves `verbs`; panics are noted in `health`.
     pub fn new(verbs: Arc<V>, health: Arc<Health>) -> Self {
-        Adapter { verbs, health, pins: Pins::default(), opendir_without_message: false }
+        Adapter { verbs, health, pins: Pins::default(), opendir_without_message: false, direct_io: false }
+    }
+
+    /// What the kernel may do with an open file.
+    pub(crate) fn open_flags(&self) -> FopenFlags {
+        if self.direct_io { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::FOPEN_KEEP_CACHE }
     }
 
     /// Runs `body`; a panic ends the request (its reply answers EIO when it is dropped) and all further changes.

@@ -42,6 +42,8 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Threads that serve requests, at least 1.
     pub threads: usize,
+    /// Reads and writes go past the kernel's cache, whatever a file is opened with.
+    pub direct_io: bool,
 }
 
 /// Why a mount did not come about, or ended badly. The texts hold their causes.
@@ -92,7 +94,8 @@ impl Mounted {
         let mountpoint = mountpoint.canonicalize().map_err(cannot_use)?;
         let metadata = mountpoint.metadata().map_err(cannot_use)?;
         let health = Arc::new(Health::default());
-        let adapter = Adapter::new(verbs, health.clone());
+        let mut adapter = Adapter::new(verbs, health.clone());
+        adapter.direct_io = options.direct_io;
 
         let mut config = Config::default();
         config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };

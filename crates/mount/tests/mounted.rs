@@ -32,6 +32,7 @@ impl TestMount {
             flags: Flags { no_dev: true, no_suid: true, ..Flags::default() },
             allow_other: false,
             threads: 4,
+            direct_io: false,
         };
         match Mounted::start(verbs.clone(), directory.path(), &options) {
             Ok(mounted) => Some(TestMount { verbs, mounted: Some(mounted), directory }),

@@ -109,6 +109,7 @@ impl Served {
             allow_other: false,
             // As `varve mount` without options.
             threads: (2 * cores).clamp(4, 16),
+            direct_io: false,
         };
         let mounted = Mounted::start(verbs, mountpoint.path(), &options)?;
         let root = mounted.mountpoint().to_path_buf();

@@ -48,8 +48,13 @@ impl Mount {
         };
         let fs = Arc::new(Filesystem::open(devices, options).unwrap().0);
         let directory = tempfile::tempdir().unwrap();
-        let options =
-            MountOptions { source: test.into(), flags: Flags::default(), allow_other: true, threads: 4 };
+        let options = MountOptions {
+            source: test.into(),
+            flags: Flags::default(),
+            allow_other: true,
+            threads: 4,
+            direct_io: false,
+        };
         match Mounted::start(fs.clone(), directory.path(), &options) {
             Ok(mounted) => Some(Mount { fs, mounted: Some(mounted), directory }),
             Err(error @ (MountError::NoFuse(_) | MountError::Mount { .. })) => {
