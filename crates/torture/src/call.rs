@@ -5,7 +5,9 @@
 
 use std::fmt;
 
-use varve_fs::{InodeId, RenameMode, SetAttr, XattrMode};
+use varve_fs::{Allocate, FileKind, InodeId, RenameMode, SetAttr, XattrMode};
+
+use crate::model::PAGE_BYTES;
 
 /// One call.
 #[derive(Clone, PartialEq, Eq)]
@@ -20,6 +22,15 @@ pub enum Call {
         parent: InodeId,
         name: Vec<u8>,
         mode: u32,
+    },
+    /// A fifo, a socket, a device node or an empty file, with a mask that a default access control list overrules.
+    Mknod {
+        parent: InodeId,
+        name: Vec<u8>,
+        kind: FileKind,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
     },
     Symlink {
         parent: InodeId,
@@ -64,6 +75,20 @@ pub enum Call {
         len: usize,
         seed: u64,
     },
+    Fallocate {
+        ino: InodeId,
+        offset: u64,
+        len: u64,
+        how: Allocate,
+    },
+    /// `len` bytes of `from` at `from_offset` to `to` at `to_offset`.
+    CopyRange {
+        from: InodeId,
+        from_offset: u64,
+        to: InodeId,
+        to_offset: u64,
+        len: u64,
+    },
     SetXattr {
         ino: InodeId,
         name: Vec<u8>,
@@ -104,6 +129,11 @@ impl Call {
             | Call::Close => true,
             // Growing may have to rewrite the block in which the file ended.
             Call::SetAttr { set, .. } => set.size.is_some_and(|new| new <= size),
+            // Blocks that are punched in part are rewritten.
+            Call::Fallocate { offset, len, how: Allocate::Punch, .. } => {
+                let end = offset + len;
+                offset.is_multiple_of(PAGE_BYTES) && (end.is_multiple_of(PAGE_BYTES) || end >= size)
+            }
             _ => false,
         }
     }
@@ -114,6 +144,8 @@ impl Call {
             Call::SetAttr { ino, .. }
             | Call::Open { ino, .. }
             | Call::Write { ino, .. }
+            | Call::Fallocate { ino, .. }
+            | Call::CopyRange { to: ino, .. }
             | Call::Link { ino, .. }
             | Call::SetXattr { ino, .. }
             | Call::RemoveXattr { ino, .. }
@@ -125,12 +157,27 @@ impl Call {
 }
 
 impl Call {
+    /// Whether this call takes `security.capability` from the file it is about before it does anything else. `size` is
+    /// the size of a copy's source.
+    pub fn drops_capability(&self, is_directory: bool, size: u64) -> bool {
+        match self {
+            Call::Write { len, .. } => *len > 0,
+            Call::Fallocate { .. } | Call::Open { truncate: true, .. } => true,
+            Call::CopyRange { from_offset, len, .. } => *len > 0 && *from_offset < size,
+            Call::SetAttr { set, .. } => {
+                set.size.is_some() || (set.uid.is_some() || set.gid.is_some()) && !is_directory
+            }
+            _ => false,
+        }
+    }
+
     /// The same call on other inodes.
     pub fn map(&self, map: impl Fn(InodeId) -> InodeId) -> Call {
         let mut call = self.clone();
         match &mut call {
             Call::Create { parent, .. }
             | Call::Mkdir { parent, .. }
+            | Call::Mknod { parent, .. }
             | Call::Symlink { parent, .. }
             | Call::Unlink { parent, .. }
             | Call::Rmdir { parent, .. } => *parent = map(*parent),
@@ -138,10 +185,12 @@ impl Call {
             Call::Rename { parent, new_parent, .. } => {
                 (*parent, *new_parent) = (map(*parent), map(*new_parent))
             }
+            Call::CopyRange { from, to, .. } => (*from, *to) = (map(*from), map(*to)),
             Call::SetAttr { ino, .. }
             | Call::Open { ino, .. }
             | Call::Release { ino }
             | Call::Write { ino, .. }
+            | Call::Fallocate { ino, .. }
             | Call::SetXattr { ino, .. }
             | Call::RemoveXattr { ino, .. }
             | Call::Fsync { ino }
@@ -172,6 +221,10 @@ impl fmt::Debug for Call {
         match self {
             Call::Create { parent, name, mode } => write!(f, "create({}/{}, {mode:o})", parent.0, text(name)),
             Call::Mkdir { parent, name, mode } => write!(f, "mkdir({}/{}, {mode:o})", parent.0, text(name)),
+            Call::Mknod { parent, name, kind, mode, umask, rdev } => {
+                let name = text(name);
+                write!(f, "mknod({}/{name}, {kind:?}, {mode:o}, umask {umask:o}, device {rdev:#x})", parent.0)
+            }
             Call::Symlink { parent, name, target } => {
                 write!(f, "symlink({}/{} -> {} bytes)", parent.0, text(name), target.len())
             }
@@ -187,6 +240,13 @@ impl fmt::Debug for Call {
             Call::Release { ino } => write!(f, "release({})", ino.0),
             Call::Write { ino, offset, len, seed } => {
                 write!(f, "write({}, {offset}..{}, seed {seed})", ino.0, offset + *len as u64)
+            }
+            Call::Fallocate { ino, offset, len, how } => {
+                write!(f, "fallocate({}, {offset}..{}, {how:?})", ino.0, offset + len)
+            }
+            Call::CopyRange { from, from_offset, to, to_offset, len } => {
+                let (from, to) = (from.0, to.0);
+                write!(f, "copy_range({from} at {from_offset}, {to} at {to_offset}, {len} bytes)")
             }
             Call::SetXattr { ino, name, value, mode } => {
                 write!(f, "setxattr({}, {}, {} bytes, {mode:?})", ino.0, text(name), value.len())

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use varve_fs::{Attr, FileKind, Filesystem, InodeId, ROOT_INODE};
+use varve_fs::{Attr, FileKind, Filesystem, InodeId, ROOT_INODE, SeekTo};
 
-use crate::model::{Body, Content, Inode, Model};
+use crate::model::{Body, Content, Inode, Model, PAGE_BYTES};
 
 /// Bytes read from a file at once: not a power of two of anything, so that reads straddle extents and segments.
 const READ_BYTES: usize = 300 * 1024;
@@ -156,7 +156,7 @@ impl<'a> Walk<'a> {
                 Ok(found) => self.differs(path, format!("points at {}", found.escape_ascii())),
                 Err(error) => self.differs(path, format!("readlink fails: {error}")),
             },
-            Body::Directory { .. } => {}
+            Body::Directory { .. } | Body::Node(..) => {}
         }
     }
 
@@ -218,12 +218,52 @@ impl<'a> Walk<'a> {
             }
             offset += want;
         }
+        if let Err(what) = self.map(ino, content) {
+            self.differs(path, format!("{what} (inode {})", ino.0));
+        }
         match self.fs.read(ino, size, 4096) {
             Ok(bytes) if bytes.is_empty() => {}
             Ok(bytes) => self.differs(path, format!("{} bytes can be read beyond the end", bytes.len())),
             Err(error) => self.differs(path, format!("read at the end fails: {error}")),
         }
     }
+
+    /// Seeking shows as data no page that nobody wrote to, and as a hole none that is not zeros.
+    fn map(&self, ino: InodeId, content: &Content) -> Result<(), String> {
+        let seek = |offset, to| {
+            self.fs.seek(ino, offset, to).map_err(|error| format!("seek {to:?} from {offset} fails: {error}"))
+        };
+        let (size, mut at) = (content.size(), 0);
+        while at < size {
+            let data = seek(at, SeekTo::Data)?.unwrap_or(size);
+            if data < at || data > size {
+                return Err(format!("data after {at} is found at {data} of {size}"));
+            }
+            if let Some(page) = pages(at, data).find(|page| !content.may_be_hole(*page)) {
+                return Err(format!("a hole is shown at {at}..{data}, and page {page} is not zeros"));
+            }
+            if data == size {
+                break;
+            }
+            let hole = seek(data, SeekTo::Hole)?.unwrap_or(0);
+            if hole <= data || hole > size {
+                return Err(format!("a hole after the data at {data} is found at {hole} of {size}"));
+            }
+            if let Some(page) = pages(data, hole).find(|page| !content.may_be_data(*page)) {
+                return Err(format!("data is shown at {data}..{hole}, and nobody wrote to page {page}"));
+            }
+            at = hole;
+        }
+        match (seek(size, SeekTo::Data)?, seek(size, SeekTo::Hole)?) {
+            (None, None) => Ok(()),
+            found => Err(format!("seeking from the end finds {found:?}")),
+        }
+    }
+}
+
+/// Pages of `from..to`, of which the first may be cut.
+fn pages(from: u64, to: u64) -> std::ops::Range<u64> {
+    from / PAGE_BYTES..to.div_ceil(PAGE_BYTES)
 }
 
 /// How `attr` differs from what is expected, in sentences.
@@ -246,6 +286,9 @@ pub fn attr_differences(attr: &Attr, expected: &Inode) -> Vec<String> {
     }
     if attr.kind != FileKind::Directory && attr.size != expected.size() {
         differ("size", attr.size.to_string(), expected.size().to_string());
+    }
+    if attr.rdev != expected.rdev() {
+        differ("device number", format!("{:#x}", attr.rdev), format!("{:#x}", expected.rdev()));
     }
     if attr.kind == FileKind::File && attr.blocks.saturating_mul(512) < attr.size {
         differ("blocks", attr.blocks.to_string(), format!("at least {}", attr.size.div_ceil(512)));

@@ -85,6 +85,7 @@ pub fn judge(
     worked
         .and_then(|()| work(&mut session, calls_after, rng))
         .map_err(|Violation(what)| violation!("after recovery to {end}: {what}\n{}", session.history(40)))?;
+    let history = session.history(40);
     let (second, disk, _) = session.end();
     let mut crashes = 1;
     for _ in 0..crashes_after {
@@ -101,7 +102,8 @@ pub fn judge(
         let during = if cut.events < served { "during" } else { "after" };
         recover(disk.cut(&cut, rng), &expected, setup).map_err(|Violation(what)| {
             violation!(
-                "second crash ({cut}) {during} the recovery to {end} (served at event {served}): {what}"
+                "second crash ({cut}) {during} the recovery to {end} (served at event {served}): {what}\n\
+                 calls after the recovery:\n{history}"
             )
         })?;
         crashes += 1;

@@ -5,9 +5,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use varve_fs::{Caller, InodeId, NAME_BYTES_MAX, RenameMode, SetAttr, SetTime, Timestamp, XattrMode};
+use varve_fs::{
+    Allocate, Caller, FILE_BYTES_MAX, FileKind, InodeId, NAME_BYTES_MAX, RenameMode, SetAttr, SetTime,
+    Timestamp, XattrMode,
+};
 
-use super::{Body, Choice, Inode, Model};
+use super::{Body, Choice, Inode, Model, Punch, acl};
 use crate::call::{Call, fill};
 
 /// A Linux errno.
@@ -15,13 +18,23 @@ pub type Errno = i32;
 
 const EPERM: Errno = 1;
 const ENOENT: Errno = 2;
+const EACCES: Errno = 13;
 const EEXIST: Errno = 17;
 const ENOTDIR: Errno = 20;
 const EISDIR: Errno = 21;
-const EINVAL: Errno = 22;
+pub(super) const EINVAL: Errno = 22;
+const EFBIG: Errno = 27;
+const ENOSPC: Errno = 28;
 const ENAMETOOLONG: Errno = 36;
 const ENOTEMPTY: Errno = 39;
 const ENODATA: Errno = 61;
+const EOPNOTSUPP: Errno = 95;
+
+/// Names and values of one inode together, in bytes, and what each counts besides.
+const XATTRS_BYTES_MAX: usize = 256 << 10;
+const XATTR_OVERHEAD_BYTES: usize = 64;
+/// What lets a program do with a file what only root may.
+pub const CAPABILITY: &[u8] = b"security.capability";
 
 const SET_UID: u32 = 0o4000;
 const SET_GID: u32 = 0o2000;
@@ -36,10 +49,19 @@ pub struct Context {
     pub caller: Caller,
     /// The number the filesystem gave to the inode this call created.
     pub created: InodeId,
-    /// Bytes a write accepted.
+    /// Bytes a write or a copy accepted.
     pub written: usize,
+    /// Size that the file it is about had in memory when the call was made.
+    pub size: u64,
     /// Set when the verb is applied to a logged state, where data of `write` waits for its own place.
     pub logged: bool,
+}
+
+impl Context {
+    /// `mode` after a change of data by the caller.
+    pub fn without_set_ids(&self, mode: u32) -> u32 {
+        if self.caller.uid == 0 { mode } else { without_set_ids(mode) }
+    }
 }
 
 impl Model {
@@ -47,14 +69,22 @@ impl Model {
     pub fn apply(&mut self, call: &Call, cx: &Context) -> Result<(), Errno> {
         match call {
             Call::Create { parent, name, mode } => {
-                self.make(*parent, name, *mode, Body::File(Arc::default()), cx)
+                self.make(*parent, name, (*mode, 0), Body::File(Arc::default()), cx)
             }
             Call::Mkdir { parent, name, mode } => {
                 let body = Body::Directory { entries: Arc::default(), parent: *parent };
-                self.make(*parent, name, *mode, body, cx)
+                self.make(*parent, name, (*mode, 0), body, cx)
+            }
+            Call::Mknod { parent, name, kind, mode, umask, rdev } => {
+                let body = match kind {
+                    FileKind::File => Body::File(Arc::default()),
+                    FileKind::CharDevice | FileKind::BlockDevice => Body::Node(*kind, *rdev),
+                    kind => Body::Node(*kind, 0),
+                };
+                self.make(*parent, name, (*mode, *umask), body, cx)
             }
             Call::Symlink { parent, name, target } => {
-                self.make(*parent, name, 0o777, Body::Symlink(target.as_slice().into()), cx)
+                self.make(*parent, name, (0o777, 0), Body::Symlink(target.as_slice().into()), cx)
             }
             Call::Link { ino, parent, name } => self.link(*ino, *parent, name, cx),
             Call::Unlink { parent, name } => self.unlink(*parent, name, cx),
@@ -80,39 +110,144 @@ impl Model {
                 Ok(())
             }
             Call::Write { ino, offset, len, seed } => {
-                let inode = self.get_mut(*ino).ok_or(ENOENT)?;
-                if inode.entries().is_some() {
-                    return Err(EISDIR);
-                }
-                let content = inode.content_mut().ok_or(EINVAL)?;
-                if !cx.logged && cx.written > 0 {
-                    content.write(*offset, &fill(*seed, *len)[..cx.written]);
-                    inode.mtime.set(cx.now);
-                    inode.ctime.set(cx.now);
-                    clear_set_ids_unless_root(inode, cx.caller);
-                }
-                Ok(())
+                self.file(*ino)?;
+                self.write(*ino, *offset, &fill(*seed, *len)[..cx.written], cx)
             }
-            Call::SetXattr { ino, name, value, mode } => {
-                let inode = self.get_mut(*ino).ok_or(ENOENT)?;
-                match (mode, inode.xattrs.contains_key(name)) {
-                    (XattrMode::Create, true) => return Err(EEXIST),
-                    (XattrMode::Replace, false) => return Err(ENODATA),
-                    _ => {}
+            Call::Fallocate { ino, offset, len, how } => self.fallocate(*ino, *offset, *len, *how, cx),
+            Call::CopyRange { from, from_offset, to, to_offset, len } => {
+                let size = self.file(*from)?;
+                self.file(*to)?;
+                let most = size.saturating_sub(*from_offset).min(*len);
+                let apart = from_offset + most <= *to_offset || to_offset + most <= *from_offset;
+                if from == to && !apart && most > 0 {
+                    return Err(EINVAL);
                 }
-                inode.xattrs.insert(name.clone(), value.clone());
-                inode.ctime.set(cx.now);
-                Ok(())
+                let content = self.get(*from).and_then(Inode::content).expect("it is a file");
+                let bytes = content.read(*from_offset, most.min(cx.written as u64));
+                self.write(*to, *to_offset, &bytes, cx)
             }
+            Call::SetXattr { ino, name, value, mode } => self.set_xattr(*ino, name, value, *mode, cx),
             Call::RemoveXattr { ino, name } => {
                 let inode = self.get_mut(*ino).ok_or(ENOENT)?;
-                inode.xattrs.remove(name).ok_or(ENODATA)?;
-                inode.ctime.set(cx.now);
-                Ok(())
+                if inode.xattrs.remove(name).is_some() {
+                    inode.ctime.set(cx.now);
+                    return Ok(());
+                }
+                // Without a list, what was asked for is there already.
+                if name == acl::ACCESS || name == acl::DEFAULT { Ok(()) } else { Err(ENODATA) }
             }
             Call::Fsync { ino } | Call::FlushFile { ino } => self.get(*ino).map(drop).ok_or(ENOENT),
             Call::Sync | Call::Checkpoint | Call::Maintain | Call::Close => Ok(()),
         }
+    }
+
+    /// The size of a regular file.
+    fn file(&self, ino: InodeId) -> Result<u64, Errno> {
+        let inode = self.get(ino).ok_or(ENOENT)?;
+        match inode.content() {
+            Some(content) => Ok(content.size()),
+            None if inode.entries().is_some() => Err(EISDIR),
+            None => Err(EINVAL),
+        }
+    }
+
+    fn write(&mut self, ino: InodeId, offset: u64, bytes: &[u8], cx: &Context) -> Result<(), Errno> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.drop_capability(ino, cx);
+        let inode = self.get_mut(ino).ok_or(ENOENT)?;
+        let content = inode.content_mut().ok_or(EINVAL)?;
+        if cx.logged {
+            content.spend(offset, bytes.len() as u64);
+            return Ok(());
+        }
+        content.write(offset, bytes);
+        inode.mtime.set(cx.now);
+        inode.ctime.set(cx.now);
+        clear_set_ids_unless_root(inode, cx.caller);
+        Ok(())
+    }
+
+    fn fallocate(
+        &mut self,
+        ino: InodeId,
+        offset: u64,
+        len: u64,
+        how: Allocate,
+        cx: &Context,
+    ) -> Result<(), Errno> {
+        self.file(ino)?;
+        let end = offset + len;
+        if end > FILE_BYTES_MAX {
+            return Err(EFBIG);
+        }
+        if len == 0 {
+            return Err(EINVAL);
+        }
+        self.drop_capability(ino, cx);
+        let inode = self.get_mut(ino).ok_or(ENOENT)?;
+        let content = inode.content_mut().ok_or(EINVAL)?;
+        let grows_to = match how {
+            Allocate::Reserve { keep_size: false } | Allocate::Zero { keep_size: false } if end > cx.size => {
+                end
+            }
+            _ => cx.size,
+        };
+        if !matches!(how, Allocate::Reserve { .. }) {
+            content.punch(&Punch { from: offset, to: end, size: cx.size }, cx.logged);
+        }
+        if how != Allocate::Punch {
+            content.reserve(offset, end);
+        }
+        if grows_to > cx.size {
+            content.truncate(grows_to);
+        }
+        if grows_to > cx.size || !matches!(how, Allocate::Reserve { .. }) {
+            inode.mtime.set(cx.now);
+        }
+        inode.ctime.set(cx.now);
+        clear_set_ids_unless_root(inode, cx.caller);
+        Ok(())
+    }
+
+    /// What is written to, cut or given away loses its capabilities.
+    pub fn drop_capability(&mut self, ino: InodeId, cx: &Context) {
+        let has = |inode: &Inode| inode.xattrs.contains_key(CAPABILITY);
+        if self.get(ino).is_some_and(has)
+            && let Some(inode) = self.get_mut(ino)
+        {
+            inode.xattrs.remove(CAPABILITY);
+            inode.ctime.set(cx.now);
+        }
+    }
+
+    fn set_xattr(
+        &mut self,
+        ino: InodeId,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+        cx: &Context,
+    ) -> Result<(), Errno> {
+        let inode = self.get_mut(ino).ok_or(ENOENT)?;
+        if name == acl::ACCESS || name == acl::DEFAULT {
+            return set_list(inode, name, value, cx);
+        }
+        match (mode, inode.xattrs.contains_key(name)) {
+            (XattrMode::Create, true) => return Err(EEXIST),
+            (XattrMode::Replace, false) => return Err(ENODATA),
+            _ => {}
+        }
+        let others = inode.xattrs.iter().filter(|(other, _)| *other != name);
+        let cost = |name: &[u8], value: &[u8]| name.len() + value.len() + XATTR_OVERHEAD_BYTES;
+        let bytes: usize = others.map(|(name, value)| cost(name, value)).sum();
+        if bytes + cost(name, value) > XATTRS_BYTES_MAX {
+            return Err(ENOSPC);
+        }
+        inode.xattrs.insert(name.to_vec(), value.to_vec());
+        inode.ctime.set(cx.now);
+        Ok(())
     }
 
     fn directory(&self, ino: InodeId) -> Result<&BTreeMap<Vec<u8>, InodeId>, Errno> {
@@ -136,7 +271,7 @@ impl Model {
         &mut self,
         parent: InodeId,
         name: &[u8],
-        mode: u32,
+        (mode, umask): (u32, u32),
         body: Body,
         cx: &Context,
     ) -> Result<(), Errno> {
@@ -148,7 +283,19 @@ impl Model {
             return Err(EEXIST);
         }
         let above = self.get(parent).expect("looked up above");
-        let (mut mode, mut gid) = (mode, cx.caller.gid);
+        let mut xattrs = BTreeMap::new();
+        let default = above.xattrs.get(acl::DEFAULT).filter(|_| !matches!(body, Body::Symlink(_)));
+        let (mut mode, mut gid) = (if default.is_some() { mode } else { mode & !umask }, cx.caller.gid);
+        if let Some(value) = default {
+            let entries = acl::with_mode(&acl::decode(value)?, mode, |entry, bits| entry & bits);
+            mode = mode & 0o7000 | acl::mode(&entries);
+            if !acl::is_minimal(&entries) {
+                xattrs.insert(acl::ACCESS.to_vec(), acl::encode(&entries));
+            }
+            if matches!(body, Body::Directory { .. }) {
+                xattrs.insert(acl::DEFAULT.to_vec(), value.clone());
+            }
+        }
         if above.mode.get() & SET_GID != 0 {
             gid = above.gid;
             if matches!(body, Body::Directory { .. }) {
@@ -164,7 +311,7 @@ impl Model {
             mtime: Choice::new(cx.now),
             ctime: Choice::new(cx.now),
             btime: cx.now,
-            xattrs: BTreeMap::new(),
+            xattrs,
             body,
             opens: 0,
         };
@@ -297,13 +444,16 @@ impl Model {
     }
 
     fn set_attr(&mut self, ino: InodeId, set: &SetAttr, cx: &Context) -> Result<(), Errno> {
+        if set.size.is_some() {
+            self.file(ino)?;
+        }
+        let is_directory = self.get(ino).ok_or(ENOENT)?.entries().is_some();
+        if set.size.is_some() || (set.uid.is_some() || set.gid.is_some()) && !is_directory {
+            self.drop_capability(ino, cx);
+        }
         let inode = self.get_mut(ino).ok_or(ENOENT)?;
         if let Some(size) = set.size {
-            match &mut inode.body {
-                Body::File(content) => Arc::make_mut(content).truncate(size),
-                Body::Directory { .. } => return Err(EISDIR),
-                Body::Symlink(_) => return Err(EINVAL),
-            }
+            inode.content_mut().ok_or(EINVAL)?.set_size(size, cx.size);
             inode.mtime.set(cx.now);
             clear_set_ids_unless_root(inode, cx.caller);
         }
@@ -313,6 +463,9 @@ impl Model {
         }
         if let Some(mode) = set.mode {
             inode.mode.set(mode);
+            if let Some(value) = inode.xattrs.get_mut(acl::ACCESS) {
+                *value = acl::encode(&acl::with_mode(&acl::decode(value)?, mode, |_, bits| bits));
+            }
         }
         inode.uid = set.uid.unwrap_or(inode.uid);
         inode.gid = set.gid.unwrap_or(inode.gid);
@@ -333,6 +486,36 @@ impl Model {
     }
 }
 
+fn set_list(inode: &mut Inode, name: &[u8], value: &[u8], cx: &Context) -> Result<(), Errno> {
+    let entries = acl::decode(value)?;
+    if entries.is_empty() {
+        if inode.xattrs.remove(name).is_some() {
+            inode.ctime.set(cx.now);
+        }
+        return Ok(());
+    }
+    match inode.body {
+        Body::Symlink(_) => return Err(EOPNOTSUPP),
+        Body::Directory { .. } => {}
+        _ if name == acl::DEFAULT => return Err(EACCES),
+        _ => {}
+    }
+    if name == acl::ACCESS {
+        let mut mode = inode.mode.get() & 0o7000 | acl::mode(&entries);
+        if cx.caller.uid != 0 && cx.caller.gid != inode.gid {
+            mode &= !SET_GID;
+        }
+        inode.mode.set(mode);
+    }
+    if name == acl::ACCESS && acl::is_minimal(&entries) {
+        inode.xattrs.remove(name);
+    } else {
+        inode.xattrs.insert(name.to_vec(), value.to_vec());
+    }
+    inode.ctime.set(cx.now);
+    Ok(())
+}
+
 fn clear_set_ids_unless_root(inode: &mut Inode, caller: Caller) {
     if caller.uid != 0 {
         clear_set_ids(inode);
@@ -341,11 +524,12 @@ fn clear_set_ids_unless_root(inode: &mut Inode, caller: Caller) {
 
 fn clear_set_ids(inode: &mut Inode) {
     let mode = inode.mode.get();
-    let mut clear = mode & SET_UID;
-    if mode & GROUP_EXECUTE != 0 {
-        clear |= mode & SET_GID;
+    if without_set_ids(mode) != mode {
+        inode.mode.set(without_set_ids(mode));
     }
-    if clear != 0 {
-        inode.mode.set(mode & !clear);
-    }
+}
+
+fn without_set_ids(mode: u32) -> u32 {
+    let group = if mode & GROUP_EXECUTE != 0 { SET_GID } else { 0 };
+    mode & !(SET_UID | group)
 }

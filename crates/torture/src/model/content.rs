@@ -4,7 +4,7 @@
 //! the two contents went into the log, so a page of a *logged* state may have several that are acceptable; a live
 //! state always has exactly one. Bytes beyond the size are zeros in every page. Knows nothing of the engine.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Bytes in a page.
@@ -23,6 +23,42 @@ struct Slot {
 pub struct Content {
     size: u64,
     pages: BTreeMap<u64, Slot>,
+    /// Absent pages that have space set aside for their first write.
+    reserved: Arc<BTreeSet<u64>>,
+    /// These, and others that may have it: written to, and not logged at a crash.
+    reserved_most: Arc<BTreeSet<u64>>,
+}
+
+/// The range of a punch, as the log sees it: whole pages go at once, parts of a page are written, and wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Punch {
+    /// First byte.
+    pub from: u64,
+    /// Behind the last byte.
+    pub to: u64,
+    /// Size of the file in memory.
+    pub size: u64,
+}
+
+impl Punch {
+    /// The pages that go: also the one that holds the end of the file, of which nothing is left.
+    fn pages(&self) -> std::ops::Range<u64> {
+        let last = if self.size <= self.to { self.to.div_ceil(PAGE_BYTES) } else { self.to / PAGE_BYTES };
+        self.from.div_ceil(PAGE_BYTES)..last.max(self.from.div_ceil(PAGE_BYTES))
+    }
+
+    /// Bytes of page `number` that become zeros.
+    fn within(&self, number: u64) -> std::ops::Range<usize> {
+        let begin = self.from.max(number * PAGE_BYTES) - number * PAGE_BYTES;
+        let end = self.to.min((number + 1) * PAGE_BYTES).saturating_sub(number * PAGE_BYTES);
+        begin.min(PAGE_BYTES) as usize..end.max(begin).min(PAGE_BYTES) as usize
+    }
+}
+
+fn remove_range(set: &mut Arc<BTreeSet<u64>>, range: std::ops::Range<u64>) {
+    if !range.is_empty() && set.range(range.clone()).next().is_some() {
+        Arc::make_mut(set).retain(|number| !range.contains(number));
+    }
 }
 
 fn zeros() -> Page {
@@ -46,6 +82,9 @@ impl Content {
 
     /// Writes `data` at `offset`, growing the file if it ends beyond the size.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
+        let pages = offset / PAGE_BYTES..(offset + data.len() as u64).div_ceil(PAGE_BYTES);
+        self.spend(offset, data.len() as u64);
+        remove_range(&mut self.reserved_most, pages);
         let mut at = offset;
         let mut rest = data;
         while !rest.is_empty() {
@@ -59,6 +98,135 @@ impl Content {
             rest = &rest[n..];
         }
         self.size = self.size.max(at);
+    }
+
+    /// Bytes of `offset..offset + len`, zeros where the file has none.
+    pub fn read(&self, offset: u64, len: u64) -> Vec<u8> {
+        let mut out = Vec::with_capacity(len as usize);
+        let mut at = offset;
+        while at < offset + len {
+            let within = (at % PAGE_BYTES) as usize;
+            let n = ((offset + len - at) as usize).min(PAGE_BYTES as usize - within);
+            out.extend_from_slice(&self.page_bytes(at / PAGE_BYTES)[within..within + n]);
+            at += n as u64;
+        }
+        out
+    }
+
+    /// Punches a hole. In a logged state the bytes of pages that are punched in part wait for their own place.
+    pub fn punch(&mut self, punch: &Punch, logged: bool) {
+        let gone = punch.pages();
+        if !logged {
+            for number in punch.from / PAGE_BYTES..punch.to.div_ceil(PAGE_BYTES) {
+                if let Some(slot) = self.pages.get_mut(&number).filter(|_| !gone.contains(&number)) {
+                    Arc::make_mut(&mut slot.page)[punch.within(number)].fill(0);
+                }
+            }
+        }
+        self.pages.retain(|number, _| !gone.contains(number));
+        remove_range(&mut self.reserved, gone.clone());
+        remove_range(&mut self.reserved_most, gone);
+    }
+
+    /// A punch that may be done in part: each page is as it was or punched, and none has space set aside for sure.
+    pub fn punch_perhaps(&mut self, punch: &Punch) {
+        let pages = punch.from / PAGE_BYTES..punch.to.div_ceil(PAGE_BYTES);
+        for (number, slot) in self.pages.range_mut(pages.clone()) {
+            for page in std::iter::once(&slot.page).chain(&slot.others).cloned().collect::<Vec<_>>() {
+                let mut punched = page;
+                Arc::make_mut(&mut punched)[punch.within(*number)].fill(0);
+                slot.others.push(punched);
+            }
+        }
+        remove_range(&mut self.reserved, pages);
+    }
+
+    /// Which of the two contents of every page of an unfinished punch `bytes`, read at the beginning of its first page,
+    /// are; the first byte that is neither. `self` has been through [`Content::punch_perhaps`].
+    pub fn punch_found(&mut self, punch: &Punch, bytes: &[u8]) -> Result<(), u64> {
+        let first = punch.from / PAGE_BYTES;
+        self.accepts(first * PAGE_BYTES, bytes)?;
+        for (number, chunk) in (first..).zip(bytes.chunks(PAGE_BYTES as usize)) {
+            let zeros = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+            if punch.pages().contains(&number) && zeros(chunk) && !zeros(self.page_bytes(number)) {
+                self.pages.remove(&number);
+            }
+        }
+        self.settle(first * PAGE_BYTES, bytes);
+        Ok(())
+    }
+
+    /// In a logged state: what `live` no longer has of the whole pages of `punch`, and `old` had, has gone.
+    pub fn punch_like(&mut self, punch: &Punch, old: &Content, live: &Content) {
+        for number in punch.pages() {
+            if live.page(number).is_none() && old.page(number).is_some() {
+                self.pages.remove(&number);
+            }
+        }
+        remove_range(&mut self.reserved, punch.pages());
+    }
+
+    /// Sets space aside for the holes of `from..to`.
+    pub fn reserve(&mut self, from: u64, to: u64) {
+        for number in from / PAGE_BYTES..to.div_ceil(PAGE_BYTES) {
+            if !self.pages.contains_key(&number) {
+                Arc::make_mut(&mut self.reserved).insert(number);
+                Arc::make_mut(&mut self.reserved_most).insert(number);
+            }
+        }
+    }
+
+    /// As [`Content::reserve`], but how far it went is not known.
+    pub fn reserve_perhaps(&mut self, from: u64, to: u64) {
+        let pages = from / PAGE_BYTES..to.div_ceil(PAGE_BYTES);
+        Arc::make_mut(&mut self.reserved_most).extend(pages);
+    }
+
+    /// What was set aside for the pages of this range may be gone: they are being written to.
+    pub fn spend(&mut self, offset: u64, len: u64) {
+        remove_range(&mut self.reserved, offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES));
+    }
+
+    /// Nothing is set aside from `size` on.
+    fn cut_reserved(&mut self, size: u64) {
+        for set in [&mut self.reserved, &mut self.reserved_most] {
+            remove_range(set, size.div_ceil(PAGE_BYTES)..u64::MAX);
+        }
+    }
+
+    /// Whether space is set aside for every byte of this range.
+    pub fn is_reserved(&self, offset: u64, len: u64) -> bool {
+        (offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES)).all(|page| self.reserved.contains(&page))
+    }
+
+    /// Pages that have space set aside: at least and at most.
+    pub fn reserved_pages(&self) -> (u64, u64) {
+        (self.reserved.len() as u64, self.reserved_most.len() as u64)
+    }
+
+    /// Pages that have space set aside for sure, ascending.
+    pub fn reserved(&self) -> impl Iterator<Item = u64> + '_ {
+        self.reserved.iter().copied()
+    }
+
+    /// Whether the page may be shown as data: somebody wrote to it.
+    pub fn may_be_data(&self, number: u64) -> bool {
+        self.pages.contains_key(&number)
+    }
+
+    /// Whether the page may be shown as a hole: zeros are acceptable.
+    pub fn may_be_hole(&self, number: u64) -> bool {
+        let zeros = |page: &Page| page.iter().all(|byte| *byte == 0);
+        self.pages.get(&number).is_none_or(|slot| zeros(&slot.page) || slot.others.iter().any(zeros))
+    }
+
+    /// Sets the size as the user of a file that ended at `old_size` in memory sees it: unless the file grows, what was
+    /// set aside beyond the end goes.
+    pub fn set_size(&mut self, size: u64, old_size: u64) {
+        self.truncate(size);
+        if size <= old_size {
+            self.cut_reserved(size);
+        }
     }
 
     /// Sets the size; what lies beyond is gone and reads as zeros if the file grows again.
@@ -91,6 +259,9 @@ impl Content {
                 (None, None) => true,
                 _ => before.page_bytes(number) == after.page_bytes(number),
             };
+            if old.is_some() || new.is_some() {
+                remove_range(&mut self.reserved_most, number..number + 1);
+            }
             match new {
                 None if same => {
                     self.pages.remove(&number);
@@ -102,6 +273,7 @@ impl Content {
                 }
             }
         }
+        self.spend(offset, len);
         if size < self.size {
             self.truncate(size);
         }

@@ -5,6 +5,7 @@
 //! *logged* state (what the log holds at one position: data of `write` is missing until it is logged).
 //! Cloning is cheap, so that there can be one state a log position.
 
+mod acl;
 mod apply;
 mod content;
 
@@ -13,8 +14,9 @@ use std::sync::Arc;
 
 use varve_fs::{FileKind, InodeId, ROOT_INODE, Timestamp};
 
-pub use apply::{Context, Errno};
-pub use content::{Content, PAGE_BYTES};
+pub use acl::{ACCESS, DEFAULT, list as access_list};
+pub use apply::{CAPABILITY, Context, Errno};
+pub use content::{Content, PAGE_BYTES, Punch};
 
 /// A value, and others that are acceptable in its place. In a live state there are no others.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +69,8 @@ pub enum Body {
     },
     /// A target.
     Symlink(Arc<[u8]>),
+    /// A fifo, a socket or a device node with its number.
+    Node(FileKind, u32),
 }
 
 /// One inode.
@@ -96,6 +100,7 @@ impl Inode {
             Body::File(_) => FileKind::File,
             Body::Directory { .. } => FileKind::Directory,
             Body::Symlink(_) => FileKind::Symlink,
+            Body::Node(kind, _) => kind,
         }
     }
     /// Whether an attribute has several acceptable values.
@@ -123,12 +128,19 @@ impl Inode {
             _ => None,
         }
     }
-    /// Size in bytes of a file or of a symlink's target; 0 for directories.
+    /// Size in bytes of a file or of a symlink's target; 0 for what has none.
     pub fn size(&self) -> u64 {
         match &self.body {
             Body::File(content) => content.size(),
             Body::Symlink(target) => target.len() as u64,
-            Body::Directory { .. } => 0,
+            Body::Directory { .. } | Body::Node(..) => 0,
+        }
+    }
+    /// Device number.
+    pub fn rdev(&self) -> u32 {
+        match self.body {
+            Body::Node(_, rdev) => rdev,
+            _ => 0,
         }
     }
 }
@@ -223,6 +235,12 @@ impl Model {
                 _ => self.get_mut(ino).expect("listed above").opens = 0,
             }
         }
+    }
+
+    /// Pages for which space is set aside in all files: at least and at most.
+    pub fn reserved_pages(&self) -> (u64, u64) {
+        let files = self.inodes.iter().filter_map(|(_, inode)| inode.content());
+        files.map(Content::reserved_pages).fold((0, 0), |sum, file| (sum.0 + file.0, sum.1 + file.1))
     }
 
     /// Bytes stored in files, in whole pages, holes left out.

@@ -7,7 +7,8 @@ use crate::call::Call;
 
 fn context(second: i64, created: u64) -> Context {
     let now = Timestamp { seconds: second, nanoseconds: 0 };
-    Context { now, caller: Caller { uid: 5, gid: 6 }, created: InodeId(created), written: 0, logged: false }
+    let (caller, created) = (Caller { uid: 5, gid: 6 }, InodeId(created));
+    Context { now, caller, created, written: 0, size: 0, logged: false }
 }
 
 fn make(model: &mut Model, name: &str, ino: u64, directory: bool) {
@@ -101,8 +102,8 @@ fn logged_state_waits_for_data() {
     logged.get_mut(ino).and_then(Inode::content_mut).unwrap().log(0, 4096, 4096, &before, &before);
     assert_eq!(logged.get(ino).map(Inode::size), Some(4096));
     let cut = Call::SetAttr { ino, set: SetAttr { size: Some(3_000), ..SetAttr::default() } };
-    logged.apply(&cut, &Context { logged: true, ..context(30, 0) }).unwrap();
-    live.apply(&cut, &context(30, 0)).unwrap();
+    logged.apply(&cut, &Context { logged: true, size: 9_000, ..context(30, 0) }).unwrap();
+    live.apply(&cut, &Context { size: 9_000, ..context(30, 0) }).unwrap();
     let content = |model: &Model| model.get(ino).and_then(Inode::content).cloned().unwrap();
     assert!(content(&logged).same(&content(&live)));
     assert_eq!(content(&live).size(), 3_000);

@@ -1,10 +1,12 @@
 //! The session's books: which states the log holds after a call, and what the call has promised.
 
-use varve_fs::{DataLogged, InodeId};
+use std::collections::BTreeSet;
 
-use super::{Session, Violation};
+use varve_fs::{Allocate, DataLogged, InodeId};
+
+use super::{Session, Violation, drops_capability};
 use crate::call::Call;
-use crate::model::{Context, Model};
+use crate::model::{CAPABILITY, Context, Inode, Model, Punch};
 use crate::timeline::Mark;
 use crate::violation;
 
@@ -24,19 +26,24 @@ impl Session {
         }
         let file = call.subject();
         let effect = Context { logged: true, ..*context };
+        if matches!(call, Call::Write { .. } | Call::CopyRange { .. } | Call::Fallocate { .. })
+            && let Some(ino) = file
+        {
+            self.pending.insert(ino);
+        }
+        let (pending, live) = (self.pending.clone(), self.live.clone());
+        let allow_pending = |state: &mut Model| allow_pending(state, &pending, [old, &live]);
         let finished = |plain: &Model| -> Model {
             let mut state = plain.clone();
             if succeeded {
                 // The live model has accepted the call; the logged one knows the same names.
                 let _ = state.apply(call, &effect);
+            } else {
+                log_partial_effect(&mut state, call, &effect, old, &live);
             }
             state
         };
-        if matches!(call, Call::Write { .. })
-            && let Some(ino) = file
-        {
-            self.pending.insert(ino);
-        }
+        let drops = drops_capability(call, old);
         let visible = succeeded && is_logged_verb(call);
         let mut plain = self.logged.clone();
         if after == before {
@@ -47,16 +54,57 @@ impl Session {
                 ));
             }
             let state = finished(&plain);
-            if visible && changes_what_is_seen(call, old, &self.live) {
+            let changed = visible && changes_what_is_seen(call, old, &live);
+            if changed || drops && succeeded || !same_bytes(call, &state, &plain) {
                 return Err(violation!("{call:?} changed something and has no place in the log ({after})"));
             }
-            self.logged = state;
+            // Bytes zeroed inside a page wait, and so do the times they bring.
+            if !matches!(call, Call::Fallocate { .. }) {
+                self.logged = state;
+            }
             return Ok(());
         }
-        let between =
-            |plain: &Model| if visible { vec![plain.clone(), finished(plain)] } else { vec![plain.clone()] };
+        // What the log may hold before the call is done: nothing of it, a part, or all.
+        let between = |plain: &Model| {
+            let mut states = vec![plain.clone()];
+            if drops && let Some(ino) = file {
+                let mut state = plain.clone();
+                let times = state.get(ino).map(|inode| inode.ctime.clone());
+                state.drop_capability(ino, &effect);
+                if let (Some(inode), Some(times)) = (state.get_mut(ino), times) {
+                    inode.ctime = times;
+                    inode.ctime.allow(effect.now);
+                }
+                states.push(state);
+            }
+            if let Call::Fallocate { ino, offset, len, how, .. } = call
+                && !matches!(how, Allocate::Reserve { .. })
+            {
+                let punch = Punch { from: *offset, to: offset + len, size: context.size };
+                for state in &mut states {
+                    if let Some(content) = state.get_mut(*ino).and_then(Inode::content_mut) {
+                        content.punch_perhaps(&punch);
+                    }
+                }
+            }
+            if let Call::Fallocate { ino, offset, len, how, .. } = call
+                && *how != Allocate::Punch
+            {
+                for state in &mut states {
+                    if let Some(content) = state.get_mut(*ino).and_then(Inode::content_mut) {
+                        content.reserve_perhaps(*offset, offset + len);
+                    }
+                }
+            }
+            if visible {
+                let mut state = finished(plain);
+                allow_pending(&mut state);
+                states.push(state);
+            }
+            states
+        };
         if before + 1 < after {
-            self.allow_pending(&mut plain, old);
+            allow_pending(&mut plain);
             self.timeline.expect(before + 1, between(&plain));
         }
         let mut last = None;
@@ -68,37 +116,23 @@ impl Session {
             if lsn == after && visible {
                 // In the same transaction as the verb itself: what the file holds after it.
                 let state = last.get_or_insert_with(|| finished(&plain));
-                let live = &self.live;
-                Self::log_data(state, event, live, live)?;
+                Self::log_data(state, event, &live, &live)?;
                 continue;
             }
-            Self::log_data(&mut plain, event, old, &self.live)?;
-            self.allow_pending(&mut plain, old);
+            Self::log_data(&mut plain, event, old, &live)?;
+            allow_pending(&mut plain);
             if lsn < after {
                 self.timeline.expect(lsn, between(&plain));
             }
         }
         let mut state = last.unwrap_or_else(|| finished(&plain));
-        self.allow_pending(&mut state, old);
+        allow_pending(&mut state);
         if succeeded {
             self.verify_growth(call, &state, old)?;
         }
         self.timeline.expect(after, vec![state.clone()]);
         self.logged = state;
         Ok(())
-    }
-
-    /// Times and set-id bits of files that were written may come into the log with anything that touches them.
-    fn allow_pending(&self, state: &mut Model, old: &Model) {
-        for ino in &self.pending {
-            let Some(mut inode) = state.get(*ino).cloned() else { continue };
-            for seen in [old.get(*ino), self.live.get(*ino)].into_iter().flatten() {
-                inode.mode.allow(seen.mode.get());
-                inode.mtime.allow(seen.mtime.get());
-                inode.ctime.allow(seen.ctime.get());
-            }
-            *state.get_mut(*ino).expect("looked up above") = inode;
-        }
     }
 
     fn log_data(state: &mut Model, event: &DataLogged, old: &Model, live: &Model) -> Result<(), Violation> {
@@ -215,6 +249,7 @@ fn is_logged_verb(call: &Call) -> bool {
     !matches!(
         call,
         Call::Write { .. }
+            | Call::CopyRange { .. }
             | Call::Open { truncate: false, .. }
             | Call::Release { .. }
             | Call::Fsync { .. }
@@ -231,7 +266,57 @@ fn changes_what_is_seen(call: &Call, old: &Model, live: &Model) -> bool {
     match call {
         Call::Rename { parent, name, .. } => old.lookup(*parent, name) != live.lookup(*parent, name),
         Call::SetAttr { set, .. } => *set != varve_fs::SetAttr::default(),
+        // Bytes that are zeroed inside a page wait; whole pages are compared by themselves.
+        Call::Fallocate { .. } => false,
+        Call::SetXattr { ino, .. } | Call::RemoveXattr { ino, .. } => {
+            let seen = |model: &Model| model.get(*ino).map(|inode| (inode.xattrs.clone(), inode.mode.get()));
+            seen(old) != seen(live)
+        }
         Call::Open { ino, truncate: true } => old.get(*ino).is_some_and(|inode| inode.size() > 0),
         _ => true,
+    }
+}
+
+/// Whether two logged states have the same bytes in the file that `call` is about.
+fn same_bytes(call: &Call, state: &Model, plain: &Model) -> bool {
+    let content = |model: &Model| call.subject().and_then(|ino| model.get(ino)?.content().cloned());
+    match (content(state), content(plain)) {
+        (Some(state), Some(plain)) => state.same(&plain),
+        _ => true,
+    }
+}
+
+/// What a call that was refused for lack of space has brought into the log.
+fn log_partial_effect(state: &mut Model, call: &Call, effect: &Context, old: &Model, live: &Model) {
+    let Some(ino) = call.subject() else { return };
+    let has = |model: &Model| model.get(ino).is_some_and(|inode| inode.xattrs.contains_key(CAPABILITY));
+    if has(old) && !has(live) {
+        state.drop_capability(ino, effect);
+    }
+    let content = |model: &Model| model.get(ino).and_then(Inode::content).cloned();
+    if let Call::Fallocate { offset, len, how, .. } = call
+        && let (Some(old), Some(live)) = (content(old), content(live))
+        && let Some(content) = state.get_mut(ino).and_then(Inode::content_mut)
+    {
+        let punch = Punch { from: *offset, to: offset + len, size: effect.size };
+        if !matches!(how, Allocate::Reserve { .. }) {
+            content.punch_like(&punch, &old, &live);
+        }
+        if *how != Allocate::Punch {
+            content.reserve_perhaps(*offset, offset + len);
+        }
+    }
+}
+
+/// Times and set-id bits of files that were written may come into the log with anything that touches them.
+fn allow_pending(state: &mut Model, pending: &BTreeSet<InodeId>, seen: [&Model; 2]) {
+    for ino in pending {
+        let Some(mut inode) = state.get(*ino).cloned() else { continue };
+        for seen in seen.iter().filter_map(|model| model.get(*ino)) {
+            inode.mode.allow(seen.mode.get());
+            inode.mtime.allow(seen.mtime.get());
+            inode.ctime.allow(seen.ctime.get());
+        }
+        *state.get_mut(*ino).expect("looked up above") = inode;
     }
 }

@@ -12,12 +12,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use varve_fs::{Filesystem, FsError, InodeId};
+use varve_fs::{Allocate, Filesystem, FsError, InodeId, NewInode};
 
 use crate::call::{Call, fill};
 use crate::compare::{attr_differences, compare};
 use crate::disk::Disk;
-use crate::model::{Context, Errno, Model};
+use crate::model::{CAPABILITY, Content, Context, Errno, Inode, Model, PAGE_BYTES, Punch};
 use crate::timeline::{Mark, Timeline};
 use opened::Logged;
 pub use opened::{Opened, Setup, StepClock};
@@ -25,8 +25,33 @@ pub use opened::{Opened, Setup, StepClock};
 const ENOSPC: Errno = 28;
 /// With this much free no call may be refused for lack of space, in bytes: it covers what splitting nodes may need.
 const REFUSAL_FREE_BYTES_MAX: u64 = 64 << 10;
+/// What setting a page aside may take: it, and its share of what describes it.
+const RESERVED_PAGE_BYTES_MAX: u64 = 2 * PAGE_BYTES + 512;
 /// EEXIST, ENOTDIR, EISDIR, EINVAL, ENOTEMPTY.
 const RENAME_REFUSALS: [Errno; 5] = [17, 20, 21, 22, 39];
+
+/// Whether `call` takes `security.capability` from its file first, and the file has it in `old`.
+fn drops_capability(call: &Call, old: &Model) -> bool {
+    let Some(inode) = call.subject().and_then(|ino| old.get(ino)) else { return false };
+    let source = match call {
+        Call::CopyRange { from, .. } => old.get(*from).map_or(0, Inode::size),
+        _ => 0,
+    };
+    inode.xattrs.contains_key(CAPABILITY) && call.drops_capability(inode.entries().is_some(), source)
+}
+
+/// What must be free beyond [`REFUSAL_FREE_BYTES_MAX`] for `call` to be accepted.
+fn wanted_bytes(call: &Call, content: Option<&Content>) -> u64 {
+    match call {
+        Call::Fallocate { offset, len, .. } => {
+            let pages = offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES);
+            let holes = pages.filter(|page| content.is_none_or(|content| content.may_be_hole(*page)));
+            holes.count() as u64 * RESERVED_PAGE_BYTES_MAX
+        }
+        Call::SetXattr { value, .. } => 8 * value.len() as u64,
+        _ => 0,
+    }
+}
 
 /// A promise that was broken, in words.
 #[derive(Clone, Debug)]
@@ -112,6 +137,10 @@ impl Session {
         Ok(match call {
             Call::Create { parent, name, mode } => (fs.create(caller, *parent, name, *mode)?.ino, 0),
             Call::Mkdir { parent, name, mode } => (fs.mkdir(caller, *parent, name, *mode)?.ino, 0),
+            Call::Mknod { parent, name, kind, mode, umask, rdev } => {
+                let new = NewInode { kind: *kind, mode: *mode, umask: *umask, rdev: *rdev };
+                (fs.make(caller, *parent, name, new)?.ino, 0)
+            }
             Call::Symlink { parent, name, target } => (fs.symlink(caller, *parent, name, target)?.ino, 0),
             Call::Link { ino, parent, name } => fs.link(*ino, *parent, name).map(|_| none)?,
             Call::Unlink { parent, name } => fs.unlink(*parent, name).map(|()| none)?,
@@ -125,8 +154,15 @@ impl Session {
             Call::Write { ino, offset, len, seed } => {
                 (InodeId(0), fs.write(caller, *ino, *offset, &fill(*seed, *len))?)
             }
+            Call::Fallocate { ino, offset, len, how } => {
+                fs.fallocate(caller, *ino, *offset, *len, *how).map(|()| none)?
+            }
+            Call::CopyRange { from, from_offset, to, to_offset, len } => {
+                let copied = fs.copy_range(caller, (*from, *from_offset), (*to, *to_offset), *len)?;
+                (InodeId(0), copied as usize)
+            }
             Call::SetXattr { ino, name, value, mode } => {
-                fs.setxattr(*ino, name, value, *mode).map(|()| none)?
+                fs.setxattr_as(caller, *ino, name, value, *mode).map(|()| none)?
             }
             Call::RemoveXattr { ino, name } => fs.removexattr(*ino, name).map(|()| none)?,
             Call::Fsync { ino } => fs.fsync(*ino).map(|()| none)?,
@@ -152,8 +188,9 @@ impl Session {
 
         let (created, written) = result.as_ref().map_or((InodeId(0), 0), |done| *done);
         self.timeline.called(before, call, created);
-        let context = Context { now, caller: self.setup.caller, created, written, logged: false };
         let old = self.live.clone();
+        let size = call.subject().and_then(|ino| old.get(ino)).map_or(0, Inode::size);
+        let context = Context { now, caller: self.setup.caller, created, written, size, logged: false };
         if created.0 != 0 && old.get(created).is_some() {
             return Err(violation!("{call:?} gave inode {}, which is in use", created.0));
         }
@@ -161,6 +198,9 @@ impl Session {
         self.judge(call, &old, &result, expected, written)?;
         if errno != 0 {
             self.live = old.clone();
+            if errno == ENOSPC && expected != Err(ENOSPC) {
+                self.take_partial_effect(call, &context)?;
+            }
         }
         self.record(call, &context, &old, (before, after), events, errno == 0)?;
         self.promise(call, (before, after), errno == 0)?;
@@ -178,6 +218,45 @@ impl Session {
         }
     }
 
+    /// What a call that was refused for lack of space may have done, and has done.
+    fn take_partial_effect(&mut self, call: &Call, context: &Context) -> Result<(), Violation> {
+        let Some(ino) = call.subject() else { return Ok(()) };
+        if drops_capability(call, &self.live) {
+            self.live.drop_capability(ino, context);
+        }
+        let Call::Fallocate { offset, len, how, .. } = call else { return Ok(()) };
+        let fails = |error: FsError| violation!("after {call:?}: {error}");
+        let (from, to) = (*offset, offset + len);
+        let punch = Punch { from, to, size: context.size };
+        let first = from / PAGE_BYTES * PAGE_BYTES;
+        // Whole pages, so that they can be told apart.
+        let end = to.next_multiple_of(PAGE_BYTES).min(context.size);
+        let found = self.fs.read(ino, first, end.saturating_sub(first) as usize);
+        let (found, attr) = (found.map_err(fails)?, self.fs.getattr(ino).map_err(fails)?);
+        let Some(inode) = self.live.get_mut(ino) else { return Ok(()) };
+        let mut mode = inode.mode.clone();
+        mode.allow(context.without_set_ids(mode.get()));
+        inode.mtime.allow(context.now);
+        inode.ctime.allow(context.now);
+        if !mode.accepts(attr.mode) || !inode.mtime.accepts(attr.mtime) || !inode.ctime.accepts(attr.ctime) {
+            return Err(violation!("after {call:?}, refused: {attr:?}"));
+        }
+        inode.mode.set(attr.mode);
+        inode.mtime.set(attr.mtime);
+        inode.ctime.set(attr.ctime);
+        let Some(content) = inode.content_mut() else { return Ok(()) };
+        if !matches!(how, Allocate::Reserve { .. }) {
+            content.punch_perhaps(&punch);
+            content
+                .punch_found(&punch, &found)
+                .map_err(|at| violation!("after {call:?}, refused, byte {at} is neither old nor zero"))?;
+        }
+        if *how != Allocate::Punch {
+            content.reserve_perhaps(from, to);
+        }
+        Ok(())
+    }
+
     fn judge(
         &self,
         call: &Call,
@@ -186,16 +265,32 @@ impl Session {
         expected: Result<(), Errno>,
         written: usize,
     ) -> Result<(), Violation> {
-        let size = call.subject().and_then(|ino| old.get(ino)).map_or(0, |inode| inode.size());
-        match (result, expected) {
-            (Ok(_), Ok(())) => {
-                if let Call::Write { len, .. } = call
-                    && (written > *len || written == 0 && *len > 0 || written < *len && !self.setup.tight)
-                {
-                    return Err(violation!("{call:?} accepted {written} bytes"));
-                }
-                Ok(())
+        let subject = call.subject().and_then(|ino| old.get(ino));
+        let size = subject.map_or(0, Inode::size);
+        let content = subject.and_then(Inode::content);
+        let set_aside = match call {
+            Call::Write { offset, len, .. } => content.is_some_and(|c| c.is_reserved(*offset, *len as u64)),
+            _ => false,
+        };
+        let whole = match call {
+            Call::Write { len, .. } => Some(*len),
+            Call::CopyRange { from, from_offset, len, .. } => {
+                let size = old.get(*from).map_or(0, Inode::size);
+                Some(size.saturating_sub(*from_offset).min(*len) as usize)
             }
+            _ => None,
+        };
+        match (result, expected) {
+            (Ok(_), Ok(())) => match whole {
+                Some(whole)
+                    if written > whole
+                        || written == 0 && whole > 0
+                        || written < whole && (!self.setup.tight || set_aside) =>
+                {
+                    Err(violation!("{call:?} accepted {written} bytes of {whole}"))
+                }
+                _ => Ok(()),
+            },
             (Ok(_), Err(errno)) => Err(violation!("{call:?} succeeded, expected errno {errno}")),
             (Err(error), Err(errno)) if error.errno() == errno => Ok(()),
             // Which of several reasons to refuse a rename is named first is left open by POSIX.
@@ -206,9 +301,12 @@ impl Session {
                     error.errno()
                 )),
             },
+            (Err(error), _) if error.errno() == ENOSPC && set_aside => {
+                Err(violation!("{call:?} fails with {error}, and space was set aside for it"))
+            }
             (Err(error), _) if error.errno() == ENOSPC && self.setup.tight && !call.must_have_space(size) => {
                 let free = self.fs.space().free_bytes;
-                if free > REFUSAL_FREE_BYTES_MAX {
+                if free > REFUSAL_FREE_BYTES_MAX + wanted_bytes(call, content) {
                     return Err(violation!(
                         "{call:?} is refused for lack of space while {free} bytes are free"
                     ));
@@ -263,9 +361,11 @@ impl Session {
             space.free_bytes,
         ];
         let sum: u64 = parts.iter().sum();
-        if space.reserved_bytes != 0 {
+        let (least, most) = self.live.reserved_pages();
+        let (least, most) = (least * PAGE_BYTES, most * RESERVED_PAGE_BYTES_MAX);
+        if space.reserved_bytes < least || space.reserved_bytes > most {
             return Err(violation!(
-                "with nothing to write, {} bytes are reserved: {space:?}",
+                "with nothing to write, {} bytes are reserved, not {least} to {most}: {space:?}",
                 space.reserved_bytes
             ));
         }

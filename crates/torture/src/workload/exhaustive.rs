@@ -3,10 +3,11 @@
 //! The tree: `/a` (10,000 bytes: extents), `/b` (100 bytes: inside its inode record), `/d/e` (5,000 bytes), the empty
 //! directory `/s`, and `/c`, a second name of `/d/h`.
 
-use varve_fs::{InodeId, ROOT_INODE, RenameMode, SetAttr, SetTime, Timestamp, XattrMode};
+use varve_fs::{Allocate, FileKind, InodeId, ROOT_INODE, RenameMode, SetAttr, SetTime, Timestamp, XattrMode};
 use varve_sim::Rng;
 
 use crate::call::Call;
+use crate::model::{ACCESS, CAPABILITY, DEFAULT, access_list};
 use crate::session::{Session, Violation};
 
 /// What makes the state durable after an operation.
@@ -60,12 +61,23 @@ pub enum Operation {
     SetMode,
     SetTimesAndOwner,
     OverwriteInOneBatch,
+    MakeNode,
+    SetAccessList,
+    SetDefaultListAndCreate,
+    SetCapabilityAndWrite,
+    ReserveBeyondEnd,
+    ReserveAndGrow,
+    PunchInside,
+    PunchToEnd,
+    ZeroInside,
+    CopyBetweenFiles,
+    CopyInside,
 }
 
 use Operation::*;
 
 /// Every operation.
-pub const OPERATIONS: [Operation; 33] = [
+pub const OPERATIONS: [Operation; 44] = [
     CreateInRoot,
     CreateBelow,
     WriteExtent,
@@ -99,6 +111,17 @@ pub const OPERATIONS: [Operation; 33] = [
     SetMode,
     SetTimesAndOwner,
     OverwriteInOneBatch,
+    MakeNode,
+    SetAccessList,
+    SetDefaultListAndCreate,
+    SetCapabilityAndWrite,
+    ReserveBeyondEnd,
+    ReserveAndGrow,
+    PunchInside,
+    PunchToEnd,
+    ZeroInside,
+    CopyBetweenFiles,
+    CopyInside,
 ];
 
 /// How many sequences of one or two operations there are.
@@ -337,6 +360,74 @@ fn perform(
             session.must(&Call::Write { ino: first, offset: 4_096, len: 4_096, seed: 300 + step })?;
             Ok(Some(first))
         }
+        MakeNode => {
+            let (kind, rdev) = [(FileKind::Fifo, 0), (FileKind::BlockDevice, 0x0801)][(step % 2) as usize];
+            session.call(&Call::Mknod {
+                parent: root,
+                name: fresh("p"),
+                kind,
+                mode: 0o660,
+                umask: 0o022,
+                rdev,
+            })?;
+            Ok(session.live().lookup(root, &fresh("p")))
+        }
+        SetAccessList => on(session, a, &|ino| Call::SetXattr {
+            ino,
+            name: ACCESS.to_vec(),
+            value: access_list(0o640, &[(1000, 6)], &[(7, step as u16)], 4),
+            mode: XattrMode::Set,
+        }),
+        SetDefaultListAndCreate => {
+            let Some(d) = d else { return Ok(None) };
+            let (name, value) = (DEFAULT.to_vec(), access_list(0o750, &[(1000, 7)], &[], 5));
+            session.call(&Call::SetXattr { ino: d, name, value, mode: XattrMode::Set })?;
+            let (parent, name, mode, umask) = (d, fresh("l"), 0o666, 0o022);
+            session.call(&Call::Mknod { parent, name, kind: FileKind::File, mode, umask, rdev: 0 })?;
+            Ok(session.live().lookup(d, &fresh("l")))
+        }
+        SetCapabilityAndWrite => {
+            let capability = |ino| Call::SetXattr {
+                ino,
+                name: CAPABILITY.to_vec(),
+                value: vec![step as u8; 20],
+                mode: XattrMode::Set,
+            };
+            on(session, b, &capability)?;
+            on(session, b, &|ino| Call::Write { ino, offset: 10, len: 10, seed: step })
+        }
+        ReserveBeyondEnd => {
+            let how = Allocate::Reserve { keep_size: true };
+            on(session, a, &|ino| Call::Fallocate { ino, offset: 5_000, len: 30_000, how })
+        }
+        ReserveAndGrow => {
+            let how = Allocate::Reserve { keep_size: false };
+            on(session, b, &|ino| Call::Fallocate { ino, offset: 50, len: 9_000 + step, how })
+        }
+        PunchInside => on(session, a, &|ino| Call::Fallocate {
+            ino,
+            offset: 1_000,
+            len: 8_000 - step,
+            how: Allocate::Punch,
+        }),
+        PunchToEnd => {
+            on(session, a, &|ino| Call::Fallocate { ino, offset: 4_096, len: 40_000, how: Allocate::Punch })
+        }
+        ZeroInside => {
+            let how = Allocate::Zero { keep_size: step == 1 };
+            on(session, a, &|ino| Call::Fallocate { ino, offset: 3_000, len: 9_500, how })
+        }
+        CopyBetweenFiles => {
+            let Some(from) = h else { return Ok(None) };
+            on(session, a, &|to| Call::CopyRange { from, from_offset: 100, to, to_offset: 6_000, len: 8_000 })
+        }
+        CopyInside => on(session, a, &|ino| Call::CopyRange {
+            from: ino,
+            from_offset: 0,
+            to: ino,
+            to_offset: 5_000,
+            len: 4_500,
+        }),
         SetTimesAndOwner => {
             let at = |seconds| Some(SetTime::At(Timestamp { seconds, nanoseconds: 999_999_999 }));
             let set = SetAttr {

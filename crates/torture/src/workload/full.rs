@@ -1,11 +1,12 @@
 //! A pool filled to its last block: refusals change nothing, what frees space never fails, no accepted write is lost,
-//! and when everything has been deleted everything fits again.
+//! what was set aside is there, and when everything has been deleted everything fits again.
 
-use varve_fs::{Caller, InodeId, ROOT_INODE, SetAttr};
+use varve_fs::{Allocate, Caller, InodeId, ROOT_INODE, SetAttr};
 use varve_sim::Rng;
 
 use super::random::{Character, Generator};
 use crate::call::Call;
+use crate::model::{Inode, PAGE_BYTES};
 use crate::session::{Session, Setup, Violation};
 use crate::violation;
 
@@ -27,7 +28,11 @@ pub fn setup(seed: u64) -> Setup {
 /// Makes the calls of workload `seed`.
 pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
     let mut rng = Rng::new(seed ^ 0x1f);
+    set_aside(session, &mut rng)?;
     let first = fill_up(session, &mut rng)?;
+    if rng.below(4) > 0 {
+        spend(session, &mut rng)?;
+    }
 
     // Work on the full pool.
     let character = Character {
@@ -54,9 +59,66 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
     session.must(&Call::Maintain)?;
     session.must(&Call::Checkpoint)?;
     let again = fill_up(session, &mut rng)?;
-    // Both fills end with small files, so the two totals differ by what one file of a size may leave.
+    // What was set aside is free for everybody now. Both fills end with small files, so the two totals differ by what one file of a size may leave.
     if again + (3 << 20) < first {
         return Err(violation!("a pool that held {first} bytes holds {again} after everything was deleted"));
+    }
+    Ok(())
+}
+
+/// Reserves parts of a few files: new ones, small ones, ones that end inside a block.
+fn set_aside(session: &mut Session, rng: &mut Rng) -> Result<(), Violation> {
+    for number in 0..rng.below(4) {
+        let name = format!("reserved-{number}").into_bytes();
+        session.must(&Call::Create { parent: ROOT_INODE, name: name.clone(), mode: 0o644 })?;
+        let ino = session.live().lookup(ROOT_INODE, &name).expect("created");
+        let len = [0, 700, 9_000, 300_000][rng.index(4)];
+        if len > 0 {
+            session.must(&Call::Write { ino, offset: 0, len, seed: number })?;
+        }
+        if rng.below(2) == 0 {
+            session.must(&Call::Fsync { ino })?;
+        }
+        if rng.below(2) == 0 {
+            let size = Some(rng.below(len as u64 + 1));
+            session.must(&Call::SetAttr { ino, set: SetAttr { size, ..SetAttr::default() } })?;
+        }
+        for _ in 0..1 + rng.below(3) {
+            let keep_size = rng.below(2) == 0;
+            let longest = [20_000, 4_000_000][rng.index(2)];
+            let (offset, len) = (rng.below(400_000), 1 + rng.below(longest));
+            let how = [Allocate::Reserve { keep_size }, Allocate::Zero { keep_size }][rng.index(2)];
+            session.must(&Call::Fallocate { ino, offset, len, how })?;
+        }
+    }
+    match rng.below(3) {
+        0 => session.must(&Call::Sync),
+        1 => session.must(&Call::Checkpoint),
+        _ => Ok(()),
+    }
+}
+
+/// Writes to much of what is set aside, in any order; the session sees to it that nothing of that is refused.
+fn spend(session: &mut Session, rng: &mut Rng) -> Result<(), Violation> {
+    let files: Vec<InodeId> =
+        session.live().inodes().filter(|(_, inode)| inode.content().is_some()).map(|(ino, _)| ino).collect();
+    let (together, turns) = (1 + rng.below(60), 10 + rng.below(300));
+    for ino in files {
+        for turn in 0..turns {
+            let content = session.live().get(ino).and_then(Inode::content);
+            let pages: Vec<u64> = content.into_iter().flat_map(|content| content.reserved()).collect();
+            let Some(first) = rng.pick(&pages).copied() else { break };
+            let run =
+                (0..together).take_while(|more| pages.binary_search(&(first + more)).is_ok()).count() as u64;
+            let (skip, cut) = if rng.below(2) == 0 { (0, 0) } else { (rng.below(2_000), rng.below(2_000)) };
+            let (offset, len) = (first * PAGE_BYTES + skip, (run * PAGE_BYTES - skip - cut) as usize);
+            session.must(&Call::Write { ino, offset, len, seed: turn })?;
+            match rng.below(40) {
+                0 => session.must(&Call::Fsync { ino })?,
+                1 => session.must(&Call::Checkpoint)?,
+                _ => {}
+            }
+        }
     }
     Ok(())
 }

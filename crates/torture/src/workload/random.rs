@@ -1,17 +1,23 @@
 //! Long sequences drawn by weight: a growing tree, files that cross from inline to extents and past what may ride
 //! with the log, open and unlinked files, checkpoints and background work at random.
 
-use varve_fs::{Caller, FileKind, InodeId, ROOT_INODE, RenameMode, SetAttr, SetTime, Timestamp, XattrMode};
+use varve_fs::{
+    Allocate, Caller, FileKind, InodeId, ROOT_INODE, RenameMode, SetAttr, SetTime, Timestamp, XattrMode,
+};
 use varve_sim::Rng;
 
 use crate::call::Call;
-use crate::model::Model;
+use crate::model::{ACCESS, CAPABILITY, DEFAULT, Inode, Model, PAGE_BYTES, access_list};
 use crate::session::{Session, Setup, Violation};
 
 /// Files and directories beyond which more are removed than made.
 const INODES_MAX: usize = 160;
 /// Bytes in files beyond which writes stay small.
 const STORED_BYTES_MAX: u64 = 14 << 20;
+/// Bytes set aside beyond which reservations stay small.
+const RESERVED_BYTES_MAX: u64 = 8 << 20;
+/// A copy is made in pieces of this size, and a page across two of them may be logged between the two.
+const COPY_PIECE_BYTES: u64 = 1 << 20;
 
 /// How often things happen in one workload; drawn by its seed, so that workloads differ in character.
 #[derive(Clone, Copy, Debug)]
@@ -181,7 +187,20 @@ impl Generator {
             name: this.name(rng),
             mode: [0o644, 0o755, 0o6755][rng.index(3)],
         };
-        match rng.below(100) {
+        match rng.below(120) {
+            100..104 if !crowded => self.node(directory, rng),
+            104..111 => match file {
+                Some(ino) => self.allocate(model, ino, rng),
+                None => fallback(self, rng),
+            },
+            111..115 => match (file, pick(rng, &tree.files)) {
+                (Some(from), Some(to)) => self.copy(model, from, to, rng),
+                _ => fallback(self, rng),
+            },
+            115..119 => match pick(rng, &tree.names) {
+                Some((_, _, ino)) => special_xattr(model, ino, rng),
+                None => fallback(self, rng),
+            },
             0..16 if !crowded => fallback(self, rng),
             16..21 if !crowded => Call::Mkdir {
                 parent: directory,
@@ -255,6 +274,51 @@ impl Generator {
         }
     }
 
+    fn node(&mut self, parent: InodeId, rng: &mut Rng) -> Call {
+        let kinds =
+            [FileKind::Fifo, FileKind::Socket, FileKind::CharDevice, FileKind::BlockDevice, FileKind::File];
+        Call::Mknod {
+            parent,
+            name: self.name(rng),
+            kind: kinds[rng.index(5)],
+            mode: [0o666, 0o600, 0o4777][rng.index(3)],
+            umask: [0, 0o022, 0o077][rng.index(3)],
+            rdev: rng.below(1 << 32) as u32,
+        }
+    }
+
+    fn allocate(&mut self, model: &Model, ino: InodeId, rng: &mut Rng) -> Call {
+        let size = model.get(ino).map_or(0, Inode::size);
+        let keep_size = rng.below(2) == 0;
+        let how = match rng.below(5) {
+            0 | 1 => Allocate::Reserve { keep_size },
+            2 => Allocate::Zero { keep_size },
+            _ => Allocate::Punch,
+        };
+        let crowded = model.reserved_pages().1 * PAGE_BYTES > RESERVED_BYTES_MAX;
+        let longest = if crowded { 5_000 } else { [200, 5_000, 40_000, 1_500_000][rng.index(4)] };
+        let (mut offset, mut len) = (rng.below(size + 20_000), 1 + rng.below(longest));
+        match rng.below(4) {
+            0 => (offset, len) = (offset / PAGE_BYTES * PAGE_BYTES, len.next_multiple_of(PAGE_BYTES)),
+            // To the end, or across it.
+            1 => (offset, len) = (size.saturating_sub(len), len + rng.below(3) * 1_000),
+            _ => {}
+        }
+        Call::Fallocate { ino, offset, len, how }
+    }
+
+    fn copy(&mut self, model: &Model, from: InodeId, to: InodeId, rng: &mut Rng) -> Call {
+        let size = |ino| model.get(ino).map_or(0, Inode::size);
+        let most = if model.stored_bytes() > STORED_BYTES_MAX { 4_000 } else { 3 << 20 };
+        let len = 1 + rng.below(most.min(size(from) + 1_000));
+        let from_offset = if rng.below(3) == 0 { 0 } else { rng.below(size(from) + 1) };
+        let mut to_offset = if rng.below(3) == 0 { size(to) } else { rng.below(size(to) + 10_000) };
+        if len > COPY_PIECE_BYTES {
+            to_offset = to_offset / PAGE_BYTES * PAGE_BYTES;
+        }
+        Call::CopyRange { from, from_offset, to, to_offset, len }
+    }
+
     fn write(&mut self, model: &Model, ino: InodeId, rng: &mut Rng) -> Call {
         let size = model.get(ino).map_or(0, |inode| inode.size());
         let mut most = self.character.write_bytes_max;
@@ -309,4 +373,25 @@ fn attributes(model: &Model, ino: InodeId, rng: &mut Rng) -> Call {
         _ => set.atime = Some(SetTime::At(Timestamp { seconds: rng.below(1 << 31) as i64, nanoseconds: 0 })),
     }
     Call::SetAttr { ino, set }
+}
+
+/// Attributes that mean something: access control lists, capabilities, those that only root or the kernel sets.
+fn special_xattr(model: &Model, ino: InodeId, rng: &mut Rng) -> Call {
+    let Some(inode) = model.get(ino) else { return Call::Sync };
+    let names = [ACCESS, DEFAULT, CAPABILITY, b"trusted.overlay.opaque", b"security.selinux"];
+    let name = names[rng.index(names.len())];
+    if inode.xattrs.contains_key(name) && rng.below(3) == 0 {
+        return Call::RemoveXattr { ino, name: name.to_vec() };
+    }
+    let value = if name == ACCESS || name == DEFAULT {
+        let mut some = |most: u64| -> Vec<(u32, u16)> {
+            (0..rng.below(most)).map(|id| (1_000 + id as u32, rng.below(8) as u16)).collect()
+        };
+        let (users, groups) = (some(4), some(3));
+        access_list(rng.below(0o1000) as u32, &users, &groups, rng.below(8) as u16)
+    } else {
+        let len = if rng.below(12) == 0 { rng.below(65_537) } else { 20 };
+        vec![rng.below(256) as u8; len as usize]
+    };
+    Call::SetXattr { ino, name: name.to_vec(), value, mode: XattrMode::Set }
 }
