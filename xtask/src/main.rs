@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 
 mod check;
 mod demo;
+mod fsx;
 mod gate;
 mod layering;
 mod packages;
@@ -40,7 +41,9 @@ enum Command {
     Gate,
     /// Run the POSIX conformance suite pjdfstest on a mounted pool and on ext4, and compare
     Pjdfstest(pjdfstest::PjdfstestArgs),
-    /// Crash, kill and check for as long as asked
+    /// Exercise a file on a mounted pool with fsx, as it is and with direct I/O
+    Fsx(fsx::FsxArgs),
+    /// Crash, kill and check for as long as asked, and exercise a file with fsx
     Soak(soak::SoakArgs),
 }
 
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Command::Check => check::run(),
         Command::Gate => gate::run(),
         Command::Pjdfstest(args) => pjdfstest::run(&args),
+        Command::Fsx(args) => fsx::run(&args),
         Command::Soak(args) => soak::run(&args),
     };
     match done {

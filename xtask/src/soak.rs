@@ -1,9 +1,10 @@
-//! `cargo xtask soak`: the crash suite for as long as asked; it goes on where the last soak stopped.
+//! `cargo xtask soak`: the crash suite for as long as asked (it goes on where the last soak stopped), then fsx.
 
 use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::fsx;
 use crate::process::{self, cargo};
 
 #[derive(clap::Args)]
@@ -14,6 +15,9 @@ pub struct SoakArgs {
     /// Seed of the first run; a failure prints the one to give here
     #[arg(long)]
     seed: Option<u64>,
+    /// Operations of fsx, for each of its seeds, when the time is up; 0 leaves it out
+    #[arg(long, default_value_t = 1_000_000)]
+    ops: u64,
 }
 
 pub fn run(args: &SoakArgs) -> Result<()> {
@@ -25,5 +29,6 @@ pub fn run(args: &SoakArgs) -> Result<()> {
     }
     // Building comes on top of the time asked for, and so does the run that is under way when it ends.
     let limit = Duration::from_secs(60 * (args.minutes + 15));
-    process::run("soak", &mut command, limit)
+    process::run("soak", &mut command, limit)?;
+    if args.ops > 0 { fsx::soak(args.ops) } else { Ok(()) }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::process::{can_mount, cargo, run_lines, target_dir};
-use crate::{packages, pjdfstest};
+use crate::{fsx, packages, pjdfstest};
 
 /// What the whole run may take on an idle machine with two cores, compiling included; more is said at the end.
 const GOAL: Duration = Duration::from_secs(15 * 60);
@@ -69,6 +69,11 @@ pub fn run(args: &TestArgs) -> Result<()> {
         totals.passed += counts.passed;
         totals.failed += counts.failed;
         totals.ignored += counts.skipped;
+    }
+    if args.rest.is_empty()
+        && let Some(runs) = fsx::test(&target_dir().join("debug").join("varve"))?
+    {
+        totals.passed += runs;
     }
     if !args.full && began.elapsed() > GOAL {
         println!("note: this took {} s, and the goal is {} s", began.elapsed().as_secs(), GOAL.as_secs());
