@@ -9,6 +9,7 @@
 //! tree nodes may be missing: what would follow from that alone is not reported as damage of its own, but as what is
 //! lost (an inode's record, part of a file).
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use varve_engine::version::{self, Holder, Mapping};
@@ -79,6 +80,9 @@ struct DataRun {
 }
 
 type Inodes = BTreeMap<InodeId, Seen>;
+
+/// Gets the check, a key and a value.
+type EachEntry<'e, 'a> = &'e mut dyn FnMut(&mut Check<'a>, &[u8], &[u8]);
 
 /// What cannot be had, sorted.
 struct Lost {
@@ -200,7 +204,7 @@ fn name_path(problem: &mut Problem, inodes: &Inodes, root: InodeId) {
     problem.path = Some(path);
 }
 
-impl Check<'_> {
+impl<'a> Check<'a> {
     fn problem(&mut self, kind: Kind, text: String) {
         self.problems.add(Problem::new(kind, text));
     }
@@ -220,7 +224,7 @@ impl Check<'_> {
     }
 
     /// Calls `each` with every entry of a tree whose key ends with this namespace's version key.
-    fn each(&mut self, tree: TreeId, each: &mut dyn FnMut(&mut Self, &[u8], &[u8])) -> Result<()> {
+    fn each(&mut self, tree: TreeId, each: EachEntry<'_, 'a>) -> Result<()> {
         let namespace = self.core.namespace;
         let family = namespace.family.0.to_be_bytes();
         let version = (!namespace.key.0).to_be_bytes();
@@ -351,10 +355,10 @@ impl Check<'_> {
                 let text = format!("orphan {} has {} links", ino.0, record.inode.links);
                 self.of(Kind::OrphanLinked, ino, text);
             }
-            if self.inodes.contains_key(&ino) {
-                self.of(Kind::OrphanLive, ino, format!("inode {} is an orphan and in the namespace", ino.0));
+            if let Entry::Vacant(place) = self.inodes.entry(ino) {
+                place.insert(Seen::new(&record.inode, true));
             } else {
-                self.inodes.insert(ino, Seen::new(&record.inode, true));
+                self.of(Kind::OrphanLive, ino, format!("inode {} is an orphan and in the namespace", ino.0));
             }
         }
         Ok(())
