@@ -18,6 +18,9 @@ use crate::{FsError, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
+/// Times that the versions of a file are made one, should truncations by others open new ones meanwhile.
+const REAPS_MAX: u32 = 16;
+
 /// What happens at the place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Shift {
@@ -44,6 +47,7 @@ impl Core {
     }
 
     fn shift_once(&self, caller: Caller, state: &Arc<InodeState>, offset: u64, how: Shift) -> Result<()> {
+        let mut reaps_left = REAPS_MAX;
         // No page is in flight while this is held.
         let mut turn = state.turn();
         loop {
@@ -77,6 +81,8 @@ impl Core {
                 let view = self.store.view();
                 let path = extents::path(&view, &record)?;
                 if path.versions() > 1 {
+                    // Versions that others hold too would never become one.
+                    reaps_left = reaps_left.checked_sub(1).ok_or(FsError::NotSupported)?;
                     drop(guard);
                     self.reap_versions(state.ino)?;
                     continue;
