@@ -14,7 +14,7 @@ use crate::size::parse_size;
 /// A pool is a file or block device that holds a filesystem. Create one, mount it on a directory, use it like any
 /// other, unmount it. After a crash everything that was synced is there again at the next mount.
 #[derive(Parser, Debug)]
-#[command(name = "varve", version, propagate_version = true)]
+#[command(name = "varve", version, propagate_version = true, max_term_width = 100)]
 #[command(after_help = "First steps:\n  \
     varve create pool.img --size 10G\n  \
     mkdir mnt && varve mount pool.img mnt\n  \
