@@ -21,10 +21,7 @@ const VERSION: &str = "0.2.2";
 /// Cases that must have been executed, passed or failed. The suite has 398 for Linux.
 const EXECUTED_MIN: usize = 390;
 /// Cases that may fail on VarveFS although ext4 passes them, each with its reason.
-const EXCEPTIONS: &[(&str, &str)] = &[(
-    "rename::updates_link_parent",
-    "directories have one link, as on btrfs; subdirectories are not counted",
-)];
+const EXCEPTIONS: &[(&str, &str)] = &[];
 
 const INSTALL_LIMIT: Duration = Duration::from_secs(20 * 60);
 /// It takes seconds.

@@ -82,7 +82,7 @@ kinds! {
     DirectoryParent "directory-parent" "A directory names another parent than the one that holds it.";
     DirectoryUnreachable "directory-unreachable" "The way up from a directory does not lead to the root.";
     DirectorySize "directory-size" "A directory has another number of entries than it says.";
-    DirectoryLinks "directory-links" "A directory has more than one link.";
+    DirectoryLinks "directory-links" "A directory has more than one link, or another number of directories in it than it says.";
     OrphanMalformed "orphan-malformed" "The record of an orphan is not one.";
     OrphanLinked "orphan-linked" "An orphan says that it has names.";
     OrphanLive "orphan-live" "An inode is both an orphan and in the namespace: it would be deleted.";

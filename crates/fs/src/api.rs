@@ -36,7 +36,7 @@ pub struct Attr {
     pub kind: FileKind,
     /// Permission bits, with set-id and sticky (07777).
     pub mode: u32,
-    /// Links. Directories have 1 (as on btrfs) so that no count needs keeping.
+    /// Links. Of a directory: 2, and one for each directory in it.
     pub links: u32,
     /// Owner.
     pub uid: u32,

@@ -46,6 +46,9 @@ struct Seen {
     name_parent: InodeId,
     name: Vec<u8>,
     entries: u64,
+    /// Directories in it, and what the record says, if it says anything.
+    directories: u32,
+    directories_said: Option<u32>,
     xattrs: u32,
     bytes: u32,
 }
@@ -66,6 +69,8 @@ impl Seen {
             name_parent: InodeId(0),
             name: Vec::new(),
             entries: 0,
+            directories: 0,
+            directories_said: record.rdev.checked_sub(1).filter(|_| record.kind == InodeKind::Directory),
             xattrs: 0,
             bytes: 0,
         }
@@ -306,7 +311,8 @@ impl<'a> Check<'a> {
     fn fields(&mut self, ino: InodeId, record: &InodeRecord) {
         let mut wrong: Vec<&str> = Vec::new();
         let device = matches!(record.kind, InodeKind::CharDevice | InodeKind::BlockDevice);
-        if record.rdev != 0 && !device {
+        // Of a directory it counts the directories in it.
+        if record.rdev != 0 && !device && record.kind != InodeKind::Directory {
             wrong.push("has a device number and is no device");
         }
         if record.parent != InodeId(0) && record.kind != InodeKind::Directory {
@@ -417,7 +423,10 @@ impl<'a> Check<'a> {
         }
         let (dir_lost, ino_lost) = (self.inode_is_lost(dir), self.inode_is_lost(ino));
         match self.inodes.get_mut(&dir) {
-            Some(parent) if parent.kind == InodeKind::Directory && !parent.orphan => parent.entries += 1,
+            Some(parent) if parent.kind == InodeKind::Directory && !parent.orphan => {
+                parent.entries += 1;
+                parent.directories += u32::from(kind == InodeKind::Directory);
+            }
             Some(_) => {
                 let text = format!("\"{shown}\" is in inode {}, which is no directory", dir.0);
                 self.of(Kind::NameStray, dir, text);
@@ -490,6 +499,13 @@ impl<'a> Check<'a> {
             if seen.size != seen.entries && !(names_lost && seen.entries < seen.size) {
                 let (size, entries) = (seen.size, seen.entries);
                 of(Kind::DirectorySize, format!("directory {} has {entries} entries and says {size}", ino.0));
+            }
+            if let Some(says) = seen.directories_said.filter(|says| *says != seen.directories)
+                && !names_lost
+            {
+                let has = seen.directories;
+                let text = format!("directory {} has {has} directories in it and says {says}", ino.0);
+                of(Kind::DirectoryLinks, text);
             }
             if seen.links > 1 {
                 of(Kind::DirectoryLinks, format!("directory {} has {} links", ino.0, seen.links));

@@ -165,10 +165,10 @@ pub(crate) fn attr(ino: InodeId, inner: &Inner) -> Attr {
         generation: record.generation,
         kind: record.kind,
         mode: u32::from(inner.mode()),
-        links: record.links,
+        links: links(record),
         uid: record.uid,
         gid: record.gid,
-        rdev: record.rdev,
+        rdev: if record.kind == InodeKind::Directory { 0 } else { record.rdev },
         size: inner.size,
         blocks,
         atime: record.atime,
@@ -195,9 +195,24 @@ pub(crate) fn touch(record: &mut InodeRecord, now: Time) {
     record.change += 1;
 }
 
-/// Records that a directory's entries changed by `entries`.
-pub(crate) fn touch_directory(record: &mut InodeRecord, now: Time, entries: i64) {
+/// Records that a directory's entries changed by `entries`, of which `directories` are directories.
+pub(crate) fn touch_directory(record: &mut InodeRecord, now: Time, entries: i64, directories: i64) {
     record.mtime = now;
     record.size = record.size.saturating_add_signed(entries);
+    record.rdev = match (record.rdev, u32::try_from(i64::from(record.rdev) + directories)) {
+        // Made by a version that did not count.
+        (0, _) => 0,
+        (_, Ok(counted)) => counted,
+        (_, Err(_)) => 0,
+    };
     touch(record, now);
+}
+
+/// Links as stat shows them: a directory's name, its own ".", and the ".." of each directory in it. Directories whose
+/// count is not known show 1, which tells find(1) and others not to draw conclusions.
+fn links(record: &InodeRecord) -> u32 {
+    match record.kind {
+        InodeKind::Directory if record.links > 0 && record.rdev > 0 => record.rdev.saturating_add(1),
+        _ => record.links,
+    }
 }

@@ -114,7 +114,8 @@ pub(crate) fn blank_record(kind: InodeKind) -> InodeRecord {
         uid: 0,
         gid: 0,
         links: 1,
-        rdev: 0,
+        // Of a directory: one more than it has directories in it.
+        rdev: u32::from(kind == InodeKind::Directory),
         project: 0,
         xattr_count: 0,
         xattr_bytes: 0,

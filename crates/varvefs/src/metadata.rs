@@ -77,7 +77,7 @@ pub struct Metadata {
     pub user: u32,
     /// Group.
     pub group: u32,
-    /// Names that lead to it. Directories have 1.
+    /// Names that lead to it. Of a directory: 2, and one for each directory in it.
     pub links: u32,
     /// Size in bytes; of a directory the number of its entries; of a symbolic link the length of its target.
     pub len: u64,

@@ -83,11 +83,12 @@ impl Core {
             None => mode & !umask,
         };
         let ino = InodeId(self.store.new_id());
+        let blank = blank_record(kind);
         let mut record = InodeRecord {
             mode: (mode & 0o7777) as u16,
             uid: caller.uid,
             gid: caller.gid,
-            rdev,
+            rdev: if kind == InodeKind::Directory { blank.rdev } else { rdev },
             size: target.len() as u64,
             data: DataPointer { family: FamilyId(ino.0), version: VersionId(ino.0), has_versions: false },
             atime: now,
@@ -95,7 +96,7 @@ impl Core {
             ctime: now,
             btime: now,
             project: dir.record.project,
-            ..blank_record(kind)
+            ..blank
         };
         if dir.record.mode & 0o2000 != 0 {
             record.gid = dir.record.gid;
@@ -123,7 +124,7 @@ impl Core {
         self.namespace.put_bucket(&mut tx, &bucket);
         self.namespace.put_inode(&mut tx, ino, &record);
         let mut dir_record = dir.record.clone();
-        touch_directory(&mut dir_record, now, 1);
+        touch_directory(&mut dir_record, now, 1, i64::from(kind == InodeKind::Directory));
         self.namespace.put_inode(&mut tx, parent, &dir_record);
         // The new inode is locked while it becomes visible, so that who finds its name waits for its state.
         let child = self.state(ino);

@@ -41,7 +41,7 @@ impl Core {
         let now = self.now();
         record.links = links;
         touch(&mut record, now);
-        touch_directory(&mut dir_record, now, 1);
+        touch_directory(&mut dir_record, now, 1, 0);
         let mut tx = Transaction::new();
         self.namespace.put_bucket(&mut tx, &bucket);
         self.namespace.put_inode(&mut tx, ino, &record);

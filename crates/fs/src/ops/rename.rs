@@ -190,12 +190,15 @@ impl Core {
         // The names.
         let mut entries_from = -1;
         let mut entries_to = 1;
+        let directory = |found: Found| i64::from(found.kind == InodeKind::Directory);
+        let (mut directories_from, mut directories_to) = (-directory(source), directory(source));
         {
             let to_bucket_mut = to_bucket.as_mut();
             match (target_now, to_bucket_mut) {
                 (Some(target), other) => {
                     other.unwrap_or(&mut bucket).replace(target.sequence, source.ino, source.kind);
                     entries_to = 0;
+                    directories_to -= directory(target);
                 }
                 (None, other) => {
                     if !other.unwrap_or(&mut bucket).insert(to.name, source.ino, source.kind) {
@@ -208,6 +211,7 @@ impl Core {
             Some(target) if mode == RenameMode::Exchange => {
                 bucket.replace(source.sequence, target.ino, target.kind);
                 entries_from = 0;
+                directories_from += directory(target);
             }
             _ => bucket.remove(source.sequence),
         }
@@ -216,12 +220,14 @@ impl Core {
             self.namespace.put_bucket(&mut tx, to_bucket);
         }
         // The directories; one that also moved (or both at once) is one record.
-        for (parent, entries) in [(from.parent, entries_from), (to.parent, entries_to)] {
+        for (parent, entries, directories) in
+            [(from.parent, entries_from, directories_from), (to.parent, entries_to, directories_to)]
+        {
             let at = records.iter().position(|(ino, _)| *ino == parent).unwrap_or_else(|| {
                 records.push((parent, locked.get(parent).record.clone()));
                 records.len() - 1
             });
-            touch_directory(&mut records[at].1, now, entries);
+            touch_directory(&mut records[at].1, now, entries, directories);
         }
         for (ino, record) in &records {
             self.namespace.put_inode(&mut tx, *ino, record);

@@ -105,7 +105,7 @@ impl Core {
         bucket.remove(found.sequence);
         self.namespace.put_bucket(&mut tx, &bucket);
         let mut dir_record = dir.record.clone();
-        touch_directory(&mut dir_record, now, -1);
+        touch_directory(&mut dir_record, now, -1, -i64::from(found.kind == InodeKind::Directory));
         self.namespace.put_inode(&mut tx, parent, &dir_record);
         let dropped = self.drop_link(&mut tx, found.ino, child, now)?;
         tx.privileged();

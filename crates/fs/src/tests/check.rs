@@ -11,7 +11,7 @@ use super::*;
 use crate::core::Core;
 
 /// Changes the record of `ino` behind the filesystem's back.
-fn change(core: &Core, ino: InodeId, edit: impl Fn(&mut InodeRecord)) {
+pub(super) fn change(core: &Core, ino: InodeId, edit: impl Fn(&mut InodeRecord)) {
     let mut record = core.namespace.inode(&core.store, ino).unwrap().unwrap();
     edit(&mut record);
     let mut tx = Transaction::new();
@@ -34,7 +34,7 @@ fn lose_name(core: &Core, dir: InodeId, name: &[u8]) {
 #[test]
 fn finds_every_planted_damage() {
     type Damage = fn(&Core, InodeId, InodeId, InodeId);
-    let damages: [(&str, Damage); 11] = [
+    let damages: [(&str, Damage); 12] = [
         ("has 1 names and says 2", |core, _, file, _| change(core, file, |r| r.links = 2)),
         ("has 0 names and says 1", |core, dir, _, _| lose_name(core, dir, b"file")),
         ("which does not exist", |core, _, file, _| {
@@ -43,6 +43,7 @@ fn finds_every_planted_damage() {
             core.apply(tx).unwrap();
         }),
         ("entries and says 9", |core, dir, _, _| change(core, dir, |r| r.size = 9)),
+        ("directories in it and says 7", |core, dir, _, _| change(core, dir, |r| r.rdev = 8)),
         ("is in directory", |core, dir, _, _| change(core, dir, |r| r.parent = dir)),
         ("cannot be reached", |core, dir, _, inner| {
             // The two directories contain each other.

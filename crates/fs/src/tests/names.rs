@@ -341,3 +341,46 @@ fn attributes() {
     assert_eq!((inner.gid, inner.mode), (50, 0o2755));
     f.check();
 }
+
+/// Goal: a directory counts a link for each directory in it, as find(1) and others expect. Method: directories made,
+/// removed, moved, swapped with a file, and replaced; the counts after each; a directory of an older version, which
+/// does not count, says 1 throughout.
+#[test]
+fn directories_count_their_links() {
+    let mut f = Fixture::new(64 * MIB);
+    let links = |ino| f.fs.getattr(ino).unwrap().links;
+    let made = |parent, name: &[u8]| f.mkdir(parent, name);
+    assert_eq!(links(ROOT), 2);
+    let (a, b) = (made(ROOT, b"a"), made(ROOT, b"b"));
+    assert_eq!((links(ROOT), links(a), links(b)), (4, 2, 2));
+    made(a, b"inner");
+    f.fs.create(Caller::ROOT, b, b"file", 0o644).unwrap();
+    assert_eq!((links(a), links(b)), (3, 2), "files do not count");
+    f.fs.rename(a, b"inner", b, b"inner", RenameMode::Replace).unwrap();
+    assert_eq!((links(a), links(b)), (2, 3));
+    f.fs.rename(b, b"inner", b, b"other", RenameMode::Replace).unwrap();
+    assert_eq!(links(b), 3);
+    f.fs.create(Caller::ROOT, a, b"swapped", 0o644).unwrap();
+    f.fs.rename(b, b"other", a, b"swapped", RenameMode::Exchange).unwrap();
+    assert_eq!((links(a), links(b)), (3, 2));
+    made(b, b"empty");
+    f.fs.rename(a, b"swapped", b, b"empty", RenameMode::Replace).unwrap();
+    assert_eq!((links(a), links(b)), (2, 3));
+    let gone = f.fs.lookup(b, b"empty").unwrap().ino;
+    f.fs.open_inode(Caller::ROOT, gone, false).unwrap();
+    f.fs.rmdir(b, b"empty").unwrap();
+    assert_eq!((links(b), links(gone)), (2, 0));
+    f.fs.release_inode(gone).unwrap();
+    f.check();
+    // As an older version would have left it.
+    let older = made(ROOT, b"older");
+    made(older, b"first");
+    super::check::change(f.fs.core(), older, |record| record.rdev = 0);
+    f.reopen();
+    let links = |ino| f.fs.getattr(ino).unwrap().links;
+    assert_eq!(links(older), 1);
+    f.mkdir(older, b"second");
+    f.fs.rmdir(older, b"first").unwrap();
+    assert_eq!(links(older), 1);
+    f.check();
+}

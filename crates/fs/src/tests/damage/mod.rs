@@ -395,6 +395,7 @@ const RECORDS: &[(Kind, Plant)] = &[
     }),
     (Kind::DirectorySize, |w| w.change(w.dir, |r| r.size = 9)),
     (Kind::DirectoryLinks, |w| w.change(w.inner, |r| r.links = 2)),
+    (Kind::DirectoryLinks, |w| w.change(w.dir, |r| r.rdev = 8)),
     (Kind::OrphanMalformed, |w| w.image.put(TreeId::ORPHANS, &orphan_key(InodeId(20)), b"\x07")),
     (Kind::OrphanLinked, |w| w.orphan(InodeId(15), 1)),
     (Kind::OrphanLive, |w| w.orphan(w.small, 0)),
