@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use varve_device::{Device, OpenMode};
 use varve_fs::{Filesystem, OpenOptions, StoreOptions};
-use varve_mount::{MountOptions, Mounted};
+use varve_mount::{AccessPolicy, MountOptions, Mounted};
 
 use crate::args::MountArgs;
 use crate::clock::SystemClock;
@@ -115,6 +115,7 @@ fn start_server(
         pool: pool.to_path_buf(),
         mountpoint: mounted.mountpoint().to_path_buf(),
         options: options.clone(),
+        access: mounted.access().clone(),
     };
     Server::start(mounted.device(), Arc::new(service))
         .inspect_err(|error| {
@@ -128,6 +129,7 @@ struct Served {
     pool: PathBuf,
     mountpoint: PathBuf,
     options: Options,
+    access: Arc<AccessPolicy>,
 }
 
 impl Service for Served {
@@ -143,6 +145,7 @@ impl Service for Served {
     fn remount(&self, words: &str) -> Result<Value> {
         let wanted = Options::parse_remount(&[words.to_owned()], self.options.flags)?;
         if wanted.flags.read_only {
+            self.access.set(wanted.flags);
             // The kernel has been told already, so nothing comes after this.
             self.filesystem.sync()?;
         } else if self.options.flags.read_only {
@@ -152,6 +155,7 @@ impl Service for Served {
                 self.mountpoint.display()
             );
         }
+        self.access.set(wanted.flags);
         Ok(json!({
             "cache_size": self.options.cache_bytes,
             "dirty_bytes": self.options.dirty_bytes_max,

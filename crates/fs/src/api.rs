@@ -138,6 +138,15 @@ pub enum SeekTo {
     Hole,
 }
 
+/// When [`crate::Filesystem::note_access`] notes an access.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AccessRule {
+    /// When the inode has changed since the last access that was noted, or that was a day ago (relatime).
+    Relative,
+    /// Every time.
+    Always,
+}
+
 /// What `rename` does when the target exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RenameMode {

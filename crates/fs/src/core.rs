@@ -7,6 +7,7 @@ use parking_lot::{Mutex, RwLockReadGuard, RwLockWriteGuard};
 use varve_engine::{EngineError, InodeId, Lsn, Store, Transaction};
 use varve_format::record::inode::{InodeKind, InodeRecord, Time};
 
+use crate::access::Accesses;
 use crate::api::{Attr, Clock, DataLogged, NAME_BYTES_MAX};
 use crate::files::FileCount;
 use crate::inode::{Inner, InodeState, InodeTable, Presence};
@@ -33,6 +34,7 @@ pub(crate) struct Core {
     pub reap: ReapQueue,
     pub files: FileCount,
     pub reserved: ReservedSpace,
+    pub accesses: Accesses,
     pub clock: Arc<dyn Clock>,
     pub on_data_logged: Option<Arc<dyn Fn(DataLogged) + Send + Sync>>,
     pub read_only: bool,
@@ -171,7 +173,7 @@ pub(crate) fn attr(ino: InodeId, inner: &Inner) -> Attr {
         rdev: if record.kind == InodeKind::Directory { 0 } else { record.rdev },
         size: inner.size,
         blocks,
-        atime: record.atime,
+        atime: inner.access_time(),
         mtime,
         ctime,
         btime: record.btime,

@@ -136,6 +136,12 @@ impl Filesystem {
         self.core.rename(parent, name, new_parent, new_name, mode)
     }
 
+    /// Notes in memory that `ino` was read, if `rule` wants it noted: stat shows it at once. It is logged at
+    /// [`Filesystem::sync`], at [`Filesystem::close`] or when many wait, and lost in a crash before. Reading does not
+    /// call this; whoever passes reads on decides.
+    pub fn note_access(&self, ino: InodeId, rule: AccessRule) -> Result<()> {
+        self.core.note_access(&self.core.state(ino), rule)
+    }
     /// Counts an open handle: while there is one, an unlinked inode lives on. `truncate` empties it first.
     pub fn open_inode(&self, caller: Caller, ino: InodeId, truncate: bool) -> Result<()> {
         self.core.open_inode(caller, ino, truncate)
@@ -144,7 +150,8 @@ impl Filesystem {
     pub fn release_inode(&self, ino: InodeId) -> Result<()> {
         self.core.release_inode(ino)
     }
-    /// Bytes at `offset`, fewer at the end of the file. Holes read as zeros. The access time stays as it is (noatime).
+    /// Bytes at `offset`, fewer at the end of the file. Holes read as zeros. The access time stays as it is: see
+    /// [`Filesystem::note_access`].
     pub fn read(&self, ino: InodeId, offset: u64, len: usize) -> Result<Vec<u8>> {
         self.core.read(ino, offset, len)
     }

@@ -57,6 +57,8 @@ pub(crate) struct Inner {
     pub size: u64,
     /// Attributes with what waits in memory.
     pub pending: Pending,
+    /// An access that is not logged yet.
+    pub accessed: Option<Time>,
     /// Dirty data.
     pub pages: DirtyPages,
     /// Counts changes of where logged data is.
@@ -83,6 +85,11 @@ impl Inner {
     /// mtime and ctime as seen now.
     pub(crate) fn times(&self) -> (Time, Time) {
         (self.pending.mtime.unwrap_or(self.record.mtime), self.pending.ctime.unwrap_or(self.record.ctime))
+    }
+
+    /// atime as seen now.
+    pub(crate) fn access_time(&self) -> Time {
+        self.accessed.unwrap_or(self.record.atime)
     }
 
     /// A copy of the record with what waits in memory, except sizes, made part of it.
@@ -168,6 +175,7 @@ impl InodeState {
             record: blank_record(InodeKind::File),
             size: 0,
             pending: Pending::default(),
+            accessed: None,
             pages: DirtyPages::default(),
             mapping: 0,
             opens: 0,

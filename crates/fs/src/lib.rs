@@ -8,6 +8,7 @@
 //! in memory), `table` (typed records over the engine's trees), `inode` (state in memory; the lock order is there).
 #![forbid(unsafe_code)]
 
+mod access;
 mod acl;
 mod api;
 mod background;

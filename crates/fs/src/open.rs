@@ -12,6 +12,7 @@ use varve_engine::{
 use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord};
 use varve_format::record::subvolume::{FIRST_SUBVOLUME, HASH_KIND_SIPHASH13, SubvolumeRecord};
 
+use crate::access::Accesses;
 use crate::api::{Caller, Clock, OpenOptions, ROOT_INODE};
 use crate::core::Core;
 use crate::files::FileCount;
@@ -140,6 +141,7 @@ impl Core {
             rounds: SyncRounds::default(),
             reap: ReapQueue::default(),
             files: FileCount::new(record),
+            accesses: Accesses::default(),
             clock: options.clock,
             on_data_logged: options.on_data_logged,
             reserved: ReservedSpace::default(),
@@ -167,6 +169,7 @@ impl Core {
         if !self.read_only {
             // What fails keeps the rest from nothing: the store is closed all the same, with all that could be logged.
             result = self.write_back_all();
+            result = result.and(self.log_accesses());
             result = result.and(self.reap_all());
             result = result.and(self.count_files().and_then(|()| self.store_count()));
         }

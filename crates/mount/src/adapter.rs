@@ -131,7 +131,10 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
 
     fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
         self.guard("readlink", || match self.verbs.readlink(InodeId(ino.0)) {
-            Ok(target) => reply.data(&target),
+            Ok(target) => {
+                self.note_access("readlink", ino, self.access.of_link());
+                reply.data(&target);
+            }
             Err(error) => reply.error(self.errno("readlink", ino, &error)),
         });
     }
@@ -240,7 +243,11 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
                 return reply.error(Errno::EIO);
             }
             match self.verbs.open_inode(caller(request), InodeId(ino.0), truncate) {
-                Ok(()) => reply.opened(FileHandle(0), self.open_flags()),
+                Ok(()) => {
+                    // What is read through this handle may come from the kernel's cache.
+                    self.note_access("open", ino, self.access.of_file(flags.0));
+                    reply.opened(FileHandle(0), self.open_flags());
+                }
                 Err(FsError::NotFound) => reply.error(Errno::ESTALE),
                 Err(error) => reply.error(self.errno("open", ino, &error)),
             }
@@ -285,12 +292,15 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
         _fh: FileHandle,
         offset: u64,
         size: u32,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
         self.guard("read", || match self.verbs.read(InodeId(ino.0), offset, size as usize) {
-            Ok(data) => reply.data(&data),
+            Ok(data) => {
+                self.note_access("read", ino, self.access.of_file(flags.0));
+                reply.data(&data);
+            }
             Err(error) => reply.error(self.errno("read", ino, &error)),
         });
     }
@@ -364,7 +374,10 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
                 !reply.add(INodeNo(entry.ino.0), entry.cookie, convert::file_type(entry.kind), name)
             });
             match result {
-                Ok(()) => reply.ok(),
+                Ok(()) => {
+                    self.note_access("readdir", ino, self.access.of_directory());
+                    reply.ok();
+                }
                 Err(error) => reply.error(self.errno("readdir", ino, &error)),
             }
         });
@@ -379,7 +392,10 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
         mut reply: ReplyDirectoryPlus,
     ) {
         self.guard("readdirplus", || match self.fill_plus(InodeId(ino.0), cookie, &mut reply) {
-            Ok(()) => reply.ok(),
+            Ok(()) => {
+                self.note_access("readdirplus", ino, self.access.of_directory());
+                reply.ok();
+            }
             Err(error) => reply.error(self.errno("readdirplus", ino, &error)),
         });
     }

@@ -13,10 +13,12 @@ use fuser::{
     Errno, FopenFlags, Generation, INodeNo, RenameFlags, ReplyAttr, ReplyCreate, ReplyDirectoryPlus,
     ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, ReplyXattr, Request,
 };
-use varve_fs::{Allocate, Attr, Caller, DirEntry, FsError, InodeId, RenameMode, SeekTo, XattrMode};
+use varve_fs::{
+    AccessRule, Allocate, Attr, Caller, DirEntry, FsError, InodeId, RenameMode, SeekTo, XattrMode,
+};
 
 use crate::pins::Pins;
-use crate::{Health, Verbs, convert};
+use crate::{AccessPolicy, Health, Verbs, convert};
 
 /// How long the kernel may believe what it was told.
 pub(crate) const CACHE_TIME: Duration = Duration::from_secs(3600);
@@ -39,6 +41,7 @@ pub struct Adapter<V> {
     pub(crate) verbs: Arc<V>,
     pub(crate) health: Arc<Health>,
     pub(crate) pins: Pins,
+    pub(crate) access: Arc<AccessPolicy>,
     /// The kernel takes ENOSYS to opendir as "never ask again".
     pub(crate) opendir_without_message: bool,
     /// Files are opened so that reads and writes go past the kernel's cache.
@@ -46,14 +49,32 @@ pub struct Adapter<V> {
 }
 
 impl<V: Verbs> Adapter<V> {
-    /// Serves `verbs`; panics are noted in `health`.
-    pub fn new(verbs: Arc<V>, health: Arc<Health>) -> Self {
-        Adapter { verbs, health, pins: Pins::default(), opendir_without_message: false, direct_io: false }
+    /// Serves `verbs`; panics are noted in `health`, and accesses as `access` has it.
+    pub fn new(verbs: Arc<V>, health: Arc<Health>, access: Arc<AccessPolicy>) -> Self {
+        Adapter {
+            verbs,
+            health,
+            pins: Pins::default(),
+            access,
+            opendir_without_message: false,
+            direct_io: false,
+        }
     }
 
     /// What the kernel may do with an open file.
     pub(crate) fn open_flags(&self) -> FopenFlags {
         if self.direct_io { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::FOPEN_KEEP_CACHE }
+    }
+
+    /// Notes an access. Reading does not fail because of it.
+    pub(crate) fn note_access(&self, verb: &str, ino: INodeNo, rule: Option<AccessRule>) {
+        if let Some(rule) = rule
+            && !self.health.panicked()
+            && let Err(error) = self.verbs.note_access(InodeId(ino.0), rule)
+            && !matches!(error, FsError::NotFound)
+        {
+            self.errno(verb, ino, &error);
+        }
     }
 
     /// Runs `body`; a panic ends the request (its reply answers EIO when it is dropped) and all further changes.

@@ -6,6 +6,7 @@
 //! from its beginning to its end.
 #![forbid(unsafe_code)]
 
+mod access;
 mod adapter;
 mod convert;
 mod dispatch;
@@ -15,6 +16,7 @@ mod pins;
 mod session;
 mod verbs;
 
+pub use access::AccessPolicy;
 pub use dispatch::Adapter;
 pub use flags::{AccessTimes, Flags, remount};
 pub use health::Health;

@@ -21,7 +21,7 @@ use fuser::{Config, MountOption, Session, SessionACL};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use crate::{AccessTimes, Adapter, Flags, Health, Verbs};
+use crate::{AccessPolicy, AccessTimes, Adapter, Flags, Health, Verbs};
 
 /// The type shown by mount(8).
 pub const FILESYSTEM_TYPE: &str = "fuse.varve";
@@ -80,6 +80,7 @@ pub struct Mounted {
     mountpoint: PathBuf,
     server: JoinHandle<io::Result<()>>,
     health: Arc<Health>,
+    access: Arc<AccessPolicy>,
     device: (u32, u32),
 }
 
@@ -94,7 +95,8 @@ impl Mounted {
         let mountpoint = mountpoint.canonicalize().map_err(cannot_use)?;
         let metadata = mountpoint.metadata().map_err(cannot_use)?;
         let health = Arc::new(Health::default());
-        let mut adapter = Adapter::new(verbs, health.clone());
+        let access = Arc::new(AccessPolicy::new(options.flags));
+        let mut adapter = Adapter::new(verbs, health.clone(), access.clone());
         adapter.direct_io = options.direct_io;
 
         let mut config = Config::default();
@@ -133,7 +135,7 @@ impl Mounted {
         };
         let device = (rustix::fs::major(number), rustix::fs::minor(number));
         tune_readahead(device);
-        Ok(Mounted { mountpoint, server, health, device })
+        Ok(Mounted { mountpoint, server, health, access, device })
     }
 
     /// Where it is mounted, without symbolic links.
@@ -149,6 +151,11 @@ impl Mounted {
     /// Whether the mount is still sound.
     pub fn health(&self) -> &Arc<Health> {
         &self.health
+    }
+
+    /// Which accesses are noted; to be changed when the flags of the mount are.
+    pub fn access(&self) -> &Arc<AccessPolicy> {
+        &self.access
     }
 
     /// Returns when the mount has been unmounted and no request is being served any more.

@@ -4,8 +4,8 @@
 //! of `varve_fs`.
 
 use varve_fs::{
-    Allocate, Attr, Caller, DirEntry, Filesystem, FsError, InodeId, NewInode, RenameMode, SeekTo, SetAttr,
-    StatFs, XattrMode,
+    AccessRule, Allocate, Attr, Caller, DirEntry, Filesystem, FsError, InodeId, NewInode, RenameMode, SeekTo,
+    SetAttr, StatFs, XattrMode,
 };
 
 type Result<T> = std::result::Result<T, FsError>;
@@ -45,6 +45,11 @@ pub trait Verbs: Send + Sync + 'static {
     fn release_inode(&self, ino: InodeId) -> Result<()>;
     /// See [`Filesystem::read`].
     fn read(&self, ino: InodeId, offset: u64, len: usize) -> Result<Vec<u8>>;
+    /// See [`Filesystem::note_access`]. Filesystems without access times leave it as it is.
+    fn note_access(&self, ino: InodeId, rule: AccessRule) -> Result<()> {
+        let _ = (ino, rule);
+        Ok(())
+    }
     /// See [`Filesystem::write`].
     fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize>;
     /// See [`Filesystem::fallocate`].
@@ -122,6 +127,9 @@ impl Verbs for Filesystem {
     }
     fn read(&self, ino: InodeId, offset: u64, len: usize) -> Result<Vec<u8>> {
         Filesystem::read(self, ino, offset, len)
+    }
+    fn note_access(&self, ino: InodeId, rule: AccessRule) -> Result<()> {
+        Filesystem::note_access(self, ino, rule)
     }
     fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
         Filesystem::write(self, caller, ino, offset, data)

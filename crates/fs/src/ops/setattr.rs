@@ -1,6 +1,6 @@
 //! Changing attributes. Sizes are [`super::truncate`]'s.
 //!
-//! atime changes only here: reading does not (noatime).
+//! atime changes here and in [`crate::access`]: reading alone does not change it.
 
 use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::{InodeKind, InodeRecord, Time};
@@ -79,6 +79,8 @@ impl Core {
             self.put_record(&mut tx, ino, inner.presence, &record);
             self.apply(tx)?;
             inner.take_over(record);
+            // An access after this is noted again.
+            inner.accessed = inner.accessed.filter(|_| set.atime.is_none());
             inner.pending = Pending {
                 mtime: inner.pending.mtime.filter(|_| set.mtime.is_none()),
                 ctime: None,

@@ -103,6 +103,7 @@ impl Core {
             self.apply_freeing(tx, None, reserved_freed)?;
             inner.record = record;
             inner.pending = Pending::default();
+            inner.accessed = inner.accessed.filter(|_| set.atime.is_none());
             inner.size = size;
             inner.mapping += 1;
             self.cut_pages(inner, size);

@@ -11,6 +11,7 @@ use varve_sim::SimClock;
 use crate::api::*;
 use crate::{Filesystem, FsError};
 
+mod access;
 mod allocate;
 mod check;
 mod concurrent;

@@ -169,6 +169,7 @@ impl Core {
         if *succeeded <= seen {
             let round = self.rounds.begun.fetch_add(1, Ordering::AcqRel) + 1;
             self.write_back_all()?;
+            self.log_accesses()?;
             *succeeded = round;
         }
         drop(succeeded);

@@ -1,9 +1,9 @@
 //! Extended attributes of every namespace, access control lists and capabilities.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
@@ -139,5 +139,48 @@ fn capabilities_are_dropped() {
         assert_eq!(get(&file, "security.capability").unwrap(), capability);
         change();
         assert_eq!(get(&file, "security.capability"), Err(Errno::NODATA), "{name}");
+    }
+}
+
+/// Goal: reading a file, a directory and a symbolic link is noted as relatime says, and seen by stat. Method: each is
+/// read after it was made: the access time moves on, and stays when it is read again; a descriptor opened with
+/// O_NOATIME moves nothing.
+#[test]
+fn access_times_are_relative() {
+    let Some(mount) = Mount::start("access_times_are_relative", 64 << 20) else { return };
+    let atime = |path: &PathBuf| {
+        let metadata = fs::symlink_metadata(path).unwrap();
+        (metadata.atime(), metadata.atime_nsec())
+    };
+    let (file, link, directory) = (mount.path("file"), mount.path("link"), mount.path("directory"));
+    fs::write(&file, b"some text").unwrap();
+    std::os::unix::fs::symlink("file", &link).unwrap();
+    fs::create_dir(&directory).unwrap();
+    fs::write(directory.join("entry"), b"").unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+
+    let other = mount.path("other");
+    fs::write(&other, b"some text").unwrap();
+    let before = atime(&other);
+    let mut quiet = fs::OpenOptions::new();
+    quiet.read(true).custom_flags(rustix::fs::OFlags::NOATIME.bits() as i32);
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut quiet.open(&other).unwrap(), &mut text).unwrap();
+    assert_eq!((text.as_str(), atime(&other)), ("some text", before), "O_NOATIME");
+
+    type Read = fn(&PathBuf);
+    let reads: [(&PathBuf, Read); 3] = [
+        (&file, |path| assert_eq!(fs::read(path).unwrap(), b"some text")),
+        (&link, |path| assert_eq!(fs::read_link(path).unwrap(), PathBuf::from("file"))),
+        (&directory, |path| assert_eq!(fs::read_dir(path).unwrap().count(), 1)),
+    ];
+    for (path, read) in reads {
+        let before = atime(path);
+        read(path);
+        let noted = atime(path);
+        assert!(noted > before, "{}: {noted:?}, and {before:?} before", path.display());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        read(path);
+        assert_eq!(atime(path), noted, "{}: nothing has changed since", path.display());
     }
 }
