@@ -566,3 +566,20 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
         reply.error(Errno::ENOSYS);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: nothing is agreed on with the kernel that this version of fuser or our promises cannot stand. Method: the
+    // list of what is asked for.
+    #[test]
+    fn dangerous_capabilities_are_not_asked_for() {
+        for (capability, why) in [
+            (InitFlags::FUSE_SETXATTR_EXT, "fuser panics on the longer request"),
+            (InitFlags::FUSE_WRITEBACK_CACHE, "the kernel would accept writes that have no space"),
+        ] {
+            assert!(!CAPABILITIES.contains(&capability), "{capability:?}: {why}");
+        }
+    }
+}

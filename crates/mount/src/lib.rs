@@ -11,6 +11,7 @@ mod adapter;
 mod convert;
 mod dispatch;
 mod flags;
+mod fusermount;
 mod health;
 mod pins;
 mod session;

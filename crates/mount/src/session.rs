@@ -13,15 +13,14 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use fuser::{Config, MountOption, Session, SessionACL};
+use fuser::{Config, Session, SessionACL};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use crate::{AccessPolicy, AccessTimes, Adapter, Flags, Health, Verbs};
+use crate::{AccessPolicy, Adapter, Flags, Health, Verbs, fusermount};
 
 /// The type shown by mount(8).
 pub const FILESYSTEM_TYPE: &str = "fuse.varve";
@@ -107,19 +106,16 @@ impl Mounted {
         if !rustix::process::geteuid().is_root() {
             OpenOptions::new().read(true).write(true).open(FUSE_DEVICE).map_err(MountError::NoFuse)?;
         }
-        let session = match mount_directly(&mountpoint, &metadata, options)? {
-            Some(device) => {
-                Session::from_fd(adapter, device, config.acl, config).inspect_err(|_| {
-                    // Nobody will ever serve it: do not leave a dead mount behind.
-                    let _ = rustix::mount::unmount(&mountpoint, UnmountFlags::DETACH);
-                })
-            }
-            None => {
-                config.mount_options = fusermount_options(options);
-                Session::new(adapter, &mountpoint, &config)
-            }
+        let refused = |error| MountError::Mount { path: mountpoint.clone(), error };
+        let device = match mount_directly(&mountpoint, &metadata, options)? {
+            Some(device) => device,
+            None => fusermount::mount(&mountpoint, options).map_err(refused)?,
         };
-        let session = session.map_err(|error| MountError::Mount { path: mountpoint.clone(), error })?;
+        let session = Session::from_fd(adapter, device, config.acl, config).map_err(|error| {
+            // Nobody will ever serve it: do not leave a dead mount behind.
+            let _ = unmount(&mountpoint, true);
+            refused(error)
+        })?;
         let server = thread::Builder::new()
             .name("fuse-session".into())
             .spawn(move || session.run())
@@ -181,27 +177,9 @@ pub fn unmount(mountpoint: &Path, detach: bool) -> io::Result<()> {
     let flags = if detach { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(mountpoint, flags | UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
-        Err(Errno::PERM) => unmount_by_helper(mountpoint, detach),
+        Err(Errno::PERM) => fusermount::unmount(mountpoint, detach),
         Err(error) => Err(error.into()),
     }
-}
-
-/// For users other than root.
-fn unmount_by_helper(mountpoint: &Path, detach: bool) -> io::Result<()> {
-    let mut helper = Command::new("fusermount3");
-    helper.arg("-u");
-    if detach {
-        helper.arg("-z");
-    }
-    let output = helper.arg("--").arg(mountpoint).output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    if text.contains("busy") {
-        return Err(Errno::BUSY.into());
-    }
-    Err(io::Error::other(text))
 }
 
 /// mount(2). `None`: not allowed to, ask `fusermount3`.
@@ -232,48 +210,5 @@ fn mount_directly(
         Ok(()) => Ok(Some(device.into())),
         Err(Errno::PERM) => Ok(None),
         Err(error) => Err(MountError::Mount { path: mountpoint.to_path_buf(), error: error.into() }),
-    }
-}
-
-/// The same for `fusermount3`. It knows nothing of `dev` and `suid` for ordinary users and would refuse them.
-fn fusermount_options(options: &MountOptions) -> Vec<MountOption> {
-    let mut list = vec![
-        MountOption::FSName(escape(&options.source)),
-        MountOption::Subtype("varve".into()),
-        MountOption::DefaultPermissions,
-    ];
-    for (wanted, option) in [
-        (options.flags.read_only, MountOption::RO),
-        (options.flags.no_exec, MountOption::NoExec),
-        (options.flags.access_times == AccessTimes::Never, MountOption::NoAtime),
-    ] {
-        if wanted {
-            list.push(option);
-        }
-    }
-    list
-}
-
-/// `fusermount3` splits its options at commas unless a backslash stands before them.
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        if matches!(character, ',' | '\\') {
-            escaped.push('\\');
-        }
-        escaped.push(character);
-    }
-    escaped
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    // Goal: a pool's name cannot smuggle in mount options. Method: a name with a comma and a backslash.
-    #[test]
-    fn sources_are_escaped() {
-        assert_eq!(escape("/a,allow_other\\b"), "/a\\,allow_other\\\\b");
-        assert_eq!(escape("/plain"), "/plain");
     }
 }

@@ -29,7 +29,7 @@ mount --bind "$S/root/sbin" /sbin
 "#;
 
 /// Runs a script as root, in namespaces of its own.
-fn script(test: &str, text: &str) {
+pub fn script(test: &str, text: &str) {
     if !can_mount(test) {
         return;
     }

@@ -18,3 +18,4 @@ mod real;
 mod refuse;
 mod transfer;
 mod tree;
+mod user;

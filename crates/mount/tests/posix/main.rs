@@ -1,7 +1,7 @@
 //! What POSIX and Linux promise, through the kernel: the filesystem on a device in memory, mounted. Needs `/dev/fuse`
 //! and the right to mount; where they are missing every test says so and passes without having shown anything.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use varve_device::{Device, MemoryDevice};
@@ -10,6 +10,7 @@ use varve_mount::{Flags, MountError, MountOptions, Mounted, unmount};
 
 mod attributes;
 mod data;
+mod faults;
 mod nodes;
 
 struct RealClock;
@@ -24,6 +25,7 @@ impl Clock for RealClock {
 /// A mounted filesystem of its own.
 struct Mount {
     fs: Arc<Filesystem>,
+    at: PathBuf,
     mounted: Option<Mounted>,
     directory: tempfile::TempDir,
 }
@@ -31,6 +33,17 @@ struct Mount {
 impl Mount {
     /// `None`: this machine cannot mount.
     fn start(test: &str, size_bytes: u64) -> Option<Mount> {
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path().to_path_buf();
+        Mount::start_in(test, size_bytes, &at, directory)
+    }
+
+    /// As [`Mount::start`], at a directory that somebody else looks after.
+    fn start_at(test: &str, size_bytes: u64, at: &Path) -> Option<Mount> {
+        Mount::start_in(test, size_bytes, at, tempfile::tempdir().unwrap())
+    }
+
+    fn start_in(test: &str, size_bytes: u64, at: &Path, directory: tempfile::TempDir) -> Option<Mount> {
         let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemoryDevice::new(size_bytes))];
         let format = FormatOptions {
             data: Profile::Single,
@@ -47,7 +60,6 @@ impl Mount {
             on_data_logged: None,
         };
         let fs = Arc::new(Filesystem::open(devices, options).unwrap().0);
-        let directory = tempfile::tempdir().unwrap();
         let options = MountOptions {
             source: test.into(),
             flags: Flags::default(),
@@ -55,8 +67,8 @@ impl Mount {
             threads: 4,
             direct_io: false,
         };
-        match Mounted::start(fs.clone(), directory.path(), &options) {
-            Ok(mounted) => Some(Mount { fs, mounted: Some(mounted), directory }),
+        match Mounted::start(fs.clone(), at, &options) {
+            Ok(mounted) => Some(Mount { fs, at: at.to_path_buf(), mounted: Some(mounted), directory }),
             Err(error @ (MountError::NoFuse(_) | MountError::Mount { .. })) => {
                 eprintln!("SKIPPED, nothing shown: {test}: {error}");
                 None
@@ -85,8 +97,8 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let _ = unmount(self.directory.path(), true);
         if let Some(mounted) = self.mounted.take() {
+            let _ = unmount(&self.at, true);
             let _ = mounted.wait();
         }
         let problems = self.fs.check(true).unwrap().problems;

@@ -1,0 +1,73 @@
+//! Mounts of users other than root, through fusermount3, and what a daemon must survive.
+
+use crate::helper::script;
+
+/// Goal: a user mounts a pool of his own, uses it, finds it closed to others, unmounts it, and mounts over what a kill
+/// left with one command. Method: user `nobody`, through the program alone; options that are forced on him are seen in
+/// the kernel's table; letting others in is refused until /etc/fuse.conf allows it.
+#[test]
+fn users_mount_through_fusermount() {
+    script(
+        "user",
+        r#"
+cp "$V" "$S/varve"; V=$S/varve
+mknod "$S/fuse" c 10 229; chmod 666 "$S/fuse"; mount --bind "$S/fuse" /dev/fuse
+touch "$S/fuse.conf"; [ -e /etc/fuse.conf ] || fail "fuse3 installs /etc/fuse.conf"
+mount --bind "$S/fuse.conf" /etc/fuse.conf
+U=$S/user; mkdir "$U"; chown nobody "$U"
+as() { (cd "$U"; exec setpriv --reuid nobody --regid 65534 --clear-groups -- "$@"); }
+user_id=$(id -u nobody)
+as "$V" create pool --size 64M
+as mkdir mnt
+as "$V" mount pool mnt
+at() { grep -F " $U/mnt " /proc/self/mountinfo; }
+case $(at) in *" rw,nosuid,nodev,relatime "*" fuse.varve $U/pool "*"user_id=$user_id"*) ;; *) fail "$(at)";; esac
+as sh -c 'echo mine > mnt/file'
+as "$V" sync mnt
+as "$V" stats mnt > /dev/null
+cat "$U/mnt/file" 2>/dev/null && fail "root was let in without allow_other"
+as cmp mnt/file - <<< mine
+
+# Killed: one command mounts it again.
+kill -9 $(pgrep -x varve)
+as "$V" mount pool mnt
+as cmp mnt/file - <<< mine
+as "$V" unmount mnt
+[ -z "$(at)" ] || fail "still there: $(at)"
+
+refuses 1 user_allow_other as "$V" mount pool mnt -o allow_other
+[ -z "$(at)" ] || fail "refused, and left behind: $(at)"
+echo user_allow_other > "$S/fuse.conf"
+as "$V" mount pool mnt -o allow_other,noatime,noexec
+case $(at) in *" rw,nosuid,nodev,noexec,noatime "*) ;; *) fail "$(at)";; esac
+cmp "$U/mnt/file" - <<< mine
+refuses 1 "only root" as "$V" mount pool mnt -o remount,ro
+
+# The end of one mount leaves the next on the same directory alone.
+as "$V" create other --size 64M
+as bash -c 'exec 7< mnt/file; fusermount3 -u -z mnt; "$0" mount other mnt; echo second > mnt/second; cat <&7; exec 7<&-' "$V"
+for i in $(seq 100); do [ $(pgrep -cx varve) -eq 1 ] && break; sleep 0.05; done
+as cmp mnt/second - <<< second
+as "$V" unmount mnt
+as "$V" check pool
+"#,
+    );
+}
+
+/// Goal: the end of the terminal that a mount was made from is not the mount's. Method: a pseudoterminal whose session
+/// ends as soon as `varve mount` has returned; the mount answers, and its messages are in the file it was given.
+#[test]
+fn the_daemon_survives_its_terminal() {
+    script(
+        "terminal",
+        r#"
+script -qec "'$V' mount '$S/pool' '$S/mnt' --log '$S/log'" /dev/null < /dev/null
+sleep 0.2
+echo x > "$S/mnt/file"
+grep -q "mounted $S/pool" "$S/log" || fail "no message in the log file"
+[ "$(ps -o tty= -p $(pgrep -x varve))" = "?" ] || fail "the daemon has a terminal"
+"$V" unmount "$S/mnt"
+grep -q "everything is durable" "$S/log" || fail "no last message in the log file"
+"#,
+    );
+}
