@@ -81,6 +81,13 @@ pub enum Call {
         len: u64,
         how: Allocate,
     },
+    /// Takes `len` bytes out at `offset`, or puts a hole of so many in.
+    Shift {
+        ino: InodeId,
+        offset: u64,
+        len: u64,
+        insert: bool,
+    },
     /// `len` bytes of `from` at `from_offset` to `to` at `to_offset`.
     CopyRange {
         from: InodeId,
@@ -145,6 +152,7 @@ impl Call {
             | Call::Open { ino, .. }
             | Call::Write { ino, .. }
             | Call::Fallocate { ino, .. }
+            | Call::Shift { ino, .. }
             | Call::CopyRange { to: ino, .. }
             | Call::Link { ino, .. }
             | Call::SetXattr { ino, .. }
@@ -162,7 +170,7 @@ impl Call {
     pub fn drops_capability(&self, is_directory: bool, size: u64) -> bool {
         match self {
             Call::Write { len, .. } => *len > 0,
-            Call::Fallocate { .. } | Call::Open { truncate: true, .. } => true,
+            Call::Fallocate { .. } | Call::Shift { .. } | Call::Open { truncate: true, .. } => true,
             Call::CopyRange { from_offset, len, .. } => *len > 0 && *from_offset < size,
             Call::SetAttr { set, .. } => {
                 set.size.is_some() || (set.uid.is_some() || set.gid.is_some()) && !is_directory
@@ -191,6 +199,7 @@ impl Call {
             | Call::Release { ino }
             | Call::Write { ino, .. }
             | Call::Fallocate { ino, .. }
+            | Call::Shift { ino, .. }
             | Call::SetXattr { ino, .. }
             | Call::RemoveXattr { ino, .. }
             | Call::Fsync { ino }
@@ -243,6 +252,10 @@ impl fmt::Debug for Call {
             }
             Call::Fallocate { ino, offset, len, how } => {
                 write!(f, "fallocate({}, {offset}..{}, {how:?})", ino.0, offset + len)
+            }
+            Call::Shift { ino, offset, len, insert } => {
+                let verb = if *insert { "insert" } else { "collapse" };
+                write!(f, "{verb}({}, {offset}..{})", ino.0, offset + len)
             }
             Call::CopyRange { from, from_offset, to, to_offset, len } => {
                 let (from, to) = (from.0, to.0);

@@ -30,11 +30,28 @@ pub(crate) enum Shift {
     Insert(u64),
 }
 
+impl Shift {
+    /// What a file of `size` bytes has afterwards.
+    fn new_size(self, offset: u64, size: u64) -> Result<u64> {
+        match self {
+            Shift::Collapse(len) if offset + len >= size => Err(FsError::Invalid),
+            Shift::Insert(_) if offset >= size => Err(FsError::Invalid),
+            Shift::Insert(len) if size + len > FILE_BYTES_MAX => Err(FsError::FileTooBig),
+            Shift::Collapse(len) => Ok(size - len),
+            Shift::Insert(len) => Ok(size + len),
+        }
+    }
+}
+
 impl Core {
     pub(crate) fn shift(&self, caller: Caller, ino: InodeId, offset: u64, how: Shift) -> Result<()> {
         self.require_writable()?;
         let state = self.state(ino);
-        require_file(&*self.read_lock(&state)?)?;
+        let size = {
+            let inner = self.read_lock(&state)?;
+            require_file(&inner)?;
+            inner.size
+        };
         let (Shift::Collapse(len) | Shift::Insert(len)) = how;
         if len == 0 || !len.is_multiple_of(BLOCK) || !offset.is_multiple_of(BLOCK) {
             return Err(FsError::Invalid);
@@ -42,6 +59,8 @@ impl Core {
         if offset.checked_add(len).is_none_or(|end| end > FILE_BYTES_MAX) {
             return Err(FsError::FileTooBig);
         }
+        // Who is refused has changed nothing.
+        how.new_size(offset, size)?;
         self.drop_capability(&state)?;
         self.with_space(|| self.shift_once(caller, &state, offset, how))
     }
@@ -53,13 +72,7 @@ impl Core {
         loop {
             let mut guard = self.write_lock(state)?;
             let inner = &mut *guard;
-            let size = match how {
-                Shift::Collapse(len) if offset + len >= inner.size => return Err(FsError::Invalid),
-                Shift::Insert(_) if offset >= inner.size => return Err(FsError::Invalid),
-                Shift::Insert(len) if inner.size + len > FILE_BYTES_MAX => return Err(FsError::FileTooBig),
-                Shift::Collapse(len) => inner.size - len,
-                Shift::Insert(len) => inner.size + len,
-            };
+            let size = how.new_size(offset, inner.size)?;
             let in_the_way = inner.pages.map.range(offset / BLOCK..).next().is_some();
             if inner.growth_waits() || in_the_way {
                 drop(guard);

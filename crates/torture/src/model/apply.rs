@@ -10,7 +10,7 @@ use varve_fs::{
     Timestamp, XattrMode,
 };
 
-use super::{Body, Choice, Inode, Model, Punch, acl};
+use super::{Body, Choice, Inode, Model, PAGE_BYTES, Punch, acl};
 use crate::call::{Call, fill};
 
 /// A Linux errno.
@@ -114,6 +114,21 @@ impl Model {
                 self.write(*ino, *offset, &fill(*seed, *len)[..cx.written], cx)
             }
             Call::Fallocate { ino, offset, len, how } => self.fallocate(*ino, *offset, *len, *how, cx),
+            Call::Shift { ino, offset, len, insert } => {
+                self.file(*ino)?;
+                let whole = offset.is_multiple_of(PAGE_BYTES) && len.is_multiple_of(PAGE_BYTES) && *len > 0;
+                let reach = if *insert { *offset } else { offset + len };
+                if !whole || reach >= cx.size {
+                    return Err(EINVAL);
+                }
+                self.drop_capability(*ino, cx);
+                let inode = self.get_mut(*ino).ok_or(ENOENT)?;
+                inode.content_mut().ok_or(EINVAL)?.shift(*offset, *len, *insert);
+                inode.mtime.set(cx.now);
+                inode.ctime.set(cx.now);
+                clear_set_ids_unless_root(inode, cx.caller);
+                Ok(())
+            }
             Call::CopyRange { from, from_offset, to, to_offset, len } => {
                 let size = self.file(*from)?;
                 self.file(*to)?;

@@ -166,6 +166,22 @@ impl Content {
         remove_range(&mut self.reserved, punch.pages());
     }
 
+    /// Takes `len` bytes out at `offset`, or puts a hole of so many in; both are whole pages.
+    pub fn shift(&mut self, offset: u64, len: u64, insert: bool) {
+        let (first, count) = (offset / PAGE_BYTES, len / PAGE_BYTES);
+        let moved = |number: u64| match insert {
+            _ if number < first => Some(number),
+            true => Some(number + count),
+            false => (number >= first + count).then(|| number - count),
+        };
+        let pages = std::mem::take(&mut self.pages);
+        self.pages = pages.into_iter().filter_map(|(at, slot)| Some((moved(at)?, slot))).collect();
+        for set in [&mut self.reserved, &mut self.reserved_most] {
+            *set = Arc::new(set.iter().filter_map(|number| moved(*number)).collect());
+        }
+        self.size = if insert { self.size + len } else { self.size.saturating_sub(len) };
+    }
+
     /// Sets space aside for the holes of `from..to`.
     pub fn reserve(&mut self, from: u64, to: u64) {
         for number in from / PAGE_BYTES..to.div_ceil(PAGE_BYTES) {

@@ -119,7 +119,9 @@ impl Session {
                 Self::log_data(state, event, &live, &live)?;
                 continue;
             }
-            Self::log_data(&mut plain, event, old, &live)?;
+            // What moves is logged before it moves.
+            let seen = if matches!(call, Call::Shift { .. }) { old } else { &live };
+            Self::log_data(&mut plain, event, old, seen)?;
             allow_pending(&mut plain);
             if lsn < after {
                 self.timeline.expect(lsn, between(&plain));

@@ -43,12 +43,16 @@ fn drops_capability(call: &Call, old: &Model) -> bool {
 /// What must be free beyond [`REFUSAL_FREE_BYTES_MAX`] for `call` to be accepted.
 fn wanted_bytes(call: &Call, content: Option<&Content>) -> u64 {
     match call {
-        Call::Fallocate { offset, len, .. } => {
+        Call::Fallocate { offset, len, how, .. } => {
+            // What is zeroed is punched first: all of it is holes then.
+            let zeroes = matches!(how, Allocate::Zero { .. });
             let pages = offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES);
-            let holes = pages.filter(|page| content.is_none_or(|content| content.may_be_hole(*page)));
-            holes.count() as u64 * RESERVED_PAGE_BYTES_MAX
+            let hole = |page: &u64| zeroes || content.is_none_or(|content| content.may_be_hole(*page));
+            pages.filter(hole).count() as u64 * RESERVED_PAGE_BYTES_MAX
         }
         Call::SetXattr { value, .. } => 8 * value.len() as u64,
+        // A long target has a block.
+        Call::Symlink { target, .. } => target.len().next_multiple_of(PAGE_BYTES as usize) as u64,
         _ => 0,
     }
 }
@@ -156,6 +160,12 @@ impl Session {
             }
             Call::Fallocate { ino, offset, len, how } => {
                 fs.fallocate(caller, *ino, *offset, *len, *how).map(|()| none)?
+            }
+            Call::Shift { ino, offset, len, insert: true } => {
+                fs.insert_range(caller, *ino, *offset, *len).map(|()| none)?
+            }
+            Call::Shift { ino, offset, len, insert: false } => {
+                fs.collapse_range(caller, *ino, *offset, *len).map(|()| none)?
             }
             Call::CopyRange { from, from_offset, to, to_offset, len } => {
                 let copied = fs.copy_range(caller, (*from, *from_offset), (*to, *to_offset), *len)?;

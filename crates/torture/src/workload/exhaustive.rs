@@ -72,12 +72,14 @@ pub enum Operation {
     ZeroInside,
     CopyBetweenFiles,
     CopyInside,
+    Collapse,
+    Insert,
 }
 
 use Operation::*;
 
 /// Every operation.
-pub const OPERATIONS: [Operation; 44] = [
+pub const OPERATIONS: [Operation; 46] = [
     CreateInRoot,
     CreateBelow,
     WriteExtent,
@@ -122,6 +124,8 @@ pub const OPERATIONS: [Operation; 44] = [
     ZeroInside,
     CopyBetweenFiles,
     CopyInside,
+    Collapse,
+    Insert,
 ];
 
 /// How many sequences of one or two operations there are.
@@ -428,6 +432,8 @@ fn perform(
             to_offset: 5_000,
             len: 4_500,
         }),
+        Collapse => on(session, a, &|ino| Call::Shift { ino, offset: 4_096, len: 4_096, insert: false }),
+        Insert => on(session, a, &|ino| Call::Shift { ino, offset: 4_096, len: 8_192, insert: true }),
         SetTimesAndOwner => {
             let at = |seconds| Some(SetTime::At(Timestamp { seconds, nanoseconds: 999_999_999 }));
             let set = SetAttr {

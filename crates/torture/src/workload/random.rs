@@ -187,7 +187,11 @@ impl Generator {
             name: this.name(rng),
             mode: [0o644, 0o755, 0o6755][rng.index(3)],
         };
-        match rng.below(120) {
+        match rng.below(123) {
+            120..123 => match file {
+                Some(ino) => self.shift(model, ino, rng),
+                None => fallback(self, rng),
+            },
             100..104 if !crowded => self.node(directory, rng),
             104..111 => match file {
                 Some(ino) => self.allocate(model, ino, rng),
@@ -197,7 +201,7 @@ impl Generator {
                 (Some(from), Some(to)) => self.copy(model, from, to, rng),
                 _ => fallback(self, rng),
             },
-            115..119 => match pick(rng, &tree.names) {
+            115..=118 => match pick(rng, &tree.names) {
                 Some((_, _, ino)) => special_xattr(model, ino, rng),
                 None => fallback(self, rng),
             },
@@ -305,6 +309,20 @@ impl Generator {
             _ => {}
         }
         Call::Fallocate { ino, offset, len, how }
+    }
+
+    /// Takes whole pages out of the middle of a file, or puts some in. Files of one page have no middle.
+    fn shift(&mut self, model: &Model, ino: InodeId, rng: &mut Rng) -> Call {
+        let size = model.get(ino).map_or(0, Inode::size);
+        if size <= PAGE_BYTES {
+            return self.allocate(model, ino, rng);
+        }
+        let pages = size.div_ceil(PAGE_BYTES);
+        let insert = rng.below(2) == 0;
+        let first = rng.below(pages - 1);
+        let most = if insert { [1, 20, 300][rng.index(3)] } else { pages - 1 - first };
+        let count = 1 + rng.below(most);
+        Call::Shift { ino, offset: first * PAGE_BYTES, len: count * PAGE_BYTES, insert }
     }
 
     fn copy(&mut self, model: &Model, from: InodeId, to: InodeId, rng: &mut Rng) -> Call {
