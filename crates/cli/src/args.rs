@@ -81,21 +81,22 @@ pub struct CreateArgs {
 
 /// Mount a pool on a directory; returns when the mount answers.
 ///
-/// A background process then serves the mount until it is unmounted. If the pool was not unmounted the last time, it
-/// is recovered first. A dead mount that a killed process left behind on the directory is taken away.
+/// A background process then serves the mount until it is unmounted. If the pool was not unmounted
+/// the last time, it is recovered first. A dead mount that a killed process left behind on the
+/// directory is taken away.
 ///
 /// Mount options, separated by commas, the last of two opposites counts:
 ///
 ///   ro, rw            refuse all changes (the pool is not written to), or allow them
 ///   relatime          note a file's access time once after each change, and once a day (as is usual)
-///   noatime           never note access times; strictatime: always; nodiratime: not those of directories
+///   noatime           never note access times; strictatime: always; nodiratime: not of directories
 ///   nodev, nosuid, noexec     ignore device nodes, set-id bits, programs; opposites: dev, suid, exec
 ///   remount           change the options above of a mount that is there; what is not named stays
-///   direct_io         reads and writes go past the kernel's cache; writable shared mappings are refused
-///   allow_other       let other users in (always so when root mounts; else /etc/fuse.conf must allow it)
+///   direct_io         go past the kernel's cache; writable shared mappings are refused
+///   allow_other       let other users in (always so for root; else /etc/fuse.conf must allow it)
 ///   default_permissions       permissions are checked by the kernel (always so)
 ///   cache_size=SIZE   memory for metadata that is kept ready [default: 256M]
-///   dirty_bytes=SIZE  file data in memory that is not written yet, before writers wait [default: 128M]
+///   dirty_bytes=SIZE  file data that may wait in memory before writers do [default: 128M]
 ///   threads=N         threads that serve requests
 ///   fsname=NAME       shown by mount(8) instead of the pool's path
 ///   log=FILE          as --log

@@ -15,8 +15,9 @@ use crate::{Outcome, show};
 
 /// Teach mount(8), fstab and systemd about pools.
 ///
-/// Writes /sbin/mount.fuse.varve and /sbin/umount.fuse.varve, which mount(8) and umount(8) run, and, where there is
-/// systemd, the unit /etc/systemd/system/varve@.service; says what it wrote. Needs root. Afterwards these work:
+/// Writes /sbin/mount.fuse.varve and /sbin/umount.fuse.varve, which mount(8) and umount(8) run, and,
+/// where there is systemd, the unit /etc/systemd/system/varve@.service; says what it wrote. Needs
+/// root. Afterwards these work:
 ///
 ///   mount -t fuse.varve POOL DIRECTORY -o OPTIONS
 ///   umount DIRECTORY                              (returns when everything is durable)
