@@ -40,26 +40,35 @@ impl Note {
         if self.target.is_empty() || !rustix::process::geteuid().is_root() {
             return;
         }
-        if let Err(error) = try_rewrite(Path::new(DIRECTORY), |text| self.changed(text, present)) {
+        if let Err(error) = try_rewrite(Path::new(DIRECTORY), |text| self.changed(text, present, exists)) {
             tracing::debug!("cannot note the mount for umount(8) in {DIRECTORY}: {error}");
         }
     }
 
-    /// The file without lines about this mount, or with one of ours at its end.
-    fn changed(&self, text: &str, present: bool) -> String {
+    /// The file without lines about this mount, or with one of ours at its end. Lines of ours about directories that
+    /// are no more, which processes that were killed left behind, go too.
+    fn changed(&self, text: &str, present: bool, exists: fn(&str) -> bool) -> String {
         let (source, target) = (format!("SRC={}", self.source), format!("TARGET={}", self.target));
         let ours = format!("OPTS=uhelper={HELPER}");
-        let is_about_this = |line: &&str| {
+        let goes = |line: &&str| {
             let has = |word: &str| line.split(' ').any(|part| part == word);
+            let its_target = line.split(' ').find_map(|part| part.strip_prefix("TARGET="));
             has(&target) && (has(&source) || has(&ours))
+                || has(&ours) && its_target.is_some_and(|target| !exists(target))
         };
         let mut after: String =
-            text.lines().filter(|line| !is_about_this(line)).flat_map(|line| [line, "\n"]).collect();
+            text.lines().filter(|line| !goes(line)).flat_map(|line| [line, "\n"]).collect();
         if present {
             after.push_str(&format!("{source} {target} ROOT=/ {ours}\n"));
         }
         after
     }
+}
+
+/// Whether the target of a line is there. What cannot be read here, such as a name with blanks, is taken to be.
+fn exists(target: &str) -> bool {
+    let missing = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
+    target.contains('\\') || !fs::symlink_metadata(target).is_err_and(missing)
 }
 
 fn try_rewrite(directory: &Path, change: impl FnOnce(&str) -> String) -> io::Result<()> {
@@ -107,12 +116,15 @@ mod tests {
         let others = "ID=5 SRC=/dev/loop1 TARGET=/mnt/a\\040b ROOT=/ OPTS=_netdev\n";
         let note = Note { source: "/pool".into(), target: escape("/mnt/a b") };
         let line = "SRC=/pool TARGET=/mnt/a\\040b ROOT=/ OPTS=uhelper=fuse.varve\n";
-        let with = note.changed(others, true);
+        let there = |_: &str| true;
+        let with = note.changed(others, true, there);
         assert_eq!(with, format!("{others}{line}"));
-        assert_eq!(note.changed(&with, true), with);
+        assert_eq!(note.changed(&with, true, there), with);
         let with_mounts = format!("{with}SRC=/pool TARGET=/mnt/a\\040b ROOT=/ OPTS=_netdev,user\n");
-        assert_eq!(note.changed(&with_mounts, false), others);
+        assert_eq!(note.changed(&with_mounts, false, there), others);
         let elsewhere = Note { source: "/pool".into(), target: "/mnt/a".into() };
-        assert_eq!(elsewhere.changed(&with, false), with);
+        assert_eq!(elsewhere.changed(&with, false, there), with);
+        // Left by a process that was killed, on a directory that is gone.
+        assert_eq!(elsewhere.changed(&with, false, |target| target == "/mnt"), others);
     }
 }
