@@ -392,6 +392,33 @@ impl Store {
         Err(EngineError::NoSpace)
     }
 
+    /// As [`Store::reserve`], on top of `reservation`, but never waits: false, and nothing has changed, if the space is
+    /// not there at once.
+    pub fn reserve_more(
+        &self,
+        reservation: &mut Option<Reservation>,
+        data_blocks: u64,
+        entries: u64,
+        entry_bytes: u64,
+    ) -> Result<bool> {
+        self.check_writable()?;
+        let mut core = self.core.lock();
+        let more = purse(data_blocks, entries, entry_bytes, core.space.copies);
+        let mine = reservation.as_ref().map_or(Purse::default(), |r| r.purse);
+        let sum =
+            Purse { data: mine.data + more.data, metadata_bytes: mine.metadata_bytes + more.metadata_bytes };
+        let blocks = sum.blocks() - mine.blocks();
+        if !core.space.fits(blocks, Urgency::Ordinary) {
+            return Ok(false);
+        }
+        core.space.open += blocks;
+        match reservation {
+            Some(reservation) => reservation.purse = sum,
+            none => *none = Some(Reservation { core: self.core.clone(), purse: sum, allocated: 0 }),
+        }
+        Ok(true)
+    }
+
     /// Adds `other` to `reservation`.
     pub fn merge(&self, reservation: &mut Reservation, mut other: Reservation) {
         let mut core = self.core.lock();

@@ -146,5 +146,39 @@ pub fn decode(block: &[u8]) -> Result<NodeView, Corrupt> {
 
 /// Length of the longest common prefix.
 pub fn common_prefix(a: &[u8], b: &[u8]) -> usize {
-    a.iter().zip(b).take_while(|(x, y)| x == y).count()
+    let len = a.len().min(b.len());
+    let (a, b) = (&a[..len], &b[..len]);
+    // Eight bytes at a time: this is asked for every entry that a tree takes in.
+    let mut at = 0;
+    for (x, y) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("chunks_exact gives 8 bytes"));
+        let different = word(x) ^ word(y);
+        if different != 0 {
+            return at + different.trailing_zeros() as usize / 8;
+        }
+        at += 8;
+    }
+    at + a[at..].iter().zip(&b[at..]).take_while(|(x, y)| x == y).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: the prefix is as long as comparing byte by byte says. Method: every place of the first difference and every
+    // pair of lengths up to 20, against the plain loop.
+    #[test]
+    fn common_prefix_is_that_of_the_plain_loop() {
+        let left: Vec<u8> = (0..20).map(|i| i * 7 + 1).collect();
+        for different in 0..=20 {
+            let mut right = left.clone();
+            if let Some(byte) = right.get_mut(different) {
+                *byte ^= 0x10;
+            }
+            for (a, b) in (0..=20).flat_map(|a| (0..=20).map(move |b| (a, b))) {
+                let plain = left[..a].iter().zip(&right[..b]).take_while(|(x, y)| x == y).count();
+                assert_eq!(common_prefix(&left[..a], &right[..b]), plain, "{a} {b} {different}");
+            }
+        }
+    }
 }

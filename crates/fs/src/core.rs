@@ -15,6 +15,7 @@ use crate::reaper::ReapQueue;
 use crate::reserved::ReservedSpace;
 use crate::table::Namespace;
 use crate::writeback::SyncRounds;
+use crate::writeback::buffers::Buffers;
 use crate::writeback::list::DirtyList;
 use crate::writeback::order::WritebackOrder;
 use crate::{FsError, Result};
@@ -29,6 +30,7 @@ pub(crate) struct Core {
     pub dirty: DirtyList,
     pub dirty_bytes_max: u64,
     pub order: Box<dyn WritebackOrder>,
+    pub buffers: Buffers,
     pub next_job: AtomicU64,
     pub rounds: SyncRounds,
     pub reap: ReapQueue,

@@ -22,6 +22,7 @@ use crate::reaper::ReapQueue;
 use crate::reserved::ReservedSpace;
 use crate::table::{Namespace, subvolumes};
 use crate::writeback::SyncRounds;
+use crate::writeback::buffers::Buffers;
 use crate::writeback::list::DirtyList;
 use crate::writeback::order::OldestFirst;
 use crate::{FsError, Result};
@@ -145,6 +146,7 @@ impl Core {
             clock: options.clock,
             on_data_logged: options.on_data_logged,
             reserved: ReservedSpace::default(),
+            buffers: Buffers::default(),
             read_only,
             background,
             subvolume_problem,
@@ -182,6 +184,9 @@ impl Core {
             return Ok(());
         }
         self.write_back_old()?;
+        if self.dirty.bytes() == 0 {
+            self.buffers.clear();
+        }
         self.reap_all()?;
         self.count_files()?;
         if !self.background {

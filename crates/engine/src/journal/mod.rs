@@ -12,7 +12,8 @@
 pub mod recovery;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use parking_lot::{Condvar, Mutex};
 use varve_device::AlignedBuf;
@@ -20,7 +21,7 @@ use varve_format::batch::{BATCH_HEADER_BYTES, BatchHeader, batch_blocks, seal};
 use varve_format::{BLOCK_BYTES, Lsn};
 
 use crate::checkpoint::Frozen;
-use crate::core::Pending;
+use crate::core::{PENDING_BYTES_SOFT, Pending};
 use crate::planted::{Planted, is};
 use crate::store::Store;
 use crate::{Data, EngineError};
@@ -33,6 +34,8 @@ type Done = Box<dyn FnOnce(Result<()>) + Send>;
 pub struct Commits {
     inner: Mutex<Inner>,
     turn: Condvar,
+    /// Set after `Inner::stopped`: every change asks, and most of the time the answer is no.
+    stopped: AtomicBool,
 }
 
 #[derive(Default)]
@@ -62,7 +65,7 @@ impl Commits {
     /// As recovery left it.
     pub fn new(durable: Lsn, flushed_sequence: u64) -> Commits {
         let inner = Inner { durable, flushed_sequence, named_sequence: flushed_sequence, ..Inner::default() };
-        Commits { inner: Mutex::new(inner), turn: Condvar::new() }
+        Commits { inner: Mutex::new(inner), turn: Condvar::new(), stopped: AtomicBool::new(false) }
     }
     /// Replay has ended here.
     pub fn recovered(&self, end: Lsn) {
@@ -74,6 +77,9 @@ impl Commits {
     }
     /// Why the pool has stopped accepting writes, if it has.
     pub fn stopped(&self) -> Option<String> {
+        if !self.stopped.load(Acquire) {
+            return None;
+        }
         self.inner.lock().stopped.clone()
     }
     /// Stops the pool.
@@ -82,6 +88,7 @@ impl Commits {
         if inner.stopped.is_none() {
             tracing::error!("the pool stops accepting writes: {why}");
             inner.stopped = Some(why);
+            self.stopped.store(true, Release);
         }
         self.turn.notify_all();
     }
@@ -184,6 +191,7 @@ impl Store {
             {
                 tracing::error!("the pool stops accepting writes: {e}");
                 inner.stopped = Some(e.to_string());
+                self.commits.stopped.store(true, Release);
             }
             let stopped = inner.stopped.clone();
             let durable = inner.durable;
@@ -238,6 +246,8 @@ impl Store {
             return Ok(frozen);
         }
         let pending = std::mem::take(&mut core.pending);
+        // The next batch is likely to be as large: so it does not grow step by step.
+        core.pending.payload.reserve(pending.payload.len().min(PENDING_BYTES_SOFT));
         let blocks = batch_blocks(pending.payload.len());
         let last = Lsn(pending.first.0 + u64::from(pending.transactions));
         let header = BatchHeader {

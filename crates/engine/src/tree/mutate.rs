@@ -124,7 +124,8 @@ impl Tree {
         for node in [leaf].into_iter().chain(path.iter().flatten()) {
             let incoming = node.incoming_bytes.fetch_add(add as u32, Relaxed) as usize + add;
             let before = incoming - add;
-            let over = |incoming: usize| (node.encoded_bytes() + incoming).saturating_sub(1) / BLOCK_BYTES;
+            let bytes = node.encoded_bytes();
+            let over = |incoming: usize| (bytes + incoming).saturating_sub(1) / BLOCK_BYTES;
             let splits = over(incoming) - over(before).min(over(incoming));
             if splits == 0 {
                 return;

@@ -93,7 +93,7 @@ impl NameRecord {
             return r.corrupt("length of a name");
         }
         let name = r.bytes(len)?;
-        if name.contains(&0) || name.contains(&b'/') || name == b"." || name == b".." {
+        if name.iter().any(|byte| *byte == 0 || *byte == b'/') || name == b"." || name == b".." {
             return r.corrupt("a name that cannot be");
         }
         Ok(NameRecord::Entry { kind, ino, name: name.to_vec(), chained: bits & CHAINED != 0 })

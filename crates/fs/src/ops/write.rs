@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use varve_engine::version::{self, Mapping};
 use varve_engine::{BLOCK_BYTES, EngineError, InodeId, Reservation, Transaction};
-use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
+use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL, InodeKind};
 
 use super::read::ReadPlan;
 use super::{require_file, without_set_ids};
@@ -17,7 +17,7 @@ use crate::core::Core;
 use crate::inode::{Inner, InodeState, Turn};
 use crate::table::extents;
 use crate::writeback::pages::PageBuf;
-use crate::writeback::{ENTRIES_PER_PAGE, ENTRY_BYTES, reserve};
+use crate::writeback::{ENTRIES_PER_PAGE, ENTRY_BYTES, reserve, reserve_more};
 use crate::{FsError, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -42,8 +42,9 @@ fn plan(inner: &Inner, offset: u64, len: usize) -> WritePlan {
     let (begin, stop) = if len == 0 { (0, 0) } else { (offset / BLOCK, end.div_ceil(BLOCK)) };
     let mut out = WritePlan { fresh: 0, bases: Vec::new(), extra: Vec::new(), first: pages.dirty == 0 };
     out.fresh = (stop - begin) - pages.map.range(begin..stop).filter(|(_, page)| page.dirty).count() as u64;
-    let edges = if stop - begin > 1 { vec![begin, stop - 1] } else { (begin..stop).collect() };
-    for index in edges {
+    // The first page and, if it is another one, the last.
+    let edges = [(begin < stop).then_some(begin), (begin + 1 < stop).then(|| stop - 1)];
+    for index in edges.into_iter().flatten() {
         let (from, to) = (index * BLOCK, (index + 1) * BLOCK);
         let covered = offset <= from && end >= to.min(inner.record.size);
         if !covered && from < inner.record.size && !pages.map.contains_key(&index) {
@@ -76,18 +77,48 @@ impl Core {
     pub(crate) fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
         self.require_writable()?;
         let state = self.state(ino);
-        require_file(&*self.read_lock(&state)?)?;
-        if data.is_empty() {
-            return Ok(0);
+        let empty = data.is_empty();
+        let data = &data[..data.len().min(FILE_BYTES_MAX.saturating_sub(offset) as usize)];
+        if !self.write_at_once(caller, &state, offset, data)? {
+            require_file(&*self.read_lock(&state)?)?;
+            if empty {
+                return Ok(0);
+            }
+            if offset >= FILE_BYTES_MAX {
+                return Err(FsError::FileTooBig);
+            }
+            self.drop_capability(&state)?;
+            let written = self.write_pages(caller, &state, None, offset, data)?;
+            self.throttle()?;
+            return Ok(written);
         }
-        if offset >= FILE_BYTES_MAX {
-            return Err(FsError::FileTooBig);
-        }
-        self.drop_capability(&state)?;
-        let data = &data[..data.len().min((FILE_BYTES_MAX - offset) as usize)];
-        let written = self.write_pages(caller, &state, None, offset, data)?;
         self.throttle()?;
-        Ok(written)
+        Ok(data.len())
+    }
+
+    /// The common case under one lock: no bytes of the file are needed, and the space is there. False if it is another
+    /// case, and nothing has changed.
+    fn write_at_once(
+        &self,
+        caller: Caller,
+        state: &Arc<InodeState>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<bool> {
+        if data.is_empty() {
+            return Ok(false);
+        }
+        let mut inner = self.write_lock(state)?;
+        let now = plan(&inner, offset, data.len());
+        if inner.record.kind != InodeKind::File || inner.record.xattr_count > 0 || !now.bases.is_empty() {
+            return Ok(false);
+        }
+        let pages = &mut inner.pages;
+        if now.fresh > 0 && !reserve_more(&self.store, &mut pages.reservation, now.fresh, now.first)? {
+            return Ok(false);
+        }
+        self.install(caller, state, &mut inner, offset, data, &now, &[], Space::default());
+        Ok(true)
     }
 
     /// Makes the page dirty that holds the end of the file, if its tail on the device is stale, so that the file can

@@ -70,6 +70,8 @@ impl Group {
 
 /// Pages that have their place: one slice of a group's buffer.
 struct Piece<'a> {
+    /// The job's.
+    id: u64,
     /// Page numbers, ascending.
     pages: &'a [(u64, PageBuf)],
     /// Where each lies.
@@ -115,7 +117,7 @@ impl Core {
                     (0..u64::from(run.blocks)).map(|i| PoolAddr(run.addr.0 + i * BLOCK_BYTES as u64))
                 })
                 .collect();
-            let mut buf = AlignedBuf::new(count * BLOCK_BYTES);
+            let mut buf = if ride { AlignedBuf::new(count * BLOCK_BYTES) } else { self.buffers.take() };
             // Which pages of which job are in this piece.
             let mut parts = Vec::new();
             let mut filled = 0;
@@ -141,6 +143,7 @@ impl Core {
             for (number, page, take) in parts {
                 let job = &mut jobs[number];
                 let piece = Piece {
+                    id: job.id,
                     pages: &job.pages[page..page + take],
                     addrs: &addrs[at..at + take],
                     buf: &buf,
@@ -156,6 +159,10 @@ impl Core {
                 if piece.last && !alone {
                     job.turn = None;
                 }
+            }
+            // What rides is still referred to.
+            if !ride && let Some(buf) = Arc::into_inner(buf) {
+                self.buffers.give(buf);
             }
         }
         Ok(())
@@ -183,12 +190,14 @@ impl Core {
     fn log_piece(&self, job: &FileJob, piece: &Piece<'_>, reservation: &mut Reservation) -> Result<()> {
         let mut guard = job.state.inner.write();
         let inner = &mut *guard;
-        let valid =
-            |inner: &Inner, index: u64| inner.pages.map.get(&index).is_some_and(|page| page.job == job.id);
         // Runs of pages that lie side by side in file and pool: (first, count) in the piece.
         let mut runs: Vec<(usize, usize)> = Vec::new();
+        let all = piece.pages[0].0..=piece.pages[piece.pages.len() - 1].0;
+        let mut in_memory = inner.pages.map.range(all).filter(|(_, page)| page.job == job.id).peekable();
         for (i, (index, _)) in piece.pages.iter().enumerate() {
-            if !valid(inner, *index) || inner.presence == Presence::Gone {
+            while in_memory.next_if(|(at, _)| *at < index).is_some() {}
+            let valid = in_memory.next_if(|(at, _)| *at == index).is_some();
+            if !valid || inner.presence == Presence::Gone {
                 self.give_back(reservation, &piece.addrs[i..=i]);
                 continue;
             }
@@ -275,15 +284,17 @@ impl Core {
         if let Some((_, run)) = extents_put.last() {
             inner.near = PoolAddr(run.addr.0 + run.bytes());
         }
-        for index in runs.iter().flat_map(pages_of) {
-            if let Some(page) = inner.pages.map.get_mut(&index) {
+        // Between the first and the last of these runs the job has no other pages that are still to be logged.
+        let (first, (last, count)) = (runs[0].0, runs[runs.len() - 1]);
+        let logged = piece.pages[first].0..piece.pages[last].0 + count as u64;
+        let done = inner.pages.map.extract_if(logged, |_, page| {
+            let logged = page.job == piece.id;
+            if logged {
                 page.job = 0;
-                if !page.dirty {
-                    inner.pages.map.remove(&index);
-                    self.dirty.pages_removed(1);
-                }
             }
-        }
+            logged && !page.dirty
+        });
+        self.dirty.pages_removed(done.count() as u64);
         self.unlist(inner);
         if let Some(observer) = &self.on_data_logged {
             let begin = runs.first().map_or(0, |run| pages_of(run).start) * BLOCK_BYTES as u64;

@@ -21,6 +21,7 @@ use crate::Result;
 use crate::core::Core;
 use crate::inode::{InodeState, Turn};
 
+pub(crate) mod buffers;
 mod job;
 pub(crate) mod list;
 pub(crate) mod order;
@@ -39,7 +40,9 @@ pub(crate) const ENTRIES_PER_FILE: u64 = 20;
 /// Data that may ride with the log, in pages.
 const RIDING_PAGES_MAX: u64 = (1 << 20) / BLOCK_BYTES as u64;
 /// Data written together, in pages.
-const PIECE_PAGES_MAX: usize = (16 << 20) / BLOCK_BYTES;
+const PIECE_PAGES_MAX: usize = (4 << 20) / BLOCK_BYTES;
+/// Data taken together, in pages.
+const GROUP_PAGES_MAX: usize = (16 << 20) / BLOCK_BYTES;
 /// Files written together.
 const GROUP_FILES_MAX: usize = 4096;
 /// Seconds that data waits before the background writes it back.
@@ -69,7 +72,21 @@ pub(crate) fn reserve(
     pages: u64,
     first: bool,
 ) -> std::result::Result<Reservation, EngineError> {
-    store.reserve(pages, pages * ENTRIES_PER_PAGE + if first { ENTRIES_PER_FILE } else { 0 }, ENTRY_BYTES)
+    store.reserve(pages, entries(pages, first), ENTRY_BYTES)
+}
+
+/// The same on top of `reservation`, if the space is there at once; else nothing has changed.
+pub(crate) fn reserve_more(
+    store: &Store,
+    reservation: &mut Option<Reservation>,
+    pages: u64,
+    first: bool,
+) -> std::result::Result<bool, EngineError> {
+    store.reserve_more(reservation, pages, entries(pages, first), ENTRY_BYTES)
+}
+
+fn entries(pages: u64, first: bool) -> u64 {
+    pages * ENTRIES_PER_PAGE + if first { ENTRIES_PER_FILE } else { 0 }
 }
 
 impl Core {
@@ -112,7 +129,7 @@ impl Core {
             let mut group = Group::default();
             let mut tried = Vec::new();
             let mut result = Ok(());
-            while group.pages() < PIECE_PAGES_MAX && group.files() < GROUP_FILES_MAX {
+            while group.pages() < GROUP_PAGES_MAX && group.files() < GROUP_FILES_MAX {
                 let Some(file) = files.next() else { break };
                 let Some(turn) = file.state.try_turn() else {
                     alone.push(file.state);

@@ -5,6 +5,7 @@
 //! The reservation covers exactly the dirty pages; that of pages in flight belongs to the write-back.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use varve_engine::{BLOCK_BYTES, Reservation};
@@ -57,14 +58,18 @@ impl DirtyPages {
         bytes: &[u8],
         base: Option<&PageBuf>,
     ) -> (bool, bool) {
-        if let Some(page) = self.map.get_mut(&index) {
-            Arc::make_mut(&mut page.data)[at..at + bytes.len()].copy_from_slice(bytes);
-            let newly = !page.dirty;
-            page.dirty = true;
-            page.logged_to = None;
-            self.dirty += u64::from(newly);
-            return (false, newly);
-        }
+        let place = match self.map.entry(index) {
+            Entry::Occupied(mut entry) => {
+                let page = entry.get_mut();
+                Arc::make_mut(&mut page.data)[at..at + bytes.len()].copy_from_slice(bytes);
+                let newly = !page.dirty;
+                page.dirty = true;
+                page.logged_to = None;
+                self.dirty += u64::from(newly);
+                return (false, newly);
+            }
+            Entry::Vacant(place) => place,
+        };
         let data = if bytes.len() == BLOCK_BYTES {
             Arc::from(bytes)
         } else {
@@ -72,7 +77,7 @@ impl DirtyPages {
             Arc::make_mut(&mut data)[at..at + bytes.len()].copy_from_slice(bytes);
             data
         };
-        self.map.insert(index, Page { data, dirty: true, job: 0, logged_to: None });
+        place.insert(Page { data, dirty: true, job: 0, logged_to: None });
         self.dirty += 1;
         (true, true)
     }
