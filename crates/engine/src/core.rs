@@ -14,7 +14,7 @@ use crate::checkpoint::checksums::{Checksums, SumCache, SumPins};
 use crate::planted::{Planted, is};
 use crate::space::{Space, Urgency};
 use crate::transaction::{Data, Op, Transaction};
-use crate::tree::{Miss, Mutation, NodeCache, Pins, Replaced, Tree};
+use crate::tree::{Asked, Forecast, Miss, Mutation, NodeCache, Pins, Replaced, Tree};
 
 /// Where the log stands.
 #[derive(Clone, Copy, Debug)]
@@ -149,7 +149,15 @@ impl Core {
         sum_cache: &SumCache,
     ) -> Result<(u64, Vec<bool>), Obstacle> {
         self.stamp += 1;
-        let mut forecast = crate::tree::Forecast::default();
+        let Fetched { nodes, sums } = fetched;
+        let mut asked = Asked {
+            entry_bytes: None,
+            generation: self.generation,
+            stamp: self.stamp,
+            cache,
+            pins: nodes,
+            forecast: Forecast::default(),
+        };
         let mut counts = last_on_their_keys(ops);
         let (mut runs, mut freed) = (Vec::new(), 0);
         for (op, counts) in ops.iter().zip(&mut counts) {
@@ -158,30 +166,19 @@ impl Core {
             }
             match op {
                 Op::Put { tree, key, value } => {
-                    let bytes = Some(key.len() + value.len());
-                    self.trees[tree.0 as usize - 1]
-                        .prepare(
-                            key,
-                            bytes,
-                            self.generation,
-                            self.stamp,
-                            cache,
-                            &mut fetched.nodes,
-                            &mut forecast,
-                        )
-                        .map_err(Obstacle::Node)?;
+                    asked.entry_bytes = Some(key.len() + value.len());
+                    self.trees[tree.0 as usize - 1].prepare(key, &mut asked).map_err(Obstacle::Node)?;
                 }
                 Op::Delete { tree, key } => {
-                    let (generation, stamp) = (self.generation, self.stamp);
-                    *counts = self.trees[tree.0 as usize - 1]
-                        .prepare(key, None, generation, stamp, cache, &mut fetched.nodes, &mut forecast)
-                        .map_err(Obstacle::Node)?;
+                    asked.entry_bytes = None;
+                    *counts =
+                        self.trees[tree.0 as usize - 1].prepare(key, &mut asked).map_err(Obstacle::Node)?;
                 }
                 Op::Place { run, .. } => {
                     if self.out_of_bounds(*run) || !self.space.all_referenced(*run, false) {
                         return Err(Obstacle::Blocks(*run));
                     }
-                    if let Some(ptr) = self.sums.missing(*run, sum_cache, &mut fetched.sums) {
+                    if let Some(ptr) = self.sums.missing(*run, sum_cache, sums) {
                         return Err(Obstacle::Sums(ptr));
                     }
                     runs.push(*run);
@@ -205,6 +202,7 @@ impl Core {
         if freed > self.space.data {
             return Err(Obstacle::Blocks(runs[0]));
         }
+        let forecast = asked.forecast;
         Ok(((forecast.dirtied + forecast.added) * self.space.copies, counts))
     }
 

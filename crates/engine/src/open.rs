@@ -27,7 +27,7 @@ use crate::pool::{NUMBER_MAX, Pool, format_devices};
 use crate::problem::{Judge, Problem, ProblemKind as Kind, Problems};
 use crate::space::Space;
 use crate::space::bits::{Bits, PAGE_BITS, PAGE_WORDS};
-use crate::store::{Background, Counters, NODE_MEMORY_BYTES, Store};
+use crate::store::{Background, Counters, Store};
 use crate::tree::node::Link;
 use crate::tree::{NodeSource, Tree};
 
@@ -523,8 +523,9 @@ fn assemble(
     options: StoreOptions,
     commits: Commits,
 ) -> Arc<Store> {
-    let nodes = (options.cache_bytes / NODE_MEMORY_BYTES).max(256) as usize;
     let pages = (options.cache_bytes / 16 / BLOCK_BYTES as u64).max(64) as usize;
+    // The rest is for dirty nodes.
+    let cache = crate::tree::node_cache(options.cache_bytes / 4 * 3);
     Arc::new_cyclic(|me| Store {
         me: me.clone(),
         pool_tag: u64::from_le_bytes(pool.pool_id[..8].try_into().expect("8 of 16 bytes")),
@@ -536,7 +537,7 @@ fn assemble(
         durable: Mutex::new(durable),
         superblock_generation: AtomicU64::new(superblock.generation),
         superblock: Mutex::new(superblock),
-        cache: Cache::new(nodes),
+        cache,
         sum_cache: Cache::new(pages),
         readers: Default::default(),
         rides: RwLock::new(HashMap::new()),

@@ -23,7 +23,7 @@ use crate::pool::Pool;
 use crate::space::Urgency;
 use crate::space::readers::{Readers, Reading};
 use crate::tree::node::Node;
-use crate::tree::{Miss, NodeCache, NodeSource, Tree};
+use crate::tree::{Miss, NODE_MEMORY_BYTES, NodeCache, NodeSource, Tree};
 use crate::{Data, EngineError, Transaction};
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -32,8 +32,6 @@ type Result<T> = std::result::Result<T, EngineError>;
 pub(crate) const DEVICES_MAX: usize = 1;
 /// Data that may be written and not flushed: recovery verifies at most about twice as much.
 const UNFLUSHED_BYTES_MAX: u64 = 96 << 20;
-/// Memory a cached node takes, about.
-pub(crate) const NODE_MEMORY_BYTES: u64 = 5 << 10;
 
 /// Monotonic counters.
 #[derive(Default)]
@@ -124,7 +122,7 @@ pub struct View {
 impl View {
     /// The value at `key` of `tree`.
     pub fn get(&self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        self.trees[tree.0 as usize - 1].get(key, self.store.as_ref())
+        self.trees[tree.0 as usize - 1].get(key, self.store.as_ref(), <[u8]>::to_vec)
     }
     /// Calls `each` with the entries of `tree` from `from` on (inclusive), ascending, until it returns false.
     pub fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
@@ -224,11 +222,21 @@ impl Store {
 
     /// One lookup, without the cost of a view.
     pub fn get(&self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.get_with(tree, key, <[u8]>::to_vec)
+    }
+
+    /// One lookup without a copy of the value: `decode` sees it in place.
+    pub fn get_with<T>(
+        &self,
+        tree: TreeId,
+        key: &[u8],
+        decode: impl FnOnce(&[u8]) -> T,
+    ) -> Result<Option<T>> {
         let (root, _reading) = {
             let core = self.core.lock();
             (core.tree(tree).clone(), Reading::begin(&self.readers))
         };
-        root.get(key, self)
+        root.get(key, self, decode)
     }
 
     /// Applies `tx` as a whole and gives its place in the log. It is visible at once and durable after a commit.
@@ -329,7 +337,10 @@ impl Store {
             checkpoint: core.log.used() > core.log.ring_bytes / 2
                 || space.dirty_nodes > (cache_nodes / 4).max(64)
                 || (reserved > 1024 && reserved as i64 > space.available() / 2),
-            now: core.log.used() > core.log.ring_bytes / 4 * 3 || space.squeezed(),
+            // A checkpoint that runs holds a quarter of the cache's memory, what gathers meanwhile another.
+            now: core.log.used() > core.log.ring_bytes / 4 * 3
+                || space.dirty_nodes > (cache_nodes / 2).max(128)
+                || space.squeezed(),
         }
     }
 

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use varve_device::AlignedBuf;
 use varve_format::{BLOCK_BYTES, Run, TreeId, block_checksum};
 
+use crate::tree::node::Key;
+
 /// Part of a shared, aligned buffer: what a run of blocks shall hold.
 #[derive(Clone)]
 pub struct Data {
@@ -33,7 +35,7 @@ pub enum Op {
         /// Which tree.
         tree: TreeId,
         /// Key.
-        key: Box<[u8]>,
+        key: Key,
         /// Value.
         value: Box<[u8]>,
     },
@@ -42,7 +44,7 @@ pub enum Op {
         /// Which tree.
         tree: TreeId,
         /// Key.
-        key: Box<[u8]>,
+        key: Key,
     },
     /// The filesystem now refers to these blocks, and this is what they hold.
     Place {
@@ -71,7 +73,8 @@ pub struct Transaction {
 impl Transaction {
     /// An empty transaction.
     pub fn new() -> Self {
-        Self::default()
+        // Room for the steps of an ordinary verb.
+        Transaction { ops: Vec::with_capacity(8), ..Self::default() }
     }
     /// Whether nothing has been asked of it.
     pub fn is_empty(&self) -> bool {
@@ -79,14 +82,18 @@ impl Transaction {
     }
     /// Puts `value` at `key` of `tree`.
     pub fn put(&mut self, tree: TreeId, key: &[u8], value: &[u8]) {
+        self.put_owned(tree, key, value.into());
+    }
+    /// The same, without a copy of the value.
+    pub fn put_owned(&mut self, tree: TreeId, key: &[u8], value: Box<[u8]>) {
         debug_assert!(
             key.len() <= varve_format::KEY_BYTES_MAX && value.len() <= varve_format::VALUE_BYTES_MAX
         );
-        self.ops.push(Op::Put { tree, key: key.into(), value: value.into() });
+        self.ops.push(Op::Put { tree, key: Key::new(key), value });
     }
     /// Removes `key` from `tree`; nothing happens if it is not there.
     pub fn delete(&mut self, tree: TreeId, key: &[u8]) {
-        self.ops.push(Op::Delete { tree, key: key.into() });
+        self.ops.push(Op::Delete { tree, key: Key::new(key) });
     }
     /// Refers to `run`, which holds `data` and **has been written already** (see [`crate::Store::write_data`]).
     pub fn place(&mut self, run: Run, data: &Data) {

@@ -366,7 +366,8 @@ impl Store {
         for node in &dirty {
             let ptr = node.location.get().expect("just written");
             let clean = match &node.body {
-                Body::Leaf(_) => node.clone(),
+                // The room in which it grew is not needed any more.
+                Body::Leaf(leaf) => Arc::new(Node::clean(*ptr, Body::Leaf(leaf.trimmed()))),
                 Body::Interior(n) => {
                     let mut settled = n.clone();
                     for child in &mut settled.children {

@@ -247,7 +247,8 @@ impl Store {
         }
         let pending = std::mem::take(&mut core.pending);
         // The next batch is likely to be as large: so it does not grow step by step.
-        core.pending.payload.reserve(pending.payload.len().min(PENDING_BYTES_SOFT));
+        let expected = pending.payload.len().min(PENDING_BYTES_SOFT);
+        core.pending.payload.reserve(expected + expected / 8);
         let blocks = batch_blocks(pending.payload.len());
         let last = Lsn(pending.first.0 + u64::from(pending.transactions));
         let header = BatchHeader {

@@ -22,6 +22,7 @@ use crate::planted::{Planted, is};
 use crate::pool::{Pool, Ring};
 use crate::problem::{Judge, ProblemKind as Kind};
 use crate::transaction::Op;
+use crate::tree::node::Key;
 
 type Result<T> = std::result::Result<T, EngineError>;
 
@@ -298,8 +299,8 @@ pub fn transactions(found: &Found, total_blocks: u64) -> Result<Vec<(Lsn, Vec<Op
         }
         let ops = &mut out.last_mut().expect("just pushed").1;
         ops.push(match op {
-            OpRef::Put(tree, key, value) => Op::Put { tree, key: key.into(), value: value.into() },
-            OpRef::Delete(tree, key) => Op::Delete { tree, key: key.into() },
+            OpRef::Put(tree, key, value) => Op::Put { tree, key: Key::new(key), value: value.into() },
+            OpRef::Delete(tree, key) => Op::Delete { tree, key: Key::new(key) },
             OpRef::Place(run, sums) => {
                 let number = |s: &[u8]| u32::from_le_bytes([s[0], s[1], s[2], s[3]]);
                 Op::Place { run, checksums: sums.chunks_exact(4).map(number).collect() }

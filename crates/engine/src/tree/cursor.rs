@@ -16,20 +16,41 @@ impl Tree {
         }
     }
 
-    /// The value at `key`.
-    pub fn get(&self, key: &[u8], source: &dyn NodeSource) -> Result<Option<Vec<u8>>> {
-        let Some(root) = &self.root else { return Ok(None) };
-        let mut level = self.height - 1;
-        let mut node = self.fetch(root, level, source)?;
-        loop {
-            let next = match &node.body {
-                Body::Leaf(leaf) => return Ok(leaf.find(key).ok().map(|i| leaf.value(i).to_vec())),
-                Body::Interior(n) => {
-                    level -= 1;
-                    self.fetch(&n.children[n.child_index(key)], level, source)?
-                }
-            };
-            node = next;
+    /// The value at `key`, as `decode` sees it in place.
+    pub fn get<T>(
+        &self,
+        key: &[u8],
+        source: &dyn NodeSource,
+        decode: impl FnOnce(&[u8]) -> T,
+    ) -> Result<Option<T>> {
+        match &self.root {
+            Some(root) => self.get_below(root, self.height - 1, key, source, decode),
+            None => Ok(None),
+        }
+    }
+
+    fn get_below<T>(
+        &self,
+        link: &Link,
+        level: u8,
+        key: &[u8],
+        source: &dyn NodeSource,
+        decode: impl FnOnce(&[u8]) -> T,
+    ) -> Result<Option<T>> {
+        let fetched;
+        let node = match link {
+            // What is below the root stays while the root is held.
+            Link::Mem(node) => node,
+            Link::Disk(_) => {
+                fetched = self.fetch(link, level, source)?;
+                &fetched
+            }
+        };
+        match &node.body {
+            Body::Leaf(leaf) => Ok(leaf.find(key).ok().map(|i| decode(leaf.value(i)))),
+            Body::Interior(n) => {
+                self.get_below(&n.children[n.child_index(key)], level - 1, key, source, decode)
+            }
         }
     }
 

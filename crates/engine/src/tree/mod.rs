@@ -14,6 +14,7 @@ mod tests;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use varve_format::TreeId;
 use varve_format::root::NodePtr;
@@ -21,7 +22,10 @@ use varve_format::root::NodePtr;
 use crate::EngineError;
 use node::{Link, Node};
 
-pub use mutate::{Forecast, Mutation, Replaced};
+/// Memory that a dirty node takes, about: half a block of room to grow, and what the allocator adds.
+pub const NODE_MEMORY_BYTES: u64 = 8 << 10;
+
+pub use mutate::{Asked, Forecast, Mutation, Replaced};
 
 /// A tree: its root and height.
 #[derive(Clone)]
@@ -53,7 +57,24 @@ pub struct Miss {
 }
 
 /// Clean nodes by the address of their first copy.
-pub type NodeCache = Cache<u64, Arc<Node>>;
+pub type NodeCache = Cache<u64, Arc<Node>, ByMemory>;
+
+/// Weighs nodes by the memory they take.
+#[derive(Clone)]
+pub struct ByMemory;
+
+impl Weighter<u64, Arc<Node>> for ByMemory {
+    // A node in the cache is shared, and a shared node never changes: its weight does not either.
+    fn weight(&self, _: &u64, node: &Arc<Node>) -> u64 {
+        node.memory_bytes() as u64
+    }
+}
+
+/// A cache of nodes that take up to `bytes` of memory.
+pub fn node_cache(bytes: u64) -> NodeCache {
+    let bytes = bytes.max(256 * NODE_MEMORY_BYTES);
+    Cache::with_weighter((bytes / NODE_MEMORY_BYTES) as usize, bytes, ByMemory)
+}
 
 /// Nodes held so that the cache cannot drop them between fetching and applying.
 pub type Pins = HashMap<u64, Arc<Node>>;

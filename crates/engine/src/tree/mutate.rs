@@ -47,81 +47,54 @@ pub struct Forecast {
     pub added: u64,
 }
 
-const INTERIOR_ENTRY_BYTES_MAX: usize = ENTRY_OVERHEAD_BYTES + KEY_BYTES_MAX + NODE_PTR_BYTES;
+/// What [`Tree::prepare`] is asked, and the two things it collects.
+pub struct Asked<'a> {
+    /// Bytes of key and value to be put; `None` to delete.
+    pub entry_bytes: Option<usize>,
+    /// The checkpoint generation that dirty nodes belong to.
+    pub generation: u64,
+    /// Number of the transaction: nodes are counted once a stamp.
+    pub stamp: u64,
+    /// Clean nodes.
+    pub cache: &'a NodeCache,
+    /// Clean nodes on the paths, so that the cache cannot drop them.
+    pub pins: &'a mut Pins,
+    /// What all of it will need.
+    pub forecast: Forecast,
+}
 
-impl Tree {
-    /// Adds to `forecast` what putting `entry_bytes` (key and value) at `key`, or deleting it (`None`), will need.
-    /// Nodes are counted once a `stamp`, and those on the path added to `pins`. Returns whether `key` exists now.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "what a transaction asks, and the three things it collects"
-    )]
-    pub fn prepare(
-        &self,
-        key: &[u8],
-        entry_bytes: Option<usize>,
-        generation: u64,
-        stamp: u64,
-        cache: &NodeCache,
-        pins: &mut Pins,
-        forecast: &mut Forecast,
-    ) -> Result<bool, Miss> {
-        let Some(root) = &self.root else {
-            if entry_bytes.is_some() {
-                // Every put of this transaction may open a leaf of its own in the worst case; one is the rule.
-                forecast.added += 1;
-            }
-            return Ok(false);
-        };
-        let mut level = self.height - 1;
-        let mut path: [Option<Arc<Node>>; varve_format::node::HEIGHT_MAX as usize] = Default::default();
-        let mut node = hold(root, cache, pins).ok_or_else(|| miss(self, root, level))?;
-        loop {
-            let next = match &node.body {
-                Body::Leaf(leaf) => {
-                    let exists = leaf.find(key).is_ok();
-                    if exists || entry_bytes.is_some() {
-                        self.count(&node, key, &path, entry_bytes, generation, stamp, forecast);
-                    }
-                    return Ok(exists);
-                }
-                Body::Interior(n) => {
-                    let child = &n.children[n.child_index(key)];
-                    level -= 1;
-                    hold(child, cache, pins).ok_or_else(|| miss(self, child, level))?
-                }
-            };
-            path[level as usize + 1] = Some(std::mem::replace(&mut node, next));
-        }
+/// A path, from a node up to the root.
+struct Above<'a> {
+    node: &'a Node,
+    above: Option<&'a Above<'a>>,
+}
+
+impl<'a> Above<'a> {
+    fn up(&'a self) -> impl Iterator<Item = &'a Node> {
+        std::iter::successors(Some(self), |at| at.above).map(|at| at.node)
     }
+}
 
-    #[expect(clippy::too_many_arguments, reason = "the inner half of `prepare`, with what that has found")]
-    fn count(
-        &self,
-        leaf: &Arc<Node>,
-        key: &[u8],
-        path: &[Option<Arc<Node>>],
-        entry_bytes: Option<usize>,
-        generation: u64,
-        stamp: u64,
-        forecast: &mut Forecast,
-    ) {
-        for node in path.iter().flatten().chain([leaf]) {
-            if node.stamp.swap(stamp, Relaxed) != stamp {
+impl Asked<'_> {
+    /// Counts what a change of `key` does to the nodes of its path.
+    fn count(&mut self, path: &Above<'_>, key: &[u8]) {
+        let forecast = &mut self.forecast;
+        for node in path.up() {
+            if node.stamp.swap(self.stamp, Relaxed) != self.stamp {
                 node.incoming_bytes.store(0, Relaxed);
-                forecast.dirtied += u64::from(node.generation != generation);
+                forecast.dirtied += u64::from(node.generation != self.generation);
             }
         }
-        let Some(bytes) = entry_bytes else {
+        let Some(bytes) = self.entry_bytes else {
             // Joining a small node with its left neighbour makes that one dirty.
-            let small = |n: &&Arc<Node>| n.encoded_bytes() <= BLOCK_BYTES / 2;
-            forecast.dirtied += path.iter().flatten().chain([leaf]).filter(small).count() as u64;
+            forecast.dirtied +=
+                path.up().filter(|node| node.encoded_bytes() <= BLOCK_BYTES / 2).count() as u64;
             return;
         };
         // A key that does not share the common prefix makes every other one longer.
-        let mut add = bytes + ENTRY_OVERHEAD_BYTES + leaf.prefix_growth(Some(key));
-        let mut above = 0;
-        for node in [leaf].into_iter().chain(path.iter().flatten()) {
+        let mut add = bytes + ENTRY_OVERHEAD_BYTES + path.node.prefix_growth(Some(key));
+        let mut nodes = path.up().peekable();
+        while let Some(node) = nodes.next() {
             let incoming = node.incoming_bytes.fetch_add(add as u32, Relaxed) as usize + add;
             let before = incoming - add;
             let bytes = node.encoded_bytes();
@@ -132,12 +105,60 @@ impl Tree {
             }
             forecast.added += 2 * splits as u64;
             add = INTERIOR_ENTRY_BYTES_MAX * 2 * splits;
-            above += 1;
-            if let Some(parent) = path.iter().flatten().nth(above - 1) {
+            if let Some(parent) = nodes.peek() {
                 add += parent.prefix_growth(None);
             }
         }
         forecast.added += 1; // a new root
+    }
+}
+
+const INTERIOR_ENTRY_BYTES_MAX: usize = ENTRY_OVERHEAD_BYTES + KEY_BYTES_MAX + NODE_PTR_BYTES;
+
+impl Tree {
+    /// Adds to the forecast what putting or deleting `key` will need. Returns whether `key` exists now.
+    pub fn prepare(&self, key: &[u8], asked: &mut Asked<'_>) -> Result<bool, Miss> {
+        match &self.root {
+            Some(root) => self.prepare_below(root, self.height - 1, None, key, asked),
+            None => {
+                if asked.entry_bytes.is_some() {
+                    // Every put of this transaction may open a leaf of its own in the worst case; one is the rule.
+                    asked.forecast.added += 1;
+                }
+                Ok(false)
+            }
+        }
+    }
+
+    fn prepare_below(
+        &self,
+        link: &Link,
+        level: u8,
+        above: Option<&Above<'_>>,
+        key: &[u8],
+        asked: &mut Asked<'_>,
+    ) -> Result<bool, Miss> {
+        let held;
+        let node: &Node = match link {
+            Link::Mem(node) => node,
+            Link::Disk(_) => {
+                held = hold(link, asked.cache, asked.pins).ok_or_else(|| miss(self, link, level))?;
+                &held
+            }
+        };
+        match &node.body {
+            Body::Leaf(leaf) => {
+                let exists = leaf.find(key).is_ok();
+                if exists || asked.entry_bytes.is_some() {
+                    asked.count(&Above { node, above }, key);
+                }
+                Ok(exists)
+            }
+            Body::Interior(n) => {
+                let child = &n.children[n.child_index(key)];
+                self.prepare_below(child, level - 1, Some(&Above { node, above }), key, asked)
+            }
+        }
     }
 
     /// Puts `value` at `key`. [`Tree::prepare`] has succeeded for it.

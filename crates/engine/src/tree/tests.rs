@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
-use quick_cache::sync::Cache;
 use varve_format::node::NodeHeader;
 use varve_format::root::NodePtr;
 use varve_format::{BLOCK_BYTES, PoolAddr, TreeId};
@@ -58,7 +57,7 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
         state % n
     };
     let disk = Disk::default();
-    let cache: NodeCache = Cache::new(64);
+    let cache = node_cache(1 << 20);
     let mut tree = Tree::empty(TreeId::NAMES);
     let mut model = Model::new();
     let mut generation = 1;
@@ -75,10 +74,16 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
         let mut pins = Pins::new();
         let exists = loop {
             stamp += 1;
-            let mut forecast = Forecast::default();
-            let bytes = put.then_some(key.len() + value.len());
-            match tree.prepare(&key, bytes, generation, stamp, &cache, &mut pins, &mut forecast) {
-                Ok(exists) => break (exists, forecast),
+            let mut asked = Asked {
+                entry_bytes: put.then_some(key.len() + value.len()),
+                generation,
+                stamp,
+                cache: &cache,
+                pins: &mut pins,
+                forecast: Forecast::default(),
+            };
+            match tree.prepare(&key, &mut asked) {
+                Ok(exists) => break (exists, asked.forecast),
                 Err(miss) => {
                     pins.insert(miss.ptr.addr[0].0, disk.load(miss).expect("on disk"));
                 }
@@ -111,7 +116,7 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
         dirty += m.dirty_delta;
         live_on_disk -= replaced.len() as i64;
         assert_eq!(
-            tree.get(&key, &disk).expect("reads"),
+            tree.get(&key, &disk, <[u8]>::to_vec).expect("reads"),
             model.get(&key).cloned(),
             "seed {seed} step {step}"
         );
@@ -189,7 +194,7 @@ fn behaves_as_a_sorted_map() {
 // Goal: ascending inserts fill nodes. Method: 10,000 ascending keys; every leaf but the last is nearly full.
 #[test]
 fn ascending_inserts_fill_nodes() {
-    let cache: NodeCache = Cache::new(64);
+    let cache = node_cache(1 << 20);
     let pins = Pins::new();
     let mut replaced = Vec::new();
     let mut tree = Tree::empty(TreeId::NAMES);

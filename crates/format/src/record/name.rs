@@ -75,11 +75,49 @@ impl NameRecord {
 
     /// Reads a value; anything that is not exactly one is an error.
     pub fn decode(bytes: &[u8]) -> Result<NameRecord, Corrupt> {
+        Ok(match NameView::decode(bytes)? {
+            NameView::Entry { kind, ino, name, chained } => {
+                NameRecord::Entry { kind, ino, name: name.to_vec(), chained }
+            }
+            NameView::Removed => NameRecord::Removed,
+        })
+    }
+
+    /// Whether more names of this hash may follow.
+    pub fn chained(&self) -> bool {
+        match self {
+            NameRecord::Entry { chained, .. } => *chained,
+            NameRecord::Removed => true,
+        }
+    }
+}
+
+/// A [`NameRecord`] where its bytes lie: to look at one without a copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NameView<'a> {
+    /// As [`NameRecord::Entry`].
+    Entry {
+        /// What kind of inode it leads to.
+        kind: InodeKind,
+        /// Which inode.
+        ino: InodeId,
+        /// The name.
+        name: &'a [u8],
+        /// At sequence 0: there are (or were) more names of this hash.
+        chained: bool,
+    },
+    /// As [`NameRecord::Removed`].
+    Removed,
+}
+
+impl<'a> NameView<'a> {
+    /// Reads a value; anything that is not exactly one is an error.
+    pub fn decode(bytes: &'a [u8]) -> Result<NameView<'a>, Corrupt> {
         let mut r = Reader::new(bytes);
         let bits = r.u8()?;
         if bits == REMOVED | CHAINED {
             r.finish()?;
-            return Ok(NameRecord::Removed);
+            return Ok(NameView::Removed);
         }
         if bits & !CHAINED != 0 {
             return r.corrupt("unknown bits of a directory entry");
@@ -96,15 +134,7 @@ impl NameRecord {
         if name.iter().any(|byte| *byte == 0 || *byte == b'/') || name == b"." || name == b".." {
             return r.corrupt("a name that cannot be");
         }
-        Ok(NameRecord::Entry { kind, ino, name: name.to_vec(), chained: bits & CHAINED != 0 })
-    }
-
-    /// Whether more names of this hash may follow.
-    pub fn chained(&self) -> bool {
-        match self {
-            NameRecord::Entry { chained, .. } => *chained,
-            NameRecord::Removed => true,
-        }
+        Ok(NameView::Entry { kind, ino, name, chained: bits & CHAINED != 0 })
     }
 }
 

@@ -8,15 +8,15 @@ use super::{Namespace, Result, corrupt};
 impl Namespace {
     /// The record of `ino`.
     pub(crate) fn inode(&self, store: &Store, ino: InodeId) -> Result<Option<InodeRecord>> {
-        let Some(bytes) = self.get(store, TreeId::INODES, &inode_key(self.family, ino, self.key))? else {
-            return Ok(None);
-        };
-        InodeRecord::decode(&bytes).map(Some).map_err(corrupt(|| format!("the record of inode {}", ino.0)))
+        let key = inode_key(self.family, ino, self.key);
+        let record = self.get(store, TreeId::INODES, &key, InodeRecord::decode)?;
+        record.transpose().map_err(corrupt(|| format!("the record of inode {}", ino.0)))
     }
 
     /// Stores the record of `ino`.
     pub(crate) fn put_inode(&self, tx: &mut Transaction, ino: InodeId, record: &InodeRecord) {
-        tx.put(TreeId::INODES, &inode_key(self.family, ino, self.key), &record.encode());
+        let key = inode_key(self.family, ino, self.key);
+        tx.put_owned(TreeId::INODES, &key, record.encode().into());
     }
 
     /// Removes the record of `ino`.

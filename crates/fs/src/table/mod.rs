@@ -35,8 +35,14 @@ pub(crate) struct Namespace {
 
 impl Namespace {
     /// The value of the entry at `key`, which ends with this namespace's version key.
-    fn get(&self, store: &Store, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        store.get(tree, key)
+    fn get<T>(
+        &self,
+        store: &Store,
+        tree: TreeId,
+        key: &[u8],
+        decode: impl FnOnce(&[u8]) -> T,
+    ) -> Result<Option<T>> {
+        store.get_with(tree, key, decode)
     }
 
     /// Calls `each` with the entries from `from` on whose keys begin with `prefix`, until it returns false or an error.

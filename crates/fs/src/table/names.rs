@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use varve_engine::{EngineError, InodeId, Store, Transaction, TreeId, View};
 use varve_format::record::inode::InodeKind;
-use varve_format::record::name::{NamePosition, NameRecord, decode_name_key, name_key};
+use varve_format::record::name::{NamePosition, NameRecord, NameView, decode_name_key, name_key};
 
 use super::{Namespace, Result, corrupt};
 
@@ -103,15 +103,21 @@ impl Namespace {
     /// Looks `name` up in `dir`: one lookup unless hashes collide.
     pub(crate) fn lookup(&self, store: &Store, dir: InodeId, name: &[u8]) -> Result<Option<Found>> {
         let base = NamePosition::new(self.hasher.hash(name), 0);
-        let Some(bytes) = self.get(store, TreeId::NAMES, &self.name_key(dir, base))? else { return Ok(None) };
-        let first =
-            NameRecord::decode(&bytes).map_err(corrupt(|| format!("an entry of directory {}", dir.0)))?;
+        // The answer, or whether the rest of the bucket may have it.
+        let first = self.get(store, TreeId::NAMES, &self.name_key(dir, base), |bytes| {
+            NameView::decode(bytes).map(|first| match first {
+                NameView::Entry { kind, ino, name: found, .. } if found == name => {
+                    Ok(Found { sequence: 0, ino, kind })
+                }
+                NameView::Entry { chained, .. } => Err(chained),
+                NameView::Removed => Err(true),
+            })
+        })?;
+        let first = first.transpose().map_err(corrupt(|| format!("an entry of directory {}", dir.0)))?;
         match first {
-            NameRecord::Entry { kind, ino, name: found, .. } if found == name => {
-                Ok(Some(Found { sequence: 0, ino, kind }))
-            }
-            first if first.chained() => Ok(self.bucket(store, dir, name)?.find(name)),
-            _ => Ok(None),
+            Some(Ok(found)) => Ok(Some(found)),
+            Some(Err(true)) => Ok(self.bucket(store, dir, name)?.find(name)),
+            Some(Err(false)) | None => Ok(None),
         }
     }
 
@@ -119,9 +125,9 @@ impl Namespace {
     pub(crate) fn bucket(&self, store: &Store, dir: InodeId, name: &[u8]) -> Result<Bucket> {
         let base = NamePosition::new(self.hasher.hash(name), 0);
         let mut stored = BTreeMap::new();
-        if let Some(bytes) = self.get(store, TreeId::NAMES, &self.name_key(dir, base))? {
-            let first =
-                NameRecord::decode(&bytes).map_err(corrupt(|| format!("an entry of directory {}", dir.0)))?;
+        let first = self.get(store, TreeId::NAMES, &self.name_key(dir, base), NameRecord::decode)?;
+        if let Some(first) = first {
+            let first = first.map_err(corrupt(|| format!("an entry of directory {}", dir.0)))?;
             if first.chained() {
                 let view = store.view();
                 let key = self.name_key(dir, base);
@@ -146,7 +152,7 @@ impl Namespace {
         for (sequence, record) in &bucket.now {
             if bucket.stored.get(sequence) != Some(record) {
                 let key = self.name_key(bucket.dir, bucket.base.with_sequence(*sequence));
-                tx.put(TreeId::NAMES, &key, &record.encode());
+                tx.put_owned(TreeId::NAMES, &key, record.encode().into());
             }
         }
     }

@@ -62,7 +62,7 @@ impl Namespace {
         let mut value = xattr.head.start.clone();
         for chunk in 1..xattr_chunks(len) {
             let key = xattr_key(self.family, ino, xattr.position, chunk, self.key);
-            let bytes = self.get(store, TreeId::XATTRS, &key)?.unwrap_or_default();
+            let bytes = self.get(store, TreeId::XATTRS, &key, <[u8]>::to_vec)?.unwrap_or_default();
             if bytes.len() != (len - value.len()).min(XATTR_CHUNK_BYTES) {
                 let why =
                     Corrupt { what: "a chunk of a value is missing or of the wrong length", at: value.len() };
