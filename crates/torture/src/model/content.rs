@@ -187,6 +187,9 @@ impl Content {
         for number in from / PAGE_BYTES..to.div_ceil(PAGE_BYTES) {
             if !self.pages.contains_key(&number) {
                 Arc::make_mut(&mut self.reserved).insert(number);
+            }
+            // A page of zeros inside an inode record is as good as none.
+            if self.may_be_hole(number) {
                 Arc::make_mut(&mut self.reserved_most).insert(number);
             }
         }
