@@ -13,11 +13,12 @@ use varve_format::{BLOCK_BYTES, PoolAddr, Run, TreeId, block_checksum};
 
 use crate::EngineError;
 use crate::checkpoint::Durable;
+use crate::key::Key;
 use crate::options::CheckReport;
 use crate::problem::{Problem, ProblemKind as Kind, Problems};
 use crate::space::bits::Bits;
 use crate::store::Store;
-use crate::tree::node::{Body, Interior, Key, Leaf, Link, Node};
+use crate::tree::node::{Body, Interior, Leaf, Link, Node};
 use crate::tree::{Replaced, Tree};
 
 type Result<T> = std::result::Result<T, EngineError>;

@@ -10,6 +10,7 @@ mod checkpoint;
 mod core;
 mod error;
 mod journal;
+mod key;
 mod open;
 mod options;
 pub mod planted;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use varve_device::AlignedBuf;
 use varve_format::{BLOCK_BYTES, Run, TreeId, block_checksum};
 
-use crate::tree::node::Key;
+use crate::key::Key;
 
 /// Part of a shared, aligned buffer: what a run of blocks shall hold.
 #[derive(Clone)]

@@ -18,11 +18,11 @@ use varve_format::superblock::Superblock;
 use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, block_checksum};
 
 use crate::EngineError;
+use crate::key::Key;
 use crate::planted::{Planted, is};
 use crate::pool::{Pool, Ring};
 use crate::problem::{Judge, ProblemKind as Kind};
 use crate::transaction::Op;
-use crate::tree::node::Key;
 
 type Result<T> = std::result::Result<T, EngineError>;
 

@@ -8,8 +8,9 @@ use varve_format::node::{ENTRY_OVERHEAD_BYTES, common_prefix};
 use varve_format::root::{NODE_PTR_BYTES, NodePtr};
 use varve_format::{BLOCK_BYTES, KEY_BYTES_MAX};
 
-use super::node::{Body, Interior, Key, Leaf, Link, Node};
+use super::node::{Body, Interior, Leaf, Link, Node};
 use super::{Miss, NodeCache, Pins, Tree, hold, resident};
+use crate::key::Key;
 
 /// A node of an earlier state that the present one no longer refers to.
 pub enum Replaced {

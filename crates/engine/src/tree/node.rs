@@ -10,7 +10,9 @@ use std::sync::{Arc, OnceLock};
 use varve_format::codec::Reader;
 use varve_format::node::{self, NodeHeader, NodeView, common_prefix, encoded_bytes};
 use varve_format::root::{NODE_PTR_BYTES, NodePtr};
-use varve_format::{BLOCK_BYTES, Corrupt, KEY_BYTES_MAX};
+use varve_format::{BLOCK_BYTES, Corrupt};
+
+use crate::key::{Key, compare};
 
 /// How an interior node holds a child.
 #[derive(Clone)]
@@ -117,12 +119,11 @@ impl Node {
                 encoded_bytes(n, n, bytes, prefix)
             }
             (Body::Interior(l), Body::Interior(r)) => {
-                let key_bytes = |keys: &[Key]| keys.iter().map(|k| k.len as usize).sum::<usize>();
+                let key_bytes = |keys: &[Key]| keys.iter().map(|k| k.len()).sum::<usize>();
                 let n = l.keys.len() + r.keys.len();
                 let first = l.keys.get(1).unwrap_or(separator);
                 let last = if r.keys.len() > 1 { &r.keys[r.keys.len() - 1] } else { separator };
-                let bytes =
-                    key_bytes(&l.keys) + separator.len as usize + key_bytes(&r.keys) + n * NODE_PTR_BYTES;
+                let bytes = key_bytes(&l.keys) + separator.len() + key_bytes(&r.keys) + n * NODE_PTR_BYTES;
                 encoded_bytes(n, n - 1, bytes, common_prefix(first.as_slice(), last.as_slice()))
             }
             _ => usize::MAX,
@@ -171,56 +172,6 @@ impl Node {
         };
         Ok((header, Node::clean(ptr, body)))
     }
-}
-
-/// A key, inline.
-#[derive(Clone, Copy)]
-pub struct Key {
-    len: u8,
-    bytes: [u8; KEY_BYTES_MAX],
-}
-
-impl Key {
-    /// The empty key.
-    pub const EMPTY: Key = Key { len: 0, bytes: [0; KEY_BYTES_MAX] };
-    /// A copy of `key`, at most [`KEY_BYTES_MAX`] long.
-    pub fn new(key: &[u8]) -> Key {
-        let mut bytes = [0; KEY_BYTES_MAX];
-        bytes[..key.len()].copy_from_slice(key);
-        Key { len: key.len() as u8, bytes }
-    }
-    /// Its bytes.
-    pub fn as_slice(&self) -> &[u8] {
-        &self.bytes[..self.len as usize]
-    }
-}
-
-impl std::ops::Deref for Key {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        self.as_slice()
-    }
-}
-
-/// The order of two keys. They are short and begin alike: comparing words here beats calling memcmp, several times a
-/// descent.
-#[inline]
-pub fn compare(a: &[u8], b: &[u8]) -> Ordering {
-    let (words, other_words) = (a.as_chunks::<8>().0, b.as_chunks::<8>().0);
-    for (x, y) in words.iter().zip(other_words) {
-        if x != y {
-            return u64::from_be_bytes(*x).cmp(&u64::from_be_bytes(*y));
-        }
-    }
-    // One of them has fewer than eight bytes left.
-    let done = words.len().min(other_words.len()) * 8;
-    for (x, y) in a[done..].iter().zip(&b[done..]) {
-        if x != y {
-            return x.cmp(y);
-        }
-    }
-    a.len().cmp(&b.len())
 }
 
 #[derive(Clone, Copy)]
@@ -431,7 +382,7 @@ impl Interior {
     /// Bytes on disk.
     pub fn encoded_bytes(&self) -> usize {
         let n = self.keys.len();
-        let key_bytes: usize = self.keys.iter().map(|k| k.len as usize).sum();
+        let key_bytes: usize = self.keys.iter().map(|k| k.len()).sum();
         encoded_bytes(n, n.saturating_sub(1), key_bytes + n * NODE_PTR_BYTES, self.prefix_len())
     }
     /// Moves children `from..` into a new node; returns the key that separates them too.
@@ -456,13 +407,8 @@ impl Interior {
             children: Vec::with_capacity(view.entries.len() + 1),
         };
         for (i, e) in view.entries.iter().enumerate() {
-            let mut key = Key::EMPTY;
-            if i > 0 {
-                key.len = (prefix.len() + e.suffix_len) as u8;
-                key.bytes[..prefix.len()].copy_from_slice(prefix);
-                key.bytes[prefix.len()..prefix.len() + e.suffix_len]
-                    .copy_from_slice(&block[e.suffix..e.suffix + e.suffix_len]);
-            }
+            let suffix = &block[e.suffix..e.suffix + e.suffix_len];
+            let key = if i > 0 { Key::joined(prefix, suffix) } else { Key::EMPTY };
             let ptr = NodePtr::decode(&mut Reader::new(&block[e.value..e.value + e.value_len]))?;
             if ptr.is_null() {
                 return Err(Corrupt { what: "interior node with a null child", at: e.value });
