@@ -278,7 +278,8 @@ impl Content {
                 (None, None) => true,
                 _ => before.page_bytes(number) == after.page_bytes(number),
             };
-            if old.is_some() || new.is_some() {
+            // The range may have gaps: a page that only the running call has written to may lie in one.
+            if old.is_some() {
                 remove_range(&mut self.reserved_most, number..number + 1);
             }
             match new {

@@ -33,9 +33,14 @@ impl Session {
         }
         let (pending, live) = (self.pending.clone(), self.live.clone());
         let allow_pending = |state: &mut Model| allow_pending(state, &pending, [old, &live]);
+        let drops = drops_capability(call, old);
         let finished = |plain: &Model| -> Model {
             let mut state = plain.clone();
             if succeeded {
+                // Of a copy whose source has nothing logged yet, the logged model would not know it.
+                if drops && let Some(ino) = file {
+                    state.drop_capability(ino, &effect);
+                }
                 // The live model has accepted the call; the logged one knows the same names.
                 let _ = state.apply(call, &effect);
             } else {
@@ -43,7 +48,6 @@ impl Session {
             }
             state
         };
-        let drops = drops_capability(call, old);
         let visible = succeeded && is_logged_verb(call);
         let mut plain = self.logged.clone();
         if after == before {
