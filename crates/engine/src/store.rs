@@ -385,12 +385,28 @@ impl Store {
     /// Sets aside `data_blocks` blocks of data, and what logging `entries` entries of up to `entry_bytes` bytes
     /// (key and value together) will add to the trees. Tries commit, checkpoint and once more before it refuses.
     pub fn reserve(&self, data_blocks: u64, entries: u64, entry_bytes: u64) -> Result<Reservation> {
+        self.reserve_as(Urgency::Ordinary, data_blocks, entries, entry_bytes)
+    }
+
+    /// As [`Store::reserve`], for what had been set aside when the pool was last in use: privileged work may have gone
+    /// into the protected part then, so that it is found there again.
+    pub fn reserve_again(&self, data_blocks: u64, entries: u64, entry_bytes: u64) -> Result<Reservation> {
+        self.reserve_as(Urgency::Privileged, data_blocks, entries, entry_bytes)
+    }
+
+    fn reserve_as(
+        &self,
+        urgency: Urgency,
+        data_blocks: u64,
+        entries: u64,
+        entry_bytes: u64,
+    ) -> Result<Reservation> {
         self.check_writable()?;
         for attempt in 0..2 {
             {
                 let mut core = self.core.lock();
                 let purse = purse(data_blocks, entries, entry_bytes, core.space.copies);
-                if core.space.fits(purse.blocks(), Urgency::Ordinary) {
+                if core.space.fits(purse.blocks(), urgency) {
                     core.space.open += purse.blocks();
                     return Ok(Reservation { core: self.core.clone(), purse, allocated: 0 });
                 }

@@ -73,12 +73,13 @@ impl Core {
         Ok(lsn)
     }
 
-    /// Takes the space of all reservations again, when the pool has been opened.
+    /// Takes the space of all reservations again, when the pool has been opened. Where privileged work had gone into
+    /// the protected part before, it is partly found there.
     pub(crate) fn set_reserved_aside(&self) -> Result<()> {
         let wanted = self.files.stored.lock().reserved_blocks;
         let mut blocks = wanted;
         while blocks > 0 {
-            match self.store.reserve(blocks, blocks, ENTRY_BYTES) {
+            match self.store.reserve_again(blocks, blocks, ENTRY_BYTES) {
                 Ok(space) => {
                     *self.reserved.purse.lock() = Some(space);
                     break;
