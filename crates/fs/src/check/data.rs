@@ -1,0 +1,146 @@
+//! Extents against their inodes, what is reserved, and what of files is lost.
+
+use std::collections::HashMap;
+
+use varve_engine::version::{self, Mapping};
+use varve_engine::{BLOCK_BYTES, FamilyId, InodeId, Problem, ProblemKind as Kind, Problems, Run, TreeId};
+use varve_format::SEGMENT_BYTES;
+
+use super::Check;
+use crate::Result;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// A run of data, and where in which file it is.
+pub(super) struct DataRun {
+    pub run: Run,
+    inode: Option<InodeId>,
+    offset: u64,
+}
+
+impl Check<'_> {
+    pub(super) fn extents(&mut self) -> Result<()> {
+        let holders: HashMap<FamilyId, InodeId> =
+            self.inodes.iter().map(|(ino, seen)| (seen.holder.family, *ino)).collect();
+        let (mut after, mut reserved) = (None, 0);
+        while let Some(family) = version::next_family(&self.view, after)? {
+            after = Some(family);
+            let owner = holders.get(&family).copied();
+            let seen = owner.and_then(|ino| self.inodes.get(&ino));
+            let (holder, end) =
+                (seen.map(|seen| seen.holder), seen.map_or(0, |seen| seen.size.next_multiple_of(BLOCK)));
+            let (orphan, inline) = seen.map_or((false, false), |seen| (seen.orphan, seen.inline));
+            let (mut found, mut last) = (Vec::new(), 0);
+            let runs = &mut self.runs;
+            let mut each = |offset: u64, run: Run| {
+                last = last.max(offset + run.bytes());
+                runs.push(DataRun { run, inode: owner, offset });
+            };
+            reserved += version::walk_family(&self.view, family, holder, &mut each, &mut found)?;
+            let sound = found.is_empty();
+            for mut problem in found {
+                if problem.kind == Kind::ExtentOwnerless && self.inode_is_lost(InodeId(family.0)) {
+                    continue;
+                }
+                problem.inode = owner.map(|ino| ino.0);
+                self.problems.add(problem);
+            }
+            self.taken("a family of data", family.0);
+            let (Some(ino), Some(holder)) = (owner, holder) else { continue };
+            if inline && !orphan {
+                let text = format!("inode {} has its contents in its record, and extents", ino.0);
+                self.of(Kind::InodeSenseless, ino, text);
+                continue;
+            }
+            // What is cut off and not yet reaped lies behind a limit.
+            if orphan || last <= end || !sound {
+                continue;
+            }
+            let path = match holder.has_versions {
+                true => version::Path::load(&self.view, holder),
+                false => Ok(version::Path::implicit(holder)),
+            };
+            // One page of pieces is enough: anything there is too much.
+            let beyond = path.and_then(|path| version::resolve_upto(&self.view, &path, end, last, 8));
+            let beyond = match beyond {
+                Ok(beyond) => beyond,
+                Err(error) => {
+                    self.of(Kind::VersionMalformed, ino, format!("data of inode {}: {error}", ino.0));
+                    continue;
+                }
+            };
+            let piece = beyond.iter().find(|piece| matches!(piece.what, Mapping::Data { .. }));
+            if let Some(piece) = piece {
+                let bytes = Some((piece.offset, piece.offset + piece.len));
+                let text = format!("inode {} has data beyond its size", ino.0);
+                self.problems
+                    .add(Problem { bytes, ..Problem::of_inode(Kind::ExtentBeyondSize, ino.0, text) });
+            }
+        }
+        let says = crate::table::subvolumes::first_in(&self.view).ok().flatten();
+        let says = says.map_or(reserved, |record| record.reserved_blocks);
+        if reserved != says && !self.has_lost(TreeId::EXTENTS) {
+            let text = format!("{reserved} blocks are reserved, and the subvolume says {says}");
+            self.problem(Kind::ReservedCount, text);
+        }
+        Ok(())
+    }
+
+    /// Files of which extents were in nodes that are gone.
+    pub(super) fn lost_parts(&mut self) {
+        let mut found = Problems::default();
+        for lost in self.lost.keys.get(&TreeId::EXTENTS).into_iter().flatten() {
+            let family = |key: &[u8]| key.first_chunk::<8>().map(|bytes| InodeId(u64::from_be_bytes(*bytes)));
+            let first = family(&lost.low).unwrap_or_default();
+            let last = lost.high.as_deref().and_then(family).unwrap_or(InodeId(u64::MAX));
+            // A file's family bears the number of its inode.
+            for (ino, seen) in self.inodes.range(first..=last.max(first)) {
+                let prefix = seen.holder.family.0.to_be_bytes();
+                if seen.inline || seen.size == 0 || seen.orphan {
+                    continue;
+                }
+                // Where in the file a key lies; a key of another family is before or behind all of it.
+                let offset = |key: &[u8], otherwise: u64| {
+                    let mut whole = [0; 28];
+                    let len = key.len().min(28);
+                    whole[..len].copy_from_slice(&key[..len]);
+                    let segment = u64::from_be_bytes(whole[8..16].try_into().expect("8 of 28 bytes"));
+                    match key.starts_with(&prefix) {
+                        true => segment.saturating_mul(SEGMENT_BYTES).min(seen.size),
+                        false => otherwise,
+                    }
+                };
+                let from = offset(&lost.low, 0);
+                let to = match &lost.high {
+                    // Part of the segment of the end may be lost, too.
+                    Some(high) if high.starts_with(&prefix) && high.len() > 16 => {
+                        offset(high, seen.size).saturating_add(SEGMENT_BYTES).min(seen.size)
+                    }
+                    Some(high) => offset(high, seen.size),
+                    None => seen.size,
+                };
+                if from >= to {
+                    continue;
+                }
+                let text = format!("what inode {} has here is lost where it was data", ino.0);
+                let bytes = Some((from, to));
+                found.add(Problem { bytes, ..Problem::of_inode(Kind::ExtentsLost, ino.0, text) });
+            }
+        }
+        self.problems.append(found);
+    }
+}
+
+/// Adds the file and the bytes of it that a problem of blocks is about.
+pub(super) fn locate(problem: &mut Problem, runs: &[DataRun]) {
+    let Some((addr, len)) = problem.blocks.filter(|_| problem.inode.is_none()) else { return };
+    let after = runs.partition_point(|data| data.run.addr.0 < addr + len);
+    let Some(data) = runs[..after].last().filter(|data| data.run.addr.0 + data.run.bytes() > addr) else {
+        return;
+    };
+    problem.inode = data.inode.map(|ino| ino.0);
+    let from = addr.max(data.run.addr.0);
+    let to = (addr + len).min(data.run.addr.0 + data.run.bytes());
+    let first = data.offset + (from - data.run.addr.0);
+    problem.bytes = Some((first, first + (to - from)));
+}
