@@ -42,4 +42,9 @@ impl EngineError {
     pub fn corrupt(what: impl Into<String>, why: Corrupt) -> Self {
         EngineError::Corrupt { what: what.into(), why }
     }
+
+    /// Whether this is about one thing that cannot be read, while the pool as a whole goes on.
+    pub fn is_damage(&self) -> bool {
+        matches!(self, EngineError::Corrupt { .. } | EngineError::Checksum { .. } | EngineError::Device(_))
+    }
 }

@@ -94,14 +94,22 @@ impl Core {
         Ok(Disposed { done: !more, reserved_freed })
     }
 
-    /// Does everything there is to reap.
+    /// Does everything there is to reap. What is damaged is left as it is, and said in the log.
     pub(crate) fn reap_all(&self) -> Result<()> {
         let _running = self.reap.running.lock();
         loop {
             let Some(task) = self.reap.tasks.lock().front().copied() else { return Ok(()) };
-            match task {
-                Task::Orphan(ino) => self.reap_orphan(ino)?,
-                Task::Versions(ino) => self.reap_versions(ino)?,
+            let reaped = match task {
+                Task::Orphan(ino) => self.reap_orphan(ino),
+                Task::Versions(ino) => self.reap_versions(ino),
+            };
+            match reaped {
+                Ok(()) => {}
+                Err(FsError::Engine(error)) if error.is_damage() => {
+                    // It keeps its space, and keeps nothing else from being reaped; the next opening finds it again.
+                    tracing::error!("{task:?} cannot be reaped: {error}; `varve check` says what is damaged");
+                }
+                Err(error) => return Err(error),
             }
             // Only here are tasks removed, and `running` is held.
             self.reap.tasks.lock().pop_front();
