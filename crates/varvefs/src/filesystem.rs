@@ -221,9 +221,7 @@ impl Filesystem {
     /// Sets user and group; `None` leaves one as it is.
     pub fn set_owner(&self, path: impl AsPath, user: Option<u32>, group: Option<u32>) -> Result<()> {
         self.on_inode("set the owner of", path, |fs, ino| {
-            let set = varve_fs::SetAttr { uid: user, gid: group, ..varve_fs::SetAttr::default() };
-            fs.setattr(self.caller(), ino, set)?;
-            Ok(())
+            verbs::set_owner(fs, self.caller(), ino, (user, group))
         })
     }
 
@@ -235,9 +233,7 @@ impl Filesystem {
     /// [`Filesystem::set_owner`] that does not follow a symbolic link at `path`, but sets the link's own owner.
     pub fn set_link_owner(&self, path: impl AsPath, user: Option<u32>, group: Option<u32>) -> Result<()> {
         self.on_entry("set the owner of", path, |fs, ino| {
-            let set = varve_fs::SetAttr { uid: user, gid: group, ..varve_fs::SetAttr::default() };
-            fs.setattr(self.caller(), ino, set)?;
-            Ok(())
+            verbs::set_owner(fs, self.caller(), ino, (user, group))
         })
     }
 

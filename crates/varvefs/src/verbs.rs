@@ -16,6 +16,17 @@ pub(crate) fn set_permissions(
     Ok(())
 }
 
+pub(crate) fn set_owner(
+    fs: &varve_fs::Filesystem,
+    caller: varve_fs::Caller,
+    ino: varve_fs::InodeId,
+    (user, group): (Option<u32>, Option<u32>),
+) -> Result<()> {
+    let set = varve_fs::SetAttr { uid: user, gid: group, ..varve_fs::SetAttr::default() };
+    fs.setattr(caller, ino, set)?;
+    Ok(())
+}
+
 pub(crate) fn set_times(
     fs: &varve_fs::Filesystem,
     caller: varve_fs::Caller,
