@@ -18,6 +18,7 @@ mod process;
 mod readme;
 mod soak;
 mod spec;
+mod suite;
 mod test;
 mod text;
 mod tree;

@@ -10,20 +10,25 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::{self, can_mount, cargo, output, root, target_dir};
+use crate::process::{self, root};
+use crate::suite::{self, Suite};
 
-const VERSION: &str = "0.2.2";
+const SUITE: Suite = Suite {
+    name: "pjdfstest",
+    version: "0.2.2",
+    // Unoptimised: it is compiled in half the time, and it waits for the filesystem anyway.
+    flags: &["--debug"],
+    variables: &[],
+};
 /// Cases that must have been executed, passed or failed. The suite has 398 for Linux.
 const EXECUTED_MIN: usize = 390;
 /// Cases that may fail on VarveFS although ext4 passes them, each with its reason.
 const EXCEPTIONS: &[(&str, &str)] = &[];
 
-const INSTALL_LIMIT: Duration = Duration::from_secs(20 * 60);
 /// It takes seconds.
 const RUN_LIMIT: Duration = Duration::from_secs(10 * 60);
 
@@ -60,17 +65,7 @@ enum Ended {
 type Outcomes = BTreeMap<String, Ended>;
 
 pub fn run(args: &PjdfstestArgs) -> Result<()> {
-    let program = match &args.program {
-        Some(path) => path.canonicalize().with_context(|| format!("cannot find {}", path.display()))?,
-        None => {
-            process::run(
-                "cargo build --release",
-                cargo().args(["build", "--release", "-p", "varve-cli"]),
-                INSTALL_LIMIT,
-            )?;
-            target_dir().join("release").join("varve")
-        }
-    };
+    let program = suite::program(args.program.as_deref())?;
     match run_on(&program)? {
         Some(counts) if counts.failed > 0 => bail!("{} cases failed", counts.failed),
         _ => Ok(()),
@@ -79,21 +74,17 @@ pub fn run(args: &PjdfstestArgs) -> Result<()> {
 
 /// Runs the suite on pools of `program`. `None`: it cannot be run here, and that has been said.
 pub fn run_on(program: &Path) -> Result<Option<Counts>> {
-    let is_root = output(Command::new("id").arg("-u")).is_ok_and(|uid| uid.trim() == "0");
-    if !can_mount() || !is_root || !Path::new("/dev/loop-control").exists() {
+    if !suite::root_can_mount() || !Path::new("/dev/loop-control").exists() {
         println!("SKIPPED: pjdfstest. It needs root, /dev/fuse and loop devices");
         return Ok(None);
     }
-    let suite = ensure_installed()?;
+    let program_of_suite = SUITE.ensure_installed()?;
     let began = Instant::now();
-    let scratch = Scratch(std::env::temp_dir().join(format!("varve-pjdfstest-{}", std::process::id())));
-    fs::create_dir(&scratch.0).context("cannot make a directory for pjdfstest")?;
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-    command.args(["bash", "-euc", SCRIPT]).current_dir("/");
+    let scratch = SUITE.scratch()?;
+    let mut command = suite::in_namespaces(SCRIPT);
     command
         .env("V", program)
-        .env("P", &suite)
+        .env("P", &program_of_suite)
         .env("S", &scratch.0)
         .env("C", root().join("xtask/pjdfstest.toml"));
     process::run("pjdfstest on ext4 and on VarveFS", &mut command, RUN_LIMIT)?;
@@ -105,7 +96,8 @@ pub fn run_on(program: &Path) -> Result<Option<Counts>> {
     let counts = judge(&ext4, &varve, EXCEPTIONS);
     let ours = |ended| varve.values().filter(|e| **e == ended).count();
     println!(
-        "pjdfstest {VERSION}: VarveFS {} passed, {} failed, {} skipped; ext4 {} passed; {} s",
+        "pjdfstest {}: VarveFS {} passed, {} failed, {} skipped; ext4 {} passed; {} s",
+        SUITE.version,
         ours(Ended::Passed),
         ours(Ended::Failed),
         ours(Ended::Skipped),
@@ -117,35 +109,6 @@ pub fn run_on(program: &Path) -> Result<Option<Counts>> {
         bail!("pjdfstest executed {executed} cases, and there should be at least {EXECUTED_MIN}");
     }
     Ok(Some(counts))
-}
-
-/// A directory of ours, removed at the end.
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.0) {
-            println!("cannot remove {}: {error}", self.0.display());
-        }
-    }
-}
-
-/// The suite, installed below the target directory once.
-fn ensure_installed() -> Result<PathBuf> {
-    let prefix = target_dir().join("pjdfstest");
-    let program = prefix.join("bin").join("pjdfstest");
-    let there = output(Command::new(&program).arg("--version")).unwrap_or_default();
-    if there.trim() == format!("pjdfstest {VERSION}") {
-        return Ok(program);
-    }
-    // Unoptimised: it is compiled in half the time, and it waits for the filesystem anyway.
-    let mut install = cargo();
-    install
-        .args(["install", "pjdfstest", "--version", VERSION, "--locked", "--debug", "--root"])
-        .arg(&prefix);
-    install.env("CARGO_TARGET_DIR", target_dir().join("pjdfstest-build"));
-    process::run(&format!("cargo install pjdfstest {VERSION}"), &mut install, INSTALL_LIMIT)?;
-    Ok(program)
 }
 
 /// Reads what the suite says: `name::of::case      ok`, where only such lines begin without a blank. What a case that
