@@ -281,7 +281,7 @@ pub enum InspectWhat {
     },
     /// The root block: trees, checksums of data, bitmap of used blocks
     Roots,
-    /// Entries of a tree: inodes, names, xattrs, extents, versions, orphans or subvolumes
+    /// Entries of a tree: inodes, names, xattrs, extents, versions, orphans, subvolumes, held or reap
     Tree {
         /// Name of the tree
         name: String,

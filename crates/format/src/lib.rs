@@ -87,8 +87,12 @@ impl TreeId {
     pub const ORPHANS: TreeId = TreeId(6);
     /// Subvolumes: the holders of namespace versions.
     pub const SUBVOLUMES: TreeId = TreeId(7);
+    /// Where versions have something.
+    pub const HELD: TreeId = TreeId(8);
+    /// What the reaper has to do.
+    pub const REAP: TreeId = TreeId(9);
     /// Every tree this version of the program knows, in the order of the root table.
-    pub const ALL: [TreeId; 7] = [
+    pub const ALL: [TreeId; 9] = [
         TreeId::INODES,
         TreeId::NAMES,
         TreeId::XATTRS,
@@ -96,6 +100,8 @@ impl TreeId {
         TreeId::VERSIONS,
         TreeId::ORPHANS,
         TreeId::SUBVOLUMES,
+        TreeId::HELD,
+        TreeId::REAP,
     ];
     /// The name used by `inspect`, `stats` and error messages.
     pub fn name(self) -> &'static str {
@@ -107,6 +113,8 @@ impl TreeId {
             TreeId::VERSIONS => "versions",
             TreeId::ORPHANS => "orphans",
             TreeId::SUBVOLUMES => "subvolumes",
+            TreeId::HELD => "held",
+            TreeId::REAP => "reap",
             _ => "unknown",
         }
     }

@@ -1,9 +1,11 @@
 //! The records of each tree in words.
 
 use varve_format::record::extent::{self, Extent, ExtentKind};
+use varve_format::record::held;
 use varve_format::record::inode::{self, InodeKind, InodeRecord, Time};
 use varve_format::record::name::{self, NameRecord};
 use varve_format::record::orphan::{self, OrphanRecord, OrphanState};
+use varve_format::record::reap::{self, Work};
 use varve_format::record::subvolume::SubvolumeRecord;
 use varve_format::record::version::{self, NO_LIMIT, VersionRecord};
 use varve_format::record::xattr::{self, XattrHead};
@@ -92,6 +94,26 @@ fn decoded(tree: TreeId, key: &[u8], value: &[u8]) -> Result<Doc, Corrupt> {
                 "hash_kind": record.hash_kind, "files_count": record.files, "files_known": record.files_known,
                 "reserved_blocks": record.reserved_blocks,
             }
+        }
+        TreeId::HELD => {
+            let (family, version, of, place) = held::decode_held_key(key)?;
+            map! {
+                "family": family.0, "version_key": version.0, "tree": of.name(), "place": Doc::hex(place),
+            }
+        }
+        TreeId::REAP => {
+            let (family, work) = reap::decode_reap_key(key)?;
+            reap::check_reap_value(work, value)?;
+            let mut doc = map! { "family": family.0 };
+            doc.extend(match work {
+                Work::Going(id) => map! { "work": "take away", "version": id.0 },
+                Work::Recheck(id) => map! { "work": "recheck", "version": id.0 },
+                Work::Place(of, place) => {
+                    map! { "work": "recheck", "tree": of.name(), "place": Doc::hex(place) }
+                }
+            });
+            doc.extend(map! { "cursor": Doc::hex(value) });
+            doc
         }
         _ => map! { "value": Doc::hex(value) },
     })

@@ -30,7 +30,9 @@ use crate::{EngineError, View};
 pub use varve_format::record::extent::ExtentKind;
 
 mod check;
+mod holders;
 mod path;
+mod pending;
 mod reap;
 mod resolve;
 mod segment;
@@ -42,6 +44,7 @@ mod write;
 mod tests;
 
 pub use check::{next_family, walk_family};
+pub use holders::{branch, branch_on, is_sole, release, share};
 pub use path::Path;
 pub use reap::{delete_step, pending_families, reap_step};
 pub use resolve::{resolve, resolve_upto};

@@ -1,13 +1,18 @@
 //! The versions a holder sees, nearest first, each with the byte at which it stops being visible.
 //!
 //! The read rule of the design lives here and nowhere else: walking towards the root, what is visible of a version
-//! ends at the smallest limit met before it.
+//! ends at the smallest limit met before it. Keys fall along the way, so finding a key is a binary search.
 
-use varve_format::record::version::{self, Drain, NO_LIMIT, VersionRecord};
-use varve_format::{Corrupt, FamilyId, TreeId, VersionId, VersionKey};
+use std::sync::Arc;
 
-use super::{Holder, Read, Result};
-use crate::EngineError;
+use varve_format::record::version::{Drain, NO_LIMIT};
+use varve_format::{Corrupt, FamilyId, VersionId, VersionKey};
+
+use super::pending::{State, corrupt, record, state};
+use super::{Holder, Planted, Read, Result, planted};
+
+/// Steps in front of the shared ones, at most: beyond them a new shared list is made.
+const OWN_STEPS_MAX: usize = 16;
 
 /// One version on the way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,73 +23,91 @@ pub(super) struct Step {
     pub(super) key: VersionKey,
     /// Its entries are visible below this byte of the file.
     pub(super) visible: u64,
+    /// What becomes of it.
+    pub(super) state: State,
 }
 
-/// The way from a holder's version to the root.
+/// The way from a holder's version to the root. Cheap to copy and to extend, however long.
 #[derive(Clone, Debug)]
 pub struct Path {
     family: FamilyId,
-    /// The only step, if `many` is empty: plain files allocate nothing.
-    one: [Step; 1],
-    many: Vec<Step>,
+    head: Step,
+    /// The next ones, few.
+    own: Vec<Step>,
+    /// The rest, from `shared_from` on, visible below `shared_visible` at most. Plain files have none.
+    shared: Option<Arc<[Step]>>,
+    shared_from: usize,
+    shared_visible: u64,
     drain: Drain,
     writable: bool,
+    /// Nobody holds or inherits from any version of the path, but its holder.
+    sole: bool,
+    /// Some version behind the head is [`State::Inner`]: what is written may hide the last sight of something.
+    inner: bool,
 }
 
 impl Path {
     /// The path of a holder whose family has no version records. Costs no read and no allocation.
     pub fn implicit(holder: Holder) -> Path {
         debug_assert_eq!(holder.version.0, holder.family.0, "only a family's first version may be implicit");
-        let step = Step { id: holder.version, key: VersionKey(holder.family.0), visible: NO_LIMIT };
-        Path { family: holder.family, one: [step], many: Vec::new(), drain: Drain::None, writable: true }
+        let key = VersionKey(holder.family.0);
+        Path::of_head(
+            holder.family,
+            Step { id: holder.version, key, visible: NO_LIMIT, state: State::Held },
+            Drain::None,
+            true,
+        )
+    }
+
+    fn of_head(family: FamilyId, head: Step, drain: Drain, writable: bool) -> Path {
+        Path {
+            family,
+            head,
+            own: Vec::new(),
+            shared: None,
+            shared_from: 0,
+            shared_visible: NO_LIMIT,
+            drain,
+            writable,
+            sole: writable,
+            inner: false,
+        }
     }
 
     /// The path of `holder`: one read a version, none when [`Holder::has_versions`] is false.
     ///
     /// # Errors
-    /// [`EngineError::Corrupt`] when a record is missing, or ids or keys do not grow along the path.
+    /// [`crate::EngineError::Corrupt`] when a record is missing, or ids or keys do not grow along the path.
     pub fn load(read: &dyn Read, holder: Holder) -> Result<Path> {
         if !holder.has_versions && holder.version.0 == holder.family.0 {
             return Ok(Path::implicit(holder));
         }
         let family = holder.family;
-        let head = record(read, family, holder.version)?;
-        if head.key.0 > holder.version.0 {
+        let mut version = record(read, family, holder.version)?;
+        if version.key.0 > holder.version.0 {
             let why = Corrupt { what: "key that is younger than its version", at: 0 };
-            return Err(EngineError::corrupt(
-                format!("version {} of family {}", holder.version.0, family.0),
-                why,
-            ));
+            return Err(corrupt(family, holder.version, why));
         }
-        let mut path = Path {
-            family,
-            one: [Step { id: holder.version, key: head.key, visible: NO_LIMIT }],
-            many: Vec::new(),
-            drain: head.drain,
-            writable: head.refs == 1 && head.children == 0,
-        };
-        let (mut version, mut limit) = (head, NO_LIMIT);
+        let head = Step { id: holder.version, key: version.key, visible: NO_LIMIT, state: state(&version) };
+        let mut path = Path::of_head(family, head, version.drain, version.refs == 1 && version.children == 0);
+        let (mut last, mut limit, mut rest) = (head, NO_LIMIT, Vec::new());
         while let Some(id) = version.parent {
-            let last = path.steps()[path.steps().len() - 1];
-            limit = if super::planted(super::Planted::LimitNotCarried) {
-                version.limit
-            } else {
-                limit.min(version.limit)
+            limit = match planted(Planted::LimitNotCarried) {
+                true => version.limit,
+                false => limit.min(version.limit),
             };
             version = record(read, family, id)?;
             // Strictly falling ids also bound this loop on hostile records.
             if id >= last.id || version.key >= last.key {
                 let why = Corrupt { what: "version that is not younger than its parent", at: 0 };
-                return Err(EngineError::corrupt(
-                    format!("version {} of family {}", last.id.0, family.0),
-                    why,
-                ));
+                return Err(corrupt(family, last.id, why));
             }
-            if path.many.is_empty() {
-                path.many.push(path.one[0]);
-            }
-            path.many.push(Step { id, key: version.key, visible: limit });
+            last = Step { id, key: version.key, visible: limit, state: state(&version) };
+            path.inner |= last.state == State::Inner;
+            path.sole &= last.state == State::Going;
+            rest.push(last);
         }
+        path.shared = (!rest.is_empty()).then(|| rest.into());
         Ok(path)
     }
 
@@ -94,16 +117,58 @@ impl Path {
     }
     /// Versions on the path, the holder's included.
     pub fn versions(&self) -> usize {
-        self.steps().len()
+        1 + self.own.len() + self.shared().len()
     }
     /// Whether the holder may write into its version. If not, it shares it, and opens a child first.
     pub fn writable(&self) -> bool {
         self.writable
     }
+    /// Whether nobody else holds or inherits anything of the path.
+    pub fn sole(&self) -> bool {
+        self.sole
+    }
 
-    /// Nearest first; never empty.
-    pub(super) fn steps(&self) -> &[Step] {
-        if self.many.is_empty() { &self.one } else { &self.many }
+    /// Whether writing may hide something from the last one who sees it.
+    #[expect(dead_code, reason = "the marks of writes come with the recheck")]
+    pub(super) fn has_inner(&self) -> bool {
+        self.inner
+    }
+    /// The holder's own version.
+    pub(super) fn head(&self) -> Step {
+        self.head
+    }
+    fn shared(&self) -> &[Step] {
+        self.shared.as_ref().map_or(&[], |shared| &shared[self.shared_from..])
+    }
+    /// The step at `at`, counted from the head; `at` is less than [`Path::versions`].
+    pub(super) fn step(&self, at: usize) -> Step {
+        match at.checked_sub(1) {
+            None => self.head,
+            Some(at) if at < self.own.len() => self.own[at],
+            Some(at) => {
+                let step = self.shared()[at - self.own.len()];
+                Step { visible: step.visible.min(self.shared_visible), ..step }
+            }
+        }
+    }
+    /// The place of the first step at or behind `from` whose key is at most `key`; [`Path::versions`] if there is none.
+    pub(super) fn first_at_most(&self, from: usize, key: VersionKey) -> usize {
+        let (mut low, mut high) = (from, self.versions());
+        // Mostly it is the next one.
+        if low < high && self.step(low).key <= key {
+            return low;
+        }
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.step(middle).key <= key { high = middle } else { low = middle + 1 }
+        }
+        low
+    }
+    /// The place of the step whose entries carry `key`.
+    #[expect(dead_code, reason = "point families look keys up")]
+    pub(super) fn position(&self, key: VersionKey) -> Option<usize> {
+        let at = self.first_at_most(0, key);
+        (at < self.versions() && self.step(at).key == key).then_some(at)
     }
     /// How many steps from the first on a write deals with: while the head drains up, its parent's key takes the
     /// new entries, and the head's own must go.
@@ -112,7 +177,7 @@ impl Path {
     }
     /// The key that new entries get.
     pub(super) fn target(&self) -> VersionKey {
-        self.steps()[self.own() - 1].key
+        self.step(self.own() - 1).key
     }
     /// How many steps from the first on belong to the holder alone, because the head and its parent are becoming one.
     pub(super) fn merging(&self) -> usize {
@@ -121,29 +186,31 @@ impl Path {
     /// What is visible beyond the first `merging` steps now ends at `limit`.
     pub(super) fn lower(&mut self, limit: u64) {
         let merging = self.merging();
-        for step in self.many.iter_mut().skip(merging) {
+        while self.own.len() + 1 < merging {
+            self.own.push(self.step(1 + self.own.len()));
+            self.shared_from += 1;
+        }
+        for step in self.own.iter_mut().skip(merging - 1) {
             step.visible = step.visible.min(limit);
         }
+        self.shared_visible = self.shared_visible.min(limit);
     }
-    /// A new, empty version in front, which sees the others below `limit`.
-    pub(super) fn open_child(&mut self, id: VersionId, limit: u64) {
-        if self.many.is_empty() {
-            self.many.push(self.one[0]);
-        }
-        for step in &mut self.many {
+    /// A new, empty version in front, which sees the others below `limit`. The head becomes what `state` says.
+    pub(super) fn open_child(&mut self, id: VersionId, limit: u64, state: State) {
+        self.head.state = state;
+        self.own.insert(0, self.head);
+        for step in &mut self.own {
             step.visible = step.visible.min(limit);
         }
-        self.many.insert(0, Step { id, key: VersionKey(id.0), visible: NO_LIMIT });
+        self.shared_visible = self.shared_visible.min(limit);
+        self.inner |= state == State::Inner;
+        self.sole &= state == State::Going;
+        if self.own.len() > OWN_STEPS_MAX {
+            let all: Vec<Step> = (1..self.versions()).map(|at| self.step(at)).collect();
+            (self.own, self.shared, self.shared_from, self.shared_visible) =
+                (Vec::new(), Some(all.into()), 0, NO_LIMIT);
+        }
+        self.head = Step { id, key: VersionKey(id.0), visible: NO_LIMIT, state: State::Held };
         (self.drain, self.writable) = (Drain::None, true);
-    }
-}
-
-/// The record of a version; the implicit one of a family's first version if it has none.
-pub(super) fn record(read: &dyn Read, family: FamilyId, id: VersionId) -> Result<VersionRecord> {
-    let corrupt = |why| EngineError::corrupt(format!("version {} of family {}", id.0, family.0), why);
-    match read.get(TreeId::VERSIONS, &version::encode_key(family, id))? {
-        Some(value) => VersionRecord::decode(&value).map_err(corrupt),
-        None if id.0 == family.0 => Ok(VersionRecord::implicit(family)),
-        None => Err(corrupt(Corrupt { what: "version without a record", at: 0 })),
     }
 }

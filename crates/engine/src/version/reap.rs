@@ -20,8 +20,9 @@ use varve_format::record::extent::{DataKey, ExtentKind, family_prefix};
 use varve_format::record::version::{self, Drain, NO_LIMIT, VersionRecord};
 use varve_format::{Corrupt, FamilyId, SEGMENT_BYTES, TreeId, VersionId, VersionKey};
 
-use super::path::{Path, record};
-use super::resolve::{decode, resolve_steps, scan};
+use super::path::Path;
+use super::pending::{self, record};
+use super::resolve::{decode, resolve_behind, scan};
 use super::segment::{Changes, Entry, Place, load_all, overlay};
 use super::{Holder, Mapping, Planted, Progress, Read, Result, planted};
 use crate::{EngineError, Transaction};
@@ -108,18 +109,20 @@ pub fn delete_step(
     let tx = changes.finish();
     let mut records = 0;
     if !more && holder.has_versions {
-        read.scan(TreeId::VERSIONS, &prefix, &mut |key, _| {
-            if !key.starts_with(&prefix) {
-                return false;
-            }
-            if entries + records >= entries_max.max(1) {
-                more = true;
-                return false;
-            }
-            tx.delete(TreeId::VERSIONS, key);
-            records += 1;
-            true
-        })?;
+        for tree in [TreeId::HELD, TreeId::REAP, TreeId::VERSIONS] {
+            read.scan(tree, &prefix, &mut |key, _| {
+                if !key.starts_with(&prefix) {
+                    return false;
+                }
+                if entries + records >= entries_max.max(1) {
+                    more = true;
+                    return false;
+                }
+                tx.delete(tree, key);
+                records += 1;
+                true
+            })?;
+        }
     }
     Ok(Progress { more, next: 0, entries: entries + records, blocks_freed, reserved_freed })
 }
@@ -251,10 +254,10 @@ fn remove(
     match end {
         Some(cursor) => put(tx, family, id, &VersionRecord { cursor, ..version }),
         None => {
-            tx.delete(TreeId::VERSIONS, &version::encode_key(family, id));
+            pending::remove(tx, family, id);
             if let Some(parent_id) = grandparent {
                 let parent = record(read, family, parent_id)?;
-                put(tx, family, parent_id, &relinked(parent, id, None));
+                pending::update(read, tx, family, parent_id, &parent, &relinked(parent, id, None))?;
             }
         }
     }
@@ -299,7 +302,7 @@ fn collapse(read: &dyn Read, changes: &mut Changes, pair: &Pair, budget: &mut Bu
                 put(tx, family, id, &relinked(grandparent, parent_id, Some(child_id)));
             }
             put(tx, family, child_id, &child);
-            tx.delete(TreeId::VERSIONS, &version::encode_key(family, parent_id));
+            pending::remove(tx, family, parent_id);
         }
     }
     Ok(())
@@ -448,7 +451,6 @@ fn drop_idle_holes(read: &dyn Read, path: &Path, segment: u64, list: &mut Vec<En
         return Ok(());
     }
     let base = segment * SEGMENT_BYTES;
-    let beneath = &path.steps()[path.merging()..];
     let mut kept = Vec::with_capacity(list.len());
     for entry in list.iter() {
         if entry.extent.kind != ExtentKind::Hole {
@@ -456,7 +458,7 @@ fn drop_idle_holes(read: &dyn Read, path: &Path, segment: u64, list: &mut Vec<En
             continue;
         }
         let (low, high) = (base + u64::from(entry.off), base + u64::from(entry.end()));
-        for piece in resolve_steps(read, path.family(), beneath, low, high, usize::MAX)? {
+        for piece in resolve_behind(read, path, path.merging(), low, high, usize::MAX)? {
             if piece.what != Mapping::Hole {
                 let off = (piece.offset - base) as u32;
                 super::segment::push_joined(

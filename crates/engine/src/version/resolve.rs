@@ -1,7 +1,9 @@
 //! Reading: from a range of a file to places in the pool, in one scan.
 //!
 //! Keys grow along every path, so within a segment the scan meets the versions of a path nearest first: what comes
-//! later only fills the gaps. A path of one version needs no overlay at all and starts at the wanted offset.
+//! later only fills the gaps, and when there are none the scan leaps to the next segment. It also leaps over many
+//! entries of versions that are not on the path. A path of one version needs no overlay at all and starts at the wanted
+//! offset.
 
 use varve_format::record::extent::{self, CODEC_NONE, DataKey, Extent, ExtentKind};
 use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, PoolAddr, SEGMENT_BYTES, TreeId};
@@ -9,6 +11,9 @@ use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, PoolAddr, SEGMENT_BYTES, Tree
 use super::path::{Path, Step};
 use super::{Mapped, Mapping, Read, Result};
 use crate::EngineError;
+
+/// So many entries in a row that are of no version of the path make the scan leap over the rest of them.
+const LEAP_ENTRIES: u32 = 16;
 
 /// First byte that no file has.
 pub(super) const FILE_END: u64 = (extent::SEGMENT_MAX + 1) * SEGMENT_BYTES;
@@ -34,14 +39,14 @@ pub fn resolve_upto(
     to: u64,
     pieces_max: usize,
 ) -> Result<Vec<Mapped>> {
-    resolve_steps(read, path.family(), path.steps(), from, to, pieces_max)
+    resolve_behind(read, path, 0, from, to, pieces_max)
 }
 
-/// [`resolve_upto`] through some steps of a path.
-pub(super) fn resolve_steps(
+/// [`resolve_upto`] without the first `skip` versions of the path.
+pub(super) fn resolve_behind(
     read: &dyn Read,
-    family: FamilyId,
-    steps: &[Step],
+    path: &Path,
+    skip: usize,
     from: u64,
     to: u64,
     pieces_max: usize,
@@ -50,18 +55,18 @@ pub(super) fn resolve_steps(
     let from = from.min(FILE_END) / block * block;
     let to = to.min(FILE_END).next_multiple_of(block);
     let mut cover = Cover { pieces: Vec::new(), at: from, to, pieces_max, overlap: false };
-    if from >= to || steps.is_empty() {
+    if from >= to || skip >= path.versions() {
         cover.hole_to(to);
         return Ok(cover.pieces);
     }
-    if let [step] = steps {
-        scan_one(read, family, step, &mut cover)?
+    if skip + 1 == path.versions() {
+        scan_one(read, path.family(), path.step(skip), &mut cover)?;
     } else {
-        scan_many(read, family, steps, &mut cover)?
+        scan_many(read, path, skip, &mut cover)?;
     }
     if cover.overlap {
         let why = Corrupt { what: "extents that overlap", at: 0 };
-        return Err(EngineError::corrupt(format!("the data of family {}", family.0), why));
+        return Err(EngineError::corrupt(format!("the data of family {}", path.family().0), why));
     }
     if !cover.full() {
         cover.hole_to(to);
@@ -69,7 +74,7 @@ pub(super) fn resolve_steps(
     Ok(cover.pieces)
 }
 
-fn scan_one(read: &dyn Read, family: FamilyId, step: &Step, cover: &mut Cover) -> Result<()> {
+fn scan_one(read: &dyn Read, family: FamilyId, step: Step, cover: &mut Cover) -> Result<()> {
     let (from, to) = (cover.at, cover.to.min(step.visible));
     let within = (from % SEGMENT_BYTES) as u32;
     let mut start = DataKey { family, segment: from / SEGMENT_BYTES, version: step.key, offset: within };
@@ -94,33 +99,59 @@ fn scan_one(read: &dyn Read, family: FamilyId, step: &Step, cover: &mut Cover) -
     })
 }
 
-fn scan_many(read: &dyn Read, family: FamilyId, steps: &[Step], cover: &mut Cover) -> Result<()> {
+fn scan_many(read: &dyn Read, path: &Path, skip: usize, cover: &mut Cover) -> Result<()> {
     let (from, to) = (cover.at, cover.to);
-    let start = DataKey { family, segment: from / SEGMENT_BYTES, version: steps[0].key, offset: 0 };
-    let mut overlay = Overlay { pieces: Vec::new(), hint: 0 };
-    let (mut segment, mut at) = (start.segment, 0);
-    scan(read, &start, |key, extent| {
-        if key.segment != segment {
-            overlay.flush(segment, cover);
-            (segment, at) = (key.segment, 0);
-        }
-        let base = segment * SEGMENT_BYTES;
-        if base >= to || cover.full() {
-            return false;
-        }
-        while at < steps.len() && steps[at].key > key.version {
-            (at, overlay.hint) = (at + 1, 0);
-        }
-        if at < steps.len() && steps[at].key == key.version {
-            let (low, high) = (key.file_offset(), key.file_offset() + u64::from(extent.len));
-            let (low_seen, high_seen) = (low.max(from), high.min(to).min(steps[at].visible));
-            if low_seen < high_seen {
-                let piece = extent.piece((low_seen - low) as u32, (high_seen - low_seen) as u32);
-                overlay.add((low_seen - base) as u32, &piece);
+    let nearest = path.step(skip).key;
+    let start = DataKey { family: path.family(), segment: from / SEGMENT_BYTES, version: nearest, offset: 0 };
+    let mut overlay = Overlay { pieces: Vec::new(), hint: 0, covered: 0 };
+    let (mut segment, mut at, mut next) = (start.segment, skip, Some(start));
+    while let Some(start) = next.take() {
+        let mut foreign = 0;
+        scan(read, &start, |key, extent| {
+            if key.segment != segment {
+                overlay.flush(segment, cover);
+                (segment, at, foreign) = (key.segment, skip, 0);
             }
-        }
-        true
-    })?;
+            let base = segment * SEGMENT_BYTES;
+            if base >= to || cover.full() {
+                return false;
+            }
+            let before = at;
+            at = path.first_at_most(at, key.version);
+            if at != before {
+                overlay.hint = 0;
+            }
+            if at == path.versions() {
+                // All that is left of this segment is older than the path.
+                foreign += 1;
+            } else if path.step(at).key == key.version {
+                foreign = 0;
+                let (low, high) = (key.file_offset(), key.file_offset() + u64::from(extent.len));
+                let (low_seen, high_seen) = (low.max(from), high.min(to).min(path.step(at).visible));
+                if low_seen < high_seen {
+                    let piece = extent.piece((low_seen - low) as u32, (high_seen - low_seen) as u32);
+                    overlay.add((low_seen - base) as u32, &piece);
+                }
+            } else {
+                foreign += 1;
+            }
+            let wanted = (to - base).min(SEGMENT_BYTES) - from.saturating_sub(base);
+            let older = at == path.versions() && foreign >= LEAP_ENTRIES;
+            if older || u64::from(overlay.covered) == wanted {
+                next = key
+                    .segment
+                    .checked_add(1)
+                    .filter(|s| *s <= extent::SEGMENT_MAX)
+                    .map(|segment| DataKey { segment, version: nearest, offset: 0, ..start });
+                return false;
+            }
+            if foreign >= LEAP_ENTRIES {
+                next = Some(DataKey { segment, version: path.step(at).key, offset: 0, ..start });
+                return false;
+            }
+            true
+        })?;
+    }
     overlay.flush(segment, cover);
     Ok(())
 }
@@ -218,6 +249,8 @@ struct Overlay {
     pieces: Vec<(u32, Extent)>,
     /// Pieces before this one end before the next entry of the same version begins.
     hint: usize,
+    /// Bytes of the pieces.
+    covered: u32,
 }
 
 impl Overlay {
@@ -232,6 +265,7 @@ impl Overlay {
                 next => {
                     let upto = next.map_or(end, |(off, _)| end.min(*off));
                     self.pieces.insert(self.hint, (at, extent.piece(at - offset, upto - at)));
+                    self.covered += upto - at;
                     (at, self.hint) = (upto, self.hint + 1);
                 }
             }
@@ -241,6 +275,6 @@ impl Overlay {
         for (offset, extent) in self.pieces.drain(..) {
             cover.push(segment * SEGMENT_BYTES + u64::from(offset), &extent);
         }
-        self.hint = 0;
+        (self.hint, self.covered) = (0, 0);
     }
 }

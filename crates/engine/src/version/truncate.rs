@@ -7,7 +7,9 @@ use varve_format::record::extent::{DataKey, Extent};
 use varve_format::record::version::{self, VersionRecord};
 use varve_format::{BLOCK_BYTES, Run, SEGMENT_BYTES, TreeId, VersionId, VersionKey};
 
-use super::path::{Path, record};
+use super::holders::open_child;
+use super::path::Path;
+use super::pending::record;
 use super::resolve::{FILE_END, scan};
 use super::segment::{Changes, Place};
 use super::{Holder, Read, Result};
@@ -72,7 +74,7 @@ pub(super) fn truncate_within(
     if few.is_some() {
         lower_limit(read, tx, &mut path, limit)?;
     } else {
-        open_child(read, tx, holder, &mut path, new_id(), limit)?;
+        open_child(read, tx, holder, &mut path, new_id(), limit, false)?;
     }
     let mut changes = Changes::new(tx);
     let target = Place { family: path.family(), segment: cut / SEGMENT_BYTES, version: path.target() };
@@ -98,7 +100,7 @@ pub(super) fn truncate_within(
 /// The entries that a cut at `cut` removes or shortens, if they are few. While the head and its parent are becoming
 /// one, these are the entries of both: the holder alone sees them, and no limit lies between.
 fn few_entries(read: &dyn Read, path: &Path, cut: u64, max: usize) -> Result<Option<Vec<(DataKey, Extent)>>> {
-    let own = &path.steps()[..path.merging()];
+    let own: Vec<VersionKey> = (0..path.merging()).map(|at| path.step(at).key).collect();
     let start = DataKey {
         family: path.family(),
         segment: cut / SEGMENT_BYTES,
@@ -108,7 +110,7 @@ fn few_entries(read: &dyn Read, path: &Path, cut: u64, max: usize) -> Result<Opt
     let (mut found, mut examined, mut many) = (Vec::new(), 0, false);
     scan(read, &start, |key, extent| {
         examined += 1;
-        if key.file_offset() + u64::from(extent.len) > cut && own.iter().any(|s| s.key == key.version) {
+        if key.file_offset() + u64::from(extent.len) > cut && own.contains(&key.version) {
             found.push((key, extent));
         }
         many = found.len() > max || examined > 4 * AT_ONCE_MAX;
@@ -122,7 +124,7 @@ fn few_entries(read: &dyn Read, path: &Path, cut: u64, max: usize) -> Result<Opt
 fn lower_limit(read: &dyn Read, tx: &mut Transaction, path: &mut Path, limit: u64) -> Result<()> {
     let merging = path.merging();
     if path.versions() > merging {
-        let id = path.steps()[merging - 1].id;
+        let id = path.step(merging - 1).id;
         let before = record(read, path.family(), id)?;
         if limit < before.limit {
             // The parent's entries in front of the cursor, but beyond the new limit, are still there.
@@ -131,37 +133,5 @@ fn lower_limit(read: &dyn Read, tx: &mut Transaction, path: &mut Path, limit: u6
             path.lower(limit);
         }
     }
-    Ok(())
-}
-
-fn open_child(
-    read: &dyn Read,
-    tx: &mut Transaction,
-    holder: &mut Holder,
-    path: &mut Path,
-    id: VersionId,
-    limit: u64,
-) -> Result<()> {
-    let family = path.family();
-    let head = path.steps()[0];
-    assert!(id > head.id && id.0 > head.key.0, "ids grow along a path");
-    let before = record(read, family, head.id)?;
-    let parent = VersionRecord {
-        refs: before.refs.saturating_sub(1),
-        children: before.children.saturating_add(1),
-        children_xor: before.children_xor ^ id.0,
-        ..before
-    };
-    let child = VersionRecord {
-        parent: Some(head.id),
-        key: VersionKey(id.0),
-        limit,
-        ..VersionRecord::implicit(family)
-    };
-    tx.claim_id(id.0);
-    tx.put(TreeId::VERSIONS, &version::encode_key(family, head.id), &parent.encode());
-    tx.put(TreeId::VERSIONS, &version::encode_key(family, id), &child.encode());
-    path.open_child(id, limit);
-    (holder.version, holder.has_versions) = (id, true);
     Ok(())
 }

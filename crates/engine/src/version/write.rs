@@ -7,7 +7,7 @@ use varve_format::record::extent::{DataKey, Extent};
 use varve_format::{BLOCK_BYTES, PoolAddr, Run, SEGMENT_BYTES, VersionKey};
 
 use super::path::Path;
-use super::resolve::{FILE_END, resolve_steps, scan};
+use super::resolve::{FILE_END, resolve, resolve_behind, scan};
 use super::segment::{Changes, Entry, Place, load, overlay, push_joined, subtract};
 use super::{Mapping, Progress, Read, Result};
 use crate::Transaction;
@@ -79,7 +79,7 @@ fn lay_over(
     new: &mut Vec<Entry>,
 ) -> Result<()> {
     let (low, high) = (top[0].off, top[top.len() - 1].end());
-    for (at, step) in path.steps()[..path.own()].iter().enumerate() {
+    for (at, step) in (0..path.own()).map(|at| (at, path.step(at))) {
         let place = Place { family: path.family(), segment, version: step.key };
         load(read, &place, low, high, old)?;
         if at + 1 == path.own() {
@@ -119,7 +119,7 @@ pub fn reserve(
         let base = segment * SEGMENT_BYTES;
         let high = to.min(base + SEGMENT_BYTES);
         top.clear();
-        for piece in resolve_steps(read, path.family(), path.steps(), at, high, usize::MAX)? {
+        for piece in resolve(read, path, at, high)? {
             if piece.what == Mapping::Hole {
                 let extent = Extent::reserved(piece.len as u32);
                 push_joined(&mut top, Entry { off: (piece.offset - base) as u32, extent });
@@ -239,16 +239,14 @@ fn punch_segment(
     let (low_off, high_off) = ((low - base) as u32, (high - base) as u32);
     let gap = [Entry { off: low_off, extent: Extent::hole(high_off - low_off) }];
     let (mut old, mut new) = (Vec::new(), Vec::new());
-    for (at, step) in path.steps()[..path.own()].iter().enumerate() {
+    for (at, step) in (0..path.own()).map(|at| (at, path.step(at))) {
         let place = Place { family: path.family(), segment, version: step.key };
         load(read, &place, low_off, high_off, &mut old)?;
         subtract(&gap, &old, &mut new, changes);
         if at + 1 == path.own() {
             // What would show through now is hidden by hole entries, and only that.
             let mut holes = Vec::new();
-            for piece in
-                resolve_steps(read, path.family(), &path.steps()[path.own()..], low, high, usize::MAX)?
-            {
+            for piece in resolve_behind(read, path, path.own(), low, high, usize::MAX)? {
                 if piece.what != Mapping::Hole {
                     push_joined(
                         &mut holes,
