@@ -33,6 +33,7 @@ mod check;
 mod holders;
 mod path;
 mod pending;
+pub mod points;
 mod reap;
 mod resolve;
 mod segment;

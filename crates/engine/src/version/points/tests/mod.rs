@@ -1,0 +1,157 @@
+//! Tests of points: a world of holders, each with a full copy beside it, over trees in plain maps.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use varve_format::record::held::held_key;
+use varve_format::record::version::{self, VersionRecord};
+use varve_format::{FamilyId, TreeId, VersionId, VersionKey};
+
+use super::super::{Holder, Path, Read, Result, branch, share};
+use super::*;
+use crate::Transaction;
+use crate::transaction::Op;
+
+mod plain;
+mod world;
+
+const FAMILY: FamilyId = FamilyId(5);
+const TREES: [TreeId; 3] = [TreeId::INODES, TreeId::NAMES, TreeId::XATTRS];
+
+/// Trees in memory. Counts descents and the entries met.
+#[derive(Default, Clone)]
+struct Maps {
+    trees: BTreeMap<(u16, Vec<u8>), Vec<u8>>,
+    met: Cell<u64>,
+    descents: Cell<u64>,
+}
+
+impl Read for Maps {
+    fn get(&self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.descents.set(self.descents.get() + 1);
+        Ok(self.trees.get(&(tree.0, key.to_vec())).cloned())
+    }
+    fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
+        self.descents.set(self.descents.get() + 1);
+        for ((t, key), value) in self.trees.range((tree.0, from.to_vec())..) {
+            if *t != tree.0 {
+                break;
+            }
+            self.met.set(self.met.get() + 1);
+            if !each(key, value) {
+                break;
+            }
+        }
+        Ok(())
+    }
+    fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        self.descents.set(self.descents.get() + 1);
+        let found = self.trees.range(..=(tree.0, at.to_vec())).next_back();
+        Ok(found.filter(|((t, _), _)| *t == tree.0).map(|((_, k), v)| (k.clone(), v.clone())))
+    }
+}
+
+impl Maps {
+    /// As the engine does it: a delete of nothing is nothing, and of several steps on a key the last one counts.
+    fn apply(&mut self, tx: &Transaction) {
+        for op in tx.ops() {
+            match op {
+                Op::Put { tree, key, value } => {
+                    self.trees.insert((tree.0, key.to_vec()), value.to_vec());
+                }
+                Op::Delete { tree, key } => {
+                    self.trees.remove(&(tree.0, key.to_vec()));
+                }
+                Op::IdFloor(_) => (),
+                Op::Place { .. } | Op::Free { .. } => panic!("points have no blocks"),
+            }
+        }
+    }
+    fn of(&self, tree: TreeId) -> impl Iterator<Item = (&Vec<u8>, &Vec<u8>)> {
+        self.trees.range((tree.0, vec![])..(tree.0 + 1, vec![])).map(|((_, key), value)| (key, value))
+    }
+    fn put_version(&mut self, id: u64, version: &VersionRecord) {
+        let key = version::encode_key(FAMILY, VersionId(id));
+        self.trees.insert((TreeId::VERSIONS.0, key.to_vec()), version.encode());
+    }
+    /// What was asked of it meanwhile: descents, entries met.
+    fn cost(&self, of: impl FnOnce()) -> (u64, u64) {
+        self.descents.set(0);
+        self.met.set(0);
+        of();
+        (self.descents.get(), self.met.get())
+    }
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize]
+    }
+}
+
+/// The prefix number `n` of a tree; neighbours share a directory or an inode.
+fn prefix(tree: TreeId, n: u64) -> Vec<u8> {
+    let mut out = vec![0; key_bytes(tree) - VERSION_BYTES];
+    out[..8].copy_from_slice(&FAMILY.0.to_be_bytes());
+    match tree {
+        TreeId::INODES => out[8..16].copy_from_slice(&(n + 1).to_be_bytes()),
+        TreeId::NAMES => {
+            out[8..16].copy_from_slice(&(n / 4 + 1).to_be_bytes());
+            out[16..24].copy_from_slice(&(300 + n).to_be_bytes());
+        }
+        _ => {
+            out[8..16].copy_from_slice(&(n / 4 + 1).to_be_bytes());
+            out[16..24].copy_from_slice(&(300 + n / 2).to_be_bytes());
+            out[24..26].copy_from_slice(&((n % 2) as u16).to_be_bytes());
+        }
+    }
+    out
+}
+
+fn held(tree: TreeId, prefix: &[u8], version: u64) -> Vec<u8> {
+    held_key(FAMILY, VersionKey(version), tree, place_of(prefix))
+}
+
+fn version_record(parent: Option<u64>, key: u64, refs: u64, children: &[u64]) -> VersionRecord {
+    VersionRecord {
+        parent: parent.map(VersionId),
+        key: VersionKey(key),
+        refs,
+        children: children.len() as u64,
+        children_xor: children.iter().fold(0, |x, id| x ^ id),
+        ..VersionRecord::implicit(FAMILY)
+    }
+}
+
+fn holder_of(version: u64) -> Holder {
+    Holder { family: FAMILY, version: VersionId(version), has_versions: true }
+}
+
+fn put_one(maps: &mut Maps, holder: Holder, tree: TreeId, n: u64, value: &[u8]) {
+    let (mut tx, path) = (Transaction::new(), Path::load(maps, holder).unwrap());
+    put(maps, &mut tx, &path, tree, &prefix(tree, n), value.into()).unwrap();
+    maps.apply(&tx);
+}
+
+fn delete_one(maps: &mut Maps, holder: Holder, tree: TreeId, n: u64) {
+    let (mut tx, path) = (Transaction::new(), Path::load(maps, holder).unwrap());
+    delete(maps, &mut tx, &path, tree, &prefix(tree, n)).unwrap();
+    maps.apply(&tx);
+}
+
+fn found(maps: &Maps, holder: Holder, tree: TreeId, n: u64) -> Option<(u64, Vec<u8>)> {
+    let path = Path::load(maps, holder).unwrap();
+    find(maps, &path, tree, &prefix(tree, n)).unwrap().map(|f| (f.version.0, f.value))
+}
