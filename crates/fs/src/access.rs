@@ -68,6 +68,7 @@ impl Core {
     pub(crate) fn log_accesses(&self) -> Result<()> {
         let waiting = std::mem::take(&mut *self.accesses.waiting.lock());
         for state in waiting {
+            let change = self.change(state.ino)?;
             let mut inner = state.inner.write();
             let Some(accessed) = inner.accessed.take() else { continue };
             if !matches!(inner.presence, Presence::Live | Presence::Orphan) {
@@ -77,9 +78,9 @@ impl Core {
             let mut record = inner.record.clone();
             record.atime = accessed;
             let mut tx = Transaction::new();
-            self.put_record(&mut tx, state.ino, inner.presence, &record);
+            self.put_record(&change, &mut tx, state.ino, &inner, &mut record)?;
             match self.apply(tx) {
-                Ok(_) => inner.record = record,
+                Ok(_) => inner.logged(&change, record),
                 Err(FsError::Engine(varve_engine::EngineError::NoSpace)) => {}
                 Err(error) => return Err(error),
             }

@@ -13,7 +13,7 @@ use crate::files::FileCount;
 use crate::inode::{Inner, InodeState, InodeTable, Presence};
 use crate::reaper::ReapQueue;
 use crate::reserved::ReservedSpace;
-use crate::table::Namespace;
+use crate::subvolume::{Change, Subvolumes};
 use crate::writeback::SyncRounds;
 use crate::writeback::buffers::Buffers;
 use crate::writeback::list::DirtyList;
@@ -23,7 +23,7 @@ use crate::{FsError, Result};
 /// The filesystem behind the door.
 pub(crate) struct Core {
     pub store: Arc<Store>,
-    pub namespace: Namespace,
+    pub subvolumes: Subvolumes,
     pub inodes: InodeTable,
     /// Taken first by renames between directories: nobody else changes which directory is in which.
     pub rename_lock: Mutex<()>,
@@ -94,8 +94,8 @@ impl Core {
 
     fn load(&self, ino: InodeId, inner: &mut Inner) -> Result<()> {
         if inner.presence == Presence::Unloaded {
-            match self.namespace.inode(&self.store, ino)? {
-                Some(record) => inner.install(record, Presence::Live),
+            match self.names(ino)?.inode(ino)? {
+                Some((record, version)) => inner.install(record, version, Presence::Live),
                 None => inner.presence = Presence::Gone,
             }
         }
@@ -142,17 +142,19 @@ impl Core {
     /// Puts a record where it belongs: the namespace, or the orphans.
     pub(crate) fn put_record(
         &self,
+        change: &Change,
         tx: &mut Transaction,
         ino: InodeId,
-        presence: Presence,
-        record: &InodeRecord,
-    ) {
+        inner: &Inner,
+        record: &mut InodeRecord,
+    ) -> Result<()> {
         use varve_format::record::orphan::OrphanState;
-        if presence == Presence::Orphan {
+        if inner.presence == Presence::Orphan {
             crate::table::orphans::put(tx, ino, OrphanState::Open, record);
         } else {
-            self.namespace.put_inode(tx, ino, record);
+            change.put_inode(tx, ino, record)?;
         }
+        Ok(())
     }
 }
 

@@ -61,7 +61,7 @@ impl Core {
                 self.files.stored_known.store(false, Ordering::Release);
             }
         }
-        Ok(self.files.gate.read())
+        Ok(self.files.gate.read_recursive())
     }
 
     fn store_subvolume(&self, record: &SubvolumeRecord) -> Result<()> {
@@ -82,7 +82,7 @@ impl Core {
             let _alone = self.files.gate.write();
             (self.store.view(), self.files.count.load(Ordering::Relaxed))
         };
-        let counted = self.namespace.count_inodes(&view)? as i64;
+        let counted = crate::table::inodes::count(&view)? as i64;
         self.files.add(counted - before);
         self.files.known.store(true, Ordering::Release);
         Ok(())

@@ -7,16 +7,18 @@
 //! - A state that is open, has dirty pages or is referred to by anybody stays; all others may go at any moment.
 //!
 //! Lock order (each may be taken while holding those before it): rename lock; turn of **one** file (more only by
-//! trying); inodes in ascending order; dirty list; engine. A turn is never waited for while holding an inode.
+//! trying); gates of subvolumes in ascending order; inodes in ascending order; dirty list; engine. A turn is never
+//! waited for while holding an inode or a gate.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use varve_engine::{InodeId, PoolAddr};
+use varve_engine::{InodeId, PoolAddr, VersionKey};
 use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, Time};
 
+use crate::subvolume::Change;
 use crate::writeback::pages::DirtyPages;
 
 const SHARDS: usize = 16;
@@ -53,6 +55,8 @@ pub(crate) struct Inner {
     pub presence: Presence,
     /// The logged record.
     pub record: InodeRecord,
+    /// Which version's entry of the namespace it is.
+    pub version: VersionKey,
     /// Size with what waits in memory.
     pub size: u64,
     /// Attributes with what waits in memory.
@@ -71,7 +75,8 @@ pub(crate) struct Inner {
 
 impl Inner {
     /// The state of an inode whose record is known.
-    pub(crate) fn install(&mut self, record: InodeRecord, presence: Presence) {
+    pub(crate) fn install(&mut self, record: InodeRecord, version: VersionKey, presence: Presence) {
+        self.version = version;
         self.size = record.size;
         self.record = record;
         self.presence = presence;
@@ -101,9 +106,15 @@ impl Inner {
     }
 
     /// Takes over a record that has been logged with a ctime later than that of any write.
-    pub(crate) fn take_over(&mut self, record: InodeRecord) {
-        self.record = record;
+    pub(crate) fn take_over(&mut self, change: &Change, record: InodeRecord) {
+        self.logged(change, record);
         self.pending.ctime = None;
+    }
+
+    /// Takes over a record that has been logged.
+    pub(crate) fn logged(&mut self, change: &Change, record: InodeRecord) {
+        self.record = record;
+        self.version = change.key;
     }
 
     /// Whether writes have grown the file beyond what is logged.
@@ -173,6 +184,7 @@ impl InodeState {
         let inner = Inner {
             presence: Presence::Unloaded,
             record: blank_record(InodeKind::File),
+            version: VersionKey(0),
             size: 0,
             pending: Pending::default(),
             accessed: None,

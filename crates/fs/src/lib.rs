@@ -23,6 +23,7 @@ mod open;
 mod ops;
 mod reaper;
 mod reserved;
+mod subvolume;
 mod table;
 #[cfg(test)]
 mod tests;

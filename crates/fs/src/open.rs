@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use varve_device::Device;
 use varve_engine::{
-    EngineError, FamilyId, FormatOptions, InodeId, RecoveryReport, Store, StoreOptions, Transaction,
+    EngineError, FamilyId, FormatOptions, InodeId, RecoveryReport, Store, StoreOptions, Transaction, TreeId,
     VersionId, VersionKey,
 };
-use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord};
+use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, inode_key};
 use varve_format::record::subvolume::{FIRST_SUBVOLUME, HASH_KIND_SIPHASH13, SubvolumeRecord};
 
 use crate::access::Accesses;
@@ -20,7 +20,8 @@ use crate::hash::NameHasher;
 use crate::inode::{InodeTable, blank_record};
 use crate::reaper::ReapQueue;
 use crate::reserved::ReservedSpace;
-use crate::table::{Namespace, subvolumes};
+use crate::subvolume::{Subvolume, Subvolumes};
+use crate::table::subvolumes;
 use crate::writeback::SyncRounds;
 use crate::writeback::buffers::Buffers;
 use crate::writeback::list::DirtyList;
@@ -57,12 +58,11 @@ pub(crate) fn format(
         ..blank_record(InodeKind::Directory)
     };
     let record = first_subvolume(hash_kind);
-    let Some(hasher) = NameHasher::new(hash_kind, store.hash_seed()) else { return Err(FsError::Invalid) };
-    let namespace = Namespace { family, key: VersionKey(record.version.0), hasher };
+    NameHasher::new(hash_kind, store.hash_seed()).ok_or(FsError::Invalid)?;
     let mut tx = Transaction::new();
     tx.claim_id(FIRST_SUBVOLUME);
     subvolumes::put_first(&mut tx, &record);
-    namespace.put_inode(&mut tx, ROOT_INODE, &root);
+    tx.put(TreeId::INODES, &inode_key(family, ROOT_INODE, VersionKey(record.version.0)), &root.encode());
     store.apply(tx, None)?;
     store.close()?;
     Ok(())
@@ -78,6 +78,10 @@ fn first_subvolume(hash_kind: u8) -> SubvolumeRecord {
         files: 1,
         files_known: true,
         reserved_blocks: 0,
+        slot: 0,
+        uuid: [0; 16],
+        flags: 0,
+        place: None,
     }
 }
 
@@ -131,8 +135,8 @@ impl Core {
             EngineError::Refused(text)
         })?;
         let core = Core {
+            subvolumes: Subvolumes::new(Subvolume::new(&store, &record, hasher)),
             store,
-            namespace: Namespace { family: record.family, key: VersionKey(record.version.0), hasher },
             inodes: InodeTable::default(),
             rename_lock: Mutex::new(()),
             dirty: DirtyList::default(),

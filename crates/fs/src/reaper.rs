@@ -10,6 +10,7 @@ use varve_engine::{FamilyId, InodeId, Transaction, version};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, InodeRecord};
 
 use crate::core::Core;
+use crate::subvolume::Change;
 use crate::table::{extents, orphans};
 use crate::{FsError, Result};
 
@@ -64,6 +65,7 @@ impl Core {
     /// As [`Core::dispose_part`] where the file has no reservations; a file that has them is left to the reaper.
     pub(crate) fn dispose_step(
         &self,
+        change: &Change,
         tx: &mut Transaction,
         ino: InodeId,
         record: &InodeRecord,
@@ -71,11 +73,17 @@ impl Core {
         if record.flags & INODE_FLAG_RESERVED != 0 {
             return Ok(false);
         }
-        Ok(self.dispose_part(tx, ino, record)?.done)
+        Ok(self.dispose_part(change, tx, ino, record)?.done)
     }
 
     /// Adds to `tx` the deletion of an inode's data and attributes, as much as one step may.
-    fn dispose_part(&self, tx: &mut Transaction, ino: InodeId, record: &InodeRecord) -> Result<Disposed> {
+    fn dispose_part(
+        &self,
+        change: &Change,
+        tx: &mut Transaction,
+        ino: InodeId,
+        record: &InodeRecord,
+    ) -> Result<Disposed> {
         let mut reserved_freed = 0;
         if record.inline.is_some() && record.xattr_count == 0 {
             return Ok(Disposed { done: true, reserved_freed });
@@ -89,7 +97,7 @@ impl Core {
             reserved_freed = progress.reserved_freed;
         }
         if record.xattr_count > 0 {
-            more |= self.namespace.delete_xattrs(&view, tx, ino, ENTRIES_PER_STEP)?;
+            more |= change.delete_xattrs(tx, ino, ENTRIES_PER_STEP)?;
         }
         Ok(Disposed { done: !more, reserved_freed })
     }
@@ -120,7 +128,8 @@ impl Core {
         // Nobody else changes an orphan that is not open: its state in memory is gone.
         while let Some(orphan) = orphans::get(&self.store, ino)? {
             let mut tx = Transaction::new();
-            let disposed = self.dispose_part(&mut tx, ino, &orphan.inode)?;
+            let change = self.change(ino)?;
+            let disposed = self.dispose_part(&change, &mut tx, ino, &orphan.inode)?;
             if disposed.done {
                 orphans::delete(&mut tx, ino);
             }

@@ -1,8 +1,11 @@
 //! Subvolumes: the holders of namespace versions.
 //!
-//! Key (not versioned): subvolume number. Today a pool has one, [`FIRST_SUBVOLUME`].
+//! Key (not versioned): subvolume number. The first one, [`FIRST_SUBVOLUME`], is what a pool is made with; the others
+//! have their place in a directory of another one, and their record says where: a subvolume is no directory entry.
 
 use crate::codec::{Reader, Writer};
+use crate::record::inode::Time;
+use crate::record::name::{NAME_BYTES_MAX, NamePosition};
 use crate::{Corrupt, FamilyId, InodeId, VersionId};
 
 /// The number of a pool's first subvolume, of its namespace family and of that family's first version.
@@ -10,7 +13,45 @@ pub const FIRST_SUBVOLUME: u64 = 2;
 /// SipHash-1-3 keyed with the pool's seed: how names become positions.
 pub const HASH_KIND_SIPHASH13: u8 = 1;
 
+/// Bits of an inode number that are the inode's own. Above them is the slot of its subvolume, so that numbers shown to
+/// users are unique in a pool. Keys and values of a namespace hold numbers without the slot, orphans' keys with it.
+pub const LOCAL_INODE_BITS: u32 = 43;
+/// Slots: a subvolume's is free for another one when it is gone.
+pub const SUBVOLUME_SLOTS: u32 = 1 << 20;
+/// Bytes of the record of a subvolume that has no place in another one (the first).
+pub const SUBVOLUME_FIXED_BYTES: usize = 64;
+
 const FILES_KNOWN: u8 = 1;
+
+/// Nothing in it can be changed.
+pub const SUBVOLUME_READ_ONLY: u16 = 1;
+/// A snapshot whose data is not all logged: a crash removes it.
+pub const SUBVOLUME_PENDING: u16 = 2;
+/// It is being deleted: its name is gone, and the reaper removes the rest.
+pub const SUBVOLUME_DELETING: u16 = 4;
+/// In the record of the first subvolume: namespaces or data of this pool have been shared at some time, so that any
+/// family may have version records.
+pub const SUBVOLUME_SHARING: u16 = 8;
+/// Every flag this version of the program knows.
+pub const SUBVOLUME_FLAGS_KNOWN: u16 =
+    SUBVOLUME_READ_ONLY | SUBVOLUME_PENDING | SUBVOLUME_DELETING | SUBVOLUME_SHARING;
+
+/// Where a subvolume is, and where it comes from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SubvolumePlace {
+    /// The subvolume it is in.
+    pub parent: u64,
+    /// The directory there (without a slot).
+    pub directory: InodeId,
+    /// Its position in the directory, which no name there has.
+    pub position: NamePosition,
+    /// When it was made.
+    pub created: Time,
+    /// The subvolume it is a snapshot of; 0 if it was made empty.
+    pub origin: u64,
+    /// Its name.
+    pub name: Vec<u8>,
+}
 
 /// The value of a subvolume.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -19,22 +60,32 @@ pub struct SubvolumeRecord {
     pub family: FamilyId,
     /// Version of the namespace this subvolume stands at.
     pub version: VersionId,
-    /// Its root directory.
+    /// Its root directory (without a slot).
     pub root: InodeId,
     /// How names are hashed.
     pub hash_kind: u8,
-    /// Inodes, as far as known: exact if [`SubvolumeRecord::files_known`].
+    /// In the first subvolume's record, inode records in all namespaces of the pool, as far as known: exact if
+    /// [`SubvolumeRecord::files_known`]. In others 0.
     pub files: u64,
     /// Whether `files` is exact. The first change after opening clears it; closing sets it.
     pub files_known: bool,
-    /// Blocks that reservations of its files hold: as many as their entries have in all, in every transaction.
+    /// In the first subvolume's record, blocks that reservations of the pool's files hold: as many as their entries have
+    /// in all, in every transaction. In others 0.
     pub reserved_blocks: u64,
+    /// What is above the number of an inode, in the numbers that users see.
+    pub slot: u32,
+    /// Universal name, for send and receive. Zero if it has none.
+    pub uuid: [u8; 16],
+    /// `SUBVOLUME_*`.
+    pub flags: u16,
+    /// Where it is; the first subvolume is nowhere.
+    pub place: Option<SubvolumePlace>,
 }
 
 impl SubvolumeRecord {
     /// The value's bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(50);
+        let mut out = Vec::with_capacity(SUBVOLUME_FIXED_BYTES + 64);
         out.put_u64(self.family.0);
         out.put_u64(self.version.0);
         out.put_u64(self.root.0);
@@ -42,8 +93,19 @@ impl SubvolumeRecord {
         out.put_u8(self.hash_kind);
         out.put_u8(if self.files_known { FILES_KNOWN } else { 0 });
         out.put_u64(self.reserved_blocks);
-        // Room for the inode slot shown to users, the 16-byte name and flags; zero now.
-        out.put_bytes(&[0; 22]);
+        out.put_u32(self.slot);
+        out.put_bytes(&self.uuid);
+        out.put_u16(self.flags);
+        debug_assert_eq!(out.len(), SUBVOLUME_FIXED_BYTES);
+        if let Some(place) = &self.place {
+            out.put_u64(place.parent);
+            out.put_u64(place.directory.0);
+            out.put_u64(place.position.0);
+            out.put_i64(place.created.seconds);
+            out.put_u32(place.created.nanoseconds);
+            out.put_u64(place.origin);
+            out.put_bytes(&place.name);
+        }
         out
     }
 
@@ -57,12 +119,52 @@ impl SubvolumeRecord {
             return r.corrupt("unknown bits of a subvolume");
         }
         let reserved_blocks = r.u64()?;
-        if r.array::<22>()? != [0; 22] {
-            return r.corrupt("subvolume fields of a newer format");
+        let (slot, uuid, flags) = (r.u32()?, r.array()?, r.u16()?);
+        if slot >= SUBVOLUME_SLOTS {
+            return r.corrupt("slot of a subvolume out of range");
         }
+        if flags & !SUBVOLUME_FLAGS_KNOWN != 0 {
+            return r.corrupt("unknown flags of a subvolume");
+        }
+        let place = if r.remaining() > 0 {
+            let (parent, directory) = (r.u64()?, InodeId(r.u64()?));
+            let position = r.u64()?;
+            if !(256..1 << 63).contains(&position) {
+                return r.corrupt("position of a subvolume out of range");
+            }
+            let created = Time { seconds: r.i64()?, nanoseconds: r.u32()? };
+            if created.nanoseconds >= 1_000_000_000 {
+                return r.corrupt("time of a subvolume out of range");
+            }
+            let origin = r.u64()?;
+            let len = r.remaining();
+            if len == 0 || len > NAME_BYTES_MAX {
+                return r.corrupt("length of a subvolume's name");
+            }
+            let name = r.bytes(len)?.to_vec();
+            if name.iter().any(|byte| *byte == 0 || *byte == b'/') || name == b"." || name == b".." {
+                return r.corrupt("a subvolume's name that cannot be");
+            }
+            let position = NamePosition(position);
+            Some(SubvolumePlace { parent, directory, position, created, origin, name })
+        } else {
+            None
+        };
         r.finish()?;
         let files_known = bits & FILES_KNOWN != 0;
-        Ok(SubvolumeRecord { family, version, root, hash_kind, files, files_known, reserved_blocks })
+        Ok(SubvolumeRecord {
+            family,
+            version,
+            root,
+            hash_kind,
+            files,
+            files_known,
+            reserved_blocks,
+            slot,
+            uuid,
+            flags,
+            place,
+        })
     }
 }
 
@@ -79,7 +181,7 @@ mod tests {
     // every value, cuts.
     #[test]
     fn round_trip_and_hostile_bytes() {
-        let record = SubvolumeRecord {
+        let first = SubvolumeRecord {
             family: FamilyId(2),
             version: VersionId(3),
             root: InodeId(1),
@@ -87,18 +189,44 @@ mod tests {
             files: 50_000,
             files_known: true,
             reserved_blocks: 77,
+            slot: 0,
+            uuid: [0; 16],
+            flags: 0,
+            place: None,
         };
-        let good = record.encode();
-        assert_eq!(SubvolumeRecord::decode(&good).unwrap(), record);
-        for at in 0..good.len() {
-            assert!(SubvolumeRecord::decode(&good[..at]).is_err());
-            for value in 0..=255 {
-                let mut bad = good.clone();
-                bad[at] = value;
-                if let Ok(record) = SubvolumeRecord::decode(&bad) {
-                    assert_eq!(record.encode(), bad);
+        assert_eq!(first.encode().len(), SUBVOLUME_FIXED_BYTES);
+        let place = SubvolumePlace {
+            parent: 2,
+            directory: InodeId(12),
+            position: NamePosition::new(77, 255),
+            created: Time { seconds: -5, nanoseconds: 6 },
+            origin: 2,
+            name: b"before the upgrade".to_vec(),
+        };
+        let placed = SubvolumeRecord {
+            slot: SUBVOLUME_SLOTS - 1,
+            uuid: *b"0123456789abcdef",
+            flags: SUBVOLUME_READ_ONLY | SUBVOLUME_PENDING,
+            place: Some(place),
+            ..first.clone()
+        };
+        for record in [first, placed] {
+            let good = record.encode();
+            assert_eq!(SubvolumeRecord::decode(&good).unwrap(), record);
+            for at in 0..good.len() {
+                // What is cut between the fixed part and the place, or inside the name, is another whole record.
+                if let Ok(shorter) = SubvolumeRecord::decode(&good[..at]) {
+                    assert_eq!(shorter.encode(), good[..at]);
+                }
+                for value in 0..=255 {
+                    let mut bad = good.clone();
+                    bad[at] = value;
+                    if let Ok(record) = SubvolumeRecord::decode(&bad) {
+                        assert_eq!(record.encode(), bad);
+                    }
                 }
             }
+            assert!((0..SUBVOLUME_FIXED_BYTES).all(|len| SubvolumeRecord::decode(&good[..len]).is_err()));
         }
     }
 }

@@ -20,7 +20,7 @@ use varve_format::record::orphan::{OrphanRecord, decode_orphan_key};
 
 use crate::Result;
 use crate::core::Core;
-use crate::table::extents;
+use crate::table::{Namespace, extents};
 
 mod data;
 mod names;
@@ -109,6 +109,7 @@ impl Lost {
 struct Check<'a> {
     core: &'a Core,
     view: View,
+    namespace: Namespace,
     inodes: Inodes,
     runs: Vec<DataRun>,
     lost: Lost,
@@ -129,6 +130,7 @@ impl Core {
         let mut check = Check {
             core: self,
             view: self.store.view(),
+            namespace: Namespace::clone(&*self.names(self.root())?),
             inodes: Inodes::new(),
             runs: Vec::new(),
             lost: Lost::new(self.store.lost_keys()),
@@ -181,9 +183,8 @@ impl<'a> Check<'a> {
 
     /// Calls `each` with every entry of a tree whose key ends with this namespace's version key.
     fn each(&mut self, tree: TreeId, each: EachEntry<'_, 'a>) -> Result<()> {
-        let namespace = self.core.namespace;
-        let family = namespace.family.0.to_be_bytes();
-        let version = (!namespace.key.0).to_be_bytes();
+        let family = self.namespace.family.0.to_be_bytes();
+        let version = (!self.namespace.key.0).to_be_bytes();
         let mut from: Vec<u8> = Vec::new();
         loop {
             // A piece at a time: `each` wants all of this, and the scan has part of it.
@@ -228,8 +229,7 @@ impl<'a> Check<'a> {
     }
 
     fn inode_is_lost(&self, ino: InodeId) -> bool {
-        let namespace = self.core.namespace;
-        let key = inode_key(namespace.family, ino, namespace.key);
+        let key = inode_key(self.namespace.family, ino, self.namespace.key);
         self.lost.inodes.contains(&ino) || self.lost.covers(TreeId::INODES, &key)
     }
 

@@ -56,7 +56,7 @@ impl Check<'_> {
 
     fn name(&mut self, dir: InodeId, position: NamePosition, kind: InodeKind, ino: InodeId, name: &[u8]) {
         let shown = show(name);
-        let hash = self.core.namespace.hasher.hash(name);
+        let hash = self.namespace.hasher.hash(name);
         if NamePosition::new(hash, position.sequence()) != position {
             let text = format!("directory {}: \"{shown}\" is not at the place of its hash", dir.0);
             self.of(Kind::NameMisplaced, dir, text);

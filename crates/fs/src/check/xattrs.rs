@@ -61,7 +61,7 @@ impl Check<'_> {
             };
             open = Some((ino, position, 1, head.value_len as usize - head.start.len()));
             let name = show(&head.name);
-            let hash = me.core.namespace.hasher.hash(&head.name);
+            let hash = me.namespace.hasher.hash(&head.name);
             if NamePosition::new(hash, position.sequence()) != position {
                 let text = format!("attribute \"{name}\" of inode {} is not at the place of its hash", ino.0);
                 me.of(Kind::XattrMisplaced, ino, text);

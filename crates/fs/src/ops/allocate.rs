@@ -13,6 +13,7 @@ use super::{require_file, without_set_ids};
 use crate::api::{Allocate, Caller, FILE_BYTES_MAX, SetAttr};
 use crate::core::{Core, touch};
 use crate::inode::{Inner, InodeState, Pending, Turn};
+use crate::subvolume::Change;
 use crate::table::extents;
 use crate::writeback::Ride;
 use crate::{FsError, Result};
@@ -58,6 +59,7 @@ impl Core {
 
     /// There was nothing to do: only the times and the mode change.
     fn stamp(&self, caller: Caller, state: &Arc<InodeState>, zeroes: bool) -> Result<()> {
+        let change = self.change(state.ino)?;
         let mut guard = self.write_lock(state)?;
         let inner = &mut *guard;
         let mut record = self.changed(caller, inner);
@@ -65,9 +67,9 @@ impl Core {
             record.mtime = inner.times().0;
         }
         let mut tx = Transaction::new();
-        self.put_record(&mut tx, state.ino, inner.presence, &record);
+        self.put_record(&change, &mut tx, state.ino, inner, &mut record)?;
         self.apply(tx)?;
-        self.changed_to(inner, record);
+        self.changed_to(&change, inner, record);
         Ok(())
     }
 
@@ -79,12 +81,14 @@ impl Core {
         let mut turn = state.turn();
         let mut at = first;
         loop {
+            let change = self.change(state.ino)?;
             let mut guard = self.write_lock(state)?;
             let inner = &mut *guard;
             // Of a block that holds the end of the file, nothing is left.
             let last = if inner.size <= to { to.next_multiple_of(BLOCK) } else { floor };
             if inner.size > to && !tail_zeroed {
                 drop(guard);
+                drop(change);
                 stamped |= self.zero_bytes(caller, state, Some(&turn), floor, to)?;
                 tail_zeroed = true;
                 continue;
@@ -95,6 +99,7 @@ impl Core {
             let in_the_way = inner.pages.map.range(at / BLOCK..last / BLOCK).next().is_some();
             if inner.growth_waits() || in_the_way {
                 drop(guard);
+                drop(change);
                 turn = self.write_back_in_turn(turn, u64::MAX, Ride::Allowed)?;
                 continue;
             }
@@ -113,10 +118,10 @@ impl Core {
                     record.flags &= !INODE_FLAG_STALE_TAIL;
                 }
             }
-            self.put_record(&mut tx, state.ino, inner.presence, &record);
+            self.put_record(&change, &mut tx, state.ino, inner, &mut record)?;
             tx.privileged();
             self.apply_freeing(tx, None, freed)?;
-            self.changed_to(inner, record);
+            self.changed_to(&change, inner, record);
             stamped = true;
             at = next;
         }
@@ -135,8 +140,8 @@ impl Core {
     }
 
     /// The file's record is now `record`.
-    pub(super) fn changed_to(&self, inner: &mut Inner, record: InodeRecord) {
-        inner.record = record;
+    pub(super) fn changed_to(&self, change: &Change, inner: &mut Inner, record: InodeRecord) {
+        inner.logged(change, record);
         inner.pending = Pending::default();
         inner.mapping += 1;
     }
@@ -184,11 +189,13 @@ impl Core {
         let mut stamped = false;
         let mut at = from;
         while at < to {
+            let change = self.change(state.ino)?;
             let mut guard = self.write_lock(state)?;
             let inner = &mut *guard;
             if inner.record.inline.as_ref().is_some_and(|contents| !contents.is_empty()) {
                 // Cut to nothing and written to again meanwhile.
                 drop(guard);
+                drop(change);
                 self.leave_record(caller, state)?;
                 continue;
             }
@@ -208,10 +215,10 @@ impl Core {
                 self.store.merge(&mut space, more);
             }
             if step.blocks > 0 {
-                self.put_record(&mut tx, state.ino, inner.presence, &record);
+                self.put_record(&change, &mut tx, state.ino, inner, &mut record)?;
                 let part = self.split_blocks(&mut space, step.blocks);
                 self.apply_reserving(tx, part)?;
-                inner.record = record;
+                inner.logged(&change, record);
                 inner.pending.ctime = None;
                 inner.mapping += 1;
                 stamped = true;
@@ -259,6 +266,7 @@ impl Core {
     pub(super) fn leave_record(&self, caller: Caller, state: &Arc<InodeState>) -> Result<()> {
         let turn = state.turn();
         let size = {
+            let change = self.change(state.ino)?;
             let mut inner = self.write_lock(state)?;
             if inner.record.inline.is_none() {
                 return Ok(());
@@ -269,9 +277,9 @@ impl Core {
                 record.mode = without_set_ids(record.mode);
             }
             record.flags |= INODE_FLAG_RESERVED;
-            self.put_record(&mut tx, state.ino, inner.presence, &record);
+            self.put_record(&change, &mut tx, state.ino, &inner, &mut record)?;
             self.apply(tx)?;
-            inner.record = record;
+            inner.logged(&change, record);
             inner.size
         };
         self.dirty_tail(&turn, size)?;

@@ -13,6 +13,7 @@ use crate::acl;
 use crate::api::{Attr, Caller, NewInode};
 use crate::core::{Core, attr, check_name, touch_directory};
 use crate::inode::{Presence, blank_record};
+use crate::subvolume::local;
 use crate::table::extents;
 use crate::{FsError, Result};
 
@@ -67,9 +68,10 @@ impl Core {
         self.require_writable()?;
         let now = self.now();
         let state = self.state(parent);
+        let change = self.change(parent)?;
         let mut dir = self.write_lock(&state)?;
         require_directory(&dir)?;
-        let mut bucket = self.namespace.bucket(&self.store, parent, name)?;
+        let mut bucket = change.bucket(parent, name)?;
         if bucket.find(name).is_some() {
             return Err(FsError::Exists);
         }
@@ -82,7 +84,8 @@ impl Core {
             Some(list) => mode & 0o7000 | u32::from(list.mode()),
             None => mode & !umask,
         };
-        let ino = InodeId(self.store.new_id());
+        let number = self.new_inode_number()?;
+        let ino = change.slot.full(number);
         let blank = blank_record(kind);
         let mut record = InodeRecord {
             mode: (mode & 0o7777) as u16,
@@ -90,7 +93,11 @@ impl Core {
             gid: caller.gid,
             rdev: if kind == InodeKind::Directory { blank.rdev } else { rdev },
             size: target.len() as u64,
-            data: DataPointer { family: FamilyId(ino.0), version: VersionId(ino.0), has_versions: false },
+            data: DataPointer {
+                family: FamilyId(number.0),
+                version: VersionId(number.0),
+                has_versions: false,
+            },
             atime: now,
             mtime: now,
             ctime: now,
@@ -105,27 +112,27 @@ impl Core {
             }
         }
         if kind == InodeKind::Directory {
-            record.parent = parent;
+            record.parent = local(parent);
         }
         if !bucket.insert(name, ino, kind) {
             // 256 names of one 55-bit hash: nobody without the seed gets here.
             return Err(FsError::Engine(varve_engine::EngineError::NoSpace));
         }
         let mut tx = Transaction::new();
-        tx.claim_id(ino.0);
+        tx.claim_id(number.0);
         let counting = self.counting()?;
         let mut block = self.place_target(&mut tx, &mut record, target)?;
         if let Some(list) = access.filter(|list| !list.is_minimal()) {
-            self.put_first_xattr(&mut tx, ino, &mut record, acl::ACCESS, &list.encode());
+            self.put_first_xattr(&change, &mut tx, ino, &mut record, acl::ACCESS, &list.encode())?;
         }
         if let Some(list) = inherited.filter(|_| kind == InodeKind::Directory) {
-            self.put_first_xattr(&mut tx, ino, &mut record, acl::DEFAULT, &list.encode());
+            self.put_first_xattr(&change, &mut tx, ino, &mut record, acl::DEFAULT, &list.encode())?;
         }
-        self.namespace.put_bucket(&mut tx, &bucket);
-        self.namespace.put_inode(&mut tx, ino, &record);
+        change.put_bucket(&mut tx, &bucket)?;
+        change.put_inode(&mut tx, ino, &record)?;
         let mut dir_record = dir.record.clone();
         touch_directory(&mut dir_record, now, 1, i64::from(kind == InodeKind::Directory));
-        self.namespace.put_inode(&mut tx, parent, &dir_record);
+        self.put_record(&change, &mut tx, parent, &dir, &mut dir_record)?;
         // The new inode is locked while it becomes visible, so that who finds its name waits for its state.
         let child = self.state(ino);
         let mut inner = child.inner.write();
@@ -139,8 +146,8 @@ impl Core {
         self.files.add(1);
         drop(counting);
         dir.size = dir_record.size;
-        dir.take_over(dir_record);
-        inner.install(record, Presence::Live);
+        dir.take_over(&change, dir_record);
+        inner.install(record, change.key, Presence::Live);
         Ok(attr(ino, &inner))
     }
 

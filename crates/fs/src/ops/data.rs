@@ -27,13 +27,15 @@ impl Core {
 
     pub(crate) fn release_inode(&self, ino: InodeId) -> Result<()> {
         let state = self.state(ino);
+        // Not needed for most: only the end of an orphan is a change.
+        let change = self.change(ino)?;
         let mut inner = self.write_lock(&state)?;
         inner.opens = inner.opens.checked_sub(1).ok_or(FsError::Invalid)?;
         if inner.opens > 0 || inner.presence != Presence::Orphan {
             return Ok(());
         }
         let mut tx = Transaction::new();
-        let done = self.dispose_step(&mut tx, ino, &inner.record)?;
+        let done = self.dispose_step(&change, &mut tx, ino, &inner.record)?;
         if done {
             orphans::delete(&mut tx, ino);
         } else {

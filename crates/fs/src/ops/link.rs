@@ -7,6 +7,7 @@ use super::require_directory;
 use crate::api::Attr;
 use crate::core::{Core, attr, check_name, touch, touch_directory};
 use crate::inode::Presence;
+use crate::subvolume::Slot;
 use crate::{FsError, Result};
 
 impl Core {
@@ -17,6 +18,10 @@ impl Core {
     }
 
     fn add_link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        if Slot::of(ino) != Slot::of(parent) {
+            return Err(FsError::CrossDevice);
+        }
+        let change = self.change(parent)?;
         let mut states = vec![self.state(parent), self.state(ino)];
         let mut locked = self.lock_all(&mut states)?;
         if locked.get(ino).record.kind == InodeKind::Directory {
@@ -31,7 +36,7 @@ impl Core {
         let kind = inner.record.kind;
         let mut record = inner.record.clone();
         let mut dir_record = locked.get(parent).record.clone();
-        let mut bucket = self.namespace.bucket(&self.store, parent, name)?;
+        let mut bucket = change.bucket(parent, name)?;
         if bucket.find(name).is_some() {
             return Err(FsError::Exists);
         }
@@ -43,15 +48,15 @@ impl Core {
         touch(&mut record, now);
         touch_directory(&mut dir_record, now, 1, 0);
         let mut tx = Transaction::new();
-        self.namespace.put_bucket(&mut tx, &bucket);
-        self.namespace.put_inode(&mut tx, ino, &record);
-        self.namespace.put_inode(&mut tx, parent, &dir_record);
+        change.put_bucket(&mut tx, &bucket)?;
+        self.put_record(&change, &mut tx, ino, locked.get(ino), &mut record)?;
+        self.put_record(&change, &mut tx, parent, locked.get(parent), &mut dir_record)?;
         self.apply(tx)?;
         let dir = locked.get(parent);
         dir.size = dir_record.size;
-        dir.take_over(dir_record);
+        dir.take_over(&change, dir_record);
         let inner = locked.get(ino);
-        inner.take_over(record);
+        inner.take_over(&change, record);
         Ok(attr(ino, inner))
     }
 }

@@ -5,6 +5,8 @@ use varve_format::record::inode::InodeKind;
 
 use crate::api::{Attr, DirEntry, NAME_BYTES_MAX, StatFs};
 use crate::core::{Core, attr};
+use crate::subvolume::Slot;
+use crate::table::Namespace;
 use crate::{FsError, Result};
 
 impl Core {
@@ -19,14 +21,14 @@ impl Core {
                 if name == b"." {
                     return Ok(attr(parent, &inner));
                 }
-                let up = inner.record.parent;
+                let up = Slot::of(parent).full(inner.record.parent);
                 drop(inner);
                 self.getattr(up)
             }
             _ if name.len() > NAME_BYTES_MAX => Err(FsError::NameTooLong),
             _ => {
                 for _ in 0..super::RETRIES_MAX {
-                    let Some(found) = self.namespace.lookup(&self.store, parent, name)? else { break };
+                    let Some(found) = self.names(parent)?.lookup(parent, name)? else { break };
                     match self.getattr(found.ino) {
                         // Another file has been renamed over it meanwhile: the name was there all the time.
                         Err(FsError::NotFound) => {}
@@ -74,7 +76,7 @@ impl Core {
             if inner.record.kind != InodeKind::Directory {
                 return Err(FsError::NotDirectory);
             }
-            inner.record.parent
+            Slot::of(ino).full(inner.record.parent)
         };
         let kind = InodeKind::Directory;
         if cookie < 1 && !each(DirEntry { name: b".".to_vec(), ino, kind, cookie: 1 }) {
@@ -83,8 +85,9 @@ impl Core {
         if cookie < 2 && !each(DirEntry { name: b"..".to_vec(), ino: up, kind, cookie: 2 }) {
             return Ok(());
         }
-        let view = self.store.view();
-        Ok(self.namespace.each_name(&view, ino, cookie.max(2), &mut |position, kind, ino, name| {
+        // A copy: what `each` does may wait for the gate.
+        let names = Namespace::clone(&*self.names(ino)?);
+        Ok(names.each_name(ino, cookie.max(2), &mut |position, kind, ino, name| {
             each(DirEntry { name, ino, kind, cookie: position.0 })
         })?)
     }

@@ -9,6 +9,7 @@ use varve_format::record::inode::{InodeKind, InodeRecord};
 use super::require_directory;
 use crate::api::{NAME_BYTES_MAX, RenameMode};
 use crate::core::{Core, check_name, touch, touch_directory};
+use crate::subvolume::{Slot, local};
 use crate::table::names::Found;
 use crate::writeback::Ride;
 use crate::{FsError, Result};
@@ -42,12 +43,15 @@ impl Core {
             return Err(FsError::NameTooLong);
         }
         check_name(new_name)?;
+        if Slot::of(parent) != Slot::of(new_parent) {
+            return Err(FsError::CrossDevice);
+        }
         let (from, to) = (Place { parent, name }, Place { parent: new_parent, name: new_name });
         self.with_space(|| self.rename_once(from, to, mode))
     }
 
     fn look(&self, place: Place<'_>) -> Result<Option<Found>> {
-        Ok(self.namespace.lookup(&self.store, place.parent, place.name)?)
+        Ok(self.names(place.parent)?.lookup(place.parent, place.name)?)
     }
 
     fn rename_once(&self, from: Place<'_>, to: Place<'_>, mode: RenameMode) -> Result<()> {
@@ -110,8 +114,8 @@ impl Core {
                 return Ok(true);
             }
             let state = self.state(dir);
-            let up = self.read_lock(&state)?.record.parent;
-            if up == dir || up == InodeId(0) {
+            let up = Slot::of(dir).full(self.read_lock(&state)?.record.parent);
+            if up == dir || local(up) == InodeId(0) {
                 return Ok(false);
             }
             dir = up;
@@ -128,6 +132,7 @@ impl Core {
         source: Found,
         target: Option<Found>,
     ) -> Result<bool> {
+        let change = self.change(from.parent)?;
         let mut states = vec![self.state(from.parent), self.state(to.parent), self.state(source.ino)];
         states.extend(target.map(|target| self.state(target.ino)));
         let mut locked = match self.lock_all(&mut states) {
@@ -137,8 +142,8 @@ impl Core {
         };
         require_directory(locked.get(from.parent))?;
         require_directory(locked.get(to.parent))?;
-        let mut bucket = self.namespace.bucket(&self.store, from.parent, from.name)?;
-        let mut to_bucket = Some(self.namespace.bucket(&self.store, to.parent, to.name)?);
+        let mut bucket = change.bucket(from.parent, from.name)?;
+        let mut to_bucket = Some(change.bucket(to.parent, to.name)?);
         if to_bucket.as_ref().is_some_and(|to_bucket| to_bucket.same(&bucket)) {
             to_bucket = None;
         }
@@ -172,7 +177,7 @@ impl Core {
             let mut record = record.clone();
             touch(&mut record, now);
             if record.kind == InodeKind::Directory {
-                record.parent = parent;
+                record.parent = local(parent);
             }
             records.push((ino, record));
         };
@@ -182,8 +187,10 @@ impl Core {
                 moved(target.ino, from.parent, &locked.get(target.ino).record);
             }
             Some(target) => {
-                dropped =
-                    Some((target.ino, self.drop_link(&mut tx, target.ino, locked.get(target.ino), now)?));
+                dropped = Some((
+                    target.ino,
+                    self.drop_link(&change, &mut tx, target.ino, locked.get(target.ino), now)?,
+                ));
             }
             None => {}
         }
@@ -215,9 +222,9 @@ impl Core {
             }
             _ => bucket.remove(source.sequence),
         }
-        self.namespace.put_bucket(&mut tx, &bucket);
+        change.put_bucket(&mut tx, &bucket)?;
         if let Some(to_bucket) = &to_bucket {
-            self.namespace.put_bucket(&mut tx, to_bucket);
+            change.put_bucket(&mut tx, to_bucket)?;
         }
         // The directories; one that also moved (or both at once) is one record.
         for (parent, entries, directories) in
@@ -229,8 +236,8 @@ impl Core {
             });
             touch_directory(&mut records[at].1, now, entries, directories);
         }
-        for (ino, record) in &records {
-            self.namespace.put_inode(&mut tx, *ino, record);
+        for (ino, record) in &mut records {
+            self.put_record(&change, &mut tx, *ino, locked.get(*ino), record)?;
         }
         if dropped.is_some() {
             tx.privileged();
@@ -247,10 +254,10 @@ impl Core {
             if record.kind == InodeKind::Directory {
                 inner.size = record.size;
             }
-            inner.take_over(record);
+            inner.take_over(&change, record);
         }
         if let Some((ino, dropped)) = dropped {
-            self.take_over_dropped(ino, locked.get(ino), dropped);
+            self.take_over_dropped(&change, ino, locked.get(ino), dropped);
         }
         Ok(true)
     }

@@ -12,7 +12,7 @@ use crate::core::{Core, attr, touch};
 use crate::inode::Pending;
 
 /// Makes the changes of `set` other than the size.
-pub(super) fn change(record: &mut InodeRecord, set: &SetAttr, now: Time) {
+pub(super) fn set_attributes(record: &mut InodeRecord, set: &SetAttr, now: Time) {
     if let Some(uid) = set.uid {
         record.uid = uid;
     }
@@ -66,19 +66,20 @@ impl Core {
         }
         self.with_space(|| {
             let state = self.state(ino);
+            let change = self.change(ino)?;
             let mut inner = self.write_lock(&state)?;
             // The logged record and size: what a write has changed is logged with its data. But what is set here
             // comes after that write.
             let mut record = inner.record.clone();
-            change(&mut record, &set, self.now());
+            set_attributes(&mut record, &set, self.now());
             let chosen = set.mode.is_some() || record.mode != inner.record.mode;
             let mut tx = Transaction::new();
             if set.mode.is_some() && record.kind != InodeKind::Symlink {
-                self.acl_follows(&mut tx, ino, &inner, record.mode)?;
+                self.acl_follows(&change, &mut tx, ino, &inner, record.mode)?;
             }
-            self.put_record(&mut tx, ino, inner.presence, &record);
+            self.put_record(&change, &mut tx, ino, &inner, &mut record)?;
             self.apply(tx)?;
-            inner.take_over(record);
+            inner.take_over(&change, record);
             // An access after this is noted again.
             inner.accessed = inner.accessed.filter(|_| set.atime.is_none());
             inner.pending = Pending {

@@ -70,18 +70,21 @@ impl Core {
         // No page is in flight while this is held.
         let mut turn = state.turn();
         loop {
+            let change = self.change(state.ino)?;
             let mut guard = self.write_lock(state)?;
             let inner = &mut *guard;
             let size = how.new_size(offset, inner.size)?;
             let in_the_way = inner.pages.map.range(offset / BLOCK..).next().is_some();
             if inner.growth_waits() || in_the_way {
                 drop(guard);
+                drop(change);
                 turn = self.write_back_in_turn(turn, u64::MAX, Ride::Allowed)?;
                 continue;
             }
             if inner.record.inline.as_ref().is_some_and(|contents| !contents.is_empty()) {
                 // What lies in the record has no extents to move.
                 drop(guard);
+                drop(change);
                 drop(turn);
                 self.leave_record(caller, state)?;
                 turn = state.turn();
@@ -97,6 +100,7 @@ impl Core {
                     // Versions that others hold too would never become one.
                     reaps_left = reaps_left.checked_sub(1).ok_or(FsError::NotSupported)?;
                     drop(guard);
+                    drop(change);
                     self.reap_versions(state.ino)?;
                     continue;
                 }
@@ -108,9 +112,9 @@ impl Core {
                     .ok_or(FsError::TooFragmented)?;
             }
             record.size = size;
-            self.put_record(&mut tx, state.ino, inner.presence, &record);
+            self.put_record(&change, &mut tx, state.ino, inner, &mut record)?;
             self.apply_freeing(tx, None, shifted.reserved_freed)?;
-            self.changed_to(inner, record);
+            self.changed_to(&change, inner, record);
             inner.size = size;
             return Ok(());
         }

@@ -7,7 +7,7 @@
 use varve_engine::{BLOCK_BYTES, InodeId, Transaction, VersionId};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
 
-use super::setattr::change;
+use super::setattr::set_attributes;
 use super::{require_file, without_set_ids};
 use crate::api::{Attr, Caller, FILE_BYTES_MAX, SetAttr};
 use crate::core::{Core, attr};
@@ -41,6 +41,7 @@ impl Core {
         // No page is in flight while this is held.
         let mut turn = state.turn();
         loop {
+            let change = self.change(ino)?;
             let mut guard = self.write_lock(&state)?;
             let inner = &mut *guard;
             require_file(inner)?;
@@ -53,11 +54,13 @@ impl Core {
             let waits = inner.growth_waits() && inner.pages.map.range(..pages).any(|(_, page)| page.dirty);
             if size > logged && waits {
                 drop(guard);
+                drop(change);
                 turn = self.write_back_in_turn(turn, size, Ride::Allowed)?;
                 continue;
             }
             if size > logged && inner.record.flags & INODE_FLAG_STALE_TAIL != 0 {
                 drop(guard);
+                drop(change);
                 self.dirty_tail(&turn, size)?;
                 turn = self.write_back_in_turn(turn, u64::MAX, Ride::Allowed)?;
                 continue;
@@ -98,10 +101,10 @@ impl Core {
             if caller.uid != 0 {
                 record.mode = without_set_ids(record.mode);
             }
-            change(&mut record, set, now);
-            self.put_record(&mut tx, ino, inner.presence, &record);
+            set_attributes(&mut record, set, now);
+            self.put_record(&change, &mut tx, ino, inner, &mut record)?;
             self.apply_freeing(tx, None, reserved_freed)?;
-            inner.record = record;
+            inner.logged(&change, record);
             inner.pending = Pending::default();
             inner.accessed = inner.accessed.filter(|_| set.atime.is_none());
             inner.size = size;

@@ -10,6 +10,7 @@ use super::require_directory;
 use crate::core::{Core, touch, touch_directory};
 use crate::inode::{Inner, Presence};
 use crate::reaper::Task;
+use crate::subvolume::Change;
 use crate::table::names::{Bucket, Found};
 use crate::table::orphans;
 use crate::{FsError, Result};
@@ -44,13 +45,14 @@ impl Core {
         self.require_writable()?;
         let state = self.state(parent);
         for _ in 0..super::RETRIES_MAX {
+            let change = self.change(parent)?;
             let mut dir = self.write_lock(&state)?;
-            let (bucket, found) = self.find_to_remove(&dir, parent, name, directory)?;
+            let (bucket, found) = self.find_to_remove(&change, &dir, parent, name, directory)?;
             let child_state = self.state(found.ino);
             if found.ino > parent {
                 // As a rule: what is in a directory is younger than it.
                 let mut child = self.write_lock(&child_state)?;
-                return self.remove_locked(parent, &mut dir, bucket, found, &mut child);
+                return self.remove_locked(&change, parent, &mut dir, bucket, found, &mut child);
             }
             // In ascending order, then, and see whether the name still means the same.
             drop(dir);
@@ -60,9 +62,9 @@ impl Core {
                 Err(error) => return Err(error),
             };
             let mut dir = self.write_lock(&state)?;
-            let (bucket, again) = self.find_to_remove(&dir, parent, name, directory)?;
+            let (bucket, again) = self.find_to_remove(&change, &dir, parent, name, directory)?;
             if again.ino == found.ino {
-                return self.remove_locked(parent, &mut dir, bucket, again, &mut child);
+                return self.remove_locked(&change, parent, &mut dir, bucket, again, &mut child);
             }
             // Each time round somebody else has changed the name.
         }
@@ -71,6 +73,7 @@ impl Core {
 
     fn find_to_remove(
         &self,
+        change: &Change,
         dir: &Inner,
         parent: InodeId,
         name: &[u8],
@@ -80,7 +83,7 @@ impl Core {
         if name.len() > crate::api::NAME_BYTES_MAX {
             return Err(FsError::NameTooLong);
         }
-        let bucket = self.namespace.bucket(&self.store, parent, name)?;
+        let bucket = change.bucket(parent, name)?;
         let found = bucket.find(name).ok_or(FsError::NotFound)?;
         match (found.kind == InodeKind::Directory, directory) {
             (true, false) => Err(FsError::IsDirectory),
@@ -91,6 +94,7 @@ impl Core {
 
     fn remove_locked(
         &self,
+        change: &Change,
         parent: InodeId,
         dir: &mut RwLockWriteGuard<'_, Inner>,
         mut bucket: Bucket,
@@ -103,11 +107,11 @@ impl Core {
         let now = self.now();
         let mut tx = Transaction::new();
         bucket.remove(found.sequence);
-        self.namespace.put_bucket(&mut tx, &bucket);
+        change.put_bucket(&mut tx, &bucket)?;
         let mut dir_record = dir.record.clone();
         touch_directory(&mut dir_record, now, -1, -i64::from(found.kind == InodeKind::Directory));
-        self.namespace.put_inode(&mut tx, parent, &dir_record);
-        let dropped = self.drop_link(&mut tx, found.ino, child, now)?;
+        self.put_record(change, &mut tx, parent, dir, &mut dir_record)?;
+        let dropped = self.drop_link(change, &mut tx, found.ino, child, now)?;
         tx.privileged();
         {
             let _counting = self.counting()?;
@@ -115,14 +119,15 @@ impl Core {
             self.note_dropped(&dropped);
         }
         dir.size = dir_record.size;
-        dir.take_over(dir_record);
-        self.take_over_dropped(found.ino, child, dropped);
+        dir.take_over(change, dir_record);
+        self.take_over_dropped(change, found.ino, child, dropped);
         Ok(())
     }
 
     /// Adds to `tx` what it takes that `ino` loses one name.
     pub(crate) fn drop_link(
         &self,
+        change: &Change,
         tx: &mut Transaction,
         ino: InodeId,
         inner: &Inner,
@@ -132,17 +137,17 @@ impl Core {
         touch(&mut record, now);
         record.links = record.links.saturating_sub(1);
         if record.links > 0 {
-            self.namespace.put_inode(tx, ino, &record);
+            self.put_record(change, tx, ino, inner, &mut record)?;
             return Ok(Dropped::Linked(record));
         }
-        self.namespace.delete_inode(tx, ino);
+        change.delete_inode(tx, ino)?;
         if inner.opens > 0 {
             if !is(Planted::LostOrphan) {
                 orphans::put(tx, ino, OrphanState::Open, &record);
             }
             return Ok(Dropped::Orphan(record));
         }
-        if self.dispose_step(tx, ino, &record)? {
+        if self.dispose_step(change, tx, ino, &record)? {
             return Ok(Dropped::Deleted);
         }
         orphans::put(tx, ino, OrphanState::Deleting, &record);
@@ -157,11 +162,17 @@ impl Core {
     }
 
     /// Brings an inode's state in memory in step with what [`Core::drop_link`] logged.
-    pub(crate) fn take_over_dropped(&self, ino: InodeId, inner: &mut Inner, dropped: Dropped) {
+    pub(crate) fn take_over_dropped(
+        &self,
+        change: &Change,
+        ino: InodeId,
+        inner: &mut Inner,
+        dropped: Dropped,
+    ) {
         match dropped {
-            Dropped::Linked(record) => inner.take_over(record),
+            Dropped::Linked(record) => inner.take_over(change, record),
             Dropped::Orphan(record) => {
-                inner.take_over(record);
+                inner.take_over(change, record);
                 inner.presence = Presence::Orphan;
             }
             Dropped::Deleted => self.forget(inner),

@@ -276,6 +276,7 @@ impl Core {
     ///
     /// If power fails before that, the range is a hole that was reserved: of a write that nobody has synced.
     fn use_reserved(&self, state: &InodeState, space: &mut Space, offset: u64, len: usize) -> Result<()> {
+        let _change = self.change(state.ino)?;
         let mut inner = self.write_lock(state)?;
         if inner.record.flags & INODE_FLAG_RESERVED == 0 || inner.record.inline.is_some() {
             return Ok(());

@@ -8,6 +8,7 @@ use crate::acl::{self, Acl};
 use crate::api::{Caller, XattrMode};
 use crate::core::{Core, touch};
 use crate::inode::{Inner, InodeState};
+use crate::subvolume::Change;
 use crate::{FsError, Result};
 
 /// Names and values of one inode together, in bytes, [`XATTR_OVERHEAD_BYTES`] for each: so much is deleted with it.
@@ -66,14 +67,17 @@ impl Core {
         }
         self.with_space(|| {
             let state = self.state(ino);
+            let change = self.change(ino)?;
             let mut inner = self.write_lock(&state)?;
-            self.set_locked(ino, &mut inner, name, value, mode, None)
+            self.set_locked(&change, ino, &mut inner, name, value, mode, None)
         })
     }
 
     /// Sets one attribute; `bits` are the new permission bits, if they change with it.
+    #[expect(clippy::too_many_arguments, reason = "the second half of a verb, behind two ways into it")]
     fn set_locked(
         &self,
+        change: &Change,
         ino: InodeId,
         inner: &mut Inner,
         name: &[u8],
@@ -81,7 +85,7 @@ impl Core {
         mode: XattrMode,
         bits: Option<u16>,
     ) -> Result<()> {
-        let bucket = self.namespace.xattr_bucket(&self.store.view(), ino, name)?;
+        let bucket = change.xattr_bucket(ino, name)?;
         let old = bucket.iter().find(|xattr| xattr.head.name == name);
         match (mode, old) {
             (XattrMode::Create, Some(_)) => return Err(FsError::Exists),
@@ -90,7 +94,7 @@ impl Core {
         }
         let position = match old {
             Some(xattr) => xattr.position,
-            None => self.namespace.xattr_position(&bucket, name).ok_or(EngineError::NoSpace)?,
+            None => change.xattr_position(&bucket, name).ok_or(EngineError::NoSpace)?,
         };
         let old_len = old.map(|xattr| xattr.head.value_len);
         let mut record = inner.record.clone();
@@ -103,10 +107,10 @@ impl Core {
         record.mode = bits.unwrap_or(record.mode);
         touch(&mut record, self.now());
         let mut tx = Transaction::new();
-        self.namespace.put_xattr(&mut tx, ino, position, name, value, old_len);
-        self.put_record(&mut tx, ino, inner.presence, &record);
+        change.put_xattr(&mut tx, ino, position, name, value, old_len)?;
+        self.put_record(change, &mut tx, ino, inner, &mut record)?;
         self.apply(tx)?;
-        inner.take_over(record);
+        inner.take_over(change, record);
         if bits.is_some() {
             inner.pending.mode = None;
         }
@@ -115,6 +119,7 @@ impl Core {
 
     fn set_acl(&self, caller: Caller, ino: InodeId, name: &[u8], list: &Acl, mode: XattrMode) -> Result<()> {
         let state = self.state(ino);
+        let change = self.change(ino)?;
         let mut inner = self.write_lock(&state)?;
         match inner.record.kind {
             InodeKind::Symlink => return Err(FsError::NotSupported),
@@ -123,24 +128,24 @@ impl Core {
             _ => {}
         }
         if name == acl::DEFAULT {
-            return self.set_locked(ino, &mut inner, name, &list.encode(), mode, None);
+            return self.set_locked(&change, ino, &mut inner, name, &list.encode(), mode, None);
         }
         let mut bits = inner.mode() & 0o7000 | list.mode();
         if caller.uid != 0 && caller.gid != inner.record.gid {
             bits &= !0o2000;
         }
         if !list.is_minimal() {
-            return self.set_locked(ino, &mut inner, name, &list.encode(), mode, Some(bits));
+            return self.set_locked(&change, ino, &mut inner, name, &list.encode(), mode, Some(bits));
         }
         // The bits say it all: no list is kept.
         let mut tx = Transaction::new();
         let mut record = inner.record.clone();
         record.mode = bits;
-        self.drop_xattr(&mut tx, ino, &mut record, name)?;
+        self.drop_xattr(&change, &mut tx, ino, &mut record, name)?;
         touch(&mut record, self.now());
-        self.put_record(&mut tx, ino, inner.presence, &record);
+        self.put_record(&change, &mut tx, ino, &inner, &mut record)?;
         self.apply(tx)?;
-        inner.take_over(record);
+        inner.take_over(&change, record);
         inner.pending.mode = None;
         Ok(())
     }
@@ -160,6 +165,7 @@ impl Core {
     /// Adds to `tx` that the access list of `ino`, if there is one, follows the permission bits `mode`.
     pub(super) fn acl_follows(
         &self,
+        change: &Change,
         tx: &mut Transaction,
         ino: InodeId,
         inner: &Inner,
@@ -167,11 +173,11 @@ impl Core {
     ) -> Result<()> {
         if let Some(mut list) = self.acl(ino, inner, acl::ACCESS)? {
             list.set_mode(mode);
-            let bucket = self.namespace.xattr_bucket(&self.store.view(), ino, acl::ACCESS)?;
+            let bucket = change.xattr_bucket(ino, acl::ACCESS)?;
             let old =
                 bucket.iter().find(|xattr| xattr.head.name == acl::ACCESS).ok_or(FsError::NoAttribute)?;
             let value = list.encode();
-            self.namespace.put_xattr(tx, ino, old.position, acl::ACCESS, &value, Some(old.head.value_len));
+            change.put_xattr(tx, ino, old.position, acl::ACCESS, &value, Some(old.head.value_len))?;
         }
         Ok(())
     }
@@ -179,21 +185,23 @@ impl Core {
     /// Adds to `tx` an attribute of an inode that is being made and has none of this name.
     pub(super) fn put_first_xattr(
         &self,
+        change: &Change,
         tx: &mut Transaction,
         ino: InodeId,
         record: &mut InodeRecord,
         name: &[u8],
         value: &[u8],
-    ) {
-        let position = self.namespace.first_xattr_position(name, record.xattr_count as u8);
+    ) -> Result<()> {
+        let position = change.first_xattr_position(name, record.xattr_count as u8);
         record.xattr_count += 1;
         record.xattr_bytes += cost(name, value.len());
-        self.namespace.put_xattr(tx, ino, position, name, value, None);
+        Ok(change.put_xattr(tx, ino, position, name, value, None)?)
     }
 
     /// Adds to `tx` the removal of an attribute, and notes it in `record`. False if there is none.
     fn drop_xattr(
         &self,
+        change: &Change,
         tx: &mut Transaction,
         ino: InodeId,
         record: &mut InodeRecord,
@@ -202,11 +210,11 @@ impl Core {
         if record.xattr_count == 0 {
             return Ok(false);
         }
-        let bucket = self.namespace.xattr_bucket(&self.store.view(), ino, name)?;
+        let bucket = change.xattr_bucket(ino, name)?;
         let Some(xattr) = bucket.iter().find(|xattr| xattr.head.name == name) else { return Ok(false) };
         record.xattr_count = record.xattr_count.saturating_sub(1);
         record.xattr_bytes = record.xattr_bytes.saturating_sub(cost(name, xattr.head.value_len as usize));
-        self.namespace.delete_xattr(tx, ino, xattr);
+        change.delete_xattr(tx, ino, xattr)?;
         Ok(true)
     }
 
@@ -234,9 +242,10 @@ impl Core {
 
     /// The chunks are read one by one: the lock on the inode, which the caller has, keeps them of one value.
     fn get_locked(&self, ino: InodeId, name: &[u8]) -> Result<Vec<u8>> {
-        let bucket = self.namespace.xattr_bucket(&self.store.view(), ino, name)?;
+        let space = self.names(ino)?;
+        let bucket = space.xattr_bucket(ino, name)?;
         let xattr = bucket.iter().find(|xattr| xattr.head.name == name).ok_or(FsError::NoAttribute)?;
-        Ok(self.namespace.xattr_value(&self.store, ino, xattr)?)
+        Ok(space.xattr_value(ino, xattr)?)
     }
 
     pub(crate) fn listxattr(&self, ino: InodeId) -> Result<Vec<Vec<u8>>> {
@@ -244,7 +253,7 @@ impl Core {
         let inner = self.read_lock(&state)?;
         let mut names = Vec::new();
         if inner.record.xattr_count > 0 {
-            self.namespace.each_xattr(&self.store.view(), ino, &mut |xattr| names.push(xattr.head.name))?;
+            self.names(ino)?.each_xattr(ino, &mut |xattr| names.push(xattr.head.name))?;
         }
         Ok(names)
     }
@@ -253,18 +262,19 @@ impl Core {
         check_name(name)?;
         self.require_writable()?;
         let state = self.state(ino);
+        let change = self.change(ino)?;
         let mut inner = self.write_lock(&state)?;
         let mut record = inner.record.clone();
         let mut tx = Transaction::new();
-        if !self.drop_xattr(&mut tx, ino, &mut record, name)? {
+        if !self.drop_xattr(&change, &mut tx, ino, &mut record, name)? {
             // Removing a list that is not there leaves what was asked for.
             return if is_acl(name) { Ok(()) } else { Err(FsError::NoAttribute) };
         }
         touch(&mut record, self.now());
-        self.put_record(&mut tx, ino, inner.presence, &record);
+        self.put_record(&change, &mut tx, ino, &inner, &mut record)?;
         tx.privileged();
         self.apply(tx)?;
-        inner.take_over(record);
+        inner.take_over(&change, record);
         Ok(())
     }
 }

@@ -6,15 +6,18 @@
 
 use std::collections::BTreeMap;
 
-use varve_engine::{EngineError, InodeId, Store, Transaction, TreeId, View};
+use varve_engine::{EngineError, InodeId, Transaction, TreeId};
 use varve_format::record::inode::InodeKind;
 use varve_format::record::name::{NamePosition, NameRecord, NameView, decode_name_key, name_key};
 
 use super::{Namespace, Result, corrupt};
+use crate::subvolume::{Change, Slot, local};
 
 /// All names of one directory with one hash.
 #[derive(Debug)]
 pub(crate) struct Bucket {
+    slot: Slot,
+    /// Without the slot, as are the inodes in the records.
     dir: InodeId,
     base: NamePosition,
     stored: BTreeMap<u8, NameRecord>,
@@ -37,7 +40,7 @@ impl Bucket {
     pub(crate) fn find(&self, wanted: &[u8]) -> Option<Found> {
         self.now.iter().find_map(|(sequence, record)| match record {
             NameRecord::Entry { kind, ino, name, .. } if name == wanted => {
-                Some(Found { sequence: *sequence, ino: *ino, kind: *kind })
+                Some(Found { sequence: *sequence, ino: self.slot.full(*ino), kind: *kind })
             }
             _ => None,
         })
@@ -45,7 +48,7 @@ impl Bucket {
 
     /// Whether this is the bucket of the same directory and hash.
     pub(crate) fn same(&self, other: &Bucket) -> bool {
-        (self.dir, self.base) == (other.dir, other.base)
+        (self.slot, self.dir, self.base) == (other.slot, other.dir, other.base)
     }
 
     /// Adds a name that is not in the bucket. False if all 256 sequences are taken.
@@ -56,7 +59,7 @@ impl Bucket {
         let Some(sequence) = free else { return false };
         let record = NameRecord::Entry {
             kind: new_kind,
-            ino: new_ino,
+            ino: local(new_ino),
             name: new_name.to_vec(),
             chained: removed_first,
         };
@@ -68,7 +71,7 @@ impl Bucket {
     /// Lets the name at `at` lead elsewhere.
     pub(crate) fn replace(&mut self, at: u8, new_ino: InodeId, new_kind: InodeKind) {
         if let Some(NameRecord::Entry { kind, ino, .. }) = self.now.get_mut(&at) {
-            (*kind, *ino) = (new_kind, new_ino);
+            (*kind, *ino) = (new_kind, local(new_ino));
         }
     }
 
@@ -97,17 +100,17 @@ impl Bucket {
 
 impl Namespace {
     fn name_key(&self, dir: InodeId, position: NamePosition) -> [u8; 32] {
-        name_key(self.family, dir, position, self.key)
+        name_key(self.family, local(dir), position, self.key)
     }
 
     /// Looks `name` up in `dir`: one lookup unless hashes collide.
-    pub(crate) fn lookup(&self, store: &Store, dir: InodeId, name: &[u8]) -> Result<Option<Found>> {
+    pub(crate) fn lookup(&self, dir: InodeId, name: &[u8]) -> Result<Option<Found>> {
         let base = NamePosition::new(self.hasher.hash(name), 0);
         // The answer, or whether the rest of the bucket may have it.
-        let first = self.get(store, TreeId::NAMES, &self.name_key(dir, base), |bytes| {
+        let first = self.get(TreeId::NAMES, &self.name_key(dir, base), |bytes| {
             NameView::decode(bytes).map(|first| match first {
                 NameView::Entry { kind, ino, name: found, .. } if found == name => {
-                    Ok(Found { sequence: 0, ino, kind })
+                    Ok(Found { sequence: 0, ino: self.slot.full(ino), kind })
                 }
                 NameView::Entry { chained, .. } => Err(chained),
                 NameView::Removed => Err(true),
@@ -116,23 +119,22 @@ impl Namespace {
         let first = first.transpose().map_err(corrupt(|| format!("an entry of directory {}", dir.0)))?;
         match first {
             Some(Ok(found)) => Ok(Some(found)),
-            Some(Err(true)) => Ok(self.bucket(store, dir, name)?.find(name)),
+            Some(Err(true)) => Ok(self.bucket(dir, name)?.find(name)),
             Some(Err(false)) | None => Ok(None),
         }
     }
 
     /// The bucket of `name` in `dir`: one lookup unless hashes collide.
-    pub(crate) fn bucket(&self, store: &Store, dir: InodeId, name: &[u8]) -> Result<Bucket> {
+    pub(crate) fn bucket(&self, dir: InodeId, name: &[u8]) -> Result<Bucket> {
         let base = NamePosition::new(self.hasher.hash(name), 0);
         let mut stored = BTreeMap::new();
-        let first = self.get(store, TreeId::NAMES, &self.name_key(dir, base), NameRecord::decode)?;
+        let first = self.get(TreeId::NAMES, &self.name_key(dir, base), NameRecord::decode)?;
         if let Some(first) = first {
             let first = first.map_err(corrupt(|| format!("an entry of directory {}", dir.0)))?;
             if first.chained() {
-                let view = store.view();
                 let key = self.name_key(dir, base);
                 // 8 bytes of family, 8 of directory, 7 of hash.
-                self.scan(&view, TreeId::NAMES, &key[..23], &key[..23], &mut |key, value| {
+                self.scan(TreeId::NAMES, &key[..23], &key[..23], &mut |key, value| {
                     let (position, record) = decode_entry(key, value)?;
                     stored.insert(position.sequence(), record);
                     Ok(true)
@@ -141,41 +143,44 @@ impl Namespace {
                 stored.insert(0, first);
             }
         }
-        Ok(Bucket { dir, base, now: stored.clone(), stored })
-    }
-
-    /// Writes what was edited.
-    pub(crate) fn put_bucket(&self, tx: &mut Transaction, bucket: &Bucket) {
-        for sequence in bucket.stored.keys().filter(|s| !bucket.now.contains_key(s)) {
-            tx.delete(TreeId::NAMES, &self.name_key(bucket.dir, bucket.base.with_sequence(*sequence)));
-        }
-        for (sequence, record) in &bucket.now {
-            if bucket.stored.get(sequence) != Some(record) {
-                let key = self.name_key(bucket.dir, bucket.base.with_sequence(*sequence));
-                tx.put_owned(TreeId::NAMES, &key, record.encode().into());
-            }
-        }
+        Ok(Bucket { slot: self.slot, dir: local(dir), base, now: stored.clone(), stored })
     }
 
     /// Calls `each` with the names of `dir` after `position`, in order, until it returns false.
     pub(crate) fn each_name(
         &self,
-        view: &View,
         dir: InodeId,
         after: u64,
         each: &mut dyn FnMut(NamePosition, InodeKind, InodeId, Vec<u8>) -> bool,
     ) -> Result<()> {
         let mut from = [0; 24];
         from[..8].copy_from_slice(&self.family.0.to_be_bytes());
-        from[8..16].copy_from_slice(&dir.0.to_be_bytes());
+        from[8..16].copy_from_slice(&local(dir).0.to_be_bytes());
         from[16..].copy_from_slice(&after.saturating_add(1).to_be_bytes());
-        self.scan(view, TreeId::NAMES, &from, &from[..16], &mut |key, value| {
+        self.scan(TreeId::NAMES, &from, &from[..16], &mut |key, value| {
             let (position, record) = decode_entry(key, value)?;
             Ok(match record {
-                NameRecord::Entry { kind, ino, name, .. } => each(position, kind, ino, name),
+                NameRecord::Entry { kind, ino, name, .. } => each(position, kind, self.slot.full(ino), name),
                 NameRecord::Removed => true,
             })
         })
+    }
+}
+
+impl Change {
+    /// Writes what was edited.
+    pub(crate) fn put_bucket(&self, tx: &mut Transaction, bucket: &Bucket) -> Result<()> {
+        for sequence in bucket.stored.keys().filter(|s| !bucket.now.contains_key(s)) {
+            let key = self.name_key(bucket.dir, bucket.base.with_sequence(*sequence));
+            self.delete(tx, TreeId::NAMES, &key)?;
+        }
+        for (sequence, record) in &bucket.now {
+            if bucket.stored.get(sequence) != Some(record) {
+                let key = self.name_key(bucket.dir, bucket.base.with_sequence(*sequence));
+                self.put(tx, TreeId::NAMES, &key, record.encode().into())?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -196,6 +201,7 @@ mod tests {
     fn sequence_zero_rule() {
         for program in 0..6u32.pow(5) {
             let mut bucket = Bucket {
+                slot: Slot::FIRST,
                 dir: InodeId(1),
                 base: NamePosition::new(5, 0),
                 stored: BTreeMap::new(),

@@ -1,11 +1,12 @@
 //! Extended attributes: a head and chunks.
 
-use varve_engine::{EngineError, InodeId, Store, Transaction, TreeId, View};
+use varve_engine::{EngineError, InodeId, Transaction, TreeId};
 use varve_format::Corrupt;
 use varve_format::record::name::NamePosition;
 use varve_format::record::xattr::{XATTR_CHUNK_BYTES, XattrHead, decode_xattr_key, xattr_chunks, xattr_key};
 
 use super::{Namespace, Result, corrupt};
+use crate::subvolume::{Change, local};
 
 /// One attribute as found.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -18,11 +19,11 @@ pub(crate) struct Xattr {
 
 impl Namespace {
     /// Attributes of `ino` whose name has the hash of `name` (nearly always at most one).
-    pub(crate) fn xattr_bucket(&self, view: &View, ino: InodeId, name: &[u8]) -> Result<Vec<Xattr>> {
+    pub(crate) fn xattr_bucket(&self, ino: InodeId, name: &[u8]) -> Result<Vec<Xattr>> {
         let position = NamePosition::new(self.hasher.hash(name), 0);
-        let key = xattr_key(self.family, ino, position, 0, self.key);
+        let key = xattr_key(self.family, local(ino), position, 0, self.key);
         let mut out = Vec::new();
-        self.xattr_heads(view, &key[..23], &mut |xattr| out.push(xattr))?;
+        self.xattr_heads(&key[..23], &mut |xattr| out.push(xattr))?;
         Ok(out)
     }
 
@@ -38,13 +39,13 @@ impl Namespace {
     }
 
     /// Calls `each` with every attribute of `ino`.
-    pub(crate) fn each_xattr(&self, view: &View, ino: InodeId, each: &mut dyn FnMut(Xattr)) -> Result<()> {
-        let key = xattr_key(self.family, ino, NamePosition(0), 0, self.key);
-        self.xattr_heads(view, &key[..16], each)
+    pub(crate) fn each_xattr(&self, ino: InodeId, each: &mut dyn FnMut(Xattr)) -> Result<()> {
+        let key = xattr_key(self.family, local(ino), NamePosition(0), 0, self.key);
+        self.xattr_heads(&key[..16], each)
     }
 
-    fn xattr_heads(&self, view: &View, prefix: &[u8], each: &mut dyn FnMut(Xattr)) -> Result<()> {
-        self.scan(view, TreeId::XATTRS, prefix, prefix, &mut |key, value| {
+    fn xattr_heads(&self, prefix: &[u8], each: &mut dyn FnMut(Xattr)) -> Result<()> {
+        self.scan(TreeId::XATTRS, prefix, prefix, &mut |key, value| {
             let (_, ino, position, chunk, _) =
                 decode_xattr_key(key).map_err(corrupt(|| "the key of an attribute".into()))?;
             if chunk == 0 {
@@ -57,12 +58,12 @@ impl Namespace {
     }
 
     /// The whole value of `xattr`.
-    pub(crate) fn xattr_value(&self, store: &Store, ino: InodeId, xattr: &Xattr) -> Result<Vec<u8>> {
+    pub(crate) fn xattr_value(&self, ino: InodeId, xattr: &Xattr) -> Result<Vec<u8>> {
         let len = xattr.head.value_len as usize;
         let mut value = xattr.head.start.clone();
         for chunk in 1..xattr_chunks(len) {
-            let key = xattr_key(self.family, ino, xattr.position, chunk, self.key);
-            let bytes = self.get(store, TreeId::XATTRS, &key, <[u8]>::to_vec)?.unwrap_or_default();
+            let key = xattr_key(self.family, local(ino), xattr.position, chunk, self.key);
+            let bytes = self.get(TreeId::XATTRS, &key, <[u8]>::to_vec)?.unwrap_or_default();
             if bytes.len() != (len - value.len()).min(XATTR_CHUNK_BYTES) {
                 let why =
                     Corrupt { what: "a chunk of a value is missing or of the wrong length", at: value.len() };
@@ -72,7 +73,9 @@ impl Namespace {
         }
         Ok(value)
     }
+}
 
+impl Change {
     /// Stores an attribute, over `old_len` bytes of an earlier value at the same position.
     pub(crate) fn put_xattr(
         &self,
@@ -82,44 +85,49 @@ impl Namespace {
         name: &[u8],
         value: &[u8],
         old_len: Option<u32>,
-    ) {
+    ) -> Result<()> {
+        let key = |chunk| xattr_key(self.family, local(ino), position, chunk, self.key);
         let start = value[..value.len().min(XATTR_CHUNK_BYTES)].to_vec();
         let head = XattrHead { name: name.to_vec(), value_len: value.len() as u32, start };
-        tx.put(TreeId::XATTRS, &xattr_key(self.family, ino, position, 0, self.key), &head.encode());
+        self.put(tx, TreeId::XATTRS, &key(0), head.encode().into())?;
         for (chunk, bytes) in value.chunks(XATTR_CHUNK_BYTES).enumerate().skip(1) {
-            tx.put(TreeId::XATTRS, &xattr_key(self.family, ino, position, chunk as u16, self.key), bytes);
+            self.put(tx, TreeId::XATTRS, &key(chunk as u16), bytes.into())?;
         }
         let old = old_len.map_or(0, |len| xattr_chunks(len as usize));
         for chunk in xattr_chunks(value.len())..old {
-            tx.delete(TreeId::XATTRS, &xattr_key(self.family, ino, position, chunk, self.key));
+            self.delete(tx, TreeId::XATTRS, &key(chunk))?;
         }
+        Ok(())
     }
 
     /// Removes an attribute.
-    pub(crate) fn delete_xattr(&self, tx: &mut Transaction, ino: InodeId, xattr: &Xattr) {
+    pub(crate) fn delete_xattr(&self, tx: &mut Transaction, ino: InodeId, xattr: &Xattr) -> Result<()> {
         for chunk in 0..xattr_chunks(xattr.head.value_len as usize) {
-            tx.delete(TreeId::XATTRS, &xattr_key(self.family, ino, xattr.position, chunk, self.key));
+            let key = xattr_key(self.family, local(ino), xattr.position, chunk, self.key);
+            self.delete(tx, TreeId::XATTRS, &key)?;
         }
+        Ok(())
     }
 
     /// Removes up to `entries_max` entries of the attributes of `ino`; true if there are more.
     pub(crate) fn delete_xattrs(
         &self,
-        view: &View,
         tx: &mut Transaction,
         ino: InodeId,
         entries_max: usize,
     ) -> Result<bool> {
-        let key = xattr_key(self.family, ino, NamePosition(0), 0, self.key);
-        let (mut deleted, mut more) = (0, false);
-        self.scan(view, TreeId::XATTRS, &key[..16], &key[..16], &mut |key, _| {
-            more = deleted == entries_max;
+        let key = xattr_key(self.family, local(ino), NamePosition(0), 0, self.key);
+        let (mut keys, mut more) = (Vec::new(), false);
+        self.scan(TreeId::XATTRS, &key[..16], &key[..16], &mut |key, _| {
+            more = keys.len() == entries_max;
             if !more {
-                tx.delete(TreeId::XATTRS, key);
-                deleted += 1;
+                keys.push(key.to_vec());
             }
             Ok(!more)
         })?;
+        for key in keys {
+            self.delete(tx, TreeId::XATTRS, &key)?;
+        }
         Ok(more)
     }
 }

@@ -12,20 +12,20 @@ use crate::core::Core;
 
 /// Changes the record of `ino` behind the filesystem's back.
 pub(super) fn change(core: &Core, ino: InodeId, edit: impl Fn(&mut InodeRecord)) {
-    let mut record = core.namespace.inode(&core.store, ino).unwrap().unwrap();
+    let mut record = core.change(ROOT).unwrap().inode(ino).unwrap().unwrap().0;
     edit(&mut record);
     let mut tx = Transaction::new();
-    core.namespace.put_inode(&mut tx, ino, &record);
+    core.change(ROOT).unwrap().put_inode(&mut tx, ino, &record).unwrap();
     core.apply(tx).unwrap();
 }
 
 /// Removes the name behind the filesystem's back.
 fn lose_name(core: &Core, dir: InodeId, name: &[u8]) {
-    let mut bucket = core.namespace.bucket(&core.store, dir, name).unwrap();
+    let mut bucket = core.change(ROOT).unwrap().bucket(dir, name).unwrap();
     let found = bucket.find(name).unwrap();
     bucket.remove(found.sequence);
     let mut tx = Transaction::new();
-    core.namespace.put_bucket(&mut tx, &bucket);
+    core.change(ROOT).unwrap().put_bucket(&mut tx, &bucket).unwrap();
     core.apply(tx).unwrap();
 }
 
@@ -39,7 +39,7 @@ fn finds_every_planted_damage() {
         ("has 0 names and says 1", |core, dir, _, _| lose_name(core, dir, b"file")),
         ("which does not exist", |core, _, file, _| {
             let mut tx = Transaction::new();
-            core.namespace.delete_inode(&mut tx, file);
+            core.change(ROOT).unwrap().delete_inode(&mut tx, file).unwrap();
             core.apply(tx).unwrap();
         }),
         ("entries and says 9", |core, dir, _, _| change(core, dir, |r| r.size = 9)),
@@ -48,10 +48,10 @@ fn finds_every_planted_damage() {
         ("cannot be reached", |core, dir, _, inner| {
             // The two directories contain each other.
             lose_name(core, ROOT, b"dir");
-            let mut bucket = core.namespace.bucket(&core.store, inner, b"dir").unwrap();
+            let mut bucket = core.change(ROOT).unwrap().bucket(inner, b"dir").unwrap();
             assert!(bucket.insert(b"dir", dir, FileKind::Directory));
             let mut tx = Transaction::new();
-            core.namespace.put_bucket(&mut tx, &bucket);
+            core.change(ROOT).unwrap().put_bucket(&mut tx, &bucket).unwrap();
             core.apply(tx).unwrap();
             change(core, dir, |r| r.parent = inner);
             change(core, inner, |r| r.size = 1);
@@ -62,17 +62,27 @@ fn finds_every_planted_damage() {
         ("attributes of", |core, _, file, _| change(core, file, |r| r.xattr_count = 0)),
         ("lacks", |core, _, file, _| {
             let mut tx = Transaction::new();
-            let hash = core.namespace.hasher.hash(b"user.big");
+            let hash = core.change(ROOT).unwrap().hasher.hash(b"user.big");
             let position = NamePosition::new(hash, 0);
             tx.delete(
                 TreeId::XATTRS,
-                &xattr_key(core.namespace.family, file, position, 2, core.namespace.key),
+                &xattr_key(
+                    core.change(ROOT).unwrap().family,
+                    file,
+                    position,
+                    2,
+                    core.change(ROOT).unwrap().key,
+                ),
             );
             core.apply(tx).unwrap();
         }),
         ("the record of inode", |core, _, file, _| {
             let mut tx = Transaction::new();
-            tx.put(TreeId::INODES, &inode_key(core.namespace.family, file, core.namespace.key), b"garbage");
+            tx.put(
+                TreeId::INODES,
+                &inode_key(core.change(ROOT).unwrap().family, file, core.change(ROOT).unwrap().key),
+                b"garbage",
+            );
             core.apply(tx).unwrap();
         }),
     ];

@@ -12,6 +12,7 @@ use crate::Result;
 use crate::api::DataLogged;
 use crate::core::Core;
 use crate::inode::{Inner, InodeState, Pending, Presence, Turn};
+use crate::subvolume::Change;
 use crate::table::extents;
 
 /// Extents logged in one transaction: in the worst case each dirties a path of its own, and all of them must fit what
@@ -188,6 +189,7 @@ impl Core {
 
     /// Logs the pages of one file. What was cut off or deleted since its copy was taken is not logged.
     fn log_piece(&self, job: &FileJob, piece: &Piece<'_>, reservation: &mut Reservation) -> Result<()> {
+        let change = self.change(job.state.ino)?;
         let mut guard = job.state.inner.write();
         let inner = &mut *guard;
         // Runs of pages that lie side by side in file and pool: (first, count) in the piece.
@@ -221,7 +223,7 @@ impl Core {
             let last = piece.last && end == piece.pages.len();
             let reach = if last { job.size } else { (piece.pages[end - 1].0 + 1) * BLOCK_BYTES as u64 };
             let size = reach.min(job.size).min(inner.size).max(inner.record.size);
-            if let Err(error) = self.log_runs(job.state.ino, inner, piece, runs, size, reservation) {
+            if let Err(error) = self.log_runs(&change, job.state.ino, inner, piece, runs, size, reservation) {
                 for (first, count) in &all[begin..] {
                     self.give_back(reservation, &piece.addrs[*first..first + count]);
                 }
@@ -235,8 +237,10 @@ impl Core {
     }
 
     /// One transaction: up to [`EXTENTS_PER_TRANSACTION`] extents, the size, the times.
+    #[expect(clippy::too_many_arguments, reason = "one step of a procedure, apart for its length")]
     fn log_runs(
         &self,
+        change: &Change,
         ino: InodeId,
         inner: &mut Inner,
         piece: &Piece<'_>,
@@ -276,10 +280,10 @@ impl Core {
             let path = extents::path(&view, &record)?;
             version::put_extents(&view, &mut tx, &path, &extents_put)?
         };
-        self.put_record(&mut tx, ino, inner.presence, &record);
+        self.put_record(change, &mut tx, ino, inner, &mut record)?;
         tx.privileged();
         let (lsn, _) = self.apply_freeing(tx, Some(reservation), replaced.reserved_freed)?;
-        inner.record = record;
+        inner.logged(change, record);
         inner.mapping += 1;
         if let Some((_, run)) = extents_put.last() {
             inner.near = PoolAddr(run.addr.0 + run.bytes());

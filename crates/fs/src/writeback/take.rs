@@ -9,7 +9,8 @@ use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_RESERVED, INODE_F
 use super::job::{FileJob, Group};
 use crate::api::DataLogged;
 use crate::core::Core;
-use crate::inode::{Inner, Pending, Turn};
+use crate::inode::{Inner, InodeState, Pending, Turn};
+use crate::subvolume::Change;
 use crate::{FsError, Result};
 
 impl Core {
@@ -17,6 +18,7 @@ impl Core {
     /// files are logged at once. The turn comes back when there is nothing (more) to write.
     pub(crate) fn take(&self, turn: Turn, size_max: u64, group: &mut Group) -> Result<Option<Turn>> {
         let state = turn.state().clone();
+        let change = self.change(state.ino)?;
         let mut guard = match self.write_lock(&state) {
             Ok(guard) => guard,
             Err(FsError::NotFound) => return Ok(Some(turn)),
@@ -29,7 +31,7 @@ impl Core {
         let size = inner.size.min(size_max);
         let stays_out = inner.record.flags & INODE_FLAG_RESERVED != 0;
         if inner.record.inline.is_some() && size <= INLINE_BYTES_MAX as u64 && !stays_out {
-            self.log_inline(&state, inner, size)?;
+            self.log_inline(&change, &state, inner, size)?;
             return Ok(Some(turn));
         }
         let end = size.div_ceil(BLOCK_BYTES as u64);
@@ -80,7 +82,7 @@ impl Core {
     }
 
     /// Notes that page data is dirty.
-    pub(crate) fn enlist(&self, state: &Arc<crate::inode::InodeState>, inner: &mut Inner) {
+    pub(crate) fn enlist(&self, state: &Arc<InodeState>, inner: &mut Inner) {
         if inner.pages.listed.is_none() {
             inner.pages.listed = Some(self.dirty.add(state.clone(), self.now()));
         }
@@ -111,7 +113,13 @@ impl Core {
     }
 
     /// Logs a file whose contents fit into its record.
-    fn log_inline(&self, state: &Arc<crate::inode::InodeState>, inner: &mut Inner, size: u64) -> Result<()> {
+    fn log_inline(
+        &self,
+        change: &Change,
+        state: &Arc<InodeState>,
+        inner: &mut Inner,
+        size: u64,
+    ) -> Result<()> {
         let mut contents = match inner.pages.map.get(&0) {
             Some(page) => page.data[..size as usize].to_vec(),
             // Only pages beyond the end are dirty; they are about to be cut off.
@@ -126,10 +134,10 @@ impl Core {
         record.flags &= !INODE_FLAG_STALE_TAIL;
         record.change += 1;
         let mut tx = Transaction::new();
-        self.put_record(&mut tx, state.ino, inner.presence, &record);
+        self.put_record(change, &mut tx, state.ino, inner, &mut record)?;
         tx.privileged();
         let lsn = self.store.apply(tx, inner.pages.reservation.as_mut())?;
-        inner.record = record;
+        inner.logged(change, record);
         inner.mapping += 1;
         if size == inner.size {
             inner.pages.map.remove(&0);
