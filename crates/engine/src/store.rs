@@ -562,14 +562,15 @@ impl Store {
             return Err(EngineError::Refused(format!("address {:#x} lies outside the pool", addr.0)));
         }
         // Blocks that still ride with the log are in memory; asked first, since they may land meanwhile.
-        let riding: Vec<_> = (0..blocks).map(|i| self.riding(first + i)).collect();
-        if riding.iter().any(Option::is_none) {
+        let riding = self.riding(first, blocks);
+        let from_device = |i: usize| riding.get(i).is_none_or(Option::is_none);
+        if (0..blocks as usize).any(from_device) {
             let sums = self.checksums_of(first, blocks)?;
             let whole = self.pool.read_copy(addr, buf, 0);
             for i in 0..blocks as usize {
                 let block = &mut buf[i * BLOCK_BYTES..(i + 1) * BLOCK_BYTES];
                 let good = |b: &[u8]| block_checksum(b) == sums[i];
-                if riding[i].is_none() && !(whole.is_ok() && good(block)) {
+                if from_device(i) && !(whole.is_ok() && good(block)) {
                     let at = PoolAddr::from_block(first + i as u64);
                     self.pool.read_verified(&mut [at].into_iter(), block, !self.options.read_only, &good)?;
                 }

@@ -155,7 +155,8 @@ impl Filesystem {
     pub fn read(&self, ino: InodeId, offset: u64, len: usize) -> Result<Vec<u8>> {
         self.core.read(ino, offset, len)
     }
-    /// [`Filesystem::read`] into a buffer of the caller's, of which an error leaves anything; gives how many bytes.
+    /// [`Filesystem::read`] into a buffer of the caller's; gives how many bytes. Beyond them, and after an error, it may
+    /// hold anything. Into a buffer that begins and is read at a multiple of 4096 blocks come without a copy.
     pub fn read_into(&self, ino: InodeId, offset: u64, out: &mut [u8]) -> Result<usize> {
         self.core.read_into(ino, offset, out)
     }

@@ -7,6 +7,7 @@
 //! ask. If it was unlinked, "no such file" is right, except for open: the kernel does not tell us O_CREAT, so ESTALE
 //! makes it walk the path again.
 
+use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -20,6 +21,7 @@ use fuser::{
     ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
     ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+use varve_device::AlignedBuf;
 use varve_fs::{FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, RenameMode, SetAttr};
 
 use crate::dispatch::{Adapter, CACHE_TIME, allocate, caller, rename_mode, seek_to, xattr_mode};
@@ -33,6 +35,12 @@ const COPY_BYTES_MAX: u64 = 1 << 30;
 const BACKGROUND_MAX: u16 = 64;
 /// Unit of the counts in statfs, in bytes.
 const STATFS_BLOCK_BYTES: u64 = 4096;
+
+thread_local! {
+    /// What this thread reads passes through here: a fresh buffer a request costs more than filling it. As large as the
+    /// largest request so far, which the kernel keeps to [`WRITE_BYTES_MAX`].
+    static READ_BUF: RefCell<AlignedBuf> = RefCell::new(AlignedBuf::default());
+}
 
 // Linux numbers, part of the kernel's ABI.
 const O_TRUNC: i32 = 0o1000;
@@ -296,12 +304,19 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.guard("read", || match self.verbs.read(InodeId(ino.0), offset, size as usize) {
-            Ok(data) => {
-                self.note_access("read", ino, self.access.of_file(flags.0));
-                reply.data(&data);
-            }
-            Err(error) => reply.error(self.errno("read", ino, &error)),
+        self.guard("read", || {
+            READ_BUF.with_borrow_mut(|buf| {
+                if buf.len() < size as usize {
+                    *buf = AlignedBuf::new(size as usize);
+                }
+                match self.verbs.read_into(InodeId(ino.0), offset, &mut buf[..size as usize]) {
+                    Ok(count) => {
+                        self.note_access("read", ino, self.access.of_file(flags.0));
+                        reply.data(&buf[..count]);
+                    }
+                    Err(error) => reply.error(self.errno("read", ino, &error)),
+                }
+            });
         });
     }
 

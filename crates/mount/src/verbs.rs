@@ -43,8 +43,8 @@ pub trait Verbs: Send + Sync + 'static {
     fn open_inode(&self, caller: Caller, ino: InodeId, truncate: bool) -> Result<()>;
     /// See [`Filesystem::release_inode`].
     fn release_inode(&self, ino: InodeId) -> Result<()>;
-    /// See [`Filesystem::read`].
-    fn read(&self, ino: InodeId, offset: u64, len: usize) -> Result<Vec<u8>>;
+    /// See [`Filesystem::read_into`].
+    fn read_into(&self, ino: InodeId, offset: u64, out: &mut [u8]) -> Result<usize>;
     /// See [`Filesystem::note_access`]. Filesystems without access times leave it as it is.
     fn note_access(&self, ino: InodeId, rule: AccessRule) -> Result<()> {
         let _ = (ino, rule);
@@ -125,8 +125,8 @@ impl Verbs for Filesystem {
     fn release_inode(&self, ino: InodeId) -> Result<()> {
         Filesystem::release_inode(self, ino)
     }
-    fn read(&self, ino: InodeId, offset: u64, len: usize) -> Result<Vec<u8>> {
-        Filesystem::read(self, ino, offset, len)
+    fn read_into(&self, ino: InodeId, offset: u64, out: &mut [u8]) -> Result<usize> {
+        Filesystem::read_into(self, ino, offset, out)
     }
     fn note_access(&self, ino: InodeId, rule: AccessRule) -> Result<()> {
         Filesystem::note_access(self, ino, rule)

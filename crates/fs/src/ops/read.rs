@@ -3,7 +3,7 @@
 //! Under the inode's lock it is decided where every byte comes from; the device is read without it. The view that
 //! resolved the addresses is kept until then, so that the blocks are not reused.
 
-use varve_device::AlignedBuf;
+use varve_device::{ALIGN_BYTES, AlignedBuf};
 use varve_engine::version::{self, Mapping};
 use varve_engine::{BLOCK_BYTES, InodeId, PoolAddr, View};
 
@@ -56,19 +56,17 @@ impl Core {
         require_file(&inner)?;
         let left = inner.size.saturating_sub(offset);
         let count = left.min(out.len() as u64) as usize;
-        let out = &mut out[..count];
         if count > 0 {
-            // The plan leaves holes as they are.
-            out.fill(0);
-            let plan = self.plan_read(&inner, offset, out)?;
+            let plan = self.plan_read(&inner, offset, &mut out[..count])?;
             drop(inner);
-            self.run_reads(plan, out)?;
+            self.run_plan(plan, out, count)?;
         }
         Ok(count)
     }
 
-    /// Fills `out`, which is zeros, with the bytes at `offset` that are in memory, and plans reads for those that are
-    /// not. Nothing beyond the logged size is read from the device: a block's tail may be stale there.
+    /// Fills `out` with the bytes at `offset` that are in memory and the zeros of holes, and plans reads for the rest.
+    /// What it held before does not matter. Nothing beyond the logged size is taken from the device: a block's tail may
+    /// be stale there.
     pub(crate) fn plan_read(&self, inner: &Inner, offset: u64, out: &mut [u8]) -> Result<ReadPlan> {
         let end = offset + out.len() as u64;
         let mut plan = ReadPlan::default();
@@ -96,14 +94,23 @@ impl Core {
         to: u64,
         out: &mut [u8],
     ) -> Result<()> {
-        let to = to.min(inner.record.size);
+        let (end, to) = (to, to.min(inner.record.size));
+        // Everything before this has been filled or planned.
+        let mut at = from;
+        let mut zeros = |from: u64, to: u64| {
+            if from < to {
+                out[(from - offset) as usize..(to - offset) as usize].fill(0);
+            }
+        };
         if from >= to {
+            zeros(from, end);
             return Ok(());
         }
         if let Some(contents) = &inner.record.inline {
-            let have = contents.len() as u64;
+            let have = to.min(contents.len() as u64);
+            zeros(from.max(have), end);
             if from < have {
-                let part = &contents[from as usize..to.min(have) as usize];
+                let part = &contents[from as usize..have as usize];
                 out[(from - offset) as usize..][..part.len()].copy_from_slice(part);
             }
             return Ok(());
@@ -117,6 +124,8 @@ impl Core {
             if begin >= stop {
                 continue;
             }
+            zeros(at, begin);
+            at = stop;
             let first = begin / BLOCK * BLOCK;
             plan.pieces.push(Piece {
                 addr: PoolAddr(addr.0 + (first - mapped.offset)),
@@ -126,15 +135,29 @@ impl Core {
                 count: (stop - begin) as usize,
             });
         }
+        zeros(at, end);
         Ok(())
     }
 
-    /// Does the reads of a plan.
+    /// Does the reads of a plan for all of `out`.
     pub(crate) fn run_reads(&self, plan: ReadPlan, out: &mut [u8]) -> Result<()> {
+        let wanted = out.len();
+        self.run_plan(plan, out, wanted)
+    }
+
+    /// Does the reads of a plan for the first `wanted` bytes of `out`. Whole blocks go from the device to where they
+    /// are wanted, if memory is aligned there; of the last one the rest may go beyond `wanted`, if `out` has room.
+    fn run_plan(&self, plan: ReadPlan, out: &mut [u8], wanted: usize) -> Result<()> {
         for piece in &plan.pieces {
+            let (end, blocks_end) = (piece.to + piece.count, piece.to + piece.len);
+            let whole = piece.count == piece.len || (end == wanted && blocks_end <= out.len());
+            if piece.skip == 0 && whole && out[piece.to..].as_ptr().addr().is_multiple_of(ALIGN_BYTES) {
+                self.store.read_data(piece.addr, &mut out[piece.to..blocks_end])?;
+                continue;
+            }
             let mut buf = AlignedBuf::new(piece.len);
             self.store.read_data(piece.addr, &mut buf)?;
-            out[piece.to..piece.to + piece.count].copy_from_slice(&buf[piece.skip..piece.skip + piece.count]);
+            out[piece.to..end].copy_from_slice(&buf[piece.skip..piece.skip + piece.count]);
         }
         Ok(())
     }
