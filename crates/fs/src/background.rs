@@ -1,4 +1,5 @@
-//! The thread that writes back old data and reaps. Without it [`crate::Filesystem::maintain`] does the same.
+//! The thread that writes back old data and reaps, and the one that writes ahead. Without them
+//! [`crate::Filesystem::maintain`] and the writers do the same.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use crate::core::Core;
+use crate::writeback::ahead::AheadThread;
 
 /// How often the thread looks.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -17,15 +19,17 @@ struct Stop {
     changed: Condvar,
 }
 
-/// The running thread. Dropping it waits for its end.
+/// The running threads. Dropping it waits for their end.
 pub(crate) struct Background {
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
+    _ahead: AheadThread,
 }
 
 impl Background {
-    /// Starts it.
+    /// Starts them.
     pub(crate) fn start(core: &Arc<Core>) -> Background {
+        let _ahead = AheadThread::start(core);
         let stop = Arc::new(Stop::default());
         let (core, told) = (core.clone(), stop.clone());
         let run = move || {
@@ -54,10 +58,10 @@ impl Background {
         };
         let thread = std::thread::Builder::new().name("varve-background".into()).spawn(run);
         match thread {
-            Ok(thread) => Background { stop, thread: Some(thread) },
+            Ok(thread) => Background { stop, thread: Some(thread), _ahead },
             Err(error) => {
                 tracing::error!(%error, "no thread for background work: data waits until it is synced");
-                Background { stop, thread: None }
+                Background { stop, thread: None, _ahead }
             }
         }
     }

@@ -1,6 +1,7 @@
 //! A group of files on its way to the device: allocate, write, log.
 
 use std::sync::Arc;
+use std::thread::{self, Scope, ScopedJoinHandle};
 
 use varve_device::AlignedBuf;
 use varve_engine::{BLOCK_BYTES, Data, InodeId, PoolAddr, Reservation, Run, Store, Transaction, version};
@@ -85,6 +86,50 @@ struct Piece<'a> {
     ride: bool,
 }
 
+/// How far a group has been gathered: the next page's job, its number in it, how many are left, and where the next
+/// blocks would best lie.
+struct Source {
+    near: PoolAddr,
+    left: usize,
+    job: usize,
+    page: usize,
+    ride: bool,
+}
+
+/// Pages that have their place and lie in a buffer.
+struct Batch {
+    runs: Vec<Run>,
+    buf: Arc<AlignedBuf>,
+    /// Job, first page in it, and how many.
+    parts: Vec<(usize, usize, usize)>,
+}
+
+/// A write under way, or its result.
+enum Writing<'scope> {
+    Thread(ScopedJoinHandle<'scope, Result<()>>),
+    Done(Result<()>),
+}
+
+impl<'scope> Writing<'scope> {
+    /// On a thread of its own; without one, at once.
+    fn start<'env>(
+        scope: &'scope Scope<'scope, 'env>,
+        write: impl Fn() -> Result<()> + Clone + Send + 'scope,
+    ) -> Writing<'scope> {
+        match thread::Builder::new().name("varve-write".into()).spawn_scoped(scope, write.clone()) {
+            Ok(thread) => Writing::Thread(thread),
+            Err(_) => Writing::Done(write()),
+        }
+    }
+
+    fn wait(self) -> Result<()> {
+        match self {
+            Writing::Thread(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Writing::Done(result) => result,
+        }
+    }
+}
+
 impl Core {
     /// Writes and logs a group.
     pub(crate) fn write_group(&self, group: &mut Group, ride: Ride) -> Result<()> {
@@ -104,67 +149,142 @@ impl Core {
         }
         let Some(reservation) = reservation.as_mut() else { return Ok(()) };
         let ride = ride == Ride::Allowed && *pages as u64 <= RIDING_PAGES_MAX;
-        let (mut near, mut left) = (first.near, *pages);
-        // Position of the next page: job and page within it.
-        let (mut job, mut page) = (0, 0);
-        while left > 0 {
-            let count = left.min(PIECE_PAGES_MAX);
-            left -= count;
-            let runs = self.store.allocate(reservation, count as u32, near)?;
-            near = runs.last().map_or(PoolAddr::NULL, |run| PoolAddr(run.addr.0 + run.bytes()));
-            let addrs: Vec<PoolAddr> = runs
-                .iter()
-                .flat_map(|run| {
-                    (0..u64::from(run.blocks)).map(|i| PoolAddr(run.addr.0 + i * BLOCK_BYTES as u64))
-                })
-                .collect();
-            let mut buf = if ride { AlignedBuf::new(count * BLOCK_BYTES) } else { self.buffers.take() };
-            // Which pages of which job are in this piece.
-            let mut parts = Vec::new();
-            let mut filled = 0;
-            while filled < count {
-                let take = (jobs[job].pages.len() - page).min(count - filled);
-                for (i, (_, data)) in jobs[job].pages[page..page + take].iter().enumerate() {
-                    buf[(filled + i) * BLOCK_BYTES..][..BLOCK_BYTES].copy_from_slice(data);
-                }
-                parts.push((job, page, take));
-                filled += take;
-                page += take;
-                if page == jobs[job].pages.len() {
-                    (job, page) = (job + 1, 0);
-                }
-            }
-            let buf = Arc::new(buf);
-            if !ride && let Err(error) = self.write_runs(&runs, &buf) {
-                self.store.deallocate(reservation, &runs);
+        let mut source = Source { near: first.near, left: *pages, job: 0, page: 0, ride };
+        if *pages > PIECE_PAGES_MAX && self.background {
+            return self.write_overlapped(jobs, reservation, &mut source);
+        }
+        while let Some(batch) = self.gather(jobs, reservation, &mut source)? {
+            if !ride && let Err(error) = self.write_runs(&batch.runs, &batch.buf) {
+                self.store.deallocate(reservation, &batch.runs);
                 return Err(error);
             }
-            let mut at = 0;
-            let alone = jobs.len() == 1;
-            for (number, page, take) in parts {
-                let job = &mut jobs[number];
-                let piece = Piece {
-                    id: job.id,
-                    pages: &job.pages[page..page + take],
-                    addrs: &addrs[at..at + take],
-                    buf: &buf,
-                    at: at * BLOCK_BYTES,
-                    last: page + take == job.pages.len(),
-                    ride,
+            self.log_batch(jobs, batch, reservation, ride)?;
+        }
+        Ok(())
+    }
+
+    /// Writes one batch while the next is gathered and the last is logged: else the device waits for the copying and the
+    /// checksums, a third of the time. Batches are logged in their order, each when it is written, none after a failure.
+    fn write_overlapped(
+        &self,
+        jobs: &mut [FileJob],
+        reservation: &mut Reservation,
+        source: &mut Source,
+    ) -> Result<()> {
+        thread::scope(|scope| {
+            let mut failed = None;
+            let mut writing: Option<(Batch, Writing<'_>)> = None;
+            loop {
+                let next = match failed {
+                    None => self.gather(jobs, reservation, source).unwrap_or_else(|error| {
+                        failed = Some(error);
+                        None
+                    }),
+                    Some(_) => None,
                 };
-                at += take;
-                if let Err(error) = self.log_piece(job, &piece, reservation) {
-                    self.give_back(reservation, &addrs[at..]);
-                    return Err(error);
+                let written = match writing.take() {
+                    Some((batch, write)) => match write.wait() {
+                        Ok(()) => Some(batch),
+                        Err(error) => {
+                            self.store.deallocate(reservation, &batch.runs);
+                            failed.get_or_insert(error);
+                            None
+                        }
+                    },
+                    None => None,
+                };
+                match next {
+                    Some(batch) if failed.is_some() => self.store.deallocate(reservation, &batch.runs),
+                    Some(batch) => {
+                        let (runs, buf) = (batch.runs.clone(), batch.buf.clone());
+                        let write = move || self.write_runs(&runs, &buf);
+                        writing = Some((batch, Writing::start(scope, write)));
+                    }
+                    None => {}
                 }
-                if piece.last && !alone {
-                    job.turn = None;
+                match written {
+                    Some(batch) if failed.is_some() => self.store.deallocate(reservation, &batch.runs),
+                    Some(batch) => failed = self.log_batch(jobs, batch, reservation, false).err(),
+                    None => {}
+                }
+                if writing.is_none() && (failed.is_some() || source.left == 0) {
+                    return failed.map_or(Ok(()), Err);
                 }
             }
-            // What rides is still referred to.
-            if !ride && let Some(buf) = Arc::into_inner(buf) {
-                self.buffers.give(buf);
+        })
+    }
+
+    /// Allocates space for the next pages of a group and copies them into a buffer. `None`: there are no more.
+    fn gather(
+        &self,
+        jobs: &[FileJob],
+        reservation: &mut Reservation,
+        source: &mut Source,
+    ) -> Result<Option<Batch>> {
+        if source.left == 0 {
+            return Ok(None);
+        }
+        let count = source.left.min(PIECE_PAGES_MAX);
+        let runs = self.store.allocate(reservation, count as u32, source.near)?;
+        source.left -= count;
+        source.near = runs.last().map_or(PoolAddr::NULL, |run| PoolAddr(run.addr.0 + run.bytes()));
+        let mut buf = if source.ride { AlignedBuf::new(count * BLOCK_BYTES) } else { self.buffers.take() };
+        let mut parts = Vec::new();
+        let mut filled = 0;
+        while filled < count {
+            let (job, page) = (source.job, source.page);
+            let take = (jobs[job].pages.len() - page).min(count - filled);
+            for (i, (_, data)) in jobs[job].pages[page..page + take].iter().enumerate() {
+                buf[(filled + i) * BLOCK_BYTES..][..BLOCK_BYTES].copy_from_slice(data);
             }
+            parts.push((job, page, take));
+            filled += take;
+            source.page += take;
+            if source.page == jobs[job].pages.len() {
+                (source.job, source.page) = (job + 1, 0);
+            }
+        }
+        Ok(Some(Batch { runs, buf: Arc::new(buf), parts }))
+    }
+
+    /// Logs what is in a batch. After an error the space of what was not logged has been given back.
+    fn log_batch(
+        &self,
+        jobs: &mut [FileJob],
+        batch: Batch,
+        reservation: &mut Reservation,
+        ride: bool,
+    ) -> Result<()> {
+        let Batch { runs, buf, parts } = batch;
+        let addrs: Vec<PoolAddr> = runs
+            .iter()
+            .flat_map(|run| (0..u64::from(run.blocks)).map(|i| PoolAddr(run.addr.0 + i * BLOCK_BYTES as u64)))
+            .collect();
+        let mut at = 0;
+        let alone = jobs.len() == 1;
+        for (number, page, take) in parts {
+            let job = &mut jobs[number];
+            let piece = Piece {
+                id: job.id,
+                pages: &job.pages[page..page + take],
+                addrs: &addrs[at..at + take],
+                buf: &buf,
+                at: at * BLOCK_BYTES,
+                last: page + take == job.pages.len(),
+                ride,
+            };
+            at += take;
+            if let Err(error) = self.log_piece(job, &piece, reservation) {
+                self.give_back(reservation, &addrs[at..]);
+                return Err(error);
+            }
+            if piece.last && !alone {
+                job.turn = None;
+            }
+        }
+        // What rides is still referred to.
+        if !ride && let Some(buf) = Arc::into_inner(buf) {
+            self.buffers.give(buf);
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use varve_engine::BLOCK_BYTES;
 
+use super::ahead::Ahead;
 use crate::api::Timestamp;
 use crate::inode::InodeState;
 
@@ -33,6 +34,8 @@ struct Listed {
 pub(crate) struct DirtyList {
     listed: Mutex<Listed>,
     pages: AtomicU64,
+    /// Wakes the thread that writes back before the bound is reached.
+    pub ahead: Ahead,
 }
 
 impl DirtyList {

@@ -21,6 +21,7 @@ use crate::Result;
 use crate::core::Core;
 use crate::inode::{InodeState, Turn};
 
+pub(crate) mod ahead;
 pub(crate) mod buffers;
 mod job;
 pub(crate) mod list;
@@ -154,8 +155,12 @@ impl Core {
         result
     }
 
-    /// Keeps dirty data within its bound: the writer that exceeds it writes back the oldest files.
+    /// Keeps dirty data within its bound: the writer that exceeds it writes back the oldest files, if the thread that
+    /// writes ahead ([`ahead`]) does not keep up.
     pub(crate) fn throttle(&self) -> Result<()> {
+        if self.dirty.bytes() > self.dirty_bytes_max / ahead::SHARE {
+            self.dirty.ahead.wake();
+        }
         // Bounded: each turn writes back everything of the oldest file, and other writers run into the bound too.
         for _ in 0..64 {
             if self.dirty.bytes() <= self.dirty_bytes_max {

@@ -1,0 +1,110 @@
+//! Writing ahead: a thread writes dirty data back before there is so much of it that writers must wait.
+//!
+//! Without it a writer that reaches the bound writes back everything himself: he and the device take turns, and each is
+//! idle half of the time. It begins at a fraction of the bound, so that there is something to pack and what is soon
+//! overwritten or deleted is not written at all.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::GROUP_FILES_MAX;
+use crate::Result;
+use crate::core::Core;
+
+/// It begins when this part of the bound is dirty.
+pub(crate) const SHARE: u64 = 4;
+/// Pause after a failure: whoever syncs that data gets the error himself.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// How the thread is told what to do.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    /// Set without the lock by writers, so that they take it once a round.
+    wanted: AtomicBool,
+    stop: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Ahead {
+    /// There is enough dirty data. Costs next to nothing while the thread is at work.
+    pub(crate) fn wake(&self) {
+        if !self.wanted.load(Ordering::Relaxed) && !self.wanted.swap(true, Ordering::AcqRel) {
+            // The lock, so that the thread does not fall asleep between looking and waiting.
+            let _stop = self.stop.lock();
+            self.changed.notify_one();
+        }
+    }
+
+    /// Waits until there is something to do. False: it is over.
+    fn wait(&self) -> bool {
+        let mut stop = self.stop.lock();
+        while !*stop && !self.wanted.swap(false, Ordering::AcqRel) {
+            self.changed.wait(&mut stop);
+        }
+        !*stop
+    }
+
+    fn stopped(&self) -> bool {
+        *self.stop.lock()
+    }
+}
+
+/// The running thread. Dropping it waits for its end.
+pub(crate) struct AheadThread {
+    core: Arc<Core>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl AheadThread {
+    /// Starts it.
+    pub(crate) fn start(core: &Arc<Core>) -> AheadThread {
+        let theirs = core.clone();
+        let run = move || {
+            while theirs.dirty.ahead.wait() {
+                if let Err(error) = theirs.write_ahead() {
+                    tracing::debug!(%error, "writing ahead failed");
+                    let ahead = &theirs.dirty.ahead;
+                    let mut stop = ahead.stop.lock();
+                    if !*stop {
+                        ahead.changed.wait_for(&mut stop, PAUSE);
+                    }
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("varve-writeback".into()).spawn(run);
+        let thread = thread.inspect_err(
+            |error| tracing::error!(%error, "no thread for writing ahead: writers wait instead"),
+        );
+        AheadThread { core: core.clone(), thread: thread.ok() }
+    }
+}
+
+impl Drop for AheadThread {
+    fn drop(&mut self) {
+        *self.core.dirty.ahead.stop.lock() = true;
+        self.core.dirty.ahead.changed.notify_all();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that writes ahead panicked");
+        }
+    }
+}
+
+impl Core {
+    /// Writes back the oldest files until less is dirty than what this begins at.
+    fn write_ahead(&self) -> Result<()> {
+        while self.dirty.bytes() > self.dirty_bytes_max / SHARE && !self.dirty.ahead.stopped() {
+            let files = self.dirty.oldest(GROUP_FILES_MAX / 8, |_| true);
+            if files.is_empty() {
+                break;
+            }
+            self.write_back_files(files)?;
+        }
+        Ok(())
+    }
+}
