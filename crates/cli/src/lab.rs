@@ -16,6 +16,8 @@ pub enum Experiment {
     Commit,
     /// Round trips through FUSE to a filesystem that does nothing, beside VarveFS
     Floor,
+    /// One large file written, synced and read back in 1 MiB calls, buffered and direct
+    Large,
 }
 
 /// Rerun a classic experiment on VarveFS, ext4, XFS and btrfs, side by side.
@@ -59,6 +61,7 @@ pub fn run(args: &LabArgs) -> Result<Outcome> {
     let report: Report = match args.experiment {
         Experiment::Commit => varve_lab::commit::run(&options)?,
         Experiment::Floor => varve_lab::floor::run(&options)?,
+        Experiment::Large => varve_lab::large::run(&options)?,
     };
     let json_on_output = args.json.as_deref() == Some(Path::new("-"));
     if !json_on_output {

@@ -14,6 +14,7 @@ pub mod counters;
 pub mod disk;
 pub mod floor;
 pub mod guard;
+pub mod large;
 pub mod load;
 pub mod machine;
 pub mod numbers;

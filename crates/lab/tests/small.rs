@@ -2,7 +2,7 @@
 
 use varve_lab::report::Report;
 use varve_lab::target::TargetKind;
-use varve_lab::{Medium, Options, Scale, commit, disk, floor, output};
+use varve_lab::{Medium, Options, Scale, commit, disk, floor, large, output};
 
 fn options(medium: Medium, targets: Vec<TargetKind>) -> Options {
     Options {
@@ -114,5 +114,46 @@ fn floor_runs() {
     look_at(&report);
     assert_eq!(report.data["rounds"].as_array().map(Vec::len), Some(6));
     assert!(report.claims.iter().all(|claim| claim.holds.is_some()));
+    assert_eq!(place.path().read_dir().expect("it is there").count(), 0);
+}
+
+// Goal: large files run without root, in a directory, and what cannot be called is left out. Method: buffered and direct on
+// a directory; a rate for each, and nothing stays.
+#[test]
+fn large_in_a_directory() {
+    let given = tempfile::tempdir().expect("a directory");
+    let kinds = vec![TargetKind::Directory(given.path().to_path_buf()), TargetKind::Bare];
+    let report = large::run(&options(Medium::Memory, kinds)).expect("it runs everywhere");
+    look_at(&report);
+    assert_eq!((report.targets.len(), report.skipped.len()), (1, 1));
+    let samples = report.data["samples"].as_array().expect("samples are a list");
+    assert_eq!(samples.len(), 2 * 2);
+    for sample in samples {
+        let rate = |name: &str| sample[name].as_f64().expect("a rate");
+        assert!(rate("write_mib_per_s") > 0.0 && rate("read_mib_per_s") > 0.0, "{sample}");
+    }
+    assert_eq!(given.path().read_dir().expect("it is there").count(), 0);
+}
+
+// Goal: on loop devices every byte of the file reaches the disk before fsync returns, once. Method: the kernel's
+// filesystems there are; what the block layer has counted against the size of the file.
+#[test]
+fn large_on_loop_devices() {
+    if let Some(missing) = disk::loop_devices_missing() {
+        eprintln!("SKIPPED large_on_loop_devices: {missing}");
+        return;
+    }
+    let place = tempfile::tempdir().expect("a directory");
+    let mut options = options(Medium::Loop, Vec::new());
+    options.directory = Some(place.path().to_path_buf());
+    let report = large::run(&options).expect("root can run it");
+    for (name, why) in &report.skipped {
+        eprintln!("SKIPPED {name} of large_on_loop_devices: {why}");
+    }
+    look_at(&report);
+    for sample in report.data["samples"].as_array().expect("samples are a list") {
+        let written = sample["written"]["written_bytes"].as_u64().expect("the block layer counts");
+        assert!((4 << 20..8 << 20).contains(&written), "{sample}");
+    }
     assert_eq!(place.path().read_dir().expect("it is there").count(), 0);
 }

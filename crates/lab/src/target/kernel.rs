@@ -96,6 +96,9 @@ impl Target for Kernel {
     fn remove(&self, path: &str) -> Result<()> {
         self.tree.remove(path)
     }
+    fn directory(&self) -> Option<&Path> {
+        Some(self.tree.root())
+    }
     fn settle(&self) -> Result<()> {
         self.tree.sync()
     }

@@ -30,6 +30,10 @@ pub trait Target: Send + Sync {
     fn write_synced(&self, path: &str, bytes: &[u8]) -> Result<()>;
     /// Removes a file.
     fn remove(&self, path: &str) -> Result<()>;
+    /// Where its files are for programs; `None` if it is no mounted filesystem.
+    fn directory(&self) -> Option<&Path> {
+        None
+    }
     /// Writes out everything that was put off, as far as the target can be told to.
     fn settle(&self) -> Result<()>;
     /// Unmounts or closes it and removes what it lay on.

@@ -21,6 +21,10 @@ impl Tree {
         Tree { root: root.to_path_buf() }
     }
 
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     pub fn create_dir(&self, path: &str) -> Result<()> {
         let path = self.root.join(path);
         DirBuilder::new().create(&path).with_context(|| format!("cannot make {}", path.display()))
@@ -93,6 +97,9 @@ impl Target for Given {
     }
     fn remove(&self, path: &str) -> Result<()> {
         self.tree.remove(path)
+    }
+    fn directory(&self) -> Option<&Path> {
+        Some(self.tree.root())
     }
     fn settle(&self) -> Result<()> {
         self.tree.sync()

@@ -94,6 +94,9 @@ impl Target for Mounted {
     fn remove(&self, path: &str) -> Result<()> {
         self.tree.remove(path)
     }
+    fn directory(&self) -> Option<&Path> {
+        Some(self.tree.root())
+    }
     fn settle(&self) -> Result<()> {
         // syncfs(2) does not reach filesystems in user space.
         tool::run(&self.program, &[Path::new("sync"), self.mount.mountpoint()])?;
