@@ -48,6 +48,8 @@ struct Inner {
     named_sequence: u64,
     stopped: Option<String>,
     callbacks: Vec<(Lsn, Done)>,
+    /// The furthest that any caller has waited for.
+    wanted: Lsn,
 }
 
 /// What the leader does beside committing.
@@ -112,6 +114,7 @@ impl Store {
                 self.counters.journal_waiters.fetch_add(1, Relaxed);
             }
             if inner.in_flight {
+                inner.wanted = inner.wanted.max(upto);
                 self.commits.turn.wait(&mut inner);
             } else {
                 inner.in_flight = true;
@@ -180,10 +183,12 @@ impl Store {
         self.lead(Lead::CloseIdle).map(|_| ())
     }
 
-    /// Writes the gathering batch, and goes on while callbacks wait that no batch has covered. The caller has set
-    /// `in_flight`; it is clear afterwards.
+    /// Writes the gathering batch, and goes on while callbacks wait that no batch has covered. For callers that wait it
+    /// writes one batch more: the device would be idle until one of them is awake, and whoever leads does not serve
+    /// others for ever. The caller has set `in_flight`; it is clear afterwards.
     fn lead(&self, what: Lead) -> Result<Option<Frozen>> {
         let mut result = self.write_batch(what);
+        let mut courtesy = what == Lead::Commit;
         loop {
             let mut inner = self.commits.inner.lock();
             if let Err(e) = &result
@@ -204,7 +209,8 @@ impl Store {
                     i += 1;
                 }
             }
-            let more = !inner.callbacks.is_empty();
+            let waited_for = inner.wanted > durable && std::mem::take(&mut courtesy);
+            let more = !inner.callbacks.is_empty() || (waited_for && stopped.is_none());
             if !more {
                 inner.in_flight = false;
             }
@@ -330,8 +336,13 @@ impl Store {
         }
     }
 
-    /// Data that has not been written yet is read from memory.
-    pub(crate) fn riding(&self, block: u64) -> Option<(Arc<AlignedBuf>, usize)> {
-        self.rides.read().get(&block).cloned()
+    /// Data that has not been written yet is read from memory: for each of these blocks where it is, if it is there.
+    /// Empty if none is.
+    pub(crate) fn riding(&self, first: u64, blocks: u64) -> Vec<Option<(Arc<AlignedBuf>, usize)>> {
+        let rides = self.rides.read();
+        if rides.is_empty() {
+            return Vec::new();
+        }
+        (first..first + blocks).map(|block| rides.get(&block).cloned()).collect()
     }
 }
