@@ -5,13 +5,13 @@ use maud::{DOCTYPE, PreEscaped, html};
 use super::svg;
 use crate::Report;
 
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;\
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem;\
     color:#222;background:#fff}h1{font-size:1.6rem}h2{font-size:1.1rem;margin-top:2rem}\
     table{border-collapse:collapse;font-variant-numeric:tabular-nums}\
     th,td{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #ddd}\
     th:first-child,td:first-child{text-align:left}td.words{text-align:left}\
-    .holds{color:#176d2f}.fails{color:#b00020;font-weight:bold}.unknown{color:#777}\
-    svg{max-width:100%;height:auto}.plots{display:flex;flex-wrap:wrap;gap:1rem}code{overflow-wrap:anywhere}";
+    .holds,.fails,.unknown{white-space:nowrap}.holds{color:#176d2f}.fails{color:#b00020;font-weight:bold}.unknown{color:#777}\
+    figure{margin:0}td.words.fails{white-space:normal}svg{max-width:100%;height:auto}.plots{display:flex;flex-wrap:wrap;gap:1rem}code{overflow-wrap:anywhere}";
 
 /// The page.
 #[must_use]

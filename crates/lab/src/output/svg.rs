@@ -16,6 +16,8 @@ const BOTTOM: f64 = 44.0;
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999"];
 const TICKS: usize = 5;
+/// Values on the lower axis that get a tick each.
+const VALUES_SHOWN_MAX: usize = 8;
 
 /// One axis: values to places on the paper.
 struct Scale {
@@ -24,6 +26,8 @@ struct Scale {
     high: f64,
     from: f64,
     to: f64,
+    /// Where the ticks are, if not at round numbers.
+    at: Vec<f64>,
 }
 
 impl Scale {
@@ -42,7 +46,7 @@ impl Scale {
         if high <= low {
             high = if axis == Axis::Linear { low + 1.0 } else { low * 2.0 };
         }
-        Scale { axis, low, high, from, to }
+        Scale { axis, low, high, from, to, at: Vec::new() }
     }
 
     fn place(&self, value: f64) -> f64 {
@@ -54,6 +58,9 @@ impl Scale {
     }
 
     fn ticks(&self) -> Vec<f64> {
+        if !self.at.is_empty() {
+            return self.at.clone();
+        }
         match self.axis {
             Axis::Linear => {
                 let rough = (self.high - self.low) / TICKS as f64;
@@ -103,7 +110,14 @@ pub(super) fn draw(plot: &Plot) -> String {
         })
         .collect();
     let all = || series.iter().flat_map(|(_, points)| points.iter());
-    let x = Scale::new(plot.x_axis, all().map(|point| point.0), LEFT, WIDTH - RIGHT);
+    let mut x = Scale::new(plot.x_axis, all().map(|point| point.0), LEFT, WIDTH - RIGHT);
+    let mut values: Vec<f64> = all().map(|point| point.0).collect();
+    values.sort_by(f64::total_cmp);
+    values.dedup();
+    // Few values that were chosen (numbers of threads, say) are better ticks than round numbers between them.
+    if x.axis == Axis::Logarithmic && (1..=VALUES_SHOWN_MAX).contains(&values.len()) {
+        x.at = values;
+    }
     let y = Scale::new(plot.y_axis, all().map(|point| point.1), HEIGHT - BOTTOM, TOP);
     picture(plot, &series, &x, &y).render().into_string()
 }
@@ -159,6 +173,11 @@ mod tests {
             y_axis: Axis::Linear,
             series: vec![("one".to_owned(), points)],
         };
+        let threads = draw(&plot(vec![(1.0, 1.0), (4.0, 2.0), (40.0, 3.0)]));
+        assert!(
+            threads.contains(">40<") && threads.contains(">4<") && !threads.contains(">20<"),
+            "{threads}"
+        );
         for points in [vec![], vec![(1.0, 0.0)], vec![(0.0, 1.0), (f64::NAN, 2.0), (4.0, 3.0)]] {
             let drawn = draw(&plot(points));
             assert!(
