@@ -103,6 +103,7 @@ kinds! {
     ExtentOwnerless "extent-ownerless" "Extents or versions of a family that no inode has.";
     ExtentVersion "extent-version" "An extent belongs to a version that does not exist.";
     ExtentIdle "extent-idle" "A hole that hides nothing.";
+    ExtentUnseen "extent-unseen" "An extent that nobody sees, and nothing is left to be reaped.";
     ExtentsLost "extents-lost" "Part of a file was in a damaged tree node of extents: it reads as zeros.";
     VersionMalformed "version-malformed" "The record of a version is not one.";
     VersionParent "version-parent" "A version has a parent that does not exist.";
@@ -113,6 +114,12 @@ kinds! {
     VersionDrain "version-drain" "A version is being merged into one that is in use.";
     VersionLimit "version-limit" "A version limits what it sees of a parent it does not have.";
     VersionOfInode "version-of-inode" "An inode stands at a version that does not exist, or does not know of its versions.";
+    HeldMalformed "held-malformed" "An entry of the index of a version is not one.";
+    HeldMissing "held-missing" "The index of a version lacks a place in which it has something.";
+    HeldStray "held-stray" "The index of a version names a place in which it has nothing.";
+    ReapMalformed "reap-malformed" "Work for the reaper is none.";
+    ReapMissing "reap-missing" "A version that nobody holds is not marked to be reaped: its space does not come back.";
+    ReapStray "reap-stray" "A version is marked to be reaped that is in use or does not exist.";
 }
 
 /// One problem. Its text is a whole sentence; the other fields say what is lost, as far as that can be said.

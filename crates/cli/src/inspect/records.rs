@@ -189,8 +189,6 @@ pub fn version_record(record: &VersionRecord) -> Doc {
         "children_xor": record.children_xor,
         "limit_bytes": (record.limit != NO_LIMIT).then_some(record.limit),
         "drain": format!("{:?}", record.drain).to_lowercase(),
-        "dying": record.dying,
-        "cursor": record.cursor,
     }
 }
 

@@ -16,7 +16,6 @@ mod look;
 mod postgres;
 mod real;
 mod refuse;
-mod scale;
 mod transfer;
 mod tree;
 mod user;

@@ -2,63 +2,86 @@
 //!
 //! Reports in sentences and goes on, so that one problem does not hide the next. Changes nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use varve_format::record::extent::{self, ExtentKind, family_prefix};
-use varve_format::record::version::{Drain, NO_LIMIT, VersionRecord};
+use varve_format::record::extent::{self, DataKey, Extent, ExtentKind, family_prefix};
+use varve_format::record::held::decode_held_key;
+use varve_format::record::reap::{Work, check_reap_value, decode_reap_key};
+use varve_format::record::version::{self, Drain, NO_LIMIT, VersionRecord};
 use varve_format::{BLOCK_BYTES, FamilyId, Run, TreeId, VersionId, VersionKey};
 
-use super::reap::decode_version;
+use super::extents::{below, own_blocks};
+use super::family::Family;
+use super::pending::{State, state};
+use super::reap::is_namespace;
+use super::segment::Entry;
 use super::{Holder, Read, Result};
 use crate::problem::{Problem, ProblemKind as Kind};
 
-/// The first family after `after` that has entries or version records. For walking all of them.
+type Versions = BTreeMap<VersionId, VersionRecord>;
+
+/// The first family of data after `after` that has entries, version records or work for the reaper. For walking all of
+/// them.
 ///
 /// # Errors
 /// Those of reading.
 pub fn next_family(read: &dyn Read, after: Option<FamilyId>) -> Result<Option<FamilyId>> {
-    let Some(first) = after.map_or(Some(0), |f| f.0.checked_add(1)) else { return Ok(None) };
-    let mut next: Option<FamilyId> = None;
-    for tree in [TreeId::EXTENTS, TreeId::VERSIONS] {
-        read.scan(tree, &first.to_be_bytes(), &mut |key, _| {
-            // A key too short to name a family is one of the tree's own problems.
-            let Some(bytes) = key.first_chunk::<8>() else { return true };
-            let family = FamilyId(u64::from_be_bytes(*bytes));
-            next = Some(next.map_or(family, |n| n.min(family)));
-            false
-        })?;
+    let mut after = after;
+    loop {
+        let Some(first) = after.map_or(Some(0), |f| f.0.checked_add(1)) else { return Ok(None) };
+        let mut next: Option<FamilyId> = None;
+        for tree in [TreeId::EXTENTS, TreeId::VERSIONS, TreeId::HELD, TreeId::REAP] {
+            read.scan(tree, &first.to_be_bytes(), &mut |key, _| {
+                // A key too short to name a family is one of the tree's own problems.
+                let Some(bytes) = key.first_chunk::<8>() else { return true };
+                let family = FamilyId(u64::from_be_bytes(*bytes));
+                next = Some(next.map_or(family, |n| n.min(family)));
+                false
+            })?;
+        }
+        let Some(family) = next else { return Ok(None) };
+        if !is_namespace(read, family)? {
+            return Ok(Some(family));
+        }
+        after = next;
     }
-    Ok(next)
 }
 
 /// Walks everything stored for `family`: calls `each` with the place in the file and the blocks of every entry of data,
-/// and adds to `problems` everything that breaks the rules (unknown key, overlap, crossing, version tree, count of holders).
-/// `holder` is the one inode that points at the family, if any does. While the family is being deleted (its holder is
-/// an orphan), give that holder. Returns the blocks of its reservations.
+/// and adds to `problems` everything that breaks the rules (unknown key, overlap, crossing, version tree, counts of
+/// holders, index, work for the reaper; and, if there is none, entries that nobody sees).
+/// `holders` are all that point at the family. While the family is being deleted (its holder is an orphan), give that
+/// holder. Returns the blocks of its reservations.
 ///
 /// # Errors
 /// Those of reading; what is read and cannot be decoded is a problem.
 pub fn walk_family(
     read: &dyn Read,
     family: FamilyId,
-    holder: Option<Holder>,
+    holders: &[Holder],
     each: &mut dyn FnMut(u64, Run),
     problems: &mut Vec<Problem>,
 ) -> Result<u64> {
+    let before = problems.len();
     let versions = load_versions(read, family, problems)?;
-    let idle = check_versions(family, &versions, holder, problems);
-    let keys: BTreeMap<VersionKey, VersionId> = if versions.is_empty() {
-        [(VersionKey(family.0), VersionId(family.0))].into()
-    } else {
-        versions.iter().map(|(id, v)| (v.key, *id)).collect()
+    check_versions(family, &versions, holders, problems);
+    let idle = check_work(read, family, &versions, problems)?;
+    let keys: BTreeSet<VersionKey> = match versions.is_empty() {
+        true => [VersionKey(family.0)].into(),
+        false => versions.values().map(|version| version.key).collect(),
     };
     if keys.len() < versions.len() {
         let text = format!("two versions of family {} have the same key", family.0);
         problems.push(Problem::new(Kind::VersionKey, text));
     }
-    if holder.is_none() {
+    // Versions without holders are on their way out: whether they are marked has been checked.
+    if holders.is_empty() && versions.is_empty() {
         problems.push(Problem::new(Kind::ExtentOwnerless, format!("family {} has no inode", family.0)));
     }
+    // With damage in its versions nothing can be said about who sees what.
+    let sound = idle && problems.len() == before;
+    let tree = if sound { Family::of(family, versions).ok() } else { None };
+    let mut walk = Walk { family, tree, place: BTreeMap::new(), segment: 0, held: BTreeSet::new() };
     let prefix = family_prefix(family);
     let mut last: Option<(u64, VersionKey, u32)> = None;
     let mut reserved = 0;
@@ -76,25 +99,23 @@ pub fn walk_family(
             }
         };
         let from = key.file_offset();
-        let here = format!("the extent of family {} at {from:#x}", family.0);
-        let mut problem = |kind, text| {
+        let mut problem = |kind, what: String| {
+            let text = format!("the extent of family {} at {from:#x} {what}", family.0);
             let bytes = Some((from, from + u64::from(extent.len)));
             problems.push(Problem { bytes, ..Problem::new(kind, text) });
         };
-        if !keys.contains_key(&key.version) {
-            let text = format!("{here} belongs to version key {}, which nobody owns", key.version.0);
-            problem(Kind::ExtentVersion, text);
+        if !keys.contains(&key.version) {
+            let what = format!("belongs to version key {}, which nobody owns", key.version.0);
+            problem(Kind::ExtentVersion, what);
         }
         if let Some((segment, version, end)) = last
             && (segment, version) == (key.segment, key.version)
             && key.offset < end
         {
-            problem(Kind::ExtentOverlap, format!("{here} overlaps the one before it"));
-        }
-        if idle && extent.kind == ExtentKind::Hole {
-            problem(Kind::ExtentIdle, format!("{here} is a hole that hides nothing"));
+            problem(Kind::ExtentOverlap, "overlaps the one before it".into());
         }
         last = Some((key.segment, key.version, key.offset + extent.len));
+        walk.entry(&key, extent, problems);
         if extent.kind == ExtentKind::Reserved {
             reserved += u64::from(extent.len) / BLOCK_BYTES as u64;
         }
@@ -103,22 +124,167 @@ pub fn walk_family(
         }
         true
     })?;
+    walk.end_of_segment(problems);
+    check_index(read, family, walk.held, problems)?;
     Ok(reserved)
 }
 
-fn load_versions(
+/// The walk through the entries.
+struct Walk {
+    family: FamilyId,
+    /// Given when nothing is left to be reaped.
+    tree: Option<Family>,
+    /// The lists of this segment.
+    place: BTreeMap<VersionKey, Vec<Entry>>,
+    segment: u64,
+    /// Where versions that have an index have entries.
+    held: BTreeSet<(VersionKey, u64)>,
+}
+
+impl Walk {
+    fn entry(&mut self, key: &DataKey, extent: Extent, problems: &mut Vec<Problem>) {
+        if key.version.0 != key.family.0 {
+            self.held.insert((key.version, key.segment));
+        }
+        if self.tree.is_none() {
+            return;
+        }
+        if key.segment != self.segment {
+            self.end_of_segment(problems);
+            self.segment = key.segment;
+        }
+        self.place.entry(key.version).or_default().push(Entry { off: key.offset, extent });
+    }
+
+    /// Compares what there is in a segment with what somebody sees.
+    fn end_of_segment(&mut self, problems: &mut Vec<Problem>) {
+        let (place, segment) = (std::mem::take(&mut self.place), self.segment);
+        let Some(tree) = self.tree.as_ref().filter(|_| !place.is_empty()) else { return };
+        let own = place.iter().map(|(version, list)| (*version, own_blocks(list))).collect();
+        let stays = tree.stays(&own, &|limit| below(limit, segment));
+        for (version, list) in &place {
+            let Some(stays) = stays.get(version) else { continue };
+            for entry in list {
+                let here = own_blocks(&[*entry]);
+                let from = segment * varve_format::SEGMENT_BYTES + u64::from(entry.off);
+                let bytes = Some((from, from + u64::from(entry.extent.len)));
+                let at = format!("at {from:#x} of family {}", self.family.0);
+                if !here.holes.without(stays.holes).is_empty() {
+                    let text = format!("the hole {at} hides nothing");
+                    problems.push(Problem { bytes, ..Problem::new(Kind::ExtentIdle, text) });
+                }
+                if !here.something.without(stays.something).is_empty() {
+                    let text = format!("nobody sees all of the extent {at}, of version key {}", version.0);
+                    problems.push(Problem { bytes, ..Problem::new(Kind::ExtentUnseen, text) });
+                }
+            }
+        }
+    }
+}
+
+/// Compares the index of a family with where its versions have entries.
+fn check_index(
     read: &dyn Read,
     family: FamilyId,
+    mut held: BTreeSet<(VersionKey, u64)>,
     problems: &mut Vec<Problem>,
-) -> Result<BTreeMap<VersionId, VersionRecord>> {
+) -> Result<()> {
     let prefix = family_prefix(family);
-    let mut versions = BTreeMap::new();
+    read.scan(TreeId::HELD, &prefix, &mut |key, value| {
+        if !key.starts_with(&prefix) {
+            return false;
+        }
+        let decoded = decode_held_key(key).ok().filter(|_| value.is_empty());
+        let segment = decoded.and_then(|(_, version, tree, place)| {
+            let segment = place.try_into().ok().filter(|_| tree == TreeId::EXTENTS)?;
+            Some((version, u64::from_be_bytes(segment)))
+        });
+        match segment {
+            None => {
+                let text = format!("an entry in the index of family {} is not one", family.0);
+                problems.push(Problem::new(Kind::HeldMalformed, text));
+            }
+            Some(at) if held.remove(&at) => (),
+            Some((version, segment)) => {
+                let text = format!(
+                    "the index of family {} names segment {segment} of version key {}, where it has nothing",
+                    family.0, version.0
+                );
+                problems.push(Problem::new(Kind::HeldStray, text));
+            }
+        }
+        true
+    })?;
+    for (version, segment) in held {
+        let text = format!(
+            "the index of family {} does not name segment {segment} of version key {}",
+            family.0, version.0
+        );
+        problems.push(Problem::new(Kind::HeldMissing, text));
+    }
+    Ok(())
+}
+
+/// Compares what is to be reaped with the versions; says whether there is nothing.
+fn check_work(
+    read: &dyn Read,
+    family: FamilyId,
+    versions: &Versions,
+    problems: &mut Vec<Problem>,
+) -> Result<bool> {
+    let mut going: BTreeSet<VersionId> =
+        versions.iter().filter(|(_, version)| state(version) == State::Going).map(|(id, _)| *id).collect();
+    let (prefix, mut idle) = (family_prefix(family), going.is_empty());
+    read.scan(TreeId::REAP, &prefix, &mut |key, value| {
+        if !key.starts_with(&prefix) {
+            return false;
+        }
+        idle = false;
+        let inner = |id| versions.get(&id).is_some_and(|version| state(version) == State::Inner);
+        let work = decode_reap_key(key).and_then(|(_, work)| check_reap_value(work, value).map(|()| work));
+        let stray = match work {
+            Err(why) => {
+                let text = format!("what is to be reaped of family {}: {why}", family.0);
+                problems.push(Problem::new(Kind::ReapMalformed, text));
+                None
+            }
+            Ok(Work::Going(id)) => (!going.remove(&id)).then_some(id),
+            Ok(Work::Recheck(id)) => (!inner(id)).then_some(id),
+            Ok(Work::Place(tree, _)) => {
+                if tree != TreeId::EXTENTS {
+                    let text = format!("a place to be reaped of family {} is in {}", family.0, tree.name());
+                    problems.push(Problem::new(Kind::ReapMalformed, text));
+                }
+                None
+            }
+        };
+        if let Some(id) = stray {
+            let text = format!(
+                "version {} of family {} is to be reaped, and is in use or does not exist",
+                id.0, family.0
+            );
+            problems.push(Problem::new(Kind::ReapStray, text));
+        }
+        true
+    })?;
+    for id in going {
+        let text =
+            format!("nobody holds version {} of family {}, and it is not to be reaped", id.0, family.0);
+        problems.push(Problem::new(Kind::ReapMissing, text));
+    }
+    Ok(idle)
+}
+
+fn load_versions(read: &dyn Read, family: FamilyId, problems: &mut Vec<Problem>) -> Result<Versions> {
+    let prefix = family_prefix(family);
+    let mut versions = Versions::new();
     read.scan(TreeId::VERSIONS, &prefix, &mut |key, value| {
         if !key.starts_with(&prefix) {
             return false;
         }
-        match decode_version(key, value) {
-            Ok((_, id, version)) => drop(versions.insert(id, version)),
+        let decoded = version::decode_key(key).and_then(|(_, id)| Ok((id, VersionRecord::decode(value)?)));
+        match decoded {
+            Ok((id, version)) => drop(versions.insert(id, version)),
             Err(error) => {
                 problems.push(Problem::new(Kind::VersionMalformed, format!("family {}: {error}", family.0)));
             }
@@ -128,13 +294,12 @@ fn load_versions(
     Ok(versions)
 }
 
-/// Checks the tree of versions; says whether there is but one and the reaper has nothing to do.
-fn check_versions(
-    family: FamilyId,
-    versions: &BTreeMap<VersionId, VersionRecord>,
-    holder: Option<Holder>,
-    problems: &mut Vec<Problem>,
-) -> bool {
+/// Checks the tree of versions.
+fn check_versions(family: FamilyId, versions: &Versions, holders: &[Holder], problems: &mut Vec<Problem>) {
+    let mut counts: BTreeMap<VersionId, u64> = BTreeMap::new();
+    for holder in holders {
+        *counts.entry(holder.version).or_default() += 1;
+    }
     let mut children: BTreeMap<VersionId, (u64, u64)> = BTreeMap::new();
     let mut problem = |kind, text| problems.push(Problem::new(kind, text));
     for (id, version) in versions {
@@ -165,7 +330,7 @@ fn check_versions(
         if version.parent.is_none() && version.limit != NO_LIMIT {
             problem(Kind::VersionLimit, format!("{here} has no parent and a limit"));
         }
-        let holders = u64::from(holder.is_some_and(|h| h.version == *id));
+        let holders = counts.get(id).copied().unwrap_or_default();
         if version.refs != holders {
             problem(
                 Kind::VersionHolders,
@@ -182,20 +347,23 @@ fn check_versions(
             );
         }
     }
-    if let Some(holder) = holder {
-        let implicit = versions.is_empty() && holder.version.0 == family.0;
-        if !implicit && !versions.contains_key(&holder.version) {
+    for version in counts.keys() {
+        let implicit = versions.is_empty() && version.0 == family.0;
+        if !implicit && !versions.contains_key(version) {
             problem(
                 Kind::VersionOfInode,
-                format!("the holder of family {} has a version that does not exist", family.0),
-            );
-        }
-        if !versions.is_empty() && !holder.has_versions {
-            problem(
-                Kind::VersionOfInode,
-                format!("the holder of family {} does not know of its versions", family.0),
+                format!("a holder of family {} has a version that does not exist", family.0),
             );
         }
     }
-    versions.len() <= 1 && versions.values().all(|v| v.refs > 0)
+    if versions.is_empty() && holders.len() > 1 {
+        let text = format!("family {} has {} holders and no versions", family.0, holders.len());
+        problem(Kind::VersionHolders, text);
+    }
+    if !versions.is_empty() && holders.iter().any(|holder| !holder.has_versions) {
+        problem(
+            Kind::VersionOfInode,
+            format!("a holder of family {} does not know of its versions", family.0),
+        );
+    }
 }

@@ -1,26 +1,28 @@
-//! Versioned maps: a file's data as chains of versions whose entries carry the version in their key.
+//! Versioned maps: a file's data as a tree of versions whose entries carry the version in their key.
 //!
 //! A **family** is everything that descends from one original. Its versions form a tree; a [`Holder`] (an inode
-//! record) points at one. Reading walks from the holder's version to the root: an entry of version w is visible below
-//! the smallest limit met on the way, and the nearest visible entry wins. Truncation opens a **child with a limit**
-//! and leaves the rest to the reaper, which **collapses** a version without holders into its only child, a small
+//! record) points at one, and several may point at the same. Reading walks from the holder's version to the root: an
+//! entry of version w is visible below the smallest limit met on the way, and the nearest visible entry wins. A version
+//! is written only by its one holder while it has no children; others open a child first ([`branch`]). Truncation opens
+//! a **child with a limit** and leaves the rest to the reaper, which removes versions that nobody holds, **collapses**
+//! one without holders into its only child, and **rechecks** one with several for what none of them sees: a small
 //! transaction at a time. All of its state is in the records, so a crash between two steps loses nothing.
 //!
 //! Invariants:
 //! 1. Entries of one version key never overlap and never cross a segment.
 //! 2. Keys and ids grow strictly along every path from the root, so that a scan of a segment meets the versions of a
-//!    path nearest first.
+//!    path nearest first. Only a root can have the family's number as its key.
 //! 3. A block of the pool is named by exactly one entry. Who cuts an entry frees what no entry names any more.
-//! 4. The side that drains gains no entries, so that one cursor per collapse is enough; of two neighbouring edges of a
-//!    path only one drains, and none while the younger one is under way.
-//! 5. A hole entry exists only where something would be visible beneath it.
+//! 4. The side that drains gains no entries; of two neighbouring edges of a path only one drains.
+//! 5. When the reaper is idle, each entry is seen by some holder, and a hole entry hides something; a version is held or
+//!    has several children. While it is not, what it has to do is marked ([`pending`]).
+//! 6. A version with another key than the family's number has an index entry for each segment in which it has entries.
 //!
-//! Rules for callers: everything that changes a family (and [`reap_step`]) runs under the lock of its holder, from
-//! [`Path::load`] until the transaction has been applied. A [`Path`] is good until the next [`truncate`] or
-//! [`reap_step`] of its family. Reads inside a transaction do not see its own puts, so **one** call of this module per
-//! family and transaction.
-//!
-//! Forks (several holders, several children) are not here yet; records, keys and the read rule already have them.
+//! Rules for callers: everything that changes a family (its holders, entries, [`reap_step`]) runs under the lock of the
+//! family, from [`Path::load`] until the transaction has been applied. A [`Path`] is good for reading until the next
+//! [`truncate`], [`branch`] or [`reap_step`] of its holder or family, and for writing until the next change of any holder
+//! of its family. Reads inside a transaction do not see its own puts, so **one** call of this module per family and
+//! transaction; the exception is that the path which [`branch`] gives may be written to in the same one.
 
 use varve_format::record::extent::Extent;
 use varve_format::{FamilyId, PoolAddr, TreeId, VersionId};
@@ -30,6 +32,8 @@ use crate::{EngineError, View};
 pub use varve_format::record::extent::ExtentKind;
 
 mod check;
+mod extents;
+mod family;
 mod holders;
 mod path;
 mod pending;
@@ -45,12 +49,12 @@ mod write;
 mod tests;
 
 pub use check::{next_family, walk_family};
+pub use extents::{delete_step, pending_families, reap_step};
 pub use holders::{branch, branch_on, is_sole, release, share};
 pub use path::Path;
-pub use reap::{delete_step, pending_families, reap_step};
 pub use resolve::{resolve, resolve_upto};
 pub use shift::{Shifted, shift};
-pub use truncate::{Truncated, truncate};
+pub use truncate::{Truncated, truncate, truncate_kept};
 pub use write::{Replaced, Reserved, punch, put_extents, reserve};
 
 /// What this module's calls give.
@@ -149,6 +153,10 @@ enum Planted {
     LimitNotCarried,
     /// The cursor of an interrupted removal passes the segment it was in.
     CursorSkips,
+    /// The end of a collapse does not have the versions around it rechecked.
+    NoRecheck,
+    /// A write that hides something from its last viewer does not say so.
+    WriteForgets,
     /// No error: the larger side drains, so that both directions are met equally often.
     LargerSide,
     /// No error: the youngest collapse goes first, as it may with forks, so that both versions have older ones beneath.

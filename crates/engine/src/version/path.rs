@@ -129,7 +129,6 @@ impl Path {
     }
 
     /// Whether writing may hide something from the last one who sees it.
-    #[expect(dead_code, reason = "the marks of writes come with the recheck")]
     pub(super) fn has_inner(&self) -> bool {
         self.inner
     }
@@ -165,7 +164,6 @@ impl Path {
         low
     }
     /// The place of the step whose entries carry `key`.
-    #[expect(dead_code, reason = "point families look keys up")]
     pub(super) fn position(&self, key: VersionKey) -> Option<usize> {
         let at = self.first_at_most(0, key);
         (at < self.versions() && self.step(at).key == key).then_some(at)

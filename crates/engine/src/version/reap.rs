@@ -1,263 +1,225 @@
-//! Reaping: versions that nobody holds go away, a small transaction at a time.
+//! Reaping: versions that nobody holds go away, a small transaction at a time. What a family holds is not known here:
+//! [`Contents`] finds, removes and moves it, for files' data and for namespaces.
 //!
-//! A version v without holders and with one child c **collapses** into it:
+//! A version without holders and children dies: its entries go, then its record. A version v without holders and with
+//! one child c **collapses** into it:
 //!
-//! 1. v's entries at or beyond limit(c) die (a straddling extent is cut); `cursor` of c says how far this has come.
+//! 1. v's entries at or beyond limit(c) die (a straddling extent is cut).
 //! 2. In one step: limit(v) = the smaller of both, limit(c) = none, c drains up or down (the smaller side moves).
-//! 3. Segment by segment, from `cursor` of c on, the lists of v and c become one: c laid over v, what it covers freed,
-//!    holes dropped that hide nothing beneath v. Up, the result is v's list and c's goes; down, the reverse.
-//! 4. When the end is reached: c takes the surviving key and v's limit and parent, and v's record goes.
+//! 3. Place by place, what v and c have there becomes one: c laid over v, what it covers freed, holes dropped that hide
+//!    nothing beneath v. Up, the result is v's and c has nothing there; down, the reverse.
+//! 4. When the side that moves is empty: c takes the surviving key and v's limit and parent, and v's record goes.
 //!
-//! c sees the same after every step. If power fails between two steps the records say where to go on; inside a step
-//! nothing has happened. The side that drains gains no entries (writes go to the other key), so the cursor never
-//! misses one. Extents overlap in part, so step 3 cannot move single entries without reading both lists of a segment;
-//! it moves whole segments, at most 512 entries each, and that is the smallest step.
+//! c and all that inherit from it see the same after every step. If power fails between two steps the records say
+//! where to go on; inside a step nothing has happened. The side that drains gains no entries (writes go to the other
+//! key). A side with an index is empty when the index is; only a family's first version needs a cursor, and it is a
+//! root, so that nothing ever comes in front of its cursor from an older one.
 //!
-//! The oldest collapse goes first, so that of two neighbouring edges of a path only one is under way. A version
-//! without holders and children dies before any collapse is begun.
+//! A version without holders and with several children is **rechecked**: what none of them sees goes. When one is done
+//! its parent's turn comes, because what its children saw through it may have been the last sight of something older.
+//!
+//! The oldest collapse goes first, so that of two neighbouring edges of a path only one drains; should another have
+//! begun, that one is finished before. A dead child dies before its parent would collapse into it.
 
-use varve_format::record::extent::{DataKey, ExtentKind, family_prefix};
-use varve_format::record::version::{self, Drain, NO_LIMIT, VersionRecord};
-use varve_format::{Corrupt, FamilyId, SEGMENT_BYTES, TreeId, VersionId, VersionKey};
+use varve_format::record::reap::{Work, decode_reap_key, reap_key, reap_prefix};
+use varve_format::record::version::{Drain, NO_LIMIT, VersionRecord};
+use varve_format::{Corrupt, FamilyId, TreeId, VersionId, VersionKey};
 
-use super::path::Path;
-use super::pending::{self, record};
-use super::resolve::{decode, resolve_behind, scan};
-use super::segment::{Changes, Entry, Place, load_all, overlay};
-use super::{Holder, Mapping, Planted, Progress, Read, Result, planted};
+use super::family::Family;
+use super::pending::{self, State, corrupt, cursor, mark, record, state, unmark};
+use super::{Planted, Read, Result, planted};
 use crate::{EngineError, Transaction};
 
-/// Entries that a step may look at without changing any, for each one it may change.
-const LOOKED_AT_RATIO: u64 = 16;
-/// Entries looked at to guess which of two versions has fewer.
-const SAMPLE_ENTRIES: u64 = 2048;
-
-/// One small step towards one version per holder: collapses a version without holders into its only child, or removes
-/// one that nobody sees. Apply `tx` (which becomes privileged) after each, and call again while [`Progress::more`];
-/// when there was nothing to do, it is empty. Run it under the lock of the holder. The holder's version id never
-/// changes by it; the path does. A step changes about `entries_max` entries, at least one segment's.
-///
-/// # Errors
-/// [`EngineError::Corrupt`] for a record that cannot be; `tx` must then be dropped.
-pub fn reap_step(
-    read: &dyn Read,
-    tx: &mut Transaction,
-    family: FamilyId,
-    entries_max: u64,
-) -> Result<Progress> {
-    let Some(work) = find_work(read, family)? else { return Ok(Progress::default()) };
-    tx.privileged();
-    let mut budget =
-        Budget { changes: entries_max, looks: entries_max.saturating_mul(LOOKED_AT_RATIO).max(64) };
-    let mut changes = Changes::new(tx);
-    match work {
-        Work::Remove(id, version) => remove(read, &mut changes, family, id, version, &mut budget)?,
-        Work::Collapse(pair) => collapse(read, &mut changes, &pair, &mut budget)?,
-    }
-    changes.finish();
-    Ok(Progress {
-        more: true,
-        next: 0,
-        entries: changes.entries(),
-        blocks_freed: changes.blocks_freed,
-        reserved_freed: changes.reserved_freed,
-    })
-}
-
-/// One step of deleting all data of `holder`, the only one of its family, and its version records. Apply `tx` (which
-/// becomes privileged) and call again while [`Progress::more`]. The caller remembers durably (an orphan record) that
-/// the family is being deleted.
-///
-/// # Errors
-/// [`EngineError::Corrupt`] for an entry that cannot be; `tx` must then be dropped.
-pub fn delete_step(
-    read: &dyn Read,
-    tx: &mut Transaction,
-    holder: Holder,
-    entries_max: u64,
-) -> Result<Progress> {
-    tx.privileged();
-    let family = holder.family;
-    let prefix = family_prefix(family);
-    let mut changes = Changes::new(tx);
-    let (mut more, mut failed) = (false, None);
-    read.scan(TreeId::EXTENTS, &prefix, &mut |key, value| {
-        if !key.starts_with(&prefix) {
-            return false;
-        }
-        if changes.entries() >= entries_max.max(1) {
-            more = true;
-            return false;
-        }
-        match decode(family, key, value) {
-            Ok((_, extent)) => {
-                changes.delete(key);
-                changes.free(&extent);
-                true
-            }
-            Err(error) => {
-                failed = Some(error);
-                false
-            }
-        }
-    })?;
-    if let Some(error) = failed {
-        return Err(error);
-    }
-    let (entries, blocks_freed) = (changes.entries(), changes.blocks_freed);
-    let reserved_freed = changes.reserved_freed;
-    let tx = changes.finish();
-    let mut records = 0;
-    if !more && holder.has_versions {
-        for tree in [TreeId::HELD, TreeId::REAP, TreeId::VERSIONS] {
-            read.scan(tree, &prefix, &mut |key, _| {
-                if !key.starts_with(&prefix) {
-                    return false;
-                }
-                if entries + records >= entries_max.max(1) {
-                    more = true;
-                    return false;
-                }
-                tx.delete(tree, key);
-                records += 1;
-                true
-            })?;
-        }
-    }
-    Ok(Progress { more, next: 0, entries: entries + records, blocks_freed, reserved_freed })
-}
-
-/// Up to `families_max` families after `after` in which [`reap_step`] has work: to be asked when a pool is opened.
-/// The second part says after which to go on; `None`: there are no more. Looks at every version record once.
-///
-/// # Errors
-/// [`EngineError::Corrupt`] for a record that cannot be.
-pub fn pending_families(
-    read: &dyn Read,
-    after: Option<FamilyId>,
-    families_max: usize,
-) -> Result<(Vec<FamilyId>, Option<FamilyId>)> {
-    let Some(first) = after.map_or(Some(0), |f| f.0.checked_add(1)) else { return Ok((Vec::new(), None)) };
-    let (mut found, mut full, mut failed) = (Vec::<FamilyId>::new(), false, None);
-    read.scan(TreeId::VERSIONS, &first.to_be_bytes(), &mut |key, value| match decode_version(key, value) {
-        Ok((family, _, version)) => {
-            if version.refs == 0 && version.children <= 1 && found.last() != Some(&family) {
-                full = found.len() >= families_max;
-                if !full {
-                    found.push(family);
-                }
-            }
-            !full
-        }
-        Err(error) => {
-            failed = Some(error);
-            false
-        }
-    })?;
-    if let Some(error) = failed {
-        return Err(error);
-    }
-    let next = if full { found.last().copied().or(after) } else { None };
-    Ok((found, next))
-}
-
-pub(super) fn decode_version(key: &[u8], value: &[u8]) -> Result<(FamilyId, VersionId, VersionRecord)> {
-    let corrupt = |why| EngineError::corrupt("a version record", why);
-    let (family, id) = version::decode_key(key).map_err(corrupt)?;
-    Ok((family, id, VersionRecord::decode(value).map_err(corrupt)?))
-}
-
-/// What a step may still do.
-struct Budget {
-    changes: u64,
-    looks: u64,
+/// How far a bounded part of a step has come.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Outcome {
+    /// All is done.
+    Done,
+    /// To be gone on with here (a tree and a place, or nothing).
+    Stopped(Vec<u8>),
 }
 
 /// A version that goes, and the child that takes its place.
-struct Pair {
-    family: FamilyId,
-    parent_id: VersionId,
-    parent: VersionRecord,
-    child_id: VersionId,
-    child: VersionRecord,
+pub(super) struct Pair {
+    pub(super) family: FamilyId,
+    pub(super) parent_id: VersionId,
+    pub(super) parent: VersionRecord,
+    pub(super) child_id: VersionId,
+    pub(super) child: VersionRecord,
 }
 
-enum Work {
-    Remove(VersionId, VersionRecord),
-    Collapse(Box<Pair>),
+/// What families of one kind hold, and a step's transaction and budget.
+pub(super) trait Contents {
+    /// The transaction, with everything in it that has been done so far.
+    fn tx(&mut self) -> &mut Transaction;
+    /// Whether the step has done what it may.
+    fn full(&self) -> bool;
+    /// Removes the entries of `key` at or beyond byte `from`.
+    fn kill(
+        &mut self,
+        read: &dyn Read,
+        family: FamilyId,
+        key: VersionKey,
+        from: u64,
+        cursor: &[u8],
+    ) -> Result<Outcome>;
+    /// Which way to drain: the side with less moves.
+    fn smaller(&self, read: &dyn Read, pair: &Pair) -> Result<Drain>;
+    /// Moves the entries of the side that drains. Nothing beyond a limit is left.
+    fn drain(&mut self, read: &dyn Read, pair: &Pair, cursor: &[u8]) -> Result<Outcome>;
+    /// Removes what no holder sees in places in which version `id` has something.
+    fn recheck(&mut self, read: &dyn Read, family: &Family, id: VersionId, cursor: &[u8]) -> Result<Outcome>;
+    /// Removes what no holder sees in one place.
+    fn recheck_place(&mut self, read: &dyn Read, family: &Family, tree: TreeId, place: &[u8]) -> Result<()>;
 }
 
-/// The oldest version without holders and children, else the oldest that can collapse. One scan of the family's
-/// records.
-fn find_work(read: &dyn Read, family: FamilyId) -> Result<Option<Work>> {
-    let prefix = family_prefix(family);
-    let (mut dead, mut inner, mut failed) = (None, Vec::new(), None);
-    read.scan(TreeId::VERSIONS, &prefix, &mut |key, value| {
-        if !key.starts_with(&prefix) {
-            return false;
-        }
-        match decode_version(key, value) {
-            Ok((_, id, version)) if version.refs == 0 && version.children == 0 => dead = Some((id, version)),
-            // The first candidates are enough: only the youngest of a run of neighbours can be held up by another.
-            Ok((_, id, version)) if version.refs == 0 && version.children == 1 && inner.len() < 64 => {
-                inner.push((id, version));
+/// One small step. False: there is nothing to do.
+pub(super) fn step(read: &dyn Read, contents: &mut dyn Contents, family: FamilyId) -> Result<bool> {
+    let Some((key, at)) = first_work(read, family)? else { return Ok(false) };
+    contents.tx().privileged();
+    match decode(&key)?.1 {
+        Work::Going(id) => go(read, contents, family, id, &at)?,
+        Work::Recheck(id) => recheck(read, contents, family, id, &at)?,
+        Work::Place(..) => recheck_places(read, contents, family, key)?,
+    }
+    Ok(true)
+}
+
+/// Up to `families_max` families after `after` in which there is work, and after which to go on (`None`: there are no
+/// more). Of namespaces, or of files' data. Looks at families with work only.
+pub(super) fn pending_of(
+    read: &dyn Read,
+    after: Option<FamilyId>,
+    families_max: usize,
+    namespaces: bool,
+) -> Result<(Vec<FamilyId>, Option<FamilyId>)> {
+    let (mut found, mut last) = (Vec::new(), after);
+    loop {
+        let Some(from) = last.map_or(Some(0), |f| f.0.checked_add(1)) else { return Ok((found, None)) };
+        let mut next = None;
+        read.scan(TreeId::REAP, &from.to_be_bytes(), &mut |key, _| {
+            next = Some(decode(key).map(|(family, _)| family));
+            false
+        })?;
+        let Some(next) = next.transpose()? else { return Ok((found, None)) };
+        if is_namespace(read, next)? == namespaces {
+            if found.len() >= families_max {
+                return Ok((found, last));
             }
-            Ok(_) => (),
-            Err(error) => failed = Some(error),
+            found.push(next);
         }
-        dead.is_none() && failed.is_none()
+        last = Some(next);
+    }
+}
+
+/// Whether this is the family of a namespace. Families take their numbers from one counter, so one with anything in the
+/// trees of namespaces is one; one that has nothing left at all may as well be called data.
+pub(super) fn is_namespace(read: &dyn Read, family: FamilyId) -> Result<bool> {
+    let prefix = family.0.to_be_bytes();
+    for tree in [TreeId::EXTENTS, TreeId::INODES, TreeId::NAMES, TreeId::XATTRS] {
+        let mut has = false;
+        read.scan(tree, &prefix, &mut |key, _| {
+            has = key.starts_with(&prefix);
+            false
+        })?;
+        if has {
+            return Ok(tree != TreeId::EXTENTS);
+        }
+    }
+    Ok(false)
+}
+
+fn decode(key: &[u8]) -> Result<(FamilyId, Work<'_>)> {
+    decode_reap_key(key).map_err(|why| EngineError::corrupt("what is to be reaped", why))
+}
+
+/// The first work of a family, and its cursor.
+fn first_work(read: &dyn Read, family: FamilyId) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+    let prefix = reap_prefix(family);
+    let mut found = None;
+    let youngest_first = planted(Planted::YoungestFirst);
+    read.scan(TreeId::REAP, &prefix, &mut |key, value| {
+        let here = key.starts_with(&prefix);
+        let going = key.get(8) == Some(&1);
+        if here && (found.is_none() || going) {
+            found = Some((key.to_vec(), value.to_vec()));
+        }
+        here && going && youngest_first
     })?;
-    if let Some(error) = failed {
-        return Err(error);
+    Ok(found)
+}
+
+/// A step towards the end of a version that nobody holds.
+fn go(
+    read: &dyn Read,
+    contents: &mut dyn Contents,
+    family: FamilyId,
+    id: VersionId,
+    at: &[u8],
+) -> Result<()> {
+    let version = record(read, family, id)?;
+    if state(&version) != State::Going {
+        return Err(corrupt(family, id, Corrupt { what: "version to be reaped that is in use", at: 0 }));
     }
-    if let Some((id, version)) = dead {
-        return Ok(Some(Work::Remove(id, version)));
+    let Some(child_id) = version.only_child() else {
+        return remove(read, contents, family, id, &version, at);
+    };
+    if version.drain != Drain::None {
+        let parent_id = version.parent.unwrap_or(id);
+        let parent = record(read, family, parent_id)?;
+        let pair = pair(family, (parent_id, parent), (id, version))?;
+        let at = cursor(read, family, Work::Going(parent_id))?.unwrap_or_default();
+        return collapse(read, contents, &pair, &at);
     }
-    if planted(Planted::YoungestFirst) {
-        inner.reverse();
+    let child = record(read, family, child_id)?;
+    let pair_here = pair(family, (id, version), (child_id, child))?;
+    if state(&child) != State::Going {
+        return collapse(read, contents, &pair_here, at);
     }
-    for (parent_id, parent) in inner {
-        let child_id = VersionId(parent.children_xor);
-        let child = record(read, family, child_id)?;
-        if child.parent != Some(parent_id) || child.key <= parent.key {
-            let why = Corrupt { what: "child that does not know its parent", at: 0 };
-            return Err(EngineError::corrupt(format!("version {} of family {}", child_id.0, family.0), why));
-        }
-        // A collapse into the grandchild that has begun must end first: this one brings entries in front of its cursor.
-        let below_began = match child.only_child().filter(|_| child.refs == 0) {
-            Some(id) => Some(record(read, family, id)?)
-                .is_some_and(|below| below.drain != Drain::None || below.cursor > 0),
-            None => false,
-        };
-        if parent.drain == Drain::None && !below_began {
-            return Ok(Some(Work::Collapse(Box::new(Pair { family, parent_id, parent, child_id, child }))));
-        }
+    let below_at = cursor(read, family, Work::Going(child_id))?.unwrap_or_default();
+    let Some(below_id) = child.only_child() else {
+        return remove(read, contents, family, child_id, &child, &below_at);
+    };
+    let below = record(read, family, below_id)?;
+    if below.drain == Drain::None {
+        return collapse(read, contents, &pair_here, at);
     }
-    Ok(None)
+    collapse(read, contents, &pair(family, (child_id, child), (below_id, below))?, &below_at)
+}
+
+fn pair(
+    family: FamilyId,
+    (parent_id, parent): (VersionId, VersionRecord),
+    (child_id, child): (VersionId, VersionRecord),
+) -> Result<Pair> {
+    let only = state(&parent) == State::Going && parent.only_child() == Some(child_id);
+    if !only || child.parent != Some(parent_id) || child.key <= parent.key {
+        return Err(corrupt(
+            family,
+            child_id,
+            Corrupt { what: "child that does not know its parent", at: 0 },
+        ));
+    }
+    Ok(Pair { family, parent_id, parent, child_id, child })
 }
 
 /// A step of removing a version that nobody holds or inherits from.
 fn remove(
     read: &dyn Read,
-    changes: &mut Changes,
+    contents: &mut dyn Contents,
     family: FamilyId,
     id: VersionId,
-    mut version: VersionRecord,
-    budget: &mut Budget,
+    version: &VersionRecord,
+    at: &[u8],
 ) -> Result<()> {
-    if !version.dying {
-        (version.dying, version.cursor) = (true, 0);
-    }
-    let end = kill(read, changes, family, version.key, 0, version.cursor, budget)?;
-    let grandparent = version.parent;
-    let tx = changes.finish();
-    match end {
-        Some(cursor) => put(tx, family, id, &VersionRecord { cursor, ..version }),
-        None => {
-            pending::remove(tx, family, id);
-            if let Some(parent_id) = grandparent {
+    match contents.kill(read, family, version.key, 0, at)? {
+        Outcome::Stopped(at) => mark(contents.tx(), family, Work::Going(id), &at),
+        Outcome::Done => {
+            pending::remove(contents.tx(), family, id);
+            if let Some(parent_id) = version.parent {
                 let parent = record(read, family, parent_id)?;
-                pending::update(read, tx, family, parent_id, &parent, &relinked(parent, id, None))?;
+                let after = relinked(parent, id, None);
+                pending::update(read, contents.tx(), family, parent_id, &parent, &after)?;
             }
         }
     }
@@ -265,51 +227,67 @@ fn remove(
 }
 
 /// A step of making two versions into one.
-fn collapse(read: &dyn Read, changes: &mut Changes, pair: &Pair, budget: &mut Budget) -> Result<()> {
-    let Pair { family, parent_id, mut parent, child_id, mut child } = *pair;
-    if child.drain == Drain::None {
-        let end = if child.limit == NO_LIMIT || planted(Planted::NoRangeKill) {
-            None
-        } else {
-            kill(read, changes, family, parent.key, child.limit, child.cursor, budget)?
+fn collapse(read: &dyn Read, contents: &mut dyn Contents, pair: &Pair, at: &[u8]) -> Result<()> {
+    if pair.child.drain == Drain::None {
+        let none_beyond = pair.child.limit == NO_LIMIT || planted(Planted::NoRangeKill);
+        let killed = match none_beyond {
+            true => Outcome::Done,
+            false => contents.kill(read, pair.family, pair.parent.key, pair.child.limit, at)?,
         };
-        if let Some(cursor) = end {
-            child.cursor = cursor;
-        } else {
-            child.drain = smaller_side(read, family, child.key, parent.key)?;
-            if parent.parent.is_some() && child.limit < parent.limit {
-                // Its own cursor is not looked at again: a collapse of the grandparent waits for this one, which ends
-                // with the child's cursor at 0.
-                parent.limit = child.limit;
-            }
-            (child.limit, child.cursor) = (NO_LIMIT, 0);
-            put(changes.finish(), family, parent_id, &parent);
+        match killed {
+            Outcome::Stopped(at) => mark(contents.tx(), pair.family, Work::Going(pair.parent_id), &at),
+            Outcome::Done => begin(read, contents, pair)?,
         }
-        put(changes.finish(), family, child_id, &child);
         return Ok(());
     }
-    match drain(read, changes, pair, budget)? {
-        Some(cursor) => put(changes.finish(), family, child_id, &VersionRecord { cursor, ..child }),
-        None => {
-            if child.drain == Drain::Up {
-                child.key = parent.key;
-            }
-            (child.drain, child.limit, child.cursor) = (Drain::None, parent.limit, 0);
-            child.parent = parent.parent;
-            let tx = changes.finish();
-            if let Some(id) = parent.parent {
-                let grandparent = record(read, family, id)?;
-                put(tx, family, id, &relinked(grandparent, parent_id, Some(child_id)));
-            }
-            put(tx, family, child_id, &child);
-            pending::remove(tx, family, parent_id);
-        }
+    match contents.drain(read, pair, at)? {
+        Outcome::Stopped(at) => mark(contents.tx(), pair.family, Work::Going(pair.parent_id), &at),
+        Outcome::Done => end(read, contents, pair)?,
     }
     Ok(())
 }
 
-fn put(tx: &mut Transaction, family: FamilyId, id: VersionId, version: &VersionRecord) {
-    tx.put(TreeId::VERSIONS, &version::encode_key(family, id), &version.encode());
+/// Nothing is left of the parent beyond the child's limit: they begin to become one.
+fn begin(read: &dyn Read, contents: &mut dyn Contents, pair: &Pair) -> Result<()> {
+    let Pair { family, parent_id, parent, child_id, child } = *pair;
+    let drain = contents.smaller(read, pair)?;
+    let tx = contents.tx();
+    if let Some(older) = parent.parent.filter(|_| child.limit < parent.limit) {
+        let after = VersionRecord { limit: child.limit, ..parent };
+        pending::update(read, tx, family, parent_id, &parent, &after)?;
+        // Should an older collapse have begun, what it removes begins further down now.
+        if state(&record(read, family, older)?) == State::Going {
+            mark(tx, family, Work::Going(older), &[]);
+        }
+    }
+    let after = VersionRecord { limit: NO_LIMIT, drain, ..child };
+    pending::update(read, tx, family, child_id, &child, &after)?;
+    mark(tx, family, Work::Going(parent_id), &[]);
+    Ok(())
+}
+
+/// One of the two has nothing any more: the child takes the other's place.
+fn end(read: &dyn Read, contents: &mut dyn Contents, pair: &Pair) -> Result<()> {
+    let Pair { family, parent_id, parent, child_id, child } = *pair;
+    let tx = contents.tx();
+    let key = if child.drain == Drain::Up { parent.key } else { child.key };
+    let after =
+        VersionRecord { key, drain: Drain::None, limit: parent.limit, parent: parent.parent, ..child };
+    pending::update(read, tx, family, child_id, &child, &after)?;
+    pending::remove(tx, family, parent_id);
+    let mut again = (state(&after) == State::Inner).then_some(child_id);
+    if let Some(id) = parent.parent {
+        let before = record(read, family, id)?;
+        pending::update(read, tx, family, id, &before, &relinked(before, parent_id, Some(child_id)))?;
+        // Who let go of the parent saw more of it than the child does.
+        if state(&before) == State::Inner && state(&after) == State::Held {
+            again = Some(id);
+        }
+    }
+    if let Some(id) = again.filter(|_| !planted(Planted::NoRecheck)) {
+        mark(tx, family, Work::Recheck(id), &[]);
+    }
+    Ok(())
 }
 
 /// A version that has lost the child `gone` and perhaps gained `new`.
@@ -321,153 +299,53 @@ fn relinked(mut version: VersionRecord, gone: VersionId, new: Option<VersionId>)
     version
 }
 
-/// Removes entries of `key` at or beyond byte `from`, segments before `cursor` being done. `None`: all are gone;
-/// otherwise the segment to go on with.
-fn kill(
+/// A step of removing what none of a version's children sees.
+fn recheck(
     read: &dyn Read,
-    changes: &mut Changes,
+    contents: &mut dyn Contents,
     family: FamilyId,
-    key: VersionKey,
-    from: u64,
-    cursor: u64,
-    budget: &mut Budget,
-) -> Result<Option<u64>> {
-    let first = cursor.max(from / SEGMENT_BYTES);
-    let start = DataKey { family, segment: first, version: VersionKey(u64::MAX), offset: 0 };
-    let (mut stopped, mut segment) = (None, first);
-    scan(read, &start, |at, extent| {
-        if at.segment != segment {
-            segment = at.segment;
-            if budget.looks == 0 {
-                stopped = Some(segment);
-                return false;
+    id: VersionId,
+    at: &[u8],
+) -> Result<()> {
+    let versions = Family::load(read, family)?;
+    let version = versions.version(id)?;
+    let parent = version.parent.map(|id| versions.version(id).map(|version| (id, *version))).transpose()?;
+    match contents.recheck(read, &versions, id, at)? {
+        Outcome::Stopped(at) => mark(contents.tx(), family, Work::Recheck(id), &at),
+        Outcome::Done => {
+            let tx = contents.tx();
+            unmark(tx, family, Work::Recheck(id));
+            if let Some((parent, _)) = parent.filter(|(_, parent)| state(parent) == State::Inner) {
+                mark(tx, family, Work::Recheck(parent), &[]);
             }
         }
-        budget.looks = budget.looks.saturating_sub(1);
-        if at.version != key || at.file_offset() + u64::from(extent.len) <= from {
-            return true;
-        }
-        if budget.changes == 0 && changes.entries() > 0 {
-            stopped = Some(segment + u64::from(planted(Planted::CursorSkips)));
-            return false;
-        }
-        budget.changes = budget.changes.saturating_sub(1);
-        let kept = from.saturating_sub(at.file_offset()) as u32;
-        if kept > 0 {
-            changes.put(&at.encode(), &extent.piece(0, kept));
-        } else {
-            changes.delete(&at.encode());
-        }
-        changes.free(&extent.piece(kept, extent.len - kept));
-        true
-    })?;
-    Ok(stopped)
-}
-
-/// Which way to drain: the side with fewer entries in a sample from the front of the family moves.
-fn smaller_side(read: &dyn Read, family: FamilyId, child: VersionKey, parent: VersionKey) -> Result<Drain> {
-    let start = DataKey { family, segment: 0, version: VersionKey(u64::MAX), offset: 0 };
-    let (mut of_child, mut of_parent, mut looked_at) = (0u64, 0u64, 0);
-    scan(read, &start, |key, _| {
-        of_child += u64::from(key.version == child);
-        of_parent += u64::from(key.version == parent);
-        looked_at += 1;
-        looked_at < SAMPLE_ENTRIES
-    })?;
-    Ok(if (of_child <= of_parent) != planted(Planted::LargerSide) { Drain::Up } else { Drain::Down })
-}
-
-/// Moves the draining side, segment by segment. `None`: it is empty; otherwise the segment to go on with.
-fn drain(read: &dyn Read, changes: &mut Changes, pair: &Pair, budget: &mut Budget) -> Result<Option<u64>> {
-    let Pair { family, parent, child_id, child, .. } = *pair;
-    let moving = if child.drain == Drain::Up { child.key } else { parent.key };
-    let path = Path::load(read, Holder { family, version: child_id, has_versions: true })?;
-    let (mut over, mut under, mut merged, mut none) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut cursor = child.cursor;
-    loop {
-        let segment = match next_with(read, family, moving, cursor, budget)? {
-            Next::Found(segment) => segment,
-            Next::Stopped(segment) => return Ok(Some(segment)),
-            Next::End => return Ok(None),
-        };
-        if changes.entries() >= budget.changes && changes.entries() > 0 {
-            return Ok(Some(segment));
-        }
-        let of_child = Place { family, segment, version: child.key };
-        let of_parent = Place { family, segment, version: parent.key };
-        load_all(read, &of_child, &mut over)?;
-        load_all(read, &of_parent, &mut under)?;
-        overlay(&over, &under, &mut merged, changes);
-        drop_idle_holes(read, &path, segment, &mut merged)?;
-        none.clear();
-        if child.drain == Drain::Up {
-            changes.difference(&of_child, &over, &none);
-            changes.difference(&of_parent, &under, &merged);
-        } else {
-            changes.difference(&of_child, &over, &merged);
-            changes.difference(&of_parent, &under, &none);
-        }
-        cursor = segment + 1;
     }
+    Ok(())
 }
 
-enum Next {
-    Found(u64),
-    Stopped(u64),
-    End,
-}
-
-/// The first segment from `cursor` on in which `key` has entries.
-fn next_with(
+/// A step of rechecking places, `first` and the next ones.
+fn recheck_places(
     read: &dyn Read,
+    contents: &mut dyn Contents,
     family: FamilyId,
-    key: VersionKey,
-    cursor: u64,
-    budget: &mut Budget,
-) -> Result<Next> {
-    let start = DataKey { family, segment: cursor, version: VersionKey(u64::MAX), offset: 0 };
-    let (mut next, mut segment) = (Next::End, cursor);
-    scan(read, &start, |at, _| {
-        if at.version == key {
-            next = Next::Found(at.segment);
-            return false;
+    first: Vec<u8>,
+) -> Result<()> {
+    let versions = Family::load(read, family)?;
+    let (prefix, mut next) = (reap_prefix(family), Some(first));
+    while let Some(key) = next.take() {
+        let (_, work) = decode(&key)?;
+        let Work::Place(tree, place) = work else { break };
+        contents.recheck_place(read, &versions, tree, place)?;
+        unmark(contents.tx(), family, work);
+        if contents.full() {
+            break;
         }
-        if at.segment != segment {
-            segment = at.segment;
-            if budget.looks == 0 {
-                next = Next::Stopped(segment);
-                return false;
-            }
-        }
-        budget.looks = budget.looks.saturating_sub(1);
-        true
-    })?;
-    Ok(next)
-}
-
-/// Of the holes in the joined list of a segment only those stay that hide something beneath both versions.
-fn drop_idle_holes(read: &dyn Read, path: &Path, segment: u64, list: &mut Vec<Entry>) -> Result<()> {
-    if list.iter().all(|e| e.extent.kind != ExtentKind::Hole) {
-        return Ok(());
+        let mut behind = reap_key(family, work);
+        behind.push(0);
+        read.scan(TreeId::REAP, &behind, &mut |key, _| {
+            next = key.starts_with(&prefix).then(|| key.to_vec());
+            false
+        })?;
     }
-    let base = segment * SEGMENT_BYTES;
-    let mut kept = Vec::with_capacity(list.len());
-    for entry in list.iter() {
-        if entry.extent.kind != ExtentKind::Hole {
-            kept.push(*entry);
-            continue;
-        }
-        let (low, high) = (base + u64::from(entry.off), base + u64::from(entry.end()));
-        for piece in resolve_behind(read, path, path.merging(), low, high, usize::MAX)? {
-            if piece.what != Mapping::Hole {
-                let off = (piece.offset - base) as u32;
-                super::segment::push_joined(
-                    &mut kept,
-                    Entry { off, extent: entry.extent.piece(off - entry.off, piece.len as u32) },
-                );
-            }
-        }
-    }
-    *list = kept;
     Ok(())
 }

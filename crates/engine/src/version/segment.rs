@@ -2,11 +2,16 @@
 //! it in memory, write the difference.
 //!
 //! Every change of the extents tree goes through here or is a plain delete. Invariants: a list is sorted and free of
-//! overlaps; whatever an edit removes from a list is freed exactly once. A list has at most one entry a block (256).
+//! overlaps; whatever an edit removes from a list is freed exactly once; a list that is not empty is in the index of its
+//! version (tree *held*), and no other, except that a family's first version has no index. A list has at most one entry a
+//! block (256).
 
 use varve_format::record::extent::{DATA_KEY_BYTES, DataKey, Extent, ExtentKind};
+use varve_format::record::held::held_key;
+use varve_format::record::reap::Work;
 use varve_format::{BLOCK_BYTES, FamilyId, Run, SEGMENT_BYTES, TreeId, VersionKey};
 
+use super::pending;
 use super::resolve::{decode, scan};
 use super::{Read, Result};
 use crate::Transaction;
@@ -24,7 +29,7 @@ impl Entry {
         self.off + self.extent.len
     }
     /// The part of this entry in [`low`, `high`), which lies inside it.
-    fn part(&self, low: u32, high: u32) -> Entry {
+    pub(super) fn part(&self, low: u32, high: u32) -> Entry {
         Entry { off: low, extent: self.extent.piece(low - self.off, high - low) }
     }
 }
@@ -40,6 +45,20 @@ pub(super) struct Place {
 impl Place {
     pub(super) fn key(&self, offset: u32) -> [u8; DATA_KEY_BYTES] {
         self.data_key(offset).encode()
+    }
+    /// Its entry in the index.
+    fn held(&self) -> Vec<u8> {
+        held_key(self.family, self.version, TreeId::EXTENTS, &self.segment.to_be_bytes())
+    }
+    /// Whether more than `entries` entries are stored here.
+    fn has_more_than(&self, read: &dyn Read, entries: usize) -> Result<bool> {
+        let mut found = 0;
+        scan(read, &self.data_key(0), |key, _| {
+            let here = (key.segment, key.version) == (self.segment, self.version);
+            found += usize::from(here);
+            here && found <= entries
+        })?;
+        Ok(found > entries)
     }
     fn data_key(&self, offset: u32) -> DataKey {
         DataKey { family: self.family, segment: self.segment, version: self.version, offset }
@@ -99,8 +118,16 @@ impl<'a> Changes<'a> {
         self.tx
     }
 
-    /// Writes the difference between two lists of `place`.
-    pub(super) fn difference(&mut self, place: &Place, old: &[Entry], new: &[Entry]) {
+    /// Writes the difference between two lists of `place`, and whether there is anything into the index. With `all`
+    /// there is nothing else in this place.
+    pub(super) fn difference(
+        &mut self,
+        read: &dyn Read,
+        place: &Place,
+        old: &[Entry],
+        new: &[Entry],
+        all: bool,
+    ) -> Result<()> {
         let mut olds = old.iter().peekable();
         for entry in new {
             while let Some(gone) = olds.next_if(|o| o.off < entry.off) {
@@ -114,6 +141,25 @@ impl<'a> Changes<'a> {
         for gone in olds {
             self.delete(&place.key(gone.off));
         }
+        // The first version has no index.
+        if place.version.0 == place.family.0 || old.is_empty() == new.is_empty() {
+            return Ok(());
+        }
+        let key = place.held();
+        if old.is_empty() {
+            if all || read.get(TreeId::HELD, &key)?.is_none() {
+                self.tx.put(TreeId::HELD, &key, &[]);
+            }
+        } else if all || !place.has_more_than(read, old.len())? {
+            self.tx.delete(TreeId::HELD, &key);
+        }
+        Ok(())
+    }
+
+    /// Has the reaper recheck a segment.
+    pub(super) fn recheck(&mut self, place: &Place) {
+        let work = Work::Place(TreeId::EXTENTS, &place.segment.to_be_bytes());
+        pending::mark(self.tx, place.family, work, &[]);
     }
 }
 

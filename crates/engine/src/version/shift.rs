@@ -8,7 +8,7 @@ use varve_format::{BLOCK_BYTES, SEGMENT_BYTES};
 
 use super::path::Path;
 use super::resolve::{FILE_END, scan};
-use super::segment::Changes;
+use super::segment::{Changes, Entry, Place};
 use super::{Read, Result};
 use crate::Transaction;
 
@@ -83,17 +83,13 @@ pub fn shift(
         return Ok(None);
     }
     let mut changes = Changes::new(tx);
-    let mut olds = old.iter().peekable();
-    for (key, extent) in &new.list {
-        while let Some((gone, _)) = olds.next_if(|(old, _)| old < key) {
-            changes.delete(&gone.encode());
-        }
-        if olds.next_if(|(old, _)| old == key).is_none_or(|(_, before)| before != extent) {
-            changes.put(&key.encode(), extent);
-        }
-    }
-    for (gone, _) in olds {
-        changes.delete(&gone.encode());
+    let (mut olds, mut news) = (old.as_slice(), new.list.as_slice());
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    while let Some(segment) = olds.first().into_iter().chain(news.first()).map(|(key, _)| key.segment).min() {
+        take_segment(&mut olds, segment, &mut before);
+        take_segment(&mut news, segment, &mut after);
+        let place = Place { family: path.family(), segment, version: start.version };
+        changes.difference(read, &place, &before, &after, true)?;
     }
     for extent in &gone {
         changes.free(extent);
@@ -104,6 +100,14 @@ pub fn shift(
         blocks_freed: changes.blocks_freed,
         reserved_freed: changes.reserved_freed,
     }))
+}
+
+/// Moves the entries of `segment` from the front of `list` into `out`.
+fn take_segment(list: &mut &[(DataKey, Extent)], segment: u64, out: &mut Vec<Entry>) {
+    let (here, rest) = list.split_at(list.partition_point(|(key, _)| key.segment == segment));
+    out.clear();
+    out.extend(here.iter().map(|(key, extent)| Entry { off: key.offset, extent: *extent }));
+    *list = rest;
 }
 
 /// Entries in the order of the file, cut at the ends of segments and joined where they continue each other.

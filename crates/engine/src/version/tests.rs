@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use varve_format::record::extent::{DataKey, Extent};
+use varve_format::record::held::held_key;
+use varve_format::record::reap::{Work, reap_key};
 use varve_format::record::version::{self, Drain, VersionRecord};
 use varve_format::{BLOCK_BYTES, FamilyId, PoolAddr, Run, SEGMENT_BYTES, TreeId, VersionId, VersionKey};
 
@@ -317,7 +319,7 @@ impl World {
                     assert!(used.insert(block), "block {block} belongs to two entries");
                 }
             };
-            walk_family(&self.maps, holder.family, Some(*holder), &mut each, &mut problems).unwrap();
+            walk_family(&self.maps, holder.family, &[*holder], &mut each, &mut problems).unwrap();
         }
         assert_eq!(problems, []);
         assert!(used == self.live, "used and placed blocks differ");
@@ -575,7 +577,7 @@ fn hostile_stores_do_not_panic() {
         let mut problems = Vec::new();
         for file in &world.files {
             let family = file.holder.family;
-            let walked = walk_family(maps, family, Some(file.holder), &mut |_, _| (), &mut problems);
+            let walked = walk_family(maps, family, &[file.holder], &mut |_, _| (), &mut problems);
             assert!(walked.is_ok(), "seed {seed}");
             let mut ids = 10_000;
             let mut holder = file.holder;
@@ -608,12 +610,15 @@ fn the_walk_names_the_damage() {
     let holder = Holder { family, version: VersionId(50), has_versions: true };
     let data = |block: u64, blocks| Extent::data(Run { addr: PoolAddr::from_block(block), blocks });
     let entry = |version: u64, offset: u32, extent: &Extent| {
-        let key =
-            DataKey { family, segment: 0, version: VersionKey(version), offset: offset * BLOCK_BYTES as u32 };
+        let (segment, offset) = (u64::from(offset / 256), offset % 256 * BLOCK_BYTES as u32);
+        let key = DataKey { family, segment, version: VersionKey(version), offset };
         ((TreeId::EXTENTS.0, key.encode().to_vec()), extent.encode().to_vec())
     };
     let record = |id: u64, record: &VersionRecord| {
         ((TreeId::VERSIONS.0, version::encode_key(family, VersionId(id)).to_vec()), record.encode())
+    };
+    let held = |version: u64, segment: u64| {
+        held_key(family, VersionKey(version), TreeId::EXTENTS, &segment.to_be_bytes())
     };
     let root = VersionRecord { refs: 0, children: 1, children_xor: 50, ..VersionRecord::implicit(family) };
     let child =
@@ -624,17 +629,21 @@ fn the_walk_names_the_damage() {
             record(50, &child),
             entry(5, 0, &data(100, 8)),
             entry(50, 4, &data(200, 2)),
+            ((TreeId::HELD.0, held(50, 0)), Vec::new()),
+            ((TreeId::REAP.0, reap_key(family, Work::Going(VersionId(5)))), Vec::new()),
         ]
         .into(),
         ..Maps::default()
     };
     let walk = |maps: &Maps, holder: Option<Holder>| {
         let mut problems = Vec::new();
-        walk_family(maps, family, holder, &mut |_, _| (), &mut problems).unwrap();
+        walk_family(maps, family, holder.as_slice(), &mut |_, _| (), &mut problems).unwrap();
         problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     };
     assert_eq!(walk(&valid, Some(holder)), "");
-    assert!(walk(&valid, None).contains("no inode"));
+    assert!(walk(&valid, None).contains("counts 1 holders and has 0"));
+    let plain = Maps { trees: [entry(5, 0, &data(100, 8))].into(), ..Maps::default() };
+    assert!(walk(&plain, None).contains("no inode"));
     assert!(walk(&valid, Some(Holder { has_versions: false, ..holder })).contains("does not know"));
     assert!(walk(&valid, Some(Holder { version: VersionId(77), ..holder })).contains("does not exist"));
     assert_eq!(next_family(&valid, None).unwrap(), Some(family));
@@ -648,6 +657,22 @@ fn the_walk_names_the_damage() {
         (record(50, &VersionRecord { refs: 2, ..child }), "counts 2 holders and has 1"),
         (record(5, &VersionRecord { children: 2, ..root }), "counts its children wrongly"),
         (record(50, &VersionRecord { key: VersionKey(4), ..child }), "not younger"),
+        (((TreeId::HELD.0, held(50, 1)), Vec::new()), "where it has nothing"),
+        (((TreeId::HELD.0, held(50, 0)), vec![1]), "index of family 5 is not one"),
+        (entry(50, 256, &data(300, 1)), "does not name segment 1"),
+        (
+            ((TreeId::REAP.0, reap_key(family, Work::Going(VersionId(50)))), Vec::new()),
+            "is in use or does not exist",
+        ),
+        (
+            ((TreeId::REAP.0, reap_key(family, Work::Recheck(VersionId(5)))), Vec::new()),
+            "is in use or does not exist",
+        ),
+        (
+            ((TreeId::REAP.0, reap_key(family, Work::Going(VersionId(5)))), vec![1]),
+            "to be reaped of family 5: place",
+        ),
+        (record(60, &VersionRecord { refs: 0, ..child }), "it is not to be reaped"),
     ];
     for ((key, value), sentence) in damaged {
         let mut maps = valid.clone();

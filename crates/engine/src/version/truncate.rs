@@ -4,14 +4,17 @@
 //! however long removing it takes and however often that is interrupted.
 
 use varve_format::record::extent::{DataKey, Extent};
-use varve_format::record::version::{self, VersionRecord};
-use varve_format::{BLOCK_BYTES, Run, SEGMENT_BYTES, TreeId, VersionId, VersionKey};
+use varve_format::record::reap::Work;
+use varve_format::record::version::VersionRecord;
+use varve_format::{BLOCK_BYTES, Run, SEGMENT_BYTES, VersionId, VersionKey};
 
+use super::extents::own_blocks;
 use super::holders::open_child;
 use super::path::Path;
-use super::pending::record;
+use super::pending::{self, State, record};
 use super::resolve::{FILE_END, scan};
-use super::segment::{Changes, Place};
+use super::segment::{Changes, Entry, Place};
+use super::write::mark_hidden;
 use super::{Holder, Read, Result};
 use crate::Transaction;
 
@@ -53,6 +56,22 @@ pub fn truncate(
     truncate_within(read, tx, holder, new_id, new_size, tail, AT_ONCE_MAX)
 }
 
+/// As [`truncate`], while another holder, equal to `holder`, stays where it is: a copy that is cut in the transaction that
+/// makes it. Always opens a child; frees nothing.
+///
+/// # Errors
+/// As [`truncate`].
+pub fn truncate_kept(
+    read: &dyn Read,
+    tx: &mut Transaction,
+    holder: &mut Holder,
+    new_id: &mut dyn FnMut() -> VersionId,
+    new_size: u64,
+    tail: Option<Run>,
+) -> Result<Truncated> {
+    cut_at(read, tx, holder, new_id, new_size, tail, None)
+}
+
 /// [`truncate`] with the number of entries that it may delete at once.
 pub(super) fn truncate_within(
     read: &dyn Read,
@@ -63,38 +82,81 @@ pub(super) fn truncate_within(
     tail: Option<Run>,
     at_once_max: usize,
 ) -> Result<Truncated> {
+    cut_at(read, tx, holder, new_id, new_size, tail, Some(at_once_max))
+}
+
+/// Both. Without `at_once_max` the old holder is kept.
+fn cut_at(
+    read: &dyn Read,
+    tx: &mut Transaction,
+    holder: &mut Holder,
+    new_id: &mut dyn FnMut() -> VersionId,
+    new_size: u64,
+    tail: Option<Run>,
+    at_once_max: Option<usize>,
+) -> Result<Truncated> {
     let block = BLOCK_BYTES as u64;
     let limit = new_size.min(FILE_END).next_multiple_of(block);
     assert!(tail.is_none_or(|t| t.blocks == 1 && limit != new_size), "a tail is the block that is cut");
     let cut = if tail.is_some() { limit - block } else { limit };
     tx.privileged();
     let mut path = Path::load(read, *holder)?;
-    let few = if path.writable() { few_entries(read, &path, cut, at_once_max)? } else { None };
-    let reap = few.is_none();
+    let few = match at_once_max.filter(|_| path.writable()) {
+        Some(max) => few_entries(read, &path, cut, max)?,
+        None => None,
+    };
+    let mut reap = false;
     if few.is_some() {
         lower_limit(read, tx, &mut path, limit)?;
     } else {
-        open_child(read, tx, holder, &mut path, new_id(), limit, false)?;
+        open_child(read, tx, holder, &mut path, new_id(), limit, at_once_max.is_none())?;
+        // Who was the last to let go of a version has left the reaper work.
+        reap = path.step(1).state != State::Held;
     }
     let mut changes = Changes::new(tx);
     let target = Place { family: path.family(), segment: cut / SEGMENT_BYTES, version: path.target() };
-    let tail_key = target.key((cut % SEGMENT_BYTES) as u32);
-    for (key, extent) in few.unwrap_or_default() {
-        let encoded = key.encode();
-        let kept = cut.saturating_sub(key.file_offset()) as u32;
-        if kept > 0 {
-            changes.put(&encoded, &extent.piece(0, kept));
-        } else if tail.is_none() || encoded != tail_key {
-            changes.delete(&encoded);
-        }
-        changes.free(&extent.piece(kept, extent.len - kept));
+    let tail = tail.map(|run| Entry { off: (cut % SEGMENT_BYTES) as u32, extent: Extent::data(run) });
+    if let Some(tail) = tail.filter(|_| path.has_inner()) {
+        mark_hidden(read, &mut changes, &path, target.segment, own_blocks(&[tail]).something)?;
     }
-    if let Some(run) = tail {
-        changes.put(&tail_key, &Extent::data(run));
-    }
+    cut_off(read, &mut changes, few.unwrap_or_default(), cut, &target, tail)?;
     changes.finish();
     let (blocks_freed, reserved_freed) = (changes.blocks_freed, changes.reserved_freed);
     Ok(Truncated { path, reap, blocks_freed, reserved_freed })
+}
+
+/// Removes what of `entries` (segment by segment, version by version) lies at or beyond `cut`, and puts `tail` in its
+/// place in `target`.
+fn cut_off(
+    read: &dyn Read,
+    changes: &mut Changes,
+    entries: Vec<(DataKey, Extent)>,
+    cut: u64,
+    target: &Place,
+    mut tail: Option<Entry>,
+) -> Result<()> {
+    let (mut old, mut new) = (Vec::new(), Vec::new());
+    for list in entries.chunk_by(|a, b| (a.0.segment, a.0.version) == (b.0.segment, b.0.version)) {
+        let (family, segment, version) = (list[0].0.family, list[0].0.segment, list[0].0.version);
+        old.clear();
+        new.clear();
+        for (key, extent) in list {
+            old.push(Entry { off: key.offset, extent: *extent });
+            let kept = cut.saturating_sub(key.file_offset()) as u32;
+            if kept > 0 {
+                new.push(Entry { off: key.offset, extent: extent.piece(0, kept) });
+            }
+            changes.free(&extent.piece(kept, extent.len - kept));
+        }
+        if (segment, version) == (target.segment, target.version) {
+            new.extend(tail.take());
+        }
+        changes.difference(read, &Place { family, segment, version }, &old, &new, false)?;
+    }
+    if let Some(tail) = tail {
+        changes.difference(read, target, &[], &[tail], false)?;
+    }
+    Ok(())
 }
 
 /// The entries that a cut at `cut` removes or shortens, if they are few. While the head and its parent are becoming
@@ -127,9 +189,14 @@ fn lower_limit(read: &dyn Read, tx: &mut Transaction, path: &mut Path, limit: u6
         let id = path.step(merging - 1).id;
         let before = record(read, path.family(), id)?;
         if limit < before.limit {
-            // The parent's entries in front of the cursor, but beyond the new limit, are still there.
-            let after = VersionRecord { limit, cursor: 0, ..before };
-            tx.put(TreeId::VERSIONS, &version::encode_key(path.family(), id), &after.encode());
+            pending::update(read, tx, path.family(), id, &before, &VersionRecord { limit, ..before })?;
+            let parent = path.step(merging);
+            match parent.state {
+                State::Held => (),
+                // Its entries in front of the cursor, but beyond the new limit, are still there.
+                State::Going => pending::mark(tx, path.family(), Work::Going(parent.id), &[]),
+                State::Inner => pending::mark(tx, path.family(), Work::Recheck(parent.id), &[]),
+            }
             path.lower(limit);
         }
     }

@@ -6,10 +6,13 @@
 use varve_format::record::extent::{DataKey, Extent};
 use varve_format::{BLOCK_BYTES, PoolAddr, Run, SEGMENT_BYTES, VersionKey};
 
+use super::extents::{below, own_blocks};
+use super::family::Blocks;
 use super::path::Path;
+use super::pending::State;
 use super::resolve::{FILE_END, resolve, resolve_behind, scan};
 use super::segment::{Changes, Entry, Place, load, overlay, push_joined, subtract};
-use super::{Mapping, Progress, Read, Result};
+use super::{Mapping, Planted, Progress, Read, Result, planted};
 use crate::Transaction;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -79,6 +82,10 @@ fn lay_over(
     new: &mut Vec<Entry>,
 ) -> Result<()> {
     let (low, high) = (top[0].off, top[top.len() - 1].end());
+    if path.has_inner() {
+        let own = own_blocks(top);
+        mark_hidden(read, changes, path, segment, own.something.or(own.holes))?;
+    }
     for (at, step) in (0..path.own()).map(|at| (at, path.step(at))) {
         let place = Place { family: path.family(), segment, version: step.key };
         load(read, &place, low, high, old)?;
@@ -87,7 +94,38 @@ fn lay_over(
         } else {
             subtract(top, old, new, changes);
         }
-        changes.difference(&place, old, new);
+        changes.difference(read, &place, old, new, false)?;
+    }
+    Ok(())
+}
+
+/// Has the reaper look at a segment if something in `blocks` is seen that belongs to a version without holders: it is
+/// about to be hidden, perhaps from the last who sees it.
+pub(super) fn mark_hidden(
+    read: &dyn Read,
+    changes: &mut Changes,
+    path: &Path,
+    segment: u64,
+    blocks: Blocks,
+) -> Result<()> {
+    let start = DataKey { family: path.family(), segment, version: path.head().key, offset: 0 };
+    let (mut left, mut hides) = (blocks, false);
+    scan(read, &start, |key, extent| {
+        if key.segment != segment || left.is_empty() {
+            return false;
+        }
+        if let Some(at) = path.position(key.version) {
+            let step = path.step(at);
+            let entry = Entry { off: key.offset, extent };
+            let own = own_blocks(&[entry]);
+            let seen = own.something.or(own.holes).and(below(step.visible, segment)).and(left);
+            hides |= step.state == State::Inner && !seen.is_empty();
+            left = left.without(seen);
+        }
+        !hides
+    })?;
+    if hides && !planted(Planted::WriteForgets) {
+        changes.recheck(&Place { family: path.family(), segment, version: path.target() });
     }
     Ok(())
 }
@@ -239,6 +277,9 @@ fn punch_segment(
     let (low_off, high_off) = ((low - base) as u32, (high - base) as u32);
     let gap = [Entry { off: low_off, extent: Extent::hole(high_off - low_off) }];
     let (mut old, mut new) = (Vec::new(), Vec::new());
+    if path.has_inner() {
+        mark_hidden(read, changes, path, segment, own_blocks(&gap).holes)?;
+    }
     for (at, step) in (0..path.own()).map(|at| (at, path.step(at))) {
         let place = Place { family: path.family(), segment, version: step.key };
         load(read, &place, low_off, high_off, &mut old)?;
@@ -259,7 +300,7 @@ fn punch_segment(
                 overlay(&holes, &rest, &mut new, changes);
             }
         }
-        changes.difference(&place, &old, &new);
+        changes.difference(read, &place, &old, &new, false)?;
     }
     Ok(())
 }

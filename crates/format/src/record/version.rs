@@ -1,4 +1,4 @@
-//! Entries of the versions tree: the versions of a family, and how far taking one away has come.
+//! Entries of the versions tree: the versions of a family.
 //!
 //! Key (16 bytes, big-endian): family, version id. Value (96 bytes, little-endian): [`VersionRecord`].
 //! A family's first version is implicit (see [`VersionRecord::implicit`]): its record appears with the first fork or
@@ -44,11 +44,6 @@ pub struct VersionRecord {
     pub limit: u64,
     /// Whether it and its parent are being made into one.
     pub drain: Drain,
-    /// No refs and no children: its entries are being removed.
-    pub dying: bool,
-    /// Segments below this one have been dealt with by the step that `drain` and `dying` name, or, with neither, by
-    /// the removal of the parent's entries at or beyond `limit`.
-    pub cursor: u64,
     /// Bytes of data its entries hold, for quotas. Not kept yet: 0.
     pub bytes_held: u64,
     /// Inodes its entries hold, for quotas. Not kept yet: 0.
@@ -69,8 +64,6 @@ impl VersionRecord {
             children_xor: 0,
             limit: NO_LIMIT,
             drain: Drain::None,
-            dying: false,
-            cursor: 0,
             bytes_held: 0,
             inodes_held: 0,
             uuid: [0; 16],
@@ -94,9 +87,7 @@ impl VersionRecord {
             Drain::Up => 1,
             Drain::Down => 2,
         });
-        out.put_u8(u8::from(self.dying));
-        out.put_bytes(&[0; 6]);
-        out.put_u64(self.cursor);
+        out.put_bytes(&[0; 15]);
         out.put_u64(self.bytes_held);
         out.put_u64(self.inodes_held);
         out.put_bytes(&self.uuid);
@@ -119,16 +110,10 @@ impl VersionRecord {
             2 => Drain::Down,
             _ => return reader.corrupt("unknown state of a version"),
         };
-        let dying = match reader.u8()? {
-            0 => false,
-            1 => true,
-            _ => return reader.corrupt("unknown state of a version"),
-        };
-        if reader.array()? != [0u8; 6] {
+        if reader.array()? != [0u8; 15] {
             return reader.corrupt("unknown field of a version");
         }
-        let (cursor, bytes_held, inodes_held, uuid) =
-            (reader.u64()?, reader.u64()?, reader.u64()?, reader.array()?);
+        let (bytes_held, inodes_held, uuid) = (reader.u64()?, reader.u64()?, reader.array()?);
         let bad = |what| Err(Corrupt { what, at: 0 });
         if limit != NO_LIMIT && !limit.is_multiple_of(BLOCK_BYTES as u64) {
             return bad("limit of a version inside a block");
@@ -139,9 +124,6 @@ impl VersionRecord {
         if parent.is_none() && drain != Drain::None {
             return bad("version that drains without a parent");
         }
-        if dying && (refs != 0 || children != 0) {
-            return bad("dying version that is in use");
-        }
         reader.finish()?;
         Ok(VersionRecord {
             parent,
@@ -151,8 +133,6 @@ impl VersionRecord {
             children_xor,
             limit,
             drain,
-            dying,
-            cursor,
             bytes_held,
             inodes_held,
             uuid,
@@ -195,8 +175,6 @@ mod tests {
             children_xor: 77,
             limit: 1 << 20,
             drain: Drain::Up,
-            dying: false,
-            cursor: 5,
             bytes_held: 6,
             inodes_held: 7,
             uuid: *b"0123456789abcdef",
@@ -206,7 +184,7 @@ mod tests {
     /// Goal: records and keys survive a round trip. Method: every state once.
     #[test]
     fn roundtrip() {
-        let dying = VersionRecord { refs: 0, children: 0, children_xor: 0, dying: true, ..example() };
+        let dying = VersionRecord { refs: 0, children: 0, children_xor: 0, ..example() };
         let down = VersionRecord { drain: Drain::Down, limit: NO_LIMIT, ..example() };
         for record in [example(), dying, down, VersionRecord::implicit(FamilyId(3))] {
             assert_eq!(record.encode().len(), VERSION_RECORD_BYTES);

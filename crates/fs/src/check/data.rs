@@ -36,7 +36,7 @@ impl Check<'_> {
                 last = last.max(offset + run.bytes());
                 runs.push(DataRun { run, inode: owner, offset });
             };
-            reserved += version::walk_family(&self.view, family, holder, &mut each, &mut found)?;
+            reserved += version::walk_family(&self.view, family, holder.as_slice(), &mut each, &mut found)?;
             let sound = found.is_empty();
             for mut problem in found {
                 if problem.kind == Kind::ExtentOwnerless && self.inode_is_lost(InodeId(family.0)) {

@@ -1,0 +1,462 @@
+//! What data families hold: extents, a segment a place. The reaper's hands.
+//!
+//! Where a version has entries is in the index, except for a family's first version (see [`super::segment`]): its
+//! segments are found by leaping from segment to segment of the family, and a cursor remembers how far that has come.
+//! Lists of a segment are joined as a whole, at most 512 entries, and that is the smallest step.
+
+use std::collections::BTreeMap;
+
+use varve_format::record::extent::{DataKey, ExtentKind, family_prefix};
+use varve_format::record::held::{HELD_KEY_BYTES_MIN, held_key, held_prefix};
+use varve_format::record::version::{Drain, NO_LIMIT};
+use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, SEGMENT_BYTES, TreeId, VersionId, VersionKey};
+
+use super::family::{Blocks, Family, Own};
+use super::path::Path;
+use super::reap::{self, Contents, Outcome, Pair};
+use super::resolve::{decode, resolve_behind, scan};
+use super::segment::{Changes, Entry, Place, load_all, overlay, push_joined};
+use super::{Holder, Mapping, Planted, Progress, Read, Result, planted};
+use crate::{EngineError, Transaction};
+
+/// Segments that a step may look at without changing any, for each entry it may change.
+const LOOKED_AT_RATIO: u64 = 4;
+/// Segments counted to find out which of two versions has fewer.
+const COUNTED_MAX: u64 = 256;
+
+/// One small step towards what holders see and nothing else, in a data family: collapses a version without holders into
+/// its only child, removes one that nobody sees, or what nobody sees of one. Apply `tx` (which becomes privileged) after
+/// each, and call again while [`Progress::more`]; when there was nothing to do, it is empty. Run it under the lock of the
+/// family. A holder's version id never changes by it; its path does. A step changes about `entries_max` entries, at least
+/// one segment's.
+///
+/// # Errors
+/// [`EngineError::Corrupt`] for a record that cannot be; `tx` must then be dropped.
+pub fn reap_step(
+    read: &dyn Read,
+    tx: &mut Transaction,
+    family: FamilyId,
+    entries_max: u64,
+) -> Result<Progress> {
+    let looks = entries_max.saturating_mul(LOOKED_AT_RATIO).max(64);
+    let mut extents = Extents { changes: Changes::new(tx), changes_max: entries_max, looks };
+    let more = reap::step(read, &mut extents, family)?;
+    let changes = &mut extents.changes;
+    changes.finish();
+    Ok(Progress {
+        more,
+        next: 0,
+        entries: changes.entries(),
+        blocks_freed: changes.blocks_freed,
+        reserved_freed: changes.reserved_freed,
+    })
+}
+
+/// Up to `families_max` data families after `after` in which [`reap_step`] has work: to be asked when a pool is opened.
+/// The second part says after which to go on; `None`: there are no more. Looks at families with work only.
+///
+/// # Errors
+/// [`EngineError::Corrupt`] for an entry that cannot be.
+pub fn pending_families(
+    read: &dyn Read,
+    after: Option<FamilyId>,
+    families_max: usize,
+) -> Result<(Vec<FamilyId>, Option<FamilyId>)> {
+    reap::pending_of(read, after, families_max, false)
+}
+
+/// One step of deleting all data of `holder`, the only one of its family ([`super::is_sole`]; else
+/// [`super::release`]), with its version records and all that belongs to them. Apply `tx` (which becomes privileged) and
+/// call again while [`Progress::more`]. The caller remembers durably (an orphan record) that the family is being deleted.
+///
+/// # Errors
+/// [`EngineError::Corrupt`] for an entry that cannot be; `tx` must then be dropped.
+pub fn delete_step(
+    read: &dyn Read,
+    tx: &mut Transaction,
+    holder: Holder,
+    entries_max: u64,
+) -> Result<Progress> {
+    tx.privileged();
+    let family = holder.family;
+    let prefix = family_prefix(family);
+    let mut changes = Changes::new(tx);
+    let (mut more, mut failed) = (false, None);
+    read.scan(TreeId::EXTENTS, &prefix, &mut |key, value| {
+        if !key.starts_with(&prefix) {
+            return false;
+        }
+        if changes.entries() >= entries_max.max(1) {
+            more = true;
+            return false;
+        }
+        match decode(family, key, value) {
+            Ok((_, extent)) => {
+                changes.delete(key);
+                changes.free(&extent);
+                true
+            }
+            Err(error) => {
+                failed = Some(error);
+                false
+            }
+        }
+    })?;
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let (entries, blocks_freed) = (changes.entries(), changes.blocks_freed);
+    let reserved_freed = changes.reserved_freed;
+    let tx = changes.finish();
+    let mut records = 0;
+    if !more && holder.has_versions {
+        for tree in [TreeId::HELD, TreeId::REAP, TreeId::VERSIONS] {
+            read.scan(tree, &prefix, &mut |key, _| {
+                if !key.starts_with(&prefix) {
+                    return false;
+                }
+                if entries + records >= entries_max.max(1) {
+                    more = true;
+                    return false;
+                }
+                tx.delete(tree, key);
+                records += 1;
+                true
+            })?;
+        }
+    }
+    Ok(Progress { more, next: 0, entries: entries + records, blocks_freed, reserved_freed })
+}
+
+/// A step's changes to extents, and what it may still do.
+struct Extents<'a> {
+    changes: Changes<'a>,
+    changes_max: u64,
+    looks: u64,
+}
+
+impl Contents for Extents<'_> {
+    fn tx(&mut self) -> &mut Transaction {
+        self.changes.finish()
+    }
+
+    fn full(&self) -> bool {
+        self.looks == 0 || (self.changes.entries() >= self.changes_max && self.changes.entries() > 0)
+    }
+
+    fn kill(
+        &mut self,
+        read: &dyn Read,
+        family: FamilyId,
+        key: VersionKey,
+        from: u64,
+        cursor: &[u8],
+    ) -> Result<Outcome> {
+        let mut cursor = decode_cursor(family, cursor)?.max(from / SEGMENT_BYTES);
+        let (mut old, mut new) = (Vec::new(), Vec::new());
+        loop {
+            let segment = match next_with(read, family, key, cursor, &mut self.looks)? {
+                Next::Found(segment) => segment,
+                Next::Stopped(segment) => return Ok(stopped(family, key, segment)),
+                Next::End => return Ok(Outcome::Done),
+            };
+            if self.full() {
+                return Ok(stopped(family, key, segment + u64::from(planted(Planted::CursorSkips))));
+            }
+            let place = Place { family, segment, version: key };
+            load_all(read, &place, &mut old)?;
+            let keep = from.saturating_sub(segment * SEGMENT_BYTES).min(SEGMENT_BYTES) as u32;
+            let most = self.changes_max.saturating_sub(self.changes.entries()).max(1);
+            let (mut removed, mut whole) = (0, true);
+            new.clear();
+            for entry in &old {
+                let kept = keep.clamp(entry.off, entry.end());
+                if kept == entry.end() || removed == most {
+                    whole &= kept == entry.end();
+                    new.push(*entry);
+                    continue;
+                }
+                if kept > entry.off {
+                    new.push(entry.part(entry.off, kept));
+                }
+                self.changes.free(&entry.part(kept, entry.end()).extent);
+                removed += 1;
+            }
+            self.changes.difference(read, &place, &old, &new, true)?;
+            if !whole {
+                return Ok(stopped(family, key, segment + u64::from(planted(Planted::CursorSkips))));
+            }
+            cursor = segment + 1;
+        }
+    }
+
+    fn smaller(&self, read: &dyn Read, pair: &Pair) -> Result<Drain> {
+        let of_child = count(read, pair.family, pair.child.key, COUNTED_MAX)?;
+        let of_parent = count(read, pair.family, pair.parent.key, of_child + 1)?;
+        let up = (of_child <= of_parent) != planted(Planted::LargerSide);
+        Ok(if up { Drain::Up } else { Drain::Down })
+    }
+
+    fn drain(&mut self, read: &dyn Read, pair: &Pair, cursor: &[u8]) -> Result<Outcome> {
+        let Pair { family, parent, child_id, child, .. } = *pair;
+        let moving = if child.drain == Drain::Up { child.key } else { parent.key };
+        let path = Path::load(read, Holder { family, version: child_id, has_versions: true })?;
+        let (mut over, mut under, mut merged, none) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut cursor = decode_cursor(family, cursor)?;
+        loop {
+            let segment = match next_with(read, family, moving, cursor, &mut self.looks)? {
+                Next::Found(segment) => segment,
+                Next::Stopped(segment) => return Ok(stopped(family, moving, segment)),
+                Next::End => return Ok(Outcome::Done),
+            };
+            if self.full() {
+                return Ok(stopped(family, moving, segment));
+            }
+            let of_child = Place { family, segment, version: child.key };
+            let of_parent = Place { family, segment, version: parent.key };
+            load_all(read, &of_child, &mut over)?;
+            load_all(read, &of_parent, &mut under)?;
+            overlay(&over, &under, &mut merged, &mut self.changes);
+            drop_idle_holes(read, &path, segment, &mut merged)?;
+            let (of_over, of_under) =
+                if child.drain == Drain::Up { (&none, &merged) } else { (&merged, &none) };
+            self.changes.difference(read, &of_child, &over, of_over, true)?;
+            self.changes.difference(read, &of_parent, &under, of_under, true)?;
+            cursor = segment + 1;
+        }
+    }
+
+    fn recheck(&mut self, read: &dyn Read, family: &Family, id: VersionId, cursor: &[u8]) -> Result<Outcome> {
+        let key = family.version(id)?.key;
+        let (witnesses, limit) = family.witness(id);
+        let limit = if limit == NO_LIMIT { u64::MAX } else { limit / SEGMENT_BYTES };
+        let mut segment = decode_cursor(family.id(), cursor)?;
+        loop {
+            let candidate = match first_of(read, family.id(), &witnesses, segment, &mut self.looks)? {
+                Next::Found(found) => Some(found.min(segment.max(limit))),
+                Next::Stopped(segment) => return Ok(Outcome::Stopped(encode_cursor(segment))),
+                Next::End => (limit != u64::MAX).then(|| segment.max(limit)),
+            };
+            let Some(candidate) = candidate else { return Ok(Outcome::Done) };
+            let found = match next_with(read, family.id(), key, candidate, &mut self.looks)? {
+                Next::Found(segment) => segment,
+                Next::Stopped(segment) => return Ok(Outcome::Stopped(encode_cursor(segment))),
+                Next::End => return Ok(Outcome::Done),
+            };
+            if self.full() {
+                return Ok(Outcome::Stopped(encode_cursor(found)));
+            }
+            // Further on the witnesses may have nothing before the next of theirs.
+            segment = found;
+            if found == candidate {
+                self.recheck_segment(read, family, found)?;
+                segment += 1;
+            }
+        }
+    }
+
+    fn recheck_place(&mut self, read: &dyn Read, family: &Family, tree: TreeId, place: &[u8]) -> Result<()> {
+        let segment = place.try_into().ok().filter(|_| tree == TreeId::EXTENTS).map(u64::from_be_bytes);
+        let why = Corrupt { what: "place that is no segment", at: 0 };
+        let wrong = || EngineError::corrupt(format!("what is to be reaped of family {}", family.id().0), why);
+        self.recheck_segment(read, family, segment.ok_or_else(wrong)?)
+    }
+}
+
+impl Extents<'_> {
+    /// Removes what nobody sees from a segment, whoever has it.
+    fn recheck_segment(&mut self, read: &dyn Read, family: &Family, segment: u64) -> Result<()> {
+        let start = DataKey { family: family.id(), segment, version: VersionKey(u64::MAX), offset: 0 };
+        let mut lists: BTreeMap<VersionKey, Vec<Entry>> = BTreeMap::new();
+        scan(read, &start, |key, extent| {
+            if key.segment == segment {
+                lists.entry(key.version).or_default().push(Entry { off: key.offset, extent });
+            }
+            key.segment == segment
+        })?;
+        self.looks = self.looks.saturating_sub(1);
+        let own = lists.iter().map(|(key, list)| (*key, own_blocks(list))).collect();
+        let stays = family.stays(&own, &|limit| below(limit, segment));
+        let mut new = Vec::new();
+        for (version, list) in &lists {
+            let Some(stays) = stays.get(version).filter(|stays| **stays != own[version]) else { continue };
+            new.clear();
+            for entry in list {
+                let hole = entry.extent.kind == ExtentKind::Hole;
+                let mask = if hole { stays.holes } else { stays.something };
+                let (mut at, end) = (block(entry.off), block(entry.end()));
+                while at < end {
+                    let upto = mask.run_end(at, end);
+                    let part = entry.part(bytes(at), bytes(upto));
+                    if mask.has(at) {
+                        push_joined(&mut new, part);
+                    } else {
+                        self.changes.free(&part.extent);
+                    }
+                    at = upto;
+                }
+            }
+            let place = Place { family: family.id(), segment, version: *version };
+            self.changes.difference(read, &place, list, &new, true)?;
+        }
+        Ok(())
+    }
+}
+
+fn block(offset: u32) -> usize {
+    offset as usize / BLOCK_BYTES
+}
+
+fn bytes(block: usize) -> u32 {
+    (block * BLOCK_BYTES) as u32
+}
+
+/// The blocks of a version's list in a segment.
+pub(super) fn own_blocks(list: &[Entry]) -> Own {
+    let mut own = Own::default();
+    for entry in list {
+        let blocks = Blocks::range(block(entry.off), block(entry.end()));
+        match entry.extent.kind {
+            ExtentKind::Hole => own.holes = own.holes.or(blocks),
+            ExtentKind::Data | ExtentKind::Reserved => own.something = own.something.or(blocks),
+        }
+    }
+    own
+}
+
+/// The blocks of a segment that lie below a limit.
+pub(super) fn below(limit: u64, segment: u64) -> Blocks {
+    let within = limit.saturating_sub(segment.saturating_mul(SEGMENT_BYTES)).min(SEGMENT_BYTES);
+    Blocks::range(0, within as usize / BLOCK_BYTES)
+}
+
+/// Stopped before `segment`. What has an index needs no cursor.
+fn stopped(family: FamilyId, key: VersionKey, segment: u64) -> Outcome {
+    Outcome::Stopped(if key.0 == family.0 { encode_cursor(segment) } else { Vec::new() })
+}
+
+fn encode_cursor(segment: u64) -> Vec<u8> {
+    let mut out = vec![TreeId::EXTENTS.0 as u8];
+    out.extend_from_slice(&segment.to_be_bytes());
+    out
+}
+
+/// The segment in a cursor; 0 for an empty one.
+fn decode_cursor(family: FamilyId, cursor: &[u8]) -> Result<u64> {
+    match cursor.split_first() {
+        None => Ok(0),
+        Some((4, segment)) if segment.len() == 8 => {
+            Ok(u64::from_be_bytes(segment.try_into().expect("it has 8 bytes")))
+        }
+        Some(_) => {
+            let why = Corrupt { what: "cursor that is no segment", at: 0 };
+            Err(EngineError::corrupt(format!("what is to be reaped of family {}", family.0), why))
+        }
+    }
+}
+
+enum Next {
+    Found(u64),
+    Stopped(u64),
+    End,
+}
+
+/// The first segment from `from` on in which one of `keys` has entries.
+fn first_of(
+    read: &dyn Read,
+    family: FamilyId,
+    keys: &[VersionKey],
+    from: u64,
+    looks: &mut u64,
+) -> Result<Next> {
+    let mut first = Next::End;
+    for key in keys {
+        match (next_with(read, family, *key, from, looks)?, &first) {
+            (Next::Found(segment), Next::Found(before)) if segment >= *before => (),
+            (Next::Found(segment), _) => first = Next::Found(segment),
+            (Next::Stopped(_), _) => return Ok(Next::Stopped(from)),
+            (Next::End, _) => (),
+        }
+    }
+    Ok(first)
+}
+
+/// The first segment from `from` on in which `key` has entries: the index says; without one, by leaps.
+fn next_with(read: &dyn Read, family: FamilyId, key: VersionKey, from: u64, looks: &mut u64) -> Result<Next> {
+    let (mut next, mut failed) = (Next::End, None);
+    if key.0 != family.0 {
+        let prefix = held_prefix(family, key, TreeId::EXTENTS);
+        read.scan(
+            TreeId::HELD,
+            &held_key(family, key, TreeId::EXTENTS, &from.to_be_bytes()),
+            &mut |key, _| {
+                if key.starts_with(&prefix) {
+                    match key[HELD_KEY_BYTES_MIN..].try_into() {
+                        Ok(segment) => next = Next::Found(u64::from_be_bytes(segment)),
+                        Err(_) => failed = Some(Corrupt { what: "index entry that is no segment", at: 0 }),
+                    }
+                }
+                false
+            },
+        )?;
+        let wrong = |why| Err(EngineError::corrupt(format!("the index of family {}", family.0), why));
+        return failed.map_or(Ok(next), wrong);
+    }
+    let mut from = from;
+    loop {
+        let mut found = None;
+        scan(read, &DataKey { family, segment: from, version: key, offset: 0 }, |at, _| {
+            found = Some(at);
+            false
+        })?;
+        match found {
+            None => return Ok(Next::End),
+            Some(at) if at.version == key => return Ok(Next::Found(at.segment)),
+            // Within a segment nothing is older than the first version: this is a later one.
+            Some(at) => from = at.segment,
+        }
+        if *looks == 0 {
+            return Ok(Next::Stopped(from));
+        }
+        *looks -= 1;
+    }
+}
+
+/// In how many segments `key` has entries, counted up to `max`.
+fn count(read: &dyn Read, family: FamilyId, key: VersionKey, max: u64) -> Result<u64> {
+    let (mut segments, mut from, mut looks) = (0, 0, COUNTED_MAX);
+    while segments < max {
+        match next_with(read, family, key, from, &mut looks)? {
+            Next::Found(segment) => (segments, from) = (segments + 1, segment + 1),
+            Next::Stopped(_) | Next::End => break,
+        }
+    }
+    Ok(segments)
+}
+
+/// Of the holes in the joined list of a segment only those stay that hide something beneath both versions.
+fn drop_idle_holes(read: &dyn Read, path: &Path, segment: u64, list: &mut Vec<Entry>) -> Result<()> {
+    if list.iter().all(|e| e.extent.kind != ExtentKind::Hole) {
+        return Ok(());
+    }
+    let base = segment * SEGMENT_BYTES;
+    let mut kept = Vec::with_capacity(list.len());
+    for entry in list.iter() {
+        if entry.extent.kind != ExtentKind::Hole {
+            kept.push(*entry);
+            continue;
+        }
+        let (low, high) = (base + u64::from(entry.off), base + u64::from(entry.end()));
+        for piece in resolve_behind(read, path, path.merging(), low, high, usize::MAX)? {
+            if piece.what != Mapping::Hole {
+                let off = (piece.offset - base) as u32;
+                push_joined(
+                    &mut kept,
+                    Entry { off, extent: entry.extent.piece(off - entry.off, piece.len as u32) },
+                );
+            }
+        }
+    }
+    *list = kept;
+    Ok(())
+}

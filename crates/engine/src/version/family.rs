@@ -1,0 +1,183 @@
+//! All versions of a family at once, and the rule of what somebody sees of each: for rechecks and checks.
+//!
+//! Demand runs from the leaves to the root. Who is held demands all it can see; what a version has itself answers a
+//! demand; the rest, below its limit, is demanded of its parent. What is not demanded, nobody sees. Then from the root
+//! to the leaves: a hole that is demanded stays if what stays beneath it would show.
+
+use std::collections::BTreeMap;
+
+use varve_format::record::version::{self, NO_LIMIT, VersionRecord};
+use varve_format::{Corrupt, FamilyId, TreeId, VersionId, VersionKey};
+
+use super::pending::{State, corrupt, state};
+use super::{Read, Result};
+use crate::EngineError;
+
+/// A set of the 256 blocks of a segment. A point is all of them or none.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Blocks([u64; 4]);
+
+impl Blocks {
+    pub(super) const NONE: Blocks = Blocks([0; 4]);
+    pub(super) const ALL: Blocks = Blocks([u64::MAX; 4]);
+
+    /// Blocks [`low`, `high`), at most 256.
+    pub(super) fn range(low: usize, high: usize) -> Blocks {
+        let upto = |end: usize, word: usize| match end.saturating_sub(64 * word) {
+            bits @ 0..64 => (1u64 << bits) - 1,
+            _ => u64::MAX,
+        };
+        Blocks(std::array::from_fn(|word| upto(high, word) & !upto(low, word)))
+    }
+    pub(super) fn or(self, other: Blocks) -> Blocks {
+        Blocks(std::array::from_fn(|word| self.0[word] | other.0[word]))
+    }
+    pub(super) fn and(self, other: Blocks) -> Blocks {
+        Blocks(std::array::from_fn(|word| self.0[word] & other.0[word]))
+    }
+    pub(super) fn without(self, other: Blocks) -> Blocks {
+        Blocks(std::array::from_fn(|word| self.0[word] & !other.0[word]))
+    }
+    pub(super) fn is_empty(self) -> bool {
+        self == Blocks::NONE
+    }
+    pub(super) fn has(self, block: usize) -> bool {
+        self.0[block / 64] >> (block % 64) & 1 == 1
+    }
+    /// The end of the run of equal blocks that begins at `from`, at most `upto`.
+    pub(super) fn run_end(self, from: usize, upto: usize) -> usize {
+        (from + 1..upto).find(|block| self.has(*block) != self.has(from)).unwrap_or(upto)
+    }
+}
+
+/// What a version has in one place.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Own {
+    /// Blocks with something in them.
+    pub(super) something: Blocks,
+    /// Blocks it says are empty: holes, whiteouts.
+    pub(super) holes: Blocks,
+}
+
+/// The versions of a family.
+pub(super) struct Family {
+    family: FamilyId,
+    versions: BTreeMap<VersionId, VersionRecord>,
+}
+
+impl Family {
+    /// Reads them all: one scan.
+    ///
+    /// # Errors
+    /// [`EngineError::Corrupt`] for a record that is none, a parent that is missing or not older.
+    pub(super) fn load(read: &dyn Read, family: FamilyId) -> Result<Family> {
+        let prefix = family.0.to_be_bytes();
+        let (mut versions, mut failed) = (BTreeMap::new(), None);
+        read.scan(TreeId::VERSIONS, &prefix, &mut |key, value| {
+            if !key.starts_with(&prefix) {
+                return false;
+            }
+            let decoded = version::decode_key(key)
+                .and_then(|(_, id)| Ok((id, VersionRecord::decode(value)?)))
+                .map_err(|why| EngineError::corrupt(format!("a version of family {}", family.0), why));
+            match decoded {
+                Ok((id, version)) => drop(versions.insert(id, version)),
+                Err(error) => failed = Some(error),
+            }
+            failed.is_none()
+        })?;
+        failed.map_or(Ok(()), Err)?;
+        Family::of(family, versions)
+    }
+
+    /// The family with these records.
+    pub(super) fn of(family: FamilyId, mut versions: BTreeMap<VersionId, VersionRecord>) -> Result<Family> {
+        if versions.is_empty() {
+            versions.insert(VersionId(family.0), VersionRecord::implicit(family));
+        }
+        for (id, version) in &versions {
+            if version.parent.is_some_and(|parent| parent >= *id || !versions.contains_key(&parent)) {
+                return Err(corrupt(family, *id, Corrupt { what: "parent that cannot be", at: 0 }));
+            }
+        }
+        Ok(Family { family, versions })
+    }
+
+    pub(super) fn id(&self) -> FamilyId {
+        self.family
+    }
+
+    pub(super) fn version(&self, id: VersionId) -> Result<&VersionRecord> {
+        let missing = || corrupt(self.family, id, Corrupt { what: "version without a record", at: 0 });
+        self.versions.get(&id).ok_or_else(missing)
+    }
+
+    /// What stays in one place, of what the version with each key has there. `below` says which blocks of the place
+    /// lie below a limit.
+    pub(super) fn stays(
+        &self,
+        own: &BTreeMap<VersionKey, Own>,
+        below: &dyn Fn(u64) -> Blocks,
+    ) -> BTreeMap<VersionKey, Own> {
+        let ids: Vec<VersionId> = self.versions.keys().copied().collect();
+        let versions: Vec<&VersionRecord> = self.versions.values().collect();
+        let parents: Vec<Option<usize>> =
+            versions.iter().map(|v| v.parent.and_then(|p| ids.binary_search(&p).ok())).collect();
+        let held = |v: &&VersionRecord| if v.refs > 0 { Blocks::ALL } else { Blocks::NONE };
+        let mut demand: Vec<Blocks> = versions.iter().map(held).collect();
+        let has = |v: &VersionRecord| own.get(&v.key).copied().unwrap_or_default();
+        let seen_below = |v: &VersionRecord| if v.limit == NO_LIMIT { Blocks::ALL } else { below(v.limit) };
+        // Children are younger than their parents.
+        for at in (0..versions.len()).rev() {
+            let (version, here) = (versions[at], has(versions[at]));
+            if let Some(parent) = parents[at] {
+                let rest = demand[at].without(here.something.or(here.holes)).and(seen_below(version));
+                demand[parent] = demand[parent].or(rest);
+            }
+        }
+        let mut shows = vec![Blocks::NONE; versions.len()];
+        let mut stays = BTreeMap::new();
+        for at in 0..versions.len() {
+            let (version, here) = (versions[at], has(versions[at]));
+            let beneath = parents[at].map_or(Blocks::NONE, |p| shows[p].and(seen_below(version)));
+            let something = here.something.and(demand[at]);
+            let holes = here.holes.and(demand[at]).and(beneath);
+            shows[at] = something.or(beneath.without(holes));
+            if own.contains_key(&version.key) {
+                stays.insert(version.key, Own { something, holes });
+            }
+        }
+        stays
+    }
+
+    /// Keys of the versions on the way from below `id` to one that is held, and the smallest limit on it. What of `id`
+    /// is seen by nobody is hidden from that one too: by an entry of one of these, or by the limit. With nobody below,
+    /// no keys and the limit 0.
+    pub(super) fn witness(&self, id: VersionId) -> (Vec<VersionKey>, u64) {
+        let (mut keys, mut limit, mut at) = (Vec::new(), NO_LIMIT, id);
+        loop {
+            let mut best: Option<(u8, VersionId, &VersionRecord)> = None;
+            for (child_id, child) in self.versions.range(VersionId(at.0.saturating_add(1))..) {
+                let rank = match state(child) {
+                    State::Held if child.limit == NO_LIMIT => 3,
+                    State::Held => 2,
+                    _ if child.children > 0 => 1,
+                    _ => continue,
+                };
+                if child.parent == Some(at) && best.is_none_or(|(other, ..)| rank > other) {
+                    best = Some((rank, *child_id, child));
+                    if rank == 3 {
+                        break;
+                    }
+                }
+            }
+            let Some((rank, child_id, child)) = best else { return (Vec::new(), 0) };
+            keys.push(child.key);
+            limit = limit.min(child.limit);
+            if rank > 1 {
+                return (keys, limit);
+            }
+            at = child_id;
+        }
+    }
+}
