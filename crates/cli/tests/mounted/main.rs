@@ -16,6 +16,7 @@ mod look;
 mod postgres;
 mod real;
 mod refuse;
+mod scale;
 mod transfer;
 mod tree;
 mod user;

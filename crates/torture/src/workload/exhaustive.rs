@@ -23,11 +23,22 @@ pub enum Barrier {
 
 const BARRIERS: [Barrier; 3] = [Barrier::None, Barrier::Fsync, Barrier::Sync];
 
-/// One operation, by what it does. The list holds every verb of the issue, on inline and on extent files, on names in
-/// one directory and across two.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum Operation {
+macro_rules! operations {
+    ($($name:ident,)*) => {
+        /// One operation, by what it does. The list holds every verb of the issue, on inline and on extent files, on
+        /// names in one directory and across two.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[allow(missing_docs, reason = "the names say it")]
+        pub enum Operation {
+            $($name,)*
+        }
+
+        /// Every operation.
+        pub const OPERATIONS: &[Operation] = &[$(Operation::$name,)*];
+    };
+}
+
+operations! {
     CreateInRoot,
     CreateBelow,
     WriteExtent,
@@ -77,56 +88,6 @@ pub enum Operation {
 }
 
 use Operation::*;
-
-/// Every operation.
-pub const OPERATIONS: [Operation; 46] = [
-    CreateInRoot,
-    CreateBelow,
-    WriteExtent,
-    WriteInline,
-    WriteSparse,
-    AppendExtent,
-    AppendInlineToExtent,
-    TruncateUpExtent,
-    TruncateUpInline,
-    TruncateDownPartial,
-    TruncateToNothing,
-    Link,
-    Unlink,
-    UnlinkOneOfTwo,
-    UnlinkBelow,
-    UnlinkOpen,
-    UnlinkOpenAndWrite,
-    UnlinkOpenAndRelease,
-    RenameAcross,
-    RenameDirectory,
-    RenameOverSynced,
-    RenameNewOver,
-    RenameDirectoryOver,
-    ExchangeFiles,
-    ExchangeFileAndDirectory,
-    MakeDirectory,
-    RemoveDirectory,
-    Symlink,
-    SetXattrSmall,
-    SetXattrLarge,
-    SetMode,
-    SetTimesAndOwner,
-    OverwriteInOneBatch,
-    MakeNode,
-    SetAccessList,
-    SetDefaultListAndCreate,
-    SetCapabilityAndWrite,
-    ReserveBeyondEnd,
-    ReserveAndGrow,
-    PunchInside,
-    PunchToEnd,
-    ZeroInside,
-    CopyBetweenFiles,
-    CopyInside,
-    Collapse,
-    Insert,
-];
 
 /// How many sequences of one or two operations there are.
 pub const PAIRS: u64 = SINGLES + (OPERATIONS.len() * OPERATIONS.len() * 9) as u64;

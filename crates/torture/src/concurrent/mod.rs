@@ -4,26 +4,36 @@
 //! so after a crash each directory is what some prefix of its thread's calls made it, no shorter than what had been
 //! acknowledged by then. What a file holds says itself whether it is right. Calls depend on the seed; their order
 //! between threads does not, so a failure may need several runs to be seen again.
+//!
+//! Beside whole files each directory has one file that is changed in place in every way there is ([`patchwork`]), nodes,
+//! and extended attributes of its own.
+
+mod patchwork;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
 
 use varve_device::Device;
-use varve_fs::{Caller, Filesystem, InodeId, OpenOptions, ROOT_INODE, RenameMode, StoreOptions};
+use varve_fs::{
+    Caller, FileKind, Filesystem, InodeId, OpenOptions, ROOT_INODE, RenameMode, StoreOptions, XattrMode,
+};
 use varve_sim::Rng;
 
 use crate::call::fill;
 use crate::disk::{Cut, Disk};
 use crate::session::{Opened, Setup, StepClock, Violation};
 use crate::violation;
+use patchwork::Patchwork;
 
 /// Threads at work.
 const THREADS: u64 = 4;
 /// Calls a thread makes.
-const CALLS: u64 = 60;
+const CALLS: u64 = 90;
 /// Names that are written over again and again.
 const SLOTS: u64 = 6;
+/// Nodes and attributes that come and go.
+const SMALL_THINGS: u64 = 4;
 
 /// A file: how to make its bytes again, and whether they had to be in the log.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -44,9 +54,22 @@ enum Reason {
 
 type Names = BTreeMap<Vec<u8>, Contents>;
 
+/// What is in the log as a whole or not at all: files by name, nodes with their device numbers, the directory's own
+/// extended attributes.
+#[derive(Clone, Default)]
+struct Entries {
+    names: Names,
+    nodes: BTreeMap<Vec<u8>, u32>,
+    attributes: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
 /// One thread's directory after one of its calls.
 struct State {
-    names: Names,
+    entries: Entries,
+    /// What the patchwork holds.
+    patchwork: Arc<Vec<u8>>,
+    /// Whether all of it had to be in the log.
+    settled: bool,
     /// Device events when this and everything before had been acknowledged.
     acknowledged: Option<usize>,
     /// Device events when the call was made: before it the state cannot be there.
@@ -58,7 +81,8 @@ struct Worker<'a> {
     disk: &'a Disk,
     directory: InodeId,
     thread: u64,
-    names: Names,
+    entries: Entries,
+    patchwork: Patchwork,
     states: Vec<State>,
 }
 
@@ -67,10 +91,16 @@ impl Worker<'_> {
         violation!("thread {}: {what} fails: {error}", self.thread)
     }
 
-    /// The directory is now `names`, not yet acknowledged.
+    /// The directory holds these names now, not yet acknowledged.
     fn note(&mut self, begun: usize, change: impl FnOnce(&mut Names)) {
-        change(&mut self.names);
-        self.states.push(State { names: self.names.clone(), acknowledged: None, begun });
+        change(&mut self.entries.names);
+        self.push(begun, false);
+    }
+
+    /// The directory is now as `self` says, not yet acknowledged.
+    fn push(&mut self, begun: usize, settled: bool) {
+        let (entries, patchwork) = (self.entries.clone(), self.patchwork.bytes());
+        self.states.push(State { entries, patchwork, settled, acknowledged: None, begun });
     }
 
     fn acknowledge(&mut self) {
@@ -85,12 +115,12 @@ impl Worker<'_> {
             let len = 1 + rng.below(longest) as usize;
             let contents = Contents { seed: self.thread << 32 | number, len, whole: None };
             let slot = format!("slot{}", rng.below(SLOTS)).into_bytes();
-            match rng.below(10) {
+            match rng.below(16) {
                 0..3 => self.replace(slot, contents, false)?,
                 3..6 => self.replace(slot, contents, true)?,
                 6 => {
                     let begun = self.disk.events();
-                    if self.names.contains_key(&slot) {
+                    if self.entries.names.contains_key(&slot) {
                         let result = self.fs.unlink(self.directory, &slot);
                         result.map_err(|error| self.failed("unlink", error))?;
                         self.note(begun, |names| {
@@ -105,14 +135,78 @@ impl Worker<'_> {
                 8 => {
                     let begun = self.disk.events();
                     self.fs.sync().map_err(|error| self.failed("sync", error))?;
-                    self.note(begun, |names| {
-                        names.values_mut().for_each(|contents| contents.whole = Some(Reason::Sync))
-                    });
+                    let names = &mut self.entries.names;
+                    names.values_mut().for_each(|contents| contents.whole = Some(Reason::Sync));
+                    self.push(begun, true);
                     self.acknowledge();
                 }
+                9..13 => self.patch(&mut rng, seed, &slot)?,
+                13 => self.patch_sync()?,
+                14 => self.small_thing(&mut rng, number)?,
                 _ => self.fs.checkpoint().map_err(|error| self.failed("checkpoint", error))?,
             }
         }
+        Ok(())
+    }
+
+    fn patch(&mut self, rng: &mut Rng, seed: u64, slot: &[u8]) -> Result<(), Violation> {
+        let begun = self.disk.events();
+        let other = match self.entries.names.get(slot) {
+            Some(contents) => {
+                let found = self.fs.lookup(self.directory, slot);
+                let ino = found.map_err(|error| self.failed("lookup", error))?.ino;
+                Some((ino, fill(contents.seed, contents.len)))
+            }
+            None => None,
+        };
+        let changed = self.patchwork.change(self.fs, rng, seed ^ self.thread << 32, other);
+        changed.map_err(|(what, error)| self.failed(what, error))?;
+        self.patchwork.compare(self.fs)?;
+        self.push(begun, false);
+        Ok(())
+    }
+
+    fn patch_sync(&mut self) -> Result<(), Violation> {
+        let begun = self.disk.events();
+        self.fs.fsync(self.patchwork.ino).map_err(|error| self.failed("fsync", error))?;
+        self.push(begun, true);
+        self.acknowledge();
+        Ok(())
+    }
+
+    /// Makes or removes a node, or sets or removes an attribute of the directory.
+    fn small_thing(&mut self, rng: &mut Rng, number: u64) -> Result<(), Violation> {
+        let begun = self.disk.events();
+        let which = rng.below(SMALL_THINGS);
+        let (node, attribute) = (format!("node{which}").into_bytes(), format!("user.{which}").into_bytes());
+        if rng.below(2) == 0 {
+            let result = if self.entries.nodes.remove(&node).is_some() {
+                self.fs.unlink(self.directory, &node)
+            } else {
+                self.entries.nodes.insert(node.clone(), number as u32);
+                let made = self.fs.mknod(
+                    Caller::ROOT,
+                    self.directory,
+                    &node,
+                    FileKind::CharDevice,
+                    0o600,
+                    number as u32,
+                );
+                made.map(drop)
+            };
+            result.map_err(|error| self.failed("making or removing a node", error))?;
+        } else {
+            let result = if self.entries.attributes.remove(&attribute).is_some() {
+                self.fs.removexattr(self.directory, &attribute)
+            } else {
+                // In the inode's leaf, or beside it.
+                let value = fill(number, [30, 3_000, 60_000][rng.index(3)]);
+                self.entries.attributes.insert(attribute.clone(), value.clone());
+                self.fs.setxattr(self.directory, &attribute, &value, XattrMode::Set)
+            };
+            result.map_err(|error| self.failed("setting or removing an attribute", error))?;
+        }
+        self.push(begun, false);
         Ok(())
     }
 
@@ -138,7 +232,7 @@ impl Worker<'_> {
             self.acknowledge();
         }
         let begun = self.disk.events();
-        let over = self.names.contains_key(&slot);
+        let over = self.entries.names.contains_key(&slot);
         let renamed = self.fs.rename(self.directory, &new, self.directory, &slot, RenameMode::Replace);
         renamed.map_err(|error| self.failed("rename", error))?;
         self.note(begun, |names| {
@@ -179,17 +273,22 @@ fn work(disk: &Disk, seed: u64) -> Result<Vec<Vec<State>>, Violation> {
     for number in 0..THREADS {
         let name = format!("thread{number}").into_bytes();
         let made = fs.mkdir(Caller::ROOT, ROOT_INODE, &name, 0o755);
-        directories.push(made.map_err(|error| violation!("mkdir fails: {error}"))?.ino);
+        let directory = made.map_err(|error| violation!("mkdir fails: {error}"))?.ino;
+        let made = fs.create(Caller::ROOT, directory, patchwork::NAME, 0o644);
+        directories.push((directory, made.map_err(|error| violation!("create fails: {error}"))?.ino));
     }
     fs.sync().map_err(|error| violation!("sync fails: {error}"))?;
     let (fs, begun) = (&fs, disk.events());
     let states = thread::scope(|scope| {
         let running: Vec<_> = (0..THREADS)
             .zip(&directories)
-            .map(|(thread, directory)| {
-                let first = State { names: Names::new(), acknowledged: Some(begun), begun };
-                let (names, states) = (Names::new(), vec![first]);
-                let mut worker = Worker { fs, disk, directory: *directory, thread, names, states };
+            .map(|(thread, (directory, patched))| {
+                let (entries, patchwork) = (Entries::default(), Patchwork::new(*patched));
+                let directory = *directory;
+                let mut worker =
+                    Worker { fs, disk, directory, thread, entries, patchwork, states: Vec::new() };
+                worker.push(begun, true);
+                worker.acknowledge();
                 scope.spawn(move || worker.work(seed).map(|()| worker.states))
             })
             .collect();
@@ -227,13 +326,17 @@ fn judge(disk: &Disk, cut: &Cut, states: &[Vec<State>], rng: &mut Rng) -> Result
     Ok(())
 }
 
-fn judge_directory(
-    fs: &Filesystem,
-    directory: InodeId,
-    states: &[State],
-    events: usize,
-) -> Result<(), Violation> {
-    let mut found: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+/// What is found in a directory.
+#[derive(Default)]
+struct Found {
+    files: BTreeMap<Vec<u8>, Vec<u8>>,
+    nodes: BTreeMap<Vec<u8>, u32>,
+    attributes: BTreeMap<Vec<u8>, Vec<u8>>,
+    patchwork: Option<Vec<u8>>,
+}
+
+fn look(fs: &Filesystem, directory: InodeId) -> Result<Found, Violation> {
+    let mut found = Found::default();
     let mut entries = Vec::new();
     fs.readdir(directory, 0, &mut |entry| {
         entries.push(entry);
@@ -241,35 +344,75 @@ fn judge_directory(
     })
     .map_err(|error| violation!("readdir fails: {error}"))?;
     for entry in entries.into_iter().filter(|entry| entry.name != b"." && entry.name != b"..") {
-        let size = fs.getattr(entry.ino).map_err(|error| violation!("getattr fails: {error}"))?.size;
-        let bytes =
-            fs.read(entry.ino, 0, size as usize).map_err(|error| violation!("read fails: {error}"))?;
-        found.insert(entry.name, bytes);
+        let attr = fs.getattr(entry.ino).map_err(|error| violation!("getattr fails: {error}"))?;
+        if entry.kind != FileKind::File {
+            found.nodes.insert(entry.name, attr.rdev);
+            continue;
+        }
+        let bytes = fs.read(entry.ino, 0, attr.size as usize);
+        let bytes = bytes.map_err(|error| violation!("read fails: {error}"))?;
+        if entry.name == patchwork::NAME {
+            found.patchwork = Some(bytes);
+        } else {
+            found.files.insert(entry.name, bytes);
+        }
     }
-    let least =
-        states.iter().rposition(|state| state.acknowledged.is_some_and(|at| at <= events)).unwrap_or(0);
-    let possible = states[least..].iter().take_while(|state| state.begun <= events);
-    if possible.clone().any(|state| agrees(&state.names, &found)) {
+    for name in fs.listxattr(directory).map_err(|error| violation!("listxattr fails: {error}"))? {
+        let value = fs.getxattr(directory, &name).map_err(|error| violation!("getxattr fails: {error}"))?;
+        found.attributes.insert(name, value);
+    }
+    Ok(found)
+}
+
+fn judge_directory(
+    fs: &Filesystem,
+    directory: InodeId,
+    states: &[State],
+    events: usize,
+) -> Result<(), Violation> {
+    let found = look(fs, directory)?;
+    let acknowledged = |state: &State| state.acknowledged.is_some_and(|at| at <= events);
+    let least = states.iter().rposition(acknowledged).unwrap_or(0);
+    let end = states.iter().position(|state| state.begun > events).unwrap_or(states.len());
+    let settled = states.iter().rposition(|state| state.settled && acknowledged(state)).unwrap_or(0);
+    let patches: Vec<_> = states[settled..end].iter().map(|state| &state.patchwork).collect();
+    let bytes = found.patchwork.as_ref().ok_or_else(|| violation!("the patchwork is lost"))?;
+    patchwork::explains(&patches, bytes).map_err(|why| {
+        violation!(
+            "the patchwork, synced with call {settled} of {}, calls to {end} possible: {why}",
+            states.len()
+        )
+    })?;
+    if states[least..end].iter().any(|state| agrees(&state.entries, &found)) {
         return Ok(());
     }
     let names: Vec<String> = found
+        .files
         .iter()
         .map(|(name, bytes)| format!("{} ({} bytes)", name.escape_ascii(), bytes.len()))
         .collect();
+    let entries = &states[least].entries;
     let wanted: Vec<String> =
-        states[least].names.iter().map(|(name, c)| format!("{} {c:?}", name.escape_ascii())).collect();
+        entries.names.iter().map(|(name, c)| format!("{} {c:?}", name.escape_ascii())).collect();
+    let keys = |attributes: &BTreeMap<Vec<u8>, Vec<u8>>| attributes.keys().cloned().collect::<Vec<_>>();
     Err(violation!(
-        "the directory holds {names:?}, which no state from the acknowledged one (call {least} of {}: {wanted:?}) to the \
-         {} later possible ones explains",
+        "the directory holds {names:?}, nodes {:?}, attributes {:?}, which no state from the acknowledged one (call \
+         {least} of {}: {wanted:?}, nodes {:?}, attributes {:?}) to the {} later possible ones explains",
+        found.nodes,
+        keys(&found.attributes),
         states.len(),
-        possible.count().saturating_sub(1)
+        entries.nodes,
+        keys(&entries.attributes),
+        end.saturating_sub(least + 1)
     ))
 }
 
-fn agrees(names: &Names, found: &BTreeMap<Vec<u8>, Vec<u8>>) -> bool {
-    names.len() == found.len()
-        && names.iter().all(|(name, contents)| {
-            let Some(bytes) = found.get(name) else { return false };
+fn agrees(entries: &Entries, found: &Found) -> bool {
+    entries.nodes == found.nodes
+        && entries.attributes == found.attributes
+        && entries.names.len() == found.files.len()
+        && entries.names.iter().all(|(name, contents)| {
+            let Some(bytes) = found.files.get(name) else { return false };
             let right = fill(contents.seed, contents.len);
             if contents.whole.is_some() {
                 return *bytes == right;
