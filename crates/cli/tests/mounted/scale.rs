@@ -10,7 +10,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
 use varve_device::{Device, FileDevice, OpenMode};
-use varve_fs::{Caller, Clock, Filesystem, OpenOptions, ROOT_INODE, StoreOptions, Timestamp};
+use varve_fs::{
+    Allocate, Caller, Clock, Filesystem, OpenOptions, ROOT_INODE, SetAttr, StoreOptions, Timestamp,
+};
 
 use crate::harness::*;
 
@@ -65,19 +67,15 @@ fn fill(pool: &Path, files: u64) {
     say(&format!("{files} files made in process in {:.1} s", began.elapsed().as_secs_f64()));
 }
 
-/// Most memory that was resident since the daemon began, or since [`forget_peak`].
+/// Most memory that was resident since the daemon began.
 fn peak_bytes(mount: &Mount) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", mount.pid())).expect("the daemon runs");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a process has a peak");
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of KiB") << 10
 }
 
-fn forget_peak(mount: &Mount) {
-    fs::write(format!("/proc/{}/clear_refs", mount.pid()), "5").expect("the daemon is ours");
-}
-
 /// Has the kernel forget names and inodes that nobody uses. Only root may.
-fn drop_names() {
+pub fn drop_names() {
     fs::write("/proc/sys/vm/drop_caches", "2").expect("root may have the kernel drop its caches");
 }
 
@@ -165,7 +163,7 @@ fn work(mount: &Mount, dirs: u64, round: usize) -> [f64; 4] {
     [lookup, readdir, create, unlink]
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
@@ -194,20 +192,16 @@ fn ten_million_files_in_a_small_cache() {
     fill(&pool, files);
 
     let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", &cache]);
-    let opening = peak_bytes(&mount);
-    // Opening reads the whole log at once, and gives it back.
-    forget_peak(&mount);
     let began = Instant::now();
     walk(&mount.point, dirs);
     let looked_up = peak_bytes(&mount);
     say(&format!(
         "{files} names looked up in {:.0} s; the kernel holds {} inodes; daemon: {} MiB now, {} MiB at \
-         most ({} MiB while opening), cache {} MiB",
+         most, cache {} MiB",
         began.elapsed().as_secs_f64(),
         kernel_inodes(),
         mib(mount.resident_bytes()),
         mib(looked_up),
-        mib(opening),
         mib(cache_bytes)
     ));
     drop_names();
@@ -304,7 +298,6 @@ fn creates_keep_to_the_cache() {
     let pool = scratch.pool("pool.img", "16G");
     let cache = format!("cache_size={cache_bytes}");
     let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", &cache]);
-    forget_peak(&mount);
     let began = Instant::now();
     in_threads(files / NAMES_PER_DIR, |n| {
         let dir = mount.path(&dir_name(n));
@@ -350,4 +343,53 @@ fn a_pool_of_a_tebibyte_mounts_at_once() {
     let best = times.iter().min().expect("five mounts");
     let limit = Duration::from_millis(if is_full() { 500 } else { 1_500 });
     assert!(*best <= limit, "mounting took {best:?} at least");
+}
+
+/// Goal: cutting a file of ten million extents returns at once, and its space comes back. Method: single blocks that
+/// are reserved, every 32nd of them written, with holes between; cut in process to the half, then to nothing.
+#[test]
+fn ten_million_extents_are_cut_at_once() {
+    /// On a busy machine.
+    const AT_ONCE: Duration = Duration::from_millis(300);
+    const BLOCK: u64 = 4096;
+    let extents = scale("VARVE_TEST_EXTENTS", 50_000, 10_000_000);
+    let scratch = Scratch::new("extents");
+    let pool = scratch.pool("pool.img", "64G");
+    let fs = open_in_process(&pool, 256 << 20);
+    let file = fs.create(Caller::ROOT, ROOT_INODE, b"huge", 0o644).expect("create").ino;
+    fs.open_inode(Caller::ROOT, file, false).expect("open");
+    let empty = fs.space().used_bytes;
+    let began = Instant::now();
+    for n in 0..extents {
+        let at = 2 * n * BLOCK;
+        if n % 32 == 0 {
+            fs.write(Caller::ROOT, file, at, &[1; BLOCK as usize]).expect("write");
+        } else {
+            fs.fallocate(Caller::ROOT, file, at, BLOCK, Allocate::Reserve { keep_size: false })
+                .expect("reserve");
+        }
+    }
+    fs.sync().expect("sync");
+    say(&format!("{extents} extents made in {:.0} s", began.elapsed().as_secs_f64()));
+    for (what, size) in [("the half", extents * BLOCK + 5), ("nothing", 0)] {
+        let began = Instant::now();
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        fs.setattr(Caller::ROOT, file, set).expect("truncate");
+        let took = began.elapsed();
+        say(&format!("cut to {what} in {took:.1?}"));
+        assert!(took < AT_ONCE, "cutting to {what} took {took:?}");
+    }
+    let began = Instant::now();
+    fs.maintain().expect("background work");
+    assert_eq!(fs.reap_backlog(), 0);
+    say(&format!("the background gave its space back in {:.0} s", began.elapsed().as_secs_f64()));
+    fs.release_inode(file).expect("release");
+    // What the durable checkpoint still refers to comes back with the next one.
+    (0..2).for_each(|_| fs.checkpoint().expect("checkpoint"));
+    let (space, mib) = (fs.space(), 1 << 20);
+    assert!(space.used_bytes < empty + mib, "{} bytes are still in use, {empty} before", space.used_bytes);
+    assert!(space.reserved_bytes < mib, "{} bytes are still reserved", space.reserved_bytes);
+    fs.close().expect("closing");
+    drop(fs);
+    check(&pool);
 }

@@ -1,7 +1,7 @@
 //! Recovery: which batches of the ring count, and where the log ends (design, section 4; the model is
 //! `journal_tail.py` of the brief).
 //!
-//! 1. Read the whole ring of every device and take the longest run of whole, chained batches from the checkpoint on.
+//! 1. Look through the whole ring of every device and take the longest run of whole, chained batches from the checkpoint on.
 //! 2. Beyond the known-flushed position P, verify every data block that these batches placed. A block placed in
 //!    batch i and freed in batch f (never: infinity) that does not verify excludes the end points i..f-1.
 //! 3. The end is the largest end point that is not excluded. It is never before an acknowledged fsync: a batch that
@@ -10,7 +10,7 @@
 //!    the cut and a new epoch is written and flushed. If power fails before that, the next recovery starts over with
 //!    the same bytes; after it, batches beyond the cut can never count again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use varve_device::AlignedBuf;
 use varve_format::batch::{self, BatchHeader, OpRef};
@@ -20,7 +20,7 @@ use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, block_checksum};
 use crate::EngineError;
 use crate::key::Key;
 use crate::planted::{Planted, is};
-use crate::pool::{Pool, Ring};
+use crate::pool::{Pool, Unreadable};
 use crate::problem::{Judge, ProblemKind as Kind};
 use crate::transaction::Op;
 
@@ -56,9 +56,43 @@ pub struct Log {
     pub torn: bool,
 }
 
+/// What the ring of one device holds, read when it is asked for.
+struct Ring<'p> {
+    pool: &'p Pool,
+    device: usize,
+    /// Where batches seem to begin in the ring: header, checksum, length.
+    headers: BTreeMap<u64, (BatchHeader, u32, usize)>,
+    unreadable: Vec<Unreadable>,
+}
+
+impl<'p> Ring<'p> {
+    fn look_through(pool: &'p Pool, device: usize) -> Ring<'p> {
+        let magic = batch::BATCH_MAGIC.to_le_bytes();
+        let mut headers = BTreeMap::new();
+        let unreadable = pool.look_through_log(device, &mut |at, block| {
+            if block[..8] == magic
+                && let Ok(header) = batch::decode_header(block, &pool.pool_id)
+            {
+                headers.insert(at, header);
+            }
+        });
+        Ring { pool, device, headers, unreadable }
+    }
+
+    /// The header at absolute position `at`, if one seems to be there.
+    fn header(&self, at: u64) -> Option<&(BatchHeader, u32, usize)> {
+        self.headers.get(&(at % self.pool.ring_bytes))
+    }
+
+    /// `len` bytes at absolute position `at`.
+    fn read(&self, at: u64, len: usize) -> Vec<u8> {
+        self.pool.read_log_with_gaps(self.device, at, len)
+    }
+}
+
 /// Reads the rings and decides. `total_blocks` bounds addresses.
 pub fn read_log(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Result<Log> {
-    let rings: Vec<Ring> = (0..pool.devices.len()).map(|i| pool.read_ring(i)).collect();
+    let rings: Vec<Ring<'_>> = (0..pool.devices.len()).map(|i| Ring::look_through(pool, i)).collect();
     let batches = chain(pool, superblock, &rings);
     let end = superblock.log_start + batches.iter().map(|b| b.bytes.len() as u64).sum::<u64>();
     let next = superblock.log_sequence + batches.len() as u64;
@@ -83,8 +117,7 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Resu
         }
     };
     let torn = rings.iter().any(|ring| {
-        batch::decode_header(&from_ring(&ring.bytes, end, BLOCK_BYTES), &pool.pool_id)
-            .is_ok_and(|(h, ..)| h.epoch == superblock.epoch && h.sequence == next)
+        ring.header(end).is_some_and(|(h, ..)| h.epoch == superblock.epoch && h.sequence == next)
     });
     Ok(Log { batches, keep, flushed, torn })
 }
@@ -92,12 +125,11 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Resu
 /// Whether all of the log that counts could be read: what follows the chain is part of it, as far as the header there
 /// says that it belongs to the next batch, and at least that header's block. What lies elsewhere is of an earlier lap, or
 /// is not needed: the next writes go over it.
-fn needed_is_readable(pool: &Pool, rings: &[Ring], end: u64, next: u64, judge: &mut Judge) -> Result<()> {
+fn needed_is_readable(pool: &Pool, rings: &[Ring<'_>], end: u64, next: u64, judge: &mut Judge) -> Result<()> {
     for ring in rings {
-        let len = ring.bytes.len() as u64;
-        let header = batch::decode_header(&from_ring(&ring.bytes, end, BLOCK_BYTES), &pool.pool_id);
-        let span = match header {
-            Ok((header, _, bytes)) if header.sequence == next => (bytes as u64).min(len),
+        let len = pool.ring_bytes;
+        let span = match ring.header(end) {
+            Some((header, _, bytes)) if header.sequence == next => (*bytes as u64).min(len),
             _ => BLOCK_BYTES as u64,
         };
         for (from, to, error) in &ring.unreadable {
@@ -121,17 +153,7 @@ fn expected_epoch(superblock: &Superblock, sequence: u64) -> u64 {
     superblock.cuts.iter().find(|c| sequence <= c.last_sequence).map_or(superblock.epoch, |c| c.epoch)
 }
 
-/// Copies `len` bytes at absolute position `at` out of a ring.
-fn from_ring(ring: &[u8], at: u64, len: usize) -> Vec<u8> {
-    let start = (at % ring.len() as u64) as usize;
-    let first = len.min(ring.len() - start);
-    let mut out = Vec::with_capacity(len);
-    out.extend_from_slice(&ring[start..start + first]);
-    out.extend_from_slice(&ring[..len - first]);
-    out
-}
-
-fn chain(pool: &Pool, superblock: &Superblock, rings: &[Ring]) -> Vec<Found> {
+fn chain(pool: &Pool, superblock: &Superblock, rings: &[Ring<'_>]) -> Vec<Found> {
     let mut out: Vec<Found> = Vec::new();
     let (mut at, mut sequence, mut previous) =
         (superblock.log_start, superblock.log_sequence, superblock.log_previous);
@@ -139,9 +161,7 @@ fn chain(pool: &Pool, superblock: &Superblock, rings: &[Ring]) -> Vec<Found> {
         let room = pool.ring_bytes - (at - superblock.log_start);
         let epoch = expected_epoch(superblock, sequence);
         let found = rings.iter().find_map(|ring| {
-            let ring = &ring.bytes;
-            let head = from_ring(ring, at, BLOCK_BYTES);
-            let (header, checksum, len) = batch::decode_header(&head, &pool.pool_id).ok()?;
+            let (header, checksum, len) = *ring.header(at)?;
             if header.epoch != epoch
                 || header.sequence != sequence
                 || header.previous != previous
@@ -149,7 +169,7 @@ fn chain(pool: &Pool, superblock: &Superblock, rings: &[Ring]) -> Vec<Found> {
             {
                 return None;
             }
-            let bytes = from_ring(ring, at, len);
+            let bytes = ring.read(at, len);
             batch::verify(&bytes, checksum).then_some(Found { header, checksum, bytes })
         });
         let Some(found) = found else { break };
@@ -162,29 +182,19 @@ fn chain(pool: &Pool, superblock: &Superblock, rings: &[Ring]) -> Vec<Found> {
 }
 
 /// A break in the chain is a crash unless a later batch says that what is missing had been flushed.
-fn look_for_rot(pool: &Pool, superblock: &Superblock, rings: &[Ring], batches: &[Found]) -> Result<()> {
+fn look_for_rot(pool: &Pool, superblock: &Superblock, rings: &[Ring<'_>], batches: &[Found]) -> Result<()> {
     let next = superblock.log_sequence + batches.len() as u64;
-    let magic = batch::BATCH_MAGIC.to_le_bytes();
     for ring in rings {
-        let ring = &ring.bytes;
         // Each that is looked at contradicts the superblock. In a log that this program wrote the first of them is whole;
         // in a forged one they may overlap, and each may be as long as a batch can be.
-        let mut bytes_left = 2 * ring.len();
-        for at in (0..ring.len()).step_by(BLOCK_BYTES) {
-            if ring[at..at + 8] != magic {
-                continue;
-            }
-            let Ok((header, checksum, len)) =
-                batch::decode_header(&ring[at..at + BLOCK_BYTES], &pool.pool_id)
-            else {
-                continue;
-            };
+        let mut bytes_left = 2 * pool.ring_bytes as usize;
+        for (at, (header, checksum, len)) in &ring.headers {
             let newer_superblock = header.superblock_generation > superblock.generation;
             let beyond = header.epoch == superblock.epoch && header.sequence > next && header.flushed >= next;
             if !(newer_superblock || beyond) {
                 continue;
             }
-            bytes_left = match bytes_left.checked_sub(len) {
+            bytes_left = match bytes_left.checked_sub(*len) {
                 Some(left) => left,
                 None => {
                     return Err(EngineError::Refused(
@@ -192,7 +202,7 @@ fn look_for_rot(pool: &Pool, superblock: &Superblock, rings: &[Ring], batches: &
                     ));
                 }
             };
-            if batch::verify(&from_ring(ring, at as u64, len), checksum) {
+            if batch::verify(&ring.read(*at, *len), *checksum) {
                 return Err(EngineError::Refused(if newer_superblock {
                     format!(
                         "the log names superblock generation {} and the newest that can be read is {}: superblocks have been damaged after they were written; opening an older one would lose acknowledged changes. Restore the device from its mirror or a backup",

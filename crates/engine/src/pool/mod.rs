@@ -39,13 +39,11 @@ pub struct Pool {
 /// Places in a log that cannot be read and are looked for one by one; what is behind them is taken as unreadable.
 const UNREADABLE_MAX: usize = 256;
 
-/// A log as it was read.
-pub struct Ring {
-    /// Its bytes; zeros where they cannot be read.
-    pub bytes: AlignedBuf,
-    /// Where that is (from, to), and why.
-    pub unreadable: Vec<(u64, u64, DeviceError)>,
-}
+/// Read at a time of a log that is looked through: all of it may be 256 MiB.
+const LOG_WINDOW_BYTES: u64 = 4 << 20;
+
+/// A part of a log that cannot be read (from, to), and why.
+pub type Unreadable = (u64, u64, DeviceError);
 
 /// A piece of a chunk that a request covers: chunk, offset inside it, range of the request's buffer.
 struct Piece<'c> {
@@ -258,24 +256,51 @@ impl Pool {
         }
     }
 
-    /// The whole log of device `index`, with zeros where it cannot be read.
-    pub fn read_ring(&self, index: usize) -> Ring {
-        let mut bytes = AlignedBuf::new(self.ring_bytes as usize);
+    /// Hands `each` block of the log of device `index` on, with its place in the ring; zeros where it cannot be read. Gives
+    /// what cannot be.
+    pub fn look_through_log(&self, index: usize, each: &mut dyn FnMut(u64, &[u8])) -> Vec<Unreadable> {
         let mut unreadable = Vec::new();
-        let mut parts = vec![(0, bytes.len())];
+        let mut window = AlignedBuf::new(LOG_WINDOW_BYTES.min(self.ring_bytes) as usize);
+        let mut at = 0;
+        while at < self.ring_bytes {
+            let len = (self.ring_bytes - at).min(LOG_WINDOW_BYTES) as usize;
+            self.read_ring(index, at, &mut window[..len], &mut unreadable);
+            for (i, block) in window[..len].chunks_exact(BLOCK_BYTES).enumerate() {
+                each(at + (i * BLOCK_BYTES) as u64, block);
+            }
+            at += len as u64;
+        }
+        unreadable
+    }
+
+    /// Reads at byte `start` of a ring, zeros where it cannot be read.
+    fn read_ring(&self, index: usize, start: u64, out: &mut [u8], unreadable: &mut Vec<Unreadable>) {
+        let mut parts = vec![(0, out.len())];
         while let Some((at, len)) = parts.pop() {
-            let part = &mut bytes[at..at + len];
-            let Err(error) = self.devices[index].read_at(RING_START + at as u64, part) else { continue };
+            let (part, from) = (&mut out[at..at + len], start + at as u64);
+            let Err(error) = self.devices[index].read_at(RING_START + from, part) else { continue };
             part.fill(0);
-            if len == BLOCK_BYTES || unreadable.len() == UNREADABLE_MAX {
-                unreadable.push((at as u64, (at + len) as u64, error));
+            if len == BLOCK_BYTES || unreadable.len() >= UNREADABLE_MAX {
+                unreadable.push((from, from + len as u64, error));
             } else {
                 // The second half is looked at later.
                 let half = (len / BLOCK_BYTES).div_ceil(2) * BLOCK_BYTES;
                 parts.extend([(at + half, len - half), (at, half)]);
             }
         }
-        Ring { bytes, unreadable }
+    }
+
+    /// A stretch of the log of one device, with zeros where it cannot be read.
+    pub fn read_log_with_gaps(&self, device: usize, position: u64, len: usize) -> Vec<u8> {
+        let mut buf = AlignedBuf::new(len);
+        let at = position % self.ring_bytes;
+        let first = len.min((self.ring_bytes - at) as usize);
+        let mut gaps = Vec::new();
+        self.read_ring(device, at, &mut buf[..first], &mut gaps);
+        if first < len {
+            self.read_ring(device, 0, &mut buf[first..len], &mut gaps);
+        }
+        buf[..len].to_vec()
     }
 
     /// A stretch of the log of one device.
