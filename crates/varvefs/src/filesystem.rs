@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::directory::{ReadDir, remove_tree};
 use crate::error::{Error, Fault, Reason, Result, path_buf};
 use crate::file::File;
-use crate::metadata::{FileType, Metadata, Times, XattrMode};
+use crate::metadata::{FileType, Metadata, Times};
 use crate::open_options::OpenOptions;
 use crate::path::{AsPath, Last, find, find_existing, with_existing};
 use crate::pending::Pending;
@@ -243,7 +243,7 @@ impl Filesystem {
     }
 
     /// Runs a verb on what bears the name `path`, a symbolic link or not.
-    fn on_entry<T>(
+    pub(crate) fn on_entry<T>(
         &self,
         doing: &'static str,
         path: impl AsPath,
@@ -259,7 +259,7 @@ impl Filesystem {
     }
 
     /// Runs a verb on what `path` leads to.
-    fn on_inode<T>(
+    pub(crate) fn on_inode<T>(
         &self,
         doing: &'static str,
         path: impl AsPath,
@@ -387,38 +387,6 @@ impl Filesystem {
                 }
                 result => Ok(result?),
             }
-        })
-    }
-
-    /// Sets an extended attribute. Names begin with their namespace: `user.` is for programs.
-    pub fn set_xattr(
-        &self,
-        path: impl AsPath,
-        name: impl AsRef<[u8]>,
-        value: impl AsRef<[u8]>,
-        mode: XattrMode,
-    ) -> Result<()> {
-        self.on_inode("set an extended attribute of", path, |fs, ino| {
-            Ok(fs.setxattr(ino, name.as_ref(), value.as_ref(), mode.below())?)
-        })
-    }
-
-    /// The value of an extended attribute; `None` if there is none of that name.
-    pub fn get_xattr(&self, path: impl AsPath, name: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
-        self.on_inode("read an extended attribute of", path, |fs, ino| {
-            verbs::get_xattr(fs, ino, name.as_ref())
-        })
-    }
-
-    /// The names of all extended attributes.
-    pub fn list_xattrs(&self, path: impl AsPath) -> Result<Vec<Vec<u8>>> {
-        self.on_inode("list the extended attributes of", path, |fs, ino| Ok(fs.listxattr(ino)?))
-    }
-
-    /// Removes an extended attribute.
-    pub fn remove_xattr(&self, path: impl AsPath, name: impl AsRef<[u8]>) -> Result<()> {
-        self.on_inode("remove an extended attribute of", path, |fs, ino| {
-            Ok(fs.removexattr(ino, name.as_ref())?)
         })
     }
 

@@ -87,6 +87,7 @@ mod pool;
 mod shared;
 mod stats;
 mod verbs;
+mod xattrs;
 
 pub use directory::{DirEntry, ReadDir};
 pub use error::{Error, Reason, Result};

@@ -230,6 +230,35 @@ fn extended_attributes() {
     assert_eq!(*error.reason(), Reason::AttributeTooLarge);
 }
 
+// Goal: a symbolic link has extended attributes of its own. Method: the same name on the link and on what it leads to,
+// set, read, listed and removed by both ways; a link that leads nowhere has them too.
+#[test]
+fn links_have_extended_attributes_of_their_own() {
+    let fs = fresh();
+    fs.create("/f").unwrap();
+    fs.symlink("f", "/link").unwrap();
+    fs.symlink("nothing", "/dangling").unwrap();
+    fs.set_xattr("/link", "trusted.a", b"of the file", XattrMode::Create).unwrap();
+    assert_eq!(fs.get_link_xattr("/link", "trusted.a").unwrap(), None);
+    fs.set_link_xattr("/link", "trusted.a", b"of the link", XattrMode::Create).unwrap();
+    assert_eq!(
+        *fs.set_link_xattr("/link", "trusted.a", b"", XattrMode::Create).unwrap_err().reason(),
+        Reason::Exists
+    );
+    assert_eq!(fs.get_xattr("/link", "trusted.a").unwrap().unwrap(), b"of the file");
+    assert_eq!(fs.get_xattr("/f", "trusted.a").unwrap().unwrap(), b"of the file");
+    assert_eq!(fs.get_link_xattr("/link", "trusted.a").unwrap().unwrap(), b"of the link");
+    fs.set_link_xattr("/link", "trusted.b", b"", XattrMode::Set).unwrap();
+    assert_eq!(fs.list_link_xattrs("/link").unwrap().len(), 2);
+    assert_eq!(fs.list_xattrs("/link").unwrap(), [b"trusted.a"]);
+    fs.remove_link_xattr("/link", "trusted.a").unwrap();
+    assert_eq!(fs.list_link_xattrs("/link").unwrap(), [b"trusted.b"]);
+    assert_eq!(fs.list_xattrs("/f").unwrap(), [b"trusted.a"]);
+    fs.set_link_xattr("/dangling", "trusted.a", b"1", XattrMode::Set).unwrap();
+    assert_eq!(*fs.list_xattrs("/dangling").unwrap_err().reason(), Reason::NotFound);
+    assert_eq!(fs.list_link_xattrs("/dangling").unwrap(), [b"trusted.a"]);
+}
+
 // Goal: a symbolic link has an owner and times of its own. Method: set them on the link and on what it leads to, look at
 // both.
 #[test]
