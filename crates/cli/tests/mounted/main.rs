@@ -9,6 +9,7 @@
 
 mod cost;
 mod crash;
+mod directory;
 mod full;
 mod harness;
 mod helper;
