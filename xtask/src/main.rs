@@ -16,6 +16,7 @@ mod packages;
 mod pjdfstest;
 mod process;
 mod readme;
+mod real;
 mod soak;
 mod spec;
 mod suite;
@@ -44,6 +45,8 @@ enum Command {
     Pjdfstest(pjdfstest::PjdfstestArgs),
     /// Exercise a file on a mounted pool with fsx, as it is and with direct I/O
     Fsx(fsx::FsxArgs),
+    /// Run programs that people run on a mounted pool: PostgreSQL, git and a kernel's source, stress-ng, dbench, postmark
+    Real(real::RealArgs),
     /// Crash, kill and check for as long as asked, and exercise a file with fsx
     Soak(soak::SoakArgs),
 }
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Command::Gate => gate::run(),
         Command::Pjdfstest(args) => pjdfstest::run(&args),
         Command::Fsx(args) => fsx::run(&args),
+        Command::Real(args) => real::run(&args),
         Command::Soak(args) => soak::run(&args),
     };
     match done {

@@ -42,14 +42,21 @@ impl Suite {
 
     /// An empty directory for a run.
     pub fn scratch(&self) -> Result<Scratch> {
-        let path = std::env::temp_dir().join(format!("varve-{}-{}", self.name, std::process::id()));
-        fs::create_dir(&path).with_context(|| format!("cannot make a directory for {}", self.name))?;
-        Ok(Scratch(path))
+        Scratch::new(self.name)
     }
 }
 
 /// A directory of ours, removed at the end.
 pub struct Scratch(pub PathBuf);
+
+impl Scratch {
+    /// An empty one for `name`.
+    pub fn new(name: &str) -> Result<Scratch> {
+        let path = std::env::temp_dir().join(format!("varve-{name}-{}", std::process::id()));
+        fs::create_dir(&path).with_context(|| format!("cannot make a directory for {name}"))?;
+        Ok(Scratch(path))
+    }
+}
 
 impl Drop for Scratch {
     fn drop(&mut self) {
