@@ -117,6 +117,8 @@ kinds! {
     HeldMalformed "held-malformed" "An entry of the index of a version is not one.";
     HeldMissing "held-missing" "The index of a version lacks a place in which it has something.";
     HeldStray "held-stray" "The index of a version names a place in which it has nothing.";
+    EntryUnseen "entry-unseen" "An entry of a namespace that nobody sees, and nothing is left to be reaped.";
+    WhiteoutIdle "whiteout-idle" "A whiteout that hides nothing.";
     ReapMalformed "reap-malformed" "Work for the reaper is none.";
     ReapMissing "reap-missing" "A version that nobody holds is not marked to be reaped: its space does not come back.";
     ReapStray "reap-stray" "A version is marked to be reaped that is in use or does not exist.";

@@ -18,7 +18,7 @@ use super::segment::Entry;
 use super::{Holder, Read, Result};
 use crate::problem::{Problem, ProblemKind as Kind};
 
-type Versions = BTreeMap<VersionId, VersionRecord>;
+pub(super) type Versions = BTreeMap<VersionId, VersionRecord>;
 
 /// The first family of data after `after` that has entries, version records or work for the reaper. For walking all of
 /// them.
@@ -65,7 +65,7 @@ pub fn walk_family(
     let before = problems.len();
     let versions = load_versions(read, family, problems)?;
     check_versions(family, &versions, holders, problems);
-    let idle = check_work(read, family, &versions, problems)?;
+    let idle = check_work(read, family, &[TreeId::EXTENTS], &versions, problems)?;
     let keys: BTreeSet<VersionKey> = match versions.is_empty() {
         true => [VersionKey(family.0)].into(),
         false => versions.values().map(|version| version.key).collect(),
@@ -225,10 +225,11 @@ fn check_index(
     Ok(())
 }
 
-/// Compares what is to be reaped with the versions; says whether there is nothing.
-fn check_work(
+/// Compares what is to be reaped of a family with things in `trees` with the versions; says whether there is nothing.
+pub(super) fn check_work(
     read: &dyn Read,
     family: FamilyId,
+    trees: &[TreeId],
     versions: &Versions,
     problems: &mut Vec<Problem>,
 ) -> Result<bool> {
@@ -251,7 +252,7 @@ fn check_work(
             Ok(Work::Going(id)) => (!going.remove(&id)).then_some(id),
             Ok(Work::Recheck(id)) => (!inner(id)).then_some(id),
             Ok(Work::Place(tree, _)) => {
-                if tree != TreeId::EXTENTS {
+                if !trees.contains(&tree) {
                     let text = format!("a place to be reaped of family {} is in {}", family.0, tree.name());
                     problems.push(Problem::new(Kind::ReapMalformed, text));
                 }
@@ -275,7 +276,11 @@ fn check_work(
     Ok(idle)
 }
 
-fn load_versions(read: &dyn Read, family: FamilyId, problems: &mut Vec<Problem>) -> Result<Versions> {
+pub(super) fn load_versions(
+    read: &dyn Read,
+    family: FamilyId,
+    problems: &mut Vec<Problem>,
+) -> Result<Versions> {
     let prefix = family_prefix(family);
     let mut versions = Versions::new();
     read.scan(TreeId::VERSIONS, &prefix, &mut |key, value| {
@@ -295,7 +300,12 @@ fn load_versions(read: &dyn Read, family: FamilyId, problems: &mut Vec<Problem>)
 }
 
 /// Checks the tree of versions.
-fn check_versions(family: FamilyId, versions: &Versions, holders: &[Holder], problems: &mut Vec<Problem>) {
+pub(super) fn check_versions(
+    family: FamilyId,
+    versions: &Versions,
+    holders: &[Holder],
+    problems: &mut Vec<Problem>,
+) {
     let mut counts: BTreeMap<VersionId, u64> = BTreeMap::new();
     for holder in holders {
         *counts.entry(holder.version).or_default() += 1;

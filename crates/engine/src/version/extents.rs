@@ -255,11 +255,18 @@ impl Contents for Extents<'_> {
         }
     }
 
-    fn recheck_place(&mut self, read: &dyn Read, family: &Family, tree: TreeId, place: &[u8]) -> Result<()> {
+    fn recheck_place(
+        &mut self,
+        read: &dyn Read,
+        family: &Family,
+        tree: TreeId,
+        place: &[u8],
+    ) -> Result<bool> {
         let segment = place.try_into().ok().filter(|_| tree == TreeId::EXTENTS).map(u64::from_be_bytes);
         let why = Corrupt { what: "place that is no segment", at: 0 };
         let wrong = || EngineError::corrupt(format!("what is to be reaped of family {}", family.id().0), why);
-        self.recheck_segment(read, family, segment.ok_or_else(wrong)?)
+        self.recheck_segment(read, family, segment.ok_or_else(wrong)?)?;
+        Ok(true)
     }
 }
 

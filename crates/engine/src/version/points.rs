@@ -31,14 +31,20 @@ use super::{Path, Result};
 use crate::EngineError;
 use crate::key::Key;
 
+mod check;
 mod reads;
+mod reap;
 #[cfg(test)]
 mod tests;
 mod writes;
 
+pub use check::{EachLive, walk_points};
 pub use reads::{EachVisible, Found, find, scan, sole_key};
+pub use reap::{OnDead, pending_points_families, reap_points_step};
 pub use writes::{delete, own, put};
 
+/// The trees of namespaces, in the order of their numbers.
+const TREES: [TreeId; 3] = [TreeId::INODES, TreeId::NAMES, TreeId::XATTRS];
 /// Bytes of the version key at the end of every key.
 const VERSION_BYTES: usize = 8;
 
@@ -83,4 +89,36 @@ fn is_listed(family: FamilyId, version: VersionKey) -> bool {
 /// Whether a path is that of a family that was never forked, or has but its first version left.
 fn is_plain(path: &Path) -> bool {
     path.versions() == 1 && !is_listed(path.family(), path.head().key)
+}
+
+/// What tests plant: errors, to see themselves fail, and a choice that must not matter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Planted {
+    /// Nobody notes what a write hides from a version without holders.
+    HiddenNotNoted,
+    /// What a write hides in the version that its transaction has left is not noted.
+    PathIgnored,
+    /// Whiteouts stay when what they hid has gone.
+    WhiteoutsStay,
+    /// Nobody hears of what was hidden in a version that collapses.
+    HiddenUnheard,
+    /// No error: the larger side drains, so that both directions are met equally often.
+    LargerSide,
+}
+
+#[cfg(test)]
+thread_local! {
+    static PLANTED: std::cell::Cell<&'static [Planted]> = const { std::cell::Cell::new(&[]) };
+}
+
+/// Whether a test has planted this.
+#[cfg(test)]
+fn planted(what: Planted) -> bool {
+    PLANTED.get().contains(&what)
+}
+
+/// Outside tests nothing is planted.
+#[cfg(not(test))]
+const fn planted(_: Planted) -> bool {
+    false
 }

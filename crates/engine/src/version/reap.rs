@@ -69,8 +69,9 @@ pub(super) trait Contents {
     fn drain(&mut self, read: &dyn Read, pair: &Pair, cursor: &[u8]) -> Result<Outcome>;
     /// Removes what no holder sees in places in which version `id` has something.
     fn recheck(&mut self, read: &dyn Read, family: &Family, id: VersionId, cursor: &[u8]) -> Result<Outcome>;
-    /// Removes what no holder sees in one place.
-    fn recheck_place(&mut self, read: &dyn Read, family: &Family, tree: TreeId, place: &[u8]) -> Result<()>;
+    /// Removes what no holder sees in one place. False: not yet, in another step.
+    fn recheck_place(&mut self, read: &dyn Read, family: &Family, tree: TreeId, place: &[u8])
+    -> Result<bool>;
 }
 
 /// One small step. False: there is nothing to do.
@@ -335,7 +336,9 @@ fn recheck_places(
     while let Some(key) = next.take() {
         let (_, work) = decode(&key)?;
         let Work::Place(tree, place) = work else { break };
-        contents.recheck_place(read, &versions, tree, place)?;
+        if !contents.recheck_place(read, &versions, tree, place)? {
+            break;
+        }
         unmark(contents.tx(), family, work);
         if contents.full() {
             break;

@@ -4,10 +4,10 @@ use varve_format::record::held::held_key;
 use varve_format::record::reap::{Work, reap_key};
 use varve_format::{TreeId, VersionKey};
 
-use super::super::pending::record;
+use super::super::pending::{State, record, state};
 use super::super::{Path, Read, Result};
 use super::reads::entries_at;
-use super::{entry_key, is_listed, is_plain, place_of};
+use super::{Planted, entry_key, is_listed, is_plain, place_of, planted};
 use crate::Transaction;
 use crate::transaction::Op;
 
@@ -125,8 +125,20 @@ fn note_hidden(
     tree: TreeId,
     prefix: &[u8],
 ) -> Result<()> {
-    let hidden = record(read, path.family(), path.step(step).id)?;
-    if hidden.refs == 0 && !(step == 1 && hidden.children == 1) {
+    let at = path.step(step);
+    // Of a version that this transaction has left, the path knows it and the record does not yet; of one that others
+    // have let go since the path was loaded, it is the record that knows.
+    let state = match at.state {
+        State::Held => state(&record(read, path.family(), at.id)?),
+        _ if planted(Planted::PathIgnored) => state(&record(read, path.family(), at.id)?),
+        left => left,
+    };
+    let noted = match state {
+        State::Held => false,
+        State::Going => step > 1,
+        State::Inner => true,
+    };
+    if noted && !planted(Planted::HiddenNotNoted) {
         let work = Work::Place(tree, place_of(prefix));
         tx.put(TreeId::REAP, &reap_key(path.family(), work), &[]);
     }

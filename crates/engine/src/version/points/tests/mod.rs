@@ -4,19 +4,20 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use varve_format::record::held::held_key;
+use varve_format::record::reap::{Work, reap_key};
 use varve_format::record::version::{self, VersionRecord};
 use varve_format::{FamilyId, TreeId, VersionId, VersionKey};
 
-use super::super::{Holder, Path, Read, Result, branch, share};
+use super::super::{Holder, Path, Read, Result, branch, release, share};
 use super::*;
 use crate::Transaction;
 use crate::transaction::Op;
 
 mod plain;
+mod reap;
 mod world;
 
 const FAMILY: FamilyId = FamilyId(5);
-const TREES: [TreeId; 3] = [TreeId::INODES, TreeId::NAMES, TreeId::XATTRS];
 
 /// Trees in memory. Counts descents and the entries met.
 #[derive(Default, Clone)]

@@ -1,0 +1,445 @@
+//! What namespaces hold: entries of point keys. The reaper's hands (see [`super::super::reap`] for what it does).
+//!
+//! Where a version has entries is in the index, and who moves or removes them begins at its front again after each step.
+//! A family's first version has none: its entries are found by a walk through the family, and a cursor remembers how far
+//! that has come.
+//!
+//! The caller hears of every value that ceases to exist, in the transaction in which it does, and may put it off: then
+//! the step ends before it, and the next one asks again.
+
+use std::collections::BTreeMap;
+
+use varve_format::record::held::{HELD_KEY_BYTES_MIN, decode_held_key, held_key, held_prefix};
+use varve_format::record::version::Drain;
+use varve_format::{Corrupt, FamilyId, TreeId, VersionId, VersionKey};
+
+use super::super::family::{Blocks, Family, Own};
+use super::super::reap::{self, Contents, Outcome, Pair};
+use super::super::{Holder, Path, Progress, Read, Result};
+use super::reads::entries_at;
+use super::{Planted, TREES, entry_key, is_listed, place_of, planted, split};
+use crate::{EngineError, Transaction};
+
+/// Entries that a step may look at without changing any, for each one it may change.
+const LOOKED_AT_RATIO: u64 = 16;
+/// Entries looked at to guess which of two versions has fewer.
+const SAMPLE_ENTRIES: u64 = 2048;
+
+/// Hears of a value that ceases to exist: the tree, the prefix, the value, and the transaction in which that happens, to
+/// which it may add. False: not in this one (say, because it has changed the same family of data already); the first
+/// of a step must be taken.
+pub type OnDead<'a> = &'a mut dyn FnMut(&mut Transaction, TreeId, &[u8], &[u8]) -> Result<bool>;
+
+/// One small step towards storing exactly what holders see of this namespace. Apply `tx` (which becomes privileged)
+/// after each, and call again while [`Progress::more`]; when there was nothing to do, it is empty. A step changes about
+/// `entries_max` entries and looks at a bounded number. Run it while nobody writes to the family; paths loaded before it
+/// are void after it, holders are not.
+///
+/// # Errors
+/// Those of `on_dead`; [`EngineError::Corrupt`] for a record that cannot be; `tx` must then be dropped.
+pub fn reap_points_step(
+    read: &dyn Read,
+    tx: &mut Transaction,
+    family: FamilyId,
+    entries_max: u64,
+    on_dead: OnDead<'_>,
+) -> Result<Progress> {
+    let entries_max = entries_max.max(1);
+    let looks = entries_max.saturating_mul(LOOKED_AT_RATIO).max(64);
+    let mut points = Points { tx, entries_max, looks, entries: 0, postponed: false, on_dead };
+    let more = reap::step(read, &mut points, family)?;
+    Ok(Progress { more, entries: points.entries, ..Progress::default() })
+}
+
+/// Up to `families_max` namespaces after `after` in which [`reap_points_step`] has work. The second part says after
+/// which to go on; `None`: there are no more. Costs what is pending, other families' work included.
+///
+/// # Errors
+/// Those of reading.
+pub fn pending_points_families(
+    read: &dyn Read,
+    after: Option<FamilyId>,
+    families_max: usize,
+) -> Result<(Vec<FamilyId>, Option<FamilyId>)> {
+    reap::pending_of(read, after, families_max, true)
+}
+
+/// A prefix of a tree.
+type At = (TreeId, Vec<u8>);
+
+/// A step's changes, and what it may still do.
+struct Points<'a> {
+    tx: &'a mut Transaction,
+    entries_max: u64,
+    looks: u64,
+    entries: u64,
+    /// A value may not die in this transaction: the step ends.
+    postponed: bool,
+    on_dead: OnDead<'a>,
+}
+
+impl Contents for Points<'_> {
+    fn tx(&mut self) -> &mut Transaction {
+        self.tx
+    }
+
+    fn full(&self) -> bool {
+        self.postponed || self.entries >= self.entries_max
+    }
+
+    fn kill(
+        &mut self,
+        read: &dyn Read,
+        family: FamilyId,
+        key: VersionKey,
+        from: u64,
+        cursor: &[u8],
+    ) -> Result<Outcome> {
+        no_limit(family, from == 0)?;
+        let (places, next) = self.places(read, family, key, cursor)?;
+        for (tree, prefix) in places {
+            let value = read.get(tree, &entry_key(&prefix, key))?;
+            if !self.dies(tree, &prefix, value.as_deref())? {
+                return Ok(Outcome::Stopped(cursor.to_vec()));
+            }
+            self.delete(family, tree, &prefix, key);
+        }
+        Ok(from_the_front(family, key, next))
+    }
+
+    fn smaller(&self, read: &dyn Read, pair: &Pair) -> Result<Drain> {
+        let Pair { family, parent, child, .. } = pair;
+        let mut of_child = listed(read, *family, child.key)?;
+        let of_parent = if is_listed(*family, parent.key) {
+            listed(read, *family, parent.key)?
+        } else if of_child < SAMPLE_ENTRIES {
+            // Moving these few is less work than looking for the parent's.
+            u64::MAX
+        } else {
+            let counts = sample(read, *family, child.key, parent.key)?;
+            of_child = counts.0;
+            counts.1
+        };
+        let up = (of_child <= of_parent) != planted(Planted::LargerSide);
+        Ok(if up { Drain::Up } else { Drain::Down })
+    }
+
+    fn drain(&mut self, read: &dyn Read, pair: &Pair, cursor: &[u8]) -> Result<Outcome> {
+        let Pair { family, parent, child, .. } = *pair;
+        no_limit(family, child.limit == u64::MAX)?;
+        let up = child.drain == Drain::Up;
+        let (moving, staying) = if up { (child.key, parent.key) } else { (parent.key, child.key) };
+        let (places, next) = self.places(read, family, moving, cursor)?;
+        let mut beneath = Beneath { version: parent.parent, path: None };
+        for (tree, prefix) in places {
+            let upper = read.get(tree, &entry_key(&prefix, child.key))?;
+            let lower = read.get(tree, &entry_key(&prefix, parent.key))?;
+            let told = planted(Planted::HiddenUnheard);
+            if upper.is_some() && !told && !self.dies(tree, &prefix, lower.as_deref())? {
+                return Ok(Outcome::Stopped(cursor.to_vec()));
+            }
+            let both = upper.is_some() && lower.is_some();
+            let merged = match upper.or(lower) {
+                Some(value) if value.is_empty() && !beneath.shows(read, family, tree, &prefix)? => None,
+                merged => merged,
+            };
+            self.delete(family, tree, &prefix, moving);
+            match merged {
+                // It is there already.
+                Some(_) if both && !up => (),
+                Some(value) => self.put(family, tree, &prefix, staying, value),
+                None if both => self.delete(family, tree, &prefix, staying),
+                None => (),
+            }
+        }
+        Ok(from_the_front(family, moving, next))
+    }
+
+    fn recheck(&mut self, read: &dyn Read, family: &Family, id: VersionId, cursor: &[u8]) -> Result<Outcome> {
+        // What nobody sees is hidden from this one too: it lies where one of these has something.
+        let (witnesses, _) = family.witness(id);
+        let mut places: BTreeMap<Vec<u8>, At> = BTreeMap::new();
+        let mut upto: Option<Vec<u8>> = None;
+        for key in witnesses {
+            let (some, next) = self.places(read, family.id(), key, cursor)?;
+            places.extend(some.into_iter().map(|at| (encode_cursor(at.0, &at.1), at)));
+            if let Outcome::Stopped(next) = next {
+                upto = Some(upto.map_or(next.clone(), |upto| upto.min(next)));
+            }
+        }
+        for (here, (tree, prefix)) in places {
+            if upto.as_ref().is_some_and(|upto| here >= *upto) {
+                break;
+            }
+            if self.full() || !self.recheck_prefix(read, family, tree, &prefix)? {
+                return Ok(Outcome::Stopped(here));
+            }
+        }
+        Ok(upto.map_or(Outcome::Done, Outcome::Stopped))
+    }
+
+    fn recheck_place(
+        &mut self,
+        read: &dyn Read,
+        family: &Family,
+        tree: TreeId,
+        place: &[u8],
+    ) -> Result<bool> {
+        known(family.id(), tree)?;
+        let prefix = [&family.id().0.to_be_bytes(), place].concat();
+        self.entries += 1;
+        self.recheck_prefix(read, family, tree, &prefix)
+    }
+}
+
+impl Points<'_> {
+    /// Removes what nobody sees at a prefix, whoever has it, and whiteouts that hide nothing. False: it was put off.
+    fn recheck_prefix(
+        &mut self,
+        read: &dyn Read,
+        family: &Family,
+        tree: TreeId,
+        prefix: &[u8],
+    ) -> Result<bool> {
+        let (mut found, mut failed) = (BTreeMap::new(), None);
+        read.scan(tree, prefix, &mut |key, value| {
+            if !key.starts_with(prefix) {
+                return false;
+            }
+            match split(tree, key) {
+                Ok((_, version)) => drop(found.insert(version, value.to_vec())),
+                Err(error) => failed = Some(error),
+            }
+            failed.is_none()
+        })?;
+        failed.map_or(Ok(()), Err)?;
+        // One alone is hidden by nothing. If it is a whiteout, it may hide nothing itself.
+        if found.len() < 2 && found.values().all(|value| !value.is_empty()) {
+            return Ok(true);
+        }
+        let own = found.iter().map(|(version, value)| (*version, own_of(value))).collect();
+        let stays = family.stays(&own, &|_| Blocks::ALL);
+        // Of a version that does not exist nothing is said: it is left to the check.
+        for (version, value) in
+            found.iter().filter(|(version, _)| stays.get(version) == Some(&Own::default()))
+        {
+            if value.is_empty() && planted(Planted::WhiteoutsStay) {
+                continue;
+            }
+            if !self.dies(tree, prefix, Some(value))? {
+                return Ok(false);
+            }
+            self.delete(family.id(), tree, prefix, *version);
+        }
+        Ok(true)
+    }
+
+    /// The next places where `key` has entries, as many as the step may change, and how far that is.
+    fn places(
+        &mut self,
+        read: &dyn Read,
+        family: FamilyId,
+        key: VersionKey,
+        cursor: &[u8],
+    ) -> Result<(Vec<At>, Outcome)> {
+        if is_listed(family, key) {
+            self.listed_places(read, family, key, cursor)
+        } else {
+            self.first_places(read, family, cursor)
+        }
+    }
+
+    fn listed_places(
+        &mut self,
+        read: &dyn Read,
+        family: FamilyId,
+        key: VersionKey,
+        cursor: &[u8],
+    ) -> Result<(Vec<At>, Outcome)> {
+        let all = [&family.0.to_be_bytes()[..], &key.0.to_be_bytes()].concat();
+        let (mut places, mut next, mut failed) = (Vec::new(), Outcome::Done, None);
+        read.scan(TreeId::HELD, &[&all, cursor].concat(), &mut |held, _| {
+            if !held.starts_with(&all) {
+                return false;
+            }
+            let at = decode_held_key(held)
+                .map_err(|why| EngineError::corrupt("an index entry", why))
+                .and_then(|(_, _, tree, place)| known(family, tree).map(|()| (tree, place)));
+            match at {
+                Ok((tree, place)) if (places.len() as u64) < self.entries_max => {
+                    places.push((tree, [&family.0.to_be_bytes(), place].concat()));
+                    return true;
+                }
+                Ok(_) => next = Outcome::Stopped(held[all.len()..].to_vec()),
+                Err(error) => failed = Some(error),
+            }
+            false
+        })?;
+        failed.map_or(Ok((places, next)), Err)
+    }
+
+    /// The family's first version has no index: a walk through everything, from `cursor` on.
+    fn first_places(
+        &mut self,
+        read: &dyn Read,
+        family: FamilyId,
+        cursor: &[u8],
+    ) -> Result<(Vec<At>, Outcome)> {
+        let first = VersionKey(family.0);
+        let all = family.0.to_be_bytes();
+        let (begun, begin) = match cursor.split_first() {
+            Some((tree, place)) => (TreeId(u16::from(*tree)), place),
+            None => (TREES[0], cursor),
+        };
+        let mut places = Vec::<At>::new();
+        for tree in TREES.into_iter().filter(|tree| *tree >= begun) {
+            let from = [&all[..], if tree == begun { begin } else { &[] }].concat();
+            let (mut next, mut failed, mut last) = (None, None, Vec::new());
+            read.scan(tree, &from, &mut |key, _| {
+                if !key.starts_with(&all) {
+                    return false;
+                }
+                let (prefix, version) = match split(tree, key) {
+                    Ok(parts) => parts,
+                    Err(error) => {
+                        failed = Some(error);
+                        return false;
+                    }
+                };
+                // Only between prefixes, so that each step gets past at least one.
+                if prefix != last {
+                    let enough = self.looks == 0 || places.len() as u64 >= self.entries_max;
+                    if enough && !last.is_empty() {
+                        next = Some(encode_cursor(tree, prefix));
+                        return false;
+                    }
+                    last = prefix.to_vec();
+                }
+                self.looks = self.looks.saturating_sub(1);
+                if version == first {
+                    places.push((tree, prefix.to_vec()));
+                }
+                true
+            })?;
+            if let Some(error) = failed {
+                return Err(error);
+            }
+            if let Some(next) = next {
+                return Ok((places, Outcome::Stopped(next)));
+            }
+        }
+        Ok((places, Outcome::Done))
+    }
+
+    /// Tells of a value that goes, unless it is none; says whether it may.
+    fn dies(&mut self, tree: TreeId, prefix: &[u8], value: Option<&[u8]>) -> Result<bool> {
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            self.postponed = !(self.on_dead)(self.tx, tree, prefix, value)?;
+        }
+        Ok(!self.postponed)
+    }
+
+    fn delete(&mut self, family: FamilyId, tree: TreeId, prefix: &[u8], version: VersionKey) {
+        self.tx.delete(tree, &entry_key(prefix, version));
+        if is_listed(family, version) {
+            self.tx.delete(TreeId::HELD, &held_key(family, version, tree, place_of(prefix)));
+        }
+        self.entries += 1;
+    }
+
+    fn put(&mut self, family: FamilyId, tree: TreeId, prefix: &[u8], version: VersionKey, value: Vec<u8>) {
+        self.tx.put_owned(tree, &entry_key(prefix, version), value.into());
+        if is_listed(family, version) {
+            self.tx.put(TreeId::HELD, &held_key(family, version, tree, place_of(prefix)), &[]);
+        }
+        self.entries += 1;
+    }
+}
+
+/// A point is all of a place.
+pub(super) fn own_of(value: &[u8]) -> Own {
+    match value.is_empty() {
+        true => Own { something: Blocks::NONE, holes: Blocks::ALL },
+        false => Own { something: Blocks::ALL, holes: Blocks::NONE },
+    }
+}
+
+fn encode_cursor(tree: TreeId, prefix: &[u8]) -> Vec<u8> {
+    [&[tree.0 as u8], place_of(prefix)].concat()
+}
+
+/// Who has moved or removed what it met needs no cursor where there is an index: something may have come in front of it
+/// (a version that dies while its parent still moves down to it).
+fn from_the_front(family: FamilyId, key: VersionKey, outcome: Outcome) -> Outcome {
+    match outcome {
+        Outcome::Stopped(_) if is_listed(family, key) => Outcome::Stopped(Vec::new()),
+        outcome => outcome,
+    }
+}
+
+fn no_limit(family: FamilyId, none: bool) -> Result<()> {
+    let why = Corrupt { what: "limit in a namespace", at: 0 };
+    if none { Ok(()) } else { Err(EngineError::corrupt(format!("a version of family {}", family.0), why)) }
+}
+
+fn known(family: FamilyId, tree: TreeId) -> Result<()> {
+    let why = Corrupt { what: "place in a tree that is no namespace's", at: 0 };
+    match TREES.contains(&tree) {
+        true => Ok(()),
+        false => Err(EngineError::corrupt(format!("the index or the work of family {}", family.0), why)),
+    }
+}
+
+/// How many entries a version has in the index, up to [`SAMPLE_ENTRIES`].
+fn listed(read: &dyn Read, family: FamilyId, key: VersionKey) -> Result<u64> {
+    let prefix = &held_prefix(family, key, TREES[0])[..HELD_KEY_BYTES_MIN - 1];
+    let mut count = 0;
+    read.scan(TreeId::HELD, prefix, &mut |held, _| {
+        let counts = held.starts_with(prefix) && count < SAMPLE_ENTRIES;
+        count += u64::from(counts);
+        counts
+    })?;
+    Ok(count)
+}
+
+/// How many of the first entries of a family belong to the one and to the other version.
+fn sample(read: &dyn Read, family: FamilyId, one: VersionKey, other: VersionKey) -> Result<(u64, u64)> {
+    let (prefix, mut counts) = (family.0.to_be_bytes(), (0, 0));
+    for tree in TREES {
+        let mut looked_at = 0;
+        read.scan(tree, &prefix, &mut |key, _| {
+            let version = split(tree, key).map(|(_, version)| version).ok();
+            counts.0 += u64::from(version == Some(one));
+            counts.1 += u64::from(version == Some(other));
+            looked_at += 1;
+            key.starts_with(&prefix) && looked_at < SAMPLE_ENTRIES
+        })?;
+    }
+    Ok(counts)
+}
+
+/// What the versions above two that are becoming one show. Loaded when it is first asked for.
+struct Beneath {
+    version: Option<VersionId>,
+    path: Option<Path>,
+}
+
+impl Beneath {
+    fn shows(&mut self, read: &dyn Read, family: FamilyId, tree: TreeId, prefix: &[u8]) -> Result<bool> {
+        if planted(Planted::WhiteoutsStay) {
+            return Ok(true);
+        }
+        let Some(version) = self.version else { return Ok(false) };
+        let path = match self.path.take() {
+            Some(path) => path,
+            None => Path::load(read, Holder { family, version, has_versions: true })?,
+        };
+        let mut shows = false;
+        entries_at(read, &path, tree, prefix, &mut |_, _, value| {
+            shows = !value.is_empty();
+            false
+        })?;
+        self.path = Some(path);
+        Ok(shows)
+    }
+}
