@@ -10,6 +10,7 @@ mod crashes;
 mod failures;
 mod hostile;
 mod limits;
+mod namespaces;
 mod stress;
 mod trees;
 
