@@ -35,6 +35,10 @@ pub struct Stats {
     reclaims_count: u64,
     no_space_count: u64,
     repaired_blocks_count: u64,
+    reserve_latency: Latency,
+    commit_latency: Latency,
+    read_latency: Latency,
+    write_latency: Latency,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -137,6 +141,7 @@ impl Device {
 pub fn collect(filesystem: &Filesystem, pool: &Path, mountpoint: Option<&Path>) -> Stats {
     let space = filesystem.space();
     let store = filesystem.store_stats();
+    let (read, write) = filesystem.read_and_write_latency();
     Stats {
         pool: pool.display().to_string(),
         mountpoint: mountpoint.map(|path| path.display().to_string()),
@@ -174,6 +179,10 @@ pub fn collect(filesystem: &Filesystem, pool: &Path, mountpoint: Option<&Path>) 
         reclaims_count: store.reclaims_count,
         no_space_count: store.no_space_count,
         repaired_blocks_count: store.repaired_blocks_count,
+        reserve_latency: Latency::of(&store.reserve_latency),
+        commit_latency: Latency::of(&store.commit_latency),
+        read_latency: Latency::of(&read),
+        write_latency: Latency::of(&write),
     }
 }
 
@@ -298,6 +307,16 @@ fn describe(stats: &Stats, before: Option<(&Stats, Duration)>) -> String {
     );
     text.line(format_args!("  {:<12} {:>12}", "dirty nodes", stats.nodes.dirty_count));
     text.line(format_args!("  {:<12} {:>12}", "cached nodes", stats.nodes.cached_count));
+    text.line(format_args!("\ntakes (median, 99 of a hundred)"));
+    for (name, latency) in [
+        ("read", &stats.read_latency),
+        ("write", &stats.write_latency),
+        ("commit", &stats.commit_latency),
+        ("reserve", &stats.reserve_latency),
+    ] {
+        let (median, most) = (show_ns(latency.p50_ns), show_ns(latency.p99_ns));
+        text.line(format_args!("  {name:<12} {median:>12}, {most}"));
+    }
     if stats.no_space_count > 0 || stats.repaired_blocks_count > 0 {
         text.line(format_args!("\nworth knowing"));
         text.line(format_args!("  {:<12} {:>12}", "out of space", stats.no_space_count));

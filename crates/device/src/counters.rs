@@ -3,7 +3,7 @@
 //! A snapshot is not one instant: counters of operations running meanwhile may or may not be in it.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::Operation;
 
@@ -44,6 +44,14 @@ impl Histogram {
         self.max_ns.fetch_max(ns, Relaxed);
     }
 
+    /// Runs `what` and adds how long it took.
+    pub fn time<T>(&self, what: impl FnOnce() -> T) -> T {
+        let begun = Stopwatch::start();
+        let result = what();
+        self.record(begun.elapsed());
+        result
+    }
+
     /// The present contents.
     #[must_use]
     pub fn snapshot(&self) -> HistogramSnapshot {
@@ -54,6 +62,24 @@ impl Histogram {
             sum_ns: self.sum_ns.load(Relaxed),
             max_ns: self.max_ns.load(Relaxed),
         }
+    }
+}
+
+/// The time since something began, for a [`Histogram`] and nothing else: no decision depends on it.
+#[derive(Debug, Clone, Copy)]
+pub struct Stopwatch(Instant);
+
+impl Stopwatch {
+    /// Begins now.
+    #[must_use]
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Until now.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.0.elapsed()
     }
 }
 

@@ -13,7 +13,7 @@ mod memory;
 mod request;
 
 pub use buffer::AlignedBuf;
-pub use counters::{Counters, Histogram, HistogramSnapshot, StatsSnapshot};
+pub use counters::{Counters, Histogram, HistogramSnapshot, StatsSnapshot, Stopwatch};
 pub use error::{DeviceError, Operation};
 pub use file::{Backend, FileDevice, FileOptions, OpenMode};
 pub use memory::MemoryDevice;

@@ -1,5 +1,6 @@
 //! Options, reports and figures of the store.
 
+use varve_device::HistogramSnapshot;
 use varve_format::Lsn;
 
 use crate::problem::Problem;
@@ -108,6 +109,10 @@ pub struct StoreStats {
     pub no_space_count: u64,
     /// Blocks whose first copy was bad and was repaired from another.
     pub repaired_blocks_count: u64,
+    /// How long setting space aside took.
+    pub reserve_latency: HistogramSnapshot,
+    /// How long those waited who waited for the log to be durable.
+    pub commit_latency: HistogramSnapshot,
 }
 
 /// What [`Store::check`] found. Empty `problems` means that everything agreed.

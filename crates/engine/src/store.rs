@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use varve_device::{AlignedBuf, Device};
+use varve_device::{AlignedBuf, Device, Histogram, Stopwatch};
 use varve_format::superblock::Superblock;
 use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, TreeId, block_checksum};
 
@@ -33,7 +33,7 @@ pub(crate) const DEVICES_MAX: usize = 1;
 /// Data that may be written and not flushed: recovery verifies at most about twice as much.
 const UNFLUSHED_BYTES_MAX: u64 = 96 << 20;
 
-/// Monotonic counters.
+/// Monotonic counters, and latencies.
 #[derive(Default)]
 pub(crate) struct Counters {
     pub journal_batches: AtomicU64,
@@ -45,6 +45,8 @@ pub(crate) struct Counters {
     pub transactions: AtomicU64,
     pub reclaims: AtomicU64,
     pub no_space: AtomicU64,
+    pub reserve_latency: Histogram,
+    pub commit_latency: Histogram,
 }
 
 /// Wakes and ends the background thread.
@@ -385,7 +387,8 @@ impl Store {
     /// Sets aside `data_blocks` blocks of data, and what logging `entries` entries of up to `entry_bytes` bytes
     /// (key and value together) will add to the trees. Tries commit, checkpoint and once more before it refuses.
     pub fn reserve(&self, data_blocks: u64, entries: u64, entry_bytes: u64) -> Result<Reservation> {
-        self.reserve_as(Urgency::Ordinary, data_blocks, entries, entry_bytes)
+        let latency = &self.counters.reserve_latency;
+        latency.time(|| self.reserve_as(Urgency::Ordinary, data_blocks, entries, entry_bytes))
     }
 
     /// As [`Store::reserve`], for what had been set aside when the pool was last in use: privileged work may have gone
@@ -429,6 +432,7 @@ impl Store {
         entry_bytes: u64,
     ) -> Result<bool> {
         self.check_writable()?;
+        let begun = Stopwatch::start();
         let mut core = self.core.lock();
         let more = purse(data_blocks, entries, entry_bytes, core.space.copies);
         let mine = reservation.as_ref().map_or(Purse::default(), |r| r.purse);
@@ -443,6 +447,8 @@ impl Store {
             Some(reservation) => reservation.purse = sum,
             none => *none = Some(Reservation { core: self.core.clone(), purse: sum, allocated: 0 }),
         }
+        drop(core);
+        self.counters.reserve_latency.record(begun.elapsed());
         Ok(true)
     }
 
@@ -618,6 +624,8 @@ impl Store {
             reclaims_count: c.reclaims.load(Relaxed),
             no_space_count: c.no_space.load(Relaxed),
             repaired_blocks_count: self.pool.repaired_count.load(Relaxed),
+            reserve_latency: c.reserve_latency.snapshot(),
+            commit_latency: c.commit_latency.snapshot(),
         }
     }
 

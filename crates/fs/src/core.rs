@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use parking_lot::{Mutex, RwLockReadGuard, RwLockWriteGuard};
+use varve_device::Histogram;
 use varve_engine::{EngineError, InodeId, Lsn, Store, Transaction};
 use varve_format::record::inode::{InodeKind, InodeRecord, Time};
 
@@ -44,6 +45,8 @@ pub(crate) struct Core {
     /// Why the record of the filesystem could not be had, in a pool that was opened to be checked.
     pub subvolume_problem: Option<String>,
     pub closed: AtomicBool,
+    pub read_latency: Histogram,
+    pub write_latency: Histogram,
 }
 
 /// Write locks on several inodes.

@@ -153,17 +153,17 @@ impl Filesystem {
     /// Bytes at `offset`, fewer at the end of the file. Holes read as zeros. The access time stays as it is: see
     /// [`Filesystem::note_access`].
     pub fn read(&self, ino: InodeId, offset: u64, len: usize) -> Result<Vec<u8>> {
-        self.core.read(ino, offset, len)
+        self.core.read_latency.time(|| self.core.read(ino, offset, len))
     }
     /// [`Filesystem::read`] into a buffer of the caller's; gives how many bytes. Beyond them, and after an error, it may
     /// hold anything. Into a buffer that begins and is read at a multiple of 4096 blocks come without a copy.
     pub fn read_into(&self, ino: InodeId, offset: u64, out: &mut [u8]) -> Result<usize> {
-        self.core.read_into(ino, offset, out)
+        self.core.read_latency.time(|| self.core.read_into(ino, offset, out))
     }
     /// Writes into memory, with space set aside. May write less than asked when space runs out in the middle.
     /// Clears set-ids unless the caller is uid 0.
     pub fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
-        self.core.write(caller, ino, offset, data)
+        self.core.write_latency.time(|| self.core.write(caller, ino, offset, data))
     }
     /// Reserves, punches or zeroes `len` bytes at `offset` ([`Allocate`]). An error may leave a part done, from the front.
     pub fn fallocate(
@@ -293,6 +293,12 @@ impl Filesystem {
     /// Engine counters.
     pub fn store_stats(&self) -> StoreStats {
         self.core.store.stats()
+    }
+    /// How long reads and writes through this door took: of writes, until the data was in memory with its space set aside.
+    pub fn read_and_write_latency(
+        &self,
+    ) -> (varve_device::HistogramSnapshot, varve_device::HistogramSnapshot) {
+        (self.core.read_latency.snapshot(), self.core.write_latency.snapshot())
     }
     /// Where the space is.
     pub fn space(&self) -> SpaceStats {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use varve_device::Device;
+use varve_device::{Device, Histogram};
 use varve_engine::{
     EngineError, FamilyId, FormatOptions, InodeId, RecoveryReport, Store, StoreOptions, Transaction, TreeId,
     VersionId, VersionKey,
@@ -155,6 +155,8 @@ impl Core {
             background,
             subvolume_problem,
             closed: AtomicBool::new(false),
+            read_latency: Histogram::new(),
+            write_latency: Histogram::new(),
         };
         if !read_only {
             core.set_reserved_aside()?;

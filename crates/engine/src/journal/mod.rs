@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use parking_lot::{Condvar, Mutex};
-use varve_device::AlignedBuf;
+use varve_device::{AlignedBuf, Stopwatch};
 use varve_format::batch::{BATCH_HEADER_BYTES, BatchHeader, batch_blocks, seal};
 use varve_format::{BLOCK_BYTES, Lsn};
 
@@ -47,7 +47,7 @@ struct Inner {
     /// P as the last written batch names it.
     named_sequence: u64,
     stopped: Option<String>,
-    callbacks: Vec<(Lsn, Done)>,
+    callbacks: Vec<(Lsn, Stopwatch, Done)>,
     /// The furthest that any caller has waited for.
     wanted: Lsn,
 }
@@ -101,16 +101,19 @@ impl Store {
     pub fn commit(&self, upto: Lsn) -> Result<()> {
         let mut upto = upto;
         let mut inner = self.commits.inner.lock();
-        let mut waited = false;
+        let mut waited: Option<Stopwatch> = None;
         loop {
             if inner.durable >= upto {
+                if let Some(begun) = waited {
+                    self.counters.commit_latency.record(begun.elapsed());
+                }
                 return Ok(());
             }
             if let Some(why) = &inner.stopped {
                 return Err(EngineError::Stopped(why.clone()));
             }
-            if !waited {
-                waited = true;
+            if waited.is_none() {
+                waited = Some(Stopwatch::start());
                 self.counters.journal_waiters.fetch_add(1, Relaxed);
             }
             if inner.in_flight {
@@ -145,7 +148,7 @@ impl Store {
             return done(Err(EngineError::Stopped(why)));
         }
         self.counters.journal_waiters.fetch_add(1, Relaxed);
-        inner.callbacks.push((upto, done));
+        inner.callbacks.push((upto, Stopwatch::start(), done));
         if inner.in_flight {
             return; // whoever leads goes on until nobody is left
         }
@@ -204,7 +207,9 @@ impl Store {
             let mut i = 0;
             while i < inner.callbacks.len() {
                 if stopped.is_some() || inner.callbacks[i].0 <= durable {
-                    ready.push(inner.callbacks.swap_remove(i).1);
+                    let (_, begun, done) = inner.callbacks.swap_remove(i);
+                    self.counters.commit_latency.record(begun.elapsed());
+                    ready.push(done);
                 } else {
                     i += 1;
                 }
