@@ -185,7 +185,13 @@ fn go(
     if below.drain == Drain::None {
         return collapse(read, contents, &pair_here, at);
     }
-    collapse(read, contents, &pair(family, (child_id, child), (below_id, below))?, &below_at)
+    let pair_below = pair(family, (child_id, child), (below_id, below))?;
+    if state(&below) == State::Going && below.only_child().is_none() {
+        // Nothing more moves into what dies.
+        let at = cursor(read, family, Work::Going(below_id))?.unwrap_or_default();
+        return remove(read, contents, family, below_id, &below, &at);
+    }
+    collapse(read, contents, &pair_below, &below_at)
 }
 
 fn pair(

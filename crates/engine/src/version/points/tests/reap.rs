@@ -159,6 +159,37 @@ fn what_all_clones_hide_goes() {
     assert_eq!(walk(&maps, &[(100, 1), (101, 1)]).0, []);
 }
 
+/// Goal: nothing is moved into a version that dies. Method: three versions that nobody holds, the youngest being merged
+/// with its parent when it died; look for puts.
+#[test]
+fn nothing_moves_into_what_dies() {
+    let (mut maps, tree) = (plain(5).0, TreeId::INODES);
+    maps.put_version(5, &version_record(None, 5, 0, &[6]));
+    maps.put_version(6, &version_record(Some(5), 6, 0, &[7]));
+    let dies = VersionRecord { drain: version::Drain::Down, ..version_record(Some(6), 7, 0, &[]) };
+    maps.put_version(7, &dies);
+    for (n, key) in (0..40).map(|n| (n, 6 + n % 2)) {
+        maps.trees.insert((tree.0, entry_key(&prefix(tree, n), VersionKey(key)).to_vec()), b"value".to_vec());
+        maps.trees.insert((TreeId::HELD.0, held(tree, &prefix(tree, n), key)), vec![]);
+    }
+    for id in 5..8 {
+        maps.trees.insert((TreeId::REAP.0, reap_key(FAMILY, Work::Going(VersionId(id)))), vec![]);
+    }
+    let (mut dead, mut more) = (0, true);
+    while more {
+        let mut tx = Transaction::new();
+        let on_dead = &mut |_: &mut Transaction, _: TreeId, _: &[u8], _: &[u8]| {
+            dead += 1;
+            Ok(true)
+        };
+        more = reap_points_step(&maps, &mut tx, FAMILY, 7, on_dead).unwrap().more;
+        let moves = tx.ops().iter().filter(|op| matches!(op, Op::Put { tree: TreeId::INODES, .. })).count();
+        assert_eq!(moves, 0, "something moves into what dies");
+        maps.apply(&tx);
+    }
+    assert_eq!((dead, maps.trees.len()), (45, 0));
+}
+
 /// Goal: a value that must not die yet ends the step, and nothing is lost or told twice. Method: only one a step; kill,
 /// drain both ways, recheck.
 #[test]
