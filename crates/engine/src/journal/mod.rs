@@ -48,8 +48,6 @@ struct Inner {
     named_sequence: u64,
     stopped: Option<String>,
     callbacks: Vec<(Lsn, Stopwatch, Done)>,
-    /// The furthest that any caller has waited for.
-    wanted: Lsn,
 }
 
 /// What the leader does beside committing.
@@ -117,7 +115,6 @@ impl Store {
                 self.counters.journal_waiters.fetch_add(1, Relaxed);
             }
             if inner.in_flight {
-                inner.wanted = inner.wanted.max(upto);
                 self.commits.turn.wait(&mut inner);
             } else {
                 inner.in_flight = true;
@@ -186,12 +183,10 @@ impl Store {
         self.lead(Lead::CloseIdle).map(|_| ())
     }
 
-    /// Writes the gathering batch, and goes on while callbacks wait that no batch has covered. For callers that wait it
-    /// writes one batch more: the device would be idle until one of them is awake, and whoever leads does not serve
-    /// others for ever. The caller has set `in_flight`; it is clear afterwards.
+    /// Writes the gathering batch, and goes on while callbacks wait that no batch has covered. The caller has set
+    /// `in_flight`; it is clear afterwards.
     fn lead(&self, what: Lead) -> Result<Option<Frozen>> {
         let mut result = self.write_batch(what);
-        let mut courtesy = what == Lead::Commit;
         loop {
             let mut inner = self.commits.inner.lock();
             if let Err(e) = &result
@@ -214,8 +209,7 @@ impl Store {
                     i += 1;
                 }
             }
-            let waited_for = inner.wanted > durable && std::mem::take(&mut courtesy);
-            let more = !inner.callbacks.is_empty() || (waited_for && stopped.is_none());
+            let more = !inner.callbacks.is_empty();
             if !more {
                 inner.in_flight = false;
             }
