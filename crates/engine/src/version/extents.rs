@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use varve_format::record::extent::{DataKey, ExtentKind, family_prefix};
+use varve_format::record::extent::{DataKey, ExtentKind, SEGMENT_MAX, family_prefix};
 use varve_format::record::held::{HELD_KEY_BYTES_MIN, held_key, held_prefix};
 use varve_format::record::version::{Drain, NO_LIMIT};
 use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, SEGMENT_BYTES, TreeId, VersionId, VersionKey};
@@ -262,10 +262,8 @@ impl Contents for Extents<'_> {
         tree: TreeId,
         place: &[u8],
     ) -> Result<bool> {
-        let segment = place.try_into().ok().filter(|_| tree == TreeId::EXTENTS).map(u64::from_be_bytes);
-        let why = Corrupt { what: "place that is no segment", at: 0 };
-        let wrong = || EngineError::corrupt(format!("what is to be reaped of family {}", family.id().0), why);
-        self.recheck_segment(read, family, segment.ok_or_else(wrong)?)?;
+        let segment = if tree == TreeId::EXTENTS { place } else { &[] };
+        self.recheck_segment(read, family, decode_segment(family.id(), segment)?)?;
         Ok(true)
     }
 }
@@ -352,14 +350,18 @@ fn encode_cursor(segment: u64) -> Vec<u8> {
 fn decode_cursor(family: FamilyId, cursor: &[u8]) -> Result<u64> {
     match cursor.split_first() {
         None => Ok(0),
-        Some((4, segment)) if segment.len() == 8 => {
-            Ok(u64::from_be_bytes(segment.try_into().expect("it has 8 bytes")))
-        }
-        Some(_) => {
-            let why = Corrupt { what: "cursor that is no segment", at: 0 };
-            Err(EngineError::corrupt(format!("what is to be reaped of family {}", family.0), why))
+        Some((tree, segment)) => {
+            let here = u16::from(*tree) == TreeId::EXTENTS.0;
+            decode_segment(family, if here { segment } else { &[] })
         }
     }
+}
+
+/// The segment that a place is.
+fn decode_segment(family: FamilyId, place: &[u8]) -> Result<u64> {
+    let segment = place.try_into().ok().map(u64::from_be_bytes).filter(|segment| *segment <= SEGMENT_MAX);
+    let why = Corrupt { what: "place that is no segment", at: 0 };
+    segment.ok_or_else(|| EngineError::corrupt(format!("what is held or reaped of family {}", family.0), why))
 }
 
 enum Next {
@@ -390,24 +392,20 @@ fn first_of(
 
 /// The first segment from `from` on in which `key` has entries: the index says; without one, by leaps.
 fn next_with(read: &dyn Read, family: FamilyId, key: VersionKey, from: u64, looks: &mut u64) -> Result<Next> {
-    let (mut next, mut failed) = (Next::End, None);
     if key.0 != family.0 {
         let prefix = held_prefix(family, key, TreeId::EXTENTS);
+        let mut found = None;
         read.scan(
             TreeId::HELD,
             &held_key(family, key, TreeId::EXTENTS, &from.to_be_bytes()),
             &mut |key, _| {
                 if key.starts_with(&prefix) {
-                    match key[HELD_KEY_BYTES_MIN..].try_into() {
-                        Ok(segment) => next = Next::Found(u64::from_be_bytes(segment)),
-                        Err(_) => failed = Some(Corrupt { what: "index entry that is no segment", at: 0 }),
-                    }
+                    found = Some(decode_segment(family, &key[HELD_KEY_BYTES_MIN..]));
                 }
                 false
             },
         )?;
-        let wrong = |why| Err(EngineError::corrupt(format!("the index of family {}", family.0), why));
-        return failed.map_or(Ok(next), wrong);
+        return Ok(found.transpose()?.map_or(Next::End, Next::Found));
     }
     let mut from = from;
     loop {

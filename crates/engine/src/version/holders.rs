@@ -10,7 +10,7 @@ use varve_format::{Corrupt, VersionId, VersionKey};
 
 use super::path::Path;
 use super::pending::{self, State, corrupt, record, state};
-use super::{Holder, Read, Result};
+use super::{Holder, Planted, Read, Result, planted};
 use crate::Transaction;
 
 /// One more holder of what `holder` holds: a copy of it. Makes the family's records explicit, which `holder` then says
@@ -20,7 +20,10 @@ use crate::Transaction;
 /// [`crate::EngineError::Corrupt`] for a record that cannot be; `tx` must then be dropped.
 pub fn share(read: &dyn Read, tx: &mut Transaction, holder: &mut Holder) -> Result<()> {
     let before = held(read, *holder)?;
-    let after = VersionRecord { refs: before.refs.saturating_add(1), ..before };
+    let after = VersionRecord {
+        refs: before.refs.saturating_add(u64::from(!planted(Planted::MissedReference))),
+        ..before
+    };
     pending::update(read, tx, holder.family, holder.version, &before, &after)?;
     holder.has_versions = true;
     Ok(())

@@ -157,6 +157,12 @@ enum Planted {
     NoRecheck,
     /// A write that hides something from its last viewer does not say so.
     WriteForgets,
+    /// One more holder is not counted.
+    MissedReference,
+    /// A collapse removes a block in front of the child's limit.
+    KillsVisible,
+    /// The index does not hear of a version's first entry in a segment.
+    IndexForgets,
     /// No error: the larger side drains, so that both directions are met equally often.
     LargerSide,
     /// No error: the youngest collapse goes first, as it may with forks, so that both versions have older ones beneath.

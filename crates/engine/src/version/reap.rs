@@ -23,7 +23,7 @@
 
 use varve_format::record::reap::{Work, decode_reap_key, reap_key, reap_prefix};
 use varve_format::record::version::{Drain, NO_LIMIT, VersionRecord};
-use varve_format::{Corrupt, FamilyId, TreeId, VersionId, VersionKey};
+use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, TreeId, VersionId, VersionKey};
 
 use super::family::Family;
 use super::pending::{self, State, corrupt, cursor, mark, record, state, unmark};
@@ -239,7 +239,11 @@ fn collapse(read: &dyn Read, contents: &mut dyn Contents, pair: &Pair, at: &[u8]
         let none_beyond = pair.child.limit == NO_LIMIT || planted(Planted::NoRangeKill);
         let killed = match none_beyond {
             true => Outcome::Done,
-            false => contents.kill(read, pair.family, pair.parent.key, pair.child.limit, at)?,
+            false => {
+                let early = if planted(Planted::KillsVisible) { BLOCK_BYTES as u64 } else { 0 };
+                let from = pair.child.limit.saturating_sub(early);
+                contents.kill(read, pair.family, pair.parent.key, from, at)?
+            }
         };
         match killed {
             Outcome::Stopped(at) => mark(contents.tx(), pair.family, Work::Going(pair.parent_id), &at),

@@ -88,15 +88,28 @@ fn scan_one(read: &dyn Read, family: FamilyId, step: Step, cover: &mut Cover) ->
         }
         start.offset += 1;
     }
-    scan(read, &start, |key, extent| {
-        if key.file_offset() >= to || cover.full() {
-            return false;
-        }
-        if key.version == step.key {
-            cover.entry(&key, &extent, to);
-        }
-        true
-    })
+    let mut next = Some(start);
+    while let Some(start) = next.take() {
+        let mut foreign = 0;
+        scan(read, &start, |key, extent| {
+            if key.segment * SEGMENT_BYTES >= to || cover.full() {
+                return false;
+            }
+            if key.version == step.key {
+                foreign = 0;
+                cover.entry(&key, &extent, to);
+                return key.file_offset() < to;
+            }
+            foreign += 1;
+            if foreign >= LEAP_ENTRIES {
+                // Newer ones lie in front of those of this version, older ones behind them.
+                let segment = key.segment + u64::from(key.version < step.key);
+                next = Some(DataKey { segment, version: step.key, offset: 0, ..start });
+            }
+            next.is_none()
+        })?;
+    }
+    Ok(())
 }
 
 fn scan_many(read: &dyn Read, path: &Path, skip: usize, cover: &mut Cover) -> Result<()> {

@@ -13,7 +13,7 @@ use varve_format::{BLOCK_BYTES, FamilyId, Run, SEGMENT_BYTES, TreeId, VersionKey
 
 use super::pending;
 use super::resolve::{decode, scan};
-use super::{Read, Result};
+use super::{Planted, Read, Result, planted};
 use crate::Transaction;
 
 /// An entry inside its segment.
@@ -142,7 +142,8 @@ impl<'a> Changes<'a> {
             self.delete(&place.key(gone.off));
         }
         // The first version has no index.
-        if place.version.0 == place.family.0 || old.is_empty() == new.is_empty() {
+        let same = old.is_empty() == new.is_empty();
+        if place.version.0 == place.family.0 || same || planted(Planted::IndexForgets) {
             return Ok(());
         }
         let key = place.held();

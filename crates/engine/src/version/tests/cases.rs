@@ -1,0 +1,280 @@
+//! Single cases: what things cost, hostile stores, what the walk finds.
+
+use varve_format::VersionKey;
+use varve_format::record::extent::{DataKey, Extent};
+use varve_format::record::held::held_key;
+use varve_format::record::reap::{Work, reap_key};
+use varve_format::record::version::{self, VersionRecord};
+
+use super::super::resolve::FILE_END;
+use super::*;
+
+fn world_with_one_file() -> World {
+    let mut world = World::new(1, 1);
+    world.next_block = 1 << 20;
+    world
+}
+
+fn write(world: &mut World, at: u64, block: u64, blocks: u32) -> Replaced {
+    let path = Path::load(&world.maps, world.files[0].holder).unwrap();
+    let mut tx = Transaction::new();
+    let run = Run { addr: PoolAddr::from_block(block), blocks };
+    let done = put_extents(&world.maps, &mut tx, &path, &[(at * BLOCK, run)]).unwrap();
+    world.live.extend(block..block + u64::from(blocks));
+    world.apply(&tx);
+    done
+}
+
+/// Goal: sequential appends give one entry a segment, not one a write. Method: 600 appends of adjacent blocks.
+#[test]
+fn appends_grow_one_entry() {
+    let mut world = world_with_one_file();
+    for at in 0..600 {
+        assert_eq!(write(&mut world, at, 5000 + at, 1).entries_put, 1);
+    }
+    assert_eq!(world.maps.count(TreeId::EXTENTS, FamilyId(5)), 3);
+    write(&mut world, 1001, 9001, 1);
+    write(&mut world, 1000, 9000, 1);
+    assert_eq!(
+        world.maps.count(TreeId::EXTENTS, FamilyId(5)),
+        4,
+        "a write in front of its successor joins it"
+    );
+}
+
+/// Goal: a small write into a big, fragmented file looks at its neighbours only. Method: count what is looked at.
+#[test]
+fn a_write_costs_its_neighbours() {
+    let mut world = world_with_one_file();
+    for at in 0..20 * SEGMENT_BLOCKS {
+        write(&mut world, at, 5000 + 2 * at, 1);
+    }
+    world.maps.looked_at.set(0);
+    world.maps.descents.set(0);
+    let done = write(&mut world, 7 * SEGMENT_BLOCKS + 100, 1 << 30, 1);
+    assert_eq!(done, Replaced { entries_put: 1, entries_deleted: 0, blocks_freed: 1, reserved_freed: 0 });
+    let cost = (world.maps.looked_at.get(), world.maps.descents.get());
+    assert!(cost.0 <= 3 && cost.1 <= 2, "looked at {} entries in {} descents", cost.0, cost.1);
+    let path = Path::load(&world.maps, world.files[0].holder).unwrap();
+    world.maps.looked_at.set(0);
+    resolve(&world.maps, &path, (9 * SEGMENT_BLOCKS + 50) * BLOCK, (9 * SEGMENT_BLOCKS + 51) * BLOCK)
+        .unwrap();
+    assert!(world.maps.looked_at.get() <= 1);
+}
+
+/// Goal: cutting a big file is O(1), and reads of what is grown again are zeros at once. Method: truncate a file of
+/// 20 fragmented segments, count the changes, look; then reap in steps of 100 and count what is left.
+#[test]
+fn truncating_a_big_file_is_one_record() {
+    let mut world = world_with_one_file();
+    for at in 0..20 * SEGMENT_BLOCKS {
+        write(&mut world, at, 5000 + 2 * at, 1);
+    }
+    let (mut tx, mut holder) = (Transaction::new(), world.files[0].holder);
+    let done = truncate(&world.maps, &mut tx, &mut holder, &mut || VersionId(1000), 10 * SEGMENT_BYTES, None)
+        .unwrap();
+    assert!(done.reap && done.blocks_freed == 0);
+    assert_eq!(tx.ops().len(), 4, "the claim of an id, two records and what is to be reaped");
+    world.apply(&tx);
+    world.files[0].holder = holder;
+    let all = resolve(&world.maps, &done.path, 0, 20 * SEGMENT_BYTES).unwrap();
+    assert_eq!(listed(&all, 0, 20 * SEGMENT_BYTES).len() as u64, 10 * SEGMENT_BLOCKS);
+    assert_eq!(pending_families(&world.maps, None, 1).unwrap(), (vec![FamilyId(5)], None));
+    let mut steps = 0;
+    loop {
+        let mut tx = Transaction::new();
+        let progress = reap_step(&world.maps, &mut tx, FamilyId(5), 100).unwrap();
+        assert!(progress.entries <= 100);
+        world.apply(&tx);
+        if !progress.more {
+            break;
+        }
+        steps += 1;
+    }
+    assert_eq!(world.maps.count(TreeId::EXTENTS, FamilyId(5)) as u64, 10 * SEGMENT_BLOCKS);
+    assert!(steps < 40, "{steps} steps: the child is empty, so the parent's entries stay where they are");
+    assert_eq!(world.live.len() as u64, 10 * SEGMENT_BLOCKS);
+}
+
+/// Goal: a store full of nonsense gives errors and reports, never a panic. Method: flip bytes of a busy store and
+/// call everything.
+#[test]
+fn hostile_stores_do_not_panic() {
+    let mut problems_found = 0;
+    for seed in 0..300 {
+        let mut world = World::new(seed, 2);
+        for _ in 0..30 {
+            let f = world.random.below(2) as usize;
+            match world.random.below(6) {
+                0 | 1 => world.truncate(f),
+                2 if world.files.len() < 5 => world.fork(f),
+                _ => world.put(f),
+            }
+        }
+        for _ in 0..world.random.below(3) {
+            world.reap(FamilyId(5));
+        }
+        for _ in 0..1 + world.random.below(4) {
+            let at = world.random.below(world.maps.trees.len() as u64) as usize;
+            let ((tree, mut key), mut value) =
+                world.maps.trees.iter().nth(at).map(|(k, v)| (k.clone(), v.clone())).unwrap();
+            world.maps.trees.remove(&(tree, key.clone()));
+            let bytes = if value.is_empty() || world.random.below(3) == 0 { &mut key } else { &mut value };
+            let byte = world.random.below(bytes.len() as u64) as usize;
+            bytes[byte] ^= 1 << world.random.below(8);
+            world.maps.trees.insert((tree, key), value);
+        }
+        let maps = &world.maps;
+        let mut problems = Vec::new();
+        for file in &world.files {
+            let family = file.holder.family;
+            let holders: Vec<Holder> =
+                world.files.iter().map(|file| file.holder).filter(|h| h.family == family).collect();
+            let walked = walk_family(maps, family, &holders, &mut |_, _| (), &mut problems);
+            assert!(walked.is_ok(), "seed {seed}");
+            let mut ids = 10_000;
+            let mut holder = file.holder;
+            let mut new_id = || {
+                ids += 1;
+                VersionId(ids)
+            };
+            drop(truncate(maps, &mut Transaction::new(), &mut holder, &mut new_id, 5 * BLOCK, None));
+            drop(reap_step(maps, &mut Transaction::new(), family, 10));
+            drop(delete_step(maps, &mut Transaction::new(), file.holder, 10));
+            if let Ok(path) = Path::load(maps, file.holder) {
+                drop(resolve(maps, &path, 0, FILE_END));
+                if path.writable() {
+                    let pieces = [(100 * BLOCK, Run { addr: PoolAddr(1 << 40), blocks: 400 })];
+                    drop(put_extents(maps, &mut Transaction::new(), &path, &pieces));
+                    drop(punch(maps, &mut Transaction::new(), &path, 0, 700 * BLOCK, 100));
+                }
+            }
+        }
+        drop(pending_families(maps, None, 10));
+        problems_found += usize::from(!problems.is_empty());
+    }
+    assert!(problems_found > 100, "the walk noticed {problems_found} of 300");
+}
+
+/// Goal: the walk finds each kind of damage it knows. Method: plant one at a time in a small valid family.
+#[test]
+fn the_walk_names_the_damage() {
+    let family = FamilyId(5);
+    let holder = Holder { family, version: VersionId(50), has_versions: true };
+    let data = |block: u64, blocks| Extent::data(Run { addr: PoolAddr::from_block(block), blocks });
+    let entry = |version: u64, offset: u32, extent: &Extent| {
+        let (segment, offset) = (u64::from(offset / 256), offset % 256 * BLOCK_BYTES as u32);
+        let key = DataKey { family, segment, version: VersionKey(version), offset };
+        ((TreeId::EXTENTS.0, key.encode().to_vec()), extent.encode().to_vec())
+    };
+    let record = |id: u64, record: &VersionRecord| {
+        ((TreeId::VERSIONS.0, version::encode_key(family, VersionId(id)).to_vec()), record.encode())
+    };
+    let held = |version: u64, segment: u64| {
+        held_key(family, VersionKey(version), TreeId::EXTENTS, &segment.to_be_bytes())
+    };
+    let root = VersionRecord { refs: 0, children: 1, children_xor: 50, ..VersionRecord::implicit(family) };
+    let child =
+        VersionRecord { parent: Some(VersionId(5)), key: VersionKey(50), ..VersionRecord::implicit(family) };
+    let valid: Maps = Maps {
+        trees: [
+            record(5, &root),
+            record(50, &child),
+            entry(5, 0, &data(100, 8)),
+            entry(50, 4, &data(200, 2)),
+            ((TreeId::HELD.0, held(50, 0)), Vec::new()),
+            ((TreeId::REAP.0, reap_key(family, Work::Going(VersionId(5)))), Vec::new()),
+        ]
+        .into(),
+        ..Maps::default()
+    };
+    let walk = |maps: &Maps, holder: Option<Holder>| {
+        let mut problems = Vec::new();
+        walk_family(maps, family, holder.as_slice(), &mut |_, _| (), &mut problems).unwrap();
+        problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    };
+    assert_eq!(walk(&valid, Some(holder)), "");
+    assert!(walk(&valid, None).contains("counts 1 holders and has 0"));
+    let plain = Maps { trees: [entry(5, 0, &data(100, 8))].into(), ..Maps::default() };
+    assert!(walk(&plain, None).contains("no inode"));
+    assert!(walk(&valid, Some(Holder { has_versions: false, ..holder })).contains("does not know"));
+    assert!(walk(&valid, Some(Holder { version: VersionId(77), ..holder })).contains("does not exist"));
+    assert_eq!(next_family(&valid, None).unwrap(), Some(family));
+    assert_eq!(next_family(&valid, Some(family)).unwrap(), None);
+    let damaged = [
+        (entry(9, 0, &data(300, 1)), "which nobody owns"),
+        (entry(5, 7, &data(300, 1)), "overlaps"),
+        (entry(5, 255, &data(300, 2)), "crosses"),
+        (record(50, &VersionRecord { key: VersionKey(5), ..child }), "same key"),
+        (record(50, &VersionRecord { parent: Some(VersionId(6)), ..child }), "parent 6 that does not exist"),
+        (record(50, &VersionRecord { refs: 2, ..child }), "counts 2 holders and has 1"),
+        (record(5, &VersionRecord { children: 2, ..root }), "counts its children wrongly"),
+        (record(50, &VersionRecord { key: VersionKey(4), ..child }), "not younger"),
+        (((TreeId::HELD.0, held(50, 1)), Vec::new()), "where it has nothing"),
+        (((TreeId::HELD.0, held(50, 0)), vec![1]), "index of family 5 is not one"),
+        (entry(50, 256, &data(300, 1)), "does not name segment 1"),
+        (
+            ((TreeId::REAP.0, reap_key(family, Work::Going(VersionId(50)))), Vec::new()),
+            "is in use or does not exist",
+        ),
+        (
+            ((TreeId::REAP.0, reap_key(family, Work::Recheck(VersionId(5)))), Vec::new()),
+            "is in use or does not exist",
+        ),
+        (
+            ((TreeId::REAP.0, reap_key(family, Work::Going(VersionId(5)))), vec![1]),
+            "to be reaped of family 5: place",
+        ),
+        (record(60, &VersionRecord { refs: 0, ..child }), "it is not to be reaped"),
+    ];
+    for ((key, value), sentence) in damaged {
+        let mut maps = valid.clone();
+        maps.trees.insert(key, value);
+        let problems = walk(&maps, Some(holder));
+        assert!(problems.contains(sentence), "{sentence:?} is not in {problems:?}");
+    }
+}
+
+/// Goal: holders are counted, and move without touching what is held. Method: share, branch both ways, release; look at
+/// the records, the marks of the reaper and the path.
+#[test]
+fn holders_share_and_branch() {
+    let (mut world, family) = (world_with_one_file(), FamilyId(5));
+    write(&mut world, 0, 5000, 4);
+    let mut first = world.files[0].holder;
+    assert!(is_sole(&world.maps, first).unwrap());
+    let mut tx = Transaction::new();
+    share(&world.maps, &mut tx, &mut first).unwrap();
+    assert_eq!(tx.ops().len(), 1);
+    world.apply(&tx);
+    let mut second = first;
+    assert!(first.has_versions && !Path::load(&world.maps, first).unwrap().writable());
+    let mut tx = Transaction::new();
+    let path = branch(&world.maps, &mut tx, &mut second, &mut || VersionId(200), false).unwrap();
+    assert_eq!(tx.ops().len(), 3, "the claim of an id and two records");
+    let run = Run { addr: PoolAddr::from_block(9000), blocks: 1 };
+    put_extents(&world.maps, &mut tx, &path, &[(BLOCK, run)]).unwrap();
+    world.live.insert(9000);
+    world.apply(&tx);
+    assert_eq!((second.version, path.writable(), path.versions()), (VersionId(200), true, 2));
+    assert!(!is_sole(&world.maps, first).unwrap() && !is_sole(&world.maps, second).unwrap());
+    let mut third = second;
+    let mut tx = Transaction::new();
+    branch(&world.maps, &mut tx, &mut third, &mut || VersionId(300), true).unwrap();
+    world.apply(&tx);
+    let refs = |world: &World, id| pending::record(&world.maps, family, VersionId(id)).unwrap().refs;
+    assert_eq!((refs(&world, 5), refs(&world, 200), refs(&world, 300)), (1, 1, 1));
+    let shown = |holder| {
+        let path = Path::load(&world.maps, holder).unwrap();
+        listed(&resolve(&world.maps, &path, 0, 4 * BLOCK).unwrap(), 0, 4 * BLOCK)
+    };
+    assert_eq!(shown(first), [(0, 5000), (1, 5001), (2, 5002), (3, 5003)]);
+    assert_eq!(shown(second), [(0, 5000), (1, 9000), (2, 5002), (3, 5003)]);
+    assert_eq!(shown(third), shown(second));
+    assert_eq!(world.maps.count(TreeId::REAP, family), 0);
+    let mut tx = Transaction::new();
+    assert!(release(&world.maps, &mut tx, first).unwrap());
+    world.apply(&tx);
+    assert_eq!(world.maps.count(TreeId::REAP, family), 1);
+    assert!(release(&world.maps, &mut Transaction::new(), first).is_err(), "nobody is left to let go");
+}

@@ -1,0 +1,447 @@
+//! Files, each with a full copy of what it sees, and what can be done to them: every operation is one transaction, and
+//! every step reloads what it knows from the records, so a crash between any two transactions is the ordinary case here.
+
+use varve_format::record::version::{self, Drain};
+
+use super::super::family::Family;
+use super::super::resolve::FILE_END;
+use super::super::truncate::truncate_within;
+use super::model::CHOICES;
+use super::*;
+use crate::transaction::Op;
+
+pub(super) struct File {
+    pub(super) holder: Holder,
+    /// Block of the file -> block of the pool, or [`RESERVED`].
+    pub(super) blocks: BTreeMap<u64, u64>,
+}
+
+pub(super) struct World {
+    pub(super) maps: Maps,
+    pub(super) random: Random,
+    pub(super) families: Vec<FamilyId>,
+    /// The holders, each with a full copy of what it sees.
+    pub(super) files: Vec<File>,
+    /// Blocks placed and not freed.
+    pub(super) live: BTreeSet<u64>,
+    pub(super) next_block: u64,
+    next_id: u64,
+    /// Where the next transaction's data and the reaper's last words came from.
+    pub(super) log: Vec<String>,
+    /// Situations that the run has been in, and how often.
+    pub(super) seen: BTreeMap<&'static str, u64>,
+}
+
+/// Holders there are at most.
+const FILES_MAX: usize = 7;
+
+impl World {
+    pub(super) fn new(seed: u64, families: u64) -> World {
+        let files =
+            (0..families).map(|f| File { holder: Holder::new(FamilyId(5 + f)), blocks: BTreeMap::new() });
+        World {
+            maps: Maps::default(),
+            random: Random(seed),
+            families: (0..families).map(|f| FamilyId(5 + f)).collect(),
+            files: files.collect(),
+            live: BTreeSet::new(),
+            next_block: 16,
+            next_id: 100,
+            log: Vec::new(),
+            seen: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn saw(&mut self, what: &'static str) {
+        *self.seen.entry(what).or_default() += 1;
+    }
+    fn saw_drain(&mut self, f: usize, none: &'static str, up: &'static str, down: &'static str) {
+        let holder = self.files[f].holder;
+        self.saw(match pending::record(&self.maps, holder.family, holder.version).unwrap().drain {
+            Drain::None => none,
+            Drain::Up => up,
+            Drain::Down => down,
+        });
+    }
+
+    pub(super) fn allocate(&mut self, blocks: u64) -> Run {
+        self.next_block += self.random.below(2);
+        let run = Run { addr: PoolAddr::from_block(self.next_block), blocks: blocks as u32 };
+        self.next_block += blocks;
+        self.live.extend(run.addr.block()..run.addr.block() + blocks);
+        run
+    }
+
+    /// Applies a transaction; refuses one that names a key twice or frees what is not used.
+    pub(super) fn apply(&mut self, tx: &Transaction) {
+        let mut seen = BTreeSet::new();
+        for op in tx.ops() {
+            match op {
+                Op::Put { tree, key, value } => {
+                    assert!(seen.insert((tree.0, key.to_vec())), "a key is named twice");
+                    self.maps.trees.insert((tree.0, key.to_vec()), value.to_vec());
+                }
+                Op::Delete { tree, key } => {
+                    assert!(seen.insert((tree.0, key.to_vec())), "a key is named twice");
+                    let gone = self.maps.trees.remove(&(tree.0, key.to_vec()));
+                    assert!(gone.is_some(), "a delete of nothing");
+                }
+                Op::Free { run } => {
+                    for block in run.addr.block()..run.addr.block() + u64::from(run.blocks) {
+                        assert!(self.live.remove(&block), "block {block} is freed twice");
+                    }
+                }
+                Op::Place { .. } | Op::IdFloor(_) => (),
+            }
+        }
+    }
+
+    /// A block of the file: mostly near the start, sometimes very far away.
+    fn some_block(&mut self) -> u64 {
+        let far = if self.random.below(12) == 0 { (1 << 30) * SEGMENT_BLOCKS } else { 0 };
+        far + self.random.below(3 * SEGMENT_BLOCKS)
+    }
+    fn new_id(&mut self) -> VersionId {
+        self.next_id += 1;
+        VersionId(self.next_id)
+    }
+    fn some_length(&mut self) -> u64 {
+        let most = self.random.pick(&[2, 6, 20, 20, 300]);
+        1 + self.random.below(most)
+    }
+
+    /// The path of a file that may write: who shares its version moves to a new one in the same transaction.
+    pub(super) fn writable(&mut self, f: usize, tx: &mut Transaction) -> Path {
+        let mut holder = self.files[f].holder;
+        let path = Path::load(&self.maps, holder).unwrap();
+        if path.writable() {
+            return path;
+        }
+        self.saw("moved by a write");
+        let id = self.new_id();
+        let path = branch(&self.maps, tx, &mut holder, &mut || id, false).unwrap();
+        self.files[f].holder = holder;
+        path
+    }
+
+    /// A new file that holds the same.
+    pub(super) fn fork(&mut self, f: usize) {
+        let mut tx = Transaction::new();
+        let mut holder = self.files[f].holder;
+        share(&self.maps, &mut tx, &mut holder).unwrap();
+        self.saw("shared");
+        self.log.push(format!("share {f}: {holder:?}"));
+        self.apply(&tx);
+        self.files[f].holder = holder;
+        let blocks = self.files[f].blocks.clone();
+        self.files.push(File { holder, blocks });
+    }
+
+    /// A copy that is made and written, or cut, in one transaction.
+    pub(super) fn copy_up(&mut self, f: usize) {
+        let mut tx = Transaction::new();
+        let (mut holder, id) = (self.files[f].holder, self.new_id());
+        let mut blocks = self.files[f].blocks.clone();
+        if self.random.below(2) == 0 {
+            let path = branch(&self.maps, &mut tx, &mut holder, &mut || id, true).unwrap();
+            let (at, run) = (self.some_block(), self.allocate(3));
+            put_extents(&self.maps, &mut tx, &path, &[(at * BLOCK, run)]).unwrap();
+            blocks.extend((0..3).map(|b| (at + b, run.addr.block() + b)));
+            self.saw("copied and written");
+        } else {
+            let cut = self.some_block();
+            let done =
+                truncate_kept(&self.maps, &mut tx, &mut holder, &mut || id, cut * BLOCK, None).unwrap();
+            assert!(!done.reap && done.path.writable());
+            blocks.retain(|b, _| *b < cut);
+            self.saw("copied and cut");
+        }
+        self.log.push(format!("copy {f}: {holder:?}"));
+        self.apply(&tx);
+        self.files[f].holder.has_versions = true;
+        self.files.push(File { holder, blocks });
+    }
+
+    pub(super) fn reserve(&mut self, f: usize) {
+        let from = self.some_block();
+        let to = from + self.some_length();
+        self.log.push(format!("reserve {f} {from}..{to}"));
+        let mut tx = Transaction::new();
+        let path = self.writable(f, &mut tx);
+        let done = reserve(&self.maps, &mut tx, &path, from * BLOCK, to * BLOCK, 5000).unwrap();
+        assert!(!done.more);
+        self.apply(&tx);
+        let before = self.files[f].blocks.len() as u64;
+        for block in from..to {
+            self.files[f].blocks.entry(block).or_insert(RESERVED);
+        }
+        assert_eq!(self.files[f].blocks.len() as u64, before + done.blocks);
+    }
+
+    /// Takes a range out, or makes room, if the file has but one version.
+    pub(super) fn shift(&mut self, f: usize) {
+        let path = Path::load(&self.maps, self.files[f].holder).unwrap();
+        if !path.writable() || path.versions() > 1 {
+            return;
+        }
+        let (at, remove, insert) =
+            (self.random.below(3 * SEGMENT_BLOCKS), self.some_length(), self.random.pick(&[0, 1, 300]));
+        self.log.push(format!("shift {f} at {at} by -{remove} +{insert}"));
+        self.saw(if path.head().key.0 == path.family().0 { "moved" } else { "moved, with an index" });
+        let mut tx = Transaction::new();
+        let moved = shift(&self.maps, &mut tx, &path, at * BLOCK, remove * BLOCK, insert * BLOCK).unwrap();
+        assert!(moved.is_some());
+        self.apply(&tx);
+        let old = std::mem::take(&mut self.files[f].blocks);
+        let kept = old.into_iter().filter(|(b, _)| !(at..at + remove).contains(b));
+        self.files[f].blocks = kept.map(|(b, p)| (if b < at { b } else { b - remove + insert }, p)).collect();
+    }
+
+    pub(super) fn put(&mut self, f: usize) {
+        let (mut at, mut pieces, mut new) = (self.some_block(), Vec::new(), Vec::new());
+        for _ in 0..1 + self.random.below(4) {
+            let run = {
+                let length = self.some_length();
+                self.allocate(length)
+            };
+            pieces.push((at * BLOCK, run));
+            new.extend((0..u64::from(run.blocks)).map(|b| (at + b, run.addr.block() + b)));
+            at += u64::from(run.blocks) + self.random.pick(&[0, 0, 1, 40, 300]);
+        }
+        self.log.push(format!("put {f} {pieces:?}"));
+        self.saw_drain(f, "write, no drain", "write, up", "write, down");
+        let mut tx = Transaction::new();
+        let path = self.writable(f, &mut tx);
+        put_extents(&self.maps, &mut tx, &path, &pieces).unwrap();
+        self.apply(&tx);
+        self.files[f].blocks.extend(new);
+    }
+
+    pub(super) fn punch(&mut self, f: usize) {
+        let from = self.some_block();
+        let to = from + self.some_length();
+        let max = self.random.pick(&[1, 4, 1000]);
+        self.log.push(format!("punch {f} {from}..{to} {max}"));
+        let mut at = from * BLOCK;
+        self.saw_drain(f, "hole, no drain", "hole, up", "hole, down");
+        loop {
+            let mut tx = Transaction::new();
+            let path = self.writable(f, &mut tx);
+            let progress = punch(&self.maps, &mut tx, &path, at, to * BLOCK, max).unwrap();
+            self.apply(&tx);
+            self.files[f].blocks.retain(|b, _| !(at / BLOCK..progress.next / BLOCK).contains(b));
+            at = progress.next;
+            self.check();
+            if !progress.more {
+                assert_eq!(at, to * BLOCK);
+                break;
+            }
+        }
+    }
+
+    pub(super) fn truncate(&mut self, f: usize) {
+        let size = self.some_block() * BLOCK + self.random.pick(&[0, 0, 1, 4095]);
+        let cut = size / BLOCK;
+        let has_tail =
+            !size.is_multiple_of(BLOCK) && self.files[f].blocks.get(&cut).is_some_and(|b| *b != RESERVED);
+        let tail = has_tail.then(|| self.allocate(1));
+        let at_once = self.random.pick(&[0, 0, 3, 256]);
+        self.log.push(format!("truncate {f} to {size} ({cut}) {tail:?} {at_once}"));
+        let mut tx = Transaction::new();
+        let mut holder = self.files[f].holder;
+        let (id, before) = (self.new_id(), holder.version);
+        let done =
+            truncate_within(&self.maps, &mut tx, &mut holder, &mut || id, size, tail, at_once).unwrap();
+        let at_once = holder.version == before;
+        self.saw(if at_once { "cut at once" } else { "child opened" });
+        if !at_once && !done.reap {
+            self.saw("child opened, parent held");
+        }
+        if at_once {
+            self.saw_drain(f, "cut at once, no drain", "cut at once, up", "cut at once, down");
+            let lowered = tx.ops().iter().any(|op| matches!(op, Op::Put { tree: TreeId::VERSIONS, .. }));
+            self.saw(if lowered { "limit lowered" } else { "limit kept" });
+        }
+        self.apply(&tx);
+        self.files[f].holder = holder;
+        self.files[f].blocks.retain(|b, _| *b < size.div_ceil(BLOCK));
+        if let Some(run) = tail {
+            self.files[f].blocks.insert(cut, run.addr.block());
+        }
+        let loaded = Path::load(&self.maps, holder).unwrap();
+        let steps = |path: &Path| (0..path.versions()).map(|at| path.step(at)).collect::<Vec<_>>();
+        assert_eq!(
+            steps(&done.path),
+            steps(&loaded),
+            "the path that truncate gives is the one in the records"
+        );
+        assert_eq!((done.path.own(), done.path.writable()), (loaded.own(), loaded.writable()));
+    }
+
+    /// One step of the reaper; false when it is idle.
+    pub(super) fn reap(&mut self, family: FamilyId) -> bool {
+        let max = self.random.pick(&[1, 3, 50, 5000]);
+        let mut tx = Transaction::new();
+        let choice = PLANTED.get();
+        if choice.contains(&Planted::YoungestFirst) && self.random.below(3) == 0 {
+            // In between another collapse is preferred, and may be begun if its neighbours allow.
+            PLANTED.set(if choice.contains(&Planted::LargerSide) { CHOICES[1] } else { CHOICES[0] });
+        }
+        let progress = reap_step(&self.maps, &mut tx, family, max).unwrap();
+        PLANTED.set(choice);
+        assert!(progress.more || tx.is_empty());
+        self.log.push(format!("reap {} {max}: {progress:?}", family.0));
+        for op in tx.ops() {
+            match op {
+                Op::Delete { tree: TreeId::REAP, key } if key.to_vec()[8] == 2 => {
+                    self.saw("version rechecked")
+                }
+                Op::Delete { tree: TreeId::REAP, key } if key.to_vec()[8] == 3 => self.saw("place rechecked"),
+                Op::Put { tree: TreeId::REAP, value, .. } if !value.is_empty() => self.saw("cursor kept"),
+                _ => (),
+            }
+        }
+        self.apply(&tx);
+        progress.more
+    }
+
+    pub(super) fn idle(&mut self) {
+        for family in self.families.clone() {
+            let mut steps = 0;
+            while self.reap(family) {
+                self.check();
+                steps += 1;
+                assert!(steps < 20_000, "the reaper does not end");
+            }
+        }
+        let seen: BTreeSet<u64> = self.files.iter().flat_map(|f| f.blocks.values().copied()).collect();
+        let seen: BTreeSet<u64> = seen.into_iter().filter(|block| *block != RESERVED).collect();
+        assert!(self.live == seen, "stored is not exactly what is seen");
+        for family in &self.families {
+            let versions = Family::load(&self.maps, *family).unwrap();
+            for key in
+                self.maps.trees.keys().filter(|(tree, key)| {
+                    *tree == TreeId::VERSIONS.0 && key.starts_with(&family.0.to_be_bytes())
+                })
+            {
+                let (_, id) = version::decode_key(&key.1).unwrap();
+                let version = versions.version(id).unwrap();
+                assert!(version.refs > 0 || version.children >= 2, "a version that should be gone");
+            }
+            assert_eq!(self.maps.count(TreeId::REAP, *family), 0);
+        }
+        assert_eq!(pending_families(&self.maps, None, 10).unwrap(), (vec![], None));
+    }
+
+    /// Compares every file with its model, and what is stored with what is used.
+    pub(super) fn check(&mut self) {
+        let (mut used, mut problems) = (BTreeSet::new(), Vec::new());
+        for f in 0..self.files.len() {
+            let File { holder, blocks } = &self.files[f];
+            let path = Path::load(&self.maps, *holder).unwrap();
+            let all = resolve(&self.maps, &path, 0, FILE_END).unwrap();
+            let expect: Vec<(u64, u64)> = blocks.iter().map(|(a, b)| (*a, *b)).collect();
+            same(&listed(&all, 0, FILE_END), &expect, &format!("file {f}"));
+            // Any part of it, whole and in small portions, says the same.
+            let base = if self.random.below(4) == 0 { (1 << 30) * SEGMENT_BYTES } else { 0 };
+            let from = base + self.random.below(3 * SEGMENT_BYTES);
+            let to = from + self.random.below(SEGMENT_BYTES);
+            let (low, high) = (from / BLOCK, to.div_ceil(BLOCK));
+            let part = resolve(&self.maps, &path, from, to).unwrap();
+            let inside: Vec<(u64, u64)> = blocks.range(low..high).map(|(a, b)| (*a, *b)).collect();
+            same(
+                &listed(&part, low * BLOCK, high * BLOCK),
+                &inside,
+                &format!("file {f} from {from} to {to}"),
+            );
+            let (mut portions, mut at) = (Vec::new(), low * BLOCK);
+            while at < high * BLOCK {
+                let some =
+                    resolve_upto(&self.maps, &path, at, high * BLOCK, 1 + self.random.below(3) as usize)
+                        .unwrap();
+                at = some.last().map(|m| m.offset + m.len).unwrap();
+                portions.extend(some);
+            }
+            same(&listed(&portions, low * BLOCK, high * BLOCK), &inside, &format!("file {f} in portions"));
+        }
+        for family in &self.families {
+            let holders: Vec<Holder> =
+                self.files.iter().map(|file| file.holder).filter(|holder| holder.family == *family).collect();
+            if holders.is_empty() && self.maps.count(TreeId::VERSIONS, *family) == 0 {
+                assert_eq!(self.maps.count(TreeId::EXTENTS, *family), 0);
+                continue;
+            }
+            let mut each = |_: u64, run: Run| {
+                for block in run.addr.block()..run.addr.block() + u64::from(run.blocks) {
+                    assert!(used.insert(block), "block {block} belongs to two entries");
+                }
+            };
+            walk_family(&self.maps, *family, &holders, &mut each, &mut problems).unwrap();
+        }
+        assert_eq!(problems, []);
+        assert!(used == self.live, "used and placed blocks differ");
+    }
+
+    pub(super) fn step(&mut self) {
+        let family = self.families[self.random.below(self.families.len() as u64) as usize];
+        if self.files.is_empty() {
+            self.reap(family);
+            return self.check();
+        }
+        let f = self.random.below(self.files.len() as u64) as usize;
+        let room = self.files.len() < FILES_MAX;
+        match self.random.below(100) {
+            0..25 => self.put(f),
+            25..33 => self.punch(f),
+            33..36 => self.reserve(f),
+            36..41 => self.shift(f),
+            41..51 => self.truncate(f),
+            51..58 if room => self.fork(f),
+            58..62 if room => self.copy_up(f),
+            62..70 if self.files.len() > 2 => self.let_go(f),
+            70..97 => drop(self.reap(family)),
+            97.. => self.idle(),
+            _ => (),
+        }
+        self.check();
+    }
+
+    /// A holder ends; the reaper takes the rest.
+    pub(super) fn let_go(&mut self, f: usize) {
+        let file = self.files.remove(f);
+        let mut tx = Transaction::new();
+        let last = release(&self.maps, &mut tx, file.holder).unwrap();
+        self.saw(if last { "last holder of a version gone" } else { "holder gone" });
+        self.log.push(format!("release {f}: {:?}", file.holder));
+        self.apply(&tx);
+    }
+
+    /// A holder ends as a deleted file does: with all there is, if it is the only one.
+    pub(super) fn delete(&mut self, f: usize) {
+        let holder = self.files[f].holder;
+        if self.random.below(2) == 0 || !is_sole(&self.maps, holder).unwrap() {
+            self.let_go(f);
+            return self.check();
+        }
+        self.files.remove(f);
+        self.saw("deleted with its family");
+        loop {
+            let max = self.random.pick(&[1, 3, 50]);
+            let mut tx = Transaction::new();
+            let progress = delete_step(&self.maps, &mut tx, holder, max).unwrap();
+            self.apply(&tx);
+            if !progress.more {
+                break;
+            }
+        }
+        self.gone(holder.family);
+        self.check();
+    }
+
+    /// Nothing is left of a family.
+    pub(super) fn gone(&self, family: FamilyId) {
+        for tree in [TreeId::EXTENTS, TreeId::VERSIONS, TreeId::HELD, TreeId::REAP] {
+            assert_eq!(self.maps.count(tree, family), 0, "{}", tree.name());
+        }
+    }
+}
