@@ -128,8 +128,9 @@ impl Path {
         self.sole
     }
 
-    /// Whether writing may hide something from the last one who sees it.
-    pub(super) fn has_inner(&self) -> bool {
+    /// Whether writing through it may hide something from the last one who sees it, and so leave the reaper work: tell
+    /// it when the transaction has been applied.
+    pub fn has_inner(&self) -> bool {
         self.inner
     }
     /// The holder's own version.

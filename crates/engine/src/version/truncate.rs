@@ -26,7 +26,7 @@ const AT_ONCE_MAX: usize = 256;
 pub struct Truncated {
     /// The path of the holder from now on.
     pub path: Path,
-    /// Whether a child was opened, so that [`super::reap_step`] has work in this family.
+    /// Whether [`super::reap_step`] has new work in this family.
     pub reap: bool,
     /// Blocks freed at once.
     pub blocks_freed: u64,
@@ -105,9 +105,9 @@ fn cut_at(
         Some(max) => few_entries(read, &path, cut, max)?,
         None => None,
     };
-    let mut reap = false;
+    let mut reap;
     if few.is_some() {
-        lower_limit(read, tx, &mut path, limit)?;
+        reap = lower_limit(read, tx, &mut path, limit)?;
     } else {
         open_child(read, tx, holder, &mut path, new_id(), limit, at_once_max.is_none())?;
         // Who was the last to let go of a version has left the reaper work.
@@ -117,7 +117,7 @@ fn cut_at(
     let target = Place { family: path.family(), segment: cut / SEGMENT_BYTES, version: path.target() };
     let tail = tail.map(|run| Entry { off: (cut % SEGMENT_BYTES) as u32, extent: Extent::data(run) });
     if let Some(tail) = tail.filter(|_| path.has_inner()) {
-        mark_hidden(read, &mut changes, &path, target.segment, own_blocks(&[tail]).something)?;
+        reap |= mark_hidden(read, &mut changes, &path, target.segment, own_blocks(&[tail]).something)?;
     }
     cut_off(read, &mut changes, few.unwrap_or_default(), cut, &target, tail)?;
     changes.finish();
@@ -182,8 +182,8 @@ fn few_entries(read: &dyn Read, path: &Path, cut: u64, max: usize) -> Result<Opt
 }
 
 /// What the holder sees of older versions now ends at `limit`: the youngest version that is not its own is cut off
-/// there, without a new one.
-fn lower_limit(read: &dyn Read, tx: &mut Transaction, path: &mut Path, limit: u64) -> Result<()> {
+/// there, without a new one. Says whether the reaper has work by it.
+fn lower_limit(read: &dyn Read, tx: &mut Transaction, path: &mut Path, limit: u64) -> Result<bool> {
     let merging = path.merging();
     if path.versions() > merging {
         let id = path.step(merging - 1).id;
@@ -198,7 +198,8 @@ fn lower_limit(read: &dyn Read, tx: &mut Transaction, path: &mut Path, limit: u6
                 State::Inner => pending::mark(tx, path.family(), Work::Recheck(parent.id), &[]),
             }
             path.lower(limit);
+            return Ok(parent.state == State::Inner);
         }
     }
-    Ok(())
+    Ok(false)
 }

@@ -100,14 +100,14 @@ fn lay_over(
 }
 
 /// Has the reaper look at a segment if something in `blocks` is seen that belongs to a version without holders: it is
-/// about to be hidden, perhaps from the last who sees it.
+/// about to be hidden, perhaps from the last who sees it. Says whether it did.
 pub(super) fn mark_hidden(
     read: &dyn Read,
     changes: &mut Changes,
     path: &Path,
     segment: u64,
     blocks: Blocks,
-) -> Result<()> {
+) -> Result<bool> {
     let start = DataKey { family: path.family(), segment, version: path.head().key, offset: 0 };
     let (mut left, mut hides) = (blocks, false);
     scan(read, &start, |key, extent| {
@@ -127,7 +127,7 @@ pub(super) fn mark_hidden(
     if hides && !planted(Planted::WriteForgets) {
         changes.recheck(&Place { family: path.family(), segment, version: path.target() });
     }
-    Ok(())
+    Ok(hides)
 }
 
 /// Makes the holes in [`from`, `to`) (block aligned) reservations: they go on reading as zeros. Stops after the segment
