@@ -43,7 +43,7 @@ fn is_due(inner: &Inner, now: Time, rule: AccessRule) -> bool {
 impl Core {
     /// Notes that `state` was read now, if the rule wants it noted.
     pub(crate) fn note_access(&self, state: &Arc<InodeState>, rule: AccessRule) -> Result<()> {
-        if self.read_only {
+        if self.read_only || self.require_changeable(state.ino).is_err() {
             return Ok(());
         }
         let now = self.now();
@@ -68,7 +68,12 @@ impl Core {
     pub(crate) fn log_accesses(&self) -> Result<()> {
         let waiting = std::mem::take(&mut *self.accesses.waiting.lock());
         for state in waiting {
-            let change = self.change(state.ino)?;
+            let change = match self.change(state.ino) {
+                Ok(change) => change,
+                // Its subvolume is gone.
+                Err(FsError::Stale) => continue,
+                Err(error) => return Err(error),
+            };
             let mut inner = state.inner.write();
             let Some(accessed) = inner.accessed.take() else { continue };
             if !matches!(inner.presence, Presence::Live | Presence::Orphan) {

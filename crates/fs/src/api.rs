@@ -169,6 +169,27 @@ pub enum XattrMode {
     Replace,
 }
 
+/// A subvolume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SubvolumeInfo {
+    /// Its number, which no other gets.
+    pub id: u64,
+    /// The number of the subvolume it is in; `None` for the first, which is the pool's root.
+    pub parent: Option<u64>,
+    /// The number of the subvolume it is a snapshot of.
+    pub origin: Option<u64>,
+    /// Its root directory.
+    pub root: InodeId,
+    /// The path of its root directory in the pool.
+    pub path: Vec<u8>,
+    /// Whether nothing in it can be changed.
+    pub read_only: bool,
+    /// When it was made; not known of the first.
+    pub created: Option<Timestamp>,
+    /// Its universal name; zero if it has none.
+    pub uuid: [u8; 16],
+}
+
 /// One entry of a directory listing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DirEntry {

@@ -5,16 +5,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use parking_lot::{Mutex, RwLockReadGuard, RwLockWriteGuard};
 use varve_device::Histogram;
-use varve_engine::{EngineError, InodeId, Lsn, Store, Transaction};
-use varve_format::record::inode::{InodeKind, InodeRecord, Time};
+use varve_engine::version::Path;
+use varve_engine::{EngineError, FamilyId, InodeId, Lsn, Reservation, Store, Transaction, VersionId, View};
+use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, Time};
 
 use crate::access::Accesses;
 use crate::api::{Attr, Clock, DataLogged, NAME_BYTES_MAX};
 use crate::files::FileCount;
 use crate::inode::{Inner, InodeState, InodeTable, Presence};
-use crate::reaper::ReapQueue;
+use crate::reaper::{ReapQueue, Task};
 use crate::reserved::ReservedSpace;
-use crate::subvolume::{Change, Subvolumes};
+use crate::subvolume::slots::Subvolumes;
+use crate::subvolume::{Change, Slot};
+use crate::table::extents;
 use crate::writeback::SyncRounds;
 use crate::writeback::buffers::Buffers;
 use crate::writeback::list::DirtyList;
@@ -35,7 +38,11 @@ pub(crate) struct Core {
     pub next_job: AtomicU64,
     pub rounds: SyncRounds,
     pub reap: ReapQueue,
-    pub files: FileCount,
+    pub files: Arc<FileCount>,
+    /// Whether anything has ever been shared: [`Core::sharing`].
+    pub sharing: AtomicBool,
+    /// Held by who changes versions of data, or data that has versions: [`Change::hold_families`].
+    pub families: Arc<Mutex<()>>,
     pub reserved: ReservedSpace,
     pub accesses: Accesses,
     pub clock: Arc<dyn Clock>,
@@ -89,20 +96,30 @@ impl Core {
         let inner = state.inner.read();
         match inner.presence {
             Presence::Live | Presence::Orphan => return Ok(inner),
-            Presence::Gone => return Err(FsError::NotFound),
+            Presence::Gone => return Err(self.gone(state.ino)),
             Presence::Unloaded => drop(inner),
         }
         Ok(RwLockWriteGuard::downgrade(self.write_lock(state)?))
     }
 
+    /// What to say of an inode that is no more.
+    #[cold]
+    fn gone(&self, ino: InodeId) -> FsError {
+        self.subvolumes.get(Slot::of(ino)).map_or_else(|error| error, |_| FsError::NotFound)
+    }
+
     fn load(&self, ino: InodeId, inner: &mut Inner) -> Result<()> {
         if inner.presence == Presence::Unloaded {
-            match self.names(ino)?.inode(ino)? {
-                Some((record, version)) => inner.install(record, version, Presence::Live),
+            let names = self.names(ino)?;
+            match names.inode(ino)? {
+                Some((record, own)) => {
+                    let owned_by = if own { names.version } else { VersionId(0) };
+                    inner.install(record, owned_by, Presence::Live);
+                }
                 None => inner.presence = Presence::Gone,
             }
         }
-        if inner.presence == Presence::Gone { Err(FsError::NotFound) } else { Ok(()) }
+        if inner.presence == Presence::Gone { Err(self.gone(ino)) } else { Ok(()) }
     }
 
     /// Locks several inodes in ascending order; each number may come more than once. `states` is sorted in place.
@@ -142,7 +159,89 @@ impl Core {
         Ok(work)
     }
 
-    /// Puts a record where it belongs: the namespace, or the orphans.
+    /// Whether the record of an inode is its subvolume's own, so that nobody else sees it.
+    pub(crate) fn is_own(&self, change: &Change, ino: InodeId, inner: &Inner) -> Result<bool> {
+        if inner.presence == Presence::Orphan || inner.owned_by == change.version {
+            return Ok(true);
+        }
+        // The reaper may have moved it here.
+        Ok(change.inode(ino)?.is_none_or(|(_, own)| own))
+    }
+
+    /// Gives `record`, a copy of one that others see too, its own part in the data.
+    pub(crate) fn share_data(
+        &self,
+        change: &Change,
+        tx: &mut Transaction,
+        before: &InodeRecord,
+        record: &mut InodeRecord,
+    ) -> Result<()> {
+        if !matches!(record.kind, InodeKind::File | InodeKind::Symlink) {
+            return Ok(());
+        }
+        if before.inline.is_some() {
+            // There is none, and when there is some, it is not the other's.
+            let id = self.store.new_id();
+            tx.claim_id(id);
+            record.data = DataPointer { family: FamilyId(id), version: VersionId(id), has_versions: false };
+            return Ok(());
+        }
+        change.hold_families(self);
+        let view = self.store.view();
+        let mut holder = extents::holder_now(&view, record, true)?;
+        varve_engine::version::share(&view, tx, &mut holder)?;
+        record.data = extents::pointer(holder);
+        Ok(())
+    }
+
+    /// Makes the record of an inode its subvolume's own, in a transaction before that which changes its data.
+    pub(crate) fn own_first(
+        &self,
+        change: &Change,
+        ino: InodeId,
+        inner: &mut Inner,
+        reservation: Option<&mut Reservation>,
+    ) -> Result<()> {
+        if !change.forked || self.is_own(change, ino, inner)? {
+            return Ok(());
+        }
+        let mut record = inner.record.clone();
+        let mut tx = Transaction::new();
+        self.put_record(change, &mut tx, ino, inner, &mut record)?;
+        // Cutting and logging must go on when the pool is full.
+        tx.privileged();
+        self.store.apply(tx, reservation)?;
+        inner.logged(change, record);
+        Ok(())
+    }
+
+    /// The path on which this transaction may write the data of `record`, which is the subvolume's own. Opens a version
+    /// for it if others hold the one it has; then the record must be put, too.
+    pub(crate) fn data_to_write(
+        &self,
+        change: &Change,
+        tx: &mut Transaction,
+        record: &mut InodeRecord,
+    ) -> Result<(View, Path)> {
+        let sharing = self.sharing();
+        if !sharing && !record.data.has_versions {
+            return Ok((self.store.view(), Path::implicit(extents::holder(record))));
+        }
+        change.hold_families(self);
+        let view = self.store.view();
+        let mut holder = extents::holder_now(&view, record, sharing)?;
+        let mut path = Path::load(&view, holder)?;
+        if !path.writable() {
+            let mut new_id = || VersionId(self.store.new_id());
+            varve_engine::version::branch_on(&view, tx, &mut holder, &mut path, &mut new_id, false)?;
+            self.reap.push(Task::Family(holder.family));
+        }
+        record.data = extents::pointer(holder);
+        Ok((view, path))
+    }
+
+    /// Puts a record where it belongs: the namespace, or the orphans. A copy of one that is inherited gets its own part
+    /// in the data.
     pub(crate) fn put_record(
         &self,
         change: &Change,
@@ -155,6 +254,10 @@ impl Core {
         if inner.presence == Presence::Orphan {
             crate::table::orphans::put(tx, ino, OrphanState::Open, record);
         } else {
+            if change.forked && !self.is_own(change, ino, inner)? {
+                self.share_data(change, tx, &inner.record, record)?;
+                change.will_count(1);
+            }
             change.put_inode(tx, ino, record)?;
         }
         Ok(())

@@ -136,6 +136,34 @@ impl Filesystem {
         self.core.rename(parent, name, new_parent, new_name, mode)
     }
 
+    /// Makes an empty subvolume: a directory with a namespace of its own, of which snapshots can be taken. Renames and
+    /// links do not cross its border. Gives the attributes of its root.
+    pub fn create_subvolume(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
+        self.core.create_subvolume(caller, parent, name, mode)
+    }
+    /// Makes a snapshot of the subvolume whose root is `source`: another subvolume, at `name` in `parent`, that shows what
+    /// the source shows now, with everything written before this call, but for the subvolumes in it. Costs one small
+    /// record, whatever is in the source, and what of it is dirty. With `sync` it is durable on return.
+    pub fn snapshot(
+        &self,
+        source: InodeId,
+        parent: InodeId,
+        name: &[u8],
+        read_only: bool,
+        sync: bool,
+    ) -> Result<Attr> {
+        self.core.snapshot(source, parent, name, read_only, sync)
+    }
+    /// Deletes a subvolume in which there is no other. Its name is gone at once, and what is open in it gives
+    /// [`crate::FsError::Stale`]; space that only it held comes back in the background. Works on a full pool.
+    pub fn delete_subvolume(&self, parent: InodeId, name: &[u8]) -> Result<()> {
+        self.core.delete_subvolume(parent, name)
+    }
+    /// All subvolumes, oldest first. Reads the directories on the way to each.
+    pub fn list_subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
+        self.core.list_subvolumes()
+    }
+
     /// Notes in memory that `ino` was read, if `rule` wants it noted: stat shows it at once. It is logged at
     /// [`Filesystem::sync`], at [`Filesystem::close`] or when many wait, and lost in a crash before. Reading does not
     /// call this; whoever passes reads on decides.
@@ -203,6 +231,12 @@ impl Filesystem {
         len: u64,
     ) -> Result<u64> {
         self.core.copy_range(caller, from, to, len)
+    }
+    /// Makes a clone of a file, at `name` in `parent`: a file that shares all its data until either is written to. Costs one
+    /// record, however large the source is, and what of it is dirty. [`Filesystem::copy_range`] of all of a file into an
+    /// empty one does the same.
+    pub fn clone_file(&self, caller: Caller, source: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        self.core.clone_file(caller, source, parent, name)
     }
     /// Makes this file durable: its data, its attributes and every change of names before.
     pub fn fsync(&self, ino: InodeId) -> Result<()> {

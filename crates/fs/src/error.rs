@@ -56,6 +56,18 @@ pub enum FsError {
     /// Across subvolumes.
     #[error("cross-device link")]
     CrossDevice,
+    /// The subvolume is read-only.
+    #[error("the subvolume is read-only")]
+    ReadOnlySubvolume,
+    /// The subvolume has been deleted; what is still open in it leads nowhere.
+    #[error("the subvolume has been deleted")]
+    Stale,
+    /// A subvolume is not removed as a directory is.
+    #[error("this is a subvolume: `varve subvolume delete` deletes it")]
+    IsSubvolume,
+    /// A subvolume was needed.
+    #[error("not a subvolume")]
+    NotSubvolume,
     /// From the engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -65,7 +77,7 @@ impl FsError {
     /// The errno a POSIX caller gets (Linux numbers).
     pub fn errno(&self) -> i32 {
         match self {
-            FsError::NotPermitted => 1,
+            FsError::NotPermitted | FsError::IsSubvolume => 1,
             FsError::NotFound => 2,
             FsError::TooBig => 7,
             FsError::AccessDenied => 13,
@@ -73,7 +85,7 @@ impl FsError {
             FsError::CrossDevice => 18,
             FsError::NotDirectory => 20,
             FsError::IsDirectory => 21,
-            FsError::Invalid => 22,
+            FsError::Invalid | FsError::NotSubvolume => 22,
             FsError::FileTooBig | FsError::TooFragmented => 27,
             FsError::TooManyLinks => 31,
             FsError::Range => 34,
@@ -81,8 +93,9 @@ impl FsError {
             FsError::NotEmpty => 39,
             FsError::NoAttribute => 61,
             FsError::NotSupported => 95,
+            FsError::Stale => 116,
             FsError::Engine(EngineError::NoSpace) => 28,
-            FsError::Engine(EngineError::ReadOnly) => 30,
+            FsError::Engine(EngineError::ReadOnly) | FsError::ReadOnlySubvolume => 30,
             FsError::Engine(_) => 5,
         }
     }

@@ -4,9 +4,11 @@
 //! after opening marks the stored number as unknown, closing stores it. After a crash the number is counted again in
 //! the background (one scan); until then statfs shows the last stored one.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::lock_api::ArcRwLockReadGuard;
+use parking_lot::{Mutex, RawRwLock, RwLock};
 use varve_engine::Transaction;
 use varve_format::record::subvolume::SubvolumeRecord;
 
@@ -20,7 +22,7 @@ pub(crate) struct FileCount {
     known: AtomicBool,
     /// Held shared from a transaction that changes the count until the change is noted; held alone while a count by
     /// scanning starts.
-    gate: RwLock<()>,
+    gate: Arc<RwLock<()>>,
     /// The subvolume's record as logged. Whoever changes it holds this until the change is logged.
     pub stored: Mutex<SubvolumeRecord>,
     stored_known: AtomicBool,
@@ -33,7 +35,7 @@ impl FileCount {
             count: AtomicI64::new(record.files as i64),
             known: AtomicBool::new(record.files_known),
             stored_known: AtomicBool::new(record.files_known),
-            gate: RwLock::new(()),
+            gate: Arc::default(),
             stored: Mutex::new(record),
         }
     }
@@ -51,7 +53,7 @@ impl FileCount {
 
 impl Core {
     /// To be held around a transaction that changes the count, and the note of it.
-    pub(crate) fn counting(&self) -> Result<RwLockReadGuard<'_, ()>> {
+    pub(crate) fn counting(&self) -> Result<ArcRwLockReadGuard<RawRwLock, ()>> {
         if self.files.stored_known.load(Ordering::Acquire) {
             let mut stored = self.files.stored.lock();
             if stored.files_known {
@@ -61,7 +63,7 @@ impl Core {
                 self.files.stored_known.store(false, Ordering::Release);
             }
         }
-        Ok(self.files.gate.read_recursive())
+        Ok(self.files.gate.read_arc_recursive())
     }
 
     fn store_subvolume(&self, record: &SubvolumeRecord) -> Result<()> {

@@ -7,7 +7,7 @@
 //! - A state that is open, has dirty pages or is referred to by anybody stays; all others may go at any moment.
 //!
 //! Lock order (each may be taken while holding those before it): rename lock; turn of **one** file (more only by
-//! trying); gates of subvolumes in ascending order; inodes in ascending order; dirty list; engine. A turn is never
+//! trying); the topology of subvolumes; gates; inodes in ascending order; families of data; dirty list; engine. A turn is never
 //! waited for while holding an inode or a gate.
 
 use std::collections::HashMap;
@@ -15,10 +15,10 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use varve_engine::{InodeId, PoolAddr, VersionKey};
+use varve_engine::{InodeId, PoolAddr, VersionId};
 use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, Time};
 
-use crate::subvolume::Change;
+use crate::subvolume::{Change, Slot};
 use crate::writeback::pages::DirtyPages;
 
 const SHARDS: usize = 16;
@@ -55,8 +55,8 @@ pub(crate) struct Inner {
     pub presence: Presence,
     /// The logged record.
     pub record: InodeRecord,
-    /// Which version's entry of the namespace it is.
-    pub version: VersionKey,
+    /// The version of the namespace whose own entry it is; 0 if it is inherited, as far as known.
+    pub owned_by: VersionId,
     /// Size with what waits in memory.
     pub size: u64,
     /// Attributes with what waits in memory.
@@ -75,8 +75,8 @@ pub(crate) struct Inner {
 
 impl Inner {
     /// The state of an inode whose record is known.
-    pub(crate) fn install(&mut self, record: InodeRecord, version: VersionKey, presence: Presence) {
-        self.version = version;
+    pub(crate) fn install(&mut self, record: InodeRecord, owned_by: VersionId, presence: Presence) {
+        self.owned_by = owned_by;
         self.size = record.size;
         self.record = record;
         self.presence = presence;
@@ -114,7 +114,8 @@ impl Inner {
     /// Takes over a record that has been logged.
     pub(crate) fn logged(&mut self, change: &Change, record: InodeRecord) {
         self.record = record;
-        self.version = change.key;
+        self.owned_by = change.version;
+        change.applied();
     }
 
     /// Whether writes have grown the file beyond what is logged.
@@ -184,7 +185,7 @@ impl InodeState {
         let inner = Inner {
             presence: Presence::Unloaded,
             record: blank_record(InodeKind::File),
-            version: VersionKey(0),
+            owned_by: VersionId(0),
             size: 0,
             pending: Pending::default(),
             accessed: None,
@@ -258,6 +259,15 @@ impl InodeTable {
         let state = Arc::new(InodeState::new(ino));
         map.insert(ino.0, state.clone());
         state
+    }
+
+    /// Calls `each` with every inode of a subvolume.
+    pub(crate) fn each_of(&self, slot: Slot, mut each: impl FnMut(&Arc<InodeState>)) {
+        for shard in &self.shards {
+            let states: Vec<_> =
+                shard.lock().0.values().filter(|state| Slot::of(state.ino) == slot).cloned().collect();
+            states.iter().for_each(&mut each);
+        }
     }
 }
 

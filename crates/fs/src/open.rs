@@ -1,5 +1,6 @@
 //! Making, opening and closing a filesystem.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -10,7 +11,9 @@ use varve_engine::{
     VersionId, VersionKey,
 };
 use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, inode_key};
-use varve_format::record::subvolume::{FIRST_SUBVOLUME, HASH_KIND_SIPHASH13, SubvolumeRecord};
+use varve_format::record::subvolume::{
+    FIRST_SUBVOLUME, HASH_KIND_SIPHASH13, SUBVOLUME_DELETING, SUBVOLUME_SHARING, SubvolumeRecord,
+};
 
 use crate::access::Accesses;
 use crate::api::{Caller, Clock, OpenOptions, ROOT_INODE};
@@ -20,8 +23,10 @@ use crate::hash::NameHasher;
 use crate::inode::{InodeTable, blank_record};
 use crate::reaper::ReapQueue;
 use crate::reserved::ReservedSpace;
-use crate::subvolume::{Subvolume, Subvolumes};
-use crate::table::subvolumes;
+use crate::subvolume::nested::Entry;
+use crate::subvolume::slots::Subvolumes;
+use crate::subvolume::{self, Gate, Slot};
+use crate::table::{self, subvolumes};
 use crate::writeback::SyncRounds;
 use crate::writeback::buffers::Buffers;
 use crate::writeback::list::DirtyList;
@@ -134,8 +139,20 @@ impl Core {
             );
             EngineError::Refused(text)
         })?;
+        let sharing = record.flags & SUBVOLUME_SHARING != 0;
+        let gate = Gate::default();
+        let family = record.family;
+        let first = subvolume::open(
+            &store,
+            gate,
+            FIRST_SUBVOLUME,
+            record.clone(),
+            hasher,
+            sharing && subvolume_problem.is_none(),
+        )?;
+        let subvolumes = Subvolumes::new(first, family);
         let core = Core {
-            subvolumes: Subvolumes::new(Subvolume::new(&store, &record, hasher)),
+            subvolumes,
             store,
             inodes: InodeTable::default(),
             rename_lock: Mutex::new(()),
@@ -145,7 +162,9 @@ impl Core {
             next_job: AtomicU64::new(0),
             rounds: SyncRounds::default(),
             reap: ReapQueue::default(),
-            files: FileCount::new(record),
+            files: Arc::new(FileCount::new(record)),
+            sharing: AtomicBool::new(sharing),
+            families: Arc::default(),
             accesses: Accesses::default(),
             clock: options.clock,
             on_data_logged: options.on_data_logged,
@@ -158,6 +177,7 @@ impl Core {
             read_latency: Histogram::new(),
             write_latency: Histogram::new(),
         };
+        core.open_subvolumes(hasher)?;
         if !read_only {
             core.set_reserved_aside()?;
             core.find_reap_work()?;
@@ -166,6 +186,42 @@ impl Core {
             }
         }
         Ok(core)
+    }
+
+    /// Opens all subvolumes but the first. In a pool that was opened to be checked, those that can be opened.
+    fn open_subvolumes(&self, hasher: NameHasher) -> Result<()> {
+        let records = match table::subvolumes::others(&self.store.view()) {
+            Ok(records) => records,
+            Err(_) if self.subvolume_problem.is_some() => Vec::new(),
+            Err(error) => return Err(error.into()),
+        };
+        let mut slots = HashMap::from([(FIRST_SUBVOLUME, Slot::FIRST)]);
+        for (id, record) in records {
+            let slot = Slot(record.slot);
+            self.subvolumes.take_slot(slot);
+            if record.flags & SUBVOLUME_DELETING != 0 {
+                continue;
+            }
+            let gate = self.subvolumes.gate(record.family);
+            slots.insert(id, slot);
+            self.subvolumes.add(subvolume::open(&self.store, gate, id, record, hasher, self.sharing())?);
+        }
+        for subvolume in self.subvolumes.all() {
+            let Some(place) = subvolume.record.lock().place.clone() else { continue };
+            let Some(above) = slots.get(&place.parent) else {
+                let text = format!(
+                    "subvolume {} is in subvolume {}, which does not exist",
+                    subvolume.id, place.parent
+                );
+                tracing::error!("{text}");
+                continue;
+            };
+            let dir = above.full(place.directory);
+            *subvolume.place.lock() = Some((dir, place.position));
+            let entry = Entry { name: place.name, slot: Some(subvolume.slot) };
+            self.subvolumes.nested.put(dir, place.position, entry);
+        }
+        Ok(())
     }
 
     /// Makes everything durable and closes.

@@ -2,16 +2,24 @@
 //!
 //! The queue is only a hint of where work is; what has to be done is in the pool (orphan records, version records), so
 //! that a crash forgets nothing: opening finds it all again. Each step is one bounded, privileged transaction.
+//!
+//! A record of an inode holds a version of its data, in whatever version of the namespace it is stored. When the last
+//! sight of a stored record is gone, the reaper of the namespace moves it to the orphans, which let go of the data in a
+//! transaction of their own.
 
 use std::collections::VecDeque;
 
-use parking_lot::Mutex;
-use varve_engine::{FamilyId, InodeId, Transaction, version};
+use parking_lot::lock_api::ArcMutexGuard;
+use parking_lot::{Mutex, RawMutex};
+use varve_engine::version::{self, points};
+use varve_engine::{EngineError, FamilyId, InodeId, Transaction, TreeId};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, InodeRecord};
+use varve_format::record::orphan::OrphanState;
+use varve_format::record::subvolume::SUBVOLUME_DELETING;
 
 use crate::core::Core;
-use crate::subvolume::Change;
-use crate::table::{extents, orphans};
+use crate::subvolume::{Change, Slot};
+use crate::table::{extents, orphans, subvolumes};
 use crate::{FsError, Result};
 
 /// Entries deleted in one transaction.
@@ -19,13 +27,28 @@ const ENTRIES_PER_STEP: usize = 128;
 /// Families asked for at a time when a pool is opened.
 const FAMILIES_PER_SCAN: usize = 1024;
 
+/// What, beside a number of its own, is the key of an orphan that is no inode: the data of a record that an older
+/// version of a namespace had.
+const RECORD_KEY: u64 = 1 << 63;
+
 /// Something to reap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Task {
     /// An orphan to delete.
     Orphan(InodeId),
-    /// A file whose family has versions to collapse.
-    Versions(InodeId),
+    /// Versions of a family of data.
+    Family(FamilyId),
+    /// Versions of a namespace.
+    Names(FamilyId),
+    /// What is left of a deleted subvolume.
+    Subvolume {
+        /// Its number.
+        id: u64,
+        /// Its slot.
+        slot: Slot,
+        /// The family of its namespace.
+        family: FamilyId,
+    },
 }
 
 /// What a step of deleting an inode did.
@@ -34,6 +57,10 @@ struct Disposed {
     done: bool,
     /// Blocks of reservations that are gone.
     reserved_freed: u64,
+    /// The family in which there is work from now on.
+    reap: Option<FamilyId>,
+    /// Held until it has been applied.
+    _families: Option<ArcMutexGuard<RawMutex, ()>>,
 }
 
 /// What is to be reaped. Bounded by what is being deleted: an entry is 16 bytes, its subject at least a record.
@@ -73,33 +100,51 @@ impl Core {
         if record.flags & INODE_FLAG_RESERVED != 0 {
             return Ok(false);
         }
-        Ok(self.dispose_part(change, tx, ino, record)?.done)
+        let disposed = self.dispose_part(Some(change), tx, ino, record)?;
+        if let Some(family) = disposed.reap {
+            // Should this not come true, there is nothing to do there.
+            self.reap.push(Task::Family(family));
+        }
+        Ok(disposed.done)
     }
 
-    /// Adds to `tx` the deletion of an inode's data and attributes, as much as one step may.
+    /// Adds to `tx` the deletion of an inode's attributes and of its part in its data, as much as one step may. Without
+    /// a `change` its subvolume is gone, and its attributes with it.
     fn dispose_part(
         &self,
-        change: &Change,
+        change: Option<&Change>,
         tx: &mut Transaction,
         ino: InodeId,
         record: &InodeRecord,
     ) -> Result<Disposed> {
-        let mut reserved_freed = 0;
-        if record.inline.is_some() && record.xattr_count == 0 {
-            return Ok(Disposed { done: true, reserved_freed });
+        let mut disposed = Disposed { done: true, reserved_freed: 0, reap: None, _families: None };
+        if record.xattr_count > 0
+            && let Some(change) = change
+            && change.delete_xattrs(tx, ino, ENTRIES_PER_STEP)?
+        {
+            // The data goes in the last step, once.
+            disposed.done = false;
+            return Ok(disposed);
+        }
+        if record.inline.is_some() {
+            return Ok(disposed);
+        }
+        let sharing = self.sharing();
+        if sharing || record.data.has_versions {
+            match change {
+                Some(change) => change.hold_families(self),
+                None => disposed._families = Some(self.families.lock_arc()),
+            }
         }
         let view = self.store.view();
-        let mut more = false;
-        if record.inline.is_none() {
-            let holder = extents::holder(record);
-            let progress = version::delete_step(&view, tx, holder, ENTRIES_PER_STEP as u64)?;
-            more |= progress.more;
-            reserved_freed = progress.reserved_freed;
+        let holder = extents::holder_now(&view, record, sharing)?;
+        if sharing && !version::is_sole(&view, holder)? {
+            disposed.reap = version::release(&view, tx, holder)?.then_some(holder.family);
+            return Ok(disposed);
         }
-        if record.xattr_count > 0 {
-            more |= change.delete_xattrs(tx, ino, ENTRIES_PER_STEP)?;
-        }
-        Ok(Disposed { done: !more, reserved_freed })
+        let progress = version::delete_step(&view, tx, holder, ENTRIES_PER_STEP as u64)?;
+        (disposed.done, disposed.reserved_freed) = (!progress.more, progress.reserved_freed);
+        Ok(disposed)
     }
 
     /// Does everything there is to reap. What is damaged is left as it is, and said in the log.
@@ -109,7 +154,9 @@ impl Core {
             let Some(task) = self.reap.tasks.lock().front().copied() else { return Ok(()) };
             let reaped = match task {
                 Task::Orphan(ino) => self.reap_orphan(ino),
-                Task::Versions(ino) => self.reap_versions(ino),
+                Task::Family(family) => self.reap_family(family),
+                Task::Names(family) => self.reap_names(family),
+                Task::Subvolume { id, slot, family } => self.reap_subvolume(id, slot, family),
             };
             match reaped {
                 Ok(()) => {}
@@ -125,39 +172,37 @@ impl Core {
     }
 
     fn reap_orphan(&self, ino: InodeId) -> Result<()> {
-        // Nobody else changes an orphan that is not open: its state in memory is gone.
-        while let Some(orphan) = orphans::get(&self.store, ino)? {
+        loop {
+            let change = match self.change(ino) {
+                Ok(change) => Some(change),
+                Err(FsError::Stale | FsError::ReadOnlySubvolume) => None,
+                Err(error) => return Err(error),
+            };
+            // Nobody else changes an orphan that is not open: its state in memory is gone.
+            let Some(orphan) = orphans::get(&self.store, ino)? else { return Ok(()) };
             let mut tx = Transaction::new();
-            let change = self.change(ino)?;
-            let disposed = self.dispose_part(&change, &mut tx, ino, &orphan.inode)?;
+            let disposed = self.dispose_part(change.as_ref(), &mut tx, ino, &orphan.inode)?;
             if disposed.done {
                 orphans::delete(&mut tx, ino);
             }
             tx.privileged();
             self.apply_freeing(tx, None, disposed.reserved_freed)?;
+            if let Some(family) = disposed.reap {
+                self.reap.push(Task::Family(family));
+            }
         }
-        Ok(())
     }
 
-    /// Makes the versions of a file one.
-    pub(crate) fn reap_versions(&self, ino: InodeId) -> Result<()> {
-        let state = self.state(ino);
+    /// Brings the versions of a family of data to what its holders see.
+    pub(crate) fn reap_family(&self, family: FamilyId) -> Result<()> {
         loop {
-            let mut inner = match self.write_lock(&state) {
-                Ok(inner) => inner,
-                // Deleted meanwhile: its versions went or go with it.
-                Err(FsError::NotFound) => return Ok(()),
-                Err(error) => return Err(error),
-            };
+            let _alone = self.families.lock();
             let mut tx = Transaction::new();
-            let progress = {
-                let view = self.store.view();
-                version::reap_step(&view, &mut tx, inner.record.data.family, ENTRIES_PER_STEP as u64)?
-            };
+            let view = self.store.view();
+            let progress = version::reap_step(&view, &mut tx, family, ENTRIES_PER_STEP as u64)?;
             if !tx.is_empty() {
                 tx.privileged();
                 self.apply_freeing(tx, None, progress.reserved_freed)?;
-                inner.mapping += 1;
             }
             if !progress.more {
                 return Ok(());
@@ -165,16 +210,98 @@ impl Core {
         }
     }
 
+    /// Brings the versions of a namespace to what its subvolumes show. Records that cease to exist let go of their data.
+    fn reap_names(&self, family: FamilyId) -> Result<()> {
+        let gate = self.subvolumes.gate(family);
+        loop {
+            let (more, dead) = {
+                let mut shown = gate.write();
+                let _counting = self.counting()?;
+                let (mut dead, mut records) = (Vec::new(), 0);
+                let mut tx = Transaction::new();
+                let view = self.store.view();
+                let mut on_dead = |tx: &mut Transaction,
+                                   tree: TreeId,
+                                   _: &[u8],
+                                   value: &[u8]|
+                 -> std::result::Result<bool, EngineError> {
+                    if tree != TreeId::INODES {
+                        return Ok(true);
+                    }
+                    records += 1;
+                    let record = InodeRecord::decode(value).map_err(|why| {
+                        EngineError::corrupt("the record of an inode that nobody sees", why)
+                    })?;
+                    if record.inline.is_none() {
+                        let id = self.store.new_id();
+                        tx.claim_id(id);
+                        let key = InodeId(RECORD_KEY | id);
+                        let record = InodeRecord { links: 0, xattr_count: 0, xattr_bytes: 0, ..record };
+                        orphans::put(tx, key, OrphanState::Deleting, &record);
+                        dead.push(key);
+                    }
+                    Ok(true)
+                };
+                let steps = ENTRIES_PER_STEP as u64;
+                let progress = points::reap_points_step(&view, &mut tx, family, steps, &mut on_dead)?;
+                if !tx.is_empty() {
+                    tx.privileged();
+                    self.apply(tx)?;
+                    shown.changed();
+                    self.files.add(-records);
+                }
+                (progress.more, dead)
+            };
+            for key in dead {
+                self.reap_orphan(key)?;
+            }
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Removes what is left of a subvolume that has been deleted.
+    fn reap_subvolume(&self, id: u64, slot: Slot, family: FamilyId) -> Result<()> {
+        let mut orphans = Vec::new();
+        crate::table::orphans::each(&self.store.view(), &mut |ino, _| {
+            if Slot::of(ino) == slot {
+                orphans.push(ino);
+            }
+        })?;
+        for ino in orphans {
+            self.reap_orphan(ino)?;
+        }
+        self.reap_names(family)?;
+        let mut tx = Transaction::new();
+        subvolumes::delete(&mut tx, id);
+        tx.privileged();
+        self.apply(tx)?;
+        Ok(())
+    }
+
     /// Finds what an earlier life left to be reaped.
     pub(crate) fn find_reap_work(&self) -> Result<()> {
         let view = self.store.view();
         orphans::each(&view, &mut |ino, _| self.reap.push(Task::Orphan(ino)))?;
+        let mut names: Vec<FamilyId> =
+            self.subvolumes.all().iter().map(|subvolume| subvolume.record.lock().family).collect();
+        if self.sharing() {
+            names.sort_unstable();
+            names.dedup();
+            names.iter().for_each(|family| self.reap.push(Task::Names(*family)));
+        }
+        for (id, record) in subvolumes::others(&view)? {
+            if record.flags & SUBVOLUME_DELETING != 0 {
+                names.push(record.family);
+                self.reap.push(Task::Subvolume { id, slot: Slot(record.slot), family: record.family });
+            }
+        }
         let mut after: Option<FamilyId> = None;
         loop {
             let (families, next) = version::pending_families(&view, after, FAMILIES_PER_SCAN)?;
-            for family in families {
-                // A file's data family bears the number of its inode.
-                self.reap.push(Task::Versions(InodeId(family.0)));
+            for family in families.into_iter().filter(|family| !names.contains(family)) {
+                self.reap.push(Task::Family(family));
             }
             match next {
                 Some(next) => after = Some(next),

@@ -105,6 +105,18 @@ pub enum Reason {
     /// From one subvolume to another.
     #[error("the two paths lie in different subvolumes")]
     CrossesSubvolumes,
+    /// A subvolume is not removed as a directory is.
+    #[error("it is a subvolume, which is removed as one (`varve subvolume delete`)")]
+    IsSubvolume,
+    /// A subvolume was needed, and this is something else.
+    #[error("not a subvolume")]
+    NotASubvolume,
+    /// The subvolume has been deleted, and what is still open in it leads nowhere.
+    #[error("the subvolume has been deleted")]
+    SubvolumeDeleted,
+    /// Nothing can be changed in this subvolume.
+    #[error("the subvolume is read-only")]
+    ReadOnlySubvolume,
     /// There is no room, and nothing that could be done now would make any.
     #[error("no space is left in the pool")]
     NoSpace,
@@ -173,17 +185,19 @@ impl Reason {
             Reason::NameTooLong | Reason::AttributeNameTooLong => io::ErrorKind::InvalidFilename,
             // This kind has no stable name; the number of it has (Linux: too many levels of symbolic links).
             Reason::TooManySymlinks => io::Error::from_raw_os_error(40).kind(),
-            Reason::Invalid(_) => io::ErrorKind::InvalidInput,
-            Reason::NotPermitted | Reason::AccessDenied(_) | Reason::NotOpenedFor(_) => {
-                io::ErrorKind::PermissionDenied
-            }
+            Reason::Invalid(_) | Reason::NotASubvolume => io::ErrorKind::InvalidInput,
+            Reason::NotPermitted
+            | Reason::AccessDenied(_)
+            | Reason::NotOpenedFor(_)
+            | Reason::IsSubvolume => io::ErrorKind::PermissionDenied,
             Reason::AttributeTooLarge => io::ErrorKind::ArgumentListTooLong,
             Reason::FileTooLarge | Reason::TooFragmented => io::ErrorKind::FileTooLarge,
             Reason::TooManyLinks => io::ErrorKind::TooManyLinks,
             Reason::NotSupported => io::ErrorKind::Unsupported,
             Reason::CrossesSubvolumes => io::ErrorKind::CrossesDevices,
             Reason::NoSpace => io::ErrorKind::StorageFull,
-            Reason::ReadOnly => io::ErrorKind::ReadOnlyFilesystem,
+            Reason::ReadOnly | Reason::ReadOnlySubvolume => io::ErrorKind::ReadOnlyFilesystem,
+            Reason::SubvolumeDeleted => io::ErrorKind::StaleNetworkFileHandle,
             Reason::InUse(_) => io::ErrorKind::ResourceBusy,
             Reason::Corrupt(_) => io::ErrorKind::InvalidData,
             Reason::Closed | Reason::Device(_) | Reason::Stopped(_) | Reason::Refused(_) => {
@@ -326,6 +340,10 @@ fn reason_of(error: varve_fs::FsError) -> Reason {
         varve_fs::FsError::TooManyLinks => Reason::TooManyLinks,
         varve_fs::FsError::NotSupported => Reason::NotSupported,
         varve_fs::FsError::CrossDevice => Reason::CrossesSubvolumes,
+        varve_fs::FsError::IsSubvolume => Reason::IsSubvolume,
+        varve_fs::FsError::NotSubvolume => Reason::NotASubvolume,
+        varve_fs::FsError::Stale => Reason::SubvolumeDeleted,
+        varve_fs::FsError::ReadOnlySubvolume => Reason::ReadOnlySubvolume,
         varve_fs::FsError::Engine(error) => match error {
             varve_engine::EngineError::NoSpace => Reason::NoSpace,
             varve_engine::EngineError::ReadOnly => Reason::ReadOnly,

@@ -20,23 +20,27 @@ pub(super) struct DataRun {
 
 impl Check<'_> {
     pub(super) fn extents(&mut self) -> Result<()> {
-        let holders: HashMap<FamilyId, InodeId> =
-            self.inodes.iter().map(|(ino, seen)| (seen.holder.family, *ino)).collect();
+        let mut owners: HashMap<FamilyId, Vec<InodeId>> = HashMap::new();
+        for (ino, seen) in &self.inodes {
+            owners.entry(seen.holder.family).or_default().push(*ino);
+        }
+        let holders = self.holders()?;
         let (mut after, mut reserved) = (None, 0);
         while let Some(family) = version::next_family(&self.view, after)? {
             after = Some(family);
-            let owner = holders.get(&family).copied();
-            let seen = owner.and_then(|ino| self.inodes.get(&ino));
-            let (holder, end) =
-                (seen.map(|seen| seen.holder), seen.map_or(0, |seen| seen.size.next_multiple_of(BLOCK)));
-            let (orphan, inline) = seen.map_or((false, false), |seen| (seen.orphan, seen.inline));
+            if self.is_namespace(family) {
+                continue;
+            }
+            let owners = owners.get(&family).map_or(&[][..], Vec::as_slice);
+            let owner = owners.first().copied();
+            let holders = holders.get(&family).map_or(&[][..], Vec::as_slice);
             let (mut found, mut last) = (Vec::new(), 0);
             let runs = &mut self.runs;
             let mut each = |offset: u64, run: Run| {
                 last = last.max(offset + run.bytes());
                 runs.push(DataRun { run, inode: owner, offset });
             };
-            reserved += version::walk_family(&self.view, family, holder.as_slice(), &mut each, &mut found)?;
+            reserved += version::walk_family(&self.view, family, holders, &mut each, &mut found)?;
             let sound = found.is_empty();
             for mut problem in found {
                 if problem.kind == Kind::ExtentOwnerless && self.inode_is_lost(InodeId(family.0)) {
@@ -46,35 +50,8 @@ impl Check<'_> {
                 self.problems.add(problem);
             }
             self.taken("a family of data", family.0);
-            let (Some(ino), Some(holder)) = (owner, holder) else { continue };
-            if inline && !orphan {
-                let text = format!("inode {} has its contents in its record, and extents", ino.0);
-                self.of(Kind::InodeSenseless, ino, text);
-                continue;
-            }
-            // What is cut off and not yet reaped lies behind a limit.
-            if orphan || last <= end || !sound {
-                continue;
-            }
-            let path = match holder.has_versions {
-                true => version::Path::load(&self.view, holder),
-                false => Ok(version::Path::implicit(holder)),
-            };
-            // One page of pieces is enough: anything there is too much.
-            let beyond = path.and_then(|path| version::resolve_upto(&self.view, &path, end, last, 8));
-            let beyond = match beyond {
-                Ok(beyond) => beyond,
-                Err(error) => {
-                    self.of(Kind::VersionMalformed, ino, format!("data of inode {}: {error}", ino.0));
-                    continue;
-                }
-            };
-            let piece = beyond.iter().find(|piece| matches!(piece.what, Mapping::Data { .. }));
-            if let Some(piece) = piece {
-                let bytes = Some((piece.offset, piece.offset + piece.len));
-                let text = format!("inode {} has data beyond its size", ino.0);
-                self.problems
-                    .add(Problem { bytes, ..Problem::of_inode(Kind::ExtentBeyondSize, ino.0, text) });
+            for ino in owners {
+                self.beyond_size(*ino, last, sound);
             }
         }
         let says = crate::table::subvolumes::first_in(&self.view).ok().flatten();
@@ -84,6 +61,44 @@ impl Check<'_> {
             self.problem(Kind::ReservedCount, text);
         }
         Ok(())
+    }
+
+    /// Whether a family is not of data.
+    fn is_namespace(&self, family: FamilyId) -> bool {
+        self.namespaces.iter().any(|names| names.family == family)
+            || crate::table::subvolumes::others(&self.view)
+                .is_ok_and(|others| others.iter().any(|(_, record)| record.family == family))
+    }
+
+    /// Data where an inode has none; `last` is where that of its family ends.
+    fn beyond_size(&mut self, ino: InodeId, last: u64, sound: bool) {
+        let Some(seen) = self.inodes.get(&ino) else { return };
+        let (mut holder, end) = (seen.holder, seen.size.next_multiple_of(BLOCK));
+        let sharing = self.core.sharing();
+        if seen.inline && !seen.orphan && !sharing {
+            let text = format!("inode {} has its contents in its record, and extents", ino.0);
+            return self.of(Kind::InodeSenseless, ino, text);
+        }
+        // What is cut off and not yet reaped lies behind a limit.
+        if seen.orphan || seen.inline || last <= end || !sound {
+            return;
+        }
+        holder.has_versions |= sharing;
+        let path = version::Path::load(&self.view, holder);
+        // One page of pieces is enough: anything there is too much.
+        let beyond = path.and_then(|path| version::resolve_upto(&self.view, &path, end, last, 8));
+        let beyond = match beyond {
+            Ok(beyond) => beyond,
+            Err(error) => {
+                return self.of(Kind::VersionMalformed, ino, format!("data of inode {}: {error}", ino.0));
+            }
+        };
+        let piece = beyond.iter().find(|piece| matches!(piece.what, Mapping::Data { .. }));
+        if let Some(piece) = piece {
+            let bytes = Some((piece.offset, piece.offset + piece.len));
+            let text = format!("inode {} has data beyond its size", ino.0);
+            self.problems.add(Problem { bytes, ..Problem::of_inode(Kind::ExtentBeyondSize, ino.0, text) });
+        }
     }
 
     /// Files of which extents were in nodes that are gone.

@@ -12,14 +12,17 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use varve_engine::version::Holder;
-use varve_engine::{CheckReport, InodeId, LostKeys, Problem, ProblemKind as Kind, Problems, TreeId, View};
-use varve_format::Corrupt;
+use varve_engine::version::{Holder, points};
+use varve_engine::{
+    CheckReport, FamilyId, InodeId, LostKeys, Problem, ProblemKind as Kind, Problems, TreeId, View,
+};
 use varve_format::record::inode::{InodeKind, InodeRecord, decode_inode_key, inode_key};
 use varve_format::record::orphan::{OrphanRecord, decode_orphan_key};
+use varve_format::{Corrupt, VersionId, VersionKey};
 
 use crate::Result;
 use crate::core::Core;
+use crate::subvolume::{Slot, local};
 use crate::table::{Namespace, extents};
 
 mod data;
@@ -52,12 +55,12 @@ struct Seen {
 }
 
 impl Seen {
-    fn new(record: &InodeRecord, orphan: bool) -> Seen {
+    fn new(ino: InodeId, record: &InodeRecord, orphan: bool) -> Seen {
         Seen {
             kind: record.kind,
             links: record.links,
             size: record.size,
-            parent: record.parent,
+            parent: Slot::of(ino).full(record.parent),
             holder: extents::holder(record),
             inline: record.inline.is_some(),
             xattr_count: record.xattr_count,
@@ -74,6 +77,9 @@ impl Seen {
         }
     }
 }
+
+/// Entries looked at in one go.
+const PIECE: usize = 4096;
 
 type Inodes = BTreeMap<InodeId, Seen>;
 
@@ -109,7 +115,10 @@ impl Lost {
 struct Check<'a> {
     core: &'a Core,
     view: View,
+    /// The one being checked.
     namespace: Namespace,
+    /// All of them, the first subvolume's first.
+    namespaces: Vec<Namespace>,
     inodes: Inodes,
     runs: Vec<DataRun>,
     lost: Lost,
@@ -117,11 +126,35 @@ struct Check<'a> {
     problems: Problems,
 }
 
+/// Where to go on behind the entry at `key`: the next key, or, where only one of the entries of a prefix can be seen, the
+/// next prefix.
+fn behind(key: &[u8], forked: bool) -> Vec<u8> {
+    if !forked {
+        return [key, &[0]].concat();
+    }
+    let mut prefix = key[..key.len().saturating_sub(8)].to_vec();
+    for byte in prefix.iter_mut().rev() {
+        *byte = byte.wrapping_add(1);
+        if *byte != 0 {
+            break;
+        }
+    }
+    prefix
+}
+
 fn show(name: &[u8]) -> String {
     name.escape_ascii().to_string()
 }
 
 impl Core {
+    /// What all subvolumes show, the first one's first.
+    fn namespaces(&self) -> Result<Vec<Namespace>> {
+        let mut all = self.subvolumes.all();
+        all.sort_by_key(|subvolume| subvolume.slot);
+        let root = |slot: Slot| slot.full(self.root());
+        all.iter().map(|subvolume| Ok(Namespace::clone(&*self.names(root(subvolume.slot))?))).collect()
+    }
+
     pub(crate) fn check(&self, verify_data: bool) -> Result<CheckReport> {
         let mut problems = Problems::default();
         if let Some(why) = &self.subvolume_problem {
@@ -131,6 +164,7 @@ impl Core {
             core: self,
             view: self.store.view(),
             namespace: Namespace::clone(&*self.names(self.root())?),
+            namespaces: self.namespaces()?,
             inodes: Inodes::new(),
             runs: Vec::new(),
             lost: Lost::new(self.store.lost_keys()),
@@ -138,11 +172,21 @@ impl Core {
             problems,
         };
         if !self.store.is_hopeless() {
-            check.inodes()?;
+            check.foreign()?;
+            check.versions()?;
+            for namespace in check.namespaces.clone() {
+                check.namespace = namespace;
+                check.inodes()?;
+            }
             check.orphans()?;
-            check.names()?;
+            for namespace in check.namespaces.clone() {
+                check.namespace = namespace;
+                check.names()?;
+                check.xattrs()?;
+            }
+            check.namespace = check.namespaces[0].clone();
             check.tree();
-            check.xattrs()?;
+            check.sums();
             check.extents()?;
             check.counts()?;
             check.lost_parts();
@@ -181,35 +225,102 @@ impl<'a> Check<'a> {
         Ok(entries)
     }
 
-    /// Calls `each` with every entry of a tree whose key ends with this namespace's version key.
+    /// Calls `each` with every entry of a tree that the namespace being checked shows.
     fn each(&mut self, tree: TreeId, each: EachEntry<'_, 'a>) -> Result<()> {
         let family = self.namespace.family.0.to_be_bytes();
-        let version = (!self.namespace.key.0).to_be_bytes();
-        let mut from: Vec<u8> = Vec::new();
+        let mut from: Vec<u8> = family.to_vec();
         loop {
             // A piece at a time: `each` wants all of this, and the scan has part of it.
-            const PIECE: usize = 4096;
             let mut piece: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
-            self.view.scan(tree, &from, &mut |key, value| {
-                piece.push((key.to_vec(), value.to_vec()));
-                piece.len() < PIECE
-            })?;
+            let scanned = self.namespace.piece(&self.view, tree, &from, &family, PIECE, &mut piece);
+            if let Err(error) = scanned {
+                self.problem(Kind::KeyMalformed, format!("a namespace in the {} tree: {error}", tree.name()));
+            }
             let Some((last, _)) = piece.last() else { return Ok(()) };
-            from = last.clone();
-            // The smallest key behind it.
-            from.push(0);
+            from = behind(last, self.namespace.forked);
             for (key, value) in &piece {
-                if key.starts_with(&family) && key.ends_with(&version) {
-                    each(self, key, value);
-                } else {
-                    let text = format!("an entry of the {} tree", tree.name());
-                    self.problem(Kind::EntryForeign, text);
-                }
+                each(self, key, value);
             }
             if piece.len() < PIECE {
                 return Ok(());
             }
         }
+    }
+
+    /// Entries of namespaces and of versions that there are not.
+    fn foreign(&mut self) -> Result<()> {
+        // Of a family without versions, the key of its one version.
+        let mut keys: HashMap<u64, Option<u64>> = HashMap::new();
+        for namespace in &self.namespaces {
+            keys.insert(namespace.family.0, (!namespace.forked).then_some(namespace.version.0));
+        }
+        for (_, record) in crate::table::subvolumes::others(&self.view).unwrap_or_default() {
+            // One that is being deleted.
+            keys.entry(record.family.0).or_insert(None);
+        }
+        for tree in [TreeId::INODES, TreeId::NAMES, TreeId::XATTRS] {
+            let mut found = 0u64;
+            self.view.scan(tree, &[], &mut |key, _| {
+                let part = |bytes: Option<&[u8; 8]>| bytes.map(|bytes| u64::from_be_bytes(*bytes));
+                let known = part(key.first_chunk()).and_then(|family| keys.get(&family));
+                let version = part(key.last_chunk()).map(|version| !version);
+                found += u64::from(match known {
+                    Some(Some(only)) => version != Some(*only),
+                    Some(None) => false,
+                    None => true,
+                });
+                true
+            })?;
+            for _ in 0..found {
+                self.problem(Kind::EntryForeign, format!("an entry of the {} tree", tree.name()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Versions of the namespaces against what stands at them.
+    fn versions(&mut self) -> Result<()> {
+        let mut families: BTreeMap<FamilyId, Vec<(VersionId, u64)>> = BTreeMap::new();
+        for namespace in self.namespaces.iter().filter(|namespace| namespace.forked) {
+            families.entry(namespace.family).or_default().push((namespace.version, 1));
+        }
+        for (family, mut standing) in families {
+            standing.sort_unstable();
+            standing.dedup_by(|next, first| {
+                let same = next.0 == first.0;
+                first.1 += if same { next.1 } else { 0 };
+                same
+            });
+            let mut found = Vec::new();
+            points::walk_points(&self.view, family, &standing, &mut found, &mut |_, _, _| {})?;
+            found.into_iter().for_each(|problem| self.problems.add(problem));
+        }
+        Ok(())
+    }
+
+    /// All who hold data: the records of inodes as they are stored, in whatever version, and orphans.
+    fn holders(&mut self) -> Result<HashMap<FamilyId, Vec<Holder>>> {
+        let mut holders: HashMap<FamilyId, Vec<Holder>> = HashMap::new();
+        let mut add = |record: &InodeRecord| {
+            let mut holder = extents::holder(record);
+            holder.has_versions |= self.core.sharing();
+            if record.inline.is_none() || !self.core.sharing() {
+                holders.entry(holder.family).or_default().push(holder);
+            }
+        };
+        self.view.scan(TreeId::INODES, &[], &mut |_, value| {
+            if let Ok(record) = InodeRecord::decode(value) {
+                add(&record);
+            }
+            true
+        })?;
+        self.view.scan(TreeId::ORPHANS, &[], &mut |_, value| {
+            if let Ok(record) = OrphanRecord::decode(value) {
+                add(&record.inode);
+            }
+            true
+        })?;
+        Ok(holders)
     }
 
     fn bad_key(&mut self, tree: TreeId, why: Corrupt) {
@@ -229,17 +340,18 @@ impl<'a> Check<'a> {
     }
 
     fn inode_is_lost(&self, ino: InodeId) -> bool {
-        let key = inode_key(self.namespace.family, ino, self.namespace.key);
+        let version = VersionKey(self.namespace.version.0);
+        let key = inode_key(self.namespace.family, local(ino), version);
         self.lost.inodes.contains(&ino) || self.lost.covers(TreeId::INODES, &key)
     }
 
     fn inodes(&mut self) -> Result<()> {
         self.each(TreeId::INODES, &mut |me, key, value| {
             let ino = match decode_inode_key(key) {
-                Ok((_, ino, _)) => ino,
+                Ok((_, ino, _)) => me.namespace.slot.full(ino),
                 Err(why) => return me.bad_key(TreeId::INODES, why),
             };
-            me.taken("inode", ino.0);
+            me.taken("inode", local(ino).0);
             match InodeRecord::decode(value) {
                 Ok(record) => {
                     if record.links == 0 {
@@ -247,7 +359,7 @@ impl<'a> Check<'a> {
                         me.of(Kind::InodeUnlinked, ino, text);
                     }
                     me.fields(ino, &record);
-                    me.inodes.insert(ino, Seen::new(&record, false));
+                    me.inodes.insert(ino, Seen::new(ino, &record, false));
                 }
                 Err(why) => {
                     me.of(Kind::InodeMalformed, ino, format!("the record of inode {}: {why}", ino.0));
@@ -283,7 +395,8 @@ impl<'a> Check<'a> {
             _ if contents.is_some_and(|len| len > 0) => wrong.push("has contents and is no file"),
             _ => {}
         }
-        if record.data.family.0 != ino.0 {
+        // A copy of an inherited record of a small file has a family of its own.
+        if record.data.family.0 != local(ino).0 && !self.core.sharing() {
             wrong.push("has the data of another inode");
         }
         for what in wrong {
@@ -307,13 +420,13 @@ impl<'a> Check<'a> {
                     continue;
                 }
             };
-            self.taken("orphan", ino.0);
+            self.taken("orphan", local(ino).0);
             if record.inode.links != 0 {
                 let text = format!("orphan {} has {} links", ino.0, record.inode.links);
                 self.of(Kind::OrphanLinked, ino, text);
             }
             if let Entry::Vacant(place) = self.inodes.entry(ino) {
-                place.insert(Seen::new(&record.inode, true));
+                place.insert(Seen::new(ino, &record.inode, true));
             } else {
                 self.of(Kind::OrphanLive, ino, format!("inode {} is an orphan and in the namespace", ino.0));
             }
@@ -324,7 +437,7 @@ impl<'a> Check<'a> {
     /// The stored number of inodes.
     fn counts(&mut self) -> Result<()> {
         let record = crate::table::subvolumes::first_in(&self.view).ok().flatten();
-        let has = self.inodes.values().filter(|seen| !seen.orphan).count() as u64;
+        let has = crate::table::inodes::count(&self.view)?;
         if let Some(record) = record.filter(|record| record.files_known && record.files != has)
             && !self.has_lost(TreeId::INODES)
         {

@@ -8,6 +8,7 @@ use varve_format::record::name::{NamePosition, NameRecord, decode_name_key};
 
 use super::{Check, Inodes, show};
 use crate::Result;
+use crate::subvolume::local;
 
 impl Check<'_> {
     pub(super) fn names(&mut self) -> Result<()> {
@@ -16,7 +17,7 @@ impl Check<'_> {
         let mut names_of_hash: HashSet<Vec<u8>> = HashSet::new();
         self.each(TreeId::NAMES, &mut |me, key, value| {
             let (dir, position) = match decode_name_key(key) {
-                Ok((_, dir, position, _)) => (dir, position),
+                Ok((_, dir, position, _)) => (me.namespace.slot.full(dir), position),
                 Err(why) => return me.bad_key(TreeId::NAMES, why),
             };
             let record = match NameRecord::decode(value) {
@@ -46,6 +47,7 @@ impl Check<'_> {
                 }
             }
             let NameRecord::Entry { kind, ino, name, .. } = record else { return };
+            let ino = me.namespace.slot.full(ino);
             me.name(dir, position, kind, ino, &name);
             if !names_of_hash.insert(name.clone()) {
                 let text = format!("directory {}: \"{}\" is there twice", dir.0, show(&name));
@@ -110,19 +112,21 @@ impl Check<'_> {
     }
 
     pub(super) fn tree(&mut self) {
-        let root = self.core.root();
-        let root_there = self.inodes.get(&root).is_some_and(|seen| seen.kind == InodeKind::Directory);
+        let roots: Vec<InodeId> =
+            self.namespaces.iter().map(|names| names.slot.full(self.core.root())).collect();
         let mut found = Problems::default();
-        if !root_there {
-            found.add(Problem::new(Kind::RootDirectoryMissing, "there is no root directory"));
+        for root in &roots {
+            if self.inodes.get(root).is_none_or(|seen| seen.kind != InodeKind::Directory) {
+                found.add(Problem::new(Kind::RootDirectoryMissing, "there is no root directory"));
+            }
         }
         let names_lost = self.has_lost(TreeId::NAMES);
         let inodes_lost = self.has_lost(TreeId::INODES);
         // Whether a directory's way up reaches the root; walked once each.
-        let mut reaches: HashMap<InodeId, bool> = HashMap::from([(root, true)]);
+        let mut reaches: HashMap<InodeId, bool> = roots.iter().map(|root| (*root, true)).collect();
         for (ino, seen) in &self.inodes {
             let mut of = |kind, text| found.add(Problem::of_inode(kind, ino.0, text));
-            let is_root = *ino == root;
+            let is_root = local(*ino) == self.core.root() && !seen.orphan;
             let expected = if is_root { 0 } else { seen.links };
             if !seen.orphan && seen.names != expected {
                 let text = format!("inode {} has {} names and says {expected}", ino.0, seen.names);
@@ -153,7 +157,7 @@ impl Check<'_> {
             if seen.orphan {
                 continue;
             }
-            let parent = if is_root { root } else { seen.name_parent };
+            let parent = if is_root { *ino } else { seen.name_parent };
             if (is_root || seen.names > 0) && seen.parent != parent {
                 let (is, says) = (parent.0, seen.parent.0);
                 of(

@@ -103,14 +103,14 @@ impl Core {
                 turn = self.write_back_in_turn(turn, u64::MAX, Ride::Allowed)?;
                 continue;
             }
+            self.own_first(&change, state.ino, inner, None)?;
             let mut tx = Transaction::new();
             let mut record = self.changed(caller, inner);
             let (mut freed, mut next) = (0, last);
             if let Some(contents) = &mut record.inline {
                 contents.truncate(at as usize);
             } else {
-                let view = self.store.view();
-                let path = extents::path(&view, &record)?;
+                let (view, path) = self.data_to_write(&change, &mut tx, &mut record)?;
                 let progress = version::punch(&view, &mut tx, &path, at, last, ENTRIES_PER_STEP)?;
                 (freed, next) = (progress.reserved_freed, progress.next);
                 if (at..next).contains(&(record.size / BLOCK * BLOCK)) {
@@ -166,7 +166,7 @@ impl Core {
                 data |= from < contents.len() as u64;
             } else if !data {
                 let view = self.store.view();
-                let path = extents::path(&view, &inner.record)?;
+                let path = extents::path(&view, &inner.record, self.sharing())?;
                 let pieces = version::resolve(&view, &path, from, to)?;
                 data = pieces.iter().any(|piece| matches!(piece.what, Mapping::Data { .. }));
             }
@@ -199,14 +199,14 @@ impl Core {
                 self.leave_record(caller, state)?;
                 continue;
             }
+            self.own_first(&change, state.ino, inner, None)?;
             let mut record = self.changed(caller, inner);
             record.mtime = inner.times().0;
             record.flags |= INODE_FLAG_RESERVED;
             record.inline = None;
             let mut tx = Transaction::new();
             let step = {
-                let view = self.store.view();
-                let path = extents::path(&view, &record)?;
+                let (view, path) = self.data_to_write(&change, &mut tx, &mut record)?;
                 version::reserve(&view, &mut tx, &path, at, to, ENTRIES_PER_STEP)?
             };
             let missing = step.blocks.saturating_sub(space.data_blocks());
@@ -249,7 +249,7 @@ impl Core {
             return Ok((to - from) / BLOCK);
         }
         let view = self.store.view();
-        let path = extents::path(&view, &inner.record)?;
+        let path = extents::path(&view, &inner.record, self.sharing())?;
         let (mut at, mut bytes) = (from, 0);
         while at < to {
             for piece in version::resolve_upto(&view, &path, at, to, PIECES_MAX)? {

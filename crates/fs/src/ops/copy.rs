@@ -1,4 +1,4 @@
-//! Copying between files, through memory.
+//! Copying between files: all of one into an empty one is a clone, anything else goes through memory.
 
 use varve_engine::InodeId;
 
@@ -27,6 +27,18 @@ impl Core {
             let inner = self.read_lock(&state)?;
             require_file(&inner)?;
             *size = inner.size;
+        }
+        // All of a file into an empty one: they share it.
+        if from != to
+            && (from_offset, to_offset) == (0, 0)
+            && 0 < sizes[0]
+            && sizes[0] <= len
+            && sizes[1] == 0
+        {
+            self.drop_capability(&self.state(to))?;
+            if self.with_space(|| self.clone_into(caller, from, to))? {
+                return Ok(self.getattr(to)?.size.min(len));
+            }
         }
         // To the end that the source has now: a copy within one file must not follow the end that it moves.
         let len = len.min(CALL_BYTES_MAX).min(sizes[0].saturating_sub(from_offset));

@@ -72,7 +72,7 @@ impl Core {
         let mut dir = self.write_lock(&state)?;
         require_directory(&dir)?;
         let mut bucket = change.bucket(parent, name)?;
-        if bucket.find(name).is_some() {
+        if bucket.find(name).is_some() || self.nested(parent, name)?.is_some() {
             return Err(FsError::Exists);
         }
         let inherited = match kind {
@@ -147,7 +147,7 @@ impl Core {
         drop(counting);
         dir.size = dir_record.size;
         dir.take_over(&change, dir_record);
-        inner.install(record, change.key, Presence::Live);
+        inner.install(record, change.version, Presence::Live);
         Ok(attr(ino, &inner))
     }
 
@@ -165,7 +165,7 @@ impl Core {
         }
         record.inline = None;
         let view = self.store.view();
-        let path = extents::path(&view, record)?;
+        let path = extents::path(&view, record, false)?;
         let mut reservation = self.store.reserve(1, 1, crate::writeback::ENTRY_BYTES)?;
         let run = self.store.allocate(&mut reservation, 1, PoolAddr::NULL)?[0];
         let buf = Arc::new(AlignedBuf::from_slice(target));

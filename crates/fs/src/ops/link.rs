@@ -37,7 +37,7 @@ impl Core {
         let mut record = inner.record.clone();
         let mut dir_record = locked.get(parent).record.clone();
         let mut bucket = change.bucket(parent, name)?;
-        if bucket.find(name).is_some() {
+        if bucket.find(name).is_some() || self.nested(parent, name)?.is_some() {
             return Err(FsError::Exists);
         }
         if !bucket.insert(name, ino, kind) {

@@ -3,9 +3,8 @@
 use varve_engine::InodeId;
 use varve_format::record::inode::InodeKind;
 
-use crate::api::{Attr, DirEntry, NAME_BYTES_MAX, StatFs};
+use crate::api::{Attr, DirEntry, NAME_BYTES_MAX, ROOT_INODE, StatFs};
 use crate::core::{Core, attr};
-use crate::subvolume::Slot;
 use crate::table::Namespace;
 use crate::{FsError, Result};
 
@@ -21,8 +20,8 @@ impl Core {
                 if name == b"." {
                     return Ok(attr(parent, &inner));
                 }
-                let up = Slot::of(parent).full(inner.record.parent);
                 drop(inner);
+                let up = self.up(parent)?;
                 self.getattr(up)
             }
             _ if name.len() > NAME_BYTES_MAX => Err(FsError::NameTooLong),
@@ -38,7 +37,14 @@ impl Core {
                 let state = self.state(parent);
                 let inner = self.read_lock(&state)?;
                 let is_directory = inner.record.kind == InodeKind::Directory;
-                Err(if is_directory { FsError::NotFound } else { FsError::NotDirectory })
+                if !is_directory {
+                    return Err(FsError::NotDirectory);
+                }
+                drop(inner);
+                match self.nested(parent, name)?.and_then(|(_, entry)| entry.slot) {
+                    Some(slot) => self.getattr(slot.full(ROOT_INODE)),
+                    None => Err(FsError::NotFound),
+                }
             }
         }
     }
@@ -46,7 +52,12 @@ impl Core {
     pub(crate) fn getattr(&self, ino: InodeId) -> Result<Attr> {
         let state = self.state(ino);
         let inner = self.read_lock(&state)?;
-        Ok(attr(ino, &inner))
+        let mut attr = attr(ino, &inner);
+        if attr.kind == InodeKind::Directory && attr.links > 1 {
+            // The ".." of the subvolumes in it.
+            attr.links = attr.links.saturating_add(self.subvolumes.nested.count_in(ino) as u32);
+        }
+        Ok(attr)
     }
 
     pub(crate) fn readlink(&self, ino: InodeId) -> Result<Vec<u8>> {
@@ -70,14 +81,14 @@ impl Core {
         cookie: u64,
         each: &mut dyn FnMut(DirEntry) -> bool,
     ) -> Result<()> {
-        let up = {
+        {
             let state = self.state(ino);
             let inner = self.read_lock(&state)?;
             if inner.record.kind != InodeKind::Directory {
                 return Err(FsError::NotDirectory);
             }
-            Slot::of(ino).full(inner.record.parent)
         };
+        let up = self.up(ino)?;
         let kind = InodeKind::Directory;
         if cookie < 1 && !each(DirEntry { name: b".".to_vec(), ino, kind, cookie: 1 }) {
             return Ok(());
@@ -87,9 +98,28 @@ impl Core {
         }
         // A copy: what `each` does may wait for the gate.
         let names = Namespace::clone(&*self.names(ino)?);
-        Ok(names.each_name(ino, cookie.max(2), &mut |position, kind, ino, name| {
-            each(DirEntry { name, ino, kind, cookie: position.0 })
-        })?)
+        let nested = self.subvolumes.nested.list(ino, cookie.max(2));
+        let mut nested = nested.into_iter().peekable();
+        let mut more = true;
+        names.each_name(ino, cookie.max(2), &mut |position, kind, ino, name| {
+            while let Some((at, name, slot)) = nested.next_if(|(at, ..)| *at <= position) {
+                let ino = slot.full(ROOT_INODE);
+                more &= each(DirEntry { name, ino, kind: InodeKind::Directory, cookie: at.0 });
+                if !more {
+                    return false;
+                }
+            }
+            more = each(DirEntry { name, ino, kind, cookie: position.0 });
+            more
+        })?;
+        for (at, name, slot) in nested {
+            let entry =
+                DirEntry { name, ino: slot.full(ROOT_INODE), kind: InodeKind::Directory, cookie: at.0 };
+            if !more || !each(entry) {
+                break;
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn statfs(&self) -> Result<StatFs> {

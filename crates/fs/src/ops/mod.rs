@@ -1,6 +1,7 @@
 //! The verbs: one file a group. Each prepares under inode locks and applies one transaction.
 
 pub(crate) mod allocate;
+pub(crate) mod clone;
 pub(crate) mod copy;
 pub(crate) mod create;
 pub(crate) mod data;
@@ -11,6 +12,7 @@ pub(crate) mod rename;
 pub(crate) mod seek;
 pub(crate) mod setattr;
 pub(crate) mod shift;
+pub(crate) mod subvolume;
 pub(crate) mod truncate;
 pub(crate) mod unlink;
 pub(crate) mod write;

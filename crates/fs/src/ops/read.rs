@@ -116,7 +116,7 @@ impl Core {
             return Ok(());
         }
         let view = plan.view.get_or_insert_with(|| self.store.view());
-        let path = extents::path(view, &inner.record)?;
+        let path = extents::path(view, &inner.record, self.sharing())?;
         for mapped in version::resolve(view, &path, from, to)? {
             let Mapping::Data { addr, .. } = mapped.what else { continue };
             let begin = mapped.offset.max(from);

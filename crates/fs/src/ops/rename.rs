@@ -43,6 +43,9 @@ impl Core {
             return Err(FsError::NameTooLong);
         }
         check_name(new_name)?;
+        if self.nested(parent, name)?.is_some() || self.nested(new_parent, new_name)?.is_some() {
+            return self.rename_subvolume((parent, name), (new_parent, new_name), mode);
+        }
         if Slot::of(parent) != Slot::of(new_parent) {
             return Err(FsError::CrossDevice);
         }
@@ -154,6 +157,10 @@ impl Core {
             return Ok(false);
         }
         let Some(source) = source_now else { return Ok(false) };
+        if target_now.is_none() && self.nested(to.parent, to.name)?.is_some() {
+            // One has been made here since this rename began.
+            return Err(FsError::Exists);
+        }
         match (mode, target_now) {
             (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
             (RenameMode::Exchange, None) => return Err(FsError::NotFound),
@@ -162,7 +169,12 @@ impl Core {
                 match (source.kind == InodeKind::Directory, target.kind == InodeKind::Directory) {
                     (true, false) => return Err(FsError::NotDirectory),
                     (false, true) => return Err(FsError::IsDirectory),
-                    (true, true) if locked.get(target.ino).record.size > 0 => return Err(FsError::NotEmpty),
+                    (true, true)
+                        if locked.get(target.ino).record.size > 0
+                            || self.subvolumes.nested.count_in(target.ino) > 0 =>
+                    {
+                        return Err(FsError::NotEmpty);
+                    }
                     _ => {}
                 }
             }
@@ -245,9 +257,7 @@ impl Core {
         {
             let _counting = self.counting()?;
             self.apply(tx)?;
-            if let Some((_, dropped)) = &dropped {
-                self.note_dropped(dropped);
-            }
+            change.applied();
         }
         for (ino, record) in records {
             let inner = locked.get(ino);

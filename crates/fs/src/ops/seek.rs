@@ -56,7 +56,7 @@ impl Core {
             return Ok((offset < end).then_some((0, end)));
         }
         let view = self.store.view();
-        let path = extents::path(&view, &inner.record)?;
+        let path = extents::path(&view, &inner.record, self.sharing())?;
         let (mut at, end) = (offset, inner.record.size);
         while at < end {
             for piece in version::resolve_upto(&view, &path, at, end, PIECES_MAX)? {

@@ -12,7 +12,6 @@ use super::require_file;
 use crate::api::{Caller, FILE_BYTES_MAX};
 use crate::core::Core;
 use crate::inode::InodeState;
-use crate::table::extents;
 use crate::writeback::Ride;
 use crate::{FsError, Result};
 
@@ -90,18 +89,18 @@ impl Core {
                 turn = state.turn();
                 continue;
             }
+            self.own_first(&change, state.ino, inner, None)?;
             let mut tx = Transaction::new();
             let mut record = self.changed(caller, inner);
             let mut shifted = Shifted::default();
             if record.inline.is_none() {
-                let view = self.store.view();
-                let path = extents::path(&view, &record)?;
+                let (view, path) = self.data_to_write(&change, &mut tx, &mut record)?;
                 if path.versions() > 1 {
                     // Versions that others hold too would never become one.
                     reaps_left = reaps_left.checked_sub(1).ok_or(FsError::NotSupported)?;
                     drop(guard);
                     drop(change);
-                    self.reap_versions(state.ino)?;
+                    self.reap_family(record.data.family)?;
                     continue;
                 }
                 let (remove, insert) = match how {

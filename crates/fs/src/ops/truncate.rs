@@ -65,6 +65,7 @@ impl Core {
                 turn = self.write_back_in_turn(turn, u64::MAX, Ride::Allowed)?;
                 continue;
             }
+            self.own_first(&change, ino, inner, None)?;
             let now = self.now();
             let mut record = inner.record_with_pending();
             let mut tx = Transaction::new();
@@ -75,14 +76,19 @@ impl Core {
                 if let Some(contents) = &mut record.inline {
                     contents.truncate(size as usize);
                 } else {
+                    if self.sharing() || record.data.has_versions {
+                        change.hold_families(self);
+                    }
                     let view = self.store.view();
                     let stale = if size < logged {
-                        !size.is_multiple_of(BLOCK) && extents::has_data(&view, &record, size)?
+                        !size.is_multiple_of(BLOCK)
+                            && extents::has_data(&view, &record, size, self.sharing())?
                     } else {
                         record.flags & INODE_FLAG_STALE_TAIL != 0
                     };
                     let mut new_id = || VersionId(self.store.new_id());
-                    let cut = extents::truncate(&view, &mut tx, &mut record, &mut new_id, size)?;
+                    let cut =
+                        extents::truncate(&view, &mut tx, &mut record, &mut new_id, size, self.sharing())?;
                     (reap, reserved_freed) = (cut.reap, cut.reserved_freed);
                     record.flags &= !INODE_FLAG_STALE_TAIL;
                     if cut.empty {
@@ -111,7 +117,7 @@ impl Core {
             inner.mapping += 1;
             self.cut_pages(inner, size);
             if reap {
-                self.reap.push(Task::Versions(ino));
+                self.reap.push(Task::Family(inner.record.data.family));
             }
             let attr = attr(ino, inner);
             drop(guard);

@@ -84,7 +84,13 @@ impl Core {
             return Err(FsError::NameTooLong);
         }
         let bucket = change.bucket(parent, name)?;
-        let found = bucket.find(name).ok_or(FsError::NotFound)?;
+        let Some(found) = bucket.find(name) else {
+            return Err(match self.nested(parent, name)? {
+                Some(_) if directory => FsError::IsSubvolume,
+                Some(_) => FsError::IsDirectory,
+                None => FsError::NotFound,
+            });
+        };
         match (found.kind == InodeKind::Directory, directory) {
             (true, false) => Err(FsError::IsDirectory),
             (false, true) => Err(FsError::NotDirectory),
@@ -101,7 +107,9 @@ impl Core {
         found: Found,
         child: &mut RwLockWriteGuard<'_, Inner>,
     ) -> Result<()> {
-        if found.kind == InodeKind::Directory && child.record.size > 0 {
+        if found.kind == InodeKind::Directory
+            && (child.record.size > 0 || self.subvolumes.nested.count_in(found.ino) > 0)
+        {
             return Err(FsError::NotEmpty);
         }
         let now = self.now();
@@ -116,7 +124,7 @@ impl Core {
         {
             let _counting = self.counting()?;
             self.apply(tx)?;
-            self.note_dropped(&dropped);
+            change.applied();
         }
         dir.size = dir_record.size;
         dir.take_over(change, dir_record);
@@ -140,25 +148,31 @@ impl Core {
             self.put_record(change, tx, ino, inner, &mut record)?;
             return Ok(Dropped::Linked(record));
         }
+        let own = !change.forked || self.is_own(change, ino, inner)?;
         change.delete_inode(tx, ino)?;
         if inner.opens > 0 {
+            if !own {
+                self.share_data(change, tx, &inner.record, &mut record)?;
+            }
+            if own {
+                change.will_count(-1);
+            }
             if !is(Planted::LostOrphan) {
                 orphans::put(tx, ino, OrphanState::Open, &record);
             }
             return Ok(Dropped::Orphan(record));
+        }
+        if own {
+            change.will_count(-1);
+        } else {
+            // Whoever it is inherited from keeps the data.
+            record.inline = Some(Vec::new());
         }
         if self.dispose_step(change, tx, ino, &record)? {
             return Ok(Dropped::Deleted);
         }
         orphans::put(tx, ino, OrphanState::Deleting, &record);
         Ok(Dropped::Reaped)
-    }
-
-    /// Counts it; within the gate of [`Core::counting`].
-    pub(crate) fn note_dropped(&self, dropped: &Dropped) {
-        if !matches!(dropped, Dropped::Linked(_)) {
-            self.files.add(-1);
-        }
     }
 
     /// Brings an inode's state in memory in step with what [`Core::drop_link`] logged.

@@ -15,7 +15,6 @@ use super::{require_file, without_set_ids};
 use crate::api::{Caller, FILE_BYTES_MAX};
 use crate::core::Core;
 use crate::inode::{Inner, InodeState, Turn};
-use crate::table::extents;
 use crate::writeback::pages::PageBuf;
 use crate::writeback::{ENTRIES_PER_PAGE, ENTRY_BYTES, reserve, reserve_more};
 use crate::{FsError, Result};
@@ -76,6 +75,7 @@ fn plan(inner: &Inner, offset: u64, len: usize) -> WritePlan {
 impl Core {
     pub(crate) fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
         self.require_writable()?;
+        self.require_changeable(ino)?;
         let state = self.state(ino);
         let empty = data.is_empty();
         let data = &data[..data.len().min(FILE_BYTES_MAX.saturating_sub(offset) as usize)];
@@ -276,18 +276,19 @@ impl Core {
     ///
     /// If power fails before that, the range is a hole that was reserved: of a write that nobody has synced.
     fn use_reserved(&self, state: &InodeState, space: &mut Space, offset: u64, len: usize) -> Result<()> {
-        let _change = self.change(state.ino)?;
+        let change = self.change(state.ino)?;
         let mut inner = self.write_lock(state)?;
         if inner.record.flags & INODE_FLAG_RESERVED == 0 || inner.record.inline.is_some() {
             return Ok(());
         }
+        self.own_first(&change, state.ino, &mut inner, None)?;
         let to = (offset + len as u64).next_multiple_of(BLOCK);
         let mut at = offset / BLOCK * BLOCK;
         while at < to {
             let mut tx = Transaction::new();
+            let mut record = inner.record.clone();
             let (freed, next) = {
-                let view = self.store.view();
-                let path = extents::path(&view, &inner.record)?;
+                let (view, path) = self.data_to_write(&change, &mut tx, &mut record)?;
                 let pieces = version::resolve_upto(&view, &path, at, to, 64)?;
                 let reserved = pieces.iter().find(|piece| piece.what == Mapping::Reserved);
                 let Some(piece) = reserved else {
@@ -299,8 +300,12 @@ impl Core {
                 let progress = version::punch(&view, &mut tx, &path, piece.offset, end, 128)?;
                 (progress.reserved_freed, progress.next)
             };
+            if record.data != inner.record.data {
+                self.put_record(&change, &mut tx, state.ino, &inner, &mut record)?;
+            }
             tx.privileged();
             let (_, part) = self.apply_freeing(tx, None, freed)?;
+            inner.logged(&change, record);
             inner.mapping += 1;
             at = next;
             if let Some(part) = part {

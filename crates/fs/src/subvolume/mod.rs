@@ -1,29 +1,40 @@
-//! Subvolumes in memory: which there are, what each shows, and the gate through which all changes of one go.
+//! Subvolumes in memory: which there are, what each shows, and the gate through which all changes go.
 //!
 //! An inode number is the slot of its subvolume and, below it, the inode's own number ([`LOCAL_INODE_BITS`]). What a
 //! subvolume shows is its [`Head`]: the holder of a version of its namespace, and that version's path.
 //!
-//! The head is behind a **gate**. Whoever changes something in a subvolume holds it shared, as a [`Change`], from before
-//! he prepares his transaction until it is applied; whoever changes the head itself (a snapshot, a new child version, a
-//! step of the reaper in that family) holds it alone, for one transaction. So a version is written to only by its one
-//! holder, and a path and a view that are taken together belong together.
+//! The heads of all subvolumes of one family (a subvolume and its snapshots, and theirs) are behind one **gate**. Whoever
+//! changes something in a subvolume holds it shared, as a [`Change`], from before he prepares his transaction until it is
+//! applied; whoever changes the versions of the family (a snapshot, a new child version, a deletion, a step of the
+//! reaper) holds it alone, for one transaction. So a version is written to only by its one holder, and a path and a view
+//! that are taken together belong together.
 //!
 //! Rules: a [`Change`] is taken before inodes are locked and held neither while waiting for a file's turn nor while
 //! space is reclaimed. Whoever waits for an inode while holding a gate holds the gate of that inode's subvolume. Whoever
-//! holds a gate alone locks no inode. Several gates are taken in ascending order of their slots.
+//! holds a gate alone locks no inode, and holds no other gate.
+//!
+//! While the pool has never had a snapshot or a clone ([`Core::sharing`]), nothing of this costs more than the gate.
 
+use std::cell::{Cell, RefCell};
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use parking_lot::lock_api::ArcRwLockReadGuard;
-use parking_lot::{RawRwLock, RwLock};
-use varve_engine::{EngineError, InodeId, Store, VersionKey};
-use varve_format::record::subvolume::{LOCAL_INODE_BITS, SubvolumeRecord};
+use parking_lot::lock_api::{ArcMutexGuard, ArcRwLockReadGuard};
+use parking_lot::{Mutex, RawMutex, RawRwLock, RwLock};
+use varve_engine::version::{self, Holder, Path};
+use varve_engine::{EngineError, InodeId, Store, Transaction, VersionId};
+use varve_format::record::name::NamePosition;
+use varve_format::record::subvolume::{LOCAL_INODE_BITS, SUBVOLUME_READ_ONLY, SubvolumeRecord};
 
 use crate::core::Core;
+use crate::files::FileCount;
 use crate::hash::NameHasher;
-use crate::table::Namespace;
+use crate::table::{Namespace, subvolumes};
 use crate::{FsError, Result};
+
+pub(crate) mod nested;
+pub(crate) mod slots;
 
 /// What is above the inodes' own numbers in those that users see.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -53,77 +64,275 @@ pub(crate) fn local(ino: InodeId) -> InodeId {
 
 /// What a subvolume shows.
 pub(crate) struct Head {
+    holder: Holder,
     /// Its names, inodes and attributes.
-    pub namespace: Namespace,
+    namespace: Namespace,
+    /// Somebody else holds the version, too: whatever the path says, it must not be written to.
+    shared: bool,
+    /// Of which state of the family's versions the path is.
+    generation: u64,
 }
 
-/// One subvolume.
-pub(crate) struct Subvolume {
-    gate: Arc<RwLock<Head>>,
+/// What the subvolumes of one family show.
+#[derive(Default)]
+pub(crate) struct Shown {
+    /// Counts changes of the family's versions.
+    generation: u64,
+    /// In ascending order of their slots.
+    heads: Vec<Head>,
 }
 
-impl Subvolume {
-    /// The subvolume with this record.
-    pub(crate) fn new(store: &Arc<Store>, record: &SubvolumeRecord, hasher: NameHasher) -> Subvolume {
-        let namespace = Namespace {
-            store: store.clone(),
-            slot: Slot(record.slot),
-            family: record.family,
-            key: VersionKey(record.version.0),
-            hasher,
-        };
-        Subvolume { gate: Arc::new(RwLock::new(Head { namespace })) }
+impl Shown {
+    fn find(&self, slot: Slot) -> Result<usize> {
+        // Nearly always it is the only one.
+        match &self.heads[..] {
+            [only] if only.namespace.slot == slot => Ok(0),
+            heads => {
+                heads.binary_search_by_key(&slot, |head| head.namespace.slot).map_err(|_| FsError::Stale)
+            }
+        }
+    }
+    fn is_fresh(&self, at: usize) -> bool {
+        self.heads[at].generation == self.generation
+    }
+    /// Adds the head of another subvolume.
+    fn add(&mut self, head: Head) {
+        let at = self.heads.partition_point(|other| other.namespace.slot < head.namespace.slot);
+        self.heads.insert(at, head);
+    }
+    /// The head of `source` has a second holder, in `slot`; `holder` is what both hold.
+    pub(crate) fn fork(&mut self, source: Slot, slot: Slot, holder: Holder) -> Result<()> {
+        let at = self.find(source)?;
+        let generation = self.generation;
+        let head = &mut self.heads[at];
+        let path = head.namespace.path.clone();
+        head.namespace.set_path(holder, path);
+        (head.holder, head.shared) = (holder, true);
+        let mut namespace = head.namespace.clone();
+        namespace.slot = slot;
+        self.add(Head { holder, namespace, shared: true, generation });
+        Ok(())
+    }
+    /// The subvolume in `slot` is gone, and has let go of its version.
+    pub(crate) fn remove(&mut self, slot: Slot) {
+        self.heads.retain(|head| head.namespace.slot != slot);
+        self.changed();
+    }
+    /// The family's versions have changed: paths are loaded again before they are used.
+    pub(crate) fn changed(&mut self) {
+        self.generation += 1;
     }
 }
 
+/// The lock around what the subvolumes of one family show.
+pub(crate) type Gate = Arc<RwLock<Shown>>;
+
+/// One subvolume.
+pub(crate) struct Subvolume {
+    /// Its number.
+    pub id: u64,
+    /// Its slot.
+    pub slot: Slot,
+    /// Whether nothing in it can be changed.
+    pub read_only: bool,
+    /// Its family's gate.
+    pub gate: Gate,
+    /// Its record as logged. Not the first subvolume's: that is [`FileCount::stored`].
+    pub record: Mutex<SubvolumeRecord>,
+    /// The directory it is in, and where there. The first is nowhere.
+    pub place: Mutex<Option<(InodeId, NamePosition)>>,
+}
+
 /// What a subvolume shows, kept as it is while this is held: for a few reads.
-pub(crate) struct Names(ArcRwLockReadGuard<RawRwLock, Head>);
+pub(crate) struct Names {
+    shown: ArcRwLockReadGuard<RawRwLock, Shown>,
+    at: usize,
+    /// Instead of that in the head, which is out of date.
+    fresh: Option<Box<Namespace>>,
+}
 
 impl Deref for Names {
     type Target = Namespace;
 
     fn deref(&self) -> &Namespace {
-        &self.0.namespace
+        self.fresh.as_deref().unwrap_or_else(|| &self.shown.heads[self.at].namespace)
     }
 }
 
 /// The right to change something in one subvolume, until the transaction that does it has been applied.
-pub(crate) struct Change(ArcRwLockReadGuard<RawRwLock, Head>);
+pub(crate) struct Change {
+    shown: ArcRwLockReadGuard<RawRwLock, Shown>,
+    at: usize,
+    families: RefCell<Option<ArcMutexGuard<RawMutex, ()>>>,
+    files: Arc<FileCount>,
+    /// Where copies of records are to be expected.
+    _counting: Option<ArcRwLockReadGuard<RawRwLock, ()>>,
+    copied: Cell<i64>,
+}
 
 impl Deref for Change {
     type Target = Namespace;
 
     fn deref(&self) -> &Namespace {
-        &self.0.namespace
+        &self.shown.heads[self.at].namespace
     }
 }
 
-/// All subvolumes.
-pub(crate) struct Subvolumes {
-    first: Subvolume,
-}
-
-impl Subvolumes {
-    /// A pool with this first subvolume.
-    pub(crate) fn new(first: Subvolume) -> Subvolumes {
-        Subvolumes { first }
+impl Change {
+    /// From now on nobody else changes versions of files' data, or entries of data that has versions. After this no
+    /// inode is locked any more.
+    pub(crate) fn hold_families(&self, core: &Core) {
+        let mut held = self.families.borrow_mut();
+        if held.is_none() {
+            *held = Some(core.families.lock_arc());
+        }
     }
 
-    fn get(&self, slot: Slot) -> Result<&Subvolume> {
-        if slot == Slot::FIRST { Ok(&self.first) } else { Err(FsError::NotFound) }
+    /// The transaction that is being prepared adds `records` inode records by copying or removing them.
+    pub(crate) fn will_count(&self, records: i64) {
+        self.copied.set(self.copied.get() + records);
+    }
+
+    /// It has been applied.
+    pub(crate) fn applied(&self) {
+        let records = self.copied.take();
+        if records != 0 {
+            self.files.add(records);
+        }
     }
 }
 
 impl Core {
-    /// What the subvolume of `ino` shows. May be taken while a [`Change`] of it or an inode is held.
-    pub(crate) fn names(&self, ino: InodeId) -> Result<Names> {
-        // Not behind whoever waits to have the gate alone: he waits for a holder who may be waiting for us.
-        Ok(Names(self.subvolumes.get(Slot::of(ino))?.gate.read_arc_recursive()))
+    /// Whether namespaces or data of this pool have been shared at some time: any family may have version records.
+    pub(crate) fn sharing(&self) -> bool {
+        self.sharing.load(Ordering::Acquire)
     }
 
-    /// The right to change something in the subvolume of `ino`.
+    /// What the subvolume of `ino` shows. May be taken while a [`Change`] of it or an inode is held.
+    pub(crate) fn names(&self, ino: InodeId) -> Result<Names> {
+        let slot = Slot::of(ino);
+        let mut tried = false;
+        loop {
+            // Not behind whoever waits to have the gate alone: he waits for a holder who may be waiting for us.
+            let shown = match slot {
+                Slot::FIRST => self.subvolumes.first.gate.read_arc_recursive(),
+                _ => self.subvolumes.get(slot)?.gate.read_arc_recursive(),
+            };
+            let at = shown.find(slot)?;
+            if shown.is_fresh(at) {
+                return Ok(Names { shown, at, fresh: None });
+            }
+            if tried {
+                let head = &shown.heads[at];
+                let mut namespace = head.namespace.clone();
+                namespace.set_path(head.holder, Path::load(&self.store.view(), head.holder)?);
+                return Ok(Names { shown, at, fresh: Some(Box::new(namespace)) });
+            }
+            // The caller may hold an inode for which somebody waits who has the gate: having it alone must not be waited
+            // for, only tried.
+            drop(shown);
+            let subvolume = self.subvolumes.get(slot)?;
+            if let Some(mut alone) = subvolume.gate.try_write() {
+                self.fresh_head(&subvolume, &mut alone)?;
+            }
+            tried = true;
+        }
+    }
+
+    /// The right to change something in the subvolume of `ino`. Opens a version of its own for it if it shares the one
+    /// it has.
     pub(crate) fn change(&self, ino: InodeId) -> Result<Change> {
-        Ok(Change(self.subvolumes.get(Slot::of(ino))?.gate.read_arc()))
+        let slot = Slot::of(ino);
+        loop {
+            let shown = match slot {
+                Slot::FIRST => self.subvolumes.first.gate.read_arc(),
+                _ => {
+                    let subvolume = self.subvolumes.get(slot)?;
+                    if subvolume.read_only {
+                        return Err(FsError::ReadOnlySubvolume);
+                    }
+                    subvolume.gate.read_arc()
+                }
+            };
+            let at = shown.find(slot)?;
+            let head = &shown.heads[at];
+            if shown.is_fresh(at) && !head.shared && head.namespace.path.writable() {
+                let counting = if self.sharing() { Some(self.counting()?) } else { None };
+                let (families, copied) = (RefCell::new(None), Cell::new(0));
+                let files = self.files.clone();
+                return Ok(Change { shown, at, families, files, _counting: counting, copied });
+            }
+            drop(shown);
+            self.refresh(&*self.subvolumes.get(slot)?)?;
+        }
+    }
+
+    /// Refuses what [`Core::change`] would refuse because of the subvolume.
+    pub(crate) fn require_changeable(&self, ino: InodeId) -> Result<()> {
+        match Slot::of(ino) {
+            Slot::FIRST => Ok(()),
+            slot if self.subvolumes.get(slot)?.read_only => Err(FsError::ReadOnlySubvolume),
+            _ => Ok(()),
+        }
+    }
+
+    /// Loads a subvolume's path again if it is out of date, and opens a version for it alone if need be.
+    fn refresh(&self, subvolume: &Subvolume) -> Result<()> {
+        let mut guard = subvolume.gate.write();
+        let shown = &mut *guard;
+        self.fresh_head(subvolume, shown)?;
+        let at = shown.find(subvolume.slot)?;
+        let view = self.store.view();
+        let head = &shown.heads[at];
+        if !head.shared && head.namespace.path.writable() {
+            return Ok(());
+        }
+        let (mut holder, mut path) = (head.holder, head.namespace.path.clone());
+        let mut tx = Transaction::new();
+        let mut new_id = || VersionId(self.store.new_id());
+        version::branch_on(&view, &mut tx, &mut holder, &mut path, &mut new_id, false)?;
+        // Who deletes on a full pool may need it.
+        tx.privileged();
+        self.apply_record(tx, subvolume, |record| record.version = holder.version)?;
+        // What others inherit may have lost its last holder.
+        shown.changed();
+        let head = &mut shown.heads[at];
+        head.namespace.set_path(holder, path);
+        (head.holder, head.shared, head.generation) = (holder, false, shown.generation);
+        self.reap.push(crate::reaper::Task::Names(holder.family));
+        Ok(())
+    }
+
+    /// What a subvolume holds, with its path up to date.
+    pub(crate) fn fresh_head(&self, subvolume: &Subvolume, shown: &mut Shown) -> Result<Holder> {
+        let at = shown.find(subvolume.slot)?;
+        let generation = shown.generation;
+        let head = &mut shown.heads[at];
+        if head.generation != generation {
+            let path = Path::load(&self.store.view(), head.holder)?;
+            head.namespace.set_path(head.holder, path);
+            (head.shared, head.generation) = (false, generation);
+        }
+        Ok(head.holder)
+    }
+
+    /// Applies `tx` with a change of a subvolume's record.
+    pub(crate) fn apply_record(
+        &self,
+        mut tx: Transaction,
+        subvolume: &Subvolume,
+        edit: impl FnOnce(&mut SubvolumeRecord),
+    ) -> Result<()> {
+        let mut stored = match subvolume.slot {
+            Slot::FIRST => self.files.stored.lock(),
+            _ => subvolume.record.lock(),
+        };
+        let mut record = stored.clone();
+        edit(&mut record);
+        subvolumes::put(&mut tx, subvolume.id, &record);
+        self.apply(tx)?;
+        *stored = record;
+        Ok(())
     }
 
     /// A number for a new inode, without a slot.
@@ -132,4 +341,26 @@ impl Core {
         // At a million a second that takes 278 years.
         if number > LOCAL_MASK { Err(EngineError::NoSpace.into()) } else { Ok(InodeId(number)) }
     }
+}
+
+/// A subvolume with this record, and its head behind `gate`.
+pub(crate) fn open(
+    store: &Arc<Store>,
+    gate: Gate,
+    id: u64,
+    record: SubvolumeRecord,
+    hasher: NameHasher,
+    has_versions: bool,
+) -> Result<Subvolume> {
+    let holder = Holder { family: record.family, version: record.version, has_versions };
+    let path = Path::load(&store.view(), holder)?;
+    let slot = Slot(record.slot);
+    let namespace = Namespace::new(store.clone(), slot, holder, path, hasher);
+    {
+        let mut shown = gate.write();
+        let generation = shown.generation;
+        shown.add(Head { holder, namespace, shared: false, generation });
+    }
+    let read_only = record.flags & SUBVOLUME_READ_ONLY != 0;
+    Ok(Subvolume { id, slot, read_only, gate, record: Mutex::new(record), place: Mutex::default() })
 }

@@ -1,7 +1,7 @@
 //! Extents of files' data: the engine's versioned map, seen from an inode record.
 
 use varve_engine::version::{self, Holder, Mapping, Path};
-use varve_engine::{BLOCK_BYTES, VersionId, View};
+use varve_engine::{BLOCK_BYTES, TreeId, VersionId, View};
 use varve_format::record::inode::{DataPointer, InodeRecord};
 
 use super::Result;
@@ -20,16 +20,25 @@ pub(crate) fn pointer(holder: Holder) -> DataPointer {
     DataPointer { family: holder.family, version: holder.version, has_versions: holder.has_versions }
 }
 
+/// As [`holder`], in a pool where others may have given the family versions since (`sharing`): the tree is asked.
+pub(crate) fn holder_now(view: &View, record: &InodeRecord, sharing: bool) -> Result<Holder> {
+    let mut holder = holder(record);
+    if sharing && !holder.has_versions {
+        let key = varve_format::record::version::encode_key(holder.family, holder.version);
+        holder.has_versions = view.get(TreeId::VERSIONS, &key)?.is_some();
+    }
+    Ok(holder)
+}
+
 /// The versions `record` sees.
-pub(crate) fn path(view: &View, record: &InodeRecord) -> Result<Path> {
-    let holder = holder(record);
-    if holder.has_versions { Path::load(view, holder) } else { Ok(Path::implicit(holder)) }
+pub(crate) fn path(view: &View, record: &InodeRecord, sharing: bool) -> Result<Path> {
+    Path::load(view, holder_now(view, record, sharing)?)
 }
 
 /// Whether the block that holds the byte at `offset` has data on the device.
-pub(crate) fn has_data(view: &View, record: &InodeRecord, offset: u64) -> Result<bool> {
+pub(crate) fn has_data(view: &View, record: &InodeRecord, offset: u64, sharing: bool) -> Result<bool> {
     let block = offset - offset % BLOCK_BYTES as u64;
-    let pieces = version::resolve(view, &path(view, record)?, block, block + BLOCK_BYTES as u64)?;
+    let pieces = version::resolve(view, &path(view, record, sharing)?, block, block + BLOCK_BYTES as u64)?;
     Ok(pieces.iter().any(|piece| matches!(piece.what, Mapping::Data { .. })))
 }
 
@@ -50,8 +59,9 @@ pub(crate) fn truncate(
     record: &mut InodeRecord,
     new_id: &mut dyn FnMut() -> VersionId,
     new_size: u64,
+    sharing: bool,
 ) -> Result<Cut> {
-    let mut holder = holder(record);
+    let mut holder = holder_now(view, record, sharing)?;
     let truncated = version::truncate(view, tx, &mut holder, new_id, new_size, None)?;
     record.data = pointer(holder);
     let reserved_freed = truncated.reserved_freed;

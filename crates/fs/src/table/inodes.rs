@@ -1,31 +1,38 @@
 //! Inode records.
 
-use varve_engine::{InodeId, Transaction, TreeId, VersionKey, View};
+use varve_engine::version::points;
+use varve_engine::{InodeId, Transaction, TreeId, View};
 use varve_format::record::inode::{InodeRecord, inode_key};
 
 use super::{Namespace, Result, corrupt};
 use crate::subvolume::{Change, local};
 
 impl Namespace {
-    /// The record of `ino`, and which version's it is.
-    pub(crate) fn inode(&self, ino: InodeId) -> Result<Option<(InodeRecord, VersionKey)>> {
-        let key = inode_key(self.family, local(ino), self.key);
-        let record = self.get(TreeId::INODES, &key, InodeRecord::decode)?;
+    /// The record of `ino`, and whether it is this version's own: not inherited.
+    pub(crate) fn inode(&self, ino: InodeId) -> Result<Option<(InodeRecord, bool)>> {
+        let key = inode_key(self.family, local(ino), self.key());
+        let (record, own) = if self.sole.is_some() {
+            (self.get(TreeId::INODES, &key, InodeRecord::decode)?, true)
+        } else if let Some(found) = self.find(TreeId::INODES, &key)? {
+            (Some(InodeRecord::decode(&found.value)), points::own(&self.path, found.version))
+        } else {
+            return Ok(None);
+        };
         let record = record.transpose().map_err(corrupt(|| format!("the record of inode {}", ino.0)))?;
-        Ok(record.map(|record| (record, self.key)))
+        Ok(record.map(|record| (record, own)))
     }
 }
 
 impl Change {
     /// Stores the record of `ino`.
     pub(crate) fn put_inode(&self, tx: &mut Transaction, ino: InodeId, record: &InodeRecord) -> Result<()> {
-        let key = inode_key(self.family, local(ino), self.key);
+        let key = inode_key(self.family, local(ino), self.key());
         self.put(tx, TreeId::INODES, &key, record.encode().into())
     }
 
     /// Removes the record of `ino`.
     pub(crate) fn delete_inode(&self, tx: &mut Transaction, ino: InodeId) -> Result<()> {
-        self.delete(tx, TreeId::INODES, &inode_key(self.family, local(ino), self.key))
+        self.delete(tx, TreeId::INODES, &inode_key(self.family, local(ino), self.key()))
     }
 }
 

@@ -6,8 +6,10 @@
 
 use std::sync::Arc;
 
-use varve_engine::{EngineError, Store, Transaction};
-use varve_format::{Corrupt, FamilyId, TreeId, VersionKey};
+use varve_engine::version::points::{self, Found};
+use varve_engine::version::{Holder, Path};
+use varve_engine::{EngineError, Store, Transaction, View};
+use varve_format::{Corrupt, FamilyId, TreeId, VersionId, VersionKey};
 
 use crate::hash::NameHasher;
 use crate::subvolume::{Change, Slot};
@@ -33,20 +35,79 @@ pub(crate) struct Namespace {
     pub slot: Slot,
     /// The family of its names, inodes and attributes.
     pub family: FamilyId,
-    /// The key new entries carry.
-    pub key: VersionKey,
+    /// The version it stands at.
+    pub version: VersionId,
+    /// The versions it sees.
+    pub path: Path,
+    /// The key of everything it sees, if its path is one version.
+    sole: Option<VersionKey>,
+    /// Whether the family has other versions, or had.
+    pub forked: bool,
     /// How names are hashed.
     pub hasher: NameHasher,
 }
 
+/// Bytes of the version key at the end of every key.
+const VERSION_BYTES: usize = 8;
+
 impl Namespace {
+    /// What the holder of `path` sees.
+    pub(crate) fn new(
+        store: Arc<Store>,
+        slot: Slot,
+        holder: Holder,
+        path: Path,
+        hasher: NameHasher,
+    ) -> Namespace {
+        let (sole, forked) = (points::sole_key(&path), holder.has_versions);
+        Namespace { store, slot, family: holder.family, version: holder.version, path, sole, forked, hasher }
+    }
+
+    /// It sees something else from now on.
+    pub(crate) fn set_path(&mut self, holder: Holder, path: Path) {
+        (self.version, self.forked, self.sole) =
+            (holder.version, holder.has_versions, points::sole_key(&path));
+        self.path = path;
+    }
+
+    /// The end of a key to be looked up. Where there are several versions it is not looked at.
+    fn key(&self) -> VersionKey {
+        self.sole.unwrap_or(VersionKey(0))
+    }
+
     /// The value of the entry at `key`, which ends with this namespace's version key.
     fn get<T>(&self, tree: TreeId, key: &[u8], decode: impl FnOnce(&[u8]) -> T) -> Result<Option<T>> {
-        self.store.get_with(tree, key, decode)
+        if self.sole.is_some() {
+            // What hides an entry of a version that is gone may still be there.
+            let found = self.store.get_with(tree, key, |value| (!value.is_empty()).then(|| decode(value)))?;
+            return Ok(found.flatten());
+        }
+        Ok(self.find(tree, key)?.map(|found| decode(&found.value)))
+    }
+
+    /// As [`Namespace::get`], and whose entry it is.
+    fn find(&self, tree: TreeId, key: &[u8]) -> Result<Option<Found>> {
+        points::find(&self.store.view(), &self.path, tree, &key[..key.len() - VERSION_BYTES])
     }
 
     /// Calls `each` with the entries from `from` on whose keys begin with `prefix`, until it returns false or an error.
     fn scan(&self, tree: TreeId, from: &[u8], prefix: &[u8], each: Each<'_>) -> Result<()> {
+        if self.forked {
+            let mut whole = Vec::new();
+            return points::scan(
+                &self.store.view(),
+                &self.path,
+                tree,
+                from,
+                prefix,
+                &mut |at, version, value| {
+                    whole.clear();
+                    whole.extend_from_slice(at);
+                    whole.extend_from_slice(&(!version.0).to_be_bytes());
+                    each(&whole, value)
+                },
+            );
+        }
         let mut failed = None;
         self.store.view().scan(tree, from, &mut |key, value| {
             if !key.starts_with(prefix) {
@@ -64,17 +125,51 @@ impl Namespace {
     }
 }
 
+impl Namespace {
+    /// For the check: adds to `out` up to `max` entries that can be seen from `from` on, whole keys and values.
+    pub(crate) fn piece(
+        &self,
+        view: &View,
+        tree: TreeId,
+        from: &[u8],
+        prefix: &[u8],
+        max: usize,
+        out: &mut Vec<(Vec<u8>, Vec<u8>)>,
+    ) -> Result<()> {
+        if !self.forked {
+            let version = (!self.key().0).to_be_bytes();
+            return view.scan(tree, from, &mut |key, value| {
+                if key.ends_with(&version) && key.starts_with(prefix) {
+                    out.push((key.to_vec(), value.to_vec()));
+                }
+                key.starts_with(prefix) && out.len() < max
+            });
+        }
+        points::scan(view, &self.path, tree, from, prefix, &mut |at, version, value| {
+            out.push(([at, &(!version.0).to_be_bytes()].concat(), value.to_vec()));
+            Ok(out.len() < max)
+        })
+    }
+}
+
 impl Change {
     /// Puts `value` at `key`, which ends with this namespace's version key.
     fn put(&self, tx: &mut Transaction, tree: TreeId, key: &[u8], value: Box<[u8]>) -> Result<()> {
-        tx.put_owned(tree, key, value);
-        Ok(())
+        if !self.forked {
+            tx.put_owned(tree, key, value);
+            return Ok(());
+        }
+        let prefix = &key[..key.len() - VERSION_BYTES];
+        points::put(&self.store.view(), tx, &self.path, tree, prefix, value)
     }
 
     /// Removes what is seen at `key`, which ends with this namespace's version key.
     fn delete(&self, tx: &mut Transaction, tree: TreeId, key: &[u8]) -> Result<()> {
-        tx.delete(tree, key);
-        Ok(())
+        if !self.forked {
+            tx.delete(tree, key);
+            return Ok(());
+        }
+        points::delete(&self.store.view(), tx, &self.path, tree, &key[..key.len() - VERSION_BYTES])
     }
 }
 

@@ -100,7 +100,7 @@ impl Bucket {
 
 impl Namespace {
     fn name_key(&self, dir: InodeId, position: NamePosition) -> [u8; 32] {
-        name_key(self.family, local(dir), position, self.key)
+        name_key(self.family, local(dir), position, self.key())
     }
 
     /// Looks `name` up in `dir`: one lookup unless hashes collide.

@@ -23,5 +23,29 @@ pub(crate) fn first_in(view: &View) -> Result<Option<SubvolumeRecord>> {
 
 /// Stores the first subvolume.
 pub(crate) fn put_first(tx: &mut Transaction, record: &SubvolumeRecord) {
-    tx.put(TreeId::SUBVOLUMES, &subvolume_key(FIRST_SUBVOLUME), &record.encode());
+    put(tx, FIRST_SUBVOLUME, record);
+}
+
+/// Stores subvolume `id`.
+pub(crate) fn put(tx: &mut Transaction, id: u64, record: &SubvolumeRecord) {
+    tx.put(TreeId::SUBVOLUMES, &subvolume_key(id), &record.encode());
+}
+
+/// Removes subvolume `id`.
+pub(crate) fn delete(tx: &mut Transaction, id: u64) {
+    tx.delete(TreeId::SUBVOLUMES, &subvolume_key(id));
+}
+
+/// All subvolumes but the first.
+pub(crate) fn others(view: &View) -> Result<Vec<(u64, SubvolumeRecord)>> {
+    let (mut found, mut failed) = (Vec::new(), None);
+    view.scan(TreeId::SUBVOLUMES, &subvolume_key(FIRST_SUBVOLUME + 1), &mut |key, value| {
+        let id = key.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+        match SubvolumeRecord::decode(value) {
+            Ok(record) => found.push((id, record)),
+            Err(why) => failed = Some(corrupt(|| format!("the record of subvolume {id}"))(why)),
+        }
+        failed.is_none()
+    })?;
+    failed.map_or(Ok(found), Err)
 }

@@ -21,7 +21,7 @@ impl Namespace {
     /// Attributes of `ino` whose name has the hash of `name` (nearly always at most one).
     pub(crate) fn xattr_bucket(&self, ino: InodeId, name: &[u8]) -> Result<Vec<Xattr>> {
         let position = NamePosition::new(self.hasher.hash(name), 0);
-        let key = xattr_key(self.family, local(ino), position, 0, self.key);
+        let key = xattr_key(self.family, local(ino), position, 0, self.key());
         let mut out = Vec::new();
         self.xattr_heads(&key[..23], &mut |xattr| out.push(xattr))?;
         Ok(out)
@@ -40,7 +40,7 @@ impl Namespace {
 
     /// Calls `each` with every attribute of `ino`.
     pub(crate) fn each_xattr(&self, ino: InodeId, each: &mut dyn FnMut(Xattr)) -> Result<()> {
-        let key = xattr_key(self.family, local(ino), NamePosition(0), 0, self.key);
+        let key = xattr_key(self.family, local(ino), NamePosition(0), 0, self.key());
         self.xattr_heads(&key[..16], each)
     }
 
@@ -62,7 +62,7 @@ impl Namespace {
         let len = xattr.head.value_len as usize;
         let mut value = xattr.head.start.clone();
         for chunk in 1..xattr_chunks(len) {
-            let key = xattr_key(self.family, local(ino), xattr.position, chunk, self.key);
+            let key = xattr_key(self.family, local(ino), xattr.position, chunk, self.key());
             let bytes = self.get(TreeId::XATTRS, &key, <[u8]>::to_vec)?.unwrap_or_default();
             if bytes.len() != (len - value.len()).min(XATTR_CHUNK_BYTES) {
                 let why =
@@ -86,7 +86,7 @@ impl Change {
         value: &[u8],
         old_len: Option<u32>,
     ) -> Result<()> {
-        let key = |chunk| xattr_key(self.family, local(ino), position, chunk, self.key);
+        let key = |chunk| xattr_key(self.family, local(ino), position, chunk, self.key());
         let start = value[..value.len().min(XATTR_CHUNK_BYTES)].to_vec();
         let head = XattrHead { name: name.to_vec(), value_len: value.len() as u32, start };
         self.put(tx, TreeId::XATTRS, &key(0), head.encode().into())?;
@@ -103,7 +103,7 @@ impl Change {
     /// Removes an attribute.
     pub(crate) fn delete_xattr(&self, tx: &mut Transaction, ino: InodeId, xattr: &Xattr) -> Result<()> {
         for chunk in 0..xattr_chunks(xattr.head.value_len as usize) {
-            let key = xattr_key(self.family, local(ino), xattr.position, chunk, self.key);
+            let key = xattr_key(self.family, local(ino), xattr.position, chunk, self.key());
             self.delete(tx, TreeId::XATTRS, &key)?;
         }
         Ok(())
@@ -116,7 +116,7 @@ impl Change {
         ino: InodeId,
         entries_max: usize,
     ) -> Result<bool> {
-        let key = xattr_key(self.family, local(ino), NamePosition(0), 0, self.key);
+        let key = xattr_key(self.family, local(ino), NamePosition(0), 0, self.key());
         let (mut keys, mut more) = (Vec::new(), false);
         self.scan(TreeId::XATTRS, &key[..16], &key[..16], &mut |key, _| {
             more = keys.len() == entries_max;

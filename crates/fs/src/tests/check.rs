@@ -1,7 +1,7 @@
 //! The check finds what is wrong, and failing devices give errors.
 
 use varve_device::Operation;
-use varve_engine::{InodeId, Transaction, TreeId};
+use varve_engine::{InodeId, Transaction, TreeId, VersionKey};
 use varve_format::record::inode::{InodeRecord, inode_key};
 use varve_format::record::name::NamePosition;
 use varve_format::record::xattr::xattr_key;
@@ -71,7 +71,7 @@ fn finds_every_planted_damage() {
                     file,
                     position,
                     2,
-                    core.change(ROOT).unwrap().key,
+                    VersionKey(core.change(ROOT).unwrap().version.0),
                 ),
             );
             core.apply(tx).unwrap();
@@ -80,7 +80,11 @@ fn finds_every_planted_damage() {
             let mut tx = Transaction::new();
             tx.put(
                 TreeId::INODES,
-                &inode_key(core.change(ROOT).unwrap().family, file, core.change(ROOT).unwrap().key),
+                &inode_key(
+                    core.change(ROOT).unwrap().family,
+                    file,
+                    VersionKey(core.change(ROOT).unwrap().version.0),
+                ),
                 b"garbage",
             );
             core.apply(tx).unwrap();

@@ -19,9 +19,11 @@ mod damage;
 mod data;
 mod durability;
 mod edges;
+mod forks;
 mod names;
 mod nodes;
 mod space;
+mod subvolumes;
 mod xattrs;
 
 pub(super) const ROOT: InodeId = ROOT_INODE;

@@ -9,12 +9,11 @@ use varve_format::record::inode::INODE_FLAG_STALE_TAIL;
 
 use super::pages::PageBuf;
 use super::{PIECE_PAGES_MAX, RIDING_PAGES_MAX, Ride};
-use crate::Result;
 use crate::api::DataLogged;
 use crate::core::Core;
 use crate::inode::{Inner, InodeState, Pending, Presence, Turn};
 use crate::subvolume::Change;
-use crate::table::extents;
+use crate::{FsError, Result};
 
 /// Extents logged in one transaction: in the worst case each dirties a path of its own, and all of them must fit what
 /// a full pool keeps back for privileged work.
@@ -309,7 +308,15 @@ impl Core {
 
     /// Logs the pages of one file. What was cut off or deleted since its copy was taken is not logged.
     fn log_piece(&self, job: &FileJob, piece: &Piece<'_>, reservation: &mut Reservation) -> Result<()> {
-        let change = self.change(job.state.ino)?;
+        let change = match self.change(job.state.ino) {
+            Ok(change) => change,
+            Err(FsError::Stale) => {
+                // Its subvolume has been deleted: nobody wants this.
+                self.give_back(reservation, piece.addrs);
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
         let mut guard = job.state.inner.write();
         let inner = &mut *guard;
         // Runs of pages that lie side by side in file and pool: (first, count) in the piece.
@@ -368,6 +375,7 @@ impl Core {
         size: u64,
         reservation: &mut Reservation,
     ) -> Result<()> {
+        self.own_first(change, ino, inner, Some(reservation))?;
         let mut tx = Transaction::new();
         let mut extents_put = Vec::with_capacity(runs.len());
         for (first, count) in runs {
@@ -396,8 +404,7 @@ impl Core {
         record.size = size;
         record.change += 1;
         let replaced = {
-            let view = self.store.view();
-            let path = extents::path(&view, &record)?;
+            let (view, path) = self.data_to_write(change, &mut tx, &mut record)?;
             version::put_extents(&view, &mut tx, &path, &extents_put)?
         };
         self.put_record(change, &mut tx, ino, inner, &mut record)?;

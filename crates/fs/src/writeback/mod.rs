@@ -20,6 +20,7 @@ use varve_engine::{BLOCK_BYTES, EngineError, Reservation, Store};
 use crate::Result;
 use crate::core::Core;
 use crate::inode::{InodeState, Turn};
+use crate::subvolume::Slot;
 
 pub(crate) mod ahead;
 pub(crate) mod buffers;
@@ -117,6 +118,13 @@ impl Core {
         // Files that others are writing back just now are in the list too: their turn is waited for, and what failed to
         // be written is dirty again and is tried again.
         self.write_back_files(self.dirty.all())
+    }
+
+    /// Writes back all data of one subvolume that is dirty now.
+    pub(crate) fn write_back_of(&self, slot: Slot) -> Result<()> {
+        let mut files = self.dirty.all();
+        files.retain(|file| Slot::of(file.state.ino) == slot);
+        self.write_back_files(files)
     }
 
     /// Writes back many files, packed. A file that cannot be written keeps none of the others from it; the error is

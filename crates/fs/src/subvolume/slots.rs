@@ -1,0 +1,117 @@
+//! The subvolumes there are, by slot, and their families' gates.
+
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+use varve_engine::{EngineError, FamilyId};
+use varve_format::record::subvolume::SUBVOLUME_SLOTS;
+
+use super::nested::Nested;
+use super::{Gate, Slot, Subvolume};
+use crate::{FsError, Result};
+
+/// All subvolumes. Bound: what the pool has, some 300 bytes each.
+pub(crate) struct Subvolumes {
+    /// The one without a place.
+    pub first: Arc<Subvolume>,
+    others: RwLock<HashMap<Slot, Arc<Subvolume>>>,
+    gates: Mutex<HashMap<FamilyId, Gate>>,
+    /// Where they are.
+    pub nested: Nested,
+    /// Held by who makes, moves or deletes a subvolume: before all gates.
+    pub topology: Mutex<()>,
+    next: Mutex<u32>,
+}
+
+/// A subvolume that was looked up.
+pub(crate) enum Found<'a> {
+    First(&'a Arc<Subvolume>),
+    Other(Arc<Subvolume>),
+}
+
+impl Found<'_> {
+    /// To be kept.
+    pub(crate) fn shared(&self) -> Arc<Subvolume> {
+        match self {
+            Found::First(subvolume) => (*subvolume).clone(),
+            Found::Other(subvolume) => subvolume.clone(),
+        }
+    }
+}
+
+impl Deref for Found<'_> {
+    type Target = Subvolume;
+
+    fn deref(&self) -> &Subvolume {
+        match self {
+            Found::First(subvolume) => subvolume,
+            Found::Other(subvolume) => subvolume,
+        }
+    }
+}
+
+impl Subvolumes {
+    /// A pool with this first subvolume.
+    pub(crate) fn new(first: Subvolume, family: FamilyId) -> Subvolumes {
+        let gates = HashMap::from([(family, first.gate.clone())]);
+        Subvolumes {
+            first: Arc::new(first),
+            others: RwLock::default(),
+            gates: Mutex::new(gates),
+            nested: Nested::default(),
+            topology: Mutex::new(()),
+            next: Mutex::new(1),
+        }
+    }
+
+    /// The subvolume in `slot`.
+    pub(crate) fn get(&self, slot: Slot) -> Result<Found<'_>> {
+        if slot == Slot::FIRST {
+            return Ok(Found::First(&self.first));
+        }
+        self.others.read().get(&slot).cloned().map(Found::Other).ok_or(FsError::Stale)
+    }
+
+    /// All of them, in no order.
+    pub(crate) fn all(&self) -> Vec<Arc<Subvolume>> {
+        let others = self.others.read();
+        std::iter::once(self.first.clone()).chain(others.values().cloned()).collect()
+    }
+
+    /// The gate of a family, made if there is none.
+    pub(crate) fn gate(&self, family: FamilyId) -> Gate {
+        self.gates.lock().entry(family).or_default().clone()
+    }
+
+    /// Adds a subvolume.
+    pub(crate) fn add(&self, subvolume: Subvolume) {
+        let mut next = self.next.lock();
+        *next = (*next).max(subvolume.slot.0 + 1);
+        drop(next);
+        self.others.write().insert(subvolume.slot, Arc::new(subvolume));
+    }
+
+    /// Takes one out: from now on its numbers lead nowhere.
+    pub(crate) fn remove(&self, slot: Slot) {
+        self.others.write().remove(&slot);
+    }
+
+    /// A slot that nothing has used since the pool was opened, nor uses now: not even the kernel's memory of a deleted
+    /// subvolume then leads to another one.
+    pub(crate) fn new_slot(&self) -> Result<Slot> {
+        let mut next = self.next.lock();
+        if *next >= SUBVOLUME_SLOTS {
+            return Err(EngineError::NoSpace.into());
+        }
+        *next += 1;
+        Ok(Slot(*next - 1))
+    }
+
+    /// Keeps a slot from being given out: something is left of the subvolume that had it.
+    pub(crate) fn take_slot(&self, slot: Slot) {
+        let mut next = self.next.lock();
+        *next = (*next).max(slot.0 + 1);
+    }
+}

@@ -1,0 +1,393 @@
+//! Subvolumes and snapshots: each verb, what crosses no border, and what shares what.
+
+use super::*;
+
+fn make(f: &Fixture, parent: InodeId, name: &[u8]) -> InodeId {
+    f.fs.create_subvolume(Caller::ROOT, parent, name, 0o755).unwrap().ino
+}
+
+fn snapshot(f: &Fixture, source: InodeId, name: &[u8]) -> InodeId {
+    f.fs.snapshot(source, ROOT, name, false, false).unwrap().ino
+}
+
+fn file(f: &Fixture, dir: InodeId, name: &[u8], data: &[u8]) -> InodeId {
+    let ino = f.fs.create(Caller::ROOT, dir, name, 0o644).unwrap().ino;
+    f.write(ino, 0, data);
+    ino
+}
+
+fn content(f: &Fixture, dir: InodeId, name: &[u8]) -> Vec<u8> {
+    f.read_all(f.fs.lookup(dir, name).unwrap().ino)
+}
+
+// Goal: a subvolume is found, listed, entered and left like a directory, and is gone when deleted; its borders hold.
+// Method: each rule once, before and after the pool is opened again.
+#[test]
+fn verbs() {
+    let mut f = Fixture::new(64 * MIB);
+    let home = f.mkdir(ROOT, b"shelf");
+    let sub = make(&f, home, b"project");
+    let inner = make(&f, sub, b"inner");
+    let plain = file(&f, sub, b"file", b"contents");
+    for _ in 0..2 {
+        assert_eq!(f.fs.lookup(home, b"project").unwrap().ino, sub);
+        assert_eq!(f.fs.lookup(sub, b"..").unwrap().ino, home);
+        assert_eq!(f.fs.lookup(inner, b"..").unwrap().ino, sub);
+        assert_eq!((f.list(home), f.list(inner)), (vec![b"project".to_vec()], vec![]));
+        assert_eq!(f.list(sub), [b"file".to_vec(), b"inner".to_vec()]);
+        assert_eq!(f.fs.getattr(home).unwrap().links, 3);
+        assert_eq!(content(&f, sub, b"file"), b"contents");
+        let paths: Vec<_> = f.fs.list_subvolumes().unwrap().into_iter().map(|info| info.path).collect();
+        assert_eq!(paths, [b"/".to_vec(), b"/shelf/project".to_vec(), b"/shelf/project/inner".to_vec()]);
+        f.check();
+        f.reopen();
+    }
+    // Names are taken both ways.
+    refused(f.fs.create(Caller::ROOT, home, b"project", 0o644), 17);
+    refused(f.fs.create_subvolume(Caller::ROOT, sub, b"file", 0o755), 17);
+    refused(f.fs.create_subvolume(Caller::ROOT, home, b"project", 0o755), 17);
+    // Borders.
+    refused(f.fs.rename(sub, b"file", home, b"file", RenameMode::Replace), 18);
+    refused(f.fs.link(plain, home, b"file"), 18);
+    // A subvolume is not removed as a directory is, and keeps the directory it is in.
+    refused(f.fs.unlink(home, b"project"), 21);
+    refused(f.fs.rmdir(home, b"project"), 1);
+    refused(f.fs.rmdir(ROOT, b"shelf"), 39);
+    refused(f.fs.delete_subvolume(home, b"project"), 39);
+    refused(f.fs.delete_subvolume(sub, b"file"), 22);
+    refused(f.fs.delete_subvolume(sub, b"nothing"), 2);
+    refused(f.fs.snapshot(home, ROOT, b"copy", false, false), 22);
+    // It moves, but not below itself, and over nothing.
+    refused(f.fs.rename(home, b"project", inner, b"below", RenameMode::Replace), 22);
+    f.create(b"other");
+    refused(f.fs.rename(ROOT, b"other", home, b"project", RenameMode::Replace), 21);
+    refused(f.fs.rename(home, b"project", ROOT, b"other", RenameMode::Replace), 20);
+    refused(f.fs.rename(home, b"project", ROOT, b"other", RenameMode::NoReplace), 17);
+    f.fs.rename(sub, b"inner", ROOT, b"moved", RenameMode::NoReplace).unwrap();
+    assert_eq!(f.fs.lookup(ROOT, b"moved").unwrap().ino, inner);
+    assert_eq!(f.fs.lookup(inner, b"..").unwrap().ino, ROOT);
+    refused(f.fs.lookup(sub, b"inner"), 2);
+    f.reopen();
+    assert_eq!(f.fs.lookup(ROOT, b"moved").unwrap().ino, inner);
+    // What is open in a deleted one leads nowhere.
+    let plain = f.fs.lookup(sub, b"file").unwrap().ino;
+    f.fs.open_inode(Caller::ROOT, plain, false).unwrap();
+    f.fs.delete_subvolume(home, b"project").unwrap();
+    refused(f.fs.lookup(home, b"project"), 2);
+    refused(f.fs.getattr(plain), 116);
+    refused(f.fs.write(Caller::ROOT, plain, 0, b"more"), 116);
+    refused(f.fs.lookup(sub, b"file"), 116);
+    f.fs.maintain().unwrap();
+    f.check();
+    f.fs.rmdir(ROOT, b"shelf").unwrap();
+    f.reopen();
+    f.check();
+    assert_eq!(f.list(ROOT), [b"moved".to_vec(), b"other".to_vec()]);
+}
+
+// Goal: a snapshot shows what was there, dirty data included, and neither side sees what the other does later. Method: the
+// same changes on either side of a snapshot, of a snapshot of it, and reading all three; deleted in every order.
+#[test]
+fn sides() {
+    let orders: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+    for (round, order) in orders.into_iter().enumerate() {
+        let mut f = Fixture::new(64 * MIB);
+        let before = f.fs.space().free_bytes;
+        let sub = make(&f, ROOT, b"0");
+        let (large, small) = (pattern(1, 300_000), pattern(2, 100));
+        let dir = f.mkdir(sub, b"dir");
+        file(&f, dir, b"large", &large);
+        file(&f, sub, b"small", &small);
+        f.fs.setxattr(dir, b"user.note", b"old", XattrMode::Set).unwrap();
+        let first = snapshot(&f, sub, b"1");
+        let second = snapshot(&f, first, b"2");
+        for root in [sub, first, second] {
+            let dir = f.fs.lookup(root, b"dir").unwrap().ino;
+            assert_eq!(content(&f, dir, b"large"), large);
+            assert_eq!(content(&f, root, b"small"), small);
+        }
+        // In the middle one everything changes.
+        let dir1 = f.fs.lookup(first, b"dir").unwrap().ino;
+        let large1 = f.fs.lookup(dir1, b"large").unwrap().ino;
+        f.write(large1, 5000, b"in between");
+        f.truncate(f.fs.lookup(first, b"small").unwrap().ino, 7);
+        f.fs.setxattr(dir1, b"user.note", b"new", XattrMode::Set).unwrap();
+        f.fs.rename(dir1, b"large", first, b"larger", RenameMode::Replace).unwrap();
+        f.fs.rmdir(first, b"dir").unwrap();
+        // In the last a little.
+        f.fs.unlink(second, b"small").unwrap();
+        if round % 2 == 1 {
+            f.fs.sync().unwrap();
+            f.reopen();
+        }
+        f.fs.maintain().unwrap();
+        let mut changed = large.clone();
+        changed[5000..5010].copy_from_slice(b"in between");
+        assert_eq!(content(&f, first, b"larger"), changed);
+        assert_eq!(content(&f, first, b"small"), small[..7]);
+        assert_eq!(f.list(first), [b"larger".to_vec(), b"small".to_vec()]);
+        assert_eq!(f.list(second), [b"dir".to_vec()]);
+        let dir2 = f.fs.lookup(second, b"dir").unwrap().ino;
+        assert_eq!(f.fs.getxattr(dir2, b"user.note").unwrap(), b"old");
+        assert_eq!(content(&f, dir2, b"large"), large);
+        assert_eq!(f.list(sub), [b"dir".to_vec(), b"small".to_vec()]);
+        assert_eq!(content(&f, f.fs.lookup(sub, b"dir").unwrap().ino, b"large"), large);
+        f.check();
+        for at in order {
+            f.fs.delete_subvolume(ROOT, at.to_string().as_bytes()).unwrap();
+            f.fs.maintain().unwrap();
+            f.check();
+        }
+        f.reopen();
+        f.check();
+        assert_eq!(f.list(ROOT), Vec::<Vec<u8>>::new());
+        f.fs.checkpoint().unwrap();
+        let left = before.saturating_sub(f.fs.space().free_bytes);
+        assert!(left <= 64 << 10, "{left} bytes of {before} have not come back");
+    }
+}
+
+// Goal: nothing in a read-only snapshot changes. Method: every verb that changes something.
+#[test]
+fn read_only() {
+    let mut f = Fixture::new(64 * MIB);
+    let sub = make(&f, ROOT, b"sub");
+    let dir = f.mkdir(sub, b"dir");
+    file(&f, sub, b"file", b"some data");
+    f.fs.setxattr(dir, b"user.a", b"1", XattrMode::Set).unwrap();
+    let frozen = f.fs.snapshot(sub, ROOT, b"frozen", true, true).unwrap().ino;
+    for _ in 0..2 {
+        let dir = f.fs.lookup(frozen, b"dir").unwrap().ino;
+        let ino = f.fs.lookup(frozen, b"file").unwrap().ino;
+        refused(f.fs.create(Caller::ROOT, frozen, b"new", 0o644), 30);
+        refused(f.fs.mkdir(Caller::ROOT, dir, b"new", 0o755), 30);
+        refused(f.fs.symlink(Caller::ROOT, dir, b"new", b"target"), 30);
+        refused(f.fs.link(ino, frozen, b"new"), 30);
+        refused(f.fs.unlink(frozen, b"file"), 30);
+        refused(f.fs.rmdir(frozen, b"dir"), 30);
+        refused(f.fs.rename(frozen, b"file", frozen, b"new", RenameMode::Replace), 30);
+        refused(f.fs.write(Caller::ROOT, ino, 0, b"x"), 30);
+        refused(f.fs.setattr(Caller::ROOT, ino, SetAttr { size: Some(1), ..SetAttr::default() }), 30);
+        refused(f.fs.setattr(Caller::ROOT, ino, SetAttr { mode: Some(0o600), ..SetAttr::default() }), 30);
+        refused(f.fs.setxattr(dir, b"user.b", b"2", XattrMode::Set), 30);
+        refused(f.fs.removexattr(dir, b"user.a"), 30);
+        refused(f.fs.fallocate(Caller::ROOT, ino, 0, 4096, Allocate::Punch), 30);
+        refused(f.fs.fallocate(Caller::ROOT, ino, 0, 4096, Allocate::Reserve { keep_size: true }), 30);
+        refused(f.fs.create_subvolume(Caller::ROOT, frozen, b"new", 0o755), 30);
+        f.fs.note_access(ino, AccessRule::Always).unwrap();
+        assert_eq!(content(&f, frozen, b"file"), b"some data");
+        assert!(f.fs.list_subvolumes().unwrap().iter().any(|info| info.root == frozen && info.read_only));
+        f.check();
+        f.reopen();
+    }
+    // Of a read-only one a snapshot can be written to.
+    let again = snapshot(&f, frozen, b"again");
+    f.fs.unlink(again, b"file").unwrap();
+    assert_eq!(f.list(again), [b"dir".to_vec()]);
+    assert_eq!(f.list(frozen), [b"dir".to_vec(), b"file".to_vec()]);
+    f.check();
+}
+
+// Goal: files that are open and without a name in either side live on and end. Method: unlinked before and after a
+// snapshot, in both sides, with reading and the end in different orders.
+#[test]
+fn orphans() {
+    let f = Fixture::new(64 * MIB);
+    let sub = make(&f, ROOT, b"sub");
+    let data = pattern(3, 100_000);
+    let early = file(&f, sub, b"early", &data);
+    let late = file(&f, sub, b"late", &data);
+    f.fs.setxattr(late, b"user.a", b"1", XattrMode::Set).unwrap();
+    f.fs.open_inode(Caller::ROOT, early, false).unwrap();
+    f.fs.unlink(sub, b"early").unwrap();
+    let snap = snapshot(&f, sub, b"snap");
+    assert_eq!(f.list(snap), [b"late".to_vec()]);
+    let copy = f.fs.lookup(snap, b"late").unwrap().ino;
+    for ino in [late, copy] {
+        f.fs.open_inode(Caller::ROOT, ino, false).unwrap();
+    }
+    f.fs.unlink(sub, b"late").unwrap();
+    f.fs.unlink(snap, b"late").unwrap();
+    f.fs.maintain().unwrap();
+    f.write(late, 10, b"only here");
+    f.fs.flush_all().unwrap();
+    assert_eq!(f.read_all(copy), data);
+    assert_eq!(f.read_all(early), data);
+    f.check();
+    for ino in [copy, early, late] {
+        f.fs.release_inode(ino).unwrap();
+        f.fs.maintain().unwrap();
+        f.check();
+    }
+}
+
+/// Ends the writers, also when the test fails.
+struct Stop<'a>(&'a std::sync::atomic::AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+// Goal: snapshots, deletions and the reaper beside threads that change the same subvolume neither stop anybody for ever nor
+// mix anything up. Method: writers with a file of one letter each, rewritten whole; every snapshot shows files of one
+// letter, and the pool is clean at the end.
+#[test]
+fn beside_writers() {
+    let f = Fixture::new(256 * MIB);
+    let sub = make(&f, ROOT, b"sub");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = Stop(&stop);
+        for writer in 0..3u8 {
+            let (f, stop) = (&f, &stop);
+            scope.spawn(move || {
+                let dir = f.mkdir(sub, &[b'd', b'0' + writer]);
+                for round in 0u32.. {
+                    if stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        return;
+                    }
+                    let letter = b'a' + (round % 26) as u8;
+                    let len = if round % 3 == 0 { 500 } else { 20_000 };
+                    file(f, dir, b"new", &vec![letter; len]);
+                    f.fs.rename(dir, b"new", dir, b"file", RenameMode::Replace).unwrap();
+                    if round % 5 == 0 {
+                        f.fs.unlink(dir, b"file").unwrap();
+                    }
+                }
+            });
+        }
+        let mut kept = std::collections::VecDeque::new();
+        for n in 0..60 {
+            let name = format!("snapshot {n}").into_bytes();
+            let root = f.fs.snapshot(sub, ROOT, &name, n % 2 == 0, false).unwrap().ino;
+            for dir in f.list(root) {
+                let dir = f.fs.lookup(root, &dir).unwrap().ino;
+                for name in f.list(dir) {
+                    let data = content(&f, dir, &name);
+                    assert!(data.iter().all(|byte| *byte == data[0]), "a file of two rounds");
+                    // A name that was free before is logged without waiting for the data.
+                    let len = data.len();
+                    assert!(name == b"new" || matches!(len, 0 | 500 | 20_000), "{len} bytes");
+                }
+            }
+            if n % 2 == 1 {
+                f.fs.create(Caller::ROOT, root, b"mark", 0o644).unwrap();
+            }
+            kept.push_back(name);
+            if kept.len() > 5 {
+                f.fs.delete_subvolume(ROOT, &kept.pop_front().unwrap()).unwrap();
+            }
+            if n % 4 == 0 {
+                f.fs.maintain().unwrap();
+            }
+        }
+    });
+    f.fs.maintain().unwrap();
+    f.check();
+}
+
+// Goal: what is shared can be deleted on a pool filled to its last block, and that frees its space. Method: fill it beside
+// a snapshot, unlink what is inherited, delete the snapshot, fill it again.
+#[test]
+fn full_pool() {
+    let mut f = Fixture::new(64 * MIB);
+    let sub = make(&f, ROOT, b"sub");
+    let fill = |f: &Fixture, name: &str| {
+        let mut files = 0;
+        let chunk = pattern(9, 256 << 10);
+        loop {
+            let name = format!("{name}{files}");
+            let Ok(attr) = f.fs.create(Caller::ROOT, sub, name.as_bytes(), 0o644) else { return files };
+            files += 1;
+            for at in 0..4u64 {
+                match f.fs.write(Caller::ROOT, attr.ino, at * (256 << 10), &chunk) {
+                    Ok(written) if written == chunk.len() => {}
+                    _ => return files,
+                }
+            }
+        }
+    };
+    let files = fill(&f, "old");
+    assert!(files > 30, "{files} files");
+    f.fs.flush_all().unwrap();
+    // Room for the snapshot's record.
+    f.fs.unlink(sub, b"old0").unwrap();
+    f.fs.maintain().unwrap();
+    f.fs.snapshot(sub, ROOT, b"snapshot", true, true).unwrap();
+    for n in 1..files {
+        f.fs.unlink(sub, format!("old{n}").as_bytes()).unwrap();
+    }
+    f.fs.maintain().unwrap();
+    f.check();
+    f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+    f.fs.maintain().unwrap();
+    f.check();
+    let again = fill(&f, "new");
+    assert!(again + 2 >= files, "{again} files fit after {files}");
+    f.fs.flush_all().unwrap();
+    f.reopen();
+    f.check();
+}
+
+// Goal: a clone shares all data until either side is written to, small or large, dirty or not, also from a read-only
+// snapshot; copying a whole file clones it. Method: clones of each kind, changes on either side, space used.
+#[test]
+fn clones() {
+    let mut f = Fixture::new(64 * MIB);
+    let before = f.fs.space().free_bytes;
+    let (large, small) = (pattern(1, 8 << 20), pattern(2, 900));
+    let sub = make(&f, ROOT, b"sub");
+    let source = file(&f, sub, b"large", &large);
+    let little = file(&f, sub, b"small", &small);
+    let copy = f.fs.clone_file(Caller::ROOT, source, ROOT, b"clone").unwrap().ino;
+    let short = f.fs.clone_file(Caller::ROOT, little, sub, b"clone").unwrap().ino;
+    let target = f.create(b"copied");
+    assert_eq!(f.fs.copy_range(Caller::ROOT, (source, 0), (target, 0), 1 << 40).unwrap(), 8 << 20);
+    let used = before - f.fs.space().free_bytes;
+    assert!(used < 9 << 20, "three files of 8 MiB take {used} bytes");
+    let frozen = f.fs.snapshot(sub, ROOT, b"frozen", true, false).unwrap().ino;
+    let old = f.fs.lookup(frozen, b"large").unwrap().ino;
+    f.fs.clone_file(Caller::ROOT, old, sub, b"of old").unwrap();
+    refused(f.fs.clone_file(Caller::ROOT, source, frozen, b"new"), 30);
+    refused(f.fs.clone_file(Caller::ROOT, sub, sub, b"new"), 21);
+    refused(f.fs.clone_file(Caller::ROOT, source, sub, b"clone"), 17);
+    f.check();
+    f.write(source, 100, b"source");
+    f.write(copy, 200, b"copy");
+    f.truncate(target, 5000);
+    f.write(short, 0, b"short");
+    f.fs.flush_all().unwrap();
+    f.fs.maintain().unwrap();
+    f.check();
+    for round in 0..2 {
+        let mut changed = large.clone();
+        changed[100..106].copy_from_slice(b"source");
+        assert!(content(&f, sub, b"large") == changed);
+        changed = large.clone();
+        changed[200..204].copy_from_slice(b"copy");
+        assert!(content(&f, ROOT, b"clone") == changed);
+        assert!(content(&f, sub, b"of old") == large && content(&f, frozen, b"large") == large);
+        assert_eq!(content(&f, ROOT, b"copied"), large[..5000]);
+        assert_eq!(content(&f, sub, b"small"), small);
+        assert_eq!(content(&f, sub, b"clone"), [b"short", &small[5..]].concat());
+        if round == 0 {
+            f.reopen();
+            f.check();
+        }
+    }
+    f.fs.delete_subvolume(ROOT, b"frozen").unwrap();
+    f.fs.unlink(sub, b"large").unwrap();
+    f.fs.unlink(ROOT, b"clone").unwrap();
+    f.fs.maintain().unwrap();
+    f.check();
+    assert!(content(&f, sub, b"of old") == large);
+    f.fs.delete_subvolume(ROOT, b"sub").unwrap();
+    f.fs.unlink(ROOT, b"copied").unwrap();
+    f.fs.maintain().unwrap();
+    f.check();
+    f.fs.checkpoint().unwrap();
+    let left = before.saturating_sub(f.fs.space().free_bytes);
+    assert!(left <= 64 << 10, "{left} bytes of {before} have not come back");
+}
