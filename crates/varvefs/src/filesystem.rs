@@ -48,7 +48,7 @@ impl Filesystem {
         Filesystem { shared: self.shared.clone(), owner: (user, group) }
     }
 
-    fn run<T>(
+    pub(crate) fn run<T>(
         &self,
         doing: &'static str,
         path: &[u8],
@@ -270,7 +270,7 @@ impl Filesystem {
     }
 
     /// Runs a verb on two paths.
-    fn run_two<T>(
+    pub(crate) fn run_two<T>(
         &self,
         doing: &'static str,
         path: &[u8],

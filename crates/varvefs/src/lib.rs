@@ -86,6 +86,7 @@ mod place;
 mod pool;
 mod shared;
 mod stats;
+mod subvolumes;
 mod verbs;
 mod xattrs;
 
@@ -103,3 +104,4 @@ pub use stats::{
     CheckReport, CheckpointStats, DeviceStats, JournalStats, LatencyStats, NodeStats, ReapStats, Recovery,
     SpaceStats, StatFs, Stats,
 };
+pub use subvolumes::{SnapshotOptions, Subvolume};

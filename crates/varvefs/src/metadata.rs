@@ -202,7 +202,7 @@ pub(crate) fn timestamp(time: SystemTime) -> varve_fs::Timestamp {
 }
 
 /// The other way round. What this system cannot express becomes 1970.
-fn system_time(time: varve_fs::Timestamp) -> SystemTime {
+pub(crate) fn system_time(time: varve_fs::Timestamp) -> SystemTime {
     let seconds = Duration::from_secs(time.seconds.unsigned_abs());
     let whole =
         if time.seconds < 0 { UNIX_EPOCH.checked_sub(seconds) } else { UNIX_EPOCH.checked_add(seconds) };
