@@ -150,6 +150,7 @@ impl Core {
 
     /// Logs all dirty data, reaps what is deleted, makes it durable. False if there was nothing to do.
     pub(crate) fn reclaim(&self) -> Result<bool> {
+        self.find_hidden();
         let work = self.dirty.bytes() > 0 || self.reap.has_work();
         if work {
             self.write_back_all()?;
@@ -234,6 +235,9 @@ impl Core {
         if !path.writable() {
             let mut new_id = || VersionId(self.store.new_id());
             varve_engine::version::branch_on(&view, tx, &mut holder, &mut path, &mut new_id, false)?;
+            self.reap.push(Task::Family(holder.family));
+        } else if path.has_inner() {
+            // What is written may hide something from the last who sees it. The reaper waits for this transaction.
             self.reap.push(Task::Family(holder.family));
         }
         record.data = extents::pointer(holder);

@@ -147,9 +147,22 @@ impl Core {
         Ok(disposed)
     }
 
+    /// Notes the namespaces in which a change may have hidden something from the last who saw it.
+    pub(crate) fn find_hidden(&self) {
+        if !self.sharing() {
+            return;
+        }
+        for subvolume in self.subvolumes.all() {
+            if let Some(family) = subvolume.hides() {
+                self.reap.push(Task::Names(family));
+            }
+        }
+    }
+
     /// Does everything there is to reap. What is damaged is left as it is, and said in the log.
     pub(crate) fn reap_all(&self) -> Result<()> {
         let _running = self.reap.running.lock();
+        self.find_hidden();
         loop {
             let Some(task) = self.reap.tasks.lock().front().copied() else { return Ok(()) };
             let reaped = match task {

@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::lock_api::{ArcMutexGuard, ArcRwLockReadGuard};
 use parking_lot::{Mutex, RawMutex, RawRwLock, RwLock};
 use varve_engine::version::{self, Holder, Path};
-use varve_engine::{EngineError, InodeId, Store, Transaction, VersionId};
+use varve_engine::{EngineError, FamilyId, InodeId, Store, Transaction, VersionId};
 use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::{LOCAL_INODE_BITS, SUBVOLUME_READ_ONLY, SubvolumeRecord};
 
@@ -141,6 +141,16 @@ pub(crate) struct Subvolume {
     pub record: Mutex<SubvolumeRecord>,
     /// The directory it is in, and where there. The first is nowhere.
     pub place: Mutex<Option<(InodeId, NamePosition)>>,
+}
+
+impl Subvolume {
+    /// The family of its namespace, if changes in it may hide something of a version that nobody holds.
+    pub(crate) fn hides(&self) -> Option<FamilyId> {
+        let shown = self.gate.read_recursive();
+        let at = shown.find(self.slot).ok()?;
+        let namespace = &shown.heads[at].namespace;
+        namespace.path.has_inner().then_some(namespace.family)
+    }
 }
 
 /// What a subvolume shows, kept as it is while this is held: for a few reads.
