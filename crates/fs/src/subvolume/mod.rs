@@ -16,6 +16,7 @@
 //! While the pool has never had a snapshot or a clone ([`Core::sharing`]), nothing of this costs more than the gate.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -78,33 +79,51 @@ pub(crate) struct Head {
 pub(crate) struct Shown {
     /// Counts changes of the family's versions.
     generation: u64,
-    /// In ascending order of their slots.
-    heads: Vec<Head>,
+    /// They keep their places while others come and go.
+    heads: Vec<Option<Head>>,
+    places: HashMap<Slot, usize>,
+    free: Vec<usize>,
 }
 
 impl Shown {
+    /// The place of a subvolume's head.
     fn find(&self, slot: Slot) -> Result<usize> {
         // Nearly always it is the only one.
         match &self.heads[..] {
-            [only] if only.namespace.slot == slot => Ok(0),
-            heads => {
-                heads.binary_search_by_key(&slot, |head| head.namespace.slot).map_err(|_| FsError::Stale)
-            }
+            [Some(only)] if only.namespace.slot == slot => Ok(0),
+            _ => self.places.get(&slot).copied().ok_or(FsError::Stale),
         }
     }
+    /// The head at a place that [`Shown::find`] gave under the same lock.
+    fn head(&self, at: usize) -> &Head {
+        self.heads[at].as_ref().expect("heads go only by whoever has the gate alone")
+    }
+    fn head_mut(&mut self, at: usize) -> &mut Head {
+        self.heads[at].as_mut().expect("heads go only by whoever has the gate alone")
+    }
     fn is_fresh(&self, at: usize) -> bool {
-        self.heads[at].generation == self.generation
+        self.head(at).generation == self.generation
     }
     /// Adds the head of another subvolume.
     fn add(&mut self, head: Head) {
-        let at = self.heads.partition_point(|other| other.namespace.slot < head.namespace.slot);
-        self.heads.insert(at, head);
+        let slot = head.namespace.slot;
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.heads[at] = Some(head);
+                at
+            }
+            None => {
+                self.heads.push(Some(head));
+                self.heads.len() - 1
+            }
+        };
+        self.places.insert(slot, at);
     }
     /// The head of `source` has a second holder, in `slot`; `holder` is what both hold.
     pub(crate) fn fork(&mut self, source: Slot, slot: Slot, holder: Holder) -> Result<()> {
         let at = self.find(source)?;
         let generation = self.generation;
-        let head = &mut self.heads[at];
+        let head = self.head_mut(at);
         let path = head.namespace.path.clone();
         head.namespace.set_path(holder, path);
         (head.holder, head.shared) = (holder, true);
@@ -115,7 +134,10 @@ impl Shown {
     }
     /// The subvolume in `slot` is gone, and has let go of its version.
     pub(crate) fn remove(&mut self, slot: Slot) {
-        self.heads.retain(|head| head.namespace.slot != slot);
+        if let Some(at) = self.places.remove(&slot) {
+            self.heads[at] = None;
+            self.free.push(at);
+        }
         self.changed();
     }
     /// The family's versions have changed: paths are loaded again before they are used.
@@ -148,7 +170,7 @@ impl Subvolume {
     pub(crate) fn hides(&self) -> Option<FamilyId> {
         let shown = self.gate.read_recursive();
         let at = shown.find(self.slot).ok()?;
-        let namespace = &shown.heads[at].namespace;
+        let namespace = &shown.head(at).namespace;
         namespace.path.has_inner().then_some(namespace.family)
     }
 }
@@ -165,7 +187,7 @@ impl Deref for Names {
     type Target = Namespace;
 
     fn deref(&self) -> &Namespace {
-        self.fresh.as_deref().unwrap_or_else(|| &self.shown.heads[self.at].namespace)
+        self.fresh.as_deref().unwrap_or_else(|| &self.shown.head(self.at).namespace)
     }
 }
 
@@ -184,7 +206,7 @@ impl Deref for Change {
     type Target = Namespace;
 
     fn deref(&self) -> &Namespace {
-        &self.shown.heads[self.at].namespace
+        &self.shown.head(self.at).namespace
     }
 }
 
@@ -233,7 +255,7 @@ impl Core {
                 return Ok(Names { shown, at, fresh: None });
             }
             if tried {
-                let head = &shown.heads[at];
+                let head = shown.head(at);
                 let mut namespace = head.namespace.clone();
                 namespace.set_path(head.holder, Path::load(&self.store.view(), head.holder)?);
                 return Ok(Names { shown, at, fresh: Some(Box::new(namespace)) });
@@ -265,7 +287,7 @@ impl Core {
                 }
             };
             let at = shown.find(slot)?;
-            let head = &shown.heads[at];
+            let head = shown.head(at);
             if shown.is_fresh(at) && !head.shared && head.namespace.path.writable() {
                 let counting = if self.sharing() { Some(self.counting()?) } else { None };
                 let (families, copied) = (RefCell::new(None), Cell::new(0));
@@ -293,7 +315,7 @@ impl Core {
         self.fresh_head(subvolume, shown)?;
         let at = shown.find(subvolume.slot)?;
         let view = self.store.view();
-        let head = &shown.heads[at];
+        let head = shown.head(at);
         if !head.shared && head.namespace.path.writable() {
             return Ok(());
         }
@@ -306,9 +328,10 @@ impl Core {
         self.apply_record(tx, subvolume, |record| record.version = holder.version)?;
         // What others inherit may have lost its last holder.
         shown.changed();
-        let head = &mut shown.heads[at];
+        let generation = shown.generation;
+        let head = shown.head_mut(at);
         head.namespace.set_path(holder, path);
-        (head.holder, head.shared, head.generation) = (holder, false, shown.generation);
+        (head.holder, head.shared, head.generation) = (holder, false, generation);
         self.reap.push(crate::reaper::Task::Names(holder.family));
         Ok(())
     }
@@ -317,7 +340,7 @@ impl Core {
     pub(crate) fn fresh_head(&self, subvolume: &Subvolume, shown: &mut Shown) -> Result<Holder> {
         let at = shown.find(subvolume.slot)?;
         let generation = shown.generation;
-        let head = &mut shown.heads[at];
+        let head = shown.head_mut(at);
         if head.generation != generation {
             let path = Path::load(&self.store.view(), head.holder)?;
             head.namespace.set_path(head.holder, path);

@@ -4,7 +4,8 @@
 //! the outer one does not contain it. Here all of them are in memory, in the order in which listings show them.
 //! Positions count down from the highest sequence of their name's hash, where no names of a sane directory are.
 
-use std::collections::BTreeMap;
+use std::collections::hash_map::Entry as Slotted;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::RwLock;
@@ -25,10 +26,17 @@ pub(crate) struct Entry {
     pub slot: Option<Slot>,
 }
 
+#[derive(Default)]
+struct Places {
+    entries: BTreeMap<Key, Entry>,
+    /// How many are in each directory that has any: stat asks for it.
+    in_directory: HashMap<InodeId, usize>,
+}
+
 /// All places. Changed under the directory's own lock.
 #[derive(Default)]
 pub(crate) struct Nested {
-    places: RwLock<BTreeMap<Key, Entry>>,
+    places: RwLock<Places>,
     count: AtomicUsize,
 }
 
@@ -45,7 +53,7 @@ impl Nested {
         }
         let (first, last) = (NamePosition::new(hash, 0), NamePosition::new(hash, 255));
         let places = self.places.read();
-        let mut range = places.range((dir, first)..=(dir, last));
+        let mut range = places.entries.range((dir, first)..=(dir, last));
         range.find(|(_, entry)| entry.name == name).map(|((_, position), entry)| (*position, entry.clone()))
     }
 
@@ -53,7 +61,7 @@ impl Nested {
     pub(crate) fn free(&self, dir: InodeId, hash: u64) -> Option<NamePosition> {
         let places = self.places.read();
         let positions = (0..=255).rev().map(|sequence| NamePosition::new(hash, sequence));
-        positions.into_iter().find(|position| !places.contains_key(&(dir, *position)))
+        positions.into_iter().find(|position| !places.entries.contains_key(&(dir, *position)))
     }
 
     /// Those in `dir` behind `after`, in order; without those that are being made.
@@ -63,7 +71,7 @@ impl Nested {
         }
         let places = self.places.read();
         let from = (dir, NamePosition(after.saturating_add(1)));
-        let range = places.range(from..=(dir, NamePosition(u64::MAX)));
+        let range = places.entries.range(from..=(dir, NamePosition(u64::MAX)));
         range.filter_map(|((_, at), entry)| Some((*at, entry.name.clone(), entry.slot?))).collect()
     }
 
@@ -72,26 +80,36 @@ impl Nested {
         if !self.any() {
             return 0;
         }
-        self.places.read().range((dir, NamePosition(0))..=(dir, NamePosition(u64::MAX))).count()
+        self.places.read().in_directory.get(&dir).copied().unwrap_or(0)
     }
 
     /// Whether any is in a directory of the subvolume in `slot`.
     pub(crate) fn within(&self, slot: Slot) -> bool {
         let (first, last) = (slot.full(InodeId(0)), slot.full(InodeId((1 << 43) - 1)));
-        self.places.read().range((first, NamePosition(0))..=(last, NamePosition(u64::MAX))).next().is_some()
+        let places = self.places.read();
+        places.entries.range((first, NamePosition(0))..=(last, NamePosition(u64::MAX))).next().is_some()
     }
 
     /// Puts one there.
     pub(crate) fn put(&self, dir: InodeId, position: NamePosition, entry: Entry) {
         let mut places = self.places.write();
-        places.insert((dir, position), entry);
-        self.count.store(places.len(), Ordering::Release);
+        if places.entries.insert((dir, position), entry).is_none() {
+            *places.in_directory.entry(dir).or_default() += 1;
+        }
+        self.count.store(places.entries.len(), Ordering::Release);
     }
 
     /// Takes it away.
     pub(crate) fn remove(&self, dir: InodeId, position: NamePosition) {
         let mut places = self.places.write();
-        places.remove(&(dir, position));
-        self.count.store(places.len(), Ordering::Release);
+        if places.entries.remove(&(dir, position)).is_some()
+            && let Slotted::Occupied(mut count) = places.in_directory.entry(dir)
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        self.count.store(places.entries.len(), Ordering::Release);
     }
 }
