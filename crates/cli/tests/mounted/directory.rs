@@ -137,8 +137,9 @@ fn a_million_names_in_one_directory() {
     let names = scale("VARVE_TEST_NAMES", 30_000, 1_000_000) / SMALL_NAMES * SMALL_NAMES;
     let dirs = 1 + names / SMALL_NAMES;
     let rounds = 2;
-    // A shared machine at small size.
-    let slack = if is_full() { 1.0 } else { 2.0 };
+    // At small size other tests run on the same processors, and times swing by several times. A cost in proportion to
+    // the directory would be a ratio of 30.
+    let (in_process, mounted) = if is_full() { (3.0, 1.5) } else { (10.0, 10.0) };
     let scratch = Scratch::new("names");
     let pool = scratch.pool("pool.img", "8G");
     let fs = open_in_process(&pool, CACHE_BYTES);
@@ -146,7 +147,7 @@ fn a_million_names_in_one_directory() {
         let name = format!("directory-{n}");
         fs.mkdir(Caller::ROOT, ROOT_INODE, name.as_bytes(), 0o755).expect("mkdir").ino
     });
-    compare("in process", &InProcess(&fs, made.collect()), names, rounds, 3.0 * slack);
+    compare("in process", &InProcess(&fs, made.collect()), names, rounds, in_process);
     fs.close().expect("closing");
     drop(fs);
     if !can_mount(test) {
@@ -155,7 +156,7 @@ fn a_million_names_in_one_directory() {
     let cache = format!("cache_size={CACHE_BYTES}");
     let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", &cache]);
     let made = (0..dirs).map(|n| mount.path(&format!("directory-{n}")));
-    compare("mounted", &Mounted(made.collect()), names, rounds, 1.5 * slack);
+    compare("mounted", &Mounted(made.collect()), names, rounds, mounted);
     mount.unmount();
     check(&pool);
 }
