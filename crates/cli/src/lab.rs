@@ -14,6 +14,8 @@ use crate::{Outcome, show};
 pub enum Experiment {
     /// Small files, each synced, from many threads: files/s, flushes, writes and bytes per file
     Commit,
+    /// Random overwrites, then a snapshot or clone, again and again: space, bytes, time of each; then all are deleted
+    Aging,
     /// Round trips through FUSE to a filesystem that does nothing, beside VarveFS
     Floor,
     /// One large file written, synced and read back in 1 MiB calls, buffered and direct
@@ -60,6 +62,7 @@ pub fn run(args: &LabArgs) -> Result<Outcome> {
     };
     let report: Report = match args.experiment {
         Experiment::Commit => varve_lab::commit::run(&options)?,
+        Experiment::Aging => varve_lab::aging::run(&options)?,
         Experiment::Floor => varve_lab::floor::run(&options)?,
         Experiment::Large => varve_lab::large::run(&options)?,
     };

@@ -9,6 +9,7 @@
 //! and interrupts too. The lab knows VarveFS by its public library, its program and the mount's verbs, never by the engine.
 #![forbid(unsafe_code)]
 
+pub mod aging;
 pub mod commit;
 pub mod counters;
 pub mod disk;

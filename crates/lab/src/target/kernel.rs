@@ -10,7 +10,7 @@ use super::{Target, TargetKind};
 use crate::counters::Counters;
 use crate::disk::Disk;
 use crate::guard::MountGuard;
-use crate::tool;
+use crate::{Options, Scale, tool};
 
 /// What differs between them.
 struct Recipe {
@@ -58,7 +58,7 @@ pub(super) fn missing(kind: &TargetKind) -> Option<String> {
 }
 
 /// A mounted filesystem of the kernel. Fields go in the order in which things must end.
-pub(super) struct Kernel {
+pub(crate) struct Kernel {
     tree: Tree,
     mount: MountGuard,
     mountpoint: TempDir,
@@ -67,6 +67,18 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
+    /// On a new disk of `disk_bytes`.
+    pub fn open(kind: &TargetKind, options: &Options, directory: &Path, disk_bytes: u64) -> Result<Kernel> {
+        let fill = options.scale == Scale::Small;
+        let disk = Disk::new(options.medium, directory, &kind.name(), disk_bytes, fill)?;
+        Kernel::new(kind, disk, directory)
+    }
+
+    /// The root of the mount.
+    pub fn root(&self) -> &Path {
+        self.mountpoint.path()
+    }
+
     pub fn new(kind: &TargetKind, disk: Disk, directory: &Path) -> Result<Kernel> {
         let recipe = recipe(kind).context("only ext4, XFS and btrfs are made this way")?;
         let program = tool::find(recipe.tool).with_context(|| format!("{} is gone", recipe.tool))?;

@@ -17,6 +17,7 @@ use crate::disk::{self, Disk};
 use crate::{Medium, Options, Scale};
 
 pub use bare::{Bare, ceiling};
+pub(crate) use kernel::Kernel;
 
 /// Something that stores files. Paths are relative, with `/` between their parts.
 pub trait Target: Send + Sync {
@@ -134,7 +135,7 @@ impl TargetKind {
                 Box::new(varve::Mounted::new(disk, program, directory)?)
             }
             (TargetKind::Bare, _) => Box::new(Bare::new(disk)?),
-            _ => Box::new(kernel::Kernel::new(self, disk, directory)?),
+            _ => Box::new(Kernel::new(self, disk, directory)?),
         })
     }
 }

@@ -1,0 +1,152 @@
+//! btrfs and XFS: forks as their own commands make them, extents as filefrag(8) shows them.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rustix::fs::{FallocateFlags, OFlags};
+use varve_device::AlignedBuf;
+
+use super::BLOCK_BYTES;
+use super::subject::{ForkKind, Subject};
+use crate::counters::Counters;
+use crate::target::{self, Target, TargetKind};
+use crate::{Options, tool};
+
+/// A filesystem of the kernel with one file in it. Fields go in the order in which things must end.
+pub(super) struct Kernel {
+    file: Option<File>,
+    target: target::Kernel,
+    fork: ForkKind,
+    is_btrfs: bool,
+    buf: AlignedBuf,
+}
+
+impl Kernel {
+    pub fn new(
+        kind: &TargetKind,
+        fork: ForkKind,
+        options: &Options,
+        directory: &Path,
+        disk_bytes: u64,
+    ) -> Result<Kernel> {
+        let target = target::Kernel::open(kind, options, directory, disk_bytes)?;
+        let is_btrfs = *kind == TargetKind::Btrfs;
+        Ok(Kernel { file: None, target, fork, is_btrfs, buf: AlignedBuf::new(BLOCK_BYTES) })
+    }
+
+    /// The directory that is forked (btrfs: a subvolume).
+    fn origin(&self) -> PathBuf {
+        self.target.root().join("origin")
+    }
+
+    /// Where fork `number` is.
+    fn place(&self, number: usize) -> PathBuf {
+        self.target.root().join(format!("fork-{number}"))
+    }
+
+    fn file(&self) -> Result<&File> {
+        self.file.as_ref().context("the file has not been made")
+    }
+
+    fn command(&self, name: &str, words: &[&Path]) -> Result<String> {
+        let program = tool::find(name).with_context(|| format!("{name} is gone"))?;
+        tool::run(&program, words)
+    }
+}
+
+impl Subject for Kernel {
+    fn about(&self) -> String {
+        let how = match self.fork {
+            ForkKind::Snapshot => "btrfs subvolume snapshot",
+            ForkKind::Clone => "cp --reflink=always",
+        };
+        format!("{}; {how}; filefrag", self.target.about())
+    }
+    fn counters(&self) -> Result<Option<Counters>> {
+        self.target.counters()
+    }
+    fn prepare(&mut self, file_bytes: u64) -> Result<()> {
+        let origin = self.origin();
+        if self.fork == ForkKind::Snapshot {
+            self.command("btrfs", &["subvolume".as_ref(), "create".as_ref(), &origin])?;
+        } else {
+            self.target.create_dir("origin")?;
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .custom_flags(OFlags::DIRECT.bits() as i32)
+            .open(origin.join("file"))?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, file_bytes)?;
+        self.file = Some(file);
+        Ok(())
+    }
+    fn write(&mut self, offset: u64, seed: u64) -> Result<()> {
+        self.buf[..8].copy_from_slice(&seed.to_le_bytes());
+        Ok(self.file()?.write_all_at(&self.buf, offset)?)
+    }
+    fn sync(&mut self) -> Result<()> {
+        Ok(self.file()?.sync_all()?)
+    }
+    fn fork(&mut self, number: usize) -> Result<()> {
+        let place = self.place(number);
+        match self.fork {
+            ForkKind::Snapshot => {
+                let words = ["subvolume", "snapshot"].map(Path::new);
+                self.command("btrfs", &[words[0], words[1], &self.origin(), &place])?;
+            }
+            ForkKind::Clone => {
+                self.command("cp", &[Path::new("--reflink=always"), &self.origin().join("file"), &place])?;
+            }
+        }
+        Ok(())
+    }
+    fn map(&mut self, number: usize) -> Result<Option<(u64, u64)>> {
+        let file = match self.fork {
+            ForkKind::Snapshot => self.place(number).join("file"),
+            ForkKind::Clone => self.place(number),
+        };
+        let said = self.command("filefrag", &["-v".as_ref(), "-e".as_ref(), &file])?;
+        // Lines of extents begin with their number and a colon; the last word has the flags.
+        let extents = said.lines().filter(|line| {
+            line.trim_start().split(':').next().is_some_and(|number| number.parse::<u64>().is_ok())
+        });
+        let (mut all, mut shared) = (0, 0);
+        for extent in extents {
+            all += 1;
+            shared += u64::from(extent.contains("shared"));
+        }
+        Ok(Some((all, shared)))
+    }
+    fn delete(&mut self, number: usize) -> Result<()> {
+        let place = self.place(number);
+        match self.fork {
+            ForkKind::Snapshot => {
+                self.command("btrfs", &["subvolume".as_ref(), "delete".as_ref(), &place])?;
+            }
+            ForkKind::Clone => std::fs::remove_file(&place)?,
+        }
+        Ok(())
+    }
+    fn drain(&mut self) -> Result<()> {
+        if self.is_btrfs {
+            let root = self.target.root().to_path_buf();
+            self.command("btrfs", &["subvolume".as_ref(), "sync".as_ref(), &root])?;
+        }
+        self.target.settle()
+    }
+    fn settle(&mut self) -> Result<()> {
+        self.target.settle()
+    }
+    fn used_bytes(&self) -> Result<u64> {
+        let stat = rustix::fs::statvfs(self.target.root())?;
+        Ok((stat.f_blocks - stat.f_bfree) * stat.f_frsize)
+    }
+    fn close(mut self: Box<Self>) -> Result<()> {
+        self.file = None;
+        Box::new(self.target).close()
+    }
+}

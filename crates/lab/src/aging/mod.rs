@@ -1,0 +1,296 @@
+//! The experiment `aging`: random overwrites, then a snapshot, a thousand times (btrfs and XFS, 2021).
+//!
+//! A loop writes some thousand random blocks of a preallocated file past every cache, syncs it, and takes a snapshot of
+//! the subvolume or a clone of the file. Afterwards the extents of some forks are mapped with their shared flags, and
+//! then the forks are deleted in random order while the writing goes on. A filesystem that shares by page or by extent
+//! pays more with every loop; one that does not, shows flat lines.
+//!
+//! Every target gets a disk of the same size, counted at the block layer. Space is what statfs(2) calls used, compared
+//! with the bytes that the loops wrote.
+
+mod kernel;
+mod subject;
+mod summary;
+mod varve;
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::counters::Counters;
+use crate::disk::Disk;
+use crate::machine::Provenance;
+use crate::numbers::quantile;
+use crate::target::{TargetKind, ceiling};
+use crate::{Options, Report, Scale, guard};
+use subject::{ForkKind, Subject};
+
+/// Size of a write.
+const BLOCK_BYTES: usize = 4096;
+/// Writes without forks, before the loops and again while forks are deleted: what is compared.
+const QUIET_LOOPS: usize = 5;
+
+/// The sizes that a scale stands for.
+struct Plan {
+    file_bytes: u64,
+    writes: usize,
+    loops: usize,
+    disk_bytes: u64,
+    /// Forks whose extents are mapped.
+    maps: usize,
+}
+
+fn plan(scale: Scale) -> Plan {
+    match scale {
+        // XFS refuses less than 300 MiB.
+        Scale::Tiny => Plan { file_bytes: 8 << 20, writes: 100, loops: 5, disk_bytes: 320 << 20, maps: 2 },
+        Scale::Small => Plan { file_bytes: 128 << 20, writes: 500, loops: 60, disk_bytes: 1 << 30, maps: 4 },
+        Scale::Seed => {
+            Plan { file_bytes: 4 << 30, writes: 10_000, loops: 1000, disk_bytes: 60 << 30, maps: 8 }
+        }
+    }
+}
+
+/// One loop.
+#[derive(Clone, Debug, Serialize)]
+struct Loop {
+    /// Time of the writes, without the sync.
+    write_ns: u64,
+    sync_ns: u64,
+    /// Of the snapshot or clone, as a command where the target is mounted.
+    fork_ns: u64,
+    /// Used on the filesystem after it.
+    used_bytes: u64,
+    /// What reached the disk during it.
+    device: Option<Counters>,
+}
+
+/// One extent map.
+#[derive(Clone, Debug, Serialize)]
+struct Map {
+    fork: usize,
+    extents_count: u64,
+    shared_count: u64,
+    /// Once everything it needs has been read.
+    warm_ns: u64,
+}
+
+/// Times of single writes, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct Latency {
+    median_ns: f64,
+    p99_ns: f64,
+}
+
+/// Everything about one target.
+#[derive(Clone, Debug, Serialize)]
+struct Figures {
+    name: String,
+    /// Before the first write of the first loop.
+    used_before_bytes: u64,
+    loops: Vec<Loop>,
+    maps: Vec<Map>,
+    /// Writes before there was any fork.
+    before: Latency,
+    /// Writes while forks were deleted.
+    deleting: Latency,
+    /// From the first deletion to the last, and from there until nothing is left to be done.
+    delete_ns: u64,
+    drain_ns: u64,
+    /// What is used when only the file is left.
+    used_after_bytes: u64,
+    /// Why it ended before its last loop.
+    stopped: Option<String>,
+}
+
+/// Runs the experiment.
+pub fn run(options: &Options) -> Result<Report> {
+    let provenance = Provenance::here(&options.command);
+    let plan = plan(options.scale);
+    let directory = match &options.directory {
+        Some(directory) => tempfile::Builder::new().prefix("varve-lab-").tempdir_in(directory),
+        None => tempfile::Builder::new().prefix("varve-lab-").tempdir(),
+    }
+    .context("cannot make a directory for the lab's disks")?;
+    let (mut figures, mut targets, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
+    let raw = Disk::new(options.medium, directory.path(), "raw", 64 << 20, options.scale != Scale::Tiny)?;
+    let ceiling = ceiling(&*raw.open()?, if options.scale == Scale::Tiny { 4 } else { 50 })?;
+    for (kind, fork) in asked(options) {
+        guard::check()?;
+        let name = format!("{} {}", kind.name(), fork.name());
+        if let Some(why) = subject::missing(&kind, fork, options) {
+            eprintln!("lab: {name} IS NOT RUN: {why}");
+            skipped.push((name, why));
+            continue;
+        }
+        // One after the other: together they would need the space of all.
+        options.tell(&format!("{name}: making it"));
+        let mut subject = subject::open(&kind, fork, options, directory.path(), plan.disk_bytes)
+            .with_context(|| format!("cannot make {name}"))?;
+        targets.push((name.clone(), subject.about()));
+        let figure = age(options, &plan, &name, &mut *subject).with_context(|| name.clone())?;
+        figures.push(figure);
+        subject.close().with_context(|| format!("cannot close {name}"))?;
+    }
+    let report = Report {
+        experiment: "aging",
+        summary: format!(
+            "{} loops of {} random 4 KiB writes past the cache into a preallocated file of {} MiB, a sync, and a \
+             snapshot or clone; then extent maps; then all forks are deleted in random order while the writing goes on.",
+            plan.loops,
+            plan.writes,
+            plan.file_bytes >> 20
+        ),
+        scale: options.scale.name(),
+        provenance,
+        disk: format!("{} MiB, like a raw one: {}", plan.disk_bytes >> 20, raw.describe()),
+        ceiling: Some(ceiling),
+        targets,
+        skipped,
+        tables: summary::tables(&plan, &figures),
+        plots: summary::plots(&plan, &figures),
+        claims: summary::claims(&plan, &figures),
+        data: serde_json::json!({ "figures": figures }),
+    };
+    drop(raw);
+    directory.close()?;
+    Ok(report)
+}
+
+/// What is run: VarveFS both ways, the others in the way they are known for.
+fn asked(options: &Options) -> Vec<(TargetKind, ForkKind)> {
+    let all = [
+        (TargetKind::VarveInProcess, ForkKind::Snapshot),
+        (TargetKind::VarveInProcess, ForkKind::Clone),
+        (TargetKind::Btrfs, ForkKind::Snapshot),
+        (TargetKind::Xfs, ForkKind::Clone),
+    ];
+    let wanted = |kind: &TargetKind| options.targets.is_empty() || options.targets.contains(kind);
+    all.into_iter().filter(|(kind, _)| wanted(kind)).collect()
+}
+
+/// The life of one filesystem.
+fn age(options: &Options, plan: &Plan, name: &str, subject: &mut dyn Subject) -> Result<Figures> {
+    let mut random = Random(0x7661_7276_6500 ^ plan.file_bytes);
+    subject.prepare(plan.file_bytes)?;
+    subject.settle()?;
+    let mut times = Vec::new();
+    for _ in 0..QUIET_LOOPS {
+        write(plan, subject, &mut random, &mut times)?;
+    }
+    subject.settle()?;
+    let before = latency(&times);
+    let used_before_bytes = subject.used_bytes()?;
+    let mut figures = Figures {
+        name: name.to_owned(),
+        used_before_bytes,
+        loops: Vec::with_capacity(plan.loops),
+        maps: Vec::new(),
+        before,
+        deleting: Latency::default(),
+        delete_ns: 0,
+        drain_ns: 0,
+        used_after_bytes: 0,
+        stopped: None,
+    };
+    for number in 0..plan.loops {
+        guard::check()?;
+        if number % 50 == 0 {
+            options.tell(&format!("{name}: loop {number} of {}", plan.loops));
+        }
+        match one_loop(plan, subject, &mut random, number) {
+            Ok(done) => figures.loops.push(done),
+            Err(error) => {
+                guard::check()?;
+                // A full disk is a result, not a failure of the lab.
+                figures.stopped = Some(format!("at loop {number}: {error:#}"));
+                break;
+            }
+        }
+    }
+    let forks = figures.loops.len();
+    for map in 0..plan.maps.min(forks) {
+        let fork = (map + 1) * forks / plan.maps - 1;
+        figures.maps.extend(self::map(subject, fork)?);
+    }
+    delete(plan, subject, &mut random, &mut figures)?;
+    Ok(figures)
+}
+
+fn one_loop(plan: &Plan, subject: &mut dyn Subject, random: &mut Random, number: usize) -> Result<Loop> {
+    let device = subject.counters()?;
+    let begun = Instant::now();
+    write(plan, subject, random, &mut Vec::new())?;
+    let write_ns = begun.elapsed().as_nanos() as u64;
+    let begun = Instant::now();
+    subject.sync()?;
+    let sync_ns = begun.elapsed().as_nanos() as u64;
+    let begun = Instant::now();
+    subject.fork(number)?;
+    let fork_ns = begun.elapsed().as_nanos() as u64;
+    let now = subject.counters()?;
+    let device = now.zip(device).map(|(now, before)| now - before);
+    Ok(Loop { write_ns, sync_ns, fork_ns, used_bytes: subject.used_bytes()?, device })
+}
+
+/// The writes of one loop.
+fn write(plan: &Plan, subject: &mut dyn Subject, random: &mut Random, times: &mut Vec<f64>) -> Result<()> {
+    let blocks = plan.file_bytes / BLOCK_BYTES as u64;
+    for _ in 0..plan.writes {
+        let number = random.next();
+        let begun = Instant::now();
+        subject.write(number % blocks * BLOCK_BYTES as u64, number)?;
+        times.push(begun.elapsed().as_nanos() as f64);
+    }
+    Ok(())
+}
+
+fn map(subject: &mut dyn Subject, fork: usize) -> Result<Option<Map>> {
+    subject.map(fork)?;
+    let begun = Instant::now();
+    let Some((extents_count, shared_count)) = subject.map(fork)? else { return Ok(None) };
+    Ok(Some(Map { fork, extents_count, shared_count, warm_ns: begun.elapsed().as_nanos() as u64 }))
+}
+
+/// Deletes all forks in random order; the file is written to all the while.
+fn delete(plan: &Plan, subject: &mut dyn Subject, random: &mut Random, figures: &mut Figures) -> Result<()> {
+    let mut left: Vec<usize> = (0..figures.loops.len()).collect();
+    let a_loop = left.len().div_ceil(20).max(1);
+    let begun = Instant::now();
+    let mut times = Vec::new();
+    while !left.is_empty() {
+        guard::check()?;
+        for _ in 0..a_loop.min(left.len()) {
+            let at = random.next() as usize % left.len();
+            subject.delete(left.swap_remove(at))?;
+        }
+        write(plan, subject, random, &mut times)?;
+        subject.sync()?;
+    }
+    figures.delete_ns = begun.elapsed().as_nanos() as u64;
+    figures.deleting = latency(&times);
+    let begun = Instant::now();
+    subject.drain()?;
+    figures.drain_ns = begun.elapsed().as_nanos() as u64;
+    figures.used_after_bytes = subject.used_bytes()?;
+    Ok(())
+}
+
+fn latency(times: &[f64]) -> Latency {
+    let at = |share| quantile(times, share).unwrap_or_default();
+    Latency { median_ns: at(0.5), p99_ns: at(0.99) }
+}
+
+/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): the same writes on every target.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}

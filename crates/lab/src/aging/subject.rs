@@ -1,0 +1,93 @@
+//! What ages: a file on a target, and how forks are made of it there.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+
+use super::kernel::Kernel;
+use super::varve::InProcess;
+use crate::counters::Counters;
+use crate::disk::Disk;
+use crate::target::TargetKind;
+use crate::{Options, Scale, tool};
+
+/// How a fork is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ForkKind {
+    /// A snapshot of the subvolume that the file is in.
+    Snapshot,
+    /// A clone of the file.
+    Clone,
+}
+
+impl ForkKind {
+    /// In names of targets.
+    pub fn name(self) -> &'static str {
+        match self {
+            ForkKind::Snapshot => "snapshot",
+            ForkKind::Clone => "clone",
+        }
+    }
+}
+
+/// A file and its forks.
+pub(super) trait Subject {
+    /// What it is.
+    fn about(&self) -> String;
+    /// The block layer's counters of its disk.
+    fn counters(&self) -> Result<Option<Counters>>;
+    /// Makes the file, with all its space set aside.
+    fn prepare(&mut self, file_bytes: u64) -> Result<()>;
+    /// Overwrites the block at `offset` with something that depends on `seed`, past every cache.
+    fn write(&mut self, offset: u64, seed: u64) -> Result<()>;
+    /// Makes the file durable.
+    fn sync(&mut self) -> Result<()>;
+    /// Makes fork `number`.
+    fn fork(&mut self, number: usize) -> Result<()>;
+    /// Maps the file's extents in fork `number`: how many there are, and how many of them are shared.
+    /// `None` if the target cannot tell.
+    fn map(&mut self, number: usize) -> Result<Option<(u64, u64)>>;
+    /// Deletes fork `number`.
+    fn delete(&mut self, number: usize) -> Result<()>;
+    /// Waits until everything deleted is gone.
+    fn drain(&mut self) -> Result<()>;
+    /// Writes out everything that was put off.
+    fn settle(&mut self) -> Result<()>;
+    /// Used on the filesystem.
+    fn used_bytes(&self) -> Result<u64>;
+    /// Unmounts or closes it.
+    fn close(self: Box<Self>) -> Result<()>;
+}
+
+/// Why it cannot be run here. `None`: it can.
+pub(super) fn missing(kind: &TargetKind, fork: ForkKind, options: &Options) -> Option<String> {
+    let needs = match (kind, fork) {
+        (TargetKind::Btrfs, _) => [("btrfs", "btrfs-progs"), ("filefrag", "e2fsprogs")],
+        (TargetKind::Xfs, _) => [("cp", "coreutils"), ("filefrag", "e2fsprogs")],
+        _ => return kind.missing(options),
+    };
+    let absent = needs.into_iter().find(|(name, _)| tool::find(name).is_none());
+    let absent = absent.map(|(name, package)| format!("{name} is not installed: apt-get install {package}"));
+    kind.missing(options).or(absent)
+}
+
+/// Makes it on a disk of its own.
+pub(super) fn open(
+    kind: &TargetKind,
+    fork: ForkKind,
+    options: &Options,
+    directory: &Path,
+    disk_bytes: u64,
+) -> Result<Box<dyn Subject>> {
+    Ok(match kind {
+        TargetKind::Btrfs | TargetKind::Xfs => {
+            Box::new(Kernel::new(kind, fork, options, directory, disk_bytes)?)
+        }
+        TargetKind::VarveInProcess => {
+            let fill = options.scale == Scale::Small;
+            let disk = Disk::new(options.medium, directory, &kind.name(), disk_bytes, fill)?;
+            Box::new(InProcess::new(disk, fork)?)
+        }
+        _ => bail!("{} cannot age", kind.name()),
+    })
+}

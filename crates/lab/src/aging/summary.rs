@@ -1,0 +1,212 @@
+//! What the figures of `aging` come to: tables, plots, claims.
+
+use super::{BLOCK_BYTES, Figures, Loop, Plan};
+use crate::numbers::{median, ratio};
+use crate::report::{Axis, Claim, Plot, Table};
+
+const SPACE_BOUND: f64 = 1.05;
+const DEVICE_BOUND: f64 = 1.15;
+const FORK_MS_BOUND: f64 = 3.0;
+const FORK_US_BOUND: f64 = 3.0;
+const RATE_BOUND: f64 = 0.95;
+const FLAT_BOUND: f64 = 1.25;
+const MAP_NS_BOUND: f64 = 100.0;
+const FOREGROUND_BOUND: f64 = 1.2;
+
+impl Figures {
+    /// Bytes that the loops up to `number` (inclusive) wrote.
+    fn written(plan: &Plan, number: usize) -> f64 {
+        ((number + 1) * plan.writes * BLOCK_BYTES) as f64
+    }
+    fn space(&self, plan: &Plan, number: usize) -> Option<f64> {
+        let used = self.loops.get(number)?.used_bytes.saturating_sub(self.used_before_bytes);
+        ratio(used as f64, Self::written(plan, number))
+    }
+    /// Bytes at the device of one loop, by those it wrote.
+    fn device(&self, plan: &Plan, number: usize) -> Option<f64> {
+        let bytes = self.loops.get(number)?.device?.written_bytes;
+        ratio(bytes as f64, (plan.writes * BLOCK_BYTES) as f64)
+    }
+    fn device_all(&self, plan: &Plan) -> Option<f64> {
+        let sum: Option<u64> = self.loops.iter().map(|l| Some(l.device?.written_bytes)).sum();
+        ratio(sum? as f64, Self::written(plan, self.loops.len().checked_sub(1)?))
+    }
+    fn tenths(&self, figure: impl Fn(&Loop) -> f64) -> (Option<f64>, Option<f64>) {
+        let tenth = self.loops.len().div_ceil(10);
+        let of = |loops: &[Loop]| median(&loops.iter().map(&figure).collect::<Vec<_>>());
+        (of(&self.loops[..tenth]), of(&self.loops[self.loops.len() - tenth..]))
+    }
+    fn rate(plan: &Plan, one: &Loop) -> f64 {
+        plan.writes as f64 * 1e9 / (one.write_ns + one.sync_ns).max(1) as f64
+    }
+    fn map_ns(&self) -> Option<f64> {
+        let maps = self.maps.iter().filter_map(|map| ratio(map.warm_ns as f64, map.extents_count as f64));
+        median(&maps.collect::<Vec<_>>())
+    }
+    fn is_ours(&self) -> bool {
+        self.name.starts_with("varve")
+    }
+    fn in_process(&self) -> bool {
+        self.name.starts_with("varve ")
+    }
+}
+
+fn cell(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+}
+
+fn arrow(pair: (Option<f64>, Option<f64>), digits: usize) -> String {
+    format!("{} \u{2192} {}", cell(pair.0, digits), cell(pair.1, digits))
+}
+
+/// One row a target.
+pub(super) fn tables(plan: &Plan, figures: &[Figures]) -> Vec<Table> {
+    let columns = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let ms = |one: &Loop| one.fork_ns as f64 / 1e6;
+    let loops = figures.iter().map(|f| {
+        let last = f.loops.len().saturating_sub(1);
+        vec![
+            f.name.clone(),
+            f.stopped
+                .as_ref()
+                .map_or_else(|| f.loops.len().to_string(), |_| format!("{} (stopped)", f.loops.len())),
+            cell(f.space(plan, last), 2),
+            cell(f.device_all(plan), 2),
+            arrow((f.device(plan, 0), f.device(plan, last)), 2),
+            arrow(f.tenths(ms), 3),
+            arrow(f.tenths(|one| Figures::rate(plan, one)), 0),
+        ]
+    });
+    let after = figures.iter().map(|f| {
+        let left = f.used_after_bytes as f64 - f.used_before_bytes as f64;
+        let largest = f.maps.iter().max_by_key(|map| map.extents_count);
+        vec![
+            f.name.clone(),
+            largest.map_or_else(|| "-".into(), |map| format!("{} ({})", map.extents_count, map.shared_count)),
+            cell(f.map_ns(), 0),
+            arrow((Some(f.before.p99_ns / 1e3), Some(f.deleting.p99_ns / 1e3)), 0),
+            cell(Some(f.delete_ns as f64 / 1e9), 2),
+            cell(Some(f.drain_ns as f64 / 1e9), 2),
+            cell(Some(left / 1024.0), 0),
+        ]
+    });
+    vec![
+        Table {
+            title: "Loops (first tenth \u{2192} last tenth, medians)".to_owned(),
+            columns: columns(&[
+                "",
+                "loops",
+                "space x",
+                "device bytes x",
+                "device x, first \u{2192} last loop",
+                "fork, ms",
+                "writes/s with the sync",
+            ]),
+            rows: loops.collect(),
+        },
+        Table {
+            title: "Extent maps, and deleting all forks while writing".to_owned(),
+            columns: columns(&[
+                "",
+                "extents (shared) of the largest",
+                "ns per extent, warm",
+                "p99 of a write, us: before \u{2192} deleting",
+                "deleting, s",
+                "until idle, s",
+                "KiB more used than before the first",
+            ]),
+            rows: after.collect(),
+        },
+    ]
+}
+
+/// Over the loops: space, bytes, forks, rate.
+pub(super) fn plots(plan: &Plan, figures: &[Figures]) -> Vec<Plot> {
+    type Value<'a> = &'a dyn Fn(&Figures, usize) -> Option<f64>;
+    let shown: [(&str, &str, Axis, Value<'_>); 4] = [
+        ("Space used by bytes written", "x", Axis::Linear, &|f, n| f.space(plan, n)),
+        ("Device bytes by bytes written, each loop", "x", Axis::Logarithmic, &|f, n| f.device(plan, n)),
+        ("Snapshot or clone", "ms", Axis::Logarithmic, &|f, n| Some(f.loops.get(n)?.fork_ns as f64 / 1e6)),
+        ("Writes per second, with the sync", "writes/s", Axis::Linear, &|f, n| {
+            Some(Figures::rate(plan, f.loops.get(n)?))
+        }),
+    ];
+    shown
+        .into_iter()
+        .map(|(title, y_label, y_axis, value)| Plot {
+            title: title.to_owned(),
+            x_label: "loop".to_owned(),
+            y_label: y_label.to_owned(),
+            x_axis: Axis::Linear,
+            y_axis,
+            series: figures
+                .iter()
+                .map(|f| {
+                    let point = |n| Some(((n + 1) as f64, value(f, n)?));
+                    (f.name.clone(), (0..f.loops.len()).filter_map(point).collect())
+                })
+                .collect(),
+        })
+        .collect()
+}
+
+/// What VarveFS has to show here.
+pub(super) fn claims(plan: &Plan, figures: &[Figures]) -> Vec<Claim> {
+    let mut claims = Vec::new();
+    for f in figures.iter().filter(|f| f.is_ours()) {
+        let name = &f.name;
+        let last = f.loops.len().saturating_sub(1);
+        let (first_fork, last_fork) = f.tenths(|one| one.fork_ns as f64);
+        let (first_rate, last_rate) = f.tenths(|one| Figures::rate(plan, one));
+        let by = |last: Option<f64>, first: Option<f64>| ratio(last?, first?);
+        let mut at_most = |text: String, value, bound| claims.push(Claim::at_most(text, value, bound));
+        at_most(
+            format!("{name}: space by bytes written: at most {SPACE_BOUND}"),
+            f.space(plan, last),
+            SPACE_BOUND,
+        );
+        at_most(
+            format!("{name}: device bytes by bytes written: at most {DEVICE_BOUND}"),
+            f.device_all(plan),
+            DEVICE_BOUND,
+        );
+        if f.in_process() {
+            let us = last_fork.map(|ns| ns / 1e3);
+            at_most(
+                format!("{name}: fork in the last tenth, us: at most {FORK_US_BOUND}"),
+                us,
+                FORK_US_BOUND,
+            );
+        } else {
+            let ms = last_fork.map(|ns| ns / 1e6);
+            at_most(
+                format!("{name}: fork in the last tenth, ms: at most {FORK_MS_BOUND}"),
+                ms,
+                FORK_MS_BOUND,
+            );
+        }
+        at_most(
+            format!("{name}: fork in the last tenth by the first: at most {FLAT_BOUND}"),
+            by(last_fork, first_fork),
+            FLAT_BOUND,
+        );
+        at_most(
+            format!("{name}: extent map, ns per extent: at most {MAP_NS_BOUND}"),
+            f.map_ns(),
+            MAP_NS_BOUND,
+        );
+        at_most(
+            format!(
+                "{name}: p99 of a write while forks are deleted by that before: at most {FOREGROUND_BOUND}"
+            ),
+            ratio(f.deleting.p99_ns, f.before.p99_ns),
+            FOREGROUND_BOUND,
+        );
+        claims.push(Claim::at_least(
+            format!("{name}: write rate of the last tenth by the first: at least {RATE_BOUND}"),
+            by(last_rate, first_rate),
+            RATE_BOUND,
+        ));
+    }
+    claims
+}

@@ -1,0 +1,104 @@
+//! VarveFS as a library in this process.
+
+use anyhow::{Context, Result, bail};
+use std::time::{Duration, Instant};
+
+use varvefs::{Allocate, SnapshotOptions};
+
+use super::BLOCK_BYTES;
+use super::subject::{ForkKind, Subject};
+use crate::counters::Counters;
+use crate::disk::Disk;
+use crate::guard;
+
+/// How long the reaper may take for all that was deleted.
+const DRAIN_MAX: Duration = Duration::from_secs(600);
+
+/// A pool with one file in it. The pool goes before its disk.
+pub(super) struct InProcess {
+    file: Option<varvefs::File>,
+    fs: varvefs::Filesystem,
+    pool: varvefs::Pool,
+    disk: Disk,
+    fork: ForkKind,
+    buf: Vec<u8>,
+}
+
+impl InProcess {
+    pub fn new(disk: Disk, fork: ForkKind) -> Result<InProcess> {
+        let pool = disk.create_pool()?;
+        Ok(InProcess { file: None, fs: pool.filesystem(), pool, disk, fork, buf: vec![0; BLOCK_BYTES] })
+    }
+
+    fn file(&self) -> Result<&varvefs::File> {
+        self.file.as_ref().context("the file has not been made")
+    }
+}
+
+/// Where fork `number` is.
+fn place(number: usize) -> String {
+    format!("/fork-{number}")
+}
+
+impl Subject for InProcess {
+    fn about(&self) -> String {
+        "the library in this process, defaults; writes wait in memory until the sync".to_owned()
+    }
+    fn counters(&self) -> Result<Option<Counters>> {
+        self.disk.counters()
+    }
+    fn prepare(&mut self, file_bytes: u64) -> Result<()> {
+        self.fs.create_subvolume("/origin")?;
+        let file = self.fs.create("/origin/file")?;
+        file.allocate(0, file_bytes, Allocate::Reserve { keep_size: false })?;
+        self.file = Some(file);
+        Ok(())
+    }
+    fn write(&mut self, offset: u64, seed: u64) -> Result<()> {
+        self.buf[..8].copy_from_slice(&seed.to_le_bytes());
+        Ok(self.file()?.write_all_at(&self.buf, offset)?)
+    }
+    fn sync(&mut self) -> Result<()> {
+        Ok(self.file()?.sync_all()?)
+    }
+    fn fork(&mut self, number: usize) -> Result<()> {
+        match self.fork {
+            ForkKind::Snapshot => self.fs.snapshot("/origin", place(number), SnapshotOptions::new())?,
+            ForkKind::Clone => self.fs.clone_file("/origin/file", place(number))?,
+        }
+        Ok(())
+    }
+    fn map(&mut self, _number: usize) -> Result<Option<(u64, u64)>> {
+        Ok(None)
+    }
+    fn delete(&mut self, number: usize) -> Result<()> {
+        match self.fork {
+            ForkKind::Snapshot => self.fs.delete_subvolume(place(number))?,
+            ForkKind::Clone => self.fs.remove_file(place(number))?,
+        }
+        Ok(())
+    }
+    fn drain(&mut self) -> Result<()> {
+        let begun = Instant::now();
+        while self.pool.stats()?.reap.backlog_count > 0 {
+            guard::check()?;
+            if begun.elapsed() > DRAIN_MAX {
+                bail!("after {} s there is still something to be reaped", DRAIN_MAX.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.settle()
+    }
+    fn settle(&mut self) -> Result<()> {
+        self.fs.sync()?;
+        Ok(self.pool.checkpoint()?)
+    }
+    fn used_bytes(&self) -> Result<u64> {
+        let space = self.pool.stats()?.space;
+        Ok(space.total_bytes - space.free_bytes)
+    }
+    fn close(mut self: Box<Self>) -> Result<()> {
+        self.file = None;
+        Ok(self.pool.close()?)
+    }
+}
