@@ -34,6 +34,8 @@ impl Core {
         how: Allocate,
     ) -> Result<()> {
         self.require_writable()?;
+        // Before anything: zeros in part of a block wait in memory, where nobody else would refuse them.
+        self.require_changeable(ino)?;
         let state = self.state(ino);
         require_file(&*self.read_lock(&state)?)?;
         let end = offset.checked_add(len).filter(|end| *end <= FILE_BYTES_MAX).ok_or(FsError::FileTooBig)?;

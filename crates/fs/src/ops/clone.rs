@@ -8,10 +8,10 @@ use std::sync::atomic::Ordering;
 use varve_engine::version;
 use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
-use varve_format::record::subvolume::SUBVOLUME_SHARING;
+use varve_format::record::subvolume::{SUBVOLUME_SHARING, SubvolumeRecord};
 
 use super::{require_file, without_set_ids};
-use crate::api::{Attr, Caller};
+use crate::api::{Attr, Caller, DataLogged};
 use crate::core::{Core, touch};
 use crate::inode::{Inner, Presence};
 use crate::table::extents;
@@ -92,14 +92,19 @@ impl Core {
                 record.mode = without_set_ids(record.mode);
             }
             self.put_record(&change, &mut tx, target, into, &mut record)?;
-            if before.inline.is_some() || self.sharing() {
-                self.apply(tx)?;
+            let lsn = if before.inline.is_some() || self.sharing() {
+                self.apply(tx)?
             } else {
-                self.apply_record(tx, &self.subvolumes.first, |first| first.flags |= SUBVOLUME_SHARING)?;
+                let sharing = |first: &mut SubvolumeRecord| first.flags |= SUBVOLUME_SHARING;
+                let lsn = self.apply_record(tx, &self.subvolumes.first, sharing)?;
                 self.sharing.store(true, Ordering::Release);
-            }
+                lsn
+            };
             into.size = record.size;
             self.changed_to(&change, into, record);
+            if let Some(observer) = &self.on_data_logged {
+                observer(DataLogged { ino: target, offset: 0, len: before.size, size: before.size, lsn });
+            }
             return Ok(true);
         }
         Ok(false)

@@ -27,10 +27,23 @@ impl Core {
 
     pub(crate) fn release_inode(&self, ino: InodeId) -> Result<()> {
         let state = self.state(ino);
-        // Not needed for most: only the end of an orphan is a change.
-        let change = self.change(ino)?;
-        let mut inner = self.write_lock(&state)?;
+        // Only the end of an orphan is a change: anything else can be let go of in a read-only subvolume, in one that has
+        // been deleted, and in a fresh snapshot without giving that a version of its own.
+        {
+            let mut inner = state.inner.write();
+            if inner.opens != 1 || inner.presence != Presence::Orphan {
+                inner.opens = inner.opens.checked_sub(1).ok_or(FsError::Invalid)?;
+                return Ok(());
+            }
+        }
+        let change = match self.change(ino) {
+            // Deleted just now.
+            Err(FsError::Stale) => None,
+            change => Some(change?),
+        };
+        let mut inner = state.inner.write();
         inner.opens = inner.opens.checked_sub(1).ok_or(FsError::Invalid)?;
+        let Some(change) = change else { return Ok(()) };
         if inner.opens > 0 || inner.presence != Presence::Orphan {
             return Ok(());
         }

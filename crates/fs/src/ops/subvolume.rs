@@ -324,7 +324,8 @@ impl Core {
         let slot = entry.slot.ok_or(FsError::NotFound)?;
         let target = self.names(new_parent)?.lookup(new_parent, new_name)?.map(|found| found.kind);
         let other = self.nested(new_parent, new_name)?;
-        if other.as_ref().is_some_and(|(_, other)| other.slot == Some(slot)) {
+        if mode != RenameMode::NoReplace && other.as_ref().is_some_and(|(_, other)| other.slot == Some(slot))
+        {
             return Ok(());
         }
         match (mode, target, other) {

@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::lock_api::{ArcMutexGuard, ArcRwLockReadGuard};
 use parking_lot::{Mutex, RawMutex, RawRwLock, RwLock};
 use varve_engine::version::{self, Holder, Path};
-use varve_engine::{EngineError, FamilyId, InodeId, Store, Transaction, VersionId};
+use varve_engine::{EngineError, FamilyId, InodeId, Lsn, Store, Transaction, VersionId};
 use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::{LOCAL_INODE_BITS, SUBVOLUME_READ_ONLY, SubvolumeRecord};
 
@@ -355,7 +355,7 @@ impl Core {
         mut tx: Transaction,
         subvolume: &Subvolume,
         edit: impl FnOnce(&mut SubvolumeRecord),
-    ) -> Result<()> {
+    ) -> Result<Lsn> {
         let mut stored = match subvolume.slot {
             Slot::FIRST => self.files.stored.lock(),
             _ => subvolume.record.lock(),
@@ -363,9 +363,9 @@ impl Core {
         let mut record = stored.clone();
         edit(&mut record);
         subvolumes::put(&mut tx, subvolume.id, &record);
-        self.apply(tx)?;
+        let lsn = self.apply(tx)?;
         *stored = record;
-        Ok(())
+        Ok(lsn)
     }
 
     /// A number for a new inode, without a slot.

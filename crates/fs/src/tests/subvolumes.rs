@@ -63,6 +63,8 @@ fn verbs() {
     refused(f.fs.rename(ROOT, b"other", home, b"project", RenameMode::Replace), 21);
     refused(f.fs.rename(home, b"project", ROOT, b"other", RenameMode::Replace), 20);
     refused(f.fs.rename(home, b"project", ROOT, b"other", RenameMode::NoReplace), 17);
+    refused(f.fs.rename(sub, b"inner", sub, b"inner", RenameMode::NoReplace), 17);
+    f.fs.rename(sub, b"inner", sub, b"inner", RenameMode::Replace).unwrap();
     f.fs.rename(sub, b"inner", ROOT, b"moved", RenameMode::NoReplace).unwrap();
     assert_eq!(f.fs.lookup(ROOT, b"moved").unwrap().ino, inner);
     assert_eq!(f.fs.lookup(inner, b"..").unwrap().ino, ROOT);
@@ -77,6 +79,8 @@ fn verbs() {
     refused(f.fs.getattr(plain), 116);
     refused(f.fs.write(Caller::ROOT, plain, 0, b"more"), 116);
     refused(f.fs.lookup(sub, b"file"), 116);
+    f.fs.release_inode(plain).unwrap();
+    refused(f.fs.release_inode(plain), 22);
     f.fs.maintain().unwrap();
     f.check();
     f.fs.rmdir(ROOT, b"shelf").unwrap();
@@ -173,8 +177,15 @@ fn read_only() {
         refused(f.fs.removexattr(dir, b"user.a"), 30);
         refused(f.fs.fallocate(Caller::ROOT, ino, 0, 4096, Allocate::Punch), 30);
         refused(f.fs.fallocate(Caller::ROOT, ino, 0, 4096, Allocate::Reserve { keep_size: true }), 30);
+        refused(f.fs.fallocate(Caller::ROOT, ino, 2, 3, Allocate::Punch), 30);
+        refused(f.fs.fallocate(Caller::ROOT, ino, 2, 3, Allocate::Zero { keep_size: true }), 30);
+        f.fs.sync().unwrap();
         refused(f.fs.create_subvolume(Caller::ROOT, frozen, b"new", 0o755), 30);
         f.fs.note_access(ino, AccessRule::Always).unwrap();
+        // Opening and closing are no changes, and a second close is one too many.
+        f.fs.open_inode(Caller::ROOT, ino, false).unwrap();
+        f.fs.release_inode(ino).unwrap();
+        refused(f.fs.release_inode(ino), 22);
         assert_eq!(content(&f, frozen, b"file"), b"some data");
         assert!(f.fs.list_subvolumes().unwrap().iter().any(|info| info.root == frozen && info.read_only));
         f.check();
