@@ -106,6 +106,28 @@ pub enum Call {
         ino: InodeId,
         name: Vec<u8>,
     },
+    CreateSubvolume {
+        parent: InodeId,
+        name: Vec<u8>,
+        mode: u32,
+    },
+    /// Of the subvolume whose root is `source`.
+    Snapshot {
+        source: InodeId,
+        parent: InodeId,
+        name: Vec<u8>,
+        read_only: bool,
+        sync: bool,
+    },
+    DeleteSubvolume {
+        parent: InodeId,
+        name: Vec<u8>,
+    },
+    CloneFile {
+        source: InodeId,
+        parent: InodeId,
+        name: Vec<u8>,
+    },
     Fsync {
         ino: InodeId,
     },
@@ -125,6 +147,7 @@ impl Call {
         match self {
             Call::Unlink { .. }
             | Call::Rmdir { .. }
+            | Call::DeleteSubvolume { .. }
             | Call::Release { .. }
             | Call::Open { .. }
             | Call::RemoveXattr { .. }
@@ -179,6 +202,35 @@ impl Call {
         }
     }
 
+    /// The inodes that a call names by number, and whether it may change them.
+    pub fn inodes(&self) -> Vec<(InodeId, bool)> {
+        match self {
+            Call::Create { parent, .. }
+            | Call::Mkdir { parent, .. }
+            | Call::Mknod { parent, .. }
+            | Call::Symlink { parent, .. }
+            | Call::Unlink { parent, .. }
+            | Call::Rmdir { parent, .. }
+            | Call::CreateSubvolume { parent, .. }
+            | Call::DeleteSubvolume { parent, .. } => vec![(*parent, true)],
+            Call::Snapshot { source, parent, .. } | Call::CloneFile { source, parent, .. } => {
+                vec![(*source, false), (*parent, true)]
+            }
+            Call::Link { ino, parent, .. } => vec![(*ino, true), (*parent, true)],
+            Call::Rename { parent, new_parent, .. } => vec![(*parent, true), (*new_parent, true)],
+            Call::CopyRange { from, to, .. } => vec![(*from, false), (*to, true)],
+            Call::Open { ino, truncate } => vec![(*ino, *truncate)],
+            Call::SetAttr { ino, .. }
+            | Call::Write { ino, .. }
+            | Call::Fallocate { ino, .. }
+            | Call::Shift { ino, .. }
+            | Call::SetXattr { ino, .. }
+            | Call::RemoveXattr { ino, .. } => vec![(*ino, true)],
+            Call::Release { ino } | Call::Fsync { ino } | Call::FlushFile { ino } => vec![(*ino, false)],
+            Call::Sync | Call::Checkpoint | Call::Maintain | Call::Close => Vec::new(),
+        }
+    }
+
     /// The same call on other inodes.
     pub fn map(&self, map: impl Fn(InodeId) -> InodeId) -> Call {
         let mut call = self.clone();
@@ -188,7 +240,12 @@ impl Call {
             | Call::Mknod { parent, .. }
             | Call::Symlink { parent, .. }
             | Call::Unlink { parent, .. }
-            | Call::Rmdir { parent, .. } => *parent = map(*parent),
+            | Call::Rmdir { parent, .. }
+            | Call::CreateSubvolume { parent, .. }
+            | Call::DeleteSubvolume { parent, .. } => *parent = map(*parent),
+            Call::Snapshot { source, parent, .. } | Call::CloneFile { source, parent, .. } => {
+                (*source, *parent) = (map(*source), map(*parent));
+            }
             Call::Link { ino, parent, .. } => (*ino, *parent) = (map(*ino), map(*parent)),
             Call::Rename { parent, new_parent, .. } => {
                 (*parent, *new_parent) = (map(*parent), map(*new_parent))
@@ -265,6 +322,19 @@ impl fmt::Debug for Call {
                 write!(f, "setxattr({}, {}, {} bytes, {mode:?})", ino.0, text(name), value.len())
             }
             Call::RemoveXattr { ino, name } => write!(f, "removexattr({}, {})", ino.0, text(name)),
+            Call::CreateSubvolume { parent, name, mode } => {
+                write!(f, "create_subvolume({}/{}, {mode:o})", parent.0, text(name))
+            }
+            Call::Snapshot { source, parent, name, read_only, sync } => {
+                let (source, parent, name) = (source.0, parent.0, text(name));
+                write!(f, "snapshot({source}, {parent}/{name}, read-only: {read_only}, sync: {sync})")
+            }
+            Call::DeleteSubvolume { parent, name } => {
+                write!(f, "delete_subvolume({}/{})", parent.0, text(name))
+            }
+            Call::CloneFile { source, parent, name } => {
+                write!(f, "clone_file({}, {}/{})", source.0, parent.0, text(name))
+            }
             Call::Fsync { ino } => write!(f, "fsync({})", ino.0),
             Call::FlushFile { ino } => write!(f, "flush_file({})", ino.0),
             Call::Sync => write!(f, "sync"),

@@ -5,7 +5,7 @@ use std::fmt;
 
 use varve_fs::{Attr, FileKind, Filesystem, InodeId, ROOT_INODE, SeekTo};
 
-use crate::model::{Body, Content, Inode, Model, PAGE_BYTES};
+use crate::model::{Body, Content, Inode, Model, PAGE_BYTES, numbered, slot};
 
 /// Bytes read from a file at once: not a power of two of anything, so that reads straddle extents and segments.
 const READ_BYTES: usize = 300 * 1024;
@@ -44,6 +44,7 @@ pub fn compare(fs: &Filesystem, model: &Model) -> Result<Model, Differences> {
             walk.differs("", format!("inode {} has {links} names, expected {expected}", ino.0));
         }
     }
+    walk.subvolumes();
     if walk.found.is_empty() { Ok(walk.settled) } else { Err(Differences(walk.found)) }
 }
 
@@ -126,6 +127,25 @@ impl<'a> Walk<'a> {
             if should == Some(FileKind::Directory) {
                 self.directory(child, ino, &child_path);
             }
+        }
+    }
+
+    /// The list holds every subvolume, with its path and whether it can be changed.
+    fn subvolumes(&mut self) {
+        let listed = match self.fs.list_subvolumes() {
+            Ok(listed) => listed,
+            Err(error) => return self.differs("", format!("listing subvolumes fails: {error}")),
+        };
+        let found: BTreeMap<u64, (bool, Vec<u8>)> =
+            listed.into_iter().map(|info| (slot(info.root), (info.read_only, info.path))).collect();
+        let path = |slot: u64| self.model.path(numbered(slot, ROOT_INODE));
+        let expected: BTreeMap<u64, (bool, Vec<u8>)> = self
+            .model
+            .subvolumes()
+            .map(|(slot, subvolume)| (slot, (subvolume.read_only, path(slot))))
+            .collect();
+        if found != expected {
+            self.differs("", format!("subvolumes are {found:?}, expected {expected:?}"));
         }
     }
 

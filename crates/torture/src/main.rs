@@ -38,7 +38,7 @@ enum Command {
     },
     /// Repeat one trial, or one crash of it.
     Replay {
-        /// Kind of workload: pair, triple, random, full, ring, tree, concurrent.
+        /// Kind of workload: pair, triple, random, full, ring, tree, forks, concurrent.
         #[arg(long)]
         kind: Kind,
         /// Its seed.

@@ -260,7 +260,7 @@ fn depth(kind: Kind, number: u64, rng: &mut Rng) -> Depth {
             crashes_after: if number.is_multiple_of(4) { 3 } else { 0 },
             read_only_too: rng.below(16) == 0,
         },
-        Kind::Random | Kind::Ring | Kind::Tree => Depth {
+        Kind::Random | Kind::Ring | Kind::Tree | Kind::Forks => Depth {
             calls_after: if rng.below(2) == 0 { 12 } else { 0 },
             crashes_after: 3,
             read_only_too: rng.below(16) == 0,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use varve_device::{Device, DeviceError, Operation, Request, StatsSnapshot};
 use varve_fs::{Caller, Filesystem, OpenOptions, Profile, ROOT_INODE, RenameMode, StoreOptions};
@@ -18,6 +18,8 @@ use varve_torture::workload::{Kind, exhaustive};
 /// Steps each thread runs at most, and for how long.
 const STEPS: u64 = 320;
 const BUDGET: Duration = Duration::from_secs(75);
+/// For workloads of forks alone.
+const FORKS_BUDGET: Duration = Duration::from_secs(15);
 const THREADS: u64 = 2;
 const SEED: u64 = 1;
 
@@ -53,6 +55,28 @@ fn pairs_are_exhaustive() {
     assert_eq!(seen.len() as u64, exhaustive::PAIRS);
     let n = exhaustive::OPERATIONS.len();
     assert_eq!(seen.len(), n * 3 + n * n * 9);
+}
+
+// Goal: promise 1 holds for subvolumes, snapshots and clones, and what is deleted comes back whole. Method: workloads that
+// fork small trees again and again, each beside a model with a full copy of every snapshot.
+#[test]
+fn forks_survive() {
+    if varve_torture::tuned::test("forks_survive") {
+        return;
+    }
+    let started = Instant::now();
+    let mut crashes = 0;
+    for seed in 1..=60 {
+        match run(Kind::Forks, seed, Wanted::All) {
+            Ok(counts) => crashes += counts.crashes,
+            Err(failure) => panic!("{failure}"),
+        }
+        if started.elapsed() >= FORKS_BUDGET {
+            break;
+        }
+    }
+    println!("{crashes} crashes");
+    assert!(crashes > 300, "only {crashes} crashes fitted the budget");
 }
 
 // Goal: a trial depends on its seed alone. Method: the same workload twice gives the same number of crashes.

@@ -10,6 +10,7 @@ use varve_fs::{
     Timestamp, XattrMode,
 };
 
+use super::forks::{EXDEV, is_subvolume, slot};
 use super::{Body, Choice, Inode, Model, PAGE_BYTES, Punch, acl};
 use crate::call::{Call, fill};
 
@@ -17,18 +18,18 @@ use crate::call::{Call, fill};
 pub type Errno = i32;
 
 const EPERM: Errno = 1;
-const ENOENT: Errno = 2;
+pub(super) const ENOENT: Errno = 2;
 const EACCES: Errno = 13;
-const EEXIST: Errno = 17;
-const ENOTDIR: Errno = 20;
-const EISDIR: Errno = 21;
+pub(super) const EEXIST: Errno = 17;
+pub(super) const ENOTDIR: Errno = 20;
+pub(super) const EISDIR: Errno = 21;
 pub(super) const EINVAL: Errno = 22;
 const EFBIG: Errno = 27;
 const ENOSPC: Errno = 28;
-const ENAMETOOLONG: Errno = 36;
-const ENOTEMPTY: Errno = 39;
+pub(super) const ENAMETOOLONG: Errno = 36;
+pub(super) const ENOTEMPTY: Errno = 39;
 const ENODATA: Errno = 61;
-const EOPNOTSUPP: Errno = 95;
+pub(super) const EOPNOTSUPP: Errno = 95;
 
 /// Names and values of one inode together, in bytes, and what each counts besides.
 const XATTRS_BYTES_MAX: usize = 256 << 10;
@@ -67,6 +68,7 @@ impl Context {
 impl Model {
     /// Applies `call`; on an error nothing has changed. Calls that only make things durable do nothing here.
     pub fn apply(&mut self, call: &Call, cx: &Context) -> Result<(), Errno> {
+        self.admit(call)?;
         match call {
             Call::Create { parent, name, mode } => {
                 self.make(*parent, name, (*mode, 0), Body::File(Arc::default()), cx)
@@ -102,7 +104,8 @@ impl Model {
                 Ok(())
             }
             Call::Release { ino } => {
-                let inode = self.get_mut(*ino).ok_or(ENOENT)?;
+                // What was open in a subvolume that has been deleted is let go of as everything else.
+                let Some(inode) = self.get_mut(*ino) else { return Ok(()) };
                 inode.opens -= 1;
                 if inode.opens == 0 && inode.links == 0 {
                     self.inodes.remove(*ino);
@@ -139,6 +142,10 @@ impl Model {
                 }
                 let content = self.get(*from).and_then(Inode::content).expect("it is a file");
                 let bytes = content.read(*from_offset, most.min(cx.written as u64));
+                if (*from_offset, *to_offset) == (0, 0) && most == size && cx.size == 0 {
+                    self.remember_fork(*from);
+                    self.remember_fork(*to);
+                }
                 self.write(*to, *to_offset, &bytes, cx)
             }
             Call::SetXattr { ino, name, value, mode } => self.set_xattr(*ino, name, value, *mode, cx),
@@ -151,13 +158,19 @@ impl Model {
                 // Without a list, what was asked for is there already.
                 if name == acl::ACCESS || name == acl::DEFAULT { Ok(()) } else { Err(ENODATA) }
             }
+            Call::CreateSubvolume { parent, name, mode } => self.create_subvolume(*parent, name, *mode, cx),
+            Call::Snapshot { source, parent, name, read_only, .. } => {
+                self.snapshot(*source, *parent, name, *read_only, cx)
+            }
+            Call::DeleteSubvolume { parent, name } => self.delete_subvolume(*parent, name, cx),
+            Call::CloneFile { source, parent, name } => self.clone_file(*source, *parent, name, cx),
             Call::Fsync { ino } | Call::FlushFile { ino } => self.get(*ino).map(drop).ok_or(ENOENT),
             Call::Sync | Call::Checkpoint | Call::Maintain | Call::Close => Ok(()),
         }
     }
 
     /// The size of a regular file.
-    fn file(&self, ino: InodeId) -> Result<u64, Errno> {
+    pub(super) fn file(&self, ino: InodeId) -> Result<u64, Errno> {
         let inode = self.get(ino).ok_or(ENOENT)?;
         match inode.content() {
             Some(content) => Ok(content.size()),
@@ -265,24 +278,24 @@ impl Model {
         Ok(())
     }
 
-    fn directory(&self, ino: InodeId) -> Result<&BTreeMap<Vec<u8>, InodeId>, Errno> {
+    pub(super) fn directory(&self, ino: InodeId) -> Result<&BTreeMap<Vec<u8>, InodeId>, Errno> {
         self.get(ino).ok_or(ENOENT)?.entries().ok_or(ENOTDIR)
     }
 
-    fn entries_mut(&mut self, ino: InodeId) -> &mut BTreeMap<Vec<u8>, InodeId> {
+    pub(super) fn entries_mut(&mut self, ino: InodeId) -> &mut BTreeMap<Vec<u8>, InodeId> {
         match &mut self.get_mut(ino).expect("checked by the caller").body {
             Body::Directory { entries, .. } => Arc::make_mut(entries),
             _ => unreachable!("checked by the caller"),
         }
     }
 
-    fn touch(&mut self, directory: InodeId, now: Timestamp) {
+    pub(super) fn touch(&mut self, directory: InodeId, now: Timestamp) {
         let inode = self.get_mut(directory).expect("checked by the caller");
         inode.mtime.set(now);
         inode.ctime.set(now);
     }
 
-    fn make(
+    pub(super) fn make(
         &mut self,
         parent: InodeId,
         name: &[u8],
@@ -344,6 +357,9 @@ impl Model {
         if inode.links == 0 {
             return Err(ENOENT);
         }
+        if slot(ino) != slot(parent) {
+            return Err(EXDEV);
+        }
         if self.directory(parent)?.contains_key(name) {
             return Err(EEXIST);
         }
@@ -378,6 +394,9 @@ impl Model {
 
     fn rmdir(&mut self, parent: InodeId, name: &[u8], cx: &Context) -> Result<(), Errno> {
         let ino = *self.directory(parent)?.get(name).ok_or(ENOENT)?;
+        if is_subvolume(ino) {
+            return Err(EPERM);
+        }
         if !self.directory(ino)?.is_empty() {
             return Err(ENOTEMPTY);
         }
@@ -388,7 +407,7 @@ impl Model {
     }
 
     /// Whether `ino` is `above` or lies below it.
-    fn is_below(&self, mut ino: InodeId, above: InodeId) -> bool {
+    pub(super) fn is_below(&self, mut ino: InodeId, above: InodeId) -> bool {
         loop {
             if ino == above {
                 return true;
@@ -409,6 +428,12 @@ impl Model {
     ) -> Result<(), Errno> {
         let source = *self.directory(from.0)?.get(from.1).ok_or(ENOENT)?;
         let target = self.directory(to.0)?.get(to.1).copied();
+        if is_subvolume(source) || target.is_some_and(is_subvolume) {
+            return self.rename_subvolume(from, to, mode, cx);
+        }
+        if slot(from.0) != slot(to.0) {
+            return Err(EXDEV);
+        }
         let is_directory = |model: &Model, ino| model.get(ino).is_some_and(|inode| inode.entries().is_some());
         match (mode, target) {
             (RenameMode::NoReplace, Some(_)) => return Err(EEXIST),

@@ -27,6 +27,8 @@ pub struct Content {
     reserved: Arc<BTreeSet<u64>>,
     /// These, and others that may have it: written to, and not logged at a crash.
     reserved_most: Arc<BTreeSet<u64>>,
+    /// Others share its bytes, or have done so.
+    forked: bool,
 }
 
 /// The range of a punch, as the log sees it: whole pages go at once, parts of a page are written, and wait.
@@ -69,6 +71,22 @@ impl Content {
     /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// A copy begins with this: space that was set aside is set aside for one of those who share it.
+    pub fn share(&mut self) {
+        self.reserved = Arc::default();
+        self.forked = true;
+    }
+
+    /// What the source of a copy remembers.
+    pub fn was_shared(&mut self) {
+        self.forked = true;
+    }
+
+    /// Whether others share its bytes, or have done so.
+    pub fn is_forked(&self) -> bool {
+        self.forked
     }
 
     fn page(&self, number: u64) -> Option<&Page> {

@@ -8,6 +8,7 @@
 mod acl;
 mod apply;
 mod content;
+mod forks;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use varve_fs::{FileKind, InodeId, ROOT_INODE, Timestamp};
 pub use acl::{ACCESS, DEFAULT, list as access_list};
 pub use apply::{CAPABILITY, Context, Errno};
 pub use content::{Content, PAGE_BYTES, Punch};
+pub use forks::{Subvolume, is_subvolume, local, numbered, slot};
 
 /// A value, and others that are acceptable in its place. In a live state there are no others.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -177,6 +179,8 @@ impl Inodes {
 #[derive(Clone)]
 pub struct Model {
     inodes: Inodes,
+    /// By slot.
+    subvolumes: Arc<BTreeMap<u64, Subvolume>>,
 }
 
 impl Model {
@@ -197,7 +201,7 @@ impl Model {
         };
         let mut inodes = Inodes::default();
         inodes.insert(ROOT_INODE, root);
-        Model { inodes }
+        Model { inodes, subvolumes: Arc::new(BTreeMap::from([(0, Subvolume::default())])) }
     }
 
     /// The inode, if it exists (it may be an open file without a name).
@@ -213,11 +217,6 @@ impl Model {
     /// All inodes, by number.
     pub fn inodes(&self) -> impl Iterator<Item = (InodeId, &Inode)> {
         self.inodes.iter()
-    }
-
-    /// Inodes that have a name (the root included).
-    pub fn named_count(&self) -> u64 {
-        self.inodes.iter().filter(|(_, inode)| inode.links > 0).count() as u64
     }
 
     /// What `name` in `parent` is.

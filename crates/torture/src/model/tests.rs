@@ -79,7 +79,7 @@ fn open_files_outlive_their_names() {
     model.apply(&Call::Write { ino, offset: 4095, len: 3, seed: 1 }, &written).unwrap();
     assert_eq!(model.get(ino).map(Inode::size), Some(4098));
     assert_eq!(model.get(ino).map(|inode| inode.mode.get()), Some(0o755), "a write clears set-ids");
-    assert_eq!(model.named_count(), 1);
+    assert_eq!(model.named_count(), (1, 1));
     let mut crashed = model.clone();
     crashed.forget_opens();
     assert!(crashed.get(ino).is_none());

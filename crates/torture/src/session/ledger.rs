@@ -6,7 +6,7 @@ use varve_fs::{Allocate, DataLogged, InodeId};
 
 use super::{Session, Violation, drops_capability};
 use crate::call::Call;
-use crate::model::{CAPABILITY, Context, Inode, Model, Punch};
+use crate::model::{CAPABILITY, Context, Inode, Model, Punch, slot};
 use crate::timeline::Mark;
 use crate::violation;
 
@@ -32,7 +32,7 @@ impl Session {
             self.pending.insert(ino);
         }
         let (pending, live) = (self.pending.clone(), self.live.clone());
-        let allow_pending = |state: &mut Model| allow_pending(state, &pending, [old, &live]);
+        let allow_pending = |state: &mut Model| allow_pending_of(state, &pending, [old, &live]);
         let drops = drops_capability(call, old);
         let finished = |plain: &Model| -> Model {
             let mut state = plain.clone();
@@ -100,7 +100,11 @@ impl Session {
                     }
                 }
             }
-            if visible {
+            if succeeded {
+                states.extend(plain.partly(call, &effect));
+            }
+            // A snapshot and a clone have all of what they show when they are there.
+            if visible && !call.has_parts() {
                 let mut state = finished(plain);
                 allow_pending(&mut state);
                 states.push(state);
@@ -111,13 +115,25 @@ impl Session {
             allow_pending(&mut plain);
             self.timeline.expect(before + 1, between(&plain));
         }
+        let forked = if succeeded { sources(call, old) } else { Vec::new() };
         let mut last = None;
         for event in &events {
             let lsn = event.lsn.0;
             if lsn <= before || lsn > after {
                 return Err(violation!("{call:?} ran from {before} to {after} and logged data at {lsn}"));
             }
+            if let Call::CopyRange { to, .. } = call
+                && clones(call, old)
+                && event.ino == *to
+            {
+                // They share what the source holds now: that and nothing else is in the log.
+                Self::log_data(&mut plain, event, &live, &live)?;
+                settle(&mut plain, &live, *to);
+                self.pending.remove(to);
+                continue;
+            }
             if lsn == after && visible {
+                self.log_sources(call, &mut plain, &forked, after)?;
                 // In the same transaction as the verb itself: what the file holds after it.
                 let state = last.get_or_insert_with(|| finished(&plain));
                 Self::log_data(state, event, &live, &live)?;
@@ -131,8 +147,10 @@ impl Session {
                 self.timeline.expect(lsn, between(&plain));
             }
         }
+        self.log_sources(call, &mut plain, &forked, after)?;
         let mut state = last.unwrap_or_else(|| finished(&plain));
-        allow_pending(&mut state);
+        let pending = self.pending.clone();
+        allow_pending_of(&mut state, &pending, [old, &live]);
         if succeeded {
             self.verify_growth(call, &state, old)?;
         }
@@ -209,6 +227,7 @@ impl Session {
                     self.settle_pending(call, &[*ino], after)?;
                     acknowledged = after;
                 }
+                Call::Snapshot { sync: true, .. } => acknowledged = after,
                 Call::Sync | Call::Close => {
                     let all: Vec<InodeId> = self.pending.iter().copied().collect();
                     self.settle_pending(call, &all, after)?;
@@ -223,31 +242,74 @@ impl Session {
         Ok(())
     }
 
+    /// What a call forks is in the log by then, with everything that was written to it.
+    fn log_sources(
+        &mut self,
+        call: &Call,
+        state: &mut Model,
+        sources: &[InodeId],
+        at: u64,
+    ) -> Result<(), Violation> {
+        for ino in sources {
+            verify_logged(call, state, &self.live, *ino, at)?;
+            settle(state, &self.live, *ino);
+            self.pending.remove(ino);
+        }
+        Ok(())
+    }
+
     /// Everything written to `files` must be in the log now, with its times.
     fn settle_pending(&mut self, call: &Call, files: &[InodeId], at: u64) -> Result<(), Violation> {
         for ino in files {
-            let (Some(live), Some(logged)) = (self.live.get(*ino), self.logged.get_mut(*ino)) else {
-                continue;
-            };
-            if let (Some(seen), Some(kept)) = (live.content(), logged.content())
-                && !kept.same(seen)
-            {
-                return Err(violation!(
-                    "{call:?} returned at {at} while written bytes of inode {} are not in the log (size {} of {})",
-                    ino.0,
-                    kept.size(),
-                    seen.size()
-                ));
-            }
-            logged.mode.set(live.mode.get());
-            logged.mtime.set(live.mtime.get());
-            logged.ctime.set(live.ctime.get());
+            verify_logged(call, &self.logged, &self.live, *ino, at)?;
+            settle(&mut self.logged, &self.live, *ino);
             self.pending.remove(ino);
         }
         let state = self.logged.clone();
         self.timeline.expect(at, vec![state]);
         Ok(())
     }
+}
+
+/// Files of which everything is logged before `call` forks them.
+fn sources(call: &Call, old: &Model) -> Vec<InodeId> {
+    match call {
+        Call::Snapshot { source, .. } => {
+            let named = old.inodes().filter(|(_, inode)| inode.content().is_some() && inode.links > 0);
+            named.map(|(ino, _)| ino).filter(|ino| slot(*ino) == slot(*source)).collect()
+        }
+        Call::CloneFile { source, .. } => vec![*source],
+        _ => Vec::new(),
+    }
+}
+
+/// Whether a copy may be a clone: all of a file into an empty one.
+fn clones(call: &Call, old: &Model) -> bool {
+    let Call::CopyRange { from, from_offset: 0, to, to_offset: 0, len } = call else { return false };
+    let size = |ino| old.get(ino).map_or(0, Inode::size);
+    from != to && size(*from) <= *len && size(*to) == 0
+}
+
+/// The bytes of `ino` in the log are those that a user sees.
+fn verify_logged(call: &Call, logged: &Model, live: &Model, ino: InodeId, at: u64) -> Result<(), Violation> {
+    let content = |model: &Model| model.get(ino).and_then(Inode::content).cloned();
+    match (content(live), content(logged)) {
+        (Some(seen), Some(kept)) if !kept.same(&seen) => Err(violation!(
+            "{call:?} returned at {at} while written bytes of inode {} are not in the log (size {} of {})",
+            ino.0,
+            kept.size(),
+            seen.size()
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The times and the mode of `ino` in the log are those that a user sees.
+fn settle(logged: &mut Model, live: &Model, ino: InodeId) {
+    let (Some(live), Some(logged)) = (live.get(ino), logged.get_mut(ino)) else { return };
+    logged.mode.set(live.mode.get());
+    logged.mtime.set(live.mtime.get());
+    logged.ctime.set(live.ctime.get());
 }
 
 /// Verbs whose effect is in the log when they return.
@@ -315,7 +377,7 @@ fn log_partial_effect(state: &mut Model, call: &Call, effect: &Context, old: &Mo
 }
 
 /// Times and set-id bits of files that were written may come into the log with anything that touches them.
-fn allow_pending(state: &mut Model, pending: &BTreeSet<InodeId>, seen: [&Model; 2]) {
+fn allow_pending_of(state: &mut Model, pending: &BTreeSet<InodeId>, seen: [&Model; 2]) {
     for ino in pending {
         let Some(mut inode) = state.get(*ino).cloned() else { continue };
         for seen in seen.iter().filter_map(|model| model.get(*ino)) {

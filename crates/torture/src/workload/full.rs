@@ -43,6 +43,7 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
         flush_file: 10,
         checkpoint: 20,
         maintain: 40,
+        forks: 0,
     };
     let mut generator = Generator::new(character);
     for _ in 0..character.calls {

@@ -4,6 +4,7 @@
 //! seed gives the same calls every time.
 
 pub mod exhaustive;
+pub mod forks;
 pub mod full;
 pub mod random;
 pub mod ring;
@@ -30,14 +31,24 @@ pub enum Kind {
     Ring,
     /// Thousands of names and attributes.
     Tree,
+    /// Small trees with many snapshots and clones.
+    Forks,
     /// Many threads, with background work: see [`crate::concurrent`].
     Concurrent,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 7] =
-        [Kind::Pair, Kind::Triple, Kind::Random, Kind::Full, Kind::Ring, Kind::Tree, Kind::Concurrent];
+    pub const ALL: [Kind; 8] = [
+        Kind::Pair,
+        Kind::Triple,
+        Kind::Random,
+        Kind::Full,
+        Kind::Ring,
+        Kind::Tree,
+        Kind::Forks,
+        Kind::Concurrent,
+    ];
 
     /// How the filesystem is opened for workload number `seed`.
     pub fn setup(self, seed: u64) -> Setup {
@@ -47,6 +58,7 @@ impl Kind {
             Kind::Full => full::setup(seed),
             Kind::Ring => ring::setup(seed),
             Kind::Tree => tree::setup(seed),
+            Kind::Forks => forks::setup(seed),
         }
     }
 
@@ -59,6 +71,7 @@ impl Kind {
             Kind::Full => full::run(session, seed),
             Kind::Ring => ring::run(session, seed),
             Kind::Tree => tree::run(session, seed),
+            Kind::Forks => forks::run(session, seed),
             Kind::Concurrent => Err(Violation("concurrent workloads have no session".into())),
         }
     }
@@ -67,7 +80,7 @@ impl Kind {
     pub fn crashes(self) -> Crashes {
         match self {
             Kind::Pair | Kind::Triple => Crashes { every_flush: true, seeded: 4 },
-            Kind::Random => Crashes { every_flush: false, seeded: 40 },
+            Kind::Random | Kind::Forks => Crashes { every_flush: false, seeded: 40 },
             Kind::Full => Crashes { every_flush: false, seeded: 10 },
             Kind::Ring | Kind::Tree => Crashes { every_flush: false, seeded: 24 },
             Kind::Concurrent => Crashes { every_flush: false, seeded: 40 },
@@ -78,8 +91,10 @@ impl Kind {
     pub fn base(self, seed: u64) -> Base {
         match self {
             Kind::Pair | Kind::Triple => Base::SmallTree,
-            Kind::Random if seed.is_multiple_of(4) => Base::EmptyDup,
-            Kind::Random | Kind::Full | Kind::Ring | Kind::Tree | Kind::Concurrent => Base::Empty,
+            Kind::Random | Kind::Forks if seed.is_multiple_of(4) => Base::EmptyDup,
+            Kind::Forks | Kind::Random | Kind::Full | Kind::Ring | Kind::Tree | Kind::Concurrent => {
+                Base::Empty
+            }
         }
     }
 
@@ -118,6 +133,7 @@ impl fmt::Display for Kind {
             Kind::Full => "full",
             Kind::Ring => "ring",
             Kind::Tree => "tree",
+            Kind::Forks => "forks",
             Kind::Concurrent => "concurrent",
         })
     }
@@ -128,7 +144,9 @@ impl FromStr for Kind {
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Kind::ALL.into_iter().find(|kind| kind.to_string() == text);
         found.ok_or_else(|| {
-            format!("unknown workload {text:?}: one of pair, triple, random, full, ring, tree, concurrent")
+            format!(
+                "unknown workload {text:?}: one of pair, triple, random, full, ring, tree, forks, concurrent"
+            )
         })
     }
 }

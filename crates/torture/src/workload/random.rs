@@ -7,11 +7,15 @@ use varve_fs::{
 use varve_sim::Rng;
 
 use crate::call::Call;
-use crate::model::{ACCESS, CAPABILITY, DEFAULT, Inode, Model, PAGE_BYTES, access_list};
+use crate::model::{
+    ACCESS, CAPABILITY, DEFAULT, Inode, Model, PAGE_BYTES, access_list, is_subvolume, numbered, slot,
+};
 use crate::session::{Session, Setup, Violation};
 
 /// Files and directories beyond which more are removed than made.
 const INODES_MAX: usize = 160;
+/// Subvolumes beyond which more are deleted than made.
+const SUBVOLUMES_MAX: usize = 7;
 /// Bytes in files beyond which writes stay small.
 const STORED_BYTES_MAX: u64 = 14 << 20;
 /// Bytes set aside beyond which reservations stay small.
@@ -36,6 +40,8 @@ pub struct Character {
     pub checkpoint: u64,
     /// Of 1,000 calls: maintain.
     pub maintain: u64,
+    /// Of 1,000 calls: subvolumes, snapshots and clones.
+    pub forks: u64,
 }
 
 /// The character of workload `seed`.
@@ -49,6 +55,7 @@ pub fn character(seed: u64) -> Character {
         flush_file: [0, 30][rng.index(2)],
         checkpoint: [0, 10, 50][rng.index(3)],
         maintain: [0, 20, 100][rng.index(3)],
+        forks: 0,
     }
 }
 
@@ -106,6 +113,13 @@ impl Tree {
         }
         tree
     }
+
+    /// Keeps what lies in one subvolume.
+    fn keep(&mut self, kept: u64) {
+        self.directories.retain(|ino| slot(*ino) == kept);
+        self.files.retain(|ino| slot(*ino) == kept);
+        self.names.retain(|(parent, ..)| slot(*parent) == kept);
+    }
 }
 
 fn pick<T: Clone>(rng: &mut Rng, from: &[T]) -> Option<T> {
@@ -116,6 +130,11 @@ impl Generator {
     /// A generator with nothing open.
     pub fn new(character: Character) -> Self {
         Generator { character, open: Vec::new(), counter: 0 }
+    }
+
+    /// What is open.
+    pub fn open(&self) -> &[InodeId] {
+        &self.open
     }
 
     /// Makes the call and keeps count of what is open.
@@ -145,7 +164,12 @@ impl Generator {
 
     /// The next call.
     pub fn draw(&mut self, model: &Model, rng: &mut Rng) -> Call {
-        let tree = Tree::of(model);
+        let mut tree = Tree::of(model);
+        if self.character.forks > 0 && rng.below(5) > 0 {
+            // Most names and links cross no border.
+            let slots: Vec<u64> = model.subvolumes().map(|(slot, _)| slot).collect();
+            tree.keep(pick(rng, &slots).unwrap_or(0));
+        }
         let crowded = tree.names.len() > INODES_MAX;
         let character = self.character;
         let file = pick(rng, &tree.files);
@@ -179,6 +203,9 @@ impl Generator {
             && let Some(ino) = file
         {
             return Call::FlushFile { ino };
+        }
+        if below(character.forks) {
+            return self.fork(model, rng);
         }
         let directory = pick(rng, &tree.directories).unwrap_or(ROOT_INODE);
         let entry = pick(rng, &tree.names);
@@ -274,6 +301,39 @@ impl Generator {
                     if directory { Call::Rmdir { parent, name } } else { Call::Unlink { parent, name } }
                 }
                 None => fallback(self, rng),
+            },
+        }
+    }
+
+    /// Makes, moves or deletes a subvolume, or clones a file.
+    fn fork(&mut self, model: &Model, rng: &mut Rng) -> Call {
+        let tree = Tree::of(model);
+        let slots: Vec<u64> = model.subvolumes().map(|(slot, _)| slot).collect();
+        let parent = pick(rng, &tree.directories).unwrap_or(ROOT_INODE);
+        let name = self.name(rng);
+        let placed: Vec<_> = tree.names.iter().filter(|(.., ino)| is_subvolume(*ino)).cloned().collect();
+        let placed = pick(rng, &placed);
+        let full = slots.len() > SUBVOLUMES_MAX || tree.names.len() > INODES_MAX;
+        match (rng.below(20), placed) {
+            (0..3, _) if !full => Call::CreateSubvolume { parent, name, mode: [0o755, 0o2770][rng.index(2)] },
+            (3..9, _) if !full => {
+                let source = numbered(pick(rng, &slots).unwrap_or(0), ROOT_INODE);
+                let (read_only, sync) = (rng.below(4) == 0, rng.below(4) == 0);
+                Call::Snapshot { source, parent, name, read_only, sync }
+            }
+            (0..13, Some((parent, name, _))) => Call::DeleteSubvolume { parent, name },
+            (13..15, Some((from, name, _))) => {
+                let (new_parent, new_name) = (parent, self.name(rng));
+                let mode = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange][rng.index(3)];
+                Call::Rename { parent: from, name, new_parent, new_name, mode }
+            }
+            _ => match (pick(rng, &tree.files), pick(rng, &tree.files)) {
+                (Some(from), Some(to)) if rng.below(3) == 0 => {
+                    let len = model.get(from).map_or(0, Inode::size) + rng.below(2) * 4_000;
+                    Call::CopyRange { from, from_offset: 0, to, to_offset: 0, len: len.max(1) }
+                }
+                (Some(source), _) => Call::CloneFile { source, parent, name },
+                _ => Call::CreateSubvolume { parent, name, mode: 0o755 },
             },
         }
     }

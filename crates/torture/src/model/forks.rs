@@ -1,0 +1,340 @@
+//! Subvolumes, snapshots and clones: a snapshot is a copy of everything in its source that has a name.
+//!
+//! A user sees the slot of its subvolume in an inode's number, above the number that snapshots share. A subvolume has a
+//! name in a directory as everything else has, but a snapshot shows none of the subvolumes in its source.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use varve_fs::{FileKind, InodeId, NAME_BYTES_MAX, ROOT_INODE, RenameMode};
+
+use super::apply::{EEXIST, EINVAL, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY, EOPNOTSUPP, Errno};
+use super::{Body, Choice, Context, Inode, Model};
+use crate::call::Call;
+
+pub(super) const EROFS: Errno = 30;
+pub(super) const EXDEV: Errno = 18;
+pub(super) const ESTALE: Errno = 116;
+
+/// Bits of an inode's own number.
+const LOCAL_BITS: u32 = 43;
+
+/// The slot in an inode number.
+pub fn slot(ino: InodeId) -> u64 {
+    ino.0 >> LOCAL_BITS
+}
+
+/// The number that snapshots of one inode share.
+pub fn local(ino: InodeId) -> InodeId {
+    InodeId(ino.0 & ((1 << LOCAL_BITS) - 1))
+}
+
+/// The inode `local` in `slot`.
+pub fn numbered(slot: u64, local: InodeId) -> InodeId {
+    InodeId(slot << LOCAL_BITS | local.0)
+}
+
+/// Whether this is the root of a subvolume that lies in another.
+pub fn is_subvolume(ino: InodeId) -> bool {
+    slot(ino) != 0 && local(ino) == ROOT_INODE
+}
+
+/// What is known of a subvolume beside its inodes.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct Subvolume {
+    /// Nothing in it can be changed.
+    pub read_only: bool,
+    /// The same for all that descend from one by snapshots.
+    family: u64,
+}
+
+impl Model {
+    /// All subvolumes: their slots, and what is known of them.
+    pub fn subvolumes(&self) -> impl Iterator<Item = (u64, Subvolume)> {
+        self.subvolumes.iter().map(|(slot, subvolume)| (*slot, *subvolume))
+    }
+
+    /// The path of a directory that has one.
+    pub fn path(&self, mut ino: InodeId) -> Vec<u8> {
+        let mut path = Vec::new();
+        while ino != ROOT_INODE
+            && let Some(Inode { body: Body::Directory { parent, .. }, .. }) = self.get(ino)
+        {
+            let names = self.get(*parent).and_then(Inode::entries);
+            let Some((name, _)) = names.and_then(|names| names.iter().find(|(_, child)| **child == ino))
+            else {
+                break;
+            };
+            path = [b"/", &name[..], &path[..]].concat();
+            ino = *parent;
+        }
+        if path.is_empty() { b"/".to_vec() } else { path }
+    }
+
+    /// Whether there is a subvolume in this slot.
+    pub fn has_slot(&self, slot: u64) -> bool {
+        self.subvolumes.contains_key(&slot)
+    }
+
+    /// How many inodes that have a name are stored, at least and at most: snapshots share those that nobody changed.
+    pub fn named_count(&self) -> (u64, u64) {
+        let mut distinct = BTreeSet::new();
+        let mut most = 0;
+        for (ino, _) in self.inodes().filter(|(_, inode)| inode.links > 0) {
+            distinct.insert((self.subvolumes.get(&slot(ino)).map(|subvolume| subvolume.family), local(ino)));
+            most += 1;
+        }
+        (distinct.len() as u64, most)
+    }
+
+    /// What must be looked at before any verb: numbers that lead nowhere, and what cannot be changed.
+    pub(super) fn admit(&self, call: &Call) -> Result<(), Errno> {
+        let inodes = call.inodes();
+        if inodes.iter().any(|(ino, _)| !self.has_slot(slot(*ino))) {
+            // Whoever has something open may let go of it.
+            return if matches!(call, Call::Release { .. }) { Ok(()) } else { Err(ESTALE) };
+        }
+        let frozen =
+            |ino: InodeId| self.subvolumes.get(&slot(ino)).is_some_and(|subvolume| subvolume.read_only);
+        let refused = inodes.iter().any(|(ino, changed)| *changed && frozen(*ino));
+        // A copy of nothing changes nothing.
+        if refused && !self.copies_nothing(call) { Err(EROFS) } else { Ok(()) }
+    }
+
+    fn copies_nothing(&self, call: &Call) -> bool {
+        let Call::CopyRange { from, from_offset, to, to_offset, len } = call else { return false };
+        let most = self.get(*from).map_or(0, Inode::size).saturating_sub(*from_offset).min(*len);
+        let apart = from_offset + most <= *to_offset || to_offset + most <= *from_offset;
+        most == 0 || from == to && !apart
+    }
+
+    fn add_subvolume(&mut self, slot: u64, read_only: bool, family: Option<u64>) {
+        let next = self.subvolumes.values().map(|subvolume| subvolume.family).max().unwrap_or(0) + 1;
+        let subvolume = Subvolume { read_only, family: family.unwrap_or(next) };
+        Arc::make_mut(&mut self.subvolumes).insert(slot, subvolume);
+    }
+
+    fn free_name(&self, parent: InodeId, name: &[u8]) -> Result<(), Errno> {
+        match self.directory(parent)?.contains_key(name) {
+            _ if name.len() > NAME_BYTES_MAX => Err(ENAMETOOLONG),
+            true => Err(EEXIST),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn create_subvolume(
+        &mut self,
+        parent: InodeId,
+        name: &[u8],
+        mode: u32,
+        cx: &Context,
+    ) -> Result<(), Errno> {
+        self.free_name(parent, name)?;
+        let root = Inode {
+            mode: Choice::new(mode),
+            uid: cx.caller.uid,
+            gid: cx.caller.gid,
+            links: 1,
+            atime: cx.now,
+            mtime: Choice::new(cx.now),
+            ctime: Choice::new(cx.now),
+            btime: cx.now,
+            xattrs: BTreeMap::new(),
+            body: Body::Directory { entries: Arc::default(), parent },
+            opens: 0,
+        };
+        self.inodes.insert(cx.created, root);
+        self.entries_mut(parent).insert(name.to_vec(), cx.created);
+        self.touch(parent, cx.now);
+        self.add_subvolume(slot(cx.created), false, None);
+        Ok(())
+    }
+
+    pub(super) fn snapshot(
+        &mut self,
+        source: InodeId,
+        parent: InodeId,
+        name: &[u8],
+        read_only: bool,
+        cx: &Context,
+    ) -> Result<(), Errno> {
+        if local(source) != ROOT_INODE {
+            return Err(EINVAL);
+        }
+        self.free_name(parent, name)?;
+        // The name is taken first: a directory of the source is in the snapshot with these times.
+        self.touch(parent, cx.now);
+        let (from, to) = (slot(source), slot(cx.created));
+        let here = |ino: InodeId| slot(ino) == from;
+        let named = self.inodes().filter(|(ino, inode)| here(*ino) && inode.links > 0);
+        let copies: Vec<(InodeId, Inode)> = named
+            .map(|(ino, inode)| {
+                let mut copy = Inode { opens: 0, ..inode.clone() };
+                match &mut copy.body {
+                    Body::Directory { entries, parent: above } => {
+                        let inside = entries.iter().filter(|(_, child)| here(**child));
+                        let copied = inside.map(|(name, child)| (name.clone(), numbered(to, local(*child))));
+                        *entries = Arc::new(copied.collect());
+                        *above = if ino == source { parent } else { numbered(to, local(*above)) };
+                    }
+                    Body::File(content) => Arc::make_mut(content).share(),
+                    _ => {}
+                }
+                (numbered(to, local(ino)), copy)
+            })
+            .collect();
+        for (ino, copy) in copies {
+            if copy.content().is_some() {
+                self.remember_fork(numbered(from, local(ino)));
+            }
+            self.inodes.insert(ino, copy);
+        }
+        self.entries_mut(parent).insert(name.to_vec(), cx.created);
+        let family = self.subvolumes.get(&from).map(|subvolume| subvolume.family);
+        self.add_subvolume(to, read_only, family);
+        Ok(())
+    }
+
+    pub(super) fn remember_fork(&mut self, ino: InodeId) {
+        if self.get(ino).and_then(Inode::content).is_some_and(|content| !content.is_forked())
+            && let Some(content) = self.get_mut(ino).and_then(Inode::content_mut)
+        {
+            content.was_shared();
+        }
+    }
+
+    pub(super) fn delete_subvolume(
+        &mut self,
+        parent: InodeId,
+        name: &[u8],
+        cx: &Context,
+    ) -> Result<(), Errno> {
+        let root = *self.directory(parent)?.get(name).ok_or(ENOENT)?;
+        if !is_subvolume(root) {
+            return Err(EINVAL);
+        }
+        let gone: Vec<InodeId> =
+            self.inodes().filter(|(ino, _)| slot(*ino) == slot(root)).map(|(ino, _)| ino).collect();
+        let names = gone.iter().filter_map(|ino| self.get(*ino)?.entries());
+        if names.flat_map(BTreeMap::values).any(|child| slot(*child) != slot(root)) {
+            return Err(ENOTEMPTY);
+        }
+        for ino in gone {
+            self.inodes.remove(ino);
+        }
+        Arc::make_mut(&mut self.subvolumes).remove(&slot(root));
+        self.entries_mut(parent).remove(name);
+        self.touch(parent, cx.now);
+        Ok(())
+    }
+
+    /// The new file is the caller's, with the source's permission bits and bytes and nothing else of it.
+    pub(super) fn clone_file(
+        &mut self,
+        source: InodeId,
+        parent: InodeId,
+        name: &[u8],
+        cx: &Context,
+    ) -> Result<(), Errno> {
+        self.file(source)?;
+        let inode = self.get(source).ok_or(ENOENT)?;
+        let mode = inode.mode.get() & 0o777;
+        let mut content = inode.content().cloned().unwrap_or_default();
+        content.share();
+        self.remember_fork(source);
+        self.make(parent, name, (mode, 0), Body::File(Arc::new(content)), cx)
+    }
+
+    /// A rename of which either side is a subvolume: it moves over nothing, not even an empty directory.
+    pub(super) fn rename_subvolume(
+        &mut self,
+        from: (InodeId, &[u8]),
+        to: (InodeId, &[u8]),
+        mode: RenameMode,
+        cx: &Context,
+    ) -> Result<(), Errno> {
+        let source = *self.directory(from.0)?.get(from.1).ok_or(ENOENT)?;
+        let target = self.directory(to.0)?.get(to.1).copied();
+        let is_directory = |model: &Model, ino| model.get(ino).is_some_and(|inode| inode.entries().is_some());
+        match (mode, target) {
+            (RenameMode::NoReplace, Some(_)) => return Err(EEXIST),
+            (RenameMode::Exchange, None) => return Err(ENOENT),
+            (_, Some(target)) if target == source => return Ok(()),
+            (RenameMode::Exchange, _) => return Err(EOPNOTSUPP),
+            (_, None) => {}
+            (_, Some(target)) => {
+                return Err(match (is_directory(self, source), is_directory(self, target)) {
+                    (true, false) => ENOTDIR,
+                    (false, true) => EISDIR,
+                    _ => ENOTEMPTY,
+                });
+            }
+        }
+        if self.is_below(to.0, source) {
+            return Err(EINVAL);
+        }
+        self.entries_mut(from.0).remove(from.1);
+        self.entries_mut(to.0).insert(to.1.to_vec(), source);
+        if let Some(Body::Directory { parent, .. }) = self.get_mut(source).map(|inode| &mut inode.body) {
+            *parent = to.0;
+        }
+        self.touch(from.0, cx.now);
+        self.touch(to.0, cx.now);
+        Ok(())
+    }
+
+    /// What a crash may find of a call of several transactions, beside nothing and all of it: times of a directory
+    /// before it gets a name or after it has lost one, an empty file before it is a clone.
+    pub fn partly(&self, call: &Call, cx: &Context) -> Vec<Model> {
+        let done = |call: &Call| {
+            let mut model = self.clone();
+            model.apply(call, cx).is_ok().then_some(model)
+        };
+        let touched = |parent: InodeId| {
+            let mut model = self.clone();
+            model.get(parent)?;
+            model.touch(parent, cx.now);
+            Some(model)
+        };
+        let with_times_of = |mut model: Model, directory: InodeId| {
+            if let (Some(inode), Some(old)) = (model.get_mut(directory), self.get(directory)) {
+                (inode.mtime, inode.ctime) = (old.mtime.clone(), old.ctime.clone());
+            }
+            model
+        };
+        let found = match call {
+            Call::CreateSubvolume { parent, .. } | Call::Snapshot { parent, .. } => vec![touched(*parent)],
+            Call::CloneFile { source, parent, name } => {
+                let mode = self.get(*source).map_or(0, |inode| inode.mode.get() & 0o777);
+                let (parent, name) = (*parent, name.clone());
+                let kind = FileKind::File;
+                vec![done(&Call::Mknod { parent, name, kind, mode, umask: 0, rdev: 0 })]
+            }
+            Call::DeleteSubvolume { parent, .. } => {
+                vec![done(call).map(|model| with_times_of(model, *parent)), done(call)]
+            }
+            Call::Rename { parent, name, new_parent, .. }
+                if self.lookup(*parent, name).is_some_and(is_subvolume) =>
+            {
+                let moved = done(call);
+                let times = moved.clone().filter(|_| parent != new_parent);
+                vec![touched(*new_parent), times.map(|model| with_times_of(model, *parent)), moved]
+            }
+            _ => Vec::new(),
+        };
+        found.into_iter().flatten().collect()
+    }
+}
+
+impl Call {
+    /// Whether what a crash finds of this call is told by [`Model::partly`] alone.
+    pub fn has_parts(&self) -> bool {
+        matches!(
+            self,
+            Call::CreateSubvolume { .. }
+                | Call::Snapshot { .. }
+                | Call::DeleteSubvolume { .. }
+                | Call::CloneFile { .. }
+        )
+    }
+}
