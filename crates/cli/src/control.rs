@@ -1,4 +1,5 @@
-//! The control socket of a mount: `stats`, `sync`, `remount OPTIONS` and `wait`, for the other commands of this program.
+//! The control socket of a mount: `stats`, `sync`, `remount OPTIONS`, `versions REQUEST` and `wait`, for the other commands
+//! of this program.
 //!
 //! A client connects, writes one word and a newline, and reads one line of JSON: `{"ok": ...}` or
 //! `{"error": "..."}`. After `wait` the first line holds the process id, and a second line comes when the pool has
@@ -20,11 +21,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
+use varve_fs::Caller;
 
 use crate::mountinfo::Mount;
 
+/// Begins a request of [`crate::versions`].
+pub const VERSIONS: &str = "versions ";
+
 const CLIENTS_MAX: usize = 64;
-const REQUEST_BYTES_MAX: u64 = 256;
+/// Holds a name of 255 bytes as the numbers of a JSON list.
+const REQUEST_BYTES_MAX: u64 = 4096;
 const REPLY_BYTES_MAX: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -36,6 +42,8 @@ pub trait Service: Send + Sync + 'static {
     fn sync(&self) -> Result<()>;
     /// The flags of the mount become these (words of `-o`). Answers with the settings that a remount cannot change.
     fn remount(&self, words: &str) -> Result<Value>;
+    /// Subvolumes, snapshots and clones; see [`crate::versions`]. `caller` is who connected.
+    fn versions(&self, caller: Caller, request: &str) -> Result<Value>;
 }
 
 /// The outcome of closing the pool, in words if it failed.
@@ -129,6 +137,10 @@ fn serve(stream: UnixStream, service: &dyn Service, waiting: &Mutex<Waiting>) ->
         "stats" => service.stats(),
         "sync" => service.sync().map(|()| json!("synced")),
         "wait" => Ok(json!({ "pid": std::process::id() })),
+        line if line.starts_with(VERSIONS) => match peer(&stream) {
+            Ok(caller) => service.versions(caller, &line[VERSIONS.len()..]),
+            Err(error) => Err(error.context("cannot tell who asks")),
+        },
         line if line.starts_with("remount ") => service.remount(&line["remount ".len()..]),
         other => Err(anyhow!(
             "there is no request {other:?}; this mount may be served by another version of varve"
@@ -147,6 +159,12 @@ fn serve(stream: UnixStream, service: &dyn Service, waiting: &Mutex<Waiting>) ->
         }
     }
     Ok(())
+}
+
+/// Who is at the other end, as the kernel knows it.
+fn peer(stream: &UnixStream) -> Result<Caller> {
+    let credentials = rustix::net::sockopt::socket_peercred(stream)?;
+    Ok(Caller { uid: credentials.uid.as_raw(), gid: credentials.gid.as_raw() })
 }
 
 fn reply(mut stream: &UnixStream, value: &Value) -> io::Result<()> {
@@ -288,6 +306,9 @@ mod tests {
         fn remount(&self, words: &str) -> Result<Value> {
             Ok(json!(words))
         }
+        fn versions(&self, caller: Caller, request: &str) -> Result<Value> {
+            Ok(json!([caller.uid, caller.gid, request]))
+        }
     }
 
     // Goal: requests are answered, errors arrive as errors, waiters hear the end. Method: a socket pair in place of
@@ -306,6 +327,10 @@ mod tests {
         let error = connect().request("sync").expect_err("it failed");
         assert_eq!(error.to_string(), "the disk is on fire");
         assert_eq!(connect().request("remount ro,noatime").expect("an answer"), json!("ro,noatime"));
+        let me = [rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()];
+        let name = "n".repeat(2000);
+        let answer = connect().request(&format!("versions {name}")).expect("an answer");
+        assert_eq!(answer, json!([me[0], me[1], name]));
         assert!(connect().request("dance").is_err());
 
         let mut waiter = connect();

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use varve_device::{Device, OpenMode};
-use varve_fs::{Filesystem, OpenOptions, StoreOptions};
-use varve_mount::{AccessPolicy, MountOptions, Mounted};
+use varve_fs::{Caller, Filesystem, OpenOptions, StoreOptions};
+use varve_mount::{AccessPolicy, MountOptions, Mounted, Outside};
 
 use crate::args::MountArgs;
 use crate::clock::SystemClock;
@@ -23,7 +23,7 @@ use crate::closing::Closing;
 use crate::control::{Server, Service};
 use crate::mount::Reported;
 use crate::options::Options;
-use crate::{Outcome, log, pool, shutdown, stats, utab};
+use crate::{Outcome, log, pool, shutdown, stats, utab, versions};
 
 /// What the process that started us waits for on our standard output.
 pub const READY: &str = "ready\n";
@@ -116,6 +116,7 @@ fn start_server(
         mountpoint: mounted.mountpoint().to_path_buf(),
         options: options.clone(),
         access: mounted.access().clone(),
+        outside: mounted.outside().clone(),
     };
     Server::start(mounted.device(), Arc::new(service))
         .inspect_err(|error| {
@@ -130,9 +131,14 @@ struct Served {
     mountpoint: PathBuf,
     options: Options,
     access: Arc<AccessPolicy>,
+    outside: Outside,
 }
 
 impl Service for Served {
+    fn versions(&self, caller: Caller, request: &str) -> Result<Value> {
+        versions::serve(&self.filesystem, &self.outside, caller, request)
+    }
+
     fn stats(&self) -> Result<Value> {
         let stats = stats::collect(&self.filesystem, &self.pool, Some(&self.mountpoint));
         Ok(serde_json::to_value(stats)?)

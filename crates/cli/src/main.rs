@@ -29,6 +29,7 @@ mod sync;
 mod transfer;
 mod unmount;
 mod utab;
+mod versions;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -70,6 +71,9 @@ fn main() -> ExitCode {
         Command::Create(args) => ("create", create::run(args)),
         Command::Mount(args) => ("mount", mount::run(args)),
         Command::Unmount(args) => ("unmount", unmount::run(args)),
+        Command::Subvolume(args) => ("subvolume", versions::subvolume(args)),
+        Command::Snapshot(args) => ("snapshot", versions::snapshot(args)),
+        Command::Clone(args) => ("clone", versions::clone(args)),
         Command::Sync(args) => ("sync", sync::run(args)),
         Command::Stats(args) => ("stats", stats::run(args)),
         Command::Check(args) => ("check", check::run(args)),

@@ -143,7 +143,8 @@ impl Filesystem {
     }
     /// Makes a snapshot of the subvolume whose root is `source`: another subvolume, at `name` in `parent`, that shows what
     /// the source shows now, with everything written before this call, but for the subvolumes in it. Costs one small
-    /// record, whatever is in the source, and what of it is dirty. With `sync` it is durable on return.
+    /// record, whatever is in the source. What of the source waits in memory is written back first (not flushed), which takes
+    /// as long as it is much. With `sync` it is durable on return.
     pub fn snapshot(
         &self,
         source: InodeId,

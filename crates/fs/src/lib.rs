@@ -32,5 +32,7 @@ mod writeback;
 pub use api::*;
 pub use door::Filesystem;
 pub use error::FsError;
+/// What is in [`FsError::Engine`].
+pub use varve_engine::EngineError;
 
 type Result<T> = std::result::Result<T, FsError>;

@@ -1,7 +1,8 @@
 //! `fuser`'s requests turned into verbs, and their results into replies.
 //!
-//! The kernel's caches are always right because all changes go through this mount: entries, attributes, names that do
-//! not exist, pages and directory listings are cached for as long as the kernel likes.
+//! The kernel's caches are always right because all changes go through this mount, or through [`crate::Outside`], which
+//! tells it: entries, attributes, names that do not exist, pages and directory listings are cached for as long as the
+//! kernel likes.
 //!
 //! The kernel may ask for an inode whose name has just gone. If it was renamed over, `pins` keeps it until nobody can
 //! ask. If it was unlinked, "no such file" is right, except for open: the kernel does not tell us O_CREAT, so ESTALE
@@ -29,8 +30,9 @@ use crate::{Verbs, convert};
 
 /// Largest write (and read) in one request, in bytes.
 const WRITE_BYTES_MAX: u32 = 1 << 20;
-/// Largest copy in one request, in bytes: its count is answered in 32 bits.
-const COPY_BYTES_MAX: u64 = 1 << 30;
+/// Largest copy in one request, in bytes: its count is answered in 32 bits. The kernel asks for less than 2 GiB at once,
+/// and a file that is copied whole in one request becomes a clone.
+const COPY_BYTES_MAX: u64 = 1 << 31;
 /// Read-ahead and other background requests that may be under way.
 const BACKGROUND_MAX: u16 = 64;
 /// Unit of the counts in statfs, in bytes.

@@ -20,7 +20,7 @@ use fuser::{Config, Session, SessionACL};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use crate::{AccessPolicy, Adapter, Flags, Health, Verbs, fusermount};
+use crate::{AccessPolicy, Adapter, Flags, Health, Outside, Verbs, fusermount};
 
 /// The type shown by mount(8).
 pub const FILESYSTEM_TYPE: &str = "fuse.varve";
@@ -80,6 +80,7 @@ pub struct Mounted {
     server: JoinHandle<io::Result<()>>,
     health: Arc<Health>,
     access: Arc<AccessPolicy>,
+    outside: Outside,
     device: (u32, u32),
 }
 
@@ -116,6 +117,7 @@ impl Mounted {
             let _ = unmount(&mountpoint, true);
             refused(error)
         })?;
+        let outside = Outside::new(session.notifier(), health.clone());
         let server = thread::Builder::new()
             .name("fuse-session".into())
             .spawn(move || session.run())
@@ -131,7 +133,7 @@ impl Mounted {
         };
         let device = (rustix::fs::major(number), rustix::fs::minor(number));
         tune_readahead(device);
-        Ok(Mounted { mountpoint, server, health, access, device })
+        Ok(Mounted { mountpoint, server, health, access, outside, device })
     }
 
     /// Where it is mounted, without symbolic links.
@@ -152,6 +154,11 @@ impl Mounted {
     /// Which accesses are noted; to be changed when the flags of the mount are.
     pub fn access(&self) -> &Arc<AccessPolicy> {
         &self.access
+    }
+
+    /// For changes that do not come through the kernel.
+    pub fn outside(&self) -> &Outside {
+        &self.outside
     }
 
     /// Returns when the mount has been unmounted and no request is being served any more.

@@ -6,7 +6,7 @@ use varve_format::record::inode::{self, InodeKind, InodeRecord, Time};
 use varve_format::record::name::{self, NameRecord};
 use varve_format::record::orphan::{self, OrphanRecord, OrphanState};
 use varve_format::record::reap::{self, Work};
-use varve_format::record::subvolume::SubvolumeRecord;
+use varve_format::record::subvolume::{SUBVOLUME_DELETING, SUBVOLUME_READ_ONLY, SubvolumeRecord};
 use varve_format::record::version::{self, NO_LIMIT, VersionRecord};
 use varve_format::record::xattr::{self, XattrHead};
 use varve_format::root::NodePtr;
@@ -89,11 +89,20 @@ fn decoded(tree: TreeId, key: &[u8], value: &[u8]) -> Result<Doc, Corrupt> {
         }
         TreeId::SUBVOLUMES => {
             let record = SubvolumeRecord::decode(value)?;
-            map! {
+            let mut doc = map! {
                 "family": record.family.0, "version": record.version.0, "root": record.root.0,
                 "hash_kind": record.hash_kind, "files_count": record.files, "files_known": record.files_known,
-                "reserved_blocks": record.reserved_blocks,
+                "reserved_blocks": record.reserved_blocks, "slot": record.slot, "uuid": Doc::hex(&record.uuid),
+                "read_only": record.flags & SUBVOLUME_READ_ONLY != 0,
+                "deleting": record.flags & SUBVOLUME_DELETING != 0,
+            };
+            if let Some(place) = &record.place {
+                doc.extend(map! {
+                    "parent": place.parent, "directory": place.directory.0, "origin": place.origin,
+                    "name": Doc::name(&place.name),
+                });
             }
+            doc
         }
         TreeId::HELD => {
             let (family, version, of, place) = held::decode_held_key(key)?;

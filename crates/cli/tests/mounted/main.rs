@@ -10,6 +10,7 @@
 mod cost;
 mod crash;
 mod directory;
+mod forks;
 mod full;
 mod harness;
 mod helper;

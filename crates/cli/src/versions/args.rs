@@ -1,0 +1,84 @@
+//! The arguments of `varve subvolume`, `varve snapshot` and `varve clone`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+/// Make, delete and list subvolumes of a mounted pool.
+///
+/// A subvolume is a directory of which snapshots can be taken. Files are moved across its border by copying, as between
+/// filesystems; the subvolume itself can be renamed. The root of a pool is a subvolume, too.
+///
+/// These commands are for root and for the user who mounted the pool.
+#[derive(Args, Debug)]
+#[command(subcommand_help_heading = "What", subcommand_value_name = "WHAT", disable_help_subcommand = true)]
+pub struct SubvolumeArgs {
+    /// What to do
+    #[command(subcommand)]
+    pub verb: SubvolumeVerb,
+}
+
+/// What can be done with subvolumes.
+#[derive(Subcommand, Debug)]
+pub enum SubvolumeVerb {
+    /// Make empty subvolumes; you must be allowed to write to the directory
+    Create {
+        /// Where there is nothing yet, in a mounted pool
+        #[arg(value_name = "PATH", required = true)]
+        paths: Vec<PathBuf>,
+    },
+    /// Show all subvolumes of a pool, with the paths they have in it
+    List {
+        /// Anything inside a mount, or the file or device of a pool
+        path: PathBuf,
+        /// Print as JSON: id, parent_id, origin_id, path, inode, read_only, created_ns, uuid of each
+        #[arg(long)]
+        json: bool,
+    },
+    /// Delete subvolumes with all that is in them, but for those in which there are others
+    ///
+    /// You must own the subvolume and be allowed to write to the directory it is in. What is open in it fails from then on
+    /// (ESTALE). Space that nothing else shares comes back in the background.
+    Delete {
+        /// Subvolumes in a mounted pool
+        #[arg(value_name = "PATH", required = true)]
+        paths: Vec<PathBuf>,
+    },
+}
+
+/// Take a snapshot of a subvolume of a mounted pool.
+///
+/// A snapshot is a subvolume that shows what its source shows now, but for other subvolumes in it. It takes no longer for
+/// a large source than for a small one, and no space until one of the two changes; then each pays for what it changes. What
+/// was written before is in it (of files mapped into memory: what was msync'ed).
+///
+/// You must own SUBVOLUME and be allowed to write to the directory of DEST. For root and the user who mounted the pool.
+#[derive(Args, Debug)]
+pub struct SnapshotArgs {
+    /// Nothing in the snapshot can be changed, ever; it can be deleted
+    #[arg(long)]
+    pub read_only: bool,
+    /// The snapshot is durable when the command returns; else with the next sync
+    #[arg(long)]
+    pub sync: bool,
+    /// Subvolume, or the root of a mounted pool
+    pub subvolume: PathBuf,
+    /// Where there is nothing yet, in the same pool
+    pub dest: PathBuf,
+}
+
+/// Make a clone of a file in a mounted pool: another file that shares its data.
+///
+/// It takes no longer for a large file than for a small one, and no space until one of the two changes. Works across
+/// subvolumes and from read-only snapshots. The clone has the permission bits of FILE and belongs to you. cp makes clones by
+/// itself (of files below 2 GiB, with --reflink=auto, as is usual).
+///
+/// You must be allowed to read FILE and to write to the directory of DEST. For root and the user who mounted the pool;
+/// others have cp.
+#[derive(Args, Debug)]
+pub struct CloneArgs {
+    /// Regular file
+    pub file: PathBuf,
+    /// Where there is nothing yet, in the same pool
+    pub dest: PathBuf,
+}

@@ -1,0 +1,300 @@
+//! `varve subvolume`, `varve snapshot` and `varve clone`, on mounted pools.
+//!
+//! The commands find what a path means by walking it through the mount, as any program does, and hand over inode numbers:
+//! of the directory, and of what is there. So whatever is renamed meanwhile, what was meant is changed or nothing. The
+//! process that serves the mount makes the change ([`serve`]) and has the kernel forget what it remembered of that name.
+
+mod args;
+mod serve;
+
+pub use args::{CloneArgs, SnapshotArgs, SubvolumeArgs};
+pub use serve::serve;
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde::{Deserialize, Serialize};
+use varve_format::record::subvolume::LOCAL_INODE_BITS;
+use varve_fs::ROOT_INODE;
+
+use crate::control::VERSIONS;
+use crate::mountinfo::{self, Mount, MountTable, is_not_connected};
+use crate::{Outcome, pool, show, sync};
+use args::SubvolumeVerb;
+
+/// What a command asks of the process that serves a mount.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Request {
+    /// Make an empty subvolume.
+    Create { directory: u64, name: Vec<u8>, mode: u32 },
+    /// Delete the subvolume with this root.
+    Delete { directory: u64, name: Vec<u8>, root: u64 },
+    /// Make a snapshot of the subvolume with this root.
+    Snapshot { source: u64, directory: u64, name: Vec<u8>, read_only: bool, sync: bool },
+    /// Make a clone of a file.
+    Clone { source: u64, directory: u64, name: Vec<u8> },
+    /// All subvolumes.
+    List,
+}
+
+/// A subvolume, as `varve subvolume list --json` shows it.
+#[derive(Serialize, Deserialize)]
+struct Listed {
+    id: u64,
+    parent_id: Option<u64>,
+    origin_id: Option<u64>,
+    path: String,
+    inode: u64,
+    read_only: bool,
+    created_ns: Option<i64>,
+    uuid: String,
+}
+
+/// Something in a mounted pool: held open, so that its number stays its own.
+struct Found {
+    _held: File,
+    metadata: Metadata,
+    mount: Mount,
+}
+
+/// A directory in a mounted pool, and a name in it.
+struct Place {
+    directory: Found,
+    name: Vec<u8>,
+}
+
+/// Runs `varve subvolume`.
+pub fn subvolume(args: &SubvolumeArgs) -> Result<Outcome> {
+    match &args.verb {
+        SubvolumeVerb::Create { paths } => {
+            each(paths, |path| {
+                let place = to_make(path).with_context(|| cannot("make the subvolume", path))?;
+                // As mkdir does: 0777 without what the umask takes away.
+                let mode = 0o777 & !umask();
+                let request = Request::Create { directory: place.directory.number(), name: place.name, mode };
+                ask(&place.directory.mount, &request).with_context(|| cannot("make the subvolume", path))
+            })
+        }
+        SubvolumeVerb::Delete { paths } => {
+            each(paths, |path| delete(path).with_context(|| cannot("delete the subvolume", path)))
+        }
+        SubvolumeVerb::List { path, json } => list(path, *json),
+    }
+}
+
+/// Runs `varve snapshot`.
+pub fn snapshot(args: &SnapshotArgs) -> Result<Outcome> {
+    (|| {
+        let source = find(&args.subvolume)?;
+        if !source.is_subvolume() {
+            bail!(
+                "{} is not a subvolume; snapshots are taken of subvolumes (varve subvolume list shows them, \
+                 varve subvolume create makes one)",
+                args.subvolume.display()
+            );
+        }
+        let place = to_make(&args.dest)?;
+        same_pool(&source, &place.directory)?;
+        let request = Request::Snapshot {
+            source: source.number(),
+            directory: place.directory.number(),
+            name: place.name,
+            read_only: args.read_only,
+            sync: args.sync,
+        };
+        ask(&place.directory.mount, &request)
+    })()
+    .with_context(|| {
+        format!("cannot take a snapshot of {} at {}", args.subvolume.display(), args.dest.display())
+    })?;
+    Ok(Outcome::Done)
+}
+
+/// Runs `varve clone`.
+pub fn clone(args: &CloneArgs) -> Result<Outcome> {
+    (|| {
+        let source = find(&args.file)?;
+        if !source.metadata.is_file() {
+            bail!(
+                "{} is not a regular file; clones are made of files, and of directories that are subvolumes \
+                 varve snapshot makes snapshots",
+                args.file.display()
+            );
+        }
+        let place = to_make(&args.dest)?;
+        same_pool(&source, &place.directory)?;
+        let request =
+            Request::Clone { source: source.number(), directory: place.directory.number(), name: place.name };
+        ask(&place.directory.mount, &request)
+    })()
+    .with_context(|| format!("cannot clone {} to {}", args.file.display(), args.dest.display()))?;
+    Ok(Outcome::Done)
+}
+
+fn delete(path: &Path) -> Result<()> {
+    // Symbolic links lead to what is deleted, not to themselves.
+    let path = mountinfo::resolve(path)?;
+    let found = find(&path)?;
+    if path == found.mount.mountpoint {
+        bail!("it is what is mounted there; only subvolumes below it can be deleted");
+    }
+    if !found.is_subvolume() {
+        bail!("it is not a subvolume; varve subvolume list shows them, and rm -r removes directories");
+    }
+    let (directory, name) = split(&path)?;
+    let directory = find(directory)?;
+    let request = Request::Delete { directory: directory.number(), name, root: found.number() };
+    ask(&directory.mount, &request)
+}
+
+fn list(path: &Path, json: bool) -> Result<Outcome> {
+    let shown = path.display();
+    let file_type =
+        path.metadata().map_err(|error| explain(&error)).with_context(|| cannot("look at", path))?;
+    let table = MountTable::read()?;
+    let resolved = mountinfo::resolve(path).with_context(|| cannot("find", path))?;
+    let mount =
+        table.ours().find(|mount| mount.device == device(&file_type) || mount.source == resolved).cloned();
+    let listed: Vec<Listed> = match mount {
+        Some(mount) => serde_json::from_value(answer(&mount, &Request::List)?)
+            .context("this mount is served by another version of varve")?,
+        None if file_type.is_dir() => {
+            bail!("{shown} is not inside a mounted pool; mount the pool, or name its file or block device")
+        }
+        None => serve::list(&pool::open_read_only(&resolved)?.0)?,
+    };
+    if json {
+        show(&format!("{}\n", serde_json::to_string_pretty(&listed)?))?;
+        return Ok(Outcome::Done);
+    }
+    let mut text = format!("{:>8} {:>8} {:<9}  PATH\n", "ID", "ORIGIN", "CHANGES");
+    for subvolume in listed {
+        let origin = subvolume.origin_id.map_or_else(|| "-".to_owned(), |id| id.to_string());
+        let changes = if subvolume.read_only { "read-only" } else { "writable" };
+        text.push_str(&format!("{:>8} {origin:>8} {changes:<9}  {}\n", subvolume.id, subvolume.path));
+    }
+    show(&text)?;
+    Ok(Outcome::Done)
+}
+
+/// Does something with each path. Those that fail are told, and the rest goes on.
+fn each(paths: &[PathBuf], mut act: impl FnMut(&Path) -> Result<()>) -> Result<Outcome> {
+    let mut outcome = Outcome::Done;
+    for path in paths {
+        if let Err(error) = act(path) {
+            if paths.len() == 1 {
+                return Err(error);
+            }
+            eprintln!("varve subvolume: {error:#}");
+            outcome = Outcome::ProblemsFound;
+        }
+    }
+    Ok(outcome)
+}
+
+fn cannot(what: &str, path: &Path) -> String {
+    format!("cannot {what} {}", path.display())
+}
+
+impl Found {
+    fn number(&self) -> u64 {
+        self.metadata.ino()
+    }
+
+    /// The root of every subvolume has the same number, below that of its slot.
+    fn is_subvolume(&self) -> bool {
+        self.number() & ((1 << LOCAL_INODE_BITS) - 1) == ROOT_INODE.0 && self.metadata.is_dir()
+    }
+}
+
+fn device(metadata: &Metadata) -> (u32, u32) {
+    (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()))
+}
+
+/// What `path` leads to, and the mount of ours that it is in.
+fn find(path: &Path) -> Result<Found> {
+    const O_PATH: i32 = 0o10000000;
+    let held = File::options()
+        .read(true)
+        .custom_flags(O_PATH)
+        .open(path)
+        .and_then(|file| file.metadata().map(|metadata| (file, metadata)));
+    let (held, metadata) = held.map_err(|error| explain(&error).context(path.display().to_string()))?;
+    let table = MountTable::read()?;
+    let Some(mount) = table.ours().find(|mount| mount.device == device(&metadata)) else {
+        bail!(
+            "{} is not inside a mounted pool; mount the pool first: varve mount POOL MOUNTPOINT",
+            path.display()
+        );
+    };
+    Ok(Found { _held: held, metadata, mount: mount.clone() })
+}
+
+/// The place of something that is to be made at `path`, where nothing may be.
+fn to_make(path: &Path) -> Result<Place> {
+    if path.symlink_metadata().is_ok() {
+        bail!("{} exists already; choose a name that is not taken", path.display());
+    }
+    let (directory, name) = split(path)?;
+    let directory = find(directory)?;
+    if directory.mount.flags.read_only {
+        let at = directory.mount.mountpoint.display();
+        bail!(
+            "the pool is mounted read-only; to make it writable: varve mount -o remount,rw {} {at}",
+            directory.mount.source.display()
+        );
+    }
+    Ok(Place { directory, name })
+}
+
+/// The directory that a path ends in, and the last name.
+fn split(path: &Path) -> Result<(&Path, Vec<u8>)> {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+        bail!("{} does not end in a name", path.display());
+    };
+    let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    Ok((directory, name.as_bytes().to_vec()))
+}
+
+fn same_pool(source: &Found, directory: &Found) -> Result<()> {
+    if source.mount.device != directory.mount.device {
+        bail!(
+            "they are in different pools ({} and {}), which share nothing; copy with cp -a",
+            source.mount.mountpoint.display(),
+            directory.mount.mountpoint.display()
+        );
+    }
+    Ok(())
+}
+
+fn explain(error: &io::Error) -> anyhow::Error {
+    if is_not_connected(error) {
+        return anyhow!(
+            "the process that served this mount has ended; mount the pool again with varve mount"
+        );
+    }
+    match error.kind() {
+        io::ErrorKind::NotFound => anyhow!("there is no such file or directory"),
+        _ => anyhow!("{error}"),
+    }
+}
+
+/// The umask of this process. Reading it changes it, so it is put back at once; there is no other thread.
+fn umask() -> u32 {
+    let mask = rustix::process::umask(rustix::fs::Mode::empty());
+    rustix::process::umask(mask);
+    mask.bits()
+}
+
+fn ask(mount: &Mount, request: &Request) -> Result<()> {
+    answer(mount, request).map(drop)
+}
+
+fn answer(mount: &Mount, request: &Request) -> Result<serde_json::Value> {
+    sync::connect(mount)?.request(&format!("{VERSIONS}{}", serde_json::to_string(request)?))
+}

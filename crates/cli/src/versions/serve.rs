@@ -1,0 +1,204 @@
+//! The side of the process that serves a mount: who may do it, the change, and what the kernel has to forget.
+//!
+//! Root and the user who mounted the pool can connect, nobody else. That user could read the pool's device as well, so what
+//! is checked here keeps accidents away, not enemies: owner, group and others as the mode has them, without supplementary
+//! groups and access control lists, which the socket does not tell.
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::{Value, json};
+use varve_fs::{Attr, Caller, EngineError, FileKind, Filesystem, FsError, InodeId, Timestamp};
+use varve_mount::Outside;
+
+use super::{Listed, Request};
+
+const READ: u32 = 4;
+const WRITE_AND_SEARCH: u32 = 3;
+
+/// Does what a request asks.
+pub fn serve(filesystem: &Filesystem, outside: &Outside, caller: Caller, request: &str) -> Result<Value> {
+    let request =
+        serde_json::from_str(request).context("this mount is served by another version of varve")?;
+    match request {
+        Request::List => return Ok(serde_json::to_value(list(filesystem)?)?),
+        Request::Create { directory, name, mode } => {
+            let directory = InodeId(directory);
+            may_change(filesystem, caller, directory)?;
+            change(outside, "create_subvolume", directory, &name, || {
+                filesystem.create_subvolume(caller, directory, &name, mode & 0o777)
+            })?;
+        }
+        Request::Delete { directory, name, root } => {
+            let (directory, root) = (InodeId(directory), InodeId(root));
+            let attr = filesystem.lookup(directory, &name).map_err(advise)?;
+            if attr.ino != root {
+                bail!("another one has taken its name meanwhile; look and try again");
+            }
+            must_own(caller, &attr)?;
+            may_change(filesystem, caller, directory)?;
+            change(outside, "delete_subvolume", directory, &name, || {
+                filesystem.delete_subvolume(directory, &name)
+            })?;
+            // Whoever is in it or has it open sees that it is gone.
+            outside.forget_inode(root);
+        }
+        Request::Snapshot { source, directory, name, read_only, sync } => {
+            let (source, directory) = (InodeId(source), InodeId(directory));
+            must_own(caller, &filesystem.getattr(source).map_err(advise)?)?;
+            may_change(filesystem, caller, directory)?;
+            change(outside, "snapshot", directory, &name, || {
+                filesystem.snapshot(source, directory, &name, read_only, sync)
+            })?;
+        }
+        Request::Clone { source, directory, name } => {
+            let (source, directory) = (InodeId(source), InodeId(directory));
+            let attr = filesystem.getattr(source).map_err(advise)?;
+            if !allows(caller, &attr, READ) {
+                bail!("you may not read it; have its owner or root clone it");
+            }
+            may_change(filesystem, caller, directory)?;
+            change(outside, "clone_file", directory, &name, || {
+                filesystem.clone_file(caller, source, directory, &name)
+            })?;
+        }
+    }
+    Ok(json!("done"))
+}
+
+/// Changes a name in a directory. The kernel is told also after a failure, which may have come in the middle.
+fn change<T>(
+    outside: &Outside,
+    verb: &'static str,
+    directory: InodeId,
+    name: &[u8],
+    body: impl FnOnce() -> Result<T, FsError>,
+) -> Result<T> {
+    let result = outside.change(verb, body);
+    outside.forget_name(directory, name);
+    match result {
+        Some(result) => result.map_err(advise),
+        None => bail!(
+            "the process that serves the mount has met a bug in itself and changes nothing any more; unmount and mount again"
+        ),
+    }
+}
+
+/// All subvolumes of a pool.
+pub fn list(filesystem: &Filesystem) -> Result<Vec<Listed>> {
+    let infos =
+        filesystem.list_subvolumes().map_err(|error| anyhow!("cannot list the subvolumes: {error}"))?;
+    Ok(infos
+        .into_iter()
+        .map(|info| Listed {
+            id: info.id,
+            parent_id: info.parent,
+            origin_id: info.origin,
+            path: String::from_utf8_lossy(&info.path).into_owned(),
+            inode: info.root.0,
+            read_only: info.read_only,
+            created_ns: info.created.map(nanoseconds),
+            uuid: info.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
+        })
+        .collect())
+}
+
+fn nanoseconds(time: Timestamp) -> i64 {
+    time.seconds.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nanoseconds))
+}
+
+/// Whether the mode of an inode allows all of `wanted` to the caller.
+fn allows(caller: Caller, attr: &Attr, wanted: u32) -> bool {
+    let shift = match caller {
+        Caller { uid: 0, .. } => return true,
+        Caller { uid, .. } if uid == attr.uid => 6,
+        Caller { gid, .. } if gid == attr.gid => 3,
+        _ => 0,
+    };
+    attr.mode >> shift & wanted == wanted
+}
+
+fn must_own(caller: Caller, attr: &Attr) -> Result<()> {
+    if caller.uid != 0 && caller.uid != attr.uid {
+        bail!("the subvolume belongs to user {}; only that user and root may do this", attr.uid);
+    }
+    Ok(())
+}
+
+fn may_change(filesystem: &Filesystem, caller: Caller, directory: InodeId) -> Result<()> {
+    let attr = filesystem.getattr(directory).map_err(advise)?;
+    if attr.kind == FileKind::Directory && !allows(caller, &attr, WRITE_AND_SEARCH) {
+        bail!(
+            "you may not write to the directory it is in; have its owner (user {}) or root do this",
+            attr.uid
+        );
+    }
+    Ok(())
+}
+
+/// What went wrong, and what to do.
+fn advise(error: FsError) -> anyhow::Error {
+    let text = match &error {
+        FsError::Exists => "there is something with this name already; choose another name".to_owned(),
+        FsError::NotFound | FsError::Stale => "it is not there any more; look and try again".to_owned(),
+        FsError::NotEmpty => {
+            "there are other subvolumes in it (varve subvolume list shows them); delete those first"
+                .to_owned()
+        }
+        FsError::NotSubvolume => "it is not a subvolume; varve subvolume list shows them".to_owned(),
+        FsError::ReadOnlySubvolume => {
+            "the directory lies in a read-only snapshot; choose a place outside of it".to_owned()
+        }
+        FsError::NameTooLong => "the name is longer than 255 bytes; choose a shorter one".to_owned(),
+        FsError::Engine(EngineError::NoSpace) => "the pool is full; delete something first".to_owned(),
+        FsError::Engine(EngineError::ReadOnly) => {
+            "the pool is open read-only; unmount it and mount it without the option ro".to_owned()
+        }
+        other => other.to_string(),
+    };
+    anyhow!(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attr(uid: u32, gid: u32, mode: u32) -> Attr {
+        let time = Timestamp { seconds: 0, nanoseconds: 0 };
+        Attr {
+            ino: InodeId(5),
+            generation: 1,
+            kind: FileKind::Directory,
+            mode,
+            links: 2,
+            uid,
+            gid,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: time,
+        }
+    }
+
+    // Goal: the mode decides as POSIX has it: the first class that fits, and no other. Method: a caller of each class
+    // against modes that allow one class only.
+    #[test]
+    fn modes_decide() {
+        let (owner, member, other) =
+            (Caller { uid: 7, gid: 1 }, Caller { uid: 8, gid: 9 }, Caller { uid: 8, gid: 1 });
+        for (mode, expected) in [
+            (0o300, [true, false, false]),
+            (0o030, [false, true, false]),
+            (0o003, [false, false, true]),
+            (0o200, [false; 3]),
+        ] {
+            let attr = attr(7, 9, mode);
+            assert_eq!([owner, member, other].map(|who| allows(who, &attr, WRITE_AND_SEARCH)), expected);
+            assert!(allows(Caller::ROOT, &attr, WRITE_AND_SEARCH));
+        }
+        assert!(must_own(owner, &attr(7, 9, 0)).is_ok());
+        assert!(must_own(Caller::ROOT, &attr(7, 9, 0)).is_ok());
+        assert!(must_own(member, &attr(7, 9, 0o777)).is_err());
+    }
+}

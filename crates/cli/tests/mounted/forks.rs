@@ -1,0 +1,345 @@
+//! Subvolumes, snapshots and clones as a user has them: the commands on a mounted pool, and what other programs see.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::harness::{Mount, Random, Scratch, can_mount, check, output, program, say, succeed, varve};
+use crate::tree;
+
+const EROFS: i32 = 30;
+const ESTALE: i32 = 116;
+const MIB: u64 = 1 << 20;
+
+fn stats(mount: &Mount) -> Value {
+    serde_json::from_str(&succeed(varve(&["stats", "--json"]).arg(&mount.point))).expect("stats are JSON")
+}
+
+fn used(mount: &Mount) -> u64 {
+    stats(mount)["space"]["used_bytes"].as_u64().expect("a number of bytes")
+}
+
+/// Waits until the space in use satisfies `enough`: freeing happens in the background.
+fn wait_for_used(mount: &Mount, enough: impl Fn(u64) -> bool) -> u64 {
+    let started = Instant::now();
+    loop {
+        mount.sync();
+        let now = used(mount);
+        if enough(now) || started.elapsed() > Duration::from_secs(60) {
+            return now;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn make(mount: &Mount, name: &str) {
+    succeed(varve(&["subvolume", "create"]).arg(mount.path(name)));
+}
+
+fn snapshot(mount: &Mount, options: &[&str], source: &str, dest: &str) {
+    succeed(varve(&["snapshot"]).args(options).arg(mount.path(source)).arg(mount.path(dest)));
+}
+
+fn delete(mount: &Mount, name: &str) {
+    succeed(varve(&["subvolume", "delete"]).arg(mount.path(name)));
+}
+
+fn list(path: &Path) -> Vec<Value> {
+    serde_json::from_str(&succeed(varve(&["subvolume", "list", "--json"]).arg(path))).expect("a list")
+}
+
+/// Fails, with a sentence in which each of `words` is.
+fn refused(command: &mut Command, words: &[&str]) {
+    let out = output(command);
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(1), "{command:?}: {text}");
+    for word in words {
+        assert!(text.contains(word), "{command:?}: {word:?} is not in: {text}");
+    }
+}
+
+// Goal: the whole story holds, mounted: what a snapshot shows stays, numbers are unique, read-only is read-only, a crash
+// and a new mount change nothing, and the pool is sound. Method: a seeded tree, snapshots of it and of a snapshot, changes
+// on both sides, SIGKILL after a sync, find and stat across everything.
+#[test]
+fn the_story_of_a_subvolume() {
+    if !can_mount("the_story_of_a_subvolume") {
+        return;
+    }
+    let scratch = Scratch::new("forks");
+    let pool = scratch.pool("pool.img", "512M");
+    let point = scratch.path("mnt");
+    let mount = Mount::start(&pool, &point);
+    make(&mount, "work");
+    tree::generate(&mount.path("work"), 150, 7);
+    fs::write(mount.path("work/note"), "before").unwrap();
+    snapshot(&mount, &["--read-only"], "work", "frozen");
+    snapshot(&mount, &[], "work", "branch");
+    snapshot(&mount, &["--sync"], "frozen", "thawed");
+    fs::write(mount.path("work/note"), "after").unwrap();
+    fs::write(mount.path("branch/note"), "elsewhere").unwrap();
+    fs::write(mount.path("thawed/new"), "new").unwrap();
+
+    assert_eq!(fs::write(mount.path("frozen/note"), "x").unwrap_err().raw_os_error(), Some(EROFS));
+    assert_eq!(fs::create_dir(mount.path("frozen/dir")).unwrap_err().raw_os_error(), Some(EROFS));
+    assert_eq!(fs::remove_file(mount.path("frozen/note")).unwrap_err().raw_os_error(), Some(EROFS));
+
+    // A hard link cannot cross; mv copies.
+    let crossing = fs::hard_link(mount.path("work/note"), mount.path("branch/link")).unwrap_err();
+    assert_eq!(crossing.kind(), std::io::ErrorKind::CrossesDevices);
+    fs::write(mount.path("work/moved"), "moved").unwrap();
+    fs::hard_link(mount.path("work/moved"), mount.path("work/stays")).unwrap();
+    succeed(&mut program("mv", &mount.point, &["work/moved", "branch/moved"]));
+    assert_eq!(fs::read(mount.path("branch/moved")).unwrap(), b"moved");
+    assert_eq!(fs::metadata(mount.path("work/stays")).unwrap().nlink(), 1);
+    // The subvolume itself moves.
+    succeed(&mut program("mv", &mount.point, &["thawed", "renamed"]));
+
+    let look = |mount: &Mount| {
+        for (name, content) in
+            [("work", "after"), ("frozen", "before"), ("branch", "elsewhere"), ("renamed", "before")]
+        {
+            let note = fs::read_to_string(mount.path(name).join("note")).unwrap();
+            assert_eq!(note, content, "{name}");
+        }
+        assert_eq!(fs::read(mount.path("renamed/new")).unwrap(), b"new");
+        // Unique but for hard links: a number belongs to one subvolume.
+        let text = succeed(&mut program("find", &mount.point, &[".", "-printf", "%i %H/%P\\0"]));
+        let mut owners = std::collections::HashMap::new();
+        for line in text.split('\0').filter(|line| !line.is_empty()) {
+            let (number, path) = line.split_once(' ').unwrap();
+            let owner = path.split('/').nth(1).unwrap_or_default().to_owned();
+            let number: u64 = number.parse().unwrap();
+            let first = owners.entry(number).or_insert_with(|| owner.clone());
+            assert_eq!(*first, owner, "inode {number} is in two subvolumes");
+        }
+        assert!(owners.len() > 4 * 100);
+        let paths: HashSet<String> =
+            list(&mount.point).iter().map(|one| one["path"].as_str().unwrap().to_owned()).collect();
+        assert_eq!(paths, ["/", "/work", "/frozen", "/branch", "/renamed"].map(str::to_owned).into());
+    };
+    look(&mount);
+    mount.sync();
+    mount.kill();
+    let mount = Mount::start(&pool, &point);
+    look(&mount);
+    mount.unmount();
+    check(&pool);
+    assert_eq!(list(&pool).len(), 5);
+    let mount = Mount::start(&pool, &point);
+    look(&mount);
+    for name in ["frozen", "work", "renamed", "branch"] {
+        delete(&mount, name);
+    }
+    assert_eq!(fs::read_dir(&mount.point).unwrap().count(), 0);
+    mount.unmount();
+    check(&pool);
+}
+
+// Goal: what the kernel remembers is right after a change that did not come through it: names that were not there, names
+// that are gone, the directory's listing and times; what is left in a deleted subvolume fails and nothing hangs. Method:
+// each is put into the caches first, then changed by the commands.
+#[test]
+fn the_kernel_forgets() {
+    if !can_mount("the_kernel_forgets") {
+        return;
+    }
+    let scratch = Scratch::new("forget");
+    let pool = scratch.pool("pool.img", "256M");
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    let names = |dir: &Path| {
+        let mut names: Vec<_> = fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    assert!(!mount.path("a").exists() && !mount.path("s").exists());
+    assert_eq!(names(&mount.point), [""; 0]);
+    let before = fs::metadata(&mount.point).unwrap();
+    make(&mount, "a");
+    let after = fs::metadata(&mount.point).unwrap();
+    assert!(after.mtime_nsec() != before.mtime_nsec() || after.mtime() != before.mtime());
+    assert!(mount.path("a").is_dir());
+    fs::create_dir(mount.path("a/dir")).unwrap();
+    fs::write(mount.path("a/dir/file"), "content").unwrap();
+    snapshot(&mount, &[], "a", "s");
+    assert!(mount.path("s/dir/file").is_file());
+    assert_eq!(names(&mount.point), ["a", "s"]);
+    succeed(varve(&["clone"]).arg(mount.path("s/dir/file")).arg(mount.path("c")));
+    assert_eq!(names(&mount.point), ["a", "c", "s"]);
+
+    let mut open = fs::File::options().read(true).write(true).open(mount.path("s/dir/file")).unwrap();
+    // A shell that stands in it while it is deleted.
+    let script = format!(
+        "cd s/dir && '{}' subvolume delete '{}' && {{ ls . ; cat file; mkdir x; touch y; }} 2>&1; true",
+        varve(&[]).get_program().to_string_lossy(),
+        mount.path("s").display()
+    );
+    let said = succeed(&mut program("sh", &mount.point, &["-c", &script]));
+    assert_eq!(said.matches("Stale").count() + said.matches("No such file").count(), 4, "{said}");
+    assert!(!mount.path("s").exists());
+    assert_eq!(names(&mount.point), ["a", "c"]);
+    let error = std::io::Write::write(&mut open, b"x").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(ESTALE));
+    open.seek(SeekFrom::Start(0)).unwrap();
+    // What the kernel has of it may still be read; there is an answer either way.
+    let _content_or_an_error = open.read(&mut [0; 16]);
+    drop(open);
+    // The name is free again, for another subvolume.
+    make(&mount, "s");
+    assert_eq!(names(&mount.path("s")), [""; 0]);
+    mount.unmount();
+    check(&pool);
+}
+
+// Goal: a clone costs no space, however it is made, and what only a deleted subvolume held comes back. Method: the space
+// in use around `varve clone`, cp, and the deletion, and the contents after each side was changed.
+#[test]
+fn clones_share_and_space_comes_back() {
+    if !can_mount("clones_share_and_space_comes_back") {
+        return;
+    }
+    let scratch = Scratch::new("clones");
+    let pool = scratch.pool("pool.img", "512M");
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    mount.sync();
+    let empty = used(&mount);
+    make(&mount, "v");
+    let data = Random::new(3).bytes(64 << 20);
+    fs::write(mount.path("v/file"), &data).unwrap();
+    fs::set_permissions(mount.path("v/file"), fs::Permissions::from_mode(0o640)).unwrap();
+    mount.sync();
+    let full = used(&mount);
+    assert!(full - empty >= 64 * MIB);
+    succeed(varve(&["clone"]).arg(mount.path("v/file")).arg(mount.path("clone")));
+    succeed(&mut program("cp", &mount.point, &["v/file", "copy"]));
+    snapshot(&mount, &["--read-only"], "v", "s");
+    succeed(&mut program("cp", &mount.point, &["s/file", "of-snapshot"]));
+    mount.sync();
+    let shared = used(&mount);
+    assert!(shared < full + 4 * MIB, "clones took {} bytes", shared - full);
+    assert_eq!(fs::metadata(mount.path("clone")).unwrap().mode() & 0o777, 0o640);
+    let mut changed = data.clone();
+    changed[5 << 20..][..4].copy_from_slice(b"diff");
+    std::os::unix::fs::FileExt::write_at(
+        &fs::File::options().write(true).open(mount.path("clone")).unwrap(),
+        b"diff",
+        5 << 20,
+    )
+    .unwrap();
+    assert!(fs::read(mount.path("clone")).unwrap() == changed);
+    for name in ["v/file", "copy", "s/file", "of-snapshot"] {
+        assert!(fs::read(mount.path(name)).unwrap() == data, "{name}");
+    }
+    // Everything but the clone goes; the clone keeps what it shows.
+    delete(&mount, "s");
+    delete(&mount, "v");
+    fs::remove_file(mount.path("copy")).unwrap();
+    fs::remove_file(mount.path("of-snapshot")).unwrap();
+    mount.sync();
+    assert!(fs::read(mount.path("clone")).unwrap() == changed);
+    fs::remove_file(mount.path("clone")).unwrap();
+    let left = wait_for_used(&mount, |used| used < empty + 4 * MIB);
+    assert!(left < empty + 4 * MIB, "{} bytes did not come back", left - empty);
+    mount.unmount();
+    check(&pool);
+}
+
+// Goal: what cannot be done says so and what to do, and changes nothing. Method: one wrong call each, and words of its
+// sentence.
+#[test]
+fn wrong_calls_say_what_to_do() {
+    if !can_mount("wrong_calls_say_what_to_do") {
+        return;
+    }
+    let scratch = Scratch::new("wrong");
+    let pool = scratch.pool("pool.img", "256M");
+    let outside = scratch.subdir("outside");
+    fs::write(outside.join("file"), "x").unwrap();
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    make(&mount, "a");
+    make(&mount, "a/inner");
+    fs::create_dir(mount.path("dir")).unwrap();
+    fs::write(mount.path("file"), "x").unwrap();
+    let at = |name: &str| mount.path(name);
+    refused(varve(&["subvolume", "create"]).arg(at("a")), &["exists already"]);
+    refused(
+        varve(&["subvolume", "create"]).arg(outside.join("v")),
+        &["not inside a mounted pool", "varve mount"],
+    );
+    refused(varve(&["subvolume", "create"]).arg(at("no/v")), &["no such file"]);
+    refused(varve(&["subvolume", "create"]).arg(at(&"n".repeat(256))), &["name"]);
+    refused(varve(&["subvolume", "delete"]).arg(at("a")), &["other subvolumes in it"]);
+    refused(varve(&["subvolume", "delete"]).arg(at("dir")), &["not a subvolume", "rm -r"]);
+    refused(varve(&["subvolume", "delete"]).arg(&mount.point), &["mounted there"]);
+    refused(varve(&["snapshot"]).arg(at("dir")).arg(at("s")), &["not a subvolume", "subvolume create"]);
+    refused(varve(&["snapshot"]).arg(at("a")).arg(at("dir")), &["exists already"]);
+    refused(varve(&["snapshot"]).arg(at("a")).arg(outside.join("s")), &["not inside a mounted pool"]);
+    refused(varve(&["clone"]).arg(at("dir")).arg(at("c")), &["not a regular file", "varve snapshot"]);
+    refused(varve(&["clone"]).arg(outside.join("file")).arg(at("c")), &["not inside a mounted pool"]);
+    refused(varve(&["subvolume", "list"]).arg(&outside), &["not inside a mounted pool"]);
+    // rmdir of a subvolume is refused by the kernel's errno; rm -r would empty it first.
+    assert!(fs::remove_dir(at("a/inner")).is_err());
+    snapshot(&mount, &["--read-only"], "a", "frozen");
+    refused(varve(&["subvolume", "create"]).arg(at("frozen/v")), &["read-only snapshot"]);
+    // One that fails does not keep the others from being made.
+    let out = output(varve(&["subvolume", "create"]).arg(at("a")).arg(at("b")));
+    assert_eq!(out.status.code(), Some(1));
+    assert!(at("b").is_dir());
+    // A symbolic link leads to what is deleted; the link stays.
+    std::os::unix::fs::symlink("b", at("link")).unwrap();
+    delete(&mount, "link");
+    assert!(!at("b").exists() && at("link").symlink_metadata().is_ok());
+    succeed(varve(&["mount", "-o", "remount,ro"]).arg(&pool).arg(&mount.point));
+    refused(varve(&["snapshot"]).arg(at("a")).arg(at("late")), &["mounted read-only", "remount,rw"]);
+    mount.unmount();
+    check(&pool);
+}
+
+// Goal: the commands take no longer than a program takes to start and ask. Method: the median of 21 runs each, on a
+// subvolume with 1,000 files and a file of 64 MiB. Bound only in a release build: 3 ms.
+#[test]
+fn commands_are_quick() {
+    if !can_mount("commands_are_quick") {
+        return;
+    }
+    const RUNS: usize = 21;
+    let scratch = Scratch::new("quick");
+    let pool = scratch.pool("pool.img", "512M");
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    make(&mount, "v");
+    for number in 0..1000 {
+        fs::write(mount.path(&format!("v/{number}")), "some content").unwrap();
+    }
+    fs::write(mount.path("v/large"), Random::new(5).bytes(64 << 20)).unwrap();
+    mount.sync();
+    let median = |verb: &str, source: &str| {
+        let mut times: Vec<Duration> = (0..RUNS)
+            .map(|run| {
+                let mut command = varve(&[verb]);
+                command.arg(mount.path(source)).arg(mount.path(&format!("{verb}{run}")));
+                let started = Instant::now();
+                let status = command.status().expect("varve starts");
+                let took = started.elapsed();
+                assert!(status.success());
+                took
+            })
+            .collect();
+        times.sort();
+        times[RUNS / 2]
+    };
+    let (snapshot, clone) = (median("snapshot", "v"), median("clone", "v/large"));
+    say(&format!("commands: varve snapshot {snapshot:?}, varve clone {clone:?} (median of {RUNS})"));
+    let bound = Duration::from_millis(if cfg!(debug_assertions) { 300 } else { 3 });
+    assert!(snapshot < bound && clone < bound, "snapshot {snapshot:?}, clone {clone:?}, bound {bound:?}");
+    mount.unmount();
+    check(&pool);
+}
