@@ -180,6 +180,12 @@ impl Core {
             }
             _ => {}
         }
+        if let Some(target) = target_now {
+            // A transaction changes the count of a version once, and these two may be clones of each other.
+            for ino in [source.ino, target.ino] {
+                self.own_first(&change, ino, locked.get(ino), None)?;
+            }
+        }
         let now = self.now();
         let mut tx = Transaction::new();
         let mut records: Vec<(InodeId, InodeRecord)> = Vec::with_capacity(4);

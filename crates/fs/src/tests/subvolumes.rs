@@ -199,6 +199,38 @@ fn read_only() {
     f.check();
 }
 
+// Goal: a rename that copies up one of two clones and lets go of the other counts both. Method: an inherited file over one
+// that is the snapshot's own, over one that is open, and two inherited ones exchanged; all clones of one file.
+#[test]
+fn renames_of_clones() {
+    let f = Fixture::new(64 * MIB);
+    let sub = make(&f, ROOT, b"sub");
+    let data = pattern(4, 50_000);
+    let first = file(&f, sub, b"0", &data);
+    for n in 1..6 {
+        f.fs.clone_file(Caller::ROOT, first, sub, n.to_string().as_bytes()).unwrap();
+    }
+    let snap = snapshot(&f, sub, b"snap");
+    let own = f.fs.lookup(snap, b"1").unwrap().ino;
+    f.fs.setattr(Caller::ROOT, own, SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    f.fs.rename(snap, b"0", snap, b"1", RenameMode::Replace).unwrap();
+    f.fs.maintain().unwrap();
+    f.check();
+    f.fs.rename(snap, b"2", snap, b"3", RenameMode::Exchange).unwrap();
+    f.check();
+    let open = f.fs.lookup(snap, b"5").unwrap().ino;
+    f.fs.open_inode(Caller::ROOT, open, false).unwrap();
+    f.fs.rename(snap, b"4", snap, b"5", RenameMode::Replace).unwrap();
+    f.check();
+    f.fs.delete_subvolume(ROOT, b"sub").unwrap();
+    f.fs.release_inode(open).unwrap();
+    f.fs.maintain().unwrap();
+    f.check();
+    for name in f.list(snap) {
+        assert_eq!(content(&f, snap, &name), data);
+    }
+}
+
 // Goal: files that are open and without a name in either side live on and end. Method: unlinked before and after a
 // snapshot, in both sides, with reading and the end in different orders.
 #[test]
