@@ -7,6 +7,7 @@ mod files;
 mod huge;
 mod paths;
 mod ranges;
+mod storm;
 mod subvolumes;
 mod surface;
 mod threads;
