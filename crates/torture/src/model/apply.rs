@@ -144,7 +144,14 @@ impl Model {
                 let bytes = content.read(*from_offset, most.min(cx.written as u64));
                 if (*from_offset, *to_offset) == (0, 0) && most == size && cx.size == 0 {
                     self.remember_fork(*from);
-                    self.remember_fork(*to);
+                    let source = self.get(*from).and_then(Inode::content).cloned().unwrap_or_default();
+                    self.write(*to, *to_offset, &bytes, cx)?;
+                    if from != to
+                        && let Some(content) = self.get_mut(*to).and_then(Inode::content_mut)
+                    {
+                        content.may_share_reserved(&source);
+                    }
+                    return Ok(());
                 }
                 self.write(*to, *to_offset, &bytes, cx)
             }

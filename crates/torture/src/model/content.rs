@@ -79,6 +79,12 @@ impl Content {
         self.forked = true;
     }
 
+    /// A copy of all of `source` shares what is set aside there.
+    pub fn may_share_reserved(&mut self, source: &Content) {
+        self.forked = true;
+        Arc::make_mut(&mut self.reserved_most).extend(source.reserved_most.iter());
+    }
+
     /// What the source of a copy remembers.
     pub fn was_shared(&mut self) {
         self.forked = true;
@@ -236,9 +242,10 @@ impl Content {
         (offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES)).all(|page| self.reserved.contains(&page))
     }
 
-    /// Pages that have space set aside: at least and at most.
+    /// Pages that have space set aside: at least and at most. Those who share a page have it set aside once.
     pub fn reserved_pages(&self) -> (u64, u64) {
-        (self.reserved.len() as u64, self.reserved_most.len() as u64)
+        let least = if self.forked { 0 } else { self.reserved.len() };
+        (least as u64, self.reserved_most.len() as u64)
     }
 
     /// Pages that have space set aside for sure, ascending.
