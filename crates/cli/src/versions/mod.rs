@@ -242,13 +242,6 @@ fn to_make(path: &Path) -> Result<Place> {
     }
     let (directory, name) = split(path)?;
     let directory = find(directory)?;
-    if directory.mount.flags.read_only {
-        let at = directory.mount.mountpoint.display();
-        bail!(
-            "the pool is mounted read-only; to make it writable: varve mount -o remount,rw {} {at}",
-            directory.mount.source.display()
-        );
-    }
     Ok(Place { directory, name })
 }
 
@@ -291,7 +284,15 @@ fn umask() -> u32 {
     mask.bits()
 }
 
+/// Asks for a change.
 fn ask(mount: &Mount, request: &Request) -> Result<()> {
+    if mount.flags.read_only {
+        bail!(
+            "the pool is mounted read-only; to make it writable: varve mount -o remount,rw {} {}",
+            mount.source.display(),
+            mount.mountpoint.display()
+        );
+    }
     answer(mount, request).map(drop)
 }
 
