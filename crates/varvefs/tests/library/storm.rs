@@ -98,6 +98,27 @@ fn storm() {
                         assert_eq!(first, digest(fs, &name), "{name} does not stay as it is");
                     }
                     live.push(name);
+                    let (file, copy) = (random.below(FILES), format!("/clone-{forker}-{}", n % 5));
+                    if fs.exists(&copy).expect("exists") {
+                        fs.remove_file(&copy).expect("remove");
+                    }
+                    let original = format!("{source}/{file}");
+                    match fs.clone_file(&original, &copy) {
+                        Ok(()) => {
+                            let first = fs.read(&copy).expect("read");
+                            if random.below(2) == 0 {
+                                write(fs, &copy, n, 1 + random.below(9), &mut random);
+                            } else {
+                                assert_eq!(
+                                    first,
+                                    fs.read(&copy).expect("read"),
+                                    "{copy} does not stay as it is"
+                                );
+                            }
+                        }
+                        // Its writer had removed it just then.
+                        Err(error) => assert_eq!(*error.reason(), varvefs::Reason::NotFound, "{error}"),
+                    }
                     if live.len() > 12 {
                         let gone = live.swap_remove(random.below(live.len() as u64) as usize);
                         fs.delete_subvolume(&gone).expect("delete");
@@ -124,6 +145,10 @@ fn storm() {
     report(&pool, "with forks");
     for subvolume in fs.subvolumes().expect("list").into_iter().rev().filter(|s| s.parent.is_some()) {
         fs.delete_subvolume(&subvolume.path).expect("delete");
+    }
+    for copy in fs.read_dir("/").expect("list") {
+        let name = copy.expect("an entry").file_name().to_string_lossy().into_owned();
+        fs.remove_file(format!("/{name}")).expect("remove");
     }
     report(&pool, "without");
     let used = pool.stats().expect("stats").space.used_bytes;
