@@ -49,11 +49,11 @@ const O_TRUNC: i32 = 0o1000;
 
 /// What is asked of the kernel, where it knows it. Not in the list, and why: WRITEBACK_CACHE (the kernel would accept
 /// writes that have no space); SETXATTR_EXT (`fuser` 0.18 panics on the longer request); POSIX_LOCKS and FLOCK_LOCKS
-/// (the kernel keeps locks of one machine by itself); AUTO_INVAL_DATA (nobody else changes the data).
-const CAPABILITIES: [InitFlags; 11] = [
+/// (the kernel keeps locks of one machine by itself); AUTO_INVAL_DATA (nobody else changes the data); ATOMIC_O_TRUNC (the
+/// kernel would have the file cut before it looks whether it is being executed, and refuse the open afterwards).
+const CAPABILITIES: [InitFlags; 10] = [
     InitFlags::FUSE_ASYNC_READ,
     InitFlags::FUSE_ASYNC_DIO,
-    InitFlags::FUSE_ATOMIC_O_TRUNC,
     InitFlags::FUSE_CACHE_SYMLINKS,
     // Whether the umask applies depends on the directory's default access control list.
     InitFlags::FUSE_DONT_MASK,

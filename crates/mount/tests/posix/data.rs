@@ -2,10 +2,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::process::Command;
 
-use rustix::fs::{FallocateFlags, SeekFrom as Seeking, copy_file_range, fallocate, seek};
+use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom as Seeking, copy_file_range, fallocate, seek};
 use rustix::io::Errno;
 
 use super::Mount;
@@ -97,4 +97,27 @@ fn direct_io_and_mappings() {
     direct.read_exact_at(&mut bytes, 30_000).unwrap();
     assert_eq!(&bytes, b"mmap!");
     buffered.sync_all().unwrap();
+}
+
+/// Goal: a program that runs cannot be cut or written to, and goes on running. Method: a copy of sleep(1) runs; every way
+/// to open it for that is refused with ETXTBSY, and its bytes stay.
+#[test]
+fn running_programs_are_busy() {
+    let Some(mount) = Mount::start("running_programs_are_busy", 64 << 20) else { return };
+    let original = ["/bin/sleep", "/usr/bin/sleep"].into_iter().find_map(|path| fs::read(path).ok());
+    let original = original.expect("sleep is on every machine");
+    let program = mount.path("program");
+    fs::write(&program, &original).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut running = Command::new(&program).arg("60").spawn().unwrap();
+    let open = |flags| rustix::fs::open(&program, flags, Mode::empty()).map(|_| ());
+    let opened: Vec<_> =
+        [OFlags::WRONLY, OFlags::RDWR, OFlags::RDONLY | OFlags::TRUNC].into_iter().map(open).collect();
+    let same = fs::read(&program).unwrap() == original;
+    let ended = running.try_wait().unwrap();
+    running.kill().unwrap();
+    running.wait().unwrap();
+    assert_eq!(opened, [Err(Errno::TXTBSY); 3]);
+    assert!(same, "the program was changed while it ran");
+    assert_eq!(ended, None, "it did not go on running");
 }
