@@ -9,6 +9,7 @@
 //! with the bytes that the loops wrote.
 
 mod kernel;
+mod mounted;
 mod subject;
 mod summary;
 mod varve;
@@ -163,6 +164,8 @@ fn asked(options: &Options) -> Vec<(TargetKind, ForkKind)> {
     let all = [
         (TargetKind::VarveInProcess, ForkKind::Snapshot),
         (TargetKind::VarveInProcess, ForkKind::Clone),
+        (TargetKind::VarveMounted, ForkKind::Snapshot),
+        (TargetKind::VarveMounted, ForkKind::Clone),
         (TargetKind::Btrfs, ForkKind::Snapshot),
         (TargetKind::Xfs, ForkKind::Clone),
     ];

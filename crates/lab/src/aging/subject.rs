@@ -1,15 +1,20 @@
 //! What ages: a file on a target, and how forks are made of it there.
 
 use std::path::Path;
+use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use super::kernel::Kernel;
+use super::mounted::Mounted;
 use super::varve::InProcess;
 use crate::counters::Counters;
 use crate::disk::Disk;
 use crate::target::TargetKind;
 use crate::{Options, Scale, tool};
+
+/// How long it may take until nothing is left of all that was deleted.
+pub(super) const DRAIN_MAX: Duration = Duration::from_secs(600);
 
 /// How a fork is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,14 +84,18 @@ pub(super) fn open(
     directory: &Path,
     disk_bytes: u64,
 ) -> Result<Box<dyn Subject>> {
+    let disk = || {
+        let fill = options.scale == Scale::Small;
+        Disk::new(options.medium, directory, &kind.name(), disk_bytes, fill)
+    };
     Ok(match kind {
         TargetKind::Btrfs | TargetKind::Xfs => {
             Box::new(Kernel::new(kind, fork, options, directory, disk_bytes)?)
         }
-        TargetKind::VarveInProcess => {
-            let fill = options.scale == Scale::Small;
-            let disk = Disk::new(options.medium, directory, &kind.name(), disk_bytes, fill)?;
-            Box::new(InProcess::new(disk, fork)?)
+        TargetKind::VarveInProcess => Box::new(InProcess::new(disk()?, fork)?),
+        TargetKind::VarveMounted => {
+            let program = options.program.as_deref().context("the program varve is not known")?;
+            Box::new(Mounted::new(disk()?, program, directory, fork)?)
         }
         _ => bail!("{} cannot age", kind.name()),
     })

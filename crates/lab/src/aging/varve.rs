@@ -1,18 +1,15 @@
 //! VarveFS as a library in this process.
 
-use anyhow::{Context, Result, bail};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result, bail};
 use varvefs::{Allocate, SnapshotOptions};
 
 use super::BLOCK_BYTES;
-use super::subject::{ForkKind, Subject};
+use super::subject::{DRAIN_MAX, ForkKind, Subject};
 use crate::counters::Counters;
 use crate::disk::Disk;
 use crate::guard;
-
-/// How long the reaper may take for all that was deleted.
-const DRAIN_MAX: Duration = Duration::from_secs(600);
 
 /// A pool with one file in it. The pool goes before its disk.
 pub(super) struct InProcess {

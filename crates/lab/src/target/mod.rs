@@ -18,6 +18,7 @@ use crate::{Medium, Options, Scale};
 
 pub use bare::{Bare, ceiling};
 pub(crate) use kernel::Kernel;
+pub(crate) use varve::Mounted;
 
 /// Something that stores files. Paths are relative, with `/` between their parts.
 pub trait Target: Send + Sync {
@@ -131,9 +132,7 @@ impl TargetKind {
         let disk = Disk::new(options.medium, directory, &name, size_bytes, fill)?;
         Ok(match (self, &options.program) {
             (TargetKind::VarveInProcess, _) => Box::new(varve::InProcess::new(disk)?),
-            (TargetKind::VarveMounted, Some(program)) => {
-                Box::new(varve::Mounted::new(disk, program, directory)?)
-            }
+            (TargetKind::VarveMounted, Some(program)) => Box::new(Mounted::new(disk, program, directory)?),
             (TargetKind::Bare, _) => Box::new(Bare::new(disk)?),
             _ => Box::new(Kernel::new(self, disk, directory)?),
         })

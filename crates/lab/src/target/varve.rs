@@ -54,7 +54,7 @@ impl Target for InProcess {
 }
 
 /// The program and its mount. Fields go in the order in which things must end.
-pub(super) struct Mounted {
+pub(crate) struct Mounted {
     tree: Tree,
     mount: MountGuard,
     mountpoint: TempDir,
@@ -63,6 +63,11 @@ pub(super) struct Mounted {
 }
 
 impl Mounted {
+    /// The root of the mount.
+    pub fn root(&self) -> &Path {
+        self.mountpoint.path()
+    }
+
     pub fn new(disk: Disk, program: &Path, directory: &Path) -> Result<Mounted> {
         let pool = disk.path().context("a mount needs a device or a file")?;
         tool::run(program, &[Path::new("create"), Path::new("--force"), pool])?;
