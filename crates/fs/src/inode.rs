@@ -15,9 +15,10 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use varve_engine::{InodeId, PoolAddr, VersionId};
+use varve_engine::{FamilyId, InodeId, PoolAddr, VersionId};
 use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, Time};
 
+use crate::api::{Caller, ROOT_INODE};
 use crate::subvolume::{Change, Slot};
 use crate::writeback::pages::DirtyPages;
 
@@ -148,6 +149,26 @@ pub(crate) fn blank_record(kind: InodeKind) -> InodeRecord {
         ctime: Time::default(),
         btime: Time::default(),
         inline: Some(Vec::new()),
+    }
+}
+
+/// The record of a subvolume's root: an empty directory that is in itself.
+pub(crate) fn root_record(owner: Caller, mode: u16, now: Time) -> InodeRecord {
+    InodeRecord {
+        mode,
+        uid: owner.uid,
+        gid: owner.gid,
+        parent: ROOT_INODE,
+        data: DataPointer {
+            family: FamilyId(ROOT_INODE.0),
+            version: VersionId(ROOT_INODE.0),
+            has_versions: false,
+        },
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        ..blank_record(InodeKind::Directory)
     }
 }
 

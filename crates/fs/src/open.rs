@@ -10,7 +10,7 @@ use varve_engine::{
     EngineError, FamilyId, FormatOptions, InodeId, RecoveryReport, Store, StoreOptions, Transaction, TreeId,
     VersionId, VersionKey,
 };
-use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, inode_key};
+use varve_format::record::inode::inode_key;
 use varve_format::record::subvolume::{
     FIRST_SUBVOLUME, HASH_KIND_SIPHASH13, SUBVOLUME_DELETING, SUBVOLUME_SHARING, SubvolumeRecord,
 };
@@ -20,7 +20,7 @@ use crate::api::{Caller, Clock, OpenOptions, ROOT_INODE};
 use crate::core::Core;
 use crate::files::FileCount;
 use crate::hash::NameHasher;
-use crate::inode::{InodeTable, blank_record};
+use crate::inode::{InodeTable, root_record};
 use crate::reaper::ReapQueue;
 use crate::reserved::ReservedSpace;
 use crate::subvolume::nested::Entry;
@@ -44,24 +44,8 @@ pub(crate) fn format(
     Store::format(devices, options)?;
     let open = StoreOptions { background: false, ..StoreOptions::default() };
     let (store, _) = Store::open(devices.to_vec(), open)?;
-    let now = clock.now();
     let family = FamilyId(FIRST_SUBVOLUME);
-    let root = InodeRecord {
-        mode: 0o755,
-        uid: owner.uid,
-        gid: owner.gid,
-        parent: ROOT_INODE,
-        data: DataPointer {
-            family: FamilyId(ROOT_INODE.0),
-            version: VersionId(ROOT_INODE.0),
-            has_versions: false,
-        },
-        atime: now,
-        mtime: now,
-        ctime: now,
-        btime: now,
-        ..blank_record(InodeKind::Directory)
-    };
+    let root = root_record(owner, 0o755, clock.now());
     let record = first_subvolume(hash_kind);
     NameHasher::new(hash_kind, store.hash_seed()).ok_or(FsError::Invalid)?;
     let mut tx = Transaction::new();

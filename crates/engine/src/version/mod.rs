@@ -37,6 +37,7 @@ mod family;
 mod holders;
 mod path;
 mod pending;
+mod planting;
 pub mod points;
 mod reap;
 mod resolve;
@@ -46,7 +47,11 @@ mod truncate;
 mod write;
 
 #[cfg(test)]
+mod maps;
+#[cfg(test)]
 mod tests;
+
+use planting::planting;
 
 pub use check::{next_family, walk_family};
 pub use extents::{delete_step, pending_families, reap_step};
@@ -169,19 +174,4 @@ enum Planted {
     YoungestFirst,
 }
 
-#[cfg(test)]
-thread_local! {
-    static PLANTED: std::cell::Cell<&'static [Planted]> = const { std::cell::Cell::new(&[]) };
-}
-
-/// Whether a test has planted this.
-#[cfg(test)]
-fn planted(what: Planted) -> bool {
-    PLANTED.get().contains(&what)
-}
-
-/// Outside tests nothing is planted.
-#[cfg(not(test))]
-const fn planted(_: Planted) -> bool {
-    false
-}
+planting!(Planted);

@@ -27,6 +27,7 @@ use varve_format::record::name::NAME_KEY_BYTES;
 use varve_format::record::xattr::XATTR_KEY_BYTES;
 use varve_format::{Corrupt, FamilyId, TreeId, VersionKey};
 
+use super::planting::planting;
 use super::{Path, Result};
 use crate::EngineError;
 use crate::key::Key;
@@ -106,19 +107,4 @@ enum Planted {
     LargerSide,
 }
 
-#[cfg(test)]
-thread_local! {
-    static PLANTED: std::cell::Cell<&'static [Planted]> = const { std::cell::Cell::new(&[]) };
-}
-
-/// Whether a test has planted this.
-#[cfg(test)]
-fn planted(what: Planted) -> bool {
-    PLANTED.get().contains(&what)
-}
-
-/// Outside tests nothing is planted.
-#[cfg(not(test))]
-const fn planted(_: Planted) -> bool {
-    false
-}
+planting!(Planted);

@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use varve_engine::version::{self, Holder};
-use varve_engine::{FamilyId, InodeId, Transaction, TreeId, VersionId, VersionKey};
-use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, inode_key};
+use varve_engine::{FamilyId, InodeId, Transaction, TreeId, VersionKey};
+use varve_format::record::inode::{InodeKind, inode_key};
 use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::{
     SUBVOLUME_DELETING, SUBVOLUME_READ_ONLY, SUBVOLUME_SHARING, SubvolumePlace, SubvolumeRecord,
@@ -20,7 +20,7 @@ use varve_format::record::subvolume::{
 use super::require_directory;
 use crate::api::{Attr, Caller, ROOT_INODE, RenameMode, SubvolumeInfo};
 use crate::core::{Core, check_name, touch_directory};
-use crate::inode::blank_record;
+use crate::inode::root_record;
 use crate::reaper::Task;
 use crate::subvolume::nested::Entry;
 use crate::subvolume::{self, Slot, Subvolume, local};
@@ -68,23 +68,7 @@ impl Core {
         let id = self.store.new_id();
         let slot = self.subvolumes.new_slot()?;
         let position = self.take_place(parent, name)?;
-        let now = self.now();
-        let root = InodeRecord {
-            mode: (mode & 0o7777) as u16,
-            uid: caller.uid,
-            gid: caller.gid,
-            parent: ROOT_INODE,
-            data: DataPointer {
-                family: FamilyId(ROOT_INODE.0),
-                version: VersionId(ROOT_INODE.0),
-                has_versions: false,
-            },
-            atime: now,
-            mtime: now,
-            ctime: now,
-            btime: now,
-            ..blank_record(InodeKind::Directory)
-        };
+        let root = root_record(caller, (mode & 0o7777) as u16, self.now());
         let holder = Holder::new(FamilyId(id));
         let record = self.new_record(id, slot, holder, (parent, position, name), 0, 0)?;
         let made = (|| {

@@ -1,26 +1,20 @@
 //! btrfs and XFS: forks as their own commands make them, extents as filefrag(8) shows them.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use rustix::fs::{FallocateFlags, OFlags};
-use varve_device::AlignedBuf;
 
-use super::BLOCK_BYTES;
-use super::subject::{ForkKind, Subject};
+use super::subject::{DirectFile, ForkKind, Subject, used_bytes};
 use crate::counters::Counters;
 use crate::target::{self, Target, TargetKind};
 use crate::{Options, tool};
 
 /// A filesystem of the kernel with one file in it. Fields go in the order in which things must end.
 pub(super) struct Kernel {
-    file: Option<File>,
+    file: Option<DirectFile>,
     target: target::Kernel,
     fork: ForkKind,
     is_btrfs: bool,
-    buf: AlignedBuf,
 }
 
 impl Kernel {
@@ -33,7 +27,7 @@ impl Kernel {
     ) -> Result<Kernel> {
         let target = target::Kernel::open(kind, options, directory, disk_bytes)?;
         let is_btrfs = *kind == TargetKind::Btrfs;
-        Ok(Kernel { file: None, target, fork, is_btrfs, buf: AlignedBuf::new(BLOCK_BYTES) })
+        Ok(Kernel { file: None, target, fork, is_btrfs })
     }
 
     /// The directory that is forked (btrfs: a subvolume).
@@ -46,8 +40,8 @@ impl Kernel {
         self.target.root().join(format!("fork-{number}"))
     }
 
-    fn file(&self) -> Result<&File> {
-        self.file.as_ref().context("the file has not been made")
+    fn file(&mut self) -> Result<&mut DirectFile> {
+        self.file.as_mut().context("the file has not been made")
     }
 
     fn command(&self, name: &str, words: &[&Path]) -> Result<String> {
@@ -74,22 +68,14 @@ impl Subject for Kernel {
         } else {
             self.target.create_dir("origin")?;
         }
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .custom_flags(OFlags::DIRECT.bits() as i32)
-            .open(origin.join("file"))?;
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, file_bytes)?;
-        self.file = Some(file);
+        self.file = Some(DirectFile::new(&origin.join("file"), file_bytes)?);
         Ok(())
     }
     fn write(&mut self, offset: u64, seed: u64) -> Result<()> {
-        self.buf[..8].copy_from_slice(&seed.to_le_bytes());
-        Ok(self.file()?.write_all_at(&self.buf, offset)?)
+        self.file()?.write(offset, seed)
     }
     fn sync(&mut self) -> Result<()> {
-        Ok(self.file()?.sync_all()?)
+        self.file()?.sync()
     }
     fn fork(&mut self, number: usize) -> Result<()> {
         let place = self.place(number);
@@ -142,8 +128,7 @@ impl Subject for Kernel {
         self.target.settle()
     }
     fn used_bytes(&self) -> Result<u64> {
-        let stat = rustix::fs::statvfs(self.target.root())?;
-        Ok((stat.f_blocks - stat.f_bfree) * stat.f_frsize)
+        used_bytes(self.target.root())
     }
     fn close(mut self: Box<Self>) -> Result<()> {
         self.file = None;

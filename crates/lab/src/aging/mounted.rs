@@ -1,35 +1,27 @@
 //! VarveFS mounted by its program: forks as its commands make them.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use rustix::fs::{FallocateFlags, OFlags};
-use varve_device::AlignedBuf;
+use anyhow::{Context, Result};
 
-use super::BLOCK_BYTES;
-use super::subject::{DRAIN_MAX, ForkKind, Subject};
+use super::subject::{DirectFile, ForkKind, Subject, drained, used_bytes};
 use crate::counters::Counters;
 use crate::disk::Disk;
 use crate::target::{self, Target};
-use crate::{guard, tool};
+use crate::tool;
 
 /// A mount with one file in it. Fields go in the order in which things must end.
 pub(super) struct Mounted {
-    file: Option<File>,
+    file: Option<DirectFile>,
     target: target::Mounted,
     program: PathBuf,
     fork: ForkKind,
-    buf: AlignedBuf,
 }
 
 impl Mounted {
     pub fn new(disk: Disk, program: &Path, directory: &Path, fork: ForkKind) -> Result<Mounted> {
         let target = target::Mounted::new(disk, program, directory)?;
-        let (program, buf) = (program.to_path_buf(), AlignedBuf::new(BLOCK_BYTES));
-        Ok(Mounted { file: None, target, program, fork, buf })
+        Ok(Mounted { file: None, target, program: program.to_path_buf(), fork })
     }
 
     fn origin(&self) -> PathBuf {
@@ -40,8 +32,8 @@ impl Mounted {
         self.target.root().join(format!("fork-{number}"))
     }
 
-    fn file(&self) -> Result<&File> {
-        self.file.as_ref().context("the file has not been made")
+    fn file(&mut self) -> Result<&mut DirectFile> {
+        self.file.as_mut().context("the file has not been made")
     }
 
     fn varve(&self, words: &[&Path]) -> Result<String> {
@@ -70,22 +62,14 @@ impl Subject for Mounted {
     fn prepare(&mut self, file_bytes: u64) -> Result<()> {
         let origin = self.origin();
         self.varve(&["subvolume".as_ref(), "create".as_ref(), &origin])?;
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .custom_flags(OFlags::DIRECT.bits() as i32)
-            .open(origin.join("file"))?;
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, file_bytes)?;
-        self.file = Some(file);
+        self.file = Some(DirectFile::new(&origin.join("file"), file_bytes)?);
         Ok(())
     }
     fn write(&mut self, offset: u64, seed: u64) -> Result<()> {
-        self.buf[..8].copy_from_slice(&seed.to_le_bytes());
-        Ok(self.file()?.write_all_at(&self.buf, offset)?)
+        self.file()?.write(offset, seed)
     }
     fn sync(&mut self) -> Result<()> {
-        Ok(self.file()?.sync_all()?)
+        self.file()?.sync()
     }
     fn fork(&mut self, number: usize) -> Result<()> {
         let (origin, place) = (self.origin(), self.place(number));
@@ -109,22 +93,14 @@ impl Subject for Mounted {
         Ok(())
     }
     fn drain(&mut self) -> Result<()> {
-        let begun = Instant::now();
-        while self.figure("reap", "backlog_count")? > 0 {
-            guard::check()?;
-            if begun.elapsed() > DRAIN_MAX {
-                bail!("after {} s there is still something to be reaped", DRAIN_MAX.as_secs());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        drained(|| self.figure("reap", "backlog_count"))?;
         self.settle()
     }
     fn settle(&mut self) -> Result<()> {
         self.target.settle()
     }
     fn used_bytes(&self) -> Result<u64> {
-        let stat = rustix::fs::statvfs(self.target.root())?;
-        Ok((stat.f_blocks - stat.f_bfree) * stat.f_frsize)
+        used_bytes(self.target.root())
     }
     fn close(mut self: Box<Self>) -> Result<()> {
         self.file = None;

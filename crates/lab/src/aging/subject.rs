@@ -1,20 +1,25 @@
 //! What ages: a file on a target, and how forks are made of it there.
 
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rustix::fs::{FallocateFlags, OFlags};
+use varve_device::AlignedBuf;
 
+use super::BLOCK_BYTES;
 use super::kernel::Kernel;
 use super::mounted::Mounted;
 use super::varve::InProcess;
 use crate::counters::Counters;
 use crate::disk::Disk;
 use crate::target::TargetKind;
-use crate::{Options, Scale, tool};
+use crate::{Options, Scale, guard, tool};
 
 /// How long it may take until nothing is left of all that was deleted.
-pub(super) const DRAIN_MAX: Duration = Duration::from_secs(600);
+const DRAIN_MAX: Duration = Duration::from_secs(600);
 
 /// How a fork is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,4 +104,55 @@ pub(super) fn open(
         }
         _ => bail!("{} cannot age", kind.name()),
     })
+}
+
+/// A file that is written past the kernel's cache.
+pub(super) struct DirectFile {
+    file: File,
+    buf: AlignedBuf,
+}
+
+impl DirectFile {
+    /// Makes one of `file_bytes`, with all its space set aside.
+    pub fn new(path: &Path, file_bytes: u64) -> Result<DirectFile> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .custom_flags(OFlags::DIRECT.bits() as i32)
+            .open(path)
+            .with_context(|| format!("cannot make {}", path.display()))?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, file_bytes)?;
+        Ok(DirectFile { file, buf: AlignedBuf::new(BLOCK_BYTES) })
+    }
+
+    /// [`Subject::write`].
+    pub fn write(&mut self, offset: u64, seed: u64) -> Result<()> {
+        self.buf[..8].copy_from_slice(&seed.to_le_bytes());
+        Ok(self.file.write_all_at(&self.buf, offset)?)
+    }
+
+    /// [`Subject::sync`].
+    pub fn sync(&self) -> Result<()> {
+        Ok(self.file.sync_all()?)
+    }
+}
+
+/// What statfs(2) calls used.
+pub(super) fn used_bytes(root: &Path) -> Result<u64> {
+    let stat = rustix::fs::statvfs(root)?;
+    Ok((stat.f_blocks - stat.f_bfree) * stat.f_frsize)
+}
+
+/// Waits until `backlog` is 0.
+pub(super) fn drained(backlog: impl Fn() -> Result<u64>) -> Result<()> {
+    let begun = Instant::now();
+    while backlog()? > 0 {
+        guard::check()?;
+        if begun.elapsed() > DRAIN_MAX {
+            bail!("after {} s there is still something to be reaped", DRAIN_MAX.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
 }

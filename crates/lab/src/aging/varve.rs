@@ -1,15 +1,12 @@
 //! VarveFS as a library in this process.
 
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use varvefs::{Allocate, SnapshotOptions};
 
 use super::BLOCK_BYTES;
-use super::subject::{DRAIN_MAX, ForkKind, Subject};
+use super::subject::{ForkKind, Subject, drained};
 use crate::counters::Counters;
 use crate::disk::Disk;
-use crate::guard;
 
 /// A pool with one file in it. The pool goes before its disk.
 pub(super) struct InProcess {
@@ -76,14 +73,7 @@ impl Subject for InProcess {
         Ok(())
     }
     fn drain(&mut self) -> Result<()> {
-        let begun = Instant::now();
-        while self.pool.stats()?.reap.backlog_count > 0 {
-            guard::check()?;
-            if begun.elapsed() > DRAIN_MAX {
-                bail!("after {} s there is still something to be reaped", DRAIN_MAX.as_secs());
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        drained(|| Ok(self.pool.stats()?.reap.backlog_count))?;
         self.settle()
     }
     fn settle(&mut self) -> Result<()> {

@@ -49,17 +49,17 @@ fn a_write_costs_its_neighbours() {
     for at in 0..20 * SEGMENT_BLOCKS {
         write(&mut world, at, 5000 + 2 * at, 1);
     }
-    world.maps.looked_at.set(0);
+    world.maps.met.set(0);
     world.maps.descents.set(0);
     let done = write(&mut world, 7 * SEGMENT_BLOCKS + 100, 1 << 30, 1);
     assert_eq!(done, Replaced { entries_put: 1, entries_deleted: 0, blocks_freed: 1, reserved_freed: 0 });
-    let cost = (world.maps.looked_at.get(), world.maps.descents.get());
+    let cost = (world.maps.met.get(), world.maps.descents.get());
     assert!(cost.0 <= 3 && cost.1 <= 2, "looked at {} entries in {} descents", cost.0, cost.1);
     let path = Path::load(&world.maps, world.files[0].holder).unwrap();
-    world.maps.looked_at.set(0);
+    world.maps.met.set(0);
     resolve(&world.maps, &path, (9 * SEGMENT_BLOCKS + 50) * BLOCK, (9 * SEGMENT_BLOCKS + 51) * BLOCK)
         .unwrap();
-    assert!(world.maps.looked_at.get() <= 1);
+    assert!(world.maps.met.get() <= 1);
 }
 
 /// Goal: cutting a big file is O(1), and reads of what is grown again are zeros at once. Method: truncate a file of

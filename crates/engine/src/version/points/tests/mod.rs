@@ -1,6 +1,5 @@
 //! Tests of points: a world of holders, each with a full copy beside it, over trees in plain maps.
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use varve_format::record::held::held_key;
@@ -8,7 +7,8 @@ use varve_format::record::reap::{Work, reap_key};
 use varve_format::record::version::{self, VersionRecord};
 use varve_format::{FamilyId, TreeId, VersionId, VersionKey};
 
-use super::super::{Holder, Path, Read, Result, branch, release, share};
+use super::super::maps::{Maps, Random};
+use super::super::{Holder, Path, branch, release, share};
 use super::*;
 use crate::Transaction;
 use crate::transaction::Op;
@@ -18,39 +18,6 @@ mod reap;
 mod world;
 
 const FAMILY: FamilyId = FamilyId(5);
-
-/// Trees in memory. Counts descents and the entries met.
-#[derive(Default, Clone)]
-struct Maps {
-    trees: BTreeMap<(u16, Vec<u8>), Vec<u8>>,
-    met: Cell<u64>,
-    descents: Cell<u64>,
-}
-
-impl Read for Maps {
-    fn get(&self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        self.descents.set(self.descents.get() + 1);
-        Ok(self.trees.get(&(tree.0, key.to_vec())).cloned())
-    }
-    fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
-        self.descents.set(self.descents.get() + 1);
-        for ((t, key), value) in self.trees.range((tree.0, from.to_vec())..) {
-            if *t != tree.0 {
-                break;
-            }
-            self.met.set(self.met.get() + 1);
-            if !each(key, value) {
-                break;
-            }
-        }
-        Ok(())
-    }
-    fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        self.descents.set(self.descents.get() + 1);
-        let found = self.trees.range(..=(tree.0, at.to_vec())).next_back();
-        Ok(found.filter(|((t, _), _)| *t == tree.0).map(|((_, k), v)| (k.clone(), v.clone())))
-    }
-}
 
 impl Maps {
     /// As the engine does it: a delete of nothing is nothing, and of several steps on a key the last one counts.
@@ -81,24 +48,6 @@ impl Maps {
         self.met.set(0);
         of();
         (self.descents.get(), self.met.get())
-    }
-}
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
     }
 }
 

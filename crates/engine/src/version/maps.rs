@@ -1,0 +1,59 @@
+//! What the tests of all versioned maps stand on: trees in memory that count what is asked of them, and chance.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use varve_format::TreeId;
+
+use super::{Read, Result};
+
+/// Trees in memory. Counts descents and the entries met.
+#[derive(Default, Clone)]
+pub(super) struct Maps {
+    pub(super) trees: BTreeMap<(u16, Vec<u8>), Vec<u8>>,
+    pub(super) met: Cell<u64>,
+    pub(super) descents: Cell<u64>,
+}
+
+impl Read for Maps {
+    fn get(&self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.descents.set(self.descents.get() + 1);
+        Ok(self.trees.get(&(tree.0, key.to_vec())).cloned())
+    }
+    fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
+        self.descents.set(self.descents.get() + 1);
+        for ((t, key), value) in self.trees.range((tree.0, from.to_vec())..) {
+            if *t != tree.0 {
+                break;
+            }
+            self.met.set(self.met.get() + 1);
+            if !each(key, value) {
+                break;
+            }
+        }
+        Ok(())
+    }
+    fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        self.descents.set(self.descents.get() + 1);
+        let found = self.trees.range(..=(tree.0, at.to_vec())).next_back();
+        Ok(found.filter(|((t, _), _)| *t == tree.0).map(|((_, k), v)| (k.clone(), v.clone())))
+    }
+}
+
+/// SplitMix64.
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    pub(super) fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+    pub(super) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize]
+    }
+}
