@@ -5,7 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use varve_device::{Device, DeviceError, Operation, Request, StatsSnapshot};
-use varve_fs::{Caller, Filesystem, OpenOptions, Profile, ROOT_INODE, RenameMode, StoreOptions};
+use varve_fs::{
+    Allocate, Caller, Filesystem, OpenOptions, Profile, ROOT_INODE, RenameMode, SetAttr, StoreOptions,
+};
 use varve_sim::{CrashPolicy, Fault, FaultRule, FaultyDevice, RecordingDevice, Rng, Trigger};
 use varve_torture::call::{Call, fill};
 use varve_torture::crash_test::crash_test;
@@ -198,4 +200,30 @@ fn an_ordinary_test_is_a_crash_test() {
         Ok(())
     });
     assert!(crashes > 20, "{crashes}");
+}
+
+// Goal: the judge knows that the times of bytes zeroed inside a page wait for them. Method: the first change after a
+// snapshot but for a write, which opens a version for what is to come, with another file made durable behind it.
+#[test]
+fn times_of_zeroed_bytes_wait() {
+    crash_test("zero bytes after a snapshot", Setup::default(), |session| {
+        let parent = ROOT_INODE;
+        let mut files = Vec::new();
+        for name in [b"zeroed", b"synced"] {
+            session.must(&Call::Create { parent, name: name.to_vec(), mode: 0o644 })?;
+            let ino = session.last_created().expect("created");
+            session.must(&Call::Write { ino, offset: 0, len: 10_000, seed: 1 })?;
+            files.push(ino);
+        }
+        let (source, name) = (ROOT_INODE, b"snapshot".to_vec());
+        session.must(&Call::Snapshot { source, parent, name, read_only: true, sync: true })?;
+        let (ino, how) = (files[0], Allocate::Punch);
+        session.must(&Call::Write { ino, offset: 5_000, len: 100, seed: 2 })?;
+        session.must(&Call::Fallocate { ino, offset: 100, len: 200, how })?;
+        session.must(&Call::SetAttr {
+            ino: files[1],
+            set: SetAttr { mode: Some(0o600), ..SetAttr::default() },
+        })?;
+        session.must(&Call::Fsync { ino: files[1] })
+    });
 }

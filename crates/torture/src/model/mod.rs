@@ -47,6 +47,11 @@ impl<T: Copy + PartialEq> Choice<T> {
             self.others.push(value);
         }
     }
+    /// What `other` accepts is acceptable too.
+    pub fn allow_all(&mut self, other: &Choice<T>) {
+        self.allow(other.value);
+        other.others.iter().for_each(|value| self.allow(*value));
+    }
     /// Whether `value` is acceptable.
     pub fn accepts(&self, value: T) -> bool {
         self.value == value || self.others.contains(&value)
