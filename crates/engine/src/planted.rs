@@ -27,11 +27,33 @@ pub enum Planted {
     CheckpointAhead,
     /// A reservation is given back in one step and what was used is taken in another.
     TwoStepRefund,
+    /// A version gets one more holder and does not count it.
+    MissedReference,
+    /// A collapse removes a block in front of the child's limit, which is still seen.
+    KillsVisible,
+    /// The cursor of an interrupted removal passes what it stopped at.
+    CursorSkips,
+    /// Reading applies only the nearest limit of a path of versions.
+    LimitNotCarried,
+    /// A collapse leaves the entries beyond the child's limit behind.
+    NoRangeKill,
+    /// The end of a collapse does not have the versions around it looked at again.
+    NoRecheck,
+    /// A write that hides data from its last viewer does not say so.
+    WriteForgets,
+    /// The index does not hear of a version's first entry in a segment.
+    IndexForgets,
+    /// Nobody notes which record a change hides from a version without holders.
+    HiddenNotNoted,
+    /// Whiteouts stay when what they hid has gone.
+    WhiteoutsStay,
+    /// Nobody hears of records that were hidden in a version that collapses.
+    HiddenUnheard,
 }
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 9] = [
+    pub const ALL: [Planted; 20] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -41,6 +63,17 @@ impl Planted {
         Planted::RevivedBatch,
         Planted::CheckpointAhead,
         Planted::TwoStepRefund,
+        Planted::MissedReference,
+        Planted::KillsVisible,
+        Planted::CursorSkips,
+        Planted::LimitNotCarried,
+        Planted::NoRangeKill,
+        Planted::NoRecheck,
+        Planted::WriteForgets,
+        Planted::IndexForgets,
+        Planted::HiddenNotNoted,
+        Planted::WhiteoutsStay,
+        Planted::HiddenUnheard,
     ];
 }
 

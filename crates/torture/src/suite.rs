@@ -1,5 +1,6 @@
 //! The ordinary suite: which trials run, and in which order. Continuous integration runs its first part, the soak all
-//! of it for as long as it is given, and the control the same with a bug planted.
+//! of it for as long as it is given, and the control the same with a bug planted. Workloads of one kind alone are for
+//! what only they can see.
 
 use std::time::{Duration, Instant};
 
@@ -60,13 +61,22 @@ pub struct Outcome {
 
 /// Runs steps `first`, `first + stride`, ... until `budget` has passed, `steps` have been run, or one fails.
 pub fn run_steps(seed: u64, first: u64, stride: u64, steps: u64, budget: Duration) -> Outcome {
+    run_all(first, stride, steps, budget, &|index| step(seed, index))
+}
+
+/// As [`run_steps`], with workloads of `kind` alone, whose seeds are the numbers of the steps.
+pub fn run_kind(kind: Kind, first: u64, stride: u64, steps: u64, budget: Duration) -> Outcome {
+    run_all(first, stride, steps, budget, &|seed| Step { kind, seed })
+}
+
+fn run_all(first: u64, stride: u64, steps: u64, budget: Duration, step: &dyn Fn(u64) -> Step) -> Outcome {
     let started = Instant::now();
     let mut outcome = Outcome { next: first, ..Outcome::default() };
     for number in 0..steps {
         if started.elapsed() >= budget {
             break;
         }
-        let Step { kind, seed } = step(seed, first + number * stride);
+        let Step { kind, seed } = step(first + number * stride);
         match run(kind, seed, Wanted::All) {
             Ok(counts) => {
                 outcome.counts.workloads += counts.workloads;

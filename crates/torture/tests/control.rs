@@ -3,22 +3,33 @@
 use std::time::{Duration, Instant};
 
 use varve_engine::planted::{Planted, set};
-use varve_torture::suite::run_steps;
+use varve_torture::suite::{Outcome, run_kind, run_steps};
 use varve_torture::trial::{Wanted, run};
+use varve_torture::workload::Kind;
 
 /// Each bug's share of the budget.
 const BUDGET: Duration = Duration::from_secs(60);
 const STEPS: u64 = 2_000;
 const SEED: u64 = 1;
 
-fn caught(test: &str, bug: Planted) {
+/// The ordinary suite, all kinds of workloads in turn.
+fn suite() -> Outcome {
+    run_steps(SEED, 0, 1, STEPS, BUDGET)
+}
+
+/// Workloads of snapshots and clones, in their order.
+fn forks() -> Outcome {
+    run_kind(Kind::Forks, SEED, 1, STEPS, BUDGET)
+}
+
+fn caught(test: &str, bug: Planted, search: impl FnOnce() -> Outcome) {
     if varve_torture::tuned::test(test) {
         return;
     }
     let started = Instant::now();
     // The setting belongs to this thread, and so does all the work of the trial.
     set(Some(bug));
-    let outcome = run_steps(SEED, 0, 1, STEPS, BUDGET);
+    let outcome = search();
     set(None);
     let crashes = outcome.counts.crashes;
     let failure = outcome.failure.unwrap_or_else(|| panic!("{bug:?} was not found in {crashes} crashes"));
@@ -37,17 +48,16 @@ fn caught(test: &str, bug: Planted) {
 }
 
 macro_rules! control {
-    ($($(#[$goal:meta])* $name:ident: $bug:ident,)*) => { $(
-        $(#[$goal])*
+    ($search:ident: $($name:ident: $bug:ident,)*) => { $(
         #[test]
         fn $name() {
-            caught(stringify!($name), Planted::$bug);
+            caught(stringify!($name), Planted::$bug, $search);
         }
     )* };
 }
 
 // Goal: the suite can see what it is there to see. Method: the ordinary generators and oracle, one bug planted.
-control! {
+control! { suite:
     missing_flush_is_found: MissingFlush,
     lost_orphan_is_found: LostOrphan,
     early_reuse_is_found: EarlyReuse,
@@ -57,4 +67,32 @@ control! {
     revived_batch_is_found: RevivedBatch,
     checkpoint_ahead_is_found: CheckpointAhead,
     two_step_refund_is_found: TwoStepRefund,
+}
+
+// Goal: the workload of snapshots and clones sees what is wrong with versions. Method: it alone, one bug planted.
+control! { forks:
+    missed_reference_is_found: MissedReference,
+    collapse_that_kills_what_is_visible_is_found: KillsVisible,
+    cursor_that_skips_is_found: CursorSkips,
+    limit_that_is_not_carried_is_found: LimitNotCarried,
+    entries_left_beyond_the_limit_are_found: NoRangeKill,
+    recheck_left_out_is_found: NoRecheck,
+    write_that_forgets_what_it_hides_is_found: WriteForgets,
+    index_that_forgets_is_found: IndexForgets,
+    hidden_record_not_noted_is_found: HiddenNotNoted,
+    whiteouts_that_stay_are_found: WhiteoutsStay,
+    unheard_end_of_a_record_is_found: HiddenUnheard,
+}
+
+// Goal: no bug is left out. Method: every one of the list has its test above.
+#[test]
+fn every_bug_has_its_test() {
+    let source = include_str!("control.rs");
+    for bug in Planted::ALL {
+        assert!(
+            source.contains(&format!("is_found: {bug:?},"))
+                || source.contains(&format!("are_found: {bug:?},")),
+            "{bug:?}"
+        );
+    }
 }

@@ -174,4 +174,4 @@ enum Planted {
     YoungestFirst,
 }
 
-planting!(Planted);
+planting!(Planted: NoRangeKill, LimitNotCarried, CursorSkips, NoRecheck, WriteForgets, MissedReference, KillsVisible, IndexForgets);

@@ -107,4 +107,4 @@ enum Planted {
     LargerSide,
 }
 
-planting!(Planted);
+planting!(Planted: HiddenNotNoted, WhiteoutsStay, HiddenUnheard);

@@ -1,17 +1,21 @@
 //! Small trees, forked again and again: subvolumes, snapshots of snapshots and clones, changed on both sides, moved and
 //! deleted, with the reaper at work between. In half of the workloads everything goes in the end, and its space with it.
+//! Some begin with a file in more pieces than the reaper takes away in one step.
 
-use varve_fs::{Caller, InodeId, ROOT_INODE};
+use varve_fs::{Caller, InodeId, ROOT_INODE, SetAttr};
 use varve_sim::Rng;
 
 use super::random::{Character, Generator};
 use crate::call::Call;
-use crate::model::{is_subvolume, slot};
+use crate::model::{PAGE_BYTES, is_subvolume, slot};
 use crate::session::{Session, Setup, Violation};
 use crate::violation;
 
 /// What may stay in use after everything has been deleted, in bytes: trees keep their roots.
 const LEFT_BYTES_MAX: u64 = 64 << 10;
+
+/// Pieces of a scattered file, at least: the reaper takes 128 entries a step.
+const PIECES_MIN: u64 = 140;
 
 /// How workload `seed` opens its filesystem.
 pub fn setup(seed: u64) -> Setup {
@@ -39,6 +43,9 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
         maintain: [0, 30, 150][rng.index(3)],
         forks: [80, 150, 400][rng.index(3)],
     };
+    if rng.below(2) == 0 {
+        scatter(session, &mut rng)?;
+    }
     let mut generator = Generator::new(character);
     for _ in 0..character.calls {
         let call = generator.draw(session.live(), &mut rng);
@@ -70,6 +77,52 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
         return Err(violation!(
             "with everything deleted {files} inodes and {used} bytes are in use, {before} before"
         ));
+    }
+    Ok(())
+}
+
+/// Writes a file in more pieces than a step of the reaper takes, forks it, changes it on one side, and lets one side go.
+fn scatter(session: &mut Session, rng: &mut Rng) -> Result<(), Violation> {
+    let (parent, name, other) = (ROOT_INODE, b"scattered".to_vec(), b"other".to_vec());
+    session.must(&Call::Create { parent, name: name.clone(), mode: 0o644 })?;
+    let ino = session.live().lookup(parent, &name).expect("created");
+    let pieces = PIECES_MIN + rng.below(PIECES_MIN);
+    for piece in 0..pieces {
+        // A page between two pieces stays a hole: they never become one.
+        session.must(&Call::Write {
+            ino,
+            offset: piece * 2 * PAGE_BYTES,
+            len: 1 + rng.below(PAGE_BYTES) as usize,
+            seed: piece,
+        })?;
+    }
+    let clone = rng.below(2) == 0;
+    session.must(&if clone {
+        Call::CloneFile { source: ino, parent, name: other.clone() }
+    } else {
+        let (source, name) = (ROOT_INODE, other.clone());
+        Call::Snapshot { source, parent, name, read_only: rng.below(2) == 0, sync: false }
+    })?;
+    for _ in 0..rng.below(40) {
+        let offset = rng.below(pieces * 2) * PAGE_BYTES;
+        session.must(&Call::Write { ino, offset, len: 3_000, seed: 1_000 + offset })?;
+    }
+    if rng.below(2) == 0 {
+        let size = Some(rng.below(pieces * 2 * PAGE_BYTES));
+        session.must(&Call::SetAttr { ino, set: SetAttr { size, ..SetAttr::default() } })?;
+    }
+    if rng.below(2) == 0 {
+        session.must(&Call::FlushFile { ino })?;
+    }
+    match rng.below(3) {
+        0 => session.must(&Call::Unlink { parent, name })?,
+        1 if clone => session.must(&Call::Unlink { parent, name: other })?,
+        1 => session.must(&Call::DeleteSubvolume { parent, name: other })?,
+        _ => {}
+    }
+    if rng.below(2) == 0 {
+        session.must(&Call::Maintain)?;
+        session.verify()?;
     }
     Ok(())
 }
