@@ -5,6 +5,8 @@
 //! meeting an error, a ring or the same node twice. A block is claimed by the first pointer to it and never walked
 //! again: the work is bounded by the size of the pool whatever it holds.
 
+mod shares;
+
 use std::sync::Arc;
 
 use varve_device::AlignedBuf;
@@ -385,7 +387,7 @@ impl<'a> Walk<'a> {
 
 impl Store {
     /// Walks every tree and array, verifies every block that is in use, and compares all derived state (bitmaps,
-    /// counts) with what the walk saw. `data_runs` are the runs of data that the caller's records refer to.
+    /// counts) with what the walk saw. `data_runs` are the runs of data that the caller's extents name, each by each.
     pub fn check(&self, data_runs: &mut dyn Iterator<Item = Run>, verify_data: bool) -> Result<CheckReport> {
         // No checkpoint may move things meanwhile; the caller keeps writers away.
         let durable = self.durable.lock();
@@ -405,7 +407,8 @@ impl Store {
         };
         let arrays_lost = walk.problems.has(Kind::ArrayUnreadable);
         if !walk.problems.has(Kind::RootUnreadable) {
-            for run in data_runs {
+            let mut named: Vec<Run> = data_runs.collect();
+            for run in walk.count_names(&mut named, &view)? {
                 walk.data(run, verify_data);
             }
             let core = self.core.lock();

@@ -4,17 +4,22 @@
 //! checked and its log record measured; from then on nothing can fail. The mutex that guards this state also gives
 //! the log its order. No I/O happens here.
 
+use std::cell::Cell;
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use varve_format::batch;
 use varve_format::root::NodePtr;
 use varve_format::{BLOCK_BYTES, Lsn, Run, TreeId};
 
+use crate::EngineError;
 use crate::checkpoint::checksums::{Checksums, SumCache, SumPins};
 use crate::planted::{Planted, is};
+use crate::shares::{self, Unsettled};
 use crate::space::{Space, Urgency};
 use crate::transaction::{Data, Op, Transaction};
-use crate::tree::{Asked, Forecast, Miss, Mutation, NodeCache, Pins, Replaced, Tree};
+use crate::tree::node::{Link, Node};
+use crate::tree::{Asked, Forecast, Miss, Mutation, NodeCache, NodeSource, Pins, Replaced, Tree, resident};
 
 /// Where the log stands.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +104,10 @@ pub enum Obstacle {
     NoSpace,
     /// It frees blocks nothing refers to, or refers to blocks twice.
     Blocks(Run),
+    /// What the shares tree says cannot be.
+    Shares(EngineError),
+    /// It takes more bytes than the log takes at once.
+    TooLarge(usize),
 }
 
 /// Most bytes of data that go out in parallel with a batch.
@@ -276,7 +285,12 @@ impl Core {
         cache: &NodeCache,
         sum_cache: &SumCache,
     ) -> Result<Lsn, Obstacle> {
-        let record_bytes = record_bytes(tx);
+        let settled = self.settle(tx, fetched, cache)?;
+        let ops = settled.as_deref().unwrap_or(&tx.ops);
+        let record_bytes = record_bytes(ops);
+        if record_bytes > RECORD_BYTES_MAX {
+            return Err(Obstacle::TooLarge(record_bytes));
+        }
         if self.pending.payload.len() + record_bytes > RECORD_BYTES_MAX {
             return Err(Obstacle::BatchFull);
         }
@@ -290,12 +304,9 @@ impl Core {
         if after + self.log.ring_bytes / 8 > self.log.ring_bytes {
             return Err(Obstacle::LogFull);
         }
-        let (need, counts) = self.prepare(&tx.ops, fetched, cache, sum_cache)?;
-        let placed: u64 = tx
-            .ops
-            .iter()
-            .map(|op| if let Op::Place { run, .. } = op { u64::from(run.blocks) } else { 0 })
-            .sum();
+        let (need, counts) = self.prepare(ops, fetched, cache, sum_cache)?;
+        let placed: u64 =
+            ops.iter().map(|op| if let Op::Place { run, .. } = op { u64::from(run.blocks) } else { 0 }).sum();
         debug_assert!(placed <= purse.data, "data is placed out of a reservation");
         // What a reservation holds for metadata belongs to all of its data: this transaction gets its share.
         let share_bytes = match purse.data {
@@ -308,7 +319,7 @@ impl Core {
         }
 
         // From here on nothing fails.
-        let delta = self.mutate(&tx.ops, &counts, fetched, cache, sum_cache, false);
+        let delta = self.mutate(ops, &counts, fetched, cache, sum_cache, false);
         let used_bytes =
             ((delta * self.space.copies as i64).max(0) as u64 * BLOCK_BYTES as u64).min(share_bytes);
         let before = purse.blocks();
@@ -324,14 +335,48 @@ impl Core {
             self.pending.first = self.position;
         }
         self.pending.transactions += 1;
-        self.log_record(tx);
+        self.log_record(ops, &tx.rides);
         Ok(self.position)
     }
 
-    fn log_record(&mut self, tx: &Transaction) {
+    /// What the steps of `tx` come to where extents share blocks; `None`: what they say, because none do.
+    fn settle(
+        &self,
+        tx: &Transaction,
+        fetched: &Fetched,
+        cache: &NodeCache,
+    ) -> Result<Option<Vec<Op>>, Obstacle> {
+        let tree = self.tree(TreeId::SHARES);
+        let frees = || tx.ops.iter().any(|op| matches!(op, Op::Free { .. }));
+        if tx.shared.is_empty() && (tree.root.is_none() || !frees()) {
+            return Ok(None);
+        }
+        if let Some(run) = tx.shared.iter().find(|run| self.out_of_bounds(**run)) {
+            return Err(Obstacle::Blocks(*run));
+        }
+        // Only used blocks can be shared: who reads where they are keeps them from being freed until this is applied.
+        if let Some(run) = tx.shared.iter().find(|run| !self.space.all_referenced(**run, true)) {
+            return Err(Obstacle::Blocks(*run));
+        }
+        let source = InMemory { pins: &fetched.nodes, cache, missed: Cell::new(None) };
+        let missing = |error| source.missed.take().map_or(Obstacle::Shares(error), Obstacle::Node);
+        let mut load = |from: u64, to: u64| {
+            let key = varve_format::record::shares::shares_key(from.saturating_sub(1));
+            let before = tree.last_at_or_before(&key, &source)?;
+            shares::touching(from, to, before, |key, each| tree.scan(key, &source, each))?
+                .map_err(|why| EngineError::corrupt("an entry of the shares tree", why))
+        };
+        let settled = shares::settle(&tx.ops, &tx.shared, &mut load);
+        settled.map(Some).map_err(|why| match why {
+            Unsettled::Read(error) => missing(error),
+            Unsettled::Blocks(run) => Obstacle::Blocks(run),
+        })
+    }
+
+    fn log_record(&mut self, ops: &[Op], rides: &[(Run, Data)]) {
         let p = &mut self.pending;
         let at = batch::begin_transaction(&mut p.payload, self.position);
-        for op in &tx.ops {
+        for op in ops {
             match op {
                 Op::Put { tree, key, value } => batch::put_op(&mut p.payload, *tree, key, value),
                 Op::Delete { tree, key } => batch::delete_op(&mut p.payload, *tree, key),
@@ -343,8 +388,8 @@ impl Core {
                 Op::IdFloor(floor) => batch::id_floor_op(&mut p.payload, *floor),
             }
         }
-        batch::end_transaction(&mut p.payload, at, tx.ops.len() as u32);
-        for (run, data) in &tx.rides {
+        batch::end_transaction(&mut p.payload, at, ops.len() as u32);
+        for (run, data) in rides {
             p.rides.push((*run, data.clone()));
             p.ride_bytes += run.bytes();
         }
@@ -386,8 +431,25 @@ fn last_on_their_keys(ops: &[Op]) -> Vec<bool> {
     counts
 }
 
-/// Bytes that `tx` takes in the log.
-pub fn record_bytes(tx: &Transaction) -> usize {
+/// Nodes that are in memory, for reading under the apply mutex.
+struct InMemory<'a> {
+    pins: &'a Pins,
+    cache: &'a NodeCache,
+    /// The first that was not.
+    missed: Cell<Option<Miss>>,
+}
+
+impl NodeSource for InMemory<'_> {
+    fn load(&self, miss: Miss) -> Result<Arc<Node>, EngineError> {
+        resident(&Link::Disk(miss.ptr), self.cache, self.pins).ok_or_else(|| {
+            self.missed.set(Some(miss));
+            EngineError::Stopped("a node is not in memory".into())
+        })
+    }
+}
+
+/// Bytes that these steps take in the log.
+pub fn record_bytes(ops: &[Op]) -> usize {
     let op = |op: &Op| match op {
         Op::Put { key, value, .. } => 3 + key.len() + value.len(),
         Op::Delete { key, .. } => 2 + key.len(),
@@ -395,5 +457,5 @@ pub fn record_bytes(tx: &Transaction) -> usize {
         Op::Free { .. } => 12,
         Op::IdFloor(_) => 8,
     };
-    batch::TRANSACTION_HEADER_BYTES + tx.ops.iter().map(|o| batch::OP_HEADER_BYTES + op(o)).sum::<usize>()
+    batch::TRANSACTION_HEADER_BYTES + ops.iter().map(|o| batch::OP_HEADER_BYTES + op(o)).sum::<usize>()
 }

@@ -16,6 +16,7 @@ mod options;
 pub mod planted;
 mod pool;
 mod problem;
+mod shares;
 mod space;
 mod store;
 mod transaction;

@@ -263,8 +263,15 @@ impl Store {
                     fetched.sums.insert(checksums::key(ptr), self.load_sums(ptr)?);
                 }
                 Err(Obstacle::Blocks(run)) => return Err(senseless(run)),
-                Err(Obstacle::LogFull | Obstacle::BatchFull | Obstacle::RideFull | Obstacle::NoSpace) => {
-                    unreachable!("replay logs nothing and asks for no space")
+                Err(
+                    Obstacle::LogFull
+                    | Obstacle::BatchFull
+                    | Obstacle::RideFull
+                    | Obstacle::NoSpace
+                    | Obstacle::Shares(_)
+                    | Obstacle::TooLarge(_),
+                ) => {
+                    unreachable!("replay logs nothing, asks for no space, and what it frees has been settled")
                 }
             }
         }

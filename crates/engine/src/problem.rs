@@ -117,6 +117,9 @@ kinds! {
     HeldMalformed "held-malformed" "An entry of the index of a version is not one.";
     HeldMissing "held-missing" "The index of a version lacks a place in which it has something.";
     HeldStray "held-stray" "The index of a version names a place in which it has nothing.";
+    SharesMalformed "shares-malformed" "A count of shared blocks is none, or there is another of the same blocks.";
+    SharesMissing "shares-missing" "More extents name a block than are counted: it would be freed too early.";
+    SharesStray "shares-stray" "Fewer extents name a block than are counted: it would never be freed.";
     EntryUnseen "entry-unseen" "An entry of a namespace that nobody sees, and nothing is left to be reaped.";
     WhiteoutIdle "whiteout-idle" "A whiteout that hides nothing.";
     ReapMalformed "reap-malformed" "Work for the reaper is none.";

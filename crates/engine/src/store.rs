@@ -246,12 +246,6 @@ impl Store {
     /// changed (commit, checkpoint and one retry have been tried).
     pub fn apply(&self, mut tx: Transaction, mut reservation: Option<&mut Reservation>) -> Result<Lsn> {
         self.check_writable()?;
-        let record_bytes = crate::core::record_bytes(&tx);
-        if record_bytes > RECORD_BYTES_MAX {
-            return Err(EngineError::Refused(format!(
-                "a transaction of {record_bytes} bytes is larger than the log takes ({RECORD_BYTES_MAX})"
-            )));
-        }
         let mut fetched = Fetched::default();
         let mut none = Purse::default();
         let mut reclaimed = false;
@@ -317,6 +311,12 @@ impl Store {
                 Err(Obstacle::NoSpace) => {
                     self.counters.no_space.fetch_add(1, Relaxed);
                     return Err(EngineError::NoSpace);
+                }
+                Err(Obstacle::Shares(error)) => return Err(error),
+                Err(Obstacle::TooLarge(bytes)) => {
+                    return Err(EngineError::Refused(format!(
+                        "a transaction of {bytes} bytes is larger than the log takes ({RECORD_BYTES_MAX})"
+                    )));
                 }
                 Err(Obstacle::Blocks(run)) => {
                     return Err(EngineError::corrupt(

@@ -53,7 +53,7 @@ pub enum Op {
         /// A checksum a block.
         checksums: Box<[u32]>,
     },
-    /// The filesystem no longer refers to these blocks.
+    /// One extent less names these blocks. In the log: the filesystem no longer refers to them.
     Free {
         /// The blocks.
         run: Run,
@@ -67,6 +67,8 @@ pub enum Op {
 pub struct Transaction {
     pub(crate) ops: Vec<Op>,
     pub(crate) rides: Vec<(Run, Data)>,
+    /// Blocks that one more extent names.
+    pub(crate) shared: Vec<Run>,
     pub(crate) privileged: bool,
 }
 
@@ -78,7 +80,7 @@ impl Transaction {
     }
     /// Whether nothing has been asked of it.
     pub fn is_empty(&self) -> bool {
-        self.ops.is_empty()
+        self.ops.is_empty() && self.shared.is_empty()
     }
     /// Puts `value` at `key` of `tree`.
     pub fn put(&mut self, tree: TreeId, key: &[u8], value: &[u8]) {
@@ -106,7 +108,12 @@ impl Transaction {
         self.ops.push(Op::Place { run, checksums: checksums(data.bytes()) });
         self.rides.push((run, data));
     }
-    /// Stops referring to `run`.
+    /// One extent more names the blocks of `run`, which others name already: each of them needs a [`Transaction::free`]
+    /// before they are free.
+    pub fn share(&mut self, run: Run) {
+        self.shared.push(run);
+    }
+    /// One extent less names the blocks of `run`: where there is no other, they are no longer used.
     pub fn free(&mut self, run: Run) {
         self.ops.push(Op::Free { run });
     }

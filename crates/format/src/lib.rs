@@ -91,8 +91,10 @@ impl TreeId {
     pub const HELD: TreeId = TreeId(8);
     /// What the reaper has to do.
     pub const REAP: TreeId = TreeId(9);
+    /// Blocks that more than one extent names.
+    pub const SHARES: TreeId = TreeId(10);
     /// Every tree this version of the program knows, in the order of the root table.
-    pub const ALL: [TreeId; 9] = [
+    pub const ALL: [TreeId; 10] = [
         TreeId::INODES,
         TreeId::NAMES,
         TreeId::XATTRS,
@@ -102,6 +104,7 @@ impl TreeId {
         TreeId::SUBVOLUMES,
         TreeId::HELD,
         TreeId::REAP,
+        TreeId::SHARES,
     ];
     /// The name used by `inspect`, `stats` and error messages.
     pub fn name(self) -> &'static str {
@@ -115,6 +118,7 @@ impl TreeId {
             TreeId::SUBVOLUMES => "subvolumes",
             TreeId::HELD => "held",
             TreeId::REAP => "reap",
+            TreeId::SHARES => "shares",
             _ => "unknown",
         }
     }

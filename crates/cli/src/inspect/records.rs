@@ -6,12 +6,13 @@ use varve_format::record::inode::{self, InodeKind, InodeRecord, Time};
 use varve_format::record::name::{self, NameRecord};
 use varve_format::record::orphan::{self, OrphanRecord, OrphanState};
 use varve_format::record::reap::{self, Work};
+use varve_format::record::shares::SharedRun;
 use varve_format::record::subvolume::{SUBVOLUME_DELETING, SUBVOLUME_READ_ONLY, SubvolumeRecord};
 use varve_format::record::version::{self, NO_LIMIT, VersionRecord};
 use varve_format::record::xattr::{self, XattrHead};
 use varve_format::root::NodePtr;
 use varve_format::superblock::ProfileField;
-use varve_format::{Corrupt, TreeId};
+use varve_format::{BLOCK_BYTES, Corrupt, TreeId};
 
 use super::doc::{Doc, map};
 
@@ -123,6 +124,10 @@ fn decoded(tree: TreeId, key: &[u8], value: &[u8]) -> Result<Doc, Corrupt> {
             });
             doc.extend(map! { "cursor": Doc::hex(value) });
             doc
+        }
+        TreeId::SHARES => {
+            let run = SharedRun::decode(key, value)?;
+            map! { "address": run.first * BLOCK_BYTES as u64, "blocks": run.blocks, "extents": run.more.saturating_add(1) }
         }
         _ => map! { "value": Doc::hex(value) },
     })

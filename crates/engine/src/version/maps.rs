@@ -9,10 +9,10 @@ use super::{Read, Result};
 
 /// Trees in memory. Counts descents and the entries met.
 #[derive(Default, Clone)]
-pub(super) struct Maps {
-    pub(super) trees: BTreeMap<(u16, Vec<u8>), Vec<u8>>,
-    pub(super) met: Cell<u64>,
-    pub(super) descents: Cell<u64>,
+pub(crate) struct Maps {
+    pub(crate) trees: BTreeMap<(u16, Vec<u8>), Vec<u8>>,
+    pub(crate) met: Cell<u64>,
+    pub(crate) descents: Cell<u64>,
 }
 
 impl Read for Maps {
@@ -41,19 +41,19 @@ impl Read for Maps {
 }
 
 /// SplitMix64.
-pub(super) struct Random(pub(super) u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    pub(super) fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
-    pub(super) fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
-    pub(super) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+    pub(crate) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len() as u64) as usize]
     }
 }

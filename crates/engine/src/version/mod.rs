@@ -12,7 +12,9 @@
 //! 1. Entries of one version key never overlap and never cross a segment.
 //! 2. Keys and ids grow strictly along every path from the root, so that a scan of a segment meets the versions of a
 //!    path nearest first. Only a root can have the family's number as its key.
-//! 3. A block of the pool is named by exactly one entry. Who cuts an entry frees what no entry names any more.
+//! 3. A block of the pool is named by one entry, and by as many more as the *shares* tree counts. Who cuts an entry says
+//!    so ([`Transaction::free`]), who lets another name the same says so ([`Transaction::share`]); what becomes of the
+//!    blocks is found when the transaction is applied.
 //! 4. The side that drains gains no entries; of two neighbouring edges of a path only one drains.
 //! 5. When the reaper is idle, each entry is seen by some holder, and a hole entry hides something; a version is held or
 //!    has several children. While it is not, what it has to do is marked ([`pending`]).
@@ -37,8 +39,9 @@ mod family;
 mod holders;
 mod path;
 mod pending;
-mod planting;
+pub(crate) mod planting;
 pub mod points;
+mod ranges;
 mod reap;
 mod resolve;
 mod segment;
@@ -47,7 +50,7 @@ mod truncate;
 mod write;
 
 #[cfg(test)]
-mod maps;
+pub(crate) mod maps;
 #[cfg(test)]
 mod tests;
 
@@ -57,6 +60,7 @@ pub use check::{next_family, walk_family};
 pub use extents::{delete_step, pending_families, reap_step};
 pub use holders::{branch, branch_on, is_sole, release, share};
 pub use path::Path;
+pub use ranges::{Range, share_range};
 pub use resolve::{resolve, resolve_upto};
 pub use shift::{Shifted, shift};
 pub use truncate::{Truncated, truncate, truncate_kept};
@@ -166,6 +170,8 @@ enum Planted {
     MissedReference,
     /// A collapse removes a block in front of the child's limit.
     KillsVisible,
+    /// One more extent of a block is not counted.
+    ShareUncounted,
     /// The index does not hear of a version's first entry in a segment.
     IndexForgets,
     /// No error: the larger side drains, so that both directions are met equally often.

@@ -35,4 +35,4 @@ macro_rules! planting {
     };
 }
 
-pub(super) use planting;
+pub(crate) use planting;

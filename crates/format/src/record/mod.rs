@@ -5,6 +5,7 @@ pub mod inode;
 pub mod name;
 pub mod orphan;
 pub mod reap;
+pub mod shares;
 pub mod subvolume;
 pub mod version;
 pub mod xattr;

@@ -11,6 +11,7 @@ use crate::Transaction;
 
 mod cases;
 mod model;
+mod sharing;
 mod world;
 
 use world::World;

@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
+use crate::shares;
 
 /// Runs one seed; gives the situations it met, or what went wrong.
 fn run(seed: u64) -> std::result::Result<BTreeMap<&'static str, u64>, String> {
@@ -24,6 +25,7 @@ fn run(seed: u64) -> std::result::Result<BTreeMap<&'static str, u64>, String> {
         }
         world.idle();
         world.families.iter().for_each(|family| world.gone(*family));
+        assert!(world.maps.trees.is_empty(), "nobody shares anything any more");
     }));
     let Err(why) = failed else { return Ok(world.seen) };
     let why = why.downcast_ref::<String>().cloned().or(why.downcast_ref::<&str>().map(|s| (*s).to_string()));
@@ -45,10 +47,10 @@ fn run_all(seeds: std::ops::Range<u64>) {
         more.into_iter().for_each(|(what, n)| *seen.entry(what).or_default() += n);
     }
     // None, up and down for writes, holes and cuts; children; limits lowered and kept; holders of all sorts; rechecks.
-    assert!(seen.len() == 26 && seen.values().all(|n| *n > 10), "a situation was hardly met: {seen:?}");
+    assert!(seen.len() == 30 && seen.values().all(|n| *n > 10), "a situation was hardly met: {seen:?}");
 }
 
-/// Goal: any sequence of forks, writes, holes, reservations, moves, truncations, releases and reaper steps reads like a
+/// Goal: any sequence of forks, writes, shared ranges, holes, reservations, moves, truncations, releases and reaper steps reads like a
 /// plain map of blocks a holder, loses and leaks no block, and leaves exactly what somebody sees. Method: random steps beside the model, all compared after each.
 #[test]
 fn beside_a_naive_model() {
@@ -67,7 +69,7 @@ fn beside_a_naive_model_for_long() {
 fn planted_errors_are_caught() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
-    let errors: [&[Planted]; 8] = [
+    let errors: [&[Planted]; 9] = [
         &[Planted::NoRangeKill],
         &[Planted::LimitNotCarried],
         &[Planted::CursorSkips],
@@ -76,6 +78,7 @@ fn planted_errors_are_caught() {
         &[Planted::MissedReference],
         &[Planted::KillsVisible],
         &[Planted::IndexForgets],
+        &[Planted::ShareUncounted],
     ];
     let caught: Vec<_> = errors
         .into_iter()
@@ -86,6 +89,10 @@ fn planted_errors_are_caught() {
             (error, seed)
         })
         .collect();
+    shares::plant(&[shares::Planted::NeverDropped]);
+    let leaked = (0..200).find(|seed| run(*seed).is_err());
+    shares::plant(&[]);
     std::panic::set_hook(hook);
+    assert!(leaked.is_some(), "a count that is never lowered is not caught");
     assert!(caught.iter().all(|(_, seed)| seed.is_some()), "not caught: {caught:?}");
 }

@@ -19,6 +19,7 @@ use varve_format::record::inode::{InodeKind, InodeRecord, inode_key};
 use varve_format::record::name::{NamePosition, NameRecord, name_key};
 use varve_format::record::orphan::{OrphanRecord, OrphanState, orphan_key};
 use varve_format::record::reap::{Work, reap_key};
+use varve_format::record::shares::SharedRun;
 use varve_format::record::subvolume::{FIRST_SUBVOLUME, SubvolumeRecord, subvolume_key};
 use varve_format::record::version::{Drain, NO_LIMIT, VersionRecord, encode_key};
 use varve_format::record::xattr::{XattrHead, xattr_key};
@@ -160,6 +161,11 @@ impl World {
         let mark = reap_key(family, Work::Going(VersionId(family.0)));
         self.image.put(TreeId::REAP, &mark, &[]);
         self.change(self.big, |r| (r.data.version, r.data.has_versions) = (child, true));
+    }
+    /// Says that `more` extents more than one name these blocks.
+    fn shared(&mut self, addr: PoolAddr, blocks: u32, more: u64) {
+        let run = SharedRun { first: addr.block(), blocks, more };
+        self.image.put(TreeId::SHARES, &run.key(), &run.value());
     }
     /// Overwrites the leaf of `key` on the device, `copies` of it.
     fn spoil_leaf(&mut self, tree: TreeId, key: &[u8], copies: usize) {
@@ -305,12 +311,25 @@ const RECORDS: &[(Kind, Plant)] = &[
         let key = w.middle(TreeId::INODES);
         w.image.edit_leaf_ptr(TreeId::INODES, &key, |ptr| ptr.addr[1] = PoolAddr::from_block(1 << 30));
     }),
-    (Kind::BlockUsedTwice, |w| {
-        let other = w.extent(w.file, 0);
-        let run = Run { addr: other.addr, blocks: 1 };
+    (Kind::SharesMissing, |w| {
+        let run = Run { addr: w.extent(w.file, 0).addr, blocks: 1 };
         w.put_extent(w.big, 5 << 20, Extent::data(run));
         w.change(w.big, |r| r.size = 6 << 20);
     }),
+    (Kind::SharesMissing, |w| {
+        // Three extents name a block, and two are counted.
+        let addr = w.extent(w.file, 0).addr;
+        for at in [5 << 20, 6 << 20] {
+            w.put_extent(w.big, at, Extent::data(Run { addr, blocks: 2 }));
+        }
+        w.change(w.big, |r| r.size = 7 << 20);
+        w.shared(addr, 1, 2);
+        w.shared(PoolAddr(addr.0 + 4096), 1, 1);
+    }),
+    (Kind::SharesStray, |w| w.shared(w.extent(w.file, 0).addr, 2, 1)),
+    (Kind::SharesStray, |w| w.shared(w.image.free_block(), 1, 1)),
+    (Kind::SharesMalformed, |w| w.shared(w.extent(w.file, 0).addr, 1, 0)),
+    (Kind::SharesMalformed, |w| w.image.put(TreeId::SHARES, &[0, 0, 1], &[])),
     (Kind::BlockUsedTwice, |w| {
         let first = w.image.entries(TreeId::INODES)[0].0.clone();
         let other = w.image.node_ptr(TreeId::INODES, &first, 0);

@@ -1,0 +1,89 @@
+//! Ranges shared between files, in the model.
+
+use std::collections::BTreeMap;
+
+use varve_format::record::shares::{SharedRun, shares_key};
+
+use super::world::World;
+use super::*;
+use crate::shares::{settle, touching};
+use crate::transaction::Op;
+
+impl Maps {
+    /// The steps of a transaction as they are when it is applied.
+    pub(super) fn settled(&self, tx: &Transaction) -> Vec<Op> {
+        if tx.shared.is_empty() && !self.trees.keys().any(|(tree, _)| *tree == TreeId::SHARES.0) {
+            return tx.ops().to_vec();
+        }
+        let mut load = |from, to| {
+            let before = self.last_at_or_before(TreeId::SHARES, &shares_key(from - 1))?;
+            touching(from, to, before, |key, each| self.scan(TreeId::SHARES, key, each))
+                .map(|runs| runs.unwrap())
+        };
+        settle(tx.ops(), &tx.shared, &mut load)
+            .unwrap_or_else(|why: crate::shares::Unsettled<EngineError>| panic!("freed twice: {why:?}"))
+    }
+
+    /// How many extents more than one name each block, says the tree.
+    pub(super) fn counted(&self) -> BTreeMap<u64, u64> {
+        let mut counted = BTreeMap::new();
+        for ((_, key), value) in self.trees.range((TreeId::SHARES.0, Vec::new())..) {
+            let run = SharedRun::decode(key, value).unwrap();
+            for block in run.first..run.end() {
+                assert!(counted.insert(block, run.more).is_none(), "counts overlap");
+            }
+        }
+        counted
+    }
+}
+
+impl World {
+    /// A range of one file becomes a range of another, or of the same.
+    pub(super) fn share_range(&mut self, f: usize, g: usize) {
+        let (mut from, mut to, len) = (self.some_block(), self.some_block(), self.some_length());
+        if self.random.below(3) == 0 {
+            // Where it is already, in whole or in part.
+            to = from + self.random.below(3);
+        }
+        if f == g && from < to + len && to < from + len {
+            from += len + self.random.below(3) + to.saturating_sub(from);
+            (from, to) = if self.random.below(2) == 0 { (from, to) } else { (to, from) };
+        }
+        let max = self.random.pick(&[1, 4, 1000]);
+        self.log.push(format!("share range {f} {from}..+{len} to {g} {to}, {max}"));
+        self.saw(match (f == g, self.files[f].holder.family == self.files[g].holder.family) {
+            (true, _) => "range within a file",
+            (false, true) => "range within a family",
+            (false, false) => "range between families",
+        });
+        let mut done = 0;
+        loop {
+            let mut tx = Transaction::new();
+            let target = self.writable(g, &mut tx);
+            let source =
+                if f == g { target.clone() } else { Path::load(&self.maps, self.files[f].holder).unwrap() };
+            let range =
+                Range { from: (from + done) * BLOCK, to: (to + done) * BLOCK, len: (len - done) * BLOCK };
+            let progress = share_range(&self.maps, &mut tx, &source, &target, range, max).unwrap();
+            self.apply(&tx);
+            let next = done + progress.next / BLOCK;
+            for block in done..next {
+                let place = self.files[f].blocks.get(&(from + block)).copied().filter(|at| *at != RESERVED);
+                let blocks = &mut self.files[g].blocks;
+                match place {
+                    Some(place) => drop(blocks.insert(to + block, place)),
+                    None => drop(blocks.remove(&(to + block))),
+                }
+            }
+            self.check();
+            assert!(progress.more == (next < len) && next > done, "a step goes on");
+            done = next;
+            if !progress.more {
+                break;
+            }
+        }
+        if !self.maps.counted().is_empty() {
+            self.saw("blocks named twice");
+        }
+    }
+}
