@@ -273,7 +273,7 @@ impl<'a> Walk<'a> {
                 Body::Leaf(rest)
             }
             Body::Interior(n) => {
-                if !n.keys[1..].iter().all(|k| inside(k.as_slice())) {
+                if !n.keys()[1..].iter().all(|k| inside(k.as_slice())) {
                     let text = format!("separators of a node of the {} tree at {at:#x}", tree.name());
                     self.problem(Kind::NodeKeyRange, text);
                     self.lost.push(LostKeys { tree, low: low.to_vec(), high: high.map(<[u8]>::to_vec) });
@@ -282,8 +282,8 @@ impl<'a> Walk<'a> {
                 let (mut keys, mut children) = (Vec::new(), Vec::new());
                 let mut changed = false;
                 for (i, child) in n.children.iter().enumerate() {
-                    let from = if i == 0 { low } else { n.keys[i].as_slice() };
-                    let to = n.keys.get(i + 1).map(|k| k.as_slice()).or(high);
+                    let from = if i == 0 { low } else { n.keys()[i].as_slice() };
+                    let to = n.keys().get(i + 1).map(|k| k.as_slice()).or(high);
                     let usable = self.node(tree, child, level - 1, from, to);
                     changed |= match (&usable, child) {
                         (Some(Link::Disk(_)), Link::Disk(_)) => false,
@@ -291,7 +291,7 @@ impl<'a> Walk<'a> {
                         _ => true,
                     };
                     if let Some(usable) = usable {
-                        keys.push(if keys.is_empty() { Key::EMPTY } else { n.keys[i] });
+                        keys.push(if keys.is_empty() { Key::EMPTY } else { n.keys()[i] });
                         children.push(usable);
                     }
                 }
@@ -301,7 +301,7 @@ impl<'a> Walk<'a> {
                 if children.is_empty() {
                     return None;
                 }
-                Body::Interior(Interior { level, keys, children })
+                Body::Interior(Interior::new(level, keys, children))
             }
         };
         let rebuilt = Node::new(0, body);

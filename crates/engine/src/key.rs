@@ -59,3 +59,12 @@ pub fn compare(a: &[u8], b: &[u8]) -> Ordering {
     }
     a.len().cmp(&b.len())
 }
+
+/// The first four bytes as a number that is ordered as they are; bytes that are not there count as zero.
+#[inline]
+pub fn word(bytes: &[u8]) -> u32 {
+    match bytes.first_chunk::<4>() {
+        Some(four) => u32::from_be_bytes(*four),
+        None => bytes.iter().enumerate().fold(0, |word, (i, byte)| word | u32::from(*byte) << (24 - 8 * i)),
+    }
+}

@@ -6,6 +6,7 @@
 //! outside and tried again.
 
 mod cursor;
+mod heads;
 mod mutate;
 pub mod node;
 #[cfg(test)]

@@ -174,14 +174,13 @@ impl Tree {
             Some(root) => {
                 let mut right = m.put_below(root, key, value);
                 while !right.is_empty() {
-                    let mut top =
-                        Interior { level: self.height, keys: vec![Key::EMPTY], children: Vec::new() };
-                    top.children.push(self.root.take().expect("the root was there a moment ago"));
+                    let mut keys = vec![Key::EMPTY];
+                    let mut children = vec![self.root.take().expect("the root was there a moment ago")];
                     for (key, link) in right.drain(..) {
-                        top.keys.push(key);
-                        top.children.push(link);
+                        keys.push(key);
+                        children.push(link);
                     }
-                    let (body, more) = m.split_interior(top);
+                    let (body, more) = m.split_interior(Interior::new(self.height, keys, children));
                     self.root = Some(m.add(body));
                     self.height += 1;
                     right = more;
@@ -313,14 +312,12 @@ impl Mutation<'_> {
                     return right;
                 }
                 for (k, (key, link)) in right.into_iter().enumerate() {
-                    n.keys.insert(i + 1 + k, key);
-                    n.children.insert(i + 1 + k, link);
+                    n.insert_behind(i + k, key, link);
                 }
                 if n.encoded_bytes() <= BLOCK_BYTES {
                     return Vec::new();
                 }
-                let whole =
-                    std::mem::replace(n, Interior { level: n.level, keys: Vec::new(), children: Vec::new() });
+                let whole = std::mem::replace(n, Interior::new(n.level, Vec::new(), Vec::new()));
                 let (Body::Interior(left), out) = self.split_interior(whole) else {
                     unreachable!("splitting an interior node gives interior nodes")
                 };
@@ -354,7 +351,7 @@ impl Mutation<'_> {
     fn split_interior(&mut self, mut node: Interior) -> (Body, Vec<(Key, Link)>) {
         let mut out = Vec::new();
         while node.encoded_bytes() > BLOCK_BYTES {
-            let from = node.keys.len() / 2;
+            let from = node.keys().len() / 2;
             let (key, right) = node.split_off(from);
             let (body, more) = self.split_interior(right);
             let link = self.add(body);
@@ -408,10 +405,10 @@ impl Mutation<'_> {
             let Some(neighbour) = resident(&n.children[other], self.cache, self.pins) else { continue };
             // What the two share decides how long the joined node is: neighbours may have no prefix in common.
             let (l, r) = if left == i { (child, &neighbour) } else { (&neighbour, child) };
-            if l.joined_bytes(r, &n.keys[right]) > BLOCK_BYTES * 3 / 4 {
+            if l.joined_bytes(r, &n.keys()[right]) > BLOCK_BYTES * 3 / 4 {
                 continue;
             }
-            let separator = n.keys[right];
+            let separator = n.keys()[right];
             // It may leave the cache at any moment: hold on to what was found.
             n.children[other] = Link::Mem(neighbour);
             let gone = n.remove(right);
@@ -419,11 +416,7 @@ impl Mutation<'_> {
             let Link::Mem(right_node) = &gone else { unreachable!("both are in memory") };
             match (&mut survivor.body, &right_node.body) {
                 (Body::Leaf(l), Body::Leaf(r)) => l.absorb(r),
-                (Body::Interior(l), Body::Interior(r)) => {
-                    l.keys.push(separator);
-                    l.keys.extend_from_slice(&r.keys[1..]);
-                    l.children.extend(r.children.iter().cloned());
-                }
+                (Body::Interior(l), Body::Interior(r)) => l.absorb(separator, r),
                 _ => unreachable!("neighbours have the same level"),
             }
             self.forget(gone);

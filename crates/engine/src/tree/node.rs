@@ -3,7 +3,6 @@
 //! Invariants: keys strictly ascending; an interior node's first key is empty ("everything below the second");
 //! `location` is set exactly when the node's present content is on disk there.
 
-use std::cmp::Ordering;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
@@ -12,7 +11,8 @@ use varve_format::node::{self, NodeHeader, NodeView, common_prefix, encoded_byte
 use varve_format::root::{NODE_PTR_BYTES, NodePtr};
 use varve_format::{BLOCK_BYTES, Corrupt};
 
-use crate::key::{Key, compare};
+use super::heads::Heads;
+use crate::key::Key;
 
 /// How an interior node holds a child.
 #[derive(Clone)]
@@ -85,9 +85,15 @@ impl Node {
     pub fn memory_bytes(&self) -> usize {
         const AROUND: usize = 128;
         let body = match &self.body {
-            Body::Leaf(l) => l.heap.capacity() + l.slots.capacity() * size_of::<Slot>(),
+            Body::Leaf(l) => {
+                l.entries.heap.capacity()
+                    + l.entries.slots.capacity() * size_of::<Slot>()
+                    + l.heads.memory_bytes()
+            }
             Body::Interior(n) => {
-                n.keys.capacity() * size_of::<Key>() + n.children.capacity() * size_of::<Link>()
+                n.keys.capacity() * size_of::<Key>()
+                    + n.children.capacity() * size_of::<Link>()
+                    + n.heads.memory_bytes()
             }
         };
         size_of::<Node>() + AROUND + body
@@ -181,98 +187,50 @@ struct Slot {
     value_len: u16,
 }
 
-/// Sorted entries: slots in key order over a heap of bytes.
-#[derive(Clone, Default)]
-pub struct Leaf {
-    slots: Vec<Slot>,
-    heap: Vec<u8>,
-    /// Sum of key and value lengths.
-    live_bytes: usize,
+/// A sorted list of keys, as a search sees it.
+pub trait Keys {
+    /// How many.
+    fn count(&self) -> usize;
+    /// Key `i`.
+    fn at(&self, i: usize) -> &[u8];
 }
 
-impl Leaf {
-    /// Number of entries.
-    pub fn len(&self) -> usize {
+impl Keys for [Key] {
+    fn count(&self) -> usize {
+        self.len()
+    }
+    fn at(&self, i: usize) -> &[u8] {
+        self[i].as_slice()
+    }
+}
+
+/// Slots in key order over a heap of bytes.
+#[derive(Clone, Default)]
+struct Entries {
+    slots: Vec<Slot>,
+    heap: Vec<u8>,
+}
+
+impl Keys for Entries {
+    fn count(&self) -> usize {
         self.slots.len()
     }
-    /// Key of entry `i`.
-    pub fn key(&self, i: usize) -> &[u8] {
+    fn at(&self, i: usize) -> &[u8] {
         let s = self.slots[i];
         &self.heap[s.at as usize..s.at as usize + s.key_len as usize]
     }
-    /// Value of entry `i`.
-    pub fn value(&self, i: usize) -> &[u8] {
-        let s = self.slots[i];
-        let start = s.at as usize + s.key_len as usize;
-        &self.heap[start..start + s.value_len as usize]
-    }
-    /// Where `key` is, or where it would be.
-    pub fn find(&self, key: &[u8]) -> Result<usize, usize> {
-        let (mut lo, mut hi) = (0, self.slots.len());
-        while lo < hi {
-            let mid = (lo + hi) / 2;
-            match compare(self.key(mid), key) {
-                Ordering::Less => lo = mid + 1,
-                Ordering::Greater => hi = mid,
-                Ordering::Equal => return Ok(mid),
-            }
-        }
-        Err(lo)
-    }
-    /// Puts an entry and says where.
-    pub fn put(&mut self, key: &[u8], value: &[u8]) -> usize {
-        let need = key.len() + value.len();
-        let end = self.heap.len() + need;
-        if end > self.heap.capacity() || end > 2 * BLOCK_BYTES {
-            // It grows in steps: there are thousands of leaves, and doubling would keep half of their memory unused.
-            if end > 2 * BLOCK_BYTES || self.heap.len() - self.live_bytes >= BLOCK_BYTES / 4 {
-                self.compact();
-            } else {
-                self.heap.reserve_exact(need + BLOCK_BYTES / 4);
-            }
-        }
-        match self.find(key) {
-            Ok(i) => {
-                let s = self.slots[i];
-                let old = s.value_len as usize;
-                if value.len() <= old {
-                    let start = s.at as usize + s.key_len as usize;
-                    self.heap[start..start + value.len()].copy_from_slice(value);
-                    self.slots[i].value_len = value.len() as u16;
-                } else {
-                    self.slots[i] = self.append(key, value);
-                }
-                self.live_bytes = self.live_bytes + value.len() - old;
-                i
-            }
-            Err(i) => {
-                let slot = self.append(key, value);
-                self.slots.insert(i, slot);
-                self.live_bytes += need;
-                i
-            }
-        }
-    }
+}
+
+impl Entries {
     fn append(&mut self, key: &[u8], value: &[u8]) -> Slot {
         let at = self.heap.len() as u16;
         self.heap.extend_from_slice(key);
         self.heap.extend_from_slice(value);
         Slot { at, key_len: key.len() as u8, value_len: value.len() as u16 }
     }
-    /// Removes entry `i`.
-    pub fn remove(&mut self, i: usize) {
-        let s = self.slots.remove(i);
-        self.live_bytes -= s.key_len as usize + s.value_len as usize;
-    }
-    /// A copy that takes no more memory than it needs, for a leaf that will not change.
-    pub fn trimmed(&self) -> Leaf {
-        let mut slots = self.slots.clone();
-        let heap = self.gathered(&mut slots, 0);
-        Leaf { slots, heap, live_bytes: self.live_bytes }
-    }
-    /// The entries' bytes without those of entries that are gone, and `room` for more; `slots` says where.
-    fn gathered(&self, slots: &mut [Slot], room: usize) -> Vec<u8> {
-        let mut heap = Vec::with_capacity(self.live_bytes + room);
+    /// The bytes without those of entries that are gone, and `room` for more; `slots` says where.
+    fn gathered(&self, slots: &mut [Slot], bytes: usize) -> Vec<u8> {
+        let mut heap = Vec::with_capacity(bytes);
         for s in slots {
             let at = heap.len() as u16;
             let len = s.key_len as usize + s.value_len as usize;
@@ -281,10 +239,90 @@ impl Leaf {
         }
         heap
     }
+}
+
+/// Sorted entries.
+#[derive(Clone, Default)]
+pub struct Leaf {
+    entries: Entries,
+    /// Of their keys.
+    heads: Heads,
+    /// Sum of key and value lengths.
+    live_bytes: usize,
+}
+
+impl Leaf {
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        self.entries.slots.len()
+    }
+    /// Key of entry `i`.
+    pub fn key(&self, i: usize) -> &[u8] {
+        self.entries.at(i)
+    }
+    /// Value of entry `i`.
+    pub fn value(&self, i: usize) -> &[u8] {
+        let s = self.entries.slots[i];
+        let start = s.at as usize + s.key_len as usize;
+        &self.entries.heap[start..start + s.value_len as usize]
+    }
+    /// Where `key` is, or where it would be.
+    pub fn find(&self, key: &[u8]) -> Result<usize, usize> {
+        self.heads.find(&self.entries, key)
+    }
+    /// Puts an entry and says where.
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> usize {
+        let need = key.len() + value.len();
+        let held = self.entries.heap.len();
+        let end = held + need;
+        if end > self.entries.heap.capacity() || end > 2 * BLOCK_BYTES {
+            // It grows in steps: there are thousands of leaves, and doubling would keep half of their memory unused.
+            if end > 2 * BLOCK_BYTES || held - self.live_bytes >= BLOCK_BYTES / 4 {
+                self.compact();
+            } else {
+                self.entries.heap.reserve_exact(need + BLOCK_BYTES / 4);
+            }
+        }
+        match self.find(key) {
+            Ok(i) => {
+                let s = self.entries.slots[i];
+                let old = s.value_len as usize;
+                if value.len() <= old {
+                    let start = s.at as usize + s.key_len as usize;
+                    self.entries.heap[start..start + value.len()].copy_from_slice(value);
+                    self.entries.slots[i].value_len = value.len() as u16;
+                } else {
+                    self.entries.slots[i] = self.entries.append(key, value);
+                }
+                self.live_bytes = self.live_bytes + value.len() - old;
+                i
+            }
+            Err(i) => {
+                let slot = self.entries.append(key, value);
+                self.entries.slots.insert(i, slot);
+                self.heads.insert(i, &self.entries);
+                self.live_bytes += need;
+                i
+            }
+        }
+    }
+    /// Removes entry `i`.
+    pub fn remove(&mut self, i: usize) {
+        let s = self.entries.slots.remove(i);
+        self.heads.remove(i);
+        self.live_bytes -= s.key_len as usize + s.value_len as usize;
+    }
+    /// A copy that takes no more memory than it needs, for a leaf that will not change.
+    pub fn trimmed(&self) -> Leaf {
+        let mut slots = self.entries.slots.clone();
+        let heap = self.entries.gathered(&mut slots, self.live_bytes);
+        let entries = Entries { slots, heap };
+        Leaf { heads: Heads::of(&entries), entries, live_bytes: self.live_bytes }
+    }
     fn compact(&mut self) {
-        let mut slots = std::mem::take(&mut self.slots);
-        self.heap = self.gathered(&mut slots, BLOCK_BYTES / 2);
-        self.slots = slots;
+        let mut slots = std::mem::take(&mut self.entries.slots);
+        self.entries.heap = self.entries.gathered(&mut slots, self.live_bytes + BLOCK_BYTES / 2);
+        self.entries.slots = slots;
     }
     /// Bytes on disk.
     pub fn encoded_bytes(&self) -> usize {
@@ -296,19 +334,19 @@ impl Leaf {
     pub fn split_off(&mut self, from: usize) -> Leaf {
         let mut right = Leaf::default();
         for i in from..self.len() {
-            let slot = right.append(self.key(i), self.value(i));
-            right.live_bytes += slot.key_len as usize + slot.value_len as usize;
-            right.slots.push(slot);
+            right.push(self.key(i), self.value(i));
         }
-        self.slots.truncate(from);
+        right.heads.fill(&right.entries);
+        self.entries.slots.truncate(from);
         self.live_bytes -= right.live_bytes;
         self.compact();
+        self.heads.fill(&self.entries);
         right
     }
     /// The entry at which to split into halves of about equal bytes: at least 1, less than `len`.
     pub fn middle(&self) -> usize {
         let mut sum = 0;
-        for (i, s) in self.slots.iter().enumerate() {
+        for (i, s) in self.entries.slots.iter().enumerate() {
             sum += s.key_len as usize + s.value_len as usize;
             if sum * 2 >= self.live_bytes {
                 return (i + 1).clamp(1, self.len() - 1);
@@ -318,34 +356,36 @@ impl Leaf {
     }
     /// Appends all entries of `right`, whose keys are larger.
     pub fn absorb(&mut self, right: &Leaf) {
-        if self.heap.len() + right.live_bytes > 2 * BLOCK_BYTES {
+        if self.entries.heap.len() + right.live_bytes > 2 * BLOCK_BYTES {
             self.compact();
         }
         for i in 0..right.len() {
-            let slot = self.append(right.key(i), right.value(i));
-            self.live_bytes += slot.key_len as usize + slot.value_len as usize;
-            self.slots.push(slot);
+            self.push(right.key(i), right.value(i));
         }
+        self.heads.fill(&self.entries);
+    }
+    /// Appends an entry, without the head of its key.
+    fn push(&mut self, key: &[u8], value: &[u8]) {
+        let slot = self.entries.append(key, value);
+        self.entries.slots.push(slot);
+        self.live_bytes += key.len() + value.len();
     }
     fn from_view(block: &[u8], view: &NodeView) -> Leaf {
         let prefix = &block[node::NODE_HEADER_BYTES..node::NODE_HEADER_BYTES + view.prefix_len];
         let bytes = view.entries.iter().map(|e| prefix.len() + e.suffix_len + e.value_len).sum();
-        let mut leaf = Leaf {
-            slots: Vec::with_capacity(view.entries.len()),
-            heap: Vec::with_capacity(bytes),
-            live_bytes: bytes,
-        };
+        let mut entries =
+            Entries { slots: Vec::with_capacity(view.entries.len()), heap: Vec::with_capacity(bytes) };
         for e in &view.entries {
-            leaf.slots.push(Slot {
-                at: leaf.heap.len() as u16,
+            entries.slots.push(Slot {
+                at: entries.heap.len() as u16,
                 key_len: (prefix.len() + e.suffix_len) as u8,
                 value_len: e.value_len as u16,
             });
-            leaf.heap.extend_from_slice(prefix);
-            leaf.heap.extend_from_slice(&block[e.suffix..e.suffix + e.suffix_len]);
-            leaf.heap.extend_from_slice(&block[e.value..e.value + e.value_len]);
+            entries.heap.extend_from_slice(prefix);
+            entries.heap.extend_from_slice(&block[e.suffix..e.suffix + e.suffix_len]);
+            entries.heap.extend_from_slice(&block[e.value..e.value + e.value_len]);
         }
-        leaf
+        Leaf { heads: Heads::of(&entries), entries, live_bytes: bytes }
     }
 }
 
@@ -355,20 +395,42 @@ pub struct Interior {
     /// At least 1.
     pub level: u8,
     /// Lowest key of each child; the first is empty.
-    pub keys: Vec<Key>,
+    keys: Vec<Key>,
     /// As many as keys.
     pub children: Vec<Link>,
+    /// Of the keys but the first.
+    heads: Heads,
 }
 
 impl Interior {
+    /// A node of `children`, with the lowest key of each; the first key is empty.
+    pub fn new(level: u8, keys: Vec<Key>, children: Vec<Link>) -> Interior {
+        let heads = Heads::of(keys.get(1..).unwrap_or_default());
+        Interior { level, keys, children, heads }
+    }
+    /// Lowest key of each child; the first is empty.
+    pub fn keys(&self) -> &[Key] {
+        &self.keys
+    }
     /// The child that holds `key`.
     pub fn child_index(&self, key: &[u8]) -> usize {
-        let (mut lo, mut hi) = (1, self.keys.len());
-        while lo < hi {
-            let mid = (lo + hi) / 2;
-            if compare(self.keys[mid].as_slice(), key).is_le() { lo = mid + 1 } else { hi = mid }
+        match self.heads.find(&self.keys[1..], key) {
+            Ok(at) => at + 1,
+            Err(at) => at,
         }
-        lo - 1
+    }
+    /// A new child behind the one at `i`, with its lowest key.
+    pub fn insert_behind(&mut self, i: usize, key: Key, child: Link) {
+        self.keys.insert(i + 1, key);
+        self.children.insert(i + 1, child);
+        self.heads.insert(i, &self.keys[1..]);
+    }
+    /// Appends all children of `right`; `separator` is the key between.
+    pub fn absorb(&mut self, separator: Key, right: &Interior) {
+        self.keys.push(separator);
+        self.keys.extend_from_slice(&right.keys[1..]);
+        self.children.extend(right.children.iter().cloned());
+        self.heads.fill(&self.keys[1..]);
     }
     fn prefix(&self) -> Key {
         self.keys.get(1).copied().unwrap_or(Key::EMPTY)
@@ -389,7 +451,8 @@ impl Interior {
     pub fn split_off(&mut self, from: usize) -> (Key, Interior) {
         let mut keys = self.keys.split_off(from);
         let separator = std::mem::replace(&mut keys[0], Key::EMPTY);
-        (separator, Interior { level: self.level, keys, children: self.children.split_off(from) })
+        self.heads.fill(&self.keys[1..]);
+        (separator, Interior::new(self.level, keys, self.children.split_off(from)))
     }
     /// Removes child `i`.
     pub fn remove(&mut self, i: usize) -> Link {
@@ -397,15 +460,16 @@ impl Interior {
         if let Some(first) = self.keys.first_mut() {
             *first = Key::EMPTY;
         }
+        // The first key has none; without the first, the second is the first.
+        if !self.keys.is_empty() {
+            self.heads.remove(i.saturating_sub(1));
+        }
         self.children.remove(i)
     }
     fn from_view(block: &[u8], view: &NodeView) -> Result<Interior, Corrupt> {
         let prefix = &block[node::NODE_HEADER_BYTES..node::NODE_HEADER_BYTES + view.prefix_len];
-        let mut out = Interior {
-            level: view.header.level,
-            keys: Vec::with_capacity(view.entries.len() + 1),
-            children: Vec::with_capacity(view.entries.len() + 1),
-        };
+        let mut keys = Vec::with_capacity(view.entries.len() + 1);
+        let mut children = Vec::with_capacity(view.entries.len() + 1);
         for (i, e) in view.entries.iter().enumerate() {
             let suffix = &block[e.suffix..e.suffix + e.suffix_len];
             let key = if i > 0 { Key::joined(prefix, suffix) } else { Key::EMPTY };
@@ -413,9 +477,9 @@ impl Interior {
             if ptr.is_null() {
                 return Err(Corrupt { what: "interior node with a null child", at: e.value });
             }
-            out.keys.push(key);
-            out.children.push(Link::Disk(ptr));
+            keys.push(key);
+            children.push(Link::Disk(ptr));
         }
-        Ok(out)
+        Ok(Interior::new(view.header.level, keys, children))
     }
 }

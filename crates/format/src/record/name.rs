@@ -113,6 +113,12 @@ pub enum NameView<'a> {
 impl<'a> NameView<'a> {
     /// Reads a value; anything that is not exactly one is an error.
     pub fn decode(bytes: &'a [u8]) -> Result<NameView<'a>, Corrupt> {
+        NameView::decode_for(bytes, &[])
+    }
+
+    /// The same for who looks for `wanted`, which is empty or a name that can be: it is not looked at byte by byte when
+    /// it is the one found.
+    pub fn decode_for(bytes: &'a [u8], wanted: &[u8]) -> Result<NameView<'a>, Corrupt> {
         let mut r = Reader::new(bytes);
         let bits = r.u8()?;
         if bits == REMOVED | CHAINED {
@@ -131,7 +137,9 @@ impl<'a> NameView<'a> {
             return r.corrupt("length of a name");
         }
         let name = r.bytes(len)?;
-        if name.iter().any(|byte| *byte == 0 || *byte == b'/') || name == b"." || name == b".." {
+        let cannot_be =
+            || name.iter().any(|byte| *byte == 0 || *byte == b'/') || name == b"." || name == b"..";
+        if name != wanted && cannot_be() {
             return r.corrupt("a name that cannot be");
         }
         Ok(NameView::Entry { kind, ino, name, chained: bits & CHAINED != 0 })

@@ -108,7 +108,7 @@ impl Namespace {
         let base = NamePosition::new(self.hasher.hash(name), 0);
         // The answer, or whether the rest of the bucket may have it.
         let first = self.get(TreeId::NAMES, &self.name_key(dir, base), |bytes| {
-            NameView::decode(bytes).map(|first| match first {
+            NameView::decode_for(bytes, name).map(|first| match first {
                 NameView::Entry { kind, ino, name: found, .. } if found == name => {
                     Ok(Found { sequence: 0, ino: self.slot.full(ino), kind })
                 }
