@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use parking_lot::lock_api::ArcMutexGuard;
 use parking_lot::{Mutex, RawMutex};
-use varve_engine::version::{self, points};
+use varve_engine::version::{self, Witnesses, points};
 use varve_engine::{EngineError, FamilyId, InodeId, Transaction, TreeId};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, InodeRecord};
 use varve_format::record::orphan::OrphanState;
@@ -67,16 +67,25 @@ struct Disposed {
 #[derive(Default)]
 pub(crate) struct ReapQueue {
     tasks: Mutex<VecDeque<Task>>,
+    /// Namespaces in which changes may have hidden something from the last who saw it, each once.
+    hidden: Mutex<Vec<FamilyId>>,
     running: Mutex<()>,
+    /// Who was seen to see what was rechecked: bounded, and nothing depends on it but time.
+    witnesses: Mutex<Witnesses>,
 }
 
 impl ReapQueue {
     /// Adds work.
     pub(crate) fn push(&self, task: Task) {
         let mut tasks = self.tasks.lock();
-        if tasks.back() != Some(&task) {
+        // The first is perhaps being done, and has passed what this is about.
+        if tasks.len() < 2 || tasks.back() != Some(&task) {
             tasks.push_back(task);
         }
+    }
+    /// A change has begun that may hide something in this namespace from the last who sees it.
+    pub(crate) fn may_hide(&self, family: FamilyId) {
+        self.hidden.lock().push(family);
     }
     /// How many tasks there are.
     pub(crate) fn backlog(&self) -> u64 {
@@ -152,10 +161,10 @@ impl Core {
         if !self.sharing() {
             return;
         }
-        for subvolume in self.subvolumes.all() {
-            if let Some(family) = subvolume.hides() {
-                self.reap.push(Task::Names(family));
-            }
+        for family in std::mem::take(&mut *self.reap.hidden.lock()) {
+            // Whoever begins a change from here on tells again; the reaper waits for those who have.
+            self.subvolumes.gate(family).read_recursive().reaper_comes();
+            self.reap.push(Task::Names(family));
         }
     }
 
@@ -211,8 +220,10 @@ impl Core {
         loop {
             let _alone = self.families.lock();
             let mut tx = Transaction::new();
-            let view = self.store.view();
-            let progress = version::reap_step(&view, &mut tx, family, ENTRIES_PER_STEP as u64)?;
+            let (view, mut witnesses) = (self.store.view(), self.reap.witnesses.lock());
+            let steps = ENTRIES_PER_STEP as u64;
+            let progress = version::reap_step(&view, &mut tx, family, steps, &mut witnesses)?;
+            drop(witnesses);
             if !tx.is_empty() {
                 tx.privileged();
                 self.apply_freeing(tx, None, progress.reserved_freed)?;
@@ -256,7 +267,10 @@ impl Core {
                     Ok(true)
                 };
                 let steps = ENTRIES_PER_STEP as u64;
-                let progress = points::reap_points_step(&view, &mut tx, family, steps, &mut on_dead)?;
+                let progress = {
+                    let mut witnesses = self.reap.witnesses.lock();
+                    points::reap_points_step(&view, &mut tx, family, steps, &mut witnesses, &mut on_dead)?
+                };
                 if !tx.is_empty() {
                     tx.privileged();
                     self.apply(tx)?;

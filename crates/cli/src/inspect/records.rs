@@ -118,9 +118,9 @@ fn decoded(tree: TreeId, key: &[u8], value: &[u8]) -> Result<Doc, Corrupt> {
             doc.extend(match work {
                 Work::Going(id) => map! { "work": "take away", "version": id.0 },
                 Work::Recheck(id) => map! { "work": "recheck", "version": id.0 },
-                Work::Place(of, place) => {
-                    map! { "work": "recheck", "tree": of.name(), "place": Doc::hex(place) }
-                }
+                Work::Place(id, of, place) => map! {
+                    "work": "recheck", "version": id.0, "tree": of.name(), "place": Doc::hex(place),
+                },
             });
             doc.extend(map! { "cursor": Doc::hex(value) });
             doc

@@ -11,9 +11,10 @@ use varve_format::record::held::{HELD_KEY_BYTES_MIN, held_key, held_prefix};
 use varve_format::record::version::{Drain, NO_LIMIT};
 use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, SEGMENT_BYTES, TreeId, VersionId, VersionKey};
 
-use super::family::{Blocks, Family, Own};
+use super::family::{Blocks, Own};
+use super::kin::{Kin, Witnesses};
 use super::path::Path;
-use super::reap::{self, Contents, Outcome, Pair};
+use super::reap::{self, Contents, Looked, Outcome, Pair};
 use super::resolve::{decode, resolve_behind, scan};
 use super::segment::{Changes, Entry, Place, load_all, overlay, push_joined};
 use super::{Holder, Mapping, Planted, Progress, Read, Result, planted};
@@ -37,10 +38,11 @@ pub fn reap_step(
     tx: &mut Transaction,
     family: FamilyId,
     entries_max: u64,
+    witnesses: &mut Witnesses,
 ) -> Result<Progress> {
     let looks = entries_max.saturating_mul(LOOKED_AT_RATIO).max(64);
     let mut extents = Extents { changes: Changes::new(tx), changes_max: entries_max, looks };
-    let more = reap::step(read, &mut extents, family)?;
+    let more = reap::step(read, &mut extents, family, witnesses)?;
     let changes = &mut extents.changes;
     changes.finish();
     Ok(Progress {
@@ -226,19 +228,19 @@ impl Contents for Extents<'_> {
         }
     }
 
-    fn recheck(&mut self, read: &dyn Read, family: &Family, id: VersionId, cursor: &[u8]) -> Result<Outcome> {
-        let key = family.version(id)?.key;
-        let (witnesses, limit) = family.witness(id);
+    fn recheck(&mut self, read: &dyn Read, kin: &mut Kin, id: VersionId, cursor: &[u8]) -> Result<Outcome> {
+        let (family, key) = (kin.family(), kin.version(id)?.key);
+        let (witnesses, limit) = kin.witness(id)?;
         let limit = if limit == NO_LIMIT { u64::MAX } else { limit / SEGMENT_BYTES };
-        let mut segment = decode_cursor(family.id(), cursor)?;
+        let mut segment = decode_cursor(family, cursor)?;
         loop {
-            let candidate = match first_of(read, family.id(), &witnesses, segment, &mut self.looks)? {
+            let candidate = match first_of(read, family, &witnesses, segment, &mut self.looks)? {
                 Next::Found(found) => Some(found.min(segment.max(limit))),
                 Next::Stopped(segment) => return Ok(Outcome::Stopped(encode_cursor(segment))),
                 Next::End => (limit != u64::MAX).then(|| segment.max(limit)),
             };
             let Some(candidate) = candidate else { return Ok(Outcome::Done) };
-            let found = match next_with(read, family.id(), key, candidate, &mut self.looks)? {
+            let found = match next_with(read, family, key, candidate, &mut self.looks)? {
                 Next::Found(segment) => segment,
                 Next::Stopped(segment) => return Ok(Outcome::Stopped(encode_cursor(segment))),
                 Next::End => return Ok(Outcome::Done),
@@ -249,7 +251,7 @@ impl Contents for Extents<'_> {
             // Further on the witnesses may have nothing before the next of theirs.
             segment = found;
             if found == candidate {
-                self.recheck_segment(read, family, found)?;
+                self.recheck_segment(read, kin, (id, key), found)?;
                 segment += 1;
             }
         }
@@ -258,20 +260,37 @@ impl Contents for Extents<'_> {
     fn recheck_place(
         &mut self,
         read: &dyn Read,
-        family: &Family,
+        kin: &mut Kin,
+        of: (VersionId, VersionKey),
         tree: TreeId,
         place: &[u8],
-    ) -> Result<bool> {
+    ) -> Result<Looked> {
         let segment = if tree == TreeId::EXTENTS { place } else { &[] };
-        self.recheck_segment(read, family, decode_segment(family.id(), segment)?)?;
-        Ok(true)
+        self.recheck_segment(read, kin, of, decode_segment(kin.family(), segment)?)
     }
 }
 
 impl Extents<'_> {
-    /// Removes what nobody sees from a segment, whoever has it.
-    fn recheck_segment(&mut self, read: &dyn Read, family: &Family, segment: u64) -> Result<()> {
-        let start = DataKey { family: family.id(), segment, version: VersionKey(u64::MAX), offset: 0 };
+    /// Removes what nobody sees from a segment, whoever has it, unless somebody sees all that version `id` has there.
+    fn recheck_segment(
+        &mut self,
+        read: &dyn Read,
+        kin: &mut Kin,
+        (id, key): (VersionId, VersionKey),
+        segment: u64,
+    ) -> Result<Looked> {
+        let family = kin.family();
+        self.looks = self.looks.saturating_sub(1);
+        let mut list = Vec::new();
+        let mut own_of = |version: VersionKey| {
+            load_all(read, &Place { family, segment, version }, &mut list)?;
+            Ok(own_blocks(&list))
+        };
+        let has = own_of(key)?;
+        if kin.is_seen(id, has.something.or(has.holes), &mut own_of, &|limit| below(limit, segment))? {
+            return Ok(Looked::Seen);
+        }
+        let start = DataKey { family, segment, version: VersionKey(u64::MAX), offset: 0 };
         let mut lists: BTreeMap<VersionKey, Vec<Entry>> = BTreeMap::new();
         scan(read, &start, |key, extent| {
             if key.segment == segment {
@@ -279,9 +298,8 @@ impl Extents<'_> {
             }
             key.segment == segment
         })?;
-        self.looks = self.looks.saturating_sub(1);
         let own = lists.iter().map(|(key, list)| (*key, own_blocks(list))).collect();
-        let stays = family.stays(&own, &|limit| below(limit, segment));
+        let stays = kin.stays(id, &own, &|limit| below(limit, segment))?;
         let mut new = Vec::new();
         for (version, list) in &lists {
             let Some(stays) = stays.get(version).filter(|stays| **stays != own[version]) else { continue };
@@ -301,10 +319,10 @@ impl Extents<'_> {
                     at = upto;
                 }
             }
-            let place = Place { family: family.id(), segment, version: *version };
+            let place = Place { family, segment, version: *version };
             self.changes.difference(read, &place, list, &new, true)?;
         }
-        Ok(())
+        Ok(Looked::Swept)
     }
 }
 

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use varve_format::record::version::{self, NO_LIMIT, VersionRecord};
 use varve_format::{Corrupt, FamilyId, TreeId, VersionId, VersionKey};
 
-use super::pending::{State, corrupt, state};
+use super::kin::STEPS_MAX;
+use super::pending::corrupt;
 use super::{Read, Result};
 use crate::EngineError;
 
@@ -61,7 +62,6 @@ pub(super) struct Own {
 
 /// The versions of a family.
 pub(super) struct Family {
-    family: FamilyId,
     versions: BTreeMap<VersionId, VersionRecord>,
 }
 
@@ -100,16 +100,12 @@ impl Family {
                 return Err(corrupt(family, *id, Corrupt { what: "parent that cannot be", at: 0 }));
             }
         }
-        Ok(Family { family, versions })
+        Ok(Family { versions })
     }
 
-    pub(super) fn id(&self) -> FamilyId {
-        self.family
-    }
-
-    pub(super) fn version(&self, id: VersionId) -> Result<&VersionRecord> {
-        let missing = || corrupt(self.family, id, Corrupt { what: "version without a record", at: 0 });
-        self.versions.get(&id).ok_or_else(missing)
+    #[cfg(test)]
+    pub(super) fn version(&self, id: VersionId) -> Option<&VersionRecord> {
+        self.versions.get(&id)
     }
 
     /// What stays in one place, of what the version with each key has there. `below` says which blocks of the place
@@ -150,34 +146,35 @@ impl Family {
         stays
     }
 
-    /// Keys of the versions on the way from below `id` to one that is held, and the smallest limit on it. What of `id`
-    /// is seen by nobody is hidden from that one too: by an entry of one of these, or by the limit. With nobody below,
-    /// no keys and the limit 0.
-    pub(super) fn witness(&self, id: VersionId) -> (Vec<VersionKey>, u64) {
-        let (mut keys, mut limit, mut at) = (Vec::new(), NO_LIMIT, id);
-        loop {
-            let mut best: Option<(u8, VersionId, &VersionRecord)> = None;
-            for (child_id, child) in self.versions.range(VersionId(at.0.saturating_add(1))..) {
-                let rank = match state(child) {
-                    State::Held if child.limit == NO_LIMIT => 3,
-                    State::Held => 2,
-                    _ if child.children > 0 => 1,
-                    _ => continue,
+    /// A holder who sees all that `stays` of version `id` in a place and is not far below it; see [`Family::stays`].
+    pub(super) fn viewer(
+        &self,
+        id: VersionId,
+        own: &BTreeMap<VersionKey, Own>,
+        stays: &BTreeMap<VersionKey, Own>,
+        below: &dyn Fn(u64) -> Blocks,
+    ) -> Option<VersionId> {
+        let all = |own: &Own| own.something.or(own.holes);
+        let wanted = all(stays.get(&self.versions.get(&id)?.key)?);
+        let sees = |holder: &VersionRecord| {
+            let mut at = holder;
+            for _ in 0..STEPS_MAX {
+                let hidden = own.get(&at.key).map_or(Blocks::NONE, all);
+                let limited = at.limit != NO_LIMIT && !wanted.without(below(at.limit)).is_empty();
+                let Some(parent) =
+                    at.parent.filter(|p| *p >= id && hidden.and(wanted).is_empty() && !limited)
+                else {
+                    return false;
                 };
-                if child.parent == Some(at) && best.is_none_or(|(other, ..)| rank > other) {
-                    best = Some((rank, *child_id, child));
-                    if rank == 3 {
-                        break;
-                    }
+                if parent == id {
+                    return true;
                 }
+                let Some(next) = self.versions.get(&parent) else { return false };
+                at = next;
             }
-            let Some((rank, child_id, child)) = best else { return (Vec::new(), 0) };
-            keys.push(child.key);
-            limit = limit.min(child.limit);
-            if rank > 1 {
-                return (keys, limit);
-            }
-            at = child_id;
-        }
+            false
+        };
+        let younger = self.versions.range(VersionId(id.0.saturating_add(1))..);
+        younger.filter(|(_, version)| version.refs > 0).find(|(_, version)| sees(version)).map(|(at, _)| *at)
     }
 }

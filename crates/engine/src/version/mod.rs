@@ -37,6 +37,7 @@ mod check;
 mod extents;
 mod family;
 mod holders;
+mod kin;
 mod path;
 mod pending;
 pub(crate) mod planting;
@@ -59,6 +60,7 @@ use planting::planting;
 pub use check::{next_family, walk_family};
 pub use extents::{delete_step, pending_families, reap_step};
 pub use holders::{branch, branch_on, is_sole, release, share};
+pub use kin::Witnesses;
 pub use path::Path;
 pub use ranges::{Range, share_range};
 pub use resolve::{resolve, resolve_upto};
@@ -174,6 +176,8 @@ enum Planted {
     ShareUncounted,
     /// The index does not hear of a version's first entry in a segment.
     IndexForgets,
+    /// A recheck believes that somebody sees what it looks at.
+    AlwaysSeen,
     /// No error: the larger side drains, so that both directions are met equally often.
     LargerSide,
     /// No error: the youngest collapse goes first, as it may with forks, so that both versions have older ones beneath.

@@ -164,11 +164,6 @@ impl Path {
         }
         low
     }
-    /// The place of the step whose entries carry `key`.
-    pub(super) fn position(&self, key: VersionKey) -> Option<usize> {
-        let at = self.first_at_most(0, key);
-        (at < self.versions() && self.step(at).key == key).then_some(at)
-    }
     /// How many steps from the first on a write deals with: while the head drains up, its parent's key takes the
     /// new entries, and the head's own must go.
     pub(super) fn own(&self) -> usize {

@@ -21,11 +21,13 @@
 //! The oldest collapse goes first, so that of two neighbouring edges of a path only one drains; should another have
 //! begun, that one is finished before. A dead child dies before its parent would collapse into it.
 
+use std::collections::BTreeSet;
+
 use varve_format::record::reap::{Work, decode_reap_key, reap_key, reap_prefix};
 use varve_format::record::version::{Drain, NO_LIMIT, VersionRecord};
 use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, TreeId, VersionId, VersionKey};
 
-use super::family::Family;
+use super::kin::{Kin, Witnesses};
 use super::pending::{self, State, corrupt, cursor, mark, record, state, unmark};
 use super::{Planted, Read, Result, planted};
 use crate::{EngineError, Transaction};
@@ -37,6 +39,17 @@ pub(super) enum Outcome {
     Done,
     /// To be gone on with here (a tree and a place, or nothing).
     Stopped(Vec<u8>),
+}
+
+/// What a look at a place has come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Looked {
+    /// All that the version has there is seen: nothing was changed.
+    Seen,
+    /// Nothing is left there that nobody sees, whoever has it.
+    Swept,
+    /// Not yet: in another step.
+    Later,
 }
 
 /// A version that goes, and the child that takes its place.
@@ -68,20 +81,32 @@ pub(super) trait Contents {
     /// Moves the entries of the side that drains. Nothing beyond a limit is left.
     fn drain(&mut self, read: &dyn Read, pair: &Pair, cursor: &[u8]) -> Result<Outcome>;
     /// Removes what no holder sees in places in which version `id` has something.
-    fn recheck(&mut self, read: &dyn Read, family: &Family, id: VersionId, cursor: &[u8]) -> Result<Outcome>;
-    /// Removes what no holder sees in one place. False: not yet, in another step.
-    fn recheck_place(&mut self, read: &dyn Read, family: &Family, tree: TreeId, place: &[u8])
-    -> Result<bool>;
+    fn recheck(&mut self, read: &dyn Read, kin: &mut Kin, id: VersionId, cursor: &[u8]) -> Result<Outcome>;
+    /// Removes what no holder sees in one place, unless all is seen that the version `of` has there.
+    fn recheck_place(
+        &mut self,
+        read: &dyn Read,
+        kin: &mut Kin,
+        of: (VersionId, VersionKey),
+        tree: TreeId,
+        place: &[u8],
+    ) -> Result<Looked>;
 }
 
 /// One small step. False: there is nothing to do.
-pub(super) fn step(read: &dyn Read, contents: &mut dyn Contents, family: FamilyId) -> Result<bool> {
+pub(super) fn step(
+    read: &dyn Read,
+    contents: &mut dyn Contents,
+    family: FamilyId,
+    witnesses: &mut Witnesses,
+) -> Result<bool> {
     let Some((key, at)) = first_work(read, family)? else { return Ok(false) };
     contents.tx().privileged();
+    let mut kin = Kin::new(read, family, witnesses);
     match decode(&key)?.1 {
         Work::Going(id) => go(read, contents, family, id, &at)?,
-        Work::Recheck(id) => recheck(read, contents, family, id, &at)?,
-        Work::Place(..) => recheck_places(read, contents, family, key)?,
+        Work::Recheck(id) => recheck(read, contents, &mut kin, id, &at)?,
+        Work::Place(..) => recheck_places(read, contents, &mut kin, key)?,
     }
     Ok(true)
 }
@@ -314,14 +339,13 @@ fn relinked(mut version: VersionRecord, gone: VersionId, new: Option<VersionId>)
 fn recheck(
     read: &dyn Read,
     contents: &mut dyn Contents,
-    family: FamilyId,
+    kin: &mut Kin,
     id: VersionId,
     at: &[u8],
 ) -> Result<()> {
-    let versions = Family::load(read, family)?;
-    let version = versions.version(id)?;
-    let parent = version.parent.map(|id| versions.version(id).map(|version| (id, *version))).transpose()?;
-    match contents.recheck(read, &versions, id, at)? {
+    let (family, version) = (kin.family(), kin.version(id)?);
+    let parent = version.parent.map(|id| kin.version(id).map(|version| (id, version))).transpose()?;
+    match contents.recheck(read, kin, id, at)? {
         Outcome::Stopped(at) => mark(contents.tx(), family, Work::Recheck(id), &at),
         Outcome::Done => {
             let tx = contents.tx();
@@ -335,19 +359,21 @@ fn recheck(
 }
 
 /// A step of rechecking places, `first` and the next ones.
-fn recheck_places(
-    read: &dyn Read,
-    contents: &mut dyn Contents,
-    family: FamilyId,
-    first: Vec<u8>,
-) -> Result<()> {
-    let versions = Family::load(read, family)?;
-    let (prefix, mut next) = (reap_prefix(family), Some(first));
+fn recheck_places(read: &dyn Read, contents: &mut dyn Contents, kin: &mut Kin, first: Vec<u8>) -> Result<()> {
+    let family = kin.family();
+    let (prefix, mut next, mut swept) = (reap_prefix(family), Some(first), BTreeSet::new());
     while let Some(key) = next.take() {
         let (_, work) = decode(&key)?;
-        let Work::Place(tree, place) = work else { break };
-        if !contents.recheck_place(read, &versions, tree, place)? {
-            break;
+        let Work::Place(id, tree, place) = work else { break };
+        // What a transaction has changed it does not look at again; nor need it.
+        if let Some(version) = kin.unheld(id)?
+            && !swept.contains(&(tree, place.to_vec()))
+        {
+            match contents.recheck_place(read, kin, (id, version.key), tree, place)? {
+                Looked::Seen => (),
+                Looked::Swept => drop(swept.insert((tree, place.to_vec()))),
+                Looked::Later => break,
+            }
         }
         unmark(contents.tx(), family, work);
         if contents.full() {

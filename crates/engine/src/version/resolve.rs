@@ -13,7 +13,7 @@ use super::{Mapped, Mapping, Read, Result};
 use crate::EngineError;
 
 /// So many entries in a row that are of no version of the path make the scan leap over the rest of them.
-const LEAP_ENTRIES: u32 = 16;
+pub(super) const LEAP_ENTRIES: u32 = 16;
 
 /// First byte that no file has.
 pub(super) const FILE_END: u64 = (extent::SEGMENT_MAX + 1) * SEGMENT_BYTES;

@@ -9,7 +9,7 @@
 use varve_format::record::extent::{DATA_KEY_BYTES, DataKey, Extent, ExtentKind};
 use varve_format::record::held::held_key;
 use varve_format::record::reap::Work;
-use varve_format::{BLOCK_BYTES, FamilyId, Run, SEGMENT_BYTES, TreeId, VersionKey};
+use varve_format::{BLOCK_BYTES, FamilyId, Run, SEGMENT_BYTES, TreeId, VersionId, VersionKey};
 
 use super::pending;
 use super::resolve::{decode, scan};
@@ -157,10 +157,10 @@ impl<'a> Changes<'a> {
         Ok(())
     }
 
-    /// Has the reaper recheck a segment.
-    pub(super) fn recheck(&mut self, place: &Place) {
-        let work = Work::Place(TreeId::EXTENTS, &place.segment.to_be_bytes());
-        pending::mark(self.tx, place.family, work, &[]);
+    /// Has the reaper recheck what a version has in a segment.
+    pub(super) fn recheck(&mut self, family: FamilyId, id: VersionId, segment: u64) {
+        let work = Work::Place(id, TreeId::EXTENTS, &segment.to_be_bytes());
+        pending::mark(self.tx, family, work, &[]);
     }
 }
 

@@ -10,7 +10,7 @@ use super::extents::{below, own_blocks};
 use super::family::Blocks;
 use super::path::Path;
 use super::pending::State;
-use super::resolve::{FILE_END, resolve, resolve_behind, scan};
+use super::resolve::{FILE_END, LEAP_ENTRIES, resolve, resolve_behind, scan};
 use super::segment::{Changes, Entry, Place, load, overlay, push_joined, subtract};
 use super::{Mapping, Planted, Progress, Read, Result, planted};
 use crate::Transaction;
@@ -100,7 +100,8 @@ fn lay_over(
 }
 
 /// Has the reaper look at a segment if something in `blocks` is seen that belongs to a version without holders: it is
-/// about to be hidden, perhaps from the last who sees it. Says whether it did.
+/// about to be hidden, perhaps from the last who sees it. Says whether it did. Leaps over the entries of versions beside
+/// the path, of which a star of clones has many.
 pub(super) fn mark_hidden(
     read: &dyn Read,
     changes: &mut Changes,
@@ -109,25 +110,36 @@ pub(super) fn mark_hidden(
     blocks: Blocks,
 ) -> Result<bool> {
     let start = DataKey { family: path.family(), segment, version: path.head().key, offset: 0 };
-    let (mut left, mut hides) = (blocks, false);
-    scan(read, &start, |key, extent| {
-        if key.segment != segment || left.is_empty() {
-            return false;
-        }
-        if let Some(at) = path.position(key.version) {
+    let (mut left, mut at, mut next, mut hidden) = (blocks, 0, Some(start), Vec::new());
+    while let Some(start) = next.take() {
+        let mut foreign = 0;
+        scan(read, &start, |key, extent| {
+            at = path.first_at_most(at, key.version);
+            if key.segment != segment || left.is_empty() || at == path.versions() {
+                return false;
+            }
             let step = path.step(at);
-            let entry = Entry { off: key.offset, extent };
-            let own = own_blocks(&[entry]);
+            if step.key != key.version {
+                foreign += 1;
+                if foreign >= LEAP_ENTRIES {
+                    next = Some(DataKey { version: step.key, ..start });
+                }
+                return next.is_none();
+            }
+            foreign = 0;
+            let own = own_blocks(&[Entry { off: key.offset, extent }]);
             let seen = own.something.or(own.holes).and(below(step.visible, segment)).and(left);
-            hides |= step.state == State::Inner && !seen.is_empty();
+            if step.state == State::Inner && !seen.is_empty() && hidden.last() != Some(&step.id) {
+                hidden.push(step.id);
+            }
             left = left.without(seen);
-        }
-        !hides
-    })?;
-    if hides && !planted(Planted::WriteForgets) {
-        changes.recheck(&Place { family: path.family(), segment, version: path.target() });
+            true
+        })?;
     }
-    Ok(hides)
+    for id in hidden.iter().filter(|_| !planted(Planted::WriteForgets)) {
+        changes.recheck(path.family(), *id, segment);
+    }
+    Ok(!hidden.is_empty())
 }
 
 /// Makes the holes in [`from`, `to`) (block aligned) reservations: they go on reading as zeros. Stops after the segment

@@ -1,7 +1,7 @@
 //! Entries of the reap tree: what the reaper has to do, and how far it has come.
 //!
-//! Key (big-endian): family (8), kind (1), then the id of a version (8) or a tree (1) and a place in it (as in the
-//! held tree). Value: for a version a cursor, empty or a tree (1) and a place: everything before it has been dealt
+//! Key (big-endian): family (8), kind (1), the id of a version (8), and for a place of it a tree (1) and the place (as in
+//! the held tree). Value: for a version a cursor, empty or a tree (1) and a place: everything before it has been dealt
 //! with. For a place nothing. A family without work has no entry, so that finding work costs what is to be done.
 
 use super::held;
@@ -18,8 +18,8 @@ pub enum Work<'a> {
     Going(VersionId),
     /// A version without holders that has several children: what none of them sees goes.
     Recheck(VersionId),
-    /// A place where a version without holders and with several children may have something that nobody sees.
-    Place(TreeId, &'a [u8]),
+    /// A place where this version, without holders, may have something that nobody sees any more.
+    Place(VersionId, TreeId, &'a [u8]),
 }
 
 /// The first bytes of all work in a family.
@@ -29,7 +29,7 @@ pub fn reap_prefix(family: FamilyId) -> [u8; 8] {
 
 /// The key of something to do.
 pub fn reap_key(family: FamilyId, work: Work) -> Vec<u8> {
-    let mut out = Vec::with_capacity(REAP_KEY_BYTES_MIN + 1 + held::PLACE_BYTES_MAX);
+    let mut out = Vec::with_capacity(REAP_KEY_BYTES_MIN + 9 + held::PLACE_BYTES_MAX);
     out.extend_from_slice(&family.0.to_be_bytes());
     match work {
         Work::Going(id) => {
@@ -40,8 +40,9 @@ pub fn reap_key(family: FamilyId, work: Work) -> Vec<u8> {
             out.push(2);
             out.extend_from_slice(&id.0.to_be_bytes());
         }
-        Work::Place(tree, place) => {
+        Work::Place(id, tree, place) => {
             out.push(3);
+            out.extend_from_slice(&id.0.to_be_bytes());
             out.push(tree.0 as u8);
             out.extend_from_slice(place);
         }
@@ -57,19 +58,20 @@ pub fn decode_reap_key(bytes: &[u8]) -> Result<(FamilyId, Work<'_>), Corrupt> {
     let mut reader = Reader::new(bytes);
     let family = FamilyId(reader.u64_be()?);
     let kind = reader.u8()?;
+    if !(1..=3).contains(&kind) {
+        return reader.corrupt("unknown work of the reaper");
+    }
+    let id = VersionId(reader.u64_be()?);
+    if id.0 == 0 || id.0 < family.0 {
+        return reader.corrupt("version older than its family");
+    }
     let work = match kind {
-        1 | 2 => {
-            let id = VersionId(reader.u64_be()?);
-            if id.0 == 0 || id.0 < family.0 {
-                return reader.corrupt("version older than its family");
-            }
-            if kind == 1 { Work::Going(id) } else { Work::Recheck(id) }
-        }
-        3 => {
+        1 => Work::Going(id),
+        2 => Work::Recheck(id),
+        _ => {
             let (tree, place) = held::place(&mut reader)?;
-            Work::Place(tree, place)
+            Work::Place(id, tree, place)
         }
-        _ => return reader.corrupt("unknown work of the reaper"),
     };
     reader.finish()?;
     Ok((family, work))
@@ -99,8 +101,8 @@ mod tests {
         for work in [
             Work::Going(VersionId(8)),
             Work::Recheck(VersionId(u64::MAX)),
-            Work::Place(TreeId::EXTENTS, &segment),
-            Work::Place(TreeId::NAMES, &name),
+            Work::Place(VersionId(8), TreeId::EXTENTS, &segment),
+            Work::Place(VersionId(8), TreeId::NAMES, &name),
         ] {
             let key = reap_key(FamilyId(7), work);
             assert!(key.len() <= crate::KEY_BYTES_MAX && key.starts_with(&reap_prefix(FamilyId(7))));
@@ -121,6 +123,6 @@ mod tests {
         assert!(check_reap_value(Work::Going(VersionId(8)), &cursor).is_ok());
         assert!(check_reap_value(Work::Recheck(VersionId(8)), &[]).is_ok());
         assert!(check_reap_value(Work::Recheck(VersionId(8)), &cursor[..8]).is_err());
-        assert!(check_reap_value(Work::Place(TreeId::EXTENTS, &segment), &cursor).is_err());
+        assert!(check_reap_value(Work::Place(VersionId(8), TreeId::EXTENTS, &segment), &cursor).is_err());
     }
 }

@@ -19,12 +19,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::lock_api::{ArcMutexGuard, ArcRwLockReadGuard};
 use parking_lot::{Mutex, RawMutex, RawRwLock, RwLock};
 use varve_engine::version::{self, Holder, Path};
-use varve_engine::{EngineError, FamilyId, InodeId, Lsn, Store, Transaction, VersionId};
+use varve_engine::{EngineError, InodeId, Lsn, Store, Transaction, VersionId};
 use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::{LOCAL_INODE_BITS, SUBVOLUME_READ_ONLY, SubvolumeRecord};
 
@@ -83,6 +83,8 @@ pub(crate) struct Shown {
     heads: Vec<Option<Head>>,
     places: HashMap<Slot, usize>,
     free: Vec<usize>,
+    /// Whether the reaper has been told that changes may have hidden something since it was last here.
+    told: AtomicBool,
 }
 
 impl Shown {
@@ -140,6 +142,10 @@ impl Shown {
         }
         self.changed();
     }
+    /// The reaper comes: from now on it is to be told again. It waits for the changes that have begun.
+    pub(crate) fn reaper_comes(&self) {
+        self.told.store(false, Ordering::Relaxed);
+    }
     /// The family's versions have changed: paths are loaded again before they are used.
     pub(crate) fn changed(&mut self) {
         self.generation += 1;
@@ -163,16 +169,6 @@ pub(crate) struct Subvolume {
     pub record: Mutex<SubvolumeRecord>,
     /// The directory it is in, and where there. The first is nowhere.
     pub place: Mutex<Option<(InodeId, NamePosition)>>,
-}
-
-impl Subvolume {
-    /// The family of its namespace, if changes in it may hide something of a version that nobody holds.
-    pub(crate) fn hides(&self) -> Option<FamilyId> {
-        let shown = self.gate.read_recursive();
-        let at = shown.find(self.slot).ok()?;
-        let namespace = &shown.head(at).namespace;
-        namespace.path.has_inner().then_some(namespace.family)
-    }
 }
 
 /// What a subvolume shows, kept as it is while this is held: for a few reads.
@@ -289,6 +285,10 @@ impl Core {
             let at = shown.find(slot)?;
             let head = shown.head(at);
             if shown.is_fresh(at) && !head.shared && head.namespace.path.writable() {
+                let path = &head.namespace.path;
+                if path.has_inner() && !shown.told.swap(true, Ordering::Relaxed) {
+                    self.reap.may_hide(head.namespace.family);
+                }
                 let counting = if self.sharing() { Some(self.counting()?) } else { None };
                 let (families, copied) = (RefCell::new(None), Cell::new(0));
                 let files = self.files.clone();

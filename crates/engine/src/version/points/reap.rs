@@ -13,8 +13,9 @@ use varve_format::record::held::{HELD_KEY_BYTES_MIN, decode_held_key, held_key, 
 use varve_format::record::version::Drain;
 use varve_format::{Corrupt, FamilyId, TreeId, VersionId, VersionKey};
 
-use super::super::family::{Blocks, Family, Own};
-use super::super::reap::{self, Contents, Outcome, Pair};
+use super::super::family::{Blocks, Own};
+use super::super::kin::{Kin, Witnesses};
+use super::super::reap::{self, Contents, Looked, Outcome, Pair};
 use super::super::{Holder, Path, Progress, Read, Result};
 use super::reads::entries_at;
 use super::{Planted, TREES, entry_key, is_listed, place_of, planted, split};
@@ -42,12 +43,13 @@ pub fn reap_points_step(
     tx: &mut Transaction,
     family: FamilyId,
     entries_max: u64,
+    witnesses: &mut Witnesses,
     on_dead: OnDead<'_>,
 ) -> Result<Progress> {
     let entries_max = entries_max.max(1);
     let looks = entries_max.saturating_mul(LOOKED_AT_RATIO).max(64);
     let mut points = Points { tx, entries_max, looks, entries: 0, postponed: false, on_dead };
-    let more = reap::step(read, &mut points, family)?;
+    let more = reap::step(read, &mut points, family, witnesses)?;
     Ok(Progress { more, entries: points.entries, ..Progress::default() })
 }
 
@@ -155,13 +157,14 @@ impl Contents for Points<'_> {
         Ok(from_the_front(family, moving, next))
     }
 
-    fn recheck(&mut self, read: &dyn Read, family: &Family, id: VersionId, cursor: &[u8]) -> Result<Outcome> {
+    fn recheck(&mut self, read: &dyn Read, kin: &mut Kin, id: VersionId, cursor: &[u8]) -> Result<Outcome> {
+        let of = (id, kin.version(id)?.key);
         // What nobody sees is hidden from this one too: it lies where one of these has something.
-        let (witnesses, _) = family.witness(id);
+        let (witnesses, _) = kin.witness(id)?;
         let mut places: BTreeMap<Vec<u8>, At> = BTreeMap::new();
         let mut upto: Option<Vec<u8>> = None;
         for key in witnesses {
-            let (some, next) = self.places(read, family.id(), key, cursor)?;
+            let (some, next) = self.places(read, kin.family(), key, cursor)?;
             places.extend(some.into_iter().map(|at| (encode_cursor(at.0, &at.1), at)));
             if let Outcome::Stopped(next) = next {
                 upto = Some(upto.map_or(next.clone(), |upto| upto.min(next)));
@@ -171,7 +174,7 @@ impl Contents for Points<'_> {
             if upto.as_ref().is_some_and(|upto| here >= *upto) {
                 break;
             }
-            if self.full() || !self.recheck_prefix(read, family, tree, &prefix)? {
+            if self.full() || self.recheck_prefix(read, kin, of, tree, &prefix)? == Looked::Later {
                 return Ok(Outcome::Stopped(here));
             }
         }
@@ -181,26 +184,39 @@ impl Contents for Points<'_> {
     fn recheck_place(
         &mut self,
         read: &dyn Read,
-        family: &Family,
+        kin: &mut Kin,
+        of: (VersionId, VersionKey),
         tree: TreeId,
         place: &[u8],
-    ) -> Result<bool> {
-        known(family.id(), tree)?;
-        let prefix = [&family.id().0.to_be_bytes(), place].concat();
+    ) -> Result<Looked> {
+        known(kin.family(), tree)?;
+        let prefix = [&kin.family().0.to_be_bytes(), place].concat();
         self.entries += 1;
-        self.recheck_prefix(read, family, tree, &prefix)
+        self.recheck_prefix(read, kin, of, tree, &prefix)
     }
 }
 
 impl Points<'_> {
-    /// Removes what nobody sees at a prefix, whoever has it, and whiteouts that hide nothing. False: it was put off.
+    /// If nobody sees what version `id` has at a prefix: removes what nobody sees there, whoever has it, and whiteouts that
+    /// hide nothing.
     fn recheck_prefix(
         &mut self,
         read: &dyn Read,
-        family: &Family,
+        kin: &mut Kin,
+        (id, key): (VersionId, VersionKey),
         tree: TreeId,
         prefix: &[u8],
-    ) -> Result<bool> {
+    ) -> Result<Looked> {
+        let family = kin.family();
+        let mut own_of_version = |version| {
+            Ok(read.get(tree, &entry_key(prefix, version))?.map_or(Own::default(), |value| own_of(&value)))
+        };
+        let has = own_of_version(key)?;
+        // Whether a whiteout hides anything is not asked of those who see it.
+        let whiteout = !has.holes.is_empty();
+        if !whiteout && kin.is_seen(id, has.something, &mut own_of_version, &|_| Blocks::ALL)? {
+            return Ok(Looked::Seen);
+        }
         let (mut found, mut failed) = (BTreeMap::new(), None);
         read.scan(tree, prefix, &mut |key, value| {
             if !key.starts_with(prefix) {
@@ -215,23 +231,29 @@ impl Points<'_> {
         failed.map_or(Ok(()), Err)?;
         // One alone is hidden by nothing. If it is a whiteout, it may hide nothing itself.
         if found.len() < 2 && found.values().all(|value| !value.is_empty()) {
-            return Ok(true);
+            return Ok(Looked::Swept);
         }
         let own = found.iter().map(|(version, value)| (*version, own_of(value))).collect();
-        let stays = family.stays(&own, &|_| Blocks::ALL);
+        let stays = kin.stays(id, &own, &|_| Blocks::ALL)?;
         // Of a version that does not exist nothing is said: it is left to the check.
-        for (version, value) in
-            found.iter().filter(|(version, _)| stays.get(version) == Some(&Own::default()))
-        {
+        let goes = |version: &VersionKey| stays.get(version) == Some(&Own::default());
+        if !goes(&key) {
+            return Ok(Looked::Seen);
+        }
+        // Should one be put off, the next step has to find that something goes, and whiteouts go last: what they hide
+        // must be gone.
+        let mut going: Vec<_> = found.iter().filter(|(version, _)| goes(version)).collect();
+        going.sort_by_key(|(version, value)| (value.is_empty(), **version == key));
+        for (version, value) in going {
             if value.is_empty() && planted(Planted::WhiteoutsStay) {
                 continue;
             }
             if !self.dies(tree, prefix, Some(value))? {
-                return Ok(false);
+                return Ok(Looked::Later);
             }
-            self.delete(family.id(), tree, prefix, *version);
+            self.delete(family, tree, prefix, *version);
         }
-        Ok(true)
+        Ok(Looked::Swept)
     }
 
     /// The next places where `key` has entries, as many as the step may change, and how far that is.

@@ -139,7 +139,7 @@ fn note_hidden(
         State::Inner => true,
     };
     if noted && !planted(Planted::HiddenNotNoted) {
-        let work = Work::Place(tree, place_of(prefix));
+        let work = Work::Place(at.id, tree, place_of(prefix));
         tx.put(TreeId::REAP, &reap_key(path.family(), work), &[]);
     }
     Ok(())

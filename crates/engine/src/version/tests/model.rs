@@ -69,7 +69,7 @@ fn beside_a_naive_model_for_long() {
 fn planted_errors_are_caught() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
-    let errors: [&[Planted]; 9] = [
+    let errors: [&[Planted]; 10] = [
         &[Planted::NoRangeKill],
         &[Planted::LimitNotCarried],
         &[Planted::CursorSkips],
@@ -79,6 +79,7 @@ fn planted_errors_are_caught() {
         &[Planted::KillsVisible],
         &[Planted::IndexForgets],
         &[Planted::ShareUncounted],
+        &[Planted::AlwaysSeen],
     ];
     let caught: Vec<_> = errors
         .into_iter()

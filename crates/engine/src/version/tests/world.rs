@@ -26,6 +26,8 @@ pub(super) struct World {
     pub(super) live: BTreeSet<u64>,
     pub(super) next_block: u64,
     next_id: u64,
+    /// What the reaper remembers, however much has changed since.
+    witnesses: Witnesses,
     /// Where the next transaction's data and the reaper's last words came from.
     pub(super) log: Vec<String>,
     /// Situations that the run has been in, and how often.
@@ -47,6 +49,7 @@ impl World {
             live: BTreeSet::new(),
             next_block: 16,
             next_id: 100,
+            witnesses: Witnesses::default(),
             log: Vec::new(),
             seen: BTreeMap::new(),
         }
@@ -287,7 +290,7 @@ impl World {
             // In between another collapse is preferred, and may be begun if its neighbours allow.
             PLANTED.set(if choice.contains(&Planted::LargerSide) { CHOICES[1] } else { CHOICES[0] });
         }
-        let progress = reap_step(&self.maps, &mut tx, family, max).unwrap();
+        let progress = reap_step(&self.maps, &mut tx, family, max, &mut self.witnesses).unwrap();
         PLANTED.set(choice);
         assert!(progress.more || tx.is_empty());
         self.log.push(format!("reap {} {max}: {progress:?}", family.0));

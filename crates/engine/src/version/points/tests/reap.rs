@@ -12,7 +12,8 @@ fn reap_all(maps: &mut Maps, entries_max: u64) -> (u64, u64, Vec<Vec<u8>>) {
             dead.push(value.to_vec());
             Ok(true)
         };
-        let progress = reap_points_step(maps, &mut tx, FAMILY, entries_max, on_dead).unwrap();
+        let progress =
+            reap_points_step(maps, &mut tx, FAMILY, entries_max, &mut Witnesses::default(), on_dead).unwrap();
         assert!(progress.entries <= 3 * entries_max + 3, "{progress:?}");
         maps.apply(&tx);
         if !progress.more {
@@ -159,8 +160,8 @@ fn what_all_clones_hide_goes() {
     assert_eq!(walk(&maps, &[(100, 1), (101, 1)]).0, []);
 }
 
-/// Goal: of many clones of an origin that is gone, each dies at the cost of its own and of a look at the records of the
-/// others, whatever the origin has. Method: 20,000 inodes, 200 clones with 10 changes each, one after the other let go;
+/// Goal: of many clones of an origin that is gone, each dies at the cost of its own, whatever the origin has and however many
+/// the others are. Method: 20,000 inodes, 200 clones with 10 changes each, one after the other let go;
 /// count entries met.
 #[test]
 fn many_clones_die_one_after_the_other() {
@@ -179,7 +180,7 @@ fn many_clones_die_one_after_the_other() {
         let (_, entries, dead) = reap_all(&mut maps, 50);
         assert!(dead.iter().filter(|value| *value == b"clone").count() == 10 && entries < 60, "{entries}");
         let met = maps.met.get();
-        assert!(met < 5 * CLONES + 400, "{met} entries met for one of {} clones", clones.len() + 1);
+        assert!(met < 400, "{met} entries met for one of {} clones", clones.len() + 1);
     }
     assert_eq!((maps.of(TreeId::INODES).count(), maps.of(TreeId::VERSIONS).count()), (20_000, 1));
 }
@@ -207,7 +208,7 @@ fn nothing_moves_into_what_dies() {
             dead += 1;
             Ok(true)
         };
-        more = reap_points_step(&maps, &mut tx, FAMILY, 7, on_dead).unwrap().more;
+        more = reap_points_step(&maps, &mut tx, FAMILY, 7, &mut Witnesses::default(), on_dead).unwrap().more;
         let moves = tx.ops().iter().filter(|op| matches!(op, Op::Put { tree: TreeId::INODES, .. })).count();
         assert_eq!(moves, 0, "something moves into what dies");
         maps.apply(&tx);
@@ -239,7 +240,8 @@ fn a_value_may_be_put_off() {
                 asked += 1;
                 Ok(asked == 1)
             };
-            let progress = reap_points_step(&maps, &mut tx, FAMILY, 50, on_dead).unwrap();
+            let progress =
+                reap_points_step(&maps, &mut tx, FAMILY, 50, &mut Witnesses::default(), on_dead).unwrap();
             maps.apply(&tx);
             if !progress.more {
                 break;
@@ -289,7 +291,10 @@ fn the_walk_names_the_damage() {
         ),
         (Kind::WhiteoutIdle, vec![(entry(4, 101), Some(vec![])), (index(4, 101), Some(vec![]))]),
         (Kind::ReapStray, vec![(work(Work::Going(VersionId(100))), Some(vec![]))]),
-        (Kind::ReapMalformed, vec![(work(Work::Place(TreeId::EXTENTS, &[0; 8])), Some(vec![]))]),
+        (
+            Kind::ReapMalformed,
+            vec![(work(Work::Place(VersionId(100), TreeId::EXTENTS, &[0; 8])), Some(vec![]))],
+        ),
         (
             Kind::VersionHolders,
             vec![(
@@ -346,7 +351,10 @@ fn hostile_stores_do_not_panic() {
         }
         for _ in 0..random.below(12) {
             let mut tx = Transaction::new();
-            reap_points_step(&maps, &mut tx, FAMILY, 2, &mut |_, _, _, _| Ok(true)).unwrap();
+            reap_points_step(&maps, &mut tx, FAMILY, 2, &mut Witnesses::default(), &mut |_, _, _, _| {
+                Ok(true)
+            })
+            .unwrap();
             maps.apply(&tx);
         }
         for _ in 0..1 + random.below(4) {
@@ -377,7 +385,9 @@ fn hostile_stores_do_not_panic() {
         drop(pending_points_families(&maps, None, 10));
         for _ in 0..300 {
             let mut tx = Transaction::new();
-            match reap_points_step(&maps, &mut tx, FAMILY, 3, &mut |_, _, _, _| Ok(true)) {
+            match reap_points_step(&maps, &mut tx, FAMILY, 3, &mut Witnesses::default(), &mut |_, _, _, _| {
+                Ok(true)
+            }) {
                 Ok(progress) if progress.more => maps.apply(&tx),
                 _ => break,
             }

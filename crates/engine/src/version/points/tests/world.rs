@@ -24,6 +24,8 @@ pub(super) struct World {
     next_id: u64,
     /// Values put and not yet gone.
     alive: BTreeSet<u64>,
+    /// What the reaper remembers, however much has changed since.
+    witnesses: Witnesses,
     log: Vec<String>,
     /// Situations that the run has been in, and how often.
     seen: BTreeMap<&'static str, u64>,
@@ -38,6 +40,7 @@ impl World {
             next_value: 1,
             next_id: 100,
             alive: BTreeSet::new(),
+            witnesses: Witnesses::default(),
             log: Vec::new(),
             seen: BTreeMap::new(),
         }
@@ -166,7 +169,8 @@ impl World {
             }
             Ok(take)
         };
-        let progress = reap_points_step(&self.maps, &mut tx, FAMILY, max, on_dead).unwrap();
+        let progress =
+            reap_points_step(&self.maps, &mut tx, FAMILY, max, &mut self.witnesses, on_dead).unwrap();
         assert_eq!(progress.more, !tx.is_empty());
         self.log.push(format!("reap {max}: {progress:?}, dead {dead:?}"));
         for value in dead {

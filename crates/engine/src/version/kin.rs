@@ -1,0 +1,229 @@
+//! What a recheck asks of a family: who is below a version, and whether somebody sees what it has in a place. Read as far
+//! as it is needed, so that a recheck in a family of a hundred thousand versions does not read them all.
+//!
+//! Nearly always something is seen, by nearly anybody: of a star of clones each but a few. So a few holders are asked
+//! first, and the one that was the answer the last time before all others; only when none of them sees it, the family is
+//! read as a whole, and mostly something goes then. What is remembered is a hint: it is asked anew each time, and
+//! nothing depends on it but the time it takes.
+
+use std::collections::{BTreeMap, HashMap};
+
+use varve_format::record::version::{self, NO_LIMIT, VersionRecord};
+use varve_format::{FamilyId, TreeId, VersionId, VersionKey};
+
+use super::family::{Blocks, Family, Own};
+use super::pending::{State, corrupt, record, state};
+use super::{Planted, Read, Result, planted};
+
+/// Holders asked before the family is read as a whole.
+const ASKED_MAX: usize = 64;
+/// Versions between a holder and the one that is rechecked, when a few are asked.
+pub(super) const STEPS_MAX: usize = 8;
+/// Records looked at for the best of the children of a version.
+const CHILDREN_MAX: usize = 256;
+/// Hints kept: all are dropped when there are more.
+const HINTS_MAX: usize = 4096;
+
+/// Of versions that were rechecked a holder who sees what they have. To be kept from step to step, or not.
+#[derive(Default, Debug)]
+pub struct Witnesses(HashMap<(FamilyId, VersionId), VersionId>);
+
+/// A family as one step of the reaper sees it.
+pub(super) struct Kin<'a> {
+    read: &'a dyn Read,
+    family: FamilyId,
+    witnesses: &'a mut Witnesses,
+    /// All versions, once it had to be.
+    all: Option<Family>,
+}
+
+impl<'a> Kin<'a> {
+    pub(super) fn new(read: &'a dyn Read, family: FamilyId, witnesses: &'a mut Witnesses) -> Kin<'a> {
+        Kin { read, family, witnesses, all: None }
+    }
+
+    pub(super) fn family(&self) -> FamilyId {
+        self.family
+    }
+
+    pub(super) fn version(&self, id: VersionId) -> Result<VersionRecord> {
+        record(self.read, self.family, id)
+    }
+
+    /// The version, if there is such a one and nobody holds it. Otherwise a mark of its places has outlived it: what it
+    /// had went to a child, which was rechecked as a whole, or is seen by who holds it now.
+    pub(super) fn unheld(&self, id: VersionId) -> Result<Option<VersionRecord>> {
+        let key = version::encode_key(self.family, id);
+        let Some(value) = self.read.get(TreeId::VERSIONS, &key)? else { return Ok(None) };
+        let version = VersionRecord::decode(&value).map_err(|why| corrupt(self.family, id, why))?;
+        Ok(Some(version).filter(|version| version.refs == 0))
+    }
+
+    /// All of them.
+    pub(super) fn all(&mut self) -> Result<&Family> {
+        let all = match self.all.take() {
+            Some(all) => all,
+            None => Family::load(self.read, self.family)?,
+        };
+        Ok(self.all.insert(all))
+    }
+
+    /// Up to `max` versions from `from` on, older first.
+    fn some(&self, from: VersionId, max: usize) -> Result<Vec<(VersionId, VersionRecord)>> {
+        let prefix = self.family.0.to_be_bytes();
+        let (mut found, mut failed) = (Vec::new(), None);
+        self.read.scan(TreeId::VERSIONS, &version::encode_key(self.family, from), &mut |key, value| {
+            if !key.starts_with(&prefix) || found.len() >= max {
+                return false;
+            }
+            match version::decode_key(key).and_then(|(_, id)| Ok((id, VersionRecord::decode(value)?))) {
+                Ok(entry) => found.push(entry),
+                Err(why) => failed = Some(corrupt(self.family, from, why)),
+            }
+            failed.is_none()
+        })?;
+        failed.map_or(Ok(found), Err)
+    }
+
+    /// Whether a few holders below `id` see all of `wanted`, which it has in a place. False says nothing. `own` gives what
+    /// a version has in that place, `below` which of its blocks lie below a limit.
+    pub(super) fn is_seen(
+        &mut self,
+        id: VersionId,
+        wanted: Blocks,
+        own: &mut dyn FnMut(VersionKey) -> Result<Own>,
+        below: &dyn Fn(u64) -> Blocks,
+    ) -> Result<bool> {
+        let hint = self.witnesses.0.get(&(self.family, id)).copied();
+        let (mut left, mut asked) = (wanted, 0);
+        let mut from = hint.unwrap_or(after(id));
+        // From the last answer on, and then from the oldest on.
+        let mut batch = 1;
+        while asked < ASKED_MAX && !left.is_empty() {
+            let some = self.some(from, batch)?;
+            let Some((last, _)) = some.last() else {
+                if hint.is_none() || from <= after(id) {
+                    break;
+                }
+                // The younger ones have been asked.
+                from = after(id);
+                asked = asked.max(ASKED_MAX / 2);
+                continue;
+            };
+            from = after(*last);
+            for (at, version) in &some {
+                asked += 1;
+                if version.refs == 0 {
+                    continue;
+                }
+                let sees = left.and(self.sees(*version, id, left, own, below)?);
+                if !sees.is_empty() {
+                    left = left.without(sees);
+                    self.remember(id, *at);
+                }
+                if left.is_empty() {
+                    break;
+                }
+            }
+            batch = (2 * batch).min(16);
+        }
+        Ok(left.is_empty() || planted(Planted::AlwaysSeen))
+    }
+
+    /// What of `wanted` of version `id` the holder of a version sees, if it is not far below.
+    fn sees(
+        &self,
+        holder: VersionRecord,
+        id: VersionId,
+        wanted: Blocks,
+        own: &mut dyn FnMut(VersionKey) -> Result<Own>,
+        below: &dyn Fn(u64) -> Blocks,
+    ) -> Result<Blocks> {
+        let (mut at, mut left) = (holder, wanted);
+        for _ in 0..STEPS_MAX {
+            let Some(parent) = at.parent.filter(|parent| *parent >= id) else { break };
+            if at.limit != NO_LIMIT {
+                left = left.and(below(at.limit));
+            }
+            let here = own(at.key)?;
+            left = left.without(here.something.or(here.holes));
+            if left.is_empty() || parent == id {
+                return Ok(left);
+            }
+            at = self.version(parent)?;
+        }
+        Ok(Blocks::NONE)
+    }
+
+    fn remember(&mut self, id: VersionId, witness: VersionId) {
+        if self.witnesses.0.len() >= HINTS_MAX {
+            self.witnesses.0.clear();
+        }
+        self.witnesses.0.insert((self.family, id), witness);
+    }
+
+    /// What stays in a place ([`Family::stays`]), from all versions. Remembers of `id` who sees what stays of it.
+    pub(super) fn stays(
+        &mut self,
+        id: VersionId,
+        own: &BTreeMap<VersionKey, Own>,
+        below: &dyn Fn(u64) -> Blocks,
+    ) -> Result<BTreeMap<VersionKey, Own>> {
+        let all = self.all()?;
+        let stays = all.stays(own, below);
+        let witness = all.viewer(id, own, &stays, below);
+        if let Some(witness) = witness {
+            self.remember(id, witness);
+        }
+        Ok(stays)
+    }
+
+    /// Keys of the versions on the way from below `id` to one that is held, and the smallest limit on it. What of `id`
+    /// is seen by nobody is hidden from that one too: by an entry of one of these, or by the limit. With nobody below,
+    /// no keys and the limit 0.
+    pub(super) fn witness(&self, id: VersionId) -> Result<(Vec<VersionKey>, u64)> {
+        let (mut keys, mut limit, mut at) = (Vec::new(), NO_LIMIT, id);
+        loop {
+            let Some((rank, child_id, child)) = self.best_child(at)? else { return Ok((Vec::new(), 0)) };
+            keys.push(child.key);
+            limit = limit.min(child.limit);
+            if rank > 1 {
+                return Ok((keys, limit));
+            }
+            at = child_id;
+        }
+    }
+
+    /// The child that is the best witness: held rather than not, without a limit rather than with one. The best of all
+    /// that are looked at, at least [`CHILDREN_MAX`] versions if there are so many.
+    fn best_child(&self, id: VersionId) -> Result<Option<(u8, VersionId, VersionRecord)>> {
+        let mut best: Option<(u8, VersionId, VersionRecord)> = None;
+        let (mut from, mut looked_at, mut batch) = (after(id), 0, 4);
+        loop {
+            let some = self.some(from, batch)?;
+            let Some((last, _)) = some.last() else { return Ok(best) };
+            (from, looked_at, batch) = (after(*last), looked_at + some.len(), (2 * batch).min(CHILDREN_MAX));
+            for (child_id, child) in some.into_iter().filter(|(_, child)| child.parent == Some(id)) {
+                let rank = match state(&child) {
+                    State::Held if child.limit == NO_LIMIT => 3,
+                    State::Held => 2,
+                    _ if child.children > 0 => 1,
+                    _ => continue,
+                };
+                if best.is_none_or(|(other, ..)| rank > other) {
+                    best = Some((rank, child_id, child));
+                }
+                if rank == 3 {
+                    return Ok(best);
+                }
+            }
+            if looked_at >= CHILDREN_MAX && best.is_some() {
+                return Ok(best);
+            }
+        }
+    }
+}
+
+fn after(id: VersionId) -> VersionId {
+    VersionId(id.0.saturating_add(1))
+}
