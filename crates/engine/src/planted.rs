@@ -43,6 +43,10 @@ pub enum Planted {
     WriteForgets,
     /// The index does not hear of a version's first entry in a segment.
     IndexForgets,
+    /// An extent that names blocks of another is not counted.
+    ShareUncounted,
+    /// The count of extents that name a block is never lowered.
+    CountStays,
     /// Nobody notes which record a change hides from a version without holders.
     HiddenNotNoted,
     /// Whiteouts stay when what they hid has gone.
@@ -53,7 +57,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 20] = [
+    pub const ALL: [Planted; 22] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -71,6 +75,8 @@ impl Planted {
         Planted::NoRecheck,
         Planted::WriteForgets,
         Planted::IndexForgets,
+        Planted::ShareUncounted,
+        Planted::CountStays,
         Planted::HiddenNotNoted,
         Planted::WhiteoutsStay,
         Planted::HiddenUnheard,

@@ -43,8 +43,9 @@ pub(crate) fn settle<E>(
     for Span { from, to, delta } in spans(ops, shared) {
         counts.load(load(from, to).map_err(Unsettled::Read)?);
         for (first, end, more) in counts.take(from, to) {
+            let more = if delta < 0 && planted(Planted::NobodyAsked) { 0 } else { more };
             // One extent names a block that has no entry.
-            let delta = if more > 0 && planted(Planted::NeverDropped) { delta.max(0) } else { delta };
+            let delta = if more > 0 && planted(Planted::CountStays) { delta.max(0) } else { delta };
             match i128::from(more) + i128::from(delta) {
                 0 => (),
                 now @ 1.. => counts.put(first, end, u64::try_from(now).unwrap_or(u64::MAX)),
@@ -222,10 +223,12 @@ fn free(freed: &mut Vec<Run>, mut first: u64, end: u64) {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Planted {
     /// A count is never lowered.
-    NeverDropped,
+    CountStays,
+    /// Who lets go of blocks does not ask whether others name them.
+    NobodyAsked,
 }
 
-planting!(Planted:);
+planting!(Planted: CountStays);
 
 /// Plants these errors in this thread.
 #[cfg(test)]

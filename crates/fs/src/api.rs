@@ -214,6 +214,16 @@ pub struct StatFs {
     pub files: u64,
 }
 
+/// What [`crate::Filesystem::dedupe_range`] has found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Deduped {
+    /// So many bytes from the beginning of the range are the same and lie in the pool once; fewer than asked if what
+    /// follows differs, or if one of the files is written to all the time.
+    Same(u64),
+    /// The ranges differ in their first MiB. Nothing has changed.
+    Differs,
+}
+
 /// Tells tests where in the log the data of a file has taken its place. Called once a transaction that logs data,
 /// after it has been applied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -223,7 +223,8 @@ impl Filesystem {
         self.core.seek(ino, offset, to)
     }
     /// Copies `len` bytes of one file (inode, offset) to another, or elsewhere in the same; returns how many. May copy
-    /// less than asked; 0 means that the source has no more. Ranges of one file must not overlap.
+    /// less than asked; 0 means that the source has no more. Ranges of one file must not overlap. Whole blocks that lie
+    /// alike in both (offsets equal modulo 4096, 16 KiB at least) are shared as by [`Filesystem::clone_range`].
     pub fn copy_range(
         &self,
         caller: Caller,
@@ -232,6 +233,26 @@ impl Filesystem {
         len: u64,
     ) -> Result<u64> {
         self.core.copy_range(caller, from, to, len)
+    }
+    /// Makes `len` bytes of one file (inode, offset) a part of another, or of the same elsewhere: both share the blocks
+    /// until either is written to. As FICLONERANGE: offsets and length are multiples of 4096, but the end of the source may
+    /// become the end of the target; ranges of one file do not overlap; 0 bytes mean all to the end of the source. Holes and
+    /// what is only reserved become holes. Costs in proportion to the extents of the range, in transactions of some dozens:
+    /// after an error or a crash a part of it, from the front, may be done. Contents that lie in an inode's record are copied.
+    pub fn clone_range(
+        &self,
+        caller: Caller,
+        from: (InodeId, u64),
+        to: (InodeId, u64),
+        len: u64,
+    ) -> Result<()> {
+        self.core.clone_range(caller, from, to, len)
+    }
+    /// Lets two ranges that hold the same bytes share them. They are compared first, and shared only if nothing has
+    /// changed since; times stay as they are. Alignment as for [`Filesystem::clone_range`]; the range lies inside both files.
+    /// [`crate::FsError::NotSupported`] for contents that lie in an inode's record.
+    pub fn dedupe_range(&self, from: (InodeId, u64), to: (InodeId, u64), len: u64) -> Result<Deduped> {
+        self.core.dedupe_range(from, to, len)
     }
     /// Makes a clone of a file, at `name` in `parent`: a file that shares all its data until either is written to. Costs one
     /// record, however large the source is, and what of it is dirty. [`Filesystem::copy_range`] of all of a file into an

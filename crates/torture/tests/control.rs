@@ -79,6 +79,8 @@ control! { forks:
     recheck_left_out_is_found: NoRecheck,
     write_that_forgets_what_it_hides_is_found: WriteForgets,
     index_that_forgets_is_found: IndexForgets,
+    share_that_is_not_counted_is_found: ShareUncounted,
+    count_that_stays_is_found: CountStays,
     hidden_record_not_noted_is_found: HiddenNotNoted,
     whiteouts_that_stay_are_found: WhiteoutsStay,
     unheard_end_of_a_record_is_found: HiddenUnheard,

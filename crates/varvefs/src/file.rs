@@ -1,5 +1,7 @@
 //! Open files: the std::io traits, positioned reads and writes, sync.
 
+mod ranges;
+
 use std::io;
 use std::sync::Arc;
 
@@ -207,45 +209,6 @@ impl File {
     /// Where the next hole is, at or after `offset`; every file ends with one. `None` at and beyond the end.
     pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
         self.run("look for holes in", |fs, ino| Ok(fs.seek(ino, offset, varve_fs::SeekTo::Hole)?))
-    }
-
-    /// Copies `len` bytes at `offset` to `to_offset` of another file of the pool, or elsewhere in this one where the two
-    /// ranges do not overlap. Gives how many: fewer if this file ends before, or if space runs out on the way.
-    ///
-    /// ```
-    /// # let fs = varvefs::Pool::in_memory(64 << 20)?.filesystem();
-    /// fs.write("/old", b"header and the rest")?;
-    /// let (old, new) = (fs.open("/old")?, fs.create("/new")?);
-    /// assert_eq!(old.copy_range(11, &new, 0, u64::MAX)?, 8);
-    /// assert_eq!(fs.read("/new")?, b"the rest");
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
-    pub fn copy_range(&self, offset: u64, to: &File, to_offset: u64, len: u64) -> Result<u64> {
-        let copy = || {
-            if !self.rights.read {
-                return Err(Reason::NotOpenedFor("reading").into());
-            }
-            to.require_write()?;
-            if !Arc::ptr_eq(self.open.shared(), to.open.shared()) {
-                return Err(Reason::Invalid("the two files lie in different pools").into());
-            }
-            let fs = self.open.shared().enter()?;
-            let _shared = to.open.order.read();
-            let left = fs.getattr(self.open.ino)?.size.saturating_sub(offset);
-            let (len, mut done) = (len.min(left), 0);
-            while done < len {
-                let (from, to_at) = ((self.open.ino, offset + done), to_offset.saturating_add(done));
-                match fs.copy_range(to.caller, from, (to.open.ino, to_at), len - done) {
-                    Ok(0) => break,
-                    Ok(count) => done += count,
-                    // What has been copied counts; the next call gets the error.
-                    Err(_) if done > 0 => break,
-                    Err(error) => return Err(no_range(error)),
-                }
-            }
-            Ok(done)
-        };
-        copy().map_err(|fault| fault.on_two("copy from", &self.path, &to.path))
     }
 
     /// Takes `len` bytes at `offset` out of the file: what lies behind moves there. Both are multiples of 4096, and the

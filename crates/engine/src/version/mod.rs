@@ -184,4 +184,4 @@ enum Planted {
     YoungestFirst,
 }
 
-planting!(Planted: NoRangeKill, LimitNotCarried, CursorSkips, NoRecheck, WriteForgets, MissedReference, KillsVisible, IndexForgets);
+planting!(Planted: NoRangeKill, LimitNotCarried, CursorSkips, NoRecheck, WriteForgets, MissedReference, KillsVisible, IndexForgets, ShareUncounted);

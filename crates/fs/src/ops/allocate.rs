@@ -232,7 +232,7 @@ impl Core {
 
     /// Rewrites the block in which the file ends if its tail is stale and space is reserved behind it: who writes there
     /// would have to, on a pool that may be full by then.
-    fn settle_tail(&self, state: &Arc<InodeState>, to: u64) -> Result<()> {
+    pub(super) fn settle_tail(&self, state: &Arc<InodeState>, to: u64) -> Result<()> {
         let turn = state.turn();
         {
             let inner = self.read_lock(state)?;

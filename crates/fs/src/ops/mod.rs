@@ -7,6 +7,7 @@ pub(crate) mod create;
 pub(crate) mod data;
 pub(crate) mod link;
 pub(crate) mod lookup;
+pub(crate) mod ranges;
 pub(crate) mod read;
 pub(crate) mod rename;
 pub(crate) mod seek;

@@ -99,7 +99,7 @@ impl World {
         let dir = directories[self.below(directories.len())];
         let entry = format!("n{}", self.below(6)).into_bytes();
         let there = tree.names.get(&(dir, entry.clone())).copied();
-        let verb = self.below(9);
+        let verb = self.below(10);
         match (verb, there) {
             (0..2, None) => {
                 let directory = self.below(4) == 0;
@@ -172,6 +172,7 @@ impl World {
                     data[at..end].fill(0);
                 }
             }
+            (8, Some(ino)) if !tree.nodes[&ino].directory => self.share(&mut tree, full, ino),
             (_, Some(ino)) if !tree.nodes[&ino].directory => {
                 let at = if self.below(2) == 0 { 0 } else { self.below(150_000) };
                 let len = 1 + if self.below(3) == 0 { self.below(100_000) } else { self.below(600) };
@@ -184,6 +185,44 @@ impl World {
             _ => {}
         }
         self.trees.get_mut(name).unwrap().2 = tree;
+    }
+
+    /// A part of some file anywhere becomes a part of this one; in between, ranges are deduplicated.
+    fn share(&mut self, tree: &mut Tree, full: impl Fn(u64) -> InodeId, ino: u64) {
+        let mut files: Vec<(InodeId, Vec<u8>)> = Vec::new();
+        for (root, _, other) in self.trees.values() {
+            let of = |(ino, node): (&u64, &Node)| (InodeId(root.0 & !LOCAL | ino), node.data.clone());
+            files.extend(other.nodes.iter().filter(|(_, node)| !node.directory).map(of));
+        }
+        let at = self.below(files.len());
+        let (from, source) = files.swap_remove(at);
+        let to = full(ino);
+        let target = &mut tree.nodes.get_mut(&ino).unwrap().data;
+        let mut at = |len: usize| self.rng.below(len as u64 / 4096 + 1) as usize * 4096;
+        let (from_at, to_at) = (at(source.len()), at(target.len() + 20_000));
+        let most = source.len() - from_at.min(source.len());
+        let (offsets, dedupe) = ((from_at as u64, to_at as u64), self.rng.below(3) == 0);
+        if dedupe {
+            let len = most.min(target.len() - to_at.min(target.len())) / 4096 * 4096;
+            let equal = len > 0 && source[from_at..from_at + len] == target[to_at..to_at + len];
+            match self.f.fs.dedupe_range((from, offsets.0), (to, offsets.1), len as u64) {
+                Ok(Deduped::Same(bytes)) => assert!(bytes == len as u64 && (equal || len == 0)),
+                Ok(Deduped::Differs) => assert!(!equal),
+                // In its record, or the same range.
+                Err(error) => assert!([22, 95].contains(&error.errno()), "{error}"),
+            }
+            return;
+        }
+        let whole = to_at + most >= target.len() && self.rng.below(2) == 0;
+        let len = if whole { most } else { most / 4096 * 4096 };
+        let blocks = len.next_multiple_of(4096);
+        let overlap = from == to && from_at < to_at + blocks && to_at < from_at + blocks;
+        if len == 0 || overlap {
+            return;
+        }
+        self.f.fs.clone_range(Caller::ROOT, (from, offsets.0), (to, offsets.1), len as u64).unwrap();
+        target.resize(target.len().max(to_at + len), 0);
+        target[to_at..to_at + len].copy_from_slice(&source[from_at..from_at + len]);
     }
 
     /// What is really there.
@@ -264,7 +303,15 @@ fn model() {
         world.f.check();
         assert_eq!(world.f.fs.statfs().unwrap().files, 1, "seed {seed}");
         let store = &world.f.fs.core().store;
-        for tree in [TreeId::EXTENTS, TreeId::VERSIONS, TreeId::NAMES, TreeId::XATTRS, TreeId::ORPHANS] {
+        let trees = [
+            TreeId::EXTENTS,
+            TreeId::VERSIONS,
+            TreeId::NAMES,
+            TreeId::XATTRS,
+            TreeId::ORPHANS,
+            TreeId::SHARES,
+        ];
+        for tree in trees {
             let mut left = 0;
             store
                 .view()

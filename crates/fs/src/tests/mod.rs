@@ -22,6 +22,7 @@ mod edges;
 mod forks;
 mod names;
 mod nodes;
+mod ranges;
 mod space;
 mod subvolumes;
 mod xattrs;

@@ -128,6 +128,7 @@ impl Session {
             if let Call::CopyRange { to, .. } = call
                 && clones(call, old)
                 && event.ino == *to
+                && event.len == event.size
             {
                 // They share what the source holds now: that and nothing else is in the log.
                 Self::log_data(&mut plain, event, &live, &live)?;

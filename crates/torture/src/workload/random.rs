@@ -328,6 +328,7 @@ impl Generator {
                 Call::Rename { parent: from, name, new_parent, new_name, mode }
             }
             _ => match (pick(rng, &tree.files), pick(rng, &tree.files)) {
+                (Some(from), Some(to)) if rng.below(4) == 0 => Self::copy_blocks(model, from, to, rng),
                 (Some(from), Some(to)) if rng.below(3) == 0 => {
                     let len = model.get(from).map_or(0, Inode::size) + rng.below(2) * 4_000;
                     Call::CopyRange { from, from_offset: 0, to, to_offset: 0, len: len.max(1) }
@@ -389,12 +390,27 @@ impl Generator {
         let size = |ino| model.get(ino).map_or(0, Inode::size);
         let most = if model.stored_bytes() > STORED_BYTES_MAX { 4_000 } else { 3 << 20 };
         let len = 1 + rng.below(most.min(size(from) + 1_000));
+        if rng.below(3) == 0 {
+            return Self::copy_blocks(model, from, to, rng);
+        }
         let from_offset = if rng.below(3) == 0 { 0 } else { rng.below(size(from) + 1) };
         let mut to_offset = if rng.below(3) == 0 { size(to) } else { rng.below(size(to) + 10_000) };
         if len > COPY_PIECE_BYTES {
             to_offset = to_offset / PAGE_BYTES * PAGE_BYTES;
         }
         Call::CopyRange { from, from_offset, to, to_offset, len }
+    }
+
+    /// A copy whose pages lie alike in both files, so that they can be shared: mostly whole pages, often to the end.
+    fn copy_blocks(model: &Model, from: InodeId, to: InodeId, rng: &mut Rng) -> Call {
+        let size = |ino| model.get(ino).map_or(0, Inode::size);
+        let mut page = |bytes: u64| rng.below(bytes.min(3 << 20) / PAGE_BYTES + 1) * PAGE_BYTES;
+        let (mut from_offset, mut to_offset) = (page(size(from)), page(size(to) + 20_000));
+        let within = if rng.below(4) == 0 { rng.below(PAGE_BYTES) } else { 0 };
+        (from_offset, to_offset) = (from_offset + within, to_offset + within);
+        let left = size(from).saturating_sub(from_offset).min(3 << 20);
+        let len = if rng.below(2) == 0 { left } else { rng.below(left + 1) };
+        Call::CopyRange { from, from_offset, to, to_offset, len: len.max(1) }
     }
 
     fn write(&mut self, model: &Model, ino: InodeId, rng: &mut Rng) -> Call {

@@ -1,0 +1,324 @@
+//! Ranges that files share: whole blocks of one become a part of another.
+
+use varve_engine::TreeId;
+use varve_format::record::shares::SharedRun;
+use varve_sim::Rng;
+
+use super::*;
+
+impl Fixture {
+    fn free(&self) -> u64 {
+        self.fs.sync().unwrap();
+        self.fs.statfs().unwrap().free_bytes / 4096
+    }
+
+    /// Blocks that more than one extent names, and how many more in all.
+    fn shared(&self) -> (u64, u64) {
+        let (mut blocks, mut more) = (0, 0);
+        self.fs
+            .core()
+            .store
+            .view()
+            .scan(TreeId::SHARES, &[], &mut |key, value| {
+                let run = SharedRun::decode(key, value).unwrap();
+                (blocks, more) = (blocks + u64::from(run.blocks), more + u64::from(run.blocks) * run.more);
+                true
+            })
+            .unwrap();
+        (blocks, more)
+    }
+
+    fn clone_range(&self, from: (InodeId, u64), to: (InodeId, u64), len: u64) {
+        self.fs.clone_range(Caller::ROOT, from, to, len).unwrap();
+    }
+}
+
+// Goal: a shared range costs no space, whoever writes or goes away leaves the others as they were, and the last to go
+// frees it. Method: three files share a MiB, one by one they change it, are cut and deleted.
+#[test]
+fn a_shared_range_lives_as_long_as_somebody_has_it() {
+    let mut f = Fixture::new(64 * MIB);
+    let (a, b, c) = (f.create(b"a"), f.create(b"b"), f.create(b"c"));
+    let data = pattern(1, 2 * MIB as usize);
+    f.write(a, 0, &data);
+    f.write(b, 0, &pattern(2, 5000));
+    let before = f.free();
+    f.clone_range((a, MIB), (b, MIB), MIB);
+    f.clone_range((a, MIB), (c, 0), MIB);
+    assert!(f.free() + 100 > before, "no data was copied");
+    assert_eq!(f.shared(), (256, 512));
+    let mut of_b = pattern(2, 5000);
+    of_b.resize(MIB as usize, 0);
+    of_b.extend(&data[MIB as usize..]);
+    assert!(f.read_all(b) == of_b && f.read_all(c) == data[MIB as usize..]);
+    f.write(a, MIB + 8192, &[9; 4096]);
+    f.check();
+    assert_eq!(f.shared(), (256, 512), "what waits in memory has changed nothing yet");
+    f.fs.sync().unwrap();
+    assert_eq!(f.shared(), (256, 511));
+    assert!(f.read_all(b) == of_b && f.read_all(c) == data[MIB as usize..]);
+    f.kill();
+    f.check();
+    f.truncate(c, 40_960);
+    f.fs.unlink(ROOT, b"a").unwrap();
+    f.fs.maintain().unwrap();
+    f.check();
+    assert_eq!(f.shared(), (10, 10));
+    assert!(f.read_all(b) == of_b && f.read_all(c) == data[MIB as usize..][..40_960]);
+    f.fs.unlink(ROOT, b"b").unwrap();
+    f.fs.maintain().unwrap();
+    assert_eq!(f.shared(), (0, 0));
+    assert!(f.read_all(c) == data[MIB as usize..][..40_960]);
+    f.fs.unlink(ROOT, b"c").unwrap();
+    f.reopen();
+    f.check();
+}
+
+// Goal: what FICLONERANGE refuses is refused, and has changed nothing. Method: by hand.
+#[test]
+fn ranges_that_make_no_sense() {
+    let f = Fixture::new(64 * MIB);
+    let (a, b) = (f.create(b"a"), f.create(b"b"));
+    f.write(a, 0, &pattern(1, 50_000));
+    f.write(b, 0, &pattern(2, 50_000));
+    let try_clone = |from, to, len| f.fs.clone_range(Caller::ROOT, from, to, len);
+    for (from, to, len) in [
+        ((a, 1), (b, 0), 4096),
+        ((a, 0), (b, 1), 4096),
+        ((a, 0), (b, 0), 1000),
+        ((a, 0), (b, 0), 53_248),
+        // The end of the source in the middle of the target.
+        ((a, 40_960), (b, 0), 9040),
+        ((a, 0), (a, 4096), 8192),
+        ((a, 57_344), (b, 0), 4096),
+    ] {
+        refused(try_clone(from, to, len), 22);
+    }
+    refused(try_clone((ROOT, 0), (b, 0), 4096), 21);
+    refused(try_clone((a, 0), (b, FILE_BYTES_MAX - 4095), 8192), 27);
+    let dedupe = |from, to, len| f.fs.dedupe_range(from, to, len);
+    refused(dedupe((a, 0), (b, 45_056), 8192), 22);
+    refused(dedupe((a, 0), (b, 0), 100), 22);
+    assert!(f.read_all(a) == pattern(1, 50_000) && f.read_all(b) == pattern(2, 50_000));
+    // To the end of the source, which becomes the end of the target.
+    try_clone((a, 40_960), (b, 49_152), 0).unwrap();
+    let expect = [&pattern(2, 50_000)[..49_152], &pattern(1, 50_000)[40_960..]].concat();
+    assert!(f.read_all(b) == expect);
+    f.check();
+}
+
+// Goal: the bytes behind the end of a file never show, in the source or in what shares its last block. Method: a file cut
+// inside a block, its end shared, both grown.
+#[test]
+fn the_tail_of_a_shared_block_is_zeros() {
+    let f = Fixture::new(64 * MIB);
+    let (a, b) = (f.create(b"a"), f.create(b"b"));
+    f.write(a, 0, &pattern(1, 50_000));
+    f.fs.sync().unwrap();
+    f.truncate(a, 45_000);
+    f.write(b, 0, &pattern(2, 30_000));
+    f.clone_range((a, 40_960), (b, 28_672), 0);
+    let mut of_b = [&pattern(2, 30_000)[..28_672], &pattern(1, 50_000)[40_960..45_000]].concat();
+    assert!(f.read_all(b) == of_b);
+    f.truncate(a, 50_000);
+    f.truncate(b, 60_000);
+    let mut of_a = pattern(1, 50_000);
+    of_a[45_000..].fill(0);
+    of_b.resize(60_000, 0);
+    assert!(f.read_all(a) == of_a && f.read_all(b) == of_b);
+    f.check();
+}
+
+// Goal: copies share whole blocks that lie alike, and are right whatever lies how. Method: a long copy at offsets that
+// match and at some that do not, with the space counted.
+#[test]
+fn a_copy_shares_what_it_can() {
+    let f = Fixture::new(64 * MIB);
+    let (a, b, c) = (f.create(b"a"), f.create(b"b"), f.create(b"c"));
+    let data = pattern(1, 5 * MIB as usize + 777);
+    f.write(a, 0, &data);
+    let before = f.free();
+    let copy = |to, from_at: usize, to_at: u64, len| {
+        assert_eq!(f.fs.copy_range(Caller::ROOT, (a, from_at as u64), (to, to_at), len).unwrap(), len);
+    };
+    copy(b, 100, 4096 + 100, 4 * MIB);
+    assert!(f.free() + 50 > before, "but for the ends nothing was copied");
+    let mut expect = vec![0; 4196];
+    expect.extend(&data[100..][..4 * MIB as usize]);
+    assert!(f.read_all(b) == expect);
+    copy(c, 100, 101, MIB);
+    assert!(f.free() + 250 < before, "nothing could be shared");
+    assert!(f.read_all(c)[101..] == data[100..][..MIB as usize]);
+    // A copy in pieces, as the kernel asks for a large file.
+    let d = f.create(b"d");
+    for (at, len) in [(0, 2 * MIB), (2 * MIB, 2 * MIB), (4 * MIB, MIB + 777)] {
+        copy(d, at as usize, at, len);
+    }
+    assert!(f.free() + 350 > before, "the pieces are shared");
+    assert!(f.read_all(d) == data);
+    f.check();
+}
+
+// Goal: what is the same is stored once, what differs is left alone, also when it differs in a single bit, and times stay.
+// Method: two files alike in parts.
+#[test]
+fn duplicates_are_found_by_looking() {
+    let f = Fixture::new(64 * MIB);
+    let (a, b) = (f.create(b"a"), f.create(b"b"));
+    let data = pattern(1, 3 * MIB as usize + 100);
+    f.write(a, 0, &data);
+    let mut other = data.clone();
+    other[2 * MIB as usize + 5] ^= 1;
+    f.write(b, 0, &other);
+    let before = f.free();
+    let dedupe = |at, len| f.fs.dedupe_range((a, at), (b, at), len).unwrap();
+    let attr = f.fs.getattr(b).unwrap();
+    assert_eq!(dedupe(2 * MIB, MIB), Deduped::Differs);
+    assert_eq!(dedupe(0, 3 * MIB + 100), Deduped::Same(2 * MIB));
+    assert_eq!(dedupe(0, 2 * MIB), Deduped::Same(2 * MIB), "again");
+    assert_eq!(dedupe(3 * MIB, 100), Deduped::Same(100));
+    let after = f.fs.getattr(b).unwrap();
+    assert_eq!((attr.mtime, attr.ctime, attr.size), (after.mtime, after.ctime, after.size));
+    assert!(f.free() >= before + 510, "two MiB are stored once");
+    assert!(f.read_all(a) == data && f.read_all(b) == other);
+    let small = f.create(b"small");
+    f.write(small, 0, b"abc");
+    refused(f.fs.dedupe_range((small, 0), (small, 4096), 0), 22);
+    let twin = f.create(b"twin");
+    f.write(twin, 0, b"abc");
+    f.fs.sync().unwrap();
+    refused(f.fs.dedupe_range((small, 0), (twin, 0), 3), 95);
+    f.check();
+}
+
+// Goal: any mixture of sharing with everything else that changes data reads like plain bytes. Method: random verbs on a
+// few files beside vectors, with closing and killing in between, and the check.
+#[test]
+fn beside_plain_bytes() {
+    for seed in 0..12 {
+        let mut f = Fixture::new(64 * MIB);
+        let mut rng = Rng::new(seed);
+        let files: Vec<InodeId> = (0..4).map(|i| f.create(format!("f{i}").as_bytes())).collect();
+        let mut bytes: Vec<Vec<u8>> = vec![Vec::new(); 4];
+        let mut shared = 0;
+        for step in 0..150 {
+            let (s, t) = (rng.below(4) as usize, rng.below(4) as usize);
+            let (from, to) = (files[s], files[t]);
+            let block = |rng: &mut Rng, len: usize| rng.below(len as u64 / 4096 + 2) as usize * 4096;
+            match rng.below(10) {
+                0..3 => {
+                    let (at, len) = (rng.below(2_000_000) as usize, 1 + rng.below(200_000) as usize);
+                    let data = pattern(rng.below(1 << 40), len);
+                    f.write(to, at as u64, &data);
+                    let len = bytes[t].len().max(at + data.len());
+                    bytes[t].resize(len, 0);
+                    bytes[t][at..at + data.len()].copy_from_slice(&data);
+                }
+                3..6 => {
+                    let (a, b) = (block(&mut rng, bytes[s].len()), block(&mut rng, bytes[t].len()));
+                    let len = bytes[s].len().saturating_sub(a);
+                    let len = if b + len < bytes[t].len() { len / 4096 * 4096 } else { len };
+                    let span = len.next_multiple_of(4096);
+                    if len == 0 || (s == t && a < b + span && b < a + span) {
+                        continue;
+                    }
+                    f.clone_range((from, a as u64), (to, b as u64), len as u64);
+                    let data = bytes[s][a..a + len].to_vec();
+                    let end = bytes[t].len().max(b + len);
+                    bytes[t].resize(end, 0);
+                    bytes[t][b..b + len].copy_from_slice(&data);
+                }
+                6 => {
+                    let (a, b) = (rng.below(1 << 20) as usize, rng.below(1 << 20) as usize);
+                    let b = if rng.below(2) == 0 { b / 4096 * 4096 + a % 4096 } else { b };
+                    let len = bytes[s].len().saturating_sub(a).min(1 + rng.below(400_000) as usize);
+                    if s == t && a < b + len && b < a + len {
+                        continue;
+                    }
+                    let done = f.fs.copy_range(Caller::ROOT, (from, a as u64), (to, b as u64), len as u64);
+                    assert_eq!(done.unwrap(), len as u64);
+                    if len > 0 {
+                        let data = bytes[s][a..a + len].to_vec();
+                        let end = bytes[t].len().max(b + len);
+                        bytes[t].resize(end, 0);
+                        bytes[t][b..b + len].copy_from_slice(&data);
+                    }
+                }
+                7 => {
+                    let size = rng.below(2_000_000) as usize;
+                    f.truncate(to, size as u64);
+                    bytes[t].resize(size, 0);
+                }
+                8 => {
+                    let (at, len) = (rng.below(1 << 20), 1 + rng.below(100_000));
+                    let how = if rng.below(2) == 0 {
+                        Allocate::Punch
+                    } else {
+                        Allocate::Reserve { keep_size: true }
+                    };
+                    f.fs.fallocate(Caller::ROOT, to, at, len, how).unwrap();
+                    let end = (at + len).min(bytes[t].len() as u64) as usize;
+                    if how == Allocate::Punch && (at as usize) < end {
+                        bytes[t][at as usize..end].fill(0);
+                    }
+                }
+                _ => match rng.below(4) {
+                    0 => f.reopen(),
+                    1 => {
+                        f.fs.sync().unwrap();
+                        f.kill();
+                    }
+                    2 => f.fs.maintain().unwrap(),
+                    _ => f.fs.sync().unwrap(),
+                },
+            }
+            for (ino, bytes) in files.iter().zip(&bytes) {
+                assert!(f.read_all(*ino) == *bytes, "seed {seed}, step {step}");
+            }
+            if step % 10 == 0 {
+                f.check();
+                shared = shared.max(f.shared().1);
+            }
+        }
+        assert!(shared > 100, "seed {seed} shared little: {shared}");
+        f.check();
+        for i in 0..4 {
+            f.fs.unlink(ROOT, format!("f{i}").as_bytes()).unwrap();
+        }
+        f.reopen();
+        assert_eq!(f.shared(), (0, 0), "seed {seed}");
+        f.check();
+    }
+}
+
+// Goal: sharing takes no data space, also on a full pool, and what is written over a shared range has its own. Method: a
+// pool filled up, a range shared, the shared blocks written to after a file has gone.
+#[test]
+fn on_a_full_pool() {
+    let f = Fixture::new(64 * MIB);
+    let (a, b) = (f.create(b"a"), f.create(b"b"));
+    f.write(a, 0, &pattern(1, 8 * MIB as usize));
+    f.fs.sync().unwrap();
+    let filler = f.create(b"filler");
+    let mut at = 0;
+    while let Ok(written) = f.fs.write(Caller::ROOT, filler, at, &pattern(2, 1 << 20)) {
+        at += written as u64;
+        f.fs.sync().unwrap();
+    }
+    f.truncate(filler, at - 64 * 4096);
+    f.fs.sync().unwrap();
+    f.clone_range((a, 0), (b, 0), 8 * MIB);
+    assert!(f.read_all(b) == pattern(1, 8 * MIB as usize));
+    f.check();
+    // The filler's end is not enough for all of this, and that is told before anything is lost.
+    let refused = (0..8).find_map(|at| f.fs.write(Caller::ROOT, b, at * MIB, &pattern(3, 1 << 20)).err());
+    assert!(refused.is_some_and(|error| error.errno() == 28));
+    f.fs.sync().unwrap();
+    f.check();
+    f.fs.unlink(ROOT, b"filler").unwrap();
+    f.write(b, 0, &pattern(4, 8 * MIB as usize));
+    f.fs.sync().unwrap();
+    assert!(f.read_all(a) == pattern(1, 8 * MIB as usize) && f.read_all(b) == pattern(4, 8 * MIB as usize));
+    assert_eq!(f.shared(), (0, 0));
+    f.check();
+}
