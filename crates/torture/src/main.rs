@@ -35,6 +35,9 @@ enum Command {
         /// Where counts and progress are kept; a summary is written beside it.
         #[arg(long, default_value = "docs/soak/state.json")]
         state: PathBuf,
+        /// Workloads of this kind alone, with a state of their own; of pairs all, and no more.
+        #[arg(long)]
+        kind: Option<Kind>,
     },
     /// Repeat one trial, or one crash of it.
     Replay {
@@ -145,10 +148,10 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
-        Command::Soak { minutes, seed, threads, state } => {
+        Command::Soak { minutes, seed, threads, state, kind } => {
             // A panic inside a trial is reported as its failure, with its seed.
             std::panic::set_hook(Box::new(|_| {}));
-            match soak(&state, seed, threads.max(1), Duration::from_secs_f64(minutes * 60.0)) {
+            match soak(&state, seed, threads.max(1), Duration::from_secs_f64(minutes * 60.0), kind) {
                 Ok(state) => {
                     println!("{}", state.summary());
                     if state.failures_count == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -12,8 +12,9 @@ use std::{fs, io, thread};
 
 use serde::{Deserialize, Serialize};
 
-use crate::suite::{Step, step};
+use crate::suite::{Step, step, turn};
 use crate::trial::{Wanted, run};
+use crate::workload::{Kind, exhaustive};
 
 /// Failures kept in the state; later ones are counted only.
 const FAILURES_MAX: usize = 50;
@@ -128,7 +129,14 @@ impl State {
 }
 
 /// Runs steps on `threads` threads until `duration` has passed. Prints failures as they come and progress now and then.
-pub fn soak(path: &Path, seed: Option<u64>, threads: usize, duration: Duration) -> io::Result<State> {
+/// With a `kind`, workloads of that kind alone; of pairs, until every one has been run.
+pub fn soak(
+    path: &Path,
+    seed: Option<u64>,
+    threads: usize,
+    duration: Duration,
+    kind: Option<Kind>,
+) -> io::Result<State> {
     let mut state = State::load(path, seed)?;
     state.commit = commit();
     state.kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
@@ -144,10 +152,14 @@ pub fn soak(path: &Path, seed: Option<u64>, threads: usize, duration: Duration) 
                 while started.elapsed() < duration {
                     let number = {
                         let mut state = lock();
+                        if kind == Some(Kind::Pair) && state.next >= exhaustive::PAIRS {
+                            return;
+                        }
                         state.next += 1;
                         state.next - 1
                     };
-                    let Step { kind, seed } = step(seed, number);
+                    let step = kind.map_or_else(|| step(seed, number), |kind| turn(kind, seed, number));
+                    let Step { kind, seed } = step;
                     let began = Instant::now();
                     let result = run(kind, seed, Wanted::All);
                     let mut state = lock();
@@ -172,7 +184,7 @@ pub fn soak(path: &Path, seed: Option<u64>, threads: usize, duration: Duration) 
             });
         }
         let mut saved = Instant::now();
-        while started.elapsed() < duration {
+        while started.elapsed() < duration && (kind != Some(Kind::Pair) || lock().next < exhaustive::PAIRS) {
             thread::sleep(Duration::from_millis(200).min(duration));
             if saved.elapsed() >= SAVE_EVERY {
                 saved = Instant::now();

@@ -29,12 +29,17 @@ pub fn step(seed: u64, index: u64) -> Step {
         63 => Kind::Ring,
         _ => Kind::Pair,
     };
-    let seed = match kind {
+    match kind {
         // Seven steps of eight are pairs: number them without gaps.
-        Kind::Pair => {
-            let turn = (index / 8 * 7 + index % 8) % exhaustive::PAIRS;
-            (seed % exhaustive::PAIRS + turn * STRIDE) % exhaustive::PAIRS
-        }
+        Kind::Pair => turn(kind, seed, index / 8 * 7 + index % 8),
+        _ => turn(kind, seed, index),
+    }
+}
+
+/// Workload number `index` of `kind`, beginning at `seed`.
+pub fn turn(kind: Kind, seed: u64, index: u64) -> Step {
+    let seed = match kind {
+        Kind::Pair => (seed % exhaustive::PAIRS + index % exhaustive::PAIRS * STRIDE) % exhaustive::PAIRS,
         _ => seed.wrapping_mul(1_000_003).wrapping_add(index),
     };
     Step { kind, seed }

@@ -1,10 +1,12 @@
 //! Small sequences over a small tree: every pair of operations with every placement of fsync and sync.
 //!
 //! The tree: `/a` (10,000 bytes: extents), `/b` (100 bytes: inside its inode record), `/d/e` (5,000 bytes), the empty
-//! directory `/s`, and `/c`, a second name of `/d/h`.
+//! directory `/s`, and `/c`, a second name of `/d/h`. Operations on snapshots and clones make one first if there is none.
 
 use varve_fs::{Allocate, FileKind, InodeId, ROOT_INODE, RenameMode, SetAttr, SetTime, Timestamp, XattrMode};
 use varve_sim::Rng;
+
+mod forks;
 
 use crate::call::Call;
 use crate::model::{ACCESS, CAPABILITY, DEFAULT, access_list};
@@ -85,6 +87,16 @@ operations! {
     CopyInside,
     Collapse,
     Insert,
+    TakeSnapshot,
+    TakeFrozenSnapshot,
+    WriteInSnapshot,
+    UnlinkInSnapshot,
+    DeleteSnapshot,
+    MakeSubvolume,
+    CloneFile,
+    WriteToClone,
+    UnlinkCloned,
+    Maintain,
 }
 
 use Operation::*;
@@ -395,6 +407,10 @@ fn perform(
         }),
         Collapse => on(session, a, &|ino| Call::Shift { ino, offset: 4_096, len: 4_096, insert: false }),
         Insert => on(session, a, &|ino| Call::Shift { ino, offset: 4_096, len: 8_192, insert: true }),
+        TakeSnapshot | TakeFrozenSnapshot | WriteInSnapshot | UnlinkInSnapshot | DeleteSnapshot
+        | MakeSubvolume | CloneFile | WriteToClone | UnlinkCloned | Maintain => {
+            forks::perform(session, operation, step)
+        }
         SetTimesAndOwner => {
             let at = |seconds| Some(SetTime::At(Timestamp { seconds, nanoseconds: 999_999_999 }));
             let set = SetAttr {
