@@ -6,8 +6,10 @@
 //! between threads does not, so a failure may need several runs to be seen again.
 //!
 //! Beside whole files each directory has one file that is changed in place in every way there is ([`patchwork`]), nodes,
-//! and extended attributes of its own.
+//! and extended attributes of its own; and it takes snapshots of everything, changes and deletes them ([`forks`]), and
+//! clones files, while the reaper runs.
 
+mod forks;
 mod patchwork;
 
 use std::collections::BTreeMap;
@@ -24,6 +26,7 @@ use crate::call::fill;
 use crate::disk::{Cut, Disk};
 use crate::session::{Opened, Setup, StepClock, Violation};
 use crate::violation;
+use forks::Snapshot;
 use patchwork::Patchwork;
 
 /// Threads at work.
@@ -50,6 +53,7 @@ enum Reason {
     Fsync,
     RenameOver,
     Sync,
+    Fork,
 }
 
 type Names = BTreeMap<Vec<u8>, Contents>;
@@ -61,6 +65,7 @@ struct Entries {
     names: Names,
     nodes: BTreeMap<Vec<u8>, u32>,
     attributes: BTreeMap<Vec<u8>, Vec<u8>>,
+    snapshots: BTreeMap<Vec<u8>, Arc<Snapshot>>,
 }
 
 /// One thread's directory after one of its calls.
@@ -115,7 +120,7 @@ impl Worker<'_> {
             let len = 1 + rng.below(longest) as usize;
             let contents = Contents { seed: self.thread << 32 | number, len, whole: None };
             let slot = format!("slot{}", rng.below(SLOTS)).into_bytes();
-            match rng.below(16) {
+            match rng.below(20) {
                 0..3 => self.replace(slot, contents, false)?,
                 3..6 => self.replace(slot, contents, true)?,
                 6 => {
@@ -143,6 +148,8 @@ impl Worker<'_> {
                 9..13 => self.patch(&mut rng, seed, &slot)?,
                 13 => self.patch_sync()?,
                 14 => self.small_thing(&mut rng, number)?,
+                15..18 => self.fork(&mut rng, number)?,
+                18 => self.clone_file(&mut rng, &slot)?,
                 _ => self.fs.checkpoint().map_err(|error| self.failed("checkpoint", error))?,
             }
         }
@@ -279,9 +286,10 @@ fn work(disk: &Disk, seed: u64) -> Result<Vec<Vec<State>>, Violation> {
     }
     fs.sync().map_err(|error| violation!("sync fails: {error}"))?;
     let (fs, begun) = (&fs, disk.events());
+    let directories = &directories;
     let states = thread::scope(|scope| {
         let running: Vec<_> = (0..THREADS)
-            .zip(&directories)
+            .zip(directories)
             .map(|(thread, (directory, patched))| {
                 let (entries, patchwork) = (Entries::default(), Patchwork::new(*patched));
                 let directory = *directory;
@@ -297,6 +305,13 @@ fn work(disk: &Disk, seed: u64) -> Result<Vec<Vec<State>>, Violation> {
         });
         joined.collect::<Result<Vec<_>, _>>()
     })?;
+    fs.maintain().map_err(|error| violation!("maintain fails: {error}"))?;
+    for (thread, (states, (directory, _))) in states.iter().zip(directories).enumerate() {
+        let last = states.last().expect("there is a first state");
+        let found = look(fs, *directory)?;
+        forks::agree(fs, thread, &last.entries.snapshots, &found.snapshots)
+            .map_err(|Violation(what)| violation!("thread {thread}, while running: {what}"))?;
+    }
     let report = fs.check(true).map_err(|error| violation!("check fails: {error}"))?;
     match report.problems.is_empty() {
         true => Ok(states),
@@ -320,7 +335,7 @@ fn judge(disk: &Disk, cut: &Cut, states: &[Vec<State>], rng: &mut Rng) -> Result
         let name = format!("thread{thread}").into_bytes();
         let directory =
             opened.fs.lookup(ROOT_INODE, &name).map_err(|e| violation!("thread{thread} is lost: {e}"))?;
-        judge_directory(&opened.fs, directory.ino, states, cut.events)
+        judge_directory(&opened.fs, thread, directory.ino, states, cut.events)
             .map_err(|Violation(what)| violation!("thread {thread}: {what}"))?;
     }
     Ok(())
@@ -333,6 +348,8 @@ struct Found {
     nodes: BTreeMap<Vec<u8>, u32>,
     attributes: BTreeMap<Vec<u8>, Vec<u8>>,
     patchwork: Option<Vec<u8>>,
+    /// Roots of snapshots.
+    snapshots: BTreeMap<Vec<u8>, InodeId>,
 }
 
 fn look(fs: &Filesystem, directory: InodeId) -> Result<Found, Violation> {
@@ -345,6 +362,10 @@ fn look(fs: &Filesystem, directory: InodeId) -> Result<Found, Violation> {
     .map_err(|error| violation!("readdir fails: {error}"))?;
     for entry in entries.into_iter().filter(|entry| entry.name != b"." && entry.name != b"..") {
         let attr = fs.getattr(entry.ino).map_err(|error| violation!("getattr fails: {error}"))?;
+        if entry.kind == FileKind::Directory {
+            found.snapshots.insert(entry.name, entry.ino);
+            continue;
+        }
         if entry.kind != FileKind::File {
             found.nodes.insert(entry.name, attr.rdev);
             continue;
@@ -366,6 +387,7 @@ fn look(fs: &Filesystem, directory: InodeId) -> Result<Found, Violation> {
 
 fn judge_directory(
     fs: &Filesystem,
+    thread: usize,
     directory: InodeId,
     states: &[State],
     events: usize,
@@ -383,8 +405,15 @@ fn judge_directory(
             states.len()
         )
     })?;
-    if states[least..end].iter().any(|state| agrees(&state.entries, &found)) {
-        return Ok(());
+    let mut of_snapshots = None;
+    for state in states[least..end].iter().filter(|state| agrees(&state.entries, &found)) {
+        match forks::agree(fs, thread, &state.entries.snapshots, &found.snapshots) {
+            Ok(()) => return Ok(()),
+            Err(why) => of_snapshots = Some(why),
+        }
+    }
+    if let Some(Violation(why)) = of_snapshots {
+        return Err(violation!("names, nodes and attributes are right, but {why}"));
     }
     let names: Vec<String> = found
         .files
@@ -408,7 +437,8 @@ fn judge_directory(
 }
 
 fn agrees(entries: &Entries, found: &Found) -> bool {
-    entries.nodes == found.nodes
+    entries.snapshots.keys().eq(found.snapshots.keys())
+        && entries.nodes == found.nodes
         && entries.attributes == found.attributes
         && entries.names.len() == found.files.len()
         && entries.names.iter().all(|(name, contents)| {

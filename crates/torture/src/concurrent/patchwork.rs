@@ -16,6 +16,7 @@ use crate::violation;
 pub const NAME: &[u8] = b"patchwork";
 
 const PAGE: usize = 4096;
+const EOPNOTSUPP: i32 = 95;
 /// It grows no further than this, and one change.
 const BYTES_MAX: usize = 400_000;
 /// Most that one change touches.
@@ -82,15 +83,22 @@ impl Patchwork {
                 bytes[offset..end.min(size)].fill(0);
                 bytes.resize(if keep_size { size } else { size.max(end) }, 0);
             }
-            7 if block + blocks < size => {
-                let done = fs.collapse_range(caller, ino, block as u64, blocks as u64);
-                done.map_err(|error| ("collapse", error))?;
-                bytes.drain(block..block + blocks);
-            }
+            7 if block + blocks < size => match fs.collapse_range(caller, ino, block as u64, blocks as u64) {
+                // Somebody's snapshot shares it.
+                Err(error) if error.errno() == EOPNOTSUPP => {}
+                done => {
+                    done.map_err(|error| ("collapse", error))?;
+                    bytes.drain(block..block + blocks);
+                }
+            },
             8 if block < size && size < BYTES_MAX => {
-                let done = fs.insert_range(caller, ino, block as u64, blocks as u64);
-                done.map_err(|error| ("insert", error))?;
-                bytes.splice(block..block, std::iter::repeat_n(0, blocks));
+                match fs.insert_range(caller, ino, block as u64, blocks as u64) {
+                    Err(error) if error.errno() == EOPNOTSUPP => {}
+                    done => {
+                        done.map_err(|error| ("insert", error))?;
+                        bytes.splice(block..block, std::iter::repeat_n(0, blocks));
+                    }
+                }
             }
             9 if let Some((from, contents)) = other => {
                 let first = rng.index(contents.len());

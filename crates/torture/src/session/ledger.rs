@@ -43,6 +43,9 @@ impl Session {
                 }
                 // The live model has accepted the call; the logged one knows the same names.
                 let _ = state.apply(call, &effect);
+                if let Call::DeleteSubvolume { parent, .. } = call {
+                    settle(&mut state, &live, *parent);
+                }
                 if zeroes_inside_pages(call, context.size) {
                     allow_times(&mut state, call, plain);
                 }

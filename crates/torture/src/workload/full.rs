@@ -1,12 +1,13 @@
 //! A pool filled to its last block: refusals change nothing, what frees space never fails, no accepted write is lost,
-//! what was set aside is there, and when everything has been deleted everything fits again.
+//! what was set aside is there, and when everything has been deleted everything fits again. In half of the workloads
+//! snapshots and clones are taken while the pool fills and when it is full; deleting them is never refused, either.
 
 use varve_fs::{Allocate, Caller, InodeId, ROOT_INODE, SetAttr};
 use varve_sim::Rng;
 
 use super::random::{Character, Generator};
 use crate::call::Call;
-use crate::model::{Inode, PAGE_BYTES};
+use crate::model::{Inode, PAGE_BYTES, is_subvolume, slot};
 use crate::session::{Session, Setup, Violation};
 use crate::violation;
 
@@ -29,9 +30,13 @@ pub fn setup(seed: u64) -> Setup {
 pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
     let mut rng = Rng::new(seed ^ 0x1f);
     set_aside(session, &mut rng)?;
+    let forks = rng.below(2) == 0;
     let first = fill_up(session, &mut rng)?;
     if rng.below(4) > 0 {
         spend(session, &mut rng)?;
+    }
+    if forks {
+        fork(session, &mut rng)?;
     }
 
     // Work on the full pool.
@@ -43,7 +48,7 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
         flush_file: 10,
         checkpoint: 20,
         maintain: 40,
-        forks: 0,
+        forks: if forks { 100 } else { 0 },
     };
     let mut generator = Generator::new(character);
     for _ in 0..character.calls {
@@ -63,6 +68,32 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
     // What was set aside is free for everybody now. Both fills end with small files, so the two totals differ by what one file of a size may leave.
     if again + (3 << 20) < first {
         return Err(violation!("a pool that held {first} bytes holds {again} after everything was deleted"));
+    }
+    Ok(())
+}
+
+/// Takes snapshots of the full pool and clones files in it, where there is space for that, and writes over a little of
+/// what they share.
+fn fork(session: &mut Session, rng: &mut Rng) -> Result<(), Violation> {
+    for number in 0..1 + rng.below(3) {
+        let name = format!("snapshot-{number}").into_bytes();
+        let (source, read_only, sync) = (ROOT_INODE, rng.below(2) == 0, rng.below(2) == 0);
+        session.call(&Call::Snapshot { source, parent: ROOT_INODE, name, read_only, sync })?;
+        let files: Vec<InodeId> = session
+            .live()
+            .inodes()
+            .filter(|(ino, inode)| slot(*ino) == 0 && inode.content().is_some() && inode.links > 0)
+            .map(|(ino, _)| ino)
+            .collect();
+        for turn in 0..rng.below(6) {
+            let Some(ino) = rng.pick(&files).copied() else { break };
+            if rng.below(2) == 0 {
+                let name = format!("clone-{number}-{turn}").into_bytes();
+                session.call(&Call::CloneFile { source: ino, parent: ROOT_INODE, name })?;
+            } else {
+                session.call(&Call::Write { ino, offset: 0, len: 5_000, seed: turn })?;
+            }
+        }
     }
     Ok(())
 }
@@ -162,8 +193,9 @@ fn fill_up(session: &mut Session, rng: &mut Rng) -> Result<u64, Violation> {
     Ok(total)
 }
 
-/// Deletes everything: none of it may be refused.
+/// Deletes everything: none of it may be refused. Snapshots go first, because what they share is theirs to keep.
 fn empty(session: &mut Session, rng: &mut Rng) -> Result<(), Violation> {
+    delete_subvolumes(session)?;
     // Some files are cut first.
     let files: Vec<InodeId> =
         session.live().inodes().filter(|(_, i)| i.content().is_some()).map(|(ino, _)| ino).collect();
@@ -198,4 +230,23 @@ fn empty(session: &mut Session, rng: &mut Rng) -> Result<(), Violation> {
         }
     }
     Ok(())
+}
+
+/// Deletes all subvolumes, those within others first, and has what nobody shares any more given back.
+fn delete_subvolumes(session: &mut Session) -> Result<(), Violation> {
+    loop {
+        let model = session.live();
+        let names = model.inodes().filter_map(|(ino, inode)| Some((ino, inode.entries()?)));
+        let placed =
+            names.flat_map(|(parent, names)| names.iter().map(move |(name, ino)| (parent, name, *ino)));
+        let subvolumes: Vec<_> = placed.filter(|(.., ino)| is_subvolume(*ino)).collect();
+        // One at least holds no other.
+        let empty = subvolumes
+            .iter()
+            .find(|(.., root)| !subvolumes.iter().any(|(parent, ..)| slot(*parent) == slot(*root)));
+        let Some((parent, name, _)) = empty else { break };
+        let call = Call::DeleteSubvolume { parent: *parent, name: (*name).clone() };
+        session.must(&call)?;
+    }
+    session.must(&Call::Maintain)
 }
