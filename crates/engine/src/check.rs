@@ -7,6 +7,7 @@
 
 mod shares;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use varve_device::AlignedBuf;
@@ -52,6 +53,7 @@ pub(crate) struct Damage {
     lost: Vec<LostKeys>,
     nodes: u64,
     entries: u64,
+    trees: BTreeMap<TreeId, u64>,
 }
 
 impl Damage {
@@ -76,6 +78,8 @@ pub(crate) struct Walk<'a> {
     lost: Vec<LostKeys>,
     nodes: u64,
     entries: u64,
+    /// The entries, by tree.
+    trees: BTreeMap<TreeId, u64>,
     data_blocks: u64,
 }
 
@@ -84,7 +88,17 @@ impl<'a> Walk<'a> {
     pub fn new(store: &'a Store, problems: Problems) -> Walk<'a> {
         let total = store.core.lock().space.total;
         let (seen, lost) = (Bits::new(total), Vec::new());
-        Walk { store, total, problems, seen, lost, nodes: 0, entries: 0, data_blocks: 0 }
+        Walk {
+            store,
+            total,
+            problems,
+            seen,
+            lost,
+            nodes: 0,
+            entries: 0,
+            trees: BTreeMap::new(),
+            data_blocks: 0,
+        }
     }
 
     fn again(store: &'a Store, damage: &Damage) -> Walk<'a> {
@@ -93,14 +107,15 @@ impl<'a> Walk<'a> {
             lost: damage.lost.clone(),
             nodes: damage.nodes,
             entries: damage.entries,
+            trees: damage.trees.clone(),
             ..Walk::new(store, damage.problems.clone())
         }
     }
 
     /// Ends it.
     pub fn into_damage(self) -> Damage {
-        let Walk { problems, seen, lost, nodes, entries, .. } = self;
-        Damage { problems, seen, lost, nodes, entries }
+        let Walk { problems, seen, lost, nodes, entries, trees, .. } = self;
+        Damage { problems, seen, lost, nodes, entries, trees }
     }
 
     fn problem(&mut self, kind: Kind, text: String) {
@@ -253,6 +268,7 @@ impl<'a> Walk<'a> {
         let body = match &node.body {
             Body::Leaf(leaf) => {
                 self.entries += leaf.len() as u64;
+                *self.trees.entry(tree).or_default() += leaf.len() as u64;
                 if leaf.len() == 0 {
                     self.problem(Kind::NodeEmpty, format!("a leaf of the {} tree at {at:#x}", tree.name()));
                     return None;
@@ -441,8 +457,15 @@ impl Store {
                 walk.bitmap(&marked);
             }
         }
-        let Walk { problems, nodes, entries, data_blocks, .. } = walk;
-        Ok(CheckReport { problems: problems.list, omitted: problems.omitted, nodes, entries, data_blocks })
+        let Walk { problems, nodes, entries, trees, data_blocks, .. } = walk;
+        Ok(CheckReport {
+            problems: problems.list,
+            omitted: problems.omitted,
+            nodes,
+            entries,
+            trees,
+            data_blocks,
+        })
     }
 
     /// Keys that could not be had when the pool was opened to be checked.

@@ -1,7 +1,9 @@
 //! Options, reports and figures of the store.
 
+use std::collections::BTreeMap;
+
 use varve_device::HistogramSnapshot;
-use varve_format::Lsn;
+use varve_format::{Lsn, TreeId};
 
 use crate::problem::Problem;
 
@@ -126,6 +128,8 @@ pub struct CheckReport {
     pub nodes: u64,
     /// Entries visited.
     pub entries: u64,
+    /// The same by tree.
+    pub trees: BTreeMap<TreeId, u64>,
     /// Blocks of data whose checksum was verified.
     pub data_blocks: u64,
 }

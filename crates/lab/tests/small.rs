@@ -174,6 +174,23 @@ fn aged(report: &Report) {
     }
 }
 
+/// Snapshots came and went, and in the end what is stored is what was stored before the first.
+fn rotated(month: &serde_json::Value) {
+    let tree = |when: &str, name: &str| month[when]["trees"][name].as_u64();
+    for name in ["extents", "inodes", "names", "xattrs", "subvolumes", "reap"] {
+        assert_eq!(tree("before", name), tree("after", name), "{name}: {month}");
+    }
+    assert_eq!(month["before"]["files_count"], month["after"]["files_count"], "{month}");
+    // Leaves were filled one after the other; what comes and goes in between leaves room in them.
+    let nodes = |when: &str| month[when]["nodes_count"].as_f64().expect("nodes");
+    assert!(nodes("after") <= nodes("before") * 2.0, "{month}");
+    // Deleting keeps up, if not with every hour.
+    let backlog: Vec<u64> =
+        month["backlog"].as_array().expect("hours").iter().filter_map(serde_json::Value::as_u64).collect();
+    assert_eq!(backlog.len(), 240);
+    assert!(backlog[216..].iter().any(|tasks| *tasks <= 3), "{month}");
+}
+
 // Goal: aging runs from end to end without root, on VarveFS with snapshots and with clones; what was only in forks is
 // free again after they are deleted, but for what the file's own overwritten blocks need in the trees. Method: in memory.
 #[test]
@@ -188,6 +205,7 @@ fn aging_without_root() {
         let left = bytes("used_after_bytes").saturating_sub(bytes("used_before_bytes"));
         assert!(left < written / 4, "{left} bytes of {written} are left: {figures}");
     }
+    rotated(&report.data["rotation"]);
 }
 
 // Goal: beside btrfs and XFS, counted at the block layer. Method: all targets there are; each has written at least what it

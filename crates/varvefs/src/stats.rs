@@ -1,5 +1,7 @@
 //! Figures and reports as plain structs. Their keys are those of `varve stats --json`: snake_case, the unit last.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// Counters and space of a pool. Counters run from its opening.
@@ -171,6 +173,8 @@ pub struct CheckReport {
     pub nodes_count: u64,
     /// Entries visited.
     pub entries_count: u64,
+    /// The same by the name of the tree.
+    pub trees: BTreeMap<String, u64>,
     /// Blocks of data verified.
     pub data_blocks_count: u64,
 }
@@ -276,6 +280,7 @@ impl CheckReport {
             problems: report.problems.iter().map(ToString::to_string).collect(),
             nodes_count: report.nodes,
             entries_count: report.entries,
+            trees: report.trees.iter().map(|(tree, count)| (tree.name().to_owned(), *count)).collect(),
             data_blocks_count: report.data_blocks,
         }
     }

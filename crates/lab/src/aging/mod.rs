@@ -6,10 +6,11 @@
 //! pays more with every loop; one that does not, shows flat lines.
 //!
 //! Every target gets a disk of the same size, counted at the block layer. Space is what statfs(2) calls used, compared
-//! with the bytes that the loops wrote.
+//! with the bytes that the loops wrote. VarveFS also lives through a month of hourly snapshots ([`rotation`]).
 
 mod kernel;
 mod mounted;
+mod rotation;
 mod subject;
 mod summary;
 mod varve;
@@ -134,6 +135,17 @@ pub fn run(options: &Options) -> Result<Report> {
         figures.push(figure);
         subject.close().with_context(|| format!("cannot close {name}"))?;
     }
+    let month = asked(options).iter().any(|(kind, _)| *kind == TargetKind::VarveInProcess).then(|| {
+        rotation::run(options, &|bytes| {
+            let fill = options.scale == Scale::Small;
+            Disk::new(options.medium, directory.path(), "rotation", bytes, fill)
+        })
+    });
+    let month = month.transpose()?;
+    let mut tables = summary::tables(&plan, &figures);
+    tables.extend(month.as_ref().map(rotation::table));
+    let mut claims = summary::claims(&plan, &figures);
+    claims.extend(month.iter().flat_map(rotation::claims));
     let report = Report {
         experiment: "aging",
         summary: format!(
@@ -149,10 +161,10 @@ pub fn run(options: &Options) -> Result<Report> {
         ceiling: Some(ceiling),
         targets,
         skipped,
-        tables: summary::tables(&plan, &figures),
+        tables,
         plots: summary::plots(&plan, &figures),
-        claims: summary::claims(&plan, &figures),
-        data: serde_json::json!({ "figures": figures }),
+        claims,
+        data: serde_json::json!({ "figures": figures, "rotation": month }),
     };
     drop(raw);
     directory.close()?;
