@@ -53,11 +53,13 @@ pub enum Planted {
     WhiteoutsStay,
     /// Nobody hears of records that were hidden in a version that collapses.
     HiddenUnheard,
+    /// Data that was dirty when a snapshot was taken is overwritten in place.
+    FrozenOverwritten,
 }
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 22] = [
+    pub const ALL: [Planted; 23] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -80,6 +82,7 @@ impl Planted {
         Planted::HiddenNotNoted,
         Planted::WhiteoutsStay,
         Planted::HiddenUnheard,
+        Planted::FrozenOverwritten,
     ];
 }
 

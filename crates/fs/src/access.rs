@@ -15,6 +15,7 @@ use varve_format::record::inode::Time;
 use crate::api::AccessRule;
 use crate::core::Core;
 use crate::inode::{Inner, InodeState, Presence};
+use crate::writeback::Ride;
 use crate::{FsError, Result};
 
 /// Inodes whose notes wait, at most.
@@ -50,7 +51,7 @@ impl Core {
         if !is_due(&*self.read_lock(state)?, now, rule) {
             return Ok(());
         }
-        let first = self.write_lock(state)?.accessed.replace(now).is_none();
+        let first = self.hold(state)?.accessed.replace(now).is_none();
         if first {
             let full = {
                 let mut waiting = self.accesses.waiting.lock();
@@ -68,7 +69,16 @@ impl Core {
     pub(crate) fn log_accesses(&self) -> Result<()> {
         let waiting = std::mem::take(&mut *self.accesses.waiting.lock());
         for state in waiting {
-            let change = match self.change(state.ino) {
+            let change = loop {
+                let change = self.change(state.ino);
+                if change.is_err() || self.frozen_at(&state).is_none() {
+                    break change;
+                }
+                // The access came after what a snapshot waits for.
+                drop(change);
+                self.write_back(&state, Ride::Allowed)?;
+            };
+            let change = match change {
                 Ok(change) => change,
                 // Its subvolume is gone.
                 Err(FsError::Stale) => continue,

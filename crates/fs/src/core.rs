@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use parking_lot::{Mutex, RwLockReadGuard, RwLockWriteGuard};
 use varve_device::Histogram;
+use varve_engine::planted::{Planted, is};
 use varve_engine::version::Path;
 use varve_engine::{EngineError, FamilyId, InodeId, Lsn, Reservation, Store, Transaction, VersionId, View};
 use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, Time};
@@ -20,6 +21,7 @@ use crate::subvolume::{Change, Slot};
 use crate::table::extents;
 use crate::writeback::SyncRounds;
 use crate::writeback::buffers::Buffers;
+use crate::writeback::frozen::Frozen;
 use crate::writeback::list::DirtyList;
 use crate::writeback::order::WritebackOrder;
 use crate::{FsError, Result};
@@ -32,6 +34,8 @@ pub(crate) struct Core {
     /// Taken first by renames between directories: nobody else changes which directory is in which.
     pub rename_lock: Mutex<()>,
     pub dirty: DirtyList,
+    /// Snapshots that wait for what was dirty when they were taken.
+    pub frozen: Frozen,
     pub dirty_bytes_max: u64,
     pub order: Box<dyn WritebackOrder>,
     pub buffers: Buffers,
@@ -84,8 +88,18 @@ impl Core {
         self.inodes.state(ino)
     }
 
-    /// Locks an inode for changing it, loading it if need be. Fails if there is no such inode.
+    /// Locks an inode for changing it, loading it if need be. Fails if there is no such inode, and if a snapshot waits for
+    /// what is dirty of it ([`FsError::Frozen`]).
     pub(crate) fn write_lock<'a>(&self, state: &'a InodeState) -> Result<RwLockWriteGuard<'a, Inner>> {
+        let inner = self.hold(state)?;
+        if self.frozen_at(state).is_some() && !is(Planted::FrozenOverwritten) {
+            return Err(FsError::Frozen(state.ino));
+        }
+        Ok(inner)
+    }
+
+    /// As [`Core::write_lock`] for who changes nothing that a snapshot shows.
+    pub(crate) fn hold<'a>(&self, state: &'a InodeState) -> Result<RwLockWriteGuard<'a, Inner>> {
         let mut inner = state.inner.write();
         self.load(state.ino, &mut inner)?;
         Ok(inner)
@@ -99,7 +113,7 @@ impl Core {
             Presence::Gone => return Err(self.gone(state.ino)),
             Presence::Unloaded => drop(inner),
         }
-        Ok(RwLockWriteGuard::downgrade(self.write_lock(state)?))
+        Ok(RwLockWriteGuard::downgrade(self.hold(state)?))
     }
 
     /// What to say of an inode that is no more.
@@ -110,6 +124,10 @@ impl Core {
 
     fn load(&self, ino: InodeId, inner: &mut Inner) -> Result<()> {
         if inner.presence == Presence::Unloaded {
+            // What waits of it elsewhere has its place in the log before this reads there.
+            if let Some(source) = self.frozen_elsewhere(ino) {
+                return Err(FsError::Frozen(source));
+            }
             let names = self.names(ino)?;
             match names.inode(ino)? {
                 Some((record, own)) => {
@@ -255,6 +273,7 @@ impl Core {
         record: &mut InodeRecord,
     ) -> Result<()> {
         use varve_format::record::orphan::OrphanState;
+        self.require_place(change, ino)?;
         if inner.presence == Presence::Orphan {
             crate::table::orphans::put(tx, ino, OrphanState::Open, record);
         } else {

@@ -64,16 +64,16 @@ impl Filesystem {
 
     /// The inode behind `name` in `parent`. "." and ".." work.
     pub fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Attr> {
-        self.core.lookup(parent, name)
+        self.core.thawing(|| self.core.lookup(parent, name))
     }
     /// Attributes; the size includes data not yet logged.
     pub fn getattr(&self, ino: InodeId) -> Result<Attr> {
-        self.core.getattr(ino)
+        self.core.thawing(|| self.core.getattr(ino))
     }
     /// Changes attributes. Truncation clears set-ids unless the caller is uid 0. Permission bits change an access control
     /// list with them. Truncation, writing and a new owner remove `security.capability`.
     pub fn setattr(&self, caller: Caller, ino: InodeId, set: SetAttr) -> Result<Attr> {
-        self.core.setattr(caller, ino, set)
+        self.core.thawing(|| self.core.setattr(caller, ino, set))
     }
     /// Creates a regular file. `mode` has had the umask applied. A set-group-id parent gives its group.
     pub fn create(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
@@ -82,7 +82,7 @@ impl Filesystem {
     /// Creates a file, directory, fifo, socket or device node. What a default access control list of the directory
     /// says is inherited; without one `umask` applies. Symbolic links are refused.
     pub fn make(&self, caller: Caller, parent: InodeId, name: &[u8], new: NewInode) -> Result<Attr> {
-        self.core.make_inode(caller, parent, name, new)
+        self.core.thawing(|| self.core.make_inode(caller, parent, name, new))
     }
     /// Creates a fifo, a socket, a device node or an empty regular file: [`Filesystem::make`] with a `mode` that has
     /// had the umask applied. Directories are refused.
@@ -106,23 +106,23 @@ impl Filesystem {
     }
     /// Creates a symbolic link.
     pub fn symlink(&self, caller: Caller, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Attr> {
-        self.core.symlink(caller, parent, name, target)
+        self.core.thawing(|| self.core.symlink(caller, parent, name, target))
     }
     /// The target of a symbolic link.
     pub fn readlink(&self, ino: InodeId) -> Result<Vec<u8>> {
-        self.core.readlink(ino)
+        self.core.thawing(|| self.core.readlink(ino))
     }
     /// Gives `ino` another name.
     pub fn link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
-        self.core.link(ino, parent, name)
+        self.core.thawing(|| self.core.link(ino, parent, name))
     }
     /// Removes a name that is not a directory's. The inode lives on while it is open.
     pub fn unlink(&self, parent: InodeId, name: &[u8]) -> Result<()> {
-        self.core.unlink(parent, name)
+        self.core.thawing(|| self.core.unlink(parent, name))
     }
     /// Removes an empty directory.
     pub fn rmdir(&self, parent: InodeId, name: &[u8]) -> Result<()> {
-        self.core.rmdir(parent, name)
+        self.core.thawing(|| self.core.rmdir(parent, name))
     }
     /// Renames. Over an existing file, the source's data is logged first.
     pub fn rename(
@@ -133,7 +133,7 @@ impl Filesystem {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        self.core.rename(parent, name, new_parent, new_name, mode)
+        self.core.thawing(|| self.core.rename(parent, name, new_parent, new_name, mode))
     }
 
     /// Makes an empty subvolume: a directory with a namespace of its own, of which snapshots can be taken. Renames and
@@ -143,8 +143,10 @@ impl Filesystem {
     }
     /// Makes a snapshot of the subvolume whose root is `source`: another subvolume, at `name` in `parent`, that shows what
     /// the source shows now, with everything written before this call, but for the subvolumes in it. Costs one small
-    /// record, whatever is in the source. What of the source waits in memory is written back first (not flushed), which takes
-    /// as long as it is much. With `sync` it is durable on return.
+    /// record, whatever is in the source and whatever of it waits in memory: that is logged afterwards, file by file, by
+    /// the background or by whoever first changes such a file or looks at it in the snapshot. Until all of it is, a crash
+    /// removes the snapshot as a whole; [`Filesystem::sync`] makes it durable, and so do fsync of anything in it and of the
+    /// directory it is in. With `sync` it is durable on return.
     pub fn snapshot(
         &self,
         source: InodeId,
@@ -162,37 +164,37 @@ impl Filesystem {
     }
     /// All subvolumes, oldest first. Reads the directories on the way to each.
     pub fn list_subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
-        self.core.list_subvolumes()
+        self.core.thawing(|| self.core.list_subvolumes())
     }
 
     /// Notes in memory that `ino` was read, if `rule` wants it noted: stat shows it at once. It is logged at
     /// [`Filesystem::sync`], at [`Filesystem::close`] or when many wait, and lost in a crash before. Reading does not
     /// call this; whoever passes reads on decides.
     pub fn note_access(&self, ino: InodeId, rule: AccessRule) -> Result<()> {
-        self.core.note_access(&self.core.state(ino), rule)
+        self.core.thawing(|| self.core.note_access(&self.core.state(ino), rule))
     }
     /// Counts an open handle: while there is one, an unlinked inode lives on. `truncate` empties it first.
     pub fn open_inode(&self, caller: Caller, ino: InodeId, truncate: bool) -> Result<()> {
-        self.core.open_inode(caller, ino, truncate)
+        self.core.thawing(|| self.core.open_inode(caller, ino, truncate))
     }
     /// Ends a handle.
     pub fn release_inode(&self, ino: InodeId) -> Result<()> {
-        self.core.release_inode(ino)
+        self.core.thawing(|| self.core.release_inode(ino))
     }
     /// Bytes at `offset`, fewer at the end of the file. Holes read as zeros. The access time stays as it is: see
     /// [`Filesystem::note_access`].
     pub fn read(&self, ino: InodeId, offset: u64, len: usize) -> Result<Vec<u8>> {
-        self.core.read_latency.time(|| self.core.read(ino, offset, len))
+        self.core.read_latency.time(|| self.core.thawing(|| self.core.read(ino, offset, len)))
     }
     /// [`Filesystem::read`] into a buffer of the caller's; gives how many bytes. Beyond them, and after an error, it may
     /// hold anything. Into a buffer that begins and is read at a multiple of 4096 blocks come without a copy.
     pub fn read_into(&self, ino: InodeId, offset: u64, out: &mut [u8]) -> Result<usize> {
-        self.core.read_latency.time(|| self.core.read_into(ino, offset, out))
+        self.core.read_latency.time(|| self.core.thawing(|| self.core.read_into(ino, offset, out)))
     }
     /// Writes into memory, with space set aside. May write less than asked when space runs out in the middle.
     /// Clears set-ids unless the caller is uid 0.
     pub fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
-        self.core.write_latency.time(|| self.core.write(caller, ino, offset, data))
+        self.core.write_latency.time(|| self.core.thawing(|| self.core.write(caller, ino, offset, data)))
     }
     /// Reserves, punches or zeroes `len` bytes at `offset` ([`Allocate`]). An error may leave a part done, from the front.
     pub fn fallocate(
@@ -203,24 +205,24 @@ impl Filesystem {
         len: u64,
         how: Allocate,
     ) -> Result<()> {
-        self.core.fallocate(caller, ino, offset, len, how)
+        self.core.thawing(|| self.core.fallocate(caller, ino, offset, len, how))
     }
     /// Takes `len` bytes at `offset` out of a file: what lies behind moves there, and the size shrinks. Both are multiples
     /// of the block size (4096), and the range ends before the end of the file; else the arguments are invalid, as for
     /// fallocate(2). One transaction; a file with more than some 26,000 extents behind the range is refused as too
     /// fragmented (contiguous data has one extent a MiB).
     pub fn collapse_range(&self, caller: Caller, ino: InodeId, offset: u64, len: u64) -> Result<()> {
-        self.core.shift(caller, ino, offset, Shift::Collapse(len))
+        self.core.thawing(|| self.core.shift(caller, ino, offset, Shift::Collapse(len)))
     }
     /// Puts a hole of `len` bytes into a file at `offset`: what lies there and behind moves, and the size grows. Bounds as
     /// for [`Filesystem::collapse_range`]; `offset` lies before the end of the file.
     pub fn insert_range(&self, caller: Caller, ino: InodeId, offset: u64, len: u64) -> Result<()> {
-        self.core.shift(caller, ino, offset, Shift::Insert(len))
+        self.core.thawing(|| self.core.shift(caller, ino, offset, Shift::Insert(len)))
     }
     /// The first byte of data or of a hole at or after `offset`, what waits in memory counted as data and reservations
     /// as holes. `None` (to POSIX: ENXIO) at or beyond the end of the file, or if no data follows.
     pub fn seek(&self, ino: InodeId, offset: u64, to: SeekTo) -> Result<Option<u64>> {
-        self.core.seek(ino, offset, to)
+        self.core.thawing(|| self.core.seek(ino, offset, to))
     }
     /// Copies `len` bytes of one file (inode, offset) to another, or elsewhere in the same; returns how many. May copy
     /// less than asked; 0 means that the source has no more. Ranges of one file must not overlap. Whole blocks that lie
@@ -232,7 +234,7 @@ impl Filesystem {
         to: (InodeId, u64),
         len: u64,
     ) -> Result<u64> {
-        self.core.copy_range(caller, from, to, len)
+        self.core.thawing(|| self.core.copy_range(caller, from, to, len))
     }
     /// Makes `len` bytes of one file (inode, offset) a part of another, or of the same elsewhere: both share the blocks
     /// until either is written to. As FICLONERANGE: offsets and length are multiples of 4096, but the end of the source may
@@ -246,23 +248,23 @@ impl Filesystem {
         to: (InodeId, u64),
         len: u64,
     ) -> Result<()> {
-        self.core.clone_range(caller, from, to, len)
+        self.core.thawing(|| self.core.clone_range(caller, from, to, len))
     }
     /// Lets two ranges that hold the same bytes share them. They are compared first, and shared only if nothing has
     /// changed since; times stay as they are. Alignment as for [`Filesystem::clone_range`]; the range lies inside both files.
     /// [`crate::FsError::NotSupported`] for contents that lie in an inode's record.
     pub fn dedupe_range(&self, from: (InodeId, u64), to: (InodeId, u64), len: u64) -> Result<Deduped> {
-        self.core.dedupe_range(from, to, len)
+        self.core.thawing(|| self.core.dedupe_range(from, to, len))
     }
     /// Makes a clone of a file, at `name` in `parent`: a file that shares all its data until either is written to. Costs one
     /// record, however large the source is, and what of it is dirty. [`Filesystem::copy_range`] of all of a file into an
     /// empty one does the same.
     pub fn clone_file(&self, caller: Caller, source: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
-        self.core.clone_file(caller, source, parent, name)
+        self.core.thawing(|| self.core.clone_file(caller, source, parent, name))
     }
     /// Makes this file durable: its data, its attributes and every change of names before.
     pub fn fsync(&self, ino: InodeId) -> Result<()> {
-        self.core.fsync(ino)
+        self.core.thawing(|| self.core.fsync(ino))
     }
     /// [`Filesystem::fsync`] that calls `done` instead of waiting for the flush.
     pub fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>) {
@@ -270,16 +272,17 @@ impl Filesystem {
     }
     /// Logs this file's dirty data (writes it first or lets it ride), without waiting for a flush.
     pub fn flush_file(&self, ino: InodeId) -> Result<()> {
-        self.core.flush_file(ino)
+        self.core.thawing(|| self.core.flush_file(ino))
     }
     /// Makes everything durable.
     pub fn sync(&self) -> Result<()> {
         self.core.sync()
     }
     /// Logs all dirty data, without waiting for a flush: what was written before has its place in the log
-    /// ([`Filesystem::position`]) when this returns.
+    /// ([`Filesystem::position`]) when this returns, and so has every snapshot that was taken before.
     pub fn flush_all(&self) -> Result<()> {
-        self.core.write_back_all()
+        self.core.write_back_all()?;
+        self.core.complete(|_| true)
     }
     /// Makes the log durable up to `upto`. Costs nothing if it is already; shares a flush with whoever waits too.
     pub fn commit(&self, upto: Lsn) -> Result<()> {
@@ -288,7 +291,7 @@ impl Filesystem {
 
     /// Entries of a directory after `cookie` (0: from the start), until `each` returns false.
     pub fn readdir(&self, ino: InodeId, cookie: u64, each: &mut dyn FnMut(DirEntry) -> bool) -> Result<()> {
-        self.core.readdir(ino, cookie, each)
+        self.core.thawing(|| self.core.readdir(ino, cookie, each))
     }
 
     /// Sets an extended attribute: `user.`, `trusted.`, `security.` (who may, is the kernel's business) and POSIX
@@ -306,19 +309,19 @@ impl Filesystem {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<()> {
-        self.core.setxattr(caller, ino, name, value, mode)
+        self.core.thawing(|| self.core.setxattr(caller, ino, name, value, mode))
     }
     /// The value of an extended attribute.
     pub fn getxattr(&self, ino: InodeId, name: &[u8]) -> Result<Vec<u8>> {
-        self.core.getxattr(ino, name)
+        self.core.thawing(|| self.core.getxattr(ino, name))
     }
     /// Names of all extended attributes.
     pub fn listxattr(&self, ino: InodeId) -> Result<Vec<Vec<u8>>> {
-        self.core.listxattr(ino)
+        self.core.thawing(|| self.core.listxattr(ino))
     }
     /// Removes an extended attribute.
     pub fn removexattr(&self, ino: InodeId, name: &[u8]) -> Result<()> {
-        self.core.removexattr(ino, name)
+        self.core.thawing(|| self.core.removexattr(ino, name))
     }
 
     /// The name the pool got when it was created.

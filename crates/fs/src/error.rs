@@ -1,6 +1,6 @@
 //! The errors of the filesystem, and the only table that turns them into errno.
 
-use varve_engine::EngineError;
+use varve_engine::{EngineError, InodeId};
 
 /// Why an operation failed.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -68,6 +68,10 @@ pub enum FsError {
     /// A subvolume was needed.
     #[error("not a subvolume")]
     NotSubvolume,
+    /// This inode waits in memory as a snapshot has it, and is to be logged first: the door does that and tries again, so
+    /// that nobody outside meets it.
+    #[error("a file that a snapshot has waits to be logged")]
+    Frozen(InodeId),
     /// From the engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -80,6 +84,7 @@ impl FsError {
             FsError::NotPermitted | FsError::IsSubvolume => 1,
             FsError::NotFound => 2,
             FsError::TooBig => 7,
+            FsError::Frozen(_) => 11,
             FsError::AccessDenied => 13,
             FsError::Exists => 17,
             FsError::CrossDevice => 18,

@@ -13,6 +13,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use varve_engine::{FamilyId, InodeId, PoolAddr, VersionId};
@@ -178,6 +179,7 @@ pub(crate) struct InodeState {
     pub ino: InodeId,
     /// Everything that changes.
     pub inner: RwLock<Inner>,
+    dirty_from: AtomicU64,
     turn: Mutex<bool>,
     turn_ended: Condvar,
 }
@@ -215,7 +217,23 @@ impl InodeState {
             opens: 0,
             near: PoolAddr::NULL,
         };
-        InodeState { ino, inner: RwLock::new(inner), turn: Mutex::new(false), turn_ended: Condvar::new() }
+        InodeState {
+            ino,
+            inner: RwLock::new(inner),
+            dirty_from: AtomicU64::new(0),
+            turn: Mutex::new(false),
+            turn_ended: Condvar::new(),
+        }
+    }
+
+    /// The place it got in the list of dirty files when it became dirty; 0 if it is not in the list.
+    pub(crate) fn dirty_from(&self) -> u64 {
+        self.dirty_from.load(Ordering::Acquire)
+    }
+
+    /// For the list of dirty files, under its lock. When the file leaves the list, all of it has its place in the log.
+    pub(crate) fn set_dirty_from(&self, place: u64) {
+        self.dirty_from.store(place, Ordering::Release);
     }
 
     /// Waits for the turn. The caller holds neither an inode nor another turn.
@@ -280,6 +298,11 @@ impl InodeTable {
         let state = Arc::new(InodeState::new(ino));
         map.insert(ino.0, state.clone());
         state
+    }
+
+    /// The state of `ino`, if there is one.
+    pub(crate) fn known(&self, ino: InodeId) -> Option<Arc<InodeState>> {
+        self.shards[ino.0 as usize % SHARDS].lock().0.get(&ino.0).cloned()
     }
 
     /// Calls `each` with every inode of a subvolume.

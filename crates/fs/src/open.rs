@@ -12,7 +12,8 @@ use varve_engine::{
 };
 use varve_format::record::inode::inode_key;
 use varve_format::record::subvolume::{
-    FIRST_SUBVOLUME, HASH_KIND_SIPHASH13, SUBVOLUME_DELETING, SUBVOLUME_SHARING, SubvolumeRecord,
+    FIRST_SUBVOLUME, HASH_KIND_SIPHASH13, SUBVOLUME_DELETING, SUBVOLUME_PENDING, SUBVOLUME_SHARING,
+    SubvolumeRecord,
 };
 
 use crate::access::Accesses;
@@ -29,6 +30,7 @@ use crate::subvolume::{self, Gate, Slot};
 use crate::table::{self, subvolumes};
 use crate::writeback::SyncRounds;
 use crate::writeback::buffers::Buffers;
+use crate::writeback::frozen::Frozen;
 use crate::writeback::list::DirtyList;
 use crate::writeback::order::OldestFirst;
 use crate::{FsError, Result};
@@ -141,6 +143,7 @@ impl Core {
             inodes: InodeTable::default(),
             rename_lock: Mutex::new(()),
             dirty: DirtyList::default(),
+            frozen: Frozen::default(),
             dirty_bytes_max: options.dirty_bytes_max,
             order: Box::new(OldestFirst),
             next_job: AtomicU64::new(0),
@@ -163,6 +166,7 @@ impl Core {
         };
         core.open_subvolumes(hasher)?;
         if !read_only {
+            core.remove_pending()?;
             core.set_reserved_aside()?;
             core.find_reap_work()?;
             if !background {
@@ -180,6 +184,7 @@ impl Core {
             Err(error) => return Err(error.into()),
         };
         let mut slots = HashMap::from([(FIRST_SUBVOLUME, Slot::FIRST)]);
+        let is_pending = |record: &SubvolumeRecord| record.flags & SUBVOLUME_PENDING != 0;
         for (id, record) in records {
             let slot = Slot(record.slot);
             self.subvolumes.take_slot(slot);
@@ -187,11 +192,15 @@ impl Core {
                 continue;
             }
             let gate = self.subvolumes.gate(record.family);
-            slots.insert(id, slot);
+            if !is_pending(&record) {
+                slots.insert(id, slot);
+            }
             self.subvolumes.add(subvolume::open(&self.store, gate, id, record, hasher, self.sharing())?);
         }
         for subvolume in self.subvolumes.all() {
-            let Some(place) = subvolume.record.lock().place.clone() else { continue };
+            let record = subvolume.record.lock().clone();
+            // What is not complete is not shown: a pool that can be written loses it, another one must not.
+            let Some(place) = record.place.clone().filter(|_| !is_pending(&record)) else { continue };
             let Some(above) = slots.get(&place.parent) else {
                 let text = format!(
                     "subvolume {} is in subvolume {}, which does not exist",
@@ -217,6 +226,7 @@ impl Core {
         if !self.read_only {
             // What fails keeps the rest from nothing: the store is closed all the same, with all that could be logged.
             result = self.write_back_all();
+            result = result.and(self.complete(|_| true));
             result = result.and(self.log_accesses());
             result = result.and(self.reap_all());
             result = result.and(self.count_files().and_then(|()| self.store_count()));
@@ -230,6 +240,7 @@ impl Core {
             return Ok(());
         }
         self.write_back_old()?;
+        self.complete(|_| true)?;
         if self.dirty.bytes() == 0 {
             self.buffers.clear();
         }

@@ -35,6 +35,9 @@ struct Walk<'a> {
 
 /// Compares everything. Gives the model with every choice replaced by what was found.
 pub fn compare(fs: &Filesystem, model: &Model) -> Result<Model, Differences> {
+    let mut model = model.clone();
+    model.settle_optional(|dir, name| fs.lookup(dir, name).is_ok());
+    let model = &model;
     let mut walk = Walk { fs, model, settled: model.clone(), found: Vec::new(), seen: BTreeMap::new() };
     walk.inode(ROOT_INODE, "");
     walk.directory(ROOT_INODE, ROOT_INODE, "");

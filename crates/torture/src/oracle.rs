@@ -208,6 +208,10 @@ fn repeat<'a>(
             numbered(slot, numbers.get(&local(ino)).copied().unwrap_or(local(ino)))
         };
         let call = call.map(now);
+        // Nor is anything repeated in a snapshot that the crash has taken away.
+        if call.inodes().iter().any(|(ino, _)| !session.live().has_slot(slot(*ino))) {
+            continue;
+        }
         session.call(&call)?;
         if let Some(ino) = session.last_created().filter(|_| created.0 != 0) {
             if is_subvolume(created) {

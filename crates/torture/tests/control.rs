@@ -71,6 +71,7 @@ control! { suite:
 
 // Goal: the workload of snapshots and clones sees what is wrong with versions. Method: it alone, one bug planted.
 control! { forks:
+    frozen_data_overwritten_is_found: FrozenOverwritten,
     missed_reference_is_found: MissedReference,
     collapse_that_kills_what_is_visible_is_found: KillsVisible,
     cursor_that_skips_is_found: CursorSkips,

@@ -344,6 +344,8 @@ fn reason_of(error: varve_fs::FsError) -> Reason {
         varve_fs::FsError::NotSubvolume => Reason::NotASubvolume,
         varve_fs::FsError::Stale => Reason::SubvolumeDeleted,
         varve_fs::FsError::ReadOnlySubvolume => Reason::ReadOnlySubvolume,
+        // Nobody outside of the filesystem meets it, unless snapshots are taken without a pause.
+        error @ varve_fs::FsError::Frozen(_) => Reason::Refused(error.to_string()),
         varve_fs::FsError::Engine(error) => match error {
             varve_engine::EngineError::NoSpace => Reason::NoSpace,
             varve_engine::EngineError::ReadOnly => Reason::ReadOnly,

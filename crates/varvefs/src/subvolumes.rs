@@ -20,7 +20,8 @@ pub struct SnapshotOptions {
 }
 
 impl SnapshotOptions {
-    /// A snapshot that can be written to, and is durable with the next sync of anything.
+    /// A snapshot that can be written to, and is durable with the next [`Filesystem::sync`], or
+    /// sync of a file in it. Before, a crash may remove it, as a whole.
     pub fn new() -> SnapshotOptions {
         SnapshotOptions::default()
     }

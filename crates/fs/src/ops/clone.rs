@@ -38,7 +38,7 @@ impl Core {
         let new = crate::api::NewInode { kind: crate::api::FileKind::File, mode, umask: 0, rdev: 0 };
         let made = self.make_inode(caller, parent, name, new)?.ino;
         match self.with_space(|| self.clone_into(caller, source, made)) {
-            Ok(true) => self.getattr(made),
+            Ok(true) => self.thawing(|| self.getattr(made)),
             // Somebody else has written to it already.
             Ok(false) => Err(FsError::Exists),
             Err(error) => {

@@ -14,7 +14,7 @@ use crate::{FsError, Result};
 impl Core {
     pub(crate) fn open_inode(&self, caller: Caller, ino: InodeId, truncate: bool) -> Result<()> {
         let state = self.state(ino);
-        self.write_lock(&state)?.opens += 1;
+        self.hold(&state)?.opens += 1;
         if truncate {
             let set = SetAttr { size: Some(0), ..SetAttr::default() };
             if let Err(error) = self.setattr(caller, ino, set) {
@@ -73,6 +73,7 @@ impl Core {
 
     pub(crate) fn fsync(&self, ino: InodeId) -> Result<()> {
         self.flush_file(ino)?;
+        self.complete_with(ino)?;
         self.commit(self.store.position())
     }
 
@@ -85,7 +86,8 @@ impl Core {
     }
 
     pub(crate) fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>) {
-        if let Err(error) = self.flush_file(ino) {
+        let logged = self.thawing(|| self.flush_file(ino)).and_then(|()| self.complete_with(ino));
+        if let Err(error) = logged {
             return done(Err(error));
         }
         let upto = self.store.position();

@@ -2,8 +2,8 @@
 //!
 //! Who makes, moves or deletes one holds the topology lock throughout. A snapshot takes its name in the directory first,
 //! where the name leads nowhere yet, and then, holding the gate of the source's family alone, adds one record and a
-//! count: if power fails in between, the directory's times have changed and nothing else. A deletion is one
-//! transaction, too; the reaper does the rest.
+//! count: if power fails in between, the directory's times have changed and nothing else. What is dirty of the source is
+//! frozen and logged later ([`crate::writeback::frozen`]). A deletion is one transaction, too; the reaper does the rest.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,8 @@ use varve_engine::{FamilyId, InodeId, Transaction, TreeId, VersionKey};
 use varve_format::record::inode::{InodeKind, inode_key};
 use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::{
-    SUBVOLUME_DELETING, SUBVOLUME_READ_ONLY, SUBVOLUME_SHARING, SubvolumePlace, SubvolumeRecord,
+    SUBVOLUME_DELETING, SUBVOLUME_PENDING, SUBVOLUME_READ_ONLY, SUBVOLUME_SHARING, SubvolumePlace,
+    SubvolumeRecord,
 };
 
 use super::require_directory;
@@ -25,6 +26,7 @@ use crate::reaper::Task;
 use crate::subvolume::nested::Entry;
 use crate::subvolume::{self, Slot, Subvolume, local};
 use crate::table::subvolumes;
+use crate::writeback::frozen::Freeze;
 use crate::{FsError, Result};
 
 /// Subvolumes within one another, at most: bounds walks in a damaged pool.
@@ -64,7 +66,7 @@ impl Core {
     }
 
     fn create_subvolume_once(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Slot> {
-        let _topology = self.subvolumes.topology.lock();
+        let _topology = self.topology(|set| set.snapshot == Slot::of(parent))?;
         let id = self.store.new_id();
         let slot = self.subvolumes.new_slot()?;
         let position = self.take_place(parent, name)?;
@@ -206,23 +208,32 @@ impl Core {
         }
         let slot = self.with_space(|| self.snapshot_once(Slot::of(source), parent, name, read_only))?;
         if sync {
+            self.complete(|set| set.snapshot == slot)?;
             self.commit(self.store.position())?;
         }
         self.getattr(slot.full(ROOT_INODE))
     }
 
     fn snapshot_once(&self, source: Slot, parent: InodeId, name: &[u8], read_only: bool) -> Result<Slot> {
-        // What was written before this call is in the snapshot.
-        self.write_back_of(source)?;
-        let _topology = self.subvolumes.topology.lock();
+        // What is incomplete neither holds others nor has snapshots.
+        let topology = self.topology(|set| set.snapshot == source || set.snapshot == Slot::of(parent))?;
         let source = self.subvolumes.get(source)?;
         let slot = self.subvolumes.new_slot()?;
         let position = self.take_place(parent, name)?;
         let made = self.fork(&source, slot, (parent, position, name), read_only);
-        self.settle_place(made, parent, position, name)
+        if made.is_err() {
+            self.frozen.remove(slot);
+        }
+        let made = self.settle_place(made, parent, position, name);
+        drop(topology);
+        if self.frozen.has(|set| set.snapshot == slot) {
+            // Before somebody needs one of the files.
+            self.dirty.ahead.wake();
+        }
+        made
     }
 
-    /// One more holder of what `source` holds: one transaction, whatever there is in it.
+    /// One more holder of what `source` holds: one transaction, whatever there is in it and whatever is dirty of it.
     fn fork(
         &self,
         source: &Subvolume,
@@ -233,9 +244,19 @@ impl Core {
         let id = self.store.new_id();
         let mut shown = source.gate.write();
         let mut holder = self.fresh_head(source, &mut shown)?;
+        // What is written from here on is not in the snapshot, unless to a file that is frozen: that waits for the gate.
+        let mut frozen = self.freeze(source.slot, slot, holder, shown.is_alone(source.slot)?);
+        if frozen == Freeze::NeedsVersion {
+            self.own_version(source, &mut shown)?;
+            holder = self.fresh_head(source, &mut shown)?;
+            frozen = self.freeze(source.slot, slot, holder, true);
+        }
         let mut tx = Transaction::new();
         version::share(&self.store.view(), &mut tx, &mut holder)?;
-        let flags = if read_only { SUBVOLUME_READ_ONLY } else { 0 };
+        let mut flags = if read_only { SUBVOLUME_READ_ONLY } else { 0 };
+        if frozen == Freeze::Pending {
+            flags |= SUBVOLUME_PENDING;
+        }
         let record = self.new_record(id, slot, holder, place, source.id, flags)?;
         tx.claim_id(id);
         subvolumes::put(&mut tx, id, &record);
@@ -259,31 +280,71 @@ impl Core {
     pub(crate) fn delete_subvolume(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.require_writable()?;
         self.require_changeable(parent)?;
-        let _topology = self.subvolumes.topology.lock();
-        let Some((position, Entry { slot: Some(slot), .. })) = self.nested(parent, name)? else {
-            let there = self.names(parent)?.lookup(parent, name)?.is_some();
-            return Err(if there { FsError::NotSubvolume } else { FsError::NotFound });
+        // What another one waits for is logged before the versions between them change.
+        let (topology, position, subvolume) = loop {
+            let (_, subvolume) = self.find_to_delete(parent, name)?;
+            let family = subvolume.record.lock().family;
+            let topology = self.topology(|set| set.family == family)?;
+            let (position, again) = self.find_to_delete(parent, name)?;
+            if Arc::ptr_eq(&subvolume, &again) {
+                break (topology, position, subvolume);
+            }
         };
+        let slot = subvolume.slot;
         if self.subvolumes.nested.within(slot) {
             return Err(FsError::NotEmpty);
         }
-        let subvolume: Arc<Subvolume> = self.subvolumes.get(slot)?.shared();
-        let family = {
-            let mut shown = subvolume.gate.write();
-            let holder = self.fresh_head(&subvolume, &mut shown)?;
-            let mut tx = Transaction::new();
-            version::release(&self.store.view(), &mut tx, holder)?;
-            tx.privileged();
-            self.apply_record(tx, &subvolume, |record| record.flags |= SUBVOLUME_DELETING)?;
-            shown.remove(slot);
-            holder.family
-        };
+        let family = self.let_go(&subvolume)?;
         self.subvolumes.nested.remove(parent, position);
         self.subvolumes.remove(slot);
         // From here on its numbers lead nowhere, but for what is in memory.
         self.inodes.each_of(slot, |state| self.forget(&mut state.inner.write()));
         self.reap.push(Task::Subvolume { id: subvolume.id, slot, family });
+        drop(topology);
         self.note_loss(parent)
+    }
+
+    fn find_to_delete(&self, parent: InodeId, name: &[u8]) -> Result<(NamePosition, Arc<Subvolume>)> {
+        match self.nested(parent, name)? {
+            Some((position, Entry { slot: Some(slot), .. })) => {
+                Ok((position, self.subvolumes.get(slot)?.shared()))
+            }
+            _ => {
+                let there = self.names(parent)?.lookup(parent, name)?.is_some();
+                Err(if there { FsError::NotSubvolume } else { FsError::NotFound })
+            }
+        }
+    }
+
+    /// A subvolume lets go of its version and is being deleted from now on. Gives the family of its namespace.
+    fn let_go(&self, subvolume: &Subvolume) -> Result<FamilyId> {
+        let mut shown = subvolume.gate.write();
+        let holder = self.fresh_head(subvolume, &mut shown)?;
+        let mut tx = Transaction::new();
+        version::release(&self.store.view(), &mut tx, holder)?;
+        tx.privileged();
+        self.apply_record(tx, subvolume, |record| {
+            record.flags = record.flags & !SUBVOLUME_PENDING | SUBVOLUME_DELETING;
+        })?;
+        shown.remove(subvolume.slot);
+        Ok(holder.family)
+    }
+
+    /// Removes the snapshots whose data was not all logged when the pool was last in use: they are not what was taken.
+    /// Their deletions have still to be reaped. They have no place in a directory ([`Core::open_subvolumes`]).
+    pub(crate) fn remove_pending(&self) -> Result<()> {
+        let pending = |subvolume: &Arc<Subvolume>| subvolume.record.lock().flags & SUBVOLUME_PENDING != 0;
+        for subvolume in self.subvolumes.all().iter().filter(|subvolume| pending(subvolume)) {
+            tracing::info!("snapshot {} was not complete: it is removed", subvolume.id);
+            match self.let_go(subvolume) {
+                Ok(_) => self.subvolumes.remove(subvolume.slot),
+                Err(FsError::Engine(error)) if error.is_damage() => {
+                    tracing::error!("it cannot be removed: {error}; `varve check` says what is damaged");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// A rename of which either side is a subvolume.
@@ -295,7 +356,7 @@ impl Core {
     ) -> Result<()> {
         self.require_changeable(parent)?;
         self.require_changeable(new_parent)?;
-        let topology = self.subvolumes.topology.lock();
+        let topology = self.topology(|set| set.snapshot == Slot::of(new_parent))?;
         let Some((position, entry)) = self.nested(parent, name)? else {
             let source = self.names(parent)?.lookup(parent, name)?.ok_or(FsError::NotFound)?;
             return Err(match (mode, source.kind) {
@@ -358,6 +419,10 @@ impl Core {
         all.sort_by_key(|subvolume| subvolume.id);
         let mut infos = Vec::with_capacity(all.len());
         for subvolume in all {
+            if subvolume.slot != Slot::FIRST && subvolume.place.lock().is_none() {
+                // Nothing leads to it: it was not complete, or where it was is damaged.
+                continue;
+            }
             let record = match subvolume.slot {
                 Slot::FIRST => self.files.stored.lock().clone(),
                 _ => subvolume.record.lock().clone(),

@@ -31,6 +31,7 @@ use varve_format::record::subvolume::{LOCAL_INODE_BITS, SUBVOLUME_READ_ONLY, Sub
 use crate::core::Core;
 use crate::files::FileCount;
 use crate::hash::NameHasher;
+use crate::inode::InodeState;
 use crate::table::{Namespace, subvolumes};
 use crate::{FsError, Result};
 
@@ -74,6 +75,13 @@ pub(crate) struct Head {
     generation: u64,
 }
 
+impl Head {
+    /// Whether its version is nobody else's. The path must be up to date.
+    fn alone(&self) -> bool {
+        !self.shared && self.namespace.path.writable()
+    }
+}
+
 /// What the subvolumes of one family show.
 #[derive(Default)]
 pub(crate) struct Shown {
@@ -102,6 +110,10 @@ impl Shown {
     }
     fn head_mut(&mut self, at: usize) -> &mut Head {
         self.heads[at].as_mut().expect("heads go only by whoever has the gate alone")
+    }
+    /// Whether what the subvolume in `slot` holds is nobody else's, by its path, which is up to date.
+    pub(crate) fn is_alone(&self, slot: Slot) -> Result<bool> {
+        Ok(self.head(self.find(slot)?).alone())
     }
     fn is_fresh(&self, at: usize) -> bool {
         self.head(at).generation == self.generation
@@ -196,17 +208,24 @@ pub(crate) struct Change {
     /// Where copies of records are to be expected.
     _counting: Option<ArcRwLockReadGuard<RawRwLock, ()>>,
     copied: Cell<i64>,
+    /// Instead of what the subvolume shows: what it showed when a snapshot was taken that waits for this.
+    before: Option<Box<Namespace>>,
 }
 
 impl Deref for Change {
     type Target = Namespace;
 
     fn deref(&self) -> &Namespace {
-        &self.shown.head(self.at).namespace
+        self.before.as_deref().unwrap_or_else(|| &self.shown.head(self.at).namespace)
     }
 }
 
 impl Change {
+    /// The version it changes, if that is not the subvolume's own any more.
+    pub(crate) fn before(&self) -> Option<VersionId> {
+        self.before.as_ref().map(|namespace| namespace.version)
+    }
+
     /// From now on nobody else changes versions of files' data, or entries of data that has versions. After this no
     /// inode is locked any more.
     pub(crate) fn hold_families(&self, core: &Core) {
@@ -284,18 +303,51 @@ impl Core {
             };
             let at = shown.find(slot)?;
             let head = shown.head(at);
-            if shown.is_fresh(at) && !head.shared && head.namespace.path.writable() {
-                let path = &head.namespace.path;
-                if path.has_inner() && !shown.told.swap(true, Ordering::Relaxed) {
-                    self.reap.may_hide(head.namespace.family);
-                }
-                let counting = if self.sharing() { Some(self.counting()?) } else { None };
-                let (families, copied) = (RefCell::new(None), Cell::new(0));
-                let files = self.files.clone();
-                return Ok(Change { shown, at, families, files, _counting: counting, copied });
+            if shown.is_fresh(at) && head.alone() {
+                return self.changing(shown, at, None);
             }
             drop(shown);
             self.refresh(&*self.subvolumes.get(slot)?)?;
+        }
+    }
+
+    fn changing(
+        &self,
+        shown: ArcRwLockReadGuard<RawRwLock, Shown>,
+        at: usize,
+        before: Option<Box<Namespace>>,
+    ) -> Result<Change> {
+        let namespace = before.as_deref().unwrap_or_else(|| &shown.head(at).namespace);
+        if namespace.path.has_inner() && !shown.told.swap(true, Ordering::Relaxed) {
+            self.reap.may_hide(namespace.family);
+        }
+        let counting = if self.sharing() { Some(self.counting()?) } else { None };
+        let (families, copied) = (RefCell::new(None), Cell::new(0));
+        Ok(Change { shown, at, families, files: self.files.clone(), _counting: counting, copied, before })
+    }
+
+    /// The right to log what is dirty of a file, where it belongs: in the subvolume as it is, or, if the file is as it
+    /// was when a snapshot was taken, in the version that both held then. That is not for anything newer.
+    pub(crate) fn change_to_log(&self, state: &InodeState) -> Result<Change> {
+        loop {
+            let Some(version) = self.frozen_at(state) else {
+                let change = self.change(state.ino)?;
+                // While that is held there is no snapshot.
+                if self.frozen_at(state).is_none() {
+                    return Ok(change);
+                }
+                continue;
+            };
+            let slot = Slot::of(state.ino);
+            let shown = self.subvolumes.get(slot)?.gate.read_arc();
+            let at = shown.find(slot)?;
+            if self.frozen_at(state) != Some(version) {
+                continue;
+            }
+            let mut namespace = shown.head(at).namespace.clone();
+            let holder = Holder { family: namespace.family, version, has_versions: true };
+            namespace.set_path(holder, Path::load(&self.store.view(), holder)?);
+            return self.changing(shown, at, Some(Box::new(namespace)));
         }
     }
 
@@ -310,13 +362,16 @@ impl Core {
 
     /// Loads a subvolume's path again if it is out of date, and opens a version for it alone if need be.
     fn refresh(&self, subvolume: &Subvolume) -> Result<()> {
-        let mut guard = subvolume.gate.write();
-        let shown = &mut *guard;
+        self.own_version(subvolume, &mut subvolume.gate.write())
+    }
+
+    /// As [`Core::refresh`] for who has the gate alone.
+    pub(crate) fn own_version(&self, subvolume: &Subvolume, shown: &mut Shown) -> Result<()> {
         self.fresh_head(subvolume, shown)?;
         let at = shown.find(subvolume.slot)?;
         let view = self.store.view();
         let head = shown.head(at);
-        if !head.shared && head.namespace.path.writable() {
+        if head.alone() {
             return Ok(());
         }
         let (mut holder, mut path) = (head.holder, head.namespace.path.clone());

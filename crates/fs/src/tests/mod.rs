@@ -20,6 +20,7 @@ mod data;
 mod durability;
 mod edges;
 mod forks;
+mod frozen;
 mod names;
 mod nodes;
 mod ranges;

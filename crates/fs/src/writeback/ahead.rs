@@ -96,8 +96,9 @@ impl Drop for AheadThread {
 }
 
 impl Core {
-    /// Writes back the oldest files until less is dirty than what this begins at.
+    /// Writes back what snapshots wait for, and then the oldest files until less is dirty than what this begins at.
     fn write_ahead(&self) -> Result<()> {
+        self.complete(|_| !self.dirty.ahead.stopped())?;
         while self.dirty.bytes() > self.dirty_bytes_max / SHARE && !self.dirty.ahead.stopped() {
             let files = self.dirty.oldest(GROUP_FILES_MAX / 8, |_| true);
             if files.is_empty() {

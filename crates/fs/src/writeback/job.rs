@@ -308,7 +308,7 @@ impl Core {
 
     /// Logs the pages of one file. What was cut off or deleted since its copy was taken is not logged.
     fn log_piece(&self, job: &FileJob, piece: &Piece<'_>, reservation: &mut Reservation) -> Result<()> {
-        let change = match self.change(job.state.ino) {
+        let change = match self.change_to_log(&job.state) {
             Ok(change) => change,
             Err(FsError::Stale) => {
                 // Its subvolume has been deleted: nobody wants this.

@@ -3,7 +3,8 @@
 //! A file is in the list from its first dirty page until its last is logged, also while it is being written back: a
 //! sync that finds it here and cannot have its turn waits, and learns what became of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +13,8 @@ use varve_engine::BLOCK_BYTES;
 
 use super::ahead::Ahead;
 use crate::api::Timestamp;
-use crate::inode::InodeState;
+use crate::inode::{InodeState, NumberHasher};
+use crate::subvolume::Slot;
 
 /// A file that has data to be logged.
 #[derive(Clone)]
@@ -23,10 +25,19 @@ pub(crate) struct DirtyFile {
     pub since: Timestamp,
 }
 
+/// How many files of a subvolume are in the list.
+#[derive(Clone, Copy, Default)]
+struct Share {
+    files: u64,
+    /// The place that the last of them got when it came.
+    newest: u64,
+}
+
 #[derive(Default)]
 struct Listed {
     next: u64,
     files: BTreeMap<u64, DirtyFile>,
+    shares: HashMap<Slot, Share, BuildHasherDefault<NumberHasher>>,
 }
 
 /// All dirty files. A leaf in the lock order. Bounded by the dirty limit: a file in it has at least one page.
@@ -44,8 +55,19 @@ impl DirtyList {
         let mut listed = self.listed.lock();
         listed.next += 1;
         let place = listed.next;
+        let share = listed.shares.entry(Slot::of(state.ino)).or_default();
+        (share.files, share.newest) = (share.files + 1, place);
+        // Under this lock, so that it is known of every file whether it came before a snapshot.
+        state.set_dirty_from(place);
         listed.files.insert(place, DirtyFile { state, since });
         place
+    }
+
+    /// Of a subvolume: the place of the file that became dirty last, perhaps clean since; `None` if none is dirty. With
+    /// the place behind which files come that become dirty from now on, which is given to `divide` before any can.
+    pub(crate) fn divide<T>(&self, slot: Slot, divide: impl FnOnce(Option<u64>, u64) -> T) -> T {
+        let listed = self.listed.lock();
+        divide(listed.shares.get(&slot).map(|share| share.newest), listed.next)
     }
 
     /// Moves the file at `place` to the young end; returns its place there. At no instant is it in neither.
@@ -61,7 +83,16 @@ impl DirtyList {
 
     /// Takes the file at `place` out.
     pub(crate) fn remove(&self, place: u64) {
-        self.listed.lock().files.remove(&place);
+        let mut listed = self.listed.lock();
+        let Some(file) = listed.files.remove(&place) else { return };
+        file.state.set_dirty_from(0);
+        let slot = Slot::of(file.state.ino);
+        if let Some(share) = listed.shares.get_mut(&slot) {
+            share.files -= 1;
+            if share.files == 0 {
+                listed.shares.remove(&slot);
+            }
+        }
     }
 
     /// The oldest `count_max` files that `wanted` accepts, oldest first; stops at the first it does not.

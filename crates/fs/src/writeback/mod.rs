@@ -20,10 +20,10 @@ use varve_engine::{BLOCK_BYTES, EngineError, Reservation, Store};
 use crate::Result;
 use crate::core::Core;
 use crate::inode::{InodeState, Turn};
-use crate::subvolume::Slot;
 
 pub(crate) mod ahead;
 pub(crate) mod buffers;
+pub(crate) mod frozen;
 mod job;
 pub(crate) mod list;
 pub(crate) mod order;
@@ -120,13 +120,6 @@ impl Core {
         self.write_back_files(self.dirty.all())
     }
 
-    /// Writes back all data of one subvolume that is dirty now.
-    pub(crate) fn write_back_of(&self, slot: Slot) -> Result<()> {
-        let mut files = self.dirty.all();
-        files.retain(|file| Slot::of(file.state.ino) == slot);
-        self.write_back_files(files)
-    }
-
     /// Writes back many files, packed. A file that cannot be written keeps none of the others from it; the error is
     /// the first that is met.
     pub(crate) fn write_back_files(&self, mut files: Vec<DirtyFile>) -> Result<()> {
@@ -199,6 +192,7 @@ impl Core {
         if *succeeded <= seen {
             let round = self.rounds.begun.fetch_add(1, Ordering::AcqRel) + 1;
             self.write_back_all()?;
+            self.complete(|_| true)?;
             self.log_accesses()?;
             *succeeded = round;
         }

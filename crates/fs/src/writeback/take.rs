@@ -18,12 +18,12 @@ impl Core {
     /// files are logged at once. The turn comes back when there is nothing (more) to write.
     pub(crate) fn take(&self, turn: Turn, size_max: u64, group: &mut Group) -> Result<Option<Turn>> {
         let state = turn.state().clone();
-        let change = match self.change(state.ino) {
+        let change = match self.change_to_log(&state) {
             Ok(change) => change,
             Err(FsError::Stale) => return Ok(Some(turn)),
             Err(error) => return Err(error),
         };
-        let mut guard = match self.write_lock(&state) {
+        let mut guard = match self.hold(&state) {
             Ok(guard) => guard,
             Err(FsError::NotFound) => return Ok(Some(turn)),
             Err(error) => return Err(error),

@@ -2,7 +2,8 @@
 //!
 //! A thread takes a snapshot of everything into its own directory. Of its directory, which nobody else changes, the
 //! snapshot holds exactly what it held, all of it written; after a crash the snapshot is there with all of that, or is
-//! not there. Then it is changed by itself, and must show that and nothing of what the source goes through.
+//! not there, unless something has made it durable. Then it is changed by itself, and must show that and nothing of what
+//! the source goes through.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use varve_fs::{Caller, Filesystem, InodeId, ROOT_INODE};
 use varve_sim::Rng;
 
-use super::{Contents, Entries, Reason, Worker, agrees, look, patchwork};
+use super::{Contents, Entries, Names, Reason, Worker, agrees, look, patchwork};
 use crate::call::fill;
 use crate::session::Violation;
 use crate::violation;
@@ -27,6 +28,8 @@ pub struct Snapshot {
     /// What the patchwork may hold: each page as one of these has it.
     patchwork: Vec<Arc<Vec<u8>>>,
     read_only: bool,
+    /// A crash does not take it away.
+    pub(super) required: bool,
 }
 
 impl Worker<'_> {
@@ -38,13 +41,21 @@ impl Worker<'_> {
             let (read_only, sync) = (rng.below(3) == 0, rng.below(3) == 0);
             let taken = self.fs.snapshot(ROOT_INODE, self.directory, &name, read_only, sync);
             taken.map_err(|error| self.failed("taking a snapshot", error))?;
-            for contents in self.entries.names.values_mut() {
-                contents.whole = contents.whole.or(Some(Reason::Fork));
+            let whole = |names: &mut Names| {
+                for contents in names.values_mut() {
+                    contents.whole = contents.whole.or(Some(Reason::Fork));
+                }
+            };
+            let mut entries = Entries { snapshots: BTreeMap::new(), ..self.entries.clone() };
+            whole(&mut entries.names);
+            if sync {
+                // It waits for what is dirty of the source.
+                whole(&mut self.entries.names);
             }
-            let entries = Entries { snapshots: BTreeMap::new(), ..self.entries.clone() };
-            let snapshot = Snapshot { entries, patchwork: vec![self.patchwork.bytes()], read_only };
+            let patchwork = vec![self.patchwork.bytes()];
+            let snapshot = Snapshot { entries, patchwork, read_only, required: sync };
             self.entries.snapshots.insert(name, Arc::new(snapshot));
-            self.push(begun, true);
+            self.push(begun, sync);
             if sync {
                 self.acknowledge();
             }
@@ -85,6 +96,7 @@ impl Worker<'_> {
                 self.push(begun, false);
                 self.fs.fsync(ino).map_err(|error| self.failed("fsync in a snapshot", error))?;
                 changed.patchwork = changed.patchwork.split_off(changed.patchwork.len() - 1);
+                changed.required = true;
                 self.entries.snapshots.insert(name, Arc::new(changed));
                 self.push(begun, false);
                 self.acknowledge();
@@ -143,10 +155,12 @@ pub fn agree(
     expected: &BTreeMap<Vec<u8>, Arc<Snapshot>>,
     found: &BTreeMap<Vec<u8>, InodeId>,
 ) -> Result<(), Violation> {
-    if !expected.keys().eq(found.keys()) {
+    let expected: BTreeMap<_, _> =
+        expected.iter().filter(|(name, snapshot)| snapshot.required || found.contains_key(*name)).collect();
+    if !expected.keys().copied().eq(found.keys()) {
         let names = |name: &Vec<u8>| name.escape_ascii().to_string();
         let (found, expected): (Vec<_>, Vec<_>) =
-            (found.keys().map(names).collect(), expected.keys().map(names).collect());
+            (found.keys().map(names).collect(), expected.keys().copied().map(names).collect());
         return Err(violation!("snapshots {found:?} are found, expected {expected:?}"));
     }
     for ((name, snapshot), root) in expected.iter().zip(found.values()) {

@@ -142,6 +142,8 @@ impl Worker<'_> {
                     self.fs.sync().map_err(|error| self.failed("sync", error))?;
                     let names = &mut self.entries.names;
                     names.values_mut().for_each(|contents| contents.whole = Some(Reason::Sync));
+                    let snapshots = self.entries.snapshots.values_mut();
+                    snapshots.for_each(|snapshot| Arc::make_mut(snapshot).required = true);
                     self.push(begun, true);
                     self.acknowledge();
                 }
@@ -437,7 +439,7 @@ fn judge_directory(
 }
 
 fn agrees(entries: &Entries, found: &Found) -> bool {
-    entries.snapshots.keys().eq(found.snapshots.keys())
+    found.snapshots.keys().all(|name| entries.snapshots.contains_key(name))
         && entries.nodes == found.nodes
         && entries.attributes == found.attributes
         && entries.names.len() == found.files.len()

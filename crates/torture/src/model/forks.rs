@@ -44,6 +44,8 @@ pub fn is_subvolume(ino: InodeId) -> bool {
 pub struct Subvolume {
     /// Nothing in it can be changed.
     pub read_only: bool,
+    /// A snapshot that a crash may take away as a whole: nothing has made it durable yet.
+    pub optional: bool,
     /// The same for all that descend from one by snapshots.
     family: u64,
 }
@@ -110,8 +112,62 @@ impl Model {
 
     fn add_subvolume(&mut self, slot: u64, read_only: bool, family: Option<u64>) {
         let next = self.subvolumes.values().map(|subvolume| subvolume.family).max().unwrap_or(0) + 1;
-        let subvolume = Subvolume { read_only, family: family.unwrap_or(next) };
+        let subvolume = Subvolume { read_only, optional: false, family: family.unwrap_or(next) };
         Arc::make_mut(&mut self.subvolumes).insert(slot, subvolume);
+    }
+
+    /// The subvolumes that `wanted` accepts (by slot and root's directory) survive a crash from now on.
+    pub fn require(&mut self, wanted: impl Fn(u64, InodeId) -> bool) {
+        for slot in self.optional() {
+            let root = numbered(slot, ROOT_INODE);
+            let above = match self.get(root).map(|inode| &inode.body) {
+                Some(Body::Directory { parent, .. }) => *parent,
+                _ => continue,
+            };
+            if wanted(slot, above)
+                && let Some(subvolume) = Arc::make_mut(&mut self.subvolumes).get_mut(&slot)
+            {
+                subvolume.optional = false;
+            }
+        }
+    }
+
+    fn optional(&self) -> Vec<u64> {
+        self.subvolumes().filter(|(_, subvolume)| subvolume.optional).map(|(slot, _)| slot).collect()
+    }
+
+    /// Settles which of the optional snapshots there are, by what `exists` says of a name in a directory.
+    pub fn settle_optional(&mut self, exists: impl Fn(InodeId, &[u8]) -> bool) {
+        for at in self.optional() {
+            let root = numbered(at, ROOT_INODE);
+            let found = self.inodes().find_map(|(dir, inode)| {
+                let (name, _) = inode.entries()?.iter().find(|(_, child)| **child == root)?;
+                Some((dir, name.clone()))
+            });
+            let Some((dir, name)) = found else { continue };
+            if exists(dir, &name) {
+                self.require(|slot, _| slot == at);
+                continue;
+            }
+            let gone: Vec<InodeId> =
+                self.inodes().map(|(ino, _)| ino).filter(|ino| slot(*ino) == at).collect();
+            gone.into_iter().for_each(|ino| self.inodes.remove(ino));
+            Arc::make_mut(&mut self.subvolumes).remove(&at);
+            self.entries_mut(dir).remove(&name);
+        }
+    }
+
+    /// In a logged state, a snapshot that has just been taken: what was written before is in it, logged or not, or else it
+    /// is not there.
+    pub fn complete_snapshot(&mut self, root: InodeId, live: &Model, optional: bool) {
+        for (ino, inode) in live.inodes().filter(|(ino, _)| slot(*ino) == slot(root)) {
+            if inode.content().is_some() {
+                self.inodes.insert(ino, inode.clone());
+            }
+        }
+        if let Some(subvolume) = Arc::make_mut(&mut self.subvolumes).get_mut(&slot(root)) {
+            subvolume.optional = optional;
+        }
     }
 
     fn free_name(&self, parent: InodeId, name: &[u8]) -> Result<(), Errno> {
@@ -130,6 +186,8 @@ impl Model {
         cx: &Context,
     ) -> Result<(), Errno> {
         self.free_name(parent, name)?;
+        // Nothing is put into, and nothing taken of, what may not be there tomorrow.
+        self.require(|at, _| at == slot(parent));
         let root = Inode {
             mode: Choice::new(mode),
             uid: cx.caller.uid,
@@ -162,6 +220,7 @@ impl Model {
             return Err(EINVAL);
         }
         self.free_name(parent, name)?;
+        self.require(|at, _| at == slot(parent) || at == slot(source));
         // The name is taken first: a directory of the source is in the snapshot with these times.
         self.touch(parent, cx.now);
         let (from, to) = (slot(source), slot(cx.created));
@@ -273,6 +332,7 @@ impl Model {
         if self.is_below(to.0, source) {
             return Err(EINVAL);
         }
+        self.require(|at, _| at == slot(to.0));
         self.entries_mut(from.0).remove(from.1);
         self.entries_mut(to.0).insert(to.1.to_vec(), source);
         if let Some(Body::Directory { parent, .. }) = self.get_mut(source).map(|inode| &mut inode.body) {

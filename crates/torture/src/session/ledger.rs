@@ -49,6 +49,9 @@ impl Session {
                 if zeroes_inside_pages(call, context.size) {
                     allow_times(&mut state, call, plain);
                 }
+                if matches!(call, Call::Snapshot { .. }) {
+                    state.complete_snapshot(context.created, &live, true);
+                }
             } else {
                 log_partial_effect(&mut state, call, &effect, old, &live);
             }
@@ -121,7 +124,7 @@ impl Session {
             allow_pending(&mut plain);
             self.timeline.expect(before + 1, between(&plain));
         }
-        let forked = if succeeded { sources(call, old) } else { Vec::new() };
+        let forked = if succeeded { sources(call) } else { Vec::new() };
         let mut last = None;
         for event in &events {
             let lsn = event.lsn.0;
@@ -231,11 +234,19 @@ impl Session {
         if succeeded {
             match call {
                 Call::Fsync { ino } => {
+                    // With the snapshot it is in, and those in the directory it is.
+                    self.logged.require(|at, above| at == slot(*ino) || above == *ino);
                     self.settle_pending(call, &[*ino], after)?;
                     acknowledged = after;
                 }
-                Call::Snapshot { sync: true, .. } => acknowledged = after,
+                Call::Snapshot { sync: true, .. } => {
+                    let made = self.timeline.last_created().map(slot);
+                    self.logged.require(|at, _| Some(at) == made);
+                    self.settle_pending(call, &[], after)?;
+                    acknowledged = after;
+                }
                 Call::Sync | Call::Close => {
+                    self.logged.require(|_, _| true);
                     let all: Vec<InodeId> = self.pending.iter().copied().collect();
                     self.settle_pending(call, &all, after)?;
                     acknowledged = after;
@@ -279,12 +290,8 @@ impl Session {
 }
 
 /// Files of which everything is logged before `call` forks them.
-fn sources(call: &Call, old: &Model) -> Vec<InodeId> {
+fn sources(call: &Call) -> Vec<InodeId> {
     match call {
-        Call::Snapshot { source, .. } => {
-            let named = old.inodes().filter(|(_, inode)| inode.content().is_some() && inode.links > 0);
-            named.map(|(ino, _)| ino).filter(|ino| slot(*ino) == slot(*source)).collect()
-        }
         Call::CloneFile { source, .. } => vec![*source],
         _ => Vec::new(),
     }

@@ -1,0 +1,340 @@
+//! Snapshots of what is dirty: what they cost, what they show, and what a crash leaves of them.
+
+use varve_device::{Operation, StatsSnapshot};
+use varve_format::record::subvolume::SUBVOLUME_PENDING;
+use varve_sim::{Fault, FaultRule, FaultyDevice, Trigger};
+
+use super::*;
+use crate::subvolume::Slot;
+
+fn world(dirty_bytes_max: u64) -> (Fixture, InodeId) {
+    let f = Fixture::with(256 * MIB, HASH_KIND_SIPHASH13, dirty_bytes_max);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    (f, sub)
+}
+
+fn file(f: &Fixture, dir: InodeId, name: &[u8], data: &[u8]) -> InodeId {
+    let ino = f.fs.create(Caller::ROOT, dir, name, 0o644).unwrap().ino;
+    f.write(ino, 0, data);
+    ino
+}
+
+fn content(f: &Fixture, dir: InodeId, name: &[u8]) -> Vec<u8> {
+    f.read_all(f.fs.lookup(dir, name).unwrap().ino)
+}
+
+fn snapshot(f: &Fixture, source: InodeId, name: &[u8], read_only: bool) -> InodeId {
+    f.fs.snapshot(source, ROOT, name, read_only, false).unwrap().ino
+}
+
+fn is_pending(f: &Fixture, root: InodeId) -> bool {
+    let subvolume = f.fs.core().subvolumes.get(Slot::of(root)).unwrap();
+    let flags = subvolume.record.lock().flags;
+    flags & SUBVOLUME_PENDING != 0
+}
+
+/// Files of one subvolume, in the order of their names.
+fn all(f: &Fixture, dir: InodeId) -> Vec<(Vec<u8>, Vec<u8>)> {
+    f.list(dir).into_iter().map(|name| (name.clone(), content(f, dir, &name))).collect()
+}
+
+// Goal: what is dirty costs a snapshot nothing. Method: snapshots with nothing, one file, 16 MiB in one, and 16 MiB in
+// 4,096 files dirty: none writes to the device, and each logs as many transactions as the others; what is dirty stays so.
+#[test]
+fn costs_the_same() {
+    let (f, sub) = world(64 * MIB);
+    snapshot(&f, sub, b"first", true);
+    let mut costs = Vec::new();
+    for (n, (files, len)) in [(0, 0), (1, 3000), (1, 16 * MIB as usize), (4096, 4096)].into_iter().enumerate()
+    {
+        let dir = f.mkdir(sub, format!("d{n}").as_bytes());
+        for n in 0..files {
+            file(&f, dir, n.to_string().as_bytes(), &pattern(n, len));
+        }
+        let dirty = f.fs.core().dirty.bytes();
+        assert_eq!(dirty, files * (len as u64).next_multiple_of(4096));
+        let measure = || -> (StatsSnapshot, u64) { (f.device.stats(), f.fs.position().0) };
+        let before = measure();
+        let root = snapshot(&f, sub, format!("s{n}").as_bytes(), true);
+        let after = measure();
+        assert_eq!(f.fs.core().dirty.bytes(), dirty, "what is dirty is left alone");
+        assert_eq!(after.0.since(&before.0).writes_count, 0, "{files} files of {len} bytes");
+        assert_eq!(is_pending(&f, root), files > 0);
+        costs.push(after.1 - before.1);
+        f.fs.flush_all().unwrap();
+        f.fs.maintain().unwrap();
+        assert!(!is_pending(&f, root));
+    }
+    assert!(costs.iter().all(|cost| *cost == costs[0]), "transactions: {costs:?}");
+}
+
+/// One thing that happens to a file, by its inode and its directory.
+type Change = (&'static str, fn(&Fixture, InodeId, InodeId));
+
+const CHANGES: [Change; 11] = [
+    ("overwrite", |f, _, ino| f.write(ino, 1, b"changed")),
+    ("append", |f, _, ino| f.write(ino, f.fs.getattr(ino).unwrap().size, b"more")),
+    ("cut", |f, _, ino| f.truncate(ino, 10)),
+    ("grow", |f, _, ino| f.truncate(ino, 1 << 20)),
+    ("punch", |f, _, ino| f.fs.fallocate(Caller::ROOT, ino, 0, 9000, Allocate::Punch).unwrap()),
+    ("reserve", |f, _, ino| {
+        f.fs.fallocate(Caller::ROOT, ino, 0, 1 << 20, Allocate::Reserve { keep_size: false }).unwrap();
+    }),
+    ("unlink", |f, dir, _| f.fs.unlink(dir, b"file").unwrap()),
+    ("replace", |f, dir, _| {
+        file(f, dir, b"new", b"new");
+        f.fs.rename(dir, b"new", dir, b"file", RenameMode::Replace).unwrap();
+    }),
+    ("mode", |f, _, ino| {
+        f.fs.setattr(Caller::ROOT, ino, SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    }),
+    ("attribute", |f, _, ino| f.fs.setxattr(ino, b"user.a", b"1", XattrMode::Set).unwrap()),
+    ("link", |f, dir, ino| assert!(f.fs.link(ino, dir, b"other").is_ok())),
+];
+
+// Goal: a snapshot shows what was written before it and nothing else, whatever happens to the files on either side and
+// whoever looks first. Method: files inside and outside of their records, dirty in part or whole; each change on the source
+// or the snapshot; the other side must show the attributes and bytes of before, at once, when idle, and after a crash.
+#[test]
+fn changes_on_either_side() {
+    for (what, change) in CHANGES {
+        for (old, new) in [(0, 900), (0, 30_000), (900, 20_000), (20_000, 50_000)] {
+            for in_snapshot in [false, true] {
+                let case =
+                    format!("{what}, {old} bytes logged and {new} dirty, in the snapshot: {in_snapshot}");
+                let (mut f, sub) = world(16 * MIB);
+                let ino = file(&f, sub, b"file", &pattern(1, old));
+                file(&f, sub, b"untouched", &pattern(3, 5000));
+                f.fs.flush_all().unwrap();
+                f.write(ino, old as u64 / 2, &pattern(2, new));
+                let before = (all(&f, sub), f.fs.getattr(ino).unwrap());
+                let snap = snapshot(&f, sub, b"snap", false);
+                assert!(is_pending(&f, snap));
+                let (changed, kept) = if in_snapshot { (snap, sub) } else { (sub, snap) };
+                let target = f.fs.lookup(changed, b"file").unwrap().ino;
+                change(&f, changed, target);
+                let same = |f: &Fixture| {
+                    assert_eq!(f.list(kept), [b"file".to_vec(), b"untouched".to_vec()], "{case}");
+                    assert!(all(f, kept) == before.0, "{case}");
+                    let attr = f.fs.lookup(kept, b"file").unwrap();
+                    assert_eq!(Attr { ino, ..attr }, before.1, "{case}");
+                };
+                same(&f);
+                let after = all(&f, changed);
+                f.check();
+                f.fs.maintain().unwrap();
+                assert!(!is_pending(&f, snap));
+                same(&f);
+                f.check();
+                f.fs.sync().unwrap();
+                f.kill();
+                same(&f);
+                assert!(all(&f, changed) == after, "{case}");
+                f.check();
+            }
+        }
+    }
+}
+
+// Goal: a snapshot that is there after a crash is complete; one whose data was not all logged is gone without a trace,
+// also for who cannot write, and the work after it stays. Method: a crash (all that was logged is there) after a commit of
+// later work, before and after the data is logged, by each of the ways that make it durable.
+#[test]
+fn a_crash_leaves_all_or_nothing() {
+    type Completes = fn(&Fixture, InodeId) -> bool;
+    let ways: [(&str, Completes); 8] = [
+        ("nothing", |_, _| false),
+        ("fsync of the source's other file", |f, _| {
+            let other = f.create(b"elsewhere");
+            f.fs.fsync(other).unwrap();
+            false
+        }),
+        ("one of two files looked at", |f, snap| {
+            content(f, snap, b"a");
+            false
+        }),
+        ("sync", |f, _| {
+            f.fs.sync().unwrap();
+            true
+        }),
+        ("maintain", |f, _| {
+            f.fs.maintain().unwrap();
+            true
+        }),
+        ("fsync in it", |f, snap| {
+            f.fs.fsync(f.fs.lookup(snap, b"b").unwrap().ino).unwrap();
+            true
+        }),
+        ("fsync of the directory it is in", |f, _| {
+            f.fs.fsync(ROOT).unwrap();
+            true
+        }),
+        ("a snapshot of it", |f, snap| {
+            f.fs.snapshot(snap, ROOT, b"snapshot of it", true, false).unwrap();
+            true
+        }),
+    ];
+    for (what, way) in ways {
+        let (mut f, sub) = world(16 * MIB);
+        file(&f, sub, b"a", &pattern(1, 100_000));
+        let b = file(&f, sub, b"b", b"small");
+        let before = all(&f, sub);
+        let snap = snapshot(&f, sub, b"snap", true);
+        f.fs.mkdir(Caller::ROOT, sub, b"later", 0o755).unwrap();
+        let complete = way(&f, snap);
+        assert_eq!(is_pending(&f, snap), !complete, "{what}");
+        f.fs.commit(f.fs.position()).unwrap();
+        f.check();
+        // Who cannot write shows no half a snapshot, and finds nothing wrong.
+        let copy: Arc<dyn Device> = Arc::new(f.device.snapshot());
+        let options = OpenOptions {
+            store: StoreOptions { read_only: true, background: false, ..StoreOptions::default() },
+            dirty_bytes_max: MIB,
+            clock: f.clock.clone(),
+            on_data_logged: None,
+        };
+        let reader = Filesystem::open(vec![copy], options).unwrap().0;
+        assert_eq!(reader.lookup(ROOT, b"snap").is_ok(), complete, "{what}");
+        assert_eq!(reader.list_subvolumes().unwrap().iter().any(|info| info.path == b"/snap"), complete);
+        assert!(reader.check(true).unwrap().problems.is_empty(), "{what}");
+        drop(reader);
+        f.kill();
+        f.check();
+        assert!(f.fs.lookup(sub, b"later").is_ok(), "{what}");
+        match f.fs.lookup(ROOT, b"snap") {
+            Ok(found) => {
+                assert!(complete, "{what}");
+                assert!(all(&f, found.ino) == before, "{what}");
+            }
+            Err(error) => {
+                assert!(!complete, "{what}: {error}");
+                refused(f.fs.lookup(ROOT, b"snap"), 2);
+                let again = snapshot(&f, sub, b"snap", false);
+                assert_eq!(f.list(again), f.list(sub), "{what}");
+            }
+        }
+        f.fs.getattr(b).unwrap();
+        f.fs.maintain().unwrap();
+        f.check();
+        f.reopen();
+        f.check();
+    }
+}
+
+// Goal: snapshots one after the other, all with something dirty, show each what there was then, and what was dirtied
+// between them is not in the older. Method: a file for every snapshot and one that is changed before each; nothing is
+// written back between; in one run the source is changed in other ways between, too.
+#[test]
+fn one_after_the_other() {
+    for between in [false, true] {
+        let (mut f, sub) = world(64 * MIB);
+        let shared = file(&f, sub, b"shared", &pattern(0, 10_000));
+        let mut taken = Vec::new();
+        for n in 0..6u64 {
+            file(&f, sub, format!("f{n}").as_bytes(), &pattern(n, 20_000));
+            f.write(shared, 5000, &pattern(n, 2000));
+            let now = all(&f, sub);
+            taken.push((snapshot(&f, sub, format!("s{n}").as_bytes(), n % 2 == 0), now));
+            if between {
+                f.mkdir(sub, format!("d{n}").as_bytes());
+                f.fs.rmdir(sub, format!("d{n}").as_bytes()).unwrap();
+            }
+        }
+        for (root, before) in taken.iter().rev() {
+            assert!(all(&f, *root) == *before);
+        }
+        f.check();
+        f.fs.sync().unwrap();
+        f.kill();
+        for (root, before) in &taken {
+            assert!(all(&f, *root) == *before);
+        }
+        f.check();
+        // One in the middle goes while files are frozen for another.
+        f.write(shared, 0, b"dirty");
+        let last = snapshot(&f, sub, b"last", false);
+        f.fs.delete_subvolume(ROOT, b"s2").unwrap();
+        f.fs.maintain().unwrap();
+        assert_eq!(content(&f, last, b"shared")[..5], *b"dirty");
+        f.write(shared, 0, b"source");
+        f.fs.snapshot(sub, sub, b"inside", true, false).unwrap();
+        f.fs.delete_subvolume(ROOT, b"last").unwrap();
+        f.fs.delete_subvolume(sub, b"inside").unwrap();
+        f.fs.delete_subvolume(ROOT, b"sub").unwrap();
+        f.fs.maintain().unwrap();
+        f.check();
+        assert!(
+            taken
+                .iter()
+                .filter(|(root, _)| Slot::of(*root).0 != Slot::of(taken[2].0).0)
+                .all(|(root, before)| all(&f, *root) == *before)
+        );
+    }
+}
+
+// Goal: a device that fails keeps a snapshot pending and is reported, and nothing wrong is shown; the pool is whole when it
+// is opened again, without the snapshot. Method: all writes fail from the snapshot on; who needs a frozen file gets EIO.
+#[test]
+fn a_device_that_fails() {
+    let (f, sub) = world(16 * MIB);
+    f.fs.close().unwrap();
+    let device = Arc::new(FaultyDevice::new(f.device.snapshot(), 1, Vec::new()));
+    let options = OpenOptions {
+        store: StoreOptions { background: false, ..StoreOptions::default() },
+        dirty_bytes_max: 32 * MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![device.clone()], options.clone()).unwrap().0;
+    let data = pattern(1, 3 * MIB as usize);
+    let ino = fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
+    fs.write(Caller::ROOT, ino, 0, &data).unwrap();
+    let snap = fs.snapshot(sub, ROOT, b"snap", true, false).unwrap().ino;
+    let rule = FaultRule::new(Operation::Write, Trigger::From(1), Fault::Error);
+    device.set_rules(vec![rule]);
+    refused(fs.lookup(snap, b"file"), 5);
+    refused(fs.write(Caller::ROOT, ino, 0, b"x"), 5);
+    refused(fs.sync(), 5);
+    assert_eq!(fs.read(ino, 0, data.len()).unwrap(), data);
+    assert!(fs.close().is_err());
+    drop(fs);
+    device.set_rules(Vec::new());
+    let fs = Filesystem::open(vec![device], options).unwrap().0;
+    refused(fs.lookup(ROOT, b"snap"), 2);
+    fs.snapshot(sub, ROOT, b"snap", true, true).unwrap();
+    assert!(fs.check(true).unwrap().problems.is_empty());
+}
+
+// Goal: a pool that is as full as it gets completes its snapshots and is deleted from. Method: fill it with dirty data,
+// take the snapshot with the last space, complete it by each way of looking.
+#[test]
+fn on_a_full_pool() {
+    let f = Fixture::with(64 * MIB, HASH_KIND_SIPHASH13, 128 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    f.fs.fsync(file(&f, sub, b"room", &pattern(5, 100_000))).unwrap();
+    let ino = f.fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
+    let chunk = pattern(1, MIB as usize);
+    let mut len = 0;
+    while let Ok(written) = f.fs.write(Caller::ROOT, ino, len, &chunk) {
+        len += written as u64;
+    }
+    assert!(len > 30 * MIB, "{len} bytes");
+    // Room for the snapshot's record.
+    f.fs.unlink(sub, b"room").unwrap();
+    f.fs.maintain().unwrap();
+    f.write(ino, 0, b"dirty");
+    let snap = snapshot(&f, sub, b"snap", true);
+    assert!(is_pending(&f, snap));
+    f.fs.unlink(sub, b"file").unwrap();
+    let copy = f.fs.lookup(snap, b"file").unwrap();
+    assert_eq!(copy.size, len);
+    assert_eq!(f.fs.read(copy.ino, 0, 5).unwrap(), b"dirty");
+    f.fs.sync().unwrap();
+    assert!(!is_pending(&f, snap));
+    f.check();
+    f.fs.delete_subvolume(ROOT, b"snap").unwrap();
+    f.fs.maintain().unwrap();
+    f.check();
+    f.fs.fsync(file(&f, sub, b"again", &pattern(6, 30 * MIB as usize))).unwrap();
+    f.check();
+}
