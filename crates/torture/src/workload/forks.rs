@@ -49,7 +49,18 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
     let mut generator = Generator::new(character);
     for _ in 0..character.calls {
         let call = generator.draw(session.live(), &mut rng);
+        let source = match call {
+            Call::Snapshot { source, .. } if rng.below(2) == 0 => Some(source),
+            _ => None,
+        };
+        if let Some(source) = source {
+            dirty(session, source, character.write_bytes_max, &mut rng)?;
+        }
         generator.make(session, &call)?;
+        if let Some(source) = source.filter(|_| rng.below(2) == 0) {
+            // On the source, of what was dirty when the snapshot was taken.
+            dirty(session, source, character.write_bytes_max, &mut rng)?;
+        }
         if call == Call::Maintain {
             // The reaper is idle: every count is exact.
             session.verify()?;
@@ -123,6 +134,23 @@ fn scatter(session: &mut Session, rng: &mut Rng) -> Result<(), Violation> {
     if rng.below(2) == 0 {
         session.must(&Call::Maintain)?;
         session.verify()?;
+    }
+    Ok(())
+}
+
+/// Writes to most of the files of a subvolume that can be changed.
+fn dirty(session: &mut Session, root: InodeId, bytes_max: u64, rng: &mut Rng) -> Result<(), Violation> {
+    let model = session.live();
+    if model.subvolumes().any(|(at, subvolume)| at == slot(root) && subvolume.read_only) {
+        return Ok(());
+    }
+    let here = model.inodes().filter(|(ino, inode)| slot(*ino) == slot(root) && inode.content().is_some());
+    let files: Vec<(InodeId, u64)> = here.map(|(ino, inode)| (ino, inode.size())).collect();
+    for (ino, size) in files {
+        if rng.below(4) > 0 {
+            let (offset, len) = (rng.below(size + 1), 1 + rng.below(bytes_max) as usize);
+            session.call(&Call::Write { ino, offset, len, seed: rng.next_u64() })?;
+        }
     }
     Ok(())
 }
