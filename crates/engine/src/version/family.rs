@@ -103,6 +103,11 @@ impl Family {
         Ok(Family { versions })
     }
 
+    /// All of them, parents first.
+    pub(super) fn versions(&self) -> impl Iterator<Item = (&VersionId, &VersionRecord)> {
+        self.versions.iter()
+    }
+
     #[cfg(test)]
     pub(super) fn version(&self, id: VersionId) -> Option<&VersionRecord> {
         self.versions.get(&id)

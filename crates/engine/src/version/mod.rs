@@ -33,11 +33,15 @@ use crate::{EngineError, View};
 
 pub use varve_format::record::extent::ExtentKind;
 
+mod changes;
 mod check;
 mod extents;
 mod family;
 mod holders;
 mod kin;
+mod map;
+mod others;
+mod parting;
 mod path;
 mod pending;
 pub(crate) mod planting;
@@ -57,10 +61,12 @@ mod tests;
 
 use planting::planting;
 
+pub use changes::{DataChange, DataChanges, data_changes};
 pub use check::{next_family, walk_family};
 pub use extents::{delete_step, pending_families, reap_step};
 pub use holders::{branch, branch_on, is_sole, release, share};
 pub use kin::Witnesses;
+pub use map::{MapPage, MapPiece, map};
 pub use path::Path;
 pub use ranges::{Range, share_range};
 pub use resolve::{resolve, resolve_upto};
@@ -178,6 +184,10 @@ enum Planted {
     IndexForgets,
     /// A recheck believes that somebody sees what it looks at.
     AlwaysSeen,
+    /// What others see through a version ignores its limit.
+    LimitsUnseen,
+    /// Of a piece that others see in part, they see all.
+    SharedInPart,
     /// No error: the larger side drains, so that both directions are met equally often.
     LargerSide,
     /// No error: the youngest collapse goes first, as it may with forks, so that both versions have older ones beneath.

@@ -32,14 +32,18 @@ use super::{Path, Result};
 use crate::EngineError;
 use crate::key::Key;
 
+mod changes;
 mod check;
+mod others;
 mod reads;
 mod reap;
 #[cfg(test)]
 mod tests;
 mod writes;
 
+pub use changes::{Changed, Changes, changes};
 pub use check::{EachLive, walk_points};
+pub use others::seen_by_others;
 pub use reads::{EachVisible, Found, find, scan, sole_key};
 pub use reap::{OnDead, pending_points_families, reap_points_step};
 pub use writes::{delete, own, put};

@@ -47,7 +47,7 @@ fn run_all(seeds: std::ops::Range<u64>) {
         more.into_iter().for_each(|(what, n)| *seen.entry(what).or_default() += n);
     }
     // None, up and down for writes, holes and cuts; children; limits lowered and kept; holders of all sorts; rechecks.
-    assert!(seen.len() == 30 && seen.values().all(|n| *n > 10), "a situation was hardly met: {seen:?}");
+    assert!(seen.len() == 32 && seen.values().all(|n| *n > 10), "a situation was hardly met: {seen:?}");
 }
 
 /// Goal: any sequence of forks, writes, shared ranges, holes, reservations, moves, truncations, releases and reaper steps reads like a
@@ -69,7 +69,7 @@ fn beside_a_naive_model_for_long() {
 fn planted_errors_are_caught() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
-    let errors: [&[Planted]; 10] = [
+    let errors: [&[Planted]; 12] = [
         &[Planted::NoRangeKill],
         &[Planted::LimitNotCarried],
         &[Planted::CursorSkips],
@@ -80,6 +80,8 @@ fn planted_errors_are_caught() {
         &[Planted::IndexForgets],
         &[Planted::ShareUncounted],
         &[Planted::AlwaysSeen],
+        &[Planted::LimitsUnseen],
+        &[Planted::SharedInPart],
     ];
     let caught: Vec<_> = errors
         .into_iter()

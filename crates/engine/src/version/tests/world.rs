@@ -367,6 +367,8 @@ impl World {
             }
             same(&listed(&portions, low * BLOCK, high * BLOCK), &inside, &format!("file {f} in portions"));
         }
+        self.check_map();
+        self.check_changes();
         for family in &self.families {
             let holders: Vec<Holder> =
                 self.files.iter().map(|file| file.holder).filter(|holder| holder.family == *family).collect();
@@ -386,6 +388,81 @@ impl World {
         let more: BTreeMap<u64, u64> =
             used.into_iter().filter(|(_, n)| *n > 1).map(|(block, n)| (block, n - 1)).collect();
         assert!(more == self.maps.counted(), "blocks are named by other numbers of entries than is counted");
+    }
+
+    /// Compares the ranges in which two files are said to differ with their models.
+    fn check_changes(&mut self) {
+        if self.files.is_empty() {
+            return;
+        }
+        let files = self.files.len() as u64;
+        let (a, b) = (self.random.below(files) as usize, self.random.below(files) as usize);
+        let (max, (old, new)) = (self.random.pick(&[1, 3, 1000]), (&self.files[a], &self.files[b]));
+        let (mut from, mut told) = (Some(0), BTreeMap::new());
+        while let Some(at) = from {
+            let page = data_changes(&self.maps, Some(old.holder), Some(new.holder), at, max).unwrap();
+            for range in &page.ranges {
+                assert!(range.offset >= at && range.len.is_multiple_of(BLOCK));
+                assert!(range.len / BLOCK < 10_000, "a range without end: {range:?}");
+                told.extend((0..range.len / BLOCK).map(|n| (range.offset / BLOCK + n, range.zeros)));
+            }
+            assert!(page.next.is_none_or(|next| next > at));
+            from = page.next;
+        }
+        let data = |file: &File, at| file.blocks.get(at).copied().filter(|block| *block != RESERVED);
+        let all: BTreeSet<u64> = old.blocks.keys().chain(new.blocks.keys()).copied().collect();
+        let differs = all.iter().filter(|at| data(old, at) != data(new, at));
+        let expect: BTreeMap<_, _> = differs.map(|at| (*at, data(new, at).is_none())).collect();
+        let odd = told.iter().find(|(at, zeros)| expect.get(at) != Some(zeros));
+        assert!(told == expect, "changes from file {a} to {b}: {odd:?}, {} of {}", told.len(), expect.len());
+        if a != b && old.holder.family == new.holder.family && !expect.is_empty() {
+            self.saw("changed since");
+        }
+    }
+
+    /// Compares the map of a file, page by page, with its model and with who else has the same blocks.
+    fn check_map(&mut self) {
+        if self.files.is_empty() {
+            return;
+        }
+        let f = self.random.below(self.files.len() as u64) as usize;
+        let holder = self.files[f].holder;
+        let pages_of = self.random.pick(&[1, 40, 4000]);
+        let (mut at, mut got, mut kinds) = (0, Vec::new(), BTreeSet::new());
+        while at < FILE_END {
+            let page = map(&self.maps, holder, false, at, FILE_END, pages_of).unwrap();
+            for piece in &page.pieces {
+                assert_eq!((piece.offset, piece.len % BLOCK), (at, 0), "a gap in the map of file {f}");
+                at += piece.len;
+                let (first, blocks) = (piece.offset / BLOCK, piece.len / BLOCK);
+                match piece.kind {
+                    ExtentKind::Hole => assert!(!piece.shared),
+                    ExtentKind::Reserved => got.extend((0..blocks).map(|b| (first + b, RESERVED, None))),
+                    ExtentKind::Data => {
+                        kinds.insert(piece.shared);
+                        let block = piece.addr.block();
+                        got.extend((0..blocks).map(|b| (first + b, block + b, Some(piece.shared))));
+                    }
+                }
+            }
+            assert_eq!(page.next, at);
+        }
+        // What only one extent names is in the same place of everybody who has it: only files that share nothing are moved.
+        let counted = self.maps.counted();
+        let others: Vec<&File> =
+            self.files.iter().enumerate().filter(|(o, _)| *o != f).map(|(_, o)| o).collect();
+        let shared = |at: &u64, block: &u64| {
+            counted.contains_key(block) || others.iter().any(|other| other.blocks.get(at) == Some(block))
+        };
+        let expect = self.files[f].blocks.iter();
+        let expect: Vec<_> = expect
+            .map(|(at, block)| (*at, *block, (*block != RESERVED).then(|| shared(at, block))))
+            .collect();
+        let differs = got.iter().zip(&expect).find(|(got, expect)| got != expect);
+        assert!(differs.is_none() && got.len() == expect.len(), "the map of file {f}: {differs:?}");
+        if kinds.len() == 2 {
+            self.saw("shared in part");
+        }
     }
 
     pub(super) fn step(&mut self) {

@@ -13,6 +13,7 @@ use super::*;
 use crate::Transaction;
 use crate::transaction::Op;
 
+mod changes;
 mod plain;
 mod reap;
 mod world;

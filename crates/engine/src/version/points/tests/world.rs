@@ -246,12 +246,20 @@ impl World {
                 expect.retain(|(t, n), _| *t == tree.0 && prefix(tree, *n)[..16] >= from[..16]);
                 assert_eq!(listed, expect, "a scan of holder {h}, tree {}", tree.0);
                 for n in 0..PREFIXES {
-                    let found = find(&self.maps, &path, tree, &prefix(tree, n)).unwrap();
+                    let at = prefix(tree, n);
+                    let found = find(&self.maps, &path, tree, &at).unwrap();
+                    let version = found.as_ref().map(|f| f.version);
                     let found = found.map(|f| u64::from_le_bytes(f.value.try_into().unwrap()));
                     assert_eq!(found, copy.get(&(tree.0, n)).copied(), "holder {h}, {}:{n}", tree.0);
+                    let Some(version) = version else { continue };
+                    let others = self.holders.iter().enumerate().filter(|(other, _)| *other != h);
+                    let shared = others.into_iter().any(|(_, (_, c))| c.get(&(tree.0, n)).copied() == found);
+                    let told = seen_by_others(&self.maps, *holder, tree, &at, version).unwrap();
+                    assert_eq!(told, shared, "whether others see {}:{n} of holder {h}", tree.0);
                 }
             }
         }
+        self.check_changes();
         let mut counts: BTreeMap<VersionId, u64> = BTreeMap::new();
         for (holder, _) in &self.holders {
             *counts.entry(holder.version).or_default() += 1;
@@ -278,6 +286,29 @@ impl World {
         }
         assert_eq!(self.maps.of(TreeId::HELD).map(|(key, _)| key.clone()).collect::<BTreeSet<_>>(), held);
         assert_eq!(stored, self.alive, "what is stored, and what nobody was told is gone");
+    }
+
+    /// Compares what two holders are said to differ in with their copies.
+    fn check_changes(&mut self) {
+        if self.holders.is_empty() {
+            return;
+        }
+        let (a, b, max) = (self.some_holder(), self.some_holder(), self.random.pick(&[1, 2, 7, 100]));
+        let (old, new) = (&self.holders[a], &self.holders[b]);
+        let (old_path, new_path) =
+            (Path::load(&self.maps, old.0).unwrap(), Path::load(&self.maps, new.0).unwrap());
+        for tree in TREES {
+            let (mut from, mut told) = (Some(Vec::new()), Vec::new());
+            while let Some(place) = from {
+                let page = changes(&self.maps, &old_path, &new_path, tree, &place, max).unwrap();
+                told.extend(page.changed.into_iter().map(|c| (c.prefix, c.old, c.new)));
+                from = page.next;
+            }
+            let value = |copy: &Copy, n| copy.get(&(tree.0, n)).map(|value| value.to_le_bytes().to_vec());
+            let expect = (0..PREFIXES).map(|n| (prefix(tree, n), value(&old.1, n), value(&new.1, n)));
+            let expect: Vec<_> = expect.filter(|(_, old, new)| old != new).collect();
+            assert_eq!(told, expect, "what changed in {} from holder {a} to {b}", tree.name());
+        }
     }
 
     fn step(&mut self) {

@@ -1,0 +1,359 @@
+//! The map of a file: where each piece of it is, and whether anybody else sees the same blocks. In pages, so that a
+//! caller can stop between them.
+//!
+//! One scan of a segment gives the entries of every version in it: those of the path are laid over each other, nearest
+//! first, and those of all versions say what others see ([`super::others`]). Where it is the same everywhere (most
+//! clones: somebody holds the older version), entries of versions beside the path are leapt over.
+
+use varve_format::record::extent::{CODEC_NONE, DataKey, Extent, ExtentKind, SEGMENT_MAX};
+use varve_format::record::shares::{SharedRun, shares_key};
+use varve_format::{BLOCK_BYTES, Corrupt, PoolAddr, SEGMENT_BYTES, TreeId, VersionKey};
+
+use super::extents::below;
+use super::family::Blocks;
+use super::others::Others;
+use super::path::Path;
+use super::pending::record;
+use super::resolve::{FILE_END, scan};
+use super::{Holder, Planted, Read, Result, planted};
+use crate::EngineError;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Entries looked at before a page ends, at the end of a segment.
+const LOOKS_MAX: usize = 1 << 18;
+/// So many entries in a row that say nothing make the scan leap over the rest of them.
+const LEAP_ENTRIES: u32 = 16;
+
+/// A piece of a file, and who sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MapPiece {
+    /// First byte of the file, a multiple of the block size.
+    pub offset: u64,
+    /// Length in bytes, a multiple of the block size.
+    pub len: u64,
+    /// Data, space set aside, or nothing.
+    pub kind: ExtentKind,
+    /// Address of its first byte in the pool; null unless it is data.
+    pub addr: PoolAddr,
+    /// Whether another holder sees the same blocks (or has the same space set aside), or this one sees them in another
+    /// place, too. False of holes.
+    pub shared: bool,
+}
+
+/// A part of a map.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct MapPage {
+    /// Pieces in order, without gaps. Neighbours inside a page are joined.
+    pub pieces: Vec<MapPiece>,
+    /// Where the next page begins: the end of the last piece. The map ends when this is the end that was asked for.
+    pub next: u64,
+}
+
+/// What is known of the blocks that a version has.
+enum Sight {
+    /// The same of all of them.
+    All(bool),
+    /// The same of all that one version has: by place on the path.
+    Steps(Vec<bool>),
+    /// It depends on the place.
+    Places(Others),
+}
+
+/// The map of the bytes [`from`, `to`) of what `holder` sees, in whole blocks: the first page of it, which ends behind about
+/// `pieces_max` pieces, at the end of a segment. `record_shared`: others see the very record that `holder` is from, and so
+/// everything. Exact when the reaper is idle; what it has not come to yet counts as seen. Reads all version records of the
+/// family, unless `holder` shares its version or is alone; then one scan.
+///
+/// # Errors
+/// [`EngineError::Corrupt`] for a record or an entry that cannot be.
+pub fn map(
+    read: &dyn Read,
+    holder: Holder,
+    record_shared: bool,
+    from: u64,
+    to: u64,
+    pieces_max: usize,
+) -> Result<MapPage> {
+    let path = Path::load(read, holder)?;
+    let from = from.min(FILE_END) / BLOCK * BLOCK;
+    let to = to.min(FILE_END).next_multiple_of(BLOCK);
+    let page = MapPage { pieces: Vec::new(), next: from };
+    if from >= to {
+        return Ok(page);
+    }
+    let sight = sight(read, holder, &path, record_shared)?;
+    let (segment, elsewhere) = (from / SEGMENT_BYTES, Elsewhere::default());
+    let mut walk =
+        Walk { path, sight, page, from, to, segment, found: Vec::new(), own: Vec::new(), elsewhere };
+    walk.run(read, pieces_max)?;
+    Ok(walk.page)
+}
+
+/// What can be said before looking at any place.
+fn sight(read: &dyn Read, holder: Holder, path: &Path, record_shared: bool) -> Result<Sight> {
+    if record_shared || path.sole() {
+        return Ok(Sight::All(record_shared));
+    }
+    if record(read, holder.family, holder.version)?.refs > 1 {
+        return Ok(Sight::All(true));
+    }
+    let others = Others::load(read, holder)?;
+    let steps: Option<Vec<bool>> = (0..path.versions()).map(|at| others.always(path.step(at).key)).collect();
+    Ok(match steps {
+        Some(steps) if steps.iter().all(|shared| *shared == steps[0]) => Sight::All(steps[0]),
+        Some(steps) => Sight::Steps(steps),
+        None => Sight::Places(others),
+    })
+}
+
+/// Blocks that more than one extent names, as they are asked for: a run of blocks that are, or of blocks that are not.
+#[derive(Clone, Copy, Default)]
+struct Elsewhere {
+    from: u64,
+    to: u64,
+    shared: bool,
+}
+
+impl Elsewhere {
+    /// Whether more than one extent names `block`, and in front of which block that ends.
+    fn look(&mut self, read: &dyn Read, block: u64) -> Result<(bool, u64)> {
+        if !(self.from..self.to).contains(&block) {
+            let wrong = |why| EngineError::corrupt("the counts of shared blocks", why);
+            let before = read.last_at_or_before(TreeId::SHARES, &shares_key(block))?;
+            let before =
+                before.map(|(key, value)| SharedRun::decode(&key, &value).map_err(wrong)).transpose()?;
+            *self = match before.filter(|run| block < run.end()) {
+                Some(run) => Elsewhere { from: run.first, to: run.end(), shared: true },
+                None => {
+                    let mut next = Ok(u64::MAX);
+                    read.scan(TreeId::SHARES, &shares_key(block), &mut |key, value| {
+                        next = SharedRun::decode(key, value).map(|run| run.first).map_err(wrong);
+                        false
+                    })?;
+                    Elsewhere { from: block, to: next?, shared: false }
+                }
+            };
+        }
+        Ok((self.shared, self.to))
+    }
+}
+
+/// An entry of a version of the path, or what is to be seen of one.
+#[derive(Clone, Copy)]
+struct Found {
+    /// In blocks of the segment.
+    low: u16,
+    high: u16,
+    kind: ExtentKind,
+    /// Of block `low`.
+    addr: PoolAddr,
+    step: u32,
+}
+
+struct Walk {
+    path: Path,
+    sight: Sight,
+    page: MapPage,
+    from: u64,
+    to: u64,
+    /// This segment, and what was met in it.
+    segment: u64,
+    found: Vec<Found>,
+    own: Vec<(VersionKey, Blocks)>,
+    elsewhere: Elsewhere,
+}
+
+impl Walk {
+    fn run(&mut self, read: &dyn Read, pieces_max: usize) -> Result<()> {
+        let all = matches!(self.sight, Sight::Places(_));
+        let newest = if all { VersionKey(u64::MAX) } else { self.path.step(0).key };
+        let family = self.path.family();
+        let start = |segment: u64, version| {
+            (segment <= SEGMENT_MAX).then_some(DataKey { family, segment, version, offset: 0 })
+        };
+        let mut next = start(self.segment, newest);
+        let (mut at, mut looks, mut full, mut overlap) = (0, 0, false, false);
+        // The version the last entry was of, and where that ended.
+        let (mut last, mut end) = (None, 0);
+        while let Some(begin) = next.take() {
+            let (mut foreign, mut failed) = (0, Ok(()));
+            scan(read, &begin, |key, extent| {
+                if key.segment != self.segment {
+                    if let Err(error) = self.end_of_segment(read) {
+                        failed = Err(error);
+                        return false;
+                    }
+                    // Not after a hole alone: it may have no end for a long time.
+                    full = looks > 0 && (self.page.pieces.len() >= pieces_max || looks >= LOOKS_MAX);
+                    (self.segment, at, foreign, last) = (key.segment, 0, 0, None);
+                }
+                if full || key.segment * SEGMENT_BYTES >= self.to {
+                    return false;
+                }
+                looks += 1;
+                if last != Some(key.version) {
+                    (last, end) = (Some(key.version), 0);
+                    at = self.path.first_at_most(at, key.version);
+                    if all {
+                        self.own.push((key.version, Blocks::NONE));
+                    }
+                }
+                overlap |= key.offset < end;
+                end = key.offset + extent.len;
+                let (low, high) = (key.offset / BLOCK as u32, end / BLOCK as u32);
+                if all && let Some((_, own)) = self.own.last_mut() {
+                    *own = own.or(Blocks::range(low as usize, high as usize));
+                }
+                let versions = self.path.versions();
+                if at < versions && self.path.step(at).key == key.version {
+                    foreign = 0;
+                    self.found.push(found(low as u16, high as u16, at as u32, &extent));
+                    return true;
+                }
+                foreign += 1;
+                if all || foreign < LEAP_ENTRIES {
+                    return true;
+                }
+                next = match at < versions {
+                    true => start(key.segment, self.path.step(at).key),
+                    // All that is left of this segment is older than the path.
+                    false => start(key.segment + 1, newest),
+                };
+                false
+            })?;
+            failed?;
+        }
+        if overlap {
+            let why = Corrupt { what: "extents that overlap", at: 0 };
+            return Err(EngineError::corrupt(format!("the data of family {}", family.0), why));
+        }
+        if full {
+            return Ok(());
+        }
+        if self.segment * SEGMENT_BYTES < self.to {
+            self.end_of_segment(read)?;
+        }
+        self.hole_to(self.to);
+        Ok(())
+    }
+
+    /// Lays what was met in this segment over each other and adds it to the page, and a hole up to the segment's end.
+    fn end_of_segment(&mut self, read: &dyn Read) -> Result<()> {
+        let base = self.segment * SEGMENT_BYTES;
+        let mut found = std::mem::take(&mut self.found);
+        let many = found.last().is_some_and(|last| last.step != found[0].step);
+        if many || base < self.from || base + SEGMENT_BYTES > self.to || self.limited(&found, base) {
+            found = self.visible(&found, base);
+        }
+        if let Sight::Places(others) = &mut self.sight {
+            others.look(&self.own, &|limit| below(limit, base / SEGMENT_BYTES));
+        }
+        for piece in &found {
+            let (mut low, high) = (usize::from(piece.low), usize::from(piece.high));
+            while low < high {
+                let (mut shared, mut end) = self.shared(piece, low, high, base);
+                let addr = piece.addr.0 + (low - usize::from(piece.low)) as u64 * BLOCK;
+                let addr = if piece.kind == ExtentKind::Data { PoolAddr(addr) } else { PoolAddr::NULL };
+                if !shared && piece.kind == ExtentKind::Data {
+                    let upto;
+                    (shared, upto) = self.elsewhere.look(read, addr.block())?;
+                    let blocks = usize::try_from(upto - addr.block()).unwrap_or(usize::MAX);
+                    end = end.min(low.saturating_add(blocks));
+                }
+                self.hole_to(base + low as u64 * BLOCK);
+                self.add((end - low) as u64 * BLOCK, piece.kind, addr, shared);
+                low = end;
+            }
+        }
+        found.clear();
+        self.found = found;
+        self.own.clear();
+        self.hole_to((base + SEGMENT_BYTES).min(self.to));
+        Ok(())
+    }
+
+    /// Whether the versions these entries are of cannot be seen to the end of the segment.
+    fn limited(&self, found: &[Found], base: u64) -> bool {
+        found.first().is_some_and(|first| {
+            self.path.step(first.step as usize).visible < base.saturating_add(SEGMENT_BYTES)
+        })
+    }
+
+    /// What can be seen of entries that were met nearest version first: in order of their places.
+    fn visible(&self, entries: &[Found], base: u64) -> Vec<Found> {
+        let block = |byte: u64| (byte.saturating_sub(base).min(SEGMENT_BYTES) / BLOCK) as usize;
+        let wanted = Blocks::range(block(self.from), block(self.to));
+        let (mut covered, mut out) = (Blocks::NONE, Vec::with_capacity(entries.len()));
+        let (mut step, mut visible) = (u32::MAX, Blocks::NONE);
+        for entry in entries {
+            if entry.step != step {
+                step = entry.step;
+                visible = wanted.and(below(self.path.step(step as usize).visible, base / SEGMENT_BYTES));
+            }
+            let (low, high) = (usize::from(entry.low), usize::from(entry.high));
+            let whole = Blocks::range(low, high);
+            let seen = whole.and(visible).without(covered);
+            covered = covered.or(seen);
+            if seen == whole {
+                out.push(*entry);
+                continue;
+            }
+            let mut at = low;
+            while at < high {
+                let end = seen.run_end(at, high);
+                if seen.has(at) {
+                    let addr = PoolAddr(entry.addr.0 + (at - low) as u64 * BLOCK);
+                    out.push(Found { low: at as u16, high: end as u16, addr, ..*entry });
+                }
+                at = end;
+            }
+        }
+        out.sort_by_key(|piece| piece.low);
+        out
+    }
+
+    /// Whether others see what `piece` has from block `low` on, and up to which block that is so.
+    fn shared(&self, piece: &Found, low: usize, high: usize, base: u64) -> (bool, usize) {
+        match &self.sight {
+            _ if piece.kind == ExtentKind::Hole => (false, high),
+            Sight::All(shared) => (*shared, high),
+            Sight::Steps(steps) => (steps[piece.step as usize], high),
+            Sight::Places(others) => {
+                let key = self.path.step(piece.step as usize).key;
+                let seen = others.seen(key, &|limit| below(limit, base / SEGMENT_BYTES));
+                let whole = Blocks::range(low, high);
+                if seen.and(whole) == whole {
+                    return (true, high);
+                }
+                if planted(Planted::SharedInPart) {
+                    return (!seen.and(whole).is_empty(), high);
+                }
+                (seen.has(low), seen.run_end(low, high))
+            }
+        }
+    }
+
+    fn hole_to(&mut self, end: u64) {
+        if end > self.page.next {
+            self.add(end - self.page.next, ExtentKind::Hole, PoolAddr::NULL, false);
+        }
+    }
+
+    fn add(&mut self, len: u64, kind: ExtentKind, addr: PoolAddr, shared: bool) {
+        let offset = self.page.next;
+        self.page.next += len;
+        if let Some(last) = self.page.pieces.last_mut() {
+            let follows = kind != ExtentKind::Data || last.addr.0 + last.len == addr.0;
+            if follows && (last.kind, last.shared) == (kind, shared) {
+                last.len += len;
+                return;
+            }
+        }
+        self.page.pieces.push(MapPiece { offset, len, kind, addr, shared });
+    }
+}
+
+fn found(low: u16, high: u16, step: u32, extent: &Extent) -> Found {
+    debug_assert_eq!(extent.codec, CODEC_NONE, "the only codec there is");
+    Found { low, high, kind: extent.kind, addr: PoolAddr(extent.addr.0 + u64::from(extent.offset)), step }
+}

@@ -1,0 +1,133 @@
+//! What the other holders of a family see of it: the demand of [`super::family`], with one holder left out.
+//!
+//! Of a version without entries of its own anywhere below, others see the blocks in front of one byte, whatever the
+//! place: that is worked out once. In one place only those versions are looked at that have something there, and the ones
+//! above them for as long as that makes a difference. So a place costs what is stored in it, not what the family has.
+
+use std::collections::BTreeMap;
+
+use varve_format::VersionKey;
+use varve_format::record::version::NO_LIMIT;
+
+use super::family::{Blocks, Family};
+use super::{Holder, Planted, Read, Result, planted};
+
+/// A version.
+struct Node {
+    key: VersionKey,
+    parent: Option<usize>,
+    limit: u64,
+    /// Somebody else holds it.
+    held: bool,
+    /// What others see of it ends at this byte, where nothing below it has anything.
+    upto: u64,
+    /// Its children, by where what they see of it ends, the last first.
+    children: Vec<(u64, usize)>,
+}
+
+/// A version of which others see something else than [`Node::upto`] says.
+#[derive(Default)]
+struct Changed {
+    /// What it has in this place.
+    own: Blocks,
+    /// What those of its children want of it that are changed, too.
+    wanted: Blocks,
+    children: Vec<usize>,
+}
+
+/// The other holders of a family.
+pub(super) struct Others {
+    /// Parents first.
+    nodes: Vec<Node>,
+    by_key: Vec<(VersionKey, usize)>,
+    /// What others see of the versions that are changed, in the place that was looked at last, by key.
+    seen: Vec<(VersionKey, Blocks)>,
+}
+
+impl Others {
+    /// All holders of the family of `holder`, but this one. Reads all its versions.
+    ///
+    /// # Errors
+    /// As [`Family::load`].
+    pub(super) fn load(read: &dyn Read, holder: Holder) -> Result<Others> {
+        let family = Family::load(read, holder.family)?;
+        let mut nodes: Vec<Node> = Vec::new();
+        let mut ids = Vec::new();
+        for (id, version) in family.versions() {
+            let refs = version.refs.saturating_sub(u64::from(*id == holder.version));
+            let parent = version.parent.and_then(|parent| ids.binary_search(&parent).ok());
+            let limit = if planted(Planted::LimitsUnseen) { NO_LIMIT } else { version.limit };
+            let (key, held) = (version.key, refs > 0);
+            nodes.push(Node { key, parent, limit, held, upto: 0, children: Vec::new() });
+            ids.push(*id);
+        }
+        for at in (0..nodes.len()).rev() {
+            let node = &mut nodes[at];
+            node.children.sort_unstable_by(|a, b| b.cmp(a));
+            let below = node.children.first().map_or(0, |(upto, _)| *upto);
+            node.upto = if node.held { NO_LIMIT } else { below };
+            let (parent, upto) = (node.parent, node.upto.min(node.limit));
+            if let Some(parent) = parent.filter(|_| upto > 0) {
+                nodes[parent].children.push((upto, at));
+            }
+        }
+        let mut by_key: Vec<_> = nodes.iter().enumerate().map(|(at, node)| (node.key, at)).collect();
+        by_key.sort_unstable();
+        Ok(Others { nodes, by_key, seen: Vec::new() })
+    }
+
+    fn find(&self, key: VersionKey) -> Option<usize> {
+        self.by_key.binary_search_by_key(&key, |(key, _)| *key).ok().map(|at| self.by_key[at].1)
+    }
+
+    /// What others see of the version with this key in every place alike: all of what it has, or nothing. `None`: that is
+    /// not so.
+    pub(super) fn always(&self, key: VersionKey) -> Option<bool> {
+        let node = &self.nodes[self.find(key)?];
+        match node.upto {
+            0 => Some(false),
+            _ if node.held => Some(true),
+            _ => None,
+        }
+    }
+
+    /// Looks at a place, where the versions with these keys have something; `below` says which of its blocks lie below a
+    /// byte. Ask [`Others::seen`] then.
+    pub(super) fn look(&mut self, own: &[(VersionKey, Blocks)], below: &dyn Fn(u64) -> Blocks) {
+        self.seen.clear();
+        let mut left: BTreeMap<usize, Changed> = BTreeMap::new();
+        for (key, blocks) in own {
+            // Of a version that does not exist nothing is said: it is left to the check.
+            if let Some(at) = self.find(*key) {
+                left.entry(at).or_default().own = *blocks;
+            }
+        }
+        // Children are younger than their parents.
+        while let Some((at, changed)) = left.pop_last() {
+            let node = &self.nodes[at];
+            let rest = node.children.iter().find(|(_, child)| !changed.children.contains(child));
+            let seen = match (node.held, rest) {
+                (true, _) => Blocks::ALL,
+                (false, Some((upto, _))) => below(*upto).or(changed.wanted),
+                (false, None) => changed.wanted,
+            };
+            self.seen.push((node.key, seen));
+            let Some(parent) = node.parent else { continue };
+            let wanted = seen.without(changed.own).and(below(node.limit));
+            if wanted != below(node.limit.min(node.upto)) {
+                let above = left.entry(parent).or_default();
+                above.wanted = above.wanted.or(wanted);
+                above.children.push(at);
+            }
+        }
+        self.seen.sort_unstable_by_key(|(key, _)| *key);
+    }
+
+    /// Which blocks of the place that was looked at others see of the version with this key, if it has them.
+    pub(super) fn seen(&self, key: VersionKey, below: &dyn Fn(u64) -> Blocks) -> Blocks {
+        match self.seen.binary_search_by_key(&key, |(key, _)| *key) {
+            Ok(at) => self.seen[at].1,
+            Err(_) => self.find(key).map_or(Blocks::NONE, |at| below(self.nodes[at].upto)),
+        }
+    }
+}
