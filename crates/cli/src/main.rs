@@ -74,6 +74,8 @@ fn main() -> ExitCode {
         Command::Subvolume(args) => ("subvolume", versions::subvolume(args)),
         Command::Snapshot(args) => ("snapshot", versions::snapshot(args)),
         Command::Clone(args) => ("clone", versions::clone(args)),
+        Command::Extents(args) => ("extents", versions::extents(args)),
+        Command::Diff(args) => ("diff", versions::diff(args)),
         Command::Sync(args) => ("sync", sync::run(args)),
         Command::Stats(args) => ("stats", stats::run(args)),
         Command::Check(args) => ("check", check::run(args)),

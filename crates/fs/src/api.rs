@@ -138,6 +138,45 @@ pub enum SeekTo {
     Hole,
 }
 
+/// What a piece of a file is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PieceKind {
+    /// Data in blocks of the pool.
+    Data,
+    /// Reads as zeros; space is set aside.
+    Reserved,
+    /// Reads as zeros.
+    Hole,
+    /// Data that lies in the inode's record.
+    Inline,
+}
+
+/// A piece of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FilePiece {
+    /// First byte of the file.
+    pub offset: u64,
+    /// Bytes. Data and reservations are whole blocks, also where the file ends within the last one.
+    pub len: u64,
+    /// What it is.
+    pub kind: PieceKind,
+    /// Address in the pool of data in blocks.
+    pub address: Option<u64>,
+    /// Whether another file, clone or snapshot has the very same blocks, or record, or space set aside.
+    pub shared: bool,
+}
+
+/// A page of [`crate::Filesystem::map`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FileMap {
+    /// Pieces in order, without gaps. Neighbours that could be one are, inside a page.
+    pub pieces: Vec<FilePiece>,
+    /// Where the next page begins; `None`: there is none.
+    pub next: Option<u64>,
+    /// Bytes in the file.
+    pub size: u64,
+}
+
 /// When [`crate::Filesystem::note_access`] notes an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AccessRule {

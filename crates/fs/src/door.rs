@@ -10,6 +10,7 @@ use varve_format::record::subvolume::HASH_KIND_SIPHASH13;
 use crate::Result;
 use crate::api::*;
 use crate::background::Background;
+use crate::changes::DiffPage;
 use crate::core::Core;
 use crate::open::format;
 use crate::ops::shift::Shift;
@@ -167,6 +168,14 @@ impl Filesystem {
         self.core.thawing(|| self.core.list_subvolumes())
     }
 
+    /// What leads from the subvolume whose root is `old` to that of `new`: a page of steps, about `changes_max` of them. The
+    /// first is asked for with an empty `cursor`, the others with [`DiffPage::next`]. Costs what was changed since the two were
+    /// one, not what is in them; what was written with the same bytes counts as changed. What waits in memory is written back
+    /// first. Only if neither is changed meanwhile (read-only snapshots are not) do the pages belong together.
+    pub fn diff(&self, old: InodeId, new: InodeId, cursor: &[u8], changes_max: usize) -> Result<DiffPage> {
+        self.core.thawing(|| self.core.diff(old, new, cursor, changes_max))
+    }
+
     /// Notes in memory that `ino` was read, if `rule` wants it noted: stat shows it at once. It is logged at
     /// [`Filesystem::sync`], at [`Filesystem::close`] or when many wait, and lost in a crash before. Reading does not
     /// call this; whoever passes reads on decides.
@@ -218,6 +227,12 @@ impl Filesystem {
     /// for [`Filesystem::collapse_range`]; `offset` lies before the end of the file.
     pub fn insert_range(&self, caller: Caller, ino: InodeId, offset: u64, len: u64) -> Result<()> {
         self.core.thawing(|| self.core.shift(caller, ino, offset, Shift::Insert(len)))
+    }
+    /// Where a file is: a page of its pieces, in order and without gaps, from `from` (rounded down to a block) on. The page
+    /// ends behind about `pieces_max` pieces, bounded in any case; ask again from [`FileMap::next`]. What waits in memory
+    /// is written back first, not flushed. [`FilePiece::shared`] is exact, but that what was deleted counts until it is reaped.
+    pub fn map(&self, ino: InodeId, from: u64, pieces_max: usize) -> Result<FileMap> {
+        self.core.thawing(|| self.core.map(ino, from, pieces_max))
     }
     /// The first byte of data or of a hole at or after `offset`, what waits in memory counted as data and reservations
     /// as holes. `None` (to POSIX: ENXIO) at or beyond the end of the file, or if no data follows.

@@ -72,6 +72,9 @@ pub enum FsError {
     /// that nobody outside meets it.
     #[error("a file that a snapshot has waits to be logged")]
     Frozen(InodeId),
+    /// The two subvolumes do not descend from one, so nothing says what differs.
+    #[error("neither is a snapshot of the other, nor both of a third one")]
+    Unrelated,
     /// From the engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -90,7 +93,7 @@ impl FsError {
             FsError::CrossDevice => 18,
             FsError::NotDirectory => 20,
             FsError::IsDirectory => 21,
-            FsError::Invalid | FsError::NotSubvolume => 22,
+            FsError::Invalid | FsError::NotSubvolume | FsError::Unrelated => 22,
             FsError::FileTooBig | FsError::TooFragmented => 27,
             FsError::TooManyLinks => 31,
             FsError::Range => 34,

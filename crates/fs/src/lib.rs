@@ -12,6 +12,7 @@ mod access;
 mod acl;
 mod api;
 mod background;
+mod changes;
 mod check;
 mod core;
 mod door;
@@ -30,6 +31,7 @@ mod tests;
 mod writeback;
 
 pub use api::*;
+pub use changes::{Change, DiffPage};
 pub use door::Filesystem;
 pub use error::FsError;
 /// What is in [`FsError::Engine`].

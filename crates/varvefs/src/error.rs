@@ -111,6 +111,9 @@ pub enum Reason {
     /// A subvolume was needed, and this is something else.
     #[error("not a subvolume")]
     NotASubvolume,
+    /// The two subvolumes do not descend from one: neither is a snapshot of the other, nor both of a third one.
+    #[error("neither is a snapshot of the other, nor both of a third one")]
+    Unrelated,
     /// The subvolume has been deleted, and what is still open in it leads nowhere.
     #[error("the subvolume has been deleted")]
     SubvolumeDeleted,
@@ -185,7 +188,7 @@ impl Reason {
             Reason::NameTooLong | Reason::AttributeNameTooLong => io::ErrorKind::InvalidFilename,
             // This kind has no stable name; the number of it has (Linux: too many levels of symbolic links).
             Reason::TooManySymlinks => io::Error::from_raw_os_error(40).kind(),
-            Reason::Invalid(_) | Reason::NotASubvolume => io::ErrorKind::InvalidInput,
+            Reason::Invalid(_) | Reason::NotASubvolume | Reason::Unrelated => io::ErrorKind::InvalidInput,
             Reason::NotPermitted
             | Reason::AccessDenied(_)
             | Reason::NotOpenedFor(_)
@@ -342,6 +345,7 @@ fn reason_of(error: varve_fs::FsError) -> Reason {
         varve_fs::FsError::CrossDevice => Reason::CrossesSubvolumes,
         varve_fs::FsError::IsSubvolume => Reason::IsSubvolume,
         varve_fs::FsError::NotSubvolume => Reason::NotASubvolume,
+        varve_fs::FsError::Unrelated => Reason::Unrelated,
         varve_fs::FsError::Stale => Reason::SubvolumeDeleted,
         varve_fs::FsError::ReadOnlySubvolume => Reason::ReadOnlySubvolume,
         // Nobody outside of the filesystem meets it, unless snapshots are taken without a pause.

@@ -50,7 +50,7 @@ impl File {
     }
 
     /// Runs a verb on the inode, and says what failed.
-    fn run<T>(
+    pub(crate) fn run<T>(
         &self,
         doing: &'static str,
         verb: impl FnOnce(&varve_fs::Filesystem, varve_fs::InodeId) -> std::result::Result<T, Fault>,

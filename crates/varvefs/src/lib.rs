@@ -73,8 +73,10 @@
 //! current directory; all paths begin at the root.
 #![forbid(unsafe_code)]
 
+mod diff;
 mod directory;
 mod error;
+mod extents;
 mod file;
 mod filesystem;
 mod memory;
@@ -90,8 +92,10 @@ mod subvolumes;
 mod verbs;
 mod xattrs;
 
+pub use diff::{Change, Diff};
 pub use directory::{DirEntry, ReadDir};
 pub use error::{Error, Reason, Result};
+pub use extents::{Extent, ExtentKind, Extents};
 pub use file::File;
 pub use filesystem::Filesystem;
 pub use memory::MemoryDisk;

@@ -13,6 +13,7 @@ mod tally;
 
 pub use export::run as export;
 pub use import::run as import;
+pub use place::PoolPath;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

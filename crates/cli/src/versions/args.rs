@@ -1,5 +1,6 @@
-//! The arguments of `varve subvolume`, `varve snapshot` and `varve clone`.
+//! The arguments of `varve subvolume`, `varve snapshot`, `varve clone`, `varve extents` and `varve diff`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -81,4 +82,53 @@ pub struct CloneArgs {
     pub file: PathBuf,
     /// Where there is nothing yet, in the same pool
     pub dest: PathBuf,
+}
+
+/// Show where a file is in its pool, and what of it others share.
+///
+/// One line for each run of data, of space set aside, and for each hole; small files lie inline, in their inode. Data is shared
+/// if another file, or the same one in another subvolume, has the very same blocks; what was deleted counts until its space
+/// has come back. The last line has the sums: what is this file's alone is what deleting it would free. What was written and
+/// is not yet on the device is written first, but not synced.
+///
+/// You must be allowed to read FILE. For root and the user who mounted the pool; of a pool that is not mounted, for who may
+/// read its device.
+#[derive(Args, Debug)]
+pub struct ExtentsArgs {
+    /// Regular file in a mounted pool, or in one that is not, such as backup.img:/images/root
+    #[arg(value_name = "FILE|POOL:/PATH")]
+    pub file: OsString,
+    /// Show only what is shared; the sums are those of the whole file
+    #[arg(long)]
+    pub shared: bool,
+    /// Print as JSON: extents (offset_bytes, len_bytes, kind: data, reserved, hole or inline, address_bytes, shared of each)
+    /// and totals (size_bytes, data_count, data_bytes, shared_bytes, exclusive_bytes, inline_bytes, reserved_bytes,
+    /// hole_count, hole_bytes)
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show what differs between two subvolumes or snapshots, one of which descends from the other, or both from a third.
+///
+/// It takes as long as what was changed is much, not what is in them. One line for each file or directory: A for one that NEW
+/// has and OLD has not, D for the reverse, R for a new name (of a directory: alone, whatever is in it), M for changes of data,
+/// size, permission bits, owner, time or extended attributes. A directory in which something was changed is not shown for
+/// that. Data that was written again counts as changed, also if it is the same. Other subvolumes inside are left out. While
+/// one of the two is being changed the answer may mix before and after: compare read-only snapshots.
+///
+/// Exit status 0 whether something differs or not. You must own both. For root and the user who mounted the pool; of a pool
+/// that is not mounted, for who may read its device.
+#[derive(Args, Debug)]
+pub struct DiffArgs {
+    /// Subvolume or snapshot in a mounted pool, or in one that is not, such as backup.img:/monday
+    #[arg(value_name = "OLD|POOL:/OLD")]
+    pub old: OsString,
+    /// Another one, of the same origin
+    #[arg(value_name = "NEW|POOL:/NEW")]
+    pub new: OsString,
+    /// Print as JSON: change (created, deleted, renamed, modified), kind, inode, path, and where it applies old_path,
+    /// links_added, links_removed, size_bytes (the new size), data (offset_bytes, len_bytes, zeros), attributes (mode, uid,
+    /// gid, mtime), xattrs (name: set or removed) of each
+    #[arg(long)]
+    pub json: bool,
 }

@@ -1,13 +1,17 @@
-//! `varve subvolume`, `varve snapshot` and `varve clone`, on mounted pools.
+//! `varve subvolume`, `varve snapshot`, `varve clone`, `varve extents` and `varve diff`, on mounted pools.
 //!
 //! The commands find what a path means by walking it through the mount, as any program does, and hand over inode numbers:
 //! of the directory, and of what is there. So whatever is renamed meanwhile, what was meant is changed or nothing. The
 //! process that serves the mount makes the change ([`serve`]) and has the kernel forget what it remembered of that name.
 
 mod args;
+mod diff;
+mod extents;
 mod serve;
 
-pub use args::{CloneArgs, SnapshotArgs, SubvolumeArgs};
+pub use args::{CloneArgs, DiffArgs, ExtentsArgs, SnapshotArgs, SubvolumeArgs};
+pub use diff::run as diff;
+pub use extents::run as extents;
 pub use serve::serve;
 
 use std::fs::{File, Metadata};
@@ -19,10 +23,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use varve_format::record::subvolume::LOCAL_INODE_BITS;
-use varve_fs::ROOT_INODE;
+use varve_fs::{Filesystem, InodeId, ROOT_INODE};
 
 use crate::control::VERSIONS;
 use crate::mountinfo::{self, Mount, MountTable, is_not_connected};
+use crate::transfer::PoolPath;
 use crate::{Outcome, pool, show, sync};
 use args::SubvolumeVerb;
 
@@ -40,6 +45,10 @@ enum Request {
     Clone { source: u64, directory: u64, name: Vec<u8> },
     /// All subvolumes.
     List,
+    /// A page of the map of a file.
+    Extents { inode: u64, from: u64, limit: usize },
+    /// A page of what differs between the subvolumes with these roots.
+    Diff { old: u64, new: u64, cursor: String },
 }
 
 /// A subvolume, as `varve subvolume list --json` shows it.
@@ -233,6 +242,15 @@ fn find(path: &Path) -> Result<Found> {
         );
     };
     Ok(Found { _held: held, metadata, mount: mount.clone() })
+}
+
+/// What is at a place in a pool that is not mounted. Symbolic links are not followed.
+fn walk(filesystem: &Filesystem, place: &PoolPath) -> Result<InodeId> {
+    let mut at = ROOT_INODE;
+    for name in &place.names {
+        at = filesystem.lookup(at, name).with_context(|| format!("{place}"))?.ino;
+    }
+    Ok(at)
 }
 
 /// The place of something that is to be made at `path`, where nothing may be.

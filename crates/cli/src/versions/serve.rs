@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use varve_fs::{Attr, Caller, EngineError, FileKind, Filesystem, FsError, InodeId, Timestamp};
 use varve_mount::Outside;
 
-use super::{Listed, Request};
+use super::{Listed, Request, diff, extents};
 
 const READ: u32 = 4;
 const WRITE_AND_SEARCH: u32 = 3;
@@ -20,6 +20,19 @@ pub fn serve(filesystem: &Filesystem, outside: &Outside, caller: Caller, request
         serde_json::from_str(request).context("this mount is served by another version of varve")?;
     match request {
         Request::List => return Ok(serde_json::to_value(list(filesystem)?)?),
+        Request::Extents { inode, from, limit } => {
+            let inode = InodeId(inode);
+            if !allows(caller, &filesystem.getattr(inode).map_err(advise)?, READ) {
+                bail!("you may not read it; ask its owner or root");
+            }
+            return Ok(serde_json::to_value(extents::page(filesystem, inode, from, limit).map_err(advise)?)?);
+        }
+        Request::Diff { old, new, cursor } => {
+            for root in [old, new] {
+                must_own(caller, &filesystem.getattr(InodeId(root)).map_err(advise)?)?;
+            }
+            return Ok(serde_json::to_value(diff::page(filesystem, old, new, &cursor).map_err(advise)?)?);
+        }
         Request::Create { directory, name, mode } => {
             let directory = InodeId(directory);
             may_change(filesystem, caller, directory)?;

@@ -352,3 +352,93 @@ fn commands_are_quick() {
     mount.unmount();
     check(&pool);
 }
+
+// Goal: `varve extents` shows what a file and its clone share, mounted and not, sums it up, and stops when nobody reads on.
+// Method: a clone with one block rewritten; JSON and text; a directory, a file elsewhere.
+#[test]
+fn extents_are_shown() {
+    if !can_mount("extents_are_shown") {
+        return;
+    }
+    let scratch = Scratch::new("extents");
+    let pool = scratch.pool("pool.img", "256M");
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    fs::write(mount.path("file"), vec![7; 10 << 20]).expect("it is written");
+    succeed(varve(&["clone"]).arg(mount.path("file")).arg(mount.path("copy")));
+    let copy = fs::File::options().write(true).open(mount.path("copy")).expect("it opens");
+    std::os::unix::fs::FileExt::write_all_at(&copy, &[8; 4096], 1 << 20).expect("it is written");
+    let json = |text: String| -> Value { serde_json::from_str(&text).expect("JSON") };
+    let shown = json(succeed(varve(&["extents", "--json"]).arg(mount.path("copy"))));
+    let of_copy = |shown: &Value| {
+        assert_eq!(shown["totals"]["exclusive_bytes"], 4096, "{shown}");
+        assert_eq!(shown["totals"]["shared_bytes"], (10 << 20) - 4096);
+        assert_eq!(shown["totals"]["size_bytes"], 10 << 20);
+        let extents = shown["extents"].as_array().expect("a list").clone();
+        let own: Vec<_> = extents.iter().filter(|extent| extent["shared"] == false).collect();
+        assert_eq!((own.len(), &own[0]["offset_bytes"]), (1, &Value::from(1 << 20)));
+        extents
+    };
+    let extents = of_copy(&shown);
+    let only = json(succeed(varve(&["extents", "--json", "--shared"]).arg(mount.path("copy"))));
+    assert_eq!(only["extents"].as_array().expect("a list").len(), extents.len() - 1);
+    let text = succeed(varve(&["extents"]).arg(mount.path("copy")));
+    assert_eq!(text.lines().count(), extents.len() + 2, "{text}");
+    assert!(text.contains("10481664 shared, 4096 this file's alone"), "{text}");
+    refused(varve(&["extents"]).arg(&mount.point), &["not a regular file"]);
+    refused(varve(&["extents"]).arg(&pool), &["not inside a mounted pool"]);
+    drop(copy);
+    mount.unmount();
+    let place = format!("{}:/copy", pool.display());
+    of_copy(&json(succeed(&mut varve(&["extents", "--json", &place]))));
+    refused(&mut varve(&["extents", &format!("{}:/nothing", pool.display())]), &["no such file"]);
+}
+
+// Goal: `varve diff` shows what was changed since a snapshot, mounted and not. Method: one change of each kind; text and JSON;
+// what is not related, or no subvolume.
+#[test]
+fn differences_are_shown() {
+    if !can_mount("differences_are_shown") {
+        return;
+    }
+    let scratch = Scratch::new("diff");
+    let pool = scratch.pool("pool.img", "256M");
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    make(&mount, "work");
+    fs::create_dir(mount.path("work/dir")).unwrap();
+    for name in ["work/dir/inside", "work/kept", "work/gone", "work/same"] {
+        fs::write(mount.path(name), vec![7; 100_000]).unwrap();
+    }
+    snapshot(&mount, &["--read-only"], "work", "old");
+    let between = |old: &str, new: &str| succeed(varve(&["diff"]).arg(mount.path(old)).arg(mount.path(new)));
+    assert_eq!(between("old", "work"), "");
+    fs::rename(mount.path("work/dir"), mount.path("work/moved")).unwrap();
+    fs::remove_file(mount.path("work/gone")).unwrap();
+    let kept = fs::File::options().write(true).open(mount.path("work/kept")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&kept, &[8; 4096], 8192).unwrap();
+    drop(kept);
+    fs::write(mount.path("work/moved/new"), "new").unwrap();
+    fs::set_permissions(mount.path("work/moved/inside"), fs::Permissions::from_mode(0o600)).unwrap();
+    let expected = "D /gone\nM /kept  (4096 bytes in 1 ranges)\nR /dir/ -> /moved/\nM /moved/inside  (mode)\nA /moved/new\n";
+    assert_eq!(between("old", "work"), expected);
+    let back = between("work", "old");
+    assert!(
+        back.contains("A /gone\n")
+            && back.contains("R /moved/ -> /dir/\n")
+            && back.contains("D /moved/new\n")
+    );
+    make(&mount, "other");
+    let refuse = |old: &str, new: &str, words: &[&str]| {
+        refused(varve(&["diff"]).arg(mount.path(old)).arg(mount.path(new)), words);
+    };
+    refuse("old", "other", &["neither is a snapshot of the other"]);
+    refuse("old", "work/moved", &["must be subvolumes"]);
+    mount.unmount();
+    let place = |name: &str| format!("{}:/{name}", pool.display());
+    assert_eq!(succeed(&mut varve(&["diff", &place("old"), &place("work")])), expected);
+    let text = succeed(&mut varve(&["diff", "--json", &place("old"), &place("work")]));
+    let json: Vec<Value> = serde_json::from_str(&text).expect("a list");
+    let kept = json.iter().find(|one| one["path"] == "/kept").expect("it was changed");
+    assert_eq!((&kept["change"], &kept["data"][0]["offset_bytes"]), (&"modified".into(), &8192.into()));
+    let moved = json.iter().find(|one| one["change"] == "renamed").expect("it has another name");
+    assert_eq!((&moved["old_path"], &moved["path"]), (&"/dir".into(), &"/moved".into()));
+}

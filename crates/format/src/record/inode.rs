@@ -110,7 +110,8 @@ pub struct InodeRecord {
     pub generation: u64,
     /// Counts changes.
     pub change: u64,
-    /// The directory this directory is in (its own number for the root); 0 for everything else.
+    /// The directory this directory is in (its own number for the root). Of everything else a hint: a directory in which it
+    /// had a name last; 0 if not known.
     pub parent: InodeId,
     /// Where the data is.
     pub data: DataPointer,

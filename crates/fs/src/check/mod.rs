@@ -378,9 +378,6 @@ impl<'a> Check<'a> {
         if record.rdev != 0 && !device && record.kind != InodeKind::Directory {
             wrong.push("has a device number and is no device");
         }
-        if record.parent != InodeId(0) && record.kind != InodeKind::Directory {
-            wrong.push("is no directory and has a parent");
-        }
         // The targets of long symbolic links lie in extents, as contents of files do.
         let has_data = matches!(record.kind, InodeKind::File | InodeKind::Symlink);
         if record.inline.is_none() && !has_data {

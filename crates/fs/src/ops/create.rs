@@ -111,9 +111,7 @@ impl Core {
                 record.mode |= 0o2000;
             }
         }
-        if kind == InodeKind::Directory {
-            record.parent = local(parent);
-        }
+        record.parent = local(parent);
         if !bucket.insert(name, ino, kind) {
             // 256 names of one 55-bit hash: nobody without the seed gets here.
             return Err(FsError::Engine(varve_engine::EngineError::NoSpace));

@@ -194,9 +194,7 @@ impl Core {
         let mut moved = |ino: InodeId, parent: InodeId, record: &InodeRecord| {
             let mut record = record.clone();
             touch(&mut record, now);
-            if record.kind == InodeKind::Directory {
-                record.parent = local(parent);
-            }
+            record.parent = local(parent);
             records.push((ino, record));
         };
         moved(source.ino, to.parent, &locked.get(source.ino).record);

@@ -1,10 +1,10 @@
 //! Inode records.
 
-use varve_engine::version::points;
+use varve_engine::version::{Holder, points};
 use varve_engine::{InodeId, Transaction, TreeId, View};
 use varve_format::record::inode::{InodeRecord, inode_key};
 
-use super::{Namespace, Result, corrupt};
+use super::{Namespace, Result, VERSION_BYTES, corrupt};
 use crate::subvolume::{Change, local};
 
 impl Namespace {
@@ -20,6 +20,18 @@ impl Namespace {
         };
         let record = record.transpose().map_err(corrupt(|| format!("the record of inode {}", ino.0)))?;
         Ok(record.map(|record| (record, own)))
+    }
+}
+
+impl Namespace {
+    /// Whether another subvolume sees the same record of `ino`.
+    pub(crate) fn others_see(&self, view: &View, ino: InodeId) -> Result<bool> {
+        let key = inode_key(self.family, local(ino), self.key());
+        let prefix = &key[..key.len() - VERSION_BYTES];
+        let Some(found) = points::find(view, &self.path, TreeId::INODES, prefix)? else { return Ok(false) };
+        let (family, version, has_versions) = (self.family, self.version, self.forked);
+        let holder = Holder { family, version, has_versions };
+        points::seen_by_others(view, holder, TreeId::INODES, prefix, found.version)
     }
 }
 

@@ -8,17 +8,17 @@ use varve_sim::Rng;
 use super::*;
 
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-struct Node {
-    directory: bool,
-    data: Vec<u8>,
-    attributes: BTreeMap<Vec<u8>, Vec<u8>>,
+pub(super) struct Node {
+    pub(super) directory: bool,
+    pub(super) data: Vec<u8>,
+    pub(super) attributes: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
 /// Inodes by their own number, which copies share, and names by directory.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-struct Tree {
-    nodes: BTreeMap<u64, Node>,
-    names: BTreeMap<(u64, Vec<u8>), u64>,
+pub(super) struct Tree {
+    pub(super) nodes: BTreeMap<u64, Node>,
+    pub(super) names: BTreeMap<(u64, Vec<u8>), u64>,
 }
 
 const LOCAL: u64 = (1 << 43) - 1;
@@ -29,11 +29,19 @@ struct World {
     /// Root, whether it is read-only, and what is there.
     trees: BTreeMap<Vec<u8>, (InodeId, bool, Tree)>,
     made: u64,
+    /// Differences compared that were not empty.
+    compared: u64,
 }
 
 impl World {
     fn new(seed: u64) -> World {
-        World { f: Fixture::new(128 * MIB), rng: Rng::new(seed), trees: BTreeMap::new(), made: 0 }
+        World {
+            f: Fixture::new(128 * MIB),
+            rng: Rng::new(seed),
+            trees: BTreeMap::new(),
+            made: 0,
+            compared: 0,
+        }
     }
 
     fn below(&mut self, n: usize) -> usize {
@@ -263,6 +271,47 @@ impl World {
         tree
     }
 
+    /// Compares the maps of all files with one another: what two of them have is shared, and nothing else.
+    fn compare_maps(&mut self, seed: u64, step: u32) {
+        let (mut pieces, mut users) = (Vec::new(), BTreeMap::<u64, u32>::new());
+        for (root, _, tree) in self.trees.values() {
+            let slot = root.0 & !LOCAL;
+            for (ino, _) in tree.nodes.iter().filter(|(_, node)| !node.directory) {
+                pieces.extend(map::whole(&self.f, InodeId(slot | ino), 1 + self.rng.below(9) as usize));
+            }
+        }
+        let blocks = |piece: &FilePiece| {
+            let blocks = piece.len.div_ceil(4096);
+            piece.address.into_iter().flat_map(move |first| (0..blocks).map(move |n| first + n * 4096))
+        };
+        for block in pieces.iter().flat_map(blocks) {
+            *users.entry(block).or_default() += 1;
+        }
+        for piece in &pieces {
+            for block in blocks(piece) {
+                let others = users[&block] > 1;
+                assert_eq!(piece.shared, others, "seed {seed}, step {step}: block {block:#x} of {piece:?}");
+            }
+        }
+    }
+
+    /// What leads from any of these subvolumes to any other, done to a copy of the one, gives the other.
+    fn compare_diffs(&mut self, seed: u64, step: u32) {
+        let all: Vec<_> = self.trees.values().cloned().collect();
+        for (old_root, _, old) in &all {
+            let (new_root, _, new) = &all[self.below(all.len())];
+            let page = [1, 3, 1000][self.below(3)];
+            if let Some(changes) = diff::whole(&self.f, *old_root, *new_root, page) {
+                let done = diff::apply(&self.f, old.clone(), *new_root, &changes);
+                assert!(
+                    done == *new,
+                    "seed {seed}, step {step}: {changes:#?} gives {done:?} and not {new:?}"
+                );
+                self.compared += u64::from(!changes.is_empty());
+            }
+        }
+    }
+
     fn compare(&self, seed: u64, step: u32) {
         for (name, (root, _, tree)) in &self.trees {
             let found = self.read(*root);
@@ -286,14 +335,17 @@ fn model() {
             world.step();
             if step % 5 == 4 {
                 world.compare(seed, step);
+                world.compare_diffs(seed, step);
             }
             if step % 25 == 24 {
                 world.f.fs.maintain().unwrap();
                 world.compare(seed, step);
+                world.compare_maps(seed, step);
                 let report = world.f.fs.check(true).unwrap();
                 assert!(report.problems.is_empty(), "seed {seed}, step {step}: {:#?}", report.problems);
             }
         }
+        assert!(world.compared > 10, "seed {seed}: {} differences", world.compared);
         for name in std::mem::take(&mut world.trees).into_keys() {
             world.f.fs.delete_subvolume(ROOT, &name).unwrap();
         }

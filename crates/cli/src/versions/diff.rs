@@ -1,0 +1,361 @@
+//! `varve diff`: what differs between two subvolumes, in a mounted pool or in one that is not.
+//!
+//! The steps come in pages, each a request of its own. What belongs to one inode is put together and shown under its path;
+//! that takes memory for what was changed, not for what there is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::fmt::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use varve_fs::{Change, FileKind, Filesystem, InodeId};
+
+use super::{Request, answer, args::DiffArgs, find, same_pool};
+use crate::mountinfo::Mount;
+use crate::transfer::PoolPath;
+use crate::{Outcome, pool, show};
+
+/// Steps in a page.
+const PAGE_STEPS: usize = 2048;
+
+/// A page on its way between the process that serves a mount and the command. Names and paths are bytes.
+#[derive(Serialize, Deserialize, Default)]
+pub struct Page {
+    steps: Vec<Step>,
+    next: Option<String>,
+    old_paths: Vec<(u64, Vec<u8>)>,
+    new_paths: Vec<(u64, Vec<u8>)>,
+}
+
+/// A step on its way: [`Change`] without what the command does not show.
+#[derive(Serialize, Deserialize)]
+enum Step {
+    Created(u64, String),
+    Unlinked(u64, Vec<u8>, u64, String),
+    Linked(u64, Vec<u8>, u64, String),
+    Resized(u64, u64),
+    Data(u64, u64, u64, bool),
+    Attributes(u64, String, Vec<String>),
+    XattrSet(u64, String, Vec<u8>),
+    XattrRemoved(u64, String, Vec<u8>),
+    Deleted(u64, String),
+}
+
+/// The page of steps that begins at a cursor.
+pub fn page(
+    filesystem: &Filesystem,
+    old: u64,
+    new: u64,
+    cursor: &str,
+) -> Result<Option<Page>, varve_fs::FsError> {
+    let digits = |at| cursor.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
+    let Some(cursor) = (0..cursor.len()).step_by(2).map(digits).collect::<Option<Vec<u8>>>() else {
+        return Ok(None);
+    };
+    let page = filesystem.diff(InodeId(old), InodeId(new), &cursor, PAGE_STEPS)?;
+    let kind = |kind: FileKind| word(kind).to_owned();
+    let step = |change| match change {
+        Change::Created { inode, kind: what, .. } => Step::Created(inode, kind(what)),
+        Change::Unlinked { directory, name, inode, kind: what } => {
+            Step::Unlinked(directory, name, inode, kind(what))
+        }
+        Change::Linked { directory, name, inode, kind: what } => {
+            Step::Linked(directory, name, inode, kind(what))
+        }
+        Change::Resized { inode, size } => Step::Resized(inode, size),
+        Change::Data { inode, offset, len, zeros } => Step::Data(inode, offset, len, zeros),
+        Change::Attributes { inode, kind: what, mode, uid, gid, mtime } => {
+            let differ = [mode.is_some(), uid.is_some(), gid.is_some(), mtime.is_some()];
+            let named = ["mode", "uid", "gid", "mtime"].into_iter().zip(differ);
+            let named = named.filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned());
+            Step::Attributes(inode, kind(what), named.collect())
+        }
+        Change::XattrSet { inode, kind: what, name, .. } => Step::XattrSet(inode, kind(what), name),
+        Change::XattrRemoved { inode, kind: what, name } => Step::XattrRemoved(inode, kind(what), name),
+        Change::Deleted { inode, kind: what } => Step::Deleted(inode, kind(what)),
+    };
+    let steps = page.changes.into_iter().map(step).collect();
+    let next = page.next.map(|next| next.iter().map(|byte| format!("{byte:02x}")).collect());
+    Ok(Some(Page { steps, next, old_paths: page.old_paths, new_paths: page.new_paths }))
+}
+
+fn word(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::File => "file",
+        FileKind::Directory => "directory",
+        FileKind::Symlink => "symlink",
+        FileKind::Fifo => "fifo",
+        FileKind::Socket => "socket",
+        FileKind::CharDevice => "char_device",
+        FileKind::BlockDevice => "block_device",
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &DiffArgs) -> Result<Outcome> {
+    let (old, new) = (Path::new(&args.old), Path::new(&args.new));
+    let differences = (|| {
+        let (source, old, new) = open(&args.old, &args.new)?;
+        let mut all = Differences::default();
+        let mut cursor = Some(String::new());
+        while let Some(at) = cursor {
+            let page = source.page(old, new, &at)?;
+            cursor = all.add(page);
+        }
+        Ok::<_, anyhow::Error>(all)
+    })()
+    .with_context(|| format!("cannot compare {} and {}", old.display(), new.display()))?;
+    let listed = differences.listed();
+    if args.json {
+        show(&format!("{}\n", serde_json::to_string_pretty(&listed)?))?;
+    } else {
+        show(&text(&listed))?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// Where the pages come from.
+enum Source {
+    Mounted(Mount),
+    Pool(Box<Filesystem>),
+}
+
+impl Source {
+    fn page(&self, old: u64, new: u64, cursor: &str) -> Result<Page> {
+        let page = match self {
+            Source::Pool(filesystem) => page(filesystem, old, new, cursor)?,
+            Source::Mounted(mount) => {
+                let request = Request::Diff { old, new, cursor: cursor.to_owned() };
+                serde_json::from_value(answer(mount, &request)?)
+                    .context("this mount is served by another version of varve")?
+            }
+        };
+        page.context("it does not know where to go on")
+    }
+}
+
+/// Both subvolumes: paths in a mount if there is something, else POOL:/PATH of one pool.
+fn open(old: &OsStr, new: &OsStr) -> Result<(Source, u64, u64)> {
+    let there = |path: &OsStr| Path::new(path).symlink_metadata().is_ok();
+    if let (Ok(from), Ok(to)) = (PoolPath::parse(old), PoolPath::parse(new))
+        && !there(old)
+        && !there(new)
+    {
+        let path = pool::resolve(&from.pool)?;
+        if path != pool::resolve(&to.pool)? {
+            bail!("they are in different pools, which share nothing");
+        }
+        let filesystem = pool::open_read_only(&path)?.0;
+        let (old, new) = (super::walk(&filesystem, &from)?, super::walk(&filesystem, &to)?);
+        return Ok((Source::Pool(Box::new(filesystem)), old.0, new.0));
+    }
+    let (old, new) = (find(Path::new(old))?, find(Path::new(new))?);
+    same_pool(&old, &new)?;
+    for found in [&old, &new] {
+        if !found.is_subvolume() {
+            bail!("both must be subvolumes or snapshots (varve subvolume list shows them)");
+        }
+    }
+    Ok((Source::Mounted(old.mount.clone()), old.number(), new.number()))
+}
+
+/// What was changed of one inode.
+#[derive(Default)]
+struct Inode {
+    kind: String,
+    created: bool,
+    deleted: bool,
+    /// Names that are gone, and new: directory and name.
+    unlinked: BTreeSet<(u64, Vec<u8>)>,
+    linked: BTreeSet<(u64, Vec<u8>)>,
+    size: Option<u64>,
+    data: Vec<Range>,
+    attributes: Vec<String>,
+    xattrs: BTreeMap<Vec<u8>, &'static str>,
+}
+
+/// A range of a file's data, as `varve diff --json` shows it.
+#[derive(Serialize, Clone, Copy)]
+struct Range {
+    offset_bytes: u64,
+    len_bytes: u64,
+    zeros: bool,
+}
+
+/// An inode that was changed, as `varve diff --json` shows it.
+#[derive(Serialize)]
+struct Listed {
+    change: &'static str,
+    kind: String,
+    inode: u64,
+    path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    old_path: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    links_added: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    links_removed: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    data: Vec<Range>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    attributes: Vec<String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    xattrs: BTreeMap<String, &'static str>,
+}
+
+/// All that was changed.
+#[derive(Default)]
+struct Differences {
+    inodes: BTreeMap<u64, Inode>,
+    old_paths: BTreeMap<u64, Vec<u8>>,
+    new_paths: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Differences {
+    /// Adds a page; says where the next one begins.
+    fn add(&mut self, page: Page) -> Option<String> {
+        self.old_paths.extend(page.old_paths);
+        self.new_paths.extend(page.new_paths);
+        for step in page.steps {
+            let inode = match &step {
+                Step::Created(inode, _)
+                | Step::Unlinked(_, _, inode, _)
+                | Step::Linked(_, _, inode, _)
+                | Step::Resized(inode, _)
+                | Step::Data(inode, ..)
+                | Step::Attributes(inode, ..)
+                | Step::XattrSet(inode, ..)
+                | Step::XattrRemoved(inode, ..)
+                | Step::Deleted(inode, _) => *inode,
+            };
+            let of = self.inodes.entry(inode).or_default();
+            match step {
+                Step::Created(_, kind) => (of.created, of.kind) = (true, kind),
+                Step::Deleted(_, kind) => (of.deleted, of.kind) = (true, kind),
+                Step::Unlinked(directory, name, _, kind) => {
+                    of.kind = kind;
+                    of.unlinked.insert((directory, name));
+                }
+                Step::Linked(directory, name, _, kind) => {
+                    of.kind = kind;
+                    of.linked.insert((directory, name));
+                }
+                Step::Resized(_, size) => of.size = Some(size),
+                Step::Data(_, offset, len, zeros) => match of.data.last_mut() {
+                    // It may go on in the next page.
+                    Some(last) if last.zeros == zeros && last.offset_bytes + last.len_bytes == offset => {
+                        last.len_bytes += len;
+                    }
+                    _ => of.data.push(Range { offset_bytes: offset, len_bytes: len, zeros }),
+                },
+                Step::Attributes(_, kind, named) => (of.kind, of.attributes) = (kind, named),
+                Step::XattrSet(_, kind, name) => {
+                    of.kind = kind;
+                    of.xattrs.insert(name, "set");
+                }
+                Step::XattrRemoved(_, kind, name) => {
+                    of.kind = kind;
+                    of.xattrs.insert(name, "removed");
+                }
+            }
+        }
+        page.next
+    }
+
+    /// By path; what is in a directory after it.
+    fn listed(&self) -> Vec<Listed> {
+        let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let mut out: Vec<(Vec<u8>, Listed)> = Vec::new();
+        for (number, inode) in &self.inodes {
+            let paths = |names: &BTreeSet<(u64, Vec<u8>)>, directories: &BTreeMap<u64, Vec<u8>>| {
+                let path = |(directory, name): &(u64, Vec<u8>)| {
+                    let above = directories.get(directory).cloned().unwrap_or_else(|| b"?".to_vec());
+                    if above.is_empty() { name.clone() } else { [&above[..], b"/", name].concat() }
+                };
+                names.iter().map(path).collect::<Vec<_>>()
+            };
+            let mut gone = paths(&inode.unlinked, &self.old_paths);
+            let mut come = paths(&inode.linked, &self.new_paths);
+            let here = self.new_paths.get(number).cloned();
+            let (change, path, old_path) = if inode.created {
+                ("created", if come.is_empty() { here.unwrap_or_default() } else { come.remove(0) }, None)
+            } else if inode.deleted {
+                ("deleted", if gone.is_empty() { Vec::new() } else { gone.remove(0) }, None)
+            } else if !gone.is_empty() && !come.is_empty() {
+                ("renamed", come.remove(0), Some(gone.remove(0)))
+            } else {
+                let first = come.first().or(gone.first()).cloned();
+                ("modified", here.or(first).unwrap_or_default(), None)
+            };
+            let listed = Listed {
+                change,
+                // Only files have sizes and data.
+                kind: if inode.kind.is_empty() { "file".to_owned() } else { inode.kind.clone() },
+                inode: *number,
+                path: format!("/{}", lossy(&path)),
+                old_path: old_path.map(|old| format!("/{}", lossy(&old))),
+                links_added: come.iter().map(|path| format!("/{}", lossy(path))).collect(),
+                links_removed: gone.iter().map(|path| format!("/{}", lossy(path))).collect(),
+                size_bytes: inode.size,
+                data: inode.data.clone(),
+                attributes: inode.attributes.clone(),
+                xattrs: inode.xattrs.iter().map(|(name, what)| (lossy(name), *what)).collect(),
+            };
+            out.push((path, listed));
+        }
+        out.sort_by(|a, b| a.0.cmp(&b.0));
+        out.into_iter().map(|(_, listed)| listed).collect()
+    }
+}
+
+/// One line an inode. Of a directory that only has other times, because something in it was changed, nothing is said.
+fn text(all: &[Listed]) -> String {
+    let mut out = String::new();
+    for inode in all {
+        let modified = inode.change == "modified";
+        let only_times = inode.attributes.iter().all(|name| *name == "mtime");
+        let quiet = inode.links_added.is_empty() && inode.links_removed.is_empty() && inode.xattrs.is_empty();
+        let quiet = quiet && inode.data.is_empty() && inode.size_bytes.is_none();
+        let nothing = inode.kind == "directory" || inode.attributes.is_empty();
+        if modified && only_times && quiet && nothing {
+            continue;
+        }
+        let letter = match inode.change {
+            "created" => 'A',
+            "deleted" => 'D',
+            "renamed" => 'R',
+            _ => 'M',
+        };
+        let slash = if inode.kind == "directory" && inode.path != "/" { "/" } else { "" };
+        let mut line = match &inode.old_path {
+            Some(old) => format!("{letter} {old}{slash} -> {}{slash}", inode.path),
+            None => format!("{letter} {}{slash}", inode.path),
+        };
+        let mut notes = Vec::new();
+        if !matches!(inode.change, "created" | "deleted") {
+            let bytes: u64 = inode.data.iter().map(|range| range.len_bytes).sum();
+            if bytes > 0 {
+                notes.push(format!("{bytes} bytes in {} ranges", inode.data.len()));
+            }
+            notes.extend(inode.size_bytes.map(|size| format!("now {size} bytes long")));
+            notes.extend(inode.attributes.iter().filter(|name| *name != "mtime").cloned());
+            notes.extend(inode.xattrs.iter().map(|(name, what)| format!("{name} {what}")));
+        }
+        notes.extend(inode.links_added.iter().map(|path| format!("also {path}")));
+        notes.extend(inode.links_removed.iter().map(|path| format!("no longer {path}")));
+        if notes.is_empty() && inode.change == "modified" {
+            notes.push("mtime".to_owned());
+        }
+        if !notes.is_empty() {
+            // Writing to a string does not fail.
+            let _ = write!(line, "  ({})", notes.join(", "));
+        }
+        line.push('\n');
+        out.push_str(&line);
+    }
+    out
+}

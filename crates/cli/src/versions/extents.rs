@@ -1,0 +1,244 @@
+//! `varve extents`: the map of a file, in a mounted pool or in one that is not.
+//!
+//! It comes in pages, each a request of its own, and is printed as it comes: whoever stops the command stops the work.
+
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use varve_fs::{Filesystem, InodeId, PieceKind};
+
+use super::{Found, Request, answer, args::ExtentsArgs, find};
+use crate::transfer::PoolPath;
+use crate::{Outcome, pool};
+
+/// Pieces in a page.
+const PAGE_PIECES: usize = 8192;
+/// Most that a page from elsewhere may ask for.
+pub const PAGE_PIECES_MAX: usize = 1 << 16;
+
+/// A piece on its way between the process that serves a mount and the command: offset, length, kind, address, shared.
+type Sent = (u64, u64, char, Option<u64>, bool);
+
+/// A page on its way.
+#[derive(Serialize, Deserialize)]
+pub struct Page {
+    pieces: Vec<Sent>,
+    next: Option<u64>,
+    size: u64,
+}
+
+/// The page of a file's map that begins at `from`.
+pub fn page(
+    filesystem: &Filesystem,
+    inode: InodeId,
+    from: u64,
+    pieces_max: usize,
+) -> Result<Page, varve_fs::FsError> {
+    let map = filesystem.map(inode, from, pieces_max.min(PAGE_PIECES_MAX))?;
+    let kind = |kind| match kind {
+        PieceKind::Data => 'd',
+        PieceKind::Reserved => 'r',
+        PieceKind::Hole => 'h',
+        PieceKind::Inline => 'i',
+    };
+    let pieces = map.pieces.iter().map(|p| (p.offset, p.len, kind(p.kind), p.address, p.shared)).collect();
+    Ok(Page { pieces, next: map.next, size: map.size })
+}
+
+/// Runs the command.
+pub fn run(args: &ExtentsArgs) -> Result<Outcome> {
+    let path = Path::new(&args.file);
+    let cannot = || format!("cannot show the extents of {}", path.display());
+    let (inode, source) = open(args).with_context(cannot)?;
+    let mut output = BufWriter::new(io::stdout().lock());
+    let mut printer = Printer { args, inode, pieces: 0, last: None, totals: Totals::default() };
+    match printer.run(&mut output, &source).and_then(|()| Ok(output.flush()?)) {
+        // Somebody has seen enough (`| head`).
+        Err(error)
+            if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) => {}
+        result => result.with_context(cannot)?,
+    }
+    Ok(Outcome::Done)
+}
+
+/// Where the pages come from.
+enum Source {
+    Mounted(Box<Found>),
+    Pool(Box<Filesystem>),
+}
+
+/// The file: a path in a mount if there is something, else POOL:/PATH.
+fn open(args: &ExtentsArgs) -> Result<(u64, Source)> {
+    let path = Path::new(&args.file);
+    match PoolPath::parse(&args.file) {
+        Ok(place) if path.symlink_metadata().is_err() => {
+            let filesystem = pool::open_read_only(&pool::resolve(&place.pool)?)?.0;
+            let inode = super::walk(&filesystem, &place)?;
+            if filesystem.getattr(inode)?.kind != varve_fs::FileKind::File {
+                bail!("it is not a regular file; only those have extents");
+            }
+            Ok((inode.0, Source::Pool(Box::new(filesystem))))
+        }
+        _ => {
+            let found = find(path)?;
+            if !found.metadata.is_file() {
+                bail!("it is not a regular file; only those have extents");
+            }
+            Ok((found.number(), Source::Mounted(Box::new(found))))
+        }
+    }
+}
+
+impl Source {
+    fn page(&self, inode: u64, from: u64) -> Result<Page> {
+        match self {
+            Source::Pool(filesystem) => Ok(page(filesystem, InodeId(inode), from, PAGE_PIECES)?),
+            Source::Mounted(found) => {
+                let request = Request::Extents { inode, from, limit: PAGE_PIECES };
+                serde_json::from_value(answer(&found.mount, &request)?)
+                    .context("this mount is served by another version of varve")
+            }
+        }
+    }
+}
+
+/// Sums over all pieces, printed or not.
+#[derive(Default)]
+struct Totals {
+    extents: u64,
+    data: u64,
+    shared: u64,
+    inline: u64,
+    reserved: u64,
+    holes: u64,
+    hole_bytes: u64,
+}
+
+struct Printer<'a> {
+    args: &'a ExtentsArgs,
+    inode: u64,
+    /// Printed so far.
+    pieces: u64,
+    /// The last one seen: it may go on in the next page.
+    last: Option<Sent>,
+    totals: Totals,
+}
+
+impl Printer<'_> {
+    fn run(&mut self, output: &mut dyn Write, source: &Source) -> Result<()> {
+        let mut from = Some(0);
+        let mut size = 0;
+        while let Some(at) = from {
+            let page = source.page(self.inode, at)?;
+            if at == 0 {
+                self.begin(output)?;
+            }
+            (from, size) = (page.next, page.size);
+            for piece in page.pieces {
+                self.add(output, piece)?;
+            }
+        }
+        if let Some(last) = self.last.take() {
+            self.print(output, last)?;
+        }
+        self.end(output, size)
+    }
+
+    fn add(&mut self, output: &mut dyn Write, next: Sent) -> Result<()> {
+        if let Some(last) = &mut self.last {
+            let follows = last.3.map(|address| address + last.1) == next.3;
+            if follows && (last.2, last.4) == (next.2, next.4) {
+                last.1 += next.1;
+                return Ok(());
+            }
+        }
+        match self.last.replace(next) {
+            Some(done) => self.print(output, done),
+            None => Ok(()),
+        }
+    }
+
+    fn begin(&self, output: &mut dyn Write) -> Result<()> {
+        if self.args.json {
+            let path = serde_json::to_string(&self.args.file.to_string_lossy())?;
+            write!(output, "{{\"path\":{path},\"inode\":{},\"extents\":[", self.inode)?;
+        } else {
+            writeln!(output, "{:>16} {:>14}  {:<9} {:<6}  ADDRESS", "OFFSET", "BYTES", "KIND", "SHARED")?;
+        }
+        Ok(())
+    }
+
+    fn print(&mut self, output: &mut dyn Write, (offset, len, kind, address, shared): Sent) -> Result<()> {
+        let totals = &mut self.totals;
+        let kind = match kind {
+            'h' => {
+                totals.holes += 1;
+                totals.hole_bytes += len;
+                "hole"
+            }
+            'r' => {
+                totals.reserved += len;
+                "reserved"
+            }
+            'i' => {
+                totals.inline += len;
+                "inline"
+            }
+            _ => {
+                totals.extents += 1;
+                totals.data += len;
+                totals.shared += if shared { len } else { 0 };
+                "data"
+            }
+        };
+        if self.args.shared && !shared {
+            return Ok(());
+        }
+        self.pieces += 1;
+        if self.args.json {
+            let comma = if self.pieces > 1 { "," } else { "" };
+            let extent = json!({
+                "offset_bytes": offset,
+                "len_bytes": len,
+                "kind": kind,
+                "address_bytes": address,
+                "shared": shared,
+            });
+            write!(output, "{comma}\n{extent}")?;
+        } else {
+            let address = address.map_or_else(|| "-".to_owned(), |address| format!("{address:#x}"));
+            let shared = if shared { "yes" } else { "-" };
+            writeln!(output, "{offset:>16} {len:>14}  {kind:<9} {shared:<6}  {address}")?;
+        }
+        Ok(())
+    }
+
+    fn end(&self, output: &mut dyn Write, size: u64) -> Result<()> {
+        let Totals { extents, data, shared, inline, reserved, holes, hole_bytes } = self.totals;
+        let exclusive = data - shared;
+        if self.args.json {
+            let totals = json!({
+                "size_bytes": size,
+                "data_count": extents,
+                "data_bytes": data,
+                "shared_bytes": shared,
+                "exclusive_bytes": exclusive,
+                "inline_bytes": inline,
+                "reserved_bytes": reserved,
+                "hole_count": holes,
+                "hole_bytes": hole_bytes,
+            });
+            writeln!(output, "\n],\"totals\":{totals}}}")?;
+        } else {
+            writeln!(
+                output,
+                "{extents} extents with {data} bytes of data: {shared} shared, {exclusive} this file's alone; \
+                 {inline} bytes inline, {reserved} reserved, {holes} holes with {hole_bytes}"
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,117 @@
+//! What differs between two subvolumes: the types. [`crate::Filesystem::diff`] gives them.
+
+use crate::api::{FileKind, Timestamp};
+
+/// One step from an older subvolume to a newer one. Inodes are named by their numbers without the slot, which copies share.
+///
+/// The steps come in this order, so that each can be done when it comes: inodes that are new, without a name yet; names that
+/// are gone; names that are new (a rename is one of each, and a directory's contents stay in it); then of each inode size,
+/// data and attributes; extended attributes; and in the end the inodes that are gone, which have no name any more.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// An inode that the older one does not have. What a symbolic link says is read from the newer one.
+    Created {
+        /// Its number.
+        inode: u64,
+        /// What it is.
+        kind: FileKind,
+        /// Device number of a device node.
+        rdev: u32,
+    },
+    /// A name that is gone, or leads elsewhere now.
+    Unlinked {
+        /// The directory it was in.
+        directory: u64,
+        /// The name.
+        name: Vec<u8>,
+        /// Where it led.
+        inode: u64,
+        /// What that is.
+        kind: FileKind,
+    },
+    /// A name that is new, or leads elsewhere now.
+    Linked {
+        /// The directory it is in.
+        directory: u64,
+        /// The name.
+        name: Vec<u8>,
+        /// Where it leads.
+        inode: u64,
+        /// What that is.
+        kind: FileKind,
+    },
+    /// A file has this size now: cut it, or let it grow with zeros.
+    Resized {
+        /// The file.
+        inode: u64,
+        /// Its size in bytes.
+        size: u64,
+    },
+    /// A range of a file, inside its new size, in which it differs or was written again.
+    Data {
+        /// The file.
+        inode: u64,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Whether all of it is zeros now; else read it from the newer subvolume.
+        zeros: bool,
+    },
+    /// Attributes that differ; of a new inode, all.
+    Attributes {
+        /// The inode.
+        inode: u64,
+        /// What it is.
+        kind: FileKind,
+        /// Permission bits (07777).
+        mode: Option<u32>,
+        /// Owner.
+        uid: Option<u32>,
+        /// Group.
+        gid: Option<u32>,
+        /// Last change of data. Directories have it, too.
+        mtime: Option<Timestamp>,
+    },
+    /// An extended attribute that is new or has another value.
+    XattrSet {
+        /// The inode.
+        inode: u64,
+        /// What that is.
+        kind: FileKind,
+        /// The attribute's name, with its namespace.
+        name: Vec<u8>,
+        /// Its value.
+        value: Vec<u8>,
+    },
+    /// An extended attribute that is gone, of an inode that is not.
+    XattrRemoved {
+        /// The inode.
+        inode: u64,
+        /// What that is.
+        kind: FileKind,
+        /// The attribute's name.
+        name: Vec<u8>,
+    },
+    /// An inode that the newer one does not have any more.
+    Deleted {
+        /// Its number.
+        inode: u64,
+        /// What it was.
+        kind: FileKind,
+    },
+}
+
+/// A page of [`crate::Filesystem::diff`].
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct DiffPage {
+    /// The next steps.
+    pub changes: Vec<Change>,
+    /// What to ask the next page with; `None`: there is none.
+    pub next: Option<Vec<u8>>,
+    /// Paths below the older root, without a slash in front, of the directories in [`Change::Unlinked`].
+    pub old_paths: Vec<(u64, Vec<u8>)>,
+    /// Paths below the newer root of the directories in [`Change::Linked`], and one of each inode whose size, data or
+    /// attributes are named.
+    pub new_paths: Vec<(u64, Vec<u8>)>,
+}

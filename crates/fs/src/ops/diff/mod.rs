@@ -1,0 +1,318 @@
+//! What differs between two subvolumes that descend from one: from their versions, so that it costs what was changed and not
+//! what there is. A page at a time, and each begins where a cursor says, so nothing is kept between them.
+//!
+//! The steps come in phases, each a walk through the places of one tree in which a version that only one of the two sees has
+//! something. A cursor is the phase, the place, and for the contents of a file the byte.
+
+mod side;
+
+use std::collections::BTreeSet;
+
+use varve_engine::version::points::{self, Changed};
+use varve_engine::version::{self};
+use varve_engine::{BLOCK_BYTES, InodeId, View};
+use varve_format::TreeId;
+use varve_format::record::inode::{InodeKind, InodeRecord};
+use varve_format::record::name::NamePosition;
+
+use self::side::{Side, entry, number, record};
+use crate::changes::{Change, DiffPage};
+use crate::core::Core;
+use crate::subvolume::Slot;
+use crate::table::extents;
+use crate::{FsError, Result};
+
+const CREATED: u8 = 0;
+const UNLINKED: u8 = 1;
+const LINKED: u8 = 2;
+const CONTENTS: u8 = 3;
+const XATTRS: u8 = 4;
+const DELETED: u8 = 5;
+const PHASES: u8 = 6;
+
+/// Places looked at in a page, at most.
+const PLACES_MAX: usize = 4096;
+
+fn tree_of(phase: u8) -> TreeId {
+    match phase {
+        UNLINKED | LINKED => TreeId::NAMES,
+        XATTRS => TreeId::XATTRS,
+        _ => TreeId::INODES,
+    }
+}
+
+impl Core {
+    pub(crate) fn diff(
+        &self,
+        old: InodeId,
+        new: InodeId,
+        cursor: &[u8],
+        changes_max: usize,
+    ) -> Result<DiffPage> {
+        if !side::root(old) || !side::root(new) {
+            return Err(FsError::NotSubvolume);
+        }
+        if cursor.is_empty() {
+            let of = |slot: Slot| slot == Slot::of(old) || slot == Slot::of(new);
+            self.complete(|set| of(set.snapshot))?;
+            let mut files = self.dirty.all();
+            files.retain(|file| of(Slot::of(file.state.ino)));
+            self.write_back_files(files)?;
+        }
+        let (old, new, view) = {
+            // While these are held the versions of the namespaces stay: the view fits the paths.
+            let (old, new) = (self.names(old)?, self.names(new)?);
+            if old.family != new.family {
+                return Err(FsError::Unrelated);
+            }
+            let of =
+                |names: &crate::table::Namespace| Side { path: names.path.clone(), family: names.family };
+            (of(&old), of(&new), self.store.view())
+        };
+        let mut diff = Diff {
+            view,
+            old,
+            new,
+            sharing: self.sharing(),
+            changes_max: changes_max.max(1),
+            page: DiffPage::default(),
+        };
+        diff.run(cursor)?;
+        diff.add_paths()?;
+        Ok(diff.page)
+    }
+}
+
+struct Diff {
+    view: View,
+    old: Side,
+    new: Side,
+    sharing: bool,
+    changes_max: usize,
+    page: DiffPage,
+}
+
+impl Diff {
+    fn run(&mut self, cursor: &[u8]) -> Result<()> {
+        let (mut phase, mut place, mut byte) = match cursor.split_first() {
+            None => (CREATED, Vec::new(), 0),
+            Some((phase, rest)) if *phase == CONTENTS && rest.len() == 16 => {
+                (CONTENTS, rest[..8].to_vec(), number(rest, 8))
+            }
+            Some((phase, rest)) => (*phase, rest.to_vec(), 0),
+        };
+        while phase < PHASES {
+            let room = self.changes_max.saturating_sub(self.page.changes.len()).clamp(1, PLACES_MAX);
+            let tree = tree_of(phase);
+            let found = points::changes(&self.view, &self.old.path, &self.new.path, tree, &place, room)?;
+            let mut seen = Vec::new();
+            for changed in &found.changed {
+                let begun = byte > 0 && changed.prefix.ends_with(&place);
+                let from = if begun { byte } else { 0 };
+                if let Some(next) = self.step(phase, changed, from, &mut seen)? {
+                    self.page.next = Some([&[phase], &changed.prefix[8..], &next.to_be_bytes()].concat());
+                    return Ok(());
+                }
+            }
+            byte = 0;
+            match found.next {
+                Some(next) => place = beyond(next, &seen),
+                None => (phase, place) = (phase + 1, Vec::new()),
+            }
+            if self.page.changes.len() >= self.changes_max && phase < PHASES {
+                self.page.next = Some([&[phase], &place[..]].concat());
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// What a phase says of one place. `Some`: there is more to say, from this byte on.
+    fn step(&mut self, phase: u8, changed: &Changed, from: u64, seen: &mut Vec<u8>) -> Result<Option<u64>> {
+        let first = number(&changed.prefix, 8);
+        let (old, new) = (changed.old.as_deref(), changed.new.as_deref());
+        match (phase, old, new) {
+            (CREATED, None, Some(new)) => {
+                let new = record(first, new)?;
+                let device = matches!(new.kind, InodeKind::CharDevice | InodeKind::BlockDevice);
+                let rdev = if device { new.rdev } else { 0 };
+                self.page.changes.push(Change::Created { inode: first, kind: new.kind, rdev });
+            }
+            (DELETED, Some(old), None) => {
+                let kind = record(first, old)?.kind;
+                self.page.changes.push(Change::Deleted { inode: first, kind });
+            }
+            (CONTENTS, old, Some(new)) => {
+                let old = old.map(|old| record(first, old)).transpose()?;
+                return self.contents(first, old.as_ref(), &record(first, new)?, from);
+            }
+            (UNLINKED, Some(value), _) => {
+                let position = NamePosition(number(&changed.prefix, 16));
+                if let Some((name, inode, kind)) = entry(first, value)?
+                    && self.new.name(&self.view, first, position, &name)? != Some(inode)
+                {
+                    self.page.changes.push(Change::Unlinked { directory: first, name, inode, kind });
+                }
+            }
+            (LINKED, _, Some(value)) => {
+                let position = NamePosition(number(&changed.prefix, 16));
+                if let Some((name, inode, kind)) = entry(first, value)?
+                    && self.old.name(&self.view, first, position, &name)? != Some(inode)
+                {
+                    self.page.changes.push(Change::Linked { directory: first, name, inode, kind });
+                }
+            }
+            (XATTRS, ..) if !changed.prefix[8..].starts_with(seen) || seen.is_empty() => {
+                *seen = changed.prefix[8..24].to_vec();
+                self.xattr(first, NamePosition(number(&changed.prefix, 16)))?;
+            }
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    /// An extended attribute of which a piece differs.
+    fn xattr(&mut self, inode: u64, position: NamePosition) -> Result<()> {
+        let view = &self.view;
+        let Some(InodeRecord { kind, .. }) = self.new.inode(view, inode)? else { return Ok(()) };
+        let (old, new) = (self.old.xattr(view, inode, position)?, self.new.xattr(view, inode, position)?);
+        // Another one of the same hash may have taken its place.
+        let moved = old.as_ref().map(|(name, _)| name) != new.as_ref().map(|(name, _)| name);
+        if let Some((name, _)) = old.as_ref().filter(|_| moved)
+            && self.new.xattr_named(view, inode, position, name)?.is_none()
+        {
+            self.page.changes.push(Change::XattrRemoved { inode, kind, name: name.clone() });
+        }
+        if let Some((name, value)) = new {
+            let before = match old.filter(|_| !moved) {
+                Some((_, value)) => Some(value),
+                None => self.old.xattr_named(view, inode, position, &name)?,
+            };
+            if before.as_ref() != Some(&value) {
+                self.page.changes.push(Change::XattrSet { inode, kind, name, value });
+            }
+        }
+        Ok(())
+    }
+
+    /// Size, data and attributes of an inode that both have, or only the newer. `Some`: its data goes on from this byte.
+    fn contents(
+        &mut self,
+        inode: u64,
+        old: Option<&InodeRecord>,
+        new: &InodeRecord,
+        from: u64,
+    ) -> Result<Option<u64>> {
+        if new.kind == InodeKind::File {
+            if from == 0 && old.map_or(0, |old| old.size) != new.size {
+                self.page.changes.push(Change::Resized { inode, size: new.size });
+            }
+            if let Some(next) = self.data(inode, old, new, from)? {
+                return Ok(Some(next));
+            }
+        }
+        let differs = |field: fn(&InodeRecord) -> u32| {
+            Some(field(new)).filter(|now| old.is_none_or(|old| field(old) != *now))
+        };
+        let (mode, uid, gid) = (differs(|r| u32::from(r.mode)), differs(|r| r.uid), differs(|r| r.gid));
+        let mtime = Some(new.mtime).filter(|now| old.is_none_or(|old| old.mtime != *now));
+        if mode.or(uid).or(gid).is_some() || mtime.is_some() {
+            self.page.changes.push(Change::Attributes { inode, kind: new.kind, mode, uid, gid, mtime });
+        }
+        Ok(None)
+    }
+
+    /// The ranges of a file's data from byte `from` on; where to go on.
+    fn data(
+        &mut self,
+        inode: u64,
+        old: Option<&InodeRecord>,
+        new: &InodeRecord,
+        from: u64,
+    ) -> Result<Option<u64>> {
+        let inline = old.and_then(|old| old.inline.as_deref());
+        let mut from = from;
+        match (&new.inline, inline) {
+            (Some(now), Some(before)) => {
+                let byte = |bytes: &[u8], at| bytes.get(at).copied().unwrap_or(0);
+                let upto = now.len().max(before.len());
+                let mut differ = (0..upto).filter(|at| byte(now, *at) != byte(before, *at));
+                if let Some(first) = differ.next() {
+                    let last = differ.next_back().unwrap_or(first);
+                    self.range(inode, new.size, first as u64, (last + 1 - first) as u64, false);
+                }
+                return Ok(None);
+            }
+            (Some(now), None) => {
+                let len = now.len() as u64;
+                self.range(inode, new.size, 0, len, false);
+                if old.is_some() {
+                    self.range(inode, new.size, len, new.size.saturating_sub(len), true);
+                }
+                return Ok(None);
+            }
+            // What lay in the record is in a block now, or gone.
+            (None, Some(before)) if from == 0 && !before.is_empty() => {
+                let block = (before.len() as u64).next_multiple_of(BLOCK_BYTES as u64);
+                self.range(inode, new.size, 0, block, false);
+                from = block;
+            }
+            (None, _) => {}
+        }
+        let holder = |record: &InodeRecord| extents::holder_now(&self.view, record, self.sharing);
+        let before = old.filter(|old| old.inline.is_none()).map(holder).transpose()?;
+        let now = holder(new)?;
+        let room = self.changes_max.saturating_sub(self.page.changes.len()).max(1);
+        let found = version::data_changes(&self.view, before, Some(now), from, room)?;
+        // In the block in which the older one ends, the newer may show what is cut off in the older.
+        let block = BLOCK_BYTES as u64;
+        let tail = old.map(|old| old.size).filter(|end| *end >= from && end % block > 0 && *end < new.size);
+        let mut tail = tail.filter(|end| found.next.is_none_or(|next| *end < next));
+        for range in found.ranges {
+            if let Some(end) = tail.take_if(|end| *end < range.offset + range.len)
+                && end < range.offset
+            {
+                self.range(inode, new.size, end, end.next_multiple_of(block) - end, false);
+            }
+            self.range(inode, new.size, range.offset, range.len, range.zeros);
+        }
+        if let Some(end) = tail {
+            self.range(inode, new.size, end, end.next_multiple_of(block) - end, false);
+        }
+        Ok(found.next.filter(|next| *next < new.size))
+    }
+
+    fn range(&mut self, inode: u64, size: u64, offset: u64, len: u64, zeros: bool) {
+        let len = len.min(size.saturating_sub(offset));
+        if len > 0 {
+            self.page.changes.push(Change::Data { inode, offset, len, zeros });
+        }
+    }
+
+    fn add_paths(&mut self) -> Result<()> {
+        let (mut old, mut new) = (BTreeSet::new(), BTreeSet::new());
+        for change in &self.page.changes {
+            match change {
+                Change::Unlinked { directory, .. } => old.insert(*directory),
+                Change::Linked { directory: inode, .. }
+                | Change::Resized { inode, .. }
+                | Change::Data { inode, .. }
+                | Change::Attributes { inode, .. }
+                | Change::XattrSet { inode, .. }
+                | Change::XattrRemoved { inode, .. } => new.insert(*inode),
+                Change::Created { .. } | Change::Deleted { .. } => false,
+            };
+        }
+        self.page.old_paths = self.old.paths(&self.view, old)?;
+        self.page.new_paths = self.new.paths(&self.view, new)?;
+        Ok(())
+    }
+}
+
+/// A place that does not lie in the attribute of which all has been said.
+fn beyond(next: Vec<u8>, seen: &[u8]) -> Vec<u8> {
+    if seen.is_empty() || !next.starts_with(seen) {
+        return next;
+    }
+    [seen, &[u8::MAX; 2]].concat()
+}

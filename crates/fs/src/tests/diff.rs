@@ -1,0 +1,205 @@
+//! What leads from one subvolume to another.
+
+use super::forks::{Node, Tree};
+use super::*;
+use crate::Change;
+
+/// All steps, `changes_max` a page. `None`: the two are not related.
+pub(super) fn whole(f: &Fixture, old: InodeId, new: InodeId, changes_max: usize) -> Option<Vec<Change>> {
+    let (mut cursor, mut all) = (Vec::new(), Vec::new());
+    loop {
+        let page = match f.fs.diff(old, new, &cursor, changes_max) {
+            Err(FsError::Unrelated) => return None,
+            page => page.unwrap(),
+        };
+        for (paths, root) in [(&page.old_paths, old), (&page.new_paths, new)] {
+            for (inode, path) in paths {
+                assert_eq!(walk(f, root, path), *inode, "a path of the page");
+            }
+        }
+        for change in &page.changes {
+            let (old_path, new_path) = match change {
+                Change::Unlinked { directory, .. } => (Some(directory), None),
+                Change::Linked { directory: inode, .. }
+                | Change::Resized { inode, .. }
+                | Change::Data { inode, .. }
+                | Change::Attributes { inode, .. }
+                | Change::XattrSet { inode, .. }
+                | Change::XattrRemoved { inode, .. } => (None, Some(inode)),
+                Change::Created { .. } | Change::Deleted { .. } => (None, None),
+            };
+            assert!(old_path.is_none_or(|wanted| page.old_paths.iter().any(|(inode, _)| inode == wanted)));
+            assert!(new_path.is_none_or(|wanted| page.new_paths.iter().any(|(inode, _)| inode == wanted)));
+        }
+        all.extend(page.changes);
+        let Some(next) = page.next else { return Some(all) };
+        assert!(cursor < next, "the cursor goes on: {cursor:?} {next:?}");
+        cursor = next;
+    }
+}
+
+/// The number, without the slot, of what a path below a root leads to.
+fn walk(f: &Fixture, root: InodeId, path: &[u8]) -> u64 {
+    let names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
+    names.fold(root, |at, name| f.fs.lookup(at, name).unwrap().ino).0 & ((1 << 43) - 1)
+}
+
+/// Does the steps one after the other, as a receiver would: each must be possible when it comes.
+pub(super) fn apply(f: &Fixture, mut tree: Tree, new: InodeId, changes: &[Change]) -> Tree {
+    for change in changes {
+        match change {
+            Change::Created { inode, kind, .. } => {
+                let node = Node { directory: *kind == FileKind::Directory, ..Node::default() };
+                assert!(tree.nodes.insert(*inode, node).is_none(), "{change:?}");
+            }
+            Change::Unlinked { directory, name, inode, kind } => {
+                assert_eq!(tree.names.remove(&(*directory, name.clone())), Some(*inode), "{change:?}");
+                assert_eq!(tree.nodes[inode].directory, *kind == FileKind::Directory);
+            }
+            Change::Linked { directory, name, inode, .. } => {
+                assert!(tree.nodes[directory].directory && tree.nodes.contains_key(inode), "{change:?}");
+                assert_eq!(tree.names.insert((*directory, name.clone()), *inode), None, "{change:?}");
+            }
+            Change::Resized { inode, size } => {
+                tree.nodes.get_mut(inode).unwrap().data.resize(*size as usize, 0);
+            }
+            Change::Data { inode, offset, len, zeros } => {
+                let full = InodeId(new.0 & !((1 << 43) - 1) | inode);
+                let bytes = f.fs.read(full, *offset, *len as usize).unwrap();
+                assert_eq!(bytes.len() as u64, *len, "{change:?}");
+                assert!(!zeros || bytes.iter().all(|byte| *byte == 0), "{change:?}");
+                let range = *offset as usize..(*offset + *len) as usize;
+                tree.nodes.get_mut(inode).unwrap().data[range].copy_from_slice(&bytes);
+            }
+            Change::Attributes { inode, .. } => assert!(tree.nodes.contains_key(inode), "{change:?}"),
+            Change::XattrSet { inode, name, value, .. } => {
+                let attributes = &mut tree.nodes.get_mut(inode).unwrap().attributes;
+                let old = attributes.insert(name.clone(), value.clone());
+                assert_ne!(old.as_ref(), Some(value), "{change:?}");
+            }
+            Change::XattrRemoved { inode, name, .. } => {
+                assert!(tree.nodes.get_mut(inode).unwrap().attributes.remove(name).is_some(), "{change:?}");
+            }
+            Change::Deleted { inode, .. } => {
+                assert!(!tree.names.values().any(|left| left == inode), "{change:?}");
+                tree.nodes.remove(inode).unwrap();
+            }
+        }
+    }
+    tree
+}
+
+// Goal: each kind of change is told as what it is, a directory's rename as one, and nothing else. Method: one of each between
+// a snapshot and its source, written out.
+#[test]
+fn each_kind() {
+    let f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let make = |dir: InodeId, name: &[u8]| f.fs.create(Caller::ROOT, dir, name, 0o644).unwrap().ino;
+    let dir = f.mkdir(sub, b"dir");
+    let (inside, gone, kept) = (make(dir, b"inside"), make(sub, b"gone"), make(sub, b"kept"));
+    f.write(kept, 0, &pattern(1, 10 * 4096));
+    f.write(inside, 0, &pattern(2, 100));
+    f.fs.setxattr(kept, b"user.a", b"old", XattrMode::Set).unwrap();
+    f.fs.setxattr(kept, b"user.b", b"same", XattrMode::Set).unwrap();
+    let old = f.fs.snapshot(sub, ROOT, b"old", true, false).unwrap().ino;
+    assert_eq!(whole(&f, old, sub, 10), Some(vec![]));
+    assert_eq!(whole(&f, old, old, 10), Some(vec![]));
+
+    let local = |ino: InodeId| ino.0 & ((1 << 43) - 1);
+    f.fs.rename(sub, b"dir", sub, b"moved", RenameMode::Replace).unwrap();
+    f.fs.unlink(sub, b"gone").unwrap();
+    f.write(kept, 5 * 4096 + 10, b"few bytes");
+    f.fs.setxattr(kept, b"user.a", b"new", XattrMode::Set).unwrap();
+    let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    f.fs.setattr(Caller::ROOT, inside, mode).unwrap();
+    let fresh = make(dir, b"fresh");
+    f.write(fresh, 0, b"small");
+    let changes = whole(&f, old, sub, 100).unwrap();
+    let of = |ino: InodeId| {
+        let wanted = local(ino);
+        let named = |change: &&Change| match change {
+            Change::Created { inode, .. }
+            | Change::Unlinked { inode, .. }
+            | Change::Linked { inode, .. }
+            | Change::Resized { inode, .. }
+            | Change::Data { inode, .. }
+            | Change::Attributes { inode, .. }
+            | Change::XattrSet { inode, .. }
+            | Change::XattrRemoved { inode, .. }
+            | Change::Deleted { inode, .. } => *inode == wanted,
+        };
+        changes.iter().filter(named).cloned().collect::<Vec<_>>()
+    };
+    let (directory, file) = (FileKind::Directory, FileKind::File);
+    let root = local(sub);
+    let name = |name: &[u8]| name.to_vec();
+    let times = |ino: InodeId| Some(f.fs.getattr(ino).unwrap().mtime);
+    let mtime = |ino: InodeId| Change::Attributes {
+        inode: local(ino),
+        kind: f.fs.getattr(ino).unwrap().kind,
+        mode: None,
+        uid: None,
+        gid: None,
+        mtime: times(ino),
+    };
+    let inode = local(dir);
+    assert_eq!(
+        of(dir),
+        [
+            Change::Unlinked { directory: root, name: name(b"dir"), inode, kind: directory },
+            Change::Linked { directory: root, name: name(b"moved"), inode, kind: directory },
+            mtime(dir),
+        ]
+    );
+    let inode = local(gone);
+    assert_eq!(
+        of(gone),
+        [
+            Change::Unlinked { directory: root, name: name(b"gone"), inode, kind: file },
+            Change::Deleted { inode, kind: file },
+        ]
+    );
+    let inode = local(kept);
+    assert_eq!(
+        of(kept),
+        [
+            Change::Data { inode, offset: 5 * 4096, len: 4096, zeros: false },
+            mtime(kept),
+            Change::XattrSet { inode, kind: file, name: name(b"user.a"), value: name(b"new") },
+        ]
+    );
+    let inode = local(inside);
+    let chmod =
+        Change::Attributes { inode, kind: file, mode: Some(0o600), uid: None, gid: None, mtime: None };
+    assert_eq!(of(inside), [chmod]);
+    let inode = local(fresh);
+    assert_eq!(
+        of(fresh),
+        [
+            Change::Created { inode, kind: file, rdev: 0 },
+            Change::Linked { directory: local(dir), name: name(b"fresh"), inode, kind: file },
+            Change::Resized { inode, size: 5 },
+            Change::Data { inode, offset: 0, len: 5, zeros: false },
+            Change::Attributes {
+                inode,
+                kind: file,
+                mode: Some(0o644),
+                uid: Some(0),
+                gid: Some(0),
+                mtime: times(fresh)
+            },
+        ]
+    );
+    assert_eq!(of(sub), [mtime(sub)]);
+    // And back.
+    assert_eq!(
+        whole(&f, sub, old, 1).unwrap().len(),
+        changes.len() - 2,
+        "a file has fewer steps to go than to come"
+    );
+    // What never was one cannot be compared, and what is no subvolume neither.
+    let other = f.fs.create_subvolume(Caller::ROOT, ROOT, b"other", 0o755).unwrap().ino;
+    refused(f.fs.diff(old, other, &[], 10), 22);
+    refused(f.fs.diff(old, dir, &[], 10), 22);
+}

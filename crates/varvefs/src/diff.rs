@@ -1,0 +1,158 @@
+//! What differs between two subvolumes.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use crate::error::{Result, path_buf};
+use crate::filesystem::Filesystem;
+use crate::metadata::{FileType, system_time};
+use crate::path::{AsPath, Last, find_existing};
+
+/// Changes asked for at once.
+const PAGE_CHANGES: usize = 4096;
+
+/// One change of those that lead from an older subvolume to a newer one. Inodes are named by numbers that both share.
+///
+/// They come in this order, so that each can be done when it comes: new inodes, without a name yet; names that are gone; names
+/// that are new (a rename is one of each; a directory's contents stay in it); of each inode size, data and attributes; extended
+/// attributes; inodes that are gone.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the fields are named as what they are")]
+pub enum Change {
+    /// An inode that only the newer one has. What a symbolic link says is read there.
+    Created { inode: u64, file_type: FileType, rdev: u32 },
+    /// A name, `path`, is gone, or leads elsewhere now.
+    Unlinked { directory: u64, inode: u64, file_type: FileType, path: PathBuf },
+    /// A name, `path`, is new, or leads elsewhere now.
+    Linked { directory: u64, inode: u64, file_type: FileType, path: PathBuf },
+    /// A file is that long now: cut it, or let it grow with zeros.
+    Resized { inode: u64, path: PathBuf, len: u64 },
+    /// A range of a file that differs, or was written again. If it is not all zeros, read it from the newer one.
+    Data { inode: u64, path: PathBuf, offset: u64, len: u64, zeros: bool },
+    /// What has other values; of a new inode, all.
+    Attributes {
+        inode: u64,
+        path: PathBuf,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        modified: Option<SystemTime>,
+    },
+    /// An extended attribute is new or has another value.
+    XattrSet { inode: u64, path: PathBuf, name: Vec<u8>, value: Vec<u8> },
+    /// An extended attribute is gone.
+    XattrRemoved { inode: u64, path: PathBuf, name: Vec<u8> },
+    /// An inode that the newer one does not have any more.
+    Deleted { inode: u64, file_type: FileType },
+}
+
+/// What leads from one subvolume to another: an iterator, which [`Filesystem::diff`] gives.
+#[derive(Debug)]
+pub struct Diff {
+    fs: Filesystem,
+    names: (Vec<u8>, Vec<u8>),
+    roots: (varve_fs::InodeId, varve_fs::InodeId),
+    /// Where the next page begins.
+    cursor: Option<Vec<u8>>,
+    page: std::vec::IntoIter<Change>,
+}
+
+impl Iterator for Diff {
+    type Item = Result<Change>;
+
+    fn next(&mut self) -> Option<Result<Change>> {
+        loop {
+            if let Some(change) = self.page.next() {
+                return Some(Ok(change));
+            }
+            // After an error there is no more.
+            let cursor = self.cursor.take()?;
+            let (old, new) = self.roots;
+            let page = self.fs.run_two("compare", &self.names.0, &self.names.1, |fs| {
+                Ok(fs.diff(old, new, &cursor, PAGE_CHANGES)?)
+            });
+            match page {
+                Ok(page) => {
+                    self.cursor = page.next;
+                    let paths = |list: Vec<(u64, Vec<u8>)>| list.into_iter().collect::<HashMap<_, _>>();
+                    let (old, new) = (paths(page.old_paths), paths(page.new_paths));
+                    let changes = page.changes.into_iter().map(|change| with_path(change, &old, &new));
+                    self.page = changes.collect::<Vec<_>>().into_iter();
+                }
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}
+
+type Paths = HashMap<u64, Vec<u8>>;
+
+fn with_path(change: varve_fs::Change, old: &Paths, new: &Paths) -> Change {
+    let path = |inode| path_buf(new.get(&inode).map_or(&[][..], Vec::as_slice));
+    let named = |paths: &Paths, directory, name: &[u8]| {
+        path_buf(paths.get(&directory).map_or(&[][..], Vec::as_slice)).join(path_buf(name))
+    };
+    match change {
+        varve_fs::Change::Created { inode, kind, rdev } => {
+            Change::Created { inode, file_type: FileType::of(kind), rdev }
+        }
+        varve_fs::Change::Unlinked { directory, name, inode, kind } => {
+            let (file_type, path) = (FileType::of(kind), named(old, directory, &name));
+            Change::Unlinked { directory, inode, file_type, path }
+        }
+        varve_fs::Change::Linked { directory, name, inode, kind } => {
+            let (file_type, path) = (FileType::of(kind), named(new, directory, &name));
+            Change::Linked { directory, inode, file_type, path }
+        }
+        varve_fs::Change::Resized { inode, size } => Change::Resized { inode, path: path(inode), len: size },
+        varve_fs::Change::Data { inode, offset, len, zeros } => {
+            Change::Data { inode, path: path(inode), offset, len, zeros }
+        }
+        varve_fs::Change::Attributes { inode, mode, uid, gid, mtime, .. } => {
+            let modified = mtime.map(system_time);
+            Change::Attributes { inode, path: path(inode), mode, uid, gid, modified }
+        }
+        varve_fs::Change::XattrSet { inode, name, value, .. } => {
+            Change::XattrSet { inode, path: path(inode), name, value }
+        }
+        varve_fs::Change::XattrRemoved { inode, name, .. } => {
+            Change::XattrRemoved { inode, path: path(inode), name }
+        }
+        varve_fs::Change::Deleted { inode, kind } => Change::Deleted { inode, file_type: FileType::of(kind) },
+    }
+}
+
+impl Filesystem {
+    /// What leads from the subvolume `old` to `new`, one of which is a snapshot of the other (of whatever age), or both of a third
+    /// one; else [`crate::Reason::Unrelated`]. Costs what was changed since they parted, not what is in them. Paths are those
+    /// below the subvolume's root. What waits in memory is written first. Only if neither is changed meanwhile do the changes
+    /// belong together: compare read-only snapshots.
+    ///
+    /// ```
+    /// # use varvefs::{Change, SnapshotOptions};
+    /// # let fs = varvefs::Pool::in_memory(64 << 20)?.filesystem();
+    /// fs.create_subvolume("/project")?;
+    /// fs.write("/project/notes", "thin")?;
+    /// fs.snapshot("/project", "/before", SnapshotOptions::new().read_only(true))?;
+    /// fs.rename("/project/notes", "/project/layers")?;
+    /// let names = fs.diff("/before", "/project")?.filter_map(|change| match change {
+    ///     Ok(Change::Unlinked { path, .. } | Change::Linked { path, .. }) => Some(path),
+    ///     _ => None,
+    /// });
+    /// let names: Vec<_> = names.collect();
+    /// assert_eq!(names, [std::path::Path::new("notes"), std::path::Path::new("layers")]);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn diff(&self, old: impl AsPath, new: impl AsPath) -> Result<Diff> {
+        let names = (old.as_path_bytes().to_vec(), new.as_path_bytes().to_vec());
+        let roots = self.run_two("compare", &names.0, &names.1, |fs| {
+            let old = find_existing(fs, &names.0, Last::Follow)?.ino;
+            let new = find_existing(fs, &names.1, Last::Follow).map_err(crate::error::Fault::in_second)?.ino;
+            Ok((old, new))
+        })?;
+        let (cursor, page) = (Some(Vec::new()), Vec::new().into_iter());
+        Ok(Diff { fs: self.clone(), names, roots, cursor, page })
+    }
+}
