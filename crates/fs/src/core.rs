@@ -7,7 +7,9 @@ use parking_lot::{Mutex, RwLockReadGuard, RwLockWriteGuard};
 use varve_device::Histogram;
 use varve_engine::planted::{Planted, is};
 use varve_engine::version::Path;
-use varve_engine::{EngineError, FamilyId, InodeId, Lsn, Reservation, Store, Transaction, VersionId, View};
+use varve_engine::{
+    EngineError, FamilyId, InodeId, Lsn, Problems, Reservation, Store, Transaction, VersionId, View,
+};
 use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, Time};
 
 use crate::access::Accesses;
@@ -53,8 +55,8 @@ pub(crate) struct Core {
     pub on_data_logged: Option<Arc<dyn Fn(DataLogged) + Send + Sync>>,
     pub read_only: bool,
     pub background: bool,
-    /// Why the record of the filesystem could not be had, in a pool that was opened to be checked.
-    pub subvolume_problem: Option<String>,
+    /// What is wrong with the records of subvolumes, in a pool that was opened to be checked.
+    pub subvolume_problems: Problems,
     pub closed: AtomicBool,
     pub read_latency: Histogram,
     pub write_latency: Histogram,

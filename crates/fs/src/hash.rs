@@ -31,6 +31,11 @@ impl NameHasher {
         (kind == HASH_KIND_SIPHASH13).then_some(NameHasher { kind, key: [seed, second ^ (second >> 31)] })
     }
 
+    /// Which way, as records say it.
+    pub(crate) fn kind(&self) -> u8 {
+        self.kind
+    }
+
     /// The hash of `name`.
     pub(crate) fn hash(&self, name: &[u8]) -> u64 {
         if self.kind == HASH_KIND_SIPHASH13 {

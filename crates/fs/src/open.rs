@@ -1,15 +1,16 @@
 //! Making, opening and closing a filesystem.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use varve_device::{Device, Histogram};
 use varve_engine::{
-    EngineError, FamilyId, FormatOptions, InodeId, RecoveryReport, Store, StoreOptions, Transaction, TreeId,
-    VersionId, VersionKey,
+    EngineError, FamilyId, FormatOptions, InodeId, Problem, ProblemKind as Kind, Problems, RecoveryReport,
+    Store, StoreOptions, Transaction, TreeId, VersionId, VersionKey,
 };
+use varve_format::Corrupt;
 use varve_format::record::inode::inode_key;
 use varve_format::record::subvolume::{
     FIRST_SUBVOLUME, HASH_KIND_SIPHASH13, SUBVOLUME_DELETING, SUBVOLUME_PENDING, SUBVOLUME_SHARING,
@@ -102,19 +103,21 @@ impl Core {
             Ok(None) => Err("the pool has no record of its filesystem".to_owned()),
             Err(error) => Err(error.to_string()),
         };
-        let (record, problem) = match found {
-            Ok(record) => (record, None),
+        let mut problems = Problems::default();
+        let record = found.unwrap_or_else(|why| {
+            problems.add(Problem::new(Kind::SubvolumeMissing, why));
             // What `create` writes: so the rest can be looked at.
-            Err(why) => (first_subvolume(HASH_KIND_SIPHASH13), Some(why)),
-        };
-        Core::on(store, record, problem, options).map(|core| (core, report))
+            first_subvolume(HASH_KIND_SIPHASH13)
+        });
+        Core::on(store, record, Some(problems), options).map(|core| (core, report))
     }
 
-    /// The filesystem in `store`.
+    /// The filesystem in `store`. With `problems`, what is wrong with its subvolumes is noted there, and those that can be
+    /// had are opened; without, it is an error.
     fn on(
         store: Arc<Store>,
         record: SubvolumeRecord,
-        subvolume_problem: Option<String>,
+        mut problems: Option<Problems>,
         options: OpenOptions,
     ) -> Result<Core> {
         let (read_only, background) = (options.store.read_only, options.store.background);
@@ -127,17 +130,24 @@ impl Core {
         })?;
         let sharing = record.flags & SUBVOLUME_SHARING != 0;
         let gate = Gate::default();
-        let family = record.family;
-        let first = subvolume::open(
+        let mut record = record;
+        let missing = problems.as_ref().is_some_and(|problems| !problems.list.is_empty());
+        let mut first = subvolume::open(
             &store,
-            gate,
+            gate.clone(),
             FIRST_SUBVOLUME,
             record.clone(),
             hasher,
-            sharing && subvolume_problem.is_none(),
-        )?;
-        let subvolumes = Subvolumes::new(first, family);
-        let core = Core {
+            sharing && !missing,
+        );
+        if let (Err(why), Some(problems)) = (&first, &mut problems) {
+            let text = format!("the first subvolume: {why}");
+            problems.add(Problem::new(Kind::SubvolumeVersion, text));
+            record.version = VersionId(record.family.0);
+            first = subvolume::open(&store, gate, FIRST_SUBVOLUME, record.clone(), hasher, false);
+        }
+        let subvolumes = Subvolumes::new(first?, record.family);
+        let mut core = Core {
             subvolumes,
             store,
             inodes: InodeTable::default(),
@@ -159,12 +169,13 @@ impl Core {
             buffers: Buffers::default(),
             read_only,
             background,
-            subvolume_problem,
+            subvolume_problems: Problems::default(),
             closed: AtomicBool::new(false),
             read_latency: Histogram::new(),
             write_latency: Histogram::new(),
         };
-        core.open_subvolumes(hasher)?;
+        core.open_subvolumes(hasher, &mut problems)?;
+        core.subvolume_problems = problems.unwrap_or_default();
         if !read_only {
             core.remove_pending()?;
             core.set_reserved_aside()?;
@@ -176,26 +187,55 @@ impl Core {
         Ok(core)
     }
 
-    /// Opens all subvolumes but the first. In a pool that was opened to be checked, those that can be opened.
-    fn open_subvolumes(&self, hasher: NameHasher) -> Result<()> {
-        let records = match table::subvolumes::others(&self.store.view()) {
-            Ok(records) => records,
-            Err(_) if self.subvolume_problem.is_some() => Vec::new(),
-            Err(error) => return Err(error.into()),
+    /// Opens all subvolumes but the first. With `problems`, those that can be opened.
+    fn open_subvolumes(&self, hasher: NameHasher, problems: &mut Option<Problems>) -> Result<()> {
+        let mut fault = |kind: Kind, id: u64, error: FsError| match problems {
+            Some(problems) => {
+                problems.add(Problem::new(kind, format!("subvolume {id}: {error}")));
+                Ok(())
+            }
+            None => Err(error),
+        };
+        let corrupt = |id: u64, why: Corrupt| {
+            FsError::from(EngineError::corrupt(format!("the record of subvolume {id}"), why))
         };
         let mut slots = HashMap::from([(FIRST_SUBVOLUME, Slot::FIRST)]);
         let is_pending = |record: &SubvolumeRecord| record.flags & SUBVOLUME_PENDING != 0;
-        for (id, record) in records {
+        let mut taken = HashSet::from([Slot::FIRST]);
+        for (id, record) in table::subvolumes::others(&self.store.view())? {
+            let record = match record {
+                Ok(record) => record,
+                Err(why) => {
+                    fault(Kind::SubvolumeMalformed, id, corrupt(id, why))?;
+                    continue;
+                }
+            };
             let slot = Slot(record.slot);
             self.subvolumes.take_slot(slot);
             if record.flags & SUBVOLUME_DELETING != 0 {
                 continue;
             }
-            let gate = self.subvolumes.gate(record.family);
-            if !is_pending(&record) {
-                slots.insert(id, slot);
+            if record.hash_kind != hasher.kind() || record.root != ROOT_INODE {
+                let why = Corrupt { what: "subvolume with another hash or root than the first", at: 0 };
+                fault(Kind::SubvolumeMalformed, id, corrupt(id, why))?;
+                continue;
             }
-            self.subvolumes.add(subvolume::open(&self.store, gate, id, record, hasher, self.sharing())?);
+            if !taken.insert(slot) {
+                let why = Corrupt { what: "slot of another subvolume", at: 0 };
+                fault(Kind::SubvolumeSlot, id, corrupt(id, why))?;
+                continue;
+            }
+            let gate = self.subvolumes.gate(record.family);
+            let pending = is_pending(&record);
+            match subvolume::open(&self.store, gate, id, record, hasher, self.sharing()) {
+                Ok(subvolume) => {
+                    if !pending {
+                        slots.insert(id, slot);
+                    }
+                    self.subvolumes.add(subvolume);
+                }
+                Err(error) => fault(Kind::SubvolumeVersion, id, error)?,
+            }
         }
         for subvolume in self.subvolumes.all() {
             let record = subvolume.record.lock().clone();

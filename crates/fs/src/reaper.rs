@@ -19,7 +19,7 @@ use varve_format::record::subvolume::SUBVOLUME_DELETING;
 
 use crate::core::Core;
 use crate::subvolume::{Change, Slot};
-use crate::table::{extents, orphans, subvolumes};
+use crate::table::{corrupt, extents, orphans, subvolumes};
 use crate::{FsError, Result};
 
 /// Entries deleted in one transaction.
@@ -319,6 +319,7 @@ impl Core {
             names.iter().for_each(|family| self.reap.push(Task::Names(*family)));
         }
         for (id, record) in subvolumes::others(&view)? {
+            let record = record.map_err(corrupt(|| format!("the record of subvolume {id}")))?;
             if record.flags & SUBVOLUME_DELETING != 0 {
                 names.push(record.family);
                 self.reap.push(Task::Subvolume { id, slot: Slot(record.slot), family: record.family });

@@ -67,7 +67,7 @@ impl Check<'_> {
     fn is_namespace(&self, family: FamilyId) -> bool {
         self.namespaces.iter().any(|names| names.family == family)
             || crate::table::subvolumes::others(&self.view)
-                .is_ok_and(|others| others.iter().any(|(_, record)| record.family == family))
+                .is_ok_and(|others| others.iter().flat_map(|(_, r)| r).any(|record| record.family == family))
     }
 
     /// Data where an inode has none; `last` is where that of its family ends.

@@ -22,11 +22,12 @@ use varve_format::{Corrupt, VersionId, VersionKey};
 
 use crate::Result;
 use crate::core::Core;
-use crate::subvolume::{Slot, local};
+use crate::subvolume::{Slot, Subvolume, local};
 use crate::table::{Namespace, extents};
 
 mod data;
 mod names;
+mod subvolumes;
 mod xattrs;
 
 use data::DataRun;
@@ -155,11 +156,18 @@ impl Core {
         all.iter().map(|subvolume| Ok(Namespace::clone(&*self.names(root(subvolume.slot))?))).collect()
     }
 
+    /// Where the roots of subvolumes are.
+    fn above(&self) -> names::Above {
+        let place = |subvolume: &Subvolume| {
+            let name = subvolume.record.lock().place.as_ref()?.name.clone();
+            let (dir, _) = (*subvolume.place.lock())?;
+            Some((subvolume.slot.full(self.root()), (dir, name)))
+        };
+        self.subvolumes.all().iter().filter_map(|subvolume| place(subvolume)).collect()
+    }
+
     pub(crate) fn check(&self, verify_data: bool) -> Result<CheckReport> {
-        let mut problems = Problems::default();
-        if let Some(why) = &self.subvolume_problem {
-            problems.add(Problem::new(Kind::SubvolumeMissing, why.clone()));
-        }
+        let problems = self.subvolume_problems.clone();
         let mut check = Check {
             core: self,
             view: self.store.view(),
@@ -186,6 +194,7 @@ impl Core {
             }
             check.namespace = check.namespaces[0].clone();
             check.tree();
+            check.places()?;
             check.sums();
             check.extents()?;
             check.counts()?;
@@ -197,8 +206,9 @@ impl Core {
         // The engine knows addresses: say whose they are.
         runs.sort_unstable_by_key(|data| data.run.addr);
         report.problems.iter_mut().for_each(|problem| data::locate(problem, &runs));
+        let above = self.above();
         for problem in problems.list.iter_mut().chain(&mut report.problems) {
-            names::name_path(problem, &inodes, self.root());
+            names::name_path(problem, &inodes, self.root(), &above);
         }
         report.omitted += problems.omitted;
         report.problems.splice(0..0, problems.list);
@@ -254,9 +264,11 @@ impl<'a> Check<'a> {
         for namespace in &self.namespaces {
             keys.insert(namespace.family.0, (!namespace.forked).then_some(namespace.version.0));
         }
-        for (_, record) in crate::table::subvolumes::others(&self.view).unwrap_or_default() {
+        for (_, record) in crate::table::subvolumes::others(&self.view)? {
             // One that is being deleted.
-            keys.entry(record.family.0).or_insert(None);
+            if let Ok(record) = record {
+                keys.entry(record.family.0).or_insert(None);
+            }
         }
         for tree in [TreeId::INODES, TreeId::NAMES, TreeId::XATTRS] {
             let mut found = 0u64;

@@ -195,12 +195,20 @@ impl Check<'_> {
 }
 
 /// Adds the path of the inode a problem is about, and puts it into the sentence.
-pub(super) fn name_path(problem: &mut Problem, inodes: &Inodes, root: InodeId) {
+/// The directory and the name of the root of each subvolume but the first.
+pub(super) type Above = HashMap<InodeId, (InodeId, Vec<u8>)>;
+
+pub(super) fn name_path(problem: &mut Problem, inodes: &Inodes, root: InodeId, above: &Above) {
     const DEPTH_MAX: usize = 4096;
     let Some(ino) = problem.inode else { return };
     let mut names: Vec<&[u8]> = Vec::new();
     let mut at = InodeId(ino);
     while at != root {
+        if let Some((dir, name)) = above.get(&at).filter(|_| names.len() < DEPTH_MAX) {
+            names.push(name);
+            at = *dir;
+            continue;
+        }
         let Some(seen) = inodes.get(&at).filter(|seen| seen.names > 0 && names.len() < DEPTH_MAX) else {
             return;
         };

@@ -174,6 +174,6 @@ impl Change {
 }
 
 /// Names the entry that does not decode.
-fn corrupt(what: impl FnOnce() -> String) -> impl FnOnce(Corrupt) -> EngineError {
+pub(crate) fn corrupt(what: impl FnOnce() -> String) -> impl FnOnce(Corrupt) -> EngineError {
     |why| EngineError::corrupt(what(), why)
 }

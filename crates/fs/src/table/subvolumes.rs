@@ -1,6 +1,7 @@
 //! Subvolume records.
 
 use varve_engine::{Store, Transaction, TreeId, View};
+use varve_format::Corrupt;
 use varve_format::record::subvolume::{FIRST_SUBVOLUME, SubvolumeRecord, subvolume_key};
 
 use super::{Result, corrupt};
@@ -36,16 +37,13 @@ pub(crate) fn delete(tx: &mut Transaction, id: u64) {
     tx.delete(TreeId::SUBVOLUMES, &subvolume_key(id));
 }
 
-/// All subvolumes but the first.
-pub(crate) fn others(view: &View) -> Result<Vec<(u64, SubvolumeRecord)>> {
-    let (mut found, mut failed) = (Vec::new(), None);
+/// All subvolumes but the first, with what their records say or what is wrong with them.
+pub(crate) fn others(view: &View) -> Result<Vec<(u64, std::result::Result<SubvolumeRecord, Corrupt>)>> {
+    let mut found = Vec::new();
     view.scan(TreeId::SUBVOLUMES, &subvolume_key(FIRST_SUBVOLUME + 1), &mut |key, value| {
         let id = key.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
-        match SubvolumeRecord::decode(value) {
-            Ok(record) => found.push((id, record)),
-            Err(why) => failed = Some(corrupt(|| format!("the record of subvolume {id}"))(why)),
-        }
-        failed.is_none()
+        found.push((id, SubvolumeRecord::decode(value)));
+        true
     })?;
-    failed.map_or(Ok(found), Err)
+    Ok(found)
 }

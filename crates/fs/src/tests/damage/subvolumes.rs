@@ -1,0 +1,128 @@
+//! Damage of a pool with subvolumes and snapshots.
+
+use varve_format::record::subvolume::SubvolumePlace;
+
+use super::single::Plant;
+use super::*;
+
+/// A subvolume in a directory, a snapshot of it in the first subvolume, both changed since, and one in the snapshot.
+pub fn build() -> World {
+    let f = Fixture::new(64 * MIB);
+    let dir = f.mkdir(ROOT, b"dir");
+    let file = f.create(b"file");
+    f.write(file, 0, &pattern(1, 10_000));
+    let small = f.create(b"small");
+    let link = f.fs.symlink(Caller::ROOT, ROOT, b"link", b"file").unwrap().ino;
+    let inner = f.fs.create_subvolume(Caller::ROOT, dir, b"inner", 0o755).unwrap().ino;
+    let big = f.fs.create(Caller::ROOT, inner, b"big", 0o644).unwrap().ino;
+    f.write(big, 0, &pattern(3, 2 << 20));
+    let below = f.fs.mkdir(Caller::ROOT, inner, b"below", 0o755).unwrap().ino;
+    let taken = f.fs.snapshot(inner, ROOT, b"taken", false, false).unwrap().ino;
+    f.write(big, 4096, &pattern(4, 5000));
+    f.fs.create(Caller::ROOT, taken, b"new", 0o644).unwrap();
+    f.fs.unlink(taken, b"big").unwrap();
+    let deep = f.fs.lookup(taken, b"below").unwrap().ino;
+    f.fs.create_subvolume(Caller::ROOT, deep, b"deepest", 0o755).unwrap();
+    assert_ne!(below, deep, "the snapshot shows its own numbers");
+    f.fs.close().unwrap();
+    let image = Image::of(&f.device);
+    let hasher = NameHasher::new(HASH_KIND_SIPHASH13, image.superblock.hash_seed).unwrap();
+    World { image, hasher, dir, inner, file, small, link, big }
+}
+
+/// The record of the subvolume with this name, and its key.
+fn find(w: &World, name: &[u8]) -> (Vec<u8>, SubvolumeRecord) {
+    let named = |record: &SubvolumeRecord| record.place.as_ref().is_some_and(|place| place.name == name);
+    let all = w.image.entries(TreeId::SUBVOLUMES).into_iter();
+    let mut all = all.map(|(key, value)| (key, SubvolumeRecord::decode(&value).unwrap()));
+    all.find(|(_, record)| named(record)).expect("there is one of that name")
+}
+
+fn edit(w: &mut World, name: &[u8], edit: impl FnOnce(&mut SubvolumeRecord)) {
+    let (key, mut record) = find(w, name);
+    edit(&mut record);
+    w.image.put(TreeId::SUBVOLUMES, &key, &record.encode());
+}
+
+fn place(w: &mut World, name: &[u8], change: impl FnOnce(&mut SubvolumePlace)) {
+    edit(w, name, |record| change(record.place.as_mut().unwrap()));
+}
+
+fn id(w: &World, name: &[u8]) -> u64 {
+    u64::from_be_bytes(find(w, name).0[..].try_into().unwrap())
+}
+
+/// Damage whose checksums are redone.
+pub const FORKED: &[(Kind, Plant)] = &[
+    (Kind::SubvolumeMalformed, |w| {
+        let (key, record) = find(w, b"taken");
+        w.image.put(TreeId::SUBVOLUMES, &key, &record.encode()[1..]);
+    }),
+    (Kind::SubvolumeMalformed, |w| edit(w, b"taken", |record| record.hash_kind = 200)),
+    (Kind::SubvolumeMalformed, |w| edit(w, b"inner", |record| record.root = InodeId(12))),
+    (Kind::SubvolumeVersion, |w| edit(w, b"taken", |record| record.version = VersionId(1 << 30))),
+    (Kind::SubvolumeSlot, |w| {
+        let slot = find(w, b"inner").1.slot;
+        edit(w, b"taken", |record| record.slot = slot);
+    }),
+    (Kind::SubvolumeSlot, |w| edit(w, b"taken", |record| record.slot = 0)),
+    (Kind::SubvolumePlace, |w| edit(w, b"taken", |record| record.place = None)),
+    (Kind::SubvolumePlace, |w| place(w, b"taken", |place| place.parent = 1 << 30)),
+    (Kind::SubvolumePlace, |w| place(w, b"taken", |place| place.directory = InodeId(1 << 30))),
+    (Kind::SubvolumePlace, |w| {
+        let file = w.file;
+        place(w, b"taken", |place| place.directory = file);
+    }),
+    (Kind::SubvolumePlace, |w| place(w, b"taken", |place| place.position.0 += 1 << 8)),
+    (Kind::SubvolumePlace, |w| {
+        let there = find(w, b"taken").1.place;
+        edit(w, b"inner", |record| record.place = there);
+    }),
+    (Kind::SubvolumePlace, |w| {
+        // In a directory of the one that is in it.
+        let deepest = id(w, b"deepest");
+        place(w, b"taken", |place| (place.parent, place.directory) = (deepest, ROOT));
+    }),
+    (Kind::VersionHolders, |w| {
+        let (key, _) = find(w, b"taken");
+        w.image.delete(TreeId::SUBVOLUMES, &key);
+    }),
+];
+
+// Goal: a pool in which one snapshot cannot be had is not mounted as if nothing were, nor is anything written to it. Method:
+// each damage that makes a subvolume unusable; opening says which.
+#[test]
+fn who_opens_hears_which_subvolume_is_damaged() {
+    let world = build();
+    let unusable = [Kind::SubvolumeMalformed, Kind::SubvolumeVersion, Kind::SubvolumeSlot];
+    for (kind, plant) in FORKED.iter().filter(|(kind, _)| unusable.contains(kind)) {
+        let mut damaged = world.again();
+        plant(&mut damaged);
+        let writes = damaged.image.device.stats().writes_count;
+        let options = OpenOptions {
+            store: StoreOptions { cache_bytes: 1 << 20, background: false, read_only: true },
+            dirty_bytes_max: 0,
+            clock: Arc::new(TestClock(SimClock::new(1_700_000_000, 1000))),
+            on_data_logged: None,
+        };
+        let opened = Filesystem::open(vec![damaged.image.device.clone()], options);
+        let said = opened.err().map(|error| error.to_string());
+        let said = said.unwrap_or_else(|| panic!("a pool with {} is opened", kind.name()));
+        assert!(said.contains("subvolume") || said.contains("version"), "{}: {said}", kind.name());
+        assert_eq!(damaged.image.device.stats().writes_count, writes);
+    }
+}
+
+// Goal: what is lost in a subvolume is said by its path from the pool's root. Method: a block of a file in one is spoilt.
+#[test]
+fn what_is_lost_in_a_subvolume_has_a_path() {
+    let world = build();
+    let family = crate::subvolume::local(world.big).0.to_be_bytes();
+    let of_big = world.image.entries(TreeId::EXTENTS).into_iter().find(|(key, _)| key.starts_with(&family));
+    let extent = Extent::decode(&of_big.expect("the file has extents").1).unwrap();
+    world.image.write(extent.addr, &[0x5a; BLOCK_BYTES]);
+    let problems = check(&world.image.device);
+    let path = problems.iter().find_map(|p| p.path.clone()).expect("a problem with a path");
+    assert!([&b"/dir/inner/big"[..], b"/taken/big"].contains(&&path[..]), "{problems:?}");
+    assert_eq!(problems[0].kind, Kind::DataUnreadable);
+}
