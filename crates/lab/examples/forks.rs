@@ -1,10 +1,22 @@
-//! What a snapshot and a clone cost in process, in memory, while there are more and more of them.
+//! What a snapshot and a clone cost in process, in memory, while there are more and more of them; and what reading and
+//! overwriting a file costs that has a thousand clones (`forks clones [COUNT]`).
 
 use std::time::Instant;
 
 use varvefs::SnapshotOptions;
 
+/// Size of the file that is cloned.
+const FILE_BYTES: usize = 64 << 20;
+const BLOCK_BYTES: usize = 4096;
+/// Blocks overwritten in a round, then synced.
+const WRITES: usize = 4_000;
+const ROUNDS: usize = 9;
+
 fn main() {
+    let mut args = std::env::args().skip(1);
+    if args.next().is_some_and(|first| first == "clones") {
+        return clones(args.next().and_then(|a| a.parse().ok()).unwrap_or(1_000));
+    }
     let mut args = std::env::args().skip(1);
     let forks: usize = args.next().and_then(|a| a.parse().ok()).unwrap_or(10_000);
     let files: usize = args.next().and_then(|a| a.parse().ok()).unwrap_or(1000);
@@ -52,6 +64,68 @@ fn main() {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     println!("all reaped after {:.3} s", begun.elapsed().as_secs_f64());
+    let report = pool.check(false).expect("check");
+    println!("check: {}", if report.is_clean() { "clean".into() } else { format!("{report:?}") });
+}
+
+/// The medians of reading all of a file and of overwriting blocks of it anywhere, in MB/s and writes/s.
+fn speed(file: &varvefs::File, random: &mut u64) -> (f64, f64) {
+    let (mut reads, mut writes) = (Vec::new(), Vec::new());
+    let mut buf = vec![0; 1 << 20];
+    for round in 0..ROUNDS {
+        let begun = Instant::now();
+        for offset in (0..FILE_BYTES).step_by(buf.len()) {
+            file.read_exact_at(&mut buf, offset as u64).expect("read");
+        }
+        reads.push(FILE_BYTES as f64 / 1e6 / begun.elapsed().as_secs_f64());
+        let begun = Instant::now();
+        for _ in 0..WRITES {
+            *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let block = (*random >> 33) as usize % (FILE_BYTES / BLOCK_BYTES);
+            file.write_all_at(&[round as u8; BLOCK_BYTES], (block * BLOCK_BYTES) as u64).expect("write");
+        }
+        file.sync_all().expect("sync");
+        writes.push(WRITES as f64 / begun.elapsed().as_secs_f64());
+    }
+    let middle = |mut values: Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    (middle(reads), middle(writes))
+}
+
+/// A file with many clones beside one without: before the first clone, and after the last.
+fn clones(count: usize) {
+    let pool = varvefs::Pool::in_memory(2 << 30).expect("a pool");
+    let fs = pool.filesystem();
+    let names = ["/cloned", "/alone"];
+    let files = names.map(|name| {
+        fs.write(name, vec![7; FILE_BYTES]).expect("a file");
+        fs.sync().expect("sync");
+        varvefs::OpenOptions::new().read(true).write(true).open(&fs, name).expect("open")
+    });
+    let mut random = 1;
+    // Once to have it in as many pieces as it will be in, and once more to be measured.
+    let before = files.each_ref().map(|file| {
+        speed(file, &mut random);
+        speed(file, &mut random)
+    });
+    for number in 0..count {
+        fs.clone_file("/cloned", format!("/clone-{number}")).expect("clone");
+    }
+    let after = files.each_ref().map(|file| speed(file, &mut random));
+    for ((name, before), after) in names.iter().zip(before).zip(after) {
+        println!(
+            "{name}: read {:.0} MB/s before the first of {count} clones, {:.0} after ({:.3}); overwrite {:.0}/s before, \
+             {:.0}/s after ({:.3})",
+            before.0,
+            after.0,
+            after.0 / before.0,
+            before.1,
+            after.1,
+            after.1 / before.1
+        );
+    }
     let report = pool.check(false).expect("check");
     println!("check: {}", if report.is_clean() { "clean".into() } else { format!("{report:?}") });
 }

@@ -11,6 +11,7 @@ mod cost;
 mod crash;
 mod directory;
 mod forks;
+mod frozen;
 mod full;
 mod harness;
 mod helper;

@@ -1,0 +1,275 @@
+//! Snapshots of a large tree taken while it is being worked on: each stays what the tree was.
+//!
+//! Threads write to files of their own and log every step; compilers run beside them. What a snapshot shows of a file is
+//! what the log says it held when the snapshot was begun, or what it was given until the snapshot was there: nothing
+//! older, nothing newer, nothing else. That is looked at when all the work is done, long after the snapshots.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::harness::{Mount, Random, Scratch, can_mount, check, is_full, say, scale, succeed, varve};
+
+const WRITERS: u64 = 2;
+/// Files in one directory.
+const DIRECTORY_FILES: u64 = 500;
+/// Of the snapshots of a long run, every so many are looked at in files, too, that nobody ever touched.
+const WHOLE_EVERY: usize = 20;
+/// What the compiler is given to do, again and again.
+const BUILD: &str = "cd \"$1\"; n=0; while :; do n=$((n + 1)); echo \"int f$n(void) { return $n; }\" > part.c; \
+                     cc -c part.c -o part.o.new && mv part.o.new part$((n % 50)).o; done";
+
+/// A writer's tree, and everything that became of it: which file held what from which step on. A file that is not
+/// there holds `None`.
+struct Log {
+    steps: Vec<(u64, Option<u64>)>,
+}
+
+/// One writer's files: file `number` is made of its version alone.
+struct Writer {
+    root: PathBuf,
+    files: u64,
+    log: Mutex<Log>,
+}
+
+fn contents(number: u64, version: u64) -> Vec<u8> {
+    // One page at most, and always as long as before, so that overwriting it is one step.
+    Random::new(number << 32 | version).bytes(100 + (number * 37 % 3_900) as usize)
+}
+
+impl Writer {
+    fn place(number: u64) -> PathBuf {
+        PathBuf::from(format!("{}/{number}", number / DIRECTORY_FILES))
+    }
+
+    fn populate(&self) {
+        for number in 0..self.files {
+            let path = self.root.join(Writer::place(number));
+            if number % DIRECTORY_FILES == 0 {
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+            }
+            fs::write(path, contents(number, 0)).unwrap();
+        }
+        fs::create_dir(self.root.join("new")).unwrap();
+    }
+
+    /// Works until it is told to stop.
+    fn work(&self, seed: u64, stop: &AtomicBool) {
+        let mut random = Random::new(seed);
+        let mut there: Vec<bool> = vec![true; self.files as usize];
+        let mut version = 0;
+        while !stop.load(Ordering::Acquire) {
+            version += 1;
+            let number = random.below(self.files);
+            let path = self.root.join(Writer::place(number));
+            let exists = &mut there[number as usize];
+            let now = match random.below(4) {
+                0 if *exists => {
+                    self.step(number, None, || fs::remove_file(&path).unwrap());
+                    false
+                }
+                1 | 2 if *exists => {
+                    let file = File::options().write(true).open(&path).unwrap();
+                    let bytes = contents(number, version);
+                    self.step(number, Some(version), || file.write_all_at(&bytes, 0).unwrap());
+                    true
+                }
+                _ => {
+                    let new = self.root.join("new/file");
+                    let mut file = File::create(&new).unwrap();
+                    file.write_all(&contents(number, version)).unwrap();
+                    file.sync_all().unwrap();
+                    self.step(number, Some(version), || fs::rename(&new, &path).unwrap());
+                    true
+                }
+            };
+            *exists = now;
+        }
+    }
+
+    /// Logs a step, then does it: a snapshot taken meanwhile may have it or not, and all steps before it are done.
+    fn step(&self, number: u64, version: Option<u64>, does: impl FnOnce()) {
+        self.log.lock().unwrap().steps.push((number, version));
+        does();
+    }
+
+    fn steps(&self) -> usize {
+        self.log.lock().unwrap().steps.len()
+    }
+
+    /// What each file may hold in a snapshot that was begun after `begun` steps had been begun (the last of which may
+    /// not have been done) and was there after `ended`.
+    fn possible(&self, begun: usize, ended: usize) -> BTreeMap<u64, BTreeSet<Option<u64>>> {
+        let log = self.log.lock().unwrap();
+        let mut possible: BTreeMap<u64, BTreeSet<Option<u64>>> = BTreeMap::new();
+        for (at, (number, version)) in log.steps[..ended].iter().enumerate() {
+            let of_file = possible.entry(*number).or_insert_with(|| BTreeSet::from([Some(0)]));
+            // Of the steps before, only the last counts.
+            if at + 1 < begun {
+                of_file.clear();
+            }
+            of_file.insert(*version);
+        }
+        possible
+    }
+
+    /// Files that were touched at any time.
+    fn touched(&self) -> BTreeSet<u64> {
+        self.log.lock().unwrap().steps.iter().map(|(number, _)| *number).collect()
+    }
+
+    /// Compares this writer's tree in a snapshot, all of it or what was touched at any time. Gives the files compared.
+    fn compare(&self, snapshot: &Path, begun: usize, ended: usize, whole: bool) -> Result<u64, String> {
+        let possible = self.possible(begun, ended);
+        let untouched = BTreeSet::from([Some(0)]);
+        let root = snapshot.join(self.root.file_name().unwrap());
+        let wanted: Vec<u64> =
+            if whole { (0..self.files).collect() } else { self.touched().into_iter().collect() };
+        for number in &wanted {
+            let path = root.join(Writer::place(*number));
+            let found = match fs::read(&path) {
+                Ok(bytes) => Some(bytes),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+                Err(error) => panic!("{}: {error}", path.display()),
+            };
+            let may = possible.get(number).unwrap_or(&untouched);
+            let right = may.iter().any(|version| version.map(|version| contents(*number, version)) == found);
+            if !right {
+                return Err(format!(
+                    "{} holds {:?} bytes that are none of versions {may:?} (steps {begun} to {ended})",
+                    path.display(),
+                    found.map(|bytes| bytes.len())
+                ));
+            }
+        }
+        if whole {
+            // Nothing else is there.
+            let directories = (0..self.files).step_by(DIRECTORY_FILES as usize);
+            let listed: usize = directories
+                .map(|first| fs::read_dir(root.join(Writer::place(first)).parent().unwrap()).unwrap().count())
+                .sum();
+            let there = wanted.iter().filter(|number| root.join(Writer::place(**number)).exists()).count();
+            if listed != there {
+                return Err(format!("{} lists {listed} files of {there}", root.display()));
+            }
+        }
+        Ok(wanted.len() as u64)
+    }
+}
+
+/// Ended when it is dropped.
+struct Build(Child);
+
+impl Build {
+    fn start(directory: &Path) -> Option<Build> {
+        let compiler =
+            Command::new("cc").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        if !compiler.is_ok_and(|status| status.success()) {
+            return None;
+        }
+        let mut command = Command::new("sh");
+        command.args(["-c", BUILD, "build"]).arg(directory).stderr(Stdio::null());
+        Some(Build(command.spawn().unwrap()))
+    }
+}
+
+impl Drop for Build {
+    fn drop(&mut self) {
+        // It has children of its own; they end with their input.
+        let _gone = self.0.kill();
+        let _waited = self.0.wait();
+    }
+}
+
+/// Names and contents of a directory without directories.
+fn files_of(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = fs::read_dir(directory).unwrap();
+    entries
+        .map(|entry| {
+            let path = entry.unwrap().path();
+            (PathBuf::from(path.file_name().unwrap()), fs::read(&path).unwrap())
+        })
+        .collect()
+}
+
+// Goal: a snapshot of a tree at work is the tree at one time, and stays so. Method: see the module. `VARVE_TEST_FULL=1`:
+// 100,000 files, a snapshot a second for ten minutes (VARVE_FROZEN_SECONDS).
+#[test]
+fn snapshots_of_a_tree_at_work_stay() {
+    if !can_mount("snapshots_of_a_tree_at_work_stay") {
+        return;
+    }
+    let files = scale("VARVE_FROZEN_FILES", 2_000, 100_000);
+    let snapshots = scale("VARVE_FROZEN_SECONDS", 8, 600);
+    let pause = if is_full() { Duration::from_secs(1) } else { Duration::from_millis(250) };
+    let scratch = Scratch::new("frozen");
+    let pool = scratch.pool("pool.img", if is_full() { "12G" } else { "1G" });
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    succeed(varve(&["subvolume", "create"]).arg(mount.path("work")));
+    let writers: Vec<Writer> = (0..WRITERS)
+        .map(|number| Writer {
+            root: mount.path(&format!("work/{number}")),
+            files: files / WRITERS,
+            log: Mutex::new(Log { steps: Vec::new() }),
+        })
+        .collect();
+    writers.iter().for_each(Writer::populate);
+    let build = mount.path("work/build");
+    fs::create_dir(&build).unwrap();
+    mount.sync();
+
+    let stop = AtomicBool::new(false);
+    let mut taken = Vec::new();
+    let mut times = Vec::new();
+    std::thread::scope(|scope| {
+        let compiling = Build::start(&build);
+        for (seed, writer) in writers.iter().enumerate() {
+            let stop = &stop;
+            scope.spawn(move || writer.work(seed as u64, stop));
+        }
+        let begun = Instant::now();
+        for number in 0..snapshots {
+            let due = pause * (number as u32 + 1);
+            std::thread::sleep(due.saturating_sub(begun.elapsed()));
+            let path = mount.path(&format!("frozen-{number}"));
+            let before: Vec<usize> = writers.iter().map(Writer::steps).collect();
+            let asked = Instant::now();
+            succeed(varve(&["snapshot", "--read-only"]).arg(mount.path("work")).arg(&path));
+            times.push(asked.elapsed());
+            let after: Vec<usize> = writers.iter().map(Writer::steps).collect();
+            taken.push((path.clone(), before, after, files_of(&path.join("build"))));
+        }
+        drop(compiling);
+        stop.store(true, Ordering::Release);
+    });
+    let steps: usize = writers.iter().map(Writer::steps).sum();
+    assert!(steps as u64 > snapshots, "the writers made {steps} steps");
+
+    let mut compared = 0;
+    for (number, (path, before, after, built)) in taken.iter().enumerate() {
+        let whole = !is_full() || number % WHOLE_EVERY == 0 || number + 1 == taken.len();
+        for ((writer, before), after) in writers.iter().zip(before).zip(after) {
+            compared += writer.compare(path, *before, *after, whole).unwrap_or_else(|what| panic!("{what}"));
+        }
+        assert_eq!(files_of(&path.join("build")), *built, "{}", path.display());
+    }
+    // What the tree has become since is none of its snapshots: this would be seen.
+    let (_, before, after, _) = &taken[0];
+    let now = writers[0].compare(&mount.path("work"), before[0], after[0], false);
+    assert!(now.is_err(), "the tree is still what the first snapshot shows");
+    times.sort();
+    say(&format!(
+        "{snapshots} snapshots of {files} files beside {steps} steps: {compared} files compared; a snapshot took {:.1} ms, \
+         at most {:.1} ms",
+        times[times.len() / 2].as_secs_f64() * 1e3,
+        times[times.len() - 1].as_secs_f64() * 1e3
+    ));
+    mount.unmount();
+    check(&pool);
+}
