@@ -83,6 +83,8 @@ impl Core {
                     continue;
                 }
                 Ok(Err(hindrance)) => hindrance,
+                // A snapshot waits for what is dirty of it.
+                Err(FsError::Frozen(ino)) => Hindrance::Dirty(ino),
                 // What has been shared is told; the next call gets the error.
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
