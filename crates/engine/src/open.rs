@@ -547,6 +547,7 @@ fn assemble(
         cache,
         sum_cache: Cache::new(pages),
         readers: Default::default(),
+        trunks: Default::default(),
         rides: RwLock::new(HashMap::new()),
         unflushed_bytes: AtomicU64::new(0),
         counters: Counters::default(),

@@ -24,6 +24,7 @@ use crate::space::Urgency;
 use crate::space::readers::{Readers, Reading};
 use crate::tree::node::Node;
 use crate::tree::{Miss, NODE_MEMORY_BYTES, NodeCache, NodeSource, Tree};
+use crate::version::Trunks;
 use crate::{Data, EngineError, Transaction};
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -77,6 +78,8 @@ pub struct Store {
     pub(crate) cache: NodeCache,
     pub(crate) sum_cache: SumCache,
     pub(crate) readers: Readers,
+    /// Long paths of versions.
+    pub(crate) trunks: Trunks,
     /// Data that a batch carries and that is not on the device yet: block to buffer and offset.
     pub(crate) rides: RwLock<HashMap<u64, (Arc<AlignedBuf>, usize)>>,
     pub(crate) unflushed_bytes: AtomicU64,
@@ -137,6 +140,9 @@ impl View {
     /// The transaction up to which this picture goes.
     pub fn position(&self) -> Lsn {
         self.position
+    }
+    pub(crate) fn trunks(&self) -> &Trunks {
+        &self.store.trunks
     }
     pub(crate) fn trees(&self) -> &[Tree] {
         &self.trees
@@ -265,6 +271,10 @@ impl Store {
                             rides.insert(run.addr.block() + i as u64, (data.buf.clone(), at));
                         }
                     }
+                }
+                if let Ok(lsn) = &result {
+                    // Views are made under this lock.
+                    self.trunks.note(&tx.ops, *lsn);
                 }
                 if let Err(Obstacle::Node(_) | Obstacle::Sums(_)) = &result {
                     reading = Some(Reading::begin(&self.readers));

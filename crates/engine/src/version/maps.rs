@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use varve_format::TreeId;
 
-use super::{Read, Result};
+use super::{Read, Result, Trunks};
+use crate::{Lsn, Transaction};
 
 /// Trees in memory. Counts descents and the entries met.
 #[derive(Default, Clone)]
@@ -13,6 +14,29 @@ pub(crate) struct Maps {
     pub(crate) trees: BTreeMap<(u16, Vec<u8>), Vec<u8>>,
     pub(crate) met: Cell<u64>,
     pub(crate) descents: Cell<u64>,
+    /// What is known of paths: of this moment only.
+    pub(crate) known: Known,
+}
+
+#[derive(Default)]
+pub(crate) struct Known {
+    trunks: Trunks,
+    position: u64,
+}
+
+/// A copy of the trees begins to know anew.
+impl Clone for Known {
+    fn clone(&self) -> Known {
+        Known::default()
+    }
+}
+
+impl Maps {
+    /// To be called with every transaction that is applied.
+    pub(crate) fn note(&mut self, tx: &Transaction) {
+        self.known.position += 1;
+        self.known.trunks.note(tx.ops(), Lsn(self.known.position));
+    }
 }
 
 impl Read for Maps {
@@ -37,6 +61,9 @@ impl Read for Maps {
         self.descents.set(self.descents.get() + 1);
         let found = self.trees.range(..=(tree.0, at.to_vec())).next_back();
         Ok(found.filter(|((t, _), _)| *t == tree.0).map(|((_, k), v)| (k.clone(), v.clone())))
+    }
+    fn trunks(&self) -> Option<(&Trunks, Lsn)> {
+        Some((&self.known.trunks, Lsn(self.known.position)))
     }
 }
 

@@ -29,7 +29,7 @@
 use varve_format::record::extent::Extent;
 use varve_format::{FamilyId, PoolAddr, TreeId, VersionId};
 
-use crate::{EngineError, View};
+use crate::{EngineError, Lsn, View};
 
 pub use varve_format::record::extent::ExtentKind;
 
@@ -52,6 +52,7 @@ mod resolve;
 mod segment;
 mod shift;
 mod truncate;
+mod trunk;
 mod write;
 
 #[cfg(test)]
@@ -72,6 +73,7 @@ pub use ranges::{Range, share_range};
 pub use resolve::{resolve, resolve_upto};
 pub use shift::{Shifted, shift};
 pub use truncate::{Truncated, truncate, truncate_kept};
+pub use trunk::Trunks;
 pub use write::{Replaced, Reserved, punch, put_extents, reserve};
 
 /// What this module's calls give.
@@ -85,6 +87,10 @@ pub trait Read {
     fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()>;
     /// The last entry of `tree` whose key is at most `at`.
     fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>>;
+    /// What is known of long paths, and the position of this view.
+    fn trunks(&self) -> Option<(&Trunks, Lsn)> {
+        None
+    }
 }
 
 impl Read for View {
@@ -96,6 +102,9 @@ impl Read for View {
     }
     fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
         View::last_at_or_before(self, tree, at)
+    }
+    fn trunks(&self) -> Option<(&Trunks, Lsn)> {
+        Some((View::trunks(self), self.position()))
     }
 }
 
@@ -182,6 +191,8 @@ enum Planted {
     ShareUncounted,
     /// The index does not hear of a version's first entry in a segment.
     IndexForgets,
+    /// What is known of a path stays when one of its versions changes.
+    TrunkStays,
     /// A recheck believes that somebody sees what it looks at.
     AlwaysSeen,
     /// What others see through a version ignores its limit.

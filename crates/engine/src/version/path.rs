@@ -9,10 +9,14 @@ use varve_format::record::version::{Drain, NO_LIMIT};
 use varve_format::{Corrupt, FamilyId, VersionId, VersionKey};
 
 use super::pending::{State, corrupt, record, state};
+use super::trunk::READ_MAX;
 use super::{Holder, Planted, Read, Result, planted};
 
-/// Steps in front of the shared ones, at most: beyond them a new shared list is made.
+/// Steps in front of the shared ones, at most: beyond them a new shared list is made. More where that list is long, so
+/// that extending a path costs the same however long it is.
 const OWN_STEPS_MAX: usize = 16;
+/// So many shared steps allow for one more of one's own.
+const SHARED_RATIO: usize = 256;
 
 /// One version on the way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,6 +63,13 @@ impl Path {
         )
     }
 
+    /// Stands where a path will be loaded before it is used.
+    pub fn unknown(holder: Holder) -> Path {
+        let key = VersionKey(holder.version.0);
+        let head = Step { id: holder.version, key, visible: NO_LIMIT, state: State::Held };
+        Path::of_head(holder.family, head, Drain::None, false)
+    }
+
     fn of_head(family: FamilyId, head: Step, drain: Drain, writable: bool) -> Path {
         Path {
             family,
@@ -74,7 +85,8 @@ impl Path {
         }
     }
 
-    /// The path of `holder`: one read a version, none when [`Holder::has_versions`] is false.
+    /// The path of `holder`: one read a version in front of what is known of the family ([`super::trunk`]), none when
+    /// [`Holder::has_versions`] is false.
     ///
     /// # Errors
     /// [`crate::EngineError::Corrupt`] when a record is missing, or ids or keys do not grow along the path.
@@ -90,12 +102,21 @@ impl Path {
         }
         let head = Step { id: holder.version, key: version.key, visible: NO_LIMIT, state: state(&version) };
         let mut path = Path::of_head(family, head, version.drain, version.refs == 1 && version.children == 0);
-        let (mut last, mut limit, mut rest) = (head, NO_LIMIT, Vec::new());
+        let known = read.trunks();
+        let trunk = known.and_then(|(trunks, at)| trunks.find(family, at));
+        let (mut last, mut limit, mut rest, mut joined) = (head, NO_LIMIT, Vec::new(), None);
         while let Some(id) = version.parent {
             limit = match planted(Planted::LimitNotCarried) {
                 true => version.limit,
                 false => limit.min(version.limit),
             };
+            joined = trunk.as_ref().and_then(|trunk| Some((trunk, trunk.position(id)?)));
+            if let Some((trunk, at)) = joined.filter(|(trunk, at)| trunk.steps[*at].key < last.key) {
+                path.inner |= trunk.has_inner(at);
+                path.sole &= trunk.only_going(at);
+                break;
+            }
+            joined = None;
             version = record(read, family, id)?;
             // Strictly falling ids also bound this loop on hostile records.
             if id >= last.id || version.key >= last.key {
@@ -107,7 +128,28 @@ impl Path {
             path.sole &= last.state == State::Going;
             rest.push(last);
         }
-        path.shared = (!rest.is_empty()).then(|| rest.into());
+        if rest.len() <= READ_MAX
+            && let Some((trunk, at)) = joined
+        {
+            (path.shared, path.shared_from) = (Some(trunk.steps.clone()), at);
+            (path.own, path.shared_visible) = (rest, limit);
+            return Ok(path);
+        }
+        let limited = limit != NO_LIMIT;
+        if let Some((trunk, at)) = joined {
+            let known =
+                trunk.steps[at..].iter().map(|step| Step { visible: step.visible.min(limit), ..*step });
+            rest.extend(known);
+        }
+        match known.filter(|_| rest.len() > READ_MAX && !limited) {
+            Some((trunks, at)) => {
+                rest.insert(0, head);
+                let steps = rest.into();
+                trunks.keep(family, at, &steps);
+                (path.shared, path.shared_from) = (Some(steps), 1);
+            }
+            None => path.shared = (!rest.is_empty()).then(|| rest.into()),
+        }
         Ok(path)
     }
 
@@ -199,7 +241,7 @@ impl Path {
         self.shared_visible = self.shared_visible.min(limit);
         self.inner |= state == State::Inner;
         self.sole &= state == State::Going;
-        if self.own.len() > OWN_STEPS_MAX {
+        if self.own.len() > OWN_STEPS_MAX.max(self.shared().len() / SHARED_RATIO) {
             let all: Vec<Step> = (1..self.versions()).map(|at| self.step(at)).collect();
             (self.own, self.shared, self.shared_from, self.shared_visible) =
                 (Vec::new(), Some(all.into()), 0, NO_LIMIT);

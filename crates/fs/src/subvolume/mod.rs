@@ -82,6 +82,9 @@ impl Head {
     }
 }
 
+/// The generation of a head that was not used yet: a hundred thousand snapshots have no path in memory each.
+const UNUSED: u64 = u64::MAX;
+
 /// What the subvolumes of one family show.
 #[derive(Default)]
 pub(crate) struct Shown {
@@ -136,14 +139,13 @@ impl Shown {
     /// The head of `source` has a second holder, in `slot`; `holder` is what both hold.
     pub(crate) fn fork(&mut self, source: Slot, slot: Slot, holder: Holder) -> Result<()> {
         let at = self.find(source)?;
-        let generation = self.generation;
         let head = self.head_mut(at);
-        let path = head.namespace.path.clone();
-        head.namespace.set_path(holder, path);
-        (head.holder, head.shared) = (holder, true);
+        let path = std::mem::replace(&mut head.namespace.path, Path::unknown(holder));
         let mut namespace = head.namespace.clone();
         namespace.slot = slot;
-        self.add(Head { holder, namespace, shared: true, generation });
+        head.namespace.set_path(holder, path);
+        (head.holder, head.shared) = (holder, true);
+        self.add(Head { holder, namespace, shared: true, generation: UNUSED });
         Ok(())
     }
     /// The subvolume in `slot` is gone, and has let go of its version.
@@ -441,14 +443,9 @@ pub(crate) fn open(
     has_versions: bool,
 ) -> Result<Subvolume> {
     let holder = Holder { family: record.family, version: record.version, has_versions };
-    let path = Path::load(&store.view(), holder)?;
     let slot = Slot(record.slot);
-    let namespace = Namespace::new(store.clone(), slot, holder, path, hasher);
-    {
-        let mut shown = gate.write();
-        let generation = shown.generation;
-        shown.add(Head { holder, namespace, shared: false, generation });
-    }
+    let namespace = Namespace::new(store.clone(), slot, holder, Path::unknown(holder), hasher);
+    gate.write().add(Head { holder, namespace, shared: false, generation: UNUSED });
     let read_only = record.flags & SUBVOLUME_READ_ONLY != 0;
     Ok(Subvolume { id, slot, read_only, gate, record: Mutex::new(record), place: Mutex::default() })
 }

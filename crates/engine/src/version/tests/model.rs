@@ -69,7 +69,7 @@ fn beside_a_naive_model_for_long() {
 fn planted_errors_are_caught() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
-    let errors: [&[Planted]; 12] = [
+    let errors: [&[Planted]; 13] = [
         &[Planted::NoRangeKill],
         &[Planted::LimitNotCarried],
         &[Planted::CursorSkips],
@@ -82,6 +82,7 @@ fn planted_errors_are_caught() {
         &[Planted::AlwaysSeen],
         &[Planted::LimitsUnseen],
         &[Planted::SharedInPart],
+        &[Planted::TrunkStays],
     ];
     let caught: Vec<_> = errors
         .into_iter()

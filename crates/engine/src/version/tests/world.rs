@@ -77,6 +77,7 @@ impl World {
 
     /// Applies a transaction; refuses one that names a key twice or frees what is not used.
     pub(super) fn apply(&mut self, tx: &Transaction) {
+        self.maps.note(tx);
         let mut seen = BTreeSet::new();
         for op in &self.maps.settled(tx) {
             match op {

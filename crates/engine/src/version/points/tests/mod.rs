@@ -23,6 +23,7 @@ const FAMILY: FamilyId = FamilyId(5);
 impl Maps {
     /// As the engine does it: a delete of nothing is nothing, and of several steps on a key the last one counts.
     fn apply(&mut self, tx: &Transaction) {
+        self.note(tx);
         for op in tx.ops() {
             match op {
                 Op::Put { tree, key, value } => {
