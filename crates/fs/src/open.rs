@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use varve_device::{Device, Histogram};
+use varve_engine::version::{Holder, Path};
 use varve_engine::{
     EngineError, FamilyId, FormatOptions, InodeId, Problem, ProblemKind as Kind, Problems, RecoveryReport,
     Store, StoreOptions, Transaction, TreeId, VersionId, VersionKey,
@@ -77,6 +78,13 @@ fn first_subvolume(hash_kind: u8) -> SubvolumeRecord {
     }
 }
 
+/// Whether what a subvolume stands at can be had.
+fn has_path(store: &Store, record: &SubvolumeRecord, has_versions: bool) -> Result<()> {
+    let holder = Holder { family: record.family, version: record.version, has_versions };
+    Path::load(&store.view(), holder)?;
+    Ok(())
+}
+
 impl Core {
     /// Opens a pool, recovering it if need be.
     pub(crate) fn open(
@@ -132,21 +140,15 @@ impl Core {
         let gate = Gate::default();
         let mut record = record;
         let missing = problems.as_ref().is_some_and(|problems| !problems.list.is_empty());
-        let mut first = subvolume::open(
-            &store,
-            gate.clone(),
-            FIRST_SUBVOLUME,
-            record.clone(),
-            hasher,
-            sharing && !missing,
-        );
-        if let (Err(why), Some(problems)) = (&first, &mut problems) {
-            let text = format!("the first subvolume: {why}");
-            problems.add(Problem::new(Kind::SubvolumeVersion, text));
-            record.version = VersionId(record.family.0);
-            first = subvolume::open(&store, gate, FIRST_SUBVOLUME, record.clone(), hasher, false);
+        let mut has_versions = sharing && !missing;
+        if let Some(problems) = &mut problems
+            && let Err(why) = has_path(&store, &record, has_versions)
+        {
+            problems.add(Problem::new(Kind::SubvolumeVersion, format!("the first subvolume: {why}")));
+            (record.version, has_versions) = (VersionId(record.family.0), false);
         }
-        let subvolumes = Subvolumes::new(first?, record.family);
+        let first = subvolume::open(&store, gate, FIRST_SUBVOLUME, record.clone(), hasher, has_versions)?;
+        let subvolumes = Subvolumes::new(first, record.family);
         let mut core = Core {
             subvolumes,
             store,
@@ -189,6 +191,7 @@ impl Core {
 
     /// Opens all subvolumes but the first. With `problems`, those that can be opened.
     fn open_subvolumes(&self, hasher: NameHasher, problems: &mut Option<Problems>) -> Result<()> {
+        let to_check = problems.is_some();
         let mut fault = |kind: Kind, id: u64, error: FsError| match problems {
             Some(problems) => {
                 problems.add(Problem::new(kind, format!("subvolume {id}: {error}")));
@@ -225,17 +228,16 @@ impl Core {
                 fault(Kind::SubvolumeSlot, id, corrupt(id, why))?;
                 continue;
             }
-            let gate = self.subvolumes.gate(record.family);
-            let pending = is_pending(&record);
-            match subvolume::open(&self.store, gate, id, record, hasher, self.sharing()) {
-                Ok(subvolume) => {
-                    if !pending {
-                        slots.insert(id, slot);
-                    }
-                    self.subvolumes.add(subvolume);
-                }
-                Err(error) => fault(Kind::SubvolumeVersion, id, error)?,
+            // Otherwise it is its first user who hears of it, and the others are none the worse.
+            if to_check && let Err(error) = has_path(&self.store, &record, self.sharing()) {
+                fault(Kind::SubvolumeVersion, id, error)?;
+                continue;
             }
+            let gate = self.subvolumes.gate(record.family);
+            if !is_pending(&record) {
+                slots.insert(id, slot);
+            }
+            self.subvolumes.add(subvolume::open(&self.store, gate, id, record, hasher, self.sharing())?);
         }
         for subvolume in self.subvolumes.all() {
             let record = subvolume.record.lock().clone();

@@ -211,7 +211,12 @@ impl Core {
             self.complete(|set| set.snapshot == slot)?;
             self.commit(self.store.position())?;
         }
-        self.getattr(slot.full(ROOT_INODE))
+        let attr = self.getattr(slot.full(ROOT_INODE))?;
+        // Most are not looked at for a long time: their paths of that day would stay in memory.
+        if let Some(mut shown) = self.subvolumes.get(slot)?.gate.try_write() {
+            shown.unuse(slot);
+        }
+        Ok(attr)
     }
 
     fn snapshot_once(&self, source: Slot, parent: InodeId, name: &[u8], read_only: bool) -> Result<Slot> {

@@ -148,6 +148,14 @@ impl Shown {
         self.add(Head { holder, namespace, shared: true, generation: UNUSED });
         Ok(())
     }
+    /// Lets go of the path of the subvolume in `slot` until it is used again.
+    pub(crate) fn unuse(&mut self, slot: Slot) {
+        let Ok(at) = self.find(slot) else { return };
+        let head = self.head_mut(at);
+        let holder = head.holder;
+        head.namespace.set_path(holder, Path::unknown(holder));
+        head.generation = UNUSED;
+    }
     /// The subvolume in `slot` is gone, and has let go of its version.
     pub(crate) fn remove(&mut self, slot: Slot) {
         if let Some(at) = self.places.remove(&slot) {

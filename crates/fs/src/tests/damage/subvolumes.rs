@@ -89,8 +89,9 @@ pub const FORKED: &[(Kind, Plant)] = &[
     }),
 ];
 
-// Goal: a pool in which one snapshot cannot be had is not mounted as if nothing were, nor is anything written to it. Method:
-// each damage that makes a subvolume unusable; opening says which.
+// Goal: a pool in which one snapshot cannot be had is not used as if nothing were, nor is anything written to it. Method:
+// each damage that makes a subvolume unusable; opening says which, or, where only its version is missing, its first user
+// hears of it and the others have theirs.
 #[test]
 fn who_opens_hears_which_subvolume_is_damaged() {
     let world = build();
@@ -106,8 +107,14 @@ fn who_opens_hears_which_subvolume_is_damaged() {
             on_data_logged: None,
         };
         let opened = Filesystem::open(vec![damaged.image.device.clone()], options);
-        let said = opened.err().map(|error| error.to_string());
-        let said = said.unwrap_or_else(|| panic!("a pool with {} is opened", kind.name()));
+        let said = match opened {
+            Err(error) => error.to_string(),
+            Ok((fs, _)) => {
+                assert_eq!(*kind, Kind::SubvolumeVersion, "a pool with {} is opened", kind.name());
+                assert_eq!(fs.getattr(damaged.big).unwrap().size, 2 << 20);
+                fs.lookup(ROOT, b"taken").expect_err("it has no version").to_string()
+            }
+        };
         assert!(said.contains("subvolume") || said.contains("version"), "{}: {said}", kind.name());
         assert_eq!(damaged.image.device.stats().writes_count, writes);
     }
