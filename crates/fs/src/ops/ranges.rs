@@ -30,7 +30,7 @@ const COMPARED_BYTES: u64 = 1 << 20;
 
 /// A range of one file, and where it goes in another: offsets in whole blocks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(crate) struct Part {
     pub from: u64,
     pub to: u64,
     /// Whole blocks, or up to the end of the source, which is then the end of the target.
@@ -58,6 +58,8 @@ enum Hindrance {
     Tail,
     /// The source has no extents, or ends before the range does.
     Source,
+    /// One of the files goes on behind a part of a block that was to be the end of both.
+    Grown,
     /// What was compared is not what is there.
     Changed,
 }
@@ -65,7 +67,7 @@ enum Hindrance {
 impl Core {
     /// Makes `part` of `from` a part of `to`; gives how many bytes have been. Fewer than asked, also none, if the source's
     /// contents lie in its record, if it has become shorter, or if one of the two is written to all the time.
-    pub(super) fn share_part(
+    pub(crate) fn share_part(
         &self,
         caller: Option<Caller>,
         from: InodeId,
@@ -95,7 +97,7 @@ impl Core {
                 Hindrance::Dirty(ino) => self.write_back(&self.state(ino), Ride::Allowed)?,
                 Hindrance::Inline => self.leave_record(caller.unwrap_or(Caller::ROOT), &target)?,
                 Hindrance::Tail => self.settle_tail(&target, rest.to + rest.len)?,
-                Hindrance::Source | Hindrance::Changed => break,
+                Hindrance::Source | Hindrance::Grown | Hindrance::Changed => break,
             }
         }
         Ok(done)
@@ -126,8 +128,16 @@ impl Core {
             let grows = source.size >= part.from + part.len && source.growth_waits();
             return Ok(Err(if grows { Hindrance::Dirty(from) } else { Hindrance::Source }));
         }
+        let at_source_end = source.size == part.from + part.len;
         let target = locked.get(to);
         require_file(target)?;
+        // A part of a block is shared only where both files end with it: either may have grown since that was asked.
+        let at_end = at_source_end && target.size <= part.to + part.len;
+        let part = Part { len: if at_end { part.len } else { part.len / BLOCK * BLOCK }, ..part };
+        if part.len == 0 {
+            return Ok(Err(Hindrance::Grown));
+        }
+        let blocks = part.len.next_multiple_of(BLOCK);
         let end = part.to + part.len;
         let grows = end > target.record.size;
         if waits(target, part.to, blocks) || (grows && target.growth_waits()) {

@@ -5,6 +5,7 @@ use varve_format::record::shares::SharedRun;
 use varve_sim::Rng;
 
 use super::*;
+use crate::ops::ranges::Part;
 
 impl Fixture {
     fn free(&self) -> u64 {
@@ -287,6 +288,33 @@ fn beside_plain_bytes() {
         }
         f.reopen();
         assert_eq!(f.shared(), (0, 0), "seed {seed}");
+        f.check();
+    }
+}
+
+// Goal: the end of a range that lay inside a block at the end of both files does not reach further when either has grown
+// since: neither shows what the other has behind it, nor loses what it has there. Method: a range is shared as it was
+// asked for before an append to the source, to the target, and before the target was made longer by a hole.
+#[test]
+fn a_file_grows_before_its_last_block_is_shared() {
+    let (len, grown) = (10_000, 12_000);
+    for (source_grows, target_grows) in [(true, false), (false, true), (true, true)] {
+        let f = Fixture::new(64 * MIB);
+        let (a, b) = (f.create(b"a"), f.create(b"b"));
+        let sizes = [source_grows, target_grows].map(|grows| if grows { grown } else { len });
+        let (of_a, mut of_b) = (pattern(1, sizes[0]), pattern(2, sizes[1]));
+        f.write(a, 0, &of_a);
+        f.write(b, 0, &of_b);
+        f.fs.sync().unwrap();
+        let part = Part { from: 0, to: 0, len: len as u64 };
+        let done = f.fs.core().share_part(Some(Caller::ROOT), a, b, part, None).unwrap();
+        assert_eq!(done, 8192, "whole blocks are shared");
+        of_b[..8192].copy_from_slice(&of_a[..8192]);
+        assert!(f.read_all(b) == of_b, "what was appended to the target is there");
+        f.check();
+        f.truncate(b, 16_384);
+        of_b.resize(16_384, 0);
+        assert!(f.read_all(b) == of_b, "nothing of the source shows behind the end");
         f.check();
     }
 }
