@@ -37,7 +37,7 @@ impl Core {
         };
         let new = crate::api::NewInode { kind: crate::api::FileKind::File, mode, umask: 0, rdev: 0 };
         let made = self.make_inode(caller, parent, name, new)?.ino;
-        match self.with_space(|| self.clone_into(caller, source, made)) {
+        match self.with_space(|| self.clone_into(caller, source, made, u64::MAX)) {
             Ok(true) => self.thawing(|| self.getattr(made)),
             // Somebody else has written to it already.
             Ok(false) => Err(FsError::Exists),
@@ -49,8 +49,14 @@ impl Core {
     }
 
     /// Makes the empty file `target` a clone of `source`. False, and nothing has changed, if it is not empty, or the
-    /// source is written to all the time.
-    pub(crate) fn clone_into(&self, caller: Caller, source: InodeId, target: InodeId) -> Result<bool> {
+    /// source has more than `size_max` bytes or is written to all the time.
+    pub(crate) fn clone_into(
+        &self,
+        caller: Caller,
+        source: InodeId,
+        target: InodeId,
+        size_max: u64,
+    ) -> Result<bool> {
         if source == target {
             return Ok(false);
         }
@@ -67,6 +73,9 @@ impl Core {
                 continue;
             }
             let before = from.record.clone();
+            if before.size > size_max {
+                return Ok(false);
+            }
             let into = locked.get(target);
             require_file(into)?;
             if !is_blank(into) {

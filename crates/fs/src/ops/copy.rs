@@ -44,7 +44,7 @@ impl Core {
             && sizes[1] == 0
         {
             self.drop_capability(&self.state(to))?;
-            if self.with_space(|| self.clone_into(caller, from, to))? {
+            if self.with_space(|| self.clone_into(caller, from, to, len))? {
                 return Ok(self.getattr(to)?.size.min(len));
             }
         }

@@ -319,6 +319,20 @@ fn a_file_grows_before_its_last_block_is_shared() {
     }
 }
 
+// Goal: a copy of so many bytes does not become a clone of a source that has more by then. Method: the clone is asked for
+// with the length that the source had before an append, and with the one it has.
+#[test]
+fn a_source_grows_before_it_is_cloned() {
+    let f = Fixture::new(64 * MIB);
+    let (a, b) = (f.create(b"a"), f.create(b"b"));
+    let data = pattern(1, 12_000);
+    f.write(a, 0, &data);
+    let clone = |size_max| f.fs.core().clone_into(Caller::ROOT, a, b, size_max).unwrap();
+    assert!(!clone(10_000) && f.read_all(b).is_empty(), "it has more");
+    assert!(clone(12_000) && f.read_all(b) == data);
+    f.check();
+}
+
 // Goal: sharing takes no data space, also on a full pool, and what is written over a shared range has its own. Method: a
 // pool filled up, a range shared, the shared blocks written to after a file has gone.
 #[test]
