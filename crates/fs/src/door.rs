@@ -219,7 +219,8 @@ impl Filesystem {
     /// Takes `len` bytes at `offset` out of a file: what lies behind moves there, and the size shrinks. Both are multiples
     /// of the block size (4096), and the range ends before the end of the file; else the arguments are invalid, as for
     /// fallocate(2). One transaction; a file with more than some 26,000 extents behind the range is refused as too
-    /// fragmented (contiguous data has one extent a MiB).
+    /// fragmented (contiguous data has one extent a MiB), one whose data snapshots or clones show with 19,000 in all. There
+    /// what was only reserved becomes a hole.
     pub fn collapse_range(&self, caller: Caller, ino: InodeId, offset: u64, len: u64) -> Result<()> {
         self.core.thawing(|| self.core.shift(caller, ino, offset, Shift::Collapse(len)))
     }

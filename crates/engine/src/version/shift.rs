@@ -4,16 +4,18 @@
 //! would be a file that never was.
 
 use varve_format::record::extent::{DataKey, Extent, ExtentKind};
-use varve_format::{BLOCK_BYTES, SEGMENT_BYTES};
+use varve_format::{BLOCK_BYTES, FamilyId, PoolAddr, Run, SEGMENT_BYTES, TreeId, VersionKey};
 
 use super::path::Path;
-use super::resolve::{FILE_END, scan};
+use super::resolve::{FILE_END, resolve_upto, scan};
 use super::segment::{Changes, Entry, Place};
-use super::{Read, Result};
+use super::{Mapping, Read, Result};
 use crate::Transaction;
 
 /// Most bytes of log that a move may take: a good part of what one transaction may.
 const LOG_BYTES_MAX: u64 = 3 << 20;
+/// Pieces looked at in one go.
+const PIECES_AT_ONCE: usize = 1024;
 /// Bytes of log that a put and a delete take, about.
 const PUT_BYTES: u64 = 80;
 const DELETE_BYTES: u64 = 40;
@@ -102,6 +104,56 @@ pub fn shift(
     }))
 }
 
+/// As [`shift`], for a file whose data others see too: what `path` sees, moved, becomes the data of `family`, a new one of a
+/// single version, whose extents name the same blocks. In the same transaction the caller lets go of what it holds
+/// ([`super::release`]) and holds the new family. Reservations stay with the others: they become holes.
+///
+/// # Errors
+/// As [`shift`].
+pub fn shift_away(
+    read: &dyn Read,
+    tx: &mut Transaction,
+    path: &Path,
+    family: FamilyId,
+    at: u64,
+    remove: u64,
+    insert: u64,
+) -> Result<Option<Shifted>> {
+    assert!(
+        [at, remove, insert].iter().all(|bytes| bytes.is_multiple_of(BLOCK_BYTES as u64)),
+        "whole blocks are moved"
+    );
+    // Each is a put of an extent and two of counts, if it breaks up one that is there.
+    let puts_max = (LOG_BYTES_MAX / (PUT_BYTES + 2 * DELETE_BYTES)) as usize;
+    let start = DataKey { family, segment: 0, version: VersionKey(family.0), offset: 0 };
+    let mut new = Pieces { start, list: Vec::new() };
+    let mut from = 0;
+    while from < FILE_END {
+        for piece in resolve_upto(read, path, from, FILE_END, PIECES_AT_ONCE)? {
+            let low = piece.offset;
+            from = low + piece.len;
+            let Mapping::Data { addr, .. } = piece.what else { continue };
+            let mut keep = |begin: u64, end: u64, to: u64| {
+                if begin < end {
+                    assert!(to < FILE_END - (end - begin), "the caller bounds the size of a file");
+                    new.push_data(to, PoolAddr(addr.0 + (begin - low)), end - begin);
+                }
+            };
+            keep(low, from.min(at), low);
+            let behind = low.max(at + remove);
+            keep(behind, from, behind - remove + insert);
+        }
+        if new.list.len() > puts_max {
+            return Ok(None);
+        }
+    }
+    for (key, extent) in &new.list {
+        tx.put(TreeId::EXTENTS, &key.encode(), &extent.encode());
+        extent.run().into_iter().for_each(|run| tx.share(run));
+    }
+    Ok(Some(Shifted { entries: new.list.len() as u64, ..Shifted::default() }))
+}
+
 /// Moves the entries of `segment` from the front of `list` into `out`.
 fn take_segment(list: &mut &[(DataKey, Extent)], segment: u64, out: &mut Vec<Entry>) {
     let (here, rest) = list.split_at(list.partition_point(|(key, _)| key.segment == segment));
@@ -118,6 +170,14 @@ struct Pieces {
 }
 
 impl Pieces {
+    fn push_data(&mut self, mut offset: u64, mut addr: PoolAddr, mut len: u64) {
+        while len > 0 {
+            let part = len.min(SEGMENT_BYTES - offset % SEGMENT_BYTES);
+            self.push(offset, Extent::data(Run { addr, blocks: (part / BLOCK_BYTES as u64) as u32 }));
+            (offset, addr, len) = (offset + part, PoolAddr(addr.0 + part), len - part);
+        }
+    }
+
     fn push(&mut self, mut offset: u64, extent: Extent) {
         // Holes hide what is beneath, and there is nothing.
         if extent.kind == ExtentKind::Hole {

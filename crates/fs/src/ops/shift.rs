@@ -1,21 +1,28 @@
 //! Taking a range out of a file, and making room in the middle of one.
 //!
 //! Each is one transaction: after a crash the file is as it was before or as it is after. What waits in memory behind
-//! the place is logged first, and versions that truncations left are made one, so that there is one list to move.
+//! the place is logged first, and versions that truncations left are made one, so that there is one list to move. A file
+//! whose data others see gets a family of its own, whose extents name the same blocks.
 
 use std::sync::Arc;
 
-use varve_engine::version::{self, Shifted};
-use varve_engine::{BLOCK_BYTES, InodeId, Transaction};
+use varve_engine::version::{self, Holder, Path, Shifted};
+use varve_engine::{BLOCK_BYTES, FamilyId, InodeId, Transaction, View};
+use varve_format::record::inode::InodeRecord;
 
 use super::require_file;
 use crate::api::{Caller, FILE_BYTES_MAX};
 use crate::core::Core;
 use crate::inode::InodeState;
+use crate::reaper::Task;
+use crate::subvolume::Change;
+use crate::table::extents;
 use crate::writeback::Ride;
 use crate::{FsError, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
+/// An extent and a count of its blocks, keys and values.
+const ENTRY_BYTES: u64 = 100;
 
 /// Times that the versions of a file are made one, should truncations by others open new ones meanwhile.
 const REAPS_MAX: u32 = 16;
@@ -94,29 +101,58 @@ impl Core {
             let mut tx = Transaction::new();
             let mut record = self.changed(caller, inner);
             let mut shifted = Shifted::default();
-            if record.inline.is_none() {
+            let (remove, insert) = match how {
+                Shift::Collapse(len) => (len, 0),
+                Shift::Insert(len) => (0, len),
+            };
+            let (mut space, mut left) = (None, None);
+            if record.inline.is_some() {
+                // Nothing to move.
+            } else if let Some((view, holder, path)) = self.seen_by_others(&change, &record)? {
+                // Their versions would never become one: what this file sees becomes a family of its own.
+                let family = FamilyId(self.store.new_id());
+                let moved = version::shift_away(&view, &mut tx, &path, family, offset, remove, insert)?;
+                shifted = moved.ok_or(FsError::TooFragmented)?;
+                // Letting go may use the protected part; what is added may not.
+                space = Some(self.store.reserve(0, shifted.entries + 1, ENTRY_BYTES)?);
+                version::release(&view, &mut tx, holder)?;
+                tx.claim_id(family.0);
+                record.data = extents::pointer(Holder::new(family));
+                left = Some(holder.family);
+            } else {
                 let (view, path) = self.data_to_write(&change, &mut tx, &mut record)?;
                 if path.versions() > 1 {
-                    // Versions that others hold too would never become one.
+                    // What truncations have left becomes one.
                     reaps_left = reaps_left.checked_sub(1).ok_or(FsError::NotSupported)?;
                     drop(guard);
                     drop(change);
                     self.reap_family(record.data.family)?;
                     continue;
                 }
-                let (remove, insert) = match how {
-                    Shift::Collapse(len) => (len, 0),
-                    Shift::Insert(len) => (0, len),
-                };
                 shifted = version::shift(&view, &mut tx, &path, offset, remove, insert)?
                     .ok_or(FsError::TooFragmented)?;
             }
             record.size = size;
             self.put_record(&change, &mut tx, state.ino, inner, &mut record)?;
-            self.apply_freeing(tx, None, shifted.reserved_freed)?;
+            self.apply_freeing(tx, space.as_mut(), shifted.reserved_freed)?;
             self.changed_to(&change, inner, record);
             inner.size = size;
+            if let Some(family) = left {
+                self.reap.push(Task::Family(family));
+            }
             return Ok(());
         }
+    }
+
+    /// The data of `record`, if others see any of it.
+    fn seen_by_others(&self, change: &Change, record: &InodeRecord) -> Result<Option<(View, Holder, Path)>> {
+        if !self.sharing() {
+            return Ok(None);
+        }
+        change.hold_families(self);
+        let view = self.store.view();
+        let holder = extents::holder_now(&view, record, true)?;
+        let path = Path::load(&view, holder)?;
+        Ok((!path.sole()).then_some((view, holder, path)))
     }
 }

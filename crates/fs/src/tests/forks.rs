@@ -107,7 +107,7 @@ impl World {
         let dir = directories[self.below(directories.len())];
         let entry = format!("n{}", self.below(6)).into_bytes();
         let there = tree.names.get(&(dir, entry.clone())).copied();
-        let verb = self.below(10);
+        let verb = self.below(11);
         match (verb, there) {
             (0..2, None) => {
                 let directory = self.below(4) == 0;
@@ -181,6 +181,19 @@ impl World {
                 }
             }
             (8, Some(ino)) if !tree.nodes[&ino].directory => self.share(&mut tree, full, ino),
+            (9, Some(ino)) if !tree.nodes[&ino].directory => {
+                let blocks = tree.nodes[&ino].data.len() / 4096;
+                let (at, count, insert) = (self.below(blocks + 1), 1 + self.below(20), self.below(2) == 0);
+                let (from, len) = ((at * 4096) as u64, (count * 4096) as u64);
+                let data = &mut tree.nodes.get_mut(&ino).unwrap().data;
+                if insert && at * 4096 < data.len() {
+                    self.f.fs.insert_range(Caller::ROOT, full(ino), from, len).unwrap();
+                    data.splice(at * 4096..at * 4096, vec![0; count * 4096]);
+                } else if (at + count) * 4096 < data.len() {
+                    self.f.fs.collapse_range(Caller::ROOT, full(ino), from, len).unwrap();
+                    data.drain(at * 4096..(at + count) * 4096);
+                }
+            }
             (_, Some(ino)) if !tree.nodes[&ino].directory => {
                 let at = if self.below(2) == 0 { 0 } else { self.below(150_000) };
                 let len = 1 + if self.below(3) == 0 { self.below(100_000) } else { self.below(600) };

@@ -184,17 +184,29 @@ impl World {
 
     /// Takes a range out, or makes room, if the file has but one version.
     pub(super) fn shift(&mut self, f: usize) {
-        let path = Path::load(&self.maps, self.files[f].holder).unwrap();
-        if !path.writable() || path.versions() > 1 {
-            return;
-        }
+        let holder = self.files[f].holder;
+        let path = Path::load(&self.maps, holder).unwrap();
+        let alone = path.writable() && path.versions() == 1;
         let (at, remove, insert) =
             (self.random.below(3 * SEGMENT_BLOCKS), self.some_length(), self.random.pick(&[0, 1, 300]));
         self.log.push(format!("shift {f} at {at} by -{remove} +{insert}"));
-        self.saw(if path.head().key.0 == path.family().0 { "moved" } else { "moved, with an index" });
         let mut tx = Transaction::new();
-        let moved = shift(&self.maps, &mut tx, &path, at * BLOCK, remove * BLOCK, insert * BLOCK).unwrap();
-        assert!(moved.is_some());
+        let (at_byte, gone, room) = (at * BLOCK, remove * BLOCK, insert * BLOCK);
+        let moved = if alone {
+            self.saw(if path.head().key.0 == path.family().0 { "moved" } else { "moved, with an index" });
+            shift(&self.maps, &mut tx, &path, at_byte, gone, room)
+        } else if self.random.below(4) == 0 {
+            self.saw("moved away");
+            let family = FamilyId(self.new_id().0);
+            self.families.push(family);
+            release(&self.maps, &mut tx, holder).unwrap();
+            self.files[f].holder = Holder::new(family);
+            self.files[f].blocks.retain(|_, at| *at != RESERVED);
+            shift_away(&self.maps, &mut tx, &path, family, at_byte, gone, room)
+        } else {
+            return;
+        };
+        assert!(moved.unwrap().is_some());
         self.apply(&tx);
         let old = std::mem::take(&mut self.files[f].blocks);
         let kept = old.into_iter().filter(|(b, _)| !(at..at + remove).contains(b));
