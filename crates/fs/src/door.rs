@@ -286,9 +286,11 @@ impl Filesystem {
     pub fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>) {
         self.core.fsync_then(ino, done)
     }
-    /// Logs this file's dirty data (writes it first or lets it ride), without waiting for a flush.
+    /// [`Filesystem::fsync`] without the flush: logs this file's dirty data (writes it first or lets it ride), and the
+    /// snapshots without which it would not outlive a crash. [`Filesystem::commit`] of [`Filesystem::position`] is the rest.
     pub fn flush_file(&self, ino: InodeId) -> Result<()> {
-        self.core.thawing(|| self.core.flush_file(ino))
+        self.core.thawing(|| self.core.flush_file(ino))?;
+        self.core.complete_with(ino)
     }
     /// Makes everything durable.
     pub fn sync(&self) -> Result<()> {

@@ -142,7 +142,7 @@ fn changes_on_either_side() {
 #[test]
 fn a_crash_leaves_all_or_nothing() {
     type Completes = fn(&Fixture, InodeId) -> bool;
-    let ways: [(&str, Completes); 8] = [
+    let ways: [(&str, Completes); 9] = [
         ("nothing", |_, _| false),
         ("fsync of the source's other file", |f, _| {
             let other = f.create(b"elsewhere");
@@ -163,6 +163,10 @@ fn a_crash_leaves_all_or_nothing() {
         }),
         ("fsync in it", |f, snap| {
             f.fs.fsync(f.fs.lookup(snap, b"b").unwrap().ino).unwrap();
+            true
+        }),
+        ("the first half of an fsync in it", |f, snap| {
+            f.fs.flush_file(f.fs.lookup(snap, b"b").unwrap().ino).unwrap();
             true
         }),
         ("fsync of the directory it is in", |f, _| {
