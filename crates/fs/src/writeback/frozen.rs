@@ -163,27 +163,35 @@ impl Core {
 
     /// Completes the pending snapshots that `wanted` accepts, but for those that are being taken just now.
     pub(crate) fn complete(&self, wanted: impl Fn(&FrozenSet) -> bool) -> Result<()> {
+        // A file that cannot be written keeps its own snapshot pending, and no other.
+        let mut result = Ok(());
         for set in self.frozen.matching(wanted) {
-            let is_frozen = |state: &InodeState| (1..=set.upto).contains(&state.dirty_from());
-            let mut rounds_left = THAWS_MAX;
-            loop {
-                let mut files = self.dirty.all();
-                files.retain(|file| Slot::of(file.state.ino) == set.source && is_frozen(&file.state));
-                let Some(first) = files.first() else { break };
-                rounds_left = rounds_left.checked_sub(1).ok_or(FsError::Frozen(first.state.ino))?;
-                self.write_back_files(files)?;
-            }
-            let _completing = self.frozen.completing.lock();
-            let Ok(snapshot) = self.subvolumes.get(set.snapshot) else { continue };
-            // A deletion waits for this, so that no record is put that has been removed.
-            if !self.frozen.has(|other| other.snapshot == set.snapshot) {
-                continue;
-            }
-            let mut tx = Transaction::new();
-            tx.privileged();
-            self.apply_record(tx, &snapshot, |record| record.flags &= !SUBVOLUME_PENDING)?;
-            self.frozen.remove(set.snapshot);
+            result = result.and(self.complete_set(&set));
         }
+        result
+    }
+
+    /// Logs what is frozen for one snapshot, which then is no longer pending.
+    fn complete_set(&self, set: &FrozenSet) -> Result<()> {
+        let is_frozen = |state: &InodeState| (1..=set.upto).contains(&state.dirty_from());
+        let mut rounds_left = THAWS_MAX;
+        loop {
+            let mut files = self.dirty.all();
+            files.retain(|file| Slot::of(file.state.ino) == set.source && is_frozen(&file.state));
+            let Some(first) = files.first() else { break };
+            rounds_left = rounds_left.checked_sub(1).ok_or(FsError::Frozen(first.state.ino))?;
+            self.write_back_files(files)?;
+        }
+        let _completing = self.frozen.completing.lock();
+        let Ok(snapshot) = self.subvolumes.get(set.snapshot) else { return Ok(()) };
+        // A deletion waits for this, so that no record is put that has been removed.
+        if !self.frozen.has(|other| other.snapshot == set.snapshot) {
+            return Ok(());
+        }
+        let mut tx = Transaction::new();
+        tx.privileged();
+        self.apply_record(tx, &snapshot, |record| record.flags &= !SUBVOLUME_PENDING)?;
+        self.frozen.remove(set.snapshot);
         Ok(())
     }
 
