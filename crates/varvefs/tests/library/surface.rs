@@ -55,10 +55,16 @@ fn leaks(text: &str) -> Vec<String> {
 }
 
 fn sources() -> Vec<(PathBuf, String)> {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut sources = Vec::new();
-    for entry in fs::read_dir(src).unwrap() {
-        let path = entry.unwrap().path();
+    let mut directories = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    let mut paths = Vec::new();
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { directories.push(path) } else { paths.push(path) }
+        }
+    }
+    for path in paths {
         assert!(path.extension().is_some_and(|extension| extension == "rs"), "{path:?} is not looked into");
         sources.push((path.clone(), fs::read_to_string(&path).unwrap()));
     }
