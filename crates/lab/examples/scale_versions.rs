@@ -137,8 +137,8 @@ fn star(many: usize) {
     check(&pool);
 }
 
-/// A block is written, a snapshot taken, and so on. Then any of the snapshots is read.
-fn chain(many: usize) {
+/// A pool in memory with a subvolume of one file, and a directory for its snapshots.
+fn with_origin() -> (MemoryDisk, Pool) {
     let disk = MemoryDisk::new(8 << 30);
     let pool = options().create_on(&disk).expect("a pool");
     let fs = pool.filesystem();
@@ -146,6 +146,13 @@ fn chain(many: usize) {
     fs.write("/origin/hot", vec![7; 64 * BLOCK]).expect("a file");
     fs.create_dir("/s").expect("dir");
     fs.sync().expect("sync");
+    (disk, pool)
+}
+
+/// A block is written, a snapshot taken, and so on. Then any of the snapshots is read.
+fn chain(many: usize) {
+    let (disk, pool) = with_origin();
+    let fs = pool.filesystem();
     let file = file(&fs, "/origin/hot");
     let (mut writes, mut forks) = (Times(Vec::new()), Times(Vec::new()));
     let begun = Instant::now();
@@ -201,13 +208,8 @@ fn reopen(disk: &MemoryDisk, many: usize, then: impl Fn(&Filesystem, usize)) {
 
 /// Snapshots of a subvolume that does not change.
 fn snapshots(many: usize) {
-    let disk = MemoryDisk::new(8 << 30);
-    let pool = options().create_on(&disk).expect("a pool");
+    let (disk, pool) = with_origin();
     let fs = pool.filesystem();
-    fs.create_subvolume("/origin").expect("a subvolume");
-    fs.write("/origin/hot", vec![7; 64 * BLOCK]).expect("a file");
-    fs.create_dir("/s").expect("dir");
-    fs.sync().expect("sync");
     let before = resident(&disk);
     let mut forks = Times(Vec::new());
     for n in 0..many {
