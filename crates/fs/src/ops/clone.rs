@@ -1,19 +1,22 @@
 //! Clones: a file that shares all data of another until either is written to.
 //!
-//! One transaction, however large the source: one more holder of the version of data that the source holds. What of the
+//! One transaction, however large the source: one more holder of the version of data that the source holds, and with
+//! [`Core::clone_file`] the name and the inode, too, so that a crash leaves all of the clone or nothing. What of the
 //! source waits in memory is logged first. Nothing of the source changes, so it may lie in a read-only snapshot.
 
 use std::sync::atomic::Ordering;
 
 use varve_engine::version;
-use varve_engine::{InodeId, Transaction};
-use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
+use varve_engine::{InodeId, Lsn, Transaction};
+use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL, InodeRecord};
 use varve_format::record::subvolume::{SUBVOLUME_SHARING, SubvolumeRecord};
 
+use super::create::Content;
 use super::{require_file, without_set_ids};
-use crate::api::{Attr, Caller, DataLogged};
+use crate::api::{Attr, Caller, DataLogged, FileKind, NewInode};
 use crate::core::{Core, touch};
 use crate::inode::{Inner, Presence};
+use crate::subvolume::Change;
 use crate::table::extents;
 use crate::writeback::Ride;
 use crate::{FsError, Result};
@@ -29,23 +32,45 @@ impl Core {
         parent: InodeId,
         name: &[u8],
     ) -> Result<Attr> {
-        let mode = {
-            let state = self.state(source);
-            let inner = self.read_lock(&state)?;
-            require_file(&inner)?;
-            u32::from(inner.mode() & 0o777)
-        };
-        let new = crate::api::NewInode { kind: crate::api::FileKind::File, mode, umask: 0, rdev: 0 };
-        let made = self.make_inode(caller, parent, name, new)?.ino;
-        match self.with_space(|| self.clone_into(caller, source, made, u64::MAX)) {
-            Ok(true) => self.thawing(|| self.getattr(made)),
-            // Somebody else has written to it already.
-            Ok(false) => Err(FsError::Exists),
-            Err(error) => {
-                self.unlink(parent, name)?;
-                Err(error)
-            }
+        require_file(&*self.read_lock(&self.state(source))?)?;
+        if source == parent {
+            return Err(FsError::NotDirectory);
         }
+        let new = NewInode { kind: FileKind::File, mode: 0, umask: 0, rdev: 0 };
+        self.with_space(|| self.make(caller, parent, name, new, Content::CloneOf(source)))
+    }
+
+    /// Adds what makes `record`, of a file with nothing in it, that of a clone of the file with the record `before`, of
+    /// which nothing waits in memory.
+    pub(super) fn share_all(
+        &self,
+        change: &Change,
+        tx: &mut Transaction,
+        before: &InodeRecord,
+        record: &mut InodeRecord,
+    ) -> Result<()> {
+        record.size = before.size;
+        record.inline.clone_from(&before.inline);
+        record.flags |= before.flags & (INODE_FLAG_STALE_TAIL | INODE_FLAG_RESERVED);
+        if before.inline.is_none() {
+            change.hold_families(self);
+            let view = self.store.view();
+            let mut holder = extents::holder_now(&view, before, true)?;
+            version::share(&view, tx, &mut holder)?;
+            record.data = extents::pointer(holder);
+        }
+        Ok(())
+    }
+
+    /// Applies a transaction with which the file with this `record` became a clone.
+    pub(super) fn apply_sharing(&self, tx: Transaction, record: &InodeRecord) -> Result<Lsn> {
+        if record.inline.is_some() || self.sharing() {
+            return self.apply(tx);
+        }
+        let sharing = |first: &mut SubvolumeRecord| first.flags |= SUBVOLUME_SHARING;
+        let lsn = self.apply_record(tx, &self.subvolumes.first, sharing)?;
+        self.sharing.store(true, Ordering::Release);
+        Ok(lsn)
     }
 
     /// Makes the empty file `target` a clone of `source`. False, and nothing has changed, if it is not empty, or the
@@ -84,16 +109,7 @@ impl Core {
             self.own_first(&change, target, into, None)?;
             let mut tx = Transaction::new();
             let mut record = into.record_with_pending();
-            record.size = before.size;
-            record.inline.clone_from(&before.inline);
-            record.flags |= before.flags & (INODE_FLAG_STALE_TAIL | INODE_FLAG_RESERVED);
-            if before.inline.is_none() {
-                change.hold_families(self);
-                let view = self.store.view();
-                let mut holder = extents::holder_now(&view, &before, true)?;
-                version::share(&view, &mut tx, &mut holder)?;
-                record.data = extents::pointer(holder);
-            }
+            self.share_all(&change, &mut tx, &before, &mut record)?;
             let now = self.now();
             record.mtime = now;
             touch(&mut record, now);
@@ -101,14 +117,7 @@ impl Core {
                 record.mode = without_set_ids(record.mode);
             }
             self.put_record(&change, &mut tx, target, into, &mut record)?;
-            let lsn = if before.inline.is_some() || self.sharing() {
-                self.apply(tx)?
-            } else {
-                let sharing = |first: &mut SubvolumeRecord| first.flags |= SUBVOLUME_SHARING;
-                let lsn = self.apply_record(tx, &self.subvolumes.first, sharing)?;
-                self.sharing.store(true, Ordering::Release);
-                lsn
-            };
+            let lsn = self.apply_sharing(tx, &record)?;
             into.size = record.size;
             self.changed_to(&change, into, record);
             if let Some(observer) = &self.on_data_logged {
@@ -117,6 +126,16 @@ impl Core {
             return Ok(true);
         }
         Ok(false)
+    }
+}
+
+/// Refuses what cannot be cloned as it is: anything but a file, and one of which something waits in memory, which the
+/// door then logs.
+pub(super) fn require_clean(from: &Inner, content: Content<'_>) -> Result<()> {
+    require_file(from)?;
+    match content {
+        Content::CloneOf(source) if !from.pages.is_empty() => Err(FsError::Frozen(source)),
+        _ => Ok(()),
     }
 }
 

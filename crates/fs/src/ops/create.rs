@@ -8,17 +8,29 @@ use varve_engine::{
 };
 use varve_format::record::inode::{DataPointer, INLINE_BYTES_MAX, InodeKind, InodeRecord};
 
+use super::clone::require_clean;
 use super::require_directory;
 use crate::acl;
-use crate::api::{Attr, Caller, NewInode};
+use crate::api::{Attr, Caller, DataLogged, NewInode};
 use crate::core::{Core, attr, check_name, touch_directory};
-use crate::inode::{Presence, blank_record};
-use crate::subvolume::local;
+use crate::inode::{InodeState, Presence, blank_record};
+use crate::subvolume::{Names, local};
 use crate::table::extents;
 use crate::{FsError, Result};
 
 /// Longest target of a symbolic link, in bytes.
 const TARGET_BYTES_MAX: usize = 4095;
+
+/// What a new inode holds.
+#[derive(Clone, Copy)]
+pub(super) enum Content<'a> {
+    /// Nothing yet.
+    Nothing,
+    /// A symbolic link's target.
+    Target(&'a [u8]),
+    /// All data of another file, with its permission bits.
+    CloneOf(InodeId),
+}
 
 impl Core {
     pub(crate) fn make_inode(
@@ -33,7 +45,7 @@ impl Core {
             InodeKind::File | InodeKind::Directory | InodeKind::Fifo | InodeKind::Socket => new.rdev = 0,
             InodeKind::Symlink => return Err(FsError::Invalid),
         }
-        self.with_space(|| self.make(caller, parent, name, new, b""))
+        self.with_space(|| self.make(caller, parent, name, new, Content::Nothing))
     }
 
     pub(crate) fn symlink(
@@ -53,23 +65,39 @@ impl Core {
             return Err(FsError::Invalid);
         }
         let new = NewInode { kind: InodeKind::Symlink, mode: 0o777, umask: 0, rdev: 0 };
-        self.with_space(|| self.make(caller, parent, name, new, target))
+        self.with_space(|| self.make(caller, parent, name, new, Content::Target(target)))
     }
 
-    fn make(
+    /// Makes an inode, one transaction. What is to be cloned must not be the directory.
+    pub(super) fn make(
         &self,
         caller: Caller,
         parent: InodeId,
         name: &[u8],
-        NewInode { kind, mode, umask, rdev }: NewInode,
-        target: &[u8],
+        NewInode { kind, mut mode, umask, rdev }: NewInode,
+        content: Content<'_>,
     ) -> Result<Attr> {
         check_name(name)?;
         self.require_writable()?;
         let now = self.now();
         let state = self.state(parent);
         let change = self.change(parent)?;
+        let source = match content {
+            Content::CloneOf(source) => Some(self.source(source)?),
+            _ => None,
+        };
+        let mut from = match &source {
+            Some((_, source)) if source.ino < parent => Some(self.write_lock(source)?),
+            _ => None,
+        };
         let mut dir = self.write_lock(&state)?;
+        if let (Some((_, source)), None) = (&source, &from) {
+            from = Some(self.write_lock(source)?);
+        }
+        if let Some(from) = &from {
+            require_clean(from, content)?;
+            mode = u32::from(from.mode() & 0o777);
+        }
         require_directory(&dir)?;
         let mut bucket = change.bucket(parent, name)?;
         if bucket.find(name).is_some() || self.nested(parent, name)?.is_some() {
@@ -83,6 +111,10 @@ impl Core {
         let mode = match &access {
             Some(list) => mode & 0o7000 | u32::from(list.mode()),
             None => mode & !umask,
+        };
+        let target = match content {
+            Content::Target(target) => target,
+            _ => b"",
         };
         let number = self.new_inode_number()?;
         let ino = change.slot.full(number);
@@ -127,26 +159,49 @@ impl Core {
             self.put_first_xattr(&change, &mut tx, ino, &mut record, acl::DEFAULT, &list.encode())?;
         }
         change.put_bucket(&mut tx, &bucket)?;
-        change.put_inode(&mut tx, ino, &record)?;
         let mut dir_record = dir.record.clone();
         touch_directory(&mut dir_record, now, 1, i64::from(kind == InodeKind::Directory));
         self.put_record(&change, &mut tx, parent, &dir, &mut dir_record)?;
         // The new inode is locked while it becomes visible, so that who finds its name waits for its state.
         let child = self.state(ino);
         let mut inner = child.inner.write();
-        if let Err(error) = self.store.apply(tx, block.as_mut().map(|(reservation, _)| reservation)) {
-            inner.presence = Presence::Gone;
-            if let Some((reservation, run)) = &mut block {
-                self.store.deallocate(reservation, &[*run]);
-            }
-            return Err(error.into());
+        if let Some(from) = &from {
+            self.share_all(&change, &mut tx, &from.record, &mut record)?;
         }
+        change.put_inode(&mut tx, ino, &record)?;
+        let applied = match &from {
+            Some(_) => self.apply_sharing(tx, &record),
+            None => {
+                let reservation = block.as_mut().map(|(reservation, _)| reservation);
+                self.store.apply(tx, reservation).map_err(FsError::from)
+            }
+        };
+        let lsn = match applied {
+            Ok(lsn) => lsn,
+            Err(error) => {
+                inner.presence = Presence::Gone;
+                if let Some((reservation, run)) = &mut block {
+                    self.store.deallocate(reservation, &[*run]);
+                }
+                return Err(error);
+            }
+        };
         self.files.add(1);
         drop(counting);
         dir.size = dir_record.size;
         dir.take_over(&change, dir_record);
         inner.install(record, change.version, Presence::Live);
+        if from.is_some()
+            && let Some(observer) = &self.on_data_logged
+        {
+            observer(DataLogged { ino, offset: 0, len: inner.size, size: inner.size, lsn });
+        }
         Ok(attr(ino, &inner))
+    }
+
+    /// What is to be cloned, and what keeps its subvolume from being forked meanwhile.
+    fn source(&self, source: InodeId) -> Result<(Names, Arc<InodeState>)> {
+        Ok((self.names(source)?, self.state(source)))
     }
 
     /// Puts a symbolic link's target into the record, or, when it is too long, into a block of the inode's data, which

@@ -344,7 +344,7 @@ impl Model {
     }
 
     /// What a crash may find of a call of several transactions, beside nothing and all of it: times of a directory
-    /// before it gets a name or after it has lost one, an empty file before it is a clone.
+    /// before it gets a name or after it has lost one. Of a clone, nothing: what comes before it is its source's data.
     pub fn partly(&self, call: &Call, cx: &Context) -> Vec<Model> {
         let done = |call: &Call| {
             let mut model = self.clone();
@@ -364,12 +364,6 @@ impl Model {
         };
         let found = match call {
             Call::CreateSubvolume { parent, .. } | Call::Snapshot { parent, .. } => vec![touched(*parent)],
-            Call::CloneFile { source, parent, name } => {
-                let mode = self.get(*source).map_or(0, |inode| inode.mode.get() & 0o777);
-                let (parent, name) = (*parent, name.clone());
-                let kind = FileKind::File;
-                vec![done(&Call::Mknod { parent, name, kind, mode, umask: 0, rdev: 0 })]
-            }
             Call::DeleteSubvolume { parent, .. } => {
                 vec![done(call).map(|model| with_times_of(model, *parent)), done(call)]
             }
