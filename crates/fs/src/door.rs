@@ -147,7 +147,7 @@ impl Filesystem {
     /// record, whatever is in the source and whatever of it waits in memory: that is logged afterwards, file by file, by
     /// the background or by whoever first changes such a file or looks at it in the snapshot. Until all of it is, a crash
     /// removes the snapshot as a whole; [`Filesystem::sync`] makes it durable, and so do fsync of anything in it and of the
-    /// directory it is in. With `sync` it is durable on return.
+    /// directory it is in. With `sync` it is durable on return. Gives the number of its root.
     pub fn snapshot(
         &self,
         source: InodeId,
@@ -155,7 +155,7 @@ impl Filesystem {
         name: &[u8],
         read_only: bool,
         sync: bool,
-    ) -> Result<Attr> {
+    ) -> Result<InodeId> {
         self.core.snapshot(source, parent, name, read_only, sync)
     }
     /// Deletes a subvolume in which there is no other. Its name is gone at once, and what is open in it gives

@@ -14,8 +14,8 @@ use varve_engine::{
 use varve_format::Corrupt;
 use varve_format::record::inode::inode_key;
 use varve_format::record::subvolume::{
-    FIRST_SUBVOLUME, HASH_KIND_SIPHASH13, SUBVOLUME_DELETING, SUBVOLUME_PENDING, SUBVOLUME_SHARING,
-    SubvolumeRecord,
+    FIRST_SUBVOLUME, HASH_KIND_SIPHASH13, SUBVOLUME_DELETING, SUBVOLUME_PENDING, SUBVOLUME_READ_ONLY,
+    SUBVOLUME_SHARING, SubvolumeRecord,
 };
 
 use crate::access::Accesses;
@@ -26,9 +26,8 @@ use crate::hash::NameHasher;
 use crate::inode::{InodeTable, root_record};
 use crate::reaper::ReapQueue;
 use crate::reserved::ReservedSpace;
-use crate::subvolume::nested::Entry;
 use crate::subvolume::slots::Subvolumes;
-use crate::subvolume::{self, Gate, Slot};
+use crate::subvolume::{Gate, Slot, Subvolume};
 use crate::table::{self, subvolumes};
 use crate::writeback::SyncRounds;
 use crate::writeback::buffers::Buffers;
@@ -147,8 +146,9 @@ impl Core {
             problems.add(Problem::new(Kind::SubvolumeVersion, format!("the first subvolume: {why}")));
             (record.version, has_versions) = (VersionId(record.family.0), false);
         }
-        let first = subvolume::open(&store, gate, FIRST_SUBVOLUME, record.clone(), hasher, has_versions)?;
-        let subvolumes = Subvolumes::new(first, record.family);
+        let holder = Holder { family: record.family, version: record.version, has_versions };
+        let first = Subvolume::new(FIRST_SUBVOLUME, Slot::FIRST, false, gate, holder);
+        let subvolumes = Subvolumes::new(first, hasher);
         let mut core = Core {
             subvolumes,
             store,
@@ -176,10 +176,10 @@ impl Core {
             read_latency: Histogram::new(),
             write_latency: Histogram::new(),
         };
-        core.open_subvolumes(hasher, &mut problems)?;
+        let pending = core.open_subvolumes(&mut problems)?;
         core.subvolume_problems = problems.unwrap_or_default();
         if !read_only {
-            core.remove_pending()?;
+            core.remove_pending(&pending)?;
             core.set_reserved_aside()?;
             core.find_reap_work()?;
             if !background {
@@ -189,8 +189,9 @@ impl Core {
         Ok(core)
     }
 
-    /// Opens all subvolumes but the first. With `problems`, those that can be opened.
-    fn open_subvolumes(&self, hasher: NameHasher, problems: &mut Option<Problems>) -> Result<()> {
+    /// Opens all subvolumes but the first. With `problems`, those that can be opened. Gives those that are pending, which have
+    /// no place in a directory.
+    fn open_subvolumes(&self, problems: &mut Option<Problems>) -> Result<Vec<Slot>> {
         let to_check = problems.is_some();
         let mut fault = |kind: Kind, id: u64, error: FsError| match problems {
             Some(problems) => {
@@ -203,7 +204,7 @@ impl Core {
             FsError::from(EngineError::corrupt(format!("the record of subvolume {id}"), why))
         };
         let mut slots = HashMap::from([(FIRST_SUBVOLUME, Slot::FIRST)]);
-        let is_pending = |record: &SubvolumeRecord| record.flags & SUBVOLUME_PENDING != 0;
+        let (mut pending, mut places) = (Vec::new(), Vec::new());
         let mut taken = HashSet::from([Slot::FIRST]);
         for (id, record) in table::subvolumes::others(&self.store.view())? {
             let record = match record {
@@ -218,7 +219,7 @@ impl Core {
             if record.flags & SUBVOLUME_DELETING != 0 {
                 continue;
             }
-            if record.hash_kind != hasher.kind() || record.root != ROOT_INODE {
+            if record.hash_kind != self.subvolumes.hasher.kind() || record.root != ROOT_INODE {
                 let why = Corrupt { what: "subvolume with another hash or root than the first", at: 0 };
                 fault(Kind::SubvolumeMalformed, id, corrupt(id, why))?;
                 continue;
@@ -233,30 +234,29 @@ impl Core {
                 fault(Kind::SubvolumeVersion, id, error)?;
                 continue;
             }
-            let gate = self.subvolumes.gate(record.family);
-            if !is_pending(&record) {
-                slots.insert(id, slot);
-            }
-            self.subvolumes.add(subvolume::open(&self.store, gate, id, record, hasher, self.sharing())?);
-        }
-        for subvolume in self.subvolumes.all() {
-            let record = subvolume.record.lock().clone();
+            let (family, version) = (record.family, record.version);
+            let holder = Holder { family, version, has_versions: self.sharing() };
+            let read_only = record.flags & SUBVOLUME_READ_ONLY != 0;
+            let gate = self.subvolumes.gate(family);
+            self.subvolumes.add(Subvolume::new(id, slot, read_only, gate, holder));
             // What is not complete is not shown: a pool that can be written loses it, another one must not.
-            let Some(place) = record.place.clone().filter(|_| !is_pending(&record)) else { continue };
+            if record.flags & SUBVOLUME_PENDING != 0 {
+                pending.push(slot);
+                continue;
+            }
+            slots.insert(id, slot);
+            places.extend(record.place.map(|place| (id, slot, place)));
+        }
+        for (id, slot, place) in places {
             let Some(above) = slots.get(&place.parent) else {
-                let text = format!(
-                    "subvolume {} is in subvolume {}, which does not exist",
-                    subvolume.id, place.parent
-                );
-                tracing::error!("{text}");
+                tracing::error!("subvolume {id} is in subvolume {}, which does not exist", place.parent);
                 continue;
             };
             let dir = above.full(place.directory);
-            *subvolume.place.lock() = Some((dir, place.position));
-            let entry = Entry { name: place.name, slot: Some(subvolume.slot) };
-            self.subvolumes.nested.put(dir, place.position, entry);
+            *self.subvolumes.get(slot)?.place.lock() = Some((dir, place.position));
+            self.subvolumes.nested.put(dir, place.position, &place.name, Some(slot));
         }
-        Ok(())
+        Ok(pending)
     }
 
     /// Makes everything durable and closes.

@@ -312,7 +312,7 @@ impl Core {
         let view = self.store.view();
         orphans::each(&view, &mut |ino, _| self.reap.push(Task::Orphan(ino)))?;
         let mut names: Vec<FamilyId> =
-            self.subvolumes.all().iter().map(|subvolume| subvolume.record.lock().family).collect();
+            self.subvolumes.all().iter().map(|subvolume| subvolume.family).collect();
         if self.sharing() {
             names.sort_unstable();
             names.dedup();

@@ -26,10 +26,12 @@
 //! of its family. Reads inside a transaction do not see its own puts, so **one** call of this module per family and
 //! transaction; the exception is that the path which [`branch`] gives may be written to in the same one.
 
+use std::sync::Arc;
+
 use varve_format::record::extent::Extent;
 use varve_format::{FamilyId, PoolAddr, TreeId, VersionId};
 
-use crate::{EngineError, Lsn, View};
+use crate::{EngineError, Lsn, Store, View};
 
 pub use varve_format::record::extent::ExtentKind;
 
@@ -105,6 +107,20 @@ impl Read for View {
     }
     fn trunks(&self) -> Option<(&Trunks, Lsn)> {
         Some((View::trunks(self), self.position()))
+    }
+}
+
+/// The trees as they are at each call: for who reads so little, and holds what keeps it from changing, that a [`View`] is
+/// not worth its price.
+impl Read for Arc<Store> {
+    fn get(&self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        Store::get(self, tree, key)
+    }
+    fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
+        self.view().scan(tree, from, each)
+    }
+    fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        self.view().last_at_or_before(tree, at)
     }
 }
 

@@ -159,8 +159,8 @@ impl Core {
     /// Where the roots of subvolumes are.
     fn above(&self) -> names::Above {
         let place = |subvolume: &Subvolume| {
-            let name = subvolume.record.lock().place.as_ref()?.name.clone();
-            let (dir, _) = (*subvolume.place.lock())?;
+            let (dir, position) = (*subvolume.place.lock())?;
+            let name = self.subvolumes.nested.name(dir, position)?;
             Some((subvolume.slot.full(self.root()), (dir, name)))
         };
         self.subvolumes.all().iter().filter_map(|subvolume| place(subvolume)).collect()

@@ -41,7 +41,7 @@ impl Core {
                     return Err(FsError::NotDirectory);
                 }
                 drop(inner);
-                match self.nested(parent, name)?.and_then(|(_, entry)| entry.slot) {
+                match self.nested(parent, name)?.and_then(|(_, slot)| slot) {
                     Some(slot) => self.getattr(slot.full(ROOT_INODE)),
                     None => Err(FsError::NotFound),
                 }

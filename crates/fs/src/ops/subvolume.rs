@@ -1,17 +1,18 @@
 //! Subvolumes: create, snapshot, rename, delete, list.
 //!
-//! Who makes, moves or deletes one holds the topology lock throughout. A snapshot takes its name in the directory first,
-//! where the name leads nowhere yet, and then, holding the gate of the source's family alone, adds one record and a
-//! count: if power fails in between, the directory's times have changed and nothing else. What is dirty of the source is
-//! frozen and logged later ([`crate::writeback::frozen`]). A deletion is one transaction, too; the reaper does the rest.
+//! Who makes, moves or deletes one holds the topology lock throughout. A snapshot is one transaction under the gate of the
+//! source's family alone: its record, a count, and what its directory notes. Where that gate cannot be had while the
+//! directory is locked, because both are of one family or somebody is at work there, the name is taken in the directory
+//! first, where it leads nowhere yet, and the rest comes after: if power fails in between, the directory's times have
+//! changed and nothing else. What is dirty of the source is frozen and logged later ([`crate::writeback::frozen`]). A
+//! deletion is one transaction, too; the reaper does the rest.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
 use varve_engine::version::{self, Holder};
 use varve_engine::{FamilyId, InodeId, Transaction, TreeId, VersionKey};
-use varve_format::record::inode::{InodeKind, inode_key};
+use varve_format::record::inode::{InodeKind, InodeRecord, inode_key};
 use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::{
     SUBVOLUME_DELETING, SUBVOLUME_PENDING, SUBVOLUME_READ_ONLY, SUBVOLUME_SHARING, SubvolumePlace,
@@ -21,10 +22,9 @@ use varve_format::record::subvolume::{
 use super::require_directory;
 use crate::api::{Attr, Caller, ROOT_INODE, RenameMode, SubvolumeInfo};
 use crate::core::{Core, check_name, touch_directory};
-use crate::inode::root_record;
+use crate::inode::{Inner, root_record};
 use crate::reaper::Task;
-use crate::subvolume::nested::Entry;
-use crate::subvolume::{self, Slot, Subvolume, local};
+use crate::subvolume::{Change, Shown, Slot, Subvolume, local};
 use crate::table::subvolumes;
 use crate::writeback::frozen::Freeze;
 use crate::{FsError, Result};
@@ -33,12 +33,12 @@ use crate::{FsError, Result};
 const DEPTH_MAX: usize = 1 << 20;
 
 impl Core {
-    /// The subvolume with this name in `dir`.
-    pub(crate) fn nested(&self, dir: InodeId, name: &[u8]) -> Result<Option<(NamePosition, Entry)>> {
+    /// Where the subvolume with this name in `dir` is, and which it is ([`crate::subvolume::nested::Nested::find`]).
+    pub(crate) fn nested(&self, dir: InodeId, name: &[u8]) -> Result<Option<(NamePosition, Option<Slot>)>> {
         if !self.subvolumes.nested.any() {
             return Ok(None);
         }
-        Ok(self.subvolumes.nested.find(dir, self.names(dir)?.hasher.hash(name), name))
+        Ok(self.subvolumes.nested.find(dir, self.subvolumes.hasher.hash(name), name))
     }
 
     /// The directory that a directory is in; the root is in itself.
@@ -82,9 +82,7 @@ impl Core {
             self.apply(tx)?;
             self.files.add(1);
             drop(counting);
-            let gate = self.subvolumes.gate(record.family);
-            let hasher = self.names(parent)?.hasher;
-            subvolume::open(&self.store, gate, id, record, hasher, false)
+            Ok(Subvolume::new(id, slot, false, self.subvolumes.gate(holder.family), holder))
         })();
         self.settle_place(made, parent, position, name)
     }
@@ -98,14 +96,7 @@ impl Core {
         name: &[u8],
     ) -> Result<Slot> {
         match made {
-            Ok(subvolume) => {
-                let slot = subvolume.slot;
-                *subvolume.place.lock() = Some((parent, position));
-                self.subvolumes.add(subvolume);
-                let entry = Entry { name: name.to_vec(), slot: Some(slot) };
-                self.subvolumes.nested.put(parent, position, entry);
-                Ok(slot)
-            }
+            Ok(subvolume) => Ok(self.settle(subvolume, parent, position, name)),
             Err(error) => {
                 self.subvolumes.nested.remove(parent, position);
                 Err(error)
@@ -113,26 +104,51 @@ impl Core {
         }
     }
 
+    /// A subvolume that has been made is found from now on.
+    fn settle(&self, subvolume: Subvolume, parent: InodeId, position: NamePosition, name: &[u8]) -> Slot {
+        let slot = subvolume.slot;
+        *subvolume.place.lock() = Some((parent, position));
+        self.subvolumes.add(subvolume);
+        self.subvolumes.nested.put(parent, position, name, Some(slot));
+        slot
+    }
+
+    /// A position in a directory, which is locked, for a name that is free there.
+    fn free_place(&self, change: &Change, dir: &Inner, parent: InodeId, name: &[u8]) -> Result<NamePosition> {
+        require_directory(dir)?;
+        let hash = self.subvolumes.hasher.hash(name);
+        let nested = &self.subvolumes.nested;
+        if nested.find(parent, hash, name).is_some() || change.lookup(parent, name)?.is_some() {
+            return Err(FsError::Exists);
+        }
+        nested.free(parent, hash).ok_or(FsError::Engine(varve_engine::EngineError::NoSpace))
+    }
+
+    /// Adds to `tx` that a directory has got or lost a subvolume now. Gives its new record.
+    fn note_change(
+        &self,
+        change: &Change,
+        tx: &mut Transaction,
+        parent: InodeId,
+        dir: &Inner,
+    ) -> Result<InodeRecord> {
+        let mut record = dir.record.clone();
+        touch_directory(&mut record, self.now(), 0, 0);
+        self.put_record(change, tx, parent, dir, &mut record)?;
+        Ok(record)
+    }
+
     /// Takes a free name in a directory, and notes there that it has changed.
     fn take_place(&self, parent: InodeId, name: &[u8]) -> Result<NamePosition> {
         let change = self.change(parent)?;
         let state = self.state(parent);
         let mut dir = self.write_lock(&state)?;
-        require_directory(&dir)?;
-        if change.lookup(parent, name)?.is_some() || self.nested(parent, name)?.is_some() {
-            return Err(FsError::Exists);
-        }
-        let hash = change.hasher.hash(name);
-        let Some(position) = self.subvolumes.nested.free(parent, hash) else {
-            return Err(varve_engine::EngineError::NoSpace.into());
-        };
-        let mut record = dir.record.clone();
-        touch_directory(&mut record, self.now(), 0, 0);
+        let position = self.free_place(&change, &dir, parent, name)?;
         let mut tx = Transaction::new();
-        self.put_record(&change, &mut tx, parent, &dir, &mut record)?;
+        let record = self.note_change(&change, &mut tx, parent, &dir)?;
         self.apply(tx)?;
         dir.take_over(&change, record);
-        self.subvolumes.nested.put(parent, position, Entry { name: name.to_vec(), slot: None });
+        self.subvolumes.nested.put(parent, position, name, None);
         Ok(position)
     }
 
@@ -142,10 +158,8 @@ impl Core {
             let change = self.change(parent)?;
             let state = self.state(parent);
             let mut dir = self.write_lock(&state)?;
-            let mut record = dir.record.clone();
-            touch_directory(&mut record, self.now(), 0, 0);
             let mut tx = Transaction::new();
-            self.put_record(&change, &mut tx, parent, &dir, &mut record)?;
+            let record = self.note_change(&change, &mut tx, parent, &dir)?;
             self.apply(tx)?;
             dir.take_over(&change, record);
             Ok(())
@@ -182,7 +196,7 @@ impl Core {
             family: holder.family,
             version: holder.version,
             root: ROOT_INODE,
-            hash_kind: self.files.stored.lock().hash_kind,
+            hash_kind: self.subvolumes.hasher.kind(),
             files: 0,
             files_known: false,
             reserved_blocks: 0,
@@ -200,7 +214,7 @@ impl Core {
         name: &[u8],
         read_only: bool,
         sync: bool,
-    ) -> Result<Attr> {
+    ) -> Result<InodeId> {
         check_name(name)?;
         self.require_writable()?;
         if local(source) != ROOT_INODE {
@@ -211,12 +225,7 @@ impl Core {
             self.complete(|set| set.snapshot == slot)?;
             self.commit(self.store.position())?;
         }
-        let attr = self.getattr(slot.full(ROOT_INODE))?;
-        // Most are not looked at for a long time: their paths of that day would stay in memory.
-        if let Some(mut shown) = self.subvolumes.get(slot)?.gate.try_write() {
-            shown.unuse(slot);
-        }
-        Ok(attr)
+        Ok(slot.full(ROOT_INODE))
     }
 
     fn snapshot_once(&self, source: Slot, parent: InodeId, name: &[u8], read_only: bool) -> Result<Slot> {
@@ -224,40 +233,85 @@ impl Core {
         let topology = self.topology(|set| set.snapshot == source || set.snapshot == Slot::of(parent))?;
         let source = self.subvolumes.get(source)?;
         let slot = self.subvolumes.new_slot()?;
-        let position = self.take_place(parent, name)?;
-        let made = self.fork(&source, slot, (parent, position, name), read_only);
-        if made.is_err() {
-            self.frozen.remove(slot);
+        if !self.try_snapshot(&source, slot, (parent, name), read_only)? {
+            let position = self.take_place(parent, name)?;
+            let place = (parent, position, name);
+            let made =
+                self.fork(&source, &mut source.gate.write(), slot, place, read_only, Transaction::new());
+            self.settle_place(made, parent, position, name)?;
         }
-        let made = self.settle_place(made, parent, position, name);
         drop(topology);
         if self.frozen.has(|set| set.snapshot == slot) {
             // Before somebody needs one of the files.
             self.dirty.ahead.wake();
         }
-        made
+        Ok(slot)
     }
 
-    /// One more holder of what `source` holds: one transaction, whatever there is in it and whatever is dirty of it.
-    fn fork(
+    /// A snapshot in one transaction with what its directory notes. False, and nothing has happened, where the gate of the
+    /// source cannot be had at once: the directory is locked, so it must not be waited for.
+    fn try_snapshot(
         &self,
         source: &Subvolume,
         slot: Slot,
+        (parent, name): (InodeId, &[u8]),
+        read_only: bool,
+    ) -> Result<bool> {
+        if Arc::ptr_eq(&source.gate, &self.subvolumes.get(Slot::of(parent))?.gate) {
+            return Ok(false);
+        }
+        let change = self.change(parent)?;
+        let state = self.state(parent);
+        let mut dir = self.write_lock(&state)?;
+        let position = self.free_place(&change, &dir, parent, name)?;
+        let Some(mut shown) = source.gate.try_write() else { return Ok(false) };
+        let mut tx = Transaction::new();
+        let record = self.note_change(&change, &mut tx, parent, &dir)?;
+        let subvolume = self.fork(source, &mut shown, slot, (parent, position, name), read_only, tx)?;
+        drop(shown);
+        // Whoever looks for the name waits for the directory, or finds all of it.
+        self.settle(subvolume, parent, position, name);
+        dir.take_over(&change, record);
+        Ok(true)
+    }
+
+    /// One more holder of what `source` holds: one transaction, `tx` and what this adds to it, whatever there is in the
+    /// source and whatever is dirty of it. Where versions need it, another one comes before.
+    fn fork(
+        &self,
+        source: &Subvolume,
+        shown: &mut Shown,
+        slot: Slot,
         place: (InodeId, NamePosition, &[u8]),
         read_only: bool,
+        tx: Transaction,
+    ) -> Result<Subvolume> {
+        let made = self.fork_frozen(source, shown, slot, place, read_only, tx);
+        if made.is_err() {
+            self.frozen.remove(slot);
+        }
+        made
+    }
+
+    fn fork_frozen(
+        &self,
+        source: &Subvolume,
+        shown: &mut Shown,
+        slot: Slot,
+        place: (InodeId, NamePosition, &[u8]),
+        read_only: bool,
+        mut tx: Transaction,
     ) -> Result<Subvolume> {
         let id = self.store.new_id();
-        let mut shown = source.gate.write();
-        let mut holder = self.fresh_head(source, &mut shown)?;
+        let (mut at, mut holder, alone) = self.held(source, shown)?;
         // What is written from here on is not in the snapshot, unless to a file that is frozen: that waits for the gate.
-        let mut frozen = self.freeze(source.slot, slot, holder, shown.is_alone(source.slot)?);
+        let mut frozen = self.freeze(source.slot, slot, holder, alone);
         if frozen == Freeze::NeedsVersion {
-            self.own_version(source, &mut shown)?;
-            holder = self.fresh_head(source, &mut shown)?;
+            self.own_version(source, shown)?;
+            (at, holder, _) = self.held(source, shown)?;
             frozen = self.freeze(source.slot, slot, holder, true);
         }
-        let mut tx = Transaction::new();
-        version::share(&self.store.view(), &mut tx, &mut holder)?;
+        version::share(&self.store, &mut tx, &mut holder)?;
         let mut flags = if read_only { SUBVOLUME_READ_ONLY } else { 0 };
         if frozen == Freeze::Pending {
             flags |= SUBVOLUME_PENDING;
@@ -271,15 +325,9 @@ impl Core {
             self.apply_record(tx, &self.subvolumes.first, |first| first.flags |= SUBVOLUME_SHARING)?;
             self.sharing.store(true, Ordering::Release);
         }
-        shown.fork(source.slot, slot, holder)?;
-        Ok(Subvolume {
-            id,
-            slot,
-            read_only,
-            gate: source.gate.clone(),
-            record: Mutex::new(record),
-            place: Mutex::default(),
-        })
+        source.set_holder(holder);
+        shown.fork(at, holder);
+        Ok(Subvolume::new(id, slot, read_only, source.gate.clone(), holder))
     }
 
     pub(crate) fn delete_subvolume(&self, parent: InodeId, name: &[u8]) -> Result<()> {
@@ -288,7 +336,7 @@ impl Core {
         // What another one waits for is logged before the versions between them change.
         let (topology, position, subvolume) = loop {
             let (_, subvolume) = self.find_to_delete(parent, name)?;
-            let family = subvolume.record.lock().family;
+            let family = subvolume.family;
             let topology = self.topology(|set| set.family == family)?;
             let (position, again) = self.find_to_delete(parent, name)?;
             if Arc::ptr_eq(&subvolume, &again) {
@@ -311,9 +359,7 @@ impl Core {
 
     fn find_to_delete(&self, parent: InodeId, name: &[u8]) -> Result<(NamePosition, Arc<Subvolume>)> {
         match self.nested(parent, name)? {
-            Some((position, Entry { slot: Some(slot), .. })) => {
-                Ok((position, self.subvolumes.get(slot)?.shared()))
-            }
+            Some((position, Some(slot))) => Ok((position, self.subvolumes.get(slot)?.shared())),
             _ => {
                 let there = self.names(parent)?.lookup(parent, name)?.is_some();
                 Err(if there { FsError::NotSubvolume } else { FsError::NotFound })
@@ -324,22 +370,22 @@ impl Core {
     /// A subvolume lets go of its version and is being deleted from now on. Gives the family of its namespace.
     fn let_go(&self, subvolume: &Subvolume) -> Result<FamilyId> {
         let mut shown = subvolume.gate.write();
-        let holder = self.fresh_head(subvolume, &mut shown)?;
+        let (_, holder, _) = self.held(subvolume, &mut shown)?;
         let mut tx = Transaction::new();
         version::release(&self.store.view(), &mut tx, holder)?;
         tx.privileged();
         self.apply_record(tx, subvolume, |record| {
             record.flags = record.flags & !SUBVOLUME_PENDING | SUBVOLUME_DELETING;
         })?;
-        shown.remove(subvolume.slot);
+        shown.remove(subvolume);
         Ok(holder.family)
     }
 
     /// Removes the snapshots whose data was not all logged when the pool was last in use: they are not what was taken.
     /// Their deletions have still to be reaped. They have no place in a directory ([`Core::open_subvolumes`]).
-    pub(crate) fn remove_pending(&self) -> Result<()> {
-        let pending = |subvolume: &Arc<Subvolume>| subvolume.record.lock().flags & SUBVOLUME_PENDING != 0;
-        for subvolume in self.subvolumes.all().iter().filter(|subvolume| pending(subvolume)) {
+    pub(crate) fn remove_pending(&self, pending: &[Slot]) -> Result<()> {
+        for slot in pending {
+            let subvolume = &self.subvolumes.get(*slot)?;
             tracing::info!("snapshot {} was not complete: it is removed", subvolume.id);
             match self.let_go(subvolume) {
                 Ok(_) => self.subvolumes.remove(subvolume.slot),
@@ -371,11 +417,10 @@ impl Core {
                 (RenameMode::Replace, _) => FsError::IsDirectory,
             });
         };
-        let slot = entry.slot.ok_or(FsError::NotFound)?;
+        let slot = entry.ok_or(FsError::NotFound)?;
         let target = self.names(new_parent)?.lookup(new_parent, new_name)?.map(|found| found.kind);
         let other = self.nested(new_parent, new_name)?;
-        if mode != RenameMode::NoReplace && other.as_ref().is_some_and(|(_, other)| other.slot == Some(slot))
-        {
+        if mode != RenameMode::NoReplace && other.is_some_and(|(_, other)| other == Some(slot)) {
             return Ok(());
         }
         match (mode, target, other) {
@@ -410,8 +455,7 @@ impl Core {
             self.subvolumes.nested.remove(new_parent, new_position);
             return Err(error);
         }
-        let entry = Entry { name: new_name.to_vec(), slot: Some(slot) };
-        self.subvolumes.nested.put(new_parent, new_position, entry);
+        self.subvolumes.nested.put(new_parent, new_position, new_name, Some(slot));
         self.subvolumes.nested.remove(parent, position);
         *subvolume.place.lock() = Some((new_parent, new_position));
         drop(topology);
@@ -428,10 +472,7 @@ impl Core {
                 // Nothing leads to it: it was not complete, or where it was is damaged.
                 continue;
             }
-            let record = match subvolume.slot {
-                Slot::FIRST => self.files.stored.lock().clone(),
-                _ => subvolume.record.lock().clone(),
-            };
+            let record = self.subvolume_record(&subvolume)?;
             let root = subvolume.slot.full(ROOT_INODE);
             let place = record.place.as_ref();
             infos.push(SubvolumeInfo {

@@ -1,7 +1,8 @@
 //! Subvolumes in memory: which there are, what each shows, and the gate through which all changes go.
 //!
 //! An inode number is the slot of its subvolume and, below it, the inode's own number ([`LOCAL_INODE_BITS`]). What a
-//! subvolume shows is its [`Head`]: the holder of a version of its namespace, and that version's path.
+//! subvolume shows is its [`Head`]: the holder of a version of its namespace, and that version's path. Heads are made for
+//! those that are used: of a hundred thousand snapshots most are not looked at, and have no more than a [`Subvolume`] each.
 //!
 //! The heads of all subvolumes of one family (a subvolume and its snapshots, and theirs) are behind one **gate**. Whoever
 //! changes something in a subvolume holds it shared, as a [`Change`], from before he prepares his transaction until it is
@@ -11,27 +12,28 @@
 //!
 //! Rules: a [`Change`] is taken before inodes are locked and held neither while waiting for a file's turn nor while
 //! space is reclaimed. Whoever waits for an inode while holding a gate holds the gate of that inode's subvolume. Whoever
-//! holds a gate alone locks no inode, and holds no other gate.
+//! holds a gate alone locks no inode and takes no other gate; and who has an inode or a gate may try to have another gate
+//! alone, but does not wait for it.
 //!
 //! While the pool has never had a snapshot or a clone ([`Core::sharing`]), nothing of this costs more than the gate.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::lock_api::{ArcMutexGuard, ArcRwLockReadGuard};
 use parking_lot::{Mutex, RawMutex, RawRwLock, RwLock};
 use varve_engine::version::{self, Holder, Path};
-use varve_engine::{EngineError, InodeId, Lsn, Store, Transaction, VersionId};
+use varve_engine::{EngineError, FamilyId, InodeId, Lsn, Transaction, VersionId};
 use varve_format::record::name::NamePosition;
-use varve_format::record::subvolume::{LOCAL_INODE_BITS, SUBVOLUME_READ_ONLY, SubvolumeRecord};
+use varve_format::record::subvolume::{LOCAL_INODE_BITS, SubvolumeRecord};
 
 use crate::core::Core;
 use crate::files::FileCount;
-use crate::hash::NameHasher;
-use crate::inode::InodeState;
+use crate::inode::{InodeState, NumberHasher};
 use crate::table::{Namespace, subvolumes};
 use crate::{FsError, Result};
 
@@ -66,7 +68,6 @@ pub(crate) fn local(ino: InodeId) -> InodeId {
 
 /// What a subvolume shows.
 pub(crate) struct Head {
-    holder: Holder,
     /// Its names, inodes and attributes.
     namespace: Namespace,
     /// Somebody else holds the version, too: whatever the path says, it must not be written to.
@@ -82,85 +83,61 @@ impl Head {
     }
 }
 
-/// The generation of a head that was not used yet: a hundred thousand snapshots have no path in memory each.
-const UNUSED: u64 = u64::MAX;
+/// Heads of one family, at most: when there are more, all go, and those that are used come back.
+const HEADS_MAX: usize = if cfg!(test) { 3 } else { 1024 };
 
-/// What the subvolumes of one family show.
+/// What the subvolumes of one family show that were used lately.
 #[derive(Default)]
 pub(crate) struct Shown {
     /// Counts changes of the family's versions.
     generation: u64,
-    /// They keep their places while others come and go.
-    heads: Vec<Option<Head>>,
-    places: HashMap<Slot, usize>,
-    free: Vec<usize>,
+    heads: Vec<Head>,
+    places: HashMap<Slot, usize, BuildHasherDefault<NumberHasher>>,
     /// Whether the reaper has been told that changes may have hidden something since it was last here.
     told: AtomicBool,
 }
 
 impl Shown {
-    /// The place of a subvolume's head.
-    fn find(&self, slot: Slot) -> Result<usize> {
+    /// The place of a subvolume's head, while the gate is held.
+    fn find(&self, slot: Slot) -> Option<usize> {
         // Nearly always it is the only one.
         match &self.heads[..] {
-            [Some(only)] if only.namespace.slot == slot => Ok(0),
-            _ => self.places.get(&slot).copied().ok_or(FsError::Stale),
+            [only] if only.namespace.slot == slot => Some(0),
+            _ => self.places.get(&slot).copied(),
         }
     }
-    /// The head at a place that [`Shown::find`] gave under the same lock.
+    /// The place of a head that is up to date.
+    fn find_fresh(&self, slot: Slot) -> Option<usize> {
+        self.find(slot).filter(|at| self.heads[*at].generation == self.generation)
+    }
     fn head(&self, at: usize) -> &Head {
-        self.heads[at].as_ref().expect("heads go only by whoever has the gate alone")
+        &self.heads[at]
     }
-    fn head_mut(&mut self, at: usize) -> &mut Head {
-        self.heads[at].as_mut().expect("heads go only by whoever has the gate alone")
+    fn add(&mut self, head: Head) -> usize {
+        if self.heads.len() >= HEADS_MAX {
+            (self.heads, self.places) = (Vec::new(), HashMap::default());
+        }
+        self.places.insert(head.namespace.slot, self.heads.len());
+        self.heads.push(head);
+        self.heads.len() - 1
     }
-    /// Whether what the subvolume in `slot` holds is nobody else's, by its path, which is up to date.
-    pub(crate) fn is_alone(&self, slot: Slot) -> Result<bool> {
-        Ok(self.head(self.find(slot)?).alone())
+    /// The head at a place has a second holder; `holder` is what both hold.
+    pub(crate) fn fork(&mut self, at: usize, holder: Holder) {
+        let head = &mut self.heads[at];
+        head.shared = true;
+        if !head.namespace.forked {
+            let path = std::mem::replace(&mut head.namespace.path, Path::unknown(holder));
+            head.namespace.set_path(holder, path);
+        }
     }
-    fn is_fresh(&self, at: usize) -> bool {
-        self.head(at).generation == self.generation
-    }
-    /// Adds the head of another subvolume.
-    fn add(&mut self, head: Head) {
-        let slot = head.namespace.slot;
-        let at = match self.free.pop() {
-            Some(at) => {
-                self.heads[at] = Some(head);
-                at
+    /// The subvolume is gone, and has let go of its version.
+    pub(crate) fn remove(&mut self, subvolume: &Subvolume) {
+        subvolume.version.store(0, Ordering::Release);
+        if let Some(at) = self.places.remove(&subvolume.slot) {
+            self.heads.swap_remove(at);
+            if let Some(moved) = self.heads.get(at) {
+                self.places.insert(moved.namespace.slot, at);
             }
-            None => {
-                self.heads.push(Some(head));
-                self.heads.len() - 1
-            }
-        };
-        self.places.insert(slot, at);
-    }
-    /// The head of `source` has a second holder, in `slot`; `holder` is what both hold.
-    pub(crate) fn fork(&mut self, source: Slot, slot: Slot, holder: Holder) -> Result<()> {
-        let at = self.find(source)?;
-        let head = self.head_mut(at);
-        let path = std::mem::replace(&mut head.namespace.path, Path::unknown(holder));
-        let mut namespace = head.namespace.clone();
-        namespace.slot = slot;
-        head.namespace.set_path(holder, path);
-        (head.holder, head.shared) = (holder, true);
-        self.add(Head { holder, namespace, shared: true, generation: UNUSED });
-        Ok(())
-    }
-    /// Lets go of the path of the subvolume in `slot` until it is used again.
-    pub(crate) fn unuse(&mut self, slot: Slot) {
-        let Ok(at) = self.find(slot) else { return };
-        let head = self.head_mut(at);
-        let holder = head.holder;
-        head.namespace.set_path(holder, Path::unknown(holder));
-        head.generation = UNUSED;
-    }
-    /// The subvolume in `slot` is gone, and has let go of its version.
-    pub(crate) fn remove(&mut self, slot: Slot) {
-        if let Some(at) = self.places.remove(&slot) {
-            self.heads[at] = None;
-            self.free.push(at);
         }
         self.changed();
     }
@@ -177,7 +154,7 @@ impl Shown {
 /// The lock around what the subvolumes of one family show.
 pub(crate) type Gate = Arc<RwLock<Shown>>;
 
-/// One subvolume.
+/// One subvolume. There may be a hundred thousand: what is in memory of each is bounded by 200 bytes, with its place.
 pub(crate) struct Subvolume {
     /// Its number.
     pub id: u64,
@@ -185,12 +162,47 @@ pub(crate) struct Subvolume {
     pub slot: Slot,
     /// Whether nothing in it can be changed.
     pub read_only: bool,
+    /// Whether its family has versions, or had. Set by whoever has the gate alone.
+    has_versions: AtomicBool,
+    /// The family of its namespace.
+    pub family: FamilyId,
+    /// The version it stands at, as logged; 0 when it has let go. Changed by whoever has the gate alone.
+    version: AtomicU64,
     /// Its family's gate.
     pub gate: Gate,
-    /// Its record as logged. Not the first subvolume's: that is [`FileCount::stored`].
-    pub record: Mutex<SubvolumeRecord>,
     /// The directory it is in, and where there. The first is nowhere.
     pub place: Mutex<Option<(InodeId, NamePosition)>>,
+}
+
+impl Subvolume {
+    /// One that stands at `holder`.
+    pub(crate) fn new(id: u64, slot: Slot, read_only: bool, gate: Gate, holder: Holder) -> Subvolume {
+        Subvolume {
+            id,
+            slot,
+            read_only,
+            has_versions: AtomicBool::new(holder.has_versions),
+            family: holder.family,
+            version: AtomicU64::new(holder.version.0),
+            gate,
+            place: Mutex::default(),
+        }
+    }
+
+    /// What it holds. The caller has the gate.
+    fn holder(&self) -> Result<Holder> {
+        let has_versions = self.has_versions.load(Ordering::Acquire);
+        match self.version.load(Ordering::Acquire) {
+            0 => Err(FsError::Stale),
+            version => Ok(Holder { family: self.family, version: VersionId(version), has_versions }),
+        }
+    }
+
+    /// It holds something else. The caller has the gate alone.
+    pub(crate) fn set_holder(&self, holder: Holder) {
+        self.has_versions.store(holder.has_versions, Ordering::Release);
+        self.version.store(holder.version.0, Ordering::Release);
+    }
 }
 
 /// What a subvolume shows, kept as it is while this is held: for a few reads.
@@ -270,25 +282,19 @@ impl Core {
         let slot = Slot::of(ino);
         let mut tried = false;
         loop {
+            let subvolume = self.subvolumes.get(slot)?;
             // Not behind whoever waits to have the gate alone: he waits for a holder who may be waiting for us.
-            let shown = match slot {
-                Slot::FIRST => self.subvolumes.first.gate.read_arc_recursive(),
-                _ => self.subvolumes.get(slot)?.gate.read_arc_recursive(),
-            };
-            let at = shown.find(slot)?;
-            if shown.is_fresh(at) {
+            let shown = subvolume.gate.read_arc_recursive();
+            if let Some(at) = shown.find_fresh(slot) {
                 return Ok(Names { shown, at, fresh: None });
             }
             if tried {
-                let head = shown.head(at);
-                let mut namespace = head.namespace.clone();
-                namespace.set_path(head.holder, Path::load(&self.store.view(), head.holder)?);
-                return Ok(Names { shown, at, fresh: Some(Box::new(namespace)) });
+                let fresh = Some(Box::new(self.namespace_of(slot, subvolume.holder()?)?));
+                return Ok(Names { shown, at: 0, fresh });
             }
             // The caller may hold an inode for which somebody waits who has the gate: having it alone must not be waited
             // for, only tried.
             drop(shown);
-            let subvolume = self.subvolumes.get(slot)?;
             if let Some(mut alone) = subvolume.gate.try_write() {
                 self.fresh_head(&subvolume, &mut alone)?;
             }
@@ -296,28 +302,29 @@ impl Core {
         }
     }
 
+    /// What whoever holds `holder` sees.
+    fn namespace_of(&self, slot: Slot, holder: Holder) -> Result<Namespace> {
+        let path = Path::load(&self.store.view(), holder)?;
+        Ok(Namespace::new(self.store.clone(), slot, holder, path, self.subvolumes.hasher))
+    }
+
     /// The right to change something in the subvolume of `ino`. Opens a version of its own for it if it shares the one
     /// it has.
     pub(crate) fn change(&self, ino: InodeId) -> Result<Change> {
         let slot = Slot::of(ino);
         loop {
-            let shown = match slot {
-                Slot::FIRST => self.subvolumes.first.gate.read_arc(),
-                _ => {
-                    let subvolume = self.subvolumes.get(slot)?;
-                    if subvolume.read_only {
-                        return Err(FsError::ReadOnlySubvolume);
-                    }
-                    subvolume.gate.read_arc()
-                }
-            };
-            let at = shown.find(slot)?;
-            let head = shown.head(at);
-            if shown.is_fresh(at) && head.alone() {
+            let subvolume = self.subvolumes.get(slot)?;
+            if subvolume.read_only {
+                return Err(FsError::ReadOnlySubvolume);
+            }
+            let shown = subvolume.gate.read_arc();
+            if let Some(at) = shown.find_fresh(slot)
+                && shown.head(at).alone()
+            {
                 return self.changing(shown, at, None);
             }
             drop(shown);
-            self.refresh(&*self.subvolumes.get(slot)?)?;
+            self.own_version(&subvolume, &mut subvolume.gate.write())?;
         }
     }
 
@@ -349,15 +356,13 @@ impl Core {
                 continue;
             };
             let slot = Slot::of(state.ino);
-            let shown = self.subvolumes.get(slot)?.gate.read_arc();
-            let at = shown.find(slot)?;
+            let subvolume = self.subvolumes.get(slot)?;
+            let shown = subvolume.gate.read_arc();
             if self.frozen_at(state) != Some(version) {
                 continue;
             }
-            let mut namespace = shown.head(at).namespace.clone();
-            let holder = Holder { family: namespace.family, version, has_versions: true };
-            namespace.set_path(holder, Path::load(&self.store.view(), holder)?);
-            return self.changing(shown, at, Some(Box::new(namespace)));
+            let holder = Holder { version, has_versions: true, ..subvolume.holder()? };
+            return self.changing(shown, 0, Some(Box::new(self.namespace_of(slot, holder)?)));
         }
     }
 
@@ -370,48 +375,59 @@ impl Core {
         }
     }
 
-    /// Loads a subvolume's path again if it is out of date, and opens a version for it alone if need be.
-    fn refresh(&self, subvolume: &Subvolume) -> Result<()> {
-        self.own_version(subvolume, &mut subvolume.gate.write())
-    }
-
-    /// As [`Core::refresh`] for who has the gate alone.
-    pub(crate) fn own_version(&self, subvolume: &Subvolume, shown: &mut Shown) -> Result<()> {
-        self.fresh_head(subvolume, shown)?;
-        let at = shown.find(subvolume.slot)?;
-        let view = self.store.view();
+    /// For who has the gate alone: the place of a subvolume's head, which is up to date and has a version of its own.
+    pub(crate) fn own_version(&self, subvolume: &Subvolume, shown: &mut Shown) -> Result<usize> {
+        let at = self.fresh_head(subvolume, shown)?;
         let head = shown.head(at);
         if head.alone() {
-            return Ok(());
+            return Ok(at);
         }
-        let (mut holder, mut path) = (head.holder, head.namespace.path.clone());
+        let (mut holder, mut path) = (subvolume.holder()?, head.namespace.path.clone());
         let mut tx = Transaction::new();
         let mut new_id = || VersionId(self.store.new_id());
-        version::branch_on(&view, &mut tx, &mut holder, &mut path, &mut new_id, false)?;
+        version::branch_on(&self.store.view(), &mut tx, &mut holder, &mut path, &mut new_id, false)?;
         // Who deletes on a full pool may need it.
         tx.privileged();
         self.apply_record(tx, subvolume, |record| record.version = holder.version)?;
+        subvolume.set_holder(holder);
         // What others inherit may have lost its last holder.
         shown.changed();
         let generation = shown.generation;
-        let head = shown.head_mut(at);
+        let head = &mut shown.heads[at];
         head.namespace.set_path(holder, path);
-        (head.holder, head.shared, head.generation) = (holder, false, generation);
+        (head.shared, head.generation) = (false, generation);
         self.reap.push(crate::reaper::Task::Names(holder.family));
-        Ok(())
+        Ok(at)
     }
 
-    /// What a subvolume holds, with its path up to date.
-    pub(crate) fn fresh_head(&self, subvolume: &Subvolume, shown: &mut Shown) -> Result<Holder> {
-        let at = shown.find(subvolume.slot)?;
+    /// For who has the gate alone: the place of a subvolume's head, which is up to date, and what it holds.
+    pub(crate) fn fresh_head(&self, subvolume: &Subvolume, shown: &mut Shown) -> Result<usize> {
+        let holder = subvolume.holder()?;
         let generation = shown.generation;
-        let head = shown.head_mut(at);
+        let Some(at) = shown.find(subvolume.slot) else {
+            let namespace = self.namespace_of(subvolume.slot, holder)?;
+            return Ok(shown.add(Head { namespace, shared: false, generation }));
+        };
+        let head = &mut shown.heads[at];
         if head.generation != generation {
-            let path = Path::load(&self.store.view(), head.holder)?;
-            head.namespace.set_path(head.holder, path);
+            head.namespace.set_path(holder, Path::load(&self.store.view(), holder)?);
             (head.shared, head.generation) = (false, generation);
         }
-        Ok(head.holder)
+        Ok(at)
+    }
+
+    /// What a subvolume holds, and whether nobody else does, for who has the gate alone.
+    pub(crate) fn held(&self, subvolume: &Subvolume, shown: &mut Shown) -> Result<(usize, Holder, bool)> {
+        let at = self.fresh_head(subvolume, shown)?;
+        Ok((at, subvolume.holder()?, shown.head(at).alone()))
+    }
+
+    /// A subvolume's record as logged.
+    pub(crate) fn subvolume_record(&self, subvolume: &Subvolume) -> Result<SubvolumeRecord> {
+        match subvolume.slot {
+            Slot::FIRST => Ok(self.files.stored.lock().clone()),
+            _ => Ok(subvolumes::get(&self.store, subvolume.id)?),
+        }
     }
 
     /// Applies `tx` with a change of a subvolume's record.
@@ -421,16 +437,21 @@ impl Core {
         subvolume: &Subvolume,
         edit: impl FnOnce(&mut SubvolumeRecord),
     ) -> Result<Lsn> {
-        let mut stored = match subvolume.slot {
-            Slot::FIRST => self.files.stored.lock(),
-            _ => subvolume.record.lock(),
-        };
-        let mut record = stored.clone();
+        if subvolume.slot == Slot::FIRST {
+            let mut stored = self.files.stored.lock();
+            let mut record = stored.clone();
+            edit(&mut record);
+            subvolumes::put_first(&mut tx, &record);
+            let lsn = self.apply(tx)?;
+            *stored = record;
+            return Ok(lsn);
+        }
+        // Until it is applied nobody else changes it.
+        let _changing = self.subvolumes.changing(subvolume.slot);
+        let mut record = subvolumes::get(&self.store, subvolume.id)?;
         edit(&mut record);
         subvolumes::put(&mut tx, subvolume.id, &record);
-        let lsn = self.apply(tx)?;
-        *stored = record;
-        Ok(lsn)
+        self.apply(tx)
     }
 
     /// A number for a new inode, without a slot.
@@ -439,21 +460,4 @@ impl Core {
         // At a million a second that takes 278 years.
         if number > LOCAL_MASK { Err(EngineError::NoSpace.into()) } else { Ok(InodeId(number)) }
     }
-}
-
-/// A subvolume with this record, and its head behind `gate`.
-pub(crate) fn open(
-    store: &Arc<Store>,
-    gate: Gate,
-    id: u64,
-    record: SubvolumeRecord,
-    hasher: NameHasher,
-    has_versions: bool,
-) -> Result<Subvolume> {
-    let holder = Holder { family: record.family, version: record.version, has_versions };
-    let slot = Slot(record.slot);
-    let namespace = Namespace::new(store.clone(), slot, holder, Path::unknown(holder), hasher);
-    gate.write().add(Head { holder, namespace, shared: false, generation: UNUSED });
-    let read_only = record.flags & SUBVOLUME_READ_ONLY != 0;
-    Ok(Subvolume { id, slot, read_only, gate, record: Mutex::new(record), place: Mutex::default() })
 }

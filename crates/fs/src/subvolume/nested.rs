@@ -4,8 +4,7 @@
 //! the outer one does not contain it. Here all of them are in memory, in the order in which listings show them.
 //! Positions count down from the highest sequence of their name's hash, where no names of a sane directory are.
 
-use std::collections::hash_map::Entry as Slotted;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::RwLock;
@@ -14,29 +13,19 @@ use varve_format::record::name::NamePosition;
 
 use super::Slot;
 
-/// A place in a directory of a subvolume.
-type Key = (InodeId, NamePosition);
-
-/// What is there.
-#[derive(Clone, Debug)]
-pub(crate) struct Entry {
-    /// Its name.
-    pub name: Vec<u8>,
-    /// The subvolume; `None` while it is being made: the name is taken, and leads nowhere yet.
-    pub slot: Option<Slot>,
+/// What is in a place.
+struct Entry {
+    name: Box<[u8]>,
+    slot: Option<Slot>,
 }
 
-#[derive(Default)]
-struct Places {
-    entries: BTreeMap<Key, Entry>,
-    /// How many are in each directory that has any: stat asks for it.
-    in_directory: HashMap<InodeId, usize>,
-}
+/// What is in one directory.
+type Directory = BTreeMap<NamePosition, Entry>;
 
 /// All places. Changed under the directory's own lock.
 #[derive(Default)]
 pub(crate) struct Nested {
-    places: RwLock<Places>,
+    directories: RwLock<BTreeMap<InodeId, Directory>>,
     count: AtomicUsize,
 }
 
@@ -46,22 +35,24 @@ impl Nested {
         self.count.load(Ordering::Acquire) > 0
     }
 
-    /// What has this name, which hashes to `hash`.
-    pub(crate) fn find(&self, dir: InodeId, hash: u64, name: &[u8]) -> Option<(NamePosition, Entry)> {
+    /// Where this name is, which hashes to `hash`, and the subvolume it leads to; `None` while that is being made: the name
+    /// is taken, and leads nowhere yet.
+    pub(crate) fn find(&self, dir: InodeId, hash: u64, name: &[u8]) -> Option<(NamePosition, Option<Slot>)> {
         if !self.any() {
             return None;
         }
-        let (first, last) = (NamePosition::new(hash, 0), NamePosition::new(hash, 255));
-        let places = self.places.read();
-        let mut range = places.entries.range((dir, first)..=(dir, last));
-        range.find(|(_, entry)| entry.name == name).map(|((_, position), entry)| (*position, entry.clone()))
+        let directories = self.directories.read();
+        let mut range =
+            directories.get(&dir)?.range(NamePosition::new(hash, 0)..=NamePosition::new(hash, 255));
+        range.find(|(_, entry)| *entry.name == *name).map(|(position, entry)| (*position, entry.slot))
     }
 
     /// A position for a name that hashes to `hash`. `None` if all are taken.
     pub(crate) fn free(&self, dir: InodeId, hash: u64) -> Option<NamePosition> {
-        let places = self.places.read();
-        let positions = (0..=255).rev().map(|sequence| NamePosition::new(hash, sequence));
-        positions.into_iter().find(|position| !places.entries.contains_key(&(dir, *position)))
+        let directories = self.directories.read();
+        let taken = directories.get(&dir);
+        let mut positions = (0..=255).rev().map(|sequence| NamePosition::new(hash, sequence));
+        positions.find(|position| taken.is_none_or(|taken| !taken.contains_key(position)))
     }
 
     /// Those in `dir` behind `after`, in order; without those that are being made.
@@ -69,47 +60,48 @@ impl Nested {
         if !self.any() {
             return Vec::new();
         }
-        let places = self.places.read();
-        let from = (dir, NamePosition(after.saturating_add(1)));
-        let range = places.entries.range(from..=(dir, NamePosition(u64::MAX)));
-        range.filter_map(|((_, at), entry)| Some((*at, entry.name.clone(), entry.slot?))).collect()
+        let directories = self.directories.read();
+        let Some(directory) = directories.get(&dir) else { return Vec::new() };
+        let range = directory.range(NamePosition(after.saturating_add(1))..);
+        range.filter_map(|(at, entry)| Some((*at, entry.name.to_vec(), entry.slot?))).collect()
     }
 
-    /// How many are in `dir`, those that are being made included.
+    /// The name at a place.
+    pub(crate) fn name(&self, dir: InodeId, position: NamePosition) -> Option<Vec<u8>> {
+        Some(self.directories.read().get(&dir)?.get(&position)?.name.to_vec())
+    }
+
+    /// How many are in `dir`, those that are being made included: stat asks for it.
     pub(crate) fn count_in(&self, dir: InodeId) -> usize {
         if !self.any() {
             return 0;
         }
-        self.places.read().in_directory.get(&dir).copied().unwrap_or(0)
+        self.directories.read().get(&dir).map_or(0, BTreeMap::len)
     }
 
     /// Whether any is in a directory of the subvolume in `slot`.
     pub(crate) fn within(&self, slot: Slot) -> bool {
         let (first, last) = (slot.full(InodeId(0)), slot.full(InodeId((1 << 43) - 1)));
-        let places = self.places.read();
-        places.entries.range((first, NamePosition(0))..=(last, NamePosition(u64::MAX))).next().is_some()
+        self.directories.read().range(first..=last).next().is_some()
     }
 
     /// Puts one there.
-    pub(crate) fn put(&self, dir: InodeId, position: NamePosition, entry: Entry) {
-        let mut places = self.places.write();
-        if places.entries.insert((dir, position), entry).is_none() {
-            *places.in_directory.entry(dir).or_default() += 1;
+    pub(crate) fn put(&self, dir: InodeId, position: NamePosition, name: &[u8], slot: Option<Slot>) {
+        let entry = Entry { name: name.into(), slot };
+        if self.directories.write().entry(dir).or_default().insert(position, entry).is_none() {
+            self.count.fetch_add(1, Ordering::Release);
         }
-        self.count.store(places.entries.len(), Ordering::Release);
     }
 
     /// Takes it away.
     pub(crate) fn remove(&self, dir: InodeId, position: NamePosition) {
-        let mut places = self.places.write();
-        if places.entries.remove(&(dir, position)).is_some()
-            && let Slotted::Occupied(mut count) = places.in_directory.entry(dir)
-        {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
+        let mut directories = self.directories.write();
+        let Some(directory) = directories.get_mut(&dir) else { return };
+        if directory.remove(&position).is_some() {
+            self.count.fetch_sub(1, Ordering::Release);
         }
-        self.count.store(places.entries.len(), Ordering::Release);
+        if directory.is_empty() {
+            directories.remove(&dir);
+        }
     }
 }

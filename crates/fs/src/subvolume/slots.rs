@@ -1,23 +1,34 @@
 //! The subvolumes there are, by slot, and their families' gates.
 
 use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use varve_engine::{EngineError, FamilyId};
 use varve_format::record::subvolume::SUBVOLUME_SLOTS;
 
 use super::nested::Nested;
 use super::{Gate, Slot, Subvolume};
+use crate::hash::NameHasher;
+use crate::inode::NumberHasher;
 use crate::{FsError, Result};
 
-/// All subvolumes. Bound: what the pool has, some 300 bytes each.
+/// Records of subvolumes that are changed at the same time are told apart by this many remainders of their slots.
+const CHANGING: usize = 16;
+
+type Numbered<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
+
+/// All subvolumes. Bound: what the pool has, less than 200 bytes each.
 pub(crate) struct Subvolumes {
     /// The one without a place.
     pub first: Arc<Subvolume>,
-    others: RwLock<HashMap<Slot, Arc<Subvolume>>>,
-    gates: Mutex<HashMap<FamilyId, Gate>>,
+    /// How names are hashed in all of them.
+    pub hasher: NameHasher,
+    others: RwLock<Numbered<Slot, Arc<Subvolume>>>,
+    gates: Mutex<Numbered<FamilyId, Gate>>,
+    changing: [Mutex<()>; CHANGING],
     /// Where they are.
     pub nested: Nested,
     /// Held by who makes, moves or deletes a subvolume: before all gates.
@@ -54,10 +65,12 @@ impl Deref for Found<'_> {
 
 impl Subvolumes {
     /// A pool with this first subvolume.
-    pub(crate) fn new(first: Subvolume, family: FamilyId) -> Subvolumes {
-        let gates = HashMap::from([(family, first.gate.clone())]);
+    pub(crate) fn new(first: Subvolume, hasher: NameHasher) -> Subvolumes {
+        let gates = HashMap::from_iter([(first.family, first.gate.clone())]);
         Subvolumes {
             first: Arc::new(first),
+            hasher,
+            changing: Default::default(),
             others: RwLock::default(),
             gates: Mutex::new(gates),
             nested: Nested::default(),
@@ -91,6 +104,11 @@ impl Subvolumes {
         *next = (*next).max(subvolume.slot.0 + 1);
         drop(next);
         self.others.write().insert(subvolume.slot, Arc::new(subvolume));
+    }
+
+    /// To be held from before a subvolume's record is read until it has been put. Not the first one's: that has its own.
+    pub(crate) fn changing(&self, slot: Slot) -> MutexGuard<'_, ()> {
+        self.changing[slot.0 as usize % CHANGING].lock()
     }
 
     /// Takes one out: from now on its numbers lead nowhere.

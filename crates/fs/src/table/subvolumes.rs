@@ -22,6 +22,14 @@ pub(crate) fn first_in(view: &View) -> Result<Option<SubvolumeRecord>> {
     SubvolumeRecord::decode(&bytes).map(Some).map_err(corrupt(|| "the subvolume record".into()))
 }
 
+/// Subvolume `id`, which there is.
+pub(crate) fn get(store: &Store, id: u64) -> Result<SubvolumeRecord> {
+    let found = store.get_with(TreeId::SUBVOLUMES, &subvolume_key(id), SubvolumeRecord::decode)?;
+    found
+        .unwrap_or(Err(Corrupt { what: "no such record", at: 0 }))
+        .map_err(corrupt(|| format!("the record of subvolume {id}")))
+}
+
 /// Stores the first subvolume.
 pub(crate) fn put_first(tx: &mut Transaction, record: &SubvolumeRecord) {
     put(tx, FIRST_SUBVOLUME, record);

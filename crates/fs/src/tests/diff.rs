@@ -102,7 +102,7 @@ fn each_kind() {
     f.write(inside, 0, &pattern(2, 100));
     f.fs.setxattr(kept, b"user.a", b"old", XattrMode::Set).unwrap();
     f.fs.setxattr(kept, b"user.b", b"same", XattrMode::Set).unwrap();
-    let old = f.fs.snapshot(sub, ROOT, b"old", true, false).unwrap().ino;
+    let old = f.fs.snapshot(sub, ROOT, b"old", true, false).unwrap();
     assert_eq!(whole(&f, old, sub, 10), Some(vec![]));
     assert_eq!(whole(&f, old, old, 10), Some(vec![]));
 

@@ -78,7 +78,7 @@ impl World {
             3..10 if self.trees.len() < 6 => {
                 let copy = self.fresh();
                 let only = self.below(4) == 0;
-                let ino = self.f.fs.snapshot(root, ROOT, &copy, only, false).unwrap().ino;
+                let ino = self.f.fs.snapshot(root, ROOT, &copy, only, false).unwrap();
                 let tree = self.trees[&name].2.clone();
                 self.trees.insert(copy, (ino, only, tree));
             }

@@ -24,12 +24,12 @@ fn content(f: &Fixture, dir: InodeId, name: &[u8]) -> Vec<u8> {
 }
 
 fn snapshot(f: &Fixture, source: InodeId, name: &[u8], read_only: bool) -> InodeId {
-    f.fs.snapshot(source, ROOT, name, read_only, false).unwrap().ino
+    f.fs.snapshot(source, ROOT, name, read_only, false).unwrap()
 }
 
 fn is_pending(f: &Fixture, root: InodeId) -> bool {
     let subvolume = f.fs.core().subvolumes.get(Slot::of(root)).unwrap();
-    let flags = subvolume.record.lock().flags;
+    let flags = f.fs.core().subvolume_record(&subvolume).unwrap().flags;
     flags & SUBVOLUME_PENDING != 0
 }
 
@@ -293,7 +293,7 @@ fn a_device_that_fails() {
     let data = pattern(1, 3 * MIB as usize);
     let ino = fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
     fs.write(Caller::ROOT, ino, 0, &data).unwrap();
-    let snap = fs.snapshot(sub, ROOT, b"snap", true, false).unwrap().ino;
+    let snap = fs.snapshot(sub, ROOT, b"snap", true, false).unwrap();
     let rule = FaultRule::new(Operation::Write, Trigger::From(1), Fault::Error);
     device.set_rules(vec![rule]);
     refused(fs.lookup(snap, b"file"), 5);

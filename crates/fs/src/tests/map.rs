@@ -93,7 +93,7 @@ fn snapshots() {
     let small = f.fs.create(Caller::ROOT, sub, b"small", 0o644).unwrap().ino;
     f.write(large, 0, &pattern(1, 3 * 4096));
     f.write(small, 0, b"few bytes");
-    let snapshot = f.fs.snapshot(sub, ROOT, b"snapshot", false, false).unwrap().ino;
+    let snapshot = f.fs.snapshot(sub, ROOT, b"snapshot", false, false).unwrap();
     let in_snapshot = |name: &[u8]| f.fs.lookup(snapshot, name).unwrap().ino;
     for ino in [large, small, in_snapshot(b"large"), in_snapshot(b"small")] {
         assert!(whole(&f, ino, 1).iter().all(|piece| piece.shared), "{ino:?}");

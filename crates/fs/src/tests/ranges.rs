@@ -375,7 +375,7 @@ fn shared_data_moves() {
     let data = pattern(1, 3 * MIB as usize + 5);
     f.write(file, 0, &data);
     let clone = f.fs.clone_file(Caller::ROOT, file, sub, b"clone").unwrap().ino;
-    let snapshot = f.fs.snapshot(sub, ROOT, b"snapshot", true, false).unwrap().ino;
+    let snapshot = f.fs.snapshot(sub, ROOT, b"snapshot", true, false).unwrap();
     let old = f.fs.lookup(snapshot, b"file").unwrap().ino;
     let before = f.free();
     let (at, len) = (MIB as usize + 4096, 8192);

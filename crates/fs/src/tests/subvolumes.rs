@@ -7,7 +7,7 @@ fn make(f: &Fixture, parent: InodeId, name: &[u8]) -> InodeId {
 }
 
 fn snapshot(f: &Fixture, source: InodeId, name: &[u8]) -> InodeId {
-    f.fs.snapshot(source, ROOT, name, false, false).unwrap().ino
+    f.fs.snapshot(source, ROOT, name, false, false).unwrap()
 }
 
 fn file(f: &Fixture, dir: InodeId, name: &[u8], data: &[u8]) -> InodeId {
@@ -159,7 +159,7 @@ fn read_only() {
     let dir = f.mkdir(sub, b"dir");
     file(&f, sub, b"file", b"some data");
     f.fs.setxattr(dir, b"user.a", b"1", XattrMode::Set).unwrap();
-    let frozen = f.fs.snapshot(sub, ROOT, b"frozen", true, true).unwrap().ino;
+    let frozen = f.fs.snapshot(sub, ROOT, b"frozen", true, true).unwrap();
     for _ in 0..2 {
         let dir = f.fs.lookup(frozen, b"dir").unwrap().ino;
         let ino = f.fs.lookup(frozen, b"file").unwrap().ino;
@@ -304,7 +304,7 @@ fn beside_writers() {
         let mut kept = std::collections::VecDeque::new();
         for n in 0..60 {
             let name = format!("snapshot {n}").into_bytes();
-            let root = f.fs.snapshot(sub, ROOT, &name, n % 2 == 0, false).unwrap().ino;
+            let root = f.fs.snapshot(sub, ROOT, &name, n % 2 == 0, false).unwrap();
             for dir in f.list(root) {
                 let dir = f.fs.lookup(root, &dir).unwrap().ino;
                 for name in f.list(dir) {
@@ -390,7 +390,7 @@ fn clones() {
     assert_eq!(f.fs.copy_range(Caller::ROOT, (source, 0), (target, 0), 1 << 40).unwrap(), 8 << 20);
     let used = before - f.fs.space().free_bytes;
     assert!(used < 9 << 20, "three files of 8 MiB take {used} bytes");
-    let frozen = f.fs.snapshot(sub, ROOT, b"frozen", true, false).unwrap().ino;
+    let frozen = f.fs.snapshot(sub, ROOT, b"frozen", true, false).unwrap();
     let old = f.fs.lookup(frozen, b"large").unwrap().ino;
     f.fs.clone_file(Caller::ROOT, old, sub, b"of old").unwrap();
     refused(f.fs.clone_file(Caller::ROOT, source, frozen, b"new"), 30);

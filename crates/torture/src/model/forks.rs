@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use varve_fs::{FileKind, InodeId, NAME_BYTES_MAX, ROOT_INODE, RenameMode};
+use varve_fs::{InodeId, NAME_BYTES_MAX, ROOT_INODE, RenameMode};
 
 use super::apply::{EEXIST, EINVAL, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY, EOPNOTSUPP, Errno};
 use super::{Body, Choice, Context, Inode, Model};

@@ -188,7 +188,7 @@ impl Session {
                 (fs.create_subvolume(caller, *parent, name, *mode)?.ino, 0)
             }
             Call::Snapshot { source, parent, name, read_only, sync } => {
-                (fs.snapshot(*source, *parent, name, *read_only, *sync)?.ino, 0)
+                (fs.snapshot(*source, *parent, name, *read_only, *sync)?, 0)
             }
             Call::DeleteSubvolume { parent, name } => fs.delete_subvolume(*parent, name).map(|()| none)?,
             Call::CloneFile { source, parent, name } => {

@@ -17,7 +17,7 @@ pub fn build() -> World {
     let big = f.fs.create(Caller::ROOT, inner, b"big", 0o644).unwrap().ino;
     f.write(big, 0, &pattern(3, 2 << 20));
     let below = f.fs.mkdir(Caller::ROOT, inner, b"below", 0o755).unwrap().ino;
-    let taken = f.fs.snapshot(inner, ROOT, b"taken", false, false).unwrap().ino;
+    let taken = f.fs.snapshot(inner, ROOT, b"taken", false, false).unwrap();
     f.write(big, 4096, &pattern(4, 5000));
     f.fs.create(Caller::ROOT, taken, b"new", 0o644).unwrap();
     f.fs.unlink(taken, b"big").unwrap();
