@@ -25,6 +25,10 @@ impl Data {
     pub fn bytes(&self) -> &[u8] {
         &self.buf[self.offset..self.offset + self.len]
     }
+    /// The checksum of each block.
+    pub fn checksums(&self) -> impl Iterator<Item = u32> {
+        self.bytes().chunks_exact(BLOCK_BYTES).map(block_checksum)
+    }
 }
 
 /// One step of a transaction.
@@ -100,6 +104,11 @@ impl Transaction {
     /// Refers to `run`, which holds `data` and **has been written already** (see [`crate::Store::write_data`]).
     pub fn place(&mut self, run: Run, data: &Data) {
         self.ops.push(Op::Place { run, checksums: checksums(data.bytes()) });
+    }
+    /// The same, for who has taken the checksums of its blocks himself ([`Data::checksums`]).
+    pub fn place_summed(&mut self, run: Run, checksums: &[u32]) {
+        assert_eq!(checksums.len(), run.blocks as usize, "every block has its checksum");
+        self.ops.push(Op::Place { run, checksums: checksums.into() });
     }
     /// Refers to `run`, whose `data` has not been written: it rides with the log batch that carries this
     /// transaction. Until it is on the device, reads of these blocks are served from `data`.

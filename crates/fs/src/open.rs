@@ -168,7 +168,7 @@ impl Core {
             clock: options.clock,
             on_data_logged: options.on_data_logged,
             reserved: ReservedSpace::default(),
-            buffers: Buffers::default(),
+            buffers: Buffers::new(options.dirty_bytes_max),
             read_only,
             background,
             subvolume_problems: Problems::default(),

@@ -15,11 +15,15 @@ use super::{require_file, without_set_ids};
 use crate::api::{Caller, FILE_BYTES_MAX};
 use crate::core::Core;
 use crate::inode::{Inner, InodeState, Turn};
-use crate::writeback::pages::PageBuf;
+use crate::writeback::buffers::{CHUNK_BYTES_MIN, Chunk};
+use crate::writeback::pages::{PageBuf, zero_page};
 use crate::writeback::{ENTRIES_PER_PAGE, ENTRY_BYTES, reserve, reserve_more};
 use crate::{FsError, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// Pages of a write that have been copied already, and the first one's number.
+type Filled = (u64, Arc<Chunk>);
 
 /// What a write does to a file's pages.
 #[derive(PartialEq, Eq, Debug)]
@@ -79,7 +83,8 @@ impl Core {
         let state = self.state(ino);
         let empty = data.is_empty();
         let data = &data[..data.len().min(FILE_BYTES_MAX.saturating_sub(offset) as usize)];
-        if !self.write_at_once(caller, &state, offset, data)? {
+        let chunks = self.fill_chunks(&state, offset, data);
+        if !self.write_at_once(caller, &state, offset, data, &chunks)? {
             require_file(&*self.read_lock(&state)?)?;
             if empty {
                 return Ok(0);
@@ -88,12 +93,34 @@ impl Core {
                 return Err(FsError::FileTooBig);
             }
             self.drop_capability(&state)?;
-            let written = self.write_pages(caller, &state, None, offset, data)?;
+            let written = self.write_pages(caller, &state, None, offset, data, &chunks)?;
             self.throttle()?;
             return Ok(written);
         }
         self.throttle()?;
         Ok(data.len())
+    }
+
+    /// Copies what a write has in whole pages into chunks, without the file's lock: others read, and its pages are logged,
+    /// meanwhile. Chunks are for places where no page is; what has become of those until they are put there is looked at
+    /// again ([`Core::install`]).
+    fn fill_chunks(&self, state: &InodeState, offset: u64, data: &[u8]) -> Vec<Filled> {
+        let mut filled = Vec::new();
+        if data.len() < CHUNK_BYTES_MIN {
+            return filled;
+        }
+        let (mut index, stop) = (offset.div_ceil(BLOCK), (offset + data.len() as u64) / BLOCK);
+        if index >= stop || !state.inner.read().pages.has_none(index..stop) {
+            return filled;
+        }
+        while let Some(chunk) =
+            self.buffers.chunk(&data[(index * BLOCK - offset) as usize..(stop * BLOCK - offset) as usize])
+        {
+            let pages = chunk.pages() as u64;
+            filled.push((index, chunk));
+            index += pages;
+        }
+        filled
     }
 
     /// The common case under one lock: no bytes of the file are needed, and the space is there. False if it is another
@@ -104,6 +131,7 @@ impl Core {
         state: &Arc<InodeState>,
         offset: u64,
         data: &[u8],
+        chunks: &[Filled],
     ) -> Result<bool> {
         if data.is_empty() {
             return Ok(false);
@@ -117,14 +145,14 @@ impl Core {
         if now.fresh > 0 && !reserve_more(&self.store, &mut pages.reservation, now.fresh, now.first)? {
             return Ok(false);
         }
-        self.install(caller, state, &mut inner, offset, data, &now, &[], Space::default());
+        self.install(caller, state, &mut inner, offset, data, &now, &[], chunks, Space::default());
         Ok(true)
     }
 
     /// Makes the page dirty that holds the end of the file, if its tail on the device is stale, so that the file can
     /// grow to `size`.
     pub(crate) fn dirty_tail(&self, turn: &Turn, size: u64) -> Result<()> {
-        self.write_pages(Caller::ROOT, turn.state(), Some(turn), size, &[]).map(drop)
+        self.write_pages(Caller::ROOT, turn.state(), Some(turn), size, &[], &[]).map(drop)
     }
 
     /// Writes zeros to part of a file.
@@ -139,7 +167,7 @@ impl Core {
         let mut done = 0;
         while done < len {
             let zeros = vec![0; len - done];
-            done += self.write_pages(caller, state, turn, offset + done as u64, &zeros)?;
+            done += self.write_pages(caller, state, turn, offset + done as u64, &zeros, &[])?;
         }
         Ok(())
     }
@@ -154,6 +182,7 @@ impl Core {
         turn: Option<&Turn>,
         offset: u64,
         data: &[u8],
+        chunks: &[Filled],
     ) -> Result<usize> {
         let mut space = Space { reclaimed: turn.is_some(), ..Space::default() };
         let mut len = data.len();
@@ -163,9 +192,9 @@ impl Core {
                 let wanted = plan(&inner, offset, len);
                 let mut reads: Vec<(u64, PageBuf, ReadPlan)> = Vec::with_capacity(wanted.bases.len());
                 for index in &wanted.bases {
-                    let mut page = vec![0; BLOCK_BYTES];
-                    let read = self.plan_read(&inner, index * BLOCK, &mut page)?;
-                    reads.push((*index, Arc::from(page), read));
+                    let mut page = zero_page();
+                    let read = self.plan_read(&inner, index * BLOCK, page.make_mut())?;
+                    reads.push((*index, page, read));
                 }
                 (wanted, inner.mapping, reads)
             };
@@ -191,7 +220,7 @@ impl Core {
             }
             let mut bases: Vec<(u64, PageBuf)> = Vec::with_capacity(reads.len());
             for (index, mut page, read) in reads {
-                self.run_reads(read, Arc::make_mut(&mut page))?;
+                self.run_reads(read, page.make_mut())?;
                 bases.push((index, page));
             }
             let mut inner = self.write_lock(state)?;
@@ -200,7 +229,7 @@ impl Core {
             if !space.covers(&now) || !have_bases || (inner.mapping != mapping && !now.bases.is_empty()) {
                 continue;
             }
-            self.install(caller, state, &mut inner, offset, &data[..len], &now, &bases, space);
+            self.install(caller, state, &mut inner, offset, &data[..len], &now, &bases, chunks, space);
             return Ok(len);
         }
     }
@@ -216,23 +245,38 @@ impl Core {
         data: &[u8],
         plan: &WritePlan,
         bases: &[(u64, PageBuf)],
+        chunks: &[Filled],
         mut space: Space,
     ) {
         let base = |index: u64| bases.iter().find(|(i, _)| *i == index).map(|(_, page)| page);
         let (mut added, mut fresh) = (0, 0);
-        let mut count = |(new, dirty): (bool, bool)| {
-            added += u64::from(new);
-            fresh += u64::from(dirty);
+        let mut count = |new: u64, dirty: u64| {
+            added += new;
+            fresh += dirty;
         };
         for index in &plan.extra {
-            count(inner.pages.write(*index, 0, &[], base(*index)));
+            let (new, dirty) = inner.pages.write(*index, 0, &[], base(*index));
+            count(u64::from(new), u64::from(dirty));
         }
+        let mut chunks = chunks.iter().peekable();
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
             let (index, from) = (at / BLOCK, (at % BLOCK) as usize);
+            while chunks.next_if(|(first, _)| *first < index).is_some() {}
+            if let Some((first, chunk)) = chunks.peek()
+                && *first == index
+                && chunk.buf().len() <= data.len() - done
+                && inner.pages.has_none(index..index + chunk.pages() as u64)
+            {
+                inner.pages.insert_chunk(index, chunk);
+                count(chunk.pages() as u64, chunk.pages() as u64);
+                done += chunk.buf().len();
+                continue;
+            }
             let bytes = &data[done..data.len().min(done + BLOCK_BYTES - from)];
-            count(inner.pages.write(index, from, bytes, base(index)));
+            let (new, dirty) = inner.pages.write(index, from, bytes, base(index));
+            count(u64::from(new), u64::from(dirty));
             done += bytes.len();
         }
         debug_assert_eq!(fresh, plan.fresh);

@@ -16,7 +16,7 @@ use crate::table::orphans;
 const LONG: Duration = Duration::from_secs(20);
 /// Long enough for a thread to get to where it waits. Too short is no false alarm.
 const SHORT: Duration = Duration::from_millis(100);
-/// Writes of this many bytes and more wait at the gate: data, never the log or nodes of these small pools.
+/// Groups of writes of this many bytes and more wait at the gate: data, never the log or nodes of these small pools.
 const HELD_BYTES: usize = 2 * MIB as usize;
 
 #[derive(Default)]
@@ -55,8 +55,8 @@ impl Device for Gate {
         "gate".into()
     }
     fn run(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
-        let large =
-            requests.iter().any(|r| matches!(r, Request::Write { buf, .. } if buf.len() >= HELD_BYTES));
+        let written = |r: &Request<'_>| if let Request::Write { buf, .. } = r { buf.len() } else { 0 };
+        let large = requests.iter().map(written).sum::<usize>() >= HELD_BYTES;
         if large && self.on.load(Ordering::SeqCst) {
             let mut state = self.state.lock();
             let mine = state.arrived;

@@ -14,6 +14,7 @@ use crate::{Filesystem, FsError};
 mod access;
 mod allocate;
 mod check;
+mod chunks;
 mod concurrent;
 mod damage;
 mod data;

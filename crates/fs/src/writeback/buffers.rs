@@ -1,8 +1,14 @@
-//! Buffers in which pages are gathered for large writes, used again and again.
+//! Memory of large writes, used again and again.
 //!
-//! A fresh buffer of some megabytes costs more than filling it: the allocator returns it to the kernel each time, and
-//! the kernel clears every page of the next one. Bound: [`SPARE_MAX`] buffers are kept, and none while nothing is dirty
-//! for long ([`Buffers::clear`]).
+//! A fresh buffer of some hundred KiB costs more than filling it: the allocator returns it to the kernel each time, and
+//! the kernel clears every page of the next one. There are two kinds: buffers in which small pages are gathered for one
+//! large write to the device, and chunks, in which the whole pages of a large write wait until they are written from
+//! where they lie ([`super::pages::PageBuf`]).
+//!
+//! Bound: [`GATHER_SPARE_MAX`] buffers are kept, and of chunks so many that, with those in use, they are no more than may
+//! be dirty; none while nothing is dirty for long ([`Buffers::clear`]).
+
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use varve_device::AlignedBuf;
@@ -10,33 +16,184 @@ use varve_engine::BLOCK_BYTES;
 
 use super::PIECE_PAGES_MAX;
 
-/// Buffers kept.
-const SPARE_MAX: usize = 2;
+/// Buffers kept for gathering.
+const GATHER_SPARE_MAX: usize = 2;
+/// Pages of a chunk, largest first. A write is cut into these; what is left is too small to gain by it.
+const CHUNK_PAGES: [usize; 4] = [256, 128, 64, 32];
 
-/// The buffers nobody uses just now, each of [`PIECE_PAGES_MAX`] pages.
-#[derive(Default)]
+/// Bytes of the smallest chunk: writes of less have none.
+pub(crate) const CHUNK_BYTES_MIN: usize = CHUNK_PAGES[CHUNK_PAGES.len() - 1] * BLOCK_BYTES;
+
+/// The buffers nobody uses just now.
 pub(crate) struct Buffers {
-    spare: Mutex<Vec<AlignedBuf>>,
+    gather: Mutex<Vec<AlignedBuf>>,
+    chunks: Arc<SpareChunks>,
 }
 
 impl Buffers {
+    /// None yet. Chunks, spare and in use, are no more than this many bytes, if not more are in use.
+    pub(crate) fn new(chunk_bytes_max: u64) -> Buffers {
+        let chunks = SpareChunks { bytes_max: chunk_bytes_max, kept: Mutex::default() };
+        Buffers { gather: Mutex::default(), chunks: Arc::new(chunks) }
+    }
+
     /// A buffer of [`PIECE_PAGES_MAX`] pages. What it holds is anything that was written before.
     pub(crate) fn take(&self) -> AlignedBuf {
-        let spare = self.spare.lock().pop();
+        let spare = self.gather.lock().pop();
         spare.unwrap_or_else(|| AlignedBuf::new(PIECE_PAGES_MAX * BLOCK_BYTES))
     }
 
     /// Gives one back.
     pub(crate) fn give(&self, buf: AlignedBuf) {
-        let mut spare = self.spare.lock();
-        if spare.len() < SPARE_MAX {
+        let mut spare = self.gather.lock();
+        if spare.len() < GATHER_SPARE_MAX {
             spare.push(buf);
         }
     }
 
+    /// Copies as much of the beginning of `bytes`, whole pages, as fills a chunk. `None`: there is too little.
+    pub(crate) fn chunk(&self, bytes: &[u8]) -> Option<Arc<Chunk>> {
+        let size = CHUNK_PAGES.iter().position(|pages| pages * BLOCK_BYTES <= bytes.len())?;
+        let len = CHUNK_PAGES[size] * BLOCK_BYTES;
+        let mut buf = self.chunks.take(size).unwrap_or_else(|| AlignedBuf::new(len));
+        buf.copy_from_slice(&bytes[..len]);
+        Some(Arc::new(Chunk { buf: Arc::new(buf), size, home: self.chunks.clone() }))
+    }
+
     /// Lets go of all.
     pub(crate) fn clear(&self) {
-        let spare = std::mem::take(&mut *self.spare.lock());
-        drop(spare);
+        let gather = std::mem::take(&mut *self.gather.lock());
+        let chunks = std::mem::take(&mut self.chunks.kept.lock().spare);
+        drop((gather, chunks));
+    }
+}
+
+/// Whole pages of one write, side by side. They never change: who overwrites one takes a copy of it.
+pub(crate) struct Chunk {
+    buf: Arc<AlignedBuf>,
+    /// Number in [`CHUNK_PAGES`].
+    size: usize,
+    home: Arc<SpareChunks>,
+}
+
+impl Chunk {
+    /// The pages.
+    pub(crate) fn buf(&self) -> &Arc<AlignedBuf> {
+        &self.buf
+    }
+
+    /// How many there are.
+    pub(crate) fn pages(&self) -> usize {
+        CHUNK_PAGES[self.size]
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        // Whoever writes it has a reference of his own, and lets go of it before that to the pages.
+        let buf = Arc::get_mut(&mut self.buf).map(std::mem::take);
+        self.home.give(self.size, buf);
+    }
+}
+
+/// Chunks for the next writes.
+struct SpareChunks {
+    bytes_max: u64,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    /// By size.
+    spare: [Vec<AlignedBuf>; CHUNK_PAGES.len()],
+    /// Bytes of the chunks in use.
+    in_use: u64,
+}
+
+fn bytes_of(size: usize) -> u64 {
+    (CHUNK_PAGES[size] * BLOCK_BYTES) as u64
+}
+
+impl SpareChunks {
+    /// One more is in use: its buffer, if there is one.
+    fn take(&self, size: usize) -> Option<AlignedBuf> {
+        let mut kept = self.kept.lock();
+        kept.in_use += bytes_of(size);
+        kept.spare[size].pop()
+    }
+
+    /// One is no longer in use.
+    fn give(&self, size: usize, buf: Option<AlignedBuf>) {
+        let mut kept = self.kept.lock();
+        kept.in_use -= bytes_of(size);
+        let Some(buf) = buf else { return };
+        let spare: u64 = (0..).zip(&kept.spare).map(|(size, list)| list.len() as u64 * bytes_of(size)).sum();
+        let mut over = (kept.in_use + spare + bytes_of(size)).saturating_sub(self.bytes_max);
+        // The sizes that are written now are those that were written last: the others make room.
+        let mut dropped = Vec::new();
+        for other in (0..CHUNK_PAGES.len()).filter(|other| *other != size) {
+            while over > 0
+                && let Some(buf) = kept.spare[other].pop()
+            {
+                over = over.saturating_sub(bytes_of(other));
+                dropped.push(buf);
+            }
+        }
+        if over > 0 {
+            return drop((kept, dropped, buf));
+        }
+        kept.spare[size].push(buf);
+        drop(kept);
+        drop(dropped);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES_MAX: u64 = 8 << 20;
+
+    // Goal: what is kept stays within its bound, whatever sizes are written. Method: far more chunks than may be kept, of
+    // each size in turn, all let go of one after the other; what is spare is counted each time, and after clearing.
+    #[test]
+    fn spare_chunks_are_bounded() {
+        let buffers = Buffers::new(BYTES_MAX);
+        let spare = |buffers: &Buffers| -> u64 {
+            buffers.chunks.kept.lock().spare.iter().flatten().map(|buf| buf.len() as u64).sum()
+        };
+        for pages in CHUNK_PAGES.iter().chain(CHUNK_PAGES.iter().rev()) {
+            let bytes = vec![7; pages * BLOCK_BYTES];
+            let count = 2 * BYTES_MAX as usize / bytes.len();
+            let mut chunks: Vec<_> = (0..count).map(|_| buffers.chunk(&bytes).unwrap()).collect();
+            while chunks.pop().is_some() {
+                let (kept, in_use) = (spare(&buffers), (chunks.len() * bytes.len()) as u64);
+                assert!(in_use > BYTES_MAX || kept + in_use <= BYTES_MAX, "{pages} pages: {kept}, {in_use}");
+            }
+            assert!(spare(&buffers) > BYTES_MAX / 2, "{pages} pages: {} bytes are kept", spare(&buffers));
+        }
+        assert_eq!(buffers.chunks.kept.lock().in_use, 0);
+        buffers.clear();
+        assert_eq!(spare(&buffers), 0);
+    }
+
+    // Goal: a chunk holds its bytes and nothing of who had it before, and one that is still being written is not used
+    // again. Method: two writes one after the other, a reference to the buffer of the first kept or not.
+    #[test]
+    fn chunks_are_used_again() {
+        let buffers = Buffers::new(BYTES_MAX);
+        assert!(buffers.chunk(&vec![1; CHUNK_BYTES_MIN - 1]).is_none());
+        let first = buffers.chunk(&vec![1; CHUNK_BYTES_MIN + BLOCK_BYTES]).unwrap();
+        assert_eq!((first.pages(), first.buf().len()), (32, CHUNK_BYTES_MIN));
+        let written = first.buf().clone();
+        drop(first);
+        let second = buffers.chunk(&vec![2; CHUNK_BYTES_MIN]).unwrap();
+        assert!(written.iter().all(|byte| *byte == 1));
+        assert!(second.buf().iter().all(|byte| *byte == 2));
+        let address = second.buf().as_ptr();
+        drop(second);
+        let third = buffers.chunk(&vec![3; CHUNK_BYTES_MIN]).unwrap();
+        assert_eq!(third.buf().as_ptr(), address);
+        assert!(third.buf().iter().all(|byte| *byte == 3));
     }
 }

@@ -7,6 +7,7 @@ use varve_device::AlignedBuf;
 use varve_engine::{BLOCK_BYTES, Data, InodeId, PoolAddr, Reservation, Run, Store, Transaction, version};
 use varve_format::record::inode::INODE_FLAG_STALE_TAIL;
 
+use super::batch::{Batch, Source};
 use super::pages::PageBuf;
 use super::{PIECE_PAGES_MAX, RIDING_PAGES_MAX, Ride};
 use crate::api::DataLogged;
@@ -69,7 +70,7 @@ impl Group {
     }
 }
 
-/// Pages that have their place: one slice of a group's buffer.
+/// Pages of one file that have their place.
 struct Piece<'a> {
     /// The job's.
     id: u64,
@@ -77,30 +78,12 @@ struct Piece<'a> {
     pages: &'a [(u64, PageBuf)],
     /// Where each lies.
     addrs: &'a [PoolAddr],
-    buf: &'a Arc<AlignedBuf>,
-    /// Where the first page begins in `buf`.
-    at: usize,
+    /// Their checksums.
+    sums: &'a [u32],
     /// Whether these are the last pages of the job.
     last: bool,
-    ride: bool,
-}
-
-/// How far a group has been gathered: the next page's job, its number in it, how many are left, and where the next
-/// blocks would best lie.
-struct Source {
-    near: PoolAddr,
-    left: usize,
-    job: usize,
-    page: usize,
-    ride: bool,
-}
-
-/// Pages that have their place and lie in a buffer.
-struct Batch {
-    runs: Vec<Run>,
-    buf: Arc<AlignedBuf>,
-    /// Job, first page in it, and how many.
-    parts: Vec<(usize, usize, usize)>,
+    /// If they ride with the log: where they lie, side by side, and where the first begins.
+    ride: Option<(&'a Arc<AlignedBuf>, usize)>,
 }
 
 /// A write under way, or its result.
@@ -153,8 +136,8 @@ impl Core {
             return self.write_overlapped(jobs, reservation, &mut source);
         }
         while let Some(batch) = self.gather(jobs, reservation, &mut source)? {
-            if !ride && let Err(error) = self.write_runs(&batch.runs, &batch.buf) {
-                self.store.deallocate(reservation, &batch.runs);
+            if !ride && let Err(error) = self.write_placed(&batch.placed) {
+                self.store.deallocate(reservation, &batch.placed.runs);
                 return Err(error);
             }
             self.log_batch(jobs, batch, reservation, ride)?;
@@ -185,7 +168,7 @@ impl Core {
                     Some((batch, write)) => match write.wait() {
                         Ok(()) => Some(batch),
                         Err(error) => {
-                            self.store.deallocate(reservation, &batch.runs);
+                            self.store.deallocate(reservation, &batch.placed.runs);
                             failed.get_or_insert(error);
                             None
                         }
@@ -193,16 +176,16 @@ impl Core {
                     None => None,
                 };
                 match next {
-                    Some(batch) if failed.is_some() => self.store.deallocate(reservation, &batch.runs),
+                    Some(batch) if failed.is_some() => self.store.deallocate(reservation, &batch.placed.runs),
                     Some(batch) => {
-                        let (runs, buf) = (batch.runs.clone(), batch.buf.clone());
-                        let write = move || self.write_runs(&runs, &buf);
+                        let placed = batch.placed.clone();
+                        let write = move || self.write_placed(&placed);
                         writing = Some((batch, Writing::start(scope, write)));
                     }
                     None => {}
                 }
                 match written {
-                    Some(batch) if failed.is_some() => self.store.deallocate(reservation, &batch.runs),
+                    Some(batch) if failed.is_some() => self.store.deallocate(reservation, &batch.placed.runs),
                     Some(batch) => failed = self.log_batch(jobs, batch, reservation, false).err(),
                     None => {}
                 }
@@ -213,39 +196,6 @@ impl Core {
         })
     }
 
-    /// Allocates space for the next pages of a group and copies them into a buffer. `None`: there are no more.
-    fn gather(
-        &self,
-        jobs: &[FileJob],
-        reservation: &mut Reservation,
-        source: &mut Source,
-    ) -> Result<Option<Batch>> {
-        if source.left == 0 {
-            return Ok(None);
-        }
-        let count = source.left.min(PIECE_PAGES_MAX);
-        let runs = self.store.allocate(reservation, count as u32, source.near)?;
-        source.left -= count;
-        source.near = runs.last().map_or(PoolAddr::NULL, |run| PoolAddr(run.addr.0 + run.bytes()));
-        let mut buf = if source.ride { AlignedBuf::new(count * BLOCK_BYTES) } else { self.buffers.take() };
-        let mut parts = Vec::new();
-        let mut filled = 0;
-        while filled < count {
-            let (job, page) = (source.job, source.page);
-            let take = (jobs[job].pages.len() - page).min(count - filled);
-            for (i, (_, data)) in jobs[job].pages[page..page + take].iter().enumerate() {
-                buf[(filled + i) * BLOCK_BYTES..][..BLOCK_BYTES].copy_from_slice(data);
-            }
-            parts.push((job, page, take));
-            filled += take;
-            source.page += take;
-            if source.page == jobs[job].pages.len() {
-                (source.job, source.page) = (job + 1, 0);
-            }
-        }
-        Ok(Some(Batch { runs, buf: Arc::new(buf), parts }))
-    }
-
     /// Logs what is in a batch. After an error the space of what was not logged has been given back.
     fn log_batch(
         &self,
@@ -254,8 +204,9 @@ impl Core {
         reservation: &mut Reservation,
         ride: bool,
     ) -> Result<()> {
-        let Batch { runs, buf, parts } = batch;
-        let addrs: Vec<PoolAddr> = runs
+        let Batch { placed, sums, gathered, parts } = batch;
+        let addrs: Vec<PoolAddr> = placed
+            .runs
             .iter()
             .flat_map(|run| (0..u64::from(run.blocks)).map(|i| PoolAddr(run.addr.0 + i * BLOCK_BYTES as u64)))
             .collect();
@@ -267,10 +218,9 @@ impl Core {
                 id: job.id,
                 pages: &job.pages[page..page + take],
                 addrs: &addrs[at..at + take],
-                buf: &buf,
-                at: at * BLOCK_BYTES,
+                sums: if ride { &[] } else { &sums[at..at + take] },
                 last: page + take == job.pages.len(),
-                ride,
+                ride: gathered.as_ref().filter(|_| ride).map(|buf| (buf, at * BLOCK_BYTES)),
             };
             at += take;
             if let Err(error) = self.log_piece(job, &piece, reservation) {
@@ -281,22 +231,12 @@ impl Core {
                 job.turn = None;
             }
         }
+        drop(placed);
         // What rides is still referred to.
-        if !ride && let Some(buf) = Arc::into_inner(buf) {
+        if !ride && let Some(buf) = gathered.and_then(Arc::into_inner) {
             self.buffers.give(buf);
         }
         Ok(())
-    }
-
-    fn write_runs(&self, runs: &[Run], buf: &Arc<AlignedBuf>) -> Result<()> {
-        let mut offset = 0;
-        let mut writes = Vec::with_capacity(runs.len());
-        for run in runs {
-            let len = run.bytes() as usize;
-            writes.push((*run, Data { buf: buf.clone(), offset, len }));
-            offset += len;
-        }
-        Ok(self.store.write_data(&writes)?)
     }
 
     fn give_back(&self, reservation: &mut Reservation, addrs: &[PoolAddr]) {
@@ -380,15 +320,12 @@ impl Core {
         let mut extents_put = Vec::with_capacity(runs.len());
         for (first, count) in runs {
             let run = Run { addr: piece.addrs[*first], blocks: *count as u32 };
-            let data = Data {
-                buf: piece.buf.clone(),
-                offset: piece.at + first * BLOCK_BYTES,
-                len: count * BLOCK_BYTES,
-            };
-            if piece.ride {
-                tx.place_riding(run, data);
-            } else {
-                tx.place(run, &data);
+            match piece.ride {
+                Some((buf, at)) => {
+                    let (offset, len) = (at + first * BLOCK_BYTES, count * BLOCK_BYTES);
+                    tx.place_riding(run, Data { buf: buf.clone(), offset, len });
+                }
+                None => tx.place_summed(run, &piece.sums[*first..first + count]),
             }
             extents_put.push((piece.pages[*first].0 * BLOCK_BYTES as u64, run));
         }

@@ -22,6 +22,7 @@ use crate::core::Core;
 use crate::inode::{InodeState, Turn};
 
 pub(crate) mod ahead;
+mod batch;
 pub(crate) mod buffers;
 pub(crate) mod frozen;
 mod job;

@@ -3,15 +3,62 @@
 //! A page is dirty (its data is newer than the log), or in flight (a write-back has a copy and will log it), or both
 //! (overwritten since the copy was taken: the buffer is copied on write). It leaves the map when it is neither.
 //! The reservation covers exactly the dirty pages; that of pages in flight belongs to the write-back.
+//!
+//! The pages of a large write lie in chunks, and are written to the device from there. A chunk stays whole while one of
+//! its pages is in memory. All of its pages come at once, to where no page is; each leaves when it is logged (the others
+//! with it), is cut off (who stays gets a buffer of its own), or is overwritten (in a buffer of its own). So memory is at
+//! most twice what is dirty.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use varve_engine::{BLOCK_BYTES, Reservation};
 
-/// Contents of a page.
-pub(crate) type PageBuf = Arc<[u8]>;
+use super::buffers::Chunk;
+
+/// Contents of a page. Copies share the bytes.
+#[derive(Clone)]
+pub(crate) enum PageBuf {
+    /// A buffer of its own.
+    Own(Arc<[u8]>),
+    /// Part of a chunk, and its number in there.
+    Part(Arc<Chunk>, usize),
+}
+
+impl PageBuf {
+    /// A page with these bytes, in a buffer of its own.
+    pub(crate) fn new(bytes: &[u8]) -> PageBuf {
+        PageBuf::Own(Arc::from(bytes))
+    }
+
+    /// The bytes to be changed; copied first, if somebody else sees them.
+    pub(crate) fn make_mut(&mut self) -> &mut [u8] {
+        self.leave_chunk();
+        match self {
+            PageBuf::Own(bytes) => Arc::make_mut(bytes),
+            PageBuf::Part(..) => unreachable!("it has just left its chunk"),
+        }
+    }
+
+    fn leave_chunk(&mut self) {
+        if let PageBuf::Part(..) = self {
+            *self = PageBuf::new(self);
+        }
+    }
+}
+
+impl Deref for PageBuf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            PageBuf::Own(bytes) => bytes,
+            PageBuf::Part(chunk, page) => &chunk.buf()[page * BLOCK_BYTES..][..BLOCK_BYTES],
+        }
+    }
+}
 
 /// A page in memory.
 pub(crate) struct Page {
@@ -40,7 +87,7 @@ pub(crate) struct DirtyPages {
 
 /// A page of zeros.
 pub(crate) fn zero_page() -> PageBuf {
-    Arc::from([0u8; BLOCK_BYTES].as_slice())
+    PageBuf::new(&[0; BLOCK_BYTES])
 }
 
 impl DirtyPages {
@@ -61,7 +108,7 @@ impl DirtyPages {
         let place = match self.map.entry(index) {
             Entry::Occupied(mut entry) => {
                 let page = entry.get_mut();
-                Arc::make_mut(&mut page.data)[at..at + bytes.len()].copy_from_slice(bytes);
+                page.data.make_mut()[at..at + bytes.len()].copy_from_slice(bytes);
                 let newly = !page.dirty;
                 page.dirty = true;
                 page.logged_to = None;
@@ -71,10 +118,10 @@ impl DirtyPages {
             Entry::Vacant(place) => place,
         };
         let data = if bytes.len() == BLOCK_BYTES {
-            Arc::from(bytes)
+            PageBuf::new(bytes)
         } else {
             let mut data = base.cloned().unwrap_or_else(zero_page);
-            Arc::make_mut(&mut data)[at..at + bytes.len()].copy_from_slice(bytes);
+            data.make_mut()[at..at + bytes.len()].copy_from_slice(bytes);
             data
         };
         place.insert(Page { data, dirty: true, job: 0, logged_to: None });
@@ -82,9 +129,35 @@ impl DirtyPages {
         (true, true)
     }
 
+    /// Whether none of these pages is in memory.
+    pub(crate) fn has_none(&self, pages: Range<u64>) -> bool {
+        self.map.range(pages).next().is_none()
+    }
+
+    /// Makes the pages from `index` on dirty, which are not in memory: they are those of `chunk`.
+    pub(crate) fn insert_chunk(&mut self, index: u64, chunk: &Arc<Chunk>) {
+        for page in 0..chunk.pages() {
+            let data = PageBuf::Part(chunk.clone(), page);
+            let was =
+                self.map.insert(index + page as u64, Page { data, dirty: true, job: 0, logged_to: None });
+            debug_assert!(was.is_none());
+        }
+        self.dirty += chunk.pages() as u64;
+    }
+
     /// Drops the pages from `index` on. Returns (pages dropped, dirty pages dropped).
     pub(crate) fn drop_from(&mut self, index: u64) -> (u64, u64) {
         let dropped = self.map.split_off(&index);
+        // Those in front of them in the same chunk shall not keep all of it.
+        let first = dropped.values().next().map(|page| &page.data);
+        if let Some(PageBuf::Part(chunk, _)) = first {
+            let same = |data: &PageBuf| matches!(data, PageBuf::Part(of, _) if Arc::ptr_eq(of, chunk));
+            self.map.range_mut(index.saturating_sub(chunk.pages() as u64)..).for_each(|(_, page)| {
+                if same(&page.data) {
+                    page.data.leave_chunk();
+                }
+            });
+        }
         let dirty = dropped.values().filter(|page| page.dirty).count() as u64;
         self.dirty -= dirty;
         (dropped.len() as u64, dirty)
@@ -100,8 +173,51 @@ impl DirtyPages {
             self.dirty -= 1;
             return true;
         }
-        Arc::make_mut(&mut page.data)[at..].fill(0);
+        page.data.make_mut()[at..].fill(0);
         page.logged_to = None;
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::writeback::buffers::Buffers;
+
+    fn with_chunk(first: u64) -> (DirtyPages, Arc<Chunk>) {
+        let chunk = Buffers::new(1 << 20).chunk(&[5; 32 * BLOCK_BYTES]).unwrap();
+        let mut pages = DirtyPages::default();
+        pages.write(first - 1, 0, &[4; BLOCK_BYTES], None);
+        pages.insert_chunk(first, &chunk);
+        (pages, chunk)
+    }
+
+    // Goal: pages that stay when a file is cut do not keep a whole chunk in memory. Method: a chunk is cut at each of its
+    // pages; whoever refers to it is counted, and the pages that stay are looked at.
+    #[test]
+    fn what_is_cut_keeps_no_chunk() {
+        for cut in 0..32 {
+            let (mut pages, chunk) = with_chunk(10);
+            assert_eq!(Arc::strong_count(&chunk), 33);
+            assert_eq!(pages.drop_from(10 + cut), (32 - cut, 32 - cut));
+            assert_eq!(Arc::strong_count(&chunk), 1, "cut at {cut}");
+            assert_eq!(pages.dirty, 1 + cut);
+            assert!(pages.map.range(10..).all(|(_, page)| page.data[..] == [5; BLOCK_BYTES]));
+        }
+    }
+
+    // Goal: an overwritten page leaves its chunk, and whoever has a copy of it sees the old bytes. Method: one page is
+    // written to in part while a copy is kept.
+    #[test]
+    fn an_overwritten_page_leaves_its_chunk() {
+        let (mut pages, chunk) = with_chunk(10);
+        let copy = pages.map[&12].data.clone();
+        assert_eq!(pages.write(12, 100, &[6; 50], None), (false, false));
+        assert!(copy.iter().all(|byte| *byte == 5));
+        let now = &pages.map[&12].data;
+        assert!(now[100..150].iter().all(|byte| *byte == 6));
+        assert_eq!(now.iter().filter(|byte| **byte == 5).count(), BLOCK_BYTES - 50);
+        drop(copy);
+        assert_eq!(Arc::strong_count(&chunk), 32);
     }
 }

@@ -48,7 +48,7 @@ impl Core {
             let cut = (size - index * BLOCK_BYTES as u64) as usize;
             if size < inner.size && cut < BLOCK_BYTES {
                 // Logged as if the file ended here; in memory it goes on until it is cut.
-                Arc::make_mut(&mut data)[cut..].fill(0);
+                data.make_mut()[cut..].fill(0);
                 page.logged_to = Some(size);
             } else {
                 page.dirty = false;
