@@ -19,7 +19,9 @@ use crate::shares::{self, Unsettled};
 use crate::space::{Space, Urgency};
 use crate::transaction::{Data, Op, Transaction};
 use crate::tree::node::{Link, Node};
-use crate::tree::{Asked, Forecast, Miss, Mutation, NodeCache, NodeSource, Pins, Replaced, Tree, resident};
+use crate::tree::{
+    Asked, Forecast, Miss, Mutation, NodeCache, NodeSource, Pins, Replaced, SPARE_NODES, Tree, resident,
+};
 
 /// Where the log stands.
 #[derive(Clone, Copy, Debug)]
@@ -215,6 +217,12 @@ impl Core {
         Ok(((forecast.dirtied + forecast.added) * self.space.copies, counts))
     }
 
+    /// Nodes that joining underfull ones may take beside `need`: many, few, or on a full pool none.
+    fn spare(&self, need: u64, urgency: Urgency) -> u64 {
+        let fits = |nodes: &u64| self.space.fits(need + nodes * self.space.copies, urgency);
+        [SPARE_NODES, SPARE_NODES / 8].into_iter().find(fits).unwrap_or(0)
+    }
+
     fn out_of_bounds(&self, run: Run) -> bool {
         run.addr.is_null() || run.blocks == 0 || run.addr.block() + u64::from(run.blocks) > self.space.total
     }
@@ -227,7 +235,7 @@ impl Core {
         fetched: &Fetched,
         cache: &NodeCache,
         sum_cache: &SumCache,
-        replay: bool,
+        (replay, spare): (bool, u64),
     ) -> i64 {
         let mut m = Mutation {
             generation: self.generation,
@@ -237,6 +245,7 @@ impl Core {
             dirty_delta: 0,
             keep_last: true,
             deferred: false,
+            spare,
         };
         let mut deferred = Vec::new();
         for (op, counts) in ops.iter().zip(counts) {
@@ -314,12 +323,14 @@ impl Core {
             data => purse.metadata_bytes * placed.max(1).min(data) / data,
         };
         let urgency = if tx.privileged { Urgency::Privileged } else { Urgency::Ordinary };
-        if !self.space.fits(need.saturating_sub(share_bytes / BLOCK_BYTES as u64), urgency) {
+        let need = need.saturating_sub(share_bytes / BLOCK_BYTES as u64);
+        if !self.space.fits(need, urgency) {
             return Err(Obstacle::NoSpace);
         }
+        let spare = self.spare(need, urgency);
 
         // From here on nothing fails.
-        let delta = self.mutate(ops, &counts, fetched, cache, sum_cache, false);
+        let delta = self.mutate(ops, &counts, fetched, cache, sum_cache, (false, spare));
         let used_bytes =
             ((delta * self.space.copies as i64).max(0) as u64 * BLOCK_BYTES as u64).min(share_bytes);
         let before = purse.blocks();
@@ -410,7 +421,8 @@ impl Core {
         sum_cache: &SumCache,
     ) -> Result<(), Obstacle> {
         let (_, counts) = self.prepare(ops, fetched, cache, sum_cache)?;
-        self.mutate(ops, &counts, fetched, cache, sum_cache, true);
+        let spare = self.spare(0, Urgency::Privileged);
+        self.mutate(ops, &counts, fetched, cache, sum_cache, (true, spare));
         self.position = position;
         Ok(())
     }

@@ -7,6 +7,7 @@
 
 mod cursor;
 mod heads;
+mod join;
 mod mutate;
 pub mod node;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use node::{Link, Node};
 /// Memory that a dirty node takes, about: half a block of room to grow, and what the allocator adds.
 pub const NODE_MEMORY_BYTES: u64 = 8 << 10;
 
+pub use join::SPARE_NODES;
 pub use mutate::{Asked, Forecast, Mutation, Replaced};
 
 /// A tree: its root and height.

@@ -37,6 +37,8 @@ pub struct Mutation<'a> {
     pub keep_last: bool,
     /// See `keep_last`.
     pub deferred: bool,
+    /// Nodes by which joining underfull ones may go beyond the forecast. Nobody needs them joined: without, they stay.
+    pub spare: u64,
 }
 
 /// What a transaction will need at most.
@@ -64,6 +66,20 @@ pub struct Asked<'a> {
     pub forecast: Forecast,
 }
 
+/// What a deletion has left of a node.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Remains {
+    /// So much that nobody need look whether it should be joined with another.
+    Most,
+    /// Less than before.
+    Less,
+    /// Nothing: it must go.
+    Nothing,
+}
+
+/// Whether to join a leaf is looked at each time that this much of it has gone.
+const LOOK_BYTES: usize = BLOCK_BYTES / 16;
+
 /// A path, from a node up to the root.
 struct Above<'a> {
     node: &'a Node,
@@ -86,12 +102,8 @@ impl Asked<'_> {
                 forecast.dirtied += u64::from(node.generation != self.generation);
             }
         }
-        let Some(bytes) = self.entry_bytes else {
-            // Joining a small node with its left neighbour makes that one dirty.
-            forecast.dirtied +=
-                path.up().filter(|node| node.encoded_bytes() <= BLOCK_BYTES / 2).count() as u64;
-            return;
-        };
+        // What joining underfull nodes takes is not forecast: it is done if there is room ([`Mutation::spare`]).
+        let Some(bytes) = self.entry_bytes else { return };
         // A key that does not share the common prefix makes every other one longer.
         let mut add = bytes + ENTRY_OVERHEAD_BYTES + path.node.prefix_growth(Some(key));
         let mut nodes = path.up().peekable();
@@ -193,7 +205,7 @@ impl Tree {
     /// [`Tree::prepare`] has succeeded for it.
     pub fn delete(&mut self, m: &mut Mutation<'_>, key: &[u8]) {
         let Some(root) = &mut self.root else { return };
-        if m.delete_below(root, key) {
+        if m.delete_below(root, key) == Remains::Nothing {
             let gone = self.root.take().expect("the root was there a moment ago");
             m.forget(gone);
             self.height = 0;
@@ -252,18 +264,18 @@ fn miss(tree: &Tree, link: &Link, level: u8) -> Miss {
 }
 
 /// The shortest key that is above `left` and at most `right`.
-fn separator(left: &[u8], right: &[u8]) -> Key {
+pub(super) fn separator(left: &[u8], right: &[u8]) -> Key {
     Key::new(&right[..(common_prefix(left, right) + 1).min(right.len())])
 }
 
 impl Mutation<'_> {
-    fn add(&mut self, body: Body) -> Link {
+    pub(super) fn add(&mut self, body: Body) -> Link {
         self.dirty_delta += 1;
         Link::Mem(Arc::new(Node::new(self.generation, body)))
     }
 
     /// A node goes out of use.
-    fn forget(&mut self, link: Link) {
+    pub(super) fn forget(&mut self, link: Link) {
         match link {
             Link::Disk(ptr) => self.replaced.push(Replaced::At(ptr)),
             Link::Mem(node) if node.generation == self.generation && node.location.get().is_none() => {
@@ -274,7 +286,7 @@ impl Mutation<'_> {
     }
 
     /// The node behind `link`, dirty in this generation and held by nobody else.
-    fn writable<'l>(&mut self, link: &'l mut Link) -> &'l mut Node {
+    pub(super) fn writable<'l>(&mut self, link: &'l mut Link) -> &'l mut Node {
         if let Link::Disk(_) = link {
             let node = resident(link, self.cache, self.pins).expect("prepared paths are resident");
             *link = Link::Mem(node);
@@ -363,64 +375,38 @@ impl Mutation<'_> {
         (Body::Interior(node), out)
     }
 
-    /// Deletes below `link`; true when it is empty now and must go.
-    fn delete_below(&mut self, link: &mut Link, key: &[u8]) -> bool {
+    /// Deletes below `link`.
+    fn delete_below(&mut self, link: &mut Link, key: &[u8]) -> Remains {
         let node = self.writable(link);
         match &mut node.body {
             Body::Leaf(leaf) => {
+                let before = leaf.live_bytes();
                 if let Ok(i) = leaf.find(key) {
                     if leaf.len() == 1 && self.keep_last {
                         self.deferred = true;
-                        return false;
+                        return Remains::Most;
                     }
                     leaf.remove(i);
                 }
-                leaf.len() == 0
+                match leaf.len() {
+                    0 => Remains::Nothing,
+                    _ if before / LOOK_BYTES == leaf.live_bytes() / LOOK_BYTES => Remains::Most,
+                    _ => Remains::Less,
+                }
             }
             Body::Interior(n) => {
                 let i = n.child_index(key);
-                if self.delete_below(&mut n.children[i], key) {
-                    let gone = n.remove(i);
-                    self.forget(gone);
-                } else {
-                    self.merge_around(n, i);
+                match self.delete_below(&mut n.children[i], key) {
+                    Remains::Most => return Remains::Most,
+                    Remains::Less if !self.join_around(n, i) => return Remains::Most,
+                    Remains::Less => {}
+                    Remains::Nothing => {
+                        let gone = n.remove(i);
+                        self.forget(gone);
+                    }
                 }
-                n.children.is_empty()
+                if n.children.is_empty() { Remains::Nothing } else { Remains::Less }
             }
-        }
-    }
-
-    /// Joins child `i` with a neighbour when it is small and both fit one node with room to spare.
-    fn merge_around(&mut self, n: &mut Interior, i: usize) {
-        let Link::Mem(child) = &n.children[i] else { return };
-        if child.encoded_bytes() > BLOCK_BYTES / 3 {
-            return;
-        }
-        for (left, right) in [(i, i + 1), (i.wrapping_sub(1), i)] {
-            if left >= n.children.len() || right >= n.children.len() {
-                continue;
-            }
-            let other = if left == i { right } else { left };
-            // A neighbour that is not in memory is not worth a read.
-            let Some(neighbour) = resident(&n.children[other], self.cache, self.pins) else { continue };
-            // What the two share decides how long the joined node is: neighbours may have no prefix in common.
-            let (l, r) = if left == i { (child, &neighbour) } else { (&neighbour, child) };
-            if l.joined_bytes(r, &n.keys()[right]) > BLOCK_BYTES * 3 / 4 {
-                continue;
-            }
-            let separator = n.keys()[right];
-            // It may leave the cache at any moment: hold on to what was found.
-            n.children[other] = Link::Mem(neighbour);
-            let gone = n.remove(right);
-            let survivor = self.writable(&mut n.children[left]);
-            let Link::Mem(right_node) = &gone else { unreachable!("both are in memory") };
-            match (&mut survivor.body, &right_node.body) {
-                (Body::Leaf(l), Body::Leaf(r)) => l.absorb(r),
-                (Body::Interior(l), Body::Interior(r)) => l.absorb(separator, r),
-                _ => unreachable!("neighbours have the same level"),
-            }
-            self.forget(gone);
-            return;
         }
     }
 }

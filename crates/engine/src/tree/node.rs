@@ -3,6 +3,7 @@
 //! Invariants: keys strictly ascending; an interior node's first key is empty ("everything below the second");
 //! `location` is set exactly when the node's present content is on disk there.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
@@ -266,6 +267,10 @@ impl Leaf {
         let start = s.at as usize + s.key_len as usize;
         &self.entries.heap[start..start + s.value_len as usize]
     }
+    /// Sum of the lengths of keys and values.
+    pub fn live_bytes(&self) -> usize {
+        self.live_bytes
+    }
     /// Where `key` is, or where it would be.
     pub fn find(&self, key: &[u8]) -> Result<usize, usize> {
         self.heads.find(&self.entries, key)
@@ -364,6 +369,16 @@ impl Leaf {
         }
         self.heads.fill(&self.entries);
     }
+    /// A leaf of the given entries, in the order of their keys.
+    pub fn of<'e>(entries: impl Iterator<Item = (&'e [u8], &'e [u8])>) -> Leaf {
+        let mut leaf = Leaf::default();
+        leaf.entries.heap.reserve_exact(BLOCK_BYTES);
+        for (key, value) in entries {
+            leaf.push(key, value);
+        }
+        leaf.heads.fill(&leaf.entries);
+        leaf
+    }
     /// Appends an entry, without the head of its key.
     fn push(&mut self, key: &[u8], value: &[u8]) {
         let slot = self.entries.append(key, value);
@@ -424,6 +439,31 @@ impl Interior {
         self.keys.insert(i + 1, key);
         self.children.insert(i + 1, child);
         self.heads.insert(i, &self.keys[1..]);
+    }
+    /// Bytes on disk with other children in place of `range`: `lows` are the lowest keys of all of these but the first,
+    /// which keeps that of the range.
+    pub fn bytes_with(&self, range: Range<usize>, lows: &[Key]) -> usize {
+        let kept = self.keys[..=range.start].iter().chain(lows).chain(&self.keys[range.end..]);
+        let (mut n, mut bytes, mut first, mut last) = (0, 0, None, None);
+        for key in kept {
+            (n, bytes) = (n + 1, bytes + key.len());
+            if n > 1 {
+                first = first.or(Some(key));
+                last = Some(key);
+            }
+        }
+        let prefix = match (first, last) {
+            (Some(first), Some(last)) => common_prefix(first.as_slice(), last.as_slice()),
+            _ => 0,
+        };
+        encoded_bytes(n, n - 1, bytes + n * NODE_PTR_BYTES, prefix)
+    }
+    /// Puts `children` in place of those of `range`; see [`Interior::bytes_with`]. Returns the old ones.
+    pub fn replace(&mut self, range: Range<usize>, lows: &[Key], children: Vec<Link>) -> Vec<Link> {
+        self.keys.splice(range.start + 1..range.end, lows.iter().copied());
+        let old = self.children.splice(range, children).collect();
+        self.heads.fill(&self.keys[1..]);
+        old
     }
     /// Appends all children of `right`; `separator` is the key between.
     pub fn absorb(&mut self, separator: Key, right: &Interior) {

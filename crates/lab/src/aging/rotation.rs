@@ -164,9 +164,10 @@ fn small(number: u64) -> String {
     format!("/origin/{number}")
 }
 
-/// Every other one lies in its record; no file of one size ever gets another.
+/// Every other one lies in its record; no file of one size ever gets another. Never only zeros, of which a record keeps
+/// nothing.
 fn contents(number: u64, version: u64) -> Vec<u8> {
-    vec![version as u8; if number.is_multiple_of(2) { 300 } else { BLOCK_BYTES }]
+    vec![version as u8 | 1; if number.is_multiple_of(2) { 300 } else { BLOCK_BYTES }]
 }
 
 /// Half of the work of an hour: synced writes to the large file, and small files replaced by new ones. The first write may
