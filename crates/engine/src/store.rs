@@ -157,27 +157,48 @@ impl Drop for View {
 
 impl NodeSource for Store {
     fn load(&self, miss: Miss) -> Result<Arc<Node>> {
-        let key = miss.ptr.addr[0].0;
-        if let Some(node) = self.cache.get(&key)
-            && node.location.get() == Some(&miss.ptr)
-            && node.level() == miss.level
-        {
+        if let Some(node) = self.cached(miss) {
             return Ok(node);
         }
         let block = self.read_metadata(miss.ptr, miss.tree.name())?;
+        self.keep(miss, &block)
+    }
+
+    fn cached(&self, miss: Miss) -> Option<Arc<Node>> {
+        let node = self.cache.get(&miss.ptr.addr[0].0)?;
+        (node.location.get() == Some(&miss.ptr) && node.level() == miss.level).then_some(node)
+    }
+
+    fn load_ahead(&self, misses: &[Miss]) -> Vec<Option<Arc<Node>>> {
+        let mut nodes: Vec<_> = misses.iter().map(|miss| self.cached(*miss)).collect();
+        let missing: Vec<usize> = (0..nodes.len()).filter(|i| nodes[*i].is_none()).collect();
+        let addrs: Vec<_> = missing.iter().map(|i| misses[*i].ptr.addr[0]).collect();
+        let mut blocks = AlignedBuf::new(addrs.len() * BLOCK_BYTES);
+        let read = self.pool.read_blocks(&addrs, &mut blocks);
+        for ((at, block), read) in missing.into_iter().zip(blocks.chunks_exact(BLOCK_BYTES)).zip(read) {
+            // What is bad is read again by itself, from another copy if there is one, and repaired.
+            if read && block_checksum(block) == misses[at].ptr.checksum {
+                nodes[at] = self.keep(misses[at], block).ok();
+            }
+        }
+        nodes
+    }
+}
+
+impl Store {
+    /// The node in a block that has passed its checksum. It is in the cache from now on.
+    fn keep(&self, miss: Miss, block: &[u8]) -> Result<Arc<Node>> {
         let what = || format!("a node of the {} tree", miss.tree.name());
-        let (header, node) = Node::decode(&block, miss.ptr).map_err(|e| EngineError::corrupt(what(), e))?;
+        let (header, node) = Node::decode(block, miss.ptr).map_err(|e| EngineError::corrupt(what(), e))?;
         if header.tree != miss.tree || header.level != miss.level || header.pool_tag != self.pool_tag {
             let why = varve_format::Corrupt { what: "node of another tree, level or pool", at: 0 };
             return Err(EngineError::corrupt(what(), why));
         }
         let node = Arc::new(node);
-        self.cache.insert(key, node.clone());
+        self.cache.insert(miss.ptr.addr[0].0, node.clone());
         Ok(node)
     }
-}
 
-impl Store {
     /// Reads a block of metadata from the first copy that verifies.
     pub(crate) fn read_metadata(&self, ptr: varve_format::root::NodePtr, what: &str) -> Result<AlignedBuf> {
         let mut block = AlignedBuf::new(BLOCK_BYTES);

@@ -209,6 +209,29 @@ impl Pool {
         Ok(())
     }
 
+    /// Reads the first copy of each of these blocks into its place in `buf`, all at once. Says of each whether that worked.
+    pub fn read_blocks(&self, addrs: &[PoolAddr], buf: &mut [u8]) -> Vec<bool> {
+        let end = self.chunks.last().map_or(0, |c| c.start + c.len_bytes);
+        let mut read = vec![false; addrs.len()];
+        let mut parts: Vec<Vec<(usize, Request<'_>)>> = self.devices.iter().map(|_| Vec::new()).collect();
+        for (i, (addr, buf)) in addrs.iter().zip(buf.chunks_exact_mut(BLOCK_BYTES)).enumerate() {
+            if addr.is_null() || addr.0.checked_add(BLOCK_BYTES as u64).is_none_or(|e| e > end) {
+                continue;
+            }
+            let Some(p) = self.pieces(*addr, BLOCK_BYTES).next() else { continue };
+            let Some(stripe) = p.chunk.stripes.first() else { continue };
+            let request = Request::Read { offset: stripe.offset + p.delta, buf };
+            parts[stripe.device as usize].push((i, request));
+        }
+        for (device, part) in self.devices.iter().zip(parts).filter(|(_, part)| !part.is_empty()) {
+            let (which, mut requests): (Vec<_>, Vec<_>) = part.into_iter().unzip();
+            for (i, result) in which.into_iter().zip(device.run(&mut requests)) {
+                read[i] = result.is_ok();
+            }
+        }
+        read
+    }
+
     /// Reads one block from the first place that passes `good`, and rewrites the copies that were bad before it when
     /// `repair` is set. `places` are the addresses the block is kept at.
     pub fn read_verified(

@@ -1,5 +1,10 @@
 //! Reading: lookups and ordered scans over a root that does not change.
+//!
+//! A scan that goes on behind its first leaf reads ahead: when the next leaf is not in memory, some of those behind it under
+//! the same parent come with it in one group of requests, twice as many each time. So a scan of a few entries reads no
+//! more than it needs, one of two leaves at most one too many, and a long one waits for a device once in [`AHEAD_MAX`] leaves.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::node::{Body, Link, Node};
@@ -7,6 +12,50 @@ use super::{Miss, NodeSource, Tree};
 use crate::EngineError;
 
 type Result<T> = std::result::Result<T, EngineError>;
+
+/// Leaves that are read together, at most: 256 KiB.
+const AHEAD_MAX: usize = 64;
+
+/// What a scan has read ahead.
+#[derive(Default)]
+struct Ahead {
+    /// Leaves seen so far are at least so many.
+    leaves: usize,
+    /// How many were read together last.
+    window: usize,
+    /// The next children of the node that is looked at.
+    nodes: VecDeque<Option<Arc<Node>>>,
+}
+
+impl Ahead {
+    /// The leaf behind the first of `links`, which lie side by side, and with it some of the others.
+    fn leaf(&mut self, tree: &Tree, links: &[Link], source: &dyn NodeSource) -> Result<Arc<Node>> {
+        let miss = |link: &Link| match link {
+            Link::Disk(ptr) => Some(Miss { ptr: *ptr, tree: tree.id, level: 0 }),
+            Link::Mem(_) => None,
+        };
+        if let Some(node) = self.nodes.pop_front().flatten() {
+            return Ok(node);
+        }
+        let Some(wanted) = miss(&links[0]) else { return tree.fetch(&links[0], 0, source) };
+        if let Some(node) = source.cached(wanted) {
+            return Ok(node);
+        }
+        if self.leaves > 0 && self.nodes.is_empty() {
+            self.window = (2 * self.window).clamp(2, AHEAD_MAX);
+            // Up to the next that is in memory anyhow: what is read belongs to the links in their order.
+            let misses: Vec<Miss> = links.iter().take(self.window).map_while(miss).collect();
+            if misses.len() > 1 {
+                self.nodes = source.load_ahead(&misses).into();
+                debug_assert_eq!(self.nodes.len(), misses.len());
+                if let Some(node) = self.nodes.pop_front().flatten() {
+                    return Ok(node);
+                }
+            }
+        }
+        source.load(wanted)
+    }
+}
 
 impl Tree {
     fn fetch(&self, link: &Link, level: u8, source: &dyn NodeSource) -> Result<Arc<Node>> {
@@ -62,29 +111,34 @@ impl Tree {
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<()> {
         if let Some(root) = &self.root {
-            self.scan_below(root, self.height - 1, from, source, each)?;
+            let root = self.fetch(root, self.height - 1, source)?;
+            self.scan_below(&root, self.height - 1, from, source, &mut Ahead::default(), each)?;
         }
         Ok(())
     }
 
     fn scan_below(
         &self,
-        link: &Link,
+        node: &Node,
         level: u8,
         from: &[u8],
         source: &dyn NodeSource,
+        ahead: &mut Ahead,
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<bool> {
-        let node = self.fetch(link, level, source)?;
         match &node.body {
             Body::Leaf(leaf) => {
+                ahead.leaves += 1;
                 let start = leaf.find(from).unwrap_or_else(|i| i);
                 Ok((start..leaf.len()).all(|i| each(leaf.key(i), leaf.value(i))))
             }
             Body::Interior(n) => {
-                let first = n.child_index(from);
-                for child in &n.children[first..] {
-                    if !self.scan_below(child, level - 1, from, source, each)? {
+                for at in n.child_index(from)..n.children.len() {
+                    let child = match level {
+                        1 => ahead.leaf(self, &n.children[at..], source)?,
+                        _ => self.fetch(&n.children[at], level - 1, source)?,
+                    };
+                    if !self.scan_below(&child, level - 1, from, source, ahead, each)? {
                         return Ok(false);
                     }
                 }

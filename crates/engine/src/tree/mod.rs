@@ -86,6 +86,15 @@ pub type Pins = HashMap<u64, Arc<Node>>;
 pub trait NodeSource {
     /// The node a miss asks for.
     fn load(&self, miss: Miss) -> Result<Arc<Node>, EngineError>;
+    /// The same, if that costs no I/O.
+    fn cached(&self, _miss: Miss) -> Option<Arc<Node>> {
+        None
+    }
+    /// Those of several nodes that can be had in one go, in the same order. What is `None` has to be loaded by itself, and
+    /// what is wrong with it is heard of then.
+    fn load_ahead(&self, misses: &[Miss]) -> Vec<Option<Arc<Node>>> {
+        vec![None; misses.len()]
+    }
 }
 
 /// The node behind `link` if it is in memory. An address may have been given to another node since a pin was taken:

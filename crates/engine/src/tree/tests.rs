@@ -20,10 +20,28 @@ type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 struct Disk {
     blocks: Mutex<HashMap<u64, Vec<u8>>>,
     next: AtomicU64,
+    /// Nodes read one by one, and groups read ahead.
+    single: AtomicU64,
+    groups: AtomicU64,
 }
 
 impl NodeSource for Disk {
     fn load(&self, miss: Miss) -> Result<Arc<Node>, EngineError> {
+        self.single.fetch_add(1, Relaxed);
+        self.read(miss)
+    }
+
+    // Of nodes at some addresses nothing can be had ahead.
+    fn load_ahead(&self, misses: &[Miss]) -> Vec<Option<Arc<Node>>> {
+        assert!((2..=64).contains(&misses.len()), "{} nodes at once", misses.len());
+        self.groups.fetch_add(1, Relaxed);
+        let bad = |miss: &Miss| miss.ptr.addr[0].0 / BLOCK_BYTES as u64 % 23 == 5;
+        misses.iter().map(|miss| if bad(miss) { None } else { self.read(*miss).ok() }).collect()
+    }
+}
+
+impl Disk {
+    fn read(&self, miss: Miss) -> Result<Arc<Node>, EngineError> {
         let blocks = self.blocks.lock();
         let block = &blocks[&miss.ptr.addr[0].0];
         let (header, node) = Node::decode(block, miss.ptr).expect("what was encoded decodes");
@@ -335,4 +353,49 @@ fn ascending_inserts_fill_nodes() {
     }
     let ideal = 10_000 * (50 + 3 + 3) / BLOCK_BYTES as i64;
     assert!(m.dirty_delta < ideal * 115 / 100, "{} nodes where {ideal} would do", m.dirty_delta);
+}
+
+// Goal: a long scan asks a device once for many leaves, a short one reads what it needs. Method: 20,000 keys on disk; all of
+// them, the first one, those of one leaf and those of two, with what is read counted.
+#[test]
+fn long_scans_read_ahead() {
+    let (cache, pins, mut replaced) = (node_cache(1 << 20), Pins::new(), Vec::new());
+    let disk = Disk::default();
+    let mut tree = Tree::empty(TreeId::NAMES);
+    let mut m = Mutation {
+        generation: 1,
+        cache: &cache,
+        pins: &pins,
+        replaced: &mut replaced,
+        dirty_delta: 0,
+        keep_last: false,
+        deferred: false,
+        spare: 0,
+    };
+    for i in 0..20_000u64 {
+        tree.put(&mut m, &i.to_be_bytes(), &[0; 50]);
+    }
+    let nodes = m.dirty_delta as u64;
+    let mut written = 0;
+    tree.root.iter().for_each(|root| write_dirty(root, &disk, &mut written));
+    tree.let_go(2);
+    // How many entries come of `count` that are wanted, and nodes read singly and groups for it.
+    let scan = |count: usize| {
+        let (single, groups) = (disk.single.load(Relaxed), disk.groups.load(Relaxed));
+        let mut found = 0u64;
+        tree.scan(&[], &disk, &mut |key, _| {
+            assert_eq!(key, found.to_be_bytes());
+            found += 1;
+            found < count as u64
+        })
+        .expect("reads");
+        (found, disk.single.load(Relaxed) - single, disk.groups.load(Relaxed) - groups)
+    };
+    let above = u64::from(tree.height) - 1;
+    assert_eq!(scan(1), (1, above + 1, 0));
+    assert_eq!(scan(40), (40, above + 1, 0), "one leaf");
+    assert_eq!(scan(100), (100, above + 1, 1), "two leaves");
+    let (found, single, groups) = scan(usize::MAX);
+    assert_eq!(found, 20_000);
+    assert!(single < nodes / 10 && groups < nodes / 20, "{nodes} nodes: {single} single, {groups} groups");
 }
