@@ -18,6 +18,7 @@ use crate::files::FileCount;
 use crate::inode::{Inner, InodeState, InodeTable, Presence};
 use crate::reaper::{ReapQueue, Task};
 use crate::reserved::ReservedSpace;
+use crate::streams::Streams;
 use crate::subvolume::slots::Subvolumes;
 use crate::subvolume::{Change, Slot};
 use crate::table::extents;
@@ -41,6 +42,8 @@ pub(crate) struct Core {
     pub dirty_bytes_max: u64,
     pub order: Box<dyn WritebackOrder>,
     pub buffers: Buffers,
+    /// Who is read ahead of.
+    pub streams: Streams,
     pub next_job: AtomicU64,
     pub rounds: SyncRounds,
     pub reap: ReapQueue,

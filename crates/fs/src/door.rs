@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use varve_device::Device;
+use varve_device::{AlignedBuf, Device};
 use varve_engine::InodeId;
 use varve_format::record::subvolume::HASH_KIND_SIPHASH13;
 
@@ -199,6 +199,17 @@ impl Filesystem {
     /// hold anything. Into a buffer that begins and is read at a multiple of 4096 blocks come without a copy.
     pub fn read_into(&self, ino: InodeId, offset: u64, out: &mut [u8]) -> Result<usize> {
         self.core.read_latency.time(|| self.core.thawing(|| self.core.read_into(ino, offset, out)))
+    }
+    /// [`Filesystem::read_into`] for the first `len` bytes of `buf`, in whose place may be another buffer afterwards, no
+    /// shorter than `len`: one in which they were read ahead.
+    pub fn read_large(&self, ino: InodeId, offset: u64, len: usize, buf: &mut AlignedBuf) -> Result<usize> {
+        let read = || self.core.thawing(|| self.core.read_large(ino, offset, len, buf));
+        self.core.read_latency.time(read)
+    }
+    /// When a [`Filesystem::read_large`] has been answered: if somebody reads this file from start to end, reads what will
+    /// be asked for next. What cannot be read shows when it is asked for.
+    pub fn read_ahead(&self, ino: InodeId, len: usize) {
+        self.core.read_ahead(ino, len);
     }
     /// Writes into memory, with space set aside. May write less than asked when space runs out in the middle.
     /// Clears set-ids unless the caller is uid 0.

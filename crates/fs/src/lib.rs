@@ -24,6 +24,7 @@ mod open;
 mod ops;
 mod reaper;
 mod reserved;
+mod streams;
 mod subvolume;
 mod table;
 #[cfg(test)]

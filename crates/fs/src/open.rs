@@ -26,6 +26,7 @@ use crate::hash::NameHasher;
 use crate::inode::{InodeTable, root_record};
 use crate::reaper::ReapQueue;
 use crate::reserved::ReservedSpace;
+use crate::streams::Streams;
 use crate::subvolume::slots::Subvolumes;
 use crate::subvolume::{Gate, Slot, Subvolume};
 use crate::table::{self, subvolumes};
@@ -169,6 +170,7 @@ impl Core {
             on_data_logged: options.on_data_logged,
             reserved: ReservedSpace::default(),
             buffers: Buffers::new(options.dirty_bytes_max),
+            streams: Streams::default(),
             read_only,
             background,
             subvolume_problems: Problems::default(),
@@ -278,6 +280,7 @@ impl Core {
 
     /// Does the background work that is due.
     pub(crate) fn maintain(&self) -> Result<()> {
+        self.streams.tire();
         if self.read_only || self.closed.load(Ordering::Acquire) {
             return Ok(());
         }

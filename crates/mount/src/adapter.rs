@@ -311,12 +311,15 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
                 if buf.len() < size as usize {
                     *buf = AlignedBuf::new(size as usize);
                 }
-                match self.verbs.read_into(InodeId(ino.0), offset, &mut buf[..size as usize]) {
+                match self.verbs.read_large(InodeId(ino.0), offset, size as usize, buf) {
                     Ok(count) => {
                         self.note_access("read", ino, self.access.of_file(flags.0));
                         reply.data(&buf[..count]);
                     }
-                    Err(error) => reply.error(self.errno("read", ino, &error)),
+                    Err(error) => return reply.error(self.errno("read", ino, &error)),
+                }
+                if self.read_ahead {
+                    self.verbs.read_ahead(InodeId(ino.0), size as usize);
                 }
             });
         });

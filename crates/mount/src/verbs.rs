@@ -3,6 +3,7 @@
 //! Implemented by [`varve_fs::Filesystem`] and by the double of this crate's tests. Shapes, units and errors are those
 //! of `varve_fs`.
 
+use varve_device::AlignedBuf;
 use varve_fs::{
     AccessRule, Allocate, Attr, Caller, DirEntry, Filesystem, FsError, InodeId, NewInode, RenameMode, SeekTo,
     SetAttr, StatFs, XattrMode,
@@ -45,6 +46,14 @@ pub trait Verbs: Send + Sync + 'static {
     fn release_inode(&self, ino: InodeId) -> Result<()>;
     /// See [`Filesystem::read_into`].
     fn read_into(&self, ino: InodeId, offset: u64, out: &mut [u8]) -> Result<usize>;
+    /// See [`Filesystem::read_large`]. Filesystems that read nothing ahead leave it as it is.
+    fn read_large(&self, ino: InodeId, offset: u64, len: usize, buf: &mut AlignedBuf) -> Result<usize> {
+        self.read_into(ino, offset, &mut buf[..len])
+    }
+    /// See [`Filesystem::read_ahead`].
+    fn read_ahead(&self, ino: InodeId, len: usize) {
+        let _ = (ino, len);
+    }
     /// See [`Filesystem::note_access`]. Filesystems without access times leave it as it is.
     fn note_access(&self, ino: InodeId, rule: AccessRule) -> Result<()> {
         let _ = (ino, rule);
@@ -127,6 +136,12 @@ impl Verbs for Filesystem {
     }
     fn read_into(&self, ino: InodeId, offset: u64, out: &mut [u8]) -> Result<usize> {
         Filesystem::read_into(self, ino, offset, out)
+    }
+    fn read_large(&self, ino: InodeId, offset: u64, len: usize, buf: &mut AlignedBuf) -> Result<usize> {
+        Filesystem::read_large(self, ino, offset, len, buf)
+    }
+    fn read_ahead(&self, ino: InodeId, len: usize) {
+        Filesystem::read_ahead(self, ino, len);
     }
     fn note_access(&self, ino: InodeId, rule: AccessRule) -> Result<()> {
         Filesystem::note_access(self, ino, rule)

@@ -44,7 +44,7 @@ fn require_directory(inner: &Inner) -> Result<()> {
 }
 
 /// Checks that this is a regular file.
-fn require_file(inner: &Inner) -> Result<()> {
+pub(crate) fn require_file(inner: &Inner) -> Result<()> {
     match inner.record.kind {
         InodeKind::File => Ok(()),
         InodeKind::Directory => Err(FsError::IsDirectory),

@@ -147,7 +147,7 @@ impl Core {
 
     /// Does the reads of a plan for the first `wanted` bytes of `out`. Whole blocks go from the device to where they
     /// are wanted, if memory is aligned there; of the last one the rest may go beyond `wanted`, if `out` has room.
-    fn run_plan(&self, plan: ReadPlan, out: &mut [u8], wanted: usize) -> Result<()> {
+    pub(crate) fn run_plan(&self, plan: ReadPlan, out: &mut [u8], wanted: usize) -> Result<()> {
         for piece in &plan.pieces {
             let (end, blocks_end) = (piece.to + piece.count, piece.to + piece.len);
             let whole = piece.count == piece.len || (end == wanted && blocks_end <= out.len());

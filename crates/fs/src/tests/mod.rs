@@ -28,6 +28,7 @@ mod names;
 mod nodes;
 mod ranges;
 mod space;
+mod streams;
 mod subvolumes;
 mod xattrs;
 
