@@ -67,6 +67,8 @@ pub(crate) enum Last {
     Keep,
     /// The name is what matters (removing, renaming, linking): a link is never followed.
     Entry,
+    /// The name is for something new: unless a slash comes after it, nobody looks whether it is taken.
+    New,
 }
 
 /// The end of the way.
@@ -162,6 +164,10 @@ pub(crate) fn find(fs: &varve_fs::Filesystem, path: &[u8], last: Last) -> Result
         let is_last = frames.iter().all(|frame| frame.rest().iter().all(|byte| *byte == b'/'));
         let slash = is_last && frames.iter().any(|frame| !frame.rest().is_empty());
         let follow = !is_last || last == Last::Follow || (slash && last == Last::Keep);
+        if last == Last::New && is_last && !slash {
+            here = Some(Place { parent: dir, name: name.clone(), found: None, directory: false });
+            continue;
+        }
         let (found, target) = look(fs, dir, &name, follow).map_err(|fault| blame(fault.reason, present))?;
         if let Some(target) = target {
             links += 1;

@@ -67,6 +67,13 @@ fn free(place: &Place) -> std::result::Result<&[u8], Fault> {
     place.entry()
 }
 
+/// What has failed that makes something new at the second path.
+fn of_new(error: varve_fs::FsError) -> Fault {
+    let taken = matches!(error, varve_fs::FsError::Exists);
+    let fault = Fault::from(error);
+    if taken { fault.in_second() } else { fault }
+}
+
 impl Filesystem {
     /// Makes an empty subvolume: a directory of which snapshots can be taken. Files cannot be renamed or linked across its
     /// border; the subvolume itself can be renamed, and is removed with [`Filesystem::delete_subvolume`].
@@ -86,9 +93,9 @@ impl Filesystem {
         let (source, dest) = (source.as_path_bytes(), dest.as_path_bytes());
         self.run_two("take a snapshot of", source, dest, |fs| {
             with_existing(fs, source, Last::Follow, |attr| {
-                let place = find(fs, dest, Last::Entry).map_err(Fault::in_second)?;
+                let place = find(fs, dest, Last::New).map_err(Fault::in_second)?;
                 let name = free(&place).map_err(Fault::in_second)?;
-                fs.snapshot(attr.ino, place.parent, name, options.read_only, options.sync)?;
+                fs.snapshot(attr.ino, place.parent, name, options.read_only, options.sync).map_err(of_new)?;
                 Ok(())
             })
         })
@@ -131,9 +138,9 @@ impl Filesystem {
         let (source, dest) = (source.as_path_bytes(), dest.as_path_bytes());
         self.run_two("clone", source, dest, |fs| {
             with_existing(fs, source, Last::Follow, |attr| {
-                let place = find(fs, dest, Last::Entry).map_err(Fault::in_second)?;
+                let place = find(fs, dest, Last::New).map_err(Fault::in_second)?;
                 let name = free(&place).map_err(Fault::in_second)?;
-                fs.clone_file(self.caller(), attr.ino, place.parent, name)?;
+                fs.clone_file(self.caller(), attr.ino, place.parent, name).map_err(of_new)?;
                 Ok(())
             })
         })

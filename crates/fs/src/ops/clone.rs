@@ -53,10 +53,10 @@ impl Core {
         record.inline.clone_from(&before.inline);
         record.flags |= before.flags & (INODE_FLAG_STALE_TAIL | INODE_FLAG_RESERVED);
         if before.inline.is_none() {
+            // From here on the record of the version stays as it is; whether there is one yet, this looks itself.
             change.hold_families(self);
-            let view = self.store.view();
-            let mut holder = extents::holder_now(&view, before, true)?;
-            version::share(&view, tx, &mut holder)?;
+            let mut holder = extents::holder(before);
+            version::share(&self.store, tx, &mut holder)?;
             record.data = extents::pointer(holder);
         }
         Ok(())
