@@ -52,7 +52,8 @@ pub trait Device: Send + Sync + 'static {
     /// Submits every request at once and waits for all of them. The result of request `i` is element `i`.
     fn run(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>>;
 
-    /// Makes everything durable whose write completed before this call began.
+    /// Makes everything durable whose write completed before this call began. Calls may overlap; each answers for what
+    /// was written before it began, whatever another one reports.
     fn flush(&self) -> Result<(), DeviceError>;
 
     /// Tells the device that these bytes are no longer needed. Reading them afterwards may give anything.

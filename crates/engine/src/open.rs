@@ -139,7 +139,7 @@ impl Store {
             stamp: 0,
         };
         let durable = Durable { sums, bitmap, root: superblock.root, position: root.position };
-        let clean = superblock.closed && log.batches.is_empty() && !log.torn;
+        let clean = superblock.closed && log.batches.is_empty() && !log.leftover;
         let mut report = RecoveryReport {
             batches_replayed: log.keep as u64,
             batches_cut: (log.batches.len() - log.keep) as u64,
@@ -549,7 +549,8 @@ fn assemble(
         readers: Default::default(),
         trunks: Default::default(),
         rides: RwLock::new(HashMap::new()),
-        unflushed_bytes: AtomicU64::new(0),
+        written_bytes: AtomicU64::new(0),
+        flushed_bytes: AtomicU64::new(0),
         counters: Counters::default(),
         background: Background::default(),
         closed: AtomicBool::new(false),

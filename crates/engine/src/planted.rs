@@ -23,6 +23,10 @@ pub enum Planted {
     TornSuperblock,
     /// Recovery does not write the cut and the new epoch: the next recovery may see the batches it had cut.
     RevivedBatch,
+    /// A flush counts by itself, whatever becomes of those that began before it.
+    FlushAlone,
+    /// Recovery looks for leftovers of unfinished batches only where the next batch goes.
+    LeftoverRevived,
     /// A checkpoint's superblock is written before the log is durable up to the checkpoint's position.
     CheckpointAhead,
     /// A reservation is given back in one step and what was used is taken in another.
@@ -59,7 +63,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 23] = [
+    pub const ALL: [Planted; 25] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -67,6 +71,8 @@ impl Planted {
         Planted::FirstMismatch,
         Planted::TornSuperblock,
         Planted::RevivedBatch,
+        Planted::FlushAlone,
+        Planted::LeftoverRevived,
         Planted::CheckpointAhead,
         Planted::TwoStepRefund,
         Planted::MissedReference,

@@ -82,7 +82,9 @@ pub struct Store {
     pub(crate) trunks: Trunks,
     /// Data that a batch carries and that is not on the device yet: block to buffer and offset.
     pub(crate) rides: RwLock<HashMap<u64, (Arc<AlignedBuf>, usize)>>,
-    pub(crate) unflushed_bytes: AtomicU64,
+    /// Data written beside the log since the pool was opened, and as much of it as is known to be flushed.
+    pub(crate) written_bytes: AtomicU64,
+    pub(crate) flushed_bytes: AtomicU64,
     pub(crate) next_id: AtomicU64,
     pub(crate) counters: Counters,
     pub(crate) background: Background,
@@ -359,6 +361,12 @@ impl Store {
         }
     }
 
+    fn unflushed_bytes(&self) -> u64 {
+        // In this order: what is flushed meanwhile was written before.
+        let flushed = self.flushed_bytes.load(Relaxed);
+        self.written_bytes.load(Relaxed).saturating_sub(flushed)
+    }
+
     /// What the state after a transaction calls for.
     fn due(&self, core: &Core) -> Due {
         let space = &core.space;
@@ -366,7 +374,7 @@ impl Store {
         let reserved = space.dirty_nodes * space.copies;
         Due {
             commit: core.pending.payload.len() > PENDING_BYTES_SOFT
-                || self.unflushed_bytes.load(Relaxed) > UNFLUSHED_BYTES_MAX,
+                || self.unflushed_bytes() > UNFLUSHED_BYTES_MAX,
             checkpoint: core.log.used() > core.log.ring_bytes / 2
                 || space.dirty_nodes > (cache_nodes / 4).max(64)
                 || (reserved > 1024 && reserved as i64 > space.available() / 2),
@@ -557,7 +565,7 @@ impl Store {
         if let Err(e) = &result {
             self.commits.stop(e.to_string());
         }
-        self.unflushed_bytes.fetch_add(list.iter().map(|(_, b)| b.len() as u64).sum(), Relaxed);
+        self.written_bytes.fetch_add(list.iter().map(|(_, b)| b.len() as u64).sum(), Relaxed);
         result
     }
 

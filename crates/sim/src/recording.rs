@@ -4,7 +4,8 @@
 //! between which other threads may do anything; the order of events is the order of the lock. After power is
 //! off no event is added and every request fails.
 
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use varve_device::{Counters, Device, DeviceError, Operation, Request, StatsSnapshot, check_range};
@@ -59,6 +60,8 @@ pub struct RecordingDevice {
     state: RwLock<State>,
     /// Where the last image was cut, so that cutting forward is linear in all.
     cutter: Mutex<CrashCutter>,
+    /// How long a flush is under way, in nanoseconds.
+    flush_ns: AtomicU64,
     counters: Counters,
 }
 
@@ -84,6 +87,7 @@ impl RecordingDevice {
                 off_at: None,
             }),
             cutter: Mutex::new(cutter),
+            flush_ns: AtomicU64::new(0),
             counters: Counters::new(),
         }
     }
@@ -116,6 +120,11 @@ impl RecordingDevice {
     #[must_use]
     pub fn recording(&self) -> Recording {
         self.state.read().recording.clone()
+    }
+
+    /// From now on a flush is under way for this long, so that what other threads do overlaps with it.
+    pub fn set_flush_duration(&self, duration: Duration) {
+        self.flush_ns.store(duration.as_nanos() as u64, Relaxed);
     }
 
     /// Switches the power off: nothing is recorded any more and every request fails with
@@ -255,6 +264,10 @@ impl Device for RecordingDevice {
                 state.push(Event::FlushBegin { flush })?;
                 flush
             };
+            let duration = Duration::from_nanos(self.flush_ns.load(Relaxed));
+            if !duration.is_zero() {
+                std::thread::sleep(duration);
+            }
             let mut state = self.state.write();
             state.push(Event::FlushDone { flush })?;
             state.flushes_count += 1;

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use varve_sim::{
-    CrashCutter, CrashPoint, CrashPolicy, Image, PAGE_BYTES, PendingWrite, RecordingDevice, Rng,
+    CrashCutter, CrashPoint, CrashPolicy, Event, Image, PAGE_BYTES, PendingWrite, RecordingDevice, Rng,
 };
 
 /// A recording device in memory. Clones are the same disk; [`Disk::fork`] makes another.
@@ -30,6 +31,28 @@ impl Disk {
     /// The device to open a pool on.
     pub fn device(&self) -> Arc<RecordingDevice> {
         self.0.clone()
+    }
+
+    /// From now on a flush is under way for this long.
+    pub fn set_flush_duration(&self, duration: Duration) {
+        self.0.set_flush_duration(duration);
+    }
+
+    /// How many writes were issued while a flush was under way, and flushes begun.
+    pub fn overlaps(&self) -> (usize, usize) {
+        let (mut running, mut writes, mut flushes) = (0usize, 0, 0);
+        for event in self.0.recording().events() {
+            match event {
+                Event::FlushBegin { .. } => {
+                    flushes += usize::from(running > 0);
+                    running += 1;
+                }
+                Event::FlushDone { .. } => running = running.saturating_sub(1),
+                Event::Write(_) => writes += usize::from(running > 0),
+                Event::GroupDone { .. } => {}
+            }
+        }
+        (writes, flushes)
     }
 
     /// Events recorded so far.

@@ -19,6 +19,7 @@ pub mod disk;
 pub mod model;
 pub mod mounted;
 pub mod oracle;
+pub mod overlap;
 pub mod session;
 pub mod soak;
 pub mod suite;

@@ -3,6 +3,8 @@
 use std::time::{Duration, Instant};
 
 use varve_engine::planted::{Planted, set};
+use varve_torture::overlap;
+use varve_torture::session::Violation;
 use varve_torture::suite::{Outcome, run_kind, run_steps};
 use varve_torture::trial::{Wanted, run};
 use varve_torture::workload::Kind;
@@ -85,6 +87,32 @@ control! { forks:
     hidden_record_not_noted_is_found: HiddenNotNoted,
     whiteouts_that_stay_are_found: WhiteoutsStay,
     unheard_end_of_a_record_is_found: HiddenUnheard,
+}
+
+/// As [`caught`], for scenes of batches in flight together.
+fn caught_in(bug: Planted, scene: fn(overlap::Prepare<'_>) -> Result<(), Violation>) {
+    scene(&|| set(None)).unwrap_or_else(|violation| panic!("this fails without {bug:?}: {}", violation.0));
+    let found = scene(&|| set(Some(bug)));
+    set(None);
+    match found {
+        Ok(()) => panic!("{bug:?} was not found"),
+        Err(Violation(what)) => println!("{bug:?}: {what}"),
+    }
+}
+
+macro_rules! control_overlap {
+    ($($name:ident: $bug:ident, $scene:ident;)*) => { $(
+        #[test]
+        fn $name() {
+            caught_in(Planted::$bug, overlap::$scene);
+        }
+    )* };
+}
+
+// Goal: an error in how batches in flight together are acknowledged or cut is seen. Method: the two scenes of the suite.
+control_overlap! {
+    flush_that_counts_alone_is_found: FlushAlone, failed_flush;
+    leftover_revived_is_found: LeftoverRevived, leftover;
 }
 
 // Goal: no bug is left out. Method: every one of the list has its test above.

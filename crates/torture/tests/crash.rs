@@ -12,6 +12,7 @@ use varve_sim::{CrashPolicy, Fault, FaultRule, FaultyDevice, RecordingDevice, Rn
 use varve_torture::call::{Call, fill};
 use varve_torture::crash_test::crash_test;
 use varve_torture::disk::{Cut, Disk};
+use varve_torture::overlap;
 use varve_torture::session::{Opened, Setup, StepClock};
 use varve_torture::suite::run_steps;
 use varve_torture::trial::{POOL_BYTES, Wanted, format, run};
@@ -22,6 +23,8 @@ const STEPS: u64 = 320;
 const BUDGET: Duration = Duration::from_secs(75);
 /// For workloads of forks alone.
 const FORKS_BUDGET: Duration = Duration::from_secs(15);
+/// For batches in flight together.
+const OVERLAP_BUDGET: Duration = Duration::from_secs(10);
 const THREADS: u64 = 2;
 const SEED: u64 = 1;
 
@@ -79,6 +82,50 @@ fn forks_survive() {
     }
     println!("{crashes} crashes");
     assert!(crashes > 300, "only {crashes} crashes fitted the budget");
+}
+
+// Goal: batches in flight together keep the promise: one whose flush fails takes the later ones with it, and what a lost
+// one leaves behind stays dead. Method: two scenes with the flushes let through one by one; then threads that commit at
+// once on a device with slow flushes, some of which fail, with two crashes and another life between for each image.
+#[test]
+fn overlapping_batches_survive() {
+    if varve_torture::tuned::test("overlapping_batches_survive") {
+        return;
+    }
+    let nothing = || {};
+    overlap::failed_flush(&nothing).unwrap_or_else(|violation| panic!("{}", violation.0));
+    overlap::leftover(&nothing).unwrap_or_else(|violation| panic!("{}", violation.0));
+    let started = Instant::now();
+    let mut crashes = 0;
+    for seed in 1..=200 {
+        match overlap::random(seed, &nothing) {
+            Ok(judged) => crashes += judged,
+            Err(violation) => panic!("overlap, seed {seed}: {}", violation.0),
+        }
+        if started.elapsed() >= OVERLAP_BUDGET {
+            break;
+        }
+    }
+    println!("{crashes} crashes");
+    assert!(crashes > 200, "only {crashes} crashes fitted the budget");
+}
+
+// Goal: the workload of threads has batches in flight together. Method: count, in what the device recorded, the writes and
+// flushes that were begun while a flush was under way.
+#[test]
+fn batches_overlap_in_the_concurrent_workload() {
+    let (mut writes, mut flushes) = (0, 0);
+    for seed in 1..=6 {
+        let disk = Disk::new(POOL_BYTES);
+        format(&disk, Profile::Single).unwrap_or_else(|violation| panic!("{}", violation.0));
+        if let Err((_, violation)) = varve_torture::concurrent::run(&disk, seed, 0) {
+            panic!("seed {seed}: {}", violation.0);
+        }
+        let (w, f) = disk.overlaps();
+        (writes, flushes) = (writes + w, flushes + f);
+    }
+    println!("{writes} writes and {flushes} flushes were begun while a flush was under way");
+    assert!(writes > 100 && flushes > 20, "{writes} writes, {flushes} flushes");
 }
 
 // Goal: a trial depends on its seed alone. Method: the same workload twice gives the same number of crashes.

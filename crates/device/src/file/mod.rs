@@ -19,6 +19,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
@@ -102,8 +103,14 @@ pub struct FileDevice {
     direct: bool,
     /// `None`: the fallback backend.
     rings: Option<RingPool>,
+    /// One flush at a time goes through each of these, and none through two descriptors at once: the kernel reports a
+    /// failed write once on every open file, so that of two flushes that overlap on one file only one would learn of it.
+    flush_turns: Vec<FlushTurn>,
     counters: Counters,
 }
+
+/// An open file for one flush at a time; `None`: the device's own.
+struct FlushTurn(Mutex<Option<File>>);
 
 impl FileDevice {
     /// Opens `path` with [`FileOptions::from_env`].
@@ -266,10 +273,14 @@ impl Device for FileDevice {
 
     fn flush(&self) -> Result<(), DeviceError> {
         let started = Instant::now();
+        let free = self.flush_turns.iter().find_map(|turn| turn.0.try_lock());
+        // A third flush waits for one of the others: nobody else is kept from anything meanwhile.
+        let turn = free.unwrap_or_else(|| self.flush_turns[0].0.lock());
+        let file = turn.as_ref().unwrap_or(&self.file);
         // No retry after a failure: the kernel may have dropped the dirty pages or the drive its cache, and a
         // second call would report success for bytes that are gone.
         let result = loop {
-            match self.file.sync_data() {
+            match file.sync_data() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 other => break other.map_err(|error| self.os_error(Operation::Flush, 0, 0, &error)),
             }

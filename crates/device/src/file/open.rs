@@ -7,18 +7,19 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Setter, ioctl, opcode};
 
 use super::holder::{describe_holder, held_by_living};
 use super::uring::RingPool;
-use super::{Backend, FileDevice, FileOptions, OpenMode};
+use super::{Backend, FileDevice, FileOptions, FlushTurn, OpenMode};
 use crate::error::Operation;
 use crate::{ALIGN_BYTES, AlignedBuf, Counters, DeviceError};
 
@@ -113,9 +114,27 @@ impl FileDevice {
                 }
             },
         };
+        let flush_turns = flush_turns(&file, &path);
         let counters = Counters::new();
-        Ok(Self { file, path, size_bytes, is_block_device, writable, direct, rings, counters })
+        Ok(Self { flush_turns, file, path, size_bytes, is_block_device, writable, direct, rings, counters })
     }
+}
+
+/// Two flushes may overlap, each through an open file of its own. Reading is enough to flush. Without a second open file
+/// (the path may lead elsewhere by now, or /proc may be missing) they take turns.
+fn flush_turns(file: &File, path: &Path) -> Vec<FlushTurn> {
+    let mut turns = vec![FlushTurn(Mutex::new(None))];
+    let again = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).or_else(|_| File::open(path));
+    let same = |again: &File| {
+        let (one, other) = (file.metadata().ok()?, again.metadata().ok()?);
+        Some((one.dev(), one.ino(), one.rdev()) == (other.dev(), other.ino(), other.rdev()))
+    };
+    if let Ok(again) = again
+        && same(&again) == Some(true)
+    {
+        turns.push(FlushTurn(Mutex::new(Some(again))));
+    }
+    turns
 }
 
 fn lock(file: &File, path: &Path, mode: OpenMode, is_block_device: bool) -> Result<(), DeviceError> {

@@ -53,6 +53,13 @@ pub struct Frozen {
     pub log: LogTail,
 }
 
+impl Frozen {
+    /// The last transaction in it.
+    pub fn position(&self) -> Lsn {
+        self.position
+    }
+}
+
 /// What belongs to checkpoints alone.
 pub struct Durable {
     /// Pages of checksums, as the durable checkpoint has them.

@@ -1,21 +1,31 @@
-//! Commit: one write, one flush. While a batch is in flight the next one gathers; the first waiter leads it.
+//! Commit: one write, one flush. While a batch is in flight the next one gathers; the first waiter leads it. While a batch
+//! is flushed the next may be written already, and its flush begun.
 //!
 //! Order in which things happen, and why a crash between them is harmless:
-//! 1. The gathering batch is sealed under the apply mutex and gets its number and place in the ring.
+//! 1. The gathering batch is sealed under the apply mutex and gets its number and place in the ring. Only when all
+//!    writes of the batches before have completed.
 //! 2. Batch and riding data are written in parallel. A crash here leaves any part of them: recovery verifies the
-//!    data of batches beyond the known-flushed position and ends before what is not whole.
-//! 3. One flush. When it returns, everything up to the batch is durable: waiters go on.
-//! 4. Blocks that the batch's transactions freed become allocatable (once the reads that began before have ended).
+//!    data of batches beyond the known-flushed position and ends before what is not whole. It may also leave all
+//!    of this batch and nothing of the one before, whose flush has not returned: the chain ends before that one, and
+//!    what lies beyond can never be reached again, because the next opening takes a new epoch (see `recovery`).
+//! 3. One flush. It began when the writes of this batch and of all before it had completed, and it counts only when
+//!    all flushes that began before it have returned well (see `pool::flush`). So when it counts, everything up to
+//!    the batch is durable, also what another flush was begun for; in this order it is made known: waiters go on.
+//! 4. Before they do, batch by batch in their order: its data is read from the device from now on, and blocks that its
+//!    transactions freed become allocatable (once the reads that began before have ended). A block is reused no
+//!    earlier than the record that frees it is durable, and its next ride is not taken for its last.
 //!
-//! Knows nothing of trees: a batch is bytes and blocks.
+//! Whatever fails in 2 or 3 stops the pool: nothing is sealed any more, and what is in flight is acknowledged only if
+//! its own flush still counts.
+//!
+//! Who leads and who waits is in `turns`. Knows nothing of trees: a batch is bytes and blocks.
 
 pub mod recovery;
+mod turns;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 
-use parking_lot::{Condvar, Mutex};
 use varve_device::{AlignedBuf, Stopwatch};
 use varve_format::batch::{BATCH_HEADER_BYTES, BatchHeader, batch_blocks, seal};
 use varve_format::{BLOCK_BYTES, Lsn};
@@ -25,30 +35,12 @@ use crate::core::{PENDING_BYTES_SOFT, Pending};
 use crate::planted::{Planted, is};
 use crate::store::Store;
 use crate::{Data, EngineError};
+use turns::{Wakes, Written};
+
+pub use turns::Commits;
 
 type Result<T> = std::result::Result<T, EngineError>;
 type Done = Box<dyn FnOnce(Result<()>) + Send>;
-
-/// Who leads and who waits.
-#[derive(Default)]
-pub struct Commits {
-    inner: Mutex<Inner>,
-    turn: Condvar,
-    /// Set after `Inner::stopped`: every change asks, and most of the time the answer is no.
-    stopped: AtomicBool,
-}
-
-#[derive(Default)]
-struct Inner {
-    in_flight: bool,
-    durable: Lsn,
-    /// The last batch known to be flushed (P).
-    flushed_sequence: u64,
-    /// P as the last written batch names it.
-    named_sequence: u64,
-    stopped: Option<String>,
-    callbacks: Vec<(Lsn, Stopwatch, Done)>,
-}
 
 /// What the leader does beside committing.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -61,50 +53,23 @@ pub enum Lead {
     CloseIdle,
 }
 
-impl Commits {
-    /// As recovery left it.
-    pub fn new(durable: Lsn, flushed_sequence: u64) -> Commits {
-        let inner = Inner { durable, flushed_sequence, named_sequence: flushed_sequence, ..Inner::default() };
-        Commits { inner: Mutex::new(inner), turn: Condvar::new(), stopped: AtomicBool::new(false) }
-    }
-    /// Replay has ended here.
-    pub fn recovered(&self, end: Lsn) {
-        self.inner.lock().durable = end;
-    }
-    /// The position up to which the log is durable.
-    pub fn durable(&self) -> Lsn {
-        self.inner.lock().durable
-    }
-    /// Why the pool has stopped accepting writes, if it has.
-    pub fn stopped(&self) -> Option<String> {
-        if !self.stopped.load(Acquire) {
-            return None;
-        }
-        self.inner.lock().stopped.clone()
-    }
-    /// Stops the pool.
-    pub fn stop(&self, why: String) {
-        let mut inner = self.inner.lock();
-        if inner.stopped.is_none() {
-            tracing::error!("the pool stops accepting writes: {why}");
-            inner.stopped = Some(why);
-            self.stopped.store(true, Release);
-        }
-        self.turn.notify_all();
-    }
+/// What came of writing.
+struct Sent {
+    /// The batch that wants a flush, if there is one.
+    sequence: Option<u64>,
+    frozen: Option<Frozen>,
 }
 
 impl Store {
     /// Returns when everything up to `upto` is durable. Callers at the same time share one flush.
     pub fn commit(&self, upto: Lsn) -> Result<()> {
         let mut upto = upto;
-        let mut inner = self.commits.inner.lock();
         let mut waited: Option<Stopwatch> = None;
+        let mut inner = self.commits.inner.lock();
         loop {
             if inner.durable >= upto {
-                if let Some(begun) = waited {
-                    self.counters.commit_latency.record(begun.elapsed());
-                }
+                drop(inner);
+                self.committed(waited.as_ref());
                 return Ok(());
             }
             if let Some(why) = &inner.stopped {
@@ -113,22 +78,42 @@ impl Store {
             if waited.is_none() {
                 waited = Some(Stopwatch::start());
                 self.counters.journal_waiters.fetch_add(1, Relaxed);
+                inner.arrive();
             }
-            if inner.in_flight {
-                self.commits.turn.wait(&mut inner);
-            } else {
-                inner.in_flight = true;
+            if upto > inner.sealed && inner.may_lead() {
+                inner.writing = true;
                 drop(inner);
                 self.lead(Lead::Commit)?;
                 inner = self.commits.inner.lock();
                 if inner.durable < upto {
-                    // Somebody else's batch came first, or there is nothing that far.
+                    // There may be nothing that far.
                     drop(inner);
                     upto = upto.min(self.position());
                     inner = self.commits.inner.lock();
                 }
+                continue;
             }
+            let wait = inner.enter(upto);
+            // Somebody whom no batch covers may have waited only for this arrival.
+            let wakes = inner.call();
+            drop(inner);
+            self.wake(wakes);
+            if wait.wait() {
+                self.committed(waited.as_ref());
+                return Ok(());
+            }
+            inner = self.commits.inner.lock();
         }
+    }
+
+    fn committed(&self, waited: Option<&Stopwatch>) {
+        if let Some(begun) = waited {
+            self.counters.commit_latency.record(begun.elapsed());
+        }
+    }
+
+    fn wake(&self, wakes: Wakes) {
+        wakes.wake(None, |begun| self.committed(Some(begun)));
     }
 
     /// Calls `done` when everything up to `upto` is durable (perhaps before returning, perhaps on another thread).
@@ -145,110 +130,106 @@ impl Store {
             return done(Err(EngineError::Stopped(why)));
         }
         self.counters.journal_waiters.fetch_add(1, Relaxed);
-        inner.callbacks.push((upto, Stopwatch::start(), done));
-        if inner.in_flight {
-            return; // whoever leads goes on until nobody is left
+        inner.arrive();
+        inner.enter_callback(upto, done);
+        if upto > inner.sealed && inner.may_lead() {
+            inner.writing = true;
+            drop(inner);
+            // An error has reached the callbacks already.
+            let _ = self.lead(Lead::Commit);
+            return;
         }
-        inner.in_flight = true;
+        // Whoever leads goes on until nobody is left.
+        let wakes = inner.call();
         drop(inner);
-        // An error has reached the callbacks already.
-        let _ = self.lead(Lead::Commit);
+        self.wake(wakes);
     }
 
-    /// Takes the lead as soon as nobody else has it, and freezes the state at the end of the batch.
+    /// Takes the lead as soon as nobody else writes, and freezes the state at the end of the batch.
     pub(crate) fn commit_and_freeze(&self) -> Result<Frozen> {
         let mut inner = self.commits.inner.lock();
         loop {
             if let Some(why) = &inner.stopped {
                 return Err(EngineError::Stopped(why.clone()));
             }
-            if !inner.in_flight {
+            if inner.may_freeze() {
                 break;
             }
-            self.commits.turn.wait(&mut inner);
+            let wait = inner.enter_freezer();
+            drop(inner);
+            wait.wait();
+            inner = self.commits.inner.lock();
         }
-        inner.in_flight = true;
+        inner.writing = true;
         drop(inner);
-        self.lead(Lead::Freeze).map(|frozen| frozen.expect("asked for"))
+        let frozen = self.lead(Lead::Freeze)?.expect("asked for");
+        if !is(Planted::CheckpointAhead) {
+            // Durable already, unless nothing had gathered while the batch before was in flight.
+            self.commit(frozen.position())?;
+        }
+        Ok(frozen)
     }
 
     /// Ends an idle log with an empty record, so that the next opening need not verify the data of the last batches.
     pub(crate) fn close_idle_log(&self) -> Result<()> {
         let mut inner = self.commits.inner.lock();
-        if inner.in_flight || inner.stopped.is_some() || inner.named_sequence >= inner.flushed_sequence {
+        let idle = inner.written.is_empty() && !inner.landing && inner.may_lead();
+        if !idle || inner.named_sequence >= inner.flushed_sequence {
             return Ok(());
         }
-        inner.in_flight = true;
+        inner.writing = true;
         drop(inner);
         self.lead(Lead::CloseIdle).map(|_| ())
     }
 
-    /// Writes the gathering batch, and goes on while callbacks wait that no batch has covered. The caller has set
-    /// `in_flight`; it is clear afterwards.
+    /// Writes the gathering batch and makes it durable, and goes on while callbacks wait that no batch covers and for
+    /// which nobody else leads. The caller has set `writing`; it is clear as soon as the writes have completed.
     fn lead(&self, what: Lead) -> Result<Option<Frozen>> {
-        let mut result = self.write_batch(what);
+        let result = self.write_and_flush(what);
         loop {
             let mut inner = self.commits.inner.lock();
-            if let Err(e) = &result
-                && inner.stopped.is_none()
-            {
-                tracing::error!("the pool stops accepting writes: {e}");
-                inner.stopped = Some(e.to_string());
-                self.commits.stopped.store(true, Release);
-            }
-            let stopped = inner.stopped.clone();
-            let durable = inner.durable;
-            let mut ready = Vec::new();
-            let mut i = 0;
-            while i < inner.callbacks.len() {
-                if stopped.is_some() || inner.callbacks[i].0 <= durable {
-                    let (_, begun, done) = inner.callbacks.swap_remove(i);
-                    self.counters.commit_latency.record(begun.elapsed());
-                    ready.push(done);
-                } else {
-                    i += 1;
-                }
-            }
-            let more = !inner.callbacks.is_empty();
-            if !more {
-                inner.in_flight = false;
-            }
-            self.commits.turn.notify_all();
-            drop(inner);
-            for done in ready {
-                done(match &stopped {
-                    Some(why) => Err(EngineError::Stopped(why.clone())),
-                    None => Ok(()),
-                });
-            }
-            if !more {
+            if !inner.deserted() {
                 return result;
             }
-            if let Err(e) = self.write_batch(Lead::Commit) {
-                result = Err(e);
-            }
+            inner.writing = true;
+            drop(inner);
+            // An error has stopped the pool, and reached the callbacks.
+            let _ = self.write_and_flush(Lead::Commit);
         }
     }
 
-    fn write_batch(&self, what: Lead) -> Result<Option<Frozen>> {
-        let (flushed, durable) = {
-            let inner = self.commits.inner.lock();
-            (inner.flushed_sequence, inner.durable)
-        };
+    /// Steps 1 to 4. Who is covered by the batch has been told when it returns, or the pool has stopped.
+    fn write_and_flush(&self, what: Lead) -> Result<Option<Frozen>> {
+        let result = self.write_batch(what).and_then(|sent| {
+            if let Some(sequence) = sent.sequence {
+                if !is(Planted::MissingFlush) {
+                    let written = self.written_bytes.load(Relaxed);
+                    self.pool.flush_batch()?;
+                    self.flushed_bytes.fetch_max(written, Relaxed);
+                }
+                self.flushed(sequence);
+            }
+            Ok(sent.frozen)
+        });
+        if let Err(e) = &result {
+            self.commits.stop(e.to_string());
+        }
+        result
+    }
+
+    /// Steps 1 and 2.
+    fn write_batch(&self, what: Lead) -> Result<Sent> {
+        let flushed = self.commits.inner.lock().flushed_sequence;
         let mut core = self.core.lock();
         let what = if what == Lead::CloseIdle && core.pending.transactions > 0 { Lead::Commit } else { what };
         let skip = core.pending.transactions == 0 && what != Lead::CloseIdle;
         // The planted error freezes a state whose last transactions are not in the log yet.
         let ahead = what == Lead::Freeze && is(Planted::CheckpointAhead);
         if skip || ahead {
-            let position = core.position;
             let frozen = (what == Lead::Freeze).then(|| self.freeze(&mut core));
             drop(core);
-            debug_assert!(
-                ahead || position <= durable || position == Lsn(0),
-                "nothing gathers, so all is durable"
-            );
-            return Ok(frozen);
+            self.written(None, None);
+            return Ok(Sent { sequence: None, frozen });
         }
         let pending = std::mem::take(&mut core.pending);
         // The next batch is likely to be as large: so it does not grow step by step.
@@ -277,7 +258,7 @@ impl Store {
         let mut buf = AlignedBuf::new(blocks * BLOCK_BYTES);
         buf[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + pending.payload.len()].copy_from_slice(&pending.payload);
         let checksum = seal(&header, &mut buf);
-        // Only the leader seals, so nobody has looked at this meanwhile.
+        // Only who writes seals, so nobody has looked at this meanwhile.
         self.core.lock().log.previous = checksum;
         if let Some(frozen) = &mut frozen {
             frozen.log.previous = checksum;
@@ -285,33 +266,64 @@ impl Store {
         let writes: Vec<_> = pending.rides.iter().map(|(run, data)| (run.addr, data.bytes())).collect();
         self.pool.write(&writes, Some((at, &buf)))?;
         drop(writes);
-        let unflushed = self.unflushed_bytes.load(Relaxed);
-        if what != Lead::CloseIdle && !is(Planted::MissingFlush) {
-            self.pool.flush()?;
-            // Writes that completed after the flush began stay counted.
-            self.unflushed_bytes.fetch_sub(unflushed, Relaxed);
-        }
         self.counters.journal_batches.fetch_add(1, Relaxed);
         self.counters.journal_bytes.fetch_add(buf.len() as u64, Relaxed);
-        {
-            let mut inner = self.commits.inner.lock();
-            inner.named_sequence = flushed;
-            if what != Lead::CloseIdle {
-                inner.durable = header.last;
-                inner.flushed_sequence = header.sequence;
-            }
+        let (sequence, last) = (header.sequence, header.last);
+        let flushes = what != Lead::CloseIdle;
+        self.written(flushes.then_some(Written { sequence, last, pending }), Some(flushed));
+        Ok(Sent { sequence: flushes.then_some(sequence), frozen })
+    }
+
+    /// The writes have completed, if there were any: the next batch may be begun. If the writes have failed this is not
+    /// called, and nobody writes ever again.
+    fn written(&self, batch: Option<Written>, named: Option<u64>) {
+        let mut inner = self.commits.inner.lock();
+        inner.writing = false;
+        if let Some(named) = named {
+            inner.named_sequence = named;
         }
-        self.landed(pending);
-        Ok(frozen)
+        if let Some(batch) = batch {
+            inner.sealed = batch.last;
+            inner.written.push_back(batch);
+        }
+        let wakes = inner.call();
+        drop(inner);
+        self.wake(wakes);
+    }
+
+    /// A flush counts that began when batch `sequence` had been written, and all before it. Step 4.
+    fn flushed(&self, sequence: u64) {
+        let mut landed: Vec<Pending> = Vec::new();
+        let mut wakes = Wakes::default();
+        let mut inner = self.commits.inner.lock();
+        inner.flushed_upto = inner.flushed_upto.max(sequence);
+        if inner.landing {
+            return; // whoever does goes on with this one
+        }
+        inner.landing = true;
+        while inner.written.front().is_some_and(|batch| batch.sequence <= inner.flushed_upto) {
+            let batch = inner.written.pop_front().expect("just looked at");
+            drop(inner);
+            landed.push(self.land(batch.pending));
+            inner = self.commits.inner.lock();
+            inner.durable = batch.last;
+            inner.flushed_sequence = batch.sequence;
+            inner.take_durable(&mut wakes);
+        }
+        inner.landing = false;
+        wakes.next_leader(inner.call());
+        drop(inner);
+        self.wake(wakes);
     }
 
     /// The batch is durable: its data can be read from the device, its frees become allocatable.
-    fn landed(&self, pending: Pending) {
+    fn land(&self, mut pending: Pending) -> Pending {
         self.settle_rides(&pending.rides);
         if !is(Planted::EarlyReuse) {
-            self.readers.retire(pending.frees);
+            self.readers.retire(std::mem::take(&mut pending.frees));
         }
         self.release_retired();
+        pending
     }
 
     fn settle_rides(&self, rides: &[(varve_format::Run, Data)]) {

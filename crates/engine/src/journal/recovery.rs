@@ -51,9 +51,9 @@ pub struct Log {
     pub keep: usize,
     /// The last batch that is known to have been flushed.
     pub flushed: u64,
-    /// Whether parts of the batch after the chain are there. What is missing of it must not come from a later batch
-    /// that is written over it: it needs a new epoch.
-    pub torn: bool,
+    /// Whether parts of a batch after the chain are there, the next one or one that was written while the next was in
+    /// flight. What is missing in front of it or of it must not come from a later batch: it needs a new epoch.
+    pub leftover: bool,
 }
 
 /// What the ring of one device holds, read when it is asked for.
@@ -116,10 +116,12 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Resu
             0
         }
     };
-    let torn = rings.iter().any(|ring| {
-        ring.header(end).is_some_and(|(h, ..)| h.epoch == superblock.epoch && h.sequence == next)
+    let left = |h: &BatchHeader| h.epoch == superblock.epoch && h.sequence >= next;
+    let leftover = rings.iter().any(|ring| match is(Planted::LeftoverRevived) {
+        true => ring.header(end).is_some_and(|(h, ..)| left(h)),
+        false => ring.headers.values().any(|(h, ..)| left(h)),
     });
-    Ok(Log { batches, keep, flushed, torn })
+    Ok(Log { batches, keep, flushed, leftover })
 }
 
 /// Whether all of the log that counts could be read: what follows the chain is part of it, as far as the header there

@@ -2,12 +2,12 @@
 //!
 //! Everything above sees pool addresses only. Labels and superblocks are in `label.rs`.
 
+mod flush;
 mod label;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use parking_lot::Mutex;
 use varve_device::{AlignedBuf, Device, DeviceError, Request};
 use varve_format::superblock::{Chunk, RING_START, Superblock};
 use varve_format::{BLOCK_BYTES, PoolAddr};
@@ -15,6 +15,7 @@ use varve_format::{BLOCK_BYTES, PoolAddr};
 use crate::EngineError;
 use crate::problem::Problems;
 
+use flush::{Beside, Flushes};
 pub use label::{NUMBER_MAX, format_devices};
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -31,9 +32,7 @@ pub struct Pool {
     chunks: Vec<Chunk>,
     /// Blocks rewritten from a good copy.
     pub repaired_count: AtomicU64,
-    /// Whether a flush has failed. Flushes take turns: the kernel reports a failed write to one of them only, so that
-    /// the success of a flush means something only when no other has failed by then.
-    flush_failed: Mutex<bool>,
+    flushes: Flushes,
 }
 
 /// Places in a log that cannot be read and are looked for one by one; what is behind them is taken as unreadable.
@@ -65,7 +64,7 @@ impl Pool {
             size_bytes: labels.iter().map(|l| l.size_bytes).collect(),
             chunks: superblock.chunks.clone(),
             repaired_count: AtomicU64::new(0),
-            flush_failed: Mutex::new(false),
+            flushes: Flushes::default(),
         };
         Ok((pool, superblock))
     }
@@ -80,7 +79,7 @@ impl Pool {
             size_bytes: labels.iter().map(|l| l.size_bytes).collect(),
             chunks: superblock.chunks.clone(),
             repaired_count: AtomicU64::new(0),
-            flush_failed: Mutex::new(false),
+            flushes: Flushes::default(),
         })
     }
 
@@ -171,19 +170,23 @@ impl Pool {
         Ok(())
     }
 
-    /// Flushes every device. After one failure it never succeeds again.
+    /// Flushes every device. After one failure it never succeeds again, nor beside one.
     pub fn flush(&self) -> Result<()> {
-        let mut failed = self.flush_failed.lock();
-        if *failed {
-            return Err(EngineError::Stopped("an earlier flush has failed".into()));
-        }
-        for device in &self.devices {
-            if let Err(e) = device.flush() {
-                *failed = true;
-                return Err(e.into());
+        self.flush_beside(Beside::All)
+    }
+
+    /// Flushes every device for a batch: later ones may be under way already.
+    pub fn flush_batch(&self) -> Result<()> {
+        self.flush_beside(Beside::Earlier)
+    }
+
+    fn flush_beside(&self, beside: Beside) -> Result<()> {
+        self.flushes.run(beside, || {
+            for device in &self.devices {
+                device.flush()?;
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Copies a chunk keeps of the block at `addr`.

@@ -195,3 +195,59 @@ fn many_threads() {
         within(120, &format!("seed {seed}"), move || stress(seed, Duration::from_secs(2), 6, seed % 4 != 3));
     }
 }
+
+// Goal: nobody who waits for a commit is forgotten, and flushes do overlap. Method: threads
+// that commit in every way, callbacks and checkpoints among them, on a device whose flushes take a while; all must end.
+#[test]
+fn everybody_is_woken() {
+    for seed in 0..4u64 {
+        let device = Hooked::new();
+        format(&device, Profile::Single, Profile::Dup);
+        let store = open(&device);
+        let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (now, peak) = (running.clone(), most.clone());
+        device.on_flush(move |n| {
+            peak.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+            std::thread::sleep(Duration::from_micros(n * 37 % 400));
+            now.fetch_sub(1, SeqCst);
+            true
+        });
+        let (asked, told) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let counts = (asked.clone(), told.clone());
+        within(60, "a commit", move || {
+            std::thread::scope(|scope| {
+                for thread in 0..8u64 {
+                    let (store, asked, told) = (&store, &asked, &told);
+                    scope.spawn(move || {
+                        let mut rng = Rng::new(seed).fork(&thread.to_string());
+                        for n in 0..150u64 {
+                            let lsn = put(store, &[thread.to_be_bytes(), n.to_be_bytes()].concat(), b"v");
+                            match rng.below(10) {
+                                0..2 => {
+                                    asked.fetch_add(1, SeqCst);
+                                    let told = told.clone();
+                                    let done = move |r: Result<(), EngineError>| {
+                                        r.expect("commits");
+                                        told.fetch_add(1, SeqCst);
+                                    };
+                                    store.commit_then(lsn, Box::new(done));
+                                }
+                                2 => store.maintain().expect("maintains"),
+                                3 if rng.chance(0.1) => store.checkpoint().expect("checkpoint"),
+                                4 => {}
+                                _ => {
+                                    store.commit(lsn).expect("commits");
+                                    assert!(store.durable_position() >= lsn);
+                                }
+                            }
+                        }
+                    });
+                }
+            });
+            store.commit(store.position()).expect("commits");
+        });
+        assert_eq!(counts.0.load(SeqCst), counts.1.load(SeqCst), "callbacks that were never called");
+        // A flush may still be under way when a later one has covered its batch: there is no upper bound to assert.
+        assert!(most.load(SeqCst) >= 2, "no flushes overlapped");
+    }
+}

@@ -15,6 +15,7 @@ mod patchwork;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use varve_device::Device;
 use varve_fs::{
@@ -33,6 +34,9 @@ use patchwork::Patchwork;
 const THREADS: u64 = 4;
 /// Calls a thread makes.
 const CALLS: u64 = 90;
+/// How long a flush takes.
+const FLUSH_DURATIONS: [Duration; 3] =
+    [Duration::ZERO, Duration::from_micros(100), Duration::from_micros(1_000)];
 /// Names that are written over again and again.
 const SLOTS: u64 = 6;
 /// Nodes and attributes that come and go.
@@ -276,6 +280,8 @@ fn work(disk: &Disk, seed: u64) -> Result<Vec<Vec<State>>, Violation> {
         clock: StepClock::new(1_000_002_000),
         on_data_logged: None,
     };
+    // Batches are written, and their flushes begun, while the flush of another is under way.
+    disk.set_flush_duration(FLUSH_DURATIONS[rng.index(3)]);
     let device: Arc<dyn Device> = disk.device();
     let (fs, _) = Filesystem::open(vec![device], options).map_err(|e| violation!("open fails: {e}"))?;
     let mut directories = Vec::new();
@@ -314,6 +320,8 @@ fn work(disk: &Disk, seed: u64) -> Result<Vec<Vec<State>>, Violation> {
         forks::agree(fs, thread, &last.entries.snapshots, &found.snapshots)
             .map_err(|Violation(what)| violation!("thread {thread}, while running: {what}"))?;
     }
+    // A check compares what it reads one after the other: nothing may be left that is written back meanwhile.
+    fs.sync().map_err(|error| violation!("sync fails: {error}"))?;
     let report = fs.check(true).map_err(|error| violation!("check fails: {error}"))?;
     match report.problems.is_empty() {
         true => Ok(states),

@@ -1,0 +1,271 @@
+//! Who leads and who waits. No I/O happens here, and no lock is held while somebody is woken.
+//!
+//! At most [`IN_FLIGHT_MAX`] batches are in flight: one being sealed and written, the others written and not yet known to
+//! be flushed. Who comes when a batch may be begun leads it. Else it waits in a list, and is woken exactly when its
+//! batch is durable, or when it is the first that no batch in flight covers and one may be begun.
+//!
+//! No wake-up is lost: whether a batch may be begun changes only where somebody ceases to write, where a batch becomes
+//! durable, and where somebody arrives; each of these calls the first who is not covered. Who is called and finds that
+//! another was quicker waits again; the other comes through one of these places later.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicU8};
+use std::thread::Thread;
+
+use parking_lot::Mutex;
+use varve_device::Stopwatch;
+use varve_format::Lsn;
+
+use super::Done;
+use crate::EngineError;
+use crate::core::Pending;
+
+/// Batches in flight: while one is flushed the next is written, and its flush can be begun. A third could only wait for
+/// the second, and would be smaller than if it had gathered meanwhile.
+const IN_FLIGHT_MAX: usize = 2;
+
+/// Who leads and who waits.
+#[derive(Default)]
+pub struct Commits {
+    pub(super) inner: Mutex<Inner>,
+    /// Set after `Inner::stopped`: every change asks, and most of the time the answer is no.
+    stopped: AtomicBool,
+}
+
+/// A batch that has been written.
+pub(super) struct Written {
+    pub sequence: u64,
+    pub last: Lsn,
+    pub pending: Pending,
+}
+
+#[derive(Default)]
+pub(super) struct Inner {
+    /// Somebody seals and writes a batch. One at a time: a batch is sealed when all before it have been written, so
+    /// that a flush that begins after its writes covers those as well.
+    pub writing: bool,
+    /// Written and not known to be flushed, oldest first.
+    pub written: VecDeque<Written>,
+    /// All batches up to this one are known to be flushed; what that brings with it may not have been done.
+    pub flushed_upto: u64,
+    /// Somebody does it: one at a time, in the order of the batches.
+    pub landing: bool,
+    /// Transactions up to here are in batches that have been written.
+    pub sealed: Lsn,
+    pub durable: Lsn,
+    /// The last batch known to be flushed (P), and all that this brings with it done.
+    pub flushed_sequence: u64,
+    /// P as the last written batch names it.
+    pub named_sequence: u64,
+    /// How many of those whose batch became durable last have not come again. While one batch is in flight, the next
+    /// begins early only when nobody is expected any more: else it would leave behind those who are about to come.
+    expected: usize,
+    /// A checkpoint wants to be the next to lead.
+    freezing: bool,
+    freezer: Option<Waiter>,
+    waiters: Vec<Waiter>,
+    callbacks: Vec<Callback>,
+    pub stopped: Option<String>,
+}
+
+struct Waiter {
+    upto: Lsn,
+    thread: Thread,
+    state: Arc<AtomicU8>,
+}
+
+struct Callback {
+    upto: Lsn,
+    begun: Stopwatch,
+    done: Done,
+}
+
+/// The side of a [`Waiter`] that waits.
+pub(super) struct Wait(Arc<AtomicU8>);
+
+const WAITING: u8 = 0;
+const CALLED: u8 = 1;
+const DURABLE: u8 = 2;
+
+impl Wait {
+    /// Returns whether what was waited for is durable; if not, look again.
+    pub fn wait(self) -> bool {
+        loop {
+            match self.0.load(Acquire) {
+                WAITING => std::thread::park(),
+                state => return state == DURABLE,
+            }
+        }
+    }
+}
+
+/// People to be woken, when the lock is not held any more.
+#[derive(Default)]
+pub(super) struct Wakes {
+    called: Option<Waiter>,
+    waiters: Vec<(Waiter, u8)>,
+    callbacks: Vec<Callback>,
+}
+
+impl Wakes {
+    /// Who is called in `other` is woken first.
+    pub fn next_leader(&mut self, other: Wakes) {
+        self.called = other.called;
+    }
+
+    /// Wakes them: first who leads next. Callbacks are told that all is well, or why the pool has stopped.
+    pub fn wake(self, stopped: Option<&str>, mut each_callback: impl FnMut(&Stopwatch)) {
+        if let Some(waiter) = self.called {
+            waiter.wake(CALLED);
+        }
+        for (waiter, state) in self.waiters {
+            waiter.wake(state);
+        }
+        for callback in self.callbacks {
+            each_callback(&callback.begun);
+            (callback.done)(match stopped {
+                None => Ok(()),
+                Some(why) => Err(EngineError::Stopped(why.to_owned())),
+            });
+        }
+    }
+}
+
+impl Waiter {
+    fn new(upto: Lsn) -> (Waiter, Wait) {
+        let state = Arc::new(AtomicU8::new(WAITING));
+        (Waiter { upto, thread: std::thread::current(), state: state.clone() }, Wait(state))
+    }
+    fn wake(self, state: u8) {
+        self.state.store(state, Release);
+        self.thread.unpark();
+    }
+}
+
+impl Inner {
+    fn room(&self) -> bool {
+        !self.writing && self.written.len() < IN_FLIGHT_MAX && self.stopped.is_none()
+    }
+
+    /// Whether whoever asks may begin a batch.
+    pub fn may_lead(&self) -> bool {
+        self.room() && !self.freezing && (self.written.is_empty() || self.expected == 0)
+    }
+
+    /// Whether a checkpoint may. It keeps others from leading until it does.
+    pub fn may_freeze(&mut self) -> bool {
+        self.freezing = !self.room();
+        !self.freezing
+    }
+
+    /// Somebody comes who wants something to be durable.
+    pub fn arrive(&mut self) {
+        self.expected = self.expected.saturating_sub(1);
+    }
+
+    /// Enters the list. The caller lets go of the lock, wakes whom [`Inner::call`] says and waits.
+    pub fn enter(&mut self, upto: Lsn) -> Wait {
+        let (waiter, wait) = Waiter::new(upto);
+        self.waiters.push(waiter);
+        wait
+    }
+
+    /// As [`Inner::enter`], for a checkpoint that may not lead yet.
+    pub fn enter_freezer(&mut self) -> Wait {
+        let (waiter, wait) = Waiter::new(Lsn(u64::MAX));
+        self.freezer = Some(waiter);
+        wait
+    }
+
+    /// A callback enters the list.
+    pub fn enter_callback(&mut self, upto: Lsn, done: Done) {
+        self.callbacks.push(Callback { upto, begun: Stopwatch::start(), done });
+    }
+
+    /// Takes the first who should lead now out of the list. A callback has no thread: see [`Inner::deserted`].
+    pub fn call(&mut self) -> Wakes {
+        let called = if self.freezing {
+            if self.room() { self.freezer.take() } else { None }
+        } else if self.may_lead() {
+            let first = self.waiters.iter().position(|waiter| waiter.upto > self.sealed);
+            first.map(|first| self.waiters.remove(first))
+        } else {
+            None
+        };
+        Wakes { called, ..Wakes::default() }
+    }
+
+    /// Whether there are callbacks that no batch covers and nobody else to lead for them.
+    pub fn deserted(&self) -> bool {
+        self.may_lead()
+            && self.callbacks.iter().any(|callback| callback.upto > self.sealed)
+            && !self.waiters.iter().any(|waiter| waiter.upto > self.sealed)
+    }
+
+    /// Takes those out of the list whose transactions are durable, and says that they are expected again.
+    pub fn take_durable(&mut self, wakes: &mut Wakes) {
+        let durable = self.durable;
+        let waiters = self.waiters.extract_if(.., |waiter| waiter.upto <= durable);
+        wakes.waiters.extend(waiters.map(|waiter| (waiter, DURABLE)));
+        wakes.callbacks.extend(self.callbacks.extract_if(.., |callback| callback.upto <= durable));
+        // With whoever has led.
+        self.expected = wakes.waiters.len() + wakes.callbacks.len() + 1;
+    }
+
+    /// Nothing is written any more; everybody is told.
+    fn stop(&mut self, why: String) -> Wakes {
+        if self.stopped.is_none() {
+            tracing::error!("the pool stops accepting writes: {why}");
+            self.stopped = Some(why);
+        }
+        let waiters = std::mem::take(&mut self.waiters).into_iter().chain(self.freezer.take());
+        Wakes {
+            called: None,
+            waiters: waiters.map(|waiter| (waiter, CALLED)).collect(),
+            callbacks: std::mem::take(&mut self.callbacks),
+        }
+    }
+}
+
+impl Commits {
+    /// As recovery left it.
+    pub fn new(durable: Lsn, flushed_sequence: u64) -> Commits {
+        let inner = Inner {
+            durable,
+            sealed: durable,
+            flushed_sequence,
+            flushed_upto: flushed_sequence,
+            named_sequence: flushed_sequence,
+            ..Inner::default()
+        };
+        Commits { inner: Mutex::new(inner), stopped: AtomicBool::new(false) }
+    }
+    /// Replay has ended here.
+    pub fn recovered(&self, end: Lsn) {
+        let mut inner = self.inner.lock();
+        inner.durable = end;
+        inner.sealed = end;
+    }
+    /// The position up to which the log is durable.
+    pub fn durable(&self) -> Lsn {
+        self.inner.lock().durable
+    }
+    /// Why the pool has stopped accepting writes, if it has.
+    pub fn stopped(&self) -> Option<String> {
+        if !self.stopped.load(Acquire) {
+            return None;
+        }
+        self.inner.lock().stopped.clone()
+    }
+    /// Stops the pool: nothing is written any more, and who waits is told.
+    pub fn stop(&self, why: String) {
+        let mut inner = self.inner.lock();
+        let wakes = inner.stop(why);
+        let why = inner.stopped.clone().unwrap_or_default();
+        self.stopped.store(true, Release);
+        drop(inner);
+        wakes.wake(Some(&why), |_| {});
+    }
+}

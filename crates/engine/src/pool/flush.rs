@@ -1,0 +1,156 @@
+//! Flushes that overlap, and what their success is worth.
+//!
+//! A flush that returns well says that what had been written before it began is durable. While others run beside it that
+//! needs care: one that began earlier may be about to fail, and what it should have made durable is then gone although a
+//! later one returns well (a drive may drop its cache when it reports an error). So a flush counts only when
+//! all that began before it have returned well, and after one failure none ever counts again.
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::EngineError;
+use crate::planted::{Planted, is};
+
+/// The flushes of a pool.
+#[derive(Default)]
+pub struct Flushes {
+    inner: Mutex<Inner>,
+    returned: Condvar,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// Number of the last one that began.
+    begun: u64,
+    /// Those that have not returned: as many as there are callers.
+    running: Vec<u64>,
+    failed: bool,
+}
+
+/// Whom a flush waits for when it has returned well.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Beside {
+    /// Those that began before it. What it says of the writes before it then holds, whatever becomes of later ones.
+    Earlier,
+    /// All that have begun by now: if any of them fails, nothing is to be written any more.
+    All,
+}
+
+impl Flushes {
+    /// Flushes by `flush`. No lock is held meanwhile.
+    pub fn run(
+        &self,
+        beside: Beside,
+        flush: impl FnOnce() -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        let number = {
+            let mut inner = self.inner.lock();
+            if inner.failed {
+                return Err(failed());
+            }
+            inner.begun += 1;
+            let number = inner.begun;
+            inner.running.push(number);
+            number
+        };
+        let result = flush();
+        let mut inner = self.inner.lock();
+        inner.running.retain(|running| *running != number);
+        inner.failed |= result.is_err();
+        self.returned.notify_all();
+        result?;
+        if is(Planted::FlushAlone) {
+            return Ok(());
+        }
+        let last = if beside == Beside::Earlier { number } else { inner.begun };
+        while !inner.failed && inner.running.iter().any(|running| *running <= last) {
+            self.returned.wait(&mut inner);
+        }
+        if inner.failed { Err(failed()) } else { Ok(()) }
+    }
+}
+
+fn failed() -> EngineError {
+    EngineError::Stopped("another flush has failed".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    // Goal: a flush counts only after those that began before it, and never beside a failed one. Method: of two that
+    // overlap the later returns first; the earlier one is held up, then ends well or not. Also the other way round.
+    #[test]
+    fn a_flush_waits_for_those_before_it() {
+        for (earlier_ends_well, beside) in
+            [(true, Beside::Earlier), (false, Beside::Earlier), (true, Beside::All), (false, Beside::All)]
+        {
+            let flushes = Flushes::default();
+            let (go, gate) = channel::<()>();
+            let (began, begins) = channel::<()>();
+            let (told, tell) = channel();
+            thread::scope(|scope| {
+                let flushes = &flushes;
+                let first = scope.spawn(move || {
+                    flushes.run(Beside::Earlier, || {
+                        began.send(()).expect("the test listens");
+                        gate.recv().expect("the test sends");
+                        if earlier_ends_well { Ok(()) } else { Err(EngineError::Stopped("injected".into())) }
+                    })
+                });
+                begins.recv().expect("the first begins");
+                scope.spawn(move || {
+                    told.send(flushes.run(beside, || Ok(())).is_ok()).expect("the test listens")
+                });
+                let early = tell.recv_timeout(Duration::from_millis(50));
+                assert!(early.is_err(), "it was believed while an earlier one ran");
+                go.send(()).expect("the first waits");
+                assert_eq!(first.join().expect("no panic").is_ok(), earlier_ends_well);
+                assert_eq!(tell.recv().expect("it ends"), earlier_ends_well);
+            });
+            assert_eq!(flushes.run(Beside::Earlier, || Ok(())).is_ok(), earlier_ends_well);
+        }
+    }
+
+    // Goal: a commit's flush does not wait for later ones, so that a chain of them ends; a checkpoint's does. Method: a
+    // later one is held up while an earlier one returns.
+    #[test]
+    fn only_who_asks_waits_for_later_ones() {
+        for beside in [Beside::Earlier, Beside::All] {
+            let flushes = Flushes::default();
+            let (go, gate) = channel::<()>();
+            let (began, begins) = channel::<()>();
+            let (end, ending) = channel::<()>();
+            let (told, tell) = channel();
+            thread::scope(|scope| {
+                let flushes = &flushes;
+                let (first_began, first_begins) = channel::<()>();
+                scope.spawn(move || {
+                    let result = flushes.run(beside, || {
+                        first_began.send(()).expect("the test listens");
+                        ending.recv().expect("the test sends");
+                        Ok(())
+                    });
+                    told.send(result.is_ok()).expect("the test listens");
+                });
+                first_begins.recv().expect("the first begins");
+                scope.spawn(move || {
+                    flushes.run(Beside::Earlier, || {
+                        began.send(()).expect("the test listens");
+                        gate.recv().expect("the test sends");
+                        Ok(())
+                    })
+                });
+                begins.recv().expect("the second begins");
+                end.send(()).expect("the first waits");
+                let early = tell.recv_timeout(Duration::from_millis(50)).is_ok();
+                assert_eq!(early, beside == Beside::Earlier);
+                go.send(()).expect("the second waits");
+                assert!(early || tell.recv().expect("it ends"));
+            });
+        }
+    }
+}
