@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use varve_format::record::extent::{DataKey, ExtentKind, SEGMENT_MAX, family_prefix};
+use varve_format::record::extent::{DataKey, ExtentKind, SEGMENT_MAX};
 use varve_format::record::held::{HELD_KEY_BYTES_MIN, held_key, held_prefix};
 use varve_format::record::version::{Drain, NO_LIMIT};
 use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, SEGMENT_BYTES, TreeId, VersionId, VersionKey};
@@ -15,7 +15,7 @@ use super::family::{Blocks, Own};
 use super::kin::{Kin, Witnesses};
 use super::path::Path;
 use super::reap::{self, Contents, Looked, Outcome, Pair};
-use super::resolve::{decode, resolve_behind, scan};
+use super::resolve::{resolve_behind, scan};
 use super::segment::{Changes, Entry, Place, load_all, overlay, push_joined};
 use super::{Holder, Mapping, Planted, Progress, Read, Result, planted};
 use crate::{EngineError, Transaction};
@@ -65,69 +65,6 @@ pub fn pending_families(
     families_max: usize,
 ) -> Result<(Vec<FamilyId>, Option<FamilyId>)> {
     reap::pending_of(read, after, families_max, false)
-}
-
-/// One step of deleting all data of `holder`, the only one of its family ([`super::is_sole`]; else
-/// [`super::release`]), with its version records and all that belongs to them. Apply `tx` (which becomes privileged) and
-/// call again while [`Progress::more`]. The caller remembers durably (an orphan record) that the family is being deleted.
-///
-/// # Errors
-/// [`EngineError::Corrupt`] for an entry that cannot be; `tx` must then be dropped.
-pub fn delete_step(
-    read: &dyn Read,
-    tx: &mut Transaction,
-    holder: Holder,
-    entries_max: u64,
-) -> Result<Progress> {
-    tx.privileged();
-    let family = holder.family;
-    let prefix = family_prefix(family);
-    let mut changes = Changes::new(tx);
-    let (mut more, mut failed) = (false, None);
-    read.scan(TreeId::EXTENTS, &prefix, &mut |key, value| {
-        if !key.starts_with(&prefix) {
-            return false;
-        }
-        if changes.entries() >= entries_max.max(1) {
-            more = true;
-            return false;
-        }
-        match decode(family, key, value) {
-            Ok((_, extent)) => {
-                changes.delete(key);
-                changes.free(&extent);
-                true
-            }
-            Err(error) => {
-                failed = Some(error);
-                false
-            }
-        }
-    })?;
-    if let Some(error) = failed {
-        return Err(error);
-    }
-    let (entries, blocks_freed) = (changes.entries(), changes.blocks_freed);
-    let reserved_freed = changes.reserved_freed;
-    let tx = changes.finish();
-    let mut records = 0;
-    if !more && holder.has_versions {
-        for tree in [TreeId::HELD, TreeId::REAP, TreeId::VERSIONS] {
-            read.scan(tree, &prefix, &mut |key, _| {
-                if !key.starts_with(&prefix) {
-                    return false;
-                }
-                if entries + records >= entries_max.max(1) {
-                    more = true;
-                    return false;
-                }
-                tx.delete(tree, key);
-                records += 1;
-                true
-            })?;
-        }
-    }
-    Ok(Progress { more, next: 0, entries: entries + records, blocks_freed, reserved_freed })
 }
 
 /// A step's changes to extents, and what it may still do.

@@ -37,6 +37,7 @@ pub use varve_format::record::extent::ExtentKind;
 
 mod changes;
 mod check;
+mod delete;
 mod extents;
 mod family;
 mod holders;
@@ -66,7 +67,8 @@ use planting::planting;
 
 pub use changes::{DataChange, DataChanges, data_changes};
 pub use check::{next_family, walk_family};
-pub use extents::{delete_step, pending_families, reap_step};
+pub use delete::delete_step;
+pub use extents::{pending_families, reap_step};
 pub use holders::{branch, branch_on, is_sole, release, share};
 pub use kin::Witnesses;
 pub use map::{MapPage, MapPiece, map};

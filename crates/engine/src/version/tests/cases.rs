@@ -235,6 +235,41 @@ fn the_walk_names_the_damage() {
     }
 }
 
+/// Goal: a family that is deleted in part has no less sound records than a whole one. Method: four versions, three of which
+/// have entries, deleted one entry at a time; walk what is left after each step.
+#[test]
+fn a_family_deleted_in_part_is_sound() {
+    let (mut world, family) = (world_with_one_file(), FamilyId(5));
+    for (at, id) in [(0, 200), (1, 300), (2, 400)] {
+        for block in 0..3 {
+            write(&mut world, at * 300 + 2 * block, 5000 + id + 2 * block, 1);
+        }
+        let (mut tx, mut holder) = (Transaction::new(), world.files[0].holder);
+        branch(&world.maps, &mut tx, &mut holder, &mut || VersionId(id), false).unwrap();
+        world.apply(&tx);
+        world.files[0].holder = holder;
+    }
+    let holder = world.files[0].holder;
+    assert_eq!((world.maps.count(TreeId::VERSIONS, family), world.maps.count(TreeId::REAP, family)), (4, 3));
+    assert!(world.maps.count(TreeId::HELD, family) > 1);
+    let mut steps = 0;
+    loop {
+        let mut tx = Transaction::new();
+        let more = delete_step(&world.maps, &mut tx, holder, 1).unwrap().more;
+        world.apply(&tx);
+        steps += 1;
+        if !more {
+            break;
+        }
+        let mut problems = Vec::new();
+        walk_family(&world.maps, family, &[holder], &mut |_, _| (), &mut problems).unwrap();
+        assert_eq!(problems, [], "after step {steps}");
+    }
+    assert!(steps > 9, "{steps} steps");
+    assert!(world.live.is_empty());
+    world.gone(family);
+}
+
 /// Goal: holders are counted, and move without touching what is held. Method: share, branch both ways, release; look at
 /// the records, the marks of the reaper and the path.
 #[test]

@@ -533,6 +533,12 @@ impl World {
             if !progress.more {
                 break;
             }
+            // Between two steps the power may fail, or somebody may look.
+            let mut problems = Vec::new();
+            walk_family(&self.maps, holder.family, &[holder], &mut |_, _| (), &mut problems).unwrap();
+            assert_eq!(problems, [], "of a family that is deleted in part");
+            self.saw("deleted in part");
+            assert!(is_sole(&self.maps, holder).unwrap());
         }
         self.gone(holder.family);
         self.check();
