@@ -370,6 +370,11 @@ impl Store {
         moves: Moves,
         _bitmap: Bits,
     ) {
+        // The old places go first: a full cache takes what comes new for cold and soon drops it, and these nodes, which
+        // have just been written to, are the ones most likely to be wanted again.
+        for run in &moves.nodes_gone {
+            self.cache.remove(&run.addr.0);
+        }
         for node in &dirty {
             let ptr = node.location.get().expect("just written");
             let clean = match &node.body {
