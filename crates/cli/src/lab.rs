@@ -36,6 +36,9 @@ pub struct LabArgs {
     /// How much: small (under a minute) or seed (as published)
     #[arg(long, default_value = "small")]
     pub scale: Scale,
+    /// Rounds of `aging`, instead of those of the scale (60, 1000)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub loops: Option<u32>,
     /// Write the report with every single measurement as JSON (- for standard output)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -54,6 +57,7 @@ pub fn run(args: &LabArgs) -> Result<Outcome> {
     let options = Options {
         targets: args.on.clone(),
         scale: args.scale,
+        loops: args.loops.map(|loops| loops as usize),
         medium: Medium::best(),
         directory: args.dir.clone(),
         program: std::env::current_exe().ok(),

@@ -69,6 +69,7 @@ fn main() -> Result<()> {
     let options = Options {
         targets: Vec::new(),
         scale: Scale::Small,
+        loops: None,
         medium,
         directory: None,
         program: None,

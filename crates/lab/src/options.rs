@@ -64,6 +64,8 @@ pub struct Options {
     pub targets: Vec<TargetKind>,
     /// How much.
     pub scale: Scale,
+    /// Rounds of an experiment that repeats the same, instead of those of the scale.
+    pub loops: Option<usize>,
     /// What the disks are made of.
     pub medium: Medium,
     /// Where files behind disks are made; the system's directory for temporary files if not given.

@@ -8,6 +8,7 @@ fn options(medium: Medium, targets: Vec<TargetKind>) -> Options {
     Options {
         targets,
         scale: Scale::Tiny,
+        loops: None,
         medium,
         directory: None,
         program: None,

@@ -21,7 +21,7 @@ pub const POOL_BYTES_MIN: u64 = 64 << 20;
 /// Dirty file data kept in memory by default, in bytes.
 const DIRTY_BYTES_DEFAULT: u64 = 64 << 20;
 /// Memory for tree nodes by default, in bytes.
-const CACHE_BYTES_DEFAULT: u64 = 64 << 20;
+const CACHE_BYTES_DEFAULT: u64 = 256 << 20;
 
 /// How many copies of a block a pool keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -111,14 +111,14 @@ impl PoolOptions {
         self
     }
 
-    /// Memory for tree nodes, in bytes (default 64 MiB).
+    /// Memory for tree nodes, in bytes (default 256 MiB).
     #[must_use]
     pub fn cache_bytes(mut self, bytes: u64) -> Self {
         self.cache_bytes = bytes;
         self
     }
 
-    /// File data that may wait in memory before writers wait, in bytes (default 64 MiB).
+    /// File data that may wait in memory before writers wait, in bytes (default 256 MiB).
     #[must_use]
     pub fn dirty_bytes_max(mut self, bytes: u64) -> Self {
         self.dirty_bytes_max = bytes;

@@ -66,6 +66,29 @@ struct Loop {
     used_bytes: u64,
     /// What reached the disk during it.
     device: Option<Counters>,
+    /// What of it was log and trees, as the filesystem itself counts, if it does.
+    own: Option<Own>,
+}
+
+/// Bytes that a filesystem says it wrote beside data.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Own {
+    log_bytes: u64,
+    /// Checkpoints: nodes of trees in all their copies, bitmaps, checksums.
+    tree_bytes: u64,
+    checkpoints_count: u64,
+}
+
+impl std::ops::Sub for Own {
+    type Output = Own;
+
+    fn sub(self, before: Own) -> Own {
+        Own {
+            log_bytes: self.log_bytes - before.log_bytes,
+            tree_bytes: self.tree_bytes - before.tree_bytes,
+            checkpoints_count: self.checkpoints_count - before.checkpoints_count,
+        }
+    }
 }
 
 /// One extent map.
@@ -109,7 +132,8 @@ struct Figures {
 /// Runs the experiment.
 pub fn run(options: &Options) -> Result<Report> {
     let provenance = Provenance::here(&options.command);
-    let plan = plan(options.scale);
+    let mut plan = plan(options.scale);
+    plan.loops = options.loops.unwrap_or(plan.loops);
     let directory = match &options.directory {
         Some(directory) => tempfile::Builder::new().prefix("varve-lab-").tempdir_in(directory),
         None => tempfile::Builder::new().prefix("varve-lab-").tempdir(),
@@ -211,8 +235,8 @@ fn age(options: &Options, plan: &Plan, name: &str, subject: &mut dyn Subject) ->
     };
     for number in 0..plan.loops {
         guard::check()?;
-        if number % 50 == 0 {
-            options.tell(&format!("{name}: loop {number} of {}", plan.loops));
+        if number % 50 == 0 || (number < 50 && number % 10 == 0) {
+            options.tell(&format!("{name}: loop {number} of {}{}", plan.loops, figures.lately(plan)));
         }
         match one_loop(plan, subject, &mut random, number) {
             Ok(done) => figures.loops.push(done),
@@ -234,7 +258,7 @@ fn age(options: &Options, plan: &Plan, name: &str, subject: &mut dyn Subject) ->
 }
 
 fn one_loop(plan: &Plan, subject: &mut dyn Subject, random: &mut Random, number: usize) -> Result<Loop> {
-    let device = subject.counters()?;
+    let (device, own) = (subject.counters()?, subject.own()?);
     let begun = Instant::now();
     write(plan, subject, random, &mut Vec::new())?;
     let write_ns = begun.elapsed().as_nanos() as u64;
@@ -246,7 +270,8 @@ fn one_loop(plan: &Plan, subject: &mut dyn Subject, random: &mut Random, number:
     let fork_ns = begun.elapsed().as_nanos() as u64;
     let now = subject.counters()?;
     let device = now.zip(device).map(|(now, before)| now - before);
-    Ok(Loop { write_ns, sync_ns, fork_ns, used_bytes: subject.used_bytes()?, device })
+    let own = subject.own()?.zip(own).map(|(now, before)| now - before);
+    Ok(Loop { write_ns, sync_ns, fork_ns, used_bytes: subject.used_bytes()?, device, own })
 }
 
 /// The writes of one loop.

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use serde::Deserialize;
 
+use super::Own;
 use super::subject::{DirectFile, ForkKind, Subject, drained, used_bytes};
 use crate::counters::Counters;
 use crate::disk::Disk;
@@ -48,6 +50,18 @@ impl Mounted {
     }
 }
 
+/// What is read of `varve extents --json`.
+#[derive(Deserialize)]
+struct Map {
+    extents: Vec<Piece>,
+}
+
+#[derive(Deserialize)]
+struct Piece {
+    kind: String,
+    shared: bool,
+}
+
 impl Subject for Mounted {
     fn about(&self) -> String {
         let how = match self.fork {
@@ -58,6 +72,13 @@ impl Subject for Mounted {
     }
     fn counters(&self) -> Result<Option<Counters>> {
         self.target.counters()
+    }
+    fn own(&self) -> Result<Option<Own>> {
+        Ok(Some(Own {
+            log_bytes: self.figure("journal", "written_bytes")?,
+            tree_bytes: self.figure("checkpoint", "written_bytes")?,
+            checkpoints_count: self.figure("checkpoint", "completed_count")?,
+        }))
     }
     fn prepare(&mut self, file_bytes: u64) -> Result<()> {
         let origin = self.origin();
@@ -79,8 +100,17 @@ impl Subject for Mounted {
         };
         Ok(())
     }
-    fn map(&mut self, _number: usize) -> Result<Option<(u64, u64)>> {
-        Ok(None)
+    /// Through the command, so what is timed is its page of text too.
+    fn map(&mut self, number: usize) -> Result<Option<(u64, u64)>> {
+        let path = match self.fork {
+            ForkKind::Snapshot => self.place(number).join("file"),
+            ForkKind::Clone => self.place(number),
+        };
+        let said = self.varve(&["extents".as_ref(), "--json".as_ref(), &path])?;
+        let map: Map = serde_json::from_str(&said).context("varve extents --json is JSON")?;
+        let counts = |piece: &&Piece| matches!(piece.kind.as_str(), "data" | "reserved");
+        let shared = map.extents.iter().filter(counts).filter(|piece| piece.shared).count();
+        Ok(Some((map.extents.iter().filter(counts).count() as u64, shared as u64)))
     }
     fn delete(&mut self, number: usize) -> Result<()> {
         let place = self.place(number);

@@ -9,10 +9,10 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{FallocateFlags, OFlags};
 use varve_device::AlignedBuf;
 
-use super::BLOCK_BYTES;
 use super::kernel::Kernel;
 use super::mounted::Mounted;
 use super::varve::InProcess;
+use super::{BLOCK_BYTES, Own};
 use crate::counters::Counters;
 use crate::disk::Disk;
 use crate::target::TargetKind;
@@ -46,6 +46,10 @@ pub(super) trait Subject {
     fn about(&self) -> String;
     /// The block layer's counters of its disk.
     fn counters(&self) -> Result<Option<Counters>>;
+    /// What it says it has written beside data, if it says so.
+    fn own(&self) -> Result<Option<Own>> {
+        Ok(None)
+    }
     /// Makes the file, with all its space set aside.
     fn prepare(&mut self, file_bytes: u64) -> Result<()>;
     /// Overwrites the block at `offset` with something that depends on `seed`, past every cache.

@@ -1,10 +1,10 @@
 //! VarveFS as a library in this process.
 
 use anyhow::{Context, Result};
-use varvefs::{Allocate, SnapshotOptions};
+use varvefs::{Allocate, ExtentKind, SnapshotOptions};
 
-use super::BLOCK_BYTES;
 use super::subject::{ForkKind, Subject, drained};
+use super::{BLOCK_BYTES, Own};
 use crate::counters::Counters;
 use crate::disk::Disk;
 
@@ -41,6 +41,14 @@ impl Subject for InProcess {
     fn counters(&self) -> Result<Option<Counters>> {
         self.disk.counters()
     }
+    fn own(&self) -> Result<Option<Own>> {
+        let stats = self.pool.stats()?;
+        Ok(Some(Own {
+            log_bytes: stats.journal.written_bytes,
+            tree_bytes: stats.checkpoint.written_bytes,
+            checkpoints_count: stats.checkpoint.completed_count,
+        }))
+    }
     fn prepare(&mut self, file_bytes: u64) -> Result<()> {
         self.fs.create_subvolume("/origin")?;
         let file = self.fs.create("/origin/file")?;
@@ -62,8 +70,19 @@ impl Subject for InProcess {
         }
         Ok(())
     }
-    fn map(&mut self, _number: usize) -> Result<Option<(u64, u64)>> {
-        Ok(None)
+    fn map(&mut self, number: usize) -> Result<Option<(u64, u64)>> {
+        let path = match self.fork {
+            ForkKind::Snapshot => format!("{}/file", place(number)),
+            ForkKind::Clone => place(number),
+        };
+        let (mut extents, mut shared) = (0, 0);
+        for extent in self.fs.open(path)?.extents(0) {
+            let extent = extent?;
+            let counts = matches!(extent.kind, ExtentKind::Data | ExtentKind::Reserved);
+            extents += u64::from(counts);
+            shared += u64::from(counts && extent.shared);
+        }
+        Ok(Some((extents, shared)))
     }
     fn delete(&mut self, number: usize) -> Result<()> {
         match self.fork {
