@@ -10,7 +10,7 @@ use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::Cache;
 use varve_device::{AlignedBuf, Device};
 use varve_format::root::{ArrayRoot, NodePtr, RootBlock};
-use varve_format::superblock::{CUTS_MAX, Cut, Superblock};
+use varve_format::superblock::{CUTS_MAX, Cut, SHORT_EXTENTS, Superblock};
 use varve_format::{BLOCK_BYTES, Corrupt, Lsn, Run, TreeId, block_checksum};
 
 use crate::EngineError;
@@ -178,6 +178,9 @@ impl Store {
             store.pool.repair_slots(&superblock);
             store.pool.flush()?;
         }
+        if !read_only {
+            store.take_up_features()?;
+        }
         if store.options.background && !read_only {
             store.start_background();
         }
@@ -311,6 +314,24 @@ impl Store {
         if superblock.cuts.len() >= CUTS_MAX / 2 {
             self.checkpoint()?;
         }
+        Ok(())
+    }
+
+    /// A pool of before extents had short forms is about to hold some: programs that do not know them must be told before
+    /// the first is logged.
+    fn take_up_features(&self) -> Result<()> {
+        let superblock = {
+            let mut s = self.superblock.lock();
+            if s.incompatible & SHORT_EXTENTS != 0 {
+                return Ok(());
+            }
+            s.incompatible |= SHORT_EXTENTS;
+            s.generation += 1;
+            s.clone()
+        };
+        self.pool.write_superblock(&superblock)?;
+        self.pool.flush()?;
+        self.superblock_generation.store(superblock.generation, std::sync::atomic::Ordering::Relaxed);
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use varve_engine::{
     Data, EngineError, FormatOptions, Lsn, PoolAddr, Profile, Reservation, Run, Store, StoreOptions,
     Transaction, TreeId,
 };
+use varve_format::superblock::{SHORT_EXTENTS, SLOT_BYTES, SLOTS_PER_END, Superblock, slot_offset};
 use varve_sim::{CrashPolicy, RecordingDevice, Rng};
 
 const TREE: TreeId = TreeId::NAMES;
@@ -329,7 +330,7 @@ fn a_lone_commit_costs_one_flush() {
 #[test]
 fn what_is_changed_again_and_again_stays_in_memory() {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(POOL_BYTES));
-    Store::format(&[device.clone()], &format_options(Profile::Single)).expect("format");
+    Store::format(std::slice::from_ref(&device), &format_options(Profile::Single)).expect("format");
     let (store, _) = Store::open(vec![device.clone()], options()).expect("opens");
     let value = [7; 100];
     for n in 0u64..30_000 {
@@ -353,4 +354,59 @@ fn what_is_changed_again_and_again_stays_in_memory() {
     let reads = device.stats().reads_count - read_before;
     // Some find their part of the cache full: where an address belongs is chance.
     assert!(reads < 8 * 60 / 4, "{reads} reads for 8 rounds of 60 keys");
+}
+
+/// Every valid superblock of `device`, changed.
+fn edit_superblocks(device: &dyn Device, edit: impl Fn(&mut Superblock)) {
+    let mut changed = 0;
+    for index in 0..2 * SLOTS_PER_END {
+        let mut slot = AlignedBuf::new(SLOT_BYTES as usize);
+        let at = slot_offset(index, POOL_BYTES);
+        device.read_at(at, &mut slot).expect("a slot can be read");
+        if let Ok(mut superblock) = Superblock::decode(&slot) {
+            edit(&mut superblock);
+            device
+                .write_at(at, &AlignedBuf::from_slice(&superblock.encode()))
+                .expect("a slot can be written");
+            changed += 1;
+        }
+    }
+    assert!(changed > 0, "a pool has superblocks");
+}
+
+// Goal: a pool of before the short forms of extents says that it needs a newer program once it has been opened for
+// writing, and not by being looked at. Method: the feature taken out of its superblocks, opened both ways, closed or not.
+#[test]
+fn an_older_pool_takes_up_the_feature_before_it_is_written() {
+    for closed in [false, true] {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(POOL_BYTES));
+        Store::format(std::slice::from_ref(&device), &format_options(Profile::Single)).expect("format");
+        let (store, _) = Store::open(vec![device.clone()], options()).expect("opens");
+        let mut tx = Transaction::new();
+        tx.put(TREE, b"key", b"value");
+        let lsn = store.apply(tx, None).expect("applies");
+        store.commit(lsn).expect("commits");
+        if closed {
+            store.close().expect("closes");
+        }
+        drop(store);
+        edit_superblocks(&*device, |superblock| superblock.incompatible = 0);
+        let features = || {
+            let newest = (0..2 * SLOTS_PER_END).filter_map(|index| {
+                let mut slot = AlignedBuf::new(SLOT_BYTES as usize);
+                device.read_at(slot_offset(index, POOL_BYTES), &mut slot).expect("a slot can be read");
+                Superblock::decode(&slot).ok()
+            });
+            newest.max_by_key(|superblock| superblock.generation).expect("a superblock").incompatible
+        };
+        let looking = StoreOptions { read_only: true, ..options() };
+        drop(Store::open(vec![device.clone()], looking).expect("opens to be read"));
+        assert_eq!(features(), 0, "looking changes nothing");
+        let (store, _) = Store::open(vec![device.clone()], options()).expect("opens");
+        assert_eq!(features(), SHORT_EXTENTS);
+        assert_eq!(store.get(TREE, b"key").expect("reads").as_deref(), Some(&b"value"[..]));
+        drop(store);
+        let (store, _) = Store::open(vec![device.clone()], options()).expect("opens again after a crash");
+        assert_eq!(store.get(TREE, b"key").expect("reads").as_deref(), Some(&b"value"[..]));
+    }
 }

@@ -30,8 +30,10 @@ pub const POOL_BYTES_MIN: u64 = 64 << 20;
 pub const CHUNKS_MAX: usize = 1024;
 /// Most cuts of the log between two checkpoints.
 pub const CUTS_MAX: usize = 64;
+/// Incompatible feature: extents in their short forms.
+pub const SHORT_EXTENTS: u64 = 1;
 /// Incompatible features this program knows.
-pub const INCOMPATIBLE_KNOWN: u64 = 0;
+pub const INCOMPATIBLE_KNOWN: u64 = SHORT_EXTENTS;
 
 /// At both ends of every device: which pool, which device, and where things are. Never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

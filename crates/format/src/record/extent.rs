@@ -1,8 +1,9 @@
 //! Entries of the extents tree: which stored blocks hold which piece of a file's data.
 //!
 //! Key (28 bytes, big-endian): family, segment (file offset / [`SEGMENT_BYTES`]), version key inverted, offset in the
-//! segment. So one short range scan gives everything about a segment, newest version first. Value (36 bytes,
-//! little-endian): see [`Extent`]. An extent never crosses its segment. Extents of one version key never overlap.
+//! segment. So one short range scan gives everything about a segment, newest version first. Value (little-endian): see
+//! [`Extent`]; 8 bytes for plain data, 2 for a hole or a reservation, 36 for what these cannot say. An extent never crosses
+//! its segment. Extents of one version key never overlap.
 //!
 //! This file knows the bytes only; what may be seen through which version is the engine's business.
 
@@ -11,8 +12,14 @@ use crate::{BLOCK_BYTES, Corrupt, FamilyId, Lsn, PoolAddr, Run, SEGMENT_BYTES, V
 
 /// Bytes in a [`DataKey`].
 pub const DATA_KEY_BYTES: usize = 28;
-/// Bytes in an [`Extent`].
+/// Bytes in an [`Extent`] at most: in its long form.
 pub const EXTENT_BYTES: usize = 36;
+/// Bytes of plain data: stored as it is, with checksums, and birth 0.
+pub const SHORT_DATA_BYTES: usize = 8;
+/// Bytes of a hole or a reservation with birth 0.
+pub const SHORT_GAP_BYTES: usize = 2;
+/// Blocks that a short form can name: 48 bits.
+const SHORT_BLOCKS_END: u64 = 1 << 48;
 /// The largest segment number: the last byte of the last segment is at 2^63 - 1.
 pub const SEGMENT_MAX: u64 = ((1 << 63) / SEGMENT_BYTES) - 1;
 /// [`Extent::codec`]: stored as it is.
@@ -185,8 +192,46 @@ impl Extent {
         self.stored_len += next.stored_len;
         self.raw_len += next.raw_len;
     }
-    /// The bytes of the value.
-    pub fn encode(&self) -> [u8; EXTENT_BYTES] {
+    /// The bytes of the value: the short form if there is one.
+    pub fn encode(&self) -> EncodedExtent {
+        let mut bytes = [0; EXTENT_BYTES];
+        let whole = self.len > 0 && self.len.is_multiple_of(BLOCK) && u64::from(self.len) <= SEGMENT_BYTES;
+        let block = self.addr.0 / BLOCK_BYTES as u64;
+        let plain = match self.kind {
+            ExtentKind::Data => {
+                let run = Run { addr: self.addr, blocks: self.len / BLOCK };
+                !self.addr.is_null()
+                    && self.addr.0.is_multiple_of(BLOCK_BYTES as u64)
+                    && block < SHORT_BLOCKS_END
+                    && *self == Extent::data(run)
+            }
+            ExtentKind::Hole => *self == Extent::hole(self.len),
+            ExtentKind::Reserved => *self == Extent::reserved(self.len),
+        };
+        if !(whole && plain) {
+            return EncodedExtent { bytes: self.encode_long(), len: EXTENT_BYTES as u8 };
+        }
+        // Up to 256 blocks: one less fits a byte.
+        bytes[1] = (self.len / BLOCK - 1) as u8;
+        let len = match self.kind {
+            ExtentKind::Data => {
+                bytes[0] = 4;
+                bytes[2..8].copy_from_slice(&block.to_le_bytes()[..6]);
+                SHORT_DATA_BYTES
+            }
+            ExtentKind::Hole => {
+                bytes[0] = 5;
+                SHORT_GAP_BYTES
+            }
+            ExtentKind::Reserved => {
+                bytes[0] = 6;
+                SHORT_GAP_BYTES
+            }
+        };
+        EncodedExtent { bytes, len: len as u8 }
+    }
+    /// The long form, which pools of before the short one hold.
+    pub fn encode_long(&self) -> [u8; EXTENT_BYTES] {
         let mut out = [0; EXTENT_BYTES];
         out[0] = match self.kind {
             ExtentKind::Data => 1,
@@ -210,6 +255,7 @@ impl Extent {
     pub fn decode(bytes: &[u8]) -> Result<Extent, Corrupt> {
         let mut reader = Reader::new(bytes);
         let kind = match reader.u8()? {
+            short @ 4..=6 => return Extent::decode_short(short, reader),
             1 => ExtentKind::Data,
             2 => ExtentKind::Hole,
             3 => ExtentKind::Reserved,
@@ -254,6 +300,40 @@ impl Extent {
         reader.finish()?;
         Ok(Extent { kind, codec, checksum, flags, addr, stored_len, raw_len, offset, len, birth })
     }
+
+    fn decode_short(kind: u8, mut reader: Reader<'_>) -> Result<Extent, Corrupt> {
+        let blocks = u32::from(reader.u8()?) + 1;
+        let extent = match kind {
+            5 => Extent::hole(blocks * BLOCK),
+            6 => Extent::reserved(blocks * BLOCK),
+            _ => {
+                let block = u64::from(reader.u32()?) | u64::from(reader.u16()?) << 32;
+                // Below 2^60, so that nothing computed from it overflows.
+                let addr = PoolAddr::from_block(block);
+                if addr.is_null() {
+                    return reader.corrupt("extent address that is no block of the pool");
+                }
+                Extent::data(Run { addr, blocks })
+            }
+        };
+        reader.finish()?;
+        Ok(extent)
+    }
+}
+
+/// The bytes of an [`Extent`].
+#[derive(Clone, Copy)]
+pub struct EncodedExtent {
+    bytes: [u8; EXTENT_BYTES],
+    len: u8,
+}
+
+impl std::ops::Deref for EncodedExtent {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
 }
 
 /// Decodes a whole entry of the extents tree and checks that the extent stays in its segment.
@@ -296,6 +376,16 @@ mod tests {
             Extent::reserved(1 << 20),
             Extent::data(run).piece(8192, 4096),
         ] {
+            assert!(e.encode().len() <= SHORT_DATA_BYTES);
+            assert_eq!(Extent::decode(&e.encode()), Ok(e));
+            assert_eq!(Extent::decode(&e.encode_long()), Ok(e));
+        }
+        let far = PoolAddr::from_block(SHORT_BLOCKS_END - 1);
+        let last = Extent::data(Run { addr: far, blocks: 1 });
+        let beyond = Extent::data(Run { addr: PoolAddr(far.0 + 4096), blocks: 1 });
+        let late = Extent { birth: Lsn(5), ..last };
+        for (e, len) in [(last, SHORT_DATA_BYTES), (beyond, EXTENT_BYTES), (late, EXTENT_BYTES)] {
+            assert_eq!(e.encode().len(), len, "{e:?}");
             assert_eq!(Extent::decode(&e.encode()), Ok(e));
         }
         assert_eq!(family_prefix(FamilyId(7)), key(7, 3, 0, 0).encode()[..8]);
@@ -314,28 +404,36 @@ mod tests {
     #[test]
     fn hostile() {
         let valid_key = key(1, 2, 3, 4096).encode();
-        let valid = Extent::data(Run { addr: PoolAddr(8192), blocks: 3 }).encode();
+        let data = Extent::data(Run { addr: PoolAddr(8192), blocks: 3 });
         for n in 0..valid_key.len() {
             assert!(DataKey::decode(&valid_key[..n]).is_err());
         }
-        for n in 0..valid.len() {
-            assert!(Extent::decode(&valid[..n]).is_err());
-        }
-        for at in 0..valid.len() {
-            for byte in 0..=255 {
-                let mut bytes = valid;
-                bytes[at] = byte;
-                if let Ok((k, e)) = decode_entry(&valid_key, &bytes) {
-                    assert!(u64::from(k.offset + e.len) <= SEGMENT_BYTES && e.len >= 4096);
-                    assert_eq!(e.encode(), bytes);
+        let forms =
+            [data.encode().to_vec(), data.encode_long().to_vec(), Extent::hole(8192).encode().to_vec()];
+        for valid in &forms {
+            for n in 0..valid.len() {
+                assert!(Extent::decode(&valid[..n]).is_err());
+            }
+            assert!(Extent::decode(&[&valid[..], &[0]].concat()).is_err(), "a byte too many");
+            for at in 0..valid.len() {
+                for byte in 0..=255 {
+                    let mut bytes = valid.clone();
+                    bytes[at] = byte;
+                    if let Ok((k, e)) = decode_entry(&valid_key, &bytes) {
+                        assert!(u64::from(k.offset + e.len) <= SEGMENT_BYTES && e.len >= 4096);
+                        let again =
+                            if bytes.len() == EXTENT_BYTES { &e.encode_long()[..] } else { &e.encode() };
+                        assert_eq!(again, bytes);
+                    }
                 }
             }
         }
+        let valid = &forms[0];
         for at in 0..valid_key.len() {
             for byte in 0..=255 {
                 let mut bytes = valid_key;
                 bytes[at] = byte;
-                if let Ok((k, e)) = decode_entry(&bytes, &valid) {
+                if let Ok((k, e)) = decode_entry(&bytes, valid) {
                     assert!(k.file_offset().checked_add(u64::from(e.len)).is_some());
                     assert_eq!(k.encode(), bytes);
                 }
