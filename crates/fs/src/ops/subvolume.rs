@@ -69,39 +69,27 @@ impl Core {
         let _topology = self.topology(|set| set.snapshot == Slot::of(parent))?;
         let id = self.store.new_id();
         let slot = self.subvolumes.new_slot()?;
-        let position = self.take_place(parent, name)?;
-        let root = root_record(caller, (mode & 0o7777) as u16, self.now());
+        let change = self.change(parent)?;
+        let state = self.state(parent);
+        let mut dir = self.write_lock(&state)?;
+        let position = self.free_place(&change, &dir, parent, name)?;
+        // One transaction with what its directory notes: refused, nothing has happened.
+        let mut tx = Transaction::new();
+        tx.claim_id(id);
         let holder = Holder::new(FamilyId(id));
         let record = self.new_record(id, slot, holder, (parent, position, name), 0, 0)?;
-        let made = (|| {
-            let mut tx = Transaction::new();
-            tx.claim_id(id);
-            subvolumes::put(&mut tx, id, &record);
-            tx.put(TreeId::INODES, &inode_key(FamilyId(id), ROOT_INODE, VersionKey(id)), &root.encode());
-            let counting = self.counting()?;
-            self.apply(tx)?;
-            self.files.add(1);
-            drop(counting);
-            Ok(Subvolume::new(id, slot, false, self.subvolumes.gate(holder.family), holder))
-        })();
-        self.settle_place(made, parent, position, name)
-    }
-
-    /// What a name that was taken leads to from now on; if that could not be made, the name is free again.
-    fn settle_place(
-        &self,
-        made: Result<Subvolume>,
-        parent: InodeId,
-        position: NamePosition,
-        name: &[u8],
-    ) -> Result<Slot> {
-        match made {
-            Ok(subvolume) => Ok(self.settle(subvolume, parent, position, name)),
-            Err(error) => {
-                self.subvolumes.nested.remove(parent, position);
-                Err(error)
-            }
-        }
+        subvolumes::put(&mut tx, id, &record);
+        let root = root_record(caller, (mode & 0o7777) as u16, self.now());
+        tx.put(TreeId::INODES, &inode_key(FamilyId(id), ROOT_INODE, VersionKey(id)), &root.encode());
+        let counting = self.counting()?;
+        let noted = self.note_change(&change, &mut tx, parent, &dir)?;
+        self.apply(tx)?;
+        self.files.add(1);
+        drop(counting);
+        let subvolume = Subvolume::new(id, slot, false, self.subvolumes.gate(holder.family), holder);
+        self.settle(subvolume, parent, position, name);
+        dir.take_over(&change, noted);
+        Ok(slot)
     }
 
     /// A subvolume that has been made is found from now on.
@@ -138,8 +126,8 @@ impl Core {
         Ok(record)
     }
 
-    /// Takes a free name in a directory, and notes there that it has changed.
-    fn take_place(&self, parent: InodeId, name: &[u8]) -> Result<NamePosition> {
+    /// Takes a free name in a directory, and notes there that it has changed. Gives also what it was before and is now.
+    fn take_place(&self, parent: InodeId, name: &[u8]) -> Result<(NamePosition, [InodeRecord; 2])> {
         let change = self.change(parent)?;
         let state = self.state(parent);
         let mut dir = self.write_lock(&state)?;
@@ -147,9 +135,35 @@ impl Core {
         let mut tx = Transaction::new();
         let record = self.note_change(&change, &mut tx, parent, &dir)?;
         self.apply(tx)?;
+        let noted = [dir.record.clone(), record.clone()];
         dir.take_over(&change, record);
         self.subvolumes.nested.put(parent, position, name, None);
-        Ok(position)
+        Ok((position, noted))
+    }
+
+    /// What was to take the name was refused: the directory has not changed, unless somebody else has changed it.
+    fn give_back_place(
+        &self,
+        parent: InodeId,
+        position: NamePosition,
+        [before, noted]: [InodeRecord; 2],
+    ) -> Result<()> {
+        self.subvolumes.nested.remove(parent, position);
+        let change = self.change(parent)?;
+        let state = self.state(parent);
+        let mut dir = self.write_lock(&state)?;
+        if (dir.record.mtime, dir.record.ctime) != (noted.mtime, noted.ctime) {
+            return Ok(());
+        }
+        let mut record = dir.record.clone();
+        (record.mtime, record.ctime) = (before.mtime, before.ctime);
+        let mut tx = Transaction::new();
+        // The pool is full.
+        tx.privileged();
+        self.put_record(&change, &mut tx, parent, &dir, &mut record)?;
+        self.apply(tx)?;
+        dir.take_over(&change, record);
+        Ok(())
     }
 
     /// Notes in a directory that it has lost a subvolume. Where there is no space for that, it goes without.
@@ -234,11 +248,17 @@ impl Core {
         let source = self.subvolumes.get(source)?;
         let slot = self.subvolumes.new_slot()?;
         if !self.try_snapshot(&source, slot, (parent, name), read_only)? {
-            let position = self.take_place(parent, name)?;
+            let (position, noted) = self.take_place(parent, name)?;
             let place = (parent, position, name);
             let made =
                 self.fork(&source, &mut source.gate.write(), slot, place, read_only, Transaction::new());
-            self.settle_place(made, parent, position, name)?;
+            match made {
+                Ok(subvolume) => drop(self.settle(subvolume, parent, position, name)),
+                Err(error) => {
+                    self.give_back_place(parent, position, noted)?;
+                    return Err(error);
+                }
+            }
         }
         drop(topology);
         if self.frozen.has(|set| set.snapshot == slot) {
@@ -444,20 +464,24 @@ impl Core {
         }
         let subvolume = self.subvolumes.get(slot)?.shared();
         let new_id = self.subvolumes.get(Slot::of(new_parent))?.id;
-        let new_position = self.take_place(new_parent, new_name)?;
-        let moved = self.apply_record(Transaction::new(), &subvolume, |record| {
+        let change = self.change(new_parent)?;
+        let state = self.state(new_parent);
+        let mut dir = self.write_lock(&state)?;
+        let new_position = self.free_place(&change, &dir, new_parent, new_name)?;
+        let mut tx = Transaction::new();
+        let noted = self.note_change(&change, &mut tx, new_parent, &dir)?;
+        self.apply_record(tx, &subvolume, |record| {
             if let Some(place) = &mut record.place {
                 (place.parent, place.directory) = (new_id, local(new_parent));
                 (place.position, place.name) = (new_position, new_name.to_vec());
             }
-        });
-        if let Err(error) = moved {
-            self.subvolumes.nested.remove(new_parent, new_position);
-            return Err(error);
-        }
+        })?;
         self.subvolumes.nested.put(new_parent, new_position, new_name, Some(slot));
         self.subvolumes.nested.remove(parent, position);
         *subvolume.place.lock() = Some((new_parent, new_position));
+        dir.take_over(&change, noted);
+        drop(dir);
+        drop(change);
         drop(topology);
         self.note_loss(parent)
     }

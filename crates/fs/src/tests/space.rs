@@ -88,3 +88,41 @@ fn full_of_names() {
     f.fs.sync().unwrap();
     f.check();
 }
+
+// Goal: a subvolume, a snapshot or a move of one that is refused leaves the times of its directory as they are. Method: give
+// a full pool a block after the other until it is accepted; compare after each refusal.
+#[test]
+fn refused_subvolumes_leave_no_times() {
+    let f = Fixture::new(64 * MIB);
+    let dir = f.mkdir(ROOT, b"dir");
+    f.fs.create_subvolume(Caller::ROOT, ROOT, b"old", 0o755).unwrap();
+    let (big, len) = fill(&f, b"big");
+    let mut left = len;
+    let verbs: [(&str, &dyn Fn() -> crate::Result<()>); 3] = [
+        ("create", &|| f.fs.create_subvolume(Caller::ROOT, dir, b"new", 0o755).map(drop)),
+        ("rename", &|| f.fs.rename(ROOT, b"old", dir, b"moved", RenameMode::Replace)),
+        ("snapshot", &|| f.fs.snapshot(ROOT, dir, b"snapshot", false, false).map(drop)),
+    ];
+    for (what, verb) in verbs {
+        // What is left over from the verb before is filled again.
+        while f.fs.write(Caller::ROOT, big, left, &[1; 4096]).is_ok() {
+            left += 4096;
+        }
+        let mut refused = 0;
+        loop {
+            let times = |attr: Attr| (attr.mtime, attr.ctime);
+            let before = times(f.fs.getattr(dir).unwrap());
+            match verb() {
+                Ok(()) => break,
+                Err(error) => assert_eq!(error.errno(), 28, "{what}: {error}"),
+            }
+            assert_eq!(times(f.fs.getattr(dir).unwrap()), before, "{what}, refused {refused} times before");
+            refused += 1;
+            left = left / 4096 * 4096 - 4096;
+            f.truncate(big, left);
+            f.fs.sync().unwrap();
+        }
+        assert!(refused > 0, "{what}");
+        f.check();
+    }
+}

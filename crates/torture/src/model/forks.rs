@@ -363,7 +363,8 @@ impl Model {
             model
         };
         let found = match call {
-            Call::CreateSubvolume { parent, .. } | Call::Snapshot { parent, .. } => vec![touched(*parent)],
+            // Also when it is refused in the end.
+            Call::Snapshot { parent, .. } => vec![touched(*parent)],
             Call::DeleteSubvolume { parent, .. } => {
                 vec![done(call).map(|model| with_times_of(model, *parent)), done(call)]
             }

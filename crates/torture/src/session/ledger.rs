@@ -109,7 +109,7 @@ impl Session {
                     }
                 }
             }
-            if succeeded {
+            if succeeded || matches!(call, Call::Snapshot { .. }) {
                 states.extend(plain.partly(call, &effect));
             }
             // A snapshot and a clone have all of what they show when they are there.
