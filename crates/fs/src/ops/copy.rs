@@ -1,7 +1,7 @@
 //! Copying between files: all of one into an empty one is a clone, whole blocks that lie alike in both are shared, the
 //! rest goes through memory.
 
-use varve_engine::{BLOCK_BYTES, InodeId};
+use varve_engine::{BLOCK_BYTES, EngineError, InodeId};
 
 use super::ranges::Part;
 use super::require_file;
@@ -78,6 +78,8 @@ impl Core {
             Ok(bytes) => done += bytes,
             // What has been copied is told; the next call gets the error.
             Err(_) if done > 0 => return Ok(done),
+            // A write takes less than a step of sharing: as much is copied as there is space for.
+            Err(FsError::Engine(EngineError::NoSpace)) => {}
             Err(error) => return Err(error),
         }
         let rest = (len - done).min(CALL_BYTES_MAX);

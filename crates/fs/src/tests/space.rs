@@ -126,3 +126,40 @@ fn refused_subvolumes_leave_no_times() {
         f.check();
     }
 }
+
+// Goal: a copy is not refused where a write is accepted, and gives as much as fits. Method: a source of many extents, which
+// takes much to share; give a full pool a block after the other until something of it is copied; after each refusal a write
+// of a block to the same place is refused, too.
+#[test]
+fn a_copy_takes_what_a_write_takes() {
+    let f = Fixture::new(64 * MIB);
+    let (source, target) = (f.create(b"source"), f.create(b"target"));
+    let data = pattern(5, 4096);
+    (0..400).for_each(|n| f.write(source, n * 8192, &data));
+    f.write(target, 0, &[1; 4096]);
+    f.fs.sync().unwrap();
+    let (big, mut left) = fill(&f, b"big");
+    while f.fs.write(Caller::ROOT, big, left, &[1; 4096]).is_ok() {
+        left += 4096;
+    }
+    f.fs.sync().unwrap();
+    let mut refused = 0;
+    let copied = loop {
+        match f.fs.copy_range(Caller::ROOT, (source, 0), (target, MIB), 400 * 8192) {
+            Ok(copied) => break copied,
+            Err(error) => assert_eq!(error.errno(), 28, "{error}"),
+        }
+        let written = f.fs.write(Caller::ROOT, target, MIB, &data).map_err(|error| error.errno());
+        assert_eq!(written, Err(28), "refused {refused} times before, {:?}", f.fs.space());
+        refused += 1;
+        left = left / 4096 * 4096 - 4096;
+        f.truncate(big, left);
+        f.fs.sync().unwrap();
+    };
+    assert!(copied > 0);
+    let same =
+        f.fs.read(target, MIB, copied as usize).unwrap() == f.fs.read(source, 0, copied as usize).unwrap();
+    assert!(same, "{copied} bytes copied");
+    f.fs.sync().unwrap();
+    f.check();
+}
