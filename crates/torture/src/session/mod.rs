@@ -32,6 +32,9 @@ const EOPNOTSUPP: Errno = 95;
 const REFUSAL_FREE_BYTES_MAX: u64 = 64 << 10;
 /// What setting a page aside may take: it, and its share of what describes it.
 const RESERVED_PAGE_BYTES_MAX: u64 = 2 * PAGE_BYTES + 512;
+/// What moving a page to another place in its file may take, if it is an extent by itself: a key and a value put and a key
+/// deleted, in two copies of the tree.
+const MOVED_PAGE_BYTES_MAX: u64 = 2 * (100 + 60);
 /// EEXIST, EXDEV, ENOTDIR, EISDIR, EINVAL, EROFS, ENOTEMPTY.
 const RENAME_REFUSALS: [Errno; 7] = [17, 18, 20, 21, 22, 30, 39];
 
@@ -54,6 +57,11 @@ fn wanted_bytes(call: &Call, content: Option<&Content>) -> u64 {
             let pages = offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES);
             let hole = |page: &u64| zeroes || content.is_none_or(|content| content.may_be_hole(*page));
             pages.filter(hole).count() as u64 * RESERVED_PAGE_BYTES_MAX
+        }
+        // Each extent behind the place gets another key, in one transaction.
+        Call::Shift { offset, .. } => {
+            let behind = content.map_or(0, Content::size).saturating_sub(*offset);
+            behind.div_ceil(PAGE_BYTES) * MOVED_PAGE_BYTES_MAX
         }
         Call::SetXattr { value, .. } => 8 * value.len() as u64,
         // Two transactions, which copy nodes of several trees.
@@ -461,5 +469,34 @@ impl Session {
     /// Ends the session: what must survive, the disk, and what a user saw last.
     pub fn end(self) -> (Timeline, Disk, Model) {
         (self.timeline, self.disk, self.live)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use varve_fs::{Caller, ROOT_INODE, Timestamp};
+
+    use super::*;
+
+    // Goal: what moves many pages may want more space than what moves few. Method: a file of 300 pages, made room in its front,
+    // its middle and its last page.
+    #[test]
+    fn moving_pages_takes_space_for_each() {
+        let mut model = Model::new(0, 0, 0o755, Timestamp::default());
+        let ino = InodeId(10);
+        let (caller, now) = (Caller::ROOT, Timestamp::default());
+        let len = 300 * PAGE_BYTES as usize;
+        let context = Context { now, caller, created: ino, written: len, size: 0, logged: false };
+        model
+            .apply(&Call::Create { parent: ROOT_INODE, name: b"f".to_vec(), mode: 0o644 }, &context)
+            .unwrap();
+        model.apply(&Call::Write { ino, offset: 0, len, seed: 1 }, &context).unwrap();
+        let content = model.get(ino).and_then(Inode::content);
+        let wanted = |page: u64| {
+            let (offset, len) = (page * PAGE_BYTES, PAGE_BYTES);
+            wanted_bytes(&Call::Shift { ino, offset, len, insert: true }, content)
+        };
+        assert_eq!([0, 150, 299].map(wanted), [300, 150, 1].map(|pages| pages * MOVED_PAGE_BYTES_MAX));
+        assert!(wanted(0) > 69_632 - REFUSAL_FREE_BYTES_MAX, "what was free when an insert was refused");
     }
 }
