@@ -125,7 +125,7 @@ struct Figures {
     drain_ns: u64,
     /// What is used when only the file is left.
     used_after_bytes: u64,
-    /// Why it ended before its last loop.
+    /// Why it ended before its last loop, or before all was deleted.
     stopped: Option<String>,
 }
 
@@ -253,7 +253,18 @@ fn age(options: &Options, plan: &Plan, name: &str, subject: &mut dyn Subject) ->
         let fork = (map + 1) * forks / plan.maps - 1;
         figures.maps.extend(self::map(subject, fork)?);
     }
-    delete(plan, subject, &mut random, &mut figures)?;
+    options.tell(&format!("{name}: deleting {forks} forks{}", figures.lately(plan)));
+    if let Err(error) = delete(plan, subject, &mut random, &mut figures) {
+        guard::check()?;
+        // Hours of measurements are not thrown away because the end did not come.
+        figures.stopped.get_or_insert(format!("while deleting: {error:#}"));
+    }
+    let (deleting, draining) = (figures.delete_ns as f64 / 1e9, figures.drain_ns as f64 / 1e9);
+    let (before, after) = (figures.before.p99_ns / 1e3, figures.deleting.p99_ns / 1e3);
+    options.tell(&format!(
+        "{name}: deleted in {deleting:.1} s, nothing left to reap after {draining:.1} s more; p99 of a write \
+         {before:.1} us before, {after:.1} us meanwhile"
+    ));
     Ok(figures)
 }
 

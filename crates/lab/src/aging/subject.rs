@@ -19,7 +19,7 @@ use crate::target::TargetKind;
 use crate::{Options, Scale, guard, tool};
 
 /// How long it may take until nothing is left of all that was deleted.
-const DRAIN_MAX: Duration = Duration::from_secs(600);
+const DRAIN_MAX: Duration = Duration::from_secs(3600);
 
 /// How a fork is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
