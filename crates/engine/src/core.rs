@@ -218,8 +218,8 @@ impl Core {
     }
 
     /// Nodes that joining underfull ones may take beside `need`: many, few, or on a full pool none.
-    fn spare(&self, need: u64, urgency: Urgency) -> u64 {
-        let fits = |nodes: &u64| self.space.fits(need + nodes * self.space.copies, urgency);
+    fn spare(&self, need: u64) -> u64 {
+        let fits = |nodes: &u64| self.space.fits(need + nodes * self.space.copies, Urgency::Ordinary);
         [SPARE_NODES, SPARE_NODES / 8].into_iter().find(fits).unwrap_or(0)
     }
 
@@ -327,7 +327,8 @@ impl Core {
         if !self.space.fits(need, urgency) {
             return Err(Obstacle::NoSpace);
         }
-        let spare = self.spare(need, urgency);
+        // Trees are right without joining: it never draws on what is kept for deleting.
+        let spare = self.spare(need);
 
         // From here on nothing fails.
         let delta = self.mutate(ops, &counts, fetched, cache, sum_cache, (false, spare));
@@ -421,7 +422,8 @@ impl Core {
         sum_cache: &SumCache,
     ) -> Result<(), Obstacle> {
         let (_, counts) = self.prepare(ops, fetched, cache, sum_cache)?;
-        let spare = self.spare(0, Urgency::Privileged);
+        // None: when the pool was last in use what was reserved may have left no room for it, and it is not known here.
+        let spare = 0;
         self.mutate(ops, &counts, fetched, cache, sum_cache, (true, spare));
         self.position = position;
         Ok(())
