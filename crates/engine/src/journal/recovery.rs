@@ -119,7 +119,8 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Resu
     let left = |h: &BatchHeader| h.epoch == superblock.epoch && h.sequence >= next;
     let leftover = rings.iter().any(|ring| match is(Planted::LeftoverRevived) {
         true => ring.header(end).is_some_and(|(h, ..)| left(h)),
-        false => ring.headers.values().any(|(h, ..)| left(h)),
+        // What cannot be read now may be read later.
+        false => !ring.unreadable.is_empty() || ring.headers.values().any(|(h, ..)| left(h)),
     });
     Ok(Log { batches, keep, flushed, leftover })
 }
