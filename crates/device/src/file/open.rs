@@ -114,16 +114,28 @@ impl FileDevice {
                 }
             },
         };
-        let flush_turns = flush_turns(&file, &path);
+        let flush_turns = flush_turns(&file, &path, is_block_device);
         let counters = Counters::new();
         Ok(Self { flush_turns, file, path, size_bytes, is_block_device, writable, direct, rings, counters })
     }
 }
 
+/// Whether a flush through any open file of a file covers what was written through all of them: so the kernel's own local
+/// filesystems do. Behind FUSE or a network each open file may have a queue of its own.
+fn flushes_by_inode(file: &File) -> bool {
+    // ext2 to 4, XFS, btrfs, F2FS, tmpfs (linux/magic.h).
+    const KNOWN: [i64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994];
+    rustix::fs::fstatfs(file).is_ok_and(|stat| KNOWN.contains(&(stat.f_type & 0xffff_ffff)))
+}
+
 /// Two flushes may overlap, each through an open file of its own. Reading is enough to flush. Without a second open file
-/// (the path may lead elsewhere by now, or /proc may be missing) they take turns.
-fn flush_turns(file: &File, path: &Path) -> Vec<FlushTurn> {
+/// (the path may lead elsewhere by now, or /proc may be missing), and where one does not cover what was written through
+/// another, they take turns.
+fn flush_turns(file: &File, path: &Path, is_block_device: bool) -> Vec<FlushTurn> {
     let mut turns = vec![FlushTurn(Mutex::new(None))];
+    if !is_block_device && !flushes_by_inode(file) {
+        return turns;
+    }
     let again = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).or_else(|_| File::open(path));
     let same = |again: &File| {
         let (one, other) = (file.metadata().ok()?, again.metadata().ok()?);
