@@ -20,6 +20,7 @@ use varve_device::AlignedBuf;
 use varve_engine::{BLOCK_BYTES, InodeId};
 
 use crate::Result;
+use crate::api::FILE_BYTES_MAX;
 use crate::core::Core;
 use crate::inode::InodeState;
 use crate::ops::require_file;
@@ -227,7 +228,8 @@ impl Core {
         len: usize,
         buf: &mut AlignedBuf,
     ) -> Result<usize> {
-        if is_large(len) && offset.is_multiple_of(BLOCK_BYTES as u64) {
+        // Farther on nothing can be, and offsets could overflow.
+        if is_large(len) && offset < FILE_BYTES_MAX && offset.is_multiple_of(BLOCK_BYTES as u64) {
             let state = self.state(ino);
             if let Some(mut fetched) = self.streams.begin(&state, offset, len as u64) {
                 let inner = self.read_lock(&state)?;

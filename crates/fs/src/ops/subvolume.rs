@@ -255,7 +255,10 @@ impl Core {
             match made {
                 Ok(subvolume) => drop(self.settle(subvolume, parent, position, name)),
                 Err(error) => {
-                    self.give_back_place(parent, position, noted)?;
+                    // What refused the fork is what the caller has to hear.
+                    if let Err(kept) = self.give_back_place(parent, position, noted) {
+                        tracing::warn!("times of a directory stay those of a refused snapshot: {kept}");
+                    }
                     return Err(error);
                 }
             }

@@ -249,3 +249,19 @@ fn errors_belong_to_who_asks() {
     }
     fs.close().unwrap();
 }
+
+// Goal: a large read behind the end of all files gives nothing, and does not overflow. Method: the last block there could
+// be, read and read ahead of, in a build with overflow checks.
+#[test]
+fn nothing_lies_beyond_all_files() {
+    let fixture = Fixture::new(64 * MIB);
+    let ino = fixture.create(b"f");
+    fixture.write(ino, 0, &pattern(1, 3 * PIECE));
+    let mut buf = AlignedBuf::new(PIECE);
+    let last = u64::MAX - 4095;
+    for at in [0, PIECE as u64, last, last] {
+        let count = fixture.fs.read_large(ino, at, PIECE, &mut buf).unwrap();
+        assert_eq!(count, if at == last { 0 } else { PIECE });
+        fixture.fs.read_ahead(ino, PIECE);
+    }
+}
