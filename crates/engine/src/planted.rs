@@ -47,6 +47,10 @@ pub enum Planted {
     WriteForgets,
     /// The index does not hear of a version's first entry in a segment.
     IndexForgets,
+    /// Of versions that become one together, the oldest hides the others.
+    OldestOnTop,
+    /// Versions become one together though there is a limit between them.
+    LimitInRow,
     /// An extent that names blocks of another is not counted.
     ShareUncounted,
     /// The count of extents that name a block is never lowered.
@@ -63,7 +67,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 25] = [
+    pub const ALL: [Planted; 27] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -83,6 +87,8 @@ impl Planted {
         Planted::NoRecheck,
         Planted::WriteForgets,
         Planted::IndexForgets,
+        Planted::OldestOnTop,
+        Planted::LimitInRow,
         Planted::ShareUncounted,
         Planted::CountStays,
         Planted::HiddenNotNoted,

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use parking_lot::lock_api::ArcMutexGuard;
 use parking_lot::{Mutex, RawMutex};
-use varve_engine::version::{self, Witnesses, points};
+use varve_engine::version::{self, ReaperMemory, points};
 use varve_engine::{EngineError, FamilyId, InodeId, Transaction, TreeId};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, InodeRecord};
 use varve_format::record::orphan::OrphanState;
@@ -70,8 +70,8 @@ pub(crate) struct ReapQueue {
     /// Namespaces in which changes may have hidden something from the last who saw it, each once.
     hidden: Mutex<Vec<FamilyId>>,
     running: Mutex<()>,
-    /// Who was seen to see what was rechecked: bounded, and nothing depends on it but time.
-    witnesses: Mutex<Witnesses>,
+    /// What steps leave for the next ones: bounded, and nothing depends on it but time.
+    memory: Mutex<ReaperMemory>,
 }
 
 impl ReapQueue {
@@ -220,10 +220,10 @@ impl Core {
         loop {
             let _alone = self.families.lock();
             let mut tx = Transaction::new();
-            let (view, mut witnesses) = (self.store.view(), self.reap.witnesses.lock());
+            let (view, mut memory) = (self.store.view(), self.reap.memory.lock());
             let steps = ENTRIES_PER_STEP as u64;
-            let progress = version::reap_step(&view, &mut tx, family, steps, &mut witnesses)?;
-            drop(witnesses);
+            let progress = version::reap_step(&view, &mut tx, family, steps, &mut memory)?;
+            drop(memory);
             if !tx.is_empty() {
                 tx.privileged();
                 self.apply_freeing(tx, None, progress.reserved_freed)?;
@@ -268,8 +268,8 @@ impl Core {
                 };
                 let steps = ENTRIES_PER_STEP as u64;
                 let progress = {
-                    let mut witnesses = self.reap.witnesses.lock();
-                    points::reap_points_step(&view, &mut tx, family, steps, &mut witnesses, &mut on_dead)?
+                    let mut memory = self.reap.memory.lock();
+                    points::reap_points_step(&view, &mut tx, family, steps, &mut memory, &mut on_dead)?
                 };
                 if !tx.is_empty() {
                     tx.privileged();

@@ -19,6 +19,12 @@ fn suite() -> Outcome {
     run_steps(SEED, 0, 1, STEPS, BUDGET)
 }
 
+/// As [`forks`], from where several versions of a file that hide each other's data go together: from the first seed on,
+/// both bugs are found after 5,000 crashes, which is a minute.
+fn rows() -> Outcome {
+    run_kind(Kind::Forks, SEED + 30, 1, STEPS, BUDGET)
+}
+
 /// Workloads of snapshots and clones, in their order.
 fn forks() -> Outcome {
     run_kind(Kind::Forks, SEED, 1, STEPS, BUDGET)
@@ -87,6 +93,12 @@ control! { forks:
     hidden_record_not_noted_is_found: HiddenNotNoted,
     whiteouts_that_stay_are_found: WhiteoutsStay,
     unheard_end_of_a_record_is_found: HiddenUnheard,
+}
+
+// Goal and method as above.
+control! { rows:
+    order_turned_round_in_a_row_is_found: OldestOnTop,
+    limit_ignored_in_a_row_is_found: LimitInRow,
 }
 
 /// As [`caught`], for scenes of batches in flight together.

@@ -12,12 +12,13 @@ use varve_format::record::version::{Drain, NO_LIMIT};
 use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, SEGMENT_BYTES, TreeId, VersionId, VersionKey};
 
 use super::family::{Blocks, Own};
-use super::kin::{Kin, Witnesses};
-use super::path::Path;
-use super::reap::{self, Contents, Looked, Outcome, Pair};
-use super::resolve::{resolve_behind, scan};
-use super::segment::{Changes, Entry, Place, load_all, overlay, push_joined};
-use super::{Holder, Mapping, Planted, Progress, Read, Result, planted};
+use super::joining::{Beneath, block, bytes};
+use super::kin::Kin;
+use super::reap::{self, Contents, Looked, Outcome, Pair, ReaperMemory};
+use super::resolve::scan;
+use super::segment::{Changes, Entry, Place, load_all, push_joined};
+use super::sweep;
+use super::{Planted, Progress, Read, Result, planted};
 use crate::{EngineError, Transaction};
 
 /// Segments that a step may look at without changing any, for each entry it may change.
@@ -38,11 +39,15 @@ pub fn reap_step(
     tx: &mut Transaction,
     family: FamilyId,
     entries_max: u64,
-    witnesses: &mut Witnesses,
+    memory: &mut ReaperMemory,
 ) -> Result<Progress> {
     let looks = entries_max.saturating_mul(LOOKED_AT_RATIO).max(64);
-    let mut extents = Extents { changes: Changes::new(tx), changes_max: entries_max, looks };
-    let more = reap::step(read, &mut extents, family, witnesses)?;
+    let mut extents = Extents { changes: Changes::new(tx), changes_max: entries_max, looks, visits: 0 };
+    let more = sweep::step(read, &mut extents, family, &mut memory.sweep)?
+        || reap::step(read, &mut extents, family, &mut memory.witnesses)?;
+    if !more {
+        memory.sweep = sweep::Memory::Nothing;
+    }
     let changes = &mut extents.changes;
     changes.finish();
     Ok(Progress {
@@ -68,10 +73,12 @@ pub fn pending_families(
 }
 
 /// A step's changes to extents, and what it may still do.
-struct Extents<'a> {
-    changes: Changes<'a>,
-    changes_max: u64,
+pub(super) struct Extents<'a> {
+    pub(super) changes: Changes<'a>,
+    pub(super) changes_max: u64,
     looks: u64,
+    /// Lists that a sweep has come by: each may be in a leaf of the index of its own.
+    pub(super) visits: u64,
 }
 
 impl Contents for Extents<'_> {
@@ -139,8 +146,9 @@ impl Contents for Extents<'_> {
     fn drain(&mut self, read: &dyn Read, pair: &Pair, cursor: &[u8]) -> Result<Outcome> {
         let Pair { family, parent, child_id, child, .. } = *pair;
         let moving = if child.drain == Drain::Up { child.key } else { parent.key };
-        let path = Path::load(read, Holder { family, version: child_id, has_versions: true })?;
-        let (mut over, mut under, mut merged, none) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let target = if child.drain == Drain::Up { parent.key } else { child.key };
+        let mut beneath = Beneath::new(child_id, 2);
+        let mut lists = [(child.key, Vec::new()), (parent.key, Vec::new())];
         let mut cursor = decode_cursor(family, cursor)?;
         loop {
             let segment = match next_with(read, family, moving, cursor, &mut self.looks)? {
@@ -151,16 +159,10 @@ impl Contents for Extents<'_> {
             if self.full() {
                 return Ok(stopped(family, moving, segment));
             }
-            let of_child = Place { family, segment, version: child.key };
-            let of_parent = Place { family, segment, version: parent.key };
-            load_all(read, &of_child, &mut over)?;
-            load_all(read, &of_parent, &mut under)?;
-            overlay(&over, &under, &mut merged, &mut self.changes);
-            drop_idle_holes(read, &path, segment, &mut merged)?;
-            let (of_over, of_under) =
-                if child.drain == Drain::Up { (&none, &merged) } else { (&merged, &none) };
-            self.changes.difference(read, &of_child, &over, of_over, true)?;
-            self.changes.difference(read, &of_parent, &under, of_under, true)?;
+            for (version, list) in &mut lists {
+                load_all(read, &Place { family, segment, version: *version }, list)?;
+            }
+            self.join(read, family, segment, &lists, Some(target), Some(&mut beneath))?;
             cursor = segment + 1;
         }
     }
@@ -263,14 +265,6 @@ impl Extents<'_> {
     }
 }
 
-fn block(offset: u32) -> usize {
-    offset as usize / BLOCK_BYTES
-}
-
-fn bytes(block: usize) -> u32 {
-    (block * BLOCK_BYTES) as u32
-}
-
 /// The blocks of a version's list in a segment.
 pub(super) fn own_blocks(list: &[Entry]) -> Own {
     let mut own = Own::default();
@@ -313,7 +307,7 @@ fn decode_cursor(family: FamilyId, cursor: &[u8]) -> Result<u64> {
 }
 
 /// The segment that a place is.
-fn decode_segment(family: FamilyId, place: &[u8]) -> Result<u64> {
+pub(super) fn decode_segment(family: FamilyId, place: &[u8]) -> Result<u64> {
     let segment = place.try_into().ok().map(u64::from_be_bytes).filter(|segment| *segment <= SEGMENT_MAX);
     let why = Corrupt { what: "place that is no segment", at: 0 };
     segment.ok_or_else(|| EngineError::corrupt(format!("what is held or reaped of family {}", family.0), why))
@@ -383,7 +377,16 @@ fn next_with(read: &dyn Read, family: FamilyId, key: VersionKey, from: u64, look
 }
 
 /// In how many segments `key` has entries, counted up to `max`.
-fn count(read: &dyn Read, family: FamilyId, key: VersionKey, max: u64) -> Result<u64> {
+pub(super) fn count(read: &dyn Read, family: FamilyId, key: VersionKey, max: u64) -> Result<u64> {
+    if key.0 != family.0 {
+        let (prefix, mut segments) = (held_prefix(family, key, TreeId::EXTENTS), 0);
+        read.scan(TreeId::HELD, &prefix, &mut |held, _| {
+            let counts = held.starts_with(&prefix) && segments < max;
+            segments += u64::from(counts);
+            counts
+        })?;
+        return Ok(segments);
+    }
     let (mut segments, mut from, mut looks) = (0, 0, COUNTED_MAX);
     while segments < max {
         match next_with(read, family, key, from, &mut looks)? {
@@ -392,31 +395,4 @@ fn count(read: &dyn Read, family: FamilyId, key: VersionKey, max: u64) -> Result
         }
     }
     Ok(segments)
-}
-
-/// Of the holes in the joined list of a segment only those stay that hide something beneath both versions.
-fn drop_idle_holes(read: &dyn Read, path: &Path, segment: u64, list: &mut Vec<Entry>) -> Result<()> {
-    if list.iter().all(|e| e.extent.kind != ExtentKind::Hole) {
-        return Ok(());
-    }
-    let base = segment * SEGMENT_BYTES;
-    let mut kept = Vec::with_capacity(list.len());
-    for entry in list.iter() {
-        if entry.extent.kind != ExtentKind::Hole {
-            kept.push(*entry);
-            continue;
-        }
-        let (low, high) = (base + u64::from(entry.off), base + u64::from(entry.end()));
-        for piece in resolve_behind(read, path, path.merging(), low, high, usize::MAX)? {
-            if piece.what != Mapping::Hole {
-                let off = (piece.offset - base) as u32;
-                push_joined(
-                    &mut kept,
-                    Entry { off, extent: entry.extent.piece(off - entry.off, piece.len as u32) },
-                );
-            }
-        }
-    }
-    *list = kept;
-    Ok(())
 }

@@ -24,9 +24,9 @@ const CHILDREN_MAX: usize = 256;
 /// Hints kept: all are dropped when there are more.
 const HINTS_MAX: usize = 4096;
 
-/// Of versions that were rechecked a holder who sees what they have. To be kept from step to step, or not.
+/// Of versions that were rechecked a holder who sees what they have. Kept from step to step, or not.
 #[derive(Default, Debug)]
-pub struct Witnesses(HashMap<(FamilyId, VersionId), VersionId>);
+pub(super) struct Witnesses(HashMap<(FamilyId, VersionId), VersionId>);
 
 /// A family as one step of the reaper sees it.
 pub(super) struct Kin<'a> {

@@ -41,6 +41,7 @@ mod delete;
 mod extents;
 mod family;
 mod holders;
+mod joining;
 mod kin;
 mod map;
 mod others;
@@ -52,8 +53,10 @@ pub mod points;
 mod ranges;
 mod reap;
 mod resolve;
+mod rows;
 mod segment;
 mod shift;
+mod sweep;
 mod truncate;
 mod trunk;
 mod write;
@@ -70,10 +73,10 @@ pub use check::{next_family, walk_family};
 pub use delete::delete_step;
 pub use extents::{pending_families, reap_step};
 pub use holders::{branch, branch_on, is_sole, release, share};
-pub use kin::Witnesses;
 pub use map::{MapPage, MapPiece, map};
 pub use path::Path;
 pub use ranges::{Range, share_range};
+pub use reap::ReaperMemory;
 pub use resolve::{resolve, resolve_upto};
 pub use shift::{Shifted, shift, shift_away};
 pub use truncate::{Truncated, truncate, truncate_kept};
@@ -217,10 +220,14 @@ enum Planted {
     LimitsUnseen,
     /// Of a piece that others see in part, they see all.
     SharedInPart,
+    /// Of versions that become one together, the oldest hides the others.
+    OldestOnTop,
+    /// Versions become one together though there is a limit between them.
+    LimitInRow,
     /// No error: the larger side drains, so that both directions are met equally often.
     LargerSide,
     /// No error: the youngest collapse goes first, as it may with forks, so that both versions have older ones beneath.
     YoungestFirst,
 }
 
-planting!(Planted: NoRangeKill, LimitNotCarried, CursorSkips, NoRecheck, WriteForgets, MissedReference, KillsVisible, IndexForgets, ShareUncounted);
+planting!(Planted: NoRangeKill, LimitNotCarried, CursorSkips, NoRecheck, WriteForgets, MissedReference, KillsVisible, IndexForgets, ShareUncounted, OldestOnTop, LimitInRow);

@@ -29,8 +29,23 @@ use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, TreeId, VersionId, VersionKey
 
 use super::kin::{Kin, Witnesses};
 use super::pending::{self, State, corrupt, cursor, mark, record, state, unmark};
+use super::sweep::Memory;
 use super::{Planted, Read, Result, planted};
 use crate::{EngineError, Transaction};
+
+/// What the reaper remembers from step to step, to be quick: nothing else depends on it.
+#[derive(Default, Debug)]
+pub struct ReaperMemory {
+    pub(super) witnesses: Witnesses,
+    pub(super) sweep: Memory,
+}
+
+impl ReaperMemory {
+    /// To be called when what a step has added to a transaction has not been applied.
+    pub fn forget(&mut self) {
+        *self = ReaperMemory::default();
+    }
+}
 
 /// How far a bounded part of a step has come.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -219,7 +234,8 @@ fn go(
     collapse(read, contents, &pair_below, &below_at)
 }
 
-fn pair(
+/// The pair of these two, if they are one.
+pub(super) fn pair(
     family: FamilyId,
     (parent_id, parent): (VersionId, VersionRecord),
     (child_id, child): (VersionId, VersionRecord),
@@ -259,7 +275,7 @@ fn remove(
 }
 
 /// A step of making two versions into one.
-fn collapse(read: &dyn Read, contents: &mut dyn Contents, pair: &Pair, at: &[u8]) -> Result<()> {
+pub(super) fn collapse(read: &dyn Read, contents: &mut dyn Contents, pair: &Pair, at: &[u8]) -> Result<()> {
     if pair.child.drain == Drain::None {
         let none_beyond = pair.child.limit == NO_LIMIT || planted(Planted::NoRangeKill);
         let killed = match none_beyond {
@@ -284,7 +300,7 @@ fn collapse(read: &dyn Read, contents: &mut dyn Contents, pair: &Pair, at: &[u8]
 }
 
 /// Nothing is left of the parent beyond the child's limit: they begin to become one.
-fn begin(read: &dyn Read, contents: &mut dyn Contents, pair: &Pair) -> Result<()> {
+pub(super) fn begin(read: &dyn Read, contents: &mut dyn Contents, pair: &Pair) -> Result<()> {
     let Pair { family, parent_id, parent, child_id, child } = *pair;
     let drain = contents.smaller(read, pair)?;
     let tx = contents.tx();
@@ -327,7 +343,7 @@ fn end(read: &dyn Read, contents: &mut dyn Contents, pair: &Pair) -> Result<()> 
 }
 
 /// A version that has lost the child `gone` and perhaps gained `new`.
-fn relinked(mut version: VersionRecord, gone: VersionId, new: Option<VersionId>) -> VersionRecord {
+pub(super) fn relinked(mut version: VersionRecord, gone: VersionId, new: Option<VersionId>) -> VersionRecord {
     if new.is_none() {
         version.children = version.children.saturating_sub(1);
     }

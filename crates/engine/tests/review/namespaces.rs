@@ -1,6 +1,6 @@
 //! Forked namespaces through the store's door: crashes between and inside all steps.
 
-use varve_engine::version::Witnesses;
+use varve_engine::version::ReaperMemory;
 use varve_engine::version::points::{self, find, reap_points_step, walk_points};
 use varve_engine::version::{Holder, Path, branch, release, share};
 use varve_engine::{FamilyId, VersionId};
@@ -92,7 +92,7 @@ impl Life {
         let (view, mut tx) = (self.store.view(), Transaction::new());
         let on_dead = &mut |_: &mut Transaction, _: TreeId, _: &[u8], _: &[u8]| Ok(true);
         let more =
-            reap_points_step(&view, &mut tx, self.family, entries_max, &mut Witnesses::default(), on_dead)
+            reap_points_step(&view, &mut tx, self.family, entries_max, &mut ReaperMemory::default(), on_dead)
                 .expect("reaps")
                 .more;
         self.apply(tx);

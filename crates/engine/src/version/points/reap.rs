@@ -14,8 +14,8 @@ use varve_format::record::version::Drain;
 use varve_format::{Corrupt, FamilyId, TreeId, VersionId, VersionKey};
 
 use super::super::family::{Blocks, Own};
-use super::super::kin::{Kin, Witnesses};
-use super::super::reap::{self, Contents, Looked, Outcome, Pair};
+use super::super::kin::Kin;
+use super::super::reap::{self, Contents, Looked, Outcome, Pair, ReaperMemory};
 use super::super::{Holder, Path, Progress, Read, Result};
 use super::reads::entries_at;
 use super::{Planted, TREES, entry_key, is_listed, place_of, planted, split};
@@ -43,13 +43,13 @@ pub fn reap_points_step(
     tx: &mut Transaction,
     family: FamilyId,
     entries_max: u64,
-    witnesses: &mut Witnesses,
+    memory: &mut ReaperMemory,
     on_dead: OnDead<'_>,
 ) -> Result<Progress> {
     let entries_max = entries_max.max(1);
     let looks = entries_max.saturating_mul(LOOKED_AT_RATIO).max(64);
     let mut points = Points { tx, entries_max, looks, entries: 0, postponed: false, on_dead };
-    let more = reap::step(read, &mut points, family, witnesses)?;
+    let more = reap::step(read, &mut points, family, &mut memory.witnesses)?;
     Ok(Progress { more, entries: points.entries, ..Progress::default() })
 }
 

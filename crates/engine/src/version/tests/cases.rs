@@ -8,6 +8,7 @@ use varve_format::record::version::{self, VersionRecord};
 
 use super::super::resolve::FILE_END;
 use super::*;
+use crate::transaction::Op;
 
 fn world_with_one_file() -> World {
     let mut world = World::new(1, 1);
@@ -83,7 +84,8 @@ fn truncating_a_big_file_is_one_record() {
     let mut steps = 0;
     loop {
         let mut tx = Transaction::new();
-        let progress = reap_step(&world.maps, &mut tx, FamilyId(5), 100, &mut Witnesses::default()).unwrap();
+        let progress =
+            reap_step(&world.maps, &mut tx, FamilyId(5), 100, &mut ReaperMemory::default()).unwrap();
         assert!(progress.entries <= 100);
         world.apply(&tx);
         if !progress.more {
@@ -139,7 +141,7 @@ fn hostile_stores_do_not_panic() {
                 VersionId(ids)
             };
             drop(truncate(maps, &mut Transaction::new(), &mut holder, &mut new_id, 5 * BLOCK, None));
-            drop(reap_step(maps, &mut Transaction::new(), family, 10, &mut Witnesses::default()));
+            drop(reap_step(maps, &mut Transaction::new(), family, 10, &mut ReaperMemory::default()));
             drop(delete_step(maps, &mut Transaction::new(), file.holder, 10));
             if let Ok(path) = Path::load(maps, file.holder) {
                 drop(resolve(maps, &path, 0, FILE_END));
@@ -363,5 +365,96 @@ fn a_star_is_rechecked_at_the_cost_of_a_few() {
         }
         let cost = (world.maps.met.get() / CLONES, world.maps.descents.get() / CLONES);
         assert!(cost.0 < 120 && cost.1 < 90, "{cost:?} entries met and descents for a write");
+    }
+}
+
+/// A file of so many segments that has been written to in each of them in `versions` versions, a holder each and the
+/// last one's being file 0.
+fn many_versions(versions: u64, segments: u64) -> World {
+    let mut world = world_with_one_file();
+    for version in 0..versions {
+        let (mut tx, mut holder) = (Transaction::new(), world.files[0].holder);
+        if version > 0 {
+            let blocks = world.files[0].blocks.clone();
+            let kept = world::File { holder: Holder { has_versions: true, ..holder }, blocks };
+            branch(&world.maps, &mut tx, &mut holder, &mut || VersionId(1000 + version), true).unwrap();
+            world.apply(&tx);
+            world.files[0].holder = holder;
+            world.files.push(kept);
+        }
+        for segment in 0..segments {
+            let block = 1_000_000 + version * segments + segment;
+            // One that no other version has, and one that they all have.
+            for at in [segment * SEGMENT_BLOCKS + 1 + version % 100 * 2, segment * SEGMENT_BLOCKS + 250] {
+                let block = 2 * block + at % 2;
+                write(&mut world, at, block, 1);
+                world.files[0].blocks.insert(at, block);
+            }
+        }
+    }
+    world
+}
+
+/// What of a range of keys is met while the reaper is at work: each run of steps between checkpoints writes a leaf once.
+struct Leaves {
+    touched: BTreeSet<(u16, Vec<u8>)>,
+    written: u64,
+    entries: u64,
+    steps: u64,
+}
+
+/// Reaps all there is; counts leaves of 64 entries as the tree had them in the beginning, each written once in `pace` ops.
+fn reap_all(world: &mut World, pace: u64) -> Leaves {
+    let firsts: BTreeSet<(u16, Vec<u8>)> = world.maps.trees.keys().step_by(64).cloned().collect();
+    let mut leaves = Leaves { touched: BTreeSet::new(), written: 0, entries: 0, steps: 0 };
+    let (mut memory, mut ops) = (ReaperMemory::default(), 0);
+    loop {
+        let mut tx = Transaction::new();
+        let done = reap_step(&world.maps, &mut tx, FamilyId(5), 128, &mut memory).unwrap();
+        for op in tx.ops() {
+            if let Op::Put { tree, key, .. } | Op::Delete { tree, key } = op {
+                let key = (tree.0, key.to_vec());
+                let leaf = firsts.range(..=&key).next_back().or(firsts.first()).unwrap();
+                leaves.touched.insert(leaf.clone());
+                ops += 1;
+            }
+        }
+        if ops >= pace || !done.more {
+            leaves.written += leaves.touched.len() as u64;
+            (leaves.touched, ops) = (BTreeSet::new(), 0);
+        }
+        leaves.entries += done.entries;
+        leaves.steps += 1;
+        world.apply(&tx);
+        if !done.more {
+            return leaves;
+        }
+    }
+}
+
+/// Goal: versions that go together cost one way through the file and not one each, in whatever order their holders let
+/// go. Method: 100 versions with two blocks in each of 1,000 segments lose all holders but the last, or every second one;
+/// count the leaves that are written and the entries that change against those there are.
+#[test]
+fn many_versions_go_in_one_sweep() {
+    let (versions, segments) = (100, 1000);
+    for all in [true, false] {
+        let mut world = many_versions(versions, segments);
+        let leaves_before = world.maps.trees.len() as u64 / 64;
+        let stored = world.maps.count(TreeId::EXTENTS, FamilyId(5)) as u64;
+        let mut left = 1;
+        while left < world.files.len() {
+            world.let_go(left);
+            left += usize::from(!all);
+        }
+        let gone = versions - world.files.len() as u64;
+        let leaves = reap_all(&mut world, 20_000);
+        world.check();
+        println!(
+            "{gone} of {versions} versions: {} entries changed of {stored}, {} leaves written of {leaves_before}, {} steps",
+            leaves.entries, leaves.written, leaves.steps
+        );
+        assert!(leaves.entries < 2 * stored, "{} entries of {stored}", leaves.entries);
+        assert!(leaves.written < 4 * leaves_before, "{} leaves of {leaves_before}", leaves.written);
     }
 }

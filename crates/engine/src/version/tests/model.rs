@@ -46,8 +46,8 @@ fn run_all(seeds: std::ops::Range<u64>) {
         PLANTED.set(&[]);
         more.into_iter().for_each(|(what, n)| *seen.entry(what).or_default() += n);
     }
-    // None, up and down for writes, holes and cuts; children; limits lowered and kept; holders of all sorts; rechecks.
-    assert!(seen.len() == 34 && seen.values().all(|n| *n > 10), "a situation was hardly met: {seen:?}");
+    // None, up and down for writes, holes and cuts; children; limits lowered and kept; holders of all sorts; rechecks; rows.
+    assert!(seen.len() == 42 && seen.values().all(|n| *n > 10), "a situation was hardly met: {seen:?}");
 }
 
 /// Goal: any sequence of forks, writes, shared ranges, holes, reservations, moves, truncations, releases and reaper steps reads like a
@@ -59,7 +59,7 @@ fn beside_a_naive_model() {
 
 /// Goal and method as above, twenty times as long.
 #[test]
-#[ignore = "takes 40 s; for changes of this module"]
+#[ignore = "takes minutes; for changes of this module"]
 fn beside_a_naive_model_for_long() {
     run_all(300..6000);
 }
@@ -69,7 +69,7 @@ fn beside_a_naive_model_for_long() {
 fn planted_errors_are_caught() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
-    let errors: [&[Planted]; 13] = [
+    let errors: [&[Planted]; 15] = [
         &[Planted::NoRangeKill],
         &[Planted::LimitNotCarried],
         &[Planted::CursorSkips],
@@ -83,6 +83,8 @@ fn planted_errors_are_caught() {
         &[Planted::LimitsUnseen],
         &[Planted::SharedInPart],
         &[Planted::TrunkStays],
+        &[Planted::OldestOnTop],
+        &[Planted::LimitInRow],
     ];
     let caught: Vec<_> = errors
         .into_iter()

@@ -12,7 +12,7 @@ use crate::transaction::Op;
 impl Maps {
     /// The steps of a transaction as they are when it is applied.
     pub(super) fn settled(&self, tx: &Transaction) -> Vec<Op> {
-        if tx.shared.is_empty() && !self.trees.keys().any(|(tree, _)| *tree == TreeId::SHARES.0) {
+        if tx.shared.is_empty() && self.trees.range((TreeId::SHARES.0, Vec::new())..).next().is_none() {
             return tx.ops().to_vec();
         }
         let mut load = |from, to| {

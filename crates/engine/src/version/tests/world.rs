@@ -5,6 +5,8 @@ use varve_format::record::version::{self, Drain};
 
 use super::super::family::Family;
 use super::super::resolve::FILE_END;
+use super::super::rows::Kind;
+use super::super::sweep::Memory;
 use super::super::truncate::truncate_within;
 use super::model::CHOICES;
 use super::*;
@@ -27,7 +29,7 @@ pub(super) struct World {
     pub(super) next_block: u64,
     next_id: u64,
     /// What the reaper remembers, however much has changed since.
-    witnesses: Witnesses,
+    memory: ReaperMemory,
     /// Where the next transaction's data and the reaper's last words came from.
     pub(super) log: Vec<String>,
     /// Situations that the run has been in, and how often.
@@ -49,7 +51,7 @@ impl World {
             live: BTreeSet::new(),
             next_block: 16,
             next_id: 100,
-            witnesses: Witnesses::default(),
+            memory: ReaperMemory::default(),
             log: Vec::new(),
             seen: BTreeMap::new(),
         }
@@ -303,9 +305,10 @@ impl World {
             // In between another collapse is preferred, and may be begun if its neighbours allow.
             PLANTED.set(if choice.contains(&Planted::LargerSide) { CHOICES[1] } else { CHOICES[0] });
         }
-        let progress = reap_step(&self.maps, &mut tx, family, max, &mut self.witnesses).unwrap();
+        let progress = reap_step(&self.maps, &mut tx, family, max, &mut self.memory).unwrap();
         PLANTED.set(choice);
         assert!(progress.more || tx.is_empty());
+        self.saw_rows();
         self.log.push(format!("reap {} {max}: {progress:?}", family.0));
         for op in tx.ops() {
             match op {
@@ -319,6 +322,48 @@ impl World {
         }
         self.apply(&tx);
         progress.more
+    }
+
+    /// What the sweep that goes on does together.
+    fn saw_rows(&mut self) {
+        let Memory::Sweep(sweep) = &self.memory.sweep else { return };
+        let rows: Vec<_> = sweep.rows().collect();
+        for (kind, members) in &rows {
+            match kind {
+                Kind::Dead if *members > 1 => self.saw("dead row"),
+                Kind::Dead => self.saw("dead beside others"),
+                Kind::Pair(Drain::Up) => self.saw("pair beside others, up"),
+                Kind::Pair(_) => self.saw("pair beside others, down"),
+                Kind::Joined { target: 0 } if *members > 3 => self.saw("long row, into the oldest"),
+                Kind::Joined { target: 0 } => self.saw("row, into the oldest"),
+                Kind::Joined { target } if target + 1 == *members => self.saw("row, into the youngest"),
+                Kind::Joined { .. } => self.saw("row, into one between"),
+            }
+        }
+    }
+
+    /// Snapshots with changes between them, and their ends, in any order and with the reaper at work or not.
+    pub(super) fn snapshots(&mut self, f: usize) {
+        let first = self.files.len();
+        for _ in 0..2 + self.random.below(5) {
+            self.fork(f);
+            match self.random.below(6) {
+                0..4 => self.put(f),
+                4 => self.punch(f),
+                _ => self.truncate(f),
+            }
+        }
+        let steps = self.random.pick(&[0, 0, 1, 4]);
+        let kept = self.random.pick(&[0, 0, 1]);
+        while self.files.len() > first + kept {
+            let one = first + self.random.below((self.files.len() - first) as u64) as usize;
+            let family = self.files[one].holder.family;
+            self.let_go(one);
+            for _ in 0..steps {
+                self.reap(family);
+                self.check();
+            }
+        }
     }
 
     pub(super) fn idle(&mut self) {
@@ -496,7 +541,8 @@ impl World {
             33..36 => self.reserve(f),
             36..41 => self.shift(f),
             41..51 => self.truncate(f),
-            51..58 if room => self.fork(f),
+            51..55 if room => self.fork(f),
+            55..58 if room => self.snapshots(f),
             58..62 if room => self.copy_up(f),
             62..70 if self.files.len() > 2 => self.let_go(f),
             70..97 => drop(self.reap(family)),

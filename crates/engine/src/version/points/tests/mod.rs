@@ -8,7 +8,7 @@ use varve_format::record::version::{self, VersionRecord};
 use varve_format::{FamilyId, TreeId, VersionId, VersionKey};
 
 use super::super::maps::{Maps, Random};
-use super::super::{Holder, Path, Witnesses, branch, release, share};
+use super::super::{Holder, Path, ReaperMemory, branch, release, share};
 use super::*;
 use crate::Transaction;
 use crate::transaction::Op;

@@ -13,7 +13,8 @@ fn reap_all(maps: &mut Maps, entries_max: u64) -> (u64, u64, Vec<Vec<u8>>) {
             Ok(true)
         };
         let progress =
-            reap_points_step(maps, &mut tx, FAMILY, entries_max, &mut Witnesses::default(), on_dead).unwrap();
+            reap_points_step(maps, &mut tx, FAMILY, entries_max, &mut ReaperMemory::default(), on_dead)
+                .unwrap();
         assert!(progress.entries <= 3 * entries_max + 3, "{progress:?}");
         maps.apply(&tx);
         if !progress.more {
@@ -208,7 +209,8 @@ fn nothing_moves_into_what_dies() {
             dead += 1;
             Ok(true)
         };
-        more = reap_points_step(&maps, &mut tx, FAMILY, 7, &mut Witnesses::default(), on_dead).unwrap().more;
+        more =
+            reap_points_step(&maps, &mut tx, FAMILY, 7, &mut ReaperMemory::default(), on_dead).unwrap().more;
         let moves = tx.ops().iter().filter(|op| matches!(op, Op::Put { tree: TreeId::INODES, .. })).count();
         assert_eq!(moves, 0, "something moves into what dies");
         maps.apply(&tx);
@@ -241,7 +243,7 @@ fn a_value_may_be_put_off() {
                 Ok(asked == 1)
             };
             let progress =
-                reap_points_step(&maps, &mut tx, FAMILY, 50, &mut Witnesses::default(), on_dead).unwrap();
+                reap_points_step(&maps, &mut tx, FAMILY, 50, &mut ReaperMemory::default(), on_dead).unwrap();
             maps.apply(&tx);
             if !progress.more {
                 break;
@@ -351,7 +353,7 @@ fn hostile_stores_do_not_panic() {
         }
         for _ in 0..random.below(12) {
             let mut tx = Transaction::new();
-            reap_points_step(&maps, &mut tx, FAMILY, 2, &mut Witnesses::default(), &mut |_, _, _, _| {
+            reap_points_step(&maps, &mut tx, FAMILY, 2, &mut ReaperMemory::default(), &mut |_, _, _, _| {
                 Ok(true)
             })
             .unwrap();
@@ -385,9 +387,14 @@ fn hostile_stores_do_not_panic() {
         drop(pending_points_families(&maps, None, 10));
         for _ in 0..300 {
             let mut tx = Transaction::new();
-            match reap_points_step(&maps, &mut tx, FAMILY, 3, &mut Witnesses::default(), &mut |_, _, _, _| {
-                Ok(true)
-            }) {
+            match reap_points_step(
+                &maps,
+                &mut tx,
+                FAMILY,
+                3,
+                &mut ReaperMemory::default(),
+                &mut |_, _, _, _| Ok(true),
+            ) {
                 Ok(progress) if progress.more => maps.apply(&tx),
                 _ => break,
             }

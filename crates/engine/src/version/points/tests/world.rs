@@ -25,7 +25,7 @@ pub(super) struct World {
     /// Values put and not yet gone.
     alive: BTreeSet<u64>,
     /// What the reaper remembers, however much has changed since.
-    witnesses: Witnesses,
+    memory: ReaperMemory,
     log: Vec<String>,
     /// Situations that the run has been in, and how often.
     seen: BTreeMap<&'static str, u64>,
@@ -40,7 +40,7 @@ impl World {
             next_value: 1,
             next_id: 100,
             alive: BTreeSet::new(),
-            witnesses: Witnesses::default(),
+            memory: ReaperMemory::default(),
             log: Vec::new(),
             seen: BTreeMap::new(),
         }
@@ -169,8 +169,7 @@ impl World {
             }
             Ok(take)
         };
-        let progress =
-            reap_points_step(&self.maps, &mut tx, FAMILY, max, &mut self.witnesses, on_dead).unwrap();
+        let progress = reap_points_step(&self.maps, &mut tx, FAMILY, max, &mut self.memory, on_dead).unwrap();
         assert_eq!(progress.more, !tx.is_empty());
         self.log.push(format!("reap {max}: {progress:?}, dead {dead:?}"));
         for value in dead {
