@@ -63,10 +63,27 @@ struct Disposed {
     _families: Option<ArcMutexGuard<RawMutex, ()>>,
 }
 
+/// What is to be done. Families of data come last: who lets go of their versions comes before, so that all that go then go
+/// together.
+#[derive(Default)]
+struct Tasks {
+    before: VecDeque<Task>,
+    families: VecDeque<Task>,
+}
+
+impl Tasks {
+    fn of(&mut self, task: Task) -> &mut VecDeque<Task> {
+        if matches!(task, Task::Family(_)) { &mut self.families } else { &mut self.before }
+    }
+    fn first(&self) -> Option<Task> {
+        self.before.front().or(self.families.front()).copied()
+    }
+}
+
 /// What is to be reaped. Bounded by what is being deleted: an entry is 16 bytes, its subject at least a record.
 #[derive(Default)]
 pub(crate) struct ReapQueue {
-    tasks: Mutex<VecDeque<Task>>,
+    tasks: Mutex<Tasks>,
     /// Namespaces in which changes may have hidden something from the last who saw it, each once.
     hidden: Mutex<Vec<FamilyId>>,
     running: Mutex<()>,
@@ -78,6 +95,7 @@ impl ReapQueue {
     /// Adds work.
     pub(crate) fn push(&self, task: Task) {
         let mut tasks = self.tasks.lock();
+        let tasks = tasks.of(task);
         // The first is perhaps being done, and has passed what this is about.
         if tasks.len() < 2 || tasks.back() != Some(&task) {
             tasks.push_back(task);
@@ -89,11 +107,16 @@ impl ReapQueue {
     }
     /// How many tasks there are.
     pub(crate) fn backlog(&self) -> u64 {
-        self.tasks.lock().len() as u64
+        let tasks = self.tasks.lock();
+        (tasks.before.len() + tasks.families.len()) as u64
+    }
+    /// Whether nothing comes before families of data.
+    fn only_families(&self) -> bool {
+        self.tasks.lock().before.is_empty()
     }
     /// Whether there is work.
     pub(crate) fn has_work(&self) -> bool {
-        !self.tasks.lock().is_empty()
+        self.tasks.lock().first().is_some()
     }
 }
 
@@ -173,10 +196,14 @@ impl Core {
         let _running = self.reap.running.lock();
         self.find_hidden();
         loop {
-            let Some(task) = self.reap.tasks.lock().front().copied() else { return Ok(()) };
+            let Some(task) = self.reap.tasks.lock().first() else { return Ok(()) };
             let reaped = match task {
                 Task::Orphan(ino) => self.reap_orphan(ino),
-                Task::Family(family) => self.reap_family(family),
+                Task::Family(family) => match self.reap_family_while(family, || self.reap.only_families()) {
+                    Ok(false) => continue,
+                    Ok(true) => Ok(()),
+                    Err(error) => Err(error),
+                },
                 Task::Names(family) => self.reap_names(family),
                 Task::Subvolume { id, slot, family } => self.reap_subvolume(id, slot, family),
             };
@@ -189,7 +216,7 @@ impl Core {
                 Err(error) => return Err(error),
             }
             // Only here are tasks removed, and `running` is held.
-            self.reap.tasks.lock().pop_front();
+            self.reap.tasks.lock().of(task).pop_front();
         }
     }
 
@@ -217,21 +244,32 @@ impl Core {
 
     /// Brings the versions of a family of data to what its holders see.
     pub(crate) fn reap_family(&self, family: FamilyId) -> Result<()> {
-        loop {
+        self.reap_family_while(family, || true).map(|_| ())
+    }
+
+    /// The same, as long as `goes_on`. False: there may be more to do.
+    fn reap_family_while(&self, family: FamilyId, goes_on: impl Fn() -> bool) -> Result<bool> {
+        while goes_on() {
             let _alone = self.families.lock();
             let mut tx = Transaction::new();
             let (view, mut memory) = (self.store.view(), self.reap.memory.lock());
             let steps = ENTRIES_PER_STEP as u64;
             let progress = version::reap_step(&view, &mut tx, family, steps, &mut memory)?;
             drop(memory);
+            // What a view holds is copied before it is changed.
+            drop(view);
             if !tx.is_empty() {
                 tx.privileged();
-                self.apply_freeing(tx, None, progress.reserved_freed)?;
+                if let Err(error) = self.apply_freeing(tx, None, progress.reserved_freed) {
+                    self.reap.memory.lock().forget();
+                    return Err(error);
+                }
             }
             if !progress.more {
-                return Ok(());
+                return Ok(true);
             }
         }
+        Ok(false)
     }
 
     /// Brings the versions of a namespace to what its subvolumes show. Records that cease to exist let go of their data.
