@@ -1,4 +1,4 @@
-//! The thread that writes back old data and reaps, and the one that writes ahead. Without them
+//! The thread that writes back old data and reaps, the one that writes ahead and those that read ahead. Without them
 //! [`crate::Filesystem::maintain`] and the writers do the same.
 
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use crate::core::Core;
+use crate::streams::ReadAheadThreads;
 use crate::writeback::ahead::AheadThread;
 
 /// How often the thread looks.
@@ -24,12 +25,13 @@ pub(crate) struct Background {
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
     _ahead: AheadThread,
+    _readers: ReadAheadThreads,
 }
 
 impl Background {
     /// Starts them.
     pub(crate) fn start(core: &Arc<Core>) -> Background {
-        let _ahead = AheadThread::start(core);
+        let (_ahead, _readers) = (AheadThread::start(core), ReadAheadThreads::start(core));
         let stop = Arc::new(Stop::default());
         let (core, told) = (core.clone(), stop.clone());
         let run = move || {
@@ -58,10 +60,10 @@ impl Background {
         };
         let thread = std::thread::Builder::new().name("varve-background".into()).spawn(run);
         match thread {
-            Ok(thread) => Background { stop, thread: Some(thread), _ahead },
+            Ok(thread) => Background { stop, thread: Some(thread), _ahead, _readers },
             Err(error) => {
                 tracing::error!(%error, "no thread for background work: data waits until it is synced");
-                Background { stop, thread: None, _ahead }
+                Background { stop, thread: None, _ahead, _readers }
             }
         }
     }

@@ -201,15 +201,17 @@ impl Filesystem {
         self.core.read_latency.time(|| self.core.thawing(|| self.core.read_into(ino, offset, out)))
     }
     /// [`Filesystem::read_into`] for the first `len` bytes of `buf`, in whose place may be another buffer afterwards, no
-    /// shorter than `len`: one in which they were read ahead.
+    /// shorter than `len`: one in which they were read ahead. Who reads a file from start to end in this way is read ahead of;
+    /// what cannot be read shows when it is asked for.
     pub fn read_large(&self, ino: InodeId, offset: u64, len: usize, buf: &mut AlignedBuf) -> Result<usize> {
         let read = || self.core.thawing(|| self.core.read_large(ino, offset, len, buf));
         self.core.read_latency.time(read)
     }
-    /// When a [`Filesystem::read_large`] has been answered: if somebody reads this file from start to end, reads what will
-    /// be asked for next. What cannot be read shows when it is asked for.
-    pub fn read_ahead(&self, ino: InodeId, len: usize) {
-        self.core.read_ahead(ino, len);
+    /// What the threads do beside [`Filesystem::read_large`], for tests without them: reads what will be asked for next if
+    /// somebody reads this file from start to end.
+    #[cfg(test)]
+    pub(crate) fn read_ahead(&self, ino: InodeId) {
+        self.core.read_ahead(&self.core.state(ino));
     }
     /// Writes into memory, with space set aside. May write less than asked when space runs out in the middle.
     /// Clears set-ids unless the caller is uid 0.

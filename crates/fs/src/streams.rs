@@ -1,8 +1,8 @@
 //! Reading ahead of who reads a large file in large pieces, one after the other.
 //!
 //! Past the kernel's cache one such read waits for the device, the checksums and the copy in turn, and the device waits
-//! for the last two. So the thread that has answered a read goes on and reads what will be asked for next
-//! ([`Core::read_ahead`]), and whoever asks for it gets that buffer ([`Core::read_large`]).
+//! for the last two. So threads of their own ([`ReadAheadThreads`]) read what will be asked for next, several pieces at a
+//! time, and whoever asks for one gets its buffer ([`Core::read_large`]).
 //!
 //! Invariants:
 //! - What was read ahead is handed out only if under the file's lock its mapping is the one it was read by, and no page of
@@ -10,10 +10,13 @@
 //! - An error of reading ahead is nobody's: the piece is forgotten, and who asks for it reads it himself.
 //! - Who waits for a piece waits for a thread that reads, holds nothing, and waits for nobody.
 //!
-//! Bounds: [`STREAMS_MAX`] files, each with [`PIECES_AHEAD`] pieces; [`FETCHING_MAX`] threads read ahead at a time, so that
-//! others are left to answer. Pieces of who has stopped reading are let go of by the background ([`Streams::tire`]).
+//! Bounds: [`STREAMS_MAX`] files, each with [`PIECES_AHEAD`] pieces before the reader and [`PIECES_BEHIND`] that were
+//! overtaken; [`FETCHING_MAX`] threads. Pieces of who has stopped reading are let go of by the background
+//! ([`Streams::tire`]).
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 use varve_device::AlignedBuf;
@@ -29,12 +32,14 @@ use crate::ops::require_file;
 const PIECE_BYTES_MIN: u64 = 128 << 10;
 /// Larger ones too: their device reads are long enough.
 const PIECE_BYTES_MAX: u64 = 4 << 20;
-/// Pieces read ahead of one reader.
-const PIECES_AHEAD: u64 = 2;
+/// Pieces read ahead of one reader: as many at once keep a fast disk busy while others are answered with.
+const PIECES_AHEAD: u64 = 4;
+/// Pieces kept that somebody who read ahead of them has overtaken.
+const PIECES_BEHIND: u64 = 2;
 /// Readers that are followed.
 const STREAMS_MAX: usize = 4;
 /// Threads that read ahead.
-const FETCHING_MAX: usize = 2;
+const FETCHING_MAX: usize = 4;
 /// Buffers kept for the next pieces.
 const SPARE_MAX: usize = 4;
 
@@ -72,20 +77,35 @@ struct Stream {
 #[derive(Default)]
 struct Table {
     streams: Vec<Stream>,
-    fetching: usize,
     spare: Vec<AlignedBuf>,
+    /// Of whom is to be read ahead, for the threads.
+    wanted: VecDeque<Weak<InodeState>>,
+    /// Threads that have nothing to do.
+    idle_threads: usize,
+    stop: bool,
 }
 
 /// Who is read ahead of. A leaf in the lock order.
 #[derive(Default)]
 pub(crate) struct Streams {
     table: Mutex<Table>,
+    /// A piece has been read, or will not be.
     arrived: Condvar,
+    /// For the threads: somebody is to be read ahead of, or it is over.
+    work: Condvar,
 }
 
 impl Table {
     fn of(&mut self, state: &Arc<InodeState>) -> Option<&mut Stream> {
         self.streams.iter_mut().find(|stream| stream.state.as_ptr() == Arc::as_ptr(state))
+    }
+
+    /// Has a thread read ahead of this file if that is called for and one is idle. Else whoever is at work comes to it.
+    fn want(&mut self, state: &Arc<InodeState>, work: &Condvar) {
+        if self.idle_threads > self.wanted.len() && self.of(state).is_some_and(|stream| stream.has_room()) {
+            self.wanted.push_back(Arc::downgrade(state));
+            work.notify_one();
+        }
     }
 
     fn keep(&mut self, buf: AlignedBuf) {
@@ -96,6 +116,13 @@ impl Table {
 }
 
 impl Stream {
+    /// Whether more is to be read ahead, as far as the file goes.
+    fn has_room(&self) -> bool {
+        self.steady
+            && self.frontier + self.len <= self.next + PIECES_AHEAD * self.len
+            && self.pieces.len() < (PIECES_AHEAD + PIECES_BEHIND) as usize
+    }
+
     /// Notes a read.
     fn note(&mut self, offset: u64, len: u64) {
         let near = self.next.saturating_sub(PIECES_AHEAD * len)..=self.next + PIECES_AHEAD * len;
@@ -112,6 +139,10 @@ impl Stream {
         }
         self.len = len;
         self.frontier = self.frontier.max(self.next);
+        // What nobody has asked for in its turn.
+        let next = self.next;
+        self.pieces
+            .retain(|piece| piece.fetched.is_none() || piece.offset + (PIECES_BEHIND + 1) * len >= next);
     }
 }
 
@@ -132,6 +163,7 @@ impl Streams {
                 table.streams.push(stream);
             }
         }
+        table.want(state, &self.work);
         loop {
             let stream = table.of(state)?;
             let at = stream.pieces.iter().position(|piece| piece.offset == offset)?;
@@ -142,27 +174,20 @@ impl Streams {
         }
     }
 
-    /// The next piece to be read ahead of whoever reads this file, if there is one and few others read ahead: its offset,
-    /// its length and a buffer. It is the caller's to read, and to hand over ([`Streams::end`]).
+    /// The next piece to be read ahead of whoever reads this file, if there is one: its offset, its length and a buffer. It is
+    /// the caller's to read, and to hand over ([`Streams::end`]).
     fn claim(&self, state: &Arc<InodeState>, size: u64) -> Option<(u64, usize, AlignedBuf)> {
         let mut table = self.table.lock();
-        if table.fetching == FETCHING_MAX {
-            return None;
-        }
         let stream = table.of(state)?;
         let (offset, len) = (stream.frontier, stream.len);
-        if !stream.steady || offset >= size || offset + len > stream.next + PIECES_AHEAD * len {
+        if !stream.has_room() || offset >= size {
             return None;
         }
         stream.frontier = offset + len;
-        // What nobody has asked for in its turn.
-        let next = stream.next;
-        stream.pieces.retain(|piece| piece.fetched.is_none() || piece.offset + PIECES_AHEAD * len >= next);
-        if stream.pieces.len() > 2 * PIECES_AHEAD as usize {
-            return None;
-        }
         stream.pieces.push(Piece { offset, fetched: None });
-        table.fetching += 1;
+        if offset + len < size {
+            table.want(state, &self.work);
+        }
         let spare = table.spare.pop();
         drop(table);
         let len = len as usize;
@@ -173,7 +198,6 @@ impl Streams {
     /// A claimed piece has been read, or could not be.
     fn end(&self, state: &Arc<InodeState>, offset: u64, fetched: Option<Fetched>) {
         let mut table = self.table.lock();
-        table.fetching -= 1;
         if let Some(stream) = table.of(state)
             && let Some(at) = stream.pieces.iter().position(|p| p.offset == offset && p.fetched.is_none())
         {
@@ -252,19 +276,14 @@ impl Core {
         self.read_into(ino, offset, &mut buf[..len])
     }
 
-    /// Reads what whoever reads this file will ask for next, if it looks like that. Called when such a read has been
-    /// answered.
-    pub(crate) fn read_ahead(&self, ino: InodeId, len: usize) {
-        if !is_large(len) {
-            return;
-        }
-        let state = self.state(ino);
-        // Bounded: each piece moves the frontier, which stops ahead of what has been asked for.
-        for _ in 0..PIECES_AHEAD {
+    /// Reads what whoever reads this file will ask for next, if it looks like that.
+    pub(crate) fn read_ahead(&self, state: &Arc<InodeState>) {
+        loop {
             let size = state.inner.read().size;
-            let Some((offset, len, mut buf)) = self.streams.claim(&state, size) else { return };
-            let mut claim = Claim { streams: &self.streams, state: &state, offset, fetched: None };
-            if let Ok(Some((count, mapping))) = self.fetch(&state, offset, &mut buf[..len]) {
+            // Each piece moves the frontier, which stops ahead of what has been asked for.
+            let Some((offset, len, mut buf)) = self.streams.claim(state, size) else { return };
+            let mut claim = Claim { streams: &self.streams, state, offset, fetched: None };
+            if let Ok(Some((count, mapping))) = self.fetch(state, offset, &mut buf[..len]) {
                 claim.fetched = Some(Fetched { buf, count, mapping });
             }
         }
@@ -286,12 +305,88 @@ impl Core {
     }
 }
 
+/// The threads that read ahead. Dropping it waits for their end.
+pub(crate) struct ReadAheadThreads {
+    core: Arc<Core>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl ReadAheadThreads {
+    /// Starts them.
+    pub(crate) fn start(core: &Arc<Core>) -> ReadAheadThreads {
+        let start = |_| {
+            let core = core.clone();
+            let run = move || {
+                while let Some(state) = core.streams.next_wanted() {
+                    core.read_ahead(&state);
+                }
+            };
+            std::thread::Builder::new().name("varve-readahead".into()).spawn(run)
+        };
+        let threads = (0..FETCHING_MAX).map(start).map_while(|thread| {
+            thread.inspect_err(|error| tracing::warn!(%error, "no thread for reading ahead")).ok()
+        });
+        ReadAheadThreads { threads: threads.collect(), core: core.clone() }
+    }
+}
+
+impl Drop for ReadAheadThreads {
+    fn drop(&mut self) {
+        self.core.streams.table.lock().stop = true;
+        self.core.streams.work.notify_all();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread that reads ahead panicked");
+            }
+        }
+    }
+}
+
+impl Streams {
+    /// For a thread: waits until somebody is to be read ahead of. `None`: it is over.
+    fn next_wanted(&self) -> Option<Arc<InodeState>> {
+        let mut table = self.table.lock();
+        loop {
+            if table.stop {
+                return None;
+            }
+            match table.wanted.pop_front().map(|state| state.upgrade()) {
+                Some(Some(state)) => return Some(state),
+                Some(None) => {}
+                None => {
+                    table.idle_threads += 1;
+                    self.work.wait(&mut table);
+                    table.idle_threads -= 1;
+                }
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 impl Streams {
     /// Readers followed, and bytes read ahead of them.
     pub(crate) fn held(&self) -> (usize, usize) {
-        let table = self.table.lock();
+        self.table.lock().held()
+    }
+
+    /// Waits, not for ever, until so many bytes are held.
+    pub(crate) fn comes_to_hold(&self, bytes: usize) -> bool {
+        let mut table = self.table.lock();
+        let wait = std::time::Duration::from_secs(20);
+        while table.held().1 < bytes {
+            if self.arrived.wait_for(&mut table, wait).timed_out() {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+impl Table {
+    fn held(&self) -> (usize, usize) {
         let bytes = |piece: &Piece| piece.fetched.as_ref().map_or(0, |fetched| fetched.buf.len());
-        (table.streams.len(), table.streams.iter().flat_map(|stream| &stream.pieces).map(bytes).sum())
+        (self.streams.len(), self.streams.iter().flat_map(|stream| &stream.pieces).map(bytes).sum())
     }
 }

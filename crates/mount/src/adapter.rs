@@ -316,10 +316,7 @@ impl<V: Verbs> fuser::Filesystem for Adapter<V> {
                         self.note_access("read", ino, self.access.of_file(flags.0));
                         reply.data(&buf[..count]);
                     }
-                    Err(error) => return reply.error(self.errno("read", ino, &error)),
-                }
-                if self.read_ahead {
-                    self.verbs.read_ahead(InodeId(ino.0), size as usize);
+                    Err(error) => reply.error(self.errno("read", ino, &error)),
                 }
             });
         });

@@ -46,8 +46,6 @@ pub struct Adapter<V> {
     pub(crate) opendir_without_message: bool,
     /// Files are opened so that reads and writes go past the kernel's cache.
     pub(crate) direct_io: bool,
-    /// There are threads enough for one or two to read ahead.
-    pub(crate) read_ahead: bool,
 }
 
 impl<V: Verbs> Adapter<V> {
@@ -60,7 +58,6 @@ impl<V: Verbs> Adapter<V> {
             access,
             opendir_without_message: false,
             direct_io: false,
-            read_ahead: false,
         }
     }
 

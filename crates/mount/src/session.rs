@@ -30,9 +30,6 @@ const FUSE_DEVICE: &str = "/dev/fuse";
 /// Kernel read-ahead of a file being read from start to end, in KiB. FUSE starts with 128.
 const READAHEAD_KIB: u32 = 1024;
 
-/// With fewer threads none reads ahead: the others shall have somebody to answer them.
-const READ_AHEAD_THREADS_MIN: usize = 4;
-
 /// How to mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
@@ -101,7 +98,6 @@ impl Mounted {
         let access = Arc::new(AccessPolicy::new(options.flags));
         let mut adapter = Adapter::new(verbs, health.clone(), access.clone());
         adapter.direct_io = options.direct_io;
-        adapter.read_ahead = options.threads >= READ_AHEAD_THREADS_MIN;
 
         let mut config = Config::default();
         config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };

@@ -50,10 +50,6 @@ pub trait Verbs: Send + Sync + 'static {
     fn read_large(&self, ino: InodeId, offset: u64, len: usize, buf: &mut AlignedBuf) -> Result<usize> {
         self.read_into(ino, offset, &mut buf[..len])
     }
-    /// See [`Filesystem::read_ahead`].
-    fn read_ahead(&self, ino: InodeId, len: usize) {
-        let _ = (ino, len);
-    }
     /// See [`Filesystem::note_access`]. Filesystems without access times leave it as it is.
     fn note_access(&self, ino: InodeId, rule: AccessRule) -> Result<()> {
         let _ = (ino, rule);
@@ -139,9 +135,6 @@ impl Verbs for Filesystem {
     }
     fn read_large(&self, ino: InodeId, offset: u64, len: usize, buf: &mut AlignedBuf) -> Result<usize> {
         Filesystem::read_large(self, ino, offset, len, buf)
-    }
-    fn read_ahead(&self, ino: InodeId, len: usize) {
-        Filesystem::read_ahead(self, ino, len);
     }
     fn note_access(&self, ino: InodeId, rule: AccessRule) -> Result<()> {
         Filesystem::note_access(self, ino, rule)
