@@ -16,8 +16,8 @@ use varve_engine::BLOCK_BYTES;
 
 use super::PIECE_PAGES_MAX;
 
-/// Buffers kept for gathering.
-const GATHER_SPARE_MAX: usize = 2;
+/// Buffers kept for gathering: as many as are used at once, two being written and one being filled or logged.
+const GATHER_SPARE_MAX: usize = 3;
 /// Pages of a chunk, largest first. A write is cut into these; what is left is too small to gain by it.
 const CHUNK_PAGES: [usize; 4] = [256, 128, 64, 32];
 

@@ -1,5 +1,6 @@
 //! A group of files on its way to the device: allocate, write, log.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::{self, Scope, ScopedJoinHandle};
 
@@ -19,6 +20,9 @@ use crate::{FsError, Result};
 /// Extents logged in one transaction: in the worst case each dirties a path of its own, and all of them must fit what
 /// a full pool keeps back for privileged work.
 const EXTENTS_PER_TRANSACTION: usize = 64;
+
+/// Batches being written at a time: so the device has the next when it is done with one.
+const WRITES_MAX: usize = 2;
 
 /// One file's part of a group.
 pub(crate) struct FileJob {
@@ -145,8 +149,8 @@ impl Core {
         Ok(())
     }
 
-    /// Writes one batch while the next is gathered and the last is logged: else the device waits for the copying and the
-    /// checksums, a third of the time. Batches are logged in their order, each when it is written, none after a failure.
+    /// Writes batches while the next is gathered and the last is logged: else the device waits for the copying, the checksums
+    /// and the log, a third of the time. Batches are logged in their order, each when it is written, none after a failure.
     fn write_overlapped(
         &self,
         jobs: &mut [FileJob],
@@ -155,42 +159,29 @@ impl Core {
     ) -> Result<()> {
         thread::scope(|scope| {
             let mut failed = None;
-            let mut writing: Option<(Batch, Writing<'_>)> = None;
+            let mut writing: VecDeque<(Batch, Writing<'_>)> = VecDeque::with_capacity(WRITES_MAX);
             loop {
-                let next = match failed {
-                    None => self.gather(jobs, reservation, source).unwrap_or_else(|error| {
-                        failed = Some(error);
-                        None
-                    }),
-                    Some(_) => None,
-                };
-                let written = match writing.take() {
-                    Some((batch, write)) => match write.wait() {
-                        Ok(()) => Some(batch),
-                        Err(error) => {
-                            self.store.deallocate(reservation, &batch.placed.runs);
-                            failed.get_or_insert(error);
-                            None
+                while failed.is_none() && writing.len() < WRITES_MAX {
+                    match self.gather(jobs, reservation, source) {
+                        Ok(Some(batch)) => {
+                            let placed = batch.placed.clone();
+                            let write = move || self.write_placed(&placed);
+                            writing.push_back((batch, Writing::start(scope, write)));
                         }
-                    },
-                    None => None,
-                };
-                match next {
-                    Some(batch) if failed.is_some() => self.store.deallocate(reservation, &batch.placed.runs),
-                    Some(batch) => {
-                        let placed = batch.placed.clone();
-                        let write = move || self.write_placed(&placed);
-                        writing = Some((batch, Writing::start(scope, write)));
+                        Ok(None) => break,
+                        Err(error) => failed = Some(error),
                     }
-                    None => {}
                 }
-                match written {
-                    Some(batch) if failed.is_some() => self.store.deallocate(reservation, &batch.placed.runs),
-                    Some(batch) => failed = self.log_batch(jobs, batch, reservation, false).err(),
-                    None => {}
-                }
-                if writing.is_none() && (failed.is_some() || source.left == 0) {
+                let Some((batch, write)) = writing.pop_front() else {
                     return failed.map_or(Ok(()), Err);
+                };
+                let written = write.wait();
+                match (written, &failed) {
+                    (Ok(()), None) => failed = self.log_batch(jobs, batch, reservation, false).err(),
+                    (written, _) => {
+                        self.store.deallocate(reservation, &batch.placed.runs);
+                        failed = failed.or(written.err());
+                    }
                 }
             }
         })
