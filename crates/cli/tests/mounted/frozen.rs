@@ -19,8 +19,11 @@ use crate::harness::{Mount, Random, Scratch, can_mount, check, is_full, say, sca
 const WRITERS: u64 = 2;
 /// Files in one directory.
 const DIRECTORY_FILES: u64 = 500;
-/// Of the snapshots of a long run, every so many are looked at in files, too, that nobody ever touched.
-const WHOLE_EVERY: usize = 20;
+/// Of the snapshots of a long run, every so many are looked at as a whole: all files of all of them would be sixty million.
+const WHOLE_EVERY: usize = 100;
+/// Of the others, the files touched by so many steps before and after, and so many others.
+const NEAR_STEPS: usize = 100;
+const REST_SAMPLE: u64 = 100;
 /// What the compiler is given to do, again and again.
 const BUILD: &str = "cd \"$1\"; n=0; while :; do n=$((n + 1)); echo \"int f$n(void) { return $n; }\" > part.c; \
                      cc -c part.c -o part.o.new && mv part.o.new part$((n % 50)).o; done";
@@ -103,34 +106,22 @@ impl Writer {
         self.log.lock().unwrap().steps.len()
     }
 
-    /// What each file may hold in a snapshot that was begun after `begun` steps had been begun (the last of which may
-    /// not have been done) and was there after `ended`.
-    fn possible(&self, begun: usize, ended: usize) -> BTreeMap<u64, BTreeSet<Option<u64>>> {
+    /// Compares this writer's tree in a snapshot that was begun after `begun` steps had been begun (the last of which may not
+    /// have been done) and was there after `ended`: all of it, or what was touched around it and some of the rest. Gives the
+    /// files compared.
+    fn compare(&self, snapshot: &Path, (begun, ended): (usize, usize), look: Look) -> Result<u64, String> {
         let log = self.log.lock().unwrap();
-        let mut possible: BTreeMap<u64, BTreeSet<Option<u64>>> = BTreeMap::new();
-        for (at, (number, version)) in log.steps[..ended].iter().enumerate() {
-            let of_file = possible.entry(*number).or_insert_with(|| BTreeSet::from([Some(0)]));
-            // Of the steps before, only the last counts.
-            if at + 1 < begun {
-                of_file.clear();
-            }
-            of_file.insert(*version);
-        }
-        possible
-    }
-
-    /// Files that were touched at any time.
-    fn touched(&self) -> BTreeSet<u64> {
-        self.log.lock().unwrap().steps.iter().map(|(number, _)| *number).collect()
-    }
-
-    /// Compares this writer's tree in a snapshot, all of it or what was touched at any time. Gives the files compared.
-    fn compare(&self, snapshot: &Path, begun: usize, ended: usize, whole: bool) -> Result<u64, String> {
-        let possible = self.possible(begun, ended);
-        let untouched = BTreeSet::from([Some(0)]);
+        let history = History::of(&log.steps);
         let root = snapshot.join(self.root.file_name().unwrap());
-        let wanted: Vec<u64> =
-            if whole { (0..self.files).collect() } else { self.touched().into_iter().collect() };
+        let wanted: Vec<u64> = match look {
+            Look::All => (0..self.files).collect(),
+            Look::Some => {
+                let mut random = Random::new(begun as u64);
+                let mut wanted = history.touched_near(begun, ended);
+                wanted.extend((0..REST_SAMPLE).map(|_| random.below(self.files)));
+                wanted.into_iter().collect()
+            }
+        };
         for number in &wanted {
             let path = root.join(Writer::place(*number));
             let found = match fs::read(&path) {
@@ -138,7 +129,7 @@ impl Writer {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
                 Err(error) => panic!("{}: {error}", path.display()),
             };
-            let may = possible.get(number).unwrap_or(&untouched);
+            let may = history.possible(*number, begun, ended);
             let right = may.iter().any(|version| version.map(|version| contents(*number, version)) == found);
             if !right {
                 return Err(format!(
@@ -148,7 +139,7 @@ impl Writer {
                 ));
             }
         }
-        if whole {
+        if look == Look::All {
             // Nothing else is there.
             let directories = (0..self.files).step_by(DIRECTORY_FILES as usize);
             let listed: usize = directories
@@ -160,6 +151,45 @@ impl Writer {
             }
         }
         Ok(wanted.len() as u64)
+    }
+}
+
+/// How much of a snapshot is looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    All,
+    Some,
+}
+
+/// The steps file by file, in their order: (number of the step, what the file holds since).
+struct History<'a> {
+    steps: &'a [(u64, Option<u64>)],
+    of: BTreeMap<u64, Vec<(usize, Option<u64>)>>,
+}
+
+impl History<'_> {
+    fn of(steps: &[(u64, Option<u64>)]) -> History<'_> {
+        let mut of: BTreeMap<u64, Vec<(usize, Option<u64>)>> = BTreeMap::new();
+        for (at, (number, version)) in steps.iter().enumerate() {
+            of.entry(*number).or_default().push((at, *version));
+        }
+        History { steps, of }
+    }
+
+    /// What a file may hold: what the last step that was done before `begun` gave it, or any from there to `ended`.
+    fn possible(&self, number: u64, begun: usize, ended: usize) -> BTreeSet<Option<u64>> {
+        let steps = self.of.get(&number).map_or(&[][..], Vec::as_slice);
+        // Step `begun - 1` may not have been done.
+        let done = steps.partition_point(|(at, _)| at + 1 < begun);
+        let before = done.checked_sub(1).map_or(Some(0), |last| steps[last].1);
+        let meanwhile = steps[done..].iter().take_while(|(at, _)| *at < ended).map(|(_, version)| *version);
+        meanwhile.chain([before]).collect()
+    }
+
+    /// Files touched shortly before, between or shortly after these steps.
+    fn touched_near(&self, begun: usize, ended: usize) -> BTreeSet<u64> {
+        let near = begun.saturating_sub(NEAR_STEPS)..(ended + NEAR_STEPS).min(self.steps.len());
+        self.steps[near].iter().map(|(number, _)| *number).collect()
     }
 }
 
@@ -254,14 +284,15 @@ fn snapshots_of_a_tree_at_work_stay() {
     let mut compared = 0;
     for (number, (path, before, after, built)) in taken.iter().enumerate() {
         let whole = !is_full() || number % WHOLE_EVERY == 0 || number + 1 == taken.len();
+        let look = if whole { Look::All } else { Look::Some };
         for ((writer, before), after) in writers.iter().zip(before).zip(after) {
-            compared += writer.compare(path, *before, *after, whole).unwrap_or_else(|what| panic!("{what}"));
+            compared += writer.compare(path, (*before, *after), look).unwrap_or_else(|what| panic!("{what}"));
         }
         assert_eq!(files_of(&path.join("build")), *built, "{}", path.display());
     }
     // What the tree has become since is none of its snapshots: this would be seen.
     let (_, before, after, _) = &taken[0];
-    let now = writers[0].compare(&mount.path("work"), before[0], after[0], false);
+    let now = writers[0].compare(&mount.path("work"), (before[0], after[0]), Look::All);
     assert!(now.is_err(), "the tree is still what the first snapshot shows");
     times.sort();
     say(&format!(
