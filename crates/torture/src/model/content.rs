@@ -67,6 +67,10 @@ fn zeros() -> Page {
     Arc::new([0; PAGE_BYTES as usize])
 }
 
+fn is_zeros(page: &Page) -> bool {
+    page.iter().all(|byte| *byte == 0)
+}
+
 impl Content {
     /// Size in bytes.
     pub fn size(&self) -> u64 {
@@ -260,8 +264,7 @@ impl Content {
 
     /// Whether the page may be shown as a hole: zeros are acceptable.
     pub fn may_be_hole(&self, number: u64) -> bool {
-        let zeros = |page: &Page| page.iter().all(|byte| *byte == 0);
-        self.pages.get(&number).is_none_or(|slot| zeros(&slot.page) || slot.others.iter().any(zeros))
+        self.pages.get(&number).is_none_or(|slot| is_zeros(&slot.page) || slot.others.iter().any(is_zeros))
     }
 
     /// Sets the size as the user of a file that ended at `old_size` in memory sees it: unless the file grows, what was
@@ -303,8 +306,9 @@ impl Content {
                 (None, None) => true,
                 _ => before.page_bytes(number) == after.page_bytes(number),
             };
-            // The range may have gaps: a page that only the running call has written to may lie in one.
-            if old.is_some() {
+            // The range may have gaps: a page that only the running call has written to may lie in one, and so may a page of
+            // zeros, which is a hole if it was copied from one.
+            if old.is_some_and(|page| !is_zeros(page)) {
                 remove_range(&mut self.reserved_most, number..number + 1);
             }
             match new {

@@ -135,3 +135,23 @@ fn a_page_may_have_two_contents() {
     cut.resize(30, 0);
     assert_eq!(logged.accepts(0, &cut), Ok(()));
 }
+
+// Goal: space that is set aside for a page of zeros stays set aside when data around it is logged, or the file is cloned:
+// what logs a range says nothing of the holes in it. Method: a page that was copied from a hole, zeroed and reserved by
+// fallocate(ZERO_RANGE), in the middle of a range that is logged; then one that was written.
+#[test]
+fn logging_a_range_does_not_spend_what_is_reserved_in_its_holes() {
+    let mut content = Content::default();
+    let (len, page) = (3 * PAGE_BYTES, PAGE_BYTES as usize);
+    content.write(0, &[1; 3 * PAGE_BYTES as usize]);
+    content.write(PAGE_BYTES, &vec![0; page]);
+    content.reserve(PAGE_BYTES, 2 * PAGE_BYTES);
+    assert_eq!(content.reserved_pages(), (0, 1));
+    let seen = content.clone();
+    content.log(0, len, len, &seen, &seen);
+    assert_eq!(content.reserved_pages(), (0, 1));
+    let mut written = content.clone();
+    written.write(PAGE_BYTES, &vec![2; page]);
+    content.log(0, len, len, &written, &written);
+    assert_eq!(content.reserved_pages(), (0, 0));
+}
