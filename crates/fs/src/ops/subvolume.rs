@@ -166,13 +166,15 @@ impl Core {
         Ok(())
     }
 
-    /// Notes in a directory that it has lost a subvolume. Where there is no space for that, it goes without.
+    /// Notes in a directory that it has lost a subvolume. That has happened, and a deletion may have taken from the protected
+    /// part: so may this. Only where not even that has space does the directory go without.
     fn note_loss(&self, parent: InodeId) -> Result<()> {
         let result = (|| {
             let change = self.change(parent)?;
             let state = self.state(parent);
             let mut dir = self.write_lock(&state)?;
             let mut tx = Transaction::new();
+            tx.privileged();
             let record = self.note_change(&change, &mut tx, parent, &dir)?;
             self.apply(tx)?;
             dir.take_over(&change, record);

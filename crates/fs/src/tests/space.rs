@@ -127,6 +127,46 @@ fn refused_subvolumes_leave_no_times() {
     }
 }
 
+// Goal: a directory that has lost a subvolume has new times, however full the pool is. Method: a directory with two subvolumes,
+// whose record a snapshot holds, too, on a pool filled to its last block: one is deleted; blocks are given back one by one until
+// the other can be moved away, and the times are compared after both. Then a crash, and once more.
+#[test]
+fn lost_subvolumes_are_noted_on_a_full_pool() {
+    let mut f = Fixture::new(64 * MIB);
+    let inside = f.fs.create_subvolume(Caller::ROOT, ROOT, b"inside", 0o755).unwrap().ino;
+    let dir = f.mkdir(inside, b"dir");
+    for name in [b"deleted", b"renamed"] {
+        f.fs.create_subvolume(Caller::ROOT, dir, name, 0o755).unwrap();
+    }
+    f.fs.snapshot(inside, ROOT, b"snapshot", true, true).unwrap();
+    let (big, mut left) = fill(&f, b"big");
+    while f.fs.write(Caller::ROOT, big, left, &[1; 4096]).is_ok() {
+        left += 4096;
+    }
+    f.fs.sync().unwrap();
+    let times = |f: &Fixture| {
+        let attr = f.fs.getattr(dir).unwrap();
+        (attr.mtime, attr.ctime)
+    };
+    let before = times(&f);
+    f.fs.delete_subvolume(dir, b"deleted").unwrap();
+    let after = times(&f);
+    assert!(after.0 > before.0 && after.1 > before.1, "{after:?} after {before:?}");
+    while let Err(error) = f.fs.rename(dir, b"renamed", ROOT, b"moved", RenameMode::Replace) {
+        assert_eq!(error.errno(), 28, "{error}");
+        assert_eq!(times(&f), after);
+        left = left / 4096 * 4096 - 4096;
+        f.truncate(big, left);
+        f.fs.sync().unwrap();
+    }
+    let moved = times(&f);
+    assert!(moved.0 > after.0 && moved.1 > after.1, "{moved:?} after {after:?}");
+    f.fs.sync().unwrap();
+    f.check();
+    f.kill();
+    assert_eq!(times(&f), moved);
+}
+
 // Goal: a copy is not refused where a write is accepted, and gives as much as fits. Method: a source of many extents, which
 // takes much to share; give a full pool a block after the other until something of it is copied; after each refusal a write
 // of a block to the same place is refused, too.
