@@ -289,7 +289,7 @@ impl Filesystem {
     /// record, however large the source is, and what of it is dirty. [`Filesystem::copy_range`] of all of a file into an
     /// empty one does the same.
     pub fn clone_file(&self, caller: Caller, source: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
-        self.core.thawing(|| self.core.clone_file(caller, source, parent, name))
+        self.core.clone_file(caller, source, parent, name)
     }
     /// Makes this file durable: its data, its attributes and every change of names before.
     pub fn fsync(&self, ino: InodeId) -> Result<()> {

@@ -8,12 +8,12 @@
 //!
 //! Lock order (each may be taken while holding those before it): rename lock; turn of **one** file (more only by
 //! trying); the topology of subvolumes; gates; inodes in ascending order; families of data; dirty list; engine. A turn is never
-//! waited for while holding an inode or a gate.
+//! waited for while holding an inode or a gate. Who waits while a file is still ([`Still`]) holds none of these.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use varve_engine::{FamilyId, InodeId, PoolAddr, VersionId};
@@ -182,6 +182,10 @@ pub(crate) struct InodeState {
     dirty_from: AtomicU64,
     turn: Mutex<bool>,
     turn_ended: Condvar,
+    /// Whether anybody wants nothing new to be written: nearly always nobody does.
+    stilled: AtomicBool,
+    stills: Mutex<u32>,
+    still_ended: Condvar,
 }
 
 /// The right to write back or cut a file's data. One at a time; held across device writes.
@@ -200,6 +204,22 @@ impl Drop for Turn {
     fn drop(&mut self) {
         *self.state.turn.lock() = false;
         self.state.turn_ended.notify_one();
+    }
+}
+
+/// Keeps writes to a file from beginning, so that all of it can be logged once.
+pub(crate) struct Still {
+    state: Arc<InodeState>,
+}
+
+impl Drop for Still {
+    fn drop(&mut self) {
+        let mut stills = self.state.stills.lock();
+        *stills -= 1;
+        self.state.stilled.store(*stills > 0, Ordering::Release);
+        if *stills == 0 {
+            self.state.still_ended.notify_all();
+        }
     }
 }
 
@@ -223,6 +243,9 @@ impl InodeState {
             dirty_from: AtomicU64::new(0),
             turn: Mutex::new(false),
             turn_ended: Condvar::new(),
+            stilled: AtomicBool::new(false),
+            stills: Mutex::new(0),
+            still_ended: Condvar::new(),
         }
     }
 
@@ -244,6 +267,24 @@ impl InodeState {
         }
         *taken = true;
         Turn { state: self.clone() }
+    }
+
+    /// Keeps writes that have not begun from beginning. For a moment: who waits may hold up more than himself.
+    pub(crate) fn still(self: &Arc<Self>) -> Still {
+        let mut stills = self.stills.lock();
+        *stills += 1;
+        self.stilled.store(true, Ordering::Release);
+        Still { state: self.clone() }
+    }
+
+    /// Before a write begins: waits while there is a [`Still`]. The caller holds nothing at all.
+    pub(crate) fn wait_while_still(&self) {
+        if self.stilled.load(Ordering::Acquire) {
+            let mut stills = self.stills.lock();
+            while *stills > 0 {
+                self.still_ended.wait(&mut stills);
+            }
+        }
     }
 
     /// The turn, if nobody has it.

@@ -37,6 +37,7 @@ impl Core {
         // Before anything: zeros in part of a block wait in memory, where nobody else would refuse them.
         self.require_changeable(ino)?;
         let state = self.state(ino);
+        state.wait_while_still();
         require_file(&*self.read_lock(&state)?)?;
         let end = offset.checked_add(len).filter(|end| *end <= FILE_BYTES_MAX).ok_or(FsError::FileTooBig)?;
         if len == 0 {

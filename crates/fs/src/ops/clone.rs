@@ -2,7 +2,8 @@
 //!
 //! One transaction, however large the source: one more holder of the version of data that the source holds, and with
 //! [`Core::clone_file`] the name and the inode, too, so that a crash leaves all of the clone or nothing. What of the
-//! source waits in memory is logged first. Nothing of the source changes, so it may lie in a read-only snapshot.
+//! source waits in memory is logged first; who writes to it without a pause is made to pause. Nothing of the source changes, so
+//! it may lie in a read-only snapshot.
 
 use std::sync::atomic::Ordering;
 
@@ -23,8 +24,11 @@ use crate::{FsError, Result};
 
 /// Rounds in which the source is dirty again when it is looked at.
 const ROUNDS_MAX: u32 = 16;
+/// Rounds of these in which others write to it beside. From then on they wait.
+const ROUNDS_BESIDE_WRITERS: u32 = 4;
 
 impl Core {
+    /// As a verb that logs by itself what is in its way ([`Core::thawing`]).
     pub(crate) fn clone_file(
         &self,
         caller: Caller,
@@ -32,6 +36,21 @@ impl Core {
         parent: InodeId,
         name: &[u8],
     ) -> Result<Attr> {
+        let (mut rounds, mut still) = (0, None);
+        self.thawing(|| {
+            let made = self.clone_file_once(caller, source, parent, name);
+            if matches!(&made, Err(FsError::Frozen(ino)) if *ino == source) {
+                rounds += 1;
+                if rounds >= ROUNDS_BESIDE_WRITERS && still.is_none() {
+                    // Those who have begun end, and each makes the file dirty once more at most.
+                    still = Some(self.state(source).still());
+                }
+            }
+            made
+        })
+    }
+
+    fn clone_file_once(&self, caller: Caller, source: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
         require_file(&*self.read_lock(&self.state(source))?)?;
         if source == parent {
             return Err(FsError::NotDirectory);

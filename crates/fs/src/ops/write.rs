@@ -81,6 +81,7 @@ impl Core {
         self.require_writable()?;
         self.require_changeable(ino)?;
         let state = self.state(ino);
+        state.wait_while_still();
         let empty = data.is_empty();
         let data = &data[..data.len().min(FILE_BYTES_MAX.saturating_sub(offset) as usize)];
         let chunks = self.fill_chunks(&state, offset, data);

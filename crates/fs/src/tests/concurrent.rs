@@ -1,7 +1,10 @@
 //! Many threads at once.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
+use parking_lot::Condvar;
+use varve_device::{DeviceError, Operation, Request, StatsSnapshot};
 use varve_sim::Rng;
 
 use super::*;
@@ -122,4 +125,110 @@ fn a_sync_waits_for_what_others_write_back() {
     let ino = f.fs.lookup(ROOT, b"file").unwrap().ino;
     assert_eq!(f.read_all(ino), data);
     f.check();
+}
+
+/// Memory whose writes take until the number has risen by two, or for a while.
+struct Slow {
+    inner: MemoryDevice,
+    number: Arc<AtomicU64>,
+    slow: AtomicBool,
+    waiting: Mutex<()>,
+    turn: Condvar,
+}
+
+impl Device for Slow {
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+    fn name(&self) -> String {
+        "slow memory".into()
+    }
+    fn run(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+        let first = self.number.load(Ordering::Relaxed);
+        let mut left = 300;
+        while self.slow.load(Ordering::Relaxed)
+            && requests.iter().any(|request| request.operation() == Operation::Write)
+            && self.number.load(Ordering::Relaxed) < first + 2
+            && left > 0
+        {
+            self.turn.wait_for(&mut self.waiting.lock(), Duration::from_millis(1));
+            left -= 1;
+        }
+        self.inner.run(requests)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.inner.flush()
+    }
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+        self.inner.discard(offset, len_bytes)
+    }
+    fn stats(&self) -> StatsSnapshot {
+        self.inner.stats()
+    }
+}
+
+// Goal: a file can be cloned while it is written to without a pause, and the clone is what it was at one instant. Method: a
+// thread writes all of it again and again, each time with the next number, and has done so when a write-back ends. All of a
+// clone has one number, of about that time; writing goes on after each clone.
+#[test]
+fn a_file_that_is_always_written_to_is_cloned() {
+    // More than rides with the log.
+    let len = 5 << 18;
+    // So much that the writer never waits for space.
+    let f = Fixture::new(512 * MIB);
+    let source = f.create(b"source");
+    f.fs.close().unwrap();
+    let next = Arc::new(AtomicU64::new(1));
+    let device = Arc::new(Slow {
+        inner: f.device.snapshot(),
+        number: next.clone(),
+        slow: AtomicBool::new(false),
+        waiting: Mutex::default(),
+        turn: Condvar::new(),
+    });
+    let options = OpenOptions {
+        store: StoreOptions { background: false, ..StoreOptions::default() },
+        dirty_bytes_max: 8 * MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    let contents = |number: u64| number.to_le_bytes().repeat(len / 8);
+    fs.write(Caller::ROOT, source, 0, &contents(0)).unwrap();
+    fs.sync().unwrap();
+    device.slow.store(true, Ordering::Relaxed);
+    let stop = AtomicBool::new(false);
+    let clones = || -> crate::Result<()> {
+        for n in 0..4 {
+            let before = next.load(Ordering::Relaxed);
+            let clone = fs.clone_file(Caller::ROOT, source, ROOT, format!("clone{n}").as_bytes())?;
+            let bytes = fs.read(clone.ino, 0, len + 1)?;
+            assert_eq!(bytes.len(), len);
+            let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+            assert!(bytes == contents(number), "clone {n} is of more than one instant");
+            // What had been begun last may not have been written.
+            assert!(number + 2 >= before, "clone {n} is of {number}, and {before} comes next");
+            while next.load(Ordering::Relaxed) < before + 2 {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut bytes = contents(0);
+            while !stop.load(Ordering::Relaxed) {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                bytes.chunks_exact_mut(8).for_each(|part| part.copy_from_slice(&number.to_le_bytes()));
+                assert_eq!(fs.write(Caller::ROOT, source, 0, &bytes).unwrap(), len);
+            }
+        });
+        let cloned = std::panic::catch_unwind(std::panic::AssertUnwindSafe(clones));
+        stop.store(true, Ordering::Relaxed);
+        writer.join().unwrap();
+        cloned.unwrap_or_else(|panic| std::panic::resume_unwind(panic)).unwrap();
+    });
+    device.slow.store(false, Ordering::Relaxed);
+    let report = fs.check(true).unwrap();
+    assert!(report.problems.is_empty(), "check found: {:#?}", report.problems);
 }
