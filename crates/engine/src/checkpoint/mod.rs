@@ -24,6 +24,7 @@ use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, block_checksum};
 
 use crate::EngineError;
 use crate::core::{Core, LogTail};
+use crate::journal::PanicStops;
 use crate::space::bits::Bits;
 use crate::store::Store;
 use crate::tree::node::{Body, Link, Node};
@@ -180,7 +181,10 @@ impl Store {
         }
         let frozen = self.commit_and_freeze()?;
         let reading = frozen.reading;
+        // What has been frozen and not written would be missing in the next.
+        let panics = PanicStops::new(&self.commits, "a checkpoint");
         let result = self.write_checkpoint(frozen, &mut durable, closed);
+        panics.done();
         self.readers.leave(reading);
         if let Err(e) = &result {
             self.commits.stop(e.to_string());

@@ -16,7 +16,7 @@
 //!    earlier than the record that frees it is durable, and its next ride is not taken for its last.
 //!
 //! Whatever fails in 2 or 3 stops the pool: nothing is sealed any more, and what is in flight is acknowledged only if
-//! its own flush still counts.
+//! its own flush still counts. So does a panic there, and in a checkpoint.
 //!
 //! Who leads and who waits is in `turns`. Knows nothing of trees: a batch is bytes and blocks.
 
@@ -38,6 +38,7 @@ use crate::{Data, EngineError};
 use turns::{Wakes, Written};
 
 pub use turns::Commits;
+pub(crate) use turns::PanicStops;
 
 type Result<T> = std::result::Result<T, EngineError>;
 type Done = Box<dyn FnOnce(Result<()>) + Send>;
@@ -200,6 +201,7 @@ impl Store {
 
     /// Steps 1 to 4. Who is covered by the batch has been told when it returns, or the pool has stopped.
     fn write_and_flush(&self, what: Lead) -> Result<Option<Frozen>> {
+        let panics = PanicStops::new(&self.commits, "writing or flushing a batch of the log");
         let result = self.write_batch(what).and_then(|sent| {
             if let Some(sequence) = sent.sequence {
                 if !is(Planted::MissingFlush) {
@@ -211,6 +213,7 @@ impl Store {
             }
             Ok(sent.frozen)
         });
+        panics.done();
         if let Err(e) = &result {
             self.commits.stop(e.to_string());
         }

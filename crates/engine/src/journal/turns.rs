@@ -6,7 +6,8 @@
 //!
 //! No wake-up is lost: whether a batch may be begun changes only where somebody ceases to write, where a batch becomes
 //! durable, and where somebody arrives; each of these calls the first who is not covered. Who is called and finds that
-//! another was quicker waits again; the other comes through one of these places later.
+//! another was quicker waits again; the other comes through one of these places later. Nor does a panic lose one: whoever
+//! writes or flushes stops the pool by it ([`PanicStops`]), and who was to be woken is ([`Wakes`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -111,25 +112,38 @@ pub(super) struct Wakes {
 
 impl Wakes {
     /// Who is called in `other` is woken first.
-    pub fn next_leader(&mut self, other: Wakes) {
-        self.called = other.called;
+    pub fn next_leader(&mut self, mut other: Wakes) {
+        self.called = other.called.take();
     }
 
     /// Wakes them: first who leads next. Callbacks are told that all is well, or why the pool has stopped.
-    pub fn wake(self, stopped: Option<&str>, mut each_callback: impl FnMut(&Stopwatch)) {
-        if let Some(waiter) = self.called {
+    pub fn wake(mut self, stopped: Option<&str>, each_callback: impl FnMut(&Stopwatch)) {
+        self.tell(stopped, each_callback);
+    }
+
+    fn tell(&mut self, stopped: Option<&str>, mut each_callback: impl FnMut(&Stopwatch)) {
+        if let Some(waiter) = self.called.take() {
             waiter.wake(CALLED);
         }
-        for (waiter, state) in self.waiters {
+        for (waiter, state) in self.waiters.drain(..) {
             waiter.wake(state);
         }
-        for callback in self.callbacks {
+        // One by one: if a callback panics, the others are still here.
+        self.callbacks.reverse();
+        while let Some(callback) = self.callbacks.pop() {
             each_callback(&callback.begun);
             (callback.done)(match stopped {
                 None => Ok(()),
                 Some(why) => Err(EngineError::Stopped(why.to_owned())),
             });
         }
+    }
+}
+
+impl Drop for Wakes {
+    /// There is somebody only where whoever was about to wake them has panicked.
+    fn drop(&mut self) {
+        self.tell(Some("a commit has panicked"), |_| {});
     }
 }
 
@@ -194,7 +208,7 @@ impl Inner {
         } else {
             None
         };
-        Wakes { called, ..Wakes::default() }
+        Wakes { called, waiters: Vec::new(), callbacks: Vec::new() }
     }
 
     /// Whether there are callbacks that no batch covers and nobody else to lead for them.
@@ -267,5 +281,31 @@ impl Commits {
         self.stopped.store(true, Release);
         drop(inner);
         wakes.wake(Some(&why), |_| {});
+    }
+}
+
+/// Stops the pool should its holder panic: without a batch that would have to be acknowledged, and is not, others would wait
+/// for ever. The holder lets go of it when all is done ([`PanicStops::done`]), with or without an error.
+pub(crate) struct PanicStops<'a> {
+    commits: Option<&'a Commits>,
+    what: &'static str,
+}
+
+impl<'a> PanicStops<'a> {
+    /// From now on; `what` is being done.
+    pub fn new(commits: &'a Commits, what: &'static str) -> PanicStops<'a> {
+        PanicStops { commits: Some(commits), what }
+    }
+    /// It has not panicked.
+    pub fn done(mut self) {
+        self.commits = None;
+    }
+}
+
+impl Drop for PanicStops<'_> {
+    fn drop(&mut self) {
+        if let Some(commits) = self.commits {
+            commits.stop(format!("{} has panicked", self.what));
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! A flush that returns well says that what had been written before it began is durable. While others run beside it that
 //! needs care: one that began earlier may be about to fail, and what it should have made durable is then gone although a
 //! later one returns well (a drive may drop its cache when it reports an error). So a flush counts only when
-//! all that began before it have returned well, and after one failure none ever counts again.
+//! all that began before it have returned well, and after one failure none ever counts again. One that panics has failed.
 
 use parking_lot::{Condvar, Mutex};
 
@@ -52,12 +52,12 @@ impl Flushes {
             inner.running.push(number);
             number
         };
+        let mut running = Running { flushes: self, number, well: false };
         let result = flush();
-        let mut inner = self.inner.lock();
-        inner.running.retain(|running| *running != number);
-        inner.failed |= result.is_err();
-        self.returned.notify_all();
+        running.well = result.is_ok();
+        drop(running);
         result?;
+        let mut inner = self.inner.lock();
         if is(Planted::FlushAlone) {
             return Ok(());
         }
@@ -69,12 +69,29 @@ impl Flushes {
     }
 }
 
+/// A flush that has not returned. Should it panic, nobody waits for it for ever.
+struct Running<'a> {
+    flushes: &'a Flushes,
+    number: u64,
+    well: bool,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.flushes.inner.lock();
+        inner.running.retain(|running| *running != self.number);
+        inner.failed |= !self.well;
+        self.flushes.returned.notify_all();
+    }
+}
+
 fn failed() -> EngineError {
     EngineError::Stopped("another flush has failed".into())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::mpsc::channel;
     use std::thread;
     use std::time::Duration;
@@ -152,5 +169,34 @@ mod tests {
                 assert!(early || tell.recv().expect("it ends"));
             });
         }
+    }
+
+    // Goal: a flush that panics has failed, and keeps nobody waiting. Method: one panics while a later one, which has returned,
+    // waits for it.
+    #[test]
+    fn a_flush_that_panics_has_failed() {
+        let flushes = Flushes::default();
+        let (go, gate) = channel::<()>();
+        let (began, begins) = channel::<()>();
+        let (told, tell) = channel();
+        thread::scope(|scope| {
+            let flushes = &flushes;
+            let first = scope.spawn(move || {
+                let flush = || {
+                    began.send(()).expect("the test listens");
+                    gate.recv().expect("the test sends");
+                    panic!("planted")
+                };
+                catch_unwind(AssertUnwindSafe(|| flushes.run(Beside::Earlier, flush).is_ok()))
+            });
+            begins.recv().expect("the first begins");
+            scope.spawn(move || {
+                told.send(flushes.run(Beside::Earlier, || Ok(())).is_ok()).expect("the test listens")
+            });
+            go.send(()).expect("the first waits");
+            assert!(first.join().expect("caught").is_err());
+            assert!(!tell.recv_timeout(Duration::from_secs(20)).expect("it ends"));
+        });
+        assert!(flushes.run(Beside::Earlier, || Ok(())).is_err());
     }
 }

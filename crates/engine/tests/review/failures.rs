@@ -322,3 +322,98 @@ fn opens_with_unreadable_sectors_where_no_batch_counts() {
         store.commit(lsn).expect("commits");
     }
 }
+
+// Goal: a panic in whoever writes or flushes a batch, or in a checkpoint, gives everybody else an error instead of letting them
+// wait for ever, and nothing is acknowledged. Method: the device panics once, in a flush or in a write, while the first of
+// several is in it and the others have come after it; one waits by a callback. Then everything is asked again.
+#[test]
+fn a_panic_in_a_commit_stops_the_pool_for_all() {
+    for (flush, checkpoint) in [(true, false), (false, false), (true, true), (false, true)] {
+        let device = Hooked::new();
+        format(&device, Profile::Single, Profile::Dup);
+        let store = open(&device);
+        let gate = Arc::new((Mutex::new(0), Condvar::new()));
+        let panicking = Arc::new(AtomicBool::new(false));
+        let hook = {
+            let (gate, panicking) = (gate.clone(), panicking.clone());
+            move || {
+                if panicking.swap(true, SeqCst) {
+                    return;
+                }
+                let (state, turn) = &*gate;
+                let mut state = state.lock().expect("lock");
+                *state = 1;
+                turn.notify_all();
+                drop(turn.wait_while(state, |s| *s < 2).expect("wait"));
+                panic!("planted in the device");
+            }
+        };
+        put(&store, b"first", &[1; 100]);
+        if checkpoint {
+            // The flush or write of the checkpoint itself.
+            store.commit(store.position()).expect("commits");
+        }
+        if flush {
+            device.on_flush(move |_| {
+                hook();
+                true
+            });
+        } else {
+            device.on_request(move |_, write| {
+                if write {
+                    hook()
+                }
+            });
+        }
+        let leader = {
+            let store = store.clone();
+            std::thread::spawn(move || match checkpoint {
+                true => store.checkpoint(),
+                false => store.commit(store.position()),
+            })
+        };
+        let (state, turn) = &*gate;
+        drop(turn.wait_while(state.lock().expect("lock"), |s| *s < 1).expect("wait"));
+        let (told, tell) = std::sync::mpsc::channel();
+        // The one who leads the batch behind the first may wait for nothing but the writes of that.
+        let waiters: Vec<_> = (0..3u8)
+            .map(|n| {
+                let (store, told) = (store.clone(), told.clone());
+                std::thread::spawn(move || {
+                    let lsn = put(&store, &[n; 8], &[n; 100]);
+                    told.send(()).expect("the test listens");
+                    store.commit(lsn)
+                })
+            })
+            .collect();
+        (0..waiters.len()).for_each(|_| tell.recv().expect("they apply"));
+        let (done, called) = std::sync::mpsc::channel();
+        let by_callback = {
+            let store = store.clone();
+            std::thread::spawn(move || {
+                let lsn = put(&store, b"callback", &[9; 100]);
+                store.commit_then(lsn, Box::new(move |result| done.send(result.is_ok()).expect("listens")));
+            })
+        };
+        std::thread::sleep(Duration::from_millis(50));
+        *state.lock().expect("lock") = 2;
+        turn.notify_all();
+        assert!(leader.join().is_err(), "the panic reaches who caused it");
+        let what = format!("flush {flush}, checkpoint {checkpoint}");
+        for waiter in waiters {
+            let result = within(20, &what, move || waiter.join().expect("no second panic"));
+            // Beside a checkpoint the log goes on until that has panicked.
+            assert!(checkpoint || result.is_err(), "{what}: acknowledged");
+        }
+        within(20, &what, move || by_callback.join().expect("no second panic"));
+        let told = called.recv_timeout(Duration::from_secs(20)).expect("the callback is called");
+        assert!(checkpoint || !told, "{what}: acknowledged by a callback");
+        let again = store.clone();
+        let refused = within(20, &what, move || {
+            let mut tx = Transaction::new();
+            tx.put(TREE, b"again", b"again");
+            (again.apply(tx, None).is_err(), again.checkpoint().is_err(), again.close().is_err())
+        });
+        assert_eq!(refused, (true, true, true), "{what}");
+    }
+}
