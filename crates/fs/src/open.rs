@@ -289,7 +289,11 @@ impl Core {
         if self.dirty.bytes() == 0 {
             self.buffers.clear();
         }
-        self.reap_all()?;
+        if self.background {
+            self.reap_beside_others()?;
+        } else {
+            self.reap_all()?;
+        }
         self.count_files()?;
         if !self.background {
             self.store.maintain()?;

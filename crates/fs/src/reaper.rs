@@ -8,9 +8,10 @@
 //! transaction of their own.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use parking_lot::lock_api::ArcMutexGuard;
-use parking_lot::{Mutex, RawMutex};
+use parking_lot::{Condvar, Mutex, MutexGuard, RawMutex};
 use varve_engine::version::{self, ReaperMemory, points};
 use varve_engine::{EngineError, FamilyId, InodeId, Transaction, TreeId};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, InodeRecord};
@@ -24,6 +25,11 @@ use crate::{FsError, Result};
 
 /// Entries deleted in one transaction.
 const ENTRIES_PER_STEP: usize = 128;
+/// Entries of a family of data that one transaction changes, where there is space for the nodes that takes.
+const SWEPT_PER_STEP: u64 = 512;
+/// How long the reaper waits after a step while others are at work. Of a thousand operations of 20 microseconds some five
+/// meet a step then, and wait for its end.
+const PAUSE: Duration = Duration::from_millis(8);
 /// Families asked for at a time when a pool is opened.
 const FAMILIES_PER_SCAN: usize = 1024;
 
@@ -87,11 +93,36 @@ pub(crate) struct ReapQueue {
     /// Namespaces in which changes may have hidden something from the last who saw it, each once.
     hidden: Mutex<Vec<FamilyId>>,
     running: Mutex<()>,
+    /// How many wait for the end of it.
+    hurried: Mutex<u32>,
+    hurry: Condvar,
     /// What steps leave for the next ones: bounded, and nothing depends on it but time.
     memory: Mutex<ReaperMemory>,
 }
 
+/// While it lives, the reaper takes no rest.
+struct Hurry<'a>(&'a ReapQueue);
+
+impl Drop for Hurry<'_> {
+    fn drop(&mut self) {
+        *self.0.hurried.lock() -= 1;
+    }
+}
+
 impl ReapQueue {
+    /// Somebody waits until all is reaped.
+    fn hurry(&self) -> Hurry<'_> {
+        *self.hurried.lock() += 1;
+        self.hurry.notify_all();
+        Hurry(self)
+    }
+    /// A rest after a step, unless somebody waits.
+    fn rest(&self) {
+        let mut hurried = self.hurried.lock();
+        if *hurried == 0 {
+            self.hurry.wait_for(&mut hurried, PAUSE);
+        }
+    }
     /// Adds work.
     pub(crate) fn push(&self, task: Task) {
         let mut tasks = self.tasks.lock();
@@ -191,8 +222,14 @@ impl Core {
         }
     }
 
-    /// Does everything there is to reap. What is damaged is left as it is, and said in the log.
+    /// Does everything there is to reap, as quickly as it can. What is damaged is left as it is, and said in the log.
     pub(crate) fn reap_all(&self) -> Result<()> {
+        let _hurry = self.reap.hurry();
+        self.reap_beside_others()
+    }
+
+    /// The same, with a rest after each step while others change something.
+    pub(crate) fn reap_beside_others(&self) -> Result<()> {
         let _running = self.reap.running.lock();
         self.find_hidden();
         loop {
@@ -244,29 +281,45 @@ impl Core {
 
     /// Brings the versions of a family of data to what its holders see.
     pub(crate) fn reap_family(&self, family: FamilyId) -> Result<()> {
+        let _hurry = self.reap.hurry();
         self.reap_family_while(family, || true).map(|_| ())
     }
 
     /// The same, as long as `goes_on`. False: there may be more to do.
     fn reap_family_while(&self, family: FamilyId, goes_on: impl Fn() -> bool) -> Result<bool> {
+        let (mut entries, mut before) = (SWEPT_PER_STEP, self.store.position());
         while goes_on() {
-            let _alone = self.families.lock();
+            let alone = self.families.lock();
             let mut tx = Transaction::new();
             let (view, mut memory) = (self.store.view(), self.reap.memory.lock());
-            let steps = ENTRIES_PER_STEP as u64;
-            let progress = version::reap_step(&view, &mut tx, family, steps, &mut memory)?;
+            let progress = version::reap_step(&view, &mut tx, family, entries, &mut memory)?;
             drop(memory);
             // What a view holds is copied before it is changed.
             drop(view);
+            let mut others = false;
             if !tx.is_empty() {
                 tx.privileged();
-                if let Err(error) = self.apply_freeing(tx, None, progress.reserved_freed) {
-                    self.reap.memory.lock().forget();
-                    return Err(error);
+                match self.apply_freeing(tx, None, progress.reserved_freed) {
+                    Ok((lsn, _)) => {
+                        others = lsn.0 > before.0 + 1;
+                        before = lsn;
+                    }
+                    Err(error) => {
+                        self.reap.memory.lock().forget();
+                        let no_space = matches!(error, FsError::Engine(EngineError::NoSpace));
+                        if !no_space || entries <= ENTRIES_PER_STEP as u64 {
+                            return Err(error);
+                        }
+                        entries = ENTRIES_PER_STEP as u64;
+                    }
                 }
             }
+            MutexGuard::unlock_fair(alone);
             if !progress.more {
                 return Ok(true);
+            }
+            if others {
+                self.reap.rest();
             }
         }
         Ok(false)
