@@ -454,11 +454,19 @@ struct InMemory<'a> {
 }
 
 impl NodeSource for InMemory<'_> {
-    fn load(&self, miss: Miss) -> Result<Arc<Node>, EngineError> {
+    fn load(&self, miss: Miss, _: &Tree) -> Result<Arc<Node>, EngineError> {
         resident(&Link::Disk(miss.ptr), self.cache, self.pins).ok_or_else(|| {
             self.missed.set(Some(miss));
             EngineError::Stopped("a node is not in memory".into())
         })
+    }
+}
+
+/// The tree, as it is now, in which a node was missed.
+pub fn missed_in<T>(core: &Core, result: &Result<T, Obstacle>) -> Option<Tree> {
+    match result {
+        Err(Obstacle::Node(miss)) => Some(core.tree(miss.tree).clone()),
+        _ => None,
     }
 }
 

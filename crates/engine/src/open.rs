@@ -18,7 +18,7 @@ use crate::check::{Damage, Walk};
 use crate::checkpoint::Durable;
 use crate::checkpoint::arrays::PagePtrs;
 use crate::checkpoint::checksums::{self, Checksums, PAGE_BLOCKS};
-use crate::core::{Core, Fetched, LogTail, Obstacle, Pending};
+use crate::core::{Core, Fetched, LogTail, Obstacle, Pending, missed_in};
 use crate::journal::Commits;
 use crate::journal::recovery::{self, Log};
 use crate::options::{FormatOptions, RecoveryReport, StoreOptions};
@@ -256,11 +256,15 @@ impl Store {
             }
         }
         loop {
-            let result = self.core.lock().replay(position, ops, &mut fetched, &self.cache, &self.sum_cache);
+            let mut core = self.core.lock();
+            let result = core.replay(position, ops, &mut fetched, &self.cache, &self.sum_cache);
+            let missed = missed_in(&core, &result);
+            drop(core);
             match result {
                 Ok(()) => return Ok(()),
                 Err(Obstacle::Node(miss)) => {
-                    fetched.nodes.insert(miss.ptr.addr[0].0, self.load(miss)?);
+                    let node = self.load(miss, &missed.expect("a node is missed in a tree"))?;
+                    fetched.nodes.insert(miss.ptr.addr[0].0, node);
                 }
                 Err(Obstacle::Sums(ptr)) => {
                     fetched.sums.insert(checksums::key(ptr), self.load_sums(ptr)?);
@@ -386,7 +390,7 @@ impl Store {
         if level == 0 {
             return Ok(sum);
         }
-        let node = self.load(crate::tree::Miss { ptr, tree: tree.id, level })?;
+        let node = self.load(crate::tree::Miss { ptr, tree: tree.id, level }, tree)?;
         if let crate::tree::node::Body::Interior(n) = &node.body {
             for child in &n.children {
                 if let Link::Disk(ptr) = child {

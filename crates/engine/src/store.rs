@@ -15,7 +15,7 @@ use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, TreeId, block_checksum};
 use crate::check::Damage;
 use crate::checkpoint::Durable;
 use crate::checkpoint::checksums::{self, Found, SumCache, SumPage};
-use crate::core::{Core, Fetched, Obstacle, PENDING_BYTES_SOFT, Purse, RECORD_BYTES_MAX};
+use crate::core::{Core, Fetched, Obstacle, PENDING_BYTES_SOFT, Purse, RECORD_BYTES_MAX, missed_in};
 use crate::journal::Commits;
 use crate::options::{SpaceStats, StoreOptions, StoreStats};
 use crate::planted::{Planted, is};
@@ -158,12 +158,12 @@ impl Drop for View {
 }
 
 impl NodeSource for Store {
-    fn load(&self, miss: Miss) -> Result<Arc<Node>> {
+    fn load(&self, miss: Miss, tree: &Tree) -> Result<Arc<Node>> {
         if let Some(node) = self.cached(miss) {
             return Ok(node);
         }
         let block = self.read_metadata(miss.ptr, miss.tree.name())?;
-        self.keep(miss, &block)
+        self.keep(miss, tree, &block)
     }
 
     fn cached(&self, miss: Miss) -> Option<Arc<Node>> {
@@ -171,7 +171,7 @@ impl NodeSource for Store {
         (node.location.get() == Some(&miss.ptr) && node.level() == miss.level).then_some(node)
     }
 
-    fn load_ahead(&self, misses: &[Miss]) -> Vec<Option<Arc<Node>>> {
+    fn load_ahead(&self, misses: &[Miss], tree: &Tree) -> Vec<Option<Arc<Node>>> {
         let mut nodes: Vec<_> = misses.iter().map(|miss| self.cached(*miss)).collect();
         let missing: Vec<usize> = (0..nodes.len()).filter(|i| nodes[*i].is_none()).collect();
         let addrs: Vec<_> = missing.iter().map(|i| misses[*i].ptr.addr[0]).collect();
@@ -180,7 +180,7 @@ impl NodeSource for Store {
         for ((at, block), read) in missing.into_iter().zip(blocks.chunks_exact(BLOCK_BYTES)).zip(read) {
             // What is bad is read again by itself, from another copy if there is one, and repaired.
             if read && block_checksum(block) == misses[at].ptr.checksum {
-                nodes[at] = self.keep(misses[at], block).ok();
+                nodes[at] = self.keep(misses[at], tree, block).ok();
             }
         }
         nodes
@@ -189,11 +189,16 @@ impl NodeSource for Store {
 
 impl Store {
     /// The node in a block that has passed its checksum. It is in the cache from now on.
-    fn keep(&self, miss: Miss, block: &[u8]) -> Result<Arc<Node>> {
+    fn keep(&self, miss: Miss, tree: &Tree, block: &[u8]) -> Result<Arc<Node>> {
         let what = || format!("a node of the {} tree", miss.tree.name());
         let (header, node) = Node::decode(block, miss.ptr).map_err(|e| EngineError::corrupt(what(), e))?;
         if header.tree != miss.tree || header.level != miss.level || header.pool_tag != self.pool_tag {
             let why = varve_format::Corrupt { what: "node of another tree, level or pool", at: 0 };
+            return Err(EngineError::corrupt(what(), why));
+        }
+        if !tree.leads_to(miss, &node, self)? {
+            let why =
+                varve_format::Corrupt { what: "keys outside the range that the nodes above give", at: 0 };
             return Err(EngineError::corrupt(what(), why));
         }
         let node = Arc::new(node);
@@ -281,6 +286,7 @@ impl Store {
         loop {
             // What is missing is read below: it may not be reused until then.
             let mut reading = None;
+            let missed;
             let result = {
                 let mut core = self.core.lock();
                 let purse = reservation.as_mut().map_or(&mut none, |r| &mut r.purse);
@@ -302,6 +308,7 @@ impl Store {
                 if let Err(Obstacle::Node(_) | Obstacle::Sums(_)) = &result {
                     reading = Some(Reading::begin(&self.readers));
                 }
+                missed = missed_in(&core, &result);
                 result.map(|lsn| (lsn, self.due(&core)))
             };
             match result {
@@ -322,7 +329,7 @@ impl Store {
                     return Ok(lsn);
                 }
                 Err(Obstacle::Node(miss)) => {
-                    let node = self.load(miss)?;
+                    let node = self.load(miss, &missed.expect("a node is missed in a tree"))?;
                     fetched.nodes.insert(miss.ptr.addr[0].0, node);
                     drop(reading);
                 }

@@ -46,14 +46,14 @@ impl Ahead {
             // Up to the next that is in memory anyhow: what is read belongs to the links in their order.
             let misses: Vec<Miss> = links.iter().take(self.window).map_while(miss).collect();
             if misses.len() > 1 {
-                self.nodes = source.load_ahead(&misses).into();
+                self.nodes = source.load_ahead(&misses, tree).into();
                 debug_assert_eq!(self.nodes.len(), misses.len());
                 if let Some(node) = self.nodes.pop_front().flatten() {
                     return Ok(node);
                 }
             }
         }
-        source.load(wanted)
+        source.load(wanted, tree)
     }
 }
 
@@ -61,8 +61,25 @@ impl Tree {
     fn fetch(&self, link: &Link, level: u8, source: &dyn NodeSource) -> Result<Arc<Node>> {
         match link {
             Link::Mem(node) => Ok(node.clone()),
-            Link::Disk(ptr) => source.load(Miss { ptr: *ptr, tree: self.id, level }),
+            Link::Disk(ptr) => source.load(Miss { ptr: *ptr, tree: self.id, level }, self),
         }
+    }
+
+    /// Whether the ways of the first and the last key of `node`, which was missed here, lead to it: then all its keys are in
+    /// the range that the nodes above give it. Those are in memory as a rule: one of them led here.
+    pub fn leads_to(&self, miss: Miss, node: &Node, source: &dyn NodeSource) -> Result<bool> {
+        for key in node.ends() {
+            let Some(mut link) = self.root.clone() else { return Ok(false) };
+            for level in (miss.level + 1..self.height).rev() {
+                let above = self.fetch(&link, level, source)?;
+                let Body::Interior(n) = &above.body else { return Ok(false) };
+                link = n.children[n.child_index(key)].clone();
+            }
+            if !matches!(link, Link::Disk(ptr) if ptr == miss.ptr) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The value at `key`, as `decode` sees it in place.

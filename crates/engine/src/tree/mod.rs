@@ -84,15 +84,16 @@ pub type Pins = HashMap<u64, Arc<Node>>;
 
 /// Fetches nodes; may do I/O.
 pub trait NodeSource {
-    /// The node a miss asks for.
-    fn load(&self, miss: Miss) -> Result<Arc<Node>, EngineError>;
+    /// The node a miss asks for. `tree` is the one in which it was missed: there the ways of its keys must lead to it
+    /// ([`Tree::leads_to`]), which is looked at when it is read from a device.
+    fn load(&self, miss: Miss, tree: &Tree) -> Result<Arc<Node>, EngineError>;
     /// The same, if that costs no I/O.
     fn cached(&self, _miss: Miss) -> Option<Arc<Node>> {
         None
     }
     /// Those of several nodes that can be had in one go, in the same order. What is `None` has to be loaded by itself, and
     /// what is wrong with it is heard of then.
-    fn load_ahead(&self, misses: &[Miss]) -> Vec<Option<Arc<Node>>> {
+    fn load_ahead(&self, misses: &[Miss], _tree: &Tree) -> Vec<Option<Arc<Node>>> {
         vec![None; misses.len()]
     }
 }

@@ -74,6 +74,17 @@ impl Node {
         }
     }
 
+    /// Its first and its last key, if it has any: of an interior node those that separate its children.
+    pub fn ends(&self) -> impl Iterator<Item = &[u8]> {
+        let ends = match &self.body {
+            Body::Leaf(l) => (l.len() > 0).then(|| [l.key(0), l.key(l.len() - 1)]),
+            Body::Interior(n) => {
+                (n.keys.len() > 1).then(|| [n.keys[1].as_slice(), n.keys[n.keys.len() - 1].as_slice()])
+            }
+        };
+        ends.into_iter().flatten()
+    }
+
     /// Bytes it takes on disk, without padding.
     pub fn encoded_bytes(&self) -> usize {
         match &self.body {

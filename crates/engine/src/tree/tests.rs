@@ -26,13 +26,13 @@ struct Disk {
 }
 
 impl NodeSource for Disk {
-    fn load(&self, miss: Miss) -> Result<Arc<Node>, EngineError> {
+    fn load(&self, miss: Miss, _: &Tree) -> Result<Arc<Node>, EngineError> {
         self.single.fetch_add(1, Relaxed);
         self.read(miss)
     }
 
     // Of nodes at some addresses nothing can be had ahead.
-    fn load_ahead(&self, misses: &[Miss]) -> Vec<Option<Arc<Node>>> {
+    fn load_ahead(&self, misses: &[Miss], _: &Tree) -> Vec<Option<Arc<Node>>> {
         assert!((2..=64).contains(&misses.len()), "{} nodes at once", misses.len());
         self.groups.fetch_add(1, Relaxed);
         let bad = |miss: &Miss| miss.ptr.addr[0].0 / BLOCK_BYTES as u64 % 23 == 5;
@@ -103,7 +103,7 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
             match tree.prepare(&key, &mut asked) {
                 Ok(exists) => break (exists, asked.forecast),
                 Err(miss) => {
-                    pins.insert(miss.ptr.addr[0].0, disk.load(miss).expect("on disk"));
+                    pins.insert(miss.ptr.addr[0].0, disk.load(miss, &tree).expect("on disk"));
                 }
             }
         };
@@ -170,6 +170,37 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
     let mut count = 0;
     count_nodes(&tree, &disk, &mut count);
     assert_eq!(count, dirty + live_on_disk, "seed {seed}: nodes written, replaced and dirty add up");
+    ways_lead_to_their_nodes(&tree, &disk, seed);
+}
+
+/// The ways of a node's keys lead to it, and to none of the same level beside it.
+fn ways_lead_to_their_nodes(tree: &Tree, disk: &Disk, seed: u64) {
+    fn below(tree: &Tree, link: &Link, level: u8, disk: &Disk, found: &mut Vec<(Miss, Arc<Node>)>) {
+        let node = match link {
+            Link::Mem(node) => node.clone(),
+            Link::Disk(ptr) => {
+                let miss = Miss { ptr: *ptr, tree: tree.id, level };
+                let node = disk.load(miss, tree).expect("on disk");
+                found.push((miss, node.clone()));
+                node
+            }
+        };
+        if let Body::Interior(n) = &node.body {
+            n.children.iter().for_each(|child| below(tree, child, level - 1, disk, found));
+        }
+    }
+    let mut found = Vec::new();
+    tree.root.iter().for_each(|root| below(tree, root, tree.height - 1, disk, &mut found));
+    let leads = |miss: Miss, node: &Node| tree.leads_to(miss, node, disk).expect("reads");
+    for (i, (miss, node)) in found.iter().enumerate() {
+        assert!(leads(*miss, node), "seed {seed}: {miss:?}");
+        let other = found.iter().skip(i + 1).find(|(other, _)| other.level == miss.level);
+        if let Some((other, _)) = other
+            && node.ends().count() > 0
+        {
+            assert!(!leads(*other, node), "seed {seed}: {other:?} has the keys of {miss:?}");
+        }
+    }
 }
 
 fn count_nodes(tree: &Tree, disk: &Disk, count: &mut i64) {
@@ -177,7 +208,7 @@ fn count_nodes(tree: &Tree, disk: &Disk, count: &mut i64) {
         *count += 1;
         let node = match link {
             Link::Mem(n) => n.clone(),
-            Link::Disk(ptr) => disk.load(Miss { ptr: *ptr, tree: tree.id, level }).expect("on disk"),
+            Link::Disk(ptr) => disk.load(Miss { ptr: *ptr, tree: tree.id, level }, tree).expect("on disk"),
         };
         assert!(node.encoded_bytes() <= BLOCK_BYTES);
         if let Body::Interior(n) = &node.body {

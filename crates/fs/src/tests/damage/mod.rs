@@ -33,6 +33,7 @@ use single::{BYTES, Plant, RECORDS};
 use subvolumes::FORKED;
 
 mod image;
+mod reading;
 mod single;
 mod subvolumes;
 
