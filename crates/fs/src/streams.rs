@@ -78,9 +78,10 @@ struct Stream {
 struct Table {
     streams: Vec<Stream>,
     spare: Vec<AlignedBuf>,
-    /// Of whom is to be read ahead, for the threads.
+    /// Of whom is to be read ahead, for the threads: each once, no more than [`STREAMS_MAX`].
     wanted: VecDeque<Weak<InodeState>>,
-    /// Threads that have nothing to do.
+    /// Threads that read ahead, and those of them that have nothing to do.
+    threads: usize,
     idle_threads: usize,
     stop: bool,
 }
@@ -100,11 +101,18 @@ impl Table {
         self.streams.iter_mut().find(|stream| stream.state.as_ptr() == Arc::as_ptr(state))
     }
 
-    /// Has a thread read ahead of this file if that is called for and one is idle. Else whoever is at work comes to it.
+    /// Has a thread read ahead of this file if that is called for.
     fn want(&mut self, state: &Arc<InodeState>, work: &Condvar) {
-        if self.idle_threads > self.wanted.len() && self.of(state).is_some_and(|stream| stream.has_room()) {
+        let wanted = self.wanted.iter().any(|other| other.as_ptr() == Arc::as_ptr(state));
+        if self.threads > 0
+            && !wanted
+            && self.wanted.len() < STREAMS_MAX
+            && self.of(state).is_some_and(|stream| stream.has_room())
+        {
             self.wanted.push_back(Arc::downgrade(state));
-            work.notify_one();
+            if self.idle_threads > 0 {
+                work.notify_one();
+            }
         }
     }
 
@@ -138,6 +146,11 @@ impl Stream {
             self.pieces.clear();
         }
         self.len = len;
+        if !self.frontier.abs_diff(offset).is_multiple_of(len) {
+            // Pieces begin elsewhere than reads: none of them will be asked for.
+            self.frontier = 0;
+            self.pieces.retain(|piece| piece.fetched.is_none());
+        }
         self.frontier = self.frontier.max(self.next);
         // What nobody has asked for in its turn.
         let next = self.next;
@@ -178,9 +191,10 @@ impl Streams {
     /// the caller's to read, and to hand over ([`Streams::end`]).
     fn claim(&self, state: &Arc<InodeState>, size: u64) -> Option<(u64, usize, AlignedBuf)> {
         let mut table = self.table.lock();
+        let stop = table.stop;
         let stream = table.of(state)?;
         let (offset, len) = (stream.frontier, stream.len);
-        if !stream.has_room() || offset >= size {
+        if stop || !stream.has_room() || offset >= size {
             return None;
         }
         stream.frontier = offset + len;
@@ -193,6 +207,16 @@ impl Streams {
         let len = len as usize;
         let buf = spare.filter(|buf| buf.len() >= len).unwrap_or_else(|| AlignedBuf::new(len));
         Some((offset, len, buf))
+    }
+
+    /// Whether others wait for a thread; then this file waits behind them.
+    fn others_wait(&self, state: &Arc<InodeState>) -> bool {
+        let mut table = self.table.lock();
+        let others = table.wanted.iter().any(|other| other.as_ptr() != Arc::as_ptr(state));
+        if others {
+            table.want(state, &self.work);
+        }
+        others
     }
 
     /// A claimed piece has been read, or could not be.
@@ -276,7 +300,7 @@ impl Core {
         self.read_into(ino, offset, &mut buf[..len])
     }
 
-    /// Reads what whoever reads this file will ask for next, if it looks like that.
+    /// Reads what whoever reads this file will ask for next, if it looks like that; until others are to be read ahead of.
     pub(crate) fn read_ahead(&self, state: &Arc<InodeState>) {
         loop {
             let size = state.inner.read().size;
@@ -285,6 +309,10 @@ impl Core {
             let mut claim = Claim { streams: &self.streams, state, offset, fetched: None };
             if let Ok(Some((count, mapping))) = self.fetch(state, offset, &mut buf[..len]) {
                 claim.fetched = Some(Fetched { buf, count, mapping });
+            }
+            drop(claim);
+            if self.streams.others_wait(state) {
+                return;
             }
         }
     }
@@ -326,7 +354,9 @@ impl ReadAheadThreads {
         let threads = (0..FETCHING_MAX).map(start).map_while(|thread| {
             thread.inspect_err(|error| tracing::warn!(%error, "no thread for reading ahead")).ok()
         });
-        ReadAheadThreads { threads: threads.collect(), core: core.clone() }
+        let threads: Vec<_> = threads.collect();
+        core.streams.table.lock().threads = threads.len();
+        ReadAheadThreads { threads, core: core.clone() }
     }
 }
 

@@ -213,6 +213,55 @@ fn readers_beside_a_writer() {
     fixture.check();
 }
 
+// Goal: a reader who jumps by half a piece and goes on is read ahead of from there, and nothing is read twice for long.
+// Method: such a reader; the device's bytes are counted.
+#[test]
+fn a_reader_out_of_step() {
+    let fixture = Fixture::new(64 * MIB);
+    let ino = fixture.create(b"f");
+    let bytes = pattern(1, FILE_BYTES);
+    fixture.write(ino, 0, &bytes);
+    fixture.fs.sync().unwrap();
+    let mut buf = AlignedBuf::new(PIECE);
+    let before = fixture.device.stats().read_bytes;
+    let places = (0..3).map(|n| n * PIECE).chain((3..19).map(|n| n * PIECE + PIECE / 2));
+    for at in places {
+        assert!(read(&fixture.fs, ino, at, PIECE, &mut buf).unwrap() == bytes[at..at + PIECE], "at {at}");
+    }
+    let read = fixture.device.stats().read_bytes - before;
+    assert!(read <= (FILE_BYTES + 6 * PIECE) as u64, "{read} bytes were read of {FILE_BYTES}");
+}
+
+// Goal: one reader does not keep the threads from another, and closing does not wait for readers. Method: more files than
+// threads are begun to be read, and each comes to have its pieces; then the filesystem is closed in the middle of it.
+#[test]
+fn threads_serve_all_readers() {
+    let fixture = Fixture::new(64 * MIB);
+    let files: Vec<InodeId> = (0..4).map(|n| fixture.create(format!("{n}").as_bytes())).collect();
+    for file in &files {
+        fixture.write(*file, 0, &pattern(file.0, FILE_BYTES));
+    }
+    fixture.fs.close().unwrap();
+    let options = OpenOptions {
+        store: StoreOptions::default(),
+        dirty_bytes_max: 8 * MIB,
+        clock: fixture.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![fixture.device.clone()], options).unwrap().0;
+    let mut buf = AlignedBuf::new(PIECE);
+    for at in (0..3 * PIECE).step_by(PIECE) {
+        for file in &files {
+            assert_eq!(fs.read_large(*file, at as u64, PIECE, &mut buf).unwrap(), PIECE);
+        }
+    }
+    assert!(fs.core().streams.comes_to_hold(4 * 4 * PIECE), "{:?} are held", fs.core().streams.held());
+    for file in &files {
+        fs.read_large(*file, 3 * PIECE as u64, PIECE, &mut buf).unwrap();
+    }
+    fs.close().unwrap();
+}
+
 // Goal: the threads that read ahead do so by themselves, see every change, and end with the filesystem. Method: one of two
 // threads reads a file from start to end, the other writes to it, in a filesystem with its background; when nobody writes any
 // more, what the reader asks for is there or on its way.

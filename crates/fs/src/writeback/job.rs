@@ -149,8 +149,8 @@ impl Core {
         Ok(())
     }
 
-    /// Writes batches while the next is gathered and the last is logged: else the device waits for the copying, the checksums
-    /// and the log, a third of the time. Batches are logged in their order, each when it is written, none after a failure.
+    /// Writes two batches while a third is gathered or logged: else the device waits for the copying, the checksums and the
+    /// log, a third of the time. Batches are logged in their order, each when it is written, none after a failure.
     fn write_overlapped(
         &self,
         jobs: &mut [FileJob],
@@ -161,27 +161,39 @@ impl Core {
             let mut failed = None;
             let mut writing: VecDeque<(Batch, Writing<'_>)> = VecDeque::with_capacity(WRITES_MAX);
             loop {
-                while failed.is_none() && writing.len() < WRITES_MAX {
-                    match self.gather(jobs, reservation, source) {
-                        Ok(Some(batch)) => {
-                            let placed = batch.placed.clone();
-                            let write = move || self.write_placed(&placed);
-                            writing.push_back((batch, Writing::start(scope, write)));
-                        }
-                        Ok(None) => break,
-                        Err(error) => failed = Some(error),
-                    }
-                }
-                let Some((batch, write)) = writing.pop_front() else {
-                    return failed.map_or(Ok(()), Err);
+                let next = match failed {
+                    None => self.gather(jobs, reservation, source).unwrap_or_else(|error| {
+                        failed = Some(error);
+                        None
+                    }),
+                    Some(_) => None,
                 };
-                let written = write.wait();
-                match (written, &failed) {
-                    (Ok(()), None) => failed = self.log_batch(jobs, batch, reservation, false).err(),
-                    (written, _) => {
+                let over = next.is_none();
+                let first = if over || writing.len() == WRITES_MAX { writing.pop_front() } else { None };
+                let written = first.and_then(|(batch, write)| match write.wait() {
+                    Ok(()) => Some(batch),
+                    Err(error) => {
                         self.store.deallocate(reservation, &batch.placed.runs);
-                        failed = failed.or(written.err());
+                        failed.get_or_insert(error);
+                        None
                     }
+                });
+                match next {
+                    Some(batch) if failed.is_some() => self.store.deallocate(reservation, &batch.placed.runs),
+                    Some(batch) => {
+                        let placed = batch.placed.clone();
+                        let write = move || self.write_placed(&placed);
+                        writing.push_back((batch, Writing::start(scope, write)));
+                    }
+                    None => {}
+                }
+                match written {
+                    Some(batch) if failed.is_some() => self.store.deallocate(reservation, &batch.placed.runs),
+                    Some(batch) => failed = self.log_batch(jobs, batch, reservation, false).err(),
+                    None => {}
+                }
+                if over && writing.is_empty() {
+                    return failed.map_or(Ok(()), Err);
                 }
             }
         })
