@@ -7,7 +7,7 @@
 //! sight of a stored record is gone, the reaper of the namespace moves it to the orphans, which let go of the data in a
 //! transaction of their own.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use parking_lot::lock_api::ArcMutexGuard;
@@ -30,6 +30,10 @@ const SWEPT_PER_STEP: u64 = 512;
 /// How long the reaper waits after a step while others are at work. Of a thousand operations of 20 microseconds some five
 /// meet a step then, and wait for its end.
 const PAUSE: Duration = Duration::from_millis(8);
+/// Other tasks that are done before a family of data has its turn.
+const TASKS_IN_A_ROW: u32 = 64;
+/// Steps of a family while others wait.
+const STEPS_IN_A_TURN: u32 = 32;
 /// Families asked for at a time when a pool is opened.
 const FAMILIES_PER_SCAN: usize = 1024;
 
@@ -70,19 +74,63 @@ struct Disposed {
 }
 
 /// What is to be done. Families of data come last: who lets go of their versions comes before, so that all that go then go
-/// together.
+/// together. But they have a turn after [`TASKS_IN_A_ROW`] others, and at once when space is short, for they free it.
 #[derive(Default)]
 struct Tasks {
     before: VecDeque<Task>,
-    families: VecDeque<Task>,
+    families: VecDeque<FamilyId>,
+    /// The families that wait, each once; the first, once it has been begun, may wait a second time.
+    waiting: HashSet<FamilyId>,
+    /// The first family has been begun.
+    begun: bool,
+    /// Other tasks since a family had its turn.
+    in_a_row: u32,
+    /// Something else has found no space: families first, until there are none.
+    short: bool,
 }
 
 impl Tasks {
-    fn of(&mut self, task: Task) -> &mut VecDeque<Task> {
-        if matches!(task, Task::Family(_)) { &mut self.families } else { &mut self.before }
+    fn push(&mut self, task: Task) {
+        if let Task::Family(family) = task {
+            if self.waiting.insert(family) {
+                self.families.push_back(family);
+            }
+            return;
+        }
+        // The first is perhaps being done, and has passed what this is about.
+        if self.before.len() < 2 || self.before.back() != Some(&task) {
+            self.before.push_back(task);
+        }
     }
-    fn first(&self) -> Option<Task> {
-        self.before.front().or(self.families.front()).copied()
+    fn families_have_their_turn(&self) -> bool {
+        self.before.is_empty() || self.short || self.in_a_row >= TASKS_IN_A_ROW
+    }
+    /// What to do next; it stays where it is until it is done.
+    fn begin(&mut self) -> Option<Task> {
+        match self.families.front() {
+            Some(family) if self.families_have_their_turn() => {
+                if !self.begun {
+                    self.waiting.remove(family);
+                }
+                self.begun = true;
+                self.in_a_row = 0;
+                Some(Task::Family(*family))
+            }
+            _ => {
+                self.in_a_row += 1;
+                self.before.front().copied()
+            }
+        }
+    }
+    /// The task that was begun last is done.
+    fn done(&mut self, task: Task) {
+        if let Task::Family(_) = task {
+            self.families.pop_front();
+            self.begun = false;
+            self.short &= !self.families.is_empty();
+        } else {
+            self.before.pop_front();
+        }
     }
 }
 
@@ -125,12 +173,7 @@ impl ReapQueue {
     }
     /// Adds work.
     pub(crate) fn push(&self, task: Task) {
-        let mut tasks = self.tasks.lock();
-        let tasks = tasks.of(task);
-        // The first is perhaps being done, and has passed what this is about.
-        if tasks.len() < 2 || tasks.back() != Some(&task) {
-            tasks.push_back(task);
-        }
+        self.tasks.lock().push(task);
     }
     /// A change has begun that may hide something in this namespace from the last who sees it.
     pub(crate) fn may_hide(&self, family: FamilyId) {
@@ -141,13 +184,20 @@ impl ReapQueue {
         let tasks = self.tasks.lock();
         (tasks.before.len() + tasks.families.len()) as u64
     }
-    /// Whether nothing comes before families of data.
-    fn only_families(&self) -> bool {
-        self.tasks.lock().before.is_empty()
+    /// Whether the family that has its turn goes on after so many steps.
+    fn family_goes_on(&self, steps: u32) -> bool {
+        let tasks = self.tasks.lock();
+        steps < STEPS_IN_A_TURN || tasks.before.is_empty() || tasks.short
+    }
+    /// A task has found no space. Whether families are to free some before it is tried again.
+    fn may_free_space(&self, task: Task) -> bool {
+        let mut tasks = self.tasks.lock();
+        tasks.short = !matches!(task, Task::Family(_)) && !tasks.families.is_empty();
+        tasks.short
     }
     /// Whether there is work.
     pub(crate) fn has_work(&self) -> bool {
-        self.tasks.lock().first().is_some()
+        self.backlog() > 0
     }
 }
 
@@ -233,14 +283,16 @@ impl Core {
         let _running = self.reap.running.lock();
         self.find_hidden();
         loop {
-            let Some(task) = self.reap.tasks.lock().first() else { return Ok(()) };
+            let Some(task) = self.reap.tasks.lock().begin() else { return Ok(()) };
             let reaped = match task {
                 Task::Orphan(ino) => self.reap_orphan(ino),
-                Task::Family(family) => match self.reap_family_while(family, || self.reap.only_families()) {
-                    Ok(false) => continue,
-                    Ok(true) => Ok(()),
-                    Err(error) => Err(error),
-                },
+                Task::Family(family) => {
+                    match self.reap_family_while(family, |steps| self.reap.family_goes_on(steps)) {
+                        Ok(false) => continue,
+                        Ok(true) => Ok(()),
+                        Err(error) => Err(error),
+                    }
+                }
                 Task::Names(family) => self.reap_names(family),
                 Task::Subvolume { id, slot, family } => self.reap_subvolume(id, slot, family),
             };
@@ -250,10 +302,11 @@ impl Core {
                     // It keeps its space, and keeps nothing else from being reaped; the next opening finds it again.
                     tracing::error!("{task:?} cannot be reaped: {error}; `varve check` says what is damaged");
                 }
+                Err(FsError::Engine(EngineError::NoSpace)) if self.reap.may_free_space(task) => continue,
                 Err(error) => return Err(error),
             }
             // Only here are tasks removed, and `running` is held.
-            self.reap.tasks.lock().of(task).pop_front();
+            self.reap.tasks.lock().done(task);
         }
     }
 
@@ -282,13 +335,15 @@ impl Core {
     /// Brings the versions of a family of data to what its holders see.
     pub(crate) fn reap_family(&self, family: FamilyId) -> Result<()> {
         let _hurry = self.reap.hurry();
-        self.reap_family_while(family, || true).map(|_| ())
+        self.reap_family_while(family, |_| true).map(|_| ())
     }
 
-    /// The same, as long as `goes_on`. False: there may be more to do.
-    fn reap_family_while(&self, family: FamilyId, goes_on: impl Fn() -> bool) -> Result<bool> {
+    /// The same, as long as `goes_on` says of the steps that have been done. False: there may be more to do.
+    fn reap_family_while(&self, family: FamilyId, goes_on: impl Fn(u32) -> bool) -> Result<bool> {
         let (mut entries, mut before) = (SWEPT_PER_STEP, self.store.position());
-        while goes_on() {
+        let mut steps = 0;
+        while goes_on(steps) {
+            steps += 1;
             let alone = self.families.lock();
             let mut tx = Transaction::new();
             let (view, mut memory) = (self.store.view(), self.reap.memory.lock());
@@ -427,5 +482,74 @@ impl Core {
                 None => return Ok(()),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: a family waits once, and once more when something comes up while it is being reaped, however often it is named.
+    // Method: two families named in turn, before one is begun and while it is.
+    #[test]
+    fn a_family_waits_once() {
+        let mut tasks = Tasks::default();
+        let name = |tasks: &mut Tasks| {
+            for _ in 0..1000 {
+                tasks.push(Task::Family(FamilyId(1)));
+                tasks.push(Task::Family(FamilyId(2)));
+            }
+        };
+        name(&mut tasks);
+        assert_eq!(tasks.families, [FamilyId(1), FamilyId(2)]);
+        let first = tasks.begin().unwrap();
+        name(&mut tasks);
+        // It goes on in its next turn, and is named meanwhile.
+        assert_eq!(tasks.begin(), Some(first));
+        name(&mut tasks);
+        assert_eq!(tasks.families, [FamilyId(1), FamilyId(2), FamilyId(1)]);
+        tasks.done(first);
+        name(&mut tasks);
+        assert_eq!(tasks.families, [FamilyId(2), FamilyId(1)]);
+    }
+
+    // Goal: who comes first comes first, but nobody waits for ever. Method: orphans that never end beside a family.
+    #[test]
+    fn families_have_their_turn() {
+        let mut tasks = Tasks::default();
+        tasks.push(Task::Family(FamilyId(1)));
+        let mut turns = Vec::new();
+        for number in 0..4 * u64::from(TASKS_IN_A_ROW) {
+            tasks.push(Task::Orphan(InodeId(number)));
+            let task = tasks.begin().unwrap();
+            match task {
+                Task::Family(_) => turns.push(number),
+                _ => tasks.done(task),
+            }
+        }
+        let every = u64::from(TASKS_IN_A_ROW) + 1;
+        assert_eq!(turns, [every - 1, 2 * every - 1, 3 * every - 1]);
+    }
+
+    // Goal: what finds no space waits for the families that free it, and is refused when there are none. Method: an orphan
+    // that finds none beside two families.
+    #[test]
+    fn families_free_space() {
+        let queue = ReapQueue::default();
+        let orphan = Task::Orphan(InodeId(1));
+        queue.push(orphan);
+        queue.push(Task::Family(FamilyId(1)));
+        queue.push(Task::Family(FamilyId(2)));
+        let begin = || queue.tasks.lock().begin();
+        assert_eq!(begin(), Some(orphan));
+        assert!(queue.may_free_space(orphan));
+        for family in [1, 2] {
+            let task = Task::Family(FamilyId(family));
+            assert_eq!(begin(), Some(task));
+            assert!(queue.family_goes_on(STEPS_IN_A_TURN), "to its end");
+            queue.tasks.lock().done(task);
+        }
+        assert_eq!(begin(), Some(orphan));
+        assert!(!queue.may_free_space(orphan));
     }
 }
