@@ -2,8 +2,8 @@
 //! once for each of them.
 //!
 //! How far it has come is in memory only, and nothing but time depends on it: before a row is touched in a step, its
-//! records have to say that it still is one; what is done in a place needs no other to have been done; and a version's
-//! record goes when the index says that it has nothing. After a crash, or when something has changed, it is planned anew.
+//! records have to say that it still is one, and the index that the step before has come true; what is done in a place needs
+//! no other to have been done; and a version's record goes when the index says that it has nothing. After a crash, or when something has changed, it is planned anew.
 //! Versions that nobody holds since a sweep began wait for the next one.
 
 use std::cmp::Reverse;
@@ -55,6 +55,9 @@ pub(super) struct Sweep {
     places: BinaryHeap<Reverse<(u64, usize, usize)>>,
     /// Rows in front of this one have ended.
     ended: usize,
+    /// An entry of the index that the last step has deleted. If it is there, that step has not been applied, and others may
+    /// still have something between two members that are to become one.
+    deleted: Option<Vec<u8>>,
 }
 
 /// What has become of a step.
@@ -77,7 +80,7 @@ pub(super) fn step(
 ) -> Result<bool> {
     for _ in 0..2 {
         let mut sweep = match std::mem::take(memory) {
-            Memory::Sweep(sweep) if sweep.family == family => sweep,
+            Memory::Sweep(sweep) if sweep.family == family && sweep.is_applied(read)? => sweep,
             Memory::NotWorth(of, steps @ 1..) if of == family => {
                 *memory = Memory::NotWorth(of, steps - 1);
                 return Ok(false);
@@ -141,12 +144,19 @@ impl Sweep {
             ahead.push(members);
         }
         let worth = rows.len() > 1 || rows.first().is_some_and(|row| !matches!(row.kind, Kind::Pair(_)));
-        Ok(worth.then_some(Sweep { family, rows, ahead, places, ended: 0 }))
+        Ok(worth.then_some(Sweep { family, rows, ahead, places, ended: 0, deleted: None }))
+    }
+
+    /// Whether what the last step did has come true. A transaction does as a whole: one thing in it is asked for.
+    fn is_applied(&self, read: &dyn Read) -> Result<bool> {
+        let there = self.deleted.as_ref().map(|key| read.get(TreeId::HELD, key)).transpose()?;
+        Ok(there.flatten().is_none())
     }
 
     /// Goes by the next places, until the step has done what it may; then rows end, one a step.
     fn advance(&mut self, read: &dyn Read, extents: &mut Extents) -> Result<Went> {
         let mut met: BTreeMap<usize, Beneath> = BTreeMap::new();
+        self.deleted = None;
         while let Some(Reverse((segment, row, _))) = self.places.peek().copied() {
             if extents.is_swept() {
                 return Ok(Went::On);
@@ -164,7 +174,11 @@ impl Sweep {
                 self.places.pop();
                 here.push(member);
             }
-            let left = extents.sweep_place(read, self.family, &self.rows[row], segment, &here, beneath)?;
+            let (left, emptied) =
+                extents.sweep_place(read, self.family, &self.rows[row], segment, &here, beneath)?;
+            if let Some(key) = emptied {
+                self.deleted = Some(held_key(self.family, key, TreeId::EXTENTS, &segment.to_be_bytes()));
+            }
             let stops = !left.is_empty();
             self.places.extend(left.iter().map(|member| Reverse((segment, row, *member))));
             for member in here.into_iter().filter(|member| !left.contains(member)) {
@@ -230,7 +244,7 @@ impl Extents<'_> {
     }
 
     /// Does what is to be done to a row in one place, where the index says that these members have something. Gives those
-    /// whose turn has not come.
+    /// whose turn has not come, and one that had something and now has nothing there.
     fn sweep_place(
         &mut self,
         read: &dyn Read,
@@ -239,7 +253,7 @@ impl Extents<'_> {
         segment: u64,
         here: &[usize],
         beneath: &mut Beneath,
-    ) -> Result<Vec<usize>> {
+    ) -> Result<(Vec<usize>, Option<VersionKey>)> {
         let target = match row.kind {
             Kind::Dead => None,
             Kind::Joined { target } => Some(target),
@@ -265,6 +279,7 @@ impl Extents<'_> {
         }
         self.visits += lists.len() as u64;
         let left = order[lists.len()..].to_vec();
+        let emptied = lists.iter().find(|(_, list)| !list.is_empty()).map(|(member, _)| row.keys[*member]);
         if let Some(target) = target {
             lists.extend(load_lists(read, family, segment, row, &[target])?);
         }
@@ -277,7 +292,7 @@ impl Extents<'_> {
         // While an older one has its turn still before it, a hole may hide what it has.
         let beneath = Some(beneath).filter(|_| !left.iter().any(|member| Some(*member) < target));
         self.join(read, family, segment, &lists, target.map(|target| row.keys[target]), beneath)?;
-        Ok(left)
+        Ok((left, emptied))
     }
 
     /// An index entry where there is nothing, which there should not be, goes.

@@ -12,7 +12,7 @@ use crate::transaction::Op;
 
 fn world_with_one_file() -> World {
     let mut world = World::new(1, 1);
-    world.next_block = 1 << 20;
+    (world.next_block, world.loses) = (1 << 20, false);
     world
 }
 
@@ -450,6 +450,7 @@ fn many_versions_go_in_one_sweep() {
         let gone = versions - world.files.len() as u64;
         let leaves = reap_all(&mut world, 20_000);
         world.check();
+        world.idle();
         println!(
             "{gone} of {versions} versions: {} entries changed of {stored}, {} leaves written of {leaves_before}, {} steps",
             leaves.entries, leaves.written, leaves.steps

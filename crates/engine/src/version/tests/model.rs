@@ -47,7 +47,7 @@ fn run_all(seeds: std::ops::Range<u64>) {
         more.into_iter().for_each(|(what, n)| *seen.entry(what).or_default() += n);
     }
     // None, up and down for writes, holes and cuts; children; limits lowered and kept; holders of all sorts; rechecks; rows.
-    assert!(seen.len() == 42 && seen.values().all(|n| *n > 10), "a situation was hardly met: {seen:?}");
+    assert!(seen.len() == 44 && seen.values().all(|n| *n > 10), "a situation was hardly met: {seen:?}");
 }
 
 /// Goal: any sequence of forks, writes, shared ranges, holes, reservations, moves, truncations, releases and reaper steps reads like a

@@ -30,6 +30,8 @@ pub(super) struct World {
     next_id: u64,
     /// What the reaper remembers, however much has changed since.
     memory: ReaperMemory,
+    /// Whether steps of the reaper get lost, and what it remembers.
+    pub(super) loses: bool,
     /// Where the next transaction's data and the reaper's last words came from.
     pub(super) log: Vec<String>,
     /// Situations that the run has been in, and how often.
@@ -52,6 +54,7 @@ impl World {
             next_block: 16,
             next_id: 100,
             memory: ReaperMemory::default(),
+            loses: true,
             log: Vec::new(),
             seen: BTreeMap::new(),
         }
@@ -320,7 +323,21 @@ impl World {
                 _ => (),
             }
         }
-        self.apply(&tx);
+        match self.random.below(40) {
+            _ if !self.loses => self.apply(&tx),
+            // A crash before it, or an error: all that is remembered is of a step that has not been.
+            0 if !tx.is_empty() => self.saw("step not applied"),
+            1 if !tx.is_empty() => {
+                self.saw("step not applied, and forgotten");
+                self.memory.forget();
+            }
+            // A crash after it.
+            2..6 => {
+                self.apply(&tx);
+                self.memory.forget();
+            }
+            _ => self.apply(&tx),
+        }
         progress.more
     }
 
