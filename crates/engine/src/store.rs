@@ -16,7 +16,7 @@ use crate::check::Damage;
 use crate::checkpoint::Durable;
 use crate::checkpoint::checksums::{self, Found, SumCache, SumPage};
 use crate::core::{Core, Fetched, Obstacle, PENDING_BYTES_SOFT, Purse, RECORD_BYTES_MAX, missed_in};
-use crate::journal::Commits;
+use crate::journal::{Commits, PanicStops};
 use crate::options::{SpaceStats, StoreOptions, StoreStats};
 use crate::planted::{Planted, is};
 use crate::pool::Pool;
@@ -235,6 +235,16 @@ impl Store {
         }
     }
 
+    /// Why the pool has stopped accepting writes, if it has.
+    pub fn stopped(&self) -> Option<EngineError> {
+        self.commits.stopped().map(EngineError::Stopped)
+    }
+
+    /// While it lives, a panic stops the pool; see [`PanicStops`].
+    pub fn stop_on_panic(&self, what: &'static str) -> PanicStops<'_> {
+        PanicStops::new(&self.commits, what)
+    }
+
     /// The name the pool was created with.
     pub fn pool_id(&self) -> [u8; 16] {
         self.pool.pool_id
@@ -289,6 +299,8 @@ impl Store {
             let missed;
             let result = {
                 let mut core = self.core.lock();
+                // Dropped before the lock: nobody sees half a transaction in a pool that goes on.
+                let panics = PanicStops::new(&self.commits, "a change");
                 let purse = reservation.as_mut().map_or(&mut none, |r| &mut r.purse);
                 let result = core.try_apply(&tx, purse, &mut fetched, &self.cache, &self.sum_cache);
                 if result.is_ok() && !tx.rides.is_empty() {
@@ -309,6 +321,7 @@ impl Store {
                     reading = Some(Reading::begin(&self.readers));
                 }
                 missed = missed_in(&core, &result);
+                panics.done();
                 result.map(|lsn| (lsn, self.due(&core)))
             };
             match result {

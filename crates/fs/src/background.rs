@@ -35,20 +35,21 @@ impl Background {
         let stop = Arc::new(Stop::default());
         let (core, told) = (core.clone(), stop.clone());
         let run = move || {
-            let mut failing = false;
+            let (mut failing, mut more) = (false, false);
             loop {
                 {
                     let mut asked = told.asked.lock();
-                    if !*asked {
+                    if !*asked && !more {
                         told.changed.wait_for(&mut asked, INTERVAL);
                     }
                     if *asked {
                         return;
                     }
                 }
-                match core.maintain() {
-                    Ok(()) => failing = false,
+                match core.maintain_some() {
+                    Ok(all) => (failing, more) = (false, !all),
                     Err(error) => {
+                        more = false;
                         // What failed is tried again; whoever waits for that data gets the error himself.
                         if !failing {
                             tracing::error!(%error, "background work failed");

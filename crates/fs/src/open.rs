@@ -280,25 +280,30 @@ impl Core {
 
     /// Does the background work that is due.
     pub(crate) fn maintain(&self) -> Result<()> {
+        self.maintain_with(|| self.reap_all().map(|()| true)).map(|_| ())
+    }
+
+    /// The same for the background, which reaps a little at a time. False: there may be more to reap.
+    pub(crate) fn maintain_some(&self) -> Result<bool> {
+        self.maintain_with(|| self.reap_some())
+    }
+
+    fn maintain_with(&self, reap: impl FnOnce() -> Result<bool>) -> Result<bool> {
         self.streams.tire();
         if self.read_only || self.closed.load(Ordering::Acquire) {
-            return Ok(());
+            return Ok(true);
         }
         self.write_back_old()?;
         self.complete(|_| true)?;
         if self.dirty.bytes() == 0 {
             self.buffers.clear();
         }
-        if self.background {
-            self.reap_beside_others()?;
-        } else {
-            self.reap_all()?;
-        }
+        let all_reaped = reap()?;
         self.count_files()?;
         if !self.background {
             self.store.maintain()?;
         }
-        Ok(())
+        Ok(all_reaped)
     }
 
     /// The root, which has no name, is its own parent.

@@ -7,6 +7,7 @@
 //! sight of a stored record is gone, the reaper of the namespace moves it to the orphans, which let go of the data in a
 //! transaction of their own.
 
+use std::cell::Cell;
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
@@ -34,6 +35,8 @@ const PAUSE: Duration = Duration::from_millis(8);
 const TASKS_IN_A_ROW: u32 = 64;
 /// Steps of a family while others wait.
 const STEPS_IN_A_TURN: u32 = 32;
+/// Steps of the reaper before the background looks after other things: with rests a second.
+const STEPS_AT_A_TIME: u32 = 128;
 /// Families asked for at a time when a pool is opened.
 const FAMILIES_PER_SCAN: usize = 1024;
 
@@ -85,7 +88,7 @@ struct Tasks {
     begun: bool,
     /// Other tasks since a family had its turn.
     in_a_row: u32,
-    /// Something else has found no space: families first, until there are none.
+    /// Something else has found no space: a family first, to its end.
     short: bool,
 }
 
@@ -116,8 +119,8 @@ impl Tasks {
                 self.in_a_row = 0;
                 Some(Task::Family(*family))
             }
-            _ => {
-                self.in_a_row += 1;
+            waits => {
+                self.in_a_row = if waits.is_some() { self.in_a_row + 1 } else { 0 };
                 self.before.front().copied()
             }
         }
@@ -127,7 +130,8 @@ impl Tasks {
         if let Task::Family(_) = task {
             self.families.pop_front();
             self.begun = false;
-            self.short &= !self.families.is_empty();
+            // The other is tried again.
+            self.short = false;
         } else {
             self.before.pop_front();
         }
@@ -275,19 +279,33 @@ impl Core {
     /// Does everything there is to reap, as quickly as it can. What is damaged is left as it is, and said in the log.
     pub(crate) fn reap_all(&self) -> Result<()> {
         let _hurry = self.reap.hurry();
-        self.reap_beside_others()
+        self.reap(&Cell::new(u32::MAX)).map(|_| ())
     }
 
-    /// The same, with a rest after each step while others change something.
-    pub(crate) fn reap_beside_others(&self) -> Result<()> {
+    /// Some of the same, with a rest after each step while others change something: there is other work in the background,
+    /// and who closes the filesystem waits for this. False: there may be more.
+    pub(crate) fn reap_some(&self) -> Result<bool> {
+        self.reap(&Cell::new(STEPS_AT_A_TIME))
+    }
+
+    /// Reaps as long as steps are left.
+    fn reap(&self, left: &Cell<u32>) -> Result<bool> {
         let _running = self.reap.running.lock();
         self.find_hidden();
         loop {
-            let Some(task) = self.reap.tasks.lock().begin() else { return Ok(()) };
+            let none_left = left.replace(left.get().saturating_sub(1)) == 0;
+            if none_left {
+                return Ok(false);
+            }
+            let Some(task) = self.reap.tasks.lock().begin() else { return Ok(true) };
             let reaped = match task {
                 Task::Orphan(ino) => self.reap_orphan(ino),
                 Task::Family(family) => {
-                    match self.reap_family_while(family, |steps| self.reap.family_goes_on(steps)) {
+                    let goes_on = |steps| {
+                        left.set(left.get().saturating_sub(1));
+                        left.get() > 0 && self.reap.family_goes_on(steps)
+                    };
+                    match self.reap_family_while(family, goes_on) {
                         Ok(false) => continue,
                         Ok(true) => Ok(()),
                         Err(error) => Err(error),
@@ -548,8 +566,8 @@ mod tests {
             assert_eq!(begin(), Some(task));
             assert!(queue.family_goes_on(STEPS_IN_A_TURN), "to its end");
             queue.tasks.lock().done(task);
+            assert_eq!(begin(), Some(orphan), "it is tried again after each");
+            assert_eq!(queue.may_free_space(orphan), family == 1);
         }
-        assert_eq!(begin(), Some(orphan));
-        assert!(!queue.may_free_space(orphan));
     }
 }

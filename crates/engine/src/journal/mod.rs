@@ -38,7 +38,7 @@ use crate::{Data, EngineError};
 use turns::{Wakes, Written};
 
 pub use turns::Commits;
-pub(crate) use turns::PanicStops;
+pub use turns::PanicStops;
 
 type Result<T> = std::result::Result<T, EngineError>;
 type Done = Box<dyn FnOnce(Result<()>) + Send>;
@@ -224,6 +224,10 @@ impl Store {
     fn write_batch(&self, what: Lead) -> Result<Sent> {
         let flushed = self.commits.inner.lock().flushed_sequence;
         let mut core = self.core.lock();
+        // Who had this lock before may have left half a transaction behind: neither log nor checkpoint may have it.
+        if let Some(why) = self.commits.stopped() {
+            return Err(EngineError::Stopped(why));
+        }
         let what = if what == Lead::CloseIdle && core.pending.transactions > 0 { Lead::Commit } else { what };
         let skip = core.pending.transactions == 0 && what != Lead::CloseIdle;
         // The planted error freezes a state whose last transactions are not in the log yet.

@@ -285,15 +285,16 @@ impl Commits {
 }
 
 /// Stops the pool should its holder panic: without a batch that would have to be acknowledged, and is not, others would wait
-/// for ever. The holder lets go of it when all is done ([`PanicStops::done`]), with or without an error.
-pub(crate) struct PanicStops<'a> {
+/// for ever; and what a change or a write-back has left undone must not be taken for done. The holder lets go of it when all
+/// is done ([`PanicStops::done`]), with or without an error.
+pub struct PanicStops<'a> {
     commits: Option<&'a Commits>,
     what: &'static str,
 }
 
 impl<'a> PanicStops<'a> {
     /// From now on; `what` is being done.
-    pub fn new(commits: &'a Commits, what: &'static str) -> PanicStops<'a> {
+    pub(crate) fn new(commits: &'a Commits, what: &'static str) -> PanicStops<'a> {
         PanicStops { commits: Some(commits), what }
     }
     /// It has not panicked.

@@ -79,14 +79,21 @@ impl Core {
 
     /// Makes the log durable up to `upto`.
     pub(crate) fn commit(&self, upto: Lsn) -> Result<()> {
+        self.require_running()?;
         if upto > self.store.durable_position() {
             self.store.commit(upto)?;
         }
         Ok(())
     }
 
+    /// A pool that has stopped may have lost what was to be written, although everything in the log is durable.
+    pub(crate) fn require_running(&self) -> Result<()> {
+        self.store.stopped().map_or(Ok(()), |why| Err(why.into()))
+    }
+
     pub(crate) fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>) {
         let logged = self.thawing(|| self.flush_file(ino)).and_then(|()| self.complete_with(ino));
+        let logged = logged.and_then(|()| self.require_running());
         if let Err(error) = logged {
             return done(Err(error));
         }

@@ -30,6 +30,8 @@ struct State {
 struct Gate {
     inner: FaultyDevice<MemoryDevice>,
     on: AtomicBool,
+    /// Large writes panic instead of waiting.
+    panics: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -58,6 +60,7 @@ impl Device for Gate {
         let written = |r: &Request<'_>| if let Request::Write { buf, .. } = r { buf.len() } else { 0 };
         let large = requests.iter().map(written).sum::<usize>() >= HELD_BYTES;
         if large && self.on.load(Ordering::SeqCst) {
+            assert!(!self.panics.load(Ordering::SeqCst), "planted in the device");
             let mut state = self.state.lock();
             let mine = state.arrived;
             state.arrived += 1;
@@ -95,6 +98,7 @@ fn gated() -> (Arc<Gate>, Arc<Filesystem>, [InodeId; 3]) {
     let gate = Arc::new(Gate {
         inner: FaultyDevice::new(f.device.snapshot(), 1, Vec::new()),
         on: AtomicBool::new(false),
+        panics: AtomicBool::new(false),
         state: Mutex::default(),
         changed: Condvar::new(),
     });
@@ -309,6 +313,32 @@ fn verbs_that_hold_a_turn_end_on_a_full_pool() {
             let result = ended.recv_timeout(LONG);
             assert!(result.is_ok(), "verb {verb} hangs; {left} blocks more, wrote {wrote:?}");
         }
+    }
+}
+
+// Goal: what a thread that panicked was writing back is not taken for written. Method: a device that panics in the write of
+// the data, once; everything else was durable, so that the log itself has nothing to complain of.
+#[test]
+fn nobody_believes_what_a_panic_left() {
+    for sync in [false, true] {
+        let (gate, fs, [a, b, _]) = gated();
+        let data = pattern(1, HELD_BYTES);
+        fs.write(Caller::ROOT, a, 0, &data).unwrap();
+        gate.panics.store(true, Ordering::SeqCst);
+        let panicked = std::thread::spawn({
+            let fs = fs.clone();
+            move || if sync { fs.sync() } else { fs.fsync(a) }
+        });
+        assert!(panicked.join().is_err());
+        gate.on.store(false, Ordering::SeqCst);
+        refused(fs.fsync(a), 5);
+        refused(fs.fsync(b), 5);
+        refused(fs.sync(), 5);
+        assert!(fs.read(a, 0, data.len()).unwrap() == data);
+        let (done, answer) = mpsc::channel();
+        fs.fsync_then(a, Box::new(move |result| done.send(result).unwrap()));
+        refused(answer.recv_timeout(LONG).unwrap(), 5);
+        assert!(fs.close().is_err());
     }
 }
 

@@ -105,12 +105,18 @@ impl Core {
     /// Writes back the pages of one file up to `size_max`, as if the file ended there; the caller has its turn, and
     /// gets it back.
     pub(crate) fn write_back_in_turn(&self, turn: Turn, size_max: u64, ride: Ride) -> Result<Turn> {
+        // What has been taken is neither dirty nor logged until all is finished.
+        let panics = self.store.stop_on_panic("writing data back");
         let mut group = Group::default();
-        if let Some(turn) = self.take(turn, size_max, &mut group)? {
-            return Ok(turn);
+        let taken = self.take(turn, size_max, &mut group);
+        if group.files() == 0 {
+            panics.done();
+            return Ok(taken?.expect("a turn that was not taken comes back"));
         }
         let result = self.write_group(&mut group, ride);
-        let mut turns = self.finish(group, result)?;
+        let finished = self.finish(group, result);
+        panics.done();
+        let mut turns = finished?;
         Ok(turns.pop().expect("a group of one file gives its turn back"))
     }
 
@@ -129,6 +135,7 @@ impl Core {
         let mut alone = Vec::new();
         let mut files = files.into_iter().peekable();
         while files.peek().is_some() {
+            let panics = self.store.stop_on_panic("writing data back");
             let mut group = Group::default();
             let mut tried = Vec::new();
             let mut result = Ok(());
@@ -145,7 +152,9 @@ impl Core {
                 }
             }
             let result = result.and_then(|()| self.write_group(&mut group, Ride::Allowed));
-            if self.finish(group, result).is_err() {
+            let finished = self.finish(group, result);
+            panics.done();
+            if finished.is_err() {
                 alone.append(&mut tried);
             }
         }
@@ -198,6 +207,6 @@ impl Core {
             *succeeded = round;
         }
         drop(succeeded);
-        Ok(self.store.commit(self.store.position())?)
+        self.commit(self.store.position())
     }
 }
