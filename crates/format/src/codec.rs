@@ -12,6 +12,7 @@ pub struct Reader<'a> {
 macro_rules! reads {
     ($($name:ident, $be:ident: $t:ty),*) => {$(
         /// The next little-endian field.
+        #[inline]
         pub fn $name(&mut self) -> Result<$t, Corrupt> {
             Ok(<$t>::from_le_bytes(self.array()?))
         }
@@ -40,6 +41,7 @@ impl<'a> Reader<'a> {
         Err(Corrupt { what, at: self.at })
     }
     /// The next `n` bytes.
+    #[inline]
     pub fn bytes(&mut self, n: usize) -> Result<&'a [u8], Corrupt> {
         if n > self.remaining() {
             return self.corrupt("ends inside a field");
@@ -49,6 +51,7 @@ impl<'a> Reader<'a> {
         Ok(out)
     }
     /// The next `N` bytes as an array.
+    #[inline]
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Corrupt> {
         let mut out = [0; N];
         out.copy_from_slice(self.bytes(N)?);
@@ -80,5 +83,16 @@ pub trait Writer {
 impl Writer for Vec<u8> {
     fn put_bytes(&mut self, bytes: &[u8]) {
         self.extend_from_slice(bytes);
+    }
+}
+
+/// Fills bytes of known length from the front: for records that are written all the time, where growing costs more than
+/// the fields. What is left when the last field has been written is still to be filled.
+impl Writer for &mut [u8] {
+    #[inline]
+    fn put_bytes(&mut self, bytes: &[u8]) {
+        let (here, rest) = std::mem::take(self).split_at_mut(bytes.len());
+        here.copy_from_slice(bytes);
+        *self = rest;
     }
 }

@@ -156,7 +156,36 @@ pub struct VersionId(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct VersionKey(pub u64);
 
-/// The checksum of one block of data (crc32c, Castagnoli).
+/// The checksum of one block of data (crc32c, Castagnoli). Every byte that is written or read passes through here, so it is
+/// worked out by whatever the processor does fastest; the few blocks of other kinds are left to the plainer library, beside which a
+/// test holds this one.
 pub fn block_checksum(bytes: &[u8]) -> u32 {
-    crc32c::crc32c(bytes)
+    crc_fast::crc32_iscsi(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: blocks are checked by the sum that SPEC.md names, on every processor and wherever they lie in memory. Method: the
+    // published sum of "123456789", then blocks and shorter pieces at all offsets of a word beside another library.
+    #[test]
+    fn block_checksums_are_crc32c() {
+        assert_eq!(block_checksum(b"123456789"), 0xe306_9283);
+        let mut state = 1u64;
+        let mut bytes = Vec::new();
+        while bytes.len() < 5 * BLOCK_BYTES {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            bytes.push((state >> 56) as u8);
+        }
+        for from in 0..16 {
+            for len in (0..300).chain([BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 4 * BLOCK_BYTES]) {
+                let piece = &bytes[from..from + len];
+                assert_eq!(block_checksum(piece), crc32c::crc32c(piece), "{len} bytes from {from}");
+            }
+        }
+        for block in [[0; BLOCK_BYTES], [0xff; BLOCK_BYTES]] {
+            assert_eq!(block_checksum(&block), crc32c::crc32c(&block));
+        }
+    }
 }

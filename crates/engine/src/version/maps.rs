@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use varve_format::TreeId;
+use varve_format::record::version::VersionRecord;
+use varve_format::{FamilyId, TreeId, VersionId};
 
 use super::{Read, Result, Trunks};
 use crate::{Lsn, Transaction};
@@ -64,6 +65,9 @@ impl Read for Maps {
     }
     fn trunks(&self) -> Option<(&Trunks, Lsn)> {
         Some((&self.known.trunks, Lsn(self.known.position)))
+    }
+    fn latest(&self, family: FamilyId, id: VersionId) -> Option<VersionRecord> {
+        self.known.trunks.latest(family, id, Lsn(self.known.position))
     }
 }
 

@@ -29,6 +29,7 @@
 use std::sync::Arc;
 
 use varve_format::record::extent::Extent;
+use varve_format::record::version::VersionRecord;
 use varve_format::{FamilyId, PoolAddr, TreeId, VersionId};
 
 use crate::{EngineError, Lsn, Store, View};
@@ -98,6 +99,10 @@ pub trait Read {
     fn trunks(&self) -> Option<(&Trunks, Lsn)> {
         None
     }
+    /// The record of a version, if it is known without a look at the trees.
+    fn latest(&self, _family: FamilyId, _id: VersionId) -> Option<VersionRecord> {
+        None
+    }
 }
 
 impl Read for View {
@@ -113,6 +118,9 @@ impl Read for View {
     fn trunks(&self) -> Option<(&Trunks, Lsn)> {
         Some((View::trunks(self), self.position()))
     }
+    fn latest(&self, family: FamilyId, id: VersionId) -> Option<VersionRecord> {
+        View::trunks(self).latest(family, id, self.position())
+    }
 }
 
 /// The trees as they are at each call: for who reads so little, and holds what keeps it from changing, that a [`View`] is
@@ -126,6 +134,10 @@ impl Read for Arc<Store> {
     }
     fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
         self.view().last_at_or_before(tree, at)
+    }
+    fn latest(&self, family: FamilyId, id: VersionId) -> Option<VersionRecord> {
+        // What was noted last is what the trees say at this call.
+        self.trunks.latest(family, id, Lsn(u64::MAX))
     }
 }
 

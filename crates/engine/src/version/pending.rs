@@ -36,6 +36,9 @@ pub(super) fn state(version: &VersionRecord) -> State {
 
 /// The record of a version; the implicit one of a family's first version if it has none.
 pub(super) fn record(read: &dyn Read, family: FamilyId, id: VersionId) -> Result<VersionRecord> {
+    if let Some(version) = read.latest(family, id) {
+        return Ok(version);
+    }
     match read.get(TreeId::VERSIONS, &version::encode_key(family, id))? {
         Some(value) => VersionRecord::decode(&value).map_err(|why| corrupt(family, id, why)),
         None if id.0 == family.0 => Ok(VersionRecord::implicit(family)),
@@ -51,7 +54,7 @@ pub(super) fn corrupt(family: FamilyId, id: VersionId, why: Corrupt) -> EngineEr
 /// Puts the record of a new version.
 pub(super) fn create(tx: &mut Transaction, family: FamilyId, id: VersionId, version: &VersionRecord) {
     debug_assert_eq!(state(version), State::Held);
-    tx.put(TreeId::VERSIONS, &version::encode_key(family, id), &version.encode());
+    tx.put_owned(TreeId::VERSIONS, &version::encode_key(family, id), Box::new(version.encode()));
 }
 
 /// Puts a record where `before` is, and the marks that its new state needs.
@@ -63,7 +66,7 @@ pub(super) fn update(
     before: &VersionRecord,
     after: &VersionRecord,
 ) -> Result<()> {
-    tx.put(TreeId::VERSIONS, &version::encode_key(family, id), &after.encode());
+    tx.put_owned(TreeId::VERSIONS, &version::encode_key(family, id), Box::new(after.encode()));
     let fewer = after.children < before.children;
     match (state(before), state(after)) {
         (State::Inner, State::Inner) if fewer => mark(tx, family, Work::Recheck(id), &[]),

@@ -8,6 +8,10 @@
 //!
 //! So a view older than `from` does not use it, and what is read from an old view is not kept for newer ones. Nothing but
 //! time depends on a trunk being there.
+//!
+//! Beside them, the records that were put last, as [`Trunks::note`] hears of them: who takes one snapshot after the other
+//! changes the same record each time. One is true of every view from the position on at which it was put, because the next
+//! change of it takes its place.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,6 +32,8 @@ pub(super) const READ_MAX: usize = if cfg!(test) { 1 } else { 64 };
 const STEPS_MAX: usize = 1 << 19;
 /// Families are told apart by this many remainders when a change is noted.
 const CHANGES: usize = 256;
+/// Records that were put last, at most: one for each remainder.
+const LATEST: usize = 32;
 
 /// A row of versions.
 #[derive(Clone, Debug)]
@@ -67,11 +73,27 @@ struct Inner {
     steps: usize,
     /// The last change of a family with this remainder.
     changed: [Lsn; CHANGES],
+    /// Of each remainder of family and version the record that was put last, if it has not been deleted since.
+    latest: [Option<Latest>; LATEST],
+}
+
+/// A record, and the transaction that put it.
+#[derive(Clone, Copy, Debug)]
+struct Latest {
+    family: FamilyId,
+    id: VersionId,
+    from: Lsn,
+    record: VersionRecord,
 }
 
 impl Default for Inner {
     fn default() -> Inner {
-        Inner { families: HashMap::new(), steps: 0, changed: [Lsn(0); CHANGES] }
+        Inner {
+            families: HashMap::new(),
+            steps: 0,
+            changed: [Lsn(0); CHANGES],
+            latest: [const { None }; LATEST],
+        }
     }
 }
 
@@ -87,6 +109,12 @@ impl Trunks {
     /// The trunk of a family for a view at `at`.
     pub(super) fn find(&self, family: FamilyId, at: Lsn) -> Option<Trunk> {
         self.0.lock().families.get(&family).filter(|trunk| trunk.from <= at).cloned()
+    }
+
+    /// The record of a version in a view at `at`, if it is one of those that were put last.
+    pub(super) fn latest(&self, family: FamilyId, id: VersionId, at: Lsn) -> Option<VersionRecord> {
+        let latest = self.0.lock().latest[place(family, id)]?;
+        ((latest.family, latest.id) == (family, id) && latest.from <= at).then_some(latest.record)
     }
 
     /// Keeps what was read of a family from a view at `at`, unless it may have changed since.
@@ -122,9 +150,11 @@ impl Trunks {
             let inner = inner.get_or_insert_with(|| self.0.lock());
             let Ok((family, id)) = version::decode_key(key) else { continue };
             inner.changed[remainder(family)] = lsn;
+            let record = value.and_then(|value| VersionRecord::decode(value).ok());
+            inner.latest[place(family, id)] = record.map(|record| Latest { family, id, from: lsn, record });
             let Some(trunk) = inner.families.get(&family) else { continue };
             let Some(at) = trunk.position(id) else { continue };
-            let same = value.and_then(|value| VersionRecord::decode(value).ok()).is_some_and(|version| {
+            let same = record.is_some_and(|version| {
                 let (step, parent) = (trunk.steps[at], trunk.steps.get(at + 1).map(|step| step.id));
                 (version.key, state(&version), version.limit, version.parent)
                     == (step.key, step.state, NO_LIMIT, parent)
@@ -138,6 +168,11 @@ impl Trunks {
 
 fn remainder(family: FamilyId) -> usize {
     (family.0 % CHANGES as u64) as usize
+}
+
+fn place(family: FamilyId, id: VersionId) -> usize {
+    // A file's family is its number, its first version's too: their sum, not their difference, tells files apart.
+    (family.0.wrapping_mul(3).wrapping_add(id.0) % LATEST as u64) as usize
 }
 
 #[cfg(test)]
@@ -174,5 +209,32 @@ mod tests {
         assert!(trunks.find(family, Lsn(4)).is_some_and(|trunk| trunk.position(VersionId(5)) == Some(1)));
         trunks.note(&[put(9, &record(Some(5), 0))], Lsn(5));
         assert!(trunks.find(family, Lsn(5)).is_none(), "nobody holds it any more");
+    }
+
+    /// Goal: what was put last is known to the views that see it and to no others, and not when it has gone. Method: put a
+    /// version, again, delete it, put what is no record; look from views around each step; put many that share remainders.
+    #[test]
+    fn knows_what_was_put_last() {
+        let (family, id, trunks) = (FamilyId(5), VersionId(9), Trunks::default());
+        let record = |refs| VersionRecord { refs, ..VersionRecord::implicit(family) };
+        let key = |id: VersionId| crate::key::Key::new(&version::encode_key(family, id));
+        let put = |id, value: &[u8]| Op::Put { tree: TreeId::VERSIONS, key: key(id), value: value.into() };
+        let refs = |at| trunks.latest(family, id, Lsn(at)).map(|record| record.refs);
+        trunks.note(&[put(id, &record(1).encode())], Lsn(3));
+        assert_eq!((refs(2), refs(3), refs(8)), (None, Some(1), Some(1)));
+        assert!(trunks.latest(family, VersionId(10), Lsn(8)).is_none());
+        trunks.note(&[put(id, &record(2).encode()), put(id, &record(3).encode())], Lsn(6));
+        assert_eq!((refs(5), refs(6)), (None, Some(3)), "a view before the change does not see it");
+        trunks.note(&[Op::Delete { tree: TreeId::VERSIONS, key: key(id) }], Lsn(7));
+        assert_eq!(refs(9), None, "it has gone");
+        trunks.note(&[put(id, &record(4).encode())], Lsn(10));
+        trunks.note(&[put(id, &[1])], Lsn(11));
+        assert_eq!(refs(12), None, "whoever reads it hears that it is damaged");
+        for n in 9..9 + 3 * LATEST as u64 {
+            trunks.note(&[put(VersionId(n), &record(n).encode())], Lsn(n + 20));
+            let known = |n| trunks.latest(family, VersionId(n), Lsn(1000)).map(|record| record.refs);
+            assert_eq!(known(n), Some(n));
+            assert!((9..n).all(|n| known(n).is_none_or(|refs| refs == n)));
+        }
     }
 }

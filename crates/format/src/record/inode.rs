@@ -132,7 +132,8 @@ impl InodeRecord {
     pub fn encode(&self) -> Vec<u8> {
         let inline = self.inline.as_deref().unwrap_or(&[]);
         debug_assert!(inline.len() <= INLINE_BYTES_MAX);
-        let mut out = Vec::with_capacity(INODE_FIXED_BYTES + inline.len());
+        let mut fixed = [0; INODE_FIXED_BYTES];
+        let mut out = &mut fixed[..];
         out.put_u8(self.kind as u8);
         out.put_u8(
             if self.inline.is_some() { INLINE_BIT } else { 0 }
@@ -156,9 +157,11 @@ impl InodeRecord {
         // Room for what later versions count per inode (quota marks, verity); zero now.
         out.put_bytes(&[0; 34]);
         out.put_u16(inline.len() as u16);
-        debug_assert_eq!(out.len(), INODE_FIXED_BYTES);
-        out.put_bytes(inline);
-        out
+        debug_assert!(out.is_empty());
+        let mut bytes = Vec::with_capacity(INODE_FIXED_BYTES + inline.len());
+        bytes.extend_from_slice(&fixed);
+        bytes.extend_from_slice(inline);
+        bytes
     }
 
     /// Reads a value; anything that is not exactly one is an error.

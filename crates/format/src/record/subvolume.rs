@@ -20,6 +20,8 @@ pub const LOCAL_INODE_BITS: u32 = 43;
 pub const SUBVOLUME_SLOTS: u32 = 1 << 20;
 /// Bytes of the record of a subvolume that has no place in another one (the first).
 pub const SUBVOLUME_FIXED_BYTES: usize = 64;
+/// Bytes of a [`SubvolumePlace`] before its name.
+const PLACE_FIXED_BYTES: usize = 44;
 
 const FILES_KNOWN: u8 = 1;
 
@@ -85,7 +87,8 @@ pub struct SubvolumeRecord {
 impl SubvolumeRecord {
     /// The value's bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(SUBVOLUME_FIXED_BYTES + 64);
+        let mut fixed = [0; SUBVOLUME_FIXED_BYTES];
+        let mut out = &mut fixed[..];
         out.put_u64(self.family.0);
         out.put_u64(self.version.0);
         out.put_u64(self.root.0);
@@ -96,17 +99,24 @@ impl SubvolumeRecord {
         out.put_u32(self.slot);
         out.put_bytes(&self.uuid);
         out.put_u16(self.flags);
-        debug_assert_eq!(out.len(), SUBVOLUME_FIXED_BYTES);
+        debug_assert!(out.is_empty());
+        let place_bytes = self.place.as_ref().map_or(0, |place| PLACE_FIXED_BYTES + place.name.len());
+        let mut bytes = Vec::with_capacity(SUBVOLUME_FIXED_BYTES + place_bytes);
+        bytes.extend_from_slice(&fixed);
         if let Some(place) = &self.place {
+            let mut fixed = [0; PLACE_FIXED_BYTES];
+            let mut out = &mut fixed[..];
             out.put_u64(place.parent);
             out.put_u64(place.directory.0);
             out.put_u64(place.position.0);
             out.put_i64(place.created.seconds);
             out.put_u32(place.created.nanoseconds);
             out.put_u64(place.origin);
-            out.put_bytes(&place.name);
+            debug_assert!(out.is_empty());
+            bytes.extend_from_slice(&fixed);
+            bytes.extend_from_slice(&place.name);
         }
-        out
+        bytes
     }
 
     /// Reads a value; anything that is not exactly one is an error.

@@ -74,8 +74,9 @@ impl VersionRecord {
         (self.children == 1).then_some(VersionId(self.children_xor))
     }
     /// The bytes of the value.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(VERSION_RECORD_BYTES);
+    pub fn encode(&self) -> [u8; VERSION_RECORD_BYTES] {
+        let mut bytes = [0; VERSION_RECORD_BYTES];
+        let mut out = &mut bytes[..];
         out.put_u64(self.parent.map_or(0, |p| p.0));
         out.put_u64(self.key.0);
         out.put_u64(self.refs);
@@ -91,7 +92,8 @@ impl VersionRecord {
         out.put_u64(self.bytes_held);
         out.put_u64(self.inodes_held);
         out.put_bytes(&self.uuid);
-        out
+        debug_assert!(out.is_empty());
+        bytes
     }
     /// The record in `bytes`.
     ///
@@ -99,6 +101,10 @@ impl VersionRecord {
     /// Wrong length, unknown state, a limit inside a block, children that contradict their count, a state that needs
     /// a parent without one.
     pub fn decode(bytes: &[u8]) -> Result<VersionRecord, Corrupt> {
+        // Its length first: with that known, no field is checked against the end.
+        let Ok(bytes) = <&[u8; VERSION_RECORD_BYTES]>::try_from(bytes) else {
+            return Err(Corrupt { what: "length of a version", at: bytes.len() });
+        };
         let mut reader = Reader::new(bytes);
         let parent = Some(VersionId(reader.u64()?)).filter(|p| p.0 != 0);
         let key = VersionKey(reader.u64()?);
@@ -206,7 +212,7 @@ mod tests {
         }
         for at in 0..valid.len() {
             for byte in 0..=255 {
-                let mut bytes = valid.clone();
+                let mut bytes = valid;
                 bytes[at] = byte;
                 if let Ok(record) = VersionRecord::decode(&bytes) {
                     assert_eq!(record.encode(), bytes);

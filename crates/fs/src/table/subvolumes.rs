@@ -37,7 +37,7 @@ pub(crate) fn put_first(tx: &mut Transaction, record: &SubvolumeRecord) {
 
 /// Stores subvolume `id`.
 pub(crate) fn put(tx: &mut Transaction, id: u64, record: &SubvolumeRecord) {
-    tx.put(TreeId::SUBVOLUMES, &subvolume_key(id), &record.encode());
+    tx.put_owned(TreeId::SUBVOLUMES, &subvolume_key(id), record.encode().into());
 }
 
 /// Removes subvolume `id`.

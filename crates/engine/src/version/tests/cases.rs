@@ -170,7 +170,7 @@ fn the_walk_names_the_damage() {
         ((TreeId::EXTENTS.0, key.encode().to_vec()), extent.encode().to_vec())
     };
     let record = |id: u64, record: &VersionRecord| {
-        ((TreeId::VERSIONS.0, version::encode_key(family, VersionId(id)).to_vec()), record.encode())
+        ((TreeId::VERSIONS.0, version::encode_key(family, VersionId(id)).to_vec()), record.encode().to_vec())
     };
     let held = |version: u64, segment: u64| {
         held_key(family, VersionKey(version), TreeId::EXTENTS, &segment.to_be_bytes())

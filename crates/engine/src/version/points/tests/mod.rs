@@ -42,7 +42,7 @@ impl Maps {
     }
     fn put_version(&mut self, id: u64, version: &VersionRecord) {
         let key = version::encode_key(FAMILY, VersionId(id));
-        self.trees.insert((TreeId::VERSIONS.0, key.to_vec()), version.encode());
+        self.trees.insert((TreeId::VERSIONS.0, key.to_vec()), version.encode().to_vec());
     }
     /// What was asked of it meanwhile: descents, entries met.
     fn cost(&self, of: impl FnOnce()) -> (u64, u64) {

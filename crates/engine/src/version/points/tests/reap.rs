@@ -301,14 +301,14 @@ fn the_walk_names_the_damage() {
             Kind::VersionHolders,
             vec![(
                 (TreeId::VERSIONS.0, version::encode_key(FAMILY, VersionId(100)).to_vec()),
-                Some(version_record(Some(5), 100, 2, &[]).encode()),
+                Some(version_record(Some(5), 100, 2, &[]).encode().to_vec()),
             )],
         ),
         (
             Kind::VersionParent,
             vec![(
                 (TreeId::VERSIONS.0, version::encode_key(FAMILY, VersionId(100)).to_vec()),
-                Some(version_record(Some(6), 100, 1, &[]).encode()),
+                Some(version_record(Some(6), 100, 1, &[]).encode().to_vec()),
             )],
         ),
     ];
