@@ -246,6 +246,7 @@ impl Core {
             keep_last: true,
             deferred: false,
             spare,
+            replay,
         };
         let mut deferred = Vec::new();
         for (op, counts) in ops.iter().zip(counts) {

@@ -2,10 +2,13 @@
 //!
 //! The extents are space set aside, a block in every second one, so that nothing but their records is written. Each line is
 //! one pass over the whole file with exact flags; the file is as it is named.
+//!
+//! `extents aged 1000 256`: of a file of 256 MiB, of which 1000 times 10 blocks in 4 MiB are written at random and a snapshot
+//! is taken (as `varve lab aging` does with 4 GiB), of some of the snapshots; and what the writing cost.
 
 use std::time::Instant;
 
-use varvefs::{Allocate, ExtentKind, File, Filesystem, PoolOptions};
+use varvefs::{Allocate, ExtentKind, File, Filesystem, PoolOptions, SnapshotOptions};
 
 fn pass(what: &str, file: &File, wanted: u64) -> f64 {
     let begun = Instant::now();
@@ -27,7 +30,56 @@ fn rows(fs: &Filesystem, when: &str, extents: u64) {
     }
 }
 
+fn aged(loops: u64, segments: u64) {
+    let dir = std::env::temp_dir().join(format!("varve-extents-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    let writes = segments * 5 / 2;
+    let options = PoolOptions::new();
+    let pool = options.create(dir.join("pool"), (loops * writes * 5000) + (2 << 30)).expect("a pool");
+    let fs = pool.filesystem();
+    fs.create_subvolume("/origin").expect("a subvolume");
+    let file = fs.create("/origin/file").expect("create");
+    file.allocate(0, segments << 20, Allocate::Reserve { keep_size: false }).expect("reserve");
+    let (mut random, buf) = (0x7661_7276_6500_u64, [7; 4096]);
+    let (tenth, mut begun) = ((loops / 10).max(1), Instant::now());
+    let mut before = pool.stats().expect("stats").checkpoint;
+    for number in 0..loops {
+        for _ in 0..writes {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            file.write_all_at(&buf, random % (segments << 8) * 4096).expect("write");
+        }
+        file.sync_all().expect("sync");
+        fs.snapshot("/origin", format!("/{number}"), SnapshotOptions::new()).expect("snapshot");
+        if (number + 1) % tenth == 0 {
+            let now = pool.stats().expect("stats").checkpoint;
+            println!(
+                "to {}: {:.0} writes/s, trees {} bytes a write in {} checkpoints",
+                number + 1,
+                (tenth * writes) as f64 / begun.elapsed().as_secs_f64(),
+                (now.written_bytes - before.written_bytes) / (tenth * writes),
+                now.completed_count - before.completed_count
+            );
+            (before, begun) = (now, Instant::now());
+        }
+    }
+    for number in [loops / 8, loops / 2, loops - 1] {
+        for when in ["first", "warm", "warm"] {
+            let file = fs.open(format!("/{number}/file")).expect("open");
+            pass(&format!("snapshot {number}, {when}"), &file, 1);
+        }
+    }
+    drop(file);
+    pool.close().expect("close");
+    std::fs::remove_dir_all(&dir).expect("the directory goes");
+}
+
 fn main() {
+    let numbers: Vec<u64> = std::env::args().skip(2).filter_map(|a| a.parse().ok()).collect();
+    if std::env::args().nth(1).is_some_and(|a| a == "aged") {
+        return aged(numbers.first().copied().unwrap_or(1000), numbers.get(1).copied().unwrap_or(256));
+    }
     let extents: u64 = std::env::args().nth(1).and_then(|a| a.parse().ok()).unwrap_or(1_000_000);
     let dir = std::env::temp_dir().join(format!("varve-extents-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a directory");

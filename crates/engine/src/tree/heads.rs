@@ -28,6 +28,11 @@ impl Heads {
         heads
     }
 
+    /// So many bytes all keys begin with, at least.
+    pub fn skip(&self) -> usize {
+        self.skip
+    }
+
     /// Memory it takes beside itself.
     pub fn memory_bytes(&self) -> usize {
         self.words.capacity() * size_of::<u32>()

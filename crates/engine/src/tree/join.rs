@@ -24,10 +24,11 @@ const PAIR_BYTES: usize = BLOCK_BYTES * 3 / 4;
 const PART_BYTES: usize = BLOCK_BYTES * 7 / 8;
 
 /// Nodes that one joining may cost beyond the forecast: one that is dirty and was not, and splits of what it left, by
-/// puts of the same transaction, which were forecast for nodes that had more room.
-const SPARE_OF_ONE: u64 = 3;
-/// What a transaction may spend on joining, if there is so much room.
-pub const SPARE_NODES: u64 = 64 * SPARE_OF_ONE;
+/// puts of the same transaction, which were forecast for nodes that had more room. A split elsewhere than in the middle
+/// costs as much at most.
+pub(super) const SPARE_OF_ONE: u64 = 3;
+/// What a transaction may spend on both, if there is so much room.
+pub const SPARE_NODES: u64 = 256 * SPARE_OF_ONE;
 
 impl Mutation<'_> {
     /// Joins child `i`, which is dirty, with its neighbours if that makes a node less. Says whether it did.

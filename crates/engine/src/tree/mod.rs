@@ -10,6 +10,7 @@ mod heads;
 mod join;
 mod mutate;
 pub mod node;
+mod place;
 #[cfg(test)]
 mod tests;
 

@@ -8,6 +8,7 @@ use varve_format::node::{ENTRY_OVERHEAD_BYTES, common_prefix};
 use varve_format::root::{NODE_PTR_BYTES, NodePtr};
 use varve_format::{BLOCK_BYTES, KEY_BYTES_MAX};
 
+use super::join::SPARE_OF_ONE;
 use super::node::{Body, Interior, Leaf, Link, Node};
 use super::{Miss, NodeCache, Pins, Tree, hold, resident};
 use crate::key::Key;
@@ -37,8 +38,12 @@ pub struct Mutation<'a> {
     pub keep_last: bool,
     /// See `keep_last`.
     pub deferred: bool,
-    /// Nodes by which joining underfull ones may go beyond the forecast. Nobody needs them joined: without, they stay.
+    /// Nodes by which joining underfull ones, and splitting elsewhere than in the middle, may go beyond the forecast. Nobody
+    /// needs either: without, nodes stay apart, and are split in the middle.
     pub spare: u64,
+    /// The log is replayed: leaves are split where entries come in whatever `spare` says, or there would be more nodes than
+    /// there were.
+    pub replay: bool,
 }
 
 /// What a transaction will need at most.
@@ -184,7 +189,7 @@ impl Tree {
                 self.height = 1;
             }
             Some(root) => {
-                let mut right = m.put_below(root, key, value);
+                let mut right = m.put_below(root, true, key, value);
                 while !right.is_empty() {
                     let mut keys = vec![Key::EMPTY];
                     let mut children = vec![self.root.take().expect("the root was there a moment ago")];
@@ -302,7 +307,8 @@ impl Mutation<'_> {
         Arc::get_mut(node).expect("no other holder: it was just copied, and the apply mutex is held")
     }
 
-    fn put_below(&mut self, link: &mut Link, key: &[u8], value: &[u8]) -> Vec<(Key, Link)> {
+    /// `edge`: nothing of the tree lies to the right of `link`.
+    fn put_below(&mut self, link: &mut Link, edge: bool, key: &[u8], value: &[u8]) -> Vec<(Key, Link)> {
         let node = self.writable(link);
         match &mut node.body {
             Body::Leaf(leaf) => {
@@ -310,8 +316,7 @@ impl Mutation<'_> {
                 if leaf.encoded_bytes() <= BLOCK_BYTES {
                     return Vec::new();
                 }
-                let appended = at + 1 == leaf.len() && leaf.len() > 1;
-                let from = if appended { at } else { leaf.middle() };
+                let from = self.from(leaf, at, edge);
                 let right = leaf.split_off(from);
                 let mut out = Vec::new();
                 self.split_leaf(leaf, right, &mut out);
@@ -319,7 +324,8 @@ impl Mutation<'_> {
             }
             Body::Interior(n) => {
                 let i = n.child_index(key);
-                let right = self.put_below(&mut n.children[i], key, value);
+                let edge = edge && i + 1 == n.children.len();
+                let right = self.put_below(&mut n.children[i], edge, key, value);
                 if right.is_empty() {
                     return right;
                 }
@@ -337,6 +343,20 @@ impl Mutation<'_> {
                 out
             }
         }
+    }
+
+    /// The entry at which to split a full leaf, into which one came in at `at`: where entries come in, or in the middle.
+    fn from(&mut self, leaf: &Leaf, at: usize, edge: bool) -> usize {
+        // The forecast is for halves: a part that is nearly full may be split again by a put of the same transaction. Behind the
+        // last key of the tree that is rare. Elsewhere, keys that fall could leave a leaf behind each.
+        let appended = edge && at + 1 == leaf.len() && leaf.len() > 1;
+        if (appended || self.replay || self.spare >= SPARE_OF_ONE)
+            && let Some(from) = if appended { Some(at) } else { leaf.at_place() }
+        {
+            self.spare = self.spare.saturating_sub(SPARE_OF_ONE);
+            return from;
+        }
+        leaf.middle()
     }
 
     /// Hands out `right` (and whatever else does not fit) as new nodes to the right of `left`.

@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use varve_format::codec::Reader;
-use varve_format::node::{self, NodeHeader, NodeView, common_prefix, encoded_bytes};
+use varve_format::node::{self, ENTRY_OVERHEAD_BYTES, NodeHeader, NodeView, common_prefix, encoded_bytes};
 use varve_format::root::{NODE_PTR_BYTES, NodePtr};
 use varve_format::{BLOCK_BYTES, Corrupt};
 
 use super::heads::Heads;
+use super::place::Place;
 use crate::key::Key;
 
 /// How an interior node holds a child.
@@ -261,6 +262,8 @@ pub struct Leaf {
     heads: Heads,
     /// Sum of key and value lengths.
     live_bytes: usize,
+    /// Where entries have come in.
+    place: Place,
 }
 
 impl Leaf {
@@ -307,6 +310,7 @@ impl Leaf {
                     let start = s.at as usize + s.key_len as usize;
                     self.entries.heap[start..start + value.len()].copy_from_slice(value);
                     self.entries.slots[i].value_len = value.len() as u16;
+                    self.place.shrunk(old - value.len());
                 } else {
                     self.entries.slots[i] = self.entries.append(key, value);
                 }
@@ -318,6 +322,7 @@ impl Leaf {
                 self.entries.slots.insert(i, slot);
                 self.heads.insert(i, &self.entries);
                 self.live_bytes += need;
+                self.place.put(i, self.weight(slot));
                 i
             }
         }
@@ -326,6 +331,7 @@ impl Leaf {
     pub fn remove(&mut self, i: usize) {
         let s = self.entries.slots.remove(i);
         self.heads.remove(i);
+        self.place.removed(i, self.weight(s));
         self.live_bytes -= s.key_len as usize + s.value_len as usize;
     }
     /// A copy that takes no more memory than it needs, for a leaf that will not change.
@@ -333,7 +339,7 @@ impl Leaf {
         let mut slots = self.entries.slots.clone();
         let heap = self.entries.gathered(&mut slots, self.live_bytes);
         let entries = Entries { slots, heap };
-        Leaf { heads: Heads::of(&entries), entries, live_bytes: self.live_bytes }
+        Leaf { heads: Heads::of(&entries), entries, live_bytes: self.live_bytes, place: self.place }
     }
     fn compact(&mut self) {
         let mut slots = std::mem::take(&mut self.entries.slots);
@@ -357,7 +363,19 @@ impl Leaf {
         self.live_bytes -= right.live_bytes;
         self.compact();
         self.heads.fill(&self.entries);
+        self.place = Place::default();
         right
+    }
+    /// Bytes on disk of an entry, about.
+    fn weight(&self, s: Slot) -> usize {
+        ENTRY_OVERHEAD_BYTES + (s.key_len as usize).saturating_sub(self.heads.skip()) + s.value_len as usize
+    }
+    /// The entry at which to split so that what comes next finds room where the last ones came in, and what lies beside
+    /// stays full: at least 1, less than `len`. `None`: they came in here and there.
+    pub fn at_place(&self) -> Option<usize> {
+        let weights = |upto: usize| self.entries.slots[..upto].iter().map(|s| self.weight(*s)).sum();
+        let cut = self.place.cut(self.len(), &weights)?;
+        (1..self.len()).contains(&cut).then_some(cut)
     }
     /// The entry at which to split into halves of about equal bytes: at least 1, less than `len`.
     pub fn middle(&self) -> usize {
@@ -379,6 +397,7 @@ impl Leaf {
             self.push(right.key(i), right.value(i));
         }
         self.heads.fill(&self.entries);
+        self.place = Place::default();
     }
     /// A leaf of the given entries, in the order of their keys.
     pub fn of<'e>(entries: impl Iterator<Item = (&'e [u8], &'e [u8])>) -> Leaf {
@@ -411,7 +430,7 @@ impl Leaf {
             entries.heap.extend_from_slice(&block[e.suffix..e.suffix + e.suffix_len]);
             entries.heap.extend_from_slice(&block[e.value..e.value + e.value_len]);
         }
-        Leaf { heads: Heads::of(&entries), entries, live_bytes: bytes }
+        Leaf { heads: Heads::of(&entries), entries, live_bytes: bytes, place: Place::default() }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Trees against `BTreeMap`, with freezes and written nodes imitated.
 
+mod fill;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -118,6 +120,7 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
             keep_last: false,
             deferred: false,
             spare: SPARE_NODES,
+            replay: false,
         };
         if put {
             tree.put(&mut m, &key, &value);
@@ -263,6 +266,7 @@ impl Loose {
             keep_last: false,
             deferred: false,
             spare,
+            replay: false,
         };
         change(&mut self.tree, &mut m);
         self.nodes += m.dirty_delta;
@@ -307,7 +311,7 @@ fn random_deletions_leave_no_half_empty_nodes() {
             let mut loose = Loose::new();
             let load = if random_load { shuffled(many, seed) } else { (0..many).collect() };
             for n in load {
-                loose.change(0, |tree, m| tree.put(m, &n.to_be_bytes(), &vec![n as u8; value]));
+                loose.change(SPARE_NODES, |tree, m| tree.put(m, &n.to_be_bytes(), &vec![n as u8; value]));
             }
             let order = shuffled(many, seed + 100);
             for (at, n) in order.iter().enumerate() {
@@ -346,7 +350,7 @@ fn ascending_deletions_join_little() {
     for (load, joined_max_percent) in [((0..many).collect(), 5), (shuffled(many, 7), 80)] {
         let mut loose = Loose::new();
         for n in load {
-            loose.change(0, |tree, m| tree.put(m, &n.to_be_bytes(), &[1; 30]));
+            loose.change(SPARE_NODES, |tree, m| tree.put(m, &n.to_be_bytes(), &[1; 30]));
         }
         let (leaves, _) = loose.fill();
         let mut spent = 0;
@@ -378,6 +382,7 @@ fn ascending_inserts_fill_nodes() {
         keep_last: false,
         deferred: false,
         spare: 0,
+        replay: false,
     };
     for i in 0..10_000u64 {
         tree.put(&mut m, &i.to_be_bytes(), &[0; 50]);
@@ -402,6 +407,7 @@ fn long_scans_read_ahead() {
         keep_last: false,
         deferred: false,
         spare: 0,
+        replay: false,
     };
     for i in 0..20_000u64 {
         tree.put(&mut m, &i.to_be_bytes(), &[0; 50]);

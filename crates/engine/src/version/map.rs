@@ -1,9 +1,10 @@
 //! The map of a file: where each piece of it is, and whether anybody else sees the same blocks. In pages, so that a
 //! caller can stop between them.
 //!
-//! One scan of a segment gives the entries of every version in it: those of the path are laid over each other, nearest
-//! first, and those of all versions say what others see ([`super::others`]). Where it is the same everywhere (most
-//! clones: somebody holds the older version), entries of versions beside the path are leapt over.
+//! One scan of a segment meets the entries of every version in it, newest first: those of the path are laid over each other,
+//! and those of other versions say what others see ([`super::others`]). Where that is the same everywhere (somebody holds
+//! the version), nothing newer need be known: entries beside the path are leapt over, and all that are older than what covers
+//! the segment.
 
 use varve_format::record::extent::{CODEC_NONE, DataKey, Extent, ExtentKind, SEGMENT_MAX};
 use varve_format::record::shares::{SharedRun, shares_key};
@@ -55,8 +56,9 @@ enum Sight {
     All(bool),
     /// The same of all that one version has: by place on the path.
     Steps(Vec<bool>),
-    /// It depends on the place.
-    Places(Others),
+    /// It depends on the place for some versions of the path. All that is younger than the oldest of these, whose key this
+    /// is, has to be looked at: what is stored there is in front of it.
+    Places(Others, VersionKey),
 }
 
 /// The map of the bytes [`from`, `to`) of what `holder` sees, in whole blocks: the first page of it, which ends behind about
@@ -102,7 +104,12 @@ fn sight(read: &dyn Read, holder: Holder, path: &Path, record_shared: bool) -> R
     Ok(match steps {
         Some(steps) if steps.iter().all(|shared| *shared == steps[0]) => Sight::All(steps[0]),
         Some(steps) => Sight::Steps(steps),
-        None => Sight::Places(others),
+        None => {
+            let unknown = |key: &VersionKey| others.always(*key).is_none();
+            // Keys fall along the path.
+            let oldest = (0..path.versions()).rev().map(|at| path.step(at).key).find(unknown);
+            Sight::Places(others, oldest.unwrap_or(VersionKey(0)))
+        }
     })
 }
 
@@ -165,8 +172,14 @@ struct Walk {
 
 impl Walk {
     fn run(&mut self, read: &dyn Read, pieces_max: usize) -> Result<()> {
-        let all = matches!(self.sight, Sight::Places(_));
-        let newest = if all { VersionKey(u64::MAX) } else { self.path.step(0).key };
+        let watched = match self.sight {
+            Sight::Places(_, oldest) => Some(oldest),
+            _ => None,
+        };
+        let newest = if watched.is_some() { VersionKey(u64::MAX) } else { self.path.step(0).key };
+        let versions = self.path.versions();
+        // Nothing lies over anything.
+        let plain = versions == 1 && watched.is_none();
         let family = self.path.family();
         let start = |segment: u64, version| {
             (segment <= SEGMENT_MAX).then_some(DataKey { family, segment, version, offset: 0 })
@@ -175,6 +188,9 @@ impl Walk {
         let (mut at, mut looks, mut full, mut overlap) = (0, 0, false, false);
         // The version the last entry was of, and where that ended.
         let (mut last, mut end) = (None, 0);
+        // Blocks of the segment that no entry met so far covers, those of the last one's version that can be seen, and whether
+        // others may see what depends on the place in it.
+        let (mut left, mut visible, mut watches) = (self.wanted(), Blocks::NONE, false);
         while let Some(begin) = next.take() {
             let (mut foreign, mut failed) = (0, Ok(()));
             scan(read, &begin, |key, extent| {
@@ -186,6 +202,7 @@ impl Walk {
                     // Not after a hole alone: it may have no end for a long time.
                     full = looks > 0 && (self.page.pieces.len() >= pieces_max || looks >= LOOKS_MAX);
                     (self.segment, at, foreign, last) = (key.segment, 0, 0, None);
+                    left = self.wanted();
                 }
                 if full || key.segment * SEGMENT_BYTES >= self.to {
                     return false;
@@ -194,29 +211,44 @@ impl Walk {
                 if last != Some(key.version) {
                     (last, end) = (Some(key.version), 0);
                     at = self.path.first_at_most(at, key.version);
-                    if all {
+                    visible = Blocks::NONE;
+                    if at < versions && self.path.step(at).key == key.version {
+                        visible = below(self.path.step(at).visible, key.segment);
+                    }
+                    watches = watched.is_some_and(|oldest| key.version >= oldest);
+                    if watches {
                         self.own.push((key.version, Blocks::NONE));
                     }
                 }
                 overlap |= key.offset < end;
                 end = key.offset + extent.len;
                 let (low, high) = (key.offset / BLOCK as u32, end / BLOCK as u32);
-                if all && let Some((_, own)) = self.own.last_mut() {
-                    *own = own.or(Blocks::range(low as usize, high as usize));
-                }
-                let versions = self.path.versions();
-                if at < versions && self.path.step(at).key == key.version {
+                if plain && !visible.is_empty() {
                     foreign = 0;
                     self.found.push(found(low as u16, high as u16, at as u32, &extent));
                     return true;
                 }
-                foreign += 1;
-                if all || foreign < LEAP_ENTRIES {
+                let whole = Blocks::range(low as usize, high as usize);
+                if watches && let Some((_, own)) = self.own.last_mut() {
+                    *own = own.or(whole);
+                }
+                let seen = whole.and(visible).and(left);
+                if !seen.is_empty() {
+                    (left, foreign) = (left.without(seen), 0);
+                    self.found.push(found(low as u16, high as u16, at as u32, &extent));
                     return true;
                 }
-                next = match at < versions {
+                let covered = left.is_empty();
+                foreign += 1;
+                if at < versions && self.path.step(at).key == key.version && !covered {
+                    foreign = 0;
+                }
+                if watches || foreign < LEAP_ENTRIES {
+                    return true;
+                }
+                next = match at < versions && !covered {
                     true => start(key.segment, self.path.step(at).key),
-                    // All that is left of this segment is older than the path.
+                    // All that is left of this segment is older than the path, or than what covers it.
                     false => start(key.segment + 1, newest),
                 };
                 false
@@ -245,7 +277,7 @@ impl Walk {
         if many || base < self.from || base + SEGMENT_BYTES > self.to || self.limited(&found, base) {
             found = self.visible(&found, base);
         }
-        if let Sight::Places(others) = &mut self.sight {
+        if let Sight::Places(others, _) = &mut self.sight {
             others.look(&self.own, &|limit| below(limit, base / SEGMENT_BYTES));
         }
         for piece in &found {
@@ -279,10 +311,16 @@ impl Walk {
         })
     }
 
+    /// The blocks of this segment that are asked for.
+    fn wanted(&self) -> Blocks {
+        let base = self.segment * SEGMENT_BYTES;
+        let block = |byte: u64| (byte.saturating_sub(base).min(SEGMENT_BYTES) / BLOCK) as usize;
+        Blocks::range(block(self.from), block(self.to))
+    }
+
     /// What can be seen of entries that were met nearest version first: in order of their places.
     fn visible(&self, entries: &[Found], base: u64) -> Vec<Found> {
-        let block = |byte: u64| (byte.saturating_sub(base).min(SEGMENT_BYTES) / BLOCK) as usize;
-        let wanted = Blocks::range(block(self.from), block(self.to));
+        let wanted = self.wanted();
         let (mut covered, mut out) = (Blocks::NONE, Vec::with_capacity(entries.len()));
         let (mut step, mut visible) = (u32::MAX, Blocks::NONE);
         for entry in entries {
@@ -318,7 +356,7 @@ impl Walk {
             _ if piece.kind == ExtentKind::Hole => (false, high),
             Sight::All(shared) => (*shared, high),
             Sight::Steps(steps) => (steps[piece.step as usize], high),
-            Sight::Places(others) => {
+            Sight::Places(others, _) => {
                 let key = self.path.step(piece.step as usize).key;
                 let seen = others.seen(key, &|limit| below(limit, base / SEGMENT_BYTES));
                 let whole = Blocks::range(low, high);

@@ -459,3 +459,55 @@ fn many_versions_go_in_one_sweep() {
         assert!(leaves.written < 4 * leaves_before, "{} leaves of {leaves_before}", leaves.written);
     }
 }
+
+/// Goal: the map of a version whose segments are covered by few entries passes by the older ones, however many there are, and
+/// says the same of what others see. Method: a file that is written whole, or the half of it, in each of 300 versions, and a
+/// block of it in the last ones; the entries met for the maps of the two newest, and of one that others lie in front of.
+#[test]
+fn a_map_leaps_over_what_is_covered() {
+    const VERSIONS: u64 = 300;
+    const SEGMENTS: u64 = 4;
+    let mut world = world_with_one_file();
+    for version in 0..VERSIONS {
+        let (mut tx, mut holder) = (Transaction::new(), world.files[0].holder);
+        if version > 0 {
+            let blocks = world.files[0].blocks.clone();
+            let kept = world::File { holder: Holder { has_versions: true, ..holder }, blocks };
+            branch(&world.maps, &mut tx, &mut holder, &mut || VersionId(1000 + version), true).unwrap();
+            world.apply(&tx);
+            world.files[0].holder = holder;
+            world.files.push(kept);
+        }
+        for segment in 0..SEGMENTS {
+            let from = segment * SEGMENT_BLOCKS;
+            // The last ones change one block only.
+            let blocks = if version < VERSIONS - 5 { SEGMENT_BLOCKS } else { 1 };
+            let block = 1_000_000 + (version * SEGMENTS + segment) * 2 * SEGMENT_BLOCKS;
+            write(&mut world, from + version % 2, block, (blocks - version % 2 * (blocks / 2)) as u32);
+            for at in 0..blocks - version % 2 * (blocks / 2) {
+                world.files[0].blocks.insert(from + version % 2 + at, block + at);
+            }
+        }
+    }
+    let last = world.files.len() as u64 - 1;
+    for (file, met_max) in [(0, SEGMENTS * 40), (last as usize, SEGMENTS * 40), (3, SEGMENTS * 320)] {
+        world.maps.met.set(0);
+        let page = map(&world.maps, world.files[file].holder, false, 0, FILE_END, 100_000).unwrap();
+        // Beside the entries, the records of all versions and those on the path.
+        let met = world.maps.met.get().saturating_sub(VERSIONS);
+        assert!(met <= met_max, "{met} entries met for the map of file {file}");
+        assert_eq!(page.next, FILE_END);
+        let others: Vec<_> = (0..world.files.len()).filter(|other| *other != file).collect();
+        let mut got = Vec::new();
+        for piece in page.pieces.iter().filter(|piece| piece.kind == ExtentKind::Data) {
+            for b in 0..piece.len / BLOCK {
+                let (at, block) = (piece.offset / BLOCK + b, piece.addr.block() + b);
+                got.push((at, block));
+                let shared = others.iter().any(|other| world.files[*other].blocks.get(&at) == Some(&block));
+                assert_eq!(piece.shared, shared, "block {at} of file {file}");
+            }
+        }
+        let expect: Vec<_> = world.files[file].blocks.iter().map(|(at, block)| (*at, *block)).collect();
+        assert_eq!(got, expect, "file {file}");
+    }
+}
