@@ -3,12 +3,14 @@
 //! Locks, in the order in which they may be taken: `durable` (one checkpoint at a time; held across its I/O) →
 //! `commits` (who leads) → `core` (the apply mutex; never held across I/O) → `readers`, `rides`, `superblock`.
 
+mod reserve;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use varve_device::{AlignedBuf, Device, Histogram, Stopwatch};
+use varve_device::{AlignedBuf, Device, Histogram};
 use varve_format::superblock::Superblock;
 use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, TreeId, block_checksum};
 
@@ -20,12 +22,13 @@ use crate::journal::{Commits, PanicStops};
 use crate::options::{SpaceStats, StoreOptions, StoreStats};
 use crate::planted::{Planted, is};
 use crate::pool::Pool;
-use crate::space::Urgency;
 use crate::space::readers::{Readers, Reading};
 use crate::tree::node::Node;
 use crate::tree::{Miss, NODE_MEMORY_BYTES, NodeCache, NodeSource, Tree};
 use crate::version::Trunks;
 use crate::{Data, EngineError, Transaction};
+
+pub use reserve::Reservation;
 
 type Result<T> = std::result::Result<T, EngineError>;
 
@@ -92,29 +95,6 @@ pub struct Store {
     /// What was found, if the pool was opened to be checked.
     pub(crate) damage: OnceLock<Damage>,
     pub(crate) reclaiming: Mutex<()>,
-}
-
-/// Space set aside for writes that have been accepted and not yet logged. What is left goes back when it is dropped.
-pub struct Reservation {
-    core: Arc<Mutex<Core>>,
-    purse: Purse,
-    allocated: u64,
-}
-
-impl Reservation {
-    /// Blocks of data it holds.
-    pub fn data_blocks(&self) -> u64 {
-        self.purse.data
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        let blocks = self.purse.blocks();
-        if blocks > 0 {
-            self.core.lock().space.open -= blocks;
-        }
-    }
 }
 
 /// A consistent picture of all trees. Blocks it refers to are not reused while it lives: keep it until the reads
@@ -443,139 +423,6 @@ impl Store {
         self.next_id.fetch_add(1, Relaxed)
     }
 
-    /// Sets aside `data_blocks` blocks of data, and what logging `entries` entries of up to `entry_bytes` bytes
-    /// (key and value together) will add to the trees. Tries commit, checkpoint and once more before it refuses.
-    pub fn reserve(&self, data_blocks: u64, entries: u64, entry_bytes: u64) -> Result<Reservation> {
-        let latency = &self.counters.reserve_latency;
-        latency.time(|| self.reserve_as(Urgency::Ordinary, data_blocks, entries, entry_bytes))
-    }
-
-    /// As [`Store::reserve`], for what had been set aside when the pool was last in use: privileged work may have gone
-    /// into the protected part then, so that it is found there again.
-    pub fn reserve_again(&self, data_blocks: u64, entries: u64, entry_bytes: u64) -> Result<Reservation> {
-        self.reserve_as(Urgency::Privileged, data_blocks, entries, entry_bytes)
-    }
-
-    fn reserve_as(
-        &self,
-        urgency: Urgency,
-        data_blocks: u64,
-        entries: u64,
-        entry_bytes: u64,
-    ) -> Result<Reservation> {
-        self.check_writable()?;
-        for attempt in 0..2 {
-            {
-                let mut core = self.core.lock();
-                let purse = purse(data_blocks, entries, entry_bytes, core.space.copies);
-                if core.space.fits(purse.blocks(), urgency) {
-                    core.space.open += purse.blocks();
-                    return Ok(Reservation { core: self.core.clone(), purse, allocated: 0 });
-                }
-            }
-            if attempt == 0 {
-                self.reclaim()?;
-            }
-        }
-        self.counters.no_space.fetch_add(1, Relaxed);
-        Err(EngineError::NoSpace)
-    }
-
-    /// As [`Store::reserve`], on top of `reservation`, but never waits: false, and nothing has changed, if the space is
-    /// not there at once.
-    pub fn reserve_more(
-        &self,
-        reservation: &mut Option<Reservation>,
-        data_blocks: u64,
-        entries: u64,
-        entry_bytes: u64,
-    ) -> Result<bool> {
-        self.check_writable()?;
-        let begun = Stopwatch::start();
-        let mut core = self.core.lock();
-        let more = purse(data_blocks, entries, entry_bytes, core.space.copies);
-        let mine = reservation.as_ref().map_or(Purse::default(), |r| r.purse);
-        let sum =
-            Purse { data: mine.data + more.data, metadata_bytes: mine.metadata_bytes + more.metadata_bytes };
-        let blocks = sum.blocks() - mine.blocks();
-        if !core.space.fits(blocks, Urgency::Ordinary) {
-            return Ok(false);
-        }
-        core.space.open += blocks;
-        match reservation {
-            Some(reservation) => reservation.purse = sum,
-            none => *none = Some(Reservation { core: self.core.clone(), purse: sum, allocated: 0 }),
-        }
-        drop(core);
-        self.counters.reserve_latency.record(begun.elapsed());
-        Ok(true)
-    }
-
-    /// Adds `other` to `reservation`.
-    pub fn merge(&self, reservation: &mut Reservation, mut other: Reservation) {
-        let mut core = self.core.lock();
-        let before = reservation.purse.blocks() + other.purse.blocks();
-        reservation.purse.data += other.purse.data;
-        reservation.purse.metadata_bytes += other.purse.metadata_bytes;
-        reservation.allocated += other.allocated;
-        other.purse = Purse::default();
-        core.space.open -= before - reservation.purse.blocks();
-    }
-
-    /// Takes out of `reservation` what [`Store::reserve`] would have set aside, as far as it is there.
-    pub fn split(
-        &self,
-        reservation: &mut Reservation,
-        data_blocks: u64,
-        entries: u64,
-        entry_bytes: u64,
-    ) -> Reservation {
-        let mut core = self.core.lock();
-        let before = reservation.purse.blocks();
-        let mine = &mut reservation.purse;
-        let wanted = purse(data_blocks, entries, entry_bytes, core.space.copies);
-        let part = Purse {
-            data: wanted.data.min(mine.data),
-            metadata_bytes: wanted.metadata_bytes.min(mine.metadata_bytes),
-        };
-        mine.data -= part.data;
-        mine.metadata_bytes -= part.metadata_bytes;
-        // Metadata is counted in whole blocks: two halves may come to one more.
-        core.space.open += mine.blocks() + part.blocks() - before;
-        Reservation { core: self.core.clone(), purse: part, allocated: 0 }
-    }
-
-    /// Gives back part of a reservation (dirty blocks that will never be logged).
-    pub fn hand_back(&self, reservation: &mut Reservation, data_blocks: u64, entries: u64, entry_bytes: u64) {
-        let mut core = self.core.lock();
-        let part = purse(data_blocks, entries, entry_bytes, core.space.copies);
-        let before = reservation.purse.blocks();
-        reservation.purse.data = reservation.purse.data.saturating_sub(part.data);
-        reservation.purse.metadata_bytes =
-            reservation.purse.metadata_bytes.saturating_sub(part.metadata_bytes);
-        core.space.open -= before - reservation.purse.blocks();
-    }
-
-    /// Takes blocks out of `reservation`, in as few runs as can be found, near `near` if that is not null.
-    pub fn allocate(&self, reservation: &mut Reservation, blocks: u32, near: PoolAddr) -> Result<Vec<Run>> {
-        assert!(
-            reservation.allocated + u64::from(blocks) <= reservation.purse.data,
-            "blocks are allocated out of a reservation that holds them"
-        );
-        let runs = self.core.lock().space.allocate_data(blocks, near).ok_or(EngineError::NoSpace)?;
-        reservation.allocated += u64::from(blocks);
-        Ok(runs)
-    }
-
-    /// Gives back blocks that were allocated and never placed by a transaction, into `reservation`.
-    pub fn deallocate(&self, reservation: &mut Reservation, runs: &[Run]) {
-        let mut core = self.core.lock();
-        for run in runs {
-            core.space.unallocate(*run);
-            reservation.allocated = reservation.allocated.saturating_sub(u64::from(run.blocks));
-        }
-    }
-
     /// Writes data to allocated blocks and waits until the writes have completed (not flushed).
     pub fn write_data(&self, writes: &[(Run, Data)]) -> Result<()> {
         // Blocks of a pool that has stopped may not be what the books say.
@@ -718,10 +565,4 @@ struct Due {
     commit: bool,
     checkpoint: bool,
     now: bool,
-}
-
-fn purse(data_blocks: u64, entries: u64, entry_bytes: u64, copies: u64) -> Purse {
-    // Nodes are at least half full in the long run.
-    let entry = entry_bytes + varve_format::node::ENTRY_OVERHEAD_BYTES as u64;
-    Purse { data: data_blocks, metadata_bytes: entries * entry * 2 * copies }
 }
