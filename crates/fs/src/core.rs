@@ -107,6 +107,7 @@ impl Core {
     pub(crate) fn hold<'a>(&self, state: &'a InodeState) -> Result<RwLockWriteGuard<'a, Inner>> {
         let mut inner = state.inner.write();
         self.load(state.ino, &mut inner)?;
+        state.note_kind(inner.record.kind);
         Ok(inner)
     }
 

@@ -67,6 +67,11 @@ impl Filesystem {
     pub fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Attr> {
         self.core.thawing(|| self.core.lookup(parent, name))
     }
+    /// As [`Filesystem::lookup`], for who is on the way to something else: what the name says of where it leads, without
+    /// looking there. Whoever goes on finds out whether that has gone meanwhile.
+    pub fn find(&self, parent: InodeId, name: &[u8]) -> Result<(InodeId, FileKind)> {
+        self.core.thawing(|| self.core.find(parent, name))
+    }
     /// Attributes; the size includes data not yet logged.
     pub fn getattr(&self, ino: InodeId) -> Result<Attr> {
         self.core.thawing(|| self.core.getattr(ino))

@@ -4,6 +4,7 @@
 //! nobody who cannot read the pool can choose names that collide. The kind is stored in the subvolume record; a test
 //! kind maps all names to few positions.
 
+use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::HASH_KIND_SIPHASH13;
 
 /// The test kind: names of one first byte collide.
@@ -43,6 +44,11 @@ impl NameHasher {
         } else {
             u64::from(name.first().copied().unwrap_or(0))
         }
+    }
+
+    /// The first of the positions that names with the hash of `name` have.
+    pub(crate) fn base(&self, name: &[u8]) -> NamePosition {
+        NamePosition::new(self.hash(name), 0)
     }
 }
 

@@ -179,6 +179,9 @@ pub(crate) struct InodeState {
     pub ino: InodeId,
     /// Everything that changes.
     pub inner: RwLock<Inner>,
+    /// It has been seen to be a directory. Numbers are given once and no inode changes its kind, so that stays true; and
+    /// who asks waits for nobody who changes it.
+    directory: AtomicBool,
     dirty_from: AtomicU64,
     turn: Mutex<bool>,
     turn_ended: Condvar,
@@ -240,12 +243,25 @@ impl InodeState {
         InodeState {
             ino,
             inner: RwLock::new(inner),
+            directory: AtomicBool::new(false),
             dirty_from: AtomicU64::new(0),
             turn: Mutex::new(false),
             turn_ended: Condvar::new(),
             stilled: AtomicBool::new(false),
             stills: Mutex::new(0),
             still_ended: Condvar::new(),
+        }
+    }
+
+    /// Whether it is known to be a directory, or to have been one before it went. False if nobody has looked.
+    pub(crate) fn known_directory(&self) -> bool {
+        self.directory.load(Ordering::Relaxed)
+    }
+
+    /// Its record has been seen.
+    pub(crate) fn note_kind(&self, kind: InodeKind) {
+        if kind == InodeKind::Directory {
+            self.directory.store(true, Ordering::Relaxed);
         }
     }
 

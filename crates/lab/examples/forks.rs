@@ -1,5 +1,6 @@
-//! What a snapshot and a clone cost in process, in memory, while there are more and more of them; and what reading and
-//! overwriting a file costs that has a thousand clones (`forks clones [COUNT]`).
+//! What a snapshot and a clone cost in process, in memory, while there are more and more of them; what reading and
+//! overwriting a file costs that has a thousand clones (`forks clones [COUNT]`); and what a fork costs when the processor's
+//! caches hold something else (`forks cold [COUNT]`).
 
 use std::time::Instant;
 
@@ -14,8 +15,10 @@ const ROUNDS: usize = 9;
 
 fn main() {
     let mut args = std::env::args().skip(1);
-    if args.next().is_some_and(|first| first == "clones") {
-        return clones(args.next().and_then(|a| a.parse().ok()).unwrap_or(1_000));
+    match args.next().as_deref() {
+        Some("clones") => return clones(args.next().and_then(|a| a.parse().ok()).unwrap_or(1_000)),
+        Some("cold") => return cold(args.next().and_then(|a| a.parse().ok()).unwrap_or(300)),
+        _ => {}
     }
     let mut args = std::env::args().skip(1);
     let forks: usize = args.next().and_then(|a| a.parse().ok()).unwrap_or(10_000);
@@ -128,4 +131,36 @@ fn clones(count: usize) {
     }
     let report = pool.check(false).expect("check");
     println!("check: {}", if report.is_clean() { "clean".into() } else { format!("{report:?}") });
+}
+
+/// Forks of a subvolume and a file of which nothing is dirty, between which so much memory is written to that has nothing
+/// to do with them.
+fn cold(count: usize) {
+    let pool = varvefs::Pool::in_memory(256 << 20).expect("a pool");
+    let fs = pool.filesystem();
+    fs.create_subvolume("/origin").expect("a subvolume");
+    fs.write("/origin/file", vec![7; 5000]).expect("a file");
+    fs.sync().expect("sync");
+    let mut elsewhere = vec![0u8; 64 << 20];
+    for mib in [0, 1, 2, 4, 16, 64] {
+        let (mut snapshots, mut clones) = (Vec::new(), Vec::new());
+        for n in 0..count {
+            let mut fork = |times: &mut Vec<f64>, fork: &dyn Fn() -> varvefs::Result<()>| {
+                elsewhere[..mib << 20].iter_mut().step_by(64).for_each(|byte| *byte = byte.wrapping_add(1));
+                let begun = Instant::now();
+                fork().expect("a fork");
+                times.push(begun.elapsed().as_nanos() as f64 / 1e3);
+            };
+            let (snapshot, clone) = (format!("/s {mib} {n}"), format!("/c {mib} {n}"));
+            fork(&mut snapshots, &|| fs.snapshot("/origin", &snapshot, SnapshotOptions::new()));
+            fork(&mut clones, &|| fs.clone_file("/origin/file", &clone));
+        }
+        let middle = |times: &mut [f64]| {
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        };
+        let (snapshot, clone) = (middle(&mut snapshots), middle(&mut clones));
+        println!("{mib} MiB elsewhere: snapshot {snapshot:.1} us, clone {clone:.1} us");
+    }
+    std::hint::black_box(&elsewhere);
 }

@@ -1,7 +1,7 @@
 //! What versions cost when there are very many of them: a star of clones of a file that is gone, and a chain of
 //! snapshots between which one block is written again and again. In process, in memory: processor time, no device.
 //!
-//! `scale_versions star|chain|snapshots N [seed]`. The figures are in docs/performance.md.
+//! `scale_versions star|chain|snapshots|table N [seed]`. The figures are in docs/performance.md.
 
 use std::time::Instant;
 
@@ -18,9 +18,13 @@ fn main() {
         "star" => star(many),
         "chain" => chain(many),
         "snapshots" => snapshots(many),
+        "table" => table(many),
         other => panic!("no such measurement: {other}"),
     }
 }
+
+/// In which hardly any node of a tree stays: what memory is still taken is not theirs.
+const SMALL_CACHE_BYTES: u64 = 2 << 20;
 
 fn options() -> PoolOptions {
     PoolOptions::new().cache_bytes(CACHE_BYTES)
@@ -138,9 +142,9 @@ fn star(many: usize) {
 }
 
 /// A pool in memory with a subvolume of one file, and a directory for its snapshots.
-fn with_origin() -> (MemoryDisk, Pool) {
+fn with_origin(options: &PoolOptions) -> (MemoryDisk, Pool) {
     let disk = MemoryDisk::new(8 << 30);
-    let pool = options().create_on(&disk).expect("a pool");
+    let pool = options.create_on(&disk).expect("a pool");
     let fs = pool.filesystem();
     fs.create_subvolume("/origin").expect("a subvolume");
     fs.write("/origin/hot", vec![7; 64 * BLOCK]).expect("a file");
@@ -151,7 +155,7 @@ fn with_origin() -> (MemoryDisk, Pool) {
 
 /// A block is written, a snapshot taken, and so on. Then any of the snapshots is read.
 fn chain(many: usize) {
-    let (disk, pool) = with_origin();
+    let (disk, pool) = with_origin(&options());
     let fs = pool.filesystem();
     let file = file(&fs, "/origin/hot");
     let (mut writes, mut forks) = (Times(Vec::new()), Times(Vec::new()));
@@ -208,7 +212,7 @@ fn reopen(disk: &MemoryDisk, many: usize, then: impl Fn(&Filesystem, usize)) {
 
 /// Snapshots of a subvolume that does not change.
 fn snapshots(many: usize) {
-    let (disk, pool) = with_origin();
+    let (disk, pool) = with_origin(&options());
     let fs = pool.filesystem();
     let before = resident(&disk);
     let mut forks = Times(Vec::new());
@@ -221,4 +225,15 @@ fn snapshots(many: usize) {
     println!("memory: {} bytes a snapshot", (resident(&disk) - before) / many as i64);
     pool.close().expect("close");
     reopen(&disk, many, |_, _| ());
+}
+
+/// What is in memory of snapshots beside nodes of trees.
+fn table(many: usize) {
+    let (disk, pool) = with_origin(&options().cache_bytes(SMALL_CACHE_BYTES));
+    let (fs, before) = (pool.filesystem(), resident(&disk));
+    for n in 0..many {
+        fs.snapshot("/origin", format!("/s/{n}"), SnapshotOptions::new()).expect("snapshot");
+    }
+    println!("memory without the trees: {} bytes a snapshot", (resident(&disk) - before) / many as i64);
+    pool.close().expect("close");
 }

@@ -73,18 +73,18 @@ pub(crate) enum Last {
 
 /// The end of the way.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct Place<'a> {
     /// The directory that holds the name.
     pub parent: varve_fs::InodeId,
     /// The name; "." or ".." if the path ends with that or is the root.
-    pub name: Vec<u8>,
+    pub name: Cow<'a, [u8]>,
     /// What is there.
     pub found: Option<varve_fs::Attr>,
     /// The path ends with a slash: only a directory will do.
     pub directory: bool,
 }
 
-impl Place {
+impl Place<'_> {
     /// What is there, which must be.
     pub(crate) fn existing(&self) -> Result<varve_fs::Attr, Fault> {
         Ok(self.found.ok_or(Reason::NotFound)?)
@@ -101,74 +101,96 @@ impl Place {
     }
 }
 
-/// A path on the way: the caller's, and targets of links inside it.
-struct Frame<'a> {
-    bytes: Cow<'a, [u8]>,
+/// A path on the way: the caller's, and the targets of links inside it, the last of which comes first.
+struct Way<'a> {
+    path: &'a [u8],
     at: usize,
+    /// Each with how far it has been gone. Nearly always there is none.
+    links: Vec<(Vec<u8>, usize)>,
 }
 
-impl Frame<'_> {
-    /// Puts the next name into `name`; false at the end.
-    fn next(&mut self, name: &mut Vec<u8>) -> bool {
-        let rest = &self.bytes[self.at..];
-        let Some(begin) = rest.iter().position(|byte| *byte != b'/') else { return false };
-        let len = rest[begin..].iter().position(|byte| *byte == b'/').unwrap_or(rest.len() - begin);
-        name.clear();
-        name.extend_from_slice(&rest[begin..begin + len]);
-        self.at += begin + len;
-        true
+impl<'a> Way<'a> {
+    /// The next name; `None` at the end.
+    fn next(&mut self) -> Option<Cow<'a, [u8]>> {
+        while let Some((target, at)) = self.links.last_mut() {
+            if let Some(name) = next_name(target, at) {
+                return Some(Cow::Owned(name.to_vec()));
+            }
+            self.links.pop();
+        }
+        next_name(self.path, &mut self.at).map(Cow::Borrowed)
     }
 
-    /// What comes after the last name taken.
-    fn rest(&self) -> &[u8] {
-        &self.bytes[self.at..]
+    /// What comes after the last name taken, in each.
+    fn rests(&self) -> impl Iterator<Item = &[u8]> {
+        std::iter::once(&self.path[self.at..]).chain(self.links.iter().map(|(target, at)| &target[*at..]))
     }
+}
+
+/// The first name behind `at`, which goes behind it.
+fn next_name<'b>(bytes: &'b [u8], at: &mut usize) -> Option<&'b [u8]> {
+    let begin = *at + bytes[*at..].iter().position(|byte| *byte != b'/')?;
+    let len = bytes[begin..].iter().position(|byte| *byte == b'/').unwrap_or(bytes.len() - begin);
+    *at = begin + len;
+    Some(&bytes[begin..*at])
+}
+
+/// What a name on the way leads to.
+struct Seen {
+    ino: varve_fs::InodeId,
+    kind: varve_fs::FileKind,
+    /// Of the end of the way only: what lies before is not looked at beyond its name.
+    attr: Option<varve_fs::Attr>,
+}
+
+/// Where a walk has got to.
+struct Step<'a> {
+    parent: varve_fs::InodeId,
+    name: Cow<'a, [u8]>,
+    found: Option<Seen>,
+    directory: bool,
 }
 
 /// Walks `path` from the root. The last name need not exist; all before it must.
-pub(crate) fn find(fs: &varve_fs::Filesystem, path: &[u8], last: Last) -> Result<Place, Fault> {
+pub(crate) fn find<'a>(fs: &varve_fs::Filesystem, path: &'a [u8], last: Last) -> Result<Place<'a>, Fault> {
     if path.is_empty() {
         return Err(Reason::NotFound.into());
     }
     if path.contains(&0) {
         return Err(Reason::Invalid("a path cannot contain a NUL byte").into());
     }
-    let mut frames = vec![Frame { bytes: Cow::Borrowed(path), at: 0 }];
-    let mut name = Vec::new();
+    let mut way = Way { path, at: 0, links: Vec::new() };
     let mut links = 0;
     // `None`: the root.
-    let mut here: Option<Place> = None;
+    let mut here: Option<Step<'a>> = None;
     // Where in the caller's path the present name ends (or the link on whose way it is).
     let mut present = 0;
     let blame = |reason: Reason, len: usize| {
         let whole = path[len..].iter().all(|byte| *byte == b'/');
         Fault { reason, at: (!whole).then_some(len), second: false }
     };
-    while let Some(frame) = frames.last_mut() {
-        if !frame.next(&mut name) {
-            frames.pop();
-            continue;
-        }
+    while let Some(name) = way.next() {
         let before = present;
-        if frames.len() == 1 {
-            present = frames[0].at;
+        if way.links.is_empty() {
+            present = way.at;
         }
         let dir = match &here {
             None => varve_fs::ROOT_INODE,
-            Some(place) => match place.found {
-                Some(attr) if attr.kind == varve_fs::FileKind::Directory => attr.ino,
+            Some(step) => match &step.found {
+                Some(seen) if seen.kind == varve_fs::FileKind::Directory => seen.ino,
                 Some(_) => return Err(blame(Reason::NotADirectory, before)),
                 None => return Err(blame(Reason::NotFound, before)),
             },
         };
-        let is_last = frames.iter().all(|frame| frame.rest().iter().all(|byte| *byte == b'/'));
-        let slash = is_last && frames.iter().any(|frame| !frame.rest().is_empty());
+        let is_last = way.rests().all(|rest| rest.iter().all(|byte| *byte == b'/'));
+        let slash = is_last && way.rests().any(|rest| !rest.is_empty());
         let follow = !is_last || last == Last::Follow || (slash && last == Last::Keep);
         if last == Last::New && is_last && !slash {
-            here = Some(Place { parent: dir, name: name.clone(), found: None, directory: false });
+            here = Some(Step { parent: dir, name, found: None, directory: false });
             continue;
         }
-        let (found, target) = look(fs, dir, &name, follow).map_err(|fault| blame(fault.reason, present))?;
+        let (found, target) =
+            look(fs, dir, &name, follow, is_last).map_err(|fault| blame(fault.reason, present))?;
         if let Some(target) = target {
             links += 1;
             if links > SYMLINKS_MAX {
@@ -177,44 +199,53 @@ pub(crate) fn find(fs: &varve_fs::Filesystem, path: &[u8], last: Last) -> Result
             if target.first() == Some(&b'/') {
                 here = None;
             }
-            frames.push(Frame { bytes: Cow::Owned(target), at: 0 });
+            way.links.push((target, 0));
             continue;
         }
-        if slash && found.is_some_and(|attr| attr.kind != varve_fs::FileKind::Directory) {
+        if slash && found.as_ref().is_some_and(|seen| seen.kind != varve_fs::FileKind::Directory) {
             return Err(Reason::NotADirectory.into());
         }
-        here = Some(Place { parent: dir, name: name.clone(), found, directory: slash });
+        here = Some(Step { parent: dir, name, found, directory: slash });
     }
     match here {
-        Some(place) => Ok(place),
+        Some(Step { parent, name, found, directory }) => {
+            Ok(Place { parent, name, found: found.and_then(|seen| seen.attr), directory })
+        }
         None => {
             let root = varve_fs::ROOT_INODE;
             let found = Some(fs.getattr(root)?);
-            Ok(Place { parent: root, name: b".".to_vec(), found, directory: true })
+            Ok(Place { parent: root, name: Cow::Borrowed(b"."), found, directory: true })
         }
     }
 }
 
-/// What `name` leads to in `dir`; and if it is a symbolic link that is to be followed, its target.
+/// What `name` leads to in `dir`, with its attributes if they are `wanted`; and if it is a symbolic link that is to be
+/// followed, its target.
 fn look(
     fs: &varve_fs::Filesystem,
     dir: varve_fs::InodeId,
     name: &[u8],
     follow: bool,
-) -> Result<(Option<varve_fs::Attr>, Option<Vec<u8>>), Fault> {
+    wanted: bool,
+) -> Result<(Option<Seen>, Option<Vec<u8>>), Fault> {
     for _ in 0..RETRIES_MAX {
-        let found = match fs.lookup(dir, name) {
-            Ok(attr) => attr,
+        let seen = if wanted {
+            fs.lookup(dir, name).map(|attr| Seen { ino: attr.ino, kind: attr.kind, attr: Some(attr) })
+        } else {
+            fs.find(dir, name).map(|(ino, kind)| Seen { ino, kind, attr: None })
+        };
+        let seen = match seen {
+            Ok(seen) => seen,
             Err(varve_fs::FsError::NotFound) => return Ok((None, None)),
             Err(error) => return Err(error.into()),
         };
-        if found.kind != varve_fs::FileKind::Symlink || !follow {
-            return Ok((Some(found), None));
+        if seen.kind != varve_fs::FileKind::Symlink || !follow {
+            return Ok((Some(seen), None));
         }
-        match fs.readlink(found.ino) {
+        match fs.readlink(seen.ino) {
             // Another link has been renamed over it meanwhile.
             Err(varve_fs::FsError::NotFound) => {}
-            target => return Ok((Some(found), Some(target?))),
+            target => return Ok((Some(seen), Some(target?))),
         }
     }
     Ok((None, None))

@@ -60,7 +60,7 @@ pub struct Subvolume {
 }
 
 /// The directory and the name of what is to be made at `place`.
-fn free(place: &Place) -> std::result::Result<&[u8], Fault> {
+fn free<'a>(place: &'a Place<'_>) -> std::result::Result<&'a [u8], Fault> {
     if place.found.is_some() {
         return Err(Reason::Exists.into());
     }

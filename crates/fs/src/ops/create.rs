@@ -100,7 +100,8 @@ impl Core {
         }
         require_directory(&dir)?;
         let mut bucket = change.bucket(parent, name)?;
-        if bucket.find(name).is_some() || self.nested(parent, name)?.is_some() {
+        let nested = &self.subvolumes.nested;
+        if bucket.find(name).is_some() || nested.find(parent, bucket.base(), name).is_some() {
             return Err(FsError::Exists);
         }
         let inherited = match kind {
@@ -191,6 +192,7 @@ impl Core {
         dir.size = dir_record.size;
         dir.take_over(&change, dir_record);
         inner.install(record, change.version, Presence::Live);
+        child.note_kind(kind);
         if from.is_some()
             && let Some(observer) = &self.on_data_logged
         {

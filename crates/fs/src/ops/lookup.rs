@@ -2,6 +2,7 @@
 
 use varve_engine::InodeId;
 use varve_format::record::inode::InodeKind;
+use varve_format::record::name::NamePosition;
 
 use crate::api::{Attr, DirEntry, NAME_BYTES_MAX, ROOT_INODE, StatFs};
 use crate::core::{Core, attr};
@@ -26,27 +27,58 @@ impl Core {
             }
             _ if name.len() > NAME_BYTES_MAX => Err(FsError::NameTooLong),
             _ => {
+                let base = self.subvolumes.hasher.base(name);
+                if let Some(ino) = self.subvolume_at(parent, base, name) {
+                    return self.getattr(ino);
+                }
                 for _ in 0..super::RETRIES_MAX {
-                    let Some(found) = self.names(parent)?.lookup(parent, name)? else { break };
+                    let Some(found) = self.names(parent)?.lookup_at(parent, base, name)? else { break };
                     match self.getattr(found.ino) {
                         // Another file has been renamed over it meanwhile: the name was there all the time.
                         Err(FsError::NotFound) => {}
                         result => return result,
                     }
                 }
-                let state = self.state(parent);
-                let inner = self.read_lock(&state)?;
-                let is_directory = inner.record.kind == InodeKind::Directory;
-                if !is_directory {
-                    return Err(FsError::NotDirectory);
-                }
-                drop(inner);
-                match self.nested(parent, name)?.and_then(|(_, slot)| slot) {
-                    Some(slot) => self.getattr(slot.full(ROOT_INODE)),
-                    None => Err(FsError::NotFound),
-                }
+                self.require_way(parent)?;
+                Err(FsError::NotFound)
             }
         }
+    }
+
+    /// What `name` in `parent` leads to, as its entry has it: no inode is looked at.
+    pub(crate) fn find(&self, parent: InodeId, name: &[u8]) -> Result<(InodeId, InodeKind)> {
+        match name {
+            b"." | b".." => self.lookup(parent, name).map(|attr| (attr.ino, attr.kind)),
+            _ if name.len() > NAME_BYTES_MAX => Err(FsError::NameTooLong),
+            _ => {
+                let base = self.subvolumes.hasher.base(name);
+                if let Some(ino) = self.subvolume_at(parent, base, name) {
+                    return Ok((ino, InodeKind::Directory));
+                }
+                let Some(found) = self.names(parent)?.lookup_at(parent, base, name)? else {
+                    self.require_way(parent)?;
+                    return Err(FsError::NotFound);
+                };
+                Ok((found.ino, found.kind))
+            }
+        }
+    }
+
+    /// The root of the subvolume that is `name` in `parent`, if there is one: then there is no entry of that name. Asked
+    /// first, since that costs next to nothing where there is none.
+    fn subvolume_at(&self, parent: InodeId, base: NamePosition, name: &[u8]) -> Option<InodeId> {
+        let (_, slot) = self.subvolumes.nested.find(parent, base, name)?;
+        slot.map(|slot| slot.full(ROOT_INODE))
+    }
+
+    /// Refuses what is no directory, to who has found no name in it.
+    fn require_way(&self, parent: InodeId) -> Result<()> {
+        let state = self.state(parent);
+        // Not asked of its lock: who makes files in it holds that nearly all the time.
+        if !state.known_directory() && self.read_lock(&state)?.record.kind != InodeKind::Directory {
+            return Err(FsError::NotDirectory);
+        }
+        Ok(())
     }
 
     pub(crate) fn getattr(&self, ino: InodeId) -> Result<Attr> {

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use varve_engine::version::{self, Holder};
 use varve_engine::{FamilyId, InodeId, Transaction, TreeId, VersionKey};
-use varve_format::record::inode::{InodeKind, InodeRecord, inode_key};
+use varve_format::record::inode::{InodeKind, InodeRecord, Time, inode_key};
 use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::{
     SUBVOLUME_DELETING, SUBVOLUME_PENDING, SUBVOLUME_READ_ONLY, SUBVOLUME_SHARING, SubvolumePlace,
@@ -24,6 +24,7 @@ use crate::api::{Attr, Caller, ROOT_INODE, RenameMode, SubvolumeInfo};
 use crate::core::{Core, check_name, touch_directory};
 use crate::inode::{Inner, root_record};
 use crate::reaper::Task;
+use crate::subvolume::nested::Vacancy;
 use crate::subvolume::{Change, Shown, Slot, Subvolume, local};
 use crate::table::subvolumes;
 use crate::writeback::frozen::Freeze;
@@ -32,13 +33,16 @@ use crate::{FsError, Result};
 /// Subvolumes within one another, at most: bounds walks in a damaged pool.
 const DEPTH_MAX: usize = 1 << 20;
 
+/// Where a subvolume will be: directory, position there, name; and when it came there.
+type NewPlace<'a> = (InodeId, NamePosition, &'a [u8], Time);
+
 impl Core {
     /// Where the subvolume with this name in `dir` is, and which it is ([`crate::subvolume::nested::Nested::find`]).
     pub(crate) fn nested(&self, dir: InodeId, name: &[u8]) -> Result<Option<(NamePosition, Option<Slot>)>> {
         if !self.subvolumes.nested.any() {
             return Ok(None);
         }
-        Ok(self.subvolumes.nested.find(dir, self.subvolumes.hasher.hash(name), name))
+        Ok(self.subvolumes.nested.find(dir, self.subvolumes.hasher.base(name), name))
     }
 
     /// The directory that a directory is in; the root is in itself.
@@ -74,15 +78,15 @@ impl Core {
         let mut dir = self.write_lock(&state)?;
         let position = self.free_place(&change, &dir, parent, name)?;
         // One transaction with what its directory notes: refused, nothing has happened.
-        let mut tx = Transaction::new();
+        let (mut tx, now) = (Transaction::new(), self.now());
         tx.claim_id(id);
         let holder = Holder::new(FamilyId(id));
-        let record = self.new_record(id, slot, holder, (parent, position, name), 0, 0)?;
+        let record = self.new_record(id, slot, holder, (parent, position, name, now), 0, 0)?;
         subvolumes::put(&mut tx, id, &record);
-        let root = root_record(caller, (mode & 0o7777) as u16, self.now());
+        let root = root_record(caller, (mode & 0o7777) as u16, now);
         tx.put(TreeId::INODES, &inode_key(FamilyId(id), ROOT_INODE, VersionKey(id)), &root.encode());
         let counting = self.counting()?;
-        let noted = self.note_change(&change, &mut tx, parent, &dir)?;
+        let noted = self.note_change(&change, &mut tx, parent, &dir, now)?;
         self.apply(tx)?;
         self.files.add(1);
         drop(counting);
@@ -104,24 +108,28 @@ impl Core {
     /// A position in a directory, which is locked, for a name that is free there.
     fn free_place(&self, change: &Change, dir: &Inner, parent: InodeId, name: &[u8]) -> Result<NamePosition> {
         require_directory(dir)?;
-        let hash = self.subvolumes.hasher.hash(name);
-        let nested = &self.subvolumes.nested;
-        if nested.find(parent, hash, name).is_some() || change.lookup(parent, name)?.is_some() {
+        let base = self.subvolumes.hasher.base(name);
+        let vacancy = self.subvolumes.nested.vacancy(parent, base, name);
+        if vacancy == Vacancy::Taken || change.lookup_at(parent, base, name)?.is_some() {
             return Err(FsError::Exists);
         }
-        nested.free(parent, hash).ok_or(FsError::Engine(varve_engine::EngineError::NoSpace))
+        match vacancy {
+            Vacancy::At(position) => Ok(position),
+            Vacancy::Taken | Vacancy::Full => Err(FsError::Engine(varve_engine::EngineError::NoSpace)),
+        }
     }
 
-    /// Adds to `tx` that a directory has got or lost a subvolume now. Gives its new record.
+    /// Adds to `tx` that a directory has got or lost a subvolume `now`. Gives its new record.
     fn note_change(
         &self,
         change: &Change,
         tx: &mut Transaction,
         parent: InodeId,
         dir: &Inner,
+        now: Time,
     ) -> Result<InodeRecord> {
         let mut record = dir.record.clone();
-        touch_directory(&mut record, self.now(), 0, 0);
+        touch_directory(&mut record, now, 0, 0);
         self.put_record(change, tx, parent, dir, &mut record)?;
         Ok(record)
     }
@@ -133,7 +141,7 @@ impl Core {
         let mut dir = self.write_lock(&state)?;
         let position = self.free_place(&change, &dir, parent, name)?;
         let mut tx = Transaction::new();
-        let record = self.note_change(&change, &mut tx, parent, &dir)?;
+        let record = self.note_change(&change, &mut tx, parent, &dir, self.now())?;
         self.apply(tx)?;
         let noted = [dir.record.clone(), record.clone()];
         dir.take_over(&change, record);
@@ -175,7 +183,7 @@ impl Core {
             let mut dir = self.write_lock(&state)?;
             let mut tx = Transaction::new();
             tx.privileged();
-            let record = self.note_change(&change, &mut tx, parent, &dir)?;
+            let record = self.note_change(&change, &mut tx, parent, &dir, self.now())?;
             self.apply(tx)?;
             dir.take_over(&change, record);
             Ok(())
@@ -191,7 +199,7 @@ impl Core {
         id: u64,
         slot: Slot,
         holder: Holder,
-        (dir, position, name): (InodeId, NamePosition, &[u8]),
+        (dir, position, name, created): NewPlace<'_>,
         origin: u64,
         flags: u16,
     ) -> Result<SubvolumeRecord> {
@@ -204,7 +212,7 @@ impl Core {
             parent: self.subvolumes.get(Slot::of(dir))?.id,
             directory: local(dir),
             position,
-            created: self.now(),
+            created,
             origin,
             name: name.to_vec(),
         };
@@ -251,7 +259,7 @@ impl Core {
         let slot = self.subvolumes.new_slot()?;
         if !self.try_snapshot(&source, slot, (parent, name), read_only)? {
             let (position, noted) = self.take_place(parent, name)?;
-            let place = (parent, position, name);
+            let place = (parent, position, name, self.now());
             let made =
                 self.fork(&source, &mut source.gate.write(), slot, place, read_only, Transaction::new());
             match made {
@@ -290,9 +298,9 @@ impl Core {
         let mut dir = self.write_lock(&state)?;
         let position = self.free_place(&change, &dir, parent, name)?;
         let Some(mut shown) = source.gate.try_write() else { return Ok(false) };
-        let mut tx = Transaction::new();
-        let record = self.note_change(&change, &mut tx, parent, &dir)?;
-        let subvolume = self.fork(source, &mut shown, slot, (parent, position, name), read_only, tx)?;
+        let (mut tx, now) = (Transaction::new(), self.now());
+        let record = self.note_change(&change, &mut tx, parent, &dir, now)?;
+        let subvolume = self.fork(source, &mut shown, slot, (parent, position, name, now), read_only, tx)?;
         drop(shown);
         // Whoever looks for the name waits for the directory, or finds all of it.
         self.settle(subvolume, parent, position, name);
@@ -307,7 +315,7 @@ impl Core {
         source: &Subvolume,
         shown: &mut Shown,
         slot: Slot,
-        place: (InodeId, NamePosition, &[u8]),
+        place: NewPlace<'_>,
         read_only: bool,
         tx: Transaction,
     ) -> Result<Subvolume> {
@@ -323,7 +331,7 @@ impl Core {
         source: &Subvolume,
         shown: &mut Shown,
         slot: Slot,
-        place: (InodeId, NamePosition, &[u8]),
+        place: NewPlace<'_>,
         read_only: bool,
         mut tx: Transaction,
     ) -> Result<Subvolume> {
@@ -474,7 +482,7 @@ impl Core {
         let mut dir = self.write_lock(&state)?;
         let new_position = self.free_place(&change, &dir, new_parent, new_name)?;
         let mut tx = Transaction::new();
-        let noted = self.note_change(&change, &mut tx, new_parent, &dir)?;
+        let noted = self.note_change(&change, &mut tx, new_parent, &dir, self.now())?;
         self.apply_record(tx, &subvolume, |record| {
             if let Some(place) = &mut record.place {
                 (place.parent, place.directory) = (new_id, local(new_parent));

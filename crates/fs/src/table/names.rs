@@ -4,8 +4,6 @@
 //! entry at sequence 0 is there whenever the bucket is not empty. Edits are made on the bucket in memory and then
 //! written as the difference, so that two edits of one bucket in one transaction (a rename) cannot step on each other.
 
-use std::collections::BTreeMap;
-
 use varve_engine::{EngineError, InodeId, Transaction, TreeId};
 use varve_format::record::inode::InodeKind;
 use varve_format::record::name::{NamePosition, NameRecord, NameView, decode_name_key, name_key};
@@ -20,8 +18,42 @@ pub(crate) struct Bucket {
     /// Without the slot, as are the inodes in the records.
     dir: InodeId,
     base: NamePosition,
-    stored: BTreeMap<u8, NameRecord>,
-    now: BTreeMap<u8, NameRecord>,
+    stored: Sequences,
+    now: Sequences,
+}
+
+/// Records by their sequences, ascending. Nearly always none or one.
+#[derive(Clone, Default, Debug)]
+struct Sequences(Vec<(u8, NameRecord)>);
+
+impl Sequences {
+    fn place(&self, sequence: u8) -> std::result::Result<usize, usize> {
+        self.0.binary_search_by_key(&sequence, |(sequence, _)| *sequence)
+    }
+    fn get(&self, sequence: u8) -> Option<&NameRecord> {
+        Some(&self.0[self.place(sequence).ok()?].1)
+    }
+    fn get_mut(&mut self, sequence: u8) -> Option<&mut NameRecord> {
+        let at = self.place(sequence).ok()?;
+        Some(&mut self.0[at].1)
+    }
+    fn insert(&mut self, sequence: u8, record: NameRecord) {
+        match self.place(sequence) {
+            Ok(at) => self.0[at].1 = record,
+            Err(at) => self.0.insert(at, (sequence, record)),
+        }
+    }
+    fn remove(&mut self, sequence: u8) {
+        if let Ok(at) = self.place(sequence) {
+            self.0.remove(at);
+        }
+    }
+    /// The first that is not there.
+    fn free(&self) -> Option<u8> {
+        (0..=255)
+            .zip(self.0.iter().map(|(sequence, _)| Some(*sequence)).chain(std::iter::repeat(None)))
+            .find_map(|(sequence, taken)| (taken != Some(sequence)).then_some(sequence))
+    }
 }
 
 /// Where a name was found.
@@ -36,9 +68,14 @@ pub(crate) struct Found {
 }
 
 impl Bucket {
+    /// The first of the positions that its hash has.
+    pub(crate) fn base(&self) -> NamePosition {
+        self.base
+    }
+
     /// The entry with this name.
     pub(crate) fn find(&self, wanted: &[u8]) -> Option<Found> {
-        self.now.iter().find_map(|(sequence, record)| match record {
+        self.now.0.iter().find_map(|(sequence, record)| match record {
             NameRecord::Entry { kind, ino, name, .. } if name == wanted => {
                 Some(Found { sequence: *sequence, ino: self.slot.full(*ino), kind: *kind })
             }
@@ -54,8 +91,8 @@ impl Bucket {
     /// Adds a name that is not in the bucket. False if all 256 sequences are taken.
     #[must_use]
     pub(crate) fn insert(&mut self, new_name: &[u8], new_ino: InodeId, new_kind: InodeKind) -> bool {
-        let removed_first = matches!(self.now.get(&0), Some(NameRecord::Removed));
-        let free = if removed_first { Some(0) } else { (0..=255).find(|s| !self.now.contains_key(s)) };
+        let removed_first = matches!(self.now.get(0), Some(NameRecord::Removed));
+        let free = if removed_first { Some(0) } else { self.now.free() };
         let Some(sequence) = free else { return false };
         let record = NameRecord::Entry {
             kind: new_kind,
@@ -70,24 +107,24 @@ impl Bucket {
 
     /// Lets the name at `at` lead elsewhere.
     pub(crate) fn replace(&mut self, at: u8, new_ino: InodeId, new_kind: InodeKind) {
-        if let Some(NameRecord::Entry { kind, ino, .. }) = self.now.get_mut(&at) {
+        if let Some(NameRecord::Entry { kind, ino, .. }) = self.now.get_mut(at) {
             (*kind, *ino) = (new_kind, local(new_ino));
         }
     }
 
     /// Removes the name at `at`.
     pub(crate) fn remove(&mut self, at: u8) {
-        self.now.remove(&at);
+        self.now.remove(at);
         self.settle();
     }
 
     /// Restores the rule of sequence 0: it is there while anything is, and says whether others are.
     fn settle(&mut self) {
-        let others = self.now.range(1..).next().is_some();
-        match self.now.get_mut(&0) {
+        let others = self.now.0.last().is_some_and(|(sequence, _)| *sequence > 0);
+        match self.now.get_mut(0) {
             Some(NameRecord::Entry { chained, .. }) => *chained = others,
             Some(NameRecord::Removed) if !others => {
-                self.now.remove(&0);
+                self.now.remove(0);
             }
             Some(NameRecord::Removed) => {}
             None if others => {
@@ -105,7 +142,11 @@ impl Namespace {
 
     /// Looks `name` up in `dir`: one lookup unless hashes collide.
     pub(crate) fn lookup(&self, dir: InodeId, name: &[u8]) -> Result<Option<Found>> {
-        let base = NamePosition::new(self.hasher.hash(name), 0);
+        self.lookup_at(dir, self.hasher.base(name), name)
+    }
+
+    /// The same for a name whose hash has its positions from `base` on.
+    pub(crate) fn lookup_at(&self, dir: InodeId, base: NamePosition, name: &[u8]) -> Result<Option<Found>> {
         // The answer, or whether the rest of the bucket may have it.
         let first = self.get(TreeId::NAMES, &self.name_key(dir, base), |bytes| {
             NameView::decode_for(bytes, name).map(|first| match first {
@@ -126,8 +167,8 @@ impl Namespace {
 
     /// The bucket of `name` in `dir`: one lookup unless hashes collide.
     pub(crate) fn bucket(&self, dir: InodeId, name: &[u8]) -> Result<Bucket> {
-        let base = NamePosition::new(self.hasher.hash(name), 0);
-        let mut stored = BTreeMap::new();
+        let base = self.hasher.base(name);
+        let mut stored = Sequences::default();
         let first = self.get(TreeId::NAMES, &self.name_key(dir, base), NameRecord::decode)?;
         if let Some(first) = first {
             let first = first.map_err(corrupt(|| format!("an entry of directory {}", dir.0)))?;
@@ -170,12 +211,12 @@ impl Namespace {
 impl Change {
     /// Writes what was edited.
     pub(crate) fn put_bucket(&self, tx: &mut Transaction, bucket: &Bucket) -> Result<()> {
-        for sequence in bucket.stored.keys().filter(|s| !bucket.now.contains_key(s)) {
+        for (sequence, _) in bucket.stored.0.iter().filter(|(s, _)| bucket.now.get(*s).is_none()) {
             let key = self.name_key(bucket.dir, bucket.base.with_sequence(*sequence));
             self.delete(tx, TreeId::NAMES, &key)?;
         }
-        for (sequence, record) in &bucket.now {
-            if bucket.stored.get(sequence) != Some(record) {
+        for (sequence, record) in &bucket.now.0 {
+            if bucket.stored.get(*sequence) != Some(record) {
                 let key = self.name_key(bucket.dir, bucket.base.with_sequence(*sequence));
                 self.put(tx, TreeId::NAMES, &key, record.encode().into())?;
             }
@@ -204,8 +245,8 @@ mod tests {
                 slot: Slot::FIRST,
                 dir: InodeId(1),
                 base: NamePosition::new(5, 0),
-                stored: BTreeMap::new(),
-                now: BTreeMap::new(),
+                stored: Sequences::default(),
+                now: Sequences::default(),
             };
             let mut model: Vec<u8> = Vec::new();
             for step in 0..5 {
@@ -223,9 +264,9 @@ mod tests {
                 for name in b'a'..=b'c' {
                     assert_eq!(bucket.find(&[name]).is_some(), model.contains(&name), "program {program}");
                 }
-                let others = bucket.now.keys().any(|s| *s > 0);
-                assert_eq!(bucket.now.is_empty(), model.is_empty(), "program {program}");
-                if let Some(first) = bucket.now.get(&0) {
+                let others = bucket.now.0.iter().any(|(s, _)| *s > 0);
+                assert_eq!(bucket.now.0.is_empty(), model.is_empty(), "program {program}");
+                if let Some(first) = bucket.now.get(0) {
                     assert_eq!(first.chained(), others, "program {program}");
                 } else {
                     assert!(!others, "program {program}");

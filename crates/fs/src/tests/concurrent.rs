@@ -232,3 +232,34 @@ fn a_file_that_is_always_written_to_is_cloned() {
     let report = fs.check(true).unwrap();
     assert!(report.problems.is_empty(), "check found: {:#?}", report.problems);
 }
+
+// Goal: who looks for a name does not wait for who changes the directory, found or not, so that threads that make files in one
+// directory meet at its lock once a file. Method: its lock is held by a thread that goes on only when all has been looked for.
+#[test]
+fn looking_for_names_waits_for_no_change_of_the_directory() {
+    let f = Fixture::new(64 * MIB);
+    let dir = f.mkdir(ROOT, b"d");
+    let file = f.fs.create(Caller::ROOT, dir, b"there", 0o644).unwrap().ino;
+    let core = f.fs.core();
+    let state = core.state(dir);
+    let held = core.hold(&state).unwrap();
+    let (told, tell) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let fs = &f.fs;
+        scope.spawn(move || {
+            let found = [
+                fs.find(ROOT, b"d"),
+                fs.find(dir, b"there"),
+                fs.lookup(dir, b"there").map(|a| (a.ino, a.kind)),
+            ];
+            let missing = [fs.find(dir, b"not").is_err(), fs.lookup(dir, b"not").is_err()];
+            told.send((found.map(Result::unwrap), missing)).expect("the test listens");
+        });
+        let seen = tell.recv_timeout(Duration::from_secs(20));
+        drop(held);
+        let (found, missing) = seen.expect("it waited for the directory");
+        let expected = [(dir, FileKind::Directory), (file, FileKind::File), (file, FileKind::File)];
+        assert_eq!(found, expected);
+        assert_eq!(missing, [true, true]);
+    });
+}

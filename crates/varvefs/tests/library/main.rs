@@ -1,5 +1,6 @@
 //! The library as a program that links it sees it: nothing but `varvefs` is named here.
 
+mod counted;
 mod directories;
 mod durability;
 mod errors;
