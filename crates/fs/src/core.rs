@@ -82,6 +82,34 @@ impl Locked<'_> {
     }
 }
 
+/// How far whoever needs space has gone to find some.
+#[derive(Clone, Copy)]
+pub(crate) struct Rounds {
+    /// Number of the next one; `None`: all has been done.
+    next: Option<u32>,
+}
+
+/// Steps of the reaper in the first round; four times as many in each that follows, so that few are enough and most of what
+/// is waited for was needed.
+const STEPS_AT_FIRST: u32 = 64;
+
+impl Default for Rounds {
+    fn default() -> Rounds {
+        Rounds { next: Some(0) }
+    }
+}
+
+impl Rounds {
+    /// For who must not look for space.
+    pub(crate) fn none() -> Rounds {
+        Rounds { next: None }
+    }
+    /// Whether another round may find some.
+    pub(crate) fn are_left(self) -> bool {
+        self.next.is_some()
+    }
+}
+
 impl Core {
     /// Now.
     pub(crate) fn now(&self) -> Time {
@@ -163,25 +191,35 @@ impl Core {
     }
 
     /// Runs `op`; when it is refused for lack of space, brings home what can be (dirty data logs with less space than
-    /// was set aside for it, deleted files are still being reaped) and runs it once more. `op` holds no lock when it
-    /// returns and has changed nothing when it is refused.
+    /// was set aside for it, deleted files are still being reaped), some at first and then more, and runs it again after each
+    /// round: who needs a block does not wait until a thousand snapshots are gone. `op` holds no lock when it returns and has
+    /// changed nothing when it is refused.
     pub(crate) fn with_space<T>(&self, op: impl Fn() -> Result<T>) -> Result<T> {
-        match op() {
-            Err(FsError::Engine(EngineError::NoSpace)) if self.reclaim()? => op(),
-            result => result,
+        let mut rounds = Rounds::default();
+        loop {
+            match op() {
+                Err(FsError::Engine(EngineError::NoSpace)) if self.reclaim(&mut rounds)? => {}
+                result => return result,
+            }
         }
     }
 
-    /// Logs all dirty data, reaps what is deleted, makes it durable. False if there was nothing to do.
-    pub(crate) fn reclaim(&self) -> Result<bool> {
+    /// One round: in the first logs all dirty data; reaps some of what is deleted; makes it durable. False if there was
+    /// nothing to do, in the first round: later others may have done the rest while this one looked, and it looks once more.
+    pub(crate) fn reclaim(&self, rounds: &mut Rounds) -> Result<bool> {
+        let Some(round) = rounds.next else { return Ok(false) };
         self.find_hidden();
-        let work = self.dirty.bytes() > 0 || self.reap.has_work();
-        if work {
-            self.write_back_all()?;
-            self.reap_all()?;
-            self.store.commit(self.store.position())?;
+        if self.dirty.bytes() == 0 && !self.reap.has_work() {
+            rounds.next = None;
+            return Ok(round > 0);
         }
-        Ok(work)
+        if round == 0 {
+            self.write_back_all()?;
+        }
+        let all = self.reap_at_once(STEPS_AT_FIRST.saturating_mul(4u32.saturating_pow(round)))?;
+        self.store.commit(self.store.position())?;
+        rounds.next = (!all).then_some(round + 1);
+        Ok(true)
     }
 
     /// Whether the record of an inode is its subvolume's own, so that nobody else sees it.

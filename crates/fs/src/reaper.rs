@@ -282,6 +282,12 @@ impl Core {
         self.reap(&Cell::new(u32::MAX)).map(|_| ())
     }
 
+    /// As many steps of the same as are allowed, without a rest. False: there may be more.
+    pub(crate) fn reap_at_once(&self, steps: u32) -> Result<bool> {
+        let _hurry = self.reap.hurry();
+        self.reap(&Cell::new(steps))
+    }
+
     /// Some of the same, with a rest after each step while others change something: there is other work in the background,
     /// and who closes the filesystem waits for this. False: there may be more.
     pub(crate) fn reap_some(&self) -> Result<bool> {

@@ -13,7 +13,7 @@ use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_RESERVED, INODE_F
 use super::read::ReadPlan;
 use super::{require_file, without_set_ids};
 use crate::api::{Caller, FILE_BYTES_MAX};
-use crate::core::Core;
+use crate::core::{Core, Rounds};
 use crate::inode::{Inner, InodeState, Turn};
 use crate::writeback::buffers::{CHUNK_BYTES_MIN, Chunk};
 use crate::writeback::pages::{PageBuf, zero_page};
@@ -185,7 +185,8 @@ impl Core {
         data: &[u8],
         chunks: &[Filled],
     ) -> Result<usize> {
-        let mut space = Space { reclaimed: turn.is_some(), ..Space::default() };
+        let rounds = if turn.is_some() { Rounds::none() } else { Rounds::default() };
+        let mut space = Space { rounds, ..Space::default() };
         let mut len = data.len();
         loop {
             let (wanted, mapping, reads) = {
@@ -202,9 +203,10 @@ impl Core {
             if !space.covers(&wanted) {
                 match self.widen(&mut space, &wanted) {
                     Ok(()) => {}
-                    Err(EngineError::NoSpace) if !space.reclaimed => {
-                        space = Space { reclaimed: true, ..Space::default() };
-                        self.reclaim()?;
+                    Err(EngineError::NoSpace) if space.rounds.are_left() => {
+                        // What it had is given back first.
+                        space = Space { rounds: space.rounds, ..Space::default() };
+                        self.reclaim(&mut space.rounds)?;
                         continue;
                     }
                     Err(EngineError::NoSpace) if !space.asked_reserved => {
@@ -413,7 +415,7 @@ struct Space {
     reservation: Option<Reservation>,
     pages: u64,
     first: bool,
-    reclaimed: bool,
+    rounds: Rounds,
     asked_reserved: bool,
 }
 
