@@ -6,6 +6,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use crate::ALIGN_BYTES;
+use crate::region::Memory;
 
 /// One page. Its size equals its alignment, so a slice of pages is a gapless run of bytes.
 #[derive(Clone, Copy)]
@@ -15,16 +16,35 @@ struct Page([u8; ALIGN_BYTES]);
 const _: () = assert!(size_of::<Page>() == ALIGN_BYTES && align_of::<Page>() == ALIGN_BYTES);
 
 /// A zeroed, page-aligned byte buffer of a whole number of pages. Dereferences to `[u8]`.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub struct AlignedBuf {
-    pages: Vec<Page>,
+    pages: Pages,
+}
+
+/// Where the bytes are.
+enum Pages {
+    Heap(Vec<Page>),
+    /// Large ones: the memory, and how many bytes are used of it.
+    Mapped(Memory, usize),
+}
+
+impl Default for Pages {
+    fn default() -> Self {
+        Pages::Heap(Vec::new())
+    }
 }
 
 impl AlignedBuf {
-    /// A zeroed buffer of `len_bytes`, rounded up to a multiple of [`ALIGN_BYTES`].
+    /// A zeroed buffer of `len_bytes`, rounded up to a multiple of [`ALIGN_BYTES`]. From 1 MiB on it costs no memory until
+    /// it is touched, and then that of large pages.
     #[must_use]
     pub fn new(len_bytes: usize) -> Self {
-        Self { pages: vec![Page([0; ALIGN_BYTES]); len_bytes.div_ceil(ALIGN_BYTES)] }
+        let count = len_bytes.div_ceil(ALIGN_BYTES);
+        let pages = match Memory::zeroed(count.saturating_mul(ALIGN_BYTES)) {
+            Some(memory) => Pages::Mapped(memory, count * ALIGN_BYTES),
+            None => Pages::Heap(vec![Page([0; ALIGN_BYTES]); count]),
+        };
+        Self { pages }
     }
 
     /// A copy of `bytes`; the length is rounded up to a multiple of [`ALIGN_BYTES`], the rest is zero.
@@ -36,23 +56,36 @@ impl AlignedBuf {
     }
 }
 
+impl Clone for AlignedBuf {
+    fn clone(&self) -> Self {
+        Self::from_slice(self)
+    }
+}
+
 impl Deref for AlignedBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `Page` is `repr(C)` around `[u8; ALIGN_BYTES]` with size equal to `ALIGN_BYTES` (asserted
-        // above), so the vector's `len` pages are `len * ALIGN_BYTES` initialised contiguous bytes; the
-        // returned borrow keeps the vector borrowed.
-        unsafe { std::slice::from_raw_parts(self.pages.as_ptr().cast(), self.pages.len() * ALIGN_BYTES) }
+        let (start, len_bytes) = match &self.pages {
+            Pages::Heap(pages) => (pages.as_ptr().cast(), pages.len() * ALIGN_BYTES),
+            Pages::Mapped(memory, len_bytes) => (memory.start().as_ptr().cast_const(), *len_bytes),
+        };
+        // SAFETY: `Page` is `repr(C)` around `[u8; ALIGN_BYTES]` with size equal to `ALIGN_BYTES` (asserted above), so the
+        // vector's pages are initialised contiguous bytes; so is mapped memory, as long as was asked for, from its start
+        // on. The returned borrow keeps either borrowed.
+        unsafe { std::slice::from_raw_parts(start, len_bytes) }
     }
 }
 
 impl DerefMut for AlignedBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let len_bytes = self.pages.len() * ALIGN_BYTES;
-        // SAFETY: as in `deref`; the borrow is unique because `self` is borrowed mutably, and any byte
-        // pattern is a valid `Page`.
-        unsafe { std::slice::from_raw_parts_mut(self.pages.as_mut_ptr().cast(), len_bytes) }
+        let (start, len_bytes) = match &mut self.pages {
+            Pages::Heap(pages) => (pages.as_mut_ptr().cast(), pages.len() * ALIGN_BYTES),
+            Pages::Mapped(memory, len_bytes) => (memory.start().as_ptr(), *len_bytes),
+        };
+        // SAFETY: as in `deref`; the borrow is unique because `self` is borrowed mutably and nobody else has its memory,
+        // and any byte pattern is a valid `Page`.
+        unsafe { std::slice::from_raw_parts_mut(start, len_bytes) }
     }
 }
 

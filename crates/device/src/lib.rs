@@ -10,6 +10,7 @@ mod counters;
 mod error;
 mod file;
 mod memory;
+mod region;
 mod request;
 
 pub use buffer::AlignedBuf;

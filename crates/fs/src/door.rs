@@ -223,6 +223,19 @@ impl Filesystem {
     pub fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
         self.core.write_latency.time(|| self.core.thawing(|| self.core.write(caller, ino, offset, data)))
     }
+    /// [`Filesystem::write`] of the first `len` bytes of `buf`, in whose place may be another buffer of its length afterwards:
+    /// one of 1 MiB (or 128, 256 or 512 KiB) of which at least three quarters are written, at a multiple of 4096 in the file,
+    /// becomes dirty data as it is, and goes to the device from where it lies.
+    pub fn write_owned(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        offset: u64,
+        buf: &mut AlignedBuf,
+        len: usize,
+    ) -> Result<usize> {
+        self.core.write_latency.time(|| self.core.write_owned(caller, ino, offset, buf, len))
+    }
     /// Reserves, punches or zeroes `len` bytes at `offset` ([`Allocate`]). An error may leave a part done, from the front.
     pub fn fallocate(
         &self,

@@ -5,9 +5,13 @@
 
 use std::fmt;
 
-use varve_fs::{Allocate, FileKind, InodeId, RenameMode, SetAttr, XattrMode};
+use varve_device::AlignedBuf;
+use varve_fs::{Allocate, Caller, FileKind, Filesystem, FsError, InodeId, RenameMode, SetAttr, XattrMode};
 
 use crate::model::PAGE_BYTES;
+
+/// Least that is written in a buffer of its own: three quarters of the smallest that is kept.
+const OWNED_BYTES_MIN: usize = 96 << 10;
 
 /// One call.
 #[derive(Clone, PartialEq, Eq)]
@@ -279,6 +283,25 @@ pub fn fill(seed: u64, len: usize) -> Vec<u8> {
     }
     bytes.truncate(len);
     bytes
+}
+
+/// Writes as a mount does: much at once, at a page, in a buffer that the filesystem may keep. Of what is in that buffer
+/// afterwards nothing may become the file's.
+pub fn write(
+    fs: &Filesystem,
+    caller: Caller,
+    ino: InodeId,
+    offset: u64,
+    data: &[u8],
+) -> Result<usize, FsError> {
+    if data.len() < OWNED_BYTES_MIN || !offset.is_multiple_of(PAGE_BYTES) {
+        return fs.write(caller, ino, offset, data);
+    }
+    let mut buf = AlignedBuf::new(data.len().next_power_of_two());
+    buf[..data.len()].copy_from_slice(data);
+    let written = fs.write_owned(caller, ino, offset, &mut buf, data.len());
+    buf.fill(0xee);
+    written
 }
 
 impl fmt::Debug for Call {

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use varve_device::AlignedBuf;
 use varve_engine::version::{self, Mapping};
 use varve_engine::{BLOCK_BYTES, EngineError, InodeId, Reservation, Transaction};
 use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL, InodeKind};
@@ -78,13 +79,48 @@ fn plan(inner: &Inner, offset: u64, len: usize) -> WritePlan {
 
 impl Core {
     pub(crate) fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
+        self.write_from(caller, ino, offset, data, None)
+    }
+
+    /// [`Core::write`] of the first `len` bytes of `buf`, which becomes dirty data as it is where that is possible. Logs
+    /// frozen files itself ([`Core::thawing`]).
+    pub(crate) fn write_owned(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        offset: u64,
+        buf: &mut AlignedBuf,
+        len: usize,
+    ) -> Result<usize> {
+        let whole = offset.is_multiple_of(BLOCK) && FILE_BYTES_MAX.saturating_sub(offset) >= len as u64;
+        let pages = || offset / BLOCK..(offset + len as u64) / BLOCK;
+        if !whole || !self.buffers.takes(buf, len) || !self.state(ino).inner.read().pages.has_none(pages()) {
+            return self.thawing(|| self.write(caller, ino, offset, &buf[..len]));
+        }
+        // Once, whatever comes of it: what is tried again is tried with the same bytes.
+        let chunk = self.buffers.adopt(buf, len);
+        self.thawing(|| self.write_from(caller, ino, offset, &chunk.buf()[..len], Some(&chunk)))
+    }
+
+    /// `chunk`: the whole pages of `data`, which begins at a page then, lie in there already.
+    fn write_from(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        offset: u64,
+        data: &[u8],
+        chunk: Option<&Arc<Chunk>>,
+    ) -> Result<usize> {
         self.require_writable()?;
         self.require_changeable(ino)?;
         let state = self.state(ino);
         state.wait_while_still();
         let empty = data.is_empty();
         let data = &data[..data.len().min(FILE_BYTES_MAX.saturating_sub(offset) as usize)];
-        let chunks = self.fill_chunks(&state, offset, data);
+        let chunks = match chunk {
+            Some(chunk) => vec![(offset / BLOCK, chunk.clone())],
+            None => self.fill_chunks(&state, offset, data),
+        };
         if !self.write_at_once(caller, &state, offset, data, &chunks)? {
             require_file(&*self.read_lock(&state)?)?;
             if empty {
@@ -269,12 +305,12 @@ impl Core {
             while chunks.next_if(|(first, _)| *first < index).is_some() {}
             if let Some((first, chunk)) = chunks.peek()
                 && *first == index
-                && chunk.buf().len() <= data.len() - done
+                && chunk.pages() * BLOCK_BYTES <= data.len() - done
                 && inner.pages.has_none(index..index + chunk.pages() as u64)
             {
                 inner.pages.insert_chunk(index, chunk);
                 count(chunk.pages() as u64, chunk.pages() as u64);
-                done += chunk.buf().len();
+                done += chunk.pages() * BLOCK_BYTES;
                 continue;
             }
             let bytes = &data[done..data.len().min(done + BLOCK_BYTES - from)];

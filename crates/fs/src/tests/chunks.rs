@@ -1,5 +1,7 @@
 //! Large writes, whose pages wait in chunks and are written from there.
 
+use varve_device::{DeviceError, Request, StatsSnapshot};
+
 use super::*;
 
 /// Larger than any chunk, not a whole number of pages.
@@ -13,7 +15,8 @@ fn pick(rng: &mut varve_sim::Rng, below: u64) -> u64 {
 
 // Goal: whatever large and small writes, cuts, holes and syncs do to one another, the file holds what was written last.
 // Method: beside a plain vector, which is compared after each step in a range and at the end as a whole, before and after
-// opening again; large writes begin at pages as often as not, and dirty data is bounded so that some is being logged.
+// opening again; large writes begin at pages as often as not, half of all writes are in buffers that the filesystem may
+// keep, and dirty data is bounded so that some is being logged.
 #[test]
 fn large_writes_beside_a_model() {
     for seed in 0..12 {
@@ -29,11 +32,15 @@ fn large_writes_beside_a_model() {
             match pick(&mut rng, 12) {
                 0..=3 => {
                     let len = pick(&mut rng, len_max.min(3 * MIB / 2)) as usize;
-                    write(&fixture, &mut model, ino, at, &pattern(seed * 1000 + step, len));
+                    // Of those that begin at a page some are as long as a buffer that is kept whole.
+                    let len = if len > 3 * MIB as usize / 4 && len_max > MIB { MIB as usize } else { len };
+                    let owned = pick(&mut rng, 2) == 0;
+                    write(&fixture, &mut model, ino, at, &pattern(seed * 1000 + step, len), owned);
                 }
                 4..=6 => {
                     let len = pick(&mut rng, len_max.min(20_000)) as usize;
-                    write(&fixture, &mut model, ino, at, &pattern(seed * 1000 + step, len));
+                    let owned = pick(&mut rng, 2) == 0;
+                    write(&fixture, &mut model, ino, at, &pattern(seed * 1000 + step, len), owned);
                 }
                 7 => {
                     fixture.truncate(ino, at);
@@ -64,8 +71,11 @@ fn large_writes_beside_a_model() {
     }
 }
 
-fn write(fixture: &Fixture, model: &mut Vec<u8>, ino: InodeId, at: u64, bytes: &[u8]) {
-    fixture.write(ino, at, bytes);
+fn write(fixture: &Fixture, model: &mut Vec<u8>, ino: InodeId, at: u64, bytes: &[u8], owned: bool) {
+    match owned {
+        true => fixture.write_owned(ino, at, bytes),
+        false => fixture.write(ino, at, bytes),
+    }
     let (at, end) = (at as usize, at as usize + bytes.len());
     if !bytes.is_empty() {
         model.resize(model.len().max(end), 0);
@@ -105,5 +115,114 @@ fn a_large_write_is_cut_short_when_the_pool_is_full() {
     assert!(fixture.read_all(ino) == bytes[..at]);
     fixture.reopen();
     assert!(fixture.read_all(ino) == bytes[..at]);
+    fixture.check();
+}
+
+/// A device that notes from where in memory it is written to.
+struct Watching(Arc<MemoryDevice>, Mutex<Vec<(usize, usize)>>);
+
+impl Device for Watching {
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+    fn name(&self) -> String {
+        self.0.name()
+    }
+    fn run(&self, requests: &mut [Request<'_>]) -> Vec<std::result::Result<(), DeviceError>> {
+        for request in &*requests {
+            if let Request::Write { buf, .. } = request {
+                self.1.lock().push((buf.as_ptr().addr(), buf.len()));
+            }
+        }
+        self.0.run(requests)
+    }
+    fn flush(&self) -> std::result::Result<(), DeviceError> {
+        self.0.flush()
+    }
+    fn discard(&self, offset: u64, len_bytes: u64) -> std::result::Result<(), DeviceError> {
+        self.0.discard(offset, len_bytes)
+    }
+    fn stats(&self) -> StatsSnapshot {
+        self.0.stats()
+    }
+}
+
+// Goal: a large write in a buffer that may be kept reaches the device from there, and its memory is used for the next ones.
+// Method: the addresses that the device is written from, for a whole buffer, for one three quarters full and a bit, and for
+// those that must be copied: too empty, not at a page, over pages that are there.
+#[test]
+fn kept_buffers_are_written_from_where_they_lie() {
+    let fixture = Fixture::with(64 * MIB, HASH_KIND_SIPHASH13, 32 * MIB);
+    fixture.fs.close().unwrap();
+    let device = Arc::new(Watching(fixture.device.clone(), Mutex::default()));
+    let options = OpenOptions {
+        store: StoreOptions { background: false, ..StoreOptions::default() },
+        dirty_bytes_max: 32 * MIB,
+        clock: Arc::new(TestClock(SimClock::new(1_800_000_000, 1000))),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    let ino = fs.create(Caller::ROOT, ROOT, b"f", 0o644).unwrap().ino;
+    let mut buf = AlignedBuf::new(MIB as usize);
+    let (whole, part) = (MIB as usize, 3 * MIB as usize / 4 + 5000);
+    // Where, how much, whether it is kept, and the bytes that are then written from it.
+    let cases = [
+        (0, whole, Some(whole)),
+        (0, whole, Some(whole)),
+        (2 * MIB, part, Some(part / 4096 * 4096)),
+        (4 * MIB, 3 * whole / 4 - 4096, None),
+        (6 * MIB + 1, whole, None),
+    ];
+    let mut seen = Vec::new();
+    for (number, (at, len, kept)) in cases.into_iter().enumerate() {
+        let bytes = pattern(number as u64, len);
+        buf[..len].copy_from_slice(&bytes);
+        let address = buf.as_ptr().addr();
+        seen.push(address);
+        assert_eq!(fs.write_owned(Caller::ROOT, ino, at, &mut buf, len).unwrap(), len);
+        assert_eq!(buf.as_ptr().addr() != address, kept.is_some(), "case {number}");
+        assert_eq!(buf.len(), whole);
+        buf.fill(0xee);
+        assert!(fs.read(ino, at, len).unwrap() == bytes, "case {number}, dirty");
+        // With that the data is too much to ride with the log, for which it would be copied.
+        fs.write(Caller::ROOT, ino, 16 * MIB, &bytes).unwrap();
+        fs.fsync(ino).unwrap();
+        let mut written = std::mem::take(&mut *device.1.lock());
+        written.retain(|(from, len)| *len > 0 && (address..address + whole).contains(from));
+        let from_there: usize = written.iter().map(|(_, len)| len).sum();
+        assert_eq!(from_there, kept.unwrap_or(0), "case {number}");
+        assert!(fs.read(ino, at, len).unwrap() == bytes, "case {number}, logged");
+    }
+    // What is kept comes back when it has been written: with one for what is copied three buffers take turns.
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len(), 3);
+    // Over a page that is in memory: it is overwritten, and the rest copied.
+    let bytes = pattern(9, whole);
+    fs.write(Caller::ROOT, ino, MIB / 2, b"small").unwrap();
+    buf.copy_from_slice(&bytes);
+    let address = buf.as_ptr().addr();
+    fs.write_owned(Caller::ROOT, ino, 0, &mut buf, whole).unwrap();
+    assert_eq!(buf.as_ptr().addr(), address);
+    assert!(fs.read(ino, 0, whole).unwrap() == bytes);
+    assert!(fs.check(true).unwrap().problems.is_empty());
+    fs.close().unwrap();
+}
+
+// Goal: a write in a buffer that is kept may be tried again, when a snapshot waits for the file, with its own bytes. Method:
+// a file that is dirty when a snapshot is taken is written to in such a buffer; both are read.
+#[test]
+fn kept_buffers_and_frozen_files() {
+    let fixture = Fixture::with(64 * MIB, HASH_KIND_SIPHASH13, 32 * MIB);
+    let fs = &fixture.fs;
+    let home = fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap().ino;
+    let ino = fs.create(Caller::ROOT, home, b"f", 0o644).unwrap().ino;
+    let (old, new) = (pattern(1, MIB as usize), pattern(2, MIB as usize));
+    fixture.write_owned(ino, 0, &old);
+    let snapshot = fs.snapshot(home, ROOT, b"snapshot", true, false).unwrap();
+    fixture.write_owned(ino, 4096, &new);
+    let then = fs.lookup(snapshot, b"f").unwrap().ino;
+    assert!(fs.read(then, 0, 4 * MIB as usize).unwrap() == old);
+    assert!(fs.read(ino, 0, 4 * MIB as usize).unwrap() == [&old[..4096], &new].concat());
     fixture.check();
 }

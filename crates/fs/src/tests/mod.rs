@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use varve_device::{Device, MemoryDevice};
+use varve_device::{AlignedBuf, Device, MemoryDevice};
 use varve_engine::{FormatOptions, InodeId, Profile, StoreOptions};
 use varve_format::record::subvolume::HASH_KIND_SIPHASH13;
 use varve_sim::SimClock;
@@ -120,6 +120,16 @@ impl Fixture {
 
     pub(super) fn write(&self, ino: InodeId, offset: u64, data: &[u8]) {
         assert_eq!(self.fs.write(Caller::ROOT, ino, offset, data).unwrap(), data.len());
+    }
+
+    /// In a buffer that the filesystem may keep; what is in it afterwards is no concern of the file's.
+    pub(super) fn write_owned(&self, ino: InodeId, offset: u64, data: &[u8]) {
+        let mut buf = AlignedBuf::new(data.len().next_power_of_two());
+        buf[..data.len()].copy_from_slice(data);
+        let len = buf.len();
+        let written = self.fs.write_owned(Caller::ROOT, ino, offset, &mut buf, data.len());
+        assert_eq!((written.unwrap(), buf.len()), (data.len(), len));
+        buf.fill(0xee);
     }
 
     pub(super) fn truncate(&self, ino: InodeId, size: u64) {

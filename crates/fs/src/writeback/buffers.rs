@@ -3,7 +3,8 @@
 //! A fresh buffer of some hundred KiB costs more than filling it: the allocator returns it to the kernel each time, and
 //! the kernel clears every page of the next one. There are two kinds: buffers in which small pages are gathered for one
 //! large write to the device, and chunks, in which the whole pages of a large write wait until they are written from
-//! where they lie ([`super::pages::PageBuf`]).
+//! where they lie ([`super::pages::PageBuf`]). A chunk is filled by copying, or was the writer's own buffer, who gets a
+//! spare one for it.
 //!
 //! Bound: [`GATHER_SPARE_MAX`] buffers are kept, and of chunks so many that, with those in use, they are no more than may
 //! be dirty; none while nothing is dirty for long ([`Buffers::clear`]).
@@ -57,7 +58,27 @@ impl Buffers {
         let len = CHUNK_PAGES[size] * BLOCK_BYTES;
         let mut buf = self.chunks.take(size).unwrap_or_else(|| AlignedBuf::new(len));
         buf.copy_from_slice(&bytes[..len]);
-        Some(Arc::new(Chunk { buf: Arc::new(buf), size, home: self.chunks.clone() }))
+        Some(Arc::new(Chunk {
+            buf: Arc::new(buf),
+            pages: CHUNK_PAGES[size],
+            size,
+            home: self.chunks.clone(),
+        }))
+    }
+
+    /// Whether a buffer like this may become a chunk whose first pages are those of `len` bytes: it has the size of one, and
+    /// is mostly full, so that what counts as dirty is hardly less than what it takes.
+    pub(crate) fn takes(&self, buf: &AlignedBuf, len: usize) -> bool {
+        size_of_buffer(buf).is_some() && len <= buf.len() && len >= buf.len() / 4 * 3
+    }
+
+    /// Makes a chunk of a buffer that [`Buffers::takes`], without copying it, and leaves another of its size in its place,
+    /// which holds anything.
+    pub(crate) fn adopt(&self, buf: &mut AlignedBuf, len: usize) -> Arc<Chunk> {
+        let size = size_of_buffer(buf).expect("it is one that is taken");
+        let other = self.chunks.take(size).unwrap_or_else(|| AlignedBuf::new(buf.len()));
+        let buf = Arc::new(std::mem::replace(buf, other));
+        Arc::new(Chunk { buf, pages: len / BLOCK_BYTES, size, home: self.chunks.clone() })
     }
 
     /// Lets go of all.
@@ -70,21 +91,23 @@ impl Buffers {
 
 /// Whole pages of one write, side by side. They never change: who overwrites one takes a copy of it.
 pub(crate) struct Chunk {
+    /// The pages, and of a writer's own buffer what lies behind them.
     buf: Arc<AlignedBuf>,
+    pages: usize,
     /// Number in [`CHUNK_PAGES`].
     size: usize,
     home: Arc<SpareChunks>,
 }
 
 impl Chunk {
-    /// The pages.
+    /// The buffer that begins with the pages.
     pub(crate) fn buf(&self) -> &Arc<AlignedBuf> {
         &self.buf
     }
 
     /// How many there are.
     pub(crate) fn pages(&self) -> usize {
-        CHUNK_PAGES[self.size]
+        self.pages
     }
 }
 
@@ -108,6 +131,10 @@ struct Kept {
     spare: [Vec<AlignedBuf>; CHUNK_PAGES.len()],
     /// Bytes of the chunks in use.
     in_use: u64,
+}
+
+fn size_of_buffer(buf: &AlignedBuf) -> Option<usize> {
+    CHUNK_PAGES.iter().position(|pages| pages * BLOCK_BYTES == buf.len())
 }
 
 fn bytes_of(size: usize) -> u64 {
@@ -175,6 +202,36 @@ mod tests {
         assert_eq!(buffers.chunks.kept.lock().in_use, 0);
         buffers.clear();
         assert_eq!(spare(&buffers), 0);
+    }
+
+    // Goal: buffers that writers give away are bounded like others, whichever sizes they have. Method: many are given, held
+    // and let go of; one that is too empty or of another size is not taken.
+    #[test]
+    fn given_buffers_are_bounded() {
+        let buffers = Buffers::new(BYTES_MAX);
+        for pages in CHUNK_PAGES {
+            let mut buf = AlignedBuf::new(pages * BLOCK_BYTES);
+            let mut held = Vec::new();
+            for round in 0..2 * BYTES_MAX as usize / buf.len() {
+                buf.fill(round as u8);
+                let address = buf.as_ptr();
+                assert!(buffers.takes(&buf, buf.len()));
+                let len = buf.len();
+                held.push(buffers.adopt(&mut buf, len));
+                let chunk = &held[round];
+                assert_eq!((chunk.buf().as_ptr(), chunk.pages(), buf.len()), (address, pages, len));
+            }
+            assert!((0u8..).zip(&held).all(|(round, chunk)| chunk.buf().iter().all(|byte| *byte == round)));
+            drop(held);
+            let kept = buffers.chunks.kept.lock();
+            let spare: u64 = kept.spare.iter().flatten().map(|buf| buf.len() as u64).sum();
+            assert!(kept.in_use == 0 && spare <= BYTES_MAX, "{pages} pages: {spare}");
+        }
+        let buf = AlignedBuf::new(CHUNK_BYTES_MIN);
+        assert!(
+            !buffers.takes(&buf, CHUNK_BYTES_MIN / 4 * 3 - 1) && !buffers.takes(&buf, CHUNK_BYTES_MIN + 1)
+        );
+        assert!(!buffers.takes(&AlignedBuf::new(CHUNK_BYTES_MIN + BLOCK_BYTES), CHUNK_BYTES_MIN));
     }
 
     // Goal: a chunk holds its bytes and nothing of who had it before, and one that is still being written is not used

@@ -23,7 +23,7 @@ use varve_fs::{
 };
 use varve_sim::Rng;
 
-use crate::call::fill;
+use crate::call::{fill, write};
 use crate::disk::{Cut, Disk};
 use crate::session::{Opened, Setup, StepClock, Violation};
 use crate::violation;
@@ -235,8 +235,8 @@ impl Worker<'_> {
         let bytes = fill(contents.seed, contents.len);
         let mut at = 0;
         while at < bytes.len() {
-            let end = bytes.len().min(at + 100_000);
-            let written = self.fs.write(caller, ino, at as u64, &bytes[at..end]);
+            let end = bytes.len().min(at + (128 << 10));
+            let written = write(self.fs, caller, ino, at as u64, &bytes[at..end]);
             at += written.map_err(|error| self.failed("write", error))?;
         }
         if sync {

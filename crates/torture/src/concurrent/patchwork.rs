@@ -8,7 +8,7 @@ use std::sync::Arc;
 use varve_fs::{Allocate, Caller, Filesystem, FsError, InodeId, SetAttr};
 use varve_sim::Rng;
 
-use crate::call::fill;
+use crate::call::{fill, write};
 use crate::session::Violation;
 use crate::violation;
 
@@ -65,7 +65,7 @@ impl Patchwork {
                 let data = fill(seed ^ self.changes << 40, len);
                 let mut done = 0;
                 while done < len {
-                    let written = fs.write(caller, ino, (offset + done) as u64, &data[done..]);
+                    let written = write(fs, caller, ino, (offset + done) as u64, &data[done..]);
                     done += written.map_err(|error| ("write", error))?;
                 }
                 put(bytes, offset, &data);

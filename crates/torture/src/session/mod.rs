@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use varve_fs::{Allocate, Filesystem, FsError, InodeId, NewInode};
 
-use crate::call::{Call, fill};
+use crate::call::{Call, fill, write};
 use crate::compare::{attr_differences, compare};
 use crate::disk::Disk;
 use crate::model::{
@@ -173,7 +173,7 @@ impl Session {
             Call::Open { ino, truncate } => fs.open_inode(caller, *ino, *truncate).map(|()| none)?,
             Call::Release { ino } => fs.release_inode(*ino).map(|()| none)?,
             Call::Write { ino, offset, len, seed } => {
-                (InodeId(0), fs.write(caller, *ino, *offset, &fill(*seed, *len))?)
+                (InodeId(0), write(fs, caller, *ino, *offset, &fill(*seed, *len))?)
             }
             Call::Fallocate { ino, offset, len, how } => {
                 fs.fallocate(caller, *ino, *offset, *len, *how).map(|()| none)?
