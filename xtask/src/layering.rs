@@ -49,7 +49,7 @@ const CONFINED: &[(&str, &[&str], &str)] = &[
         ],
         "errno appears at the boundary only: fs/error.rs and mount (and where the system gives it to us)",
     ),
-    ("fuser::", &["crates/mount/"], "the transport is mount's own business"),
+    ("zerocopy::", &["crates/mount/src/kernel/"], "the kernel's structures are the transport's own business"),
     ("io_uring::", &["crates/device/"], "how bytes reach a device is the device's own business"),
 ];
 

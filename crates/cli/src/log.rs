@@ -19,7 +19,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-const FILTER_DEFAULT: &str = "info,fuser=warn";
+const FILTER_DEFAULT: &str = "info";
 /// The system's log, and the facility number of daemons in it (RFC 5424).
 const SYSTEM_LOG: &str = "/dev/log";
 const FACILITY_DAEMON: u8 = 3;

@@ -1,4 +1,4 @@
-//! `fuser`'s requests turned into verbs, and their results into replies.
+//! The kernel's requests turned into verbs, and their results into replies.
 //!
 //! The kernel's caches are always right because all changes go through this mount, or through [`crate::Outside`], which
 //! tells it: entries, attributes, names that do not exist, pages and directory listings are cached for as long as the
@@ -8,595 +8,289 @@
 //! ask. If it was unlinked, "no such file" is right, except for open: the kernel does not tell us O_CREAT, so ESTALE
 //! makes it walk the path again.
 
-use std::cell::RefCell;
-use std::ffi::OsStr;
-use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
-use std::time::SystemTime;
-
-use fuser::{
-    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, Generation, INodeNo,
-    InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier,
-    RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
-    ReplyXattr, Request, TimeOrNow, WriteFlags,
-};
+use rustix::io::Errno;
 use varve_device::AlignedBuf;
-use varve_fs::{FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, RenameMode, SetAttr};
+use varve_fs::{Caller, FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, RenameMode};
 
-use crate::dispatch::{Adapter, CACHE_TIME, allocate, caller, rename_mode, seek_to, xattr_mode};
+use crate::dispatch::{Adapter, Scratch, allocate, caller, rename_mode, seek_to, xattr_mode};
+use crate::kernel::abi::{self, InHeader, OpenOut, open, setattr};
+use crate::kernel::listing::Listing;
+use crate::kernel::reply::Reply;
+use crate::kernel::request::{self, Body};
 use crate::{Verbs, convert};
 
-/// Largest write (and read) in one request, in bytes.
-const WRITE_BYTES_MAX: u32 = 1 << 20;
+/// Most that is read at once: the kernel asks for [`crate::kernel::WRITE_BYTES_MAX`] at most.
+const READ_BYTES_MAX: u32 = 16 << 20;
 /// Largest copy in one request, in bytes: its count is answered in 32 bits. The kernel asks for less than 2 GiB at once,
 /// and a file that is copied whole in one request becomes a clone.
 const COPY_BYTES_MAX: u64 = 1 << 31;
-/// Read-ahead and other background requests that may be under way.
-const BACKGROUND_MAX: u16 = 64;
 /// Unit of the counts in statfs, in bytes.
 const STATFS_BLOCK_BYTES: u64 = 4096;
-
-thread_local! {
-    /// What this thread reads passes through here: a fresh buffer a request costs more than filling it. As large as the
-    /// largest request so far, which the kernel keeps to [`WRITE_BYTES_MAX`].
-    static READ_BUF: RefCell<AlignedBuf> = RefCell::new(AlignedBuf::default());
-}
 
 // Linux numbers, part of the kernel's ABI.
 const O_TRUNC: i32 = 0o1000;
 
-/// What is asked of the kernel, where it knows it. Not in the list, and why: WRITEBACK_CACHE (the kernel would accept
-/// writes that have no space); SETXATTR_EXT (`fuser` 0.18 panics on the longer request); POSIX_LOCKS and FLOCK_LOCKS
-/// (the kernel keeps locks of one machine by itself); AUTO_INVAL_DATA (nobody else changes the data); ATOMIC_O_TRUNC (the
-/// kernel would have the file cut before it looks whether it is being executed, and refuse the open afterwards).
-const CAPABILITIES: [InitFlags; 10] = [
-    InitFlags::FUSE_ASYNC_READ,
-    InitFlags::FUSE_ASYNC_DIO,
-    InitFlags::FUSE_CACHE_SYMLINKS,
-    // Whether the umask applies depends on the directory's default access control list.
-    InitFlags::FUSE_DONT_MASK,
-    InitFlags::FUSE_DO_READDIRPLUS,
-    InitFlags::FUSE_READDIRPLUS_AUTO,
-    InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-    InitFlags::FUSE_NO_OPENDIR_SUPPORT,
-    InitFlags::FUSE_PARALLEL_DIROPS,
-    InitFlags::FUSE_POSIX_ACL,
-];
-
-impl<V: Verbs> fuser::Filesystem for Adapter<V> {
-    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        self.opendir_without_message = config.capabilities().contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
-        for capability in CAPABILITIES {
-            if config.add_capabilities(capability).is_err() {
-                tracing::debug!("the kernel does not know {capability:?}");
+impl<V: Verbs> Adapter<V> {
+    /// One request. `payload` holds what a WRITE brings.
+    pub(crate) fn serve(
+        &self,
+        header: &InHeader,
+        body: &Body<'_>,
+        payload: &mut AlignedBuf,
+        reply: Reply,
+        scratch: &mut Scratch,
+    ) {
+        let (verb, number, ino, who) = (body.verb(), header.nodeid, InodeId(header.nodeid), caller(header));
+        let verbs = &*self.verbs;
+        match *body {
+            Body::Lookup { name } => match verbs.lookup(ino, name) {
+                // Compilers look for headers in ten places: the kernel remembers the nine where they are not.
+                Err(FsError::NotFound) => reply.body(&convert::no_entry()),
+                result => self.reply_entry(verb, number, result, reply),
+            },
+            // The filesystem counts open handles and no lookups.
+            Body::Forget => {
+                reply.none();
+                self.pins.unpin(verbs, ino);
             }
+            Body::BatchForget { list } => {
+                reply.none();
+                request::forgotten(list).for_each(|ino| self.pins.unpin(verbs, InodeId(ino)));
+            }
+            Body::Getattr => self.reply_attr(verb, number, verbs.getattr(ino), reply),
+            Body::Setattr(asked) => {
+                let set = convert::set_attr(&asked);
+                let by = match set.size {
+                    Some(_) => self.writer(header, asked.valid & setattr::KILL_SUIDGID != 0),
+                    None => who,
+                };
+                self.reply_attr(verb, number, verbs.setattr(by, ino, set), reply);
+            }
+            Body::Readlink => match verbs.readlink(ino) {
+                Ok(target) => {
+                    self.note_access(verb, number, self.access.of_link());
+                    reply.bytes(&target);
+                }
+                Err(error) => reply.error(self.errno(verb, number, &error)),
+            },
+            Body::Symlink { name, target } => {
+                self.reply_entry(verb, number, verbs.symlink(who, ino, name, target), reply);
+            }
+            Body::Mknod { mode, umask, rdev, name } => {
+                let Some(kind) = convert::file_kind(mode) else { return reply.error(Errno::INVAL) };
+                let new = NewInode { kind, mode: mode & 0o7777, umask, rdev };
+                self.reply_entry(verb, number, verbs.make(who, ino, name, new), reply);
+            }
+            Body::Mkdir { mode, umask, name } => {
+                let new = NewInode { kind: FileKind::Directory, mode: mode & 0o7777, umask, rdev: 0 };
+                self.reply_entry(verb, number, verbs.make(who, ino, name, new), reply);
+            }
+            Body::Unlink { name } => self.reply_empty(verb, number, verbs.unlink(ino, name), reply),
+            Body::Rmdir { name } => self.reply_empty(verb, number, verbs.rmdir(ino, name), reply),
+            Body::Rename { name, new_parent, new_name, flags } => {
+                let Some(mode) = rename_mode(flags) else { return reply.error(Errno::INVAL) };
+                let result = self.rename((ino, name), (InodeId(new_parent), new_name), mode);
+                self.reply_empty(verb, number, result, reply);
+            }
+            Body::Link { ino: of, name } => {
+                self.reply_entry(verb, number, verbs.link(InodeId(of), ino, name), reply);
+            }
+            Body::Open { flags } => self.open(who, number, flags, reply),
+            Body::Create { mode, umask, name } => self.create(who, number, name, mode & 0o7777, umask, reply),
+            Body::Read { offset, size, flags } => {
+                self.read(number, offset, size, flags, &mut scratch.read, reply);
+            }
+            Body::Write { offset, size, write_flags } => {
+                let by = self.writer(header, write_flags & abi::WRITE_KILL_SUIDGID != 0);
+                let written = verbs.write_owned(by, ino, offset, payload, size as usize);
+                self.reply_size(verb, number, written.map(|count| count as u64), size, reply);
+            }
+            Body::Release => self.reply_empty(verb, number, verbs.release_inode(ino), reply),
+            Body::Fsync | Body::Fsyncdir => self.fsync_inode(verb, number, reply),
+            Body::Opendir => self.opendir(reply),
+            Body::Releasedir => reply.empty(),
+            Body::Readdir { cookie, size } => {
+                let listing = &mut scratch.listing;
+                listing.begin(size);
+                let result = verbs.readdir(ino, cookie, &mut |entry| {
+                    listing.add(entry.ino.0, entry.cookie, convert::mode_of(entry.kind), &entry.name)
+                });
+                self.reply_listing(verb, number, result, listing, reply);
+            }
+            Body::Readdirplus { cookie, size } => {
+                let listing = &mut scratch.listing;
+                listing.begin(size);
+                let result = self.fill_plus(ino, cookie, listing);
+                self.reply_listing(verb, number, result, listing, reply);
+            }
+            Body::Statfs => self.statfs(number, reply),
+            Body::Setxattr { name, value, flags, acl_flags } => {
+                let Some(mode) = xattr_mode(flags) else { return reply.error(Errno::INVAL) };
+                let by = self.list_setter(header, acl_flags);
+                self.reply_empty(verb, number, verbs.setxattr(by, ino, name, value, mode), reply);
+            }
+            Body::Getxattr { name, size } => {
+                self.reply_xattr(verb, number, size, verbs.getxattr(ino, name), reply);
+            }
+            Body::Listxattr { size } => {
+                let result = verbs.listxattr(ino).map(|names| list_for(who, names));
+                self.reply_xattr(verb, number, size, result, reply);
+            }
+            Body::Removexattr { name } => {
+                self.reply_empty(verb, number, verbs.removexattr(ino, name), reply);
+            }
+            Body::Lseek { offset, whence } => self.lseek(number, offset, whence, reply),
+            Body::Fallocate(asked) => {
+                let Some(how) = allocate(asked.mode) else { return reply.error(Errno::OPNOTSUPP) };
+                let result = verbs.fallocate(who, ino, asked.offset, asked.length, how);
+                self.reply_empty(verb, number, result, reply);
+            }
+            Body::Copy(asked) => {
+                let (from, to) = ((ino, asked.offset_from), (InodeId(asked.nodeid_to), asked.offset_to));
+                let copied = verbs.copy_range(who, from, to, asked.len.min(COPY_BYTES_MAX));
+                self.reply_size(verb, number, copied, COPY_BYTES_MAX as u32, reply);
+            }
+            Body::Destroy => reply.empty(),
+            Body::Ioctl => reply.error(Errno::NOTTY),
+            // FLUSH: nothing happens at close; the kernel still writes out pages dirtied through mmap before it would
+            // have asked. STATX: the first stat of each file by programs that ask for the time of birth would be a second
+            // message. INTERRUPT: nothing here waits long. TMPFILE, ACCESS, POLL, BMAP, locks: the kernel falls back.
+            Body::Other => reply.error(Errno::NOSYS),
         }
-        let too_large = |nearest| io::Error::other(format!("refused by fuser; it allows {nearest}"));
-        config.set_max_write(WRITE_BYTES_MAX).map_err(|nearest| too_large(u64::from(nearest)))?;
-        config.set_max_background(BACKGROUND_MAX).map_err(|nearest| too_large(u64::from(nearest)))?;
-        Ok(())
-    }
-
-    fn destroy(&mut self) {
-        if !self.health.panicked() {
-            self.guard("destroy", || self.pins.unpin_all(&*self.verbs));
-        }
-    }
-
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.guard("lookup", || match self.verbs.lookup(InodeId(parent.0), name.as_bytes()) {
-            // Compilers look for headers in ten places: the kernel remembers the nine where they are not.
-            Err(FsError::NotFound) => reply.entry(&CACHE_TIME, &convert::negative_attr(), Generation(0)),
-            result => self.reply_entry("lookup", parent, result, reply),
-        });
-    }
-
-    // The filesystem counts open handles and no lookups.
-    fn forget(&self, _: &Request, ino: INodeNo, _: u64) {
-        self.guard("forget", || self.pins.unpin(&*self.verbs, InodeId(ino.0)));
-    }
-
-    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        self.guard("getattr", || match self.verbs.getattr(InodeId(ino.0)) {
-            Ok(attr) => reply.attr(&CACHE_TIME, &convert::file_attr(&attr)),
-            Err(error) => reply.error(self.errno("getattr", ino, &error)),
-        });
-    }
-
-    fn setattr(
-        &self,
-        request: &Request,
-        ino: INodeNo,
-        mode: Option<u32>,
-        uid: Option<u32>,
-        gid: Option<u32>,
-        size: Option<u64>,
-        atime: Option<TimeOrNow>,
-        mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
-        _fh: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        self.guard_change("setattr", reply, |reply| {
-            let set = SetAttr {
-                mode: mode.map(|mode| mode & 0o7777),
-                uid,
-                gid,
-                size,
-                atime: atime.map(convert::set_time),
-                mtime: mtime.map(convert::set_time),
-            };
-            match self.verbs.setattr(caller(request), InodeId(ino.0), set) {
-                Ok(attr) => reply.attr(&CACHE_TIME, &convert::file_attr(&attr)),
-                Err(error) => reply.error(self.errno("setattr", ino, &error)),
-            }
-        });
-    }
-
-    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
-        self.guard("readlink", || match self.verbs.readlink(InodeId(ino.0)) {
-            Ok(target) => {
-                self.note_access("readlink", ino, self.access.of_link());
-                reply.data(&target);
-            }
-            Err(error) => reply.error(self.errno("readlink", ino, &error)),
-        });
-    }
-
-    fn mknod(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        rdev: u32,
-        reply: ReplyEntry,
-    ) {
-        self.guard_change("mknod", reply, |reply| {
-            let Some(kind) = convert::file_kind(mode) else { return reply.error(Errno::EINVAL) };
-            let new = NewInode { kind, mode: mode & 0o7777, umask, rdev };
-            let result = self.verbs.make(caller(request), InodeId(parent.0), name.as_bytes(), new);
-            self.reply_entry("mknod", parent, result, reply);
-        });
-    }
-
-    fn mkdir(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        reply: ReplyEntry,
-    ) {
-        self.guard_change("mkdir", reply, |reply| {
-            let new = NewInode { kind: FileKind::Directory, mode: mode & 0o7777, umask, rdev: 0 };
-            let result = self.verbs.make(caller(request), InodeId(parent.0), name.as_bytes(), new);
-            self.reply_entry("mkdir", parent, result, reply);
-        });
-    }
-
-    fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.guard_change("unlink", reply, |reply| {
-            let result = self.verbs.unlink(InodeId(parent.0), name.as_bytes());
-            self.reply_empty("unlink", parent, result, reply);
-        });
-    }
-
-    fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.guard_change("rmdir", reply, |reply| {
-            let result = self.verbs.rmdir(InodeId(parent.0), name.as_bytes());
-            self.reply_empty("rmdir", parent, result, reply);
-        });
-    }
-
-    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        self.guard_change("symlink", reply, |reply| {
-            let target = target.as_os_str().as_bytes();
-            let result = self.verbs.symlink(caller(request), InodeId(parent.0), name.as_bytes(), target);
-            self.reply_entry("symlink", parent, result, reply);
-        });
     }
 
     fn rename(
         &self,
-        _: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        new_parent: INodeNo,
-        new_name: &OsStr,
-        flags: RenameFlags,
-        reply: ReplyEmpty,
-    ) {
-        self.guard_change("rename", reply, |reply| {
-            let Some(mode) = rename_mode(flags) else {
-                return reply.error(Errno::EINVAL);
-            };
-            let pin = match mode {
-                RenameMode::Replace => {
-                    self.pins.pin_target(&*self.verbs, InodeId(new_parent.0), new_name.as_bytes())
-                }
-                RenameMode::NoReplace | RenameMode::Exchange => None,
-            };
-            let result = self.verbs.rename(
-                InodeId(parent.0),
-                name.as_bytes(),
-                InodeId(new_parent.0),
-                new_name.as_bytes(),
-                mode,
-            );
-            if let (Some(ino), Err(_)) = (pin, &result) {
-                self.pins.unpin(&*self.verbs, ino);
-            }
-            self.reply_empty("rename", parent, result, reply);
-        });
-    }
-
-    fn link(&self, _: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.guard_change("link", reply, |reply| {
-            let result = self.verbs.link(InodeId(ino.0), InodeId(parent.0), name.as_bytes());
-            self.reply_entry("link", parent, result, reply);
-        });
-    }
-
-    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        self.guard("open", || {
-            let truncate = flags.0 & O_TRUNC != 0;
-            if truncate && self.health.panicked() {
-                return reply.error(Errno::EIO);
-            }
-            match self.verbs.open_inode(caller(request), InodeId(ino.0), truncate) {
-                Ok(()) => {
-                    // What is read through this handle may come from the kernel's cache.
-                    self.note_access("open", ino, self.access.of_file(flags.0));
-                    reply.opened(FileHandle(0), self.open_flags());
-                }
-                Err(FsError::NotFound) => reply.error(Errno::ESTALE),
-                Err(error) => reply.error(self.errno("open", ino, &error)),
-            }
-        });
-    }
-
-    fn create(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        _flags: i32,
-        reply: ReplyCreate,
-    ) {
-        self.guard_change("create", reply, |reply| {
-            let caller = caller(request);
-            // The kernel holds the directory until it has our answer: nobody can remove the name in between.
-            let new = NewInode { kind: FileKind::File, mode: mode & 0o7777, umask, rdev: 0 };
-            let created = self
-                .verbs
-                .make(caller, InodeId(parent.0), name.as_bytes(), new)
-                .and_then(|attr| self.verbs.open_inode(caller, attr.ino, false).map(|()| attr));
-            match created {
-                Ok(attr) => reply.created(
-                    &CACHE_TIME,
-                    &convert::file_attr(&attr),
-                    Generation(attr.generation),
-                    FileHandle(0),
-                    self.open_flags(),
-                ),
-                Err(error) => reply.error(self.errno("create", parent, &error)),
-            }
-        });
-    }
-
-    fn read(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        size: u32,
-        flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        self.guard("read", || {
-            READ_BUF.with_borrow_mut(|buf| {
-                if buf.len() < size as usize {
-                    *buf = AlignedBuf::new(size as usize);
-                }
-                match self.verbs.read_large(InodeId(ino.0), offset, size as usize, buf) {
-                    Ok(count) => {
-                        self.note_access("read", ino, self.access.of_file(flags.0));
-                        reply.data(&buf[..count]);
-                    }
-                    Err(error) => reply.error(self.errno("read", ino, &error)),
-                }
-            });
-        });
-    }
-
-    fn write(
-        &self,
-        request: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _write_flags: WriteFlags,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        self.guard_change("write", reply, |reply| {
-            match self.verbs.write(caller(request), InodeId(ino.0), offset, data) {
-                // At most `data.len()`, which a request's 32-bit size has given.
-                Ok(written) => reply.written(written.min(data.len()) as u32),
-                Err(error) => reply.error(self.errno("write", ino, &error)),
-            }
-        });
-    }
-
-    // ENOSYS means "close() needs no message, ever": nothing happens at close. The kernel still writes out pages
-    // dirtied through mmap before it would have asked.
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn release(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        _flush: bool,
-        reply: ReplyEmpty,
-    ) {
-        self.guard_change("release", reply, |reply| {
-            let result = self.verbs.release_inode(InodeId(ino.0));
-            self.reply_empty("release", ino, result, reply);
-        });
-    }
-
-    fn fsync(&self, _: &Request, ino: INodeNo, _: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        self.fsync_inode("fsync", ino, reply);
-    }
-
-    fn fsyncdir(&self, _: &Request, ino: INodeNo, _: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        self.fsync_inode("fsyncdir", ino, reply);
-    }
-
-    fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        if self.opendir_without_message {
-            return reply.error(Errno::ENOSYS);
+        (parent, name): (InodeId, &[u8]),
+        (new_parent, new_name): (InodeId, &[u8]),
+        mode: RenameMode,
+    ) -> Result<(), FsError> {
+        let pin = match mode {
+            RenameMode::Replace => self.pins.pin_target(&*self.verbs, new_parent, new_name),
+            RenameMode::NoReplace | RenameMode::Exchange => None,
+        };
+        let result = self.verbs.rename(parent, name, new_parent, new_name, mode);
+        if let (Some(ino), Err(_)) = (pin, &result) {
+            self.pins.unpin(&*self.verbs, ino);
         }
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR);
+        result
     }
 
-    fn releasedir(&self, _: &Request, _: INodeNo, _: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
-        reply.ok();
-    }
-
-    fn readdir(&self, _: &Request, ino: INodeNo, _: FileHandle, cookie: u64, mut reply: ReplyDirectory) {
-        self.guard("readdir", || {
-            let result = self.verbs.readdir(InodeId(ino.0), cookie, &mut |entry| {
-                let name = OsStr::from_bytes(&entry.name);
-                !reply.add(INodeNo(entry.ino.0), entry.cookie, convert::file_type(entry.kind), name)
-            });
-            match result {
-                Ok(()) => {
-                    self.note_access("readdir", ino, self.access.of_directory());
-                    reply.ok();
-                }
-                Err(error) => reply.error(self.errno("readdir", ino, &error)),
-            }
-        });
-    }
-
-    fn readdirplus(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        _: FileHandle,
-        cookie: u64,
-        mut reply: ReplyDirectoryPlus,
-    ) {
-        self.guard("readdirplus", || match self.fill_plus(InodeId(ino.0), cookie, &mut reply) {
+    fn open(&self, who: Caller, ino: u64, flags: i32, reply: Reply) {
+        let truncate = flags & O_TRUNC != 0;
+        if truncate && self.health.panicked() {
+            return reply.error(Errno::IO);
+        }
+        match self.verbs.open_inode(who, InodeId(ino), truncate) {
             Ok(()) => {
-                self.note_access("readdirplus", ino, self.access.of_directory());
-                reply.ok();
+                // What is read through this handle may come from the kernel's cache.
+                self.note_access("open", ino, self.access.of_file(flags));
+                reply.body(&OpenOut { open_flags: self.open_flags(), ..OpenOut::default() });
             }
-            Err(error) => reply.error(self.errno("readdirplus", ino, &error)),
-        });
+            Err(FsError::NotFound) => reply.error(Errno::STALE),
+            Err(error) => reply.error(self.errno("open", ino, &error)),
+        }
     }
 
-    fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        self.guard("statfs", || match self.verbs.statfs() {
+    fn create(&self, who: Caller, parent: u64, name: &[u8], mode: u32, umask: u32, reply: Reply) {
+        // The kernel holds the directory until it has our answer: nobody can remove the name in between.
+        let new = NewInode { kind: FileKind::File, mode, umask, rdev: 0 };
+        let created = self
+            .verbs
+            .make(who, InodeId(parent), name, new)
+            .and_then(|attr| self.verbs.open_inode(who, attr.ino, false).map(|()| attr));
+        match created {
+            Ok(attr) => {
+                let open = OpenOut { open_flags: self.open_flags(), ..OpenOut::default() };
+                reply.body(&abi::CreateOut { entry: convert::entry_out(&attr), open });
+            }
+            Err(error) => reply.error(self.errno("create", parent, &error)),
+        }
+    }
+
+    fn read(&self, ino: u64, offset: u64, size: u32, flags: i32, buf: &mut AlignedBuf, reply: Reply) {
+        if size > READ_BYTES_MAX {
+            return reply.error(Errno::INVAL);
+        }
+        let size = size as usize;
+        if buf.len() < size {
+            *buf = AlignedBuf::new(size);
+        }
+        match self.verbs.read_large(InodeId(ino), offset, size, buf) {
+            Ok(count) => {
+                self.note_access("read", ino, self.access.of_file(flags));
+                reply.bytes(&buf[..count.min(size)]);
+            }
+            Err(error) => reply.error(self.errno("read", ino, &error)),
+        }
+    }
+
+    fn opendir(&self, reply: Reply) {
+        if self.agreed.opendir_without_message() {
+            return reply.error(Errno::NOSYS);
+        }
+        reply.body(&OpenOut { open_flags: open::KEEP_CACHE | open::CACHE_DIR, ..OpenOut::default() });
+    }
+
+    fn reply_listing(
+        &self,
+        verb: &str,
+        ino: u64,
+        result: Result<(), FsError>,
+        listing: &Listing,
+        reply: Reply,
+    ) {
+        match result {
+            Ok(()) => {
+                self.note_access(verb, ino, self.access.of_directory());
+                reply.bytes(listing.bytes());
+            }
+            Err(error) => reply.error(self.errno(verb, ino, &error)),
+        }
+    }
+
+    fn statfs(&self, ino: u64, reply: Reply) {
+        match self.verbs.statfs() {
             Ok(space) => {
                 let free = space.free_bytes / STATFS_BLOCK_BYTES;
-                reply.statfs(
-                    space.total_bytes / STATFS_BLOCK_BYTES,
-                    free,
-                    free,
+                reply.body(&abi::StatfsOut {
+                    blocks: space.total_bytes / STATFS_BLOCK_BYTES,
+                    bfree: free,
+                    bavail: free,
                     // Inodes are made out of free space: as many more as there are free blocks.
-                    space.files.saturating_add(free),
-                    free,
-                    STATFS_BLOCK_BYTES as u32,
-                    NAME_BYTES_MAX as u32,
-                    STATFS_BLOCK_BYTES as u32,
-                );
+                    files: space.files.saturating_add(free),
+                    ffree: free,
+                    bsize: STATFS_BLOCK_BYTES as u32,
+                    namelen: NAME_BYTES_MAX as u32,
+                    frsize: STATFS_BLOCK_BYTES as u32,
+                    ..abi::StatfsOut::default()
+                });
             }
             Err(error) => reply.error(self.errno("statfs", ino, &error)),
-        });
-    }
-
-    fn setxattr(
-        &self,
-        request: &Request,
-        ino: INodeNo,
-        name: &OsStr,
-        value: &[u8],
-        flags: i32,
-        _position: u32,
-        reply: ReplyEmpty,
-    ) {
-        self.guard_change("setxattr", reply, |reply| {
-            let Some(mode) = xattr_mode(flags) else {
-                return reply.error(Errno::EINVAL);
-            };
-            let result = self.verbs.setxattr(caller(request), InodeId(ino.0), name.as_bytes(), value, mode);
-            match result {
-                Ok(()) => reply.ok(),
-                Err(error) => reply.error(self.errno("setxattr", ino, &error)),
-            }
-        });
-    }
-
-    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        self.guard("getxattr", || {
-            let result = self.verbs.getxattr(InodeId(ino.0), name.as_bytes());
-            self.reply_xattr("getxattr", ino, size, result, reply);
-        });
-    }
-
-    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        self.guard("listxattr", || {
-            // As elsewhere, only root is told of these; the kernel refuses to read them out to others by itself.
-            let hidden = |name: &Vec<u8>| request.uid() != 0 && name.starts_with(b"trusted.");
-            let result = self.verbs.listxattr(InodeId(ino.0)).map(|names| {
-                let mut list = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
-                for name in names.into_iter().filter(|name| !hidden(name)) {
-                    list.extend_from_slice(&name);
-                    list.push(0);
-                }
-                list
-            });
-            self.reply_xattr("listxattr", ino, size, result, reply);
-        });
-    }
-
-    fn removexattr(&self, _: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.guard_change("removexattr", reply, |reply| {
-            match self.verbs.removexattr(InodeId(ino.0), name.as_bytes()) {
-                Ok(()) => reply.ok(),
-                Err(error) => reply.error(self.errno("removexattr", ino, &error)),
-            }
-        });
+        }
     }
 
     // Pages dirtied through mmap that the kernel has not sent yet are not seen; msync(2) sends them.
-    fn lseek(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        self.guard("lseek", || {
-            let (Ok(offset), Some(to)) = (u64::try_from(offset), seek_to(whence)) else {
-                return reply.error(Errno::EINVAL);
-            };
-            match self.verbs.seek(InodeId(ino.0), offset, to) {
-                Ok(found) => match found.map(i64::try_from) {
-                    Some(Ok(at)) => reply.offset(at),
-                    _ => reply.error(Errno::ENXIO),
-                },
-                Err(error) => reply.error(self.errno("lseek", ino, &error)),
-            }
-        });
-    }
-
-    fn fallocate(
-        &self,
-        request: &Request,
-        ino: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        self.guard_change("fallocate", reply, |reply| {
-            let Some(how) = allocate(mode) else { return reply.error(Errno::EOPNOTSUPP) };
-            let result = self.verbs.fallocate(caller(request), InodeId(ino.0), offset, length, how);
-            self.reply_empty("fallocate", ino, result, reply);
-        });
-    }
-
-    fn copy_file_range(
-        &self,
-        request: &Request,
-        ino: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        ino_out: INodeNo,
-        _: FileHandle,
-        offset_out: u64,
-        len: u64,
-        _: CopyFileRangeFlags,
-        reply: ReplyWrite,
-    ) {
-        self.guard_change("copy_file_range", reply, |reply| {
-            let (from, to) = ((InodeId(ino.0), offset), (InodeId(ino_out.0), offset_out));
-            match self.verbs.copy_range(caller(request), from, to, len.min(COPY_BYTES_MAX)) {
-                Ok(copied) => reply.written(copied.min(COPY_BYTES_MAX) as u32),
-                Err(error) => reply.error(self.errno("copy_file_range", ino, &error)),
-            }
-        });
-    }
-
-    // What follows does not exist yet. ENOSYS makes the kernel fall back (and not ask again): it checks access itself.
-
-    fn access(&self, _: &Request, _: INodeNo, _: AccessFlags, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn ioctl(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        _: IoctlFlags,
-        _: u32,
-        _: &[u8],
-        _: u32,
-        reply: ReplyIoctl,
-    ) {
-        reply.error(Errno::ENOTTY);
-    }
-
-    fn poll(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        _: PollNotifier,
-        _: PollEvents,
-        _: PollFlags,
-        reply: ReplyPoll,
-    ) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn bmap(&self, _: &Request, _: INodeNo, _: u32, _: u64, reply: ReplyBmap) {
-        reply.error(Errno::ENOSYS);
+    fn lseek(&self, ino: u64, offset: i64, whence: i32, reply: Reply) {
+        let (Ok(offset), Some(to)) = (u64::try_from(offset), seek_to(whence)) else {
+            return reply.error(Errno::INVAL);
+        };
+        match self.verbs.seek(InodeId(ino), offset, to) {
+            Ok(Some(offset)) if offset <= i64::MAX as u64 => reply.body(&abi::LseekOut { offset }),
+            Ok(_) => reply.error(Errno::NXIO),
+            Err(error) => reply.error(self.errno("lseek", ino, &error)),
+        }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    // Goal: nothing is agreed on with the kernel that this version of fuser or our promises cannot stand. Method: the
-    // list of what is asked for.
-    #[test]
-    fn dangerous_capabilities_are_not_asked_for() {
-        for (capability, why) in [
-            (InitFlags::FUSE_SETXATTR_EXT, "fuser panics on the longer request"),
-            (InitFlags::FUSE_WRITEBACK_CACHE, "the kernel would accept writes that have no space"),
-        ] {
-            assert!(!CAPABILITIES.contains(&capability), "{capability:?}: {why}");
-        }
+/// Names of attributes, each with a NUL. As elsewhere, only root is told of some; the kernel refuses to read them out to
+/// others by itself.
+fn list_for(who: Caller, names: Vec<Vec<u8>>) -> Vec<u8> {
+    let hidden = |name: &Vec<u8>| who.uid != 0 && name.starts_with(b"trusted.");
+    let mut list = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
+    for name in names.into_iter().filter(|name| !hidden(name)) {
+        list.extend_from_slice(&name);
+        list.push(0);
     }
+    list
 }

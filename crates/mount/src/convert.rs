@@ -1,32 +1,29 @@
-//! Between the filesystem's types and those of the `fuser` crate.
-//!
-//! The one thing to know: `fuser` 0.18 decodes a time before 1970 that has a fraction on the wrong side of its second
-//! (-1.25 s, which is second -2 and 750,000,000 ns, arrives as 2.75 s before 1970). The mistake loses nothing, and
-//! [`from_fuser_time`] undoes it. In the other direction `fuser` is right.
+//! Between the filesystem's types and the kernel's.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use varve_fs::{Attr, FileKind, SetAttr, SetTime, Timestamp};
 
-use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
-use varve_fs::{Attr, FileKind, SetTime, Timestamp};
+use crate::kernel::abi::{self, AttrOut, EntryOut, SetattrIn, setattr};
 
+/// How long the kernel may believe what it was told, in seconds.
+pub const CACHE_SECONDS: u64 = 3600;
 /// Preferred size of I/O shown by stat, in bytes.
 const IO_BYTES: u32 = 4096;
 
-/// The kind of file in `fuser`'s words.
-pub fn file_type(kind: FileKind) -> FileType {
+/// The upper bits of a mode (Linux numbers, part of the kernel's ABI).
+pub fn mode_of(kind: FileKind) -> u32 {
     match kind {
-        FileKind::File => FileType::RegularFile,
-        FileKind::Directory => FileType::Directory,
-        FileKind::Symlink => FileType::Symlink,
-        FileKind::Fifo => FileType::NamedPipe,
-        FileKind::Socket => FileType::Socket,
-        FileKind::CharDevice => FileType::CharDevice,
-        FileKind::BlockDevice => FileType::BlockDevice,
+        FileKind::File => 0o100000,
+        FileKind::Directory => 0o040000,
+        FileKind::Symlink => 0o120000,
+        FileKind::Fifo => 0o010000,
+        FileKind::Socket => 0o140000,
+        FileKind::CharDevice => 0o020000,
+        FileKind::BlockDevice => 0o060000,
     }
 }
 
-/// The kind of file that mknod is asked to make, from the upper bits of its mode (Linux numbers, part of the kernel's
-/// ABI). Directories and symbolic links are not made this way.
+/// The kind of file that mknod is asked to make, from the upper bits of its mode. Directories and symbolic links are not
+/// made this way.
 pub fn file_kind(mode: u32) -> Option<FileKind> {
     match mode & 0o170000 {
         0 | 0o100000 => Some(FileKind::File),
@@ -38,18 +35,20 @@ pub fn file_kind(mode: u32) -> Option<FileKind> {
     }
 }
 
-/// Attributes in `fuser`'s words.
-pub fn file_attr(attr: &Attr) -> FileAttr {
-    FileAttr {
-        ino: INodeNo(attr.ino.0),
+/// Attributes as the kernel wants them. A malformed fraction of a second (a billion nanoseconds or more) is cut off.
+pub fn attr(attr: &Attr) -> abi::Attr {
+    let fraction = |time: Timestamp| time.nanoseconds.min(999_999_999);
+    abi::Attr {
+        ino: attr.ino.0,
         size: attr.size,
         blocks: attr.blocks,
-        atime: to_system_time(attr.atime),
-        mtime: to_system_time(attr.mtime),
-        ctime: to_system_time(attr.ctime),
-        crtime: to_system_time(attr.btime),
-        kind: file_type(attr.kind),
-        perm: (attr.mode & 0o7777) as u16,
+        atime: attr.atime.seconds,
+        mtime: attr.mtime.seconds,
+        ctime: attr.ctime.seconds,
+        atime_ns: fraction(attr.atime),
+        mtime_ns: fraction(attr.mtime),
+        ctime_ns: fraction(attr.ctime),
+        mode: mode_of(attr.kind) | attr.mode & 0o7777,
         nlink: attr.links,
         uid: attr.uid,
         gid: attr.gid,
@@ -59,116 +58,128 @@ pub fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// What an entry without an inode looks like: inode 0 makes the kernel remember that the name does not exist.
-pub fn negative_attr() -> FileAttr {
-    FileAttr {
-        ino: INodeNo(0),
-        size: 0,
-        blocks: 0,
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind: FileType::RegularFile,
-        perm: 0,
-        nlink: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: IO_BYTES,
-        flags: 0,
+/// How long the kernel may believe attributes. Not at all those of a file with set-id bits: a write takes them away without a
+/// word to the kernel, which then would run what has been written with the rights of the file's owner.
+fn believed(of: &Attr) -> u64 {
+    let set_ids = of.kind == FileKind::File && of.mode & 0o6000 != 0;
+    if set_ids { 0 } else { CACHE_SECONDS }
+}
+
+/// Attributes, and how long the kernel may believe them.
+pub fn attr_out(of: &Attr) -> AttrOut {
+    AttrOut { attr_valid: believed(of), attr: attr(of), ..AttrOut::default() }
+}
+
+/// A name's inode, with attributes.
+pub fn entry_out(of: &Attr) -> EntryOut {
+    EntryOut {
+        nodeid: of.ino.0,
+        generation: of.generation,
+        entry_valid: CACHE_SECONDS,
+        attr_valid: believed(of),
+        attr: attr(of),
+        ..EntryOut::default()
     }
 }
 
-/// A time to set, as it was meant.
-pub fn set_time(time: TimeOrNow) -> SetTime {
-    match time {
-        TimeOrNow::Now => SetTime::Now,
-        TimeOrNow::SpecificTime(time) => SetTime::At(from_fuser_time(time)),
-    }
+/// A name that does not exist: inode 0 makes the kernel remember that.
+pub fn no_entry() -> EntryOut {
+    EntryOut { entry_valid: CACHE_SECONDS, attr_valid: CACHE_SECONDS, ..EntryOut::default() }
 }
 
-/// The time the kernel sent, out of what `fuser` made of it.
-pub fn from_fuser_time(time: SystemTime) -> Timestamp {
-    match time.duration_since(UNIX_EPOCH) {
-        Ok(after) => Timestamp {
-            seconds: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
-            nanoseconds: after.subsec_nanos(),
-        },
-        Err(before) => {
-            // For second s < 0 and fraction n the kernel's (s, n) has become "-s seconds and n ns before 1970".
-            let before = before.duration();
-            Timestamp {
-                seconds: 0i64.checked_sub_unsigned(before.as_secs()).unwrap_or(i64::MIN),
-                nanoseconds: before.subsec_nanos(),
-            }
-        }
+/// What is to be changed.
+pub fn set_attr(asked: &SetattrIn) -> SetAttr {
+    let given = |flag: u32| asked.valid & flag != 0;
+    let time = |flag, now, seconds, nanoseconds| match (given(flag), given(now)) {
+        (false, _) => None,
+        (true, true) => Some(SetTime::Now),
+        (true, false) => Some(SetTime::At(Timestamp { seconds, nanoseconds })),
+    };
+    SetAttr {
+        mode: given(setattr::MODE).then_some(asked.mode & 0o7777),
+        uid: given(setattr::UID).then_some(asked.uid),
+        gid: given(setattr::GID).then_some(asked.gid),
+        size: given(setattr::SIZE).then_some(asked.size),
+        atime: time(setattr::ATIME, setattr::ATIME_NOW, asked.atime, asked.atime_ns),
+        mtime: time(setattr::MTIME, setattr::MTIME_NOW, asked.mtime, asked.mtime_ns),
     }
-}
-
-/// A timestamp as the point in time that it is. A malformed fraction (a billion nanoseconds or more) is cut off.
-pub fn to_system_time(time: Timestamp) -> SystemTime {
-    let fraction = Duration::new(0, time.nanoseconds.min(999_999_999));
-    let seconds = Duration::from_secs(time.seconds.unsigned_abs());
-    let second =
-        if time.seconds < 0 { UNIX_EPOCH.checked_sub(seconds) } else { UNIX_EPOCH.checked_add(seconds) };
-    second.and_then(|second| second.checked_add(fraction)).unwrap_or(UNIX_EPOCH)
 }
 
 #[cfg(test)]
 mod tests {
+    use varve_fs::InodeId;
+
     use super::*;
 
-    /// What `fuser` 0.18 makes of the kernel's seconds and nanoseconds.
-    fn as_fuser_decodes(seconds: i64, nanoseconds: u32) -> SystemTime {
-        if seconds >= 0 {
-            UNIX_EPOCH + Duration::new(seconds as u64, nanoseconds)
-        } else {
-            UNIX_EPOCH - Duration::new(seconds.unsigned_abs(), nanoseconds)
+    fn inode(mtime: Timestamp) -> Attr {
+        Attr {
+            ino: InodeId(5),
+            generation: 9,
+            kind: FileKind::Directory,
+            mode: 0o1755,
+            links: 2,
+            uid: 3,
+            gid: 4,
+            rdev: 0,
+            size: 10,
+            blocks: 1,
+            atime: mtime,
+            mtime,
+            ctime: mtime,
+            btime: mtime,
         }
     }
 
-    /// What `fuser` 0.18 sends to the kernel for a time.
-    fn as_fuser_encodes(time: SystemTime) -> (i64, u32) {
-        match time.duration_since(UNIX_EPOCH) {
-            Ok(after) => (after.as_secs() as i64, after.subsec_nanos()),
-            Err(before) if before.duration().subsec_nanos() == 0 => {
-                (0i64.wrapping_sub_unsigned(before.duration().as_secs()), 0)
-            }
-            Err(before) => {
-                let before = before.duration();
-                (-(before.as_secs() as i64) - 1, 1_000_000_000 - before.subsec_nanos())
-            }
-        }
-    }
-
-    // Goal: any time that utimensat can send comes back the same. Method: through fuser's decoding, ours, ours back,
-    // and fuser's encoding, for seconds around 0 and at the ends, each with several fractions.
+    // Goal: any time that utimensat can send is stored as it was meant and shown again the same, before 1970 too. Method:
+    // through a request and back, for seconds around 0 and at the ends, each with several fractions.
     #[test]
     fn times_survive_both_directions() {
-        for seconds in [0, 1, -1, -2, -3, 1_700_000_000, -1_700_000_000, i64::MAX, -i64::MAX] {
+        for seconds in [0, 1, -1, -2, -3, 1_700_000_000, -1_700_000_000, i64::MAX, i64::MIN] {
             for nanoseconds in [0, 1, 250_000_000, 750_000_000, 999_999_999] {
-                let stored = from_fuser_time(as_fuser_decodes(seconds, nanoseconds));
+                let valid = setattr::MTIME | setattr::ATIME | setattr::ATIME_NOW;
+                let asked =
+                    SetattrIn { valid, mtime: seconds, mtime_ns: nanoseconds, ..SetattrIn::default() };
+                let set = set_attr(&asked);
+                assert_eq!(set.atime, Some(SetTime::Now));
+                let Some(SetTime::At(stored)) = set.mtime else { panic!("{set:?}") };
                 assert_eq!(stored, Timestamp { seconds, nanoseconds });
-                assert_eq!(as_fuser_encodes(to_system_time(stored)), (seconds, nanoseconds));
+                let shown = attr(&inode(stored));
+                assert_eq!((shown.mtime, shown.mtime_ns), (seconds, nanoseconds));
             }
         }
-        let least = Timestamp { seconds: i64::MIN, nanoseconds: 0 };
-        assert_eq!(from_fuser_time(as_fuser_decodes(i64::MIN, 0)), least);
-        assert_eq!(as_fuser_encodes(to_system_time(least)), (i64::MIN, 0));
     }
 
-    // Goal: -1.25 s is the second -2 and 0.75 s more. Method: the example of the module's text.
-    #[test]
-    fn a_quarter_before_minus_one() {
-        let time = Timestamp { seconds: -2, nanoseconds: 750_000_000 };
-        assert_eq!(UNIX_EPOCH - Duration::from_millis(1250), to_system_time(time));
-    }
-
-    // Goal: bytes from disk that are no fraction do not panic. Method: a fraction of four seconds.
+    // Goal: bytes from disk that are no fraction of a second are not shown as one. Method: a fraction of four seconds.
     #[test]
     fn malformed_fractions_are_cut() {
-        let time = Timestamp { seconds: 1, nanoseconds: u32::MAX };
-        assert_eq!(as_fuser_encodes(to_system_time(time)), (1, 999_999_999));
+        let shown = attr(&inode(Timestamp { seconds: 1, nanoseconds: u32::MAX }));
+        assert_eq!((shown.mtime, shown.mtime_ns), (1, 999_999_999));
+    }
+
+    // Goal: only what is given is changed, and a mode's upper bits are no permissions. Method: one field after the other.
+    #[test]
+    fn what_is_not_given_stays() {
+        let all =
+            SetattrIn { mode: 0o100644, uid: 1, gid: 2, size: 3, atime: 4, mtime: 5, ..SetattrIn::default() };
+        let only = |valid| set_attr(&SetattrIn { valid, ..all });
+        assert_eq!(only(0), SetAttr::default());
+        assert_eq!(only(setattr::ATIME_NOW), SetAttr::default());
+        assert_eq!(only(setattr::MODE), SetAttr { mode: Some(0o644), ..SetAttr::default() });
+        assert_eq!(only(setattr::UID), SetAttr { uid: Some(1), ..SetAttr::default() });
+        assert_eq!(only(setattr::GID), SetAttr { gid: Some(2), ..SetAttr::default() });
+        assert_eq!(only(setattr::SIZE), SetAttr { size: Some(3), ..SetAttr::default() });
+    }
+
+    // Goal: the kernel finds kind, permissions and number where it looks. Method: a directory's entry, and no entry.
+    #[test]
+    fn entries() {
+        let entry = entry_out(&inode(Timestamp::default()));
+        assert_eq!((entry.nodeid, entry.generation, entry.attr.ino), (5, 9, 5));
+        assert_eq!((entry.attr.mode, entry.attr.nlink), (0o041755, 2));
+        assert_eq!((no_entry().nodeid, no_entry().entry_valid), (0, CACHE_SECONDS));
+        for kind in [0o100000, 0o010000, 0o140000, 0o020000, 0o060000] {
+            assert_eq!(file_kind(kind | 0o644).map(mode_of), Some(kind));
+        }
+        assert_eq!((file_kind(0o040000), file_kind(0o120000)), (None, None));
     }
 }

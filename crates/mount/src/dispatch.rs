@@ -3,32 +3,35 @@
 //! Invariants: a reply that is dropped while a panic unwinds answers EIO, so every request is answered exactly once;
 //! after a panic nothing is changed any more; no verb is called with a lock held.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
-use fuser::{
-    Errno, FopenFlags, Generation, INodeNo, RenameFlags, ReplyAttr, ReplyCreate, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, ReplyXattr, Request,
-};
+use rustix::io::Errno;
+use varve_device::AlignedBuf;
 use varve_fs::{
     AccessRule, Allocate, Attr, Caller, DirEntry, FsError, InodeId, RenameMode, SeekTo, XattrMode,
 };
 
+use crate::kernel::abi::{self, EntryOut, InHeader, open};
+use crate::kernel::handshake::Agreed;
+use crate::kernel::inbox::Inbox;
+use crate::kernel::listing::Listing;
+use crate::kernel::reply::Reply;
 use crate::pins::Pins;
 use crate::{AccessPolicy, Health, Verbs, convert};
 
-/// How long the kernel may believe what it was told.
-pub(crate) const CACHE_TIME: Duration = Duration::from_secs(3600);
 /// Directory entries fetched at once for readdirplus, at first and at most.
 const ENTRIES_FIRST: usize = 32;
 const ENTRIES_MAX: usize = 512;
 
+/// Whoever is not the superuser.
+const NOBODY: u32 = 65534;
+
 // Linux numbers, part of the kernel's ABI.
 const XATTR_CREATE: i32 = 1;
 const XATTR_REPLACE: i32 = 2;
+const RENAME_NOREPLACE: u32 = 1;
+const RENAME_EXCHANGE: u32 = 2;
 const FALLOC_KEEP_SIZE: i32 = 1;
 const FALLOC_PUNCH_AND_KEEP_SIZE: i32 = 3;
 const FALLOC_ZERO_RANGE: i32 = 0x10;
@@ -36,96 +39,120 @@ const FALLOC_ZERO_AND_KEEP_SIZE: i32 = 0x11;
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
-/// A filesystem's verbs behind `fuser`'s trait.
-pub struct Adapter<V> {
-    pub(crate) verbs: Arc<V>,
-    pub(crate) health: Arc<Health>,
-    pub(crate) pins: Pins,
-    pub(crate) access: Arc<AccessPolicy>,
-    /// The kernel takes ENOSYS to opendir as "never ask again".
-    pub(crate) opendir_without_message: bool,
+/// What a thread keeps from one request to the next: a fresh buffer a request costs more than filling it.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    /// What is read passes through here. As large as the largest request so far.
+    pub read: AlignedBuf,
+    pub listing: Listing,
+}
+
+/// A filesystem's verbs behind the kernel's requests.
+pub(crate) struct Adapter<V> {
+    pub verbs: Arc<V>,
+    pub health: Arc<Health>,
+    pub pins: Pins,
+    pub access: Arc<AccessPolicy>,
+    pub agreed: Agreed,
     /// Files are opened so that reads and writes go past the kernel's cache.
-    pub(crate) direct_io: bool,
+    pub direct_io: bool,
+    /// The only user who may ask anything; `None`: the kernel decides.
+    pub owner: Option<u32>,
 }
 
 impl<V: Verbs> Adapter<V> {
-    /// Serves `verbs`; panics are noted in `health`, and accesses as `access` has it.
-    pub fn new(verbs: Arc<V>, health: Arc<Health>, access: Arc<AccessPolicy>) -> Self {
-        Adapter {
-            verbs,
-            health,
-            pins: Pins::default(),
-            access,
-            opendir_without_message: false,
-            direct_io: false,
+    /// Answers the request in `inbox`, also if it is none or a verb panics.
+    pub(crate) fn answer(&self, inbox: &mut Inbox, reply: Reply, scratch: &mut Scratch) {
+        let header = inbox.header();
+        let (body, payload) = inbox.parts(self.agreed.setxattr_ext());
+        let body = match body {
+            Ok(body) => body,
+            Err(errno) => return reply.error(errno),
+        };
+        if self.owner.is_some_and(|owner| owner != header.uid) && !body.of_nobody() {
+            return reply.error(Errno::ACCESS);
+        }
+        if body.changes() && self.health.panicked() {
+            return reply.error(Errno::IO);
+        }
+        // A panic ends the request (its reply answers EIO when it is dropped) and all further changes.
+        let serve = || self.serve(&header, &body, payload, reply, scratch);
+        if catch_unwind(AssertUnwindSafe(serve)).is_err() {
+            self.health.note_panic(body.verb());
+        }
+    }
+
+    /// The mount is gone: nobody can ask for what was kept for it.
+    pub(crate) fn end(&self) {
+        if !self.health.panicked()
+            && catch_unwind(AssertUnwindSafe(|| self.pins.unpin_all(&*self.verbs))).is_err()
+        {
+            self.health.note_panic("the end of the mount");
         }
     }
 
     /// What the kernel may do with an open file.
-    pub(crate) fn open_flags(&self) -> FopenFlags {
-        if self.direct_io { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::FOPEN_KEEP_CACHE }
+    pub(crate) fn open_flags(&self) -> u32 {
+        if self.direct_io { open::DIRECT_IO } else { open::KEEP_CACHE }
     }
 
     /// Notes an access. Reading does not fail because of it.
-    pub(crate) fn note_access(&self, verb: &str, ino: INodeNo, rule: Option<AccessRule>) {
+    pub(crate) fn note_access(&self, verb: &str, ino: u64, rule: Option<AccessRule>) {
         if let Some(rule) = rule
             && !self.health.panicked()
-            && let Err(error) = self.verbs.note_access(InodeId(ino.0), rule)
+            && let Err(error) = self.verbs.note_access(InodeId(ino), rule)
             && !matches!(error, FsError::NotFound)
         {
             self.errno(verb, ino, &error);
         }
     }
 
-    /// Runs `body`; a panic ends the request (its reply answers EIO when it is dropped) and all further changes.
-    pub(crate) fn guard(&self, verb: &'static str, body: impl FnOnce()) {
-        if catch_unwind(AssertUnwindSafe(body)).is_err() {
-            self.health.note_panic(verb);
-        }
-    }
-
-    /// Like [`Adapter::guard`], for verbs that change something. `refuse` answers when changes are over.
-    pub(crate) fn guard_change<R: Refuse>(&self, verb: &'static str, reply: R, body: impl FnOnce(R)) {
-        if self.health.panicked() {
-            return reply.refuse(Errno::EIO);
-        }
-        self.guard(verb, || body(reply));
-    }
-
     /// The errno of a failed verb on `ino` or a name in it. What only shows as EIO is logged.
-    pub(crate) fn errno(&self, verb: &str, ino: INodeNo, error: &FsError) -> Errno {
+    pub(crate) fn errno(&self, verb: &str, ino: u64, error: &FsError) -> Errno {
+        let errno = Errno::from_raw_os_error(error.errno());
         if let FsError::Engine(_) = error
-            && Errno::from_i32(error.errno()) == Errno::EIO
+            && errno == Errno::IO
         {
-            self.health.note_error(verb, ino.0, error);
+            self.health.note_error(verb, ino, error);
         }
-        Errno::from_i32(error.errno())
+        errno
     }
 
-    pub(crate) fn reply_entry(
-        &self,
-        verb: &str,
-        parent: INodeNo,
-        result: Result<Attr, FsError>,
-        reply: ReplyEntry,
-    ) {
+    pub(crate) fn reply_entry(&self, verb: &str, parent: u64, result: Result<Attr, FsError>, reply: Reply) {
         match result {
-            Ok(attr) => {
-                reply.entry(&CACHE_TIME, &convert::file_attr(&attr), Generation(attr.generation));
-            }
+            Ok(attr) => reply.body(&convert::entry_out(&attr)),
             Err(error) => reply.error(self.errno(verb, parent, &error)),
         }
     }
 
-    pub(crate) fn reply_empty(
+    pub(crate) fn reply_attr(&self, verb: &str, ino: u64, result: Result<Attr, FsError>, reply: Reply) {
+        match result {
+            Ok(attr) => reply.body(&convert::attr_out(&attr)),
+            Err(error) => reply.error(self.errno(verb, ino, &error)),
+        }
+    }
+
+    pub(crate) fn reply_empty(&self, verb: &str, ino: u64, result: Result<(), FsError>, reply: Reply) {
+        match result {
+            Ok(()) => reply.empty(),
+            Err(error) => reply.error(self.errno(verb, ino, &error)),
+        }
+    }
+
+    /// How many bytes were written; never more than `most`.
+    pub(crate) fn reply_size<N: Into<u64>>(
         &self,
         verb: &str,
-        ino: INodeNo,
-        result: Result<(), FsError>,
-        reply: ReplyEmpty,
+        ino: u64,
+        result: Result<N, FsError>,
+        most: u32,
+        reply: Reply,
     ) {
         match result {
-            Ok(()) => reply.ok(),
+            Ok(count) => {
+                let size = count.into().min(u64::from(most)) as u32;
+                reply.body(&abi::SizeOut { size, padding: 0 });
+            }
             Err(error) => reply.error(self.errno(verb, ino, &error)),
         }
     }
@@ -133,45 +160,43 @@ impl<V: Verbs> Adapter<V> {
     pub(crate) fn reply_xattr(
         &self,
         verb: &str,
-        ino: INodeNo,
+        ino: u64,
         size: u32,
         result: Result<Vec<u8>, FsError>,
-        reply: ReplyXattr,
+        reply: Reply,
     ) {
         match result {
             Ok(value) => match u32::try_from(value.len()) {
-                Ok(len) if size == 0 => reply.size(len),
-                Ok(len) if len <= size => reply.data(&value),
-                _ => reply.error(Errno::ERANGE),
+                Ok(len) if size == 0 => reply.body(&abi::SizeOut { size: len, padding: 0 }),
+                Ok(len) if len <= size => reply.bytes(&value),
+                _ => reply.error(Errno::RANGE),
             },
             Err(error) => reply.error(self.errno(verb, ino, &error)),
         }
     }
 
     /// The reply is moved into the completion: no thread waits for the flush.
-    pub(crate) fn fsync_inode(&self, verb: &'static str, ino: INodeNo, reply: ReplyEmpty) {
-        self.guard_change(verb, reply, |reply| {
-            let health = self.health.clone();
-            self.verbs.fsync_then(
-                InodeId(ino.0),
-                Box::new(move |result| match result {
-                    Ok(()) => reply.ok(),
-                    Err(error) => {
-                        health.note_error(verb, ino.0, &error);
-                        reply.error(Errno::from_i32(error.errno()));
-                    }
-                }),
-            );
-        });
+    pub(crate) fn fsync_inode(&self, verb: &'static str, ino: u64, reply: Reply) {
+        let health = self.health.clone();
+        self.verbs.fsync_then(
+            InodeId(ino),
+            Box::new(move |result| match result {
+                Ok(()) => reply.empty(),
+                Err(error) => {
+                    health.note_error(verb, ino, &error);
+                    reply.error(Errno::from_raw_os_error(error.errno()));
+                }
+            }),
+        );
     }
 
-    /// Fills `reply` with entries and their attributes. An entry that vanishes meanwhile is left out; one whose inode
+    /// Fills `listing` with entries and their attributes. An entry that vanishes meanwhile is left out; one whose inode
     /// cannot be read is listed with attributes that expire at once, so that only its own stat fails.
     pub(crate) fn fill_plus(
         &self,
         ino: InodeId,
         mut cookie: u64,
-        reply: &mut ReplyDirectoryPlus,
+        listing: &mut Listing,
     ) -> Result<(), FsError> {
         let mut entries_max = ENTRIES_FIRST;
         loop {
@@ -185,13 +210,12 @@ impl<V: Verbs> Adapter<V> {
                 cookie = entry.cookie;
                 let dots = entry.name == b"." || entry.name == b"..";
                 // The kernel takes no attributes for the dots; asking for them would be wasted.
-                let (attr, generation, ttl) = match (dots, self.verbs.getattr(entry.ino)) {
-                    (false, Ok(attr)) => (convert::file_attr(&attr), attr.generation, CACHE_TIME),
+                let out = match (dots, self.verbs.getattr(entry.ino)) {
+                    (false, Ok(attr)) => convert::entry_out(&attr),
                     (false, Err(FsError::NotFound)) => continue,
-                    _ => (bare_attr(entry), 0, Duration::ZERO),
+                    _ => bare_entry(entry),
                 };
-                let name = OsStr::from_bytes(&entry.name);
-                if reply.add(INodeNo(entry.ino.0), entry.cookie, name, &ttl, &attr, Generation(generation)) {
+                if !listing.add_plus(out, entry.cookie, &entry.name) {
                     return Ok(());
                 }
             }
@@ -201,42 +225,43 @@ impl<V: Verbs> Adapter<V> {
             entries_max = (entries_max * 2).min(ENTRIES_MAX);
         }
     }
-}
 
-/// Replies that can be sent as an error without having been looked at.
-pub(crate) trait Refuse {
-    fn refuse(self, errno: Errno);
-}
-
-macro_rules! refuse {
-    ($($reply:ty),*) => { $(impl Refuse for $reply {
-        fn refuse(self, errno: Errno) {
-            self.error(errno);
+    /// Who writes, as far as set-id bits go: they stay for the superuser, and the kernel, if it says so, knows better who
+    /// counts as that.
+    pub(crate) fn writer(&self, header: &InHeader, kill: bool) -> Caller {
+        if !self.agreed.says_kill() {
+            return caller(header);
         }
-    })* };
-}
+        if kill { Caller { uid: NOBODY, ..caller(header) } } else { Caller::ROOT }
+    }
 
-refuse!(ReplyAttr, ReplyCreate, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite);
-
-pub(crate) fn caller(request: &Request) -> Caller {
-    Caller { uid: request.uid(), gid: request.gid() }
-}
-
-/// What is known of an inode from its name alone.
-fn bare_attr(entry: &DirEntry) -> fuser::FileAttr {
-    fuser::FileAttr {
-        ino: INodeNo(entry.ino.0),
-        kind: convert::file_type(entry.kind),
-        nlink: 1,
-        ..convert::negative_attr()
+    /// Who sets an access control list, as far as the set-group-id bit goes: likewise.
+    pub(crate) fn list_setter(&self, header: &InHeader, acl_flags: Option<u32>) -> Caller {
+        match acl_flags {
+            None => caller(header),
+            Some(flags) if flags & abi::SETXATTR_ACL_KILL_SGID == 0 => Caller::ROOT,
+            // In no group that a file can have.
+            Some(_) => Caller { uid: NOBODY, gid: u32::MAX },
+        }
     }
 }
 
-pub(crate) fn rename_mode(flags: RenameFlags) -> Option<RenameMode> {
+pub(crate) fn caller(header: &InHeader) -> Caller {
+    Caller { uid: header.uid, gid: header.gid }
+}
+
+/// What is known of an inode from its name alone: the kernel takes the name and leaves the inode, which it may have, as it is.
+fn bare_entry(entry: &DirEntry) -> EntryOut {
+    let mut out = EntryOut::default();
+    (out.attr.ino, out.attr.mode, out.attr.nlink) = (entry.ino.0, convert::mode_of(entry.kind), 1);
+    out
+}
+
+pub(crate) fn rename_mode(flags: u32) -> Option<RenameMode> {
     match flags {
-        flags if flags.is_empty() => Some(RenameMode::Replace),
-        RenameFlags::RENAME_NOREPLACE => Some(RenameMode::NoReplace),
-        RenameFlags::RENAME_EXCHANGE => Some(RenameMode::Exchange),
+        0 => Some(RenameMode::Replace),
+        RENAME_NOREPLACE => Some(RenameMode::NoReplace),
+        RENAME_EXCHANGE => Some(RenameMode::Exchange),
         _ => None,
     }
 }

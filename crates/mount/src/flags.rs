@@ -1,7 +1,7 @@
 //! What the kernel enforces of a mount by itself, and how that is changed while it is mounted.
 //!
 //! The kernel keeps these for every filesystem alike; the process that serves a mount is not asked. Access times are
-//! the exception: the kernel shows the flag and leaves it to the filesystem to note them ([`crate::Adapter`]).
+//! the exception: the kernel shows the flag and leaves it to the filesystem to note them ([`crate::AccessPolicy`]).
 
 use std::io;
 use std::path::Path;

@@ -1,8 +1,7 @@
 //! Mounting without root's rights: `fusermount3`, which has them, makes the mount and hands the device over a socket.
 //!
-//! `fuser` could do this too, but at the end of a session it unmounts whatever is on the mount point by then, because it
-//! takes a connection that has ended for one that is mounted: if another filesystem has been mounted there meanwhile
-//! (after `fusermount3 -u -z`, with files still open in the first), it would disappear.
+//! The end of a session unmounts nothing: if another filesystem has been mounted there meanwhile (after `fusermount3 -u
+//! -z`, with files still open in the first), it would disappear.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -1,10 +1,10 @@
 //! The filesystem in the kernel's tree: requests come in through FUSE, are decoded, handed to the filesystem's verbs
 //! and answered. There is no policy here; what a verb means is `varve_fs`'s business.
 //!
-//! [`Verbs`] is the trait between transport and filesystem, so that another transport can be added beside
-//! [`Adapter`] (FUSE through `/dev/fuse`), and a test double put in place of the filesystem. [`Mounted`] is a mount
-//! from its beginning to its end.
-#![forbid(unsafe_code)]
+//! [`Verbs`] is the trait between transport and filesystem, so that another transport can be added beside this one (FUSE
+//! through `/dev/fuse`), and a test double put in place of the filesystem. [`Mounted`] is a mount from its beginning to
+//! its end.
+#![deny(unsafe_code)]
 
 mod access;
 mod adapter;
@@ -13,13 +13,14 @@ mod dispatch;
 mod flags;
 mod fusermount;
 mod health;
+mod kernel;
 mod outside;
 mod pins;
+mod serve;
 mod session;
 mod verbs;
 
 pub use access::AccessPolicy;
-pub use dispatch::Adapter;
 pub use flags::{AccessTimes, Flags, remount};
 pub use health::Health;
 pub use outside::Outside;

@@ -3,29 +3,28 @@
 //! The kernel believes what it was told for as long as it likes, so it must be told to forget what such a change has made
 //! wrong: a name that is there now or is gone, and the attributes and the listing of the directory. Telling it may wait
 //! for a request on that directory, so no lock is held meanwhile that a verb needs, and no thread does it that serves
-//! requests. After a panic nothing is changed any more, here as in [`crate::Adapter`].
+//! requests. After a panic nothing is changed any more, here as in requests.
 
-use std::ffi::OsStr;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use fuser::{INodeNo, Notifier};
 use varve_fs::{FsError, InodeId};
 
 use crate::Health;
+use crate::kernel::device::Device;
 
 /// A way into a mounted filesystem that is not the kernel's.
 #[derive(Clone)]
 pub struct Outside {
-    notifier: Notifier,
+    /// Open as long as somebody serves the mount: when the last one goes, the kernel must see that nobody answers any more.
+    device: Weak<Device>,
     health: Arc<Health>,
 }
 
 impl Outside {
-    pub(crate) fn new(notifier: Notifier, health: Arc<Health>) -> Outside {
-        Outside { notifier, health }
+    pub(crate) fn new(device: &Arc<Device>, health: Arc<Health>) -> Outside {
+        Outside { device: Arc::downgrade(device), health }
     }
 
     /// Runs a change. `None`: there has been a panic, now or before, and nothing is changed.
@@ -48,18 +47,22 @@ impl Outside {
 
     /// The kernel forgets what it knows of this name, also that it is not there, and of the directory.
     pub fn forget_name(&self, directory: InodeId, name: &[u8]) {
-        told("a name", self.notifier.inval_entry(INodeNo(directory.0), OsStr::from_bytes(name)));
+        if let Some(device) = self.device.upgrade() {
+            told("a name", device.forget_entry(directory.0, name));
+        }
         self.forget_inode(directory);
     }
 
     /// The kernel forgets the attributes of an inode, and what it has of its data or its listing.
     pub fn forget_inode(&self, ino: InodeId) {
-        told("an inode", self.notifier.inval_inode(INodeNo(ino.0), 0, 0));
+        if let Some(device) = self.device.upgrade() {
+            told("an inode", device.forget_inode(ino.0));
+        }
     }
 }
 
 /// What the kernel did not know it has nothing to forget of; any other error is that of a mount that has ended.
-fn told(what: &str, result: io::Result<()>) {
+fn told(what: &str, result: io::Result<bool>) {
     if let Err(error) = result {
         tracing::debug!("the kernel cannot be told to forget {what}: {error}");
     }

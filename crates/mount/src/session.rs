@@ -16,16 +16,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use fuser::{Config, Session, SessionACL};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-use crate::{AccessPolicy, Adapter, Flags, Health, Outside, Verbs, fusermount};
+use crate::dispatch::Adapter;
+use crate::kernel::device::{self, Device};
+use crate::kernel::handshake;
+use crate::pins::Pins;
+use crate::{AccessPolicy, Flags, Health, Outside, Verbs, fusermount, serve};
 
 /// The type shown by mount(8).
 pub const FILESYSTEM_TYPE: &str = "fuse.varve";
 
-const FUSE_DEVICE: &str = "/dev/fuse";
+const FUSE_DEVICE: &str = device::PATH;
 
 /// Kernel read-ahead of a file being read from start to end, in KiB. FUSE starts with 128.
 const READAHEAD_KIB: u32 = 1024;
@@ -96,31 +99,43 @@ impl Mounted {
         let metadata = mountpoint.metadata().map_err(cannot_use)?;
         let health = Arc::new(Health::default());
         let access = Arc::new(AccessPolicy::new(options.flags));
-        let mut adapter = Adapter::new(verbs, health.clone(), access.clone());
-        adapter.direct_io = options.direct_io;
-
-        let mut config = Config::default();
-        config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
-        config.n_threads = Some(options.threads.max(1));
-        config.clone_fd = true;
 
         if !rustix::process::geteuid().is_root() {
             OpenOptions::new().read(true).write(true).open(FUSE_DEVICE).map_err(MountError::NoFuse)?;
         }
         let refused = |error| MountError::Mount { path: mountpoint.clone(), error };
-        let device = match mount_directly(&mountpoint, &metadata, options)? {
-            Some(device) => device,
+        let fuse = match mount_directly(&mountpoint, &metadata, options)? {
+            Some(fuse) => fuse,
             None => fusermount::mount(&mountpoint, options).map_err(refused)?,
         };
-        let session = Session::from_fd(adapter, device, config.acl, config).map_err(|error| {
+        let first = Arc::new(Device::new(fuse));
+        let begun = handshake::shake_hands(&first).and_then(|agreed| {
+            let mut devices = vec![first.clone()];
+            for _ in 1..options.threads {
+                devices.push(Arc::new(first.another()?));
+            }
+            Ok((agreed, devices))
+        });
+        let (agreed, devices) = begun.map_err(|error| {
             // Nobody will ever serve it: do not leave a dead mount behind.
             let _ = unmount(&mountpoint, true);
             refused(error)
         })?;
-        let outside = Outside::new(session.notifier(), health.clone());
+        let outside = Outside::new(&first, health.clone());
+        // From here on the mount is as long as those who serve it.
+        drop(first);
+        let adapter = Adapter {
+            verbs,
+            health: health.clone(),
+            pins: Pins::default(),
+            access: access.clone(),
+            agreed,
+            direct_io: options.direct_io,
+            owner: (!options.allow_other).then(|| rustix::process::geteuid().as_raw()),
+        };
         let server = thread::Builder::new()
             .name("fuse-session".into())
-            .spawn(move || session.run())
+            .spawn(move || serve::serve(adapter, devices))
             .map_err(MountError::Session)?;
         // The first request: it also shows that the mount answers.
         let number = match mountpoint.metadata() {

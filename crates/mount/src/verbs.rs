@@ -57,6 +57,17 @@ pub trait Verbs: Send + Sync + 'static {
     }
     /// See [`Filesystem::write`].
     fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize>;
+    /// See [`Filesystem::write_owned`]. Filesystems that keep no buffers leave it as it is.
+    fn write_owned(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        offset: u64,
+        buf: &mut AlignedBuf,
+        len: usize,
+    ) -> Result<usize> {
+        self.write(caller, ino, offset, &buf[..len])
+    }
     /// See [`Filesystem::fallocate`].
     fn fallocate(&self, caller: Caller, ino: InodeId, offset: u64, len: u64, how: Allocate) -> Result<()>;
     /// See [`Filesystem::seek`].
@@ -141,6 +152,16 @@ impl Verbs for Filesystem {
     }
     fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
         Filesystem::write(self, caller, ino, offset, data)
+    }
+    fn write_owned(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        offset: u64,
+        buf: &mut AlignedBuf,
+        len: usize,
+    ) -> Result<usize> {
+        Filesystem::write_owned(self, caller, ino, offset, buf, len)
     }
     fn fallocate(&self, caller: Caller, ino: InodeId, offset: u64, len: u64, how: Allocate) -> Result<()> {
         Filesystem::fallocate(self, caller, ino, offset, len, how)

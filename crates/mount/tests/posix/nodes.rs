@@ -140,3 +140,15 @@ fn set_ids_are_cleared() {
     assert_eq!((below.gid(), below.mode() & 0o2000), (1003, 0o2000));
     assert_eq!(fs::metadata(mount.path("dir/below/file")).unwrap().gid(), 1003);
 }
+
+// Goal: what a user has written into a program of root's that anybody may change does not run with root's rights, though nobody has
+// asked for attributes since. Method: a set-user-id file overwritten, without being cut first, and executed at once.
+#[test]
+fn set_ids_are_not_believed_for_long() {
+    let Some(mount) = Mount::start_as_root("set_ids_are_not_believed_for_long", 64 << 20) else { return };
+    let file = mount.path("file");
+    fs::write(&file, b"something").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o4777)).unwrap();
+    as_user(&mount, r#"cat "$(command -v id)" 1<> file && test "$(./file -u)" = 1001"#);
+    assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o777);
+}

@@ -1,0 +1,458 @@
+//! The numbers and structures that `/dev/fuse` speaks: facts of the kernel's interface, version 7, in the machine's byte
+//! order. Fields of structures that nobody here looks at are there for their size.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The only major version there is.
+pub const MAJOR: u32 = 7;
+/// The minor version whose structures are used here.
+pub const MINOR: u32 = 40;
+/// The oldest minor version of a kernel that is served (Linux 5.4): all that is asked for without a flag is known there.
+pub const MINOR_LEAST: u32 = 31;
+
+/// The kernel's number for the root, which is also ours.
+#[cfg(test)]
+pub const ROOT: u64 = 1;
+
+/// What a request asks for.
+pub mod opcode {
+    pub const LOOKUP: u32 = 1;
+    pub const FORGET: u32 = 2;
+    pub const GETATTR: u32 = 3;
+    pub const SETATTR: u32 = 4;
+    pub const READLINK: u32 = 5;
+    pub const SYMLINK: u32 = 6;
+    pub const MKNOD: u32 = 8;
+    pub const MKDIR: u32 = 9;
+    pub const UNLINK: u32 = 10;
+    pub const RMDIR: u32 = 11;
+    pub const RENAME: u32 = 12;
+    pub const LINK: u32 = 13;
+    pub const OPEN: u32 = 14;
+    pub const READ: u32 = 15;
+    pub const WRITE: u32 = 16;
+    pub const STATFS: u32 = 17;
+    pub const RELEASE: u32 = 18;
+    pub const FSYNC: u32 = 20;
+    pub const SETXATTR: u32 = 21;
+    pub const GETXATTR: u32 = 22;
+    pub const LISTXATTR: u32 = 23;
+    pub const REMOVEXATTR: u32 = 24;
+    pub const INIT: u32 = 26;
+    pub const OPENDIR: u32 = 27;
+    pub const READDIR: u32 = 28;
+    pub const RELEASEDIR: u32 = 29;
+    pub const FSYNCDIR: u32 = 30;
+    pub const CREATE: u32 = 35;
+    pub const DESTROY: u32 = 38;
+    pub const IOCTL: u32 = 39;
+    pub const BATCH_FORGET: u32 = 42;
+    pub const FALLOCATE: u32 = 43;
+    pub const READDIRPLUS: u32 = 44;
+    pub const RENAME2: u32 = 45;
+    pub const LSEEK: u32 = 46;
+    pub const COPY_FILE_RANGE: u32 = 47;
+}
+
+/// What kernel and filesystem agree on when a mount begins.
+pub mod init {
+    pub const ASYNC_READ: u64 = 1 << 0;
+    pub const BIG_WRITES: u64 = 1 << 5;
+    pub const DONT_MASK: u64 = 1 << 6;
+    pub const DO_READDIRPLUS: u64 = 1 << 13;
+    pub const READDIRPLUS_AUTO: u64 = 1 << 14;
+    pub const ASYNC_DIO: u64 = 1 << 15;
+    #[cfg(test)]
+    pub const WRITEBACK_CACHE: u64 = 1 << 16;
+    pub const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub const POSIX_ACL: u64 = 1 << 20;
+    pub const MAX_PAGES: u64 = 1 << 22;
+    pub const CACHE_SYMLINKS: u64 = 1 << 23;
+    pub const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
+    pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+    pub const SETXATTR_EXT: u64 = 1 << 29;
+    /// The upper half of the flags counts.
+    pub const INIT_EXT: u64 = 1 << 30;
+}
+
+/// Which fields of a [`SetattrIn`] count.
+pub mod setattr {
+    pub const MODE: u32 = 1 << 0;
+    pub const UID: u32 = 1 << 1;
+    pub const GID: u32 = 1 << 2;
+    pub const SIZE: u32 = 1 << 3;
+    pub const ATIME: u32 = 1 << 4;
+    pub const MTIME: u32 = 1 << 5;
+    pub const ATIME_NOW: u32 = 1 << 7;
+    pub const MTIME_NOW: u32 = 1 << 8;
+    pub const KILL_SUIDGID: u32 = 1 << 11;
+}
+
+/// What the kernel may do with an open file or directory.
+pub mod open {
+    pub const DIRECT_IO: u32 = 1 << 0;
+    pub const KEEP_CACHE: u32 = 1 << 1;
+    pub const CACHE_DIR: u32 = 1 << 3;
+}
+
+/// In [`WriteIn::write_flags`]: set-id bits go.
+pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+/// In [`SetxattrExt::setxattr_flags`]: setting this access control list ends the set-group-id bit.
+pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
+
+/// What the kernel can be told without having asked.
+pub mod notify {
+    pub const INVAL_INODE: i32 = 2;
+    pub const INVAL_ENTRY: i32 = 3;
+}
+
+/// In front of every request.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct InHeader {
+    /// Of the whole request.
+    pub len: u32,
+    pub opcode: u32,
+    pub unique: u64,
+    pub nodeid: u64,
+    pub uid: u32,
+    pub gid: u32,
+    pub pid: u32,
+    pub extensions: u16,
+    pub padding: u16,
+}
+
+/// In front of every reply.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct OutHeader {
+    /// Of the whole reply.
+    pub len: u32,
+    /// An errno, negative, or 0; of a notification what it is.
+    pub error: i32,
+    pub unique: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Attr {
+    pub ino: u64,
+    pub size: u64,
+    pub blocks: u64,
+    pub atime: i64,
+    pub mtime: i64,
+    pub ctime: i64,
+    pub atime_ns: u32,
+    pub mtime_ns: u32,
+    pub ctime_ns: u32,
+    pub mode: u32,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u32,
+    pub blksize: u32,
+    pub flags: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct EntryOut {
+    pub nodeid: u64,
+    pub generation: u64,
+    pub entry_valid: u64,
+    pub attr_valid: u64,
+    pub entry_valid_ns: u32,
+    pub attr_valid_ns: u32,
+    pub attr: Attr,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AttrOut {
+    pub attr_valid: u64,
+    pub attr_valid_ns: u32,
+    pub padding: u32,
+    pub attr: Attr,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct OpenOut {
+    pub fh: u64,
+    pub open_flags: u32,
+    pub backing: i32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateOut {
+    pub entry: EntryOut,
+    pub open: OpenOut,
+}
+
+/// How much was written, or how long something is that was asked for with a length of 0.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SizeOut {
+    pub size: u32,
+    pub padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct StatfsOut {
+    pub blocks: u64,
+    pub bfree: u64,
+    pub bavail: u64,
+    pub files: u64,
+    pub ffree: u64,
+    pub bsize: u32,
+    pub namelen: u32,
+    pub frsize: u32,
+    pub padding: u32,
+    pub spare: [u32; 6],
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LseekOut {
+    pub offset: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct InitOut {
+    pub major: u32,
+    pub minor: u32,
+    pub max_readahead: u32,
+    pub flags: u32,
+    pub max_background: u16,
+    pub congestion_threshold: u16,
+    pub max_write: u32,
+    /// Nanoseconds that a time is kept to.
+    pub time_gran: u32,
+    pub max_pages: u16,
+    pub map_alignment: u16,
+    pub flags2: u32,
+    pub max_stack_depth: u32,
+    pub request_timeout: u16,
+    pub unused: [u16; 11],
+}
+
+/// In front of each name of a listing, which is filled up to a multiple of 8 bytes.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Dirent {
+    pub ino: u64,
+    pub off: u64,
+    pub namelen: u32,
+    pub kind: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DirentPlus {
+    pub entry: EntryOut,
+    pub dirent: Dirent,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct NotifyInvalInode {
+    pub ino: u64,
+    pub offset: i64,
+    pub len: i64,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct NotifyInvalEntry {
+    pub parent: u64,
+    pub namelen: u32,
+    pub flags: u32,
+}
+
+/// What every kernel sends that begins a mount; newer ones send more.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct InitIn {
+    pub major: u32,
+    pub minor: u32,
+    pub max_readahead: u32,
+    pub flags: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ForgetOne {
+    pub nodeid: u64,
+    pub lookups: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct BatchForgetIn {
+    pub count: u32,
+    pub padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SetattrIn {
+    pub valid: u32,
+    pub padding: u32,
+    pub fh: u64,
+    pub size: u64,
+    pub lock_owner: u64,
+    pub atime: i64,
+    pub mtime: i64,
+    pub ctime: i64,
+    pub atime_ns: u32,
+    pub mtime_ns: u32,
+    pub ctime_ns: u32,
+    pub mode: u32,
+    pub unused_4: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub unused_5: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MknodIn {
+    pub mode: u32,
+    pub rdev: u32,
+    pub umask: u32,
+    pub padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MkdirIn {
+    pub mode: u32,
+    pub umask: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RenameIn {
+    pub new_parent: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Rename2In {
+    pub new_parent: u64,
+    pub flags: u32,
+    pub padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LinkIn {
+    pub nodeid: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct OpenIn {
+    pub flags: i32,
+    pub open_flags: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CreateIn {
+    pub flags: i32,
+    pub mode: u32,
+    pub umask: u32,
+    pub open_flags: u32,
+}
+
+/// Of files and of directories.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ReadIn {
+    pub fh: u64,
+    pub offset: u64,
+    pub size: u32,
+    pub read_flags: u32,
+    pub lock_owner: u64,
+    pub flags: i32,
+    pub padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct WriteIn {
+    pub fh: u64,
+    pub offset: u64,
+    pub size: u32,
+    pub write_flags: u32,
+    pub lock_owner: u64,
+    pub flags: i32,
+    pub padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SetxattrIn {
+    pub size: u32,
+    pub flags: i32,
+}
+
+/// Follows [`SetxattrIn`] if [`init::SETXATTR_EXT`] was agreed on.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SetxattrExt {
+    pub setxattr_flags: u32,
+    pub padding: u32,
+}
+
+/// How long an answer may be, in [`opcode::GETXATTR`] and [`opcode::LISTXATTR`].
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct GetxattrIn {
+    pub size: u32,
+    pub padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LseekIn {
+    pub fh: u64,
+    pub offset: i64,
+    pub whence: i32,
+    pub padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FallocateIn {
+    pub fh: u64,
+    pub offset: u64,
+    pub length: u64,
+    pub mode: i32,
+    pub padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CopyIn {
+    pub fh_from: u64,
+    pub offset_from: u64,
+    pub nodeid_to: u64,
+    pub fh_to: u64,
+    pub offset_to: u64,
+    pub len: u64,
+    pub flags: u64,
+}
+
+// What the kernel will count.
+const _: () = assert!(size_of::<InHeader>() == 40 && size_of::<OutHeader>() == 16);
+const _: () = assert!(size_of::<Attr>() == 88 && size_of::<EntryOut>() == 128 && size_of::<AttrOut>() == 104);
+const _: () = assert!(size_of::<CreateOut>() == 144 && size_of::<StatfsOut>() == 80);
+const _: () = assert!(size_of::<InitOut>() == 64 && size_of::<DirentPlus>() == 152);
+const _: () =
+    assert!(size_of::<SetattrIn>() == 88 && size_of::<WriteIn>() == 40 && size_of::<ReadIn>() == 40);
+const _: () = assert!(size_of::<CopyIn>() == 56 && size_of::<FallocateIn>() == 32);

@@ -1,0 +1,194 @@
+//! How a mount begins: the kernel says what it knows, and is told what it may do.
+
+use std::io;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use varve_device::AlignedBuf;
+
+use super::WRITE_BYTES_MAX;
+use super::abi::{self, InHeader, InitIn, InitOut, init, opcode};
+use super::device::Device;
+use super::reply::Reply;
+use super::request::{self, HEAD_BYTES};
+
+/// Read-ahead and other background requests that may be under way.
+const BACKGROUND_MAX: u16 = 64;
+/// The kernel holds whoever causes more back from this many on.
+const CONGESTION: u16 = BACKGROUND_MAX / 4 * 3;
+
+/// What is asked of the kernel, where it knows it. Not in the list, and why: WRITEBACK_CACHE (the kernel would accept
+/// writes that have no space); POSIX_LOCKS and FLOCK_LOCKS (the kernel keeps locks of one machine by itself);
+/// AUTO_INVAL_DATA (nobody else changes the data); ATOMIC_O_TRUNC (the kernel would have the file cut before it looks
+/// whether it is being executed, and refuse the open afterwards).
+const CAPABILITIES: [(u64, &str); 14] = [
+    (init::ASYNC_READ, "ASYNC_READ"),
+    (init::BIG_WRITES, "BIG_WRITES"),
+    (init::MAX_PAGES, "MAX_PAGES"),
+    (init::INIT_EXT, "INIT_EXT"),
+    (init::ASYNC_DIO, "ASYNC_DIO"),
+    (init::CACHE_SYMLINKS, "CACHE_SYMLINKS"),
+    // Whether the umask applies depends on the directory's default access control list.
+    (init::DONT_MASK, "DONT_MASK"),
+    (init::DO_READDIRPLUS, "DO_READDIRPLUS"),
+    (init::READDIRPLUS_AUTO, "READDIRPLUS_AUTO"),
+    (init::HANDLE_KILLPRIV_V2, "HANDLE_KILLPRIV_V2"),
+    (init::NO_OPENDIR_SUPPORT, "NO_OPENDIR_SUPPORT"),
+    (init::PARALLEL_DIROPS, "PARALLEL_DIROPS"),
+    (init::POSIX_ACL, "POSIX_ACL"),
+    // The kernel says whether an access control list ends the set-group-id bit.
+    (init::SETXATTR_EXT, "SETXATTR_EXT"),
+];
+
+/// What has been agreed on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Agreed {
+    flags: u64,
+}
+
+impl Agreed {
+    /// The kernel takes ENOSYS to opendir as "never ask again".
+    pub fn opendir_without_message(self) -> bool {
+        self.flags & init::NO_OPENDIR_SUPPORT != 0
+    }
+
+    /// Requests say whether set-id bits are to go.
+    pub fn says_kill(self) -> bool {
+        self.flags & init::HANDLE_KILLPRIV_V2 != 0
+    }
+
+    /// [`opcode::SETXATTR`] has its longer form.
+    pub fn setxattr_ext(self) -> bool {
+        self.flags & init::SETXATTR_EXT != 0
+    }
+}
+
+/// Answers the first request of a mount, which says what the kernel knows.
+pub fn shake_hands(device: &Arc<Device>) -> io::Result<Agreed> {
+    // As much room as the kernel wants for any request.
+    let (mut head, mut payload) = ([0; HEAD_BYTES], AlignedBuf::new(8192));
+    loop {
+        let gone = || io::Error::new(io::ErrorKind::NotConnected, "the mount was gone before it began");
+        let received = device.receive(&mut head, &mut payload)?.ok_or_else(gone)?;
+        let odd = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's first request is none");
+        let header = request::header(&head, received).ok_or_else(odd)?;
+        let reply = Reply::new(device.clone(), header.unique);
+        let rest = &head[size_of::<InHeader>()..received.min(HEAD_BYTES)];
+        match answer(header.opcode, rest) {
+            Ok(Answer::Agreed(agreed, out)) => {
+                reply.body(&out);
+                return Ok(agreed);
+            }
+            Ok(Answer::OurVersion(out)) => reply.body(&out),
+            Err(error) => {
+                reply.error(Errno::PROTO);
+                return Err(error);
+            }
+        }
+    }
+}
+
+enum Answer {
+    Agreed(Agreed, InitOut),
+    /// The kernel asks again, in this version.
+    OurVersion(InitOut),
+}
+
+fn answer(asked: u32, rest: &[u8]) -> io::Result<Answer> {
+    let refused = |text: String| Err(io::Error::new(io::ErrorKind::Unsupported, text));
+    if asked != opcode::INIT {
+        return refused(format!("the kernel begins with request {asked}"));
+    }
+    let Ok((known, rest)) = request::fixed::<InitIn>(rest) else {
+        return refused("the kernel's first request is cut short".into());
+    };
+    let out = InitOut { major: abi::MAJOR, minor: abi::MINOR, ..InitOut::default() };
+    if known.major > abi::MAJOR {
+        return Ok(Answer::OurVersion(out));
+    }
+    if known.major < abi::MAJOR || known.minor < abi::MINOR_LEAST {
+        return refused(format!(
+            "the kernel speaks version {}.{} of FUSE; {}.{} is the oldest that will do (Linux 5.4)",
+            known.major,
+            known.minor,
+            abi::MAJOR,
+            abi::MINOR_LEAST
+        ));
+    }
+    let mut offered = u64::from(known.flags);
+    if offered & init::INIT_EXT != 0
+        && let Ok((upper, _)) = request::fixed::<u32>(rest)
+    {
+        offered |= u64::from(upper) << 32;
+    }
+    let mut flags = 0;
+    for (flag, name) in CAPABILITIES {
+        if offered & flag == flag {
+            flags |= flag;
+        } else {
+            tracing::debug!("the kernel does not know {name}");
+        }
+    }
+    let out = InitOut {
+        max_readahead: known.max_readahead,
+        flags: flags as u32,
+        flags2: (flags >> 32) as u32,
+        max_background: BACKGROUND_MAX,
+        congestion_threshold: CONGESTION,
+        max_write: WRITE_BYTES_MAX as u32,
+        time_gran: 1,
+        max_pages: (WRITE_BYTES_MAX / rustix::param::page_size()) as u16,
+        ..out
+    };
+    Ok(Answer::Agreed(Agreed { flags }, out))
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::IntoBytes;
+
+    use super::*;
+
+    fn asked(known: InitIn, upper: u32) -> io::Result<Answer> {
+        let mut bytes = known.as_bytes().to_vec();
+        bytes.extend_from_slice(&upper.to_ne_bytes());
+        answer(opcode::INIT, &bytes)
+    }
+
+    // Goal: nothing is agreed on with the kernel that our promises cannot stand. Method: a kernel that offers everything.
+    #[test]
+    fn dangerous_capabilities_are_not_asked_for() {
+        let all = InitIn { major: 7, minor: 45, max_readahead: 131_072, flags: u32::MAX };
+        let Ok(Answer::Agreed(agreed, out)) = asked(all, u32::MAX) else { panic!("not agreed") };
+        assert_eq!(
+            agreed.flags & init::WRITEBACK_CACHE,
+            0,
+            "the kernel would accept writes that have no space"
+        );
+        assert_eq!(out.flags2, 0);
+        assert_eq!((out.major, out.max_write, out.max_pages, out.max_readahead), (7, 1 << 20, 256, 131_072));
+        assert!(agreed.opendir_without_message() && agreed.says_kill() && agreed.setxattr_ext());
+    }
+
+    // Goal: a kernel is asked for what it has offered only. Method: one that offers nothing.
+    #[test]
+    fn only_what_is_offered_is_agreed_on() {
+        let none = InitIn { major: 7, minor: 31, max_readahead: 4096, flags: 0 };
+        let Ok(Answer::Agreed(agreed, out)) = asked(none, u32::MAX) else { panic!("not agreed") };
+        assert_eq!((agreed, out.flags, out.flags2), (Agreed::default(), 0, 0));
+    }
+
+    // Goal: a kernel that is too old is refused, a newer one is told our version, and neither do bytes that are none of
+    // this panic. Method: each.
+    #[test]
+    fn other_versions() {
+        let version = |major, minor| InitIn { major, minor, ..InitIn::default() };
+        assert!(matches!(asked(version(8, 0), 0), Ok(Answer::OurVersion(out)) if out.major == 7));
+        assert!(asked(version(7, 30), 0).is_err());
+        assert!(asked(version(6, 99), 0).is_err());
+        assert!(answer(opcode::LOOKUP, &[0; 64]).is_err());
+        for len in 0..size_of::<InitIn>() {
+            assert!(answer(opcode::INIT, &vec![0; len]).is_err());
+        }
+    }
+}

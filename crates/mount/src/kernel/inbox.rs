@@ -1,0 +1,72 @@
+//! Where one thread receives requests.
+
+use std::io;
+
+use rustix::io::Errno;
+use varve_device::AlignedBuf;
+
+use super::WRITE_BYTES_MAX;
+use super::abi::{InHeader, opcode};
+use super::device::Device;
+use super::request::{self, Body, HEAD_BYTES};
+
+/// Room kept for requests that are longer than usual; the longest attributes take 64 KiB.
+const ROOM_KEPT: usize = 128 << 10;
+
+/// One request at a time, in two parts.
+pub struct Inbox {
+    /// All of a request but a WRITE's payload.
+    request: Vec<u8>,
+    payload: AlignedBuf,
+    header: InHeader,
+    /// Bytes of payload in `payload`, if it is a WRITE.
+    payload_bytes: usize,
+}
+
+impl Inbox {
+    /// An empty one.
+    pub fn new() -> Inbox {
+        Inbox {
+            request: vec![0; HEAD_BYTES],
+            payload: AlignedBuf::new(WRITE_BYTES_MAX),
+            header: InHeader::default(),
+            payload_bytes: 0,
+        }
+    }
+
+    /// Waits for a request. False: the mount is gone.
+    pub fn receive(&mut self, device: &Device) -> io::Result<bool> {
+        if self.request.capacity() > ROOM_KEPT {
+            self.request = Vec::new();
+        }
+        self.request.resize(HEAD_BYTES, 0);
+        // Whoever took the last one has left another; never less than the kernel wants room for.
+        if self.payload.len() < WRITE_BYTES_MAX {
+            self.payload = AlignedBuf::new(WRITE_BYTES_MAX);
+        }
+        let payload = &mut self.payload[..WRITE_BYTES_MAX];
+        let Some(received) = device.receive(&mut self.request, payload)? else { return Ok(false) };
+        let odd = || io::Error::new(io::ErrorKind::InvalidData, "the kernel sent what is no request");
+        self.header = request::header(&self.request, received).ok_or_else(odd)?;
+        let beyond = received.saturating_sub(HEAD_BYTES);
+        self.request.truncate(received);
+        self.payload_bytes = 0;
+        if self.header.opcode == opcode::WRITE {
+            self.payload_bytes = beyond;
+        } else {
+            self.request.extend_from_slice(&self.payload[..beyond]);
+        }
+        Ok(true)
+    }
+
+    /// In front of the request.
+    pub fn header(&self) -> InHeader {
+        self.header
+    }
+
+    /// What is asked for, and the buffer that holds a WRITE's payload from its first byte on.
+    pub fn parts(&mut self, setxattr_ext: bool) -> (Result<Body<'_>, Errno>, &mut AlignedBuf) {
+        let rest = &self.request[size_of::<InHeader>()..];
+        (request::body(&self.header, rest, self.payload_bytes, setxattr_ext), &mut self.payload)
+    }
+}

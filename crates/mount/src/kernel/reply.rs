@@ -1,0 +1,78 @@
+//! Answers. Each request that expects one gets exactly one: answering takes the [`Reply`], and one that is dropped, as when
+//! a panic unwinds, answers EIO.
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use zerocopy::{Immutable, IntoBytes};
+
+use super::device::Device;
+
+/// Larger numbers are no errno to the kernel.
+const ERRNO_MAX: i32 = 511;
+
+/// The right and the duty to answer one request, from any thread.
+#[derive(Debug)]
+pub struct Reply {
+    /// `None`: answered.
+    to: Option<Arc<Device>>,
+    unique: u64,
+}
+
+impl Reply {
+    /// To the request of this number, which came from `device`.
+    pub fn new(device: Arc<Device>, unique: u64) -> Reply {
+        Reply { to: Some(device), unique }
+    }
+
+    /// The kernel expects no answer.
+    pub fn none(mut self) {
+        self.to = None;
+    }
+
+    /// It has failed.
+    pub fn error(self, errno: Errno) {
+        let number = match errno.raw_os_error() {
+            number @ 1..=ERRNO_MAX => number,
+            _ => Errno::IO.raw_os_error(),
+        };
+        self.send(-number, &[]);
+    }
+
+    /// It is done; there is nothing to say.
+    pub fn empty(self) {
+        self.bytes(&[]);
+    }
+
+    /// Bytes, as many as the kernel asked for at most.
+    pub fn bytes(self, bytes: &[u8]) {
+        self.send(0, bytes);
+    }
+
+    /// One of the structures of [`super::abi`].
+    pub fn body(self, body: &(impl IntoBytes + Immutable)) {
+        self.bytes(body.as_bytes());
+    }
+
+    fn send(mut self, error: i32, bytes: &[u8]) {
+        let Some(device) = self.to.take() else { return };
+        match device.send(self.unique, error, [bytes, &[]]) {
+            Ok(()) => {}
+            // Nobody waits for it any more: interrupted, or the mount is gone.
+            Err(Errno::NOENT | Errno::NODEV) => {}
+            Err(refused) => {
+                tracing::error!("the kernel does not take an answer: {refused}");
+                // It may have forgotten the request, or not.
+                let _ = device.send(self.unique, -Errno::IO.raw_os_error(), [&[], &[]]);
+            }
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if let Some(device) = self.to.take() {
+            let _ = device.send(self.unique, -Errno::IO.raw_os_error(), [&[], &[]]);
+        }
+    }
+}
