@@ -16,6 +16,7 @@ use super::{require_file, without_set_ids};
 use crate::api::{Caller, FILE_BYTES_MAX};
 use crate::core::{Core, Rounds};
 use crate::inode::{Inner, InodeState, Turn};
+use crate::table::extents;
 use crate::writeback::buffers::{CHUNK_BYTES_MIN, Chunk};
 use crate::writeback::pages::{PageBuf, zero_page};
 use crate::writeback::{ENTRIES_PER_PAGE, ENTRY_BYTES, reserve, reserve_more};
@@ -247,7 +248,12 @@ impl Core {
                     }
                     Err(EngineError::NoSpace) if !space.asked_reserved => {
                         space.asked_reserved = true;
-                        self.use_reserved(state, &mut space, offset, len)?;
+                        // A page must not be paid for by what is set aside for another one that is refused then.
+                        let (stretch, reserved) = self.first_stretch(state, offset, len)?;
+                        len = stretch;
+                        if reserved {
+                            self.use_reserved(state, &mut space, offset, len)?;
+                        }
                         continue;
                     }
                     Err(EngineError::NoSpace) => {
@@ -352,6 +358,38 @@ impl Core {
         let more = reserve(&self.store, pages, first)?;
         self.add(space, more, pages, first);
         Ok(())
+    }
+
+    /// How far a write goes before it comes from pages that are reserved to others, or from others to such; and whether it
+    /// begins with reserved ones. What is dirty needs no space and lies in either.
+    fn first_stretch(&self, state: &InodeState, offset: u64, len: usize) -> Result<(usize, bool)> {
+        let inner = self.read_lock(state)?;
+        if inner.record.flags & INODE_FLAG_RESERVED == 0 || inner.record.inline.is_some() {
+            return Ok((len, false));
+        }
+        let view = self.store.view();
+        let path = extents::path(&view, &inner.record, self.sharing())?;
+        let to = (offset + len as u64).next_multiple_of(BLOCK);
+        let (mut at, mut first) = (offset / BLOCK * BLOCK, None);
+        while at < to {
+            let pieces = version::resolve_upto(&view, &path, at, to, 64)?;
+            for piece in &pieces {
+                let reserved = piece.what == Mapping::Reserved;
+                for index in at / BLOCK..(piece.offset + piece.len).min(to) / BLOCK {
+                    if inner.pages.map.get(&index).is_some_and(|page| page.dirty) {
+                        continue;
+                    }
+                    if *first.get_or_insert(reserved) != reserved {
+                        return Ok(((index * BLOCK - offset) as usize, !reserved));
+                    }
+                }
+                at = piece.offset + piece.len;
+            }
+            if pieces.is_empty() {
+                break;
+            }
+        }
+        Ok((len, first == Some(true)))
     }
 
     /// There is no other space: takes that of the reservations in the range of a write, which become holes until its

@@ -138,6 +138,41 @@ fn against_a_model() {
     }
 }
 
+// Goal: what is set aside for some pages pays for no others: of a write that is cut short for lack of space, and of one that
+// is refused, the reserved pages that are not written keep their space. Method: on a full pool a write goes over pages with and
+// without space, in both orders; then the reserved ones are written.
+#[test]
+fn reserved_space_pays_for_no_other_pages() {
+    let f = Fixture::new(64 * MIB);
+    let ino = f.create(b"reserved");
+    f.write(ino, 0, &[7]);
+    for at in [MIB, 3 * MIB] {
+        allocate(&f, ino, at, MIB, Allocate::Reserve { keep_size: false });
+    }
+    let other = f.create(b"other");
+    let (data, mut at) = (pattern(1, 4 << 20), 0);
+    while let Ok(written) = f.fs.write(Caller::ROOT, other, at, &data) {
+        at += written as u64;
+    }
+    f.fs.sync().unwrap();
+    // Begins with pages for which there is no space.
+    if let Ok(written) = f.fs.write(Caller::ROOT, ino, MIB / 2, &data) {
+        assert!(written as u64 <= MIB / 2, "{written}");
+    }
+    // Begins with pages for which there is, and ends with others: as many bytes as are set aside, at the least.
+    let written = f.fs.write(Caller::ROOT, ino, MIB, &data).unwrap();
+    assert!((MIB..2 * MIB).contains(&(written as u64)), "{written}");
+    // Nothing of it comes from what is set aside elsewhere.
+    if let Ok(written) = f.fs.write(Caller::ROOT, ino, 5 * MIB, &data) {
+        assert!((written as u64) < MIB, "{written}");
+    }
+    assert_eq!(f.fs.write(Caller::ROOT, ino, 3 * MIB, &data[..1 << 20]).unwrap(), 1 << 20);
+    f.fs.sync().unwrap();
+    f.check();
+    assert!(f.fs.read(ino, 3 * MIB, 1 << 20).unwrap() == data[..1 << 20]);
+    assert!(f.fs.read(ino, MIB, 1 << 20).unwrap() == data[..1 << 20]);
+}
+
 // Goal: reserved space is there when nothing else is, also after a kill. Method: reserve, fill the pool with another
 // file, write all of the reservation, in any order; sync and compare.
 #[test]
