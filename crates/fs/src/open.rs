@@ -182,8 +182,8 @@ impl Core {
         core.subvolume_problems = problems.unwrap_or_default();
         if !read_only {
             core.remove_pending(&pending)?;
-            core.set_reserved_aside()?;
             core.find_reap_work()?;
+            core.set_reserved_aside()?;
             if !background {
                 core.reap_all()?;
             }
@@ -299,6 +299,9 @@ impl Core {
             self.buffers.clear();
         }
         let all_reaped = reap()?;
+        if self.reserved_is_short() {
+            self.take_reserved()?;
+        }
         self.count_files()?;
         if !self.background {
             self.store.maintain()?;

@@ -5,12 +5,15 @@
 //! the pool is opened. Data that is written to a reservation takes space of its own and gives this back when it is
 //! logged; when there is no other space, it takes this.
 
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
 use parking_lot::Mutex;
-use varve_engine::{EngineError, Lsn, Reservation, Transaction};
+use varve_engine::{Lsn, Reservation, Transaction};
 use varve_format::record::subvolume::SubvolumeRecord;
 
 use crate::Result;
-use crate::core::Core;
+use crate::core::{Core, Rounds};
 use crate::table::subvolumes;
 
 /// What logging data over a reserved block adds to the extents, in bytes of one entry: written in whatever order, a
@@ -21,6 +24,8 @@ const ENTRY_BYTES: u64 = 24;
 #[derive(Default)]
 pub(crate) struct ReservedSpace {
     purse: Mutex<Option<Reservation>>,
+    /// There is less in it than is reserved.
+    short: AtomicBool,
 }
 
 impl Core {
@@ -73,25 +78,61 @@ impl Core {
         Ok(lsn)
     }
 
-    /// Takes the space of all reservations again, when the pool has been opened. Where privileged work had gone into
-    /// the protected part before, it is partly found there.
+    /// Takes the space of all reservations again, when the pool has been opened. Where privileged work had gone into the
+    /// protected part before, it is partly found there; where what is deleted takes it, that is reaped first, since nobody
+    /// else may have what it leaves.
     pub(crate) fn set_reserved_aside(&self) -> Result<()> {
-        let wanted = self.files.stored.lock().reserved_blocks;
-        let mut blocks = wanted;
-        while blocks > 0 {
-            match self.store.reserve_again(blocks, blocks, ENTRY_BYTES) {
-                Ok(space) => {
-                    *self.reserved.purse.lock() = Some(space);
-                    break;
-                }
-                Err(EngineError::NoSpace) => blocks /= 2,
-                Err(error) => return Err(error.into()),
+        let mut rounds = Rounds::default();
+        loop {
+            let missing = self.take_reserved()?;
+            if missing == 0 {
+                return Ok(());
+            }
+            if !rounds.are_left() || !self.reclaim(&mut rounds)? {
+                // It was there when the pool was last in use. Others wait for it from here on as well.
+                tracing::error!("space for {missing} reserved blocks is missing");
+                return Ok(());
             }
         }
-        if blocks < wanted {
-            // It was there when the pool was last in use: only a damaged pool gets here.
-            tracing::error!("{wanted} blocks are reserved and {blocks} could be set aside");
+    }
+
+    /// Takes what is missing of the reservations' space, as much as there is. Gives how many blocks are missing still.
+    pub(crate) fn take_reserved(&self) -> Result<u64> {
+        let missing = || {
+            let stored = self.files.stored.lock();
+            let purse = self.reserved.purse.lock();
+            let held = purse.as_ref().map_or(0, Reservation::data_blocks);
+            (stored.reserved_blocks.saturating_sub(held), purse)
+        };
+        let (wanted, purse) = missing();
+        drop(purse);
+        let mut space = match wanted {
+            0 => None,
+            // It may have to wait for a checkpoint; no lock is held meanwhile.
+            _ => Some(self.store.reserve_again(wanted, ENTRY_BYTES)?),
+        };
+        let (wanted, mut purse) = missing();
+        // What has become too much goes back.
+        let space = space.as_mut().map(|space| self.split_blocks(space, wanted));
+        let missing = wanted - space.as_ref().map_or(0, Reservation::data_blocks);
+        self.reserved.short.store(missing > 0, Relaxed);
+        if let Some(space) = space.filter(|space| space.data_blocks() > 0) {
+            match &mut *purse {
+                Some(purse) => self.store.merge(purse, space),
+                none => *none = Some(space),
+            }
         }
-        Ok(())
+        Ok(missing)
+    }
+
+    /// Gives up what is set aside, as an opening does that finds no space for it.
+    #[cfg(test)]
+    pub(crate) fn forget_reserved(&self) {
+        *self.reserved.purse.lock() = None;
+    }
+
+    /// Whether some of the reservations' space has not been found yet.
+    pub(crate) fn reserved_is_short(&self) -> bool {
+        self.reserved.short.load(Relaxed)
     }
 }

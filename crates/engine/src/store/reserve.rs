@@ -40,38 +40,60 @@ impl Store {
     /// (key and value together) will add to the trees. Tries commit, checkpoint and once more before it refuses.
     pub fn reserve(&self, data_blocks: u64, entries: u64, entry_bytes: u64) -> Result<Reservation> {
         let latency = &self.counters.reserve_latency;
-        latency.time(|| self.reserve_as(Urgency::Ordinary, data_blocks, entries, entry_bytes))
+        latency.time(|| {
+            self.check_writable()?;
+            for attempt in 0..2 {
+                if let Some(all) = self.set_aside(Urgency::Ordinary, data_blocks, entries, entry_bytes) {
+                    return Ok(all);
+                }
+                if attempt == 0 {
+                    self.reclaim()?;
+                }
+            }
+            self.counters.no_space.fetch_add(1, Relaxed);
+            Err(EngineError::NoSpace)
+        })
     }
 
-    /// As [`Store::reserve`], for what had been set aside when the pool was last in use: privileged work may have gone
-    /// into the protected part then, so that it is found there again.
-    pub fn reserve_again(&self, data_blocks: u64, entries: u64, entry_bytes: u64) -> Result<Reservation> {
-        self.reserve_as(Urgency::Privileged, data_blocks, entries, entry_bytes)
+    /// As [`Store::reserve`], one entry for each block, for what had been set aside when the pool was last in use: as many
+    /// blocks as there is space for. Privileged work may have gone into the protected part then, so that they are found
+    /// there again.
+    pub fn reserve_again(&self, data_blocks: u64, entry_bytes: u64) -> Result<Reservation> {
+        self.check_writable()?;
+        if let Some(all) = self.set_aside(Urgency::Privileged, data_blocks, data_blocks, entry_bytes) {
+            return Ok(all);
+        }
+        self.reclaim()?;
+        let mut core = self.core.lock();
+        let copies = core.space.copies;
+        let fits = |blocks: u64| {
+            core.space.fits(purse(blocks, blocks, entry_bytes, copies).blocks(), Urgency::Privileged)
+        };
+        let (mut least, mut most) = (0, data_blocks);
+        while least < most {
+            let middle = most - (most - least) / 2;
+            if fits(middle) { least = middle } else { most = middle - 1 }
+        }
+        let purse = purse(least, least, entry_bytes, copies);
+        core.space.open += purse.blocks();
+        Ok(Reservation { core: self.core.clone(), purse, allocated: 0 })
     }
 
-    fn reserve_as(
+    /// Sets this aside if it is there at once.
+    fn set_aside(
         &self,
         urgency: Urgency,
         data_blocks: u64,
         entries: u64,
         entry_bytes: u64,
-    ) -> Result<Reservation> {
-        self.check_writable()?;
-        for attempt in 0..2 {
-            {
-                let mut core = self.core.lock();
-                let purse = purse(data_blocks, entries, entry_bytes, core.space.copies);
-                if core.space.fits(purse.blocks(), urgency) {
-                    core.space.open += purse.blocks();
-                    return Ok(Reservation { core: self.core.clone(), purse, allocated: 0 });
-                }
-            }
-            if attempt == 0 {
-                self.reclaim()?;
-            }
+    ) -> Option<Reservation> {
+        let mut core = self.core.lock();
+        let purse = purse(data_blocks, entries, entry_bytes, core.space.copies);
+        if !core.space.fits(purse.blocks(), urgency) {
+            return None;
         }
-        self.counters.no_space.fetch_add(1, Relaxed);
-        Err(EngineError::NoSpace)
+        core.space.open += purse.blocks();
+        Some(Reservation { core: self.core.clone(), purse, allocated: 0 })
     }
 
     /// As [`Store::reserve`], on top of `reservation`, but never waits: false, and nothing has changed, if the space is

@@ -230,3 +230,37 @@ fn space_is_waited_for_and_no_longer() {
     assert!(more > 10 * MIB && backlog() == 0, "{more}, {} left", backlog());
     f.check();
 }
+
+// Goal: what had been set aside when the pool was last in use is found again as far as there is space, to the block, and what
+// is missing is taken when there is some. Method: more than there is asked for, twice; then all reservations are forgotten in a
+// full pool, as an opening would that finds no space for them, and a file is removed.
+#[test]
+fn what_was_set_aside_is_found_again() {
+    let f = Fixture::new(64 * MIB);
+    let store = &f.fs.core().store;
+    let most = store.reserve_again(1 << 20, 24).unwrap();
+    assert!(most.data_blocks() * 4096 > 40 * MIB, "{}", most.data_blocks());
+    assert!(store.reserve_again(1 << 20, 24).unwrap().data_blocks() <= 1);
+    drop(most);
+    let ino = f.create(b"reserved");
+    f.fs.fallocate(Caller::ROOT, ino, 0, 16 * MIB, Allocate::Reserve { keep_size: true }).unwrap();
+    let (big, _) = fill(&f, b"big");
+    f.fs.sync().unwrap();
+    f.fs.checkpoint().unwrap();
+    let core = f.fs.core();
+    // Others have taken it.
+    core.forget_reserved();
+    let taken = store.reserve_again(1 << 20, 24).unwrap();
+    let missing = core.take_reserved().unwrap();
+    assert!(missing * 4096 > 15 * MIB && core.reserved_is_short(), "{missing}");
+    drop(taken);
+    f.fs.unlink(ROOT, b"big").unwrap();
+    f.fs.maintain().unwrap();
+    assert!(!core.reserved_is_short());
+    let data = pattern(2, 16 << 20);
+    fill(&f, b"more");
+    assert_eq!(f.fs.write(Caller::ROOT, ino, 0, &data).unwrap(), data.len());
+    f.fs.sync().unwrap();
+    f.check();
+    assert!(f.fs.getattr(big).is_err());
+}
