@@ -400,16 +400,24 @@ impl Streams {
         self.table.lock().held()
     }
 
-    /// Waits, not for ever, until so many bytes are held.
-    pub(crate) fn comes_to_hold(&self, bytes: usize) -> bool {
-        let mut table = self.table.lock();
-        let wait = std::time::Duration::from_secs(20);
-        while table.held().1 < bytes {
-            if self.arrived.wait_for(&mut table, wait).timed_out() {
-                return false;
+    /// Waits, not for ever, until so many bytes are held. Now and then `again` asks for the last piece once more: a reader
+    /// that was kept waiting has been forgotten by the background.
+    pub(crate) fn comes_to_hold(&self, bytes: usize, again: &mut dyn FnMut()) -> bool {
+        let wait = std::time::Duration::from_secs(1);
+        for _ in 0..120 {
+            let mut table = self.table.lock();
+            while table.held().1 < bytes {
+                if self.arrived.wait_for(&mut table, wait).timed_out() {
+                    break;
+                }
             }
+            if table.held().1 >= bytes {
+                return true;
+            }
+            drop(table);
+            again();
         }
-        true
+        false
     }
 }
 

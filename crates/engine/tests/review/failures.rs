@@ -401,15 +401,15 @@ fn a_panic_in_a_commit_stops_the_pool_for_all() {
         assert!(leader.join().is_err(), "the panic reaches who caused it");
         let what = format!("flush {flush}, checkpoint {checkpoint}");
         for waiter in waiters {
-            let result = within(20, &what, move || waiter.join().expect("no second panic"));
+            let result = within(&what, move || waiter.join().expect("no second panic"));
             // Beside a checkpoint the log goes on until that has panicked.
             assert!(checkpoint || result.is_err(), "{what}: acknowledged");
         }
-        within(20, &what, move || by_callback.join().expect("no second panic"));
-        let told = called.recv_timeout(Duration::from_secs(20)).expect("the callback is called");
+        within(&what, move || by_callback.join().expect("no second panic"));
+        let told = called.recv_timeout(PATIENCE).expect("the callback is called");
         assert!(checkpoint || !told, "{what}: acknowledged by a callback");
         let again = store.clone();
-        let refused = within(20, &what, move || {
+        let refused = within(&what, move || {
             let mut tx = Transaction::new();
             tx.put(TREE, b"again", b"again");
             (again.apply(tx, None).is_err(), again.checkpoint().is_err(), again.close().is_err())

@@ -13,7 +13,7 @@ fn an_oversized_transaction_is_refused() {
         tx.put(TREE, &n.to_be_bytes(), &[1; 1900]);
     }
     let s = store.clone();
-    within(20, "the transaction", move || s.apply(tx, None)).expect_err("it does not fit");
+    within("the transaction", move || s.apply(tx, None)).expect_err("it does not fit");
     put(&store, b"k", b"v");
     sound(&store, &[]);
 }
@@ -26,7 +26,7 @@ fn a_commit_of_everything_ends() {
     let store = open(&device);
     let lsn = put(&store, b"k", b"v");
     let s = store.clone();
-    within(20, "the commit", move || s.commit(Lsn(u64::MAX))).expect("commits");
+    within("the commit", move || s.commit(Lsn(u64::MAX))).expect("commits");
     assert_eq!(store.durable_position(), lsn);
 }
 

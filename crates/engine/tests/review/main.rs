@@ -31,6 +31,8 @@ use varve_sim::{
 const TREE: TreeId = TreeId::NAMES;
 const EXTENTS: TreeId = TreeId::EXTENTS;
 const POOL_BYTES: u64 = 64 << 20;
+/// Longer than anything here takes, on any machine; what has not ended by then hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
 const RING_START: u64 = 1 << 20;
 const RING_BYTES: u64 = 8 << 20;
 /// Where pool address 0 lies on a device of one copy.
@@ -77,12 +79,12 @@ fn sound(store: &Store, runs: &[Run]) {
     assert!(report.problems.is_empty(), "{:#?}", report.problems);
 }
 
-/// Runs `f` on a thread and fails if it has not ended after `seconds`.
-fn within<T: Send + 'static>(seconds: u64, what: &str, f: impl FnOnce() -> T + Send + 'static) -> T {
+/// Runs `f` on a thread and fails if it has not ended after [`PATIENCE`].
+fn within<T: Send + 'static>(what: &str, f: impl FnOnce() -> T + Send + 'static) -> T {
     let thread = std::thread::spawn(f);
-    let end = Instant::now() + Duration::from_secs(seconds);
+    let end = Instant::now() + PATIENCE;
     while !thread.is_finished() {
-        assert!(Instant::now() < end, "{what} has not ended after {seconds} s");
+        assert!(Instant::now() < end, "{what} has not ended after {PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
     thread.join().expect("no panic")

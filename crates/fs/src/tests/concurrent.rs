@@ -255,7 +255,7 @@ fn looking_for_names_waits_for_no_change_of_the_directory() {
             let missing = [fs.find(dir, b"not").is_err(), fs.lookup(dir, b"not").is_err()];
             told.send((found.map(Result::unwrap), missing)).expect("the test listens");
         });
-        let seen = tell.recv_timeout(Duration::from_secs(20));
+        let seen = tell.recv_timeout(Duration::from_secs(120));
         drop(held);
         let (found, missing) = seen.expect("it waited for the directory");
         let expected = [(dir, FileKind::Directory), (file, FileKind::File), (file, FileKind::File)];

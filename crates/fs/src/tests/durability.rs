@@ -13,7 +13,7 @@ use super::*;
 use crate::table::orphans;
 
 /// Longer than anything here takes; whoever has not ended by then hangs.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(120);
 /// Long enough for a thread to get to where it waits. Too short is no false alarm.
 const SHORT: Duration = Duration::from_millis(100);
 /// Groups of writes of this many bytes and more wait at the gate: data, never the log or nodes of these small pools.

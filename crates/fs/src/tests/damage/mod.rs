@@ -40,7 +40,7 @@ mod subvolumes;
 const FAMILY: FamilyId = FamilyId(FIRST_SUBVOLUME);
 const KEY: VersionKey = VersionKey(FIRST_SUBVOLUME);
 /// Longer than any of this takes.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(120);
 
 /// A pool with one of everything, and handles to it.
 struct World {
@@ -340,10 +340,11 @@ fn a_log_that_cannot_be_read_is_named() {
 
 // Goal: no image makes opening or checking panic, hang or run away. Method: random bytes of random blocks of metadata
 // changed, a few at a time, with the checksums redone up to the superblock; opened as usual (read-only) and to be
-// checked, for some seconds; one seed a round.
+// checked; one seed a round, for some seconds, and in any case a number of rounds.
 #[test]
 fn no_damage_makes_the_check_panic_or_hang() {
     const SECONDS: u64 = 8;
+    const ROUNDS: u64 = 20;
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let keys_of = |world: &World| -> Vec<(TreeId, Vec<Vec<u8>>)> {
@@ -376,13 +377,12 @@ fn no_damage_makes_the_check_panic_or_hang() {
     });
     let mut last = receiver.recv_timeout(LONG).expect("it begins");
     let end = now() + Duration::from_secs(SECONDS);
-    while now() < end {
+    while now() < end || last < ROUNDS {
         match receiver.recv_timeout(LONG) {
             Ok(seed) => last = seed,
             Err(_) => panic!("seed {last} panics or hangs"),
         }
     }
-    assert!(last > 20, "only {last} rounds");
 }
 
 #[expect(clippy::disallowed_methods, reason = "a test that runs for some seconds")]
