@@ -30,7 +30,7 @@ use crate::violation;
 const NAMES: TreeId = TreeId::NAMES;
 const EXTENTS: TreeId = TreeId::EXTENTS;
 /// Longer than anything here takes that does not wait for something that never comes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// What should not happen has this long to happen.
 const MOMENT: Duration = Duration::from_millis(30);
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use varve_device::{Device, DeviceError, Operation, Request, StatsSnapshot};
 use varve_fs::{
@@ -18,13 +18,14 @@ use varve_torture::suite::run_steps;
 use varve_torture::trial::{POOL_BYTES, Wanted, format, run};
 use varve_torture::workload::{Kind, exhaustive};
 
-/// Steps each thread runs at most, and for how long.
-const STEPS: u64 = 320;
-const BUDGET: Duration = Duration::from_secs(75);
-/// For workloads of forks alone.
-const FORKS_BUDGET: Duration = Duration::from_secs(15);
-/// For batches in flight together.
-const OVERLAP_BUDGET: Duration = Duration::from_secs(10);
+/// Steps each thread runs. What a test does is counted, not timed: a slow machine takes longer for it.
+const STEPS: u64 = 192;
+/// Only a machine that has come to a stop takes so long.
+const BUDGET: Duration = Duration::from_secs(900);
+/// Enough for workloads of forks alone.
+const FORKS_CRASHES: u64 = 2_500;
+/// Enough for batches in flight together.
+const OVERLAP_CRASHES: u64 = 1_200;
 const THREADS: u64 = 2;
 const SEED: u64 = 1;
 
@@ -48,7 +49,7 @@ fn suite_survives() {
     let crashes: u64 = outcomes.iter().map(|outcome| outcome.counts.crashes).sum();
     let workloads: u64 = outcomes.iter().map(|outcome| outcome.counts.workloads).sum();
     println!("{crashes} crashes in {workloads} workloads");
-    assert!(crashes > 1_000, "only {crashes} crashes fitted the budget");
+    assert!(crashes > 1_000, "only {crashes} crashes in all steps");
 }
 
 // Goal: the enumeration of small sequences is complete. Method: every pair of operations and barriers occurs once.
@@ -69,19 +70,18 @@ fn forks_survive() {
     if varve_torture::tuned::test("forks_survive") {
         return;
     }
-    let started = Instant::now();
     let mut crashes = 0;
     for seed in 1..=60 {
+        if crashes >= FORKS_CRASHES {
+            break;
+        }
         match run(Kind::Forks, seed, Wanted::All) {
             Ok(counts) => crashes += counts.crashes,
             Err(failure) => panic!("{failure}"),
         }
-        if started.elapsed() >= FORKS_BUDGET {
-            break;
-        }
     }
     println!("{crashes} crashes");
-    assert!(crashes > 300, "only {crashes} crashes fitted the budget");
+    assert!(crashes >= FORKS_CRASHES, "only {crashes} crashes in all seeds");
 }
 
 // Goal: batches in flight together keep the promise: one whose flush fails takes the later ones with it, and what a lost
@@ -95,27 +95,29 @@ fn overlapping_batches_survive() {
     let nothing = || {};
     overlap::failed_flush(&nothing).unwrap_or_else(|violation| panic!("{}", violation.0));
     overlap::leftover(&nothing).unwrap_or_else(|violation| panic!("{}", violation.0));
-    let started = Instant::now();
     let mut crashes = 0;
     for seed in 1..=200 {
+        if crashes >= OVERLAP_CRASHES {
+            break;
+        }
         match overlap::random(seed, &nothing) {
             Ok(judged) => crashes += judged,
             Err(violation) => panic!("overlap, seed {seed}: {}", violation.0),
         }
-        if started.elapsed() >= OVERLAP_BUDGET {
-            break;
-        }
     }
     println!("{crashes} crashes");
-    assert!(crashes > 200, "only {crashes} crashes fitted the budget");
+    assert!(crashes >= OVERLAP_CRASHES, "only {crashes} crashes in all seeds");
 }
 
 // Goal: the workload of threads has batches in flight together. Method: count, in what the device recorded, the writes and
-// flushes that were begun while a flush was under way.
+// flushes that were begun while a flush was under way; a few seeds are enough where the threads get processors.
 #[test]
 fn batches_overlap_in_the_concurrent_workload() {
     let (mut writes, mut flushes) = (0, 0);
-    for seed in 1..=6 {
+    for seed in 1..=60 {
+        if writes > 100 && flushes > 20 {
+            break;
+        }
         let disk = Disk::new(POOL_BYTES);
         format(&disk, Profile::Single).unwrap_or_else(|violation| panic!("{}", violation.0));
         if let Err((_, violation)) = varve_torture::concurrent::run(&disk, seed, 0) {
