@@ -47,7 +47,7 @@ impl TestMount {
 
     /// RELEASE and FORGET come after close() and rename() have returned.
     fn wait_for_no_open_handles(&self) {
-        for _ in 0..500 {
+        for _ in 0..12_000 {
             if self.verbs.opens.load(Relaxed) == 0 {
                 return;
             }
@@ -308,7 +308,7 @@ fn panics_stop_changes_and_not_the_mount() {
     assert_eq!(fs::remove_file(mount.path("panic")).unwrap_err().raw_os_error(), Some(5));
     // The reply is sent while the stack unwinds, the note is made after that.
     let health = mount.mounted.as_ref().unwrap().health();
-    for _ in 0..500 {
+    for _ in 0..12_000 {
         if health.panicked() {
             break;
         }

@@ -101,6 +101,14 @@ impl Drop for Mount {
             let _ = unmount(&self.at, true);
             let _ = mounted.wait();
         }
+        // The scan compares books that background work changes.
+        let _stopped = self.fs.sync();
+        for _ in 0..120_000 {
+            if self.fs.reap_backlog() == 0 {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         let problems = self.fs.check(true).unwrap().problems;
         self.fs.close().unwrap();
         if !std::thread::panicking() {

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use varvefs::{Filesystem, OpenOptions, SnapshotOptions};
 
 const FILES: u64 = 64;
+/// Longest that nothing may move.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Random(u64);
 
@@ -128,11 +130,22 @@ fn storm() {
             });
         }
         let mut last = (0, 0);
-        while begun.elapsed() < Duration::from_secs(seconds) {
-            std::thread::sleep(Duration::from_secs(seconds.min(5)));
-            let now = (writes.load(SeqCst), forks.load(SeqCst));
-            assert!(now.0 > last.0 && now.1 > last.1, "nothing moves: {last:?} {now:?}");
-            last = now;
+        // To the end of the storm, and in any case until everybody has come somewhere.
+        while begun.elapsed() < Duration::from_secs(seconds) || last == (0, 0) {
+            let moving = Instant::now();
+            loop {
+                std::thread::sleep(Duration::from_secs(seconds.min(5)));
+                let now = (writes.load(SeqCst), forks.load(SeqCst));
+                if now.0 > last.0 && now.1 > last.1 {
+                    last = now;
+                    break;
+                }
+                if moving.elapsed() > PATIENCE {
+                    // Else all others would go on for ever.
+                    stop.store(true, SeqCst);
+                    panic!("nothing moves: {last:?} {now:?}");
+                }
+            }
         }
         stop.store(true, SeqCst);
     });
