@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,13 +17,20 @@ const FILE_BYTES: usize = 10 << 10;
 const BYTES_PER_FILE_MAX: u64 = 17 << 10;
 /// Flushes that are not an fsync's: those of checkpoints (two each) and of the closing of an idle log.
 const EXTRA_FLUSHES_MAX: u64 = 12;
+/// Batches that the background may add in a second, each with a flush: one that commits what waits, and one that closes an
+/// idle log.
+const BATCHES_PER_TICK: u64 = 2;
+const BATCH_BYTES: u64 = 4 << 10;
 const IDLE_BYTES_MAX: u64 = 64 << 20;
-const MOUNT_MAX: Duration = Duration::from_secs(5);
-/// Longest that filling a log may take.
+const WORKERS: u64 = 4;
+/// Bytes of log that a file of [`create_until_killed`] takes, about.
+const LOGGED_BYTES: u64 = 2 << 10;
+/// Longest that one part of filling a log may take.
 const FILLING_MAX: Duration = Duration::from_secs(120);
 
 /// Goal: a lone fsync of a 10 KiB file is one flush and at most 17 KiB. Method: 2,000 files in one directory, each
-/// written and fsynced, on a loop device; the kernel counts, up to and including the unmount.
+/// written and fsynced, on a loop device; the kernel counts, up to and including the unmount. The background comes by every
+/// second: on a slow machine it does so more often.
 #[test]
 fn fsync_is_one_flush_and_17_kib() {
     let test = "fsync_is_one_flush_and_17_kib";
@@ -40,6 +48,7 @@ fn fsync_is_one_flush_and_17_kib() {
 
     let mut random = Random::new(seed());
     let before = device.stat();
+    let started = Instant::now();
     for number in 0..FILES {
         let mut file = fs::File::create(dir.join(format!("file{number}"))).expect("a file");
         file.write_all(&random.bytes(FILE_BYTES)).expect("room");
@@ -48,6 +57,7 @@ fn fsync_is_one_flush_and_17_kib() {
     let loop_only = device.stat().since(before);
     mount.unmount();
     let all = device.stat().since(before);
+    let by_the_background = BATCHES_PER_TICK * started.elapsed().as_secs();
     say(&format!(
         "{FILES} fsyncs of 10 KiB: {:.3} flushes and {:.2} KiB each, with the unmount {:.3} and {:.2} KiB, {} writes",
         loop_only.flushes as f64 / FILES as f64,
@@ -57,8 +67,10 @@ fn fsync_is_one_flush_and_17_kib() {
         all.writes,
     ));
     assert!(all.flushes >= FILES, "{} flushes cannot have made {FILES} files durable", all.flushes);
-    assert!(all.flushes <= FILES + EXTRA_FLUSHES_MAX, "{} flushes for {FILES} fsyncs", all.flushes);
-    assert!(all.written_bytes <= BYTES_PER_FILE_MAX * FILES, "{} bytes for {FILES} files", all.written_bytes);
+    let flushes_max = FILES + EXTRA_FLUSHES_MAX + by_the_background;
+    assert!(all.flushes <= flushes_max, "{} flushes for {FILES} fsyncs", all.flushes);
+    let bytes_max = BYTES_PER_FILE_MAX * FILES + BATCH_BYTES * by_the_background;
+    assert!(all.written_bytes <= bytes_max, "{} bytes for {FILES} files", all.written_bytes);
     check(&device.device);
 }
 
@@ -93,16 +105,19 @@ fn idle_memory_is_small() {
     assert!(fresh.max(idle) < IDLE_BYTES_MAX, "an idle daemon has {idle} bytes, on an empty pool {fresh}");
 }
 
-/// Goal: mounting after a crash with a full log takes less than 5 s. Method: files made as fast as they can be, with a
-/// cache so large that only the log makes a checkpoint due, which it does at half; the kill comes when five eighths of
-/// the log lie behind the last checkpoint, or nine tenths of as much as there was when an earlier checkpoint ended. The
-/// pool is opened again with a cache of the usual size. At full size it is as large as gives the largest log.
+/// Goal: mounting after a crash with a full log takes less than 5 s, at full size. Method: files made as fast as they can be,
+/// about a thirty-second of the log between two looks at it, with a cache so large that only the log makes a checkpoint due,
+/// which it does at half; the kill comes when five eighths of the log lie behind the last checkpoint, or nine tenths of as
+/// much as there was when an earlier checkpoint ended. The pool is opened again with a cache of the usual size. At full
+/// size it is as large as gives the largest log.
 #[test]
 fn mount_with_a_full_log_is_quick() {
     if !can_mount("mount_with_a_full_log_is_quick") {
         return;
     }
     let (size, ring_bytes) = if is_full() { ("16G", 256 << 20) } else { ("1G", 16 << 20) };
+    // Beside other tests it takes several times as long.
+    let mount_max = Duration::from_secs(if is_full() { 5 } else { 60 });
     let scratch = Scratch::new("recovery");
     let pool = scratch.pool("pool.img", size);
     let point = scratch.path("mnt");
@@ -111,14 +126,23 @@ fn mount_with_a_full_log_is_quick() {
         let mount = Mount::start_with(&pool, &point, &["--cache-size", "4GiB"]);
         let dir = mount.path(&format!("round{round}"));
         fs::create_dir(&dir).expect("a directory");
+        let allowed = AtomicU64::new(0);
+        let made = [const { AtomicU64::new(0) }; WORKERS as usize];
         let behind = thread::scope(|scope| {
-            for worker in 0..4 {
-                let dir = &dir;
-                scope.spawn(move || create_until_killed(dir, worker));
+            let no_limit = NoLimit(&allowed);
+            for (worker, made) in made.iter().enumerate() {
+                let (dir, allowed) = (&dir, &allowed);
+                scope.spawn(move || create_until_killed(dir, worker as u8, allowed, made));
             }
-            let started = Instant::now();
             let (mut checkpoints, mut written_then, mut peak) = (0, 0, u64::MAX);
             let behind = loop {
+                let next = allowed.load(SeqCst) + ring_bytes / 32 / LOGGED_BYTES / WORKERS;
+                allowed.store(next, SeqCst);
+                let started = Instant::now();
+                while made.iter().any(|made| made.load(SeqCst) < next) {
+                    assert!(started.elapsed() < FILLING_MAX, "{made:?} files of {next} have been made");
+                    thread::sleep(Duration::from_millis(1));
+                }
                 let (completed, written) = log_state(&mount);
                 let behind = written - written_then;
                 if completed != checkpoints {
@@ -127,10 +151,15 @@ fn mount_with_a_full_log_is_quick() {
                     peak = if behind > ring_bytes / 4 { behind } else { peak };
                     continue;
                 }
-                if behind > ring_bytes / 8 * 5 || behind > peak / 10 * 9 || started.elapsed() > FILLING_MAX {
+                if behind > ring_bytes / 8 * 5 || behind > peak / 10 * 9 {
                     break behind;
                 }
+                assert!(
+                    next < ring_bytes / 1500,
+                    "the log does not fill: {written} bytes, {completed} checkpoints"
+                );
             };
+            drop(no_limit);
             mount.kill();
             behind
         });
@@ -142,15 +171,27 @@ fn mount_with_a_full_log_is_quick() {
             ring_bytes >> 20,
             mount.took.as_millis()
         ));
-        assert!(mount.took < MOUNT_MAX, "mounting after a crash took {:?}", mount.took);
+        assert!(mount.took < mount_max, "mounting after a crash took {:?}", mount.took);
         mount.unmount();
     }
     check(&pool);
 }
 
-/// Files that lie in their inode records, so that all of them is log; an fsync now and then.
-fn create_until_killed(dir: &Path, worker: u8) {
+/// Lets the workers go on, to their end, when it is dropped: by a failure, too.
+struct NoLimit<'a>(&'a AtomicU64);
+
+impl Drop for NoLimit<'_> {
+    fn drop(&mut self) {
+        self.0.store(u64::MAX, SeqCst);
+    }
+}
+
+/// Files that lie in their inode records, so that all of them is log; an fsync now and then. As many as are `allowed`.
+fn create_until_killed(dir: &Path, worker: u8, allowed: &AtomicU64, done: &AtomicU64) {
     for number in 0.. {
+        while number >= allowed.load(SeqCst) {
+            thread::sleep(Duration::from_millis(1));
+        }
         let made = fs::File::create(dir.join(format!("{worker}-{number}"))).and_then(|mut file| {
             file.write_all(&[worker; 1500])?;
             if number % 16 == 0 { file.sync_all() } else { Ok(()) }
@@ -158,6 +199,7 @@ fn create_until_killed(dir: &Path, worker: u8) {
         if made.is_err() {
             return;
         }
+        done.store(number + 1, SeqCst);
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,8 @@ use crate::harness::*;
 const WORKERS: u64 = 4;
 /// Names a worker uses.
 const NAMES: u64 = 24;
+/// Longest that a worker works.
+const WORK_LIMIT: Duration = Duration::from_secs(120);
 
 /// The names of a worker's directory, each with the number that its contents come from.
 type State = BTreeMap<String, u64>;
@@ -43,15 +46,21 @@ fn a_kill_loses_nothing_acknowledged() {
         slowest = slowest.max(mount.took);
         let deadline = Duration::from_millis(100 + random.below(500));
         let seeds: Vec<u64> = (0..WORKERS).map(|_| random.next()).collect();
+        let begun = &AtomicU64::new(0);
         let runs: Vec<Run> = thread::scope(|scope| {
             let workers: Vec<_> = (0..WORKERS)
                 .map(|worker| {
                     let dir = point.join(format!("worker{worker}"));
                     let state = states[worker as usize].clone();
                     let seed = seeds[worker as usize];
-                    scope.spawn(move || work_until_killed(&dir, state, seed, u64::MAX))
+                    scope.spawn(move || work_until_killed(&dir, state, seed, u64::MAX, begun))
                 })
                 .collect();
+            // The clock begins when everybody has made a step.
+            let started = Instant::now();
+            while begun.load(Relaxed) < WORKERS && started.elapsed() < WORK_LIMIT {
+                thread::sleep(Duration::from_millis(1));
+            }
             thread::sleep(deadline);
             mount.kill();
             workers
@@ -106,15 +115,17 @@ impl Run {
     }
 }
 
-fn work_until_killed(dir: &Path, state: State, seed: u64, steps_max: u64) -> Run {
+/// `begun` counts who has made a step.
+fn work_until_killed(dir: &Path, state: State, seed: u64, steps_max: u64, begun: &AtomicU64) -> Run {
     let mut run = Run { states: vec![state], durable: 0 };
     let mut random = Random::new(seed);
     let started = Instant::now();
     // The bound is for a daemon that cannot be killed; in a good run the first error ends the loop.
-    for _ in 0..steps_max {
-        if started.elapsed() > Duration::from_secs(30) || step(dir, &mut run, &mut random).is_err() {
+    for number in 0..steps_max {
+        if started.elapsed() > WORK_LIMIT || step(dir, &mut run, &mut random).is_err() {
             break;
         }
+        begun.fetch_add(u64::from(number == 0), Relaxed);
     }
     run
 }
@@ -213,7 +224,7 @@ fn read_state(dir: &Path) -> State {
 fn the_judgement_sees_losses() {
     let scratch = Scratch::new("judgement");
     let dir = scratch.subdir("worker");
-    let run = work_until_killed(&dir, State::new(), 7, 400);
+    let run = work_until_killed(&dir, State::new(), 7, 400, &AtomicU64::new(0));
     let found = read_state(&dir);
     assert_eq!(
         run.step_of(&found),

@@ -14,7 +14,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::harness::{Mount, Random, Scratch, can_mount, check, is_full, say, scale, succeed, varve};
+use crate::harness::{
+    COMMAND_LIMIT, Mount, Random, Scratch, can_mount, check, is_full, say, scale, succeed, varve,
+};
 
 const WRITERS: u64 = 2;
 /// Files in one directory.
@@ -263,6 +265,14 @@ fn snapshots_of_a_tree_at_work_stay() {
             let stop = &stop;
             scope.spawn(move || writer.work(seed as u64, stop));
         }
+        let wait_until = |come_so_far: &dyn Fn() -> bool| {
+            let asked = Instant::now();
+            while !come_so_far() && asked.elapsed() < COMMAND_LIMIT {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        // The clock begins when everybody is at work.
+        wait_until(&|| writers.iter().all(|writer| writer.steps() > 0));
         let begun = Instant::now();
         for number in 0..snapshots {
             let due = pause * (number as u32 + 1);
@@ -275,6 +285,12 @@ fn snapshots_of_a_tree_at_work_stay() {
             let after: Vec<usize> = writers.iter().map(Writer::steps).collect();
             taken.push((path.clone(), before, after, files_of(&path.join("build"))));
         }
+        // Much has changed since the first snapshot.
+        let (steps_then, steps) = (taken[0].2.clone(), || writers.iter().map(Writer::steps));
+        wait_until(&|| {
+            steps().sum::<usize>() as u64 > snapshots
+                && steps().zip(&steps_then).all(|(now, then)| now > then + 100)
+        });
         drop(compiling);
         stop.store(true, Ordering::Release);
     });

@@ -3,7 +3,7 @@
 //! Each is a guard. It touches only what it made and ends only processes it started, by their id.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{Read, Seek, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal};
 /// Longest any single command of a test may take.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 /// Longest a mount may take to answer before the test gives up on it.
-const MOUNT_LIMIT: Duration = Duration::from_secs(60);
+const MOUNT_LIMIT: Duration = COMMAND_LIMIT;
 
 /// Says something on the terminal although the test passes (libtest hides what the print macros write).
 pub fn say(text: &str) {
@@ -118,40 +118,27 @@ pub fn output(command: &mut Command) -> Output {
 
 pub fn output_within(command: &mut Command, limit: Duration) -> Output {
     let what = format!("{command:?}");
-    command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Files without names, not pipes: a daemon that a command leaves behind may hold its output open for as long as it
+    // runs, and all that was written by the end of the command is in them then.
+    let files = [(); 2].map(|()| nameless_file());
+    let [to_out, to_err] = files.each_ref().map(|file| file.try_clone().expect("a file for output"));
+    command.process_group(0).stdout(to_out).stderr(to_err);
     let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot start {what}: {error}"));
-    let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-    // A daemon that a command leaves behind may hold the pipes open, so the readers are not waited for without end.
-    let (send, receive) = std::sync::mpsc::channel();
-    let (out_send, err_send) = (send.clone(), send);
-    thread::spawn(move || collect(0, &mut out, &out_send));
-    thread::spawn(move || collect(1, &mut err, &err_send));
     let status = wait(&mut child, limit);
-    let mut texts = [Vec::new(), Vec::new()];
-    let mut open = 2;
-    while open > 0 {
-        match receive.recv_timeout(Duration::from_secs(1)) {
-            Ok((_, bytes)) if bytes.is_empty() => open -= 1,
-            Ok((index, bytes)) => texts[index].extend(bytes),
-            Err(_) => break,
-        }
-    }
-    let [stdout, stderr] = texts;
+    let [stdout, stderr] = files.map(|mut file| {
+        let mut bytes = Vec::new();
+        file.rewind().and_then(|()| file.read_to_end(&mut bytes)).expect("output can be read");
+        bytes
+    });
     match status {
         Some(status) => Output { status, stdout, stderr },
         None => panic!("{what} took longer than {limit:?}\n{}", String::from_utf8_lossy(&stderr)),
     }
 }
 
-/// Sends what `pipe` gives in pieces, and an empty piece at its end.
-fn collect(index: usize, pipe: &mut dyn Read, send: &std::sync::mpsc::Sender<(usize, Vec<u8>)>) {
-    let mut buffer = [0; 8192];
-    loop {
-        let bytes = pipe.read(&mut buffer).unwrap_or(0);
-        if send.send((index, buffer[..bytes].to_vec())).is_err() || bytes == 0 {
-            return;
-        }
-    }
+fn nameless_file() -> fs::File {
+    let flags = rustix::fs::MemfdFlags::CLOEXEC;
+    rustix::fs::memfd_create("output", flags).expect("memory for output").into()
 }
 
 /// Waits for a process that leads its own group. `None`: it took too long and the group was ended.
@@ -275,7 +262,7 @@ impl Mount {
         assert!(!mount_points().contains(&self.point), "varve unmount returned and the mount is still there");
         let mut daemon = self.daemon.take().unwrap();
         // The command returns when the daemon is gone; as our child it stays a zombie until it is waited for.
-        let status = wait(&mut daemon, Duration::from_secs(5));
+        let status = wait(&mut daemon, COMMAND_LIMIT);
         let status = status.unwrap_or_else(|| panic!("varve unmount returned before the daemon had gone"));
         assert!(status.success(), "the daemon ended with {status}:\n{}", self.messages());
     }

@@ -209,7 +209,16 @@ fn a_mounted_pool_can_be_seen() {
                 fs::write(mount.path(&name), vec![1; 5000 + number]).expect("a file");
                 fs::File::open(mount.path(&name)).and_then(|file| file.sync_all()).expect("a sync");
                 let inode = fs::metadata(mount.path(&name)).expect("our own file").ino();
-                let text = succeed(varve(&["inspect", "--json"]).arg(&pool).args(["path", &name]));
+                // It tries some times itself to get a picture that nobody writes over; a busy machine may take more.
+                let mut tries = 0;
+                let text = loop {
+                    let out = output(varve(&["inspect", "--json"]).arg(&pool).args(["path", &name]));
+                    if out.status.success() {
+                        break String::from_utf8_lossy(&out.stdout).into_owned();
+                    }
+                    tries += 1;
+                    assert!(tries < 20, "{name}: {}", String::from_utf8_lossy(&out.stderr));
+                };
                 let seen: Value = serde_json::from_str(&text).expect("JSON");
                 assert_eq!(
                     (seen["inode"].as_u64(), seen["size_bytes"].as_u64()),

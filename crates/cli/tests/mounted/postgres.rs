@@ -171,6 +171,10 @@ fn postgres_survives_kills() {
         bench.arg(format!("--log-prefix=round{round}")).arg("postgres");
         bench.stdout(Stdio::null()).stderr(Stdio::null());
         let mut bench = bench.spawn().expect("pgbench starts");
+        let started = Instant::now();
+        while rows(&cluster) == before && started.elapsed() < COMMAND_LIMIT {
+            thread::sleep(Duration::from_millis(50));
+        }
         thread::sleep(Duration::from_millis(2_000 + random.below(3_000)));
         let of_the_daemon = round % 2 == 1;
         if of_the_daemon {

@@ -197,7 +197,8 @@ fn write_until_killed(
         .expect("sqlite3 starts");
     let mut input = writer.stdin.take().unwrap();
     let output = BufReader::new(writer.stdout.take().unwrap());
-    let first = committed.load(Ordering::SeqCst) + 1;
+    let known = committed.load(Ordering::SeqCst);
+    let first = known + 1;
     let opening = format!(
         "PRAGMA journal_mode={mode};\nPRAGMA synchronous=FULL;\nPRAGMA wal_autocheckpoint=100;\n\
          CREATE TABLE IF NOT EXISTS t(id INTEGER PRIMARY KEY, body BLOB);\n"
@@ -219,6 +220,11 @@ fn write_until_killed(
             }
         }
     });
+    // Until there is something to lose; what was kept in an earlier round is.
+    let started = Instant::now();
+    while known == 0 && committed.load(Ordering::SeqCst) == 0 && started.elapsed() < COMMAND_LIMIT {
+        thread::sleep(Duration::from_millis(1));
+    }
     thread::sleep(after);
     mount.kill();
     let _already_gone = writer.kill();

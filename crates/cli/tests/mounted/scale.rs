@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
+use rustix::time::{ClockId, clock_gettime};
 use varve_device::{Device, FileDevice, OpenMode};
 use varve_fs::{
     Allocate, Caller, Clock, Filesystem, OpenOptions, ROOT_INODE, SetAttr, StoreOptions, Timestamp,
@@ -95,6 +96,12 @@ fn device_reads(mount: &Mount) -> u64 {
     stat_of(mount)["devices"][0]["reads_count"].as_u64().expect("a number of reads")
 }
 
+/// What this thread has spent on a processor.
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 fn mib(bytes: u64) -> u64 {
     bytes >> 20
 }
@@ -163,9 +170,9 @@ fn work(mount: &Mount, dirs: u64, round: usize) -> [f64; 4] {
     [lookup, readdir, create, unlink]
 }
 
-pub fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+/// The least of each side: whatever else runs on the machine only adds.
+pub fn best(times: impl Iterator<Item = (f64, f64)>) -> (f64, f64) {
+    times.fold((f64::INFINITY, f64::INFINITY), |least, one| (least.0.min(one.0), least.1.min(one.1)))
 }
 
 /// Goal: memory is what `--cache-size` says, a working set costs what it costs alone, and a name nobody has asked for
@@ -216,7 +223,7 @@ fn ten_million_files_in_a_small_cache() {
     let alone_pool = scratch.pool("alone.img", "8G");
     fill(&alone_pool, working * NAMES_PER_DIR);
     let alone = Mount::start_with(&alone_pool, &scratch.path("alone"), &["-o", &cache]);
-    let rounds = if is_full() { 5 } else { 3 };
+    let rounds = 5;
     let mut seconds = Vec::new();
     for round in 0..=rounds {
         // The first round brings in what the walk has pushed out.
@@ -228,9 +235,8 @@ fn ten_million_files_in_a_small_cache() {
     let names = (working * NAMES_PER_DIR) as f64;
     let mut ratios = Vec::new();
     for (i, operation) in OPERATIONS.iter().enumerate() {
-        let among = median(seconds.iter().map(|(among, _)| among[i]).collect());
-        let alone = median(seconds.iter().map(|(_, alone)| alone[i]).collect());
-        let ratio = median(seconds.iter().map(|(among, alone)| among[i] / alone[i]).collect());
+        let (among, alone) = best(seconds.iter().map(|(among, alone)| (among[i], alone[i])));
+        let ratio = among / alone;
         say(&format!(
             "{operation} of {names} files: {:.1} us among {files}, {:.1} us alone, ratio {ratio:.2}",
             among / names * 1e6,
@@ -322,8 +328,8 @@ fn creates_keep_to_the_cache() {
     assert!(peak <= limit, "the daemon took {} MiB, more than {} MiB", mib(peak), mib(limit));
 }
 
-/// Goal: mounting does not depend on the size of the pool. Method: a clean sparse pool of 1 TiB, mounted several times;
-/// the best counts, since whatever else runs on the machine only adds.
+/// Goal: mounting does not depend on the size of the pool. Method: a clean sparse pool of 1 TiB, mounted several times: what
+/// is read from it, beside a pool of 16 GiB, whose log is as large; at full size also the best time.
 #[test]
 fn a_pool_of_a_tebibyte_mounts_at_once() {
     let test = "a_pool_of_a_tebibyte_mounts_at_once";
@@ -331,26 +337,33 @@ fn a_pool_of_a_tebibyte_mounts_at_once() {
         return;
     }
     let scratch = Scratch::new("tebibyte");
-    let pool = scratch.pool("pool.img", "1T");
-    let times: Vec<Duration> = (0..5)
-        .map(|_| {
+    let mounts = |name: &str, size: &str, count: u64| {
+        let pool = scratch.pool(name, size);
+        let one = |_| {
             let mount = Mount::start(&pool, &scratch.path("mnt"));
-            let took = mount.took;
+            let device = &stat_of(&mount)["devices"][0];
+            let number = |key: &str| device[key].as_u64().expect("a number");
+            let all = (mount.took, number("reads_count"), number("read_bytes"));
             mount.unmount();
-            took
-        })
-        .collect();
-    say(&format!("a clean pool of 1 TiB mounts in {times:.3?}"));
-    let best = times.iter().min().expect("five mounts");
-    let limit = Duration::from_millis(if is_full() { 500 } else { 1_500 });
-    assert!(*best <= limit, "mounting took {best:?} at least");
+            all
+        };
+        (0..count).map(one).min().expect("at least one mount")
+    };
+    let (_, few_reads, few_bytes) = mounts("small.img", "16G", 1);
+    let (took, reads, bytes) = mounts("pool.img", "1T", if is_full() { 5 } else { 1 });
+    say(&format!(
+        "a clean pool of 1 TiB mounts in {took:.3?} with {reads} reads of {bytes} bytes, one of 16 GiB with {few_reads} \
+         of {few_bytes}"
+    ));
+    assert!(reads <= 2 * few_reads && bytes <= 2 * few_bytes, "{reads} reads of {bytes} bytes");
+    assert!(!is_full() || took <= Duration::from_millis(500), "mounting took {took:?} at least");
 }
 
 /// Goal: cutting a file of ten million extents returns at once, and its space comes back. Method: single blocks that
 /// are reserved, every 32nd of them written, with holes between; cut in process to the half, then to nothing.
 #[test]
 fn ten_million_extents_are_cut_at_once() {
-    /// On a busy machine.
+    /// Of this thread's own time; by the clock at full size.
     const AT_ONCE: Duration = Duration::from_millis(300);
     const BLOCK: u64 = 4096;
     let extents = scale("VARVE_TEST_EXTENTS", 50_000, 10_000_000);
@@ -373,12 +386,13 @@ fn ten_million_extents_are_cut_at_once() {
     fs.sync().expect("sync");
     say(&format!("{extents} extents made in {:.0} s", began.elapsed().as_secs_f64()));
     for (what, size) in [("the half", extents * BLOCK + 5), ("nothing", 0)] {
-        let began = Instant::now();
+        let (began, worked) = (Instant::now(), thread_time());
         let set = SetAttr { size: Some(size), ..SetAttr::default() };
         fs.setattr(Caller::ROOT, file, set).expect("truncate");
-        let took = began.elapsed();
-        say(&format!("cut to {what} in {took:.1?}"));
-        assert!(took < AT_ONCE, "cutting to {what} took {took:?}");
+        let (took, worked) = (began.elapsed(), thread_time() - worked);
+        say(&format!("cut to {what} in {took:.1?}, {worked:.1?} of them work"));
+        assert!(worked < AT_ONCE, "cutting to {what} was {worked:?} of work");
+        assert!(!is_full() || took < AT_ONCE, "cutting to {what} took {took:?}");
     }
     let began = Instant::now();
     fs.maintain().expect("background work");
