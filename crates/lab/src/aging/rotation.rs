@@ -4,7 +4,7 @@
 //! What is looked at: whether deleting keeps up, what a synced write costs while there is something to be reaped, and
 //! whether in the end exactly that is stored which was stored before the first snapshot. So that it can be, the work
 //! changes what there is and not how much: every overwritten block is an extent by itself, and files are replaced by files
-//! of the same size. Simulated time: an hour lasts 10 ms, and longer if its work takes longer.
+//! of the same size. Simulated time: an hour lasts 10 ms (0 at the smallest scale), and longer if its work takes longer.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -28,8 +28,6 @@ const WEEKLY_KEPT: u64 = 4;
 const BLOCKS: u64 = 1_000;
 /// Files that are replaced, some of which lie in their records.
 const SMALL_FILES: u64 = 200;
-/// How long an hour lasts at least: the reaper has what is left of it for itself.
-const HOUR: Duration = Duration::from_millis(10);
 /// Tasks of the reaper left over at the end of the calmest hour of the last day, at most: it has caught up.
 const BACKLOG_BOUND: f64 = 3.0;
 const FOREGROUND_BOUND: f64 = 1.2;
@@ -38,6 +36,8 @@ const NODES_BOUND: f64 = 1.1;
 /// What a scale stands for.
 struct Plan {
     days: u64,
+    /// How long an hour lasts at least: the reaper has what is left of it for itself.
+    hour: Duration,
     /// Synced writes an hour.
     writes: u64,
     /// Files replaced in an hour.
@@ -46,10 +46,11 @@ struct Plan {
 }
 
 fn plan(scale: Scale) -> Plan {
+    const HOUR: Duration = Duration::from_millis(10);
     match scale {
-        Scale::Tiny => Plan { days: 10, writes: 6, replaced: 2, disk_bytes: 320 << 20 },
-        Scale::Small => Plan { days: 30, writes: 20, replaced: 6, disk_bytes: 1 << 30 },
-        Scale::Seed => Plan { days: 30, writes: 200, replaced: 60, disk_bytes: 4 << 30 },
+        Scale::Tiny => Plan { days: 10, hour: Duration::ZERO, writes: 6, replaced: 2, disk_bytes: 320 << 20 },
+        Scale::Small => Plan { days: 30, hour: HOUR, writes: 20, replaced: 6, disk_bytes: 1 << 30 },
+        Scale::Seed => Plan { days: 30, hour: HOUR, writes: 200, replaced: 60, disk_bytes: 4 << 30 },
     }
 }
 
@@ -117,7 +118,7 @@ fn live(plan: &Plan, pool: &Pool) -> Result<Month> {
         }
         kept = stay;
         work(plan, &fs, pool, &mut random, hour, (&mut idle, &mut reaping))?;
-        std::thread::sleep(HOUR.saturating_sub(begun.elapsed()));
+        std::thread::sleep(plan.hour.saturating_sub(begun.elapsed()));
         month.backlog.push(pool.stats()?.reap.backlog_count);
         work(plan, &fs, pool, &mut random, hour, (&mut idle, &mut reaping))?;
         fs.snapshot("/origin", place(hour), SnapshotOptions::new())?;

@@ -53,7 +53,7 @@ fn plan(scale: Scale) -> Plan {
             pairs: 3,
             pair_files: 8,
             cost_files: 16,
-            cost_duration: Duration::from_secs(1),
+            cost_duration: Duration::from_millis(50),
             ceiling_count: 4,
         },
         Scale::Small => Plan {
