@@ -20,6 +20,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use serde_json::{Value, json};
 use varve_fs::Caller;
 
@@ -75,9 +77,9 @@ impl Server {
 
     /// Takes the socket away: the mount is gone, and its device number may be another mount's now.
     pub fn remove_socket(&self) {
-        if fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode) {
+        if is_inode(&self.path, self.inode) {
             // At worst a file stays that nobody answers at; the next mount replaces it.
-            let _ = fs::remove_file(&self.path);
+            let _ = remove_inode(&self.path, self.inode);
         }
     }
 
@@ -93,6 +95,27 @@ impl Server {
             let _ = reply(&client, &closed_line(closed));
         }
     }
+}
+
+fn is_inode(path: &Path, inode: u64) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.ino() == inode)
+}
+
+/// Removes `path` if it is this inode. What has the name can change between a look at it and its removal, when a new mount
+/// gets the device number: so it is renamed first, and looked at where nobody else puts anything.
+fn remove_inode(path: &Path, inode: u64) -> io::Result<()> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(format!(".gone-{}", std::process::id()));
+    let aside = PathBuf::from(aside);
+    fs::rename(path, &aside)?;
+    if !is_inode(&aside, inode) {
+        match renameat_with(CWD, &aside, CWD, path, RenameFlags::NOREPLACE) {
+            // A third mount has taken the name meanwhile: the second has ended, and nobody asks for its socket any more.
+            Err(Errno::EXIST) => {}
+            put_back => return Ok(put_back?),
+        }
+    }
+    fs::remove_file(&aside)
 }
 
 fn closed_line(closed: &Closed) -> Value {
@@ -309,6 +332,29 @@ mod tests {
         fn versions(&self, caller: Caller, request: &str) -> Result<Value> {
             Ok(json!([caller.uid, caller.gid, request]))
         }
+    }
+
+    // Goal: the end of a mount takes its own socket away, and not that of the next with the same device number. Method: a
+    // socket by its inode; another one under its name, also when that has come after the first look.
+    #[test]
+    fn a_socket_of_another_stays() {
+        let directory = std::env::temp_dir().join(format!("varve-sockets-{}", std::process::id()));
+        fs::create_dir(&directory).expect("a directory");
+        let path = directory.join("socket");
+        let own = UnixListener::bind(&path).expect("a socket");
+        let inode = fs::symlink_metadata(&path).expect("it is there").ino();
+        let server = Server { path: path.clone(), inode, waiting: Arc::default() };
+        let kept = directory.join("kept");
+        fs::rename(&path, &kept).expect("a rename");
+        let _other = UnixListener::bind(&path).expect("a socket");
+        server.remove_socket();
+        remove_inode(&path, inode).expect("it is put back");
+        UnixStream::connect(&path).expect("the other answers");
+        fs::rename(&kept, &path).expect("a rename");
+        server.remove_socket();
+        assert_eq!(fs::read_dir(&directory).expect("a directory").count(), 0);
+        drop(own);
+        fs::remove_dir(&directory).expect("it is empty");
     }
 
     // Goal: requests are answered, errors arrive as errors, waiters hear the end. Method: a socket pair in place of
