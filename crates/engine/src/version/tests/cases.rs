@@ -16,6 +16,17 @@ fn world_with_one_file() -> World {
     world
 }
 
+/// File 0 goes on as version `id`; what it was is kept as another file.
+fn keep_version(world: &mut World, id: VersionId) {
+    let (mut tx, mut holder) = (Transaction::new(), world.files[0].holder);
+    let blocks = world.files[0].blocks.clone();
+    let kept = world::File { holder: Holder { has_versions: true, ..holder }, blocks };
+    branch(&world.maps, &mut tx, &mut holder, &mut || id, true).unwrap();
+    world.apply(&tx);
+    world.files[0].holder = holder;
+    world.files.push(kept);
+}
+
 fn write(world: &mut World, at: u64, block: u64, blocks: u32) -> Replaced {
     let path = Path::load(&world.maps, world.files[0].holder).unwrap();
     let mut tx = Transaction::new();
@@ -373,14 +384,8 @@ fn a_star_is_rechecked_at_the_cost_of_a_few() {
 fn many_versions(versions: u64, segments: u64) -> World {
     let mut world = world_with_one_file();
     for version in 0..versions {
-        let (mut tx, mut holder) = (Transaction::new(), world.files[0].holder);
         if version > 0 {
-            let blocks = world.files[0].blocks.clone();
-            let kept = world::File { holder: Holder { has_versions: true, ..holder }, blocks };
-            branch(&world.maps, &mut tx, &mut holder, &mut || VersionId(1000 + version), true).unwrap();
-            world.apply(&tx);
-            world.files[0].holder = holder;
-            world.files.push(kept);
+            keep_version(&mut world, VersionId(1000 + version));
         }
         for segment in 0..segments {
             let block = 1_000_000 + version * segments + segment;
@@ -469,14 +474,8 @@ fn a_map_leaps_over_what_is_covered() {
     const SEGMENTS: u64 = 4;
     let mut world = world_with_one_file();
     for version in 0..VERSIONS {
-        let (mut tx, mut holder) = (Transaction::new(), world.files[0].holder);
         if version > 0 {
-            let blocks = world.files[0].blocks.clone();
-            let kept = world::File { holder: Holder { has_versions: true, ..holder }, blocks };
-            branch(&world.maps, &mut tx, &mut holder, &mut || VersionId(1000 + version), true).unwrap();
-            world.apply(&tx);
-            world.files[0].holder = holder;
-            world.files.push(kept);
+            keep_version(&mut world, VersionId(1000 + version));
         }
         for segment in 0..SEGMENTS {
             let from = segment * SEGMENT_BLOCKS;
