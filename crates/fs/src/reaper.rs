@@ -9,12 +9,12 @@
 
 use std::cell::Cell;
 use std::collections::{HashSet, VecDeque};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::lock_api::ArcMutexGuard;
 use parking_lot::{Condvar, Mutex, MutexGuard, RawMutex};
 use varve_engine::version::{self, ReaperMemory, points};
-use varve_engine::{EngineError, FamilyId, InodeId, Transaction, TreeId};
+use varve_engine::{EngineError, FamilyId, InodeId, Lsn, Transaction, TreeId};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, InodeRecord};
 use varve_format::record::orphan::OrphanState;
 use varve_format::record::subvolume::SUBVOLUME_DELETING;
@@ -28,9 +28,15 @@ use crate::{FsError, Result};
 const ENTRIES_PER_STEP: usize = 128;
 /// Entries of a family of data that one transaction changes, where there is space for the nodes that takes.
 const SWEPT_PER_STEP: u64 = 512;
-/// How long the reaper waits after a step while others are at work. Of a thousand operations of 20 microseconds some five
-/// meet a step then, and wait for its end.
+/// How long the reaper works between two rests while others are at work, if its step does not take longer.
+const WORK: Duration = Duration::from_millis(1);
+/// How long it rests then at least. Of a thousand operations of 20 microseconds some
+/// five meet a step then, and wait for its end.
 const PAUSE: Duration = Duration::from_millis(8);
+/// Transactions of others between two spells of work: of operations that take longer than that, a synced write say, as few meet one.
+const OTHERS_BETWEEN: u64 = 160;
+/// Pauses that are waited for those, at most: whatever others do, there are steps.
+const PAUSES_MAX: u32 = 6;
 /// Other tasks that are done before a family of data has its turn.
 const TASKS_IN_A_ROW: u32 = 64;
 /// Steps of a family while others wait.
@@ -161,6 +167,15 @@ impl Drop for Hurry<'_> {
     }
 }
 
+/// What the reaper has done since its last rest.
+struct Pace {
+    /// The log after its last step.
+    position: Cell<Lsn>,
+    /// Whether others have changed something.
+    others: Cell<bool>,
+    begun: Cell<Instant>,
+}
+
 impl ReapQueue {
     /// Somebody waits until all is reaped.
     fn hurry(&self) -> Hurry<'_> {
@@ -168,11 +183,19 @@ impl ReapQueue {
         self.hurry.notify_all();
         Hurry(self)
     }
-    /// A rest after a step, unless somebody waits.
-    fn rest(&self) {
-        let mut hurried = self.hurried.lock();
-        if *hurried == 0 {
-            self.hurry.wait_for(&mut hurried, PAUSE);
+    /// A rest, unless somebody waits: until others have done something a number of times, or have nothing to do.
+    /// `done` says how often they have since.
+    fn rest(&self, done: impl Fn() -> u64) {
+        let (mut hurried, mut before) = (self.hurried.lock(), 0);
+        for _ in 0..PAUSES_MAX {
+            if *hurried > 0 || !self.hurry.wait_for(&mut hurried, PAUSE).timed_out() {
+                return;
+            }
+            let now = done();
+            if now >= OTHERS_BETWEEN || now == before {
+                return;
+            }
+            before = now;
         }
     }
     /// Adds work.
@@ -297,6 +320,7 @@ impl Core {
     /// Reaps as long as steps are left.
     fn reap(&self, left: &Cell<u32>) -> Result<bool> {
         let _running = self.reap.running.lock();
+        let pace = self.pace();
         self.find_hidden();
         loop {
             let none_left = left.replace(left.get().saturating_sub(1)) == 0;
@@ -305,20 +329,20 @@ impl Core {
             }
             let Some(task) = self.reap.tasks.lock().begin() else { return Ok(true) };
             let reaped = match task {
-                Task::Orphan(ino) => self.reap_orphan(ino),
+                Task::Orphan(ino) => self.reap_orphan(ino, &pace),
                 Task::Family(family) => {
                     let goes_on = |steps| {
                         left.set(left.get().saturating_sub(1));
                         left.get() > 0 && self.reap.family_goes_on(steps)
                     };
-                    match self.reap_family_while(family, goes_on) {
+                    match self.reap_family_while(family, &pace, goes_on) {
                         Ok(false) => continue,
                         Ok(true) => Ok(()),
                         Err(error) => Err(error),
                     }
                 }
-                Task::Names(family) => self.reap_names(family),
-                Task::Subvolume { id, slot, family } => self.reap_subvolume(id, slot, family),
+                Task::Names(family) => self.reap_names(family, &pace),
+                Task::Subvolume { id, slot, family } => self.reap_subvolume(id, slot, family, &pace),
             };
             match reaped {
                 Ok(()) => {}
@@ -334,7 +358,27 @@ impl Core {
         }
     }
 
-    fn reap_orphan(&self, ino: InodeId) -> Result<()> {
+    /// The reaper begins to work.
+    fn pace(&self) -> Pace {
+        Pace {
+            position: Cell::new(self.store.position()),
+            others: Cell::new(false),
+            begun: Cell::new(Instant::now()),
+        }
+    }
+
+    /// The reaper's last step is at `position` of the log, and it holds no lock: a rest, where it is due.
+    fn rest_after(&self, position: Lsn, pace: &Pace) {
+        let before = pace.position.replace(position);
+        pace.others.set(pace.others.get() || position.0 > before.0 + 1);
+        if pace.others.get() && pace.begun.get().elapsed() >= WORK {
+            self.reap.rest(|| self.store.position().0 - position.0);
+            pace.others.set(false);
+            pace.begun.set(Instant::now());
+        }
+    }
+
+    fn reap_orphan(&self, ino: InodeId, pace: &Pace) -> Result<()> {
         loop {
             let change = match self.change(ino) {
                 Ok(change) => Some(change),
@@ -349,23 +393,30 @@ impl Core {
                 orphans::delete(&mut tx, ino);
             }
             tx.privileged();
-            self.apply_freeing(tx, None, disposed.reserved_freed)?;
-            if let Some(family) = disposed.reap {
+            let (lsn, _) = self.apply_freeing(tx, None, disposed.reserved_freed)?;
+            let reap = disposed.reap;
+            drop((disposed, change));
+            if let Some(family) = reap {
                 self.reap.push(Task::Family(family));
             }
+            self.rest_after(lsn, pace);
         }
     }
 
     /// Brings the versions of a family of data to what its holders see.
     pub(crate) fn reap_family(&self, family: FamilyId) -> Result<()> {
         let _hurry = self.reap.hurry();
-        self.reap_family_while(family, |_| true).map(|_| ())
+        self.reap_family_while(family, &self.pace(), |_| true).map(|_| ())
     }
 
     /// The same, as long as `goes_on` says of the steps that have been done. False: there may be more to do.
-    fn reap_family_while(&self, family: FamilyId, goes_on: impl Fn(u32) -> bool) -> Result<bool> {
-        let (mut entries, mut before) = (SWEPT_PER_STEP, self.store.position());
-        let mut steps = 0;
+    fn reap_family_while(
+        &self,
+        family: FamilyId,
+        pace: &Pace,
+        goes_on: impl Fn(u32) -> bool,
+    ) -> Result<bool> {
+        let (mut entries, mut steps) = (SWEPT_PER_STEP, 0);
         while goes_on(steps) {
             steps += 1;
             let alone = self.families.lock();
@@ -375,14 +426,11 @@ impl Core {
             drop(memory);
             // What a view holds is copied before it is changed.
             drop(view);
-            let mut others = false;
+            let mut applied = None;
             if !tx.is_empty() {
                 tx.privileged();
                 match self.apply_freeing(tx, None, progress.reserved_freed) {
-                    Ok((lsn, _)) => {
-                        others = lsn.0 > before.0 + 1;
-                        before = lsn;
-                    }
+                    Ok((lsn, _)) => applied = Some(lsn),
                     Err(error) => {
                         self.reap.memory.lock().forget();
                         let no_space = matches!(error, FsError::Engine(EngineError::NoSpace));
@@ -397,17 +445,18 @@ impl Core {
             if !progress.more {
                 return Ok(true);
             }
-            if others {
-                self.reap.rest();
+            if let Some(lsn) = applied {
+                self.rest_after(lsn, pace);
             }
         }
         Ok(false)
     }
 
     /// Brings the versions of a namespace to what its subvolumes show. Records that cease to exist let go of their data.
-    fn reap_names(&self, family: FamilyId) -> Result<()> {
+    fn reap_names(&self, family: FamilyId, pace: &Pace) -> Result<()> {
         let gate = self.subvolumes.gate(family);
         loop {
+            let mut applied = None;
             let (more, dead) = {
                 let mut shown = gate.write();
                 let _counting = self.counting()?;
@@ -443,14 +492,17 @@ impl Core {
                 };
                 if !tx.is_empty() {
                     tx.privileged();
-                    self.apply(tx)?;
+                    applied = Some(self.apply(tx)?);
                     shown.changed();
                     self.files.add(-records);
                 }
                 (progress.more, dead)
             };
+            if let Some(lsn) = applied {
+                self.rest_after(lsn, pace);
+            }
             for key in dead {
-                self.reap_orphan(key)?;
+                self.reap_orphan(key, pace)?;
             }
             if !more {
                 return Ok(());
@@ -459,7 +511,7 @@ impl Core {
     }
 
     /// Removes what is left of a subvolume that has been deleted.
-    fn reap_subvolume(&self, id: u64, slot: Slot, family: FamilyId) -> Result<()> {
+    fn reap_subvolume(&self, id: u64, slot: Slot, family: FamilyId, pace: &Pace) -> Result<()> {
         let mut orphans = Vec::new();
         crate::table::orphans::each(&self.store.view(), &mut |ino, _| {
             if Slot::of(ino) == slot {
@@ -467,13 +519,14 @@ impl Core {
             }
         })?;
         for ino in orphans {
-            self.reap_orphan(ino)?;
+            self.reap_orphan(ino, pace)?;
         }
-        self.reap_names(family)?;
+        self.reap_names(family, pace)?;
         let mut tx = Transaction::new();
         subvolumes::delete(&mut tx, id);
         tx.privileged();
-        self.apply(tx)?;
+        let lsn = self.apply(tx)?;
+        self.rest_after(lsn, pace);
         Ok(())
     }
 
@@ -512,6 +565,29 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Goal: the reaper rests until others have done much, or nothing more, and no longer than that takes or than its rest may
+    // be; not at all when somebody waits for it. Method: how often it looks what others have done.
+    #[test]
+    fn the_reaper_rests() {
+        let queue = ReapQueue::default();
+        let looks = |step: u64| {
+            let looked = Cell::new(0);
+            queue.rest(|| {
+                looked.set(looked.get() + 1);
+                looked.get() * step
+            });
+            looked.get()
+        };
+        assert_eq!(looks(0), 1);
+        assert_eq!(looks(OTHERS_BETWEEN), 1);
+        assert_eq!(looks(OTHERS_BETWEEN / 2), 2);
+        assert_eq!(looks(1), u64::from(PAUSES_MAX));
+        let hurry = queue.hurry();
+        assert_eq!(looks(1), 0);
+        drop(hurry);
+        assert_eq!(looks(0), 1);
+    }
 
     // Goal: a family waits once, and once more when something comes up while it is being reaped, however often it is named.
     // Method: two families named in turn, before one is begun and while it is.
