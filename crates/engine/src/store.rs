@@ -417,6 +417,11 @@ impl Store {
         self.commits.durable()
     }
 
+    /// Batches of the log that have been written since the pool was opened.
+    pub fn batches_written(&self) -> u64 {
+        self.counters.journal_batches.load(Relaxed)
+    }
+
     /// A new id, never given out before (inodes, families, versions and subvolumes share one counter). The transaction
     /// that uses it must [`Transaction::claim_id`] it.
     pub fn new_id(&self) -> u64 {

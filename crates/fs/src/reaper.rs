@@ -33,10 +33,15 @@ const WORK: Duration = Duration::from_millis(1);
 /// How long it rests then at least. Of a thousand operations of 20 microseconds some
 /// five meet a step then, and wait for its end.
 const PAUSE: Duration = Duration::from_millis(8);
-/// Transactions of others between two spells of work: of operations that take longer than that, a synced write say, as few meet one.
+/// Transactions of others between two spells of work: of operations that take longer than that, as few meet one.
 const OTHERS_BETWEEN: u64 = 160;
+/// The same for batches of the log, where others wait for these: one has transactions of several operations, and each of its
+/// waiters would meet what it meets.
+const BATCHES_BETWEEN: u64 = 160;
+/// Batches in a rest from which on somebody waits for them; fewer are the background's.
+const BATCHES_WAITED_FOR: u64 = 2;
 /// Pauses that are waited for those, at most: whatever others do, there are steps.
-const PAUSES_MAX: u32 = 6;
+const PAUSES_MAX: u32 = 10;
 /// Other tasks that are done before a family of data has its turn.
 const TASKS_IN_A_ROW: u32 = 64;
 /// Steps of a family while others wait.
@@ -183,19 +188,20 @@ impl ReapQueue {
         self.hurry.notify_all();
         Hurry(self)
     }
-    /// A rest, unless somebody waits: until others have done something a number of times, or have nothing to do.
-    /// `done` says how often they have since.
-    fn rest(&self, done: impl Fn() -> u64) {
+    /// A rest, unless somebody waits: until others have done something a number of times, or have nothing to do. `done` says
+    /// how many transactions and batches there have been since.
+    fn rest(&self, done: impl Fn() -> (u64, u64)) {
         let (mut hurried, mut before) = (self.hurried.lock(), 0);
         for _ in 0..PAUSES_MAX {
             if *hurried > 0 || !self.hurry.wait_for(&mut hurried, PAUSE).timed_out() {
                 return;
             }
-            let now = done();
-            if now >= OTHERS_BETWEEN || now == before {
+            let (transactions, batches) = done();
+            let waited_for = (BATCHES_WAITED_FOR..BATCHES_BETWEEN).contains(&batches);
+            if transactions == before || transactions >= OTHERS_BETWEEN && !waited_for {
                 return;
             }
-            before = now;
+            before = transactions;
         }
     }
     /// Adds work.
@@ -372,7 +378,8 @@ impl Core {
         let before = pace.position.replace(position);
         pace.others.set(pace.others.get() || position.0 > before.0 + 1);
         if pace.others.get() && pace.begun.get().elapsed() >= WORK {
-            self.reap.rest(|| self.store.position().0 - position.0);
+            let batches = self.store.batches_written();
+            self.reap.rest(|| (self.store.position().0 - position.0, self.store.batches_written() - batches));
             pace.others.set(false);
             pace.begun.set(Instant::now());
         }
@@ -571,22 +578,24 @@ mod tests {
     #[test]
     fn the_reaper_rests() {
         let queue = ReapQueue::default();
-        let looks = |step: u64| {
+        let looks = |transactions: u64, batches: u64| {
             let looked = Cell::new(0);
             queue.rest(|| {
                 looked.set(looked.get() + 1);
-                looked.get() * step
+                (looked.get() * transactions, looked.get() * batches)
             });
             looked.get()
         };
-        assert_eq!(looks(0), 1);
-        assert_eq!(looks(OTHERS_BETWEEN), 1);
-        assert_eq!(looks(OTHERS_BETWEEN / 2), 2);
-        assert_eq!(looks(1), u64::from(PAUSES_MAX));
+        assert_eq!(looks(0, 0), 1);
+        assert_eq!(looks(OTHERS_BETWEEN, 0), 1);
+        assert_eq!(looks(OTHERS_BETWEEN / 2, 0), 2);
+        assert_eq!(looks(OTHERS_BETWEEN, BATCHES_BETWEEN / 4), 4);
+        assert_eq!(looks(1, 0), u64::from(PAUSES_MAX));
+        assert_eq!(looks(OTHERS_BETWEEN, 2), u64::from(PAUSES_MAX));
         let hurry = queue.hurry();
-        assert_eq!(looks(1), 0);
+        assert_eq!(looks(1, 1), 0);
         drop(hurry);
-        assert_eq!(looks(0), 1);
+        assert_eq!(looks(0, 0), 1);
     }
 
     // Goal: a family waits once, and once more when something comes up while it is being reaped, however often it is named.
