@@ -1,7 +1,5 @@
 //! Large writes, whose pages wait in chunks and are written from there.
 
-use varve_device::{DeviceError, Request, StatsSnapshot};
-
 use super::*;
 
 /// Larger than any chunk, not a whole number of pages.
@@ -118,32 +116,24 @@ fn a_large_write_is_cut_short_when_the_pool_is_full() {
     fixture.check();
 }
 
-/// A device that notes from where in memory it is written to.
-struct Watching(Arc<MemoryDevice>, Mutex<Vec<(usize, usize)>>);
+/// Notes from where in memory the device is written to.
+struct Watching {
+    inner: Arc<MemoryDevice>,
+    /// Address and length.
+    written: Mutex<Vec<(usize, usize)>>,
+}
 
-impl Device for Watching {
-    fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
+impl Between for Watching {
+    fn behind(&self) -> &dyn Device {
+        &self.inner
     }
-    fn name(&self) -> String {
-        self.0.name()
-    }
-    fn run(&self, requests: &mut [Request<'_>]) -> Vec<std::result::Result<(), DeviceError>> {
+    fn pass(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
         for request in &*requests {
             if let Request::Write { buf, .. } = request {
-                self.1.lock().push((buf.as_ptr().addr(), buf.len()));
+                self.written.lock().push((buf.as_ptr().addr(), buf.len()));
             }
         }
-        self.0.run(requests)
-    }
-    fn flush(&self) -> std::result::Result<(), DeviceError> {
-        self.0.flush()
-    }
-    fn discard(&self, offset: u64, len_bytes: u64) -> std::result::Result<(), DeviceError> {
-        self.0.discard(offset, len_bytes)
-    }
-    fn stats(&self) -> StatsSnapshot {
-        self.0.stats()
+        self.inner.run(requests)
     }
 }
 
@@ -154,7 +144,8 @@ impl Device for Watching {
 fn kept_buffers_are_written_from_where_they_lie() {
     let fixture = Fixture::with(64 * MIB, HASH_KIND_SIPHASH13, 32 * MIB);
     fixture.fs.close().unwrap();
-    let device = Arc::new(Watching(fixture.device.clone(), Mutex::default()));
+    let watching = Watching { inner: fixture.device.clone(), written: Mutex::default() };
+    let device = Arc::new(Through(watching));
     let options = OpenOptions {
         store: StoreOptions { background: false, ..StoreOptions::default() },
         dirty_bytes_max: 32 * MIB,
@@ -187,7 +178,7 @@ fn kept_buffers_are_written_from_where_they_lie() {
         // With that the data is too much to ride with the log, for which it would be copied.
         fs.write(Caller::ROOT, ino, 16 * MIB, &bytes).unwrap();
         fs.fsync(ino).unwrap();
-        let mut written = std::mem::take(&mut *device.1.lock());
+        let mut written = std::mem::take(&mut *device.written.lock());
         written.retain(|(from, len)| *len > 0 && (address..address + whole).contains(from));
         let from_there: usize = written.iter().map(|(_, len)| len).sum();
         assert_eq!(from_there, kept.unwrap_or(0), "case {number}");

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Condvar;
-use varve_device::{DeviceError, Operation, Request, StatsSnapshot};
+use varve_device::Operation;
 use varve_sim::Rng;
 
 use super::*;
@@ -136,14 +136,11 @@ struct Slow {
     turn: Condvar,
 }
 
-impl Device for Slow {
-    fn size_bytes(&self) -> u64 {
-        self.inner.size_bytes()
+impl Between for Slow {
+    fn behind(&self) -> &dyn Device {
+        &self.inner
     }
-    fn name(&self) -> String {
-        "slow memory".into()
-    }
-    fn run(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+    fn pass(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
         let first = self.number.load(Ordering::Relaxed);
         let mut left = 300;
         while self.slow.load(Ordering::Relaxed)
@@ -155,15 +152,6 @@ impl Device for Slow {
             left -= 1;
         }
         self.inner.run(requests)
-    }
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.inner.flush()
-    }
-    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
-        self.inner.discard(offset, len_bytes)
-    }
-    fn stats(&self) -> StatsSnapshot {
-        self.inner.stats()
     }
 }
 
@@ -179,13 +167,13 @@ fn a_file_that_is_always_written_to_is_cloned() {
     let source = f.create(b"source");
     f.fs.close().unwrap();
     let next = Arc::new(AtomicU64::new(1));
-    let device = Arc::new(Slow {
+    let device = Arc::new(Through(Slow {
         inner: f.device.snapshot(),
         number: next.clone(),
         slow: AtomicBool::new(false),
         waiting: Mutex::default(),
         turn: Condvar::new(),
-    });
+    }));
     let options = OpenOptions {
         store: StoreOptions { background: false, ..StoreOptions::default() },
         dirty_bytes_max: 8 * MIB,

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use parking_lot::Condvar;
-use varve_device::{DeviceError, Operation, Request, StatsSnapshot};
+use varve_device::Operation;
 use varve_engine::{Transaction, TreeId};
 use varve_sim::{Fault, FaultRule, FaultyDevice, Trigger};
 
@@ -49,14 +49,11 @@ impl Gate {
     }
 }
 
-impl Device for Gate {
-    fn size_bytes(&self) -> u64 {
-        self.inner.size_bytes()
+impl Between for Gate {
+    fn behind(&self) -> &dyn Device {
+        &self.inner
     }
-    fn name(&self) -> String {
-        "gate".into()
-    }
-    fn run(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+    fn pass(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
         let written = |r: &Request<'_>| if let Request::Write { buf, .. } = r { buf.len() } else { 0 };
         let large = requests.iter().map(written).sum::<usize>() >= HELD_BYTES;
         if large && self.on.load(Ordering::SeqCst) {
@@ -79,29 +76,20 @@ impl Device for Gate {
         }
         self.inner.run(requests)
     }
-    fn flush(&self) -> Result<(), DeviceError> {
-        self.inner.flush()
-    }
-    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
-        self.inner.discard(offset, len_bytes)
-    }
-    fn stats(&self) -> StatsSnapshot {
-        self.inner.stats()
-    }
 }
 
 /// A filesystem of three files on a gate that is shut; everything in it is durable.
-fn gated() -> (Arc<Gate>, Arc<Filesystem>, [InodeId; 3]) {
+fn gated() -> (Arc<Through<Gate>>, Arc<Filesystem>, [InodeId; 3]) {
     let f = Fixture::new(64 * MIB);
     let files = [f.create(b"a"), f.create(b"b"), f.create(b"c")];
     f.fs.close().unwrap();
-    let gate = Arc::new(Gate {
+    let gate = Arc::new(Through(Gate {
         inner: FaultyDevice::new(f.device.snapshot(), 1, Vec::new()),
         on: AtomicBool::new(false),
         panics: AtomicBool::new(false),
         state: Mutex::default(),
         changed: Condvar::new(),
-    });
+    }));
     let options = OpenOptions {
         store: StoreOptions { background: false, ..StoreOptions::default() },
         dirty_bytes_max: 32 * MIB,

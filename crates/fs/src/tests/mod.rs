@@ -1,9 +1,10 @@
 //! Tests of the filesystem on a real store in memory. Crashes are the torture crate's.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use varve_device::{AlignedBuf, Device, MemoryDevice};
+use varve_device::{AlignedBuf, Device, DeviceError, MemoryDevice, Request, StatsSnapshot};
 use varve_engine::{FormatOptions, InodeId, Profile, StoreOptions};
 use varve_format::record::subvolume::HASH_KIND_SIPHASH13;
 use varve_sim::SimClock;
@@ -34,6 +35,46 @@ mod xattrs;
 
 pub(super) const ROOT: InodeId = ROOT_INODE;
 pub(super) const MIB: u64 = 1 << 20;
+
+/// Something between a filesystem and its device that has a say in each group of requests.
+pub(super) trait Between: Send + Sync + 'static {
+    /// Where everything goes in the end.
+    fn behind(&self) -> &dyn Device;
+    /// A group of requests: answered, by the device behind or in its stead.
+    fn pass(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>>;
+}
+
+/// It, as a device.
+pub(super) struct Through<B>(pub B);
+
+impl<B> Deref for Through<B> {
+    type Target = B;
+
+    fn deref(&self) -> &B {
+        &self.0
+    }
+}
+
+impl<B: Between> Device for Through<B> {
+    fn size_bytes(&self) -> u64 {
+        self.behind().size_bytes()
+    }
+    fn name(&self) -> String {
+        self.behind().name()
+    }
+    fn run(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+        self.pass(requests)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.behind().flush()
+    }
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+        self.behind().discard(offset, len_bytes)
+    }
+    fn stats(&self) -> StatsSnapshot {
+        self.behind().stats()
+    }
+}
 
 struct TestClock(SimClock);
 
