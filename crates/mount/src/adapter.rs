@@ -272,9 +272,9 @@ impl<V: Verbs> Adapter<V> {
 
     // Pages dirtied through mmap that the kernel has not sent yet are not seen; msync(2) sends them.
     fn lseek(&self, ino: u64, offset: i64, whence: i32, reply: Reply) {
-        let (Ok(offset), Some(to)) = (u64::try_from(offset), seek_to(whence)) else {
-            return reply.error(Errno::INVAL);
-        };
+        let Some(to) = seek_to(whence) else { return reply.error(Errno::INVAL) };
+        // Before a file there is as little as behind it.
+        let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::NXIO) };
         match self.verbs.seek(InodeId(ino), offset, to) {
             Ok(Some(offset)) if offset <= i64::MAX as u64 => reply.body(&abi::LseekOut { offset }),
             Ok(_) => reply.error(Errno::NXIO),

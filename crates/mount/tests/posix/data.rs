@@ -25,6 +25,11 @@ fn holes() {
     assert_eq!(seek(&file, Seeking::Hole(1 << 20)), Ok((1 << 20) + 3 * 4096));
     assert_eq!(seek(&file, Seeking::Data(2 << 20)), Err(Errno::NXIO));
     assert_eq!(seek(&file, Seeking::Hole(3 << 20)), Err(Errno::NXIO));
+    // Before a file there is nothing either. (rustix takes no negative offset for these, but hands over all 64 bits.)
+    for before in [-1, i64::MIN] {
+        assert_eq!(seek(&file, Seeking::Data(before as u64)), Err(Errno::NXIO), "data from {before}");
+        assert_eq!(seek(&file, Seeking::Hole(before as u64)), Err(Errno::NXIO), "a hole from {before}");
+    }
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     fallocate(&file, punch, (1 << 20) + 100, 9000).unwrap();
     let mut bytes = vec![7; 10_000];
