@@ -72,7 +72,7 @@ impl Core {
     fn create_subvolume_once(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Slot> {
         let _topology = self.topology(|set| set.snapshot == Slot::of(parent))?;
         let id = self.store.new_id();
-        let slot = self.subvolumes.new_slot()?;
+        let slot = self.subvolumes.next_slot()?;
         let change = self.change(parent)?;
         let state = self.state(parent);
         let mut dir = self.write_lock(&state)?;
@@ -256,7 +256,7 @@ impl Core {
         // What is incomplete neither holds others nor has snapshots.
         let topology = self.topology(|set| set.snapshot == source || set.snapshot == Slot::of(parent))?;
         let source = self.subvolumes.get(source)?;
-        let slot = self.subvolumes.new_slot()?;
+        let slot = self.subvolumes.next_slot()?;
         if !self.try_snapshot(&source, slot, (parent, name), read_only)? {
             let (position, noted) = self.take_place(parent, name)?;
             let place = (parent, position, name, self.now());

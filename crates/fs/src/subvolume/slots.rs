@@ -98,11 +98,9 @@ impl Subvolumes {
         self.gates.lock().entry(family).or_default().clone()
     }
 
-    /// Adds a subvolume.
+    /// Adds a subvolume, which takes its slot.
     pub(crate) fn add(&self, subvolume: Subvolume) {
-        let mut next = self.next.lock();
-        *next = (*next).max(subvolume.slot.0 + 1);
-        drop(next);
+        self.take_slot(subvolume.slot);
         self.others.write().insert(subvolume.slot, Arc::new(subvolume));
     }
 
@@ -116,18 +114,15 @@ impl Subvolumes {
         self.others.write().remove(&slot);
     }
 
-    /// A slot that nothing has used since the pool was opened, nor uses now: not even the kernel's memory of a deleted
-    /// subvolume then leads to another one.
-    pub(crate) fn new_slot(&self) -> Result<Slot> {
-        let mut next = self.next.lock();
-        if *next >= SUBVOLUME_SLOTS {
-            return Err(EngineError::NoSpace.into());
-        }
-        *next += 1;
-        Ok(Slot(*next - 1))
+    /// A slot that no subvolume has had since the pool was opened, nor has now: not even the kernel's memory of a deleted
+    /// one then leads to another. For who holds the topology lock and makes a subvolume: it is taken when that is added,
+    /// and of one that is refused nothing is left but what the sets of frozen files may know of it.
+    pub(crate) fn next_slot(&self) -> Result<Slot> {
+        let next = *self.next.lock();
+        if next < SUBVOLUME_SLOTS { Ok(Slot(next)) } else { Err(EngineError::NoSpace.into()) }
     }
 
-    /// Keeps a slot from being given out: something is left of the subvolume that had it.
+    /// Keeps a slot from being given out: there is a subvolume in it, or something is left of one.
     pub(crate) fn take_slot(&self, slot: Slot) {
         let mut next = self.next.lock();
         *next = (*next).max(slot.0 + 1);

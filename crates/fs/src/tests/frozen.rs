@@ -6,6 +6,7 @@ use varve_sim::{Fault, FaultRule, FaultyDevice, Trigger};
 
 use super::*;
 use crate::subvolume::Slot;
+use crate::writeback::frozen::Freeze;
 
 fn world(dirty_bytes_max: u64) -> (Fixture, InodeId) {
     let f = Fixture::with(256 * MIB, HASH_KIND_SIPHASH13, dirty_bytes_max);
@@ -340,5 +341,36 @@ fn on_a_full_pool() {
     f.fs.maintain().unwrap();
     f.check();
     f.fs.fsync(file(&f, sub, b"again", &pattern(6, 30 * MIB as usize))).unwrap();
+    f.check();
+}
+
+// Goal: who has begun to complete a snapshot that is then refused does not declare the next one complete, which gets its slot.
+// Method: the set of a refused one, kept from before the next is taken, which waits for another file too; completed by it,
+// and then by its own.
+#[test]
+fn a_refused_snapshot_completes_no_other() {
+    let (mut f, sub) = world(64 * MIB);
+    f.fs.sync().unwrap();
+    f.fs.fsync(file(&f, sub, b"before", &pattern(1, 5000))).unwrap();
+    file(&f, sub, b"first", &pattern(2, 300_000));
+    let core = f.fs.core();
+    let (slot, source) = (core.subvolumes.next_slot().unwrap(), Slot::of(sub));
+    let subvolume = core.subvolumes.get(source).unwrap();
+    let (_, holder, alone) = core.held(&subvolume, &mut subvolume.gate.write()).unwrap();
+    assert_eq!(core.freeze(source, slot, holder, alone), Freeze::Pending);
+    let refused = core.frozen.matching(|set| set.snapshot == slot);
+    core.frozen.remove(slot);
+    file(&f, sub, b"second", &pattern(3, 300_000));
+    let snap = snapshot(&f, sub, b"snap", true);
+    assert_eq!(Slot::of(snap), slot);
+    let core = f.fs.core();
+    refused.iter().for_each(|set| core.complete_set(set).unwrap());
+    assert!(is_pending(&f, snap));
+    core.complete(|set| set.snapshot == slot).unwrap();
+    assert!(!is_pending(&f, snap));
+    f.fs.sync().unwrap();
+    f.kill();
+    let snap = f.fs.lookup(ROOT, b"snap").unwrap().ino;
+    assert!(content(&f, snap, b"second") == pattern(3, 300_000));
     f.check();
 }

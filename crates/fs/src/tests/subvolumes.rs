@@ -1,6 +1,7 @@
 //! Subvolumes and snapshots: each verb, what crosses no border, and what shares what.
 
 use super::*;
+use crate::subvolume::Slot;
 
 fn make(f: &Fixture, parent: InodeId, name: &[u8]) -> InodeId {
     f.fs.create_subvolume(Caller::ROOT, parent, name, 0o755).unwrap().ino
@@ -371,6 +372,52 @@ fn full_pool() {
     assert!(again + 2 >= files, "{again} files fit after {files}");
     f.fs.flush_all().unwrap();
     f.reopen();
+    f.check();
+}
+
+// Goal: what is refused uses up no slot, of which there are a million. Method: subvolumes, and snapshots in a directory of the
+// source's family and of another's, are refused on a full pool again and again; the next one has the slot after the last.
+#[test]
+fn refused_ones_use_up_no_slots() {
+    let mut f = Fixture::new(64 * MIB);
+    let sub = make(&f, ROOT, b"sub");
+    let big = f.create(b"big");
+    let mut left = 0;
+    for len in [1 << 20, 4096] {
+        while let Ok(written) = f.fs.write(Caller::ROOT, big, left, &pattern(3, len)) {
+            left += written as u64;
+        }
+    }
+    f.fs.sync().unwrap();
+    let long = |n: u64| [format!("{n}-").as_bytes(), &[b'x'; 240]].concat();
+    // Some may find a place in nodes that are there.
+    let (mut made, mut refused) = (1, 0);
+    for n in 0.. {
+        let name = long(n);
+        let result = match n % 3 {
+            0 => f.fs.create_subvolume(Caller::ROOT, ROOT, &name, 0o755).map(|attr| attr.ino),
+            1 => f.fs.snapshot(sub, ROOT, &name, false, false),
+            _ => f.fs.snapshot(sub, sub, &name, false, false),
+        };
+        match result {
+            Ok(_) => made += 1,
+            Err(error) => {
+                assert_eq!(error.errno(), 28, "{error}");
+                refused += 1;
+            }
+        }
+        if refused == 60 {
+            break;
+        }
+        assert!(made < 1000, "the pool is not full");
+    }
+    f.truncate(big, left / 2);
+    f.fs.maintain().unwrap();
+    let next = f.fs.snapshot(sub, ROOT, b"next", false, false).unwrap();
+    assert_eq!(Slot::of(next), Slot(made + 1), "{made} were made");
+    f.check();
+    f.reopen();
+    assert_eq!(Slot::of(make(&f, ROOT, b"later")), Slot(made + 2));
     f.check();
 }
 

@@ -36,8 +36,8 @@ use crate::{FsError, Result};
 /// what one verb is about, unless snapshots are taken all the time.
 const THAWS_MAX: usize = 1000;
 
-/// What one snapshot waits for.
-#[derive(Clone, Copy, Debug)]
+/// What one snapshot waits for. Two that are equal wait for the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct FrozenSet {
     /// The subvolume whose files they are.
     pub source: Slot,
@@ -77,7 +77,8 @@ impl Frozen {
         self.any.load(Ordering::Acquire)
     }
 
-    fn matching(&self, wanted: impl Fn(&FrozenSet) -> bool) -> Vec<FrozenSet> {
+    /// What the snapshots wait for that `wanted` accepts.
+    pub(crate) fn matching(&self, wanted: impl Fn(&FrozenSet) -> bool) -> Vec<FrozenSet> {
         if !self.any() {
             return Vec::new();
         }
@@ -172,7 +173,7 @@ impl Core {
     }
 
     /// Logs what is frozen for one snapshot, which then is no longer pending.
-    fn complete_set(&self, set: &FrozenSet) -> Result<()> {
+    pub(crate) fn complete_set(&self, set: &FrozenSet) -> Result<()> {
         let is_frozen = |state: &InodeState| (1..=set.upto).contains(&state.dirty_from());
         let mut rounds_left = THAWS_MAX;
         loop {
@@ -184,8 +185,9 @@ impl Core {
         }
         let _completing = self.frozen.completing.lock();
         let Ok(snapshot) = self.subvolumes.get(set.snapshot) else { return Ok(()) };
-        // A deletion waits for this, so that no record is put that has been removed.
-        if !self.frozen.has(|other| other.snapshot == set.snapshot) {
+        // A deletion waits for this, so that no record is put that has been removed. And a snapshot that has been refused
+        // since leaves its slot to the next one, which may wait for more than was logged here.
+        if !self.frozen.has(|other| other == set) {
             return Ok(());
         }
         let mut tx = Transaction::new();
