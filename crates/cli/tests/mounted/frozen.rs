@@ -219,6 +219,15 @@ impl Drop for Build {
     }
 }
 
+/// Tells the writers to stop when it is dropped, so that a failure ends them, too: their scope waits for them.
+struct Stopping<'a>(&'a AtomicBool);
+
+impl Drop for Stopping<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 /// Names and contents of a directory without directories.
 fn files_of(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let entries = fs::read_dir(directory).unwrap();
@@ -260,7 +269,8 @@ fn snapshots_of_a_tree_at_work_stay() {
     let mut taken = Vec::new();
     let mut times = Vec::new();
     std::thread::scope(|scope| {
-        let compiling = Build::start(&build);
+        let _stopping = Stopping(&stop);
+        let _compiling = Build::start(&build);
         for (seed, writer) in writers.iter().enumerate() {
             let stop = &stop;
             scope.spawn(move || writer.work(seed as u64, stop));
@@ -291,8 +301,6 @@ fn snapshots_of_a_tree_at_work_stay() {
             steps().sum::<usize>() as u64 > snapshots
                 && steps().zip(&steps_then).all(|(now, then)| now > then + 100)
         });
-        drop(compiling);
-        stop.store(true, Ordering::Release);
     });
     let steps: usize = writers.iter().map(Writer::steps).sum();
     assert!(steps as u64 > snapshots, "the writers made {steps} steps");
