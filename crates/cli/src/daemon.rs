@@ -155,10 +155,10 @@ impl Service for Served {
             // The kernel has been told already, so nothing comes after this.
             self.filesystem.sync()?;
         } else if self.options.flags.read_only {
+            let (pool, mountpoint) = (self.pool.display(), self.mountpoint.display());
             bail!(
-                "it was mounted read-only, so the pool is open for reading only; to write, unmount it \
-                 (varve unmount {}) and mount it again",
-                self.mountpoint.display()
+                "it was mounted read-only, so the pool is open for reading only; to write, unmount it and mount it \
+                 again (varve unmount {mountpoint} && varve mount {pool} {mountpoint})"
             );
         }
         self.access.set(wanted.flags);

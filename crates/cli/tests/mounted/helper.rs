@@ -105,8 +105,10 @@ kill -9 $(pgrep -x varve)
 umount -l "$S/mnt"
 "$V" mount "$S/pool" "$S/mnt" -o ro
 printf 'kept\nmore\n' | cmp - "$S/mnt/file"
-refuses 32 "unmount it" mount -o remount,rw "$S/mnt"
+refuses 32 "varve unmount $S/mnt && varve mount $S/pool $S/mnt" mount -o remount,rw "$S/mnt"
 shows " ro,"
+"$V" unmount "$S/mnt" && "$V" mount "$S/pool" "$S/mnt"
+echo new > "$S/mnt/file"
 umount "$S/mnt"
 refuses 1 "nothing to remount" "$V" mount "$S/pool" "$S/mnt" -o remount,ro
 "#,
