@@ -82,6 +82,10 @@ impl Transaction {
         // Room for the steps of an ordinary verb.
         Transaction { ops: Vec::with_capacity(8), ..Self::default() }
     }
+    /// How many changes of entries it makes.
+    pub fn len(&self) -> usize {
+        self.ops.len()
+    }
     /// Whether nothing has been asked of it.
     pub fn is_empty(&self) -> bool {
         self.ops.is_empty() && self.shared.is_empty()

@@ -9,7 +9,7 @@
 
 use std::cell::Cell;
 use std::collections::{HashSet, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::lock_api::ArcMutexGuard;
 use parking_lot::{Condvar, Mutex, MutexGuard, RawMutex};
@@ -28,8 +28,8 @@ use crate::{FsError, Result};
 const ENTRIES_PER_STEP: usize = 128;
 /// Entries of a family of data that one transaction changes, where there is space for the nodes that takes.
 const SWEPT_PER_STEP: u64 = 512;
-/// How long the reaper works between two rests while others are at work, if its step does not take longer.
-const WORK: Duration = Duration::from_millis(1);
+/// Changes of entries between two rests of the reaper while others are at work; the step that reaches them is done to its end.
+const SPELL: usize = 64;
 /// How long it rests then at least. Of a thousand operations of 20 microseconds some
 /// five meet a step then, and wait for its end.
 const PAUSE: Duration = Duration::from_millis(8);
@@ -178,7 +178,8 @@ struct Pace {
     position: Cell<Lsn>,
     /// Whether others have changed something.
     others: Cell<bool>,
-    begun: Cell<Instant>,
+    /// Changes of entries.
+    changes: Cell<usize>,
 }
 
 impl ReapQueue {
@@ -366,22 +367,19 @@ impl Core {
 
     /// The reaper begins to work.
     fn pace(&self) -> Pace {
-        Pace {
-            position: Cell::new(self.store.position()),
-            others: Cell::new(false),
-            begun: Cell::new(Instant::now()),
-        }
+        Pace { position: Cell::new(self.store.position()), others: Cell::new(false), changes: Cell::new(0) }
     }
 
-    /// The reaper's last step is at `position` of the log, and it holds no lock: a rest, where it is due.
-    fn rest_after(&self, position: Lsn, pace: &Pace) {
+    /// The reaper's last step, of so many changes, is at `position` of the log, and it holds no lock: a rest, where it is due.
+    fn rest_after(&self, (position, changes): (Lsn, usize), pace: &Pace) {
         let before = pace.position.replace(position);
         pace.others.set(pace.others.get() || position.0 > before.0 + 1);
-        if pace.others.get() && pace.begun.get().elapsed() >= WORK {
+        pace.changes.set(pace.changes.get() + changes);
+        if pace.others.get() && pace.changes.get() >= SPELL {
             let batches = self.store.batches_written();
             self.reap.rest(|| (self.store.position().0 - position.0, self.store.batches_written() - batches));
             pace.others.set(false);
-            pace.begun.set(Instant::now());
+            pace.changes.set(0);
         }
     }
 
@@ -400,13 +398,14 @@ impl Core {
                 orphans::delete(&mut tx, ino);
             }
             tx.privileged();
+            let changes = tx.len();
             let (lsn, _) = self.apply_freeing(tx, None, disposed.reserved_freed)?;
             let reap = disposed.reap;
             drop((disposed, change));
             if let Some(family) = reap {
                 self.reap.push(Task::Family(family));
             }
-            self.rest_after(lsn, pace);
+            self.rest_after((lsn, changes), pace);
         }
     }
 
@@ -452,8 +451,9 @@ impl Core {
             if !progress.more {
                 return Ok(true);
             }
+            // It looks at more entries than it changes.
             if let Some(lsn) = applied {
-                self.rest_after(lsn, pace);
+                self.rest_after((lsn, SPELL), pace);
             }
         }
         Ok(false)
@@ -499,14 +499,15 @@ impl Core {
                 };
                 if !tx.is_empty() {
                     tx.privileged();
-                    applied = Some(self.apply(tx)?);
+                    let changes = tx.len();
+                    applied = Some((self.apply(tx)?, changes));
                     shown.changed();
                     self.files.add(-records);
                 }
                 (progress.more, dead)
             };
-            if let Some(lsn) = applied {
-                self.rest_after(lsn, pace);
+            if let Some(applied) = applied {
+                self.rest_after(applied, pace);
             }
             for key in dead {
                 self.reap_orphan(key, pace)?;
@@ -532,8 +533,8 @@ impl Core {
         let mut tx = Transaction::new();
         subvolumes::delete(&mut tx, id);
         tx.privileged();
-        let lsn = self.apply(tx)?;
-        self.rest_after(lsn, pace);
+        let (changes, lsn) = (tx.len(), self.apply(tx)?);
+        self.rest_after((lsn, changes), pace);
         Ok(())
     }
 
