@@ -4,8 +4,8 @@
 //! and only where the books have room for what it may need ([`Mutation::spare`]). What remains has room to grow: a node
 //! that was joined is not split again by the next few puts.
 //!
-//! The bounds: two neighbours that fit into three quarters of a node, or three that fit into two with an eighth of each
-//! left free. Deletions at random leave nodes 60 to 70% full so.
+//! The bounds: two neighbours that fit into seven eighths of a node, or three that fit into two with a sixteenth of each
+//! left free.
 
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ use super::resident;
 use crate::key::Key;
 
 /// A node with more than this is not looked at.
-const UNDERFULL_BYTES: usize = BLOCK_BYTES * 2 / 3;
+const UNDERFULL_BYTES: usize = BLOCK_BYTES * 3 / 4;
 /// What two may come to as one.
-const PAIR_BYTES: usize = BLOCK_BYTES * 3 / 4;
+const PAIR_BYTES: usize = BLOCK_BYTES * 7 / 8;
 /// What each of two that were three may have.
-const PART_BYTES: usize = BLOCK_BYTES * 7 / 8;
+const PART_BYTES: usize = BLOCK_BYTES * 15 / 16;
 
 /// Nodes that one joining may cost beyond the forecast: one that is dirty and was not, and splits of what it left, by
 /// puts of the same transaction, which were forecast for nodes that had more room. A split elsewhere than in the middle

@@ -347,7 +347,7 @@ fn random_deletions_leave_no_half_empty_nodes() {
 #[test]
 fn ascending_deletions_join_little() {
     let many = 40_000;
-    for (load, joined_max_percent) in [((0..many).collect(), 5), (shuffled(many, 7), 80)] {
+    for (load, joined_max_percent) in [((0..many).collect(), 5), (shuffled(many, 7), 90)] {
         let mut loose = Loose::new();
         for n in load {
             loose.change(SPARE_NODES, |tree, m| tree.put(m, &n.to_be_bytes(), &[1; 30]));
