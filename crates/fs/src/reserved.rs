@@ -8,13 +8,13 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use parking_lot::Mutex;
-use varve_engine::{Lsn, Reservation, Transaction};
+use parking_lot::{Mutex, MutexGuard};
+use varve_engine::{EngineError, Lsn, Reservation, Transaction};
 use varve_format::record::subvolume::SubvolumeRecord;
 
-use crate::Result;
 use crate::core::{Core, Rounds};
 use crate::table::subvolumes;
+use crate::{FsError, Result};
 
 /// What logging data over a reserved block adds to the extents, in bytes of one entry: written in whatever order, a
 /// reservation breaks up into pieces of a few blocks.
@@ -79,56 +79,77 @@ impl Core {
     }
 
     /// Takes the space of all reservations again, when the pool has been opened. Where privileged work had gone into the
-    /// protected part before, it is partly found there; where what is deleted takes it, that is reaped first, since nobody
-    /// else may have what it leaves.
+    /// protected part before, it is found there. Where it is not all there, what is deleted is reaped first, since nobody
+    /// else may have what it leaves; then it takes half of the protected part, and what is missing still is taken when there
+    /// is space ([`Core::take_reserved`]).
     pub(crate) fn set_reserved_aside(&self) -> Result<()> {
+        if self.take_all()? {
+            return Ok(());
+        }
         let mut rounds = Rounds::default();
-        loop {
-            let missing = self.take_reserved()?;
-            if missing == 0 {
-                return Ok(());
-            }
-            if !rounds.are_left() || !self.reclaim(&mut rounds)? {
-                // It was there when the pool was last in use. Others wait for it from here on as well.
-                tracing::error!("space for {missing} reserved blocks is missing");
-                return Ok(());
+        while self.take_reserved()? > 0 {
+            match self.reclaim(&mut rounds) {
+                Ok(true) => {}
+                Ok(false) | Err(FsError::Engine(EngineError::NoSpace)) => break,
+                Err(error) => return Err(error),
             }
         }
+        let missing = if self.take_all()? { 0 } else { self.take_part(true)? };
+        if missing > 0 {
+            // It was there when the pool was last in use.
+            tracing::error!("space for {missing} reserved blocks is missing");
+        }
+        Ok(())
     }
 
-    /// Takes what is missing of the reservations' space, as much as there is. Gives how many blocks are missing still.
+    /// Takes what is missing of the reservations' space, as much of it as is free. Gives how many blocks are missing still.
     pub(crate) fn take_reserved(&self) -> Result<u64> {
-        let missing = || {
-            let stored = self.files.stored.lock();
-            let purse = self.reserved.purse.lock();
-            let held = purse.as_ref().map_or(0, Reservation::data_blocks);
-            (stored.reserved_blocks.saturating_sub(held), purse)
-        };
-        let (wanted, purse) = missing();
+        self.take_part(false)
+    }
+
+    /// Takes all that is missing, or nothing.
+    fn take_all(&self) -> Result<bool> {
+        let (wanted, purse) = self.missing_reserved();
         drop(purse);
-        let mut space = match wanted {
-            0 => None,
-            // It may have to wait for a checkpoint; no lock is held meanwhile.
-            _ => Some(self.store.reserve_again(wanted, ENTRY_BYTES)?),
-        };
-        let (wanted, mut purse) = missing();
-        // What has become too much goes back.
-        let space = space.as_mut().map(|space| self.split_blocks(space, wanted));
-        let missing = wanted - space.as_ref().map_or(0, Reservation::data_blocks);
+        // It may have to wait for a checkpoint; no lock is held meanwhile.
+        let all = if wanted > 0 { self.store.reserve_again(wanted, ENTRY_BYTES)? } else { None };
+        Ok(wanted == 0 || all.is_some_and(|all| self.add_reserved(all) == 0))
+    }
+
+    fn take_part(&self, squeeze: bool) -> Result<u64> {
+        let (wanted, purse) = self.missing_reserved();
+        drop(purse);
+        Ok(self.add_reserved(self.store.reserve_part(wanted, ENTRY_BYTES, squeeze)?))
+    }
+
+    /// Adds `space` to what is set aside; what has become too much meanwhile goes back. Gives how many blocks are missing.
+    fn add_reserved(&self, mut space: Reservation) -> u64 {
+        let (wanted, mut purse) = self.missing_reserved();
+        let space = self.split_blocks(&mut space, wanted);
+        let missing = wanted - space.data_blocks();
         self.reserved.short.store(missing > 0, Relaxed);
-        if let Some(space) = space.filter(|space| space.data_blocks() > 0) {
+        if space.data_blocks() > 0 {
             match &mut *purse {
                 Some(purse) => self.store.merge(purse, space),
                 none => *none = Some(space),
             }
         }
-        Ok(missing)
+        missing
+    }
+
+    /// How many reserved blocks nothing is set aside for, and what is.
+    fn missing_reserved(&self) -> (u64, MutexGuard<'_, Option<Reservation>>) {
+        let stored = self.files.stored.lock();
+        let purse = self.reserved.purse.lock();
+        let held = purse.as_ref().map_or(0, Reservation::data_blocks);
+        (stored.reserved_blocks.saturating_sub(held), purse)
     }
 
     /// Gives up what is set aside, as an opening does that finds no space for it.
     #[cfg(test)]
     pub(crate) fn forget_reserved(&self) {
         *self.reserved.purse.lock() = None;
+        self.reserved.short.store(true, Relaxed);
     }
 
     /// Whether some of the reservations' space has not been found yet.

@@ -55,19 +55,28 @@ impl Store {
         })
     }
 
-    /// As [`Store::reserve`], one entry for each block, for what had been set aside when the pool was last in use: as many
-    /// blocks as there is space for. Privileged work may have gone into the protected part then, so that they are found
-    /// there again.
-    pub fn reserve_again(&self, data_blocks: u64, entry_bytes: u64) -> Result<Reservation> {
+    /// As [`Store::reserve`], one entry for each block, for what had been set aside when the pool was last in use: privileged
+    /// work may have gone into the protected part then, so that it is found there again. `None`: it is not all there.
+    pub fn reserve_again(&self, data_blocks: u64, entry_bytes: u64) -> Result<Option<Reservation>> {
         self.check_writable()?;
-        if let Some(all) = self.set_aside(Urgency::Privileged, data_blocks, data_blocks, entry_bytes) {
-            return Ok(all);
+        let all = || self.set_aside(Urgency::Privileged, data_blocks, data_blocks, entry_bytes);
+        if let Some(all) = all() {
+            return Ok(Some(all));
         }
         self.reclaim()?;
+        Ok(all())
+    }
+
+    /// Part of the same: as many blocks as are there at once, with `squeeze` in half of the protected part too. The other
+    /// half is for what deletes, and for logging what has been accepted.
+    pub fn reserve_part(&self, data_blocks: u64, entry_bytes: u64, squeeze: bool) -> Result<Reservation> {
+        self.check_writable()?;
         let mut core = self.core.lock();
         let copies = core.space.copies;
+        let limit = if squeeze { -(core.space.protected as i64) / 2 } else { 0 };
         let fits = |blocks: u64| {
-            core.space.fits(purse(blocks, blocks, entry_bytes, copies).blocks(), Urgency::Privileged)
+            let purse = purse(blocks, blocks, entry_bytes, copies);
+            core.space.available() - purse.blocks() as i64 >= limit
         };
         let (mut least, mut most) = (0, data_blocks);
         while least < most {

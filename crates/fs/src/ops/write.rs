@@ -249,11 +249,7 @@ impl Core {
                     Err(EngineError::NoSpace) if !space.asked_reserved => {
                         space.asked_reserved = true;
                         // A page must not be paid for by what is set aside for another one that is refused then.
-                        let (stretch, reserved) = self.first_stretch(state, offset, len)?;
-                        len = stretch;
-                        if reserved {
-                            self.use_reserved(state, &mut space, offset, len)?;
-                        }
+                        len = self.use_reserved(state, &mut space, offset, len)?;
                         continue;
                     }
                     Err(EngineError::NoSpace) => {
@@ -362,11 +358,7 @@ impl Core {
 
     /// How far a write goes before it comes from pages that are reserved to others, or from others to such; and whether it
     /// begins with reserved ones. What is dirty needs no space and lies in either.
-    fn first_stretch(&self, state: &InodeState, offset: u64, len: usize) -> Result<(usize, bool)> {
-        let inner = self.read_lock(state)?;
-        if inner.record.flags & INODE_FLAG_RESERVED == 0 || inner.record.inline.is_some() {
-            return Ok((len, false));
-        }
+    fn first_stretch(&self, inner: &Inner, offset: u64, len: usize) -> Result<(usize, bool)> {
         let view = self.store.view();
         let path = extents::path(&view, &inner.record, self.sharing())?;
         let to = (offset + len as u64).next_multiple_of(BLOCK);
@@ -395,12 +387,17 @@ impl Core {
     /// There is no other space: takes that of the reservations in the range of a write, which become holes until its
     /// data is logged.
     ///
-    /// If power fails before that, the range is a hole that was reserved: of a write that nobody has synced.
-    fn use_reserved(&self, state: &InodeState, space: &mut Space, offset: u64, len: usize) -> Result<()> {
+    /// If power fails before that, the range is a hole that was reserved: of a write that nobody has synced. Gives how far the
+    /// write goes: not from reserved pages to others, nor from others to reserved ones.
+    fn use_reserved(&self, state: &InodeState, space: &mut Space, offset: u64, len: usize) -> Result<usize> {
         let change = self.change(state.ino)?;
         let mut inner = self.write_lock(state)?;
-        if inner.record.flags & INODE_FLAG_RESERVED == 0 || inner.record.inline.is_some() {
-            return Ok(());
+        if len == 0 || inner.record.flags & INODE_FLAG_RESERVED == 0 || inner.record.inline.is_some() {
+            return Ok(len);
+        }
+        let (len, reserved) = self.first_stretch(&inner, offset, len)?;
+        if !reserved {
+            return Ok(len);
         }
         self.own_first(&change, state.ino, &mut inner, None)?;
         let to = (offset + len as u64).next_multiple_of(BLOCK);
@@ -435,7 +432,7 @@ impl Core {
                 self.add(space, part, pages, true);
             }
         }
-        Ok(())
+        Ok(len)
     }
 
     fn add(&self, space: &mut Space, more: Reservation, pages: u64, first: bool) {

@@ -232,29 +232,45 @@ fn space_is_waited_for_and_no_longer() {
 }
 
 // Goal: what had been set aside when the pool was last in use is found again as far as there is space, to the block, and what
-// is missing is taken when there is some. Method: more than there is asked for, twice; then all reservations are forgotten in a
-// full pool, as an opening would that finds no space for them, and a file is removed.
+// is missing is taken when there is some; meanwhile what deletes has its room, and what was accepted is logged. Method: more than
+// there is asked for, twice; then all reservations are forgotten in a full pool with a dirty file, as an opening would that finds
+// no space for them, and others are removed.
 #[test]
 fn what_was_set_aside_is_found_again() {
     let f = Fixture::new(64 * MIB);
     let store = &f.fs.core().store;
-    let most = store.reserve_again(1 << 20, 24).unwrap();
+    let most = store.reserve_part(1 << 20, 24, true).unwrap();
     assert!(most.data_blocks() * 4096 > 40 * MIB, "{}", most.data_blocks());
-    assert!(store.reserve_again(1 << 20, 24).unwrap().data_blocks() <= 1);
+    assert!(store.reserve_part(1 << 20, 24, true).unwrap().data_blocks() <= 1);
+    assert!(store.reserve_again(1 << 20, 24).unwrap().is_none());
+    // The other half of what is protected.
+    assert!(store.reserve_again(300, 24).unwrap().is_some());
     drop(most);
     let ino = f.create(b"reserved");
     f.fs.fallocate(Caller::ROOT, ino, 0, 16 * MIB, Allocate::Reserve { keep_size: true }).unwrap();
-    let (big, _) = fill(&f, b"big");
+    let dirty = f.create(b"dirty");
+    fill(&f, b"big");
     f.fs.sync().unwrap();
     f.fs.checkpoint().unwrap();
     let core = f.fs.core();
     // Others have taken it.
     core.forget_reserved();
-    let taken = store.reserve_again(1 << 20, 24).unwrap();
+    f.write(dirty, 0, &[3; 8192]);
+    let taken = store.reserve_part(1 << 20, 24, false).unwrap();
+    assert!(taken.data_blocks() * 4096 > 15 * MIB);
+    core.set_reserved_aside().unwrap();
     let missing = core.take_reserved().unwrap();
-    assert!(missing * 4096 > 15 * MIB && core.reserved_is_short(), "{missing}");
-    drop(taken);
+    assert!(missing * 4096 > 14 * MIB && core.reserved_is_short(), "{missing}");
+    f.fs.sync().unwrap();
+    // So that they give back to others nothing but what they held.
+    f.fs.unlink(ROOT, b"dirty").unwrap();
     f.fs.unlink(ROOT, b"big").unwrap();
+    drop(taken);
+    for _ in 0..2 {
+        f.fs.maintain().unwrap();
+        f.fs.sync().unwrap();
+        f.fs.checkpoint().unwrap();
+    }
     f.fs.maintain().unwrap();
     assert!(!core.reserved_is_short());
     let data = pattern(2, 16 << 20);
@@ -262,5 +278,36 @@ fn what_was_set_aside_is_found_again() {
     assert_eq!(f.fs.write(Caller::ROOT, ino, 0, &data).unwrap(), data.len());
     f.fs.sync().unwrap();
     f.check();
-    assert!(f.fs.getattr(big).is_err());
+}
+
+// Goal: a full pool opens and can be deleted from, whatever is missing of what was set aside and however much waits to be
+// reaped. Method: reservations of a whole file's size, others that are removed and not reaped, a full pool, a kill; again and
+// again with less and less room left.
+#[test]
+fn a_short_pool_opens() {
+    let mut f = Fixture::new(64 * MIB);
+    let kept = f.create(b"kept");
+    f.fs.fallocate(Caller::ROOT, kept, 0, 8 * MIB, Allocate::Reserve { keep_size: false }).unwrap();
+    for round in 0..4 {
+        let names = || (0..400).map(move |number| format!("small{round}-{number}").into_bytes());
+        for name in names() {
+            let ino = f.create(&name);
+            f.write(ino, 0, &[5; 4096]);
+            f.fs.fallocate(Caller::ROOT, ino, 4096, 8192, Allocate::Reserve { keep_size: true }).unwrap();
+        }
+        let name = format!("big{round}").into_bytes();
+        fill(&f, &name);
+        f.fs.sync().unwrap();
+        names().for_each(|name| f.fs.unlink(ROOT, &name).unwrap());
+        f.fs.sync().unwrap();
+        f.kill();
+        f.check();
+        assert!(!f.fs.core().reserved_is_short());
+        f.fs.unlink(ROOT, &name).unwrap();
+    }
+    fill(&f, b"rest");
+    let data = pattern(2, 8 << 20);
+    assert_eq!(f.fs.write(Caller::ROOT, kept, 0, &data).unwrap(), data.len());
+    f.fs.sync().unwrap();
+    f.check();
 }
