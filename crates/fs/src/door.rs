@@ -59,6 +59,8 @@ impl Filesystem {
     }
     /// Makes everything durable, writes a checkpoint and closes. Verbs called later fail.
     pub fn close(&self) -> Result<()> {
+        // The background's reaper may be in the middle of something: it is waited for, and takes no more rests.
+        let _hurry = self.core.reap.hurry();
         drop(self.background.lock().take());
         self.core.close()
     }

@@ -46,8 +46,10 @@ const PAUSES_MAX: u32 = 10;
 const TASKS_IN_A_ROW: u32 = 64;
 /// Steps of a family while others wait.
 const STEPS_IN_A_TURN: u32 = 32;
-/// Steps of the reaper before the background looks after other things: with rests a second.
+/// Steps of the reaper before the background looks after other things, old dirty data first of all.
 const STEPS_AT_A_TIME: u32 = 128;
+/// And rests: of 8 ms to 80.
+const RESTS_AT_A_TIME: u32 = 12;
 /// Families asked for at a time when a pool is opened.
 const FAMILIES_PER_SCAN: usize = 1024;
 
@@ -164,7 +166,7 @@ pub(crate) struct ReapQueue {
 }
 
 /// While it lives, the reaper takes no rest.
-struct Hurry<'a>(&'a ReapQueue);
+pub(crate) struct Hurry<'a>(&'a ReapQueue);
 
 impl Drop for Hurry<'_> {
     fn drop(&mut self) {
@@ -180,30 +182,40 @@ struct Pace {
     others: Cell<bool>,
     /// Changes of entries.
     changes: Cell<usize>,
+    /// How often it has rested.
+    rests: Cell<u32>,
+}
+
+impl Pace {
+    /// It has rested so often that others have their turn.
+    fn is_over(&self) -> bool {
+        self.rests.get() >= RESTS_AT_A_TIME
+    }
 }
 
 impl ReapQueue {
     /// Somebody waits until all is reaped.
-    fn hurry(&self) -> Hurry<'_> {
+    pub(crate) fn hurry(&self) -> Hurry<'_> {
         *self.hurried.lock() += 1;
         self.hurry.notify_all();
         Hurry(self)
     }
     /// A rest, unless somebody waits: until others have done something a number of times, or have nothing to do. `done` says
-    /// how many transactions and batches there have been since.
-    fn rest(&self, done: impl Fn() -> (u64, u64)) {
+    /// how many transactions and batches there have been since. Says whether it was one.
+    fn rest(&self, done: impl Fn() -> (u64, u64)) -> bool {
         let (mut hurried, mut before) = (self.hurried.lock(), 0);
         for _ in 0..PAUSES_MAX {
             if *hurried > 0 || !self.hurry.wait_for(&mut hurried, PAUSE).timed_out() {
-                return;
+                return false;
             }
             let (transactions, batches) = done();
             let waited_for = (BATCHES_WAITED_FOR..BATCHES_BETWEEN).contains(&batches);
             if transactions == before || transactions >= OTHERS_BETWEEN && !waited_for {
-                return;
+                break;
             }
             before = transactions;
         }
+        true
     }
     /// Adds work.
     pub(crate) fn push(&self, task: Task) {
@@ -331,7 +343,7 @@ impl Core {
         self.find_hidden();
         loop {
             let none_left = left.replace(left.get().saturating_sub(1)) == 0;
-            if none_left {
+            if none_left || pace.is_over() {
                 return Ok(false);
             }
             let Some(task) = self.reap.tasks.lock().begin() else { return Ok(true) };
@@ -342,17 +354,15 @@ impl Core {
                         left.set(left.get().saturating_sub(1));
                         left.get() > 0 && self.reap.family_goes_on(steps)
                     };
-                    match self.reap_family_while(family, &pace, goes_on) {
-                        Ok(false) => continue,
-                        Ok(true) => Ok(()),
-                        Err(error) => Err(error),
-                    }
+                    self.reap_family_while(family, &pace, goes_on)
                 }
                 Task::Names(family) => self.reap_names(family, &pace),
                 Task::Subvolume { id, slot, family } => self.reap_subvolume(id, slot, family, &pace),
             };
             match reaped {
-                Ok(()) => {}
+                Ok(true) => {}
+                // It goes on with that one, or with what has its turn.
+                Ok(false) => continue,
                 Err(FsError::Engine(error)) if error.is_damage() => {
                     // It keeps its space, and keeps nothing else from being reaped; the next opening finds it again.
                     tracing::error!("{task:?} cannot be reaped: {error}; `varve check` says what is damaged");
@@ -367,7 +377,12 @@ impl Core {
 
     /// The reaper begins to work.
     fn pace(&self) -> Pace {
-        Pace { position: Cell::new(self.store.position()), others: Cell::new(false), changes: Cell::new(0) }
+        Pace {
+            position: Cell::new(self.store.position()),
+            others: Cell::new(false),
+            changes: Cell::new(0),
+            rests: Cell::new(0),
+        }
     }
 
     /// The reaper's last step, of so many changes, is at `position` of the log, and it holds no lock: a rest, where it is due.
@@ -383,15 +398,16 @@ impl Core {
         }
     }
 
-    fn reap_orphan(&self, ino: InodeId, pace: &Pace) -> Result<()> {
-        loop {
+    /// Deletes an orphan. False: it is not all gone, and others have their turn.
+    fn reap_orphan(&self, ino: InodeId, pace: &Pace) -> Result<bool> {
+        while !pace.is_over() {
             let change = match self.change(ino) {
                 Ok(change) => Some(change),
                 Err(FsError::Stale | FsError::ReadOnlySubvolume) => None,
                 Err(error) => return Err(error),
             };
             // Nobody else changes an orphan that is not open: its state in memory is gone.
-            let Some(orphan) = orphans::get(&self.store, ino)? else { return Ok(()) };
+            let Some(orphan) = orphans::get(&self.store, ino)? else { return Ok(true) };
             let mut tx = Transaction::new();
             let disposed = self.dispose_part(change.as_ref(), &mut tx, ino, &orphan.inode)?;
             if disposed.done {
@@ -407,6 +423,7 @@ impl Core {
             }
             self.rest_after((lsn, changes), pace);
         }
+        Ok(false)
     }
 
     /// Brings the versions of a family of data to what its holders see.
@@ -455,14 +472,18 @@ impl Core {
             if let Some(lsn) = applied {
                 self.rest_after((lsn, SPELL), pace);
             }
+            if pace.is_over() {
+                break;
+            }
         }
         Ok(false)
     }
 
     /// Brings the versions of a namespace to what its subvolumes show. Records that cease to exist let go of their data.
-    fn reap_names(&self, family: FamilyId, pace: &Pace) -> Result<()> {
+    /// False: there is more to do, and others have their turn.
+    fn reap_names(&self, family: FamilyId, pace: &Pace) -> Result<bool> {
         let gate = self.subvolumes.gate(family);
-        loop {
+        while !pace.is_over() {
             let mut applied = None;
             let (more, dead) = {
                 let mut shown = gate.write();
@@ -509,17 +530,21 @@ impl Core {
             if let Some(applied) = applied {
                 self.rest_after(applied, pace);
             }
+            // Those for which there is no time any more wait like others.
             for key in dead {
-                self.reap_orphan(key, pace)?;
+                if !self.reap_orphan(key, pace)? {
+                    self.reap.push(Task::Orphan(key));
+                }
             }
             if !more {
-                return Ok(());
+                return Ok(true);
             }
         }
+        Ok(false)
     }
 
-    /// Removes what is left of a subvolume that has been deleted.
-    fn reap_subvolume(&self, id: u64, slot: Slot, family: FamilyId, pace: &Pace) -> Result<()> {
+    /// Removes what is left of a subvolume that has been deleted. False: as for names.
+    fn reap_subvolume(&self, id: u64, slot: Slot, family: FamilyId, pace: &Pace) -> Result<bool> {
         let mut orphans = Vec::new();
         crate::table::orphans::each(&self.store.view(), &mut |ino, _| {
             if Slot::of(ino) == slot {
@@ -527,15 +552,19 @@ impl Core {
             }
         })?;
         for ino in orphans {
-            self.reap_orphan(ino, pace)?;
+            if !self.reap_orphan(ino, pace)? {
+                return Ok(false);
+            }
         }
-        self.reap_names(family, pace)?;
+        if !self.reap_names(family, pace)? {
+            return Ok(false);
+        }
         let mut tx = Transaction::new();
         subvolumes::delete(&mut tx, id);
         tx.privileged();
         let (changes, lsn) = (tx.len(), self.apply(tx)?);
         self.rest_after((lsn, changes), pace);
-        Ok(())
+        Ok(true)
     }
 
     /// Finds what an earlier life left to be reaped.
@@ -573,6 +602,8 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::{Allocate, Caller};
+    use crate::tests::{Fixture, MIB, ROOT};
 
     // Goal: the reaper rests until others have done much, or nothing more, and no longer than that takes or than its rest may
     // be; not at all when somebody waits for it. Method: how often it looks what others have done.
@@ -597,6 +628,53 @@ mod tests {
         assert_eq!(looks(1, 1), 0);
         drop(hurry);
         assert_eq!(looks(0, 0), 1);
+    }
+
+    // Goal: a long task keeps the background from nothing else: when the reaper has rested often enough it stops, wherever it is,
+    // and goes on there in its next turn. Method: each kind of task, begun when its time is over, and then again.
+    #[test]
+    fn no_task_goes_on_when_its_time_is_over() {
+        let f = Fixture::new(64 * MIB);
+        let home = f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap().ino;
+        let ino = f.fs.create(Caller::ROOT, home, b"f", 0o644).unwrap().ino;
+        f.write(ino, 0, &[1; 16384]);
+        let snapshot = f.fs.snapshot(home, ROOT, b"snapshot", false, false).unwrap();
+        f.fs.unlink(snapshot, b"f").unwrap();
+        let reserved = f.create(b"reserved");
+        f.fs.fallocate(Caller::ROOT, reserved, 0, MIB, Allocate::Reserve { keep_size: true }).unwrap();
+        f.fs.unlink(ROOT, b"reserved").unwrap();
+        f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+        f.fs.sync().unwrap();
+        let core = f.fs.core();
+        let over = core.pace();
+        over.rests.set(RESTS_AT_A_TIME);
+        let task = |pace: &Pace| {
+            let task = core.reap.tasks.lock().begin()?;
+            let done = match task {
+                Task::Orphan(ino) => core.reap_orphan(ino, pace),
+                Task::Names(family) => core.reap_names(family, pace),
+                Task::Subvolume { id, slot, family } => core.reap_subvolume(id, slot, family, pace),
+                Task::Family(family) => core.reap_family_while(family, pace, |_| true),
+            };
+            Some((task, done.unwrap()))
+        };
+        let mut kinds = HashSet::new();
+        loop {
+            let position = core.store.position();
+            let Some((begun, done)) = task(&over) else { break };
+            // A family looks after a step whether there is time for another.
+            if !matches!(begun, Task::Family(_)) {
+                assert!(!done && core.store.position() == position, "{begun:?}");
+                kinds.insert(std::mem::discriminant(&begun));
+            }
+            let (again, done) = task(&core.pace()).unwrap();
+            assert!(again == begun && done, "{begun:?}");
+            core.reap.tasks.lock().done(begun);
+        }
+        assert!(kinds.len() >= 2, "{kinds:?}");
+        f.fs.maintain().unwrap();
+        assert_eq!(core.reap.backlog(), 0);
+        f.check();
     }
 
     // Goal: a family waits once, and once more when something comes up while it is being reaped, however often it is named.
