@@ -112,7 +112,9 @@ fn remove_inode(path: &Path, inode: u64) -> io::Result<()> {
         match renameat_with(CWD, &aside, CWD, path, RenameFlags::NOREPLACE) {
             // A third mount has taken the name meanwhile: the second has ended, and nobody asks for its socket any more.
             Err(Errno::EXIST) => {}
-            put_back => return Ok(put_back?),
+            // Not every filesystem knows of that: a second name replaces none, either.
+            Err(_) => fs::hard_link(&aside, path)?,
+            Ok(()) => return Ok(()),
         }
     }
     fs::remove_file(&aside)
