@@ -50,6 +50,10 @@ const STEPS_IN_A_TURN: u32 = 32;
 const STEPS_AT_A_TIME: u32 = 128;
 /// And rests: of 8 ms to 80.
 const RESTS_AT_A_TIME: u32 = 12;
+/// With more tasks waiting than this a rest is a single pause: what is deleted must go as fast as it comes.
+const TASKS_AT_EASE: u64 = 4;
+/// And with more than this there is none but for families of data, which change most.
+const TASKS_IN_HASTE: u64 = 16;
 /// Families asked for at a time when a pool is opened.
 const FAMILIES_PER_SCAN: usize = 1024;
 
@@ -203,8 +207,9 @@ impl ReapQueue {
     /// A rest, unless somebody waits: until others have done something a number of times, or have nothing to do. `done` says
     /// how many transactions and batches there have been since. Says whether it was one.
     fn rest(&self, done: impl Fn() -> (u64, u64)) -> bool {
+        let pauses = if self.backlog() > TASKS_AT_EASE { 1 } else { PAUSES_MAX };
         let (mut hurried, mut before) = (self.hurried.lock(), 0);
-        for _ in 0..PAUSES_MAX {
+        for _ in 0..pauses {
             if *hurried > 0 || !self.hurry.wait_for(&mut hurried, PAUSE).timed_out() {
                 return false;
             }
@@ -390,9 +395,15 @@ impl Core {
         let before = pace.position.replace(position);
         pace.others.set(pace.others.get() || position.0 > before.0 + 1);
         pace.changes.set(pace.changes.get() + changes);
+        if changes < SPELL && self.reap.backlog() > TASKS_IN_HASTE {
+            return;
+        }
         if pace.others.get() && pace.changes.get() >= SPELL {
             let batches = self.store.batches_written();
-            self.reap.rest(|| (self.store.position().0 - position.0, self.store.batches_written() - batches));
+            let rested = self
+                .reap
+                .rest(|| (self.store.position().0 - position.0, self.store.batches_written() - batches));
+            pace.rests.set(pace.rests.get() + u32::from(rested));
             pace.others.set(false);
             pace.changes.set(0);
         }
@@ -624,6 +635,12 @@ mod tests {
         assert_eq!(looks(OTHERS_BETWEEN, BATCHES_BETWEEN / 4), 4);
         assert_eq!(looks(1, 0), u64::from(PAUSES_MAX));
         assert_eq!(looks(OTHERS_BETWEEN, 2), u64::from(PAUSES_MAX));
+        for number in 0..=TASKS_AT_EASE {
+            queue.push(Task::Orphan(InodeId(number)));
+        }
+        assert_eq!(looks(1, 0), 1);
+        queue.tasks.lock().done(Task::Orphan(InodeId(0)));
+        assert_eq!(looks(1, 0), u64::from(PAUSES_MAX));
         let hurry = queue.hurry();
         assert_eq!(looks(1, 1), 0);
         drop(hurry);
@@ -647,7 +664,12 @@ mod tests {
         f.fs.sync().unwrap();
         let core = f.fs.core();
         let over = core.pace();
-        over.rests.set(RESTS_AT_A_TIME);
+        for _ in 0..RESTS_AT_A_TIME {
+            assert!(!over.is_over());
+            over.others.set(true);
+            core.rest_after((core.store.position(), SPELL), &over);
+        }
+        assert!(over.is_over());
         let task = |pace: &Pace| {
             let task = core.reap.tasks.lock().begin()?;
             let done = match task {
