@@ -30,6 +30,8 @@ const ENOSPC: Errno = 28;
 const EOPNOTSUPP: Errno = 95;
 /// With this much free no call may be refused for lack of space, in bytes: it covers what splitting nodes may need.
 const REFUSAL_FREE_BYTES_MAX: u64 = 64 << 10;
+/// What changing one tree more may take, when all of it is clean: a leaf and the nodes above, two copies of each.
+const TREE_PATH_BYTES: u64 = 2 * 2 * PAGE_BYTES;
 /// What setting a page aside may take: it, and its share of what describes it.
 const RESERVED_PAGE_BYTES_MAX: u64 = 2 * PAGE_BYTES + 512;
 /// What moving a page to another place in its file may take, if it is an extent by itself: a key and a value put and a key
@@ -68,8 +70,10 @@ fn wanted_bytes(call: &Call, content: Option<&Content>) -> u64 {
         Call::CreateSubvolume { .. } | Call::Snapshot { .. } | Call::CloneFile { .. } => {
             REFUSAL_FREE_BYTES_MAX
         }
-        // A long target has a block.
-        Call::Symlink { target, .. } => target.len().next_multiple_of(PAGE_BYTES as usize) as u64,
+        // A long target has a block, and that an entry in one tree more.
+        Call::Symlink { target, .. } => {
+            target.len().next_multiple_of(PAGE_BYTES as usize) as u64 + TREE_PATH_BYTES
+        }
         _ => 0,
     }
 }
