@@ -7,18 +7,20 @@
 //! sight of a stored record is gone, the reaper of the namespace moves it to the orphans, which let go of the data in a
 //! transaction of their own.
 
+mod pace;
+
 use std::cell::Cell;
 use std::collections::{HashSet, VecDeque};
-use std::time::Duration;
 
 use parking_lot::lock_api::ArcMutexGuard;
 use parking_lot::{Condvar, Mutex, MutexGuard, RawMutex};
 use varve_engine::version::{self, ReaperMemory, points};
-use varve_engine::{EngineError, FamilyId, InodeId, Lsn, Transaction, TreeId};
+use varve_engine::{EngineError, FamilyId, InodeId, Transaction, TreeId};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, InodeRecord};
 use varve_format::record::orphan::OrphanState;
 use varve_format::record::subvolume::SUBVOLUME_DELETING;
 
+use self::pace::{Pace, SPELL};
 use crate::core::Core;
 use crate::subvolume::{Change, Slot};
 use crate::table::{corrupt, extents, orphans, subvolumes};
@@ -28,32 +30,12 @@ use crate::{FsError, Result};
 const ENTRIES_PER_STEP: usize = 128;
 /// Entries of a family of data that one transaction changes, where there is space for the nodes that takes.
 const SWEPT_PER_STEP: u64 = 512;
-/// Changes of entries between two rests of the reaper while others are at work; the step that reaches them is done to its end.
-const SPELL: usize = 64;
-/// How long it rests then at least. Of a thousand operations of 20 microseconds some
-/// five meet a step then, and wait for its end.
-const PAUSE: Duration = Duration::from_millis(8);
-/// Transactions of others between two spells of work: of operations that take longer than that, as few meet one.
-const OTHERS_BETWEEN: u64 = 160;
-/// The same for batches of the log, where others wait for these: one has transactions of several operations, and each of its
-/// waiters would meet what it meets.
-const BATCHES_BETWEEN: u64 = 160;
-/// Batches in a rest from which on somebody waits for them; fewer are the background's.
-const BATCHES_WAITED_FOR: u64 = 2;
-/// Pauses that are waited for those, at most: whatever others do, there are steps.
-const PAUSES_MAX: u32 = 10;
 /// Other tasks that are done before a family of data has its turn.
 const TASKS_IN_A_ROW: u32 = 64;
 /// Steps of a family while others wait.
 const STEPS_IN_A_TURN: u32 = 32;
 /// Steps of the reaper before the background looks after other things, old dirty data first of all.
 const STEPS_AT_A_TIME: u32 = 128;
-/// And rests: of 8 ms to 80.
-const RESTS_AT_A_TIME: u32 = 12;
-/// With more tasks waiting than this a rest is a single pause: what is deleted must go as fast as it comes.
-const TASKS_AT_EASE: u64 = 4;
-/// And with more than this there is none but for families of data, which change most.
-const TASKS_IN_HASTE: u64 = 16;
 /// Families asked for at a time when a pool is opened.
 const FAMILIES_PER_SCAN: usize = 1024;
 
@@ -178,49 +160,12 @@ impl Drop for Hurry<'_> {
     }
 }
 
-/// What the reaper has done since its last rest.
-struct Pace {
-    /// The log after its last step.
-    position: Cell<Lsn>,
-    /// Whether others have changed something.
-    others: Cell<bool>,
-    /// Changes of entries.
-    changes: Cell<usize>,
-    /// How often it has rested.
-    rests: Cell<u32>,
-}
-
-impl Pace {
-    /// It has rested so often that others have their turn.
-    fn is_over(&self) -> bool {
-        self.rests.get() >= RESTS_AT_A_TIME
-    }
-}
-
 impl ReapQueue {
     /// Somebody waits until all is reaped.
     pub(crate) fn hurry(&self) -> Hurry<'_> {
         *self.hurried.lock() += 1;
         self.hurry.notify_all();
         Hurry(self)
-    }
-    /// A rest, unless somebody waits: until others have done something a number of times, or have nothing to do. `done` says
-    /// how many transactions and batches there have been since. Says whether it was one.
-    fn rest(&self, done: impl Fn() -> (u64, u64)) -> bool {
-        let pauses = if self.backlog() > TASKS_AT_EASE { 1 } else { PAUSES_MAX };
-        let (mut hurried, mut before) = (self.hurried.lock(), 0);
-        for _ in 0..pauses {
-            if *hurried > 0 || !self.hurry.wait_for(&mut hurried, PAUSE).timed_out() {
-                return false;
-            }
-            let (transactions, batches) = done();
-            let waited_for = (BATCHES_WAITED_FOR..BATCHES_BETWEEN).contains(&batches);
-            if transactions == before || transactions >= OTHERS_BETWEEN && !waited_for {
-                break;
-            }
-            before = transactions;
-        }
-        true
     }
     /// Adds work.
     pub(crate) fn push(&self, task: Task) {
@@ -377,35 +322,6 @@ impl Core {
             }
             // Only here are tasks removed, and `running` is held.
             self.reap.tasks.lock().done(task);
-        }
-    }
-
-    /// The reaper begins to work.
-    fn pace(&self) -> Pace {
-        Pace {
-            position: Cell::new(self.store.position()),
-            others: Cell::new(false),
-            changes: Cell::new(0),
-            rests: Cell::new(0),
-        }
-    }
-
-    /// The reaper's last step, of so many changes, is at `position` of the log, and it holds no lock: a rest, where it is due.
-    fn rest_after(&self, (position, changes): (Lsn, usize), pace: &Pace) {
-        let before = pace.position.replace(position);
-        pace.others.set(pace.others.get() || position.0 > before.0 + 1);
-        pace.changes.set(pace.changes.get() + changes);
-        if changes < SPELL && self.reap.backlog() > TASKS_IN_HASTE {
-            return;
-        }
-        if pace.others.get() && pace.changes.get() >= SPELL {
-            let batches = self.store.batches_written();
-            let rested = self
-                .reap
-                .rest(|| (self.store.position().0 - position.0, self.store.batches_written() - batches));
-            pace.rests.set(pace.rests.get() + u32::from(rested));
-            pace.others.set(false);
-            pace.changes.set(0);
         }
     }
 
@@ -614,38 +530,8 @@ impl Core {
 mod tests {
     use super::*;
     use crate::api::{Allocate, Caller};
+    use crate::reaper::pace::RESTS_AT_A_TIME;
     use crate::tests::{Fixture, MIB, ROOT};
-
-    // Goal: the reaper rests until others have done much, or nothing more, and no longer than that takes or than its rest may
-    // be; not at all when somebody waits for it. Method: how often it looks what others have done.
-    #[test]
-    fn the_reaper_rests() {
-        let queue = ReapQueue::default();
-        let looks = |transactions: u64, batches: u64| {
-            let looked = Cell::new(0);
-            queue.rest(|| {
-                looked.set(looked.get() + 1);
-                (looked.get() * transactions, looked.get() * batches)
-            });
-            looked.get()
-        };
-        assert_eq!(looks(0, 0), 1);
-        assert_eq!(looks(OTHERS_BETWEEN, 0), 1);
-        assert_eq!(looks(OTHERS_BETWEEN / 2, 0), 2);
-        assert_eq!(looks(OTHERS_BETWEEN, BATCHES_BETWEEN / 4), 4);
-        assert_eq!(looks(1, 0), u64::from(PAUSES_MAX));
-        assert_eq!(looks(OTHERS_BETWEEN, 2), u64::from(PAUSES_MAX));
-        for number in 0..=TASKS_AT_EASE {
-            queue.push(Task::Orphan(InodeId(number)));
-        }
-        assert_eq!(looks(1, 0), 1);
-        queue.tasks.lock().done(Task::Orphan(InodeId(0)));
-        assert_eq!(looks(1, 0), u64::from(PAUSES_MAX));
-        let hurry = queue.hurry();
-        assert_eq!(looks(1, 1), 0);
-        drop(hurry);
-        assert_eq!(looks(0, 0), 1);
-    }
 
     // Goal: a long task keeps the background from nothing else: when the reaper has rested often enough it stops, wherever it is,
     // and goes on there in its next turn. Method: each kind of task, begun when its time is over, and then again.

@@ -1,0 +1,140 @@
+//! How the reaper keeps out of the way: spells of work, and rests between them while others are at work.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use varve_engine::Lsn;
+
+use super::ReapQueue;
+use crate::core::Core;
+
+/// Changes of entries between two rests of the reaper while others are at work; the step that reaches them is done to its end.
+pub(super) const SPELL: usize = 64;
+/// How long it rests then at least. Of a thousand operations of 20 microseconds some
+/// five meet a step then, and wait for its end.
+const PAUSE: Duration = Duration::from_millis(8);
+/// Transactions of others between two spells of work: of operations that take longer than that, as few meet one.
+const OTHERS_BETWEEN: u64 = 160;
+/// The same for batches of the log, where others wait for these: one has transactions of several operations, and each of its
+/// waiters would meet what it meets.
+const BATCHES_BETWEEN: u64 = 160;
+/// Batches in a rest from which on somebody waits for them; fewer are the background's.
+const BATCHES_WAITED_FOR: u64 = 2;
+/// Pauses that are waited for those, at most: whatever others do, there are steps.
+const PAUSES_MAX: u32 = 10;
+/// Rests, of 8 ms to 80, before the background looks after other things.
+pub(super) const RESTS_AT_A_TIME: u32 = 12;
+/// With more tasks waiting than this a rest is a single pause: what is deleted must go as fast as it comes.
+const TASKS_AT_EASE: u64 = 4;
+/// And with more than this there is none but for families of data, which change most.
+const TASKS_IN_HASTE: u64 = 16;
+
+/// What the reaper has done since its last rest.
+pub(super) struct Pace {
+    /// The log after its last step.
+    position: Cell<Lsn>,
+    /// Whether others have changed something.
+    pub(super) others: Cell<bool>,
+    /// Changes of entries.
+    changes: Cell<usize>,
+    /// How often it has rested.
+    rests: Cell<u32>,
+}
+
+impl Pace {
+    /// It has rested so often that others have their turn.
+    pub(super) fn is_over(&self) -> bool {
+        self.rests.get() >= RESTS_AT_A_TIME
+    }
+}
+
+impl ReapQueue {
+    /// A rest, unless somebody waits: until others have done something a number of times, or have nothing to do. `done` says
+    /// how many transactions and batches there have been since. Says whether it was one.
+    fn rest(&self, done: impl Fn() -> (u64, u64)) -> bool {
+        let pauses = if self.backlog() > TASKS_AT_EASE { 1 } else { PAUSES_MAX };
+        let (mut hurried, mut before) = (self.hurried.lock(), 0);
+        for _ in 0..pauses {
+            if *hurried > 0 || !self.hurry.wait_for(&mut hurried, PAUSE).timed_out() {
+                return false;
+            }
+            let (transactions, batches) = done();
+            let waited_for = (BATCHES_WAITED_FOR..BATCHES_BETWEEN).contains(&batches);
+            if transactions == before || transactions >= OTHERS_BETWEEN && !waited_for {
+                break;
+            }
+            before = transactions;
+        }
+        true
+    }
+}
+
+impl Core {
+    /// The reaper begins to work.
+    pub(super) fn pace(&self) -> Pace {
+        Pace {
+            position: Cell::new(self.store.position()),
+            others: Cell::new(false),
+            changes: Cell::new(0),
+            rests: Cell::new(0),
+        }
+    }
+
+    /// The reaper's last step, of so many changes, is at `position` of the log, and it holds no lock: a rest, where it is due.
+    pub(super) fn rest_after(&self, (position, changes): (Lsn, usize), pace: &Pace) {
+        let before = pace.position.replace(position);
+        pace.others.set(pace.others.get() || position.0 > before.0 + 1);
+        pace.changes.set(pace.changes.get() + changes);
+        if changes < SPELL && self.reap.backlog() > TASKS_IN_HASTE {
+            return;
+        }
+        if pace.others.get() && pace.changes.get() >= SPELL {
+            let batches = self.store.batches_written();
+            let rested = self
+                .reap
+                .rest(|| (self.store.position().0 - position.0, self.store.batches_written() - batches));
+            pace.rests.set(pace.rests.get() + u32::from(rested));
+            pace.others.set(false);
+            pace.changes.set(0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use varve_engine::InodeId;
+
+    use super::super::Task;
+    use super::*;
+
+    // Goal: the reaper rests until others have done much, or nothing more, and no longer than that takes or than its rest may
+    // be; not at all when somebody waits for it. Method: how often it looks what others have done.
+    #[test]
+    fn the_reaper_rests() {
+        let queue = ReapQueue::default();
+        let looks = |transactions: u64, batches: u64| {
+            let looked = Cell::new(0);
+            queue.rest(|| {
+                looked.set(looked.get() + 1);
+                (looked.get() * transactions, looked.get() * batches)
+            });
+            looked.get()
+        };
+        assert_eq!(looks(0, 0), 1);
+        assert_eq!(looks(OTHERS_BETWEEN, 0), 1);
+        assert_eq!(looks(OTHERS_BETWEEN / 2, 0), 2);
+        assert_eq!(looks(OTHERS_BETWEEN, BATCHES_BETWEEN / 4), 4);
+        assert_eq!(looks(1, 0), u64::from(PAUSES_MAX));
+        assert_eq!(looks(OTHERS_BETWEEN, 2), u64::from(PAUSES_MAX));
+        for number in 0..=TASKS_AT_EASE {
+            queue.push(Task::Orphan(InodeId(number)));
+        }
+        assert_eq!(looks(1, 0), 1);
+        queue.tasks.lock().done(Task::Orphan(InodeId(0)));
+        assert_eq!(looks(1, 0), u64::from(PAUSES_MAX));
+        let hurry = queue.hurry();
+        assert_eq!(looks(1, 1), 0);
+        drop(hurry);
+        assert_eq!(looks(0, 0), 1);
+    }
+}
