@@ -2,7 +2,7 @@
 //!
 //! A tree is right without it, and smaller with it. So it takes only neighbours that are in memory, under the same parent,
 //! and only where the books have room for what it may need ([`Mutation::spare`]). What remains has room to grow: a node
-//! that was joined is not split again by the next few puts.
+//! that was joined is not split again by the next few puts of small entries.
 //!
 //! The bounds: two neighbours that fit into seven eighths of a node, or three that fit into two with a sixteenth of each
 //! left free.

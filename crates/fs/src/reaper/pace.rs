@@ -10,8 +10,7 @@ use crate::core::Core;
 
 /// Changes of entries between two rests of the reaper while others are at work; the step that reaches them is done to its end.
 pub(super) const SPELL: usize = 64;
-/// How long it rests then at least. Of a thousand operations of 20 microseconds some
-/// five meet a step then, and wait for its end.
+/// How long a rest takes at least. Of a thousand operations of 20 microseconds some five meet a step then, and wait for its end.
 const PAUSE: Duration = Duration::from_millis(8);
 /// Transactions of others between two spells of work: of operations that take longer than that, as few meet one.
 const OTHERS_BETWEEN: u64 = 160;
