@@ -296,8 +296,13 @@ impl Drop for Mount {
 
 /// Every mount point there is.
 pub fn mount_points() -> Vec<PathBuf> {
-    let table = fs::read_to_string("/proc/self/mountinfo").expect("the kernel tells what is mounted");
-    table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from).collect()
+    // Others may use any bytes in their names.
+    let table = fs::read("/proc/self/mountinfo").expect("the kernel tells what is mounted");
+    String::from_utf8_lossy(&table)
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .map(PathBuf::from)
+        .collect()
 }
 
 /// Takes a mount of ours away, whatever state it is in.

@@ -45,8 +45,9 @@ refuses 1 "only root" as "$V" mount pool mnt -o remount,ro
 
 # The end of one mount leaves the next on the same directory alone.
 as "$V" create other --size 64M
-as bash -c 'exec 7< mnt/file; fusermount3 -u -z mnt; "$0" mount other mnt; echo second > mnt/second; cat <&7; exec 7<&-' "$V"
+as bash -c 'exec 7< mnt/file; fusermount3 -u -z mnt; "$0" mount other mnt 7<&-; echo second > mnt/second; cat <&7; exec 7<&-' "$V"
 for i in $(seq 2400); do [ $(pgrep -cx varve) -eq 1 ] && break; sleep 0.05; done
+[ $(pgrep -cx varve) -eq 1 ] || fail "the first mount has not ended: $(pgrep -ax varve)"
 as cmp mnt/second - <<< second
 as "$V" unmount mnt
 as "$V" check pool
