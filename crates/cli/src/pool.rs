@@ -53,7 +53,10 @@ fn explain(path: &Path, error: &DeviceError) -> anyhow::Error {
             anyhow!("{shown} does not exist; to make a pool there: varve create {shown} --size SIZE")
         }
         DeviceError::NotPermitted { .. } => {
-            anyhow!("{error}; you need read and write permission for it (or root, for most block devices)")
+            anyhow!(
+                "{error}; you need read and write permission for it (or root, for most block devices); what cannot be \
+                 written to can be mounted with -o ro"
+            )
         }
         error => anyhow!("{error}"),
     }

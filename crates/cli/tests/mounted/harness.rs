@@ -347,12 +347,17 @@ impl BlockStat {
 impl Loop {
     /// A loop device over a new, sparse file.
     pub fn new(scratch: &Scratch, name: &str, bytes: u64) -> Loop {
+        let file = scratch.path(name);
+        fs::File::create(&file).and_then(|file| file.set_len(bytes)).expect("a file for a loop device");
+        Loop::over(&file, &["--direct-io=on"])
+    }
+
+    /// A loop device over a file that is there.
+    pub fn over(file: &Path, options: &[&str]) -> Loop {
         // Finding a free device and taking it are two steps of losetup.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _held = ONE_AT_A_TIME.lock();
-        let file = scratch.path(name);
-        fs::File::create(&file).and_then(|file| file.set_len(bytes)).expect("a file for a loop device");
-        let device = succeed(Command::new("losetup").args(["--find", "--show", "--direct-io=on"]).arg(&file));
+        let device = succeed(Command::new("losetup").args(["--find", "--show"]).args(options).arg(file));
         Loop { device: PathBuf::from(device.trim()) }
     }
 

@@ -110,6 +110,23 @@ fn settle(pool: &Path) {
     panic!("an idle mount keeps writing");
 }
 
+/// Goal: a block device that is read-only is refused when it is to be written to, not at the first write. Method: a loop
+/// device of that kind; to be read, it can be mounted.
+#[test]
+fn refuses_a_read_only_device() {
+    let test = "refuses_a_read_only_device";
+    if !can_mount(test) || !can_loop(test) {
+        return;
+    }
+    let scratch = Scratch::new("refuse-device");
+    let pool = scratch.pool("pool.img", "64M");
+    let device = Loop::over(&pool, &["--read-only"]);
+    let point = scratch.subdir("mnt");
+    let words = ["the device is read-only", "-o ro"];
+    refused(varve(&["mount"]).arg(&device.device).arg(&point), FAILED, &words, &[&pool]);
+    Mount::start_with(&device.device, &point, &["-o", "ro"]).unmount();
+}
+
 /// Goal: wrong usage is status 2. Method: one wrong flag, value or count for several verbs, beside a pool that must
 /// not change.
 #[test]

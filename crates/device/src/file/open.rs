@@ -31,6 +31,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(25);
 
 /// `BLKGETSIZE64`: size of a block device in bytes.
 const BLKGETSIZE64: rustix::ioctl::Opcode = opcode::read::<usize>(0x12, 114);
+/// `BLKROGET`: whether a block device is read-only. Opening it for writing may work all the same.
+const BLKROGET: rustix::ioctl::Opcode = opcode::none(0x12, 94);
 /// `BLKDISCARD`: discard [offset, length].
 const BLKDISCARD: rustix::ioctl::Opcode = opcode::none(0x12, 119);
 
@@ -89,6 +91,10 @@ impl FileDevice {
                 }
                 os_error(error)
             })?;
+        }
+        if is_block_device && writable && block_is_read_only(file.as_fd()).map_err(|e| os_error(e.into()))? {
+            let text = "the device is read-only".to_owned();
+            return Err(DeviceError::NotPermitted { operation: Operation::Open, device: name, text });
         }
         let len_bytes = if is_block_device {
             block_size_bytes(file.as_fd()).map_err(|errno| os_error(errno.into()))?
@@ -210,6 +216,11 @@ fn set_direct(file: &File, size_bytes: u64) -> io::Result<bool> {
 fn block_size_bytes(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
     // SAFETY: BLKGETSIZE64 writes one u64 through its argument, which is what this getter provides.
     unsafe { ioctl(fd, Getter::<BLKGETSIZE64, u64>::new()) }
+}
+
+fn block_is_read_only(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+    // SAFETY: BLKROGET writes one int through its argument, which is what this getter provides.
+    unsafe { ioctl(fd, Getter::<BLKROGET, i32>::new()) }.map(|read_only| read_only != 0)
 }
 
 /// Discards `[offset, offset + len_bytes)` of a block device.
