@@ -37,39 +37,50 @@ pub(super) fn describe_holder(path: &Path, ours: Option<&File>) -> Option<String
         None => fs::metadata(path),
     }
     .ok()?;
-    let pid = lock_holder(&fs::read_to_string("/proc/locks").unwrap_or_default(), &metadata)
-        .filter(|pid| fs::metadata(format!("/proc/{pid}")).is_ok())
-        .or_else(|| opener(Identity::of(&metadata)))?;
+    let mut holders = lock_holders(&metadata);
+    holders.retain(|pid| lives(*pid));
+    // This process may have it locked as well.
+    let other = holders.iter().find(|pid| **pid != std::process::id());
+    let pid = other.or(holders.first()).copied().or_else(|| opener(Identity::of(&metadata)))?;
     let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let program: String = comm.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     let whose = if pid == std::process::id() { "this process" } else { "process" };
     Some(if program.is_empty() { format!("{whose} {pid}") } else { format!("{whose} {pid} ({program})") })
 }
 
-/// Whether a living process (this one included, if it has the file open twice) holds `ours` locked.
-pub(super) fn held_by_living(ours: &File) -> bool {
+/// Whether a living process (this one included, if it has the file open elsewhere) holds `ours` locked. `own_locks` of the
+/// locks are those of who asks.
+pub(super) fn held_by_living(ours: &File, own_locks: usize) -> bool {
     let Ok(metadata) = ours.metadata() else { return false };
-    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-    lock_holder(&locks, &metadata).is_some_and(|pid| fs::metadata(format!("/proc/{pid}")).is_ok())
+    let mut holders = lock_holders(&metadata);
+    for _ in 0..own_locks {
+        if let Some(own) = holders.iter().position(|pid| *pid == std::process::id()) {
+            holders.swap_remove(own);
+        }
+    }
+    holders.into_iter().any(lives)
         || opener(Identity::of(&metadata)).is_some_and(|pid| pid != std::process::id())
 }
 
-/// The pid that holds a flock on the inode according to the text of /proc/locks, whose lines read
+fn lives(pid: u32) -> bool {
+    fs::metadata(format!("/proc/{pid}")).is_ok()
+}
+
+/// The pids that hold a flock on the inode according to /proc/locks, whose lines read
 /// `1: FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF`.
-fn lock_holder(locks: &str, metadata: &fs::Metadata) -> Option<u32> {
+fn lock_holders(metadata: &fs::Metadata) -> Vec<u32> {
     let (major, minor) = (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
-    let exact = format!("{major:02x}:{minor:02x}:{}", metadata.ino());
-    let held = || {
-        locks.lines().filter_map(|line| {
-            let fields: Vec<&str> = line.split_whitespace().collect();
-            // A waiter's line has "->" in second place and is no holder.
-            match fields[..] {
-                [_, "FLOCK", _, _, pid, inode, ..] => Some((pid.parse().ok()?, inode)),
-                _ => None,
-            }
-        })
+    let inode = format!("{major:02x}:{minor:02x}:{}", metadata.ino());
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    let holder = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        // A waiter's line has "->" in second place and is no holder.
+        match fields[..] {
+            [_, "FLOCK", _, _, pid, locked, ..] if locked == inode => pid.parse().ok(),
+            _ => None,
+        }
     };
-    held().find(|(_, inode)| *inode == exact).map(|(pid, _)| pid)
+    locks.lines().filter_map(holder).collect()
 }
 
 /// A process other than this one, else this one, that has the file open for writing (else at all).

@@ -2,11 +2,12 @@
 //! writer at a time.
 //!
 //! Invariants: requests are checked before they reach the kernel; a partial transfer is carried on to its
-//! end or reported; the lock is held as long as the `FileDevice` lives.
+//! end or reported; the lock is held as long as the `FileDevice` lives (or one that was made of it by reopening).
 //! Must not know: what is stored.
 
 mod holder;
 mod open;
+mod reopen;
 mod uring;
 
 #[cfg(test)]
@@ -17,6 +18,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -96,6 +99,10 @@ impl FileOptions {
 /// A regular file or block device, opened and locked.
 pub struct FileDevice {
     file: File,
+    /// The open file that has the lock, if that is another one.
+    lock: Option<File>,
+    /// Others may have written to it since it was opened for reading.
+    lock_lost: AtomicBool,
     path: PathBuf,
     size_bytes: u64,
     is_block_device: bool,
@@ -164,8 +171,13 @@ impl FileDevice {
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), DeviceError> {
-        if !self.writable && request.operation() == Operation::Write {
-            return Err(self.read_only_error(Operation::Write));
+        if !self.writable {
+            if request.operation() == Operation::Write {
+                return Err(self.read_only_error(Operation::Write));
+            }
+            if self.lock_lost.load(Relaxed) {
+                return Err(self.lost_error());
+            }
         }
         request.check(self.size_bytes, || self.name())
     }

@@ -9,7 +9,8 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -26,8 +27,8 @@ use crate::{ALIGN_BYTES, AlignedBuf, Counters, DeviceError};
 /// Others look at block devices for a moment when they appear (they take a shared lock), and the lock of a process
 /// that was killed with I/O in flight outlives it until the kernel has taken its io_uring apart in the background: a
 /// lock is asked for again this often before it is given up.
-const LOCK_ATTEMPTS: u32 = 80;
-const LOCK_PAUSE: Duration = Duration::from_millis(25);
+pub(super) const LOCK_ATTEMPTS: u32 = 80;
+pub(super) const LOCK_PAUSE: Duration = Duration::from_millis(25);
 
 /// `BLKGETSIZE64`: size of a block device in bytes.
 const BLKGETSIZE64: rustix::ioctl::Opcode = opcode::read::<usize>(0x12, 114);
@@ -92,6 +93,19 @@ impl FileDevice {
                 os_error(error)
             })?;
         }
+        FileDevice::on(file, path, is_block_device, writable, options)
+    }
+
+    /// The device that is open as `file`, whoever has locked it.
+    pub(super) fn on(
+        file: File,
+        path: PathBuf,
+        is_block_device: bool,
+        writable: bool,
+        options: FileOptions,
+    ) -> Result<Self, DeviceError> {
+        let name = path.display().to_string();
+        let os_error = |error: io::Error| DeviceError::from_os(Operation::Open, &name, 0, 0, &error);
         if is_block_device && writable && block_is_read_only(file.as_fd()).map_err(|e| os_error(e.into()))? {
             let text = "the device is read-only".to_owned();
             return Err(DeviceError::NotPermitted { operation: Operation::Open, device: name, text });
@@ -122,7 +136,20 @@ impl FileDevice {
         };
         let flush_turns = flush_turns(&file, &path, is_block_device);
         let counters = Counters::new();
-        Ok(Self { flush_turns, file, path, size_bytes, is_block_device, writable, direct, rings, counters })
+        let (lock, lock_lost) = (None, AtomicBool::new(false));
+        Ok(Self {
+            flush_turns,
+            file,
+            lock,
+            lock_lost,
+            path,
+            size_bytes,
+            is_block_device,
+            writable,
+            direct,
+            rings,
+            counters,
+        })
     }
 }
 
@@ -143,16 +170,18 @@ fn flush_turns(file: &File, path: &Path, is_block_device: bool) -> Vec<FlushTurn
         return turns;
     }
     let again = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).or_else(|_| File::open(path));
-    let same = |again: &File| {
-        let (one, other) = (file.metadata().ok()?, again.metadata().ok()?);
-        Some((one.dev(), one.ino(), one.rdev()) == (other.dev(), other.ino(), other.rdev()))
-    };
     if let Ok(again) = again
-        && same(&again) == Some(true)
+        && is_same(file, &again)
     {
         turns.push(FlushTurn(Mutex::new(Some(again))));
     }
     turns
+}
+
+/// Whether both are known to be the same file or block device.
+pub(super) fn is_same(one: &File, other: &File) -> bool {
+    let of = |file: &File| file.metadata().map(|metadata| (metadata.dev(), metadata.ino(), metadata.rdev()));
+    matches!((of(one), of(other)), (Ok(one), Ok(other)) if one == other)
 }
 
 fn lock(file: &File, path: &Path, mode: OpenMode, is_block_device: bool) -> Result<(), DeviceError> {
@@ -165,7 +194,7 @@ fn lock(file: &File, path: &Path, mode: OpenMode, is_block_device: bool) -> Resu
         match rustix::fs::flock(file, operation) {
             Ok(()) => return Ok(()),
             // A living process that has a file open for writing keeps it: there is nothing to wait for.
-            Err(Errno::WOULDBLOCK) if !is_block_device && held_by_living(file) => break,
+            Err(Errno::WOULDBLOCK) if !is_block_device && held_by_living(file, 0) => break,
             Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LOCK_PAUSE),
             Err(errno) => {
                 let name = path.display().to_string();
@@ -176,7 +205,7 @@ fn lock(file: &File, path: &Path, mode: OpenMode, is_block_device: bool) -> Resu
     Err(locked_error(path, Some(file)))
 }
 
-fn locked_error(path: &Path, file: Option<&File>) -> DeviceError {
+pub(super) fn locked_error(path: &Path, file: Option<&File>) -> DeviceError {
     DeviceError::LockedBy(match describe_holder(path, file) {
         Some(holder) => format!("{} is in use by {holder}", path.display()),
         None => format!("{} is in use by another process or mounted", path.display()),

@@ -193,6 +193,77 @@ fn the_second_opener_is_told_who_was_first() {
     FileDevice::open(&path, OpenMode::ReadWrite).unwrap();
 }
 
+// Goal: a reader becomes a writer where nobody else reads, keeps its lock where somebody does, and gives it to what it was
+// reopened as. Method: on both backends one reader beside another and alone; who may open it beside each; the file under
+// another name meanwhile.
+#[test]
+fn a_reader_becomes_a_writer() {
+    let dir = tempfile::tempdir().unwrap();
+    for backend in [Backend::Uring, Backend::Pread] {
+        let path = dir.path().join(format!("{backend:?}"));
+        drop(create(&path, MIB, backend, true));
+        let options = FileOptions { backend: Some(backend), ..FileOptions::default() };
+        let reader = FileDevice::open_with(&path, OpenMode::ReadOnly, options).unwrap();
+        let other = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
+        match reader.reopen_for_writing().map(|_| ()) {
+            Err(DeviceError::LockedBy(text)) => {
+                assert!(text.contains(&format!("process {} (", std::process::id())), "{text}");
+            }
+            refused => panic!("{refused:?}"),
+        }
+        drop(other);
+        let is_locked =
+            |mode| matches!(FileDevice::open(&path, mode).map(|_| ()), Err(DeviceError::LockedBy(_)));
+        assert!(is_locked(OpenMode::ReadWrite), "it has lost its lock");
+        drop(FileDevice::open(&path, OpenMode::ReadOnly).unwrap());
+
+        // Somebody else's file has its name now.
+        let moved = dir.path().join("moved");
+        std::fs::rename(&path, &moved).unwrap();
+        std::fs::write(&path, "another").unwrap();
+        let writer = reader.reopen_for_writing().unwrap();
+        std::fs::rename(&moved, &path).unwrap();
+        assert_eq!((writer.backend(), writer.is_direct()), (backend, reader.is_direct()));
+        assert!(is_locked(OpenMode::ReadOnly));
+        writer.write_at(4096, &AlignedBuf::from_slice(&[7; 4096])).unwrap();
+        let mut seen = AlignedBuf::new(4096);
+        reader.read_at(4096, &mut seen).unwrap();
+        assert!(seen.iter().all(|byte| *byte == 7));
+        assert!(matches!(reader.write_at(0, &seen), Err(DeviceError::NotPermitted { .. })));
+        writer.flush().unwrap();
+        drop(writer);
+        reader.share_again().unwrap();
+        drop(FileDevice::open(&path, OpenMode::ReadOnly).unwrap());
+
+        let writer = reader.reopen_for_writing().unwrap();
+        drop(reader);
+        assert!(is_locked(OpenMode::ReadOnly), "the lock went with the reader");
+        drop(writer);
+        drop(FileDevice::open(&path, OpenMode::ReadWrite).unwrap());
+    }
+}
+
+// Goal: nothing is read once a writer may have been there. Method: a reader's lock is taken away, as if it had been let go
+// of for the exclusive one, and a writer is faster.
+#[test]
+fn who_has_lost_the_lock_reads_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    drop(create(&path, MIB, Backend::Uring, true));
+    let reader = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
+    rustix::fs::flock(&reader.file, rustix::fs::FlockOperation::Unlock).unwrap();
+    let writer = FileDevice::open(&path, OpenMode::ReadWrite).unwrap();
+    assert!(matches!(reader.share_again(), Err(DeviceError::LockedBy(_))));
+    drop(writer);
+    let (mut one, mut other) = (AlignedBuf::new(4096), AlignedBuf::new(4096));
+    assert!(matches!(reader.read_at(0, &mut one), Err(DeviceError::LockedBy(_))));
+    let results = reader.run(&mut [
+        Request::Read { offset: 0, buf: &mut one },
+        Request::Read { offset: 4096, buf: &mut other },
+    ]);
+    assert!(results.iter().all(|result| matches!(result, Err(DeviceError::LockedBy(_)))));
+}
+
 // Goal: creation makes a sparse file of the size, never touches an existing one unasked, and other kinds of
 // path are refused. Method: create twice, reuse with another size, open a directory and a missing file.
 #[test]
@@ -282,6 +353,13 @@ fn block_devices_work() {
         }
         assert!(FileDevice::open(&path, OpenMode::ReadOnly).is_err());
         FileDevice::open(&path, OpenMode::ReadOnlyUnlocked).unwrap();
+        drop(device);
+        let reader = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
+        let writer = reader.reopen_for_writing().unwrap();
+        assert!(writer.is_block_device());
+        writer.write_at(0, &AlignedBuf::new(4096)).unwrap();
+        drop(reader);
+        assert!(FileDevice::open(&path, OpenMode::ReadOnly).is_err());
     });
     let detached = std::process::Command::new("losetup").arg("--detach").arg(&path).status().unwrap();
     assert!(detached.success());

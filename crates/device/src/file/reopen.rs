@@ -1,0 +1,104 @@
+//! From reading to writing: what is open is opened once more, and its lock becomes a writer's.
+//!
+//! The lock belongs to the open file that has it, so the new device keeps that file; a second one would be in the way of the
+//! first. flock(2) lets go of a shared lock before it looks whether there can be an exclusive one: who is refused takes the
+//! shared one again, and if a writer was faster, nothing is read any more, for nobody could say what it means.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
+
+use super::holder::held_by_living;
+use super::open::{LOCK_ATTEMPTS, LOCK_PAUSE, is_same, locked_error};
+use super::{Backend, FileDevice, FileOptions};
+use crate::DeviceError;
+use crate::error::Operation;
+
+impl FileDevice {
+    /// The same file or block device, opened for writing as well, alone. For one that was opened with
+    /// [`super::OpenMode::ReadOnly`], which can be read from as before; its name may lead elsewhere by now. If what this
+    /// gives is not going to be used: drop it, then [`FileDevice::share_again`].
+    ///
+    /// Errors as [`FileDevice::open`]; nothing has changed then.
+    pub fn reopen_for_writing(&self) -> Result<FileDevice, DeviceError> {
+        let os_error = |error: io::Error| self.os_error(Operation::Open, 0, 0, &error);
+        let file = self.open_again()?;
+        if !is_same(&file, &self.file) {
+            let text = "its name leads to something else now".to_owned();
+            return Err(DeviceError::Unsupported { device: self.path.display().to_string(), text });
+        }
+        // What was not to be had then is not asked for now, and what was is not asked for by name.
+        let backend = self.rings.is_none().then_some(Backend::Pread);
+        let options = FileOptions { backend, direct: self.direct, reuse_existing: false };
+        let mut device = FileDevice::on(file, self.path.clone(), self.is_block_device, true, options)?;
+        device.lock = Some(self.file.try_clone().map_err(os_error)?);
+        // Last: all that can fail for another reason has not.
+        self.lock_alone()?;
+        Ok(device)
+    }
+
+    /// Others may read, too. The error: somebody writes to it already, and this device gives errors from now on.
+    pub fn share_again(&self) -> Result<(), DeviceError> {
+        loop {
+            match flock(&self.file, FlockOperation::NonBlockingLockShared) {
+                Ok(()) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(_) => {
+                    self.lock_lost.store(true, Relaxed);
+                    let who = locked_error(&self.path, Some(&self.file));
+                    return Err(DeviceError::LockedBy(format!(
+                        "{who}, which was faster; {}",
+                        self.lost_error()
+                    )));
+                }
+            }
+        }
+    }
+
+    pub(super) fn lost_error(&self) -> DeviceError {
+        DeviceError::LockedBy(format!(
+            "{} may have been written to by another process since it was opened for reading; close it and open it again",
+            self.path.display()
+        ))
+    }
+
+    fn open_again(&self) -> Result<File, DeviceError> {
+        let exclusive = if self.is_block_device { OFlags::EXCL } else { OFlags::empty() };
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags((exclusive | OFlags::NOCTTY).bits().cast_signed());
+        let again = match options.open(format!("/proc/self/fd/{}", self.file.as_raw_fd())) {
+            // No /proc.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => options.open(&self.path),
+            again => again,
+        };
+        again.map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::BUSY) => locked_error(&self.path, None),
+            _ => self.os_error(Operation::Open, 0, 0, &error),
+        })
+    }
+
+    fn lock_alone(&self) -> Result<(), DeviceError> {
+        for _ in 0..LOCK_ATTEMPTS {
+            let refused = match flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(()),
+                Err(refused) => refused,
+            };
+            self.share_again()?;
+            match refused {
+                Errno::WOULDBLOCK if !self.is_block_device && held_by_living(&self.file, 1) => break,
+                Errno::WOULDBLOCK | Errno::INTR => std::thread::sleep(LOCK_PAUSE),
+                // Over a network, who reads gets no exclusive lock (BADF).
+                _ => {
+                    let text = format!("it cannot be locked by who began with reading it: {refused}");
+                    return Err(DeviceError::Unsupported { device: self.path.display().to_string(), text });
+                }
+            }
+        }
+        Err(locked_error(&self.path, Some(&self.file)))
+    }
+}
