@@ -96,7 +96,8 @@ pub struct CreateArgs {
 ///   relatime          note a file's access time once after each change, and once a day (as is usual)
 ///   noatime           never note access times; strictatime: always; nodiratime: not of directories
 ///   nodev, nosuid, noexec     ignore device nodes, set-id bits, programs; opposites: dev, suid, exec
-///   remount           change the options above of a mount that is there; what is not named stays
+///   remount           change the options above of a mount that is there; what is not named stays. From ro to
+///                     rw: only if nobody else reads the pool; what is open stays open
 ///   direct_io         go past the kernel's cache; writable shared mappings are refused
 ///   allow_other       let other users in (always so for root; else /etc/fuse.conf must allow it)
 ///   default_permissions       permissions are checked by the kernel (always so)

@@ -2,15 +2,15 @@
 
 use std::sync::{Arc, OnceLock};
 
-use varve_fs::Filesystem;
 use varve_mount::Health;
 
 use crate::control::{Closed, Server};
+use crate::current::Current;
 use crate::utab::Note;
 
 /// What there is to close.
 pub struct Closing {
-    filesystem: Arc<Filesystem>,
+    current: Arc<Current>,
     health: Arc<Health>,
     server: Option<Server>,
     note: Note,
@@ -19,8 +19,8 @@ pub struct Closing {
 
 impl Closing {
     /// Nothing is closed yet.
-    pub fn new(filesystem: Arc<Filesystem>, health: Arc<Health>, server: Option<Server>, note: Note) -> Self {
-        Closing { filesystem, health, server, note, closed: OnceLock::new() }
+    pub fn new(current: Arc<Current>, health: Arc<Health>, server: Option<Server>, note: Note) -> Self {
+        Closing { current, health, server, note, closed: OnceLock::new() }
     }
 
     /// Makes everything durable, closes the pool and says how it went. A second caller waits for the first.
@@ -35,7 +35,7 @@ impl Closing {
                      mount it again: everything that was synced before is there"
                     .to_owned())
             } else {
-                self.filesystem.close().map_err(|error| {
+                self.current.close().map_err(|error| {
                     format!("closing the pool failed: {error}; mount it again: everything that was synced is there")
                 })
             };

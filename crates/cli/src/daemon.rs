@@ -11,16 +11,15 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use varve_device::{Device, OpenMode};
-use varve_fs::{Caller, Filesystem, OpenOptions, StoreOptions};
+use varve_fs::Caller;
 use varve_mount::{AccessPolicy, MountOptions, Mounted, Outside};
 
 use crate::args::MountArgs;
-use crate::clock::SystemClock;
 use crate::closing::Closing;
 use crate::control::{Server, Service};
+use crate::current::{Current, Opening};
 use crate::mount::Reported;
 use crate::options::Options;
 use crate::{Outcome, log, pool, shutdown, stats, utab, versions};
@@ -36,26 +35,12 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         rustix::process::setsid().context("cannot start a session")?;
     }
     let pool = pool::resolve(&args.pool)?;
-    let mode = if options.flags.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-    let device = recorded(args, pool::open_device(&pool, mode)?)?;
-    let (filesystem, recovery) = pool::open(
-        &pool,
-        device,
-        OpenOptions {
-            store: StoreOptions {
-                read_only: options.flags.read_only,
-                cache_bytes: options.cache_bytes,
-                background: true,
-            },
-            dirty_bytes_max: options.dirty_bytes_max,
-            clock: Arc::new(SystemClock),
-            on_data_logged: None,
-        },
-    )?;
-    if let Some(text) = pool::describe_recovery(&recovery) {
-        tracing::info!("{text}");
-    }
-    let filesystem = Arc::new(filesystem);
+    #[cfg(feature = "record")]
+    let record_log = args.record_log.clone();
+    #[cfg(not(feature = "record"))]
+    let record_log = None;
+    let opening = Opening { pool: pool.clone(), options: options.clone(), record_log };
+    let current = Arc::new(Current::open(opening)?);
 
     let mount_options = MountOptions {
         source: options.source.clone().unwrap_or_else(|| pool.display().to_string()),
@@ -64,11 +49,15 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         threads: options.threads,
         direct_io: options.direct_io,
     };
-    let mounted = match Mounted::start(filesystem.clone(), &args.mountpoint, &mount_options) {
+    let mounted = match current.verbs() {
+        Ok(filesystem) => Mounted::start(filesystem, &args.mountpoint, &mount_options),
+        Err(exchange) => Mounted::start(exchange, &args.mountpoint, &mount_options),
+    };
+    let mounted = match mounted {
         Ok(mounted) => mounted,
         Err(error) => {
             // Recovery may have changed something: leave the pool closed.
-            if let Err(error) = filesystem.close() {
+            if let Err(error) = current.close() {
                 tracing::warn!("closing {} again failed: {error}", pool.display());
             }
             return Err(error.into());
@@ -76,9 +65,9 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
     };
     let mountpoint = mounted.mountpoint().to_path_buf();
     let closing = Arc::new(Closing::new(
-        filesystem.clone(),
+        current.clone(),
         mounted.health().clone(),
-        start_server(&mounted, &filesystem, &pool, options),
+        start_server(&mounted, &current, &pool, options),
         utab::Note::add(&mount_options.source, &mountpoint),
     ));
     if let Err(error) = shutdown::on_signals(mountpoint.clone(), closing.clone()).and_then(|()| {
@@ -104,14 +93,9 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
 }
 
 /// The mount works without its control socket; other commands have to do without it then.
-fn start_server(
-    mounted: &Mounted,
-    filesystem: &Arc<Filesystem>,
-    pool: &Path,
-    options: &Options,
-) -> Option<Server> {
+fn start_server(mounted: &Mounted, current: &Arc<Current>, pool: &Path, options: &Options) -> Option<Server> {
     let service = Served {
-        filesystem: filesystem.clone(),
+        current: current.clone(),
         pool: pool.to_path_buf(),
         mountpoint: mounted.mountpoint().to_path_buf(),
         options: options.clone(),
@@ -126,7 +110,7 @@ fn start_server(
 }
 
 struct Served {
-    filesystem: Arc<Filesystem>,
+    current: Arc<Current>,
     pool: PathBuf,
     mountpoint: PathBuf,
     options: Options,
@@ -136,16 +120,16 @@ struct Served {
 
 impl Service for Served {
     fn versions(&self, caller: Caller, request: &str) -> Result<Value> {
-        versions::serve(&self.filesystem, &self.outside, caller, request)
+        self.current.with(|filesystem| versions::serve(filesystem, &self.outside, caller, request))
     }
 
     fn stats(&self) -> Result<Value> {
-        let stats = stats::collect(&self.filesystem, &self.pool, Some(&self.mountpoint));
-        Ok(serde_json::to_value(stats)?)
+        let collect = |filesystem: &_| stats::collect(filesystem, &self.pool, Some(&self.mountpoint));
+        Ok(serde_json::to_value(self.current.with(collect))?)
     }
 
     fn sync(&self) -> Result<()> {
-        Ok(self.filesystem.sync()?)
+        Ok(self.current.with(|filesystem| filesystem.sync())?)
     }
 
     fn remount(&self, words: &str) -> Result<Value> {
@@ -153,15 +137,11 @@ impl Service for Served {
         if wanted.flags.read_only {
             self.access.set(wanted.flags);
             // The kernel has been told already, so nothing comes after this.
-            self.filesystem.sync()?;
-        } else if self.options.flags.read_only {
-            let (pool, mountpoint) = (self.pool.display(), self.mountpoint.display());
-            bail!(
-                "it was mounted read-only, so the pool is open for reading only; to write, unmount it and mount it \
-                 again (varve unmount {mountpoint} && varve mount {pool} {mountpoint})"
-            );
+            self.sync()?;
+        } else {
+            self.current.make_writable(&self.outside)?;
+            self.access.set(wanted.flags);
         }
-        self.access.set(wanted.flags);
         Ok(json!({
             "cache_size": self.options.cache_bytes,
             "dirty_bytes": self.options.dirty_bytes_max,
@@ -206,21 +186,4 @@ fn tell_ready(args: &MountArgs, options: &Options) -> Result<()> {
     rustix::stdio::dup2_stdout(null.as_fd())?;
     rustix::stdio::dup2_stderr(null.as_fd())?;
     Ok(())
-}
-
-#[cfg(feature = "record")]
-fn recorded(args: &MountArgs, device: varve_device::FileDevice) -> Result<Arc<dyn Device>> {
-    match &args.record_log {
-        None => Ok(Arc::new(device)),
-        Some(path) => {
-            let device = varve_sim::LoggingDevice::create(device, path)
-                .with_context(|| format!("cannot record to {}", path.display()))?;
-            Ok(Arc::new(device))
-        }
-    }
-}
-
-#[cfg(not(feature = "record"))]
-fn recorded(_: &MountArgs, device: varve_device::FileDevice) -> Result<Arc<dyn Device>> {
-    Ok(Arc::new(device))
 }

@@ -10,6 +10,7 @@ mod clock;
 mod closing;
 mod control;
 mod create;
+mod current;
 mod daemon;
 mod helper;
 mod inspect;

@@ -1,7 +1,9 @@
 //! `-o remount`: the flags of a mount that is there are changed.
 //!
 //! The kernel enforces the flags; the process that serves the mount has a say and is told. Order:
-//! - To read-write: it is asked first, because a pool that was opened for reading cannot be written to.
+//! - To read-write: it is asked first, because a pool that was opened for reading must be opened for writing. Before that
+//!   the kernel is asked for nothing at all, to hear whether it would do as it is told: a pool that is open for writing can
+//!   be read by nobody else.
 //! - To read-only: the kernel first, so that nothing more is changed; then the process makes everything durable.
 
 use std::path::Path;
@@ -42,8 +44,17 @@ pub fn run(mountpoint: &Path, lists: &[String]) -> Result<Outcome> {
             format!("{shown} is read-only now, but making everything in it durable failed")
         })?
     } else {
+        if mount.flags.read_only {
+            // This place becomes what it is.
+            varve_mount::remount(&path, mount.flags, true).map_err(|error| explain(mountpoint, &error))?;
+        }
         let answer = server.request(&request).with_context(|| format!("cannot remount {shown}"))?;
-        change()?;
+        if let Err(error) = change() {
+            // No access is to be noted on what stays read-only. The kernel's refusal is what matters.
+            let _ = sync::connect(mount)
+                .and_then(|mut server| server.request(&format!("remount {}", words(mount.flags))));
+            return Err(error);
+        }
         answer
     };
     for (name, wanted) in [

@@ -193,6 +193,11 @@ impl Filesystem {
     pub fn open_inode(&self, caller: Caller, ino: InodeId, truncate: bool) -> Result<()> {
         self.core.thawing(|| self.core.open_inode(caller, ino, truncate))
     }
+    /// Counts the handles that are open in `from`, the same pool opened for reading, as open here; nobody opens or ends one
+    /// there meanwhile, nor has here. An error, for one that is open and not here, means that it is not the same state.
+    pub fn take_over_handles(&self, from: &Filesystem) -> Result<()> {
+        self.core.take_over_handles(&from.core)
+    }
     /// Ends a handle.
     pub fn release_inode(&self, ino: InodeId) -> Result<()> {
         self.core.thawing(|| self.core.release_inode(ino))

@@ -365,6 +365,21 @@ impl InodeTable {
         self.shards[ino.0 as usize % SHARDS].lock().0.get(&ino.0).cloned()
     }
 
+    /// Every inode that is open, and how often.
+    pub(crate) fn open(&self) -> Vec<(InodeId, u32)> {
+        let mut open = Vec::new();
+        for shard in &self.shards {
+            let states: Vec<_> = shard.lock().0.values().cloned().collect();
+            for state in states {
+                let opens = state.inner.read().opens;
+                if opens > 0 {
+                    open.push((state.ino, opens));
+                }
+            }
+        }
+        open
+    }
+
     /// Calls `each` with every inode of a subvolume.
     pub(crate) fn each_of(&self, slot: Slot, mut each: impl FnMut(&Arc<InodeState>)) {
         for shard in &self.shards {

@@ -2,7 +2,8 @@
 //! and answered. There is no policy here; what a verb means is `varve_fs`'s business.
 //!
 //! [`Verbs`] is the trait between transport and filesystem, so that another transport can be added beside this one (FUSE
-//! through `/dev/fuse`), and a test double put in place of the filesystem. [`Mounted`] is a mount from its beginning to
+//! through `/dev/fuse`), and a test double put in place of the filesystem. [`Exchange`] puts another filesystem in the
+//! place of one that is mounted. [`Mounted`] is a mount from its beginning to
 //! its end.
 #![deny(unsafe_code)]
 
@@ -10,6 +11,7 @@ mod access;
 mod adapter;
 mod convert;
 mod dispatch;
+mod exchange;
 mod flags;
 mod fusermount;
 mod health;
@@ -21,6 +23,7 @@ mod session;
 mod verbs;
 
 pub use access::AccessPolicy;
+pub use exchange::Exchange;
 pub use flags::{AccessTimes, Flags, remount};
 pub use health::Health;
 pub use outside::Outside;

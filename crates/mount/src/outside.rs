@@ -9,7 +9,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
-use varve_fs::{FsError, InodeId};
+use varve_fs::InodeId;
 
 use crate::Health;
 use crate::kernel::device::Device;
@@ -28,11 +28,11 @@ impl Outside {
     }
 
     /// Runs a change. `None`: there has been a panic, now or before, and nothing is changed.
-    pub fn change<T>(
+    pub fn change<T, E>(
         &self,
         verb: &'static str,
-        body: impl FnOnce() -> Result<T, FsError>,
-    ) -> Option<Result<T, FsError>> {
+        body: impl FnOnce() -> Result<T, E>,
+    ) -> Option<Result<T, E>> {
         if self.health.panicked() {
             return None;
         }

@@ -1,7 +1,7 @@
 //! What a transport needs of a filesystem: the inode-level verbs, one method each, free of any transport's types.
 //!
-//! Implemented by [`varve_fs::Filesystem`] and by the double of this crate's tests. Shapes, units and errors are those
-//! of `varve_fs`.
+//! Implemented by [`varve_fs::Filesystem`], by [`crate::Exchange`], which asks another one, and by the double of this
+//! crate's tests. Shapes, units and errors are those of `varve_fs`.
 
 use varve_device::AlignedBuf;
 use varve_fs::{

@@ -15,7 +15,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use double::Double;
 use rustix::fs::{AtFlags, RenameFlags, Timespec, Timestamps, XattrFlags};
 use varve_device::AlignedBuf;
-use varve_mount::{Flags, MountError, MountOptions, Mounted, unmount};
+use varve_fs::ROOT_INODE;
+use varve_mount::{Exchange, Flags, MountError, MountOptions, Mounted, Verbs, unmount};
 
 struct TestMount {
     verbs: Arc<Double>,
@@ -371,4 +372,35 @@ fn large_writes_bring_their_buffers() {
     assert!(fs::read(&file).unwrap() == bytes);
     assert!(fs::read(mount.path("direct")).unwrap().chunks(1 << 20).all(|part| part == &page[..]));
     assert_eq!(fs::read(mount.path("small4")).unwrap(), b"small");
+}
+
+// Goal: nobody is asked anything while a filesystem is put in another's place; if that fails, or hits a bug, the first goes
+// on; it happens once. Method: doubles that count lookups; one is asked for while the exchange is under way.
+#[test]
+fn another_takes_the_place() {
+    let (first, second) = (Arc::new(Double::default()), Arc::new(Double::default()));
+    let exchange = Exchange::new(first.clone());
+    let ask = || drop(exchange.lookup(ROOT_INODE, b"nothing"));
+    let asked = || (first.lookups.load(Relaxed), second.lookups.load(Relaxed));
+    assert_eq!(exchange.exchange(|_| Err("no")), Err("no"));
+    let panic = std::panic::AssertUnwindSafe(|| exchange.exchange::<()>(|_| panic!("a bug")));
+    std::panic::catch_unwind(panic).unwrap_err();
+    ask();
+    assert_eq!(asked(), (1, 0));
+    std::thread::scope(|scope| {
+        let exchanged = exchange.exchange::<()>(|before| {
+            assert!(std::ptr::eq(before, &*first));
+            scope.spawn(ask);
+            std::thread::sleep(Duration::from_millis(50));
+            assert_eq!(asked(), (1, 0));
+            Ok(second.clone())
+        });
+        assert_eq!(exchanged, Ok(()));
+    });
+    assert_eq!(asked(), (1, 1));
+    assert_eq!(exchange.exchange::<()>(|_| panic!("a second time")), Ok(()));
+    ask();
+    assert_eq!(asked(), (1, 2));
+    // The first is let go of.
+    assert_eq!(Arc::strong_count(&first), 1);
 }

@@ -163,7 +163,8 @@ fn advise(error: FsError) -> anyhow::Error {
         FsError::NameTooLong => "the name is longer than 255 bytes; choose a shorter one".to_owned(),
         FsError::Engine(EngineError::NoSpace) => "the pool is full; delete something first".to_owned(),
         FsError::Engine(EngineError::ReadOnly) => {
-            "the pool is open read-only; unmount it and mount it without the option ro".to_owned()
+            "the pool is mounted read-only; to make it writable: varve mount -o remount,rw POOL DIRECTORY"
+                .to_owned()
         }
         other => other.to_string(),
     };

@@ -19,6 +19,7 @@ mod look;
 mod postgres;
 mod real;
 mod refuse;
+mod remount;
 mod scale;
 mod transfer;
 mod tree;

@@ -35,6 +35,12 @@ as cmp mnt/file - <<< mine
 as "$V" unmount mnt
 [ -z "$(at)" ] || fail "still there: $(at)"
 
+# Refused before the pool is opened for writing: others may go on reading it.
+as "$V" mount pool mnt -o ro
+refuses 1 "only root" as "$V" mount pool mnt -o remount,rw
+as "$V" check pool
+as "$V" unmount mnt
+
 refuses 1 user_allow_other as "$V" mount pool mnt -o allow_other
 [ -z "$(at)" ] || fail "refused, and left behind: $(at)"
 echo user_allow_other > "$S/fuse.conf"

@@ -64,6 +64,13 @@ impl Core {
         result.map(drop)
     }
 
+    pub(crate) fn take_over_handles(&self, from: &Core) -> Result<()> {
+        for (ino, opens) in from.inodes.open() {
+            self.hold(&self.state(ino))?.opens = opens;
+        }
+        Ok(())
+    }
+
     /// Logs a file's data. The inode must exist.
     pub(crate) fn flush_file(&self, ino: InodeId) -> Result<()> {
         let state = self.state(ino);

@@ -333,3 +333,35 @@ fn deleting() {
     assert!(f.fs.space().used_bytes < MIB, "{:?}", f.fs.space());
     f.check();
 }
+
+// Goal: what is open stays open where a pool that was opened for reading is opened anew for writing. Method: a file that is
+// open twice is unlinked afterwards, and lives until the second handle ends; an open inode that the other does not have.
+#[test]
+fn handles_are_taken_over() {
+    let mut f = Fixture::new(64 * MIB);
+    let (file, gone) = (f.create(b"file"), f.create(b"gone"));
+    let data = pattern(1, 100_000);
+    f.write(file, 0, &data);
+    f.fs.close().unwrap();
+    let options = OpenOptions {
+        store: StoreOptions { read_only: true, background: false, ..StoreOptions::default() },
+        dirty_bytes_max: 0,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let reading = Filesystem::open(vec![f.device.clone()], options).unwrap().0;
+    for _ in 0..2 {
+        reading.open_inode(Caller::ROOT, file, false).unwrap();
+    }
+    f.reopen();
+    f.fs.take_over_handles(&reading).unwrap();
+    f.fs.unlink(ROOT, b"file").unwrap();
+    f.fs.release_inode(file).unwrap();
+    assert!(f.read_all(file) == data);
+    f.fs.release_inode(file).unwrap();
+    refused(f.fs.getattr(file), 2);
+    f.fs.unlink(ROOT, b"gone").unwrap();
+    reading.open_inode(Caller::ROOT, gone, false).unwrap();
+    assert!(f.fs.take_over_handles(&reading).is_err());
+    f.check();
+}

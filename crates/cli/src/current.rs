@@ -1,0 +1,217 @@
+//! The filesystem behind a mount. One that was opened for writing stays until the end. In the place of one that was opened
+//! for reading the same pool can be put, opened for writing, while the mount is in use:
+//!
+//! 1. What came through the control socket is waited for; requests of the kernel are answered as before.
+//! 2. The device is opened for writing as well, and its lock becomes a writer's. *Looking for who has it locked may look at
+//!    files of this very mount, so the kernel must still get its answers.*
+//! 3. Requests of the kernel wait. The pool is opened (and recovered) for writing, and what the kernel has open is counted as
+//!    open there. Inode numbers, places in directories and contents are those that the kernel knows.
+//! 4. From here on requests go there, and the other is let go of.
+//!
+//! Whatever fails, the filesystem that was opened for reading goes on. Its lock is a reader's again.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+
+use anyhow::{Result, anyhow, bail};
+use varve_device::{Device, DeviceError, FileDevice, OpenMode};
+use varve_fs::{Filesystem, OpenOptions, RecoveryReport, StoreOptions};
+use varve_mount::{Exchange, Outside};
+
+use crate::clock::SystemClock;
+use crate::options::Options;
+use crate::pool;
+
+/// How the pool of a mount is opened.
+pub struct Opening {
+    pub pool: PathBuf,
+    pub options: Options,
+    /// Where everything that happens on the device is written down, if it is written to.
+    pub record_log: Option<PathBuf>,
+}
+
+/// The filesystem that is mounted.
+pub struct Current(RwLock<State>);
+
+struct State {
+    filesystem: Arc<Filesystem>,
+    /// `None`: it can be written to.
+    reading: Option<Reading>,
+    closed: bool,
+}
+
+/// What it takes to begin writing.
+struct Reading {
+    device: Arc<FileDevice>,
+    exchange: Arc<Exchange<Filesystem>>,
+    opening: Opening,
+}
+
+impl Opening {
+    fn open(&self, device: Arc<FileDevice>, read_only: bool) -> Result<(Filesystem, RecoveryReport)> {
+        let device: Arc<dyn Device> =
+            if read_only { device } else { recorded(self.record_log.as_deref(), device)? };
+        let store = StoreOptions { read_only, cache_bytes: self.options.cache_bytes, background: true };
+        let options = OpenOptions {
+            store,
+            dirty_bytes_max: self.options.dirty_bytes_max,
+            clock: Arc::new(SystemClock),
+            on_data_logged: None,
+        };
+        pool::open(&self.pool, device, options)
+    }
+}
+
+fn tell(recovery: &RecoveryReport) {
+    if let Some(text) = pool::describe_recovery(recovery) {
+        tracing::info!("{text}");
+    }
+}
+
+impl Current {
+    /// Opens the pool, for reading if the mount is to be read-only.
+    pub fn open(opening: Opening) -> Result<Current> {
+        let read_only = opening.options.flags.read_only;
+        let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
+        let device = Arc::new(pool::open_device(&opening.pool, mode)?);
+        let (filesystem, recovery) = opening.open(device.clone(), read_only)?;
+        tell(&recovery);
+        let filesystem = Arc::new(filesystem);
+        let reading = read_only.then(|| Reading {
+            device,
+            exchange: Arc::new(Exchange::new(filesystem.clone())),
+            opening,
+        });
+        Ok(Current(RwLock::new(State { filesystem, reading, closed: false })))
+    }
+
+    /// What the kernel's requests go to: the filesystem, if it stays; else what it can be exchanged in.
+    pub fn verbs(&self) -> std::result::Result<Arc<Filesystem>, Arc<Exchange<Filesystem>>> {
+        let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        match &state.reading {
+            None => Ok(state.filesystem.clone()),
+            Some(reading) => Err(reading.exchange.clone()),
+        }
+    }
+
+    /// Asks the filesystem for something.
+    pub fn with<T>(&self, ask: impl FnOnce(&Filesystem) -> T) -> T {
+        let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let filesystem = state.filesystem.clone();
+        // One that can be written to stays: nobody who waits for this request is kept from anything.
+        let _kept = state.reading.is_some().then_some(state);
+        ask(&filesystem)
+    }
+
+    /// Makes everything durable and closes the pool.
+    pub fn close(&self) -> std::result::Result<(), varve_fs::FsError> {
+        let filesystem = {
+            let mut state = self.write();
+            state.closed = true;
+            state.filesystem.clone()
+        };
+        filesystem.close()
+    }
+
+    /// Opens the pool for writing, if it is not. After an error the mount goes on as it was.
+    pub fn make_writable(&self, outside: &Outside) -> Result<()> {
+        let mut state = self.write();
+        if state.closed {
+            bail!("it is being unmounted");
+        }
+        let Some(reading) = &state.reading else { return Ok(()) };
+        match outside.change("remount", || reading.begin_writing()) {
+            Some(begun) => begun.map_err(|error| anyhow!("{error:#}; the mount stays read-only"))?,
+            // If that was just now, the lock stays a writer's: nobody else is to touch what may still be written to.
+            None => bail!(
+                "the process that serves the mount has met a bug in itself and changes nothing any more; unmount and \
+                 mount again"
+            ),
+        }
+        tracing::info!("{} is open for writing now", reading.opening.pool.display());
+        let now = reading.exchange.current();
+        let before = std::mem::replace(&mut state.filesystem, now);
+        state.reading = None;
+        drop(state);
+        // Nobody asks it any more, and it has written nothing: what fails here is lost on nobody.
+        if let Err(error) = before.close() {
+            tracing::warn!("ending the filesystem that was open for reading: {error}");
+        }
+        Ok(())
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reading {
+    fn begin_writing(&self) -> Result<()> {
+        let pool = &self.opening.pool;
+        let device = self.device.reopen_for_writing().map_err(|error| explain(pool, &error))?;
+        let device = Arc::new(device);
+        let exchanged = self.exchange.exchange(|before| {
+            let (filesystem, recovery) = self.opening.open(device.clone(), false)?;
+            tell(&recovery);
+            if let Err(error) = continues(&filesystem, &recovery, before) {
+                // It is as it is, whoever made it so: leave it closed.
+                filesystem.close()?;
+                return Err(error);
+            }
+            Ok(Arc::new(filesystem))
+        });
+        let Err(error) = exchanged else { return Ok(()) };
+        let written = device.stats().writes_count > 0;
+        drop(device);
+        let shared = self.device.share_again();
+        let pool = pool.display();
+        let error = if written {
+            anyhow!("{error:#}; opening it has begun to write to it: unmount it and mount it again")
+        } else {
+            anyhow!("{error:#}; varve check {pool} says what is wrong with it")
+        };
+        match shared {
+            Ok(()) => Err(error),
+            Err(lost) => Err(anyhow!("{error:#}; {lost}")),
+        }
+    }
+}
+
+/// What the kernel knows of the one must be so in the other: it is not told to forget anything.
+fn continues(filesystem: &Filesystem, recovery: &RecoveryReport, before: &Filesystem) -> Result<()> {
+    if filesystem.pool_id() != before.pool_id() || recovery.end != before.position() {
+        bail!("somebody who does not heed locks has written to the pool since it was mounted");
+    }
+    Ok(filesystem.take_over_handles(before)?)
+}
+
+fn explain(pool: &Path, error: &DeviceError) -> anyhow::Error {
+    let shown = pool.display();
+    match error {
+        DeviceError::LockedBy(who) => {
+            anyhow!("{who}; who writes to a pool must be alone with it: end that, then try again")
+        }
+        DeviceError::NotPermitted { text, .. } => {
+            anyhow!("{shown} cannot be opened for writing: {text}; let it be written to, then try again")
+        }
+        error => anyhow!("{error}; unmount it, mount it again"),
+    }
+}
+
+#[cfg(feature = "record")]
+fn recorded(record_log: Option<&Path>, device: Arc<FileDevice>) -> Result<Arc<dyn Device>> {
+    use anyhow::Context;
+    match record_log {
+        None => Ok(device),
+        Some(path) => {
+            let device = varve_sim::LoggingDevice::create(device, path)
+                .with_context(|| format!("cannot record to {}", path.display()))?;
+            Ok(Arc::new(device))
+        }
+    }
+}
+
+#[cfg(not(feature = "record"))]
+fn recorded(_: Option<&Path>, device: Arc<FileDevice>) -> Result<Arc<dyn Device>> {
+    Ok(device)
+}

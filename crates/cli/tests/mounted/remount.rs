@@ -1,0 +1,374 @@
+//! `-o remount,rw` of a mount that began read-only: the pool is opened anew, for writing, under whoever uses the mount.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+
+use rustix::fs::{Mode, OFlags, openat};
+
+use crate::harness::*;
+use crate::helper::script;
+
+const MIB: usize = 1 << 20;
+
+/// Whether this machine can remount; says loudly that `test` is skipped when not.
+fn can_remount(test: &str) -> bool {
+    if !can_mount(test) {
+        return false;
+    }
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        say(&format!("\n*** SKIPPED {test}: only root can remount ***\n"));
+    }
+    root
+}
+
+fn remount(pool: &Path, point: &Path, options: &str) -> Command {
+    let mut command = varve(&["mount", "-o", &format!("remount,{options}")]);
+    command.arg(pool).arg(point);
+    command
+}
+
+/// The remount must fail, with all of `words` in its message, and leave a mount that can be read and not written to.
+fn refuses(pool: &Path, mount: &Mount, words: &[&str]) {
+    let out = output(&mut remount(pool, &mount.point, "rw"));
+    let message = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(1), "{message}");
+    for word in words.iter().chain(&["stays read-only"]) {
+        assert!(message.contains(word), "no {word:?} in: {message}");
+    }
+    is_read_only(mount);
+}
+
+fn is_read_only(mount: &Mount) {
+    let error = fs::write(mount.path("new"), "x").expect_err("a read-only mount was written to");
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem, "{error}");
+}
+
+/// A pool with `files` of 4 MiB, and their contents.
+fn filled(scratch: &Scratch, files: usize) -> (std::path::PathBuf, Vec<Vec<u8>>) {
+    let pool = scratch.pool("pool.img", "256M");
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    let mut random = Random::new(seed());
+    let contents: Vec<Vec<u8>> = (0..files).map(|_| random.bytes(4 * MIB)).collect();
+    fs::create_dir(mount.path("dir")).expect("a directory");
+    for (number, bytes) in contents.iter().enumerate() {
+        fs::write(mount.path(&format!("dir/file{number}")), bytes).expect("there is room");
+    }
+    mount.unmount();
+    (pool, contents)
+}
+
+/// Goal: whoever uses a read-only mount goes on when it becomes writable, and everything works then. Method: an open file,
+/// an open directory and a process whose current directory is inside; after the remount they read what the kernel has not
+/// seen before, make names, and remove the file that is open; back to read-only and again; all of it is there at the next
+/// mount, and `varve check` finds nothing.
+#[test]
+fn who_uses_it_goes_on() {
+    if !can_remount("who_uses_it_goes_on") {
+        return;
+    }
+    let scratch = Scratch::new("remount-use");
+    let (pool, contents) = filled(&scratch, 3);
+    let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", "ro"]);
+    let mut file = fs::File::open(mount.path("dir/file0")).expect("it is there");
+    let mut first = [0; 4096];
+    file.read_exact(&mut first).expect("it can be read");
+    let directory = fs::File::open(mount.path("dir")).expect("it is there");
+    let mut inside = Command::new("bash")
+        .args(["-euc", "read line; cat file1 | cmp - \"$0\"; echo $line > said"])
+        .arg(scratch.path("expected"))
+        .current_dir(mount.path("dir"))
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("bash starts");
+    fs::write(scratch.path("expected"), &contents[1]).expect("there is room");
+    is_read_only(&mount);
+
+    succeed(&mut remount(&pool, &mount.point, "rw"));
+    writeln!(inside.stdin.as_ref().expect("its input is ours"), "here").expect("it listens");
+    drop(inside.stdin.take());
+    assert!(inside.wait().expect("a child can be waited for").success());
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::EXCL;
+    let made = openat(&directory, "made", flags, Mode::from(0o644)).expect("the directory is open");
+    fs::File::from(made).write_all(b"made").expect("it can be written to");
+    fs::remove_file(mount.path("dir/file0")).expect("it can be removed");
+    fs::write(mount.path("dir/file2"), "other").expect("it can be replaced");
+    mount.sync();
+    let mut rest = Vec::new();
+    file.read_to_end(&mut rest).expect("an open file stays");
+    assert!(rest == contents[0][4096..], "an open file reads otherwise");
+    drop(file);
+
+    succeed(&mut remount(&pool, &mount.point, "ro"));
+    is_read_only(&mount);
+    succeed(&mut remount(&pool, &mount.point, "rw"));
+    fs::write(mount.path("dir/late"), "late").expect("it can be written to again");
+    drop(directory);
+    mount.unmount();
+    check(&pool);
+
+    let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", "ro"]);
+    let mut names: Vec<String> = fs::read_dir(mount.path("dir"))
+        .expect("a directory")
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("our names are text"))
+        .collect();
+    names.sort();
+    assert_eq!(names, ["file1", "file2", "late", "made", "said"]);
+    for (name, text) in [("said", "here\n"), ("made", "made"), ("file2", "other"), ("late", "late")] {
+        assert_eq!(fs::read_to_string(mount.path(&format!("dir/{name}"))).expect("it is there"), text);
+    }
+    assert!(fs::read(mount.path("dir/file1")).expect("it is there") == contents[1]);
+    mount.unmount();
+}
+
+/// Goal: readers see nothing of the change. Method: threads that read past the kernel's cache, and list, before, during
+/// and after it; then beside a writer.
+#[test]
+fn readers_notice_nothing() {
+    if !can_remount("readers_notice_nothing") {
+        return;
+    }
+    let scratch = Scratch::new("remount-readers");
+    let (pool, contents) = filled(&scratch, 4);
+    let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", "ro,direct_io"]);
+    let (stop, reads) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for (number, expected) in contents.iter().enumerate() {
+            let (mount, stop, reads) = (&mount, &stop, &reads);
+            scope.spawn(move || {
+                let file = fs::File::open(mount.path(&format!("dir/file{number}"))).expect("it is there");
+                let mut random = Random::new(number as u64);
+                let mut bytes = vec![0; 256 << 10];
+                while !stop.load(Relaxed) {
+                    let at = random.below((expected.len() - bytes.len()) as u64) as usize;
+                    file.read_exact_at(&mut bytes, at as u64).expect("it can be read");
+                    assert!(bytes == expected[at..at + bytes.len()], "file {number} reads otherwise at {at}");
+                    assert!(fs::read_dir(mount.path("dir")).expect("it can be listed").count() >= 4);
+                    reads.fetch_add(1, Relaxed);
+                }
+            });
+        }
+        let wait = || {
+            let until = reads.load(Relaxed) + 100;
+            while reads.load(Relaxed) < until {
+                assert!(!stop.load(Relaxed));
+                thread::sleep(std::time::Duration::from_millis(1));
+            }
+        };
+        // Also a failure must end the threads.
+        let went = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            wait();
+            succeed(&mut remount(&pool, &mount.point, "rw"));
+            wait();
+            for number in 0..50 {
+                fs::write(mount.path(&format!("dir/new{number}")), &contents[0][..64 << 10]).expect("room");
+            }
+            mount.sync();
+            wait();
+        }));
+        stop.store(true, Relaxed);
+        if let Err(panic) = went {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    mount.unmount();
+    check(&pool);
+}
+
+/// Goal: who else reads the pool is left alone and named, and the mount stays as it was. Method: two read-only mounts of
+/// one pool; one cannot become writable while there is the other, and can when that has gone; then nobody else can read.
+#[test]
+fn another_reader_is_named() {
+    if !can_remount("another_reader_is_named") {
+        return;
+    }
+    let scratch = Scratch::new("remount-readers");
+    let (pool, contents) = filled(&scratch, 2);
+    let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", "ro"]);
+    let other = Mount::start_with(&pool, &scratch.path("other"), &["-o", "ro"]);
+    let before = fs::read(&pool).expect("a file");
+    // Who looks for the other process comes across this, and asks the mount about it.
+    let open = fs::File::open(mount.path("dir/file1")).expect("it is there");
+    let named = format!("process {} (varve)", other.pid());
+    refuses(&pool, &mount, &[&named, "try again"]);
+    drop(open);
+    for mount in [&mount, &other] {
+        assert!(fs::read(mount.path("dir/file0")).expect("it can be read") == contents[0]);
+    }
+    assert!(fs::read(&pool).expect("a file") == before, "a refused remount has changed the pool");
+    other.unmount();
+    // Its own lock is there again.
+    let writer = output(varve(&["mount"]).arg(&pool).arg(scratch.subdir("third")));
+    assert!(!writer.status.success(), "a pool was written to that is mounted read-only elsewhere");
+
+    succeed(&mut remount(&pool, &mount.point, "rw"));
+    fs::write(mount.path("new"), "new").expect("it can be written to");
+    let reader = output(varve(&["mount", "-o", "ro"]).arg(&pool).arg(scratch.path("third")));
+    assert!(!reader.status.success(), "a pool was read that somebody writes to");
+    mount.unmount();
+    check(&pool);
+}
+
+/// Goal: a pool that was not unmounted shows the same before and after. Method: SIGKILL with names, data and an unlinked
+/// open file in the log; read-only, everything is read; writable, the same is there, past the kernel's cache too; killed
+/// again.
+#[test]
+fn a_log_is_replayed() {
+    if !can_remount("a_log_is_replayed") {
+        return;
+    }
+    let scratch = Scratch::new("remount-log");
+    let (pool, contents) = filled(&scratch, 3);
+    let point = scratch.path("mnt");
+    let mount = Mount::start(&pool, &point);
+    fs::write(mount.path("dir/small"), "small").expect("room");
+    fs::write(mount.path("dir/file1"), &contents[0]).expect("room");
+    let _open = fs::File::open(mount.path("dir/file2")).expect("it is there");
+    fs::remove_file(mount.path("dir/file2")).expect("it can be removed");
+    mount.sync();
+    fs::write(mount.path("dir/unsynced"), "perhaps").expect("room");
+    mount.kill();
+
+    let before = fs::read(&pool).expect("a file");
+    let mount = Mount::start_with(&pool, &point, &["-o", "ro"]);
+    let show = || {
+        let mut shown: Vec<(std::ffi::OsString, Vec<u8>)> = fs::read_dir(mount.path("dir"))
+            .expect("a directory")
+            .map(|entry| entry.expect("an entry"))
+            .map(|entry| (entry.file_name(), fs::read(entry.path()).expect("it can be read")))
+            .collect();
+        shown.sort();
+        shown
+    };
+    let shown = show();
+    assert!(shown.iter().any(|(name, bytes)| name == "small" && bytes == b"small"));
+    assert!(shown.iter().any(|(name, bytes)| name == "file1" && *bytes == contents[0]));
+    assert!(shown.iter().all(|(name, _)| name != "file2"));
+    assert!(fs::read(&pool).expect("a file") == before, "a read-only mount has changed the pool");
+    let file = fs::File::open(mount.path("dir/file1")).expect("it is there");
+
+    succeed(&mut remount(&pool, &point, "rw"));
+    assert!(mount.messages().contains("recovered"), "{}", mount.messages());
+    assert!(show() == shown, "what the kernel remembers is otherwise");
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("the kernel can forget");
+    let mut bytes = vec![0; contents[0].len()];
+    file.read_exact_at(&mut bytes, 0).expect("it can be read");
+    assert!(bytes == contents[0]);
+    fs::write(mount.path("dir/after"), "after").expect("room");
+    mount.sync();
+    mount.kill();
+
+    let mount = Mount::start(&pool, &point);
+    assert_eq!(fs::read_to_string(mount.path("dir/after")).expect("it was synced"), "after");
+    mount.unmount();
+    check(&pool);
+}
+
+/// Goal: a pool that cannot be opened for writing stays mounted as it was. Method: what says where everything is, is
+/// overwritten at both ends under a read-only mount; the remount is refused; put back, the remount works.
+#[test]
+fn a_damaged_pool_is_refused() {
+    if !can_remount("a_damaged_pool_is_refused") {
+        return;
+    }
+    let scratch = Scratch::new("remount-damage");
+    let (pool, contents) = filled(&scratch, 2);
+    let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", "ro"]);
+    let whole = fs::read(&pool).expect("a file");
+    let file = fs::File::options().write(true).open(&pool).expect("root can write to it");
+    for at in [0, whole.len() - MIB] {
+        file.write_all_at(&vec![0; MIB], at as u64).expect("a file");
+    }
+    let damaged = fs::read(&pool).expect("a file");
+    refuses(&pool, &mount, &["pool.img", "varve check"]);
+    assert!(fs::read(&pool).expect("a file") == damaged, "a refused remount has changed the pool");
+    assert!(fs::read(mount.path("dir/file1")).expect("it can be read") == contents[1]);
+    for at in [0, whole.len() - MIB] {
+        file.write_all_at(&whole[at..at + MIB], at as u64).expect("a file");
+    }
+    succeed(&mut remount(&pool, &mount.point, "rw"));
+    fs::write(mount.path("new"), "new").expect("it can be written to");
+    mount.unmount();
+    check(&pool);
+}
+
+/// Goal: what the kernel remembers of a pool is not mixed with another state of it. Method: the bytes of a later state are
+/// put under a read-only mount, as no lock can prevent; the remount is refused, and the next mount shows them.
+#[test]
+fn another_state_is_refused() {
+    if !can_remount("another_state_is_refused") {
+        return;
+    }
+    let scratch = Scratch::new("remount-state");
+    let (pool, contents) = filled(&scratch, 1);
+    let later = scratch.path("later.img");
+    fs::copy(&pool, &later).expect("there is room");
+    let mount = Mount::start(&later, &scratch.path("mnt"));
+    fs::write(mount.path("later"), "later").expect("room");
+    mount.unmount();
+
+    let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", "ro"]);
+    fs::copy(&later, &pool).expect("locks are not asked");
+    refuses(&pool, &mount, &["does not heed locks", "unmount it"]);
+    assert!(fs::read(mount.path("dir/file0")).expect("it can be read") == contents[0]);
+    mount.unmount();
+    check(&pool);
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    assert_eq!(fs::read_to_string(mount.path("later")).expect("it is there"), "later");
+    mount.unmount();
+}
+
+/// Goal: a block device that is read-only is named. Method: a loop device over a pool's file, without the right to write.
+#[test]
+fn a_read_only_device_is_refused() {
+    let test = "a_read_only_device_is_refused";
+    if !can_remount(test) || !can_loop(test) {
+        return;
+    }
+    let scratch = Scratch::new("remount-device");
+    let (pool, contents) = filled(&scratch, 1);
+    let device = Loop::over(&pool, &["--read-only"]);
+    let name = device.device.to_str().expect("a plain name");
+    let mount = Mount::start_with(&device.device, &scratch.path("mnt"), &["-o", "ro"]);
+    refuses(&device.device, &mount, &[name, "the device is read-only"]);
+    assert!(fs::read(mount.path("dir/file0")).expect("it can be read") == contents[0]);
+    mount.unmount();
+    drop(device);
+
+    let device = Loop::over(&pool, &[]);
+    let mount = Mount::start_with(&device.device, &scratch.path("mnt"), &["-o", "ro"]);
+    succeed(&mut remount(&device.device, &mount.point, "rw"));
+    fs::write(mount.path("new"), "new").expect("it can be written to");
+    mount.unmount();
+    check(&device.device);
+}
+
+/// Goal: a file that cannot be written to where it lies is named, with the exit status of mount(8). Method: a pool that is
+/// reached through a read-only bind mount.
+#[test]
+fn a_read_only_place_is_refused() {
+    script(
+        "a_read_only_place_is_refused",
+        r#"
+mkdir "$S/place" "$S/view"
+mv "$S/pool" "$S/place/pool"
+mount --bind "$S/place" "$S/view"
+mount -o remount,bind,ro "$S/view"
+mount -t fuse.varve "$S/view/pool" "$S/mnt" -o ro
+refuses 32 "Read-only file system" mount -o remount,rw "$S/mnt"
+shows " ro,"
+mount -o remount,bind,rw "$S/view"
+mount -o remount,rw "$S/mnt"
+shows " rw,"
+echo new > "$S/mnt/file"
+umount "$S/mnt"
+"$V" check "$S/view/pool"
+umount "$S/view"
+"#,
+    );
+}
