@@ -62,11 +62,15 @@ fn explain(path: &Path, error: &DeviceError) -> anyhow::Error {
     }
 }
 
-/// Where a pool is mounted, according to the kernel's table.
+/// Where a pool is mounted, according to the kernel's table, itself or through a loop device.
 pub fn mounted_at(path: &Path) -> Option<String> {
     let path = path.canonicalize().ok()?;
     let table = MountTable::read().ok()?;
-    let mount = table.ours().find(|mount| mount.source == path)?;
+    let same_file = || {
+        let file = varve_device::file_of_storage(&path)?;
+        table.ours().find(|mount| varve_device::file_of_storage(&mount.source) == Some(file))
+    };
+    let mount = table.ours().find(|mount| mount.source == path).or_else(same_file)?;
     Some(mount.mountpoint.display().to_string())
 }
 

@@ -16,7 +16,7 @@ mod request;
 pub use buffer::AlignedBuf;
 pub use counters::{Counters, Histogram, HistogramSnapshot, StatsSnapshot, Stopwatch};
 pub use error::{DeviceError, Operation};
-pub use file::{Backend, FileDevice, FileOptions, OpenMode};
+pub use file::{Backend, FileDevice, FileId, FileOptions, OpenMode, file_of_storage};
 pub use memory::MemoryDevice;
 pub use request::check_range;
 

@@ -23,4 +23,5 @@ mod remount;
 mod scale;
 mod transfer;
 mod tree;
+mod twice;
 mod user;

@@ -8,6 +8,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
+use super::loops::FileId;
+
 /// Processes and open files looked at, at most.
 const PROCESSES_MAX: usize = 20_000;
 const FILES_PER_PROCESS_MAX: usize = 4_096;
@@ -42,10 +44,14 @@ pub(super) fn describe_holder(path: &Path, ours: Option<&File>) -> Option<String
     // This process may have it locked as well.
     let other = holders.iter().find(|pid| **pid != std::process::id());
     let pid = other.or(holders.first()).copied().or_else(|| opener(Identity::of(&metadata)))?;
+    Some(describe(pid))
+}
+
+fn describe(pid: u32) -> String {
     let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let program: String = comm.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     let whose = if pid == std::process::id() { "this process" } else { "process" };
-    Some(if program.is_empty() { format!("{whose} {pid}") } else { format!("{whose} {pid} ({program})") })
+    if program.is_empty() { format!("{whose} {pid}") } else { format!("{whose} {pid} ({program})") }
 }
 
 /// Whether a living process (this one included, if it has the file open elsewhere) holds `ours` locked. `own_locks` of the
@@ -62,21 +68,35 @@ pub(super) fn held_by_living(ours: &File, own_locks: usize) -> bool {
         || opener(Identity::of(&metadata)).is_some_and(|pid| pid != std::process::id())
 }
 
+/// Something like "process 4711 (varve)": a living process that has a lock on `file` which is in the way of a shared one, or
+/// with `alone` of an exclusive one.
+pub(super) fn lock_holder(file: FileId, alone: bool) -> Option<String> {
+    let locks = locks_on(file.device, file.inode);
+    let (pid, _) = locks.into_iter().find(|(pid, is_exclusive)| (alone || *is_exclusive) && lives(*pid))?;
+    Some(describe(pid))
+}
+
 fn lives(pid: u32) -> bool {
     fs::metadata(format!("/proc/{pid}")).is_ok()
 }
 
-/// The pids that hold a flock on the inode according to /proc/locks, whose lines read
-/// `1: FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF`.
 fn lock_holders(metadata: &fs::Metadata) -> Vec<u32> {
-    let (major, minor) = (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()));
-    let inode = format!("{major:02x}:{minor:02x}:{}", metadata.ino());
+    locks_on(metadata.dev(), metadata.ino()).into_iter().map(|(pid, _)| pid).collect()
+}
+
+/// The pids that hold a flock on the inode, and whether it is exclusive, according to /proc/locks, whose lines read
+/// `1: FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF`.
+fn locks_on(device: u64, inode: u64) -> Vec<(u32, bool)> {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let inode = format!("{major:02x}:{minor:02x}:{inode}");
     let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
     let holder = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         // A waiter's line has "->" in second place and is no holder.
         match fields[..] {
-            [_, "FLOCK", _, _, pid, locked, ..] if locked == inode => pid.parse().ok(),
+            [_, "FLOCK", _, kind, pid, locked, ..] if locked == inode => {
+                Some((pid.parse().ok()?, kind == "WRITE"))
+            }
             _ => None,
         }
     };

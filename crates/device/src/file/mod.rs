@@ -6,6 +6,8 @@
 //! Must not know: what is stored.
 
 mod holder;
+mod lock;
+mod loops;
 mod open;
 mod reopen;
 mod uring;
@@ -29,6 +31,8 @@ use rustix::io::Errno;
 use crate::error::Operation;
 use crate::request::check_range;
 use crate::{Counters, Device, DeviceError, Request, StatsSnapshot};
+use lock::Lock;
+pub use loops::{FileId, file_of_storage};
 use uring::RingPool;
 
 /// How groups of requests reach the kernel.
@@ -99,8 +103,8 @@ impl FileOptions {
 /// A regular file or block device, opened and locked.
 pub struct FileDevice {
     file: File,
-    /// The open file that has the lock, if that is another one.
-    lock: Option<File>,
+    /// Open files with the locks that it has, or that it shares with what it was reopened from; they go with it.
+    locks: Vec<Lock>,
     /// Others may have written to it since it was opened for reading.
     lock_lost: AtomicBool,
     path: PathBuf,

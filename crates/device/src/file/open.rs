@@ -1,9 +1,9 @@
-//! Opening, creating, locking and measuring a file device.
+//! Opening, creating and measuring a file device.
 //!
 //! Order: open without changing anything, lock, then resize or use. A file that somebody else has locked is
 //! never changed, not even its size.
-//! Locks: a writer takes an exclusive `flock`, a reader a shared one; a writer of a block device also opens
-//! it with `O_EXCL`, which the kernel refuses while it is mounted or otherwise claimed.
+//! Locks: a writer takes an exclusive `flock`, a reader a shared one, on the file under a loop device too; a writer of a
+//! block device also opens it with `O_EXCL`, which the kernel refuses while it is mounted or otherwise claimed.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -11,24 +11,17 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Setter, ioctl, opcode};
 
-use super::holder::{describe_holder, held_by_living};
+use super::lock::{self, Lock, locked_error};
 use super::uring::RingPool;
 use super::{Backend, FileDevice, FileOptions, FlushTurn, OpenMode};
 use crate::error::Operation;
 use crate::{ALIGN_BYTES, AlignedBuf, Counters, DeviceError};
-
-/// Others look at block devices for a moment when they appear (they take a shared lock), and the lock of a process
-/// that was killed with I/O in flight outlives it until the kernel has taken its io_uring apart in the background: a
-/// lock is asked for again this often before it is given up.
-pub(super) const LOCK_ATTEMPTS: u32 = 80;
-pub(super) const LOCK_PAUSE: Duration = Duration::from_millis(25);
 
 /// `BLKGETSIZE64`: size of a block device in bytes.
 const BLKGETSIZE64: rustix::ioctl::Opcode = opcode::read::<usize>(0x12, 114);
@@ -81,7 +74,7 @@ impl FileDevice {
             Some(errno) if errno == Errno::BUSY.raw_os_error() => locked_error(&path, None),
             _ => os_error(error),
         })?;
-        lock(&file, &path, mode, is_block_device)?;
+        let locks = lock::take(&file, &path, mode, is_block_device)?;
         if let OpenMode::Create { size_bytes } = mode {
             let made =
                 file.set_len(size_bytes).and_then(|()| file.sync_all()).and_then(|()| sync_parent(&path));
@@ -93,12 +86,13 @@ impl FileDevice {
                 os_error(error)
             })?;
         }
-        FileDevice::on(file, path, is_block_device, writable, options)
+        FileDevice::on(file, locks, path, is_block_device, writable, options)
     }
 
-    /// The device that is open as `file`, whoever has locked it.
+    /// The device that is open as `file`, whose locks are taken.
     pub(super) fn on(
         file: File,
+        locks: Vec<Lock>,
         path: PathBuf,
         is_block_device: bool,
         writable: bool,
@@ -136,11 +130,11 @@ impl FileDevice {
         };
         let flush_turns = flush_turns(&file, &path, is_block_device);
         let counters = Counters::new();
-        let (lock, lock_lost) = (None, AtomicBool::new(false));
+        let lock_lost = AtomicBool::new(false);
         Ok(Self {
             flush_turns,
             file,
-            lock,
+            locks,
             lock_lost,
             path,
             size_bytes,
@@ -182,34 +176,6 @@ fn flush_turns(file: &File, path: &Path, is_block_device: bool) -> Vec<FlushTurn
 pub(super) fn is_same(one: &File, other: &File) -> bool {
     let of = |file: &File| file.metadata().map(|metadata| (metadata.dev(), metadata.ino(), metadata.rdev()));
     matches!((of(one), of(other)), (Ok(one), Ok(other)) if one == other)
-}
-
-fn lock(file: &File, path: &Path, mode: OpenMode, is_block_device: bool) -> Result<(), DeviceError> {
-    let operation = match mode {
-        OpenMode::ReadOnlyUnlocked => return Ok(()),
-        OpenMode::ReadOnly => FlockOperation::NonBlockingLockShared,
-        OpenMode::ReadWrite | OpenMode::Create { .. } => FlockOperation::NonBlockingLockExclusive,
-    };
-    for _ in 0..LOCK_ATTEMPTS {
-        match rustix::fs::flock(file, operation) {
-            Ok(()) => return Ok(()),
-            // A living process that has a file open for writing keeps it: there is nothing to wait for.
-            Err(Errno::WOULDBLOCK) if !is_block_device && held_by_living(file, 0) => break,
-            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LOCK_PAUSE),
-            Err(errno) => {
-                let name = path.display().to_string();
-                return Err(DeviceError::from_os(Operation::Open, name, 0, 0, &errno.into()));
-            }
-        }
-    }
-    Err(locked_error(path, Some(file)))
-}
-
-pub(super) fn locked_error(path: &Path, file: Option<&File>) -> DeviceError {
-    DeviceError::LockedBy(match describe_holder(path, file) {
-        Some(holder) => format!("{} is in use by {holder}", path.display()),
-        None => format!("{} is in use by another process or mounted", path.display()),
-    })
 }
 
 /// A new file's name is durable only when its directory is.

@@ -1,6 +1,6 @@
 //! From reading to writing: what is open is opened once more, and its lock becomes a writer's.
 //!
-//! The lock belongs to the open file that has it, so the new device keeps that file; a second one would be in the way of the
+//! A lock belongs to the open file that has it, so the new device keeps these files; others would be in the way of the
 //! first. flock(2) lets go of a shared lock before it looks whether there can be an exclusive one: who is refused takes the
 //! shared one again, and if a writer was faster, nothing is read any more, for nobody could say what it means.
 
@@ -10,11 +10,11 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::Ordering::Relaxed;
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 
-use super::holder::held_by_living;
-use super::open::{LOCK_ATTEMPTS, LOCK_PAUSE, is_same, locked_error};
+use super::lock::{LOCK_ATTEMPTS, LOCK_PAUSE, Lock, locked_error};
+use super::open::is_same;
 use super::{Backend, FileDevice, FileOptions};
 use crate::DeviceError;
 use crate::error::Operation;
@@ -35,8 +35,8 @@ impl FileDevice {
         // What was not to be had then is not asked for now, and what was is not asked for by name.
         let backend = self.rings.is_none().then_some(Backend::Pread);
         let options = FileOptions { backend, direct: self.direct, reuse_existing: false };
-        let mut device = FileDevice::on(file, self.path.clone(), self.is_block_device, true, options)?;
-        device.lock = Some(self.file.try_clone().map_err(os_error)?);
+        let locks = self.locks.iter().map(Lock::share).collect::<io::Result<_>>().map_err(os_error)?;
+        let device = FileDevice::on(file, locks, self.path.clone(), self.is_block_device, true, options)?;
         // Last: all that can fail for another reason has not.
         self.lock_alone()?;
         Ok(device)
@@ -44,13 +44,17 @@ impl FileDevice {
 
     /// Others may read, too. The error: somebody writes to it already, and this device gives errors from now on.
     pub fn share_again(&self) -> Result<(), DeviceError> {
+        self.locks.iter().try_for_each(|lock| self.share_lock(lock))
+    }
+
+    fn share_lock(&self, lock: &Lock) -> Result<(), DeviceError> {
         loop {
-            match flock(&self.file, FlockOperation::NonBlockingLockShared) {
+            match lock.ask(FlockOperation::NonBlockingLockShared) {
                 Ok(()) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(_) => {
                     self.lock_lost.store(true, Relaxed);
-                    let who = locked_error(&self.path, Some(&self.file));
+                    let who = lock.refused();
                     return Err(DeviceError::LockedBy(format!(
                         "{who}, which was faster; {}",
                         self.lost_error()
@@ -82,15 +86,26 @@ impl FileDevice {
         })
     }
 
+    /// Makes all locks exclusive, or none: the same ones are shared again, those that have been made exclusive too.
     fn lock_alone(&self) -> Result<(), DeviceError> {
+        for lock in &self.locks {
+            if let Err(error) = self.take_alone(lock) {
+                self.share_again()?;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_alone(&self, lock: &Lock) -> Result<(), DeviceError> {
         for _ in 0..LOCK_ATTEMPTS {
-            let refused = match flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
+            let refused = match lock.ask(FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(()),
                 Err(refused) => refused,
             };
-            self.share_again()?;
+            self.share_lock(lock)?;
             match refused {
-                Errno::WOULDBLOCK if !self.is_block_device && held_by_living(&self.file, 1) => break,
+                Errno::WOULDBLOCK if !lock.may_become_free(1) => break,
                 Errno::WOULDBLOCK | Errno::INTR => std::thread::sleep(LOCK_PAUSE),
                 // Over a network, who reads gets no exclusive lock (BADF).
                 _ => {
@@ -99,6 +114,6 @@ impl FileDevice {
                 }
             }
         }
-        Err(locked_error(&self.path, Some(&self.file)))
+        Err(lock.refused())
     }
 }

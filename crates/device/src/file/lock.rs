@@ -1,0 +1,138 @@
+//! The locks of a device: its own, and that of the file under a loop device, so that one file is not written to under two names.
+//!
+//! Each lock is a `flock` and belongs to an open file; all of a device's are shared or all are exclusive. Order: the device that
+//! was named first, then the file under it. Whoever finds one taken lets go of all.
+//! A file that cannot be opened (deleted, or in another mount namespace) cannot be locked: then the other loop devices over it
+//! are locked in its place, and so they are by who opens such a file by a name that is left.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use super::OpenMode;
+use super::holder::{describe_holder, held_by_living, lock_holder};
+use super::loops::{self, Bottom, FileId};
+use crate::DeviceError;
+use crate::error::Operation;
+
+/// Others look at block devices for a moment when they appear (they take a shared lock), and the lock of a process
+/// that was killed with I/O in flight outlives it until the kernel has taken its io_uring apart in the background: a
+/// lock is asked for again this often before it is given up.
+pub(super) const LOCK_ATTEMPTS: u32 = 80;
+pub(super) const LOCK_PAUSE: Duration = Duration::from_millis(25);
+
+/// An open file with a lock, and what to call it.
+pub(super) struct Lock {
+    pub(super) file: File,
+    /// Path of the device that was asked for, and of what is under it.
+    path: PathBuf,
+    under: Option<PathBuf>,
+    is_block_device: bool,
+}
+
+impl Lock {
+    /// Asks once.
+    pub(super) fn ask(&self, operation: FlockOperation) -> Result<(), Errno> {
+        flock(&self.file, operation)
+    }
+
+    /// Whether it is of use to ask again: not if a living process has a file, of whose locks `own_locks` are ours.
+    pub(super) fn may_become_free(&self, own_locks: usize) -> bool {
+        self.is_block_device || !held_by_living(&self.file, own_locks)
+    }
+
+    /// Somebody else has it.
+    pub(super) fn refused(&self) -> DeviceError {
+        match &self.under {
+            None => locked_error(&self.path, Some(&self.file)),
+            Some(under) => {
+                let how = if self.is_block_device { "the same file as " } else { "" };
+                let what = format!("{} is stored in {how}{}, which", self.path.display(), under.display());
+                DeviceError::LockedBy(sentence(&what, describe_holder(under, Some(&self.file))))
+            }
+        }
+    }
+
+    /// Another that ends with the last of both.
+    pub(super) fn share(&self) -> std::io::Result<Lock> {
+        let (path, under) = (self.path.clone(), self.under.clone());
+        Ok(Lock { file: self.file.try_clone()?, path, under, is_block_device: self.is_block_device })
+    }
+
+    fn take(&self, operation: FlockOperation) -> Result<(), DeviceError> {
+        for _ in 0..LOCK_ATTEMPTS {
+            match self.ask(operation) {
+                Ok(()) => return Ok(()),
+                Err(Errno::WOULDBLOCK) if !self.may_become_free(0) => break,
+                Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(LOCK_PAUSE),
+                Err(errno) => {
+                    let name = self.path.display().to_string();
+                    return Err(DeviceError::from_os(Operation::Open, name, 0, 0, &errno.into()));
+                }
+            }
+        }
+        Err(self.refused())
+    }
+}
+
+/// Takes the locks that `mode` asks for: those of `file`, which was opened as `path`, and of what is under it.
+pub(super) fn take(
+    file: &File,
+    path: &Path,
+    mode: OpenMode,
+    is_block_device: bool,
+) -> Result<Vec<Lock>, DeviceError> {
+    let operation = match mode {
+        OpenMode::ReadOnlyUnlocked => return Ok(Vec::new()),
+        OpenMode::ReadOnly => FlockOperation::NonBlockingLockShared,
+        OpenMode::ReadWrite | OpenMode::Create { .. } => FlockOperation::NonBlockingLockExclusive,
+    };
+    let os_error = |error| DeviceError::from_os(Operation::Open, path.display().to_string(), 0, 0, &error);
+    let own = file.try_clone().map_err(os_error)?;
+    let lock = Lock { file: own, path: path.to_owned(), under: None, is_block_device };
+    lock.take(operation)?;
+    let mut locks = vec![lock];
+    let under = |(file, under), is_block_device| Lock {
+        file,
+        path: path.to_owned(),
+        under: Some(under),
+        is_block_device,
+    };
+    if !is_block_device {
+        let id = FileId::of(&file.metadata().map_err(os_error)?);
+        locks.extend(loops::devices_over(id, None, true).into_iter().map(|found| under(found, true)));
+    } else {
+        match loops::bottom(file) {
+            Bottom::Device => {}
+            Bottom::File(file, path) => locks.push(under((file, path), false)),
+            Bottom::OutOfReach(id, directory) => {
+                let others = loops::devices_over(id, Some(&directory), false);
+                locks.extend(others.into_iter().map(|found| under(found, true)));
+                // Who had the file before its name was gone has locked the file alone.
+                let alone = operation == FlockOperation::NonBlockingLockExclusive;
+                if let Some(holder) = lock_holder(id, alone) {
+                    let what = format!("the file under {}", path.display());
+                    return Err(DeviceError::LockedBy(sentence(&what, Some(holder))));
+                }
+            }
+        }
+    }
+    for lock in &locks[1..] {
+        lock.take(operation)?;
+    }
+    Ok(locks)
+}
+
+pub(super) fn locked_error(path: &Path, file: Option<&File>) -> DeviceError {
+    DeviceError::LockedBy(sentence(&path.display().to_string(), describe_holder(path, file)))
+}
+
+fn sentence(what: &str, holder: Option<String>) -> String {
+    match holder {
+        Some(holder) => format!("{what} is in use by {holder}"),
+        None => format!("{what} is in use by another process or mounted"),
+    }
+}
