@@ -273,15 +273,15 @@ impl<'a> Walk<'a> {
                     self.problem(Kind::NodeEmpty, format!("a leaf of the {} tree at {at:#x}", tree.name()));
                     return None;
                 }
-                let outside = (0..leaf.len()).filter(|i| !inside(leaf.key(*i))).count();
+                let outside = (0..leaf.len()).filter(|i| !inside(&leaf.key(*i))).count();
                 if outside == 0 {
                     return Some(link.clone());
                 }
                 let text = format!("{outside} keys of a leaf of the {} tree at {at:#x}", tree.name());
                 self.problem(Kind::NodeKeyRange, text);
                 let mut rest = Leaf::default();
-                for i in (0..leaf.len()).filter(|i| inside(leaf.key(*i))) {
-                    rest.put(leaf.key(i), leaf.value(i));
+                for i in (0..leaf.len()).filter(|i| inside(&leaf.key(*i))) {
+                    rest.put(&leaf.key(i), leaf.value(i));
                 }
                 if rest.len() == 0 {
                     return None;

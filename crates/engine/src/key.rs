@@ -32,6 +32,12 @@ impl Key {
     }
 }
 
+impl Default for Key {
+    fn default() -> Key {
+        Key::EMPTY
+    }
+}
+
 impl std::ops::Deref for Key {
     type Target = [u8];
 

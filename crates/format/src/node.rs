@@ -62,8 +62,19 @@ pub fn encoded_bytes(count: usize, prefixed: usize, key_value_bytes: usize, pref
     NODE_HEADER_BYTES + prefix + count * ENTRY_OVERHEAD_BYTES + key_value_bytes - prefixed * prefix
 }
 
-/// Encodes a node into one block. The caller has made sure that it fits ([`encoded_bytes`]).
+/// Encodes a node of whole keys into one block. The caller has made sure that it fits ([`encoded_bytes`]).
 pub fn encode<'a>(
+    header: NodeHeader,
+    prefix: &[u8],
+    entries: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>,
+    out: &mut [u8],
+) {
+    let suffix = |key: &'a [u8]| if key.is_empty() { key } else { &key[prefix.len()..] };
+    encode_suffixes(header, prefix, entries.map(|(key, value)| (suffix(key), value)), out);
+}
+
+/// The same, of keys without what they all begin with.
+pub fn encode_suffixes<'a>(
     header: NodeHeader,
     prefix: &[u8],
     entries: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>,
@@ -81,8 +92,7 @@ pub fn encode<'a>(
     buf.put_u64(header.birth);
     buf.put_u64(header.pool_tag);
     buf.put_bytes(prefix);
-    for (key, value) in entries {
-        let suffix = if key.is_empty() { key } else { &key[prefix.len()..] };
+    for (suffix, value) in entries {
         buf.put_u8(suffix.len() as u8);
         buf.put_u16(value.len() as u16);
         buf.put_bytes(suffix);

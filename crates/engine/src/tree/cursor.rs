@@ -73,7 +73,7 @@ impl Tree {
             for level in (miss.level + 1..self.height).rev() {
                 let above = self.fetch(&link, level, source)?;
                 let Body::Interior(n) = &above.body else { return Ok(false) };
-                link = n.children[n.child_index(key)].clone();
+                link = n.children[n.child_index(&key)].clone();
             }
             if !matches!(link, Link::Disk(ptr) if ptr == miss.ptr) {
                 return Ok(false);
@@ -147,7 +147,7 @@ impl Tree {
             Body::Leaf(leaf) => {
                 ahead.leaves += 1;
                 let start = leaf.find(from).unwrap_or_else(|i| i);
-                Ok((start..leaf.len()).all(|i| each(leaf.key(i), leaf.value(i))))
+                Ok(leaf.visit(start, each))
             }
             Body::Interior(n) => {
                 for at in n.child_index(from)..n.children.len() {

@@ -28,6 +28,13 @@ impl Heads {
         heads
     }
 
+    /// A copy with room for so many more.
+    pub fn with_room(&self, more: usize) -> Heads {
+        let mut words = Vec::with_capacity(self.words.len() + more);
+        words.extend_from_slice(&self.words);
+        Heads { skip: self.skip, words }
+    }
+
     /// So many bytes all keys begin with, at least.
     pub fn skip(&self) -> usize {
         self.skip

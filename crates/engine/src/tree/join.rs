@@ -98,7 +98,7 @@ impl Mutation<'_> {
         if left.encoded_bytes() > PART_BYTES || right.encoded_bytes() > PART_BYTES || right.len() == 0 {
             return false;
         }
-        let low = separator(left.key(left.len() - 1), right.key(0));
+        let low = separator(&left.key(left.len() - 1), &right.key(0));
         let range = first..first + 3;
         // Its keys may have less in common than before.
         if n.bytes_with(range.clone(), &[low]) > BLOCK_BYTES {

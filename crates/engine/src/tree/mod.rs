@@ -8,6 +8,7 @@
 mod cursor;
 mod heads;
 mod join;
+pub mod leaf;
 mod mutate;
 pub mod node;
 mod place;

@@ -300,9 +300,9 @@ impl Mutation<'_> {
         if node.generation != self.generation || node.location.get().is_some() {
             self.replaced.push(replaced(node));
             self.dirty_delta += 1;
-            *node = Arc::new(Node::new(self.generation, node.body.clone()));
+            *node = Arc::new(Node::new(self.generation, node.body.to_change()));
         } else if Arc::get_mut(node).is_none() {
-            *node = Arc::new(Node::new(self.generation, node.body.clone()));
+            *node = Arc::new(Node::new(self.generation, node.body.to_change()));
         }
         Arc::get_mut(node).expect("no other holder: it was just copied, and the apply mutex is held")
     }
@@ -366,7 +366,7 @@ impl Mutation<'_> {
             let more = left.split_off(from);
             self.split_leaf(left, more, out);
         }
-        let key = separator(left_last(left, out), right.key(0));
+        let key = separator(&left_last(left, out), &right.key(0));
         let at = out.len();
         if right.encoded_bytes() > BLOCK_BYTES {
             let from = right.middle();
@@ -431,11 +431,11 @@ impl Mutation<'_> {
     }
 }
 
-fn left_last<'k>(left: &'k Leaf, out: &'k [(Key, Link)]) -> &'k [u8] {
+fn left_last(left: &Leaf, out: &[(Key, Link)]) -> Key {
     match out.last() {
         Some((_, Link::Mem(node))) => match &node.body {
             Body::Leaf(l) => l.key(l.len() - 1),
-            Body::Interior(_) => &[],
+            Body::Interior(_) => Key::EMPTY,
         },
         _ => left.key(left.len() - 1),
     }

@@ -114,7 +114,7 @@ fn leaf_ends(tree: &Tree) -> Vec<[u64; 2]> {
         let Link::Mem(node) = link else { panic!("nothing has been written") };
         match &node.body {
             Body::Leaf(leaf) => {
-                let key = |i: usize| u64::from_be_bytes(leaf.key(i).try_into().expect("8 bytes"));
+                let key = |i: usize| u64::from_be_bytes(leaf.key(i).as_slice().try_into().expect("8 bytes"));
                 ends.push([key(0), key(leaf.len() - 1)]);
             }
             Body::Interior(n) => n.children.iter().for_each(|child| below(child, ends)),
