@@ -115,6 +115,16 @@ impl View {
     pub fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
         self.trees[tree.0 as usize - 1].scan(from, self.store.as_ref(), each)
     }
+    /// The same from the last entry at or before `at` on, if that is not in front of `floor`, and else from `at` on.
+    pub fn scan_around(
+        &self,
+        tree: TreeId,
+        floor: &[u8],
+        at: &[u8],
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<()> {
+        self.trees[tree.0 as usize - 1].scan_around(floor, at, self.store.as_ref(), each)
+    }
     /// The last entry of `tree` whose key is at most `at`.
     pub fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
         self.trees[tree.0 as usize - 1].last_at_or_before(at, self.store.as_ref())

@@ -7,18 +7,28 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::node::{Body, Link, Node};
+use super::node::{Body, Leaf, Link, Node};
 use super::{Miss, NodeSource, Tree};
 use crate::EngineError;
+use crate::key::Key;
 
 type Result<T> = std::result::Result<T, EngineError>;
 
 /// Leaves that are read together, at most: 256 KiB.
 const AHEAD_MAX: usize = 64;
 
+/// A scan's wish for the entry in front of where it begins, until it has come to its first leaf.
+struct Around<'f> {
+    /// Nothing in front of this is wanted.
+    floor: &'f [u8],
+    /// No key of the node that is looked at lies in front of this.
+    low: Key,
+}
+
 /// What a scan has read ahead.
 #[derive(Default)]
-struct Ahead {
+struct Ahead<'f> {
+    around: Option<Around<'f>>,
     /// Leaves seen so far are at least so many.
     leaves: usize,
     /// How many were read together last.
@@ -27,7 +37,7 @@ struct Ahead {
     nodes: VecDeque<Option<Arc<Node>>>,
 }
 
-impl Ahead {
+impl Ahead<'_> {
     /// The leaf behind the first of `links`, which lie side by side, and with it some of the others.
     fn leaf(&mut self, tree: &Tree, links: &[Link], source: &dyn NodeSource) -> Result<Arc<Node>> {
         let miss = |link: &Link| match link {
@@ -134,23 +144,76 @@ impl Tree {
         Ok(())
     }
 
+    /// The same, but the entry in front of `at` comes first, unless `at` has one itself or that lies in front of `floor`. One
+    /// descent, unless `at` is the beginning of its leaf and `floor` of another.
+    pub fn scan_around(
+        &self,
+        floor: &[u8],
+        at: &[u8],
+        source: &dyn NodeSource,
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<()> {
+        if let Some(root) = &self.root {
+            let root = self.fetch(root, self.height - 1, source)?;
+            let mut ahead = Ahead { around: Some(Around { floor, low: Key::EMPTY }), ..Ahead::default() };
+            self.scan_below(&root, self.height - 1, at, source, &mut ahead, each)?;
+        }
+        Ok(())
+    }
+
+    /// What `around` wants of a leaf in which `at` is, or would be, at `start`: where to begin. `None`: `each` wants no more.
+    fn begin(
+        &self,
+        around: &Around<'_>,
+        leaf: &Leaf,
+        start: usize,
+        at: &[u8],
+        source: &dyn NodeSource,
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<Option<usize>> {
+        if let Some(before) = start.checked_sub(1) {
+            return Ok(Some(if *leaf.key(before) >= *around.floor { before } else { start }));
+        }
+        // What lies in front of this leaf lies in front of its lowest key.
+        if *around.low > *around.floor
+            && let Some((key, value)) = self.last_at_or_before(at, source)?
+            && key.as_slice() >= around.floor
+            && !each(&key, &value)
+        {
+            return Ok(None);
+        }
+        Ok(Some(start))
+    }
+
     fn scan_below(
         &self,
         node: &Node,
         level: u8,
         from: &[u8],
         source: &dyn NodeSource,
-        ahead: &mut Ahead,
+        ahead: &mut Ahead<'_>,
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<bool> {
         match &node.body {
             Body::Leaf(leaf) => {
                 ahead.leaves += 1;
-                let start = leaf.find(from).unwrap_or_else(|i| i);
+                let start = match (leaf.find(from), ahead.around.take()) {
+                    (Ok(start), _) | (Err(start), None) => start,
+                    (Err(start), Some(around)) => {
+                        match self.begin(&around, leaf, start, from, source, each)? {
+                            Some(start) => start,
+                            None => return Ok(false),
+                        }
+                    }
+                };
                 Ok(leaf.visit(start, each))
             }
             Body::Interior(n) => {
-                for at in n.child_index(from)..n.children.len() {
+                let first = n.child_index(from);
+                if let (Some(around), 1..) = (&mut ahead.around, first) {
+                    around.low = n.keys()[first];
+                }
+                for at in first..n.children.len() {
                     let child = match level {
                         1 => ahead.leaf(self, &n.children[at..], source)?,
                         _ => self.fetch(&n.children[at], level - 1, source)?,

@@ -167,6 +167,17 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
             let last = tree.last_at_or_before(&from, &disk).expect("reads");
             let want = model.range(..=from.to_vec()).next_back().map(|(k, v)| (k.clone(), v.clone()));
             assert_eq!(last, want, "seed {seed} step {step}");
+            // From the one before on, if it is not in front of some other key.
+            let floor = below(key_space).min(u64::from_be_bytes(from)).to_be_bytes();
+            let begin = want.map(|(key, _)| key).filter(|key| key[..] >= floor[..]).unwrap_or(from.to_vec());
+            let (mut found, most) = (Vec::new(), below(8) as usize + 1);
+            let mut each = |key: &[u8], value: &[u8]| {
+                found.push((key.to_vec(), value.to_vec()));
+                found.len() < most
+            };
+            tree.scan_around(&floor, &from, &disk, &mut each).expect("reads");
+            let want: Vec<_> = model.range(begin..).take(most).map(|(k, v)| (k.clone(), v.clone())).collect();
+            assert_eq!(found, want, "seed {seed} step {step}: around");
         }
     }
     same(&tree, &model, &disk, seed);

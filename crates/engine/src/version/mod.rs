@@ -95,6 +95,18 @@ pub trait Read {
     fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()>;
     /// The last entry of `tree` whose key is at most `at`.
     fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>>;
+    /// As [`Read::scan`] from `at` on, but the last entry in front of it comes first if `at` has none and that is not in
+    /// front of `floor`.
+    fn scan_around(
+        &self,
+        tree: TreeId,
+        floor: &[u8],
+        at: &[u8],
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<()> {
+        let before = self.last_at_or_before(tree, at)?.filter(|(key, _)| (floor..at).contains(&&key[..]));
+        if before.is_none_or(|(key, value)| each(&key, &value)) { self.scan(tree, at, each) } else { Ok(()) }
+    }
     /// What is known of long paths, and the position of this view.
     fn trunks(&self) -> Option<(&Trunks, Lsn)> {
         None
@@ -111,6 +123,15 @@ impl Read for View {
     }
     fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
         View::scan(self, tree, from, each)
+    }
+    fn scan_around(
+        &self,
+        tree: TreeId,
+        floor: &[u8],
+        at: &[u8],
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<()> {
+        View::scan_around(self, tree, floor, at, each)
     }
     fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
         View::last_at_or_before(self, tree, at)
@@ -131,6 +152,15 @@ impl Read for Arc<Store> {
     }
     fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
         self.view().scan(tree, from, each)
+    }
+    fn scan_around(
+        &self,
+        tree: TreeId,
+        floor: &[u8],
+        at: &[u8],
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<()> {
+        self.view().scan_around(tree, floor, at, each)
     }
     fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
         self.view().last_at_or_before(tree, at)

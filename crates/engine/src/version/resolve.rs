@@ -77,28 +77,18 @@ pub(super) fn resolve_behind(
 fn scan_one(read: &dyn Read, family: FamilyId, step: Step, cover: &mut Cover) -> Result<()> {
     let (from, to) = (cover.at, cover.to.min(step.visible));
     let within = (from % SEGMENT_BYTES) as u32;
-    let mut start = DataKey { family, segment: from / SEGMENT_BYTES, version: step.key, offset: within };
-    if within > 0 {
-        // The entry that covers `from` may begin before it.
-        if let Some((key, value)) = read.last_at_or_before(TreeId::EXTENTS, &start.encode())?
-            && key.starts_with(&start.encode()[..24])
-        {
-            let (key, extent) = decode(family, &key, &value)?;
-            cover.entry(&key, &extent, to);
-        }
-        start.offset += 1;
-    }
+    let start = DataKey { family, segment: from / SEGMENT_BYTES, version: step.key, offset: within };
     let mut next = Some(start);
     while let Some(start) = next.take() {
         let mut foreign = 0;
-        scan(read, &start, |key, extent| {
+        scan_covering(read, &start, |key, extent| {
             if key.segment * SEGMENT_BYTES >= to || cover.full() {
                 return false;
             }
             if key.version == step.key {
                 foreign = 0;
                 cover.entry(&key, &extent, to);
-                return key.file_offset() < to;
+                return key.file_offset() < to && cover.at < to;
             }
             foreign += 1;
             if foreign >= LEAP_ENTRIES {
@@ -170,18 +160,33 @@ fn scan_many(read: &dyn Read, path: &Path, skip: usize, cover: &mut Cover) -> Re
 }
 
 /// Calls `each` with the decoded entries of a family from `from` on, until it returns false or the family ends.
-pub(super) fn scan(
+pub(super) fn scan(read: &dyn Read, from: &DataKey, each: impl FnMut(DataKey, Extent) -> bool) -> Result<()> {
+    decoded(from.family, each, |each| read.scan(TreeId::EXTENTS, &from.encode(), each))
+}
+
+/// The same from the version's last entry at or before `from` in its segment on: what covers `from` may begin before it.
+pub(super) fn scan_covering(
     read: &dyn Read,
     from: &DataKey,
-    mut each: impl FnMut(DataKey, Extent) -> bool,
+    each: impl FnMut(DataKey, Extent) -> bool,
 ) -> Result<()> {
-    let prefix = extent::family_prefix(from.family);
+    let floor = DataKey { offset: 0, ..*from }.encode();
+    decoded(from.family, each, |each| read.scan_around(TreeId::EXTENTS, &floor, &from.encode(), each))
+}
+
+/// Runs `scan` with `each` seeing the entries of a family decoded.
+fn decoded(
+    family: FamilyId,
+    mut each: impl FnMut(DataKey, Extent) -> bool,
+    scan: impl FnOnce(&mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()>,
+) -> Result<()> {
+    let prefix = extent::family_prefix(family);
     let mut failed = None;
-    read.scan(TreeId::EXTENTS, &from.encode(), &mut |key, value| {
+    scan(&mut |key, value| {
         if !key.starts_with(&prefix) {
             return false;
         }
-        match decode(from.family, key, value) {
+        match decode(family, key, value) {
             Ok((key, extent)) => each(key, extent),
             Err(error) => {
                 failed = Some(error);

@@ -12,7 +12,7 @@ use varve_format::record::reap::Work;
 use varve_format::{BLOCK_BYTES, FamilyId, Run, SEGMENT_BYTES, TreeId, VersionId, VersionKey};
 
 use super::pending;
-use super::resolve::{decode, scan};
+use super::resolve::{scan, scan_covering};
 use super::{Planted, Read, Result, planted};
 use crate::Transaction;
 
@@ -165,24 +165,12 @@ impl<'a> Changes<'a> {
 }
 
 /// Replaces `out` by the entries of `place` that overlap or touch [`low`, `high`): the touching ones so that
-/// neighbours can be joined. Two descents and a scan as long as the answer.
+/// neighbours can be joined. A descent and a scan as long as the answer.
 pub(super) fn load(read: &dyn Read, place: &Place, low: u32, high: u32, out: &mut Vec<Entry>) -> Result<()> {
     out.clear();
-    let mut start = place.data_key(low);
-    if low > 0 {
-        if let Some((key, value)) = read.last_at_or_before(TreeId::EXTENTS, &start.encode())?
-            && key.starts_with(&start.encode()[..24])
-        {
-            let (key, extent) = decode(place.family, &key, &value)?;
-            if key.offset + extent.len >= low {
-                out.push(Entry { off: key.offset, extent });
-            }
-        }
-        start.offset += 1;
-    }
-    scan(read, &start, |key, extent| {
+    scan_covering(read, &place.data_key(low), |key, extent| {
         let here = (key.segment, key.version) == (place.segment, place.version) && key.offset <= high;
-        if here {
+        if here && key.offset + extent.len >= low {
             out.push(Entry { off: key.offset, extent });
         }
         here

@@ -44,7 +44,7 @@ pub struct Reserved {
 /// Makes `pieces` the data of the file: (offset in the file, blocks in the pool), in ascending order and not
 /// overlapping; offsets are block aligned, a piece may span segments. What they cover is cut away and its blocks are
 /// freed in `tx`. The caller has placed the blocks ([`Transaction::place`] or [`Transaction::place_riding`]).
-/// A piece that continues its predecessor in file and pool grows that entry. Cost: two descents and a short scan per
+/// A piece that continues its predecessor in file and pool grows that entry. Cost: a descent and a short scan per
 /// touched segment.
 ///
 /// # Errors
