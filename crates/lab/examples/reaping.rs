@@ -7,13 +7,20 @@
 //!
 //! A round takes SNAPSHOTS snapshots with WRITES random blocks of a file of so many MiB written between two of them, measures
 //! for as long as the reaping took the last time, deletes them all, and measures until nothing is left. The pool is a file
-//! in `TMPDIR`.
+//! in `TMPDIR`, written from end to end before: else the filesystem below would allocate it bit by bit, and a flush wait for
+//! that.
+//!
+//! Behind the quantiles stands which share of the operations beside the reaper took longer than the p99 of the idle ones (as
+//! many would be 1%): where the disk has slow moments of its own p99 lies on a steep slope, and a little more is a large ratio.
 
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use varve_lab::numbers::quantile;
-use varvefs::{Filesystem, Pool, SnapshotOptions};
+use varvefs::{Filesystem, Pool, PoolOptions, SnapshotOptions};
 
 const BLOCK: u64 = 4096;
 
@@ -54,13 +61,24 @@ fn work(fs: &Filesystem, file: &varvefs::File, chance: &mut Chance, into: &mut T
     Ok(())
 }
 
+/// A file of zeros.
+fn fill(path: &Path, bytes: u64) -> Result<()> {
+    let (mut file, piece) = (File::create_new(path)?, vec![0; 1 << 20]);
+    for at in (0..bytes).step_by(piece.len()) {
+        file.write_all(&piece[..(bytes - at).min(piece.len() as u64) as usize])?;
+    }
+    Ok(file.sync_all()?)
+}
+
 fn main() -> Result<()> {
     let number = |at: usize, default: u64| std::env::args().nth(at).map_or(Ok(default), |text| text.parse());
     let (snapshots, writes, mib, rounds) =
         (number(1, 300)?, number(2, 2000)?, number(3, 512)?, number(4, 3)?);
     let directory = tempfile::tempdir()?;
     let pool_bytes = (mib << 20) * 2 + snapshots * writes * BLOCK * 3 / 2 + (1 << 30);
-    let pool = Pool::create(directory.path().join("pool"), pool_bytes)?;
+    let path = directory.path().join("pool");
+    fill(&path, pool_bytes)?;
+    let pool: Pool = PoolOptions::new().format(&path)?;
     let fs = pool.filesystem();
     println!("{snapshots} snapshots, {writes} writes between two, a file of {mib} MiB, {rounds} rounds");
     fs.create_subvolume("/origin")?;
@@ -79,10 +97,12 @@ fn main() -> Result<()> {
             fs.snapshot("/origin", format!("/snapshot-{taken}"), SnapshotOptions::new())?;
         }
         fs.sync()?;
-        let begun = Instant::now();
+        let (begun, before) = (Instant::now(), pool.stats()?);
         while begun.elapsed() < lasts {
             work(&fs, &own, &mut chance, &mut idle)?;
         }
+        let checkpoints = pool.stats()?.checkpoint.completed_count - before.checkpoint.completed_count;
+        println!("round {round}: idle for {:.2} s, {checkpoints} checkpoints", lasts.as_secs_f64());
         for taken in 0..snapshots {
             fs.delete_subvolume(format!("/snapshot-{taken}"))?;
         }
@@ -116,7 +136,9 @@ fn main() -> Result<()> {
                 at(&reaping) / at(&idle)
             );
         }
-        println!("  of {} and {}", idle.len(), reaping.len());
+        let bound = quantile(&idle, 0.99).unwrap_or_default();
+        let beyond = reaping.iter().filter(|time| **time > bound).count() as f64 / reaping.len() as f64;
+        println!("  of {} and {}, {:.2}% beyond", idle.len(), reaping.len(), beyond * 100.0);
     }
     drop((origin, own, fs));
     Ok(pool.close()?)
