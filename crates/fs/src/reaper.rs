@@ -20,7 +20,7 @@ use varve_format::record::inode::{INODE_FLAG_RESERVED, InodeRecord};
 use varve_format::record::orphan::OrphanState;
 use varve_format::record::subvolume::SUBVOLUME_DELETING;
 
-use self::pace::{Pace, SPELL};
+use self::pace::{Pace, Step};
 use crate::core::Core;
 use crate::subvolume::{Change, Slot};
 use crate::table::{corrupt, extents, orphans, subvolumes};
@@ -30,6 +30,8 @@ use crate::{FsError, Result};
 const ENTRIES_PER_STEP: usize = 128;
 /// Entries of a family of data that one transaction changes, where there is space for the nodes that takes.
 const SWEPT_PER_STEP: u64 = 512;
+/// The same where little waits to be reaped: fewer steps, for each that others meet is one too many.
+const SWEPT_AT_EASE: u64 = 1024;
 /// Other tasks that are done before a family of data has its turn.
 const TASKS_IN_A_ROW: u32 = 64;
 /// Steps of a family while others wait.
@@ -348,7 +350,7 @@ impl Core {
             if let Some(family) = reap {
                 self.reap.push(Task::Family(family));
             }
-            self.rest_after((lsn, changes), pace);
+            self.rest_after(Step::of(lsn, changes), pace);
         }
         Ok(false)
     }
@@ -366,9 +368,14 @@ impl Core {
         pace: &Pace,
         goes_on: impl Fn(u32) -> bool,
     ) -> Result<bool> {
-        let (mut entries, mut steps) = (SWEPT_PER_STEP, 0);
+        let (mut cramped, mut steps) = (false, 0);
         while goes_on(steps) {
             steps += 1;
+            let entries = match cramped {
+                true => ENTRIES_PER_STEP as u64,
+                false if self.reap.at_ease() => SWEPT_AT_EASE,
+                false => SWEPT_PER_STEP,
+            };
             let alone = self.families.lock();
             let mut tx = Transaction::new();
             let (view, mut memory) = (self.store.view(), self.reap.memory.lock());
@@ -384,10 +391,10 @@ impl Core {
                     Err(error) => {
                         self.reap.memory.lock().forget();
                         let no_space = matches!(error, FsError::Engine(EngineError::NoSpace));
-                        if !no_space || entries <= ENTRIES_PER_STEP as u64 {
+                        if !no_space || cramped {
                             return Err(error);
                         }
-                        entries = ENTRIES_PER_STEP as u64;
+                        cramped = true;
                     }
                 }
             }
@@ -395,9 +402,8 @@ impl Core {
             if !progress.more {
                 return Ok(true);
             }
-            // It looks at more entries than it changes.
             if let Some(lsn) = applied {
-                self.rest_after((lsn, SPELL), pace);
+                self.rest_after(Step::of_family(lsn, entries == SWEPT_AT_EASE), pace);
             }
             if pace.is_over() {
                 break;
@@ -448,14 +454,14 @@ impl Core {
                 if !tx.is_empty() {
                     tx.privileged();
                     let changes = tx.len();
-                    applied = Some((self.apply(tx)?, changes));
+                    applied = Some(Step::of(self.apply(tx)?, changes));
                     shown.changed();
                     self.files.add(-records);
                 }
                 (progress.more, dead)
             };
-            if let Some(applied) = applied {
-                self.rest_after(applied, pace);
+            if let Some(step) = applied {
+                self.rest_after(step, pace);
             }
             // Those for which there is no time any more wait like others.
             for key in dead {
@@ -490,7 +496,7 @@ impl Core {
         subvolumes::delete(&mut tx, id);
         tx.privileged();
         let (changes, lsn) = (tx.len(), self.apply(tx)?);
-        self.rest_after((lsn, changes), pace);
+        self.rest_after(Step::of(lsn, changes), pace);
         Ok(true)
     }
 
@@ -530,7 +536,7 @@ impl Core {
 mod tests {
     use super::*;
     use crate::api::{Allocate, Caller};
-    use crate::reaper::pace::RESTS_AT_A_TIME;
+    use crate::reaper::pace::{RESTS_AT_A_TIME, SPELL};
     use crate::tests::{Fixture, MIB, ROOT};
 
     // Goal: a long task keeps the background from nothing else: when the reaper has rested often enough it stops, wherever it is,
@@ -553,7 +559,7 @@ mod tests {
         for _ in 0..RESTS_AT_A_TIME {
             assert!(!over.is_over());
             over.others.set(true);
-            core.rest_after((core.store.position(), SPELL), &over);
+            core.rest_after(Step::of(core.store.position(), SPELL), &over);
         }
         assert!(over.is_over());
         let task = |pace: &Pace| {

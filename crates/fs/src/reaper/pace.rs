@@ -12,21 +12,46 @@ use crate::core::Core;
 pub(super) const SPELL: usize = 64;
 /// How long a rest takes at least. Of a thousand operations of 20 microseconds some five meet a step then, and wait for its end.
 const PAUSE: Duration = Duration::from_millis(8);
-/// Transactions of others between two spells of work: of operations that take longer than that, as few meet one.
+/// Transactions of others between two spells of work: of operations that take longer than that, as few meet one. As many
+/// batches of the log, where others wait for these: one has transactions of several operations, and each of its waiters would
+/// meet what it meets.
 const OTHERS_BETWEEN: u64 = 160;
-/// The same for batches of the log, where others wait for these: one has transactions of several operations, and each of its
-/// waiters would meet what it meets.
-const BATCHES_BETWEEN: u64 = 160;
+/// The same after a large step. Whoever meets one waits two to five times as long as a sync takes on a fast disk, so p99 hangs
+/// on how few do and not on how long they wait: a step of twice as much is better than two.
+const OTHERS_AFTER_LARGE: u64 = 256;
 /// Batches in a rest from which on somebody waits for them; fewer are the background's.
 const BATCHES_WAITED_FOR: u64 = 2;
 /// Pauses that are waited for those, at most: whatever others do, there are steps.
 const PAUSES_MAX: u32 = 10;
-/// Rests, of 8 ms to 80, before the background looks after other things.
+/// The same after a large step.
+const PAUSES_AFTER_LARGE: u32 = 16;
+/// Rests, of 8 ms to 80, before the background looks after other things; one after a large step is two.
 pub(super) const RESTS_AT_A_TIME: u32 = 12;
 /// With more tasks waiting than this a rest is a single pause: what is deleted must go as fast as it comes.
 const TASKS_AT_EASE: u64 = 4;
 /// And with more than this there is none but for families of data, which change most.
 const TASKS_IN_HASTE: u64 = 16;
+
+/// A step that has been applied.
+pub(super) struct Step {
+    /// Its place in the log.
+    position: Lsn,
+    /// Changes of entries.
+    changes: usize,
+    /// It was done at ease, and is larger than others.
+    large: bool,
+}
+
+impl Step {
+    /// A step of so many changes.
+    pub(super) fn of(position: Lsn, changes: usize) -> Step {
+        Step { position, changes, large: false }
+    }
+    /// A step of a family of data: a spell by itself, because it looks at more entries than it changes.
+    pub(super) fn of_family(position: Lsn, large: bool) -> Step {
+        Step { position, changes: SPELL, large }
+    }
+}
 
 /// What the reaper has done since its last rest.
 pub(super) struct Pace {
@@ -48,18 +73,25 @@ impl Pace {
 }
 
 impl ReapQueue {
+    /// Whether so little waits that what is deleted need not go any faster: then there are large steps and long rests.
+    pub(super) fn at_ease(&self) -> bool {
+        self.backlog() <= TASKS_AT_EASE
+    }
+
     /// A rest, unless somebody waits: until others have done something a number of times, or have nothing to do. `done` says
     /// how many transactions and batches there have been since. Says whether it was one.
-    fn rest(&self, done: impl Fn() -> (u64, u64)) -> bool {
-        let pauses = if self.backlog() > TASKS_AT_EASE { 1 } else { PAUSES_MAX };
+    fn rest(&self, large: bool, done: impl Fn() -> (u64, u64)) -> bool {
+        let (others, pauses) =
+            if large { (OTHERS_AFTER_LARGE, PAUSES_AFTER_LARGE) } else { (OTHERS_BETWEEN, PAUSES_MAX) };
+        let pauses = if self.at_ease() { pauses } else { 1 };
         let (mut hurried, mut before) = (self.hurried.lock(), 0);
         for _ in 0..pauses {
             if *hurried > 0 || !self.hurry.wait_for(&mut hurried, PAUSE).timed_out() {
                 return false;
             }
             let (transactions, batches) = done();
-            let waited_for = (BATCHES_WAITED_FOR..BATCHES_BETWEEN).contains(&batches);
-            if transactions == before || transactions >= OTHERS_BETWEEN && !waited_for {
+            let waited_for = (BATCHES_WAITED_FOR..others).contains(&batches);
+            if transactions == before || transactions >= others && !waited_for {
                 break;
             }
             before = transactions;
@@ -79,8 +111,9 @@ impl Core {
         }
     }
 
-    /// The reaper's last step, of so many changes, is at `position` of the log, and it holds no lock: a rest, where it is due.
-    pub(super) fn rest_after(&self, (position, changes): (Lsn, usize), pace: &Pace) {
+    /// The reaper has done this step, and holds no lock: a rest, where it is due.
+    pub(super) fn rest_after(&self, step: Step, pace: &Pace) {
+        let Step { position, changes, large } = step;
         let before = pace.position.replace(position);
         pace.others.set(pace.others.get() || position.0 > before.0 + 1);
         pace.changes.set(pace.changes.get() + changes);
@@ -89,10 +122,10 @@ impl Core {
         }
         if pace.others.get() && pace.changes.get() >= SPELL {
             let batches = self.store.batches_written();
-            let rested = self
-                .reap
-                .rest(|| (self.store.position().0 - position.0, self.store.batches_written() - batches));
-            pace.rests.set(pace.rests.get() + u32::from(rested));
+            let rested = self.reap.rest(large, || {
+                (self.store.position().0 - position.0, self.store.batches_written() - batches)
+            });
+            pace.rests.set(pace.rests.get() + if rested { 1 + u32::from(large) } else { 0 });
             pace.others.set(false);
             pace.changes.set(0);
         }
@@ -111,24 +144,28 @@ mod tests {
     #[test]
     fn the_reaper_rests() {
         let queue = ReapQueue::default();
-        let looks = |transactions: u64, batches: u64| {
+        let looks_after = |large: bool, transactions: u64, batches: u64| {
             let looked = Cell::new(0);
-            queue.rest(|| {
+            queue.rest(large, || {
                 looked.set(looked.get() + 1);
                 (looked.get() * transactions, looked.get() * batches)
             });
             looked.get()
         };
+        let looks = |transactions, batches| looks_after(false, transactions, batches);
         assert_eq!(looks(0, 0), 1);
         assert_eq!(looks(OTHERS_BETWEEN, 0), 1);
         assert_eq!(looks(OTHERS_BETWEEN / 2, 0), 2);
-        assert_eq!(looks(OTHERS_BETWEEN, BATCHES_BETWEEN / 4), 4);
+        assert_eq!(looks(OTHERS_BETWEEN, OTHERS_BETWEEN / 4), 4);
         assert_eq!(looks(1, 0), u64::from(PAUSES_MAX));
         assert_eq!(looks(OTHERS_BETWEEN, 2), u64::from(PAUSES_MAX));
+        assert_eq!(looks_after(true, 0, 0), 1);
+        assert_eq!(looks_after(true, OTHERS_AFTER_LARGE, OTHERS_AFTER_LARGE / 4), 4);
+        assert_eq!(looks_after(true, 1, 0), u64::from(PAUSES_AFTER_LARGE));
         for number in 0..=TASKS_AT_EASE {
             queue.push(Task::Orphan(InodeId(number)));
         }
-        assert_eq!(looks(1, 0), 1);
+        assert_eq!((looks(1, 0), looks_after(true, 1, 0), queue.at_ease()), (1, 1, false));
         queue.tasks.lock().done(Task::Orphan(InodeId(0)));
         assert_eq!(looks(1, 0), u64::from(PAUSES_MAX));
         let hurry = queue.hurry();
