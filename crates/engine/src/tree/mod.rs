@@ -26,8 +26,9 @@ use varve_format::root::NodePtr;
 use crate::EngineError;
 use node::{Link, Node};
 
-/// Memory that a dirty node takes, about: half a block of room to grow, and what the allocator adds.
-pub const NODE_MEMORY_BYTES: u64 = 8 << 10;
+/// Memory that a dirty node takes, about: most of a block, a quarter of one of room to grow, ten bytes for each entry and what
+/// the allocator adds.
+pub const NODE_MEMORY_BYTES: u64 = 6 << 10;
 
 pub use join::SPARE_NODES;
 pub use mutate::{Asked, Forecast, Mutation, Replaced};
