@@ -326,7 +326,7 @@ impl Core {
         if count == 0 || !inner.pages.has_none(pages) {
             return Ok(None);
         }
-        let (plan, mapping) = (self.plan_read(&inner, offset, &mut out[..count])?, inner.mapping);
+        let (plan, mapping) = (self.plan_read(state.ino, &inner, offset, &mut out[..count])?, inner.mapping);
         drop(inner);
         self.run_plan(plan, out, count)?;
         Ok(Some((count, mapping)))

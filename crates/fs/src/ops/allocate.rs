@@ -168,7 +168,7 @@ impl Core {
             if let Some(contents) = &inner.record.inline {
                 data |= from < contents.len() as u64;
             } else if !data {
-                let view = self.store.view();
+                let view = self.view_of(state.ino)?;
                 let path = extents::path(&view, &inner.record, self.sharing())?;
                 let pieces = version::resolve(&view, &path, from, to)?;
                 data = pieces.iter().any(|piece| matches!(piece.what, Mapping::Data { .. }));
@@ -251,7 +251,7 @@ impl Core {
         if inner.record.inline.is_some() {
             return Ok((to - from) / BLOCK);
         }
-        let view = self.store.view();
+        let view = self.view_of(state.ino)?;
         let path = extents::path(&view, &inner.record, self.sharing())?;
         let (mut at, mut bytes) = (from, 0);
         while at < to {

@@ -99,7 +99,7 @@ impl Core {
             return Err(FsError::Invalid);
         }
         let mut target = vec![0; inner.size as usize];
-        let plan = self.plan_read(&inner, 0, &mut target)?;
+        let plan = self.plan_read(ino, &inner, 0, &mut target)?;
         drop(inner);
         self.run_reads(plan, &mut target)?;
         Ok(target)
@@ -122,18 +122,23 @@ impl Core {
         };
         let up = self.up(ino)?;
         let kind = InodeKind::Directory;
+        // A copy: what `each` does may wait for the gate. And a view that is taken before the gate is let go of: in a later one
+        // the reaper may have given the keys of versions on the path to others, when the subvolume has been deleted
+        // since or has moved on.
+        let (names, view) = {
+            let names = self.names(ino)?;
+            (Namespace::clone(&names), self.store.view())
+        };
         if cookie < 1 && !each(DirEntry { name: b".".to_vec(), ino, kind, cookie: 1 }) {
             return Ok(());
         }
         if cookie < 2 && !each(DirEntry { name: b"..".to_vec(), ino: up, kind, cookie: 2 }) {
             return Ok(());
         }
-        // A copy: what `each` does may wait for the gate.
-        let names = Namespace::clone(&*self.names(ino)?);
         let nested = self.subvolumes.nested.list(ino, cookie.max(2));
         let mut nested = nested.into_iter().peekable();
         let mut more = true;
-        names.each_name(ino, cookie.max(2), &mut |position, kind, ino, name| {
+        names.each_name_in(&view, ino, cookie.max(2), &mut |position, kind, ino, name| {
             while let Some((at, name, slot)) = nested.next_if(|(at, ..)| *at <= position) {
                 let ino = slot.full(ROOT_INODE);
                 more &= each(DirEntry { name, ino, kind: InodeKind::Directory, cookie: at.0 });

@@ -285,7 +285,7 @@ impl Core {
                 if inner.record.inline.is_some() {
                     return Err(FsError::NotSupported);
                 }
-                let view = self.store.view();
+                let view = self.view_of(ino)?;
                 let path = extents::path(&view, &inner.record, self.sharing())?;
                 let places = places(&view, &path, from, len)?;
                 (view, places)

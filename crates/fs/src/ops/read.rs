@@ -28,8 +28,9 @@ struct Piece {
 }
 
 /// Reads still to be done.
-#[derive(Default)]
 pub(crate) struct ReadPlan {
+    /// Of which inode.
+    ino: InodeId,
     view: Option<View>,
     pieces: Vec<Piece>,
 }
@@ -44,7 +45,7 @@ impl Core {
         if out.is_empty() {
             return Ok(out);
         }
-        let plan = self.plan_read(&inner, offset, &mut out)?;
+        let plan = self.plan_read(ino, &inner, offset, &mut out)?;
         drop(inner);
         self.run_reads(plan, &mut out)?;
         Ok(out)
@@ -57,7 +58,7 @@ impl Core {
         let left = inner.size.saturating_sub(offset);
         let count = left.min(out.len() as u64) as usize;
         if count > 0 {
-            let plan = self.plan_read(&inner, offset, &mut out[..count])?;
+            let plan = self.plan_read(ino, &inner, offset, &mut out[..count])?;
             drop(inner);
             self.run_plan(plan, out, count)?;
         }
@@ -67,9 +68,15 @@ impl Core {
     /// Fills `out` with the bytes at `offset` that are in memory and the zeros of holes, and plans reads for the rest.
     /// What it held before does not matter. Nothing beyond the logged size is taken from the device: a block's tail may
     /// be stale there.
-    pub(crate) fn plan_read(&self, inner: &Inner, offset: u64, out: &mut [u8]) -> Result<ReadPlan> {
+    pub(crate) fn plan_read(
+        &self,
+        ino: InodeId,
+        inner: &Inner,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<ReadPlan> {
         let end = offset + out.len() as u64;
-        let mut plan = ReadPlan::default();
+        let mut plan = ReadPlan { ino, view: None, pieces: Vec::new() };
         let mut at = offset;
         for (index, page) in inner.pages.map.range(offset / BLOCK..end.div_ceil(BLOCK)) {
             let begin = (index * BLOCK).max(offset);
@@ -115,7 +122,10 @@ impl Core {
             }
             return Ok(());
         }
-        let view = plan.view.get_or_insert_with(|| self.store.view());
+        let view = match &mut plan.view {
+            Some(view) => view,
+            none => none.insert(self.view_of(plan.ino)?),
+        };
         let path = extents::path(view, &inner.record, self.sharing())?;
         for mapped in version::resolve(view, &path, from, to)? {
             let Mapping::Data { addr, .. } = mapped.what else { continue };

@@ -25,7 +25,7 @@ impl Core {
         match to {
             SeekTo::Data => {
                 let page = inner.pages.map.range(offset / BLOCK..).next().map(|(index, _)| index * BLOCK);
-                let logged = self.next_logged(&inner, offset)?.map(|(from, _)| from);
+                let logged = self.next_logged(ino, &inner, offset)?.map(|(from, _)| from);
                 let first = [page, logged].into_iter().flatten().min();
                 Ok(first.map(|at| at.max(offset)).filter(|at| *at < inner.size))
             }
@@ -36,7 +36,7 @@ impl Core {
                         at = (at / BLOCK + 1) * BLOCK;
                         continue;
                     }
-                    match self.next_logged(&inner, at)? {
+                    match self.next_logged(ino, &inner, at)? {
                         Some((from, end)) if from <= at => {
                             debug_assert!(end > at);
                             at = end;
@@ -50,12 +50,12 @@ impl Core {
     }
 
     /// The first run of logged data that ends behind `offset`, in whole blocks.
-    fn next_logged(&self, inner: &Inner, offset: u64) -> Result<Option<(u64, u64)>> {
+    fn next_logged(&self, ino: InodeId, inner: &Inner, offset: u64) -> Result<Option<(u64, u64)>> {
         if let Some(contents) = &inner.record.inline {
             let end = (contents.len() as u64).next_multiple_of(BLOCK);
             return Ok((offset < end).then_some((0, end)));
         }
-        let view = self.store.view();
+        let view = self.view_of(ino)?;
         let path = extents::path(&view, &inner.record, self.sharing())?;
         let (mut at, end) = (offset, inner.record.size);
         while at < end {

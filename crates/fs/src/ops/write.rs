@@ -232,7 +232,7 @@ impl Core {
                 let mut reads: Vec<(u64, PageBuf, ReadPlan)> = Vec::with_capacity(wanted.bases.len());
                 for index in &wanted.bases {
                     let mut page = zero_page();
-                    let read = self.plan_read(&inner, index * BLOCK, page.make_mut())?;
+                    let read = self.plan_read(state.ino, &inner, index * BLOCK, page.make_mut())?;
                     reads.push((*index, page, read));
                 }
                 (wanted, inner.mapping, reads)

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::lock_api::{ArcMutexGuard, ArcRwLockReadGuard};
 use parking_lot::{Mutex, RawMutex, RawRwLock, RwLock};
 use varve_engine::version::{self, Holder, Path};
-use varve_engine::{EngineError, FamilyId, InodeId, Lsn, Transaction, VersionId};
+use varve_engine::{EngineError, FamilyId, InodeId, Lsn, Transaction, VersionId, View};
 use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::{LOCAL_INODE_BITS, SubvolumeRecord};
 
@@ -198,6 +198,11 @@ impl Subvolume {
         }
     }
 
+    /// Whether it is being deleted, and has let go of what it held.
+    fn has_let_go(&self) -> bool {
+        self.version.load(Ordering::Acquire) == 0
+    }
+
     /// It holds something else. The caller has the gate alone.
     pub(crate) fn set_holder(&self, holder: Holder) {
         self.has_versions.store(holder.has_versions, Ordering::Release);
@@ -300,6 +305,21 @@ impl Core {
             }
             tried = true;
         }
+    }
+
+    /// A view that fits what `ino` is known to have in memory, for who has locked it, or has a view to go with a look at it,
+    /// and has no gate. [`FsError::Stale`] if its subvolume is being deleted.
+    ///
+    /// A deletion lets go of the subvolume's version, and only then comes to its inodes in memory, where it waits for who has
+    /// them locked. Meanwhile the reaper may take the version away, and all that its records held of data. What the source of
+    /// a snapshot has changed then gets the keys that were the snapshot's, so that who looks there with what he knows of the
+    /// snapshot's file finds the source's bytes. So the view is taken first, and then the subvolume asked. It tells before
+    /// its gate opens that it has let go, and the reaper does nothing about that without the gate: if it has not told yet,
+    /// nothing is missing in the view.
+    pub(crate) fn view_of(&self, ino: InodeId) -> Result<View> {
+        let view = self.store.view();
+        self.subvolumes.require_held(Slot::of(ino))?;
+        Ok(view)
     }
 
     /// What whoever holds `holder` sees.

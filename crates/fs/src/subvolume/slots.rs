@@ -87,6 +87,12 @@ impl Subvolumes {
         self.others.read().get(&slot).cloned().map(Found::Other).ok_or(FsError::Stale)
     }
 
+    /// Refuses a subvolume that is gone or has let go of what it held. The first never does.
+    pub(crate) fn require_held(&self, slot: Slot) -> Result<()> {
+        let held = slot == Slot::FIRST || self.others.read().get(&slot).is_some_and(|s| !s.has_let_go());
+        if held { Ok(()) } else { Err(FsError::Stale) }
+    }
+
     /// All of them, in no order.
     pub(crate) fn all(&self) -> Vec<Arc<Subvolume>> {
         let others = self.others.read();

@@ -92,24 +92,22 @@ impl Namespace {
 
     /// Calls `each` with the entries from `from` on whose keys begin with `prefix`, until it returns false or an error.
     fn scan(&self, tree: TreeId, from: &[u8], prefix: &[u8], each: Each<'_>) -> Result<()> {
+        self.scan_in(&self.store.view(), tree, from, prefix, each)
+    }
+
+    /// The same in a view that fits this namespace.
+    fn scan_in(&self, view: &View, tree: TreeId, from: &[u8], prefix: &[u8], each: Each<'_>) -> Result<()> {
         if self.forked {
             let mut whole = Vec::new();
-            return points::scan(
-                &self.store.view(),
-                &self.path,
-                tree,
-                from,
-                prefix,
-                &mut |at, version, value| {
-                    whole.clear();
-                    whole.extend_from_slice(at);
-                    whole.extend_from_slice(&(!version.0).to_be_bytes());
-                    each(&whole, value)
-                },
-            );
+            return points::scan(view, &self.path, tree, from, prefix, &mut |at, version, value| {
+                whole.clear();
+                whole.extend_from_slice(at);
+                whole.extend_from_slice(&(!version.0).to_be_bytes());
+                each(&whole, value)
+            });
         }
         let mut failed = None;
-        self.store.view().scan(tree, from, &mut |key, value| {
+        view.scan(tree, from, &mut |key, value| {
             if !key.starts_with(prefix) {
                 return false;
             }

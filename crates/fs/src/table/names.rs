@@ -4,7 +4,7 @@
 //! entry at sequence 0 is there whenever the bucket is not empty. Edits are made on the bucket in memory and then
 //! written as the difference, so that two edits of one bucket in one transaction (a rename) cannot step on each other.
 
-use varve_engine::{EngineError, InodeId, Transaction, TreeId};
+use varve_engine::{EngineError, InodeId, Transaction, TreeId, View};
 use varve_format::record::inode::InodeKind;
 use varve_format::record::name::{NamePosition, NameRecord, NameView, decode_name_key, name_key};
 
@@ -194,11 +194,22 @@ impl Namespace {
         after: u64,
         each: &mut dyn FnMut(NamePosition, InodeKind, InodeId, Vec<u8>) -> bool,
     ) -> Result<()> {
+        self.each_name_in(&self.store.view(), dir, after, each)
+    }
+
+    /// The same in a view that fits this namespace.
+    pub(crate) fn each_name_in(
+        &self,
+        view: &View,
+        dir: InodeId,
+        after: u64,
+        each: &mut dyn FnMut(NamePosition, InodeKind, InodeId, Vec<u8>) -> bool,
+    ) -> Result<()> {
         let mut from = [0; 24];
         from[..8].copy_from_slice(&self.family.0.to_be_bytes());
         from[8..16].copy_from_slice(&local(dir).0.to_be_bytes());
         from[16..].copy_from_slice(&after.saturating_add(1).to_be_bytes());
-        self.scan(TreeId::NAMES, &from, &from[..16], &mut |key, value| {
+        self.scan_in(view, TreeId::NAMES, &from, &from[..16], &mut |key, value| {
             let (position, record) = decode_entry(key, value)?;
             Ok(match record {
                 NameRecord::Entry { kind, ino, name, .. } => each(position, kind, self.slot.full(ino), name),

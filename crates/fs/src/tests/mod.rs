@@ -19,6 +19,7 @@ mod chunks;
 mod concurrent;
 mod damage;
 mod data;
+mod deleting;
 mod diff;
 mod durability;
 mod edges;

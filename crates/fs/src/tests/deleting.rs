@@ -1,0 +1,74 @@
+//! Subvolumes that are being deleted, beside those who still look at them.
+
+use super::*;
+use crate::reaper::Task;
+use crate::subvolume::Slot;
+
+/// A subvolume with a file, a snapshot of it, and a block of the file that has changed since: the roots of both, and what
+/// the snapshot shows.
+fn changed_since(f: &Fixture) -> (InodeId, InodeId, Vec<u8>) {
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let file = f.fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
+    let data = pattern(1, 40_000);
+    f.write(file, 0, &data);
+    let snapshot = f.fs.snapshot(sub, ROOT, b"snapshot", true, true).unwrap();
+    f.write(file, 8192, &[7; 4096]);
+    f.fs.sync().unwrap();
+    (sub, snapshot, data)
+}
+
+// Goal: who reads in a snapshot while it is deleted sees what it showed, or ESTALE, and never what the source shows now, which
+// takes the key of the version that goes. Method: a reader has the file's lock, for which the deletion waits when it has let go
+// of the version; the reaper does all it can; then the reader looks where the data is.
+#[test]
+fn a_reader_never_sees_the_source_instead() {
+    let f = Fixture::new(64 * MIB);
+    let (_, snapshot, data) = changed_since(&f);
+    let file = f.fs.lookup(snapshot, b"file").unwrap().ino;
+    assert!(f.read_all(file) == data);
+    let (core, slot) = (f.fs.core(), Slot::of(snapshot));
+    let family = core.subvolumes.get(slot).unwrap().family;
+    let state = core.state(file);
+    std::thread::scope(|scope| {
+        let inner = core.read_lock(&state).unwrap();
+        let deletion = scope.spawn(|| f.fs.delete_subvolume(ROOT, b"snapshot"));
+        while core.subvolumes.get(slot).is_ok() {
+            assert!(!deletion.is_finished(), "it waits for the reader");
+            std::thread::yield_now();
+        }
+        core.reap.push(Task::Names(family));
+        core.reap_all().unwrap();
+        let mut out = vec![0; data.len()];
+        let read = core.plan_read(file, &inner, 0, &mut out).and_then(|plan| core.run_reads(plan, &mut out));
+        drop(inner);
+        deletion.join().unwrap().unwrap();
+        match read {
+            Ok(()) => assert!(out == data, "it shows something else"),
+            Err(error) => assert_eq!(error.errno(), 116, "{error}"),
+        }
+    });
+    refused(f.fs.read(file, 0, 1), 116);
+    f.fs.maintain().unwrap();
+    f.check();
+}
+
+// Goal: a listing that has begun when its snapshot is deleted shows the snapshot's names and not the source's. Method: the
+// snapshot goes, and is reaped, while the first entry is being handed over.
+#[test]
+fn a_listing_never_shows_the_source_instead() {
+    let f = Fixture::new(64 * MIB);
+    let (sub, snapshot, _) = changed_since(&f);
+    f.fs.create(Caller::ROOT, sub, b"later", 0o644).unwrap();
+    let mut names = Vec::new();
+    let listed = f.fs.readdir(snapshot, 0, &mut |entry| {
+        if entry.name == b"." {
+            f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+            f.fs.maintain().unwrap();
+        }
+        names.push(entry.name);
+        true
+    });
+    assert!(listed.is_ok(), "{listed:?}");
+    assert_eq!(names, [b".".to_vec(), b"..".to_vec(), b"file".to_vec()]);
+    f.check();
+}
