@@ -6,7 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use varve_device::{Device, DeviceError, FileDevice, OpenMode, Operation};
+use varve_device::{AlignedBuf, Device, DeviceError, FileDevice, OpenMode, Operation};
+use varve_format::BLOCK_BYTES;
+use varve_format::superblock::{self, Label, SLOT_BYTES, SLOTS_PER_END, Superblock};
 use varve_fs::{Filesystem, OpenOptions, RecoveryReport, StoreOptions};
 
 use crate::clock::SystemClock;
@@ -27,20 +29,41 @@ pub fn open_device(path: &Path, mode: OpenMode) -> Result<FileDevice> {
             Err(DeviceError::LockedBy(_)) if started.elapsed() < CLOSING && mounted_at(path).is_none() => {
                 thread::sleep(CLOSING_PAUSE);
             }
-            result => return result.map_err(|error| explain(path, &error)),
+            result => return result.map_err(|error| explain(path, mode, &error)),
         }
     }
 }
 
 /// The absolute path of a pool, as the kernel's table of mounts and messages show it.
 pub fn resolve(path: &Path) -> Result<PathBuf> {
+    resolve_for(path, OpenMode::ReadOnly)
+}
+
+/// As [`resolve`], of a pool that somebody may be about to make.
+pub fn resolve_to_mount(path: &Path) -> Result<PathBuf> {
+    resolve_for(path, OpenMode::ReadWrite)
+}
+
+fn resolve_for(path: &Path, mode: OpenMode) -> Result<PathBuf> {
     path.canonicalize().map_err(|error| {
-        explain(path, &DeviceError::from_os(Operation::Open, path.display().to_string(), 0, 0, &error))
+        let error = DeviceError::from_os(Operation::Open, path.display().to_string(), 0, 0, &error);
+        explain(path, mode, &error)
     })
 }
 
+/// What can be done where there is no pool. Creating is no advice to somebody who only wants to look: most of the time the
+/// name is mistyped, or it is a pool that is damaged.
+fn advice(path: &Path, writes: bool) -> String {
+    let shown = path.display();
+    if writes {
+        format!("; is the name right? To make a new pool there: varve create {shown} --size SIZE")
+    } else {
+        "; give the file or block device of a pool".to_owned()
+    }
+}
+
 /// A device error with the next step, where there is one.
-fn explain(path: &Path, error: &DeviceError) -> anyhow::Error {
+fn explain(path: &Path, mode: OpenMode, error: &DeviceError) -> anyhow::Error {
     let shown = path.display();
     match error {
         DeviceError::LockedBy(who) => match mounted_at(path) {
@@ -50,7 +73,7 @@ fn explain(path: &Path, error: &DeviceError) -> anyhow::Error {
             None => anyhow!("{who}; wait for that to end"),
         },
         DeviceError::NotFound { .. } => {
-            anyhow!("{shown} does not exist; to make a pool there: varve create {shown} --size SIZE")
+            anyhow!("{shown} does not exist{}", advice(path, mode == OpenMode::ReadWrite))
         }
         DeviceError::NotPermitted { .. } => {
             anyhow!(
@@ -94,16 +117,53 @@ fn looking() -> OpenOptions {
 /// not closed.
 pub fn open_to_check(path: &Path) -> Result<(Filesystem, RecoveryReport)> {
     let device: Arc<dyn Device> = Arc::new(open_device(path, OpenMode::ReadOnly)?);
-    require_contents(path, device.as_ref())?;
-    Filesystem::open_to_check(vec![device], looking())
-        .map_err(|error| anyhow!("{}", with_name(path, &error.to_string())))
+    require_contents(path, device.as_ref(), false)?;
+    Filesystem::open_to_check(vec![device.clone()], looking())
+        .map_err(|error| explain_contents(path, device.as_ref(), false, &error.to_string()))
 }
 
-fn require_contents(path: &Path, device: &dyn Device) -> Result<()> {
+fn require_contents(path: &Path, device: &dyn Device, writes: bool) -> Result<()> {
     if device.size_bytes() == 0 {
-        return Err(anyhow!("{} holds no pool; to make one there: varve create --help", path.display()));
+        return Err(anyhow!("{} is empty and holds no pool{}", path.display(), advice(path, writes)));
     }
     Ok(())
+}
+
+/// Why a device is not the pool that it was opened as, with the next step. Who reads that there is no pool may make one, which
+/// would be the end of one whose labels alone are damaged: that is looked for.
+fn explain_contents(path: &Path, device: &dyn Device, writes: bool, sentence: &str) -> anyhow::Error {
+    let shown = path.display();
+    if let Some(pool_id) = pool_without_labels(device) {
+        return anyhow!(
+            "both labels of {shown} are damaged; superblocks of pool {pool_id} are there: do not create a pool on it. \
+             varve inspect {shown} superblock shows what is left, varve check {shown} is of use when a label is there again"
+        );
+    }
+    match sentence.strip_suffix("; `varve create` makes one") {
+        Some(sentence) => anyhow!("{}{}", with_name(path, sentence), advice(path, writes)),
+        None => anyhow!("{}", with_name(path, sentence)),
+    }
+}
+
+/// The id of the pool whose superblocks are on a device without a valid label.
+fn pool_without_labels(device: &dyn Device) -> Option<String> {
+    let size_bytes = device.size_bytes();
+    if size_bytes < superblock::POOL_BYTES_MIN {
+        return None;
+    }
+    let read = |offset, len| {
+        let mut bytes = AlignedBuf::new(len);
+        device.read_at(offset, &mut bytes).ok().map(|()| bytes)
+    };
+    let is_label = |offset| read(offset, BLOCK_BYTES).is_some_and(|block| Label::decode(&block).is_ok());
+    if is_label(0) || is_label(size_bytes - BLOCK_BYTES as u64) {
+        return None;
+    }
+    let newest = (0..2 * SLOTS_PER_END)
+        .filter_map(|index| read(superblock::slot_offset(index, size_bytes), SLOT_BYTES as usize))
+        .filter_map(|slot| Superblock::decode(&slot).ok())
+        .max_by_key(|superblock| superblock.generation)?;
+    Some(newest.pool_id.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Opens the pool on `device`, which was opened by the name `path`.
@@ -112,9 +172,10 @@ pub fn open(
     device: Arc<dyn Device>,
     options: OpenOptions,
 ) -> Result<(Filesystem, RecoveryReport)> {
-    require_contents(path, device.as_ref())?;
-    Filesystem::open(vec![device], options)
-        .map_err(|error| anyhow!("{}", with_name(path, &error.to_string())))
+    let writes = !options.store.read_only;
+    require_contents(path, device.as_ref(), writes)?;
+    Filesystem::open(vec![device.clone()], options)
+        .map_err(|error| explain_contents(path, device.as_ref(), writes, &error.to_string()))
 }
 
 /// `sentence`, naming the pool if it does not.

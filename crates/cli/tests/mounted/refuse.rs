@@ -188,6 +188,52 @@ fn refuses_truncated_and_foreign_devices() {
     check(&foreign);
 }
 
+/// Goal: nobody is told to make a pool where one is. Method: a pool whose labels are both overwritten, and names that lead to
+/// nothing or to what is no pool, for every verb that opens a pool.
+#[test]
+fn no_advice_leads_to_loss() {
+    let scratch = Scratch::new("advice");
+    let pool = scratch.pool("pool.img", "64M");
+    let point = scratch.subdir("mnt");
+    let text = succeed(varve(&["inspect", "--json"]).arg(&pool));
+    let overview: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let id = overview["pool_id"].as_str().expect("a pool has an id");
+    let labels = copy_of(&pool, "labels.img");
+    let file = fs::File::options().write(true).open(&labels).expect("an image can be written");
+    for at in [0, (64 << 20) - 4096] {
+        file.write_all_at(&[0xab; 4096], at).expect("an image can be written");
+    }
+    let none = scratch.path("none.img");
+    let other = scratch.path("other.img");
+    fs::write(&other, vec![1; 64 << 20]).expect("a file");
+    let place = |image: &Path| format!("{}:/file", image.display());
+    let verbs = |image: &Path| {
+        let (mut check, mut stats) = (varve(&["check"]), varve(&["stats"]));
+        let (mut export, mut extents) = (varve(&["export"]), varve(&["extents"]));
+        let (mut mount, mut import) = (varve(&["mount"]), varve(&["import"]));
+        check.arg(image);
+        stats.arg(image);
+        export.arg(place(image)).arg(scratch.path("out"));
+        extents.arg(place(image));
+        mount.arg(image).arg(&point);
+        import.arg(&point).arg(place(image));
+        [check, stats, export, extents, mount, import]
+    };
+    for mut verb in verbs(&labels) {
+        let words = ["both labels", "labels.img", id, "do not create", "varve inspect"];
+        refused(&mut verb, FAILED, &words, &[&labels]);
+    }
+    for image in [&none, &other] {
+        for (number, mut verb) in verbs(image).into_iter().enumerate() {
+            let out = output(&mut verb);
+            let message = String::from_utf8_lossy(&out.stderr).into_owned();
+            assert_eq!(out.status.code(), Some(FAILED), "{verb:?}: {message}");
+            // Those that look only come first.
+            assert_eq!(message.contains("varve create"), number >= 4, "{verb:?}: {message}");
+        }
+    }
+}
+
 fn with_sbin() -> String {
     format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default())
 }
