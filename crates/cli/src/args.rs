@@ -59,7 +59,9 @@ pub enum Command {
 /// Make a new, empty pool in a file or on a block device.
 ///
 /// With --size a sparse file is made. A file or device that is there already is used as it is, unless it holds
-/// something: then nothing is changed, and --force is needed to overwrite it.
+/// something: then nothing is changed, and --force is needed to overwrite it. Of a file everything is looked at, and any
+/// byte that is not zero counts. Of a block device the first 128 KiB are searched for what other filesystems, partition
+/// tables, swap and LUKS begin with, and both ends for a pool: what is elsewhere on it is not noticed.
 #[derive(Args, Debug)]
 pub struct CreateArgs {
     /// File or block device that will hold the pool

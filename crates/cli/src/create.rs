@@ -1,7 +1,7 @@
 //! `varve create`: a new, empty pool.
 //!
-//! Nothing that is there is overwritten without `--force`: the engine knows the signatures of others, and a regular
-//! file must be empty or full of zeros besides. A file made here is removed again if the pool cannot be written.
+//! Nothing that is there is overwritten without `--force`: the engine knows the signatures of others, a pool is known by its
+//! superblocks too, and a regular file must be empty or full of zeros besides, from end to end. A file made here is removed again if the pool cannot be written.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,17 +10,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
 use serde::Serialize;
 use varve_device::{Device, FileDevice, FileOptions, OpenMode};
 use varve_fs::{Caller, Filesystem, FormatOptions, Profile};
 
 use crate::args::CreateArgs;
 use crate::clock::SystemClock;
-use crate::pool::{POOL_BYTES_MIN, open_device, with_name};
+use crate::pool::{POOL_BYTES_MIN, open_device, pool_without_labels, with_name};
 use crate::size::show_size;
 use crate::{Outcome, Usage, show};
 
-/// How much of each end of a file is looked at for something that is not zero, in bytes.
+/// How much of a file is read at once in the search for something that is not zero, in bytes.
 const PROBE_BYTES: u64 = 1 << 20;
 
 /// What was made.
@@ -159,17 +161,26 @@ fn refuse_content(path: &Path) -> Result<()> {
     bail!("{shown} is not empty: something is written at byte {at}; give --force to overwrite it")
 }
 
-/// The first byte that is not zero in the first or last MiB.
+/// The first byte that is not zero. Holes are passed over, so that a large sparse file takes no time.
 fn first_content(path: &Path) -> Result<Option<u64>> {
     let cannot_read = || format!("cannot read {}", path.display());
     let file = File::open(path).with_context(cannot_read)?;
     let len = file.metadata().with_context(cannot_read)?.len();
     let mut buffer = vec![0; PROBE_BYTES.min(len) as usize];
-    for offset in [0, len - buffer.len() as u64] {
-        file.read_exact_at(&mut buffer, offset).with_context(cannot_read)?;
-        if let Some(at) = buffer.iter().position(|byte| *byte != 0) {
+    let mut offset = 0;
+    while offset < len {
+        match rustix::fs::seek(&file, SeekFrom::Data(offset)) {
+            Ok(data) => offset = data.max(offset),
+            Err(Errno::NXIO) => return Ok(None),
+            // A filesystem that does not know holes: all of it is read.
+            Err(_) => {}
+        }
+        let piece = &mut buffer[..PROBE_BYTES.min(len.saturating_sub(offset)) as usize];
+        file.read_exact_at(piece, offset).with_context(cannot_read)?;
+        if let Some(at) = piece.iter().position(|byte| *byte != 0) {
             return Ok(Some(offset + at as u64));
         }
+        offset += piece.len() as u64;
     }
     Ok(None)
 }
@@ -183,6 +194,14 @@ fn format(args: &CreateArgs, device: FileDevice) -> Result<Created> {
             path.display(),
             show_size(size_bytes),
             show_size(POOL_BYTES_MIN)
+        );
+    }
+    if !args.force
+        && let Some(pool_id) = pool_without_labels(&device)
+    {
+        bail!(
+            "{} holds superblocks of pool {pool_id}, whose labels are damaged; give --force to overwrite it",
+            path.display()
         );
     }
     let options = format_options(args.data, args.metadata, args.force)?;
@@ -215,5 +234,29 @@ fn profile_name(profile: Profile) -> &'static str {
     match profile {
         Profile::Single => "single",
         Profile::Dup => "dup",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: whatever is in a file is found, wherever it is, and zeros are nothing. Method: sparse files with one byte at
+    // several places, zeros that were written, nothing at all.
+    #[test]
+    fn content_is_found_wherever_it_is() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("file");
+        let len = 100 << 20;
+        for at in [0, (1 << 20) - 1, 2 << 20, (50 << 20) + 12345, len - 1] {
+            let file = File::create(&path).expect("a file");
+            file.set_len(len).expect("a sparse file");
+            file.write_all_at(&[0; 8192], (3 << 20) - 4096).expect("there is room");
+            assert_eq!(first_content(&path).expect("it can be read"), None);
+            file.write_all_at(&[1], at).expect("there is room");
+            assert_eq!(first_content(&path).expect("it can be read"), Some(at));
+        }
+        File::create(&path).expect("a file");
+        assert_eq!(first_content(&path).expect("it can be read"), None);
     }
 }

@@ -146,7 +146,7 @@ fn explain_contents(path: &Path, device: &dyn Device, writes: bool, sentence: &s
 }
 
 /// The id of the pool whose superblocks are on a device without a valid label.
-fn pool_without_labels(device: &dyn Device) -> Option<String> {
+pub fn pool_without_labels(device: &dyn Device) -> Option<String> {
     let size_bytes = device.size_bytes();
     if size_bytes < superblock::POOL_BYTES_MIN {
         return None;
