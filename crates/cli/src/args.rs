@@ -58,7 +58,8 @@ pub enum Command {
 
 /// Make a new, empty pool in a file or on a block device.
 ///
-/// With --size a sparse file is made. A file or device that is there already is used as it is, unless it holds
+/// With --size a sparse file is made, which its owner alone may read (mode 0600): whoever can read it can read every file
+/// in it. A file or device that is there already is used as it is, unless it holds
 /// something: then nothing is changed, and --force is needed to overwrite it. Of a file everything is looked at, and any
 /// byte that is not zero counts. Of a block device the first 128 KiB are searched for what other filesystems, partition
 /// tables, swap and LUKS begin with, and both ends for a pool: what is elsewhere on it is not noticed.
@@ -118,7 +119,7 @@ pub struct MountArgs {
     pub pool: PathBuf,
     /// Directory to mount it on
     pub mountpoint: PathBuf,
-    /// If POOL does not exist, create it as a file of this size first
+    /// If POOL does not exist, create it as a file of this size first (mode 0600)
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub create: Option<u64>,
     /// Stay in the foreground, with messages on standard error

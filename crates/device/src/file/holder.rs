@@ -64,8 +64,7 @@ pub(super) fn held_by_living(ours: &File, own_locks: usize) -> bool {
             holders.swap_remove(own);
         }
     }
-    holders.into_iter().any(lives)
-        || opener(Identity::of(&metadata)).is_some_and(|pid| pid != std::process::id())
+    holders.into_iter().any(lives) || opener(Identity::of(&metadata)).is_some()
 }
 
 /// Something like "process 4711 (varve)": a living process that has a lock on `file` which is in the way of a shared one, or
@@ -103,25 +102,28 @@ fn locks_on(device: u64, inode: u64) -> Vec<(u32, bool)> {
     locks.lines().filter_map(holder).collect()
 }
 
-/// A process other than this one, else this one, that has the file open for writing (else at all).
+/// A process other than this one that has the file open for writing (else at all). This one has it open because it asks; a lock
+/// of its own stands in the lock table.
 fn opener(identity: Identity) -> Option<u32> {
-    let mut best: Option<(u8, u32)> = None;
+    let mut reader = None;
     for process in fs::read_dir("/proc").ok()?.flatten().take(PROCESSES_MAX) {
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
+        if pid == std::process::id() {
+            continue;
+        }
         let Ok(files) = fs::read_dir(process.path().join("fd")) else { continue };
         for file in files.flatten().take(FILES_PER_PROCESS_MAX) {
             if !fs::metadata(file.path()).is_ok_and(|metadata| Identity::of(&metadata) == identity) {
                 continue;
             }
             // The link's own mode bits say how the file was opened.
-            let writes = file.metadata().is_ok_and(|link| link.mode() & 0o200 != 0);
-            let rank = u8::from(writes) * 2 + u8::from(pid != std::process::id());
-            if best.is_none_or(|(best_rank, _)| rank > best_rank) {
-                best = Some((rank, pid));
+            if file.metadata().is_ok_and(|link| link.mode() & 0o200 != 0) {
+                return Some(pid);
             }
+            reader = reader.or(Some(pid));
         }
     }
-    best.map(|(_, pid)| pid)
+    reader
 }

@@ -53,7 +53,7 @@ pub enum OpenMode {
     ReadOnlyUnlocked,
     /// Reading and writing, alone.
     ReadWrite,
-    /// Makes a sparse regular file of this size, then as `ReadWrite`. Refused if the file exists, unless
+    /// Makes a sparse regular file of this size (mode 0600), then as `ReadWrite`. Refused if the file exists, unless
     /// [`FileOptions::reuse_existing`].
     Create {
         /// Size of the file in bytes.

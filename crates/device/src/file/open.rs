@@ -65,7 +65,8 @@ impl FileDevice {
         };
 
         let mut open_options = OpenOptions::new();
-        open_options.read(true).write(writable).create_new(creates);
+        // What is in a pool must not be readable by those who may not read the files in it.
+        open_options.read(true).write(writable).create_new(creates).mode(0o600);
         let exclusive = if is_block_device && writable { OFlags::EXCL } else { OFlags::empty() };
         let file = open_options
             .custom_flags((exclusive | OFlags::NOCTTY).bits().cast_signed())

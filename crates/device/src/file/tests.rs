@@ -193,6 +193,37 @@ fn the_second_opener_is_told_who_was_first() {
     FileDevice::open(&path, OpenMode::ReadWrite).unwrap();
 }
 
+// Goal: the process that has the lock is named, not the one that asks, also when the lock was taken by a process that has ended.
+// Method: a shell that has its lock from flock(1).
+#[test]
+fn the_holder_of_an_inherited_lock_is_named() {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    drop(create(&path, MIB, Backend::Pread, true));
+    let mut shell = Command::new("bash")
+        .args(["-c", "exec 9<\"$0\"; flock 9; echo locked; read -r _"])
+        .arg(&path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let refused = FileDevice::open(&path, OpenMode::ReadWrite).map(|_| ());
+    drop(shell.stdin.take());
+    shell.wait().unwrap();
+    assert_eq!(line, "locked\n");
+    match refused {
+        Err(DeviceError::LockedBy(text)) => {
+            assert!(text.contains(&format!("by process {} (bash)", shell.id())), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(FileDevice::open(&path, OpenMode::ReadWrite).unwrap());
+}
+
 // Goal: a reader becomes a writer where nobody else reads, keeps its lock where somebody does, and gives it to what it was
 // reopened as. Method: on both backends one reader beside another and alone; who may open it beside each; the file under
 // another name meanwhile.
@@ -274,6 +305,7 @@ fn creation_is_careful() {
     let device = FileDevice::open(&path, mode).unwrap();
     assert_eq!(device.size_bytes(), 64 * MIB);
     assert!(std::fs::metadata(&path).unwrap().blocks() < 64, "the file is not sparse");
+    assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o177, 0, "others may read it");
     device.write_at(4096, &AlignedBuf::from_slice(&[9; 4096])).unwrap();
     drop(device);
     let again = FileDevice::open(&path, mode).map(|_| ());
