@@ -106,7 +106,7 @@ fn run_mount(words: &[String]) -> Result<()> {
         return Ok(());
     }
     if options::asks_remount(&parsed.options) {
-        return remount::run(mountpoint, &parsed.options).map(|_| ());
+        return remount::run(Some(pool), mountpoint, &parsed.options).map(|_| ());
     }
     let args = MountArgs {
         pool: pool.clone(),
@@ -133,7 +133,7 @@ fn run_unmount(words: &[String]) -> Result<()> {
     }
     match unmount::run(&UnmountArgs { mountpoint: mountpoint.clone() }) {
         Err(error) if parsed.has('r') => {
-            remount::run(mountpoint, &["remount,ro".to_owned()])?;
+            remount::run(None, mountpoint, &["remount,ro".to_owned()])?;
             eprintln!("umount.fuse.varve: {error:#}; it is read-only now");
         }
         result => {

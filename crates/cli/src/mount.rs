@@ -34,7 +34,7 @@ impl std::error::Error for Reported {}
 /// Runs the command.
 pub fn run(args: &MountArgs) -> Result<Outcome> {
     if options::asks_remount(&args.options) {
-        return remount::run(&args.mountpoint, &args.options);
+        return remount::run(Some(&args.pool), &args.mountpoint, &args.options);
     }
     let root = rustix::process::geteuid().is_root();
     let mut options = if args.sloppy {

@@ -6,19 +6,21 @@
 //!   be read by nobody else.
 //! - To read-only: the kernel first, so that nothing more is changed; then the process makes everything durable.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::io::Errno;
 use serde_json::Value;
+use varve_device::file_of_storage;
 use varve_mount::{AccessTimes, Flags};
 
-use crate::mountinfo::{self, MountTable};
+use crate::mountinfo::{self, Mount, MountTable};
 use crate::options::Options;
 use crate::{Outcome, sync};
 
-/// Changes the mount at `mountpoint` as the lists of `-o` say; what they do not name stays.
-pub fn run(mountpoint: &Path, lists: &[String]) -> Result<Outcome> {
+/// Changes the mount at `mountpoint` as the lists of `-o` say; what they do not name stays. It must be of `pool`, if one is
+/// named.
+pub fn run(pool: Option<&Path>, mountpoint: &Path, lists: &[String]) -> Result<Outcome> {
     let shown = mountpoint.display();
     let path = mountinfo::resolve(mountpoint).with_context(|| format!("cannot find {shown}"))?;
     let table = MountTable::read()?;
@@ -28,6 +30,9 @@ pub fn run(mountpoint: &Path, lists: &[String]) -> Result<Outcome> {
         );
     };
     let options = Options::parse_remount(lists, mount.flags)?;
+    if let Some(pool) = pool {
+        require_source(mount, pool, mountpoint)?;
+    }
     let change = || {
         varve_mount::remount(&path, options.flags, options.bind).map_err(|error| explain(mountpoint, &error))
     };
@@ -69,6 +74,36 @@ pub fn run(mountpoint: &Path, lists: &[String]) -> Result<Outcome> {
         }
     }
     Ok(Outcome::Done)
+}
+
+/// Refuses a mount of another pool than the one that is named. mount(8) names what it has found in fstab or in the kernel's
+/// table, or nothing.
+fn require_source(mount: &Mount, pool: &Path, mountpoint: &Path) -> Result<()> {
+    if pool.as_os_str().is_empty() || pool == Path::new("none") || pool == mount.source {
+        return Ok(());
+    }
+    let is_same = |source: &Path| match (pool.canonicalize(), source.canonicalize()) {
+        (Ok(pool), Ok(source)) if pool == source => true,
+        _ => file_of_storage(pool).is_some_and(|file| file_of_storage(source) == Some(file)),
+    };
+    if is_same(&mount.source) {
+        return Ok(());
+    }
+    // The table may show a name of the user's choice (fsname=); who serves the mount knows the pool.
+    let served = sync::connect(mount).and_then(|mut server| server.request("stats"));
+    let source = served
+        .ok()
+        .and_then(|stats| stats.get("pool").and_then(Value::as_str).map(PathBuf::from))
+        .unwrap_or_else(|| mount.source.clone());
+    if is_same(&source) {
+        return Ok(());
+    }
+    bail!(
+        "{} is mounted on {}, not {}; nothing was changed: name that pool, or the other mount point",
+        source.display(),
+        mountpoint.display(),
+        pool.display()
+    )
 }
 
 fn explain(mountpoint: &Path, error: &std::io::Error) -> anyhow::Error {

@@ -101,6 +101,16 @@ refuses 32 "open for writing" mount -o remount,ro "$S/mnt"
 shows " rw,nodev,noexec,relatime "
 exec 7>&-
 refuses 1 "frob" mount -o remount,frob "$S/mnt"
+"$V" create "$S/another" --size 64M
+for named in "$S/nothing" "$S/another"; do
+    refuses 1 "not $named" "$V" mount "$named" "$S/mnt" -o remount,ro
+    # Without its type and with both names mount(8) asks the kernel itself, and us not at all.
+    refuses 32 "not $named" mount -t fuse.varve -o remount,ro "$named" "$S/mnt"
+    shows " rw,nodev,noexec,relatime "
+done
+ln -s pool "$S/link"
+"$V" mount "$S/link" "$S/mnt" -o remount,rw
+"$V" mount none "$S/mnt" -o remount,rw
 "$V" mount "$S/pool" "$S/mnt" -o remount,ro
 kill -9 $(pgrep -x varve)
 umount -l "$S/mnt"
