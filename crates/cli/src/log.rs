@@ -6,11 +6,14 @@
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Result, anyhow};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
@@ -46,11 +49,19 @@ pub fn start() {
 
 /// From now on messages are appended to `path`.
 pub fn to_file(path: &Path) -> Result<()> {
+    // A pipe that nobody reads is refused, and one whose reader is slow stops nothing.
     let file = OpenOptions::new()
         .create(true)
         .append(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
         .open(path)
-        .with_context(|| format!("cannot open the log file {}", path.display()))?;
+        .map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::NXIO) => anyhow!(
+                "the log file {} is a pipe that nobody reads, or a socket; give a file, or start the reader first",
+                path.display()
+            ),
+            _ => anyhow!("cannot open the log file {}: {error}", path.display()),
+        })?;
     set(Target::File(file));
     Ok(())
 }

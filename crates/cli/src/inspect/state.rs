@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -32,12 +32,17 @@ impl Disk {
     pub fn open(path: &Path) -> Result<Disk> {
         use std::io::{Seek, SeekFrom};
         let name = path.display().to_string();
-        let mut file = File::open(path).with_context(|| format!("cannot open {name}"))?;
-        if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
+        // Before it is opened: to open a pipe is to wait for somebody at its other end.
+        let kind = path.metadata().with_context(|| format!("cannot open {name}"))?.file_type();
+        if kind.is_dir() {
             bail!(
                 "{name} is a directory; inspect takes the file or device of a pool (varve stats says which is mounted there)"
             );
         }
+        if !kind.is_file() && !kind.is_block_device() {
+            bail!("{name} is neither a regular file nor a block device, and holds no pool");
+        }
+        let mut file = File::open(path).with_context(|| format!("cannot open {name}"))?;
         let size_bytes = file.seek(SeekFrom::End(0)).with_context(|| format!("cannot read {name}"))?;
         if size_bytes < superblock::POOL_BYTES_MIN {
             bail!("{name} holds no pool: it is smaller than the smallest one");

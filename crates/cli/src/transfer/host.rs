@@ -182,11 +182,8 @@ pub fn raise_open_files_limit() {
 
 /// Opens the directory `path`, links followed.
 pub fn open_directory(path: &std::path::Path) -> io::Result<OwnedFd> {
-    Ok(std::fs::File::open(path)
-        .and_then(|file| {
-            if file.metadata()?.is_dir() { Ok(file) } else { Err(io::ErrorKind::NotADirectory.into()) }
-        })?
-        .into())
+    // Nothing else is opened: to open a pipe is to wait for somebody at its other end.
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// Makes what was written to the filesystem of `fd` durable.

@@ -234,6 +234,34 @@ fn no_advice_leads_to_loss() {
     }
 }
 
+/// Goal: nothing waits for the other end of a pipe. Method: a pipe without one as pool, as source of an import, and as log.
+#[test]
+fn refuses_pipes() {
+    let scratch = Scratch::new("refuse-pipe");
+    let pool = scratch.pool("pool.img", "64M");
+    let point = scratch.subdir("mnt");
+    let pipe = scratch.path("pipe");
+    succeed(Command::new("mkfifo").arg(&pipe));
+    let limit = Duration::from_secs(60);
+    let place = format!("{}:/", pool.display());
+    let (mut inspect, mut import, mut mount) = (varve(&["inspect"]), varve(&["import"]), varve(&["mount"]));
+    inspect.arg(&pipe);
+    import.arg(&pipe).arg(&place);
+    mount.arg("--log").arg(&pipe).arg(&pool).arg(&point);
+    let mut commands = vec![inspect, import];
+    if can_mount("refuses_pipes") {
+        commands.push(mount);
+    }
+    for mut command in commands {
+        let out = output_within(&mut command, limit);
+        let message = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(FAILED), "{command:?}: {message}");
+        assert!(message.contains("/pipe"), "{message}");
+    }
+    assert!(!mount_points().contains(&point));
+    check(&pool);
+}
+
 fn with_sbin() -> String {
     format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default())
 }
