@@ -44,7 +44,7 @@ as "$V" unmount mnt
 refuses 1 user_allow_other as "$V" mount pool mnt -o allow_other
 [ -z "$(at)" ] || fail "refused, and left behind: $(at)"
 echo user_allow_other > "$S/fuse.conf"
-as "$V" mount pool mnt -o allow_other,noatime,noexec
+as "$V" mount pool mnt -o allow_other,noatime,nodiratime,noexec
 case $(at) in *" rw,nosuid,nodev,noexec,noatime "*) ;; *) fail "$(at)";; esac
 cmp "$U/mnt/file" - <<< mine
 refuses 1 "only root" as "$V" mount pool mnt -o remount,ro
