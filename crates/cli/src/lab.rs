@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use varve_lab::target::TargetKind;
 use varve_lab::{Medium, Options, Report, Scale, output};
 
-use crate::{Outcome, show};
+use crate::{Outcome, Usage, show};
 
 /// The experiments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -53,6 +53,21 @@ pub struct LabArgs {
 /// Runs the command.
 pub fn run(args: &LabArgs) -> Result<Outcome> {
     varve_lab::guard::catch_interrupts().context("cannot listen for interrupts")?;
+    // What would be found at the end of a long run, or never, is found before it.
+    for target in &args.on {
+        if let TargetKind::Directory(path) = target
+            && !path.is_dir()
+        {
+            let path = path.display();
+            return Err(Usage(format!(
+                "there is no directory {path} to run on; make it first: mkdir {path}"
+            ))
+            .into());
+        }
+    }
+    for file in [&args.json, &args.html].into_iter().flatten().filter(|file| *file != Path::new("-")) {
+        require_writable(file)?;
+    }
     let words: Vec<_> = std::env::args().collect();
     let options = Options {
         targets: args.on.clone(),
@@ -82,6 +97,21 @@ pub fn run(args: &LabArgs) -> Result<Outcome> {
         write(file, &output::page(&report))?;
     }
     Ok(Outcome::Done)
+}
+
+/// Whether a report can be written later; what is in the file stays until then.
+fn require_writable(file: &Path) -> Result<()> {
+    let is_new = !file.exists();
+    std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(file)
+        .with_context(|| format!("cannot write the report to {}; nothing was run", file.display()))?;
+    if is_new {
+        // It would be taken for a report if the run ended early. If it stays it is written over.
+        let _ = std::fs::remove_file(file);
+    }
+    Ok(())
 }
 
 fn write(file: &Path, text: &str) -> Result<()> {

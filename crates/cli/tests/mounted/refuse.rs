@@ -141,6 +141,10 @@ fn refuses_wrong_usage() {
     refused(varve(&["create", "--size", "plenty"]).arg(&new), USAGE, &["plenty"], &[&pool]);
     refused(varve(&["create", "--size", "64M", "--data", "raid9"]).arg(&new), USAGE, &["raid9"], &[&pool]);
     refused(&mut varve(&["no-such-verb"]), USAGE, &["no-such-verb"], &[&pool]);
+    let none = scratch.path("none/dir");
+    refused(varve(&["lab", "commit", "--on"]).arg(&none), USAGE, &["none/dir", "mkdir"], &[&pool]);
+    let mut unwritable = varve(&["lab", "commit", "--on", "varve", "--json"]);
+    refused(unwritable.arg(&none), FAILED, &["none/dir", "nothing was run"], &[&pool]);
     assert!(!new.exists(), "a refused create left a file behind");
 }
 
