@@ -18,7 +18,7 @@ use varve_fs::{Caller, Filesystem, FormatOptions, Profile};
 
 use crate::args::CreateArgs;
 use crate::clock::SystemClock;
-use crate::pool::{POOL_BYTES_MIN, open_device, pool_without_labels, with_name};
+use crate::pool::{POOL_BYTES_MIN, explain, open_device, pool_without_labels, with_name};
 use crate::size::show_size;
 use crate::{Outcome, Usage, show};
 
@@ -139,7 +139,8 @@ fn open_existing(
         );
     }
     let options = FileOptions { reuse_existing: true, ..FileOptions::from_env() };
-    FileDevice::open_with(path, OpenMode::Create { size_bytes }, options).map_err(|error| anyhow!("{error}"))
+    let mode = OpenMode::Create { size_bytes };
+    FileDevice::open_with(path, mode, options).map_err(|error| explain(path, mode, &error))
 }
 
 /// Refuses a regular file in which something is written. If it is something that the engine knows, its sentence is

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
+use rustix::io::Errno;
 use varve_device::{AlignedBuf, Device, DeviceError, FileDevice, OpenMode, Operation};
 use varve_format::BLOCK_BYTES;
 use varve_format::superblock::{self, Label, SLOT_BYTES, SLOTS_PER_END, Superblock};
@@ -13,6 +14,7 @@ use varve_fs::{Filesystem, OpenOptions, RecoveryReport, StoreOptions};
 
 use crate::clock::SystemClock;
 use crate::mountinfo::MountTable;
+use crate::size::show_size;
 
 /// Smallest pool, in bytes.
 pub const POOL_BYTES_MIN: u64 = 64 << 20;
@@ -63,7 +65,7 @@ fn advice(path: &Path, writes: bool) -> String {
 }
 
 /// A device error with the next step, where there is one.
-fn explain(path: &Path, mode: OpenMode, error: &DeviceError) -> anyhow::Error {
+pub fn explain(path: &Path, mode: OpenMode, error: &DeviceError) -> anyhow::Error {
     let shown = path.display();
     match error {
         DeviceError::LockedBy(who) => match mounted_at(path) {
@@ -71,6 +73,20 @@ fn explain(path: &Path, mode: OpenMode, error: &DeviceError) -> anyhow::Error {
                 anyhow!("{who}; it is mounted at {place}: unmount it first (varve unmount {place})")
             }
             None => anyhow!("{who}; wait for that to end"),
+        },
+        // Made new, it is missing what it is to lie in.
+        DeviceError::NotFound { .. } if matches!(mode, OpenMode::Create { .. }) => {
+            let parent = path.parent().unwrap_or(path).display();
+            anyhow!("cannot make {shown}: there is no directory {parent}; make it first: mkdir -p {parent}")
+        }
+        DeviceError::Io { operation: Operation::Open, errno, text, .. } => match mode {
+            OpenMode::Create { size_bytes } if is_too_large(*errno) => anyhow!(
+                "cannot make {shown} with {}: its filesystem has no files of that size; give a smaller --size, or put it \
+                 on another filesystem",
+                show_size(size_bytes)
+            ),
+            OpenMode::Create { .. } => anyhow!("cannot make {shown}: {text}"),
+            _ => anyhow!("cannot open {shown}: {text}"),
         },
         DeviceError::NotFound { .. } => {
             anyhow!("{shown} does not exist{}", advice(path, mode == OpenMode::ReadWrite))
@@ -83,6 +99,11 @@ fn explain(path: &Path, mode: OpenMode, error: &DeviceError) -> anyhow::Error {
         }
         error => anyhow!("{error}"),
     }
+}
+
+/// What the kernel answers to a size that a file cannot have; nothing, if it is beyond what it can be asked for.
+fn is_too_large(errno: Option<i32>) -> bool {
+    errno.is_none_or(|errno| [Errno::FBIG, Errno::INVAL].contains(&Errno::from_raw_os_error(errno)))
 }
 
 /// Where a pool is mounted, according to the kernel's table, itself or through a loop device.

@@ -185,6 +185,14 @@ fn refuses_truncated_and_foreign_devices() {
     refused(varve(&["create"]).arg(&foreign), FAILED, &["foreign.img", "--force"], &[&foreign]);
     refused(varve(&["create"]).arg(&pool), FAILED, &["pool.img", "--force"], &[&pool]);
 
+    // More than any filesystem can be asked for, and no directory to be in.
+    let large = scratch.path("large.img");
+    let words = ["large.img", "smaller --size"];
+    refused(varve(&["create", "--size", "16777215T"]).arg(&large), FAILED, &words, &[]);
+    assert!(!large.exists());
+    let homeless = scratch.path("nodir/pool.img");
+    refused(varve(&["create", "--size", "64M"]).arg(&homeless), FAILED, &["mkdir -p", "nodir"], &[]);
+
     let small = scratch.path("small.img");
     let out = output(varve(&["create", "--size", "1M"]).arg(&small));
     assert!(!out.status.success() && !small.exists(), "a pool below the minimum: {out:?}");
