@@ -290,7 +290,7 @@ pub enum InspectWhat {
     },
     /// The root block: trees, checksums of data, bitmap of used blocks
     Roots,
-    /// Entries of a tree: inodes, names, xattrs, extents, versions, orphans, subvolumes, held or reap
+    /// Entries of a tree: inodes, names, xattrs, extents, versions, orphans, subvolumes, held, reap or shares
     Tree {
         /// Name of the tree
         name: String,
