@@ -563,6 +563,13 @@ impl Store {
         self.close_idle_log()
     }
 
+    /// Ends what runs in the background, for whoever opened the pool and cannot use it: the devices are written to no more when
+    /// it returns. Later changes are refused.
+    pub fn abandon(&self) {
+        self.stop_background();
+        self.closed.store(true, Relaxed);
+    }
+
     /// Makes everything durable and writes a checkpoint. Later calls are refused.
     pub fn close(&self) -> Result<()> {
         if self.options.read_only || self.closed.load(Relaxed) {

@@ -92,11 +92,17 @@ impl Core {
         options: OpenOptions,
     ) -> Result<(Core, RecoveryReport)> {
         let (store, report) = Store::open(devices, options.store.clone())?;
-        let record = subvolumes::first(&store)?.ok_or_else(|| {
+        let first = subvolumes::first(&store).and_then(|record| {
             let text = "the pool holds no filesystem: creating it was interrupted; create it again";
-            EngineError::Refused(text.into())
-        })?;
-        Core::on(store, record, None, options).map(|core| (core, report))
+            record.ok_or_else(|| EngineError::Refused(text.into()))
+        });
+        let core =
+            first.map_err(FsError::from).and_then(|record| Core::on(store.clone(), record, None, options));
+        if core.is_err() {
+            // Whoever gives up the pool's lock now, or opens it again, must not meet a checkpoint of this one.
+            store.abandon();
+        }
+        core.map(|core| (core, report))
     }
 
     /// Opens a pool to check it, damaged as it may be.

@@ -64,3 +64,32 @@ fn names_are_any_bytes() {
     }
     f.check();
 }
+
+// Goal: a pool that cannot be opened is let go of at once: nobody writes to the device any more, or holds its lock. Method: a
+// pool without a filesystem, opened for writing with the background on; who else has the device afterwards, several times,
+// because the background's thread begins when it likes.
+#[test]
+fn what_cannot_be_opened_is_let_go_of() {
+    let device = Arc::new(MemoryDevice::new(64 * MIB));
+    let options = FormatOptions {
+        data: Profile::Single,
+        metadata: Profile::Dup,
+        pool_id: *b"a pool for tests",
+        hash_seed: 7,
+        force: false,
+    };
+    let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
+    varve_engine::Store::format(&devices, &options).unwrap();
+    drop(devices);
+    for _ in 0..20 {
+        let options = OpenOptions {
+            store: StoreOptions { background: true, ..StoreOptions::default() },
+            dirty_bytes_max: 8 * MIB,
+            clock: Arc::new(TestClock(SimClock::new(1_700_000_000, 1000))),
+            on_data_logged: None,
+        };
+        let refused = Filesystem::open(vec![device.clone()], options).map(drop);
+        assert!(refused.unwrap_err().to_string().contains("holds no filesystem"));
+        assert_eq!(Arc::strong_count(&device), 1);
+    }
+}
