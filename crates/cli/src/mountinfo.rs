@@ -3,7 +3,9 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 use varve_mount::{AccessTimes, FILESYSTEM_TYPE, Flags};
@@ -21,8 +23,10 @@ pub struct Mount {
     pub source: PathBuf,
     /// What the kernel enforces at this place.
     pub flags: Flags,
-    /// User whose process serves it; 0 if the type does not say.
+    /// User and group whose process serves it; 0 if the type does not say.
     pub user_id: u32,
+    /// See `user_id`.
+    pub group_id: u32,
 }
 
 impl Mount {
@@ -34,7 +38,28 @@ impl Mount {
     /// Whether the process that served it is gone: the kernel answers every request for it "not connected". Asks for
     /// the space, because attributes may come from the kernel's cache.
     pub fn is_dead(&self) -> bool {
-        matches!(rustix::fs::statvfs(&self.mountpoint), Err(errno) if is_not_connected(&errno.into()))
+        match rustix::fs::statvfs(&self.mountpoint) {
+            Err(errno) => is_not_connected(&errno.into()),
+            // Who is not let in, root included, hears nothing of it: the kernel answers with zeros, dead or not.
+            Ok(space) => space.f_blocks == 0 && self.user_id != 0 && self.is_dead_to_its_user(),
+        }
+    }
+
+    /// Asks for the space as the user whose mount it is. Only root can; `false` if it cannot be told.
+    fn is_dead_to_its_user(&self) -> bool {
+        let asked = Command::new("stat")
+            .args(["--file-system", "--"])
+            .arg(&self.mountpoint)
+            .env("LC_ALL", "C")
+            .uid(self.user_id)
+            .gid(self.group_id)
+            .stdin(Stdio::null())
+            .output();
+        let words = io::Error::from(rustix::io::Errno::NOTCONN).to_string();
+        let words = words.split(" (").next().unwrap_or_default().to_owned();
+        asked.is_ok_and(|asked| {
+            !asked.status.success() && String::from_utf8_lossy(&asked.stderr).contains(&words)
+        })
     }
 }
 
@@ -89,14 +114,15 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let source = path(fields.next()?);
     let super_options = fields.next().map(String::from_utf8_lossy).unwrap_or_default();
     flags.read_only |= super_options.split(',').any(|option| option == "ro");
-    let user_id = super_options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
+    let number = |name| super_options.split(',').find_map(|option| option.strip_prefix(name)?.parse().ok());
     Some(Mount {
         device: (major.parse().ok()?, minor.parse().ok()?),
         mountpoint,
         filesystem_type,
         source,
         flags,
-        user_id: user_id.unwrap_or(0),
+        user_id: number("user_id=").unwrap_or(0),
+        group_id: number("group_id=").unwrap_or(0),
     })
 }
 
@@ -182,6 +208,7 @@ not a line
                 source: "/pools/one\\.img".into(),
                 flags: Flags { no_dev: true, ..Flags::default() },
                 user_id: 1000,
+                group_id: 1000,
             }
         );
         assert_eq!(table.ours().count(), 2);

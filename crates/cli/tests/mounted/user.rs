@@ -35,6 +35,19 @@ as cmp mnt/file - <<< mine
 as "$V" unmount mnt
 [ -z "$(at)" ] || fail "still there: $(at)"
 
+# Root sees that a user's mount is dead although the user lets nobody in, and that a living one is not.
+as "$V" mount pool mnt
+refuses 1 "already" as "$V" mount pool mnt
+refuses 1 "already" "$V" mount "$U/pool" "$U/mnt"
+kill -9 $(pgrep -x varve)
+refuses 1 "had ended" "$V" unmount "$U/mnt"
+[ -z "$(at)" ] || fail "still there: $(at)"
+as "$V" mount pool mnt
+kill -9 $(pgrep -x varve)
+"$V" mount "$U/pool" "$U/mnt" 2>&1 | grep "took away a dead mount" || fail "the dead mount is in the way"
+cmp "$U/mnt/file" - <<< mine
+"$V" unmount "$U/mnt"
+
 # Refused before the pool is opened for writing: others may go on reading it.
 as "$V" mount pool mnt -o ro
 refuses 1 "only root" as "$V" mount pool mnt -o remount,rw
