@@ -463,11 +463,23 @@ impl Core {
             if let Some(step) = applied {
                 self.rest_after(step, pace);
             }
-            // Those for which there is no time any more wait like others.
+            // Their records are nowhere else any more: those for which there is no time, or which cannot be reaped, wait like
+            // others, and so do those behind them.
+            let mut failed = None;
             for key in dead {
-                if !self.reap_orphan(key, pace)? {
-                    self.reap.push(Task::Orphan(key));
+                if failed.is_none() {
+                    match self.reap_orphan(key, pace) {
+                        Ok(true) => continue,
+                        Ok(false) => {}
+                        // It is said when it has its turn.
+                        Err(FsError::Engine(error)) if error.is_damage() => {}
+                        Err(error) => failed = Some(error),
+                    }
                 }
+                self.reap.push(Task::Orphan(key));
+            }
+            if let Some(error) = failed {
+                return Err(error);
             }
             if !more {
                 return Ok(true);

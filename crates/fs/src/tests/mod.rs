@@ -29,6 +29,7 @@ mod map;
 mod names;
 mod nodes;
 mod ranges;
+mod reaping;
 mod space;
 mod streams;
 mod subvolumes;
