@@ -5,7 +5,7 @@ use varve_format::record::orphan::OrphanState;
 
 use crate::api::{Caller, SetAttr};
 use crate::core::Core;
-use crate::inode::Presence;
+use crate::inode::{InodeState, Presence};
 use crate::reaper::Task;
 use crate::table::orphans;
 use crate::writeback::Ride;
@@ -31,37 +31,49 @@ impl Core {
         // been deleted, and in a fresh snapshot without giving that a version of its own.
         {
             let mut inner = state.inner.write();
-            if inner.opens != 1 || inner.presence != Presence::Orphan {
-                inner.opens = inner.opens.checked_sub(1).ok_or(FsError::Invalid)?;
+            inner.opens = inner.opens.checked_sub(1).ok_or(FsError::Invalid)?;
+            if inner.opens > 0 || inner.presence != Presence::Orphan {
                 return Ok(());
             }
         }
-        let change = match self.change(ino) {
-            // Deleted just now.
-            Err(FsError::Stale) => None,
-            change => Some(change?),
+        let ended = self.end_orphan(&state);
+        if ended.is_err() {
+            // The handle has ended all the same, and nobody will ask for this again: what is left is the reaper's.
+            let mut inner = state.inner.write();
+            if inner.opens == 0 && inner.presence == Presence::Orphan {
+                self.forget(&mut inner);
+                self.reap.push(Task::Orphan(ino));
+            }
+        }
+        ended
+    }
+
+    /// The last handle of an inode without a name has ended: it goes, or as much of it as one transaction can take.
+    fn end_orphan(&self, state: &InodeState) -> Result<()> {
+        let change = match self.change(state.ino) {
+            // Its subvolume has been deleted just now, and takes it along.
+            Err(FsError::Stale) => return Ok(()),
+            change => change?,
         };
         let mut inner = state.inner.write();
-        inner.opens = inner.opens.checked_sub(1).ok_or(FsError::Invalid)?;
-        let Some(change) = change else { return Ok(()) };
         if inner.opens > 0 || inner.presence != Presence::Orphan {
+            // It has been opened once more, by its number.
             return Ok(());
         }
         let mut tx = Transaction::new();
-        let done = self.dispose_step(&change, &mut tx, ino, &inner.record)?;
+        let done = self.dispose_step(&change, &mut tx, state.ino, &inner.record)?;
         if done {
-            orphans::delete(&mut tx, ino);
+            orphans::delete(&mut tx, state.ino);
         } else {
-            orphans::put(&mut tx, ino, OrphanState::Deleting, &inner.record);
+            orphans::put(&mut tx, state.ino, OrphanState::Deleting, &inner.record);
         }
         tx.privileged();
-        let result = self.apply(tx);
-        // Also when that failed the orphan record is there, and is found when the pool is opened again.
+        self.apply(tx)?;
         self.forget(&mut inner);
         if !done {
-            self.reap.push(Task::Orphan(ino));
+            self.reap.push(Task::Orphan(state.ino));
         }
-        result.map(drop)
+        Ok(())
     }
 
     pub(crate) fn take_over_handles(&self, from: &Core) -> Result<()> {

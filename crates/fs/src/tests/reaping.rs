@@ -1,8 +1,11 @@
 //! What of deleted things is left when something fails on the way: only what it failed on, and only as long as it fails.
 
+use varve_device::Operation;
 use varve_engine::{FamilyId, Transaction, TreeId};
+use varve_sim::{Fault, FaultRule, FaultyDevice, Trigger};
 
 use super::*;
+use crate::subvolume::Slot;
 
 /// The orphans that are logged.
 fn orphans(fs: &Filesystem) -> Vec<InodeId> {
@@ -62,4 +65,70 @@ fn dead_records_are_reaped_past_a_bad_one() {
     f.fs.maintain().unwrap();
     assert_eq!(orphans(&f.fs), []);
     f.check();
+}
+
+/// A pool with an open file that has no name any more, nothing of which is in memory, on a device that can fail.
+fn open_and_unlinked() -> (Arc<FaultyDevice<MemoryDevice>>, Filesystem, InodeId) {
+    let f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let file = f.fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
+    f.write(file, 0, &pattern(1, 40_000));
+    f.fs.setxattr(file, b"user.a", b"1", XattrMode::Set).unwrap();
+    f.fs.close().unwrap();
+    let device = Arc::new(FaultyDevice::new(f.device.snapshot(), 1, Vec::new()));
+    let options = OpenOptions {
+        // No node of a tree stays.
+        store: StoreOptions { background: false, cache_bytes: 1, ..StoreOptions::default() },
+        dirty_bytes_max: 8 * MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    fs.open_inode(Caller::ROOT, file, false).unwrap();
+    fs.unlink(sub, b"file").unwrap();
+    fs.snapshot(sub, ROOT, b"snapshot", false, false).unwrap();
+    fs.checkpoint().unwrap();
+    (device, fs, file)
+}
+
+/// Its last handle ends while something fails, that is mended then: the file goes all the same.
+fn ends(fs: &Filesystem, file: InodeId, fails: &str, mend: impl FnOnce()) -> crate::Result<()> {
+    assert_eq!(orphans(fs), [file]);
+    let released = fs.release_inode(file);
+    mend();
+    refused(fs.getattr(file), 2);
+    refused(fs.release_inode(file), 22);
+    fs.maintain().unwrap();
+    assert_eq!((orphans(fs), fs.reap_backlog()), (vec![], 0), "{fails}: {released:?}");
+    let report = fs.check(true).unwrap();
+    assert!(report.problems.is_empty(), "{fails}: {:#?}", report.problems);
+    released
+}
+
+// Goal: a file without a name goes with its last handle even if ending that fails, as soon as what failed is well again and not
+// only when the pool is opened anew. Method: its subvolume's versions are garbage while the handle ends, its extents are,
+// and each read of the device fails in turn, and all behind it.
+#[test]
+fn a_last_handle_that_fails_leaves_nothing() {
+    for tree in [TreeId::VERSIONS, TreeId::EXTENTS] {
+        let (_, fs, file) = open_and_unlinked();
+        let family = match tree {
+            TreeId::EXTENTS => data_of(&fs, file),
+            _ => fs.core().subvolumes.get(Slot::of(file)).unwrap().family,
+        };
+        let entries = spoil(&fs, tree, family);
+        let released = ends(&fs, file, &format!("{tree:?}"), || mend(&fs, tree, &entries));
+        refused(released, 5);
+    }
+    let mut failed = 0;
+    for nth in 1.. {
+        let (device, fs, file) = open_and_unlinked();
+        device.set_rules(vec![FaultRule::new(Operation::Read, Trigger::From(nth), Fault::Error)]);
+        let released = ends(&fs, file, &format!("read {nth}"), || device.set_rules(Vec::new()));
+        if released.is_ok() {
+            break;
+        }
+        failed += 1;
+    }
+    assert!(failed > 0);
 }
