@@ -91,6 +91,8 @@ struct Tasks {
     in_a_row: u32,
     /// Something else has found no space: a family first, to its end.
     short: bool,
+    /// Families, and others, that have found no space since anything was done: each has gone to the end of its queue.
+    refused: (usize, usize),
 }
 
 impl Tasks {
@@ -126,8 +128,35 @@ impl Tasks {
             }
         }
     }
+    /// The task that was begun last has found no space: it waits behind the others, some of which may free it. Whether there
+    /// is one that has not been tried since anything was done. If not, the next round begins with all of them.
+    fn refuse(&mut self, task: Task) -> bool {
+        if let Task::Family(family) = task {
+            self.families.pop_front();
+            self.begun = false;
+            if self.waiting.insert(family) {
+                self.families.push_back(family);
+            }
+            self.refused.0 += 1;
+        } else {
+            self.before.rotate_left(1);
+            self.refused.1 += 1;
+        }
+        // Families first: freeing is all they do.
+        self.short = self.refused.0 < self.families.len();
+        let others = self.short || self.refused.1 < self.before.len();
+        if !others {
+            self.refused = (0, 0);
+        }
+        others
+    }
+    /// Something has been done: who found no space may find some now.
+    fn progress(&mut self) {
+        self.refused = (0, 0);
+    }
     /// The task that was begun last is done.
     fn done(&mut self, task: Task) {
+        self.progress();
         if let Task::Family(_) = task {
             self.families.pop_front();
             self.begun = false;
@@ -186,12 +215,6 @@ impl ReapQueue {
     fn family_goes_on(&self, steps: u32) -> bool {
         let tasks = self.tasks.lock();
         steps < STEPS_IN_A_TURN || tasks.before.is_empty() || tasks.short
-    }
-    /// A task has found no space. Whether families are to free some before it is tried again.
-    fn may_free_space(&self, task: Task) -> bool {
-        let mut tasks = self.tasks.lock();
-        tasks.short = !matches!(task, Task::Family(_)) && !tasks.families.is_empty();
-        tasks.short
     }
     /// Whether there is work.
     pub(crate) fn has_work(&self) -> bool {
@@ -314,12 +337,18 @@ impl Core {
             match reaped {
                 Ok(true) => {}
                 // It goes on with that one, or with what has its turn.
-                Ok(false) => continue,
+                Ok(false) => {
+                    // If its time was over, it may have done nothing.
+                    if left.get() > 0 && !pace.is_over() {
+                        self.reap.tasks.lock().progress();
+                    }
+                    continue;
+                }
                 Err(FsError::Engine(error)) if error.is_damage() => {
                     // It keeps its space, and keeps nothing else from being reaped; the next opening finds it again.
                     tracing::error!("{task:?} cannot be reaped: {error}; `varve check` says what is damaged");
                 }
-                Err(FsError::Engine(EngineError::NoSpace)) if self.reap.may_free_space(task) => continue,
+                Err(FsError::Engine(EngineError::NoSpace)) if self.reap.tasks.lock().refuse(task) => continue,
                 Err(error) => return Err(error),
             }
             // Only here are tasks removed, and `running` is held.
@@ -656,14 +685,57 @@ mod tests {
         queue.push(Task::Family(FamilyId(2)));
         let begin = || queue.tasks.lock().begin();
         assert_eq!(begin(), Some(orphan));
-        assert!(queue.may_free_space(orphan));
+        assert!(queue.tasks.lock().refuse(orphan));
         for family in [1, 2] {
             let task = Task::Family(FamilyId(family));
             assert_eq!(begin(), Some(task));
             assert!(queue.family_goes_on(STEPS_IN_A_TURN), "to its end");
             queue.tasks.lock().done(task);
             assert_eq!(begin(), Some(orphan), "it is tried again after each");
-            assert_eq!(queue.may_free_space(orphan), family == 1);
+            assert_eq!(queue.tasks.lock().refuse(orphan), family == 1);
         }
+    }
+
+    // Goal: what finds no space keeps nothing else from being tried, which may free some; and when nothing that there is finds
+    // any, it is refused instead of being tried for ever. Method: rounds in which all find none but for those that are named,
+    // which are done; what is tried in each until it is refused.
+    #[test]
+    fn who_finds_no_space_waits_behind_the_others() {
+        let (names, family) = (Task::Names(FamilyId(1)), Task::Family(FamilyId(5)));
+        let subvolume = Task::Subvolume { id: 2, slot: Slot(2), family: FamilyId(2) };
+        let [first, second] = [3, 4].map(|number| Task::Orphan(InodeId(number)));
+        let round = |tasks: &mut Tasks, find: &[Task]| {
+            let mut tried = Vec::new();
+            while let Some(task) = tasks.begin() {
+                assert!(tried.len() < 100, "it never ends: {tried:?}");
+                tried.push(task);
+                if find.contains(&task) {
+                    tasks.done(task);
+                } else if !tasks.refuse(task) {
+                    break;
+                }
+            }
+            tried
+        };
+        let mut tasks = Tasks::default();
+        for task in [names, subvolume, first, second] {
+            tasks.push(task);
+        }
+        assert_eq!(round(&mut tasks, &[second]), [names, subvolume, first, second, names, subvolume, first]);
+        // Each once: nothing has changed. The next round is a new beginning.
+        assert_eq!(round(&mut tasks, &[]), [names, subvolume, first]);
+        tasks.push(family);
+        assert_eq!(round(&mut tasks, &[]), [names, family, subvolume, first]);
+        // A family is tried first, and then all others once more.
+        assert_eq!(round(&mut tasks, &[family, first]), [names, family, subvolume, first, names, subvolume]);
+        assert_eq!(round(&mut tasks, &[names, subvolume]), [names, subvolume]);
+        assert!(tasks.begin().is_none());
+        // Families wait behind each other, too.
+        let others = [6, 7].map(|number| Task::Family(FamilyId(number)));
+        for task in [family, others[0], others[1], names] {
+            tasks.push(task);
+        }
+        assert_eq!(round(&mut tasks, &[]), [names, family, others[0], others[1]]);
+        assert_eq!(round(&mut tasks, &[others[1]])[..5], [names, family, others[0], others[1], names]);
     }
 }
