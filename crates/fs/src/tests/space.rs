@@ -1,6 +1,7 @@
 //! A pool without space.
 
 use super::*;
+use crate::writeback::Group;
 
 fn fill(f: &Fixture, name: &[u8]) -> (varve_engine::InodeId, u64) {
     let ino = f.create(name);
@@ -310,4 +311,41 @@ fn a_short_pool_opens() {
     assert_eq!(f.fs.write(Caller::ROOT, kept, 0, &data).unwrap(), data.len());
     f.fs.sync().unwrap();
     f.check();
+}
+
+// Goal: files whose write-back has failed together each keep the space for what they have, whatever becomes of the others. Method:
+// two files taken in one group, which fails; the first is written, or cut, and others take all the space there is; the
+// second is written.
+#[test]
+fn who_fails_together_keeps_his_own_space() {
+    for cut in [false, true] {
+        let f = Fixture::with(64 * MIB, HASH_KIND_SIPHASH13, 128 * MIB);
+        let files = [(f.create(b"a"), 100), (f.create(b"b"), 200)];
+        for (ino, pages) in files {
+            f.write(ino, 0, &pattern(ino.0, pages * 4096));
+        }
+        let core = f.fs.core();
+        let mut group = Group::default();
+        for (ino, _) in files {
+            assert!(core.take(core.state(ino).turn(), u64::MAX, &mut group).unwrap().is_none());
+        }
+        drop(core.finish(group, Err(FsError::Engine(varve_engine::EngineError::NoSpace))));
+        for (ino, pages) in files {
+            let (state, blocks) = (core.state(ino), |r: &varve_engine::Reservation| r.data_blocks());
+            let inner = state.inner.read();
+            let kept = inner.pages.reservation.as_ref().map(blocks);
+            assert_eq!((inner.pages.dirty, kept), (pages as u64, Some(pages as u64)));
+        }
+        let [(first, _), (second, pages)] = files;
+        if cut {
+            f.truncate(first, 0);
+        } else {
+            f.fs.flush_file(first).unwrap();
+        }
+        fill(&f, b"big");
+        f.fs.flush_file(second).unwrap();
+        assert!(f.read_all(second) == pattern(second.0, pages * 4096));
+        f.fs.sync().unwrap();
+        f.check();
+    }
 }

@@ -123,7 +123,7 @@ impl Core {
         // Small files first: whoever waits for one of them does not wait for the large ones.
         jobs.sort_by_key(|job| job.pages.len());
         let Some(first) = jobs.first() else { return Ok(()) };
-        // Data that went back to being dirty after a failure may have left its space with another file.
+        // What an earlier failure has left may be less than the pages need.
         let missing =
             (*pages as u64).saturating_sub(reservation.as_ref().map_or(0, Reservation::data_blocks));
         if missing > 0 {

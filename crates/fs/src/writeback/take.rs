@@ -161,10 +161,12 @@ impl Core {
         Ok(())
     }
 
-    /// Ends a group. When it failed, what it has not logged is dirty again.
+    /// Ends a group. When it failed, what it has not logged is dirty again, and each file has the space for what is its own:
+    /// with another file's it would be given back when that is written or deleted, and be gone when it is needed.
     pub(crate) fn finish(&self, group: Group, result: Result<()>) -> Result<Vec<Turn>> {
         let (jobs, mut reservation) = group.into_parts();
         let mut turns = Vec::with_capacity(jobs.len());
+        let alone = jobs.len() == 1;
         for job in jobs {
             if result.is_err() || job.partial {
                 let mut inner = job.state.inner.write();
@@ -176,9 +178,16 @@ impl Core {
                 }
                 inner.pages.dirty += again;
                 if inner.pages.dirty > 0 {
-                    // Of a file that was taken in part (it is alone then) this is the space of the rest. After a
-                    // failure the space of all stays with the first file, and goes back when that is written.
-                    match (&mut inner.pages.reservation, reservation.take()) {
+                    // Of a file that was taken in part (it is alone then) this is the space of the rest.
+                    let space = match &mut reservation {
+                        Some(all) if !alone && again > 0 => {
+                            let entries = super::entries(again, true);
+                            Some(self.store.split(all, again, entries, super::ENTRY_BYTES))
+                        }
+                        Some(_) if !alone => None,
+                        all => all.take(),
+                    };
+                    match (&mut inner.pages.reservation, space) {
                         (Some(mine), Some(all)) => self.store.merge(mine, all),
                         (mine @ None, all) => *mine = all,
                         (Some(_), None) => {}
