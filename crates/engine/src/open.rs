@@ -10,7 +10,7 @@ use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::Cache;
 use varve_device::{AlignedBuf, Device};
 use varve_format::root::{ArrayRoot, NodePtr, RootBlock};
-use varve_format::superblock::{CUTS_MAX, Cut, SHORT_EXTENTS, Superblock};
+use varve_format::superblock::{CUTS_MAX, Cut, INCOMPATIBLE_KNOWN, Superblock};
 use varve_format::{BLOCK_BYTES, Corrupt, Lsn, Run, TreeId, block_checksum};
 
 use crate::EngineError;
@@ -321,15 +321,15 @@ impl Store {
         Ok(())
     }
 
-    /// A pool of before extents had short forms is about to hold some: programs that do not know them must be told before
-    /// the first is logged.
+    /// A pool of before extents had short forms, or of before a family's only version needed no record, is about to hold some:
+    /// programs that do not know them must be told before the first is logged.
     fn take_up_features(&self) -> Result<()> {
         let superblock = {
             let mut s = self.superblock.lock();
-            if s.incompatible & SHORT_EXTENTS != 0 {
+            if s.incompatible & INCOMPATIBLE_KNOWN == INCOMPATIBLE_KNOWN {
                 return Ok(());
             }
-            s.incompatible |= SHORT_EXTENTS;
+            s.incompatible |= INCOMPATIBLE_KNOWN;
             s.generation += 1;
             s.clone()
         };

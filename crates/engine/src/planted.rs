@@ -51,6 +51,8 @@ pub enum Planted {
     OldestOnTop,
     /// Versions become one together though there is a limit between them.
     LimitInRow,
+    /// The record of a version with one holder goes, whatever else it says.
+    HeldOnceForgotten,
     /// An extent that names blocks of another is not counted.
     ShareUncounted,
     /// The count of extents that name a block is never lowered.
@@ -67,7 +69,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 27] = [
+    pub const ALL: [Planted; 28] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -89,6 +91,7 @@ impl Planted {
         Planted::IndexForgets,
         Planted::OldestOnTop,
         Planted::LimitInRow,
+        Planted::HeldOnceForgotten,
         Planted::ShareUncounted,
         Planted::CountStays,
         Planted::HiddenNotNoted,

@@ -9,7 +9,9 @@ use varve_engine::{
     Data, EngineError, FormatOptions, Lsn, PoolAddr, Profile, Reservation, Run, Store, StoreOptions,
     Transaction, TreeId,
 };
-use varve_format::superblock::{SHORT_EXTENTS, SLOT_BYTES, SLOTS_PER_END, Superblock, slot_offset};
+use varve_format::superblock::{
+    INCOMPATIBLE_KNOWN, SHORT_EXTENTS, SLOT_BYTES, SLOTS_PER_END, Superblock, slot_offset,
+};
 use varve_sim::{CrashPolicy, RecordingDevice, Rng};
 
 const TREE: TreeId = TreeId::NAMES;
@@ -374,11 +376,12 @@ fn edit_superblocks(device: &dyn Device, edit: impl Fn(&mut Superblock)) {
     assert!(changed > 0, "a pool has superblocks");
 }
 
-// Goal: a pool of before the short forms of extents says that it needs a newer program once it has been opened for
-// writing, and not by being looked at. Method: the feature taken out of its superblocks, opened both ways, closed or not.
+// Goal: a pool of before the short forms of extents, or of before the only version of a family needed no record, says that it
+// needs a newer program once it has been opened for writing, and not by being looked at. Method: both features or the second
+// taken out of its superblocks, opened both ways, closed or not.
 #[test]
 fn an_older_pool_takes_up_the_feature_before_it_is_written() {
-    for closed in [false, true] {
+    for (closed, old) in [(false, 0), (true, 0), (false, SHORT_EXTENTS), (true, SHORT_EXTENTS)] {
         let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(POOL_BYTES));
         Store::format(std::slice::from_ref(&device), &format_options(Profile::Single)).expect("format");
         let (store, _) = Store::open(vec![device.clone()], options()).expect("opens");
@@ -390,7 +393,7 @@ fn an_older_pool_takes_up_the_feature_before_it_is_written() {
             store.close().expect("closes");
         }
         drop(store);
-        edit_superblocks(&*device, |superblock| superblock.incompatible = 0);
+        edit_superblocks(&*device, |superblock| superblock.incompatible = old);
         let features = || {
             let newest = (0..2 * SLOTS_PER_END).filter_map(|index| {
                 let mut slot = AlignedBuf::new(SLOT_BYTES as usize);
@@ -401,9 +404,9 @@ fn an_older_pool_takes_up_the_feature_before_it_is_written() {
         };
         let looking = StoreOptions { read_only: true, ..options() };
         drop(Store::open(vec![device.clone()], looking).expect("opens to be read"));
-        assert_eq!(features(), 0, "looking changes nothing");
+        assert_eq!(features(), old, "looking changes nothing");
         let (store, _) = Store::open(vec![device.clone()], options()).expect("opens");
-        assert_eq!(features(), SHORT_EXTENTS);
+        assert_eq!(features(), INCOMPATIBLE_KNOWN);
         assert_eq!(store.get(TREE, b"key").expect("reads").as_deref(), Some(&b"value"[..]));
         drop(store);
         let (store, _) = Store::open(vec![device.clone()], options()).expect("opens again after a crash");

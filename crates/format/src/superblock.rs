@@ -32,8 +32,10 @@ pub const CHUNKS_MAX: usize = 1024;
 pub const CUTS_MAX: usize = 64;
 /// Incompatible feature: extents in their short forms.
 pub const SHORT_EXTENTS: u64 = 1;
-/// Incompatible features this program knows.
-pub const INCOMPATIBLE_KNOWN: u64 = SHORT_EXTENTS;
+/// Incompatible feature: the only version of a family may have no record, whatever its id.
+pub const LONE_VERSIONS: u64 = 2;
+/// Incompatible features this program knows, all of which it makes use of.
+pub const INCOMPATIBLE_KNOWN: u64 = SHORT_EXTENTS | LONE_VERSIONS;
 
 /// At both ends of every device: which pool, which device, and where things are. Never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

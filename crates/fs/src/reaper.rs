@@ -276,6 +276,8 @@ impl Core {
             disposed.reap = version::release(&view, tx, holder)?.then_some(holder.family);
             return Ok(disposed);
         }
+        // Its records may have gone before a last place to be looked at: what is left of it for the reaper goes, too.
+        let holder = version::Holder { has_versions: sharing || holder.has_versions, ..holder };
         let progress = version::delete_step(&view, tx, holder, ENTRIES_PER_STEP as u64)?;
         (disposed.done, disposed.reserved_freed) = (!progress.more, progress.reserved_freed);
         Ok(disposed)

@@ -93,6 +93,7 @@ control! { forks:
     hidden_record_not_noted_is_found: HiddenNotNoted,
     whiteouts_that_stay_are_found: WhiteoutsStay,
     unheard_end_of_a_record_is_found: HiddenUnheard,
+    record_that_says_something_and_goes_is_found: HeldOnceForgotten,
 }
 
 // Goal and method as above.

@@ -6,8 +6,8 @@ use varve_device::{AlignedBuf, Device};
 use varve_format::root::{NODE_COPIES_MAX, NodePtr};
 use varve_format::superblock::{
     CHUNKS_MAX, Chunk, FORMAT_VERSION, INCOMPATIBLE_KNOWN, Label, POOL_BYTES_MIN, ProfileField,
-    RING_BYTES_MAX, RING_BYTES_MIN, RING_START, SHORT_EXTENTS, SLOT_BYTES, SLOTS_PER_END, Stripe, Superblock,
-    TAIL_BYTES, slot_offset,
+    RING_BYTES_MAX, RING_BYTES_MIN, RING_START, SLOT_BYTES, SLOTS_PER_END, Stripe, Superblock, TAIL_BYTES,
+    slot_offset,
 };
 use varve_format::{BLOCK_BYTES, BLOCK_SHIFT, Lsn};
 
@@ -357,7 +357,7 @@ pub fn format_devices(devices: &[Arc<dyn Device>], options: &FormatOptions) -> R
     Ok(Superblock {
         generation: 0,
         pool_id: options.pool_id,
-        incompatible: SHORT_EXTENTS,
+        incompatible: INCOMPATIBLE_KNOWN,
         read_only_compatible: 0,
         compatible: 0,
         hash_seed: options.hash_seed,

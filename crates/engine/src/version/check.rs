@@ -358,7 +358,7 @@ pub(super) fn check_versions(
         }
     }
     for version in counts.keys() {
-        let implicit = versions.is_empty() && version.0 == family.0;
+        let implicit = versions.is_empty() && version.0 >= family.0;
         if !implicit && !versions.contains_key(version) {
             problem(
                 Kind::VersionOfInode,

@@ -141,7 +141,10 @@ impl Contents for Extents<'_> {
     fn smaller(&self, read: &dyn Read, pair: &Pair) -> Result<Drain> {
         let of_child = count(read, pair.family, pair.child.key, COUNTED_MAX)?;
         let of_parent = count(read, pair.family, pair.parent.key, of_child + 1)?;
-        let up = (of_child <= of_parent) != planted(Planted::LargerSide);
+        // What moves up to the family's own key needs neither a record nor an index any more: that is worth a few lists, even
+        // where the parent has fewer.
+        let plain = pair.parent.key.0 == pair.family.0 && of_child < COUNTED_MAX;
+        let up = (of_child <= of_parent || plain) != planted(Planted::LargerSide);
         Ok(if up { Drain::Up } else { Drain::Down })
     }
 

@@ -63,6 +63,8 @@ pub(super) struct Own {
 /// The versions of a family.
 pub(super) struct Family {
     versions: BTreeMap<VersionId, VersionRecord>,
+    /// It has no records. The one version it has then stands here with the family's number, and may have any other.
+    implicit: bool,
 }
 
 impl Family {
@@ -92,7 +94,8 @@ impl Family {
 
     /// The family with these records.
     pub(super) fn of(family: FamilyId, mut versions: BTreeMap<VersionId, VersionRecord>) -> Result<Family> {
-        if versions.is_empty() {
+        let implicit = versions.is_empty();
+        if implicit {
             versions.insert(VersionId(family.0), VersionRecord::implicit(family));
         }
         for (id, version) in &versions {
@@ -100,12 +103,17 @@ impl Family {
                 return Err(corrupt(family, *id, Corrupt { what: "parent that cannot be", at: 0 }));
             }
         }
-        Ok(Family { versions })
+        Ok(Family { versions, implicit })
     }
 
     /// All of them, parents first.
     pub(super) fn versions(&self) -> impl Iterator<Item = (&VersionId, &VersionRecord)> {
         self.versions.iter()
+    }
+
+    /// Whether `id`, at which somebody stands, is this one of [`Family::versions`].
+    pub(super) fn is(&self, version: VersionId, id: VersionId) -> bool {
+        self.implicit || version == id
     }
 
     #[cfg(test)]

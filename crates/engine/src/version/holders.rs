@@ -111,7 +111,15 @@ pub(super) fn open_child(
     let (family, parent) = (holder.family, holder.version);
     let head = path.head();
     debug_assert_eq!((path.family(), head.id), (family, parent), "the path of this holder");
-    assert!(id > parent && id.0 > head.key.0, "ids grow along a path");
+    // A holder that stands at a number which is yet to be given out is damaged: where its family has no records, none contradicts
+    // it before.
+    if id <= parent || id.0 <= head.key.0 {
+        return Err(corrupt(
+            family,
+            parent,
+            Corrupt { what: "version that is younger than a new one", at: 0 },
+        ));
+    }
     let before = held(read, *holder)?;
     let after = VersionRecord {
         refs: before.refs - u64::from(!kept),

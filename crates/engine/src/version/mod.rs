@@ -19,6 +19,8 @@
 //! 5. When the reaper is idle, each entry is seen by some holder, and a hole entry hides something; a version is held or
 //!    has several children. While it is not, what it has to do is marked ([`pending`]).
 //! 6. A version with another key than the family's number has an index entry for each segment in which it has entries.
+//! 7. A version without a record is the only one of its family ([`pending`]). When the reaper is idle, a family with one
+//!    holder has neither record nor index, unless it outgrew a smaller first version (`Extents::smaller`, `Points::smaller`).
 //!
 //! Rules for callers: everything that changes a family (its holders, entries, [`reap_step`]) runs under the lock of the
 //! family, from [`Path::load`] until the transaction has been applied. A [`Path`] is good for reading until the next
@@ -178,8 +180,8 @@ pub struct Holder {
     pub family: FamilyId,
     /// Which version of it.
     pub version: VersionId,
-    /// Whether the family has version records. Without, the path is [`Path::implicit`] and costs no read. Once set it
-    /// stays, also when a single version is left.
+    /// Whether the family has version records, or had. Without, the path is [`Path::implicit`] and costs no read. Once set it
+    /// stays, also when a single version is left and the records are gone.
     pub has_versions: bool,
 }
 
@@ -266,10 +268,14 @@ enum Planted {
     OldestOnTop,
     /// Versions become one together though there is a limit between them.
     LimitInRow,
+    /// The record of a version with one holder goes, whatever else it says.
+    HeldOnceForgotten,
+    /// A version without a record is taken for the only one of its family, whatever records there are.
+    AnyIsImplicit,
     /// No error: the larger side drains, so that both directions are met equally often.
     LargerSide,
     /// No error: the youngest collapse goes first, as it may with forks, so that both versions have older ones beneath.
     YoungestFirst,
 }
 
-planting!(Planted: NoRangeKill, LimitNotCarried, CursorSkips, NoRecheck, WriteForgets, MissedReference, KillsVisible, IndexForgets, ShareUncounted, OldestOnTop, LimitInRow);
+planting!(Planted: NoRangeKill, LimitNotCarried, CursorSkips, NoRecheck, WriteForgets, MissedReference, KillsVisible, IndexForgets, ShareUncounted, OldestOnTop, LimitInRow, HeldOnceForgotten);

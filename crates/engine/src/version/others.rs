@@ -54,7 +54,7 @@ impl Others {
         let mut nodes: Vec<Node> = Vec::new();
         let mut ids = Vec::new();
         for (id, version) in family.versions() {
-            let refs = version.refs.saturating_sub(u64::from(*id == holder.version));
+            let refs = version.refs.saturating_sub(u64::from(family.is(*id, holder.version)));
             let parent = version.parent.and_then(|parent| ids.binary_search(&parent).ok());
             let limit = if planted(Planted::LimitsUnseen) { NO_LIMIT } else { version.limit };
             let (key, held) = (version.key, refs > 0);

@@ -1,8 +1,8 @@
 //! Entries of the versions tree: the versions of a family.
 //!
 //! Key (16 bytes, big-endian): family, version id. Value (96 bytes, little-endian): [`VersionRecord`].
-//! A family's first version is implicit (see [`VersionRecord::implicit`]): its record appears with the first fork or
-//! limit, so that a plain file has none.
+//! A family's only version is implicit (see [`VersionRecord::implicit`]): its record appears with the first fork or
+//! limit, so that a plain file has none, and goes when nothing is left of them.
 
 use crate::codec::{Reader, Writer};
 use crate::{BLOCK_BYTES, Corrupt, FamilyId, VersionId, VersionKey};
@@ -53,8 +53,8 @@ pub struct VersionRecord {
 }
 
 impl VersionRecord {
-    /// What the first version of `family` is while it has no record: id and key are the family's number, one holder,
-    /// no parent, no limit.
+    /// What the only version of `family` is while it has no record: its key is the family's number, as its id is until the
+    /// family is first forked; one holder, no parent, no limit.
     pub fn implicit(family: FamilyId) -> VersionRecord {
         VersionRecord {
             parent: None,

@@ -50,6 +50,10 @@ impl Check<'_> {
                 self.problems.add(problem);
             }
             self.taken("a family of data", family.0);
+            // Without records nothing else says that a version is none that ever was.
+            for holder in holders {
+                self.taken("a version of data", holder.version.0);
+            }
             for ino in owners {
                 self.beyond_size(*ino, last, sound);
             }

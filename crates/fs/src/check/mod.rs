@@ -303,6 +303,9 @@ impl<'a> Check<'a> {
                 first.1 += if same { next.1 } else { 0 };
                 same
             });
+            for (version, _) in &standing {
+                self.taken("a version of a namespace", version.0);
+            }
             let mut found = Vec::new();
             points::walk_points(&self.view, family, &standing, &mut found, &mut |_, _, _| {})?;
             found.into_iter().for_each(|problem| self.problems.add(problem));

@@ -33,6 +33,7 @@ mod reaping;
 mod space;
 mod streams;
 mod subvolumes;
+mod versions;
 mod xattrs;
 
 pub(super) const ROOT: InodeId = ROOT_INODE;

@@ -269,11 +269,11 @@ fn calmest(backlog: &[u64]) -> Option<u64> {
 
 /// What is to be shown.
 pub(super) fn claims(month: &Month) -> Vec<Claim> {
-    let kept = ["extents", "inodes", "names", "xattrs"];
+    let kept = ["extents", "inodes", "names", "xattrs", "versions", "held"];
     let differ = kept.iter().filter(|tree| month.before.trees.get(**tree) != month.after.trees.get(**tree));
     vec![
         Claim::at_most(
-            "rotation: trees of extents, inodes, names and attributes with more or fewer entries in the end: 0",
+            "rotation: trees of extents, inodes, names, attributes, versions and their index with more or fewer entries in the end: 0",
             Some(differ.count() as f64),
             0.0,
         ),

@@ -10,6 +10,7 @@ use super::*;
 use crate::Transaction;
 
 mod cases;
+mod implicit;
 mod model;
 mod sharing;
 mod world;

@@ -69,7 +69,7 @@ fn beside_a_naive_model_for_long() {
 fn planted_errors_are_caught() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
-    let errors: [&[Planted]; 15] = [
+    let errors: [&[Planted]; 16] = [
         &[Planted::NoRangeKill],
         &[Planted::LimitNotCarried],
         &[Planted::CursorSkips],
@@ -85,6 +85,7 @@ fn planted_errors_are_caught() {
         &[Planted::TrunkStays],
         &[Planted::OldestOnTop],
         &[Planted::LimitInRow],
+        &[Planted::HeldOnceForgotten],
     ];
     let caught: Vec<_> = errors
         .into_iter()

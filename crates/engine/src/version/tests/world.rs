@@ -1,7 +1,7 @@
 //! Files, each with a full copy of what it sees, and what can be done to them: every operation is one transaction, and
 //! every step reloads what it knows from the records, so a crash between any two transactions is the ordinary case here.
 
-use varve_format::record::version::{self, Drain};
+use varve_format::record::version::{self, Drain, VersionRecord};
 
 use super::super::family::Family;
 use super::super::resolve::FILE_END;
@@ -32,6 +32,8 @@ pub(super) struct World {
     memory: ReaperMemory,
     /// Whether steps of the reaper get lost, and what it remembers.
     pub(super) loses: bool,
+    /// Whether a family with one holder may keep a version that is not like its first: the larger side has moved.
+    pub(super) keeps_records: bool,
     /// Where the next transaction's data and the reaper's last words came from.
     pub(super) log: Vec<String>,
     /// Situations that the run has been in, and how often.
@@ -55,6 +57,7 @@ impl World {
             next_id: 100,
             memory: ReaperMemory::default(),
             loses: true,
+            keeps_records: PLANTED.get().contains(&Planted::LargerSide),
             log: Vec::new(),
             seen: BTreeMap::new(),
         }
@@ -110,7 +113,7 @@ impl World {
         let far = if self.random.below(12) == 0 { (1 << 30) * SEGMENT_BLOCKS } else { 0 };
         far + self.random.below(3 * SEGMENT_BLOCKS)
     }
-    fn new_id(&mut self) -> VersionId {
+    pub(super) fn new_id(&mut self) -> VersionId {
         self.next_id += 1;
         VersionId(self.next_id)
     }
@@ -405,8 +408,14 @@ impl World {
                 let (_, id) = version::decode_key(&key.1).unwrap();
                 let version = versions.version(id).unwrap();
                 assert!(version.refs > 0 || version.children >= 2, "a version that should be gone");
+                assert_ne!(*version, VersionRecord::implicit(*family), "a record that says nothing");
             }
             assert_eq!(self.maps.count(TreeId::REAP, *family), 0);
+            let holders = self.files.iter().filter(|file| file.holder.family == *family).count();
+            if holders < 2 && !self.keeps_records {
+                let left = [TreeId::VERSIONS, TreeId::HELD].map(|tree| self.maps.count(tree, *family));
+                assert_eq!(left, [0, 0], "records and index of a family with {holders} holders");
+            }
         }
         assert_eq!(pending_families(&self.maps, None, 10).unwrap(), (vec![], None));
     }

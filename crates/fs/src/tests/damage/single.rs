@@ -129,6 +129,9 @@ pub const RECORDS: &[(Kind, Plant)] = &[
         w.image.root.next_id = w.small.0;
         w.image.commit();
     }),
+    (Kind::IdNotTaken, |w| {
+        w.change(w.file, |r| (r.data.version, r.data.has_versions) = (VersionId(1 << 40), true))
+    }),
     (Kind::InodeCount, |w| w.subvolume(|record| record.files += 1)),
     (Kind::ReservedCount, |w| w.subvolume(|record| record.reserved_blocks -= 1)),
     (Kind::RootDirectoryMissing, |w| w.forget(ROOT)),
@@ -260,7 +263,8 @@ pub const RECORDS: &[(Kind, Plant)] = &[
     }),
     (Kind::VersionLimit, |w| w.versions(|root, _| root.limit = 4096)),
     (Kind::VersionOfInode, |w| {
-        w.change(w.file, |r| (r.data.version, r.data.has_versions) = (VersionId(99), true))
+        w.versions(|_, _| ());
+        w.change(w.big, |r| r.data.version = VersionId(99))
     }),
     (Kind::HeldMalformed, |w| w.image.put(TreeId::HELD, &[&w.big.0.to_be_bytes()[..], &[1]].concat(), &[])),
     (Kind::HeldMissing, |w| {

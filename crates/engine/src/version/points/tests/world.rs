@@ -205,6 +205,7 @@ impl World {
             let (id, version) = (version::decode_key(key).unwrap().1, VersionRecord::decode(value).unwrap());
             assert!(version.refs > 0 || version.children >= 2, "a version that should be gone: {version:?}");
             assert_eq!(version.drain, version::Drain::None);
+            assert_ne!(version, VersionRecord::implicit(FAMILY), "a record that says nothing");
             ids.insert(version.key, id);
         }
         let paths: Vec<_> =
