@@ -210,6 +210,10 @@ fn the_walk_names_the_damage() {
     assert!(walk(&valid, None).contains("counts 1 holders and has 0"));
     let plain = Maps { trees: [entry(5, 0, &data(100, 8))].into(), ..Maps::default() };
     assert!(walk(&plain, None).contains("no inode"));
+    let place = Work::Place(VersionId(50), TreeId::EXTENTS, &0u64.to_be_bytes());
+    let left =
+        Maps { trees: [((TreeId::REAP.0, reap_key(family, place)), Vec::new())].into(), ..Maps::default() };
+    assert_eq!(walk(&left, None), "", "work that is left of a family is no damage");
     assert!(walk(&valid, Some(Holder { has_versions: false, ..holder })).contains("does not know"));
     assert!(walk(&valid, Some(Holder { version: VersionId(77), ..holder })).contains("does not exist"));
     assert_eq!(next_family(&valid, None).unwrap(), Some(family));
