@@ -8,9 +8,9 @@
 //! transaction of their own.
 
 mod pace;
+mod tasks;
 
 use std::cell::Cell;
-use std::collections::{HashSet, VecDeque};
 
 use parking_lot::lock_api::ArcMutexGuard;
 use parking_lot::{Condvar, Mutex, MutexGuard, RawMutex};
@@ -21,10 +21,13 @@ use varve_format::record::orphan::OrphanState;
 use varve_format::record::subvolume::SUBVOLUME_DELETING;
 
 use self::pace::{Pace, Step};
+use self::tasks::Tasks;
 use crate::core::Core;
 use crate::subvolume::{Change, Slot};
 use crate::table::{corrupt, extents, orphans, subvolumes};
 use crate::{FsError, Result};
+
+pub(crate) use self::tasks::Task;
 
 /// Entries deleted in one transaction.
 const ENTRIES_PER_STEP: usize = 128;
@@ -32,8 +35,6 @@ const ENTRIES_PER_STEP: usize = 128;
 const SWEPT_PER_STEP: u64 = 512;
 /// The same where little waits to be reaped: fewer steps, for each that others meet is one too many.
 const SWEPT_AT_EASE: u64 = 1024;
-/// Other tasks that are done before a family of data has its turn.
-const TASKS_IN_A_ROW: u32 = 64;
 /// Steps of a family while others wait.
 const STEPS_IN_A_TURN: u32 = 32;
 /// Steps of the reaper before the background looks after other things, old dirty data first of all.
@@ -45,26 +46,6 @@ const FAMILIES_PER_SCAN: usize = 1024;
 /// version of a namespace had.
 const RECORD_KEY: u64 = 1 << 63;
 
-/// Something to reap.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Task {
-    /// An orphan to delete.
-    Orphan(InodeId),
-    /// Versions of a family of data.
-    Family(FamilyId),
-    /// Versions of a namespace.
-    Names(FamilyId),
-    /// What is left of a deleted subvolume.
-    Subvolume {
-        /// Its number.
-        id: u64,
-        /// Its slot.
-        slot: Slot,
-        /// The family of its namespace.
-        family: FamilyId,
-    },
-}
-
 /// What a step of deleting an inode did.
 struct Disposed {
     /// Whether nothing is left.
@@ -75,97 +56,6 @@ struct Disposed {
     reap: Option<FamilyId>,
     /// Held until it has been applied.
     _families: Option<ArcMutexGuard<RawMutex, ()>>,
-}
-
-/// What is to be done. Families of data come last: who lets go of their versions comes before, so that all that go then go
-/// together. But they have a turn after [`TASKS_IN_A_ROW`] others, and at once when space is short, for they free it.
-#[derive(Default)]
-struct Tasks {
-    before: VecDeque<Task>,
-    families: VecDeque<FamilyId>,
-    /// The families that wait, each once; the first, once it has been begun, may wait a second time.
-    waiting: HashSet<FamilyId>,
-    /// The first family has been begun.
-    begun: bool,
-    /// Other tasks since a family had its turn.
-    in_a_row: u32,
-    /// Something else has found no space: a family first, to its end.
-    short: bool,
-    /// Families, and others, that have found no space since anything was done: each has gone to the end of its queue.
-    refused: (usize, usize),
-}
-
-impl Tasks {
-    fn push(&mut self, task: Task) {
-        if let Task::Family(family) = task {
-            if self.waiting.insert(family) {
-                self.families.push_back(family);
-            }
-            return;
-        }
-        // The first is perhaps being done, and has passed what this is about.
-        if self.before.len() < 2 || self.before.back() != Some(&task) {
-            self.before.push_back(task);
-        }
-    }
-    fn families_have_their_turn(&self) -> bool {
-        self.before.is_empty() || self.short || self.in_a_row >= TASKS_IN_A_ROW
-    }
-    /// What to do next; it stays where it is until it is done.
-    fn begin(&mut self) -> Option<Task> {
-        match self.families.front() {
-            Some(family) if self.families_have_their_turn() => {
-                if !self.begun {
-                    self.waiting.remove(family);
-                }
-                self.begun = true;
-                self.in_a_row = 0;
-                Some(Task::Family(*family))
-            }
-            waits => {
-                self.in_a_row = if waits.is_some() { self.in_a_row + 1 } else { 0 };
-                self.before.front().copied()
-            }
-        }
-    }
-    /// The task that was begun last has found no space: it waits behind the others, some of which may free it. Whether there
-    /// is one that has not been tried since anything was done. If not, the next round begins with all of them.
-    fn refuse(&mut self, task: Task) -> bool {
-        if let Task::Family(family) = task {
-            self.families.pop_front();
-            self.begun = false;
-            if self.waiting.insert(family) {
-                self.families.push_back(family);
-            }
-            self.refused.0 += 1;
-        } else {
-            self.before.rotate_left(1);
-            self.refused.1 += 1;
-        }
-        // Families first: freeing is all they do.
-        self.short = self.refused.0 < self.families.len();
-        let others = self.short || self.refused.1 < self.before.len();
-        if !others {
-            self.refused = (0, 0);
-        }
-        others
-    }
-    /// Something has been done: who found no space may find some now.
-    fn progress(&mut self) {
-        self.refused = (0, 0);
-    }
-    /// The task that was begun last is done.
-    fn done(&mut self, task: Task) {
-        self.progress();
-        if let Task::Family(_) = task {
-            self.families.pop_front();
-            self.begun = false;
-            // The other is tried again.
-            self.short = false;
-        } else {
-            self.before.pop_front();
-        }
-    }
 }
 
 /// What is to be reaped. Bounded by what is being deleted: an entry is 16 bytes, its subject at least a record.
@@ -209,12 +99,12 @@ impl ReapQueue {
     /// How many tasks there are.
     pub(crate) fn backlog(&self) -> u64 {
         let tasks = self.tasks.lock();
-        (tasks.before.len() + tasks.families.len()) as u64
+        tasks.len() as u64
     }
     /// Whether the family that has its turn goes on after so many steps.
     fn family_goes_on(&self, steps: u32) -> bool {
         let tasks = self.tasks.lock();
-        steps < STEPS_IN_A_TURN || tasks.before.is_empty() || tasks.short
+        steps < STEPS_IN_A_TURN || tasks.family_goes_on()
     }
     /// Whether there is work.
     pub(crate) fn has_work(&self) -> bool {
@@ -577,6 +467,8 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
     use crate::api::{Allocate, Caller};
     use crate::reaper::pace::{RESTS_AT_A_TIME, SPELL};
@@ -634,48 +526,6 @@ mod tests {
         f.check();
     }
 
-    // Goal: a family waits once, and once more when something comes up while it is being reaped, however often it is named.
-    // Method: two families named in turn, before one is begun and while it is.
-    #[test]
-    fn a_family_waits_once() {
-        let mut tasks = Tasks::default();
-        let name = |tasks: &mut Tasks| {
-            for _ in 0..1000 {
-                tasks.push(Task::Family(FamilyId(1)));
-                tasks.push(Task::Family(FamilyId(2)));
-            }
-        };
-        name(&mut tasks);
-        assert_eq!(tasks.families, [FamilyId(1), FamilyId(2)]);
-        let first = tasks.begin().unwrap();
-        name(&mut tasks);
-        // It goes on in its next turn, and is named meanwhile.
-        assert_eq!(tasks.begin(), Some(first));
-        name(&mut tasks);
-        assert_eq!(tasks.families, [FamilyId(1), FamilyId(2), FamilyId(1)]);
-        tasks.done(first);
-        name(&mut tasks);
-        assert_eq!(tasks.families, [FamilyId(2), FamilyId(1)]);
-    }
-
-    // Goal: who comes first comes first, but nobody waits for ever. Method: orphans that never end beside a family.
-    #[test]
-    fn families_have_their_turn() {
-        let mut tasks = Tasks::default();
-        tasks.push(Task::Family(FamilyId(1)));
-        let mut turns = Vec::new();
-        for number in 0..4 * u64::from(TASKS_IN_A_ROW) {
-            tasks.push(Task::Orphan(InodeId(number)));
-            let task = tasks.begin().unwrap();
-            match task {
-                Task::Family(_) => turns.push(number),
-                _ => tasks.done(task),
-            }
-        }
-        let every = u64::from(TASKS_IN_A_ROW) + 1;
-        assert_eq!(turns, [every - 1, 2 * every - 1, 3 * every - 1]);
-    }
-
     // Goal: what finds no space waits for the families that free it, and is refused when there are none. Method: an orphan
     // that finds none beside two families.
     #[test]
@@ -696,48 +546,5 @@ mod tests {
             assert_eq!(begin(), Some(orphan), "it is tried again after each");
             assert_eq!(queue.tasks.lock().refuse(orphan), family == 1);
         }
-    }
-
-    // Goal: what finds no space keeps nothing else from being tried, which may free some; and when nothing that there is finds
-    // any, it is refused instead of being tried for ever. Method: rounds in which all find none but for those that are named,
-    // which are done; what is tried in each until it is refused.
-    #[test]
-    fn who_finds_no_space_waits_behind_the_others() {
-        let (names, family) = (Task::Names(FamilyId(1)), Task::Family(FamilyId(5)));
-        let subvolume = Task::Subvolume { id: 2, slot: Slot(2), family: FamilyId(2) };
-        let [first, second] = [3, 4].map(|number| Task::Orphan(InodeId(number)));
-        let round = |tasks: &mut Tasks, find: &[Task]| {
-            let mut tried = Vec::new();
-            while let Some(task) = tasks.begin() {
-                assert!(tried.len() < 100, "it never ends: {tried:?}");
-                tried.push(task);
-                if find.contains(&task) {
-                    tasks.done(task);
-                } else if !tasks.refuse(task) {
-                    break;
-                }
-            }
-            tried
-        };
-        let mut tasks = Tasks::default();
-        for task in [names, subvolume, first, second] {
-            tasks.push(task);
-        }
-        assert_eq!(round(&mut tasks, &[second]), [names, subvolume, first, second, names, subvolume, first]);
-        // Each once: nothing has changed. The next round is a new beginning.
-        assert_eq!(round(&mut tasks, &[]), [names, subvolume, first]);
-        tasks.push(family);
-        assert_eq!(round(&mut tasks, &[]), [names, family, subvolume, first]);
-        // A family is tried first, and then all others once more.
-        assert_eq!(round(&mut tasks, &[family, first]), [names, family, subvolume, first, names, subvolume]);
-        assert_eq!(round(&mut tasks, &[names, subvolume]), [names, subvolume]);
-        assert!(tasks.begin().is_none());
-        // Families wait behind each other, too.
-        let others = [6, 7].map(|number| Task::Family(FamilyId(number)));
-        for task in [family, others[0], others[1], names] {
-            tasks.push(task);
-        }
-        assert_eq!(round(&mut tasks, &[]), [names, family, others[0], others[1]]);
-        assert_eq!(round(&mut tasks, &[others[1]])[..5], [names, family, others[0], others[1], names]);
     }
 }

@@ -71,15 +71,8 @@ fn names_are_any_bytes() {
 #[test]
 fn what_cannot_be_opened_is_let_go_of() {
     let device = Arc::new(MemoryDevice::new(64 * MIB));
-    let options = FormatOptions {
-        data: Profile::Single,
-        metadata: Profile::Dup,
-        pool_id: *b"a pool for tests",
-        hash_seed: 7,
-        force: false,
-    };
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
-    varve_engine::Store::format(&devices, &options).unwrap();
+    varve_engine::Store::format(&devices, &FORMAT).unwrap();
     drop(devices);
     for _ in 0..20 {
         let options = OpenOptions {

@@ -88,6 +88,15 @@ impl Clock for TestClock {
     }
 }
 
+/// How pools of tests are made.
+pub(super) const FORMAT: FormatOptions = FormatOptions {
+    data: Profile::Single,
+    metadata: Profile::Dup,
+    pool_id: *b"a pool for tests",
+    hash_seed: 7,
+    force: false,
+};
+
 /// A filesystem on a device in memory.
 pub(super) struct Fixture {
     pub device: Arc<MemoryDevice>,
@@ -105,15 +114,8 @@ impl Fixture {
     pub(super) fn with(size_bytes: u64, hash_kind: u8, dirty_bytes_max: u64) -> Fixture {
         let device = Arc::new(MemoryDevice::new(size_bytes));
         let clock = Arc::new(TestClock(SimClock::new(1_700_000_000, 1000)));
-        let options = FormatOptions {
-            data: Profile::Single,
-            metadata: Profile::Dup,
-            pool_id: *b"a pool for tests",
-            hash_seed: 7,
-            force: false,
-        };
         let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
-        crate::open::format(&devices, &options, Caller::ROOT, &*clock, hash_kind).unwrap();
+        crate::open::format(&devices, &FORMAT, Caller::ROOT, &*clock, hash_kind).unwrap();
         let logged = Arc::default();
         let fs = Self::open(&device, &clock, &logged, dirty_bytes_max);
         Fixture { device, fs, logged, clock, dirty_bytes_max }
