@@ -108,7 +108,7 @@ kinds! {
     ExtentVersion "extent-version" "An extent belongs to a version that does not exist.";
     ExtentIdle "extent-idle" "A hole that hides nothing.";
     ExtentUnseen "extent-unseen" "An extent that nobody sees, and nothing is left to be reaped.";
-    ExtentsLost "extents-lost" "Part of a file was in a damaged tree node of extents: it reads as zeros.";
+    ExtentsLost "extents-lost" "Part of a file was in a damaged tree node of extents: reading it fails (EIO).";
     VersionMalformed "version-malformed" "The record of a version is not one.";
     VersionParent "version-parent" "A version has a parent that does not exist.";
     VersionAge "version-age" "A version is not younger than its parent (or its own ancestor).";
