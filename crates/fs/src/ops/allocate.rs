@@ -33,9 +33,8 @@ impl Core {
         len: u64,
         how: Allocate,
     ) -> Result<()> {
-        self.require_writable()?;
-        // Before anything: zeros in part of a block wait in memory, where nobody else would refuse them.
-        self.require_changeable(ino)?;
+        // Zeros in part of a block wait in memory, where nobody else would refuse them.
+        self.admit(ino)?;
         let state = self.state(ino);
         state.wait_while_still();
         require_file(&*self.read_lock(&state)?)?;

@@ -51,6 +51,7 @@ impl Core {
     }
 
     fn clone_file_once(&self, caller: Caller, source: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        self.admit_beside(source, parent)?;
         require_file(&*self.read_lock(&self.state(source))?)?;
         if source == parent {
             return Err(FsError::NotDirectory);

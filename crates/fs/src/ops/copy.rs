@@ -28,7 +28,7 @@ impl Core {
         (to, to_offset): (InodeId, u64),
         len: u64,
     ) -> Result<u64> {
-        self.require_writable()?;
+        self.admit_beside(from, to)?;
         let mut sizes = [0; 2];
         for (ino, size) in [from, to].into_iter().zip(&mut sizes) {
             let state = self.state(ino);

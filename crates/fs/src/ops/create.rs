@@ -40,6 +40,7 @@ impl Core {
         name: &[u8],
         mut new: NewInode,
     ) -> Result<Attr> {
+        self.admit(parent)?;
         match new.kind {
             InodeKind::CharDevice | InodeKind::BlockDevice => {}
             InodeKind::File | InodeKind::Directory | InodeKind::Fifo | InodeKind::Socket => new.rdev = 0,
@@ -55,6 +56,7 @@ impl Core {
         name: &[u8],
         target: &[u8],
     ) -> Result<Attr> {
+        self.admit(parent)?;
         if target.is_empty() {
             return Err(FsError::NotFound);
         }
@@ -68,7 +70,7 @@ impl Core {
         self.with_space(|| self.make(caller, parent, name, new, Content::Target(target)))
     }
 
-    /// Makes an inode, one transaction. What is to be cloned must not be the directory.
+    /// Makes an inode, one transaction, in a directory that has been admitted. What is to be cloned must not be the directory.
     pub(super) fn make(
         &self,
         caller: Caller,
@@ -78,7 +80,6 @@ impl Core {
         content: Content<'_>,
     ) -> Result<Attr> {
         check_name(name)?;
-        self.require_writable()?;
         let now = self.now();
         let state = self.state(parent);
         let change = self.change(parent)?;

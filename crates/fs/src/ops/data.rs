@@ -13,6 +13,9 @@ use crate::{FsError, Result};
 
 impl Core {
     pub(crate) fn open_inode(&self, caller: Caller, ino: InodeId, truncate: bool) -> Result<()> {
+        if truncate {
+            self.admit(ino)?;
+        }
         let state = self.state(ino);
         self.hold(&state)?.opens += 1;
         if truncate {

@@ -12,8 +12,8 @@ use crate::{FsError, Result};
 
 impl Core {
     pub(crate) fn link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        self.admit_both(ino, parent)?;
         check_name(name)?;
-        self.require_writable()?;
         self.with_space(|| self.add_link(ino, parent, name))
     }
 

@@ -21,10 +21,11 @@ pub(crate) mod unlink;
 pub(crate) mod write;
 pub(crate) mod xattr;
 
-use varve_engine::EngineError;
+use varve_engine::{EngineError, InodeId};
 
 use crate::core::Core;
 use crate::inode::{Inner, Presence};
+use crate::subvolume::Slot;
 use crate::{FsError, Result};
 use varve_format::record::inode::InodeKind;
 
@@ -62,5 +63,27 @@ fn without_set_ids(mode: u16) -> u16 {
 impl Core {
     fn require_writable(&self) -> Result<()> {
         if self.read_only { Err(FsError::Engine(EngineError::ReadOnly)) } else { Ok(()) }
+    }
+
+    /// What every verb that changes something at `ino` asks first. In what is read-only it is refused as that, whatever else
+    /// is wrong with it: so the answer depends neither on which inodes there are, nor on whether their records can be read,
+    /// nor on which of its steps a verb begins with. POSIX leaves open which of several errors is given.
+    fn admit(&self, ino: InodeId) -> Result<()> {
+        self.require_writable()?;
+        self.require_changeable(ino)
+    }
+
+    /// The same for a verb that changes something at `ino` and looks at `other`: a subvolume that is gone comes before one
+    /// that is read-only.
+    fn admit_beside(&self, other: InodeId, ino: InodeId) -> Result<()> {
+        self.require_writable()?;
+        self.subvolumes.get(Slot::of(other))?;
+        self.require_changeable(ino)
+    }
+
+    /// The same for a verb that changes something at both.
+    fn admit_both(&self, one: InodeId, other: InodeId) -> Result<()> {
+        self.admit_beside(other, one)?;
+        self.require_changeable(other)
     }
 }

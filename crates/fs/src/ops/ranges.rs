@@ -194,8 +194,7 @@ impl Core {
         (to, to_offset): (InodeId, u64),
         len: u64,
     ) -> Result<()> {
-        self.require_writable()?;
-        self.require_changeable(to)?;
+        self.admit_beside(from, to)?;
         let sizes = self.sizes(from, to)?;
         let len = if len == 0 { sizes[0].saturating_sub(from_offset) } else { len };
         let part = whole_blocks(sizes, Part { from: from_offset, to: to_offset, len }, from == to)?;
@@ -227,8 +226,7 @@ impl Core {
         (to, to_offset): (InodeId, u64),
         len: u64,
     ) -> Result<Deduped> {
-        self.require_writable()?;
-        self.require_changeable(to)?;
+        self.admit_beside(from, to)?;
         let sizes = self.sizes(from, to)?;
         if to_offset.checked_add(len).is_none_or(|end| end > sizes[1]) {
             return Err(FsError::Invalid);

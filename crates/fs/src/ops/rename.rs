@@ -33,7 +33,7 @@ impl Core {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        self.require_writable()?;
+        self.admit_both(parent, new_parent)?;
         for name in [name, new_name] {
             if name == b"." || name == b".." {
                 return Err(FsError::Invalid);

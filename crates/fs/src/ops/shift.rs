@@ -51,8 +51,7 @@ impl Shift {
 
 impl Core {
     pub(crate) fn shift(&self, caller: Caller, ino: InodeId, offset: u64, how: Shift) -> Result<()> {
-        self.require_writable()?;
-        self.require_changeable(ino)?;
+        self.admit(ino)?;
         let state = self.state(ino);
         let size = {
             let inner = self.read_lock(&state)?;

@@ -63,8 +63,8 @@ impl Core {
         name: &[u8],
         mode: u32,
     ) -> Result<Attr> {
+        self.admit(parent)?;
         check_name(name)?;
-        self.require_writable()?;
         let slot = self.with_space(|| self.create_subvolume_once(caller, parent, name, mode))?;
         self.getattr(slot.full(ROOT_INODE))
     }
@@ -239,8 +239,8 @@ impl Core {
         read_only: bool,
         sync: bool,
     ) -> Result<InodeId> {
+        self.admit_beside(source, parent)?;
         check_name(name)?;
-        self.require_writable()?;
         if local(source) != ROOT_INODE {
             return Err(FsError::NotSubvolume);
         }
@@ -364,8 +364,7 @@ impl Core {
     }
 
     pub(crate) fn delete_subvolume(&self, parent: InodeId, name: &[u8]) -> Result<()> {
-        self.require_writable()?;
-        self.require_changeable(parent)?;
+        self.admit(parent)?;
         // What another one waits for is logged before the versions between them change.
         let (topology, position, subvolume) = loop {
             let (_, subvolume) = self.find_to_delete(parent, name)?;
@@ -438,8 +437,6 @@ impl Core {
         (new_parent, new_name): (InodeId, &[u8]),
         mode: RenameMode,
     ) -> Result<()> {
-        self.require_changeable(parent)?;
-        self.require_changeable(new_parent)?;
         let topology = self.topology(|set| set.snapshot == Slot::of(new_parent))?;
         let Some((position, entry)) = self.nested(parent, name)? else {
             let source = self.names(parent)?.lookup(parent, name)?.ok_or(FsError::NotFound)?;

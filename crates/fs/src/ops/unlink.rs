@@ -29,10 +29,12 @@ pub(crate) enum Dropped {
 
 impl Core {
     pub(crate) fn unlink(&self, parent: InodeId, name: &[u8]) -> Result<()> {
+        self.admit(parent)?;
         self.remove(parent, name, false)
     }
 
     pub(crate) fn rmdir(&self, parent: InodeId, name: &[u8]) -> Result<()> {
+        self.admit(parent)?;
         match name {
             b"." => return Err(FsError::Invalid),
             b".." => return Err(FsError::NotEmpty),
@@ -42,7 +44,6 @@ impl Core {
     }
 
     fn remove(&self, parent: InodeId, name: &[u8], directory: bool) -> Result<()> {
-        self.require_writable()?;
         let state = self.state(parent);
         for _ in 0..super::RETRIES_MAX {
             let change = self.change(parent)?;

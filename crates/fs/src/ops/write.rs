@@ -112,8 +112,7 @@ impl Core {
         data: &[u8],
         chunk: Option<&Arc<Chunk>>,
     ) -> Result<usize> {
-        self.require_writable()?;
-        self.require_changeable(ino)?;
+        self.admit(ino)?;
         let state = self.state(ino);
         state.wait_while_still();
         let empty = data.is_empty();

@@ -54,8 +54,8 @@ impl Core {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<()> {
+        self.admit(ino)?;
         check_name(name)?;
-        self.require_writable()?;
         if value.len() > XATTR_VALUE_BYTES_MAX {
             return Err(FsError::TooBig);
         }
@@ -259,8 +259,8 @@ impl Core {
     }
 
     pub(crate) fn removexattr(&self, ino: InodeId, name: &[u8]) -> Result<()> {
+        self.admit(ino)?;
         check_name(name)?;
-        self.require_writable()?;
         let state = self.state(ino);
         let change = self.change(ino)?;
         let mut inner = self.write_lock(&state)?;

@@ -200,6 +200,93 @@ fn read_only() {
     f.check();
 }
 
+// Goal: a refusal does not depend on what else is wrong: in a subvolume that is gone every verb is refused as stale, and in a
+// read-only one every verb that changes something as read-only, whether there is such an inode and whatever it is asked.
+// Method: every verb, of inodes that are there and of one that is not, with arguments that would be refused by themselves,
+// and of two subvolumes at once.
+#[test]
+fn refusals_come_first() {
+    let f = Fixture::new(64 * MIB);
+    let sub = make(&f, ROOT, b"sub");
+    file(&f, sub, b"file", b"some data");
+    f.mkdir(sub, b"dir");
+    let frozen = f.fs.snapshot(sub, ROOT, b"frozen", true, true).unwrap();
+    let gone = f.fs.snapshot(sub, ROOT, b"gone", true, true).unwrap();
+    let here = f.fs.lookup(sub, b"file").unwrap().ino;
+    let inodes_of = |root: InodeId| {
+        let [file, dir] = [b"file" as &[u8], b"dir"].map(|name| f.fs.lookup(root, name).unwrap().ino);
+        [file, dir, InodeId(root.0 + 1_000_000)]
+    };
+    let (of_frozen, of_gone) = (inodes_of(frozen), inodes_of(gone));
+    f.fs.delete_subvolume(ROOT, b"gone").unwrap();
+    let long = [b'x'; 300];
+    for (inodes, errno) in [(of_frozen, 30), (of_gone, 116)] {
+        let root = Caller::ROOT;
+        for ino in inodes {
+            for name in [b"new" as &[u8], b"file", b"missing", &long, b"", b"."] {
+                refused(f.fs.create(root, ino, name, 0o644), errno);
+                refused(f.fs.mkdir(root, ino, name, 0o755), errno);
+                refused(f.fs.symlink(root, ino, name, b"target"), errno);
+                refused(f.fs.symlink(root, ino, name, b""), errno);
+                refused(f.fs.link(ino, ino, name), errno);
+                refused(f.fs.link(ino, sub, name), errno);
+                refused(f.fs.link(here, ino, name), errno);
+                refused(f.fs.unlink(ino, name), errno);
+                refused(f.fs.rmdir(ino, name), errno);
+                for mode in [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange] {
+                    refused(f.fs.rename(ino, name, ino, b"else", mode), errno);
+                    refused(f.fs.rename(ino, name, sub, b"else", mode), errno);
+                    refused(f.fs.rename(sub, b"file", ino, name, mode), errno);
+                    refused(f.fs.rename(ROOT, b"sub", ino, name, mode), errno);
+                }
+                refused(f.fs.create_subvolume(root, ino, name, 0o755), errno);
+                refused(f.fs.snapshot(sub, ino, name, false, false), errno);
+                refused(f.fs.snapshot(here, ino, name, false, false), errno);
+                refused(f.fs.delete_subvolume(ino, name), errno);
+                refused(f.fs.clone_file(root, here, ino, name), errno);
+                refused(f.fs.setxattr(ino, name, b"1", XattrMode::Set), errno);
+                refused(f.fs.removexattr(ino, name), errno);
+            }
+            refused(f.fs.setxattr(ino, b"user.a", &[0; 70_000], XattrMode::Replace), errno);
+            refused(f.fs.removexattr(ino, b"user.a"), errno);
+            let owner = SetAttr { uid: Some(1), ..SetAttr::default() };
+            let [size, far] = [1, u64::MAX].map(|size| SetAttr { size: Some(size), ..SetAttr::default() });
+            let both = SetAttr { mode: Some(0o600), ..size };
+            let time = Timestamp { seconds: 0, nanoseconds: 1_000_000_000 };
+            let never = SetAttr { mtime: Some(SetTime::At(time)), ..SetAttr::default() };
+            for set in [owner, size, far, both, never] {
+                refused(f.fs.setattr(root, ino, set), errno);
+            }
+            refused(f.fs.open_inode(root, ino, true), errno);
+            refused(f.fs.write(root, ino, 0, b"x"), errno);
+            refused(f.fs.write(root, ino, 0, b""), errno);
+            refused(f.fs.write(root, ino, u64::MAX, b"x"), errno);
+            refused(f.fs.fallocate(root, ino, 0, 0, Allocate::Punch), errno);
+            refused(f.fs.fallocate(root, ino, u64::MAX, 1, Allocate::Punch), errno);
+            refused(f.fs.collapse_range(root, ino, 0, 1), errno);
+            refused(f.fs.insert_range(root, ino, 0, 4096), errno);
+            for from in [here, sub, InodeId(sub.0 + 1_000_000)] {
+                refused(f.fs.copy_range(root, (from, 0), (ino, 0), 4), errno);
+                refused(f.fs.copy_range(root, (from, 0), (ino, 0), 0), errno);
+                refused(f.fs.clone_range(root, (from, 0), (ino, 0), 4), errno);
+                refused(f.fs.dedupe_range((from, 0), (ino, 0), 4), errno);
+            }
+        }
+    }
+    // What is gone comes before what is read-only, whichever is asked first.
+    let ([file, dir, _], [old_file, old_dir, _]) = (of_frozen, of_gone);
+    refused(f.fs.link(file, old_dir, b"new"), 116);
+    refused(f.fs.link(old_file, dir, b"new"), 116);
+    refused(f.fs.rename(dir, b"a", old_dir, b"b", RenameMode::Replace), 116);
+    refused(f.fs.rename(old_dir, b"a", dir, b"b", RenameMode::Replace), 116);
+    refused(f.fs.snapshot(gone, dir, b"new", false, false), 116);
+    refused(f.fs.clone_file(Caller::ROOT, old_file, dir, b"new"), 116);
+    refused(f.fs.copy_range(Caller::ROOT, (old_file, 0), (file, 0), 4), 116);
+    refused(f.fs.clone_range(Caller::ROOT, (old_file, 0), (file, 0), 4), 116);
+    refused(f.fs.dedupe_range((old_file, 0), (file, 0), 4), 116);
+    f.check();
+}
+
 // Goal: a rename that copies up one of two clones and lets go of the other counts both. Method: an inherited file over one
 // that is the snapshot's own, over one that is open, and two inherited ones exchanged; all clones of one file.
 #[test]
