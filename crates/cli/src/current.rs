@@ -4,11 +4,14 @@
 //! 1. What came through the control socket is waited for; requests of the kernel are answered as before.
 //! 2. The device is opened for writing as well, and its lock becomes a writer's. *Looking for who has it locked may look at
 //!    files of this very mount, so the kernel must still get its answers.*
-//! 3. Requests of the kernel wait. The pool is opened (and recovered) for writing, and what the kernel has open is counted as
+//! 3. The pool must be as it was when it was mounted: there are programs that heed no lock, and for a moment of step 2 the device
+//!    was not locked at all. Looked at before anything is written.
+//! 4. Requests of the kernel wait. The pool is opened (and recovered) for writing, and what the kernel has open is counted as
 //!    open there. Inode numbers, places in directories and contents are those that the kernel knows.
-//! 4. From here on requests go there, and the other is let go of.
+//! 5. From here on requests go there, and the other is let go of.
 //!
-//! Whatever fails, the filesystem that was opened for reading goes on. Its lock is a reader's again.
+//! Whatever fails, the filesystem that was opened for reading goes on. Its lock is a reader's again; where somebody who writes
+//! was faster, nothing more is read.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
@@ -121,7 +124,7 @@ impl Current {
         }
         let Some(reading) = &state.reading else { return Ok(()) };
         match outside.change("remount", || reading.begin_writing()) {
-            Some(begun) => begun.map_err(|error| anyhow!("{error:#}; the mount stays read-only"))?,
+            Some(begun) => begun?,
             // If that was just now, the lock stays a writer's: nobody else is to touch what may still be written to.
             None => bail!(
                 "the process that serves the mount has met a bug in itself and changes nothing any more; unmount and \
@@ -147,10 +150,31 @@ impl Current {
 
 impl Reading {
     fn begin_writing(&self) -> Result<()> {
-        let pool = &self.opening.pool;
-        let device = self.device.reopen_for_writing().map_err(|error| explain(pool, &error))?;
+        let device = self.device.reopen_for_writing().map_err(|error| self.refused(&error))?;
         let device = Arc::new(device);
-        let exchanged = self.exchange.exchange(|before| {
+        // From here on nobody writes who heeds locks; whoever has must be noticed before the first byte is written.
+        let unchanged = self.exchange.current().is_unchanged().map_err(anyhow::Error::from);
+        let alone = unchanged.and_then(|unchanged| if unchanged { Ok(()) } else { Err(Changed.into()) });
+        let exchanged = alone.and_then(|()| self.exchange(&device));
+        let Err(error) = exchanged else { return Ok(()) };
+        let written = device.stats().writes_count > 0;
+        drop(device);
+        let pool = self.opening.pool.display();
+        let advice = if written {
+            "opening it has begun to write to it: unmount it and mount it again".to_owned()
+        } else if error.is::<Changed>() {
+            AGAIN.to_owned()
+        } else {
+            format!("varve check {pool} says what is wrong with it")
+        };
+        match self.device.share_again() {
+            Ok(()) => Err(anyhow!("{error:#}; {advice}; {STAYS}")),
+            Err(faster) => Err(anyhow!("{error:#}; {}", lost(&faster))),
+        }
+    }
+
+    fn exchange(&self, device: &Arc<FileDevice>) -> Result<()> {
+        self.exchange.exchange(|before| {
             let (filesystem, recovery) = self.opening.open(device.clone(), false)?;
             tell(&recovery);
             if let Err(error) = continues(&filesystem, &recovery, before) {
@@ -159,28 +183,50 @@ impl Reading {
                 return Err(error);
             }
             Ok(Arc::new(filesystem))
-        });
-        let Err(error) = exchanged else { return Ok(()) };
-        let written = device.stats().writes_count > 0;
-        drop(device);
-        let shared = self.device.share_again();
-        let pool = pool.display();
-        let error = if written {
-            anyhow!("{error:#}; opening it has begun to write to it: unmount it and mount it again")
-        } else {
-            anyhow!("{error:#}; varve check {pool} says what is wrong with it")
-        };
-        match shared {
-            Ok(()) => Err(error),
-            Err(lost) => Err(anyhow!("{error:#}; {lost}")),
+        })
+    }
+
+    /// What is said when the device cannot be opened for writing.
+    fn refused(&self, error: &DeviceError) -> anyhow::Error {
+        if self.device.has_lost_lock() {
+            return anyhow!("{}", lost(error));
+        }
+        let error = explain(&self.opening.pool, error);
+        // The lock may have been somebody else's for a moment, before it was had back.
+        match self.exchange.current().is_unchanged() {
+            Ok(false) => anyhow!("{error}; {Changed}; {AGAIN}; {STAYS}"),
+            _ => anyhow!("{error}; {STAYS}"),
         }
     }
+}
+
+/// The pool is not what is mounted any more.
+#[derive(Debug)]
+struct Changed;
+
+impl std::fmt::Display for Changed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("another process has written to the pool since it was mounted")
+    }
+}
+
+impl std::error::Error for Changed {}
+
+const AGAIN: &str = "unmount it, and mount it again to see what is there now";
+const STAYS: &str = "the mount stays read-only";
+
+/// What is said when the lock was let go of, and somebody else was faster.
+fn lost(faster: &DeviceError) -> String {
+    format!(
+        "{faster}, and was faster: what this mount has read may have changed, so that it reads nothing more; unmount it, and \
+         mount it again when that has ended"
+    )
 }
 
 /// What the kernel knows of the one must be so in the other: it is not told to forget anything.
 fn continues(filesystem: &Filesystem, recovery: &RecoveryReport, before: &Filesystem) -> Result<()> {
     if filesystem.pool_id() != before.pool_id() || recovery.end != before.position() {
-        bail!("somebody who does not heed locks has written to the pool since it was mounted");
+        return Err(Changed.into());
     }
     Ok(filesystem.take_over_handles(before)?)
 }

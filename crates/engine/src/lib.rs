@@ -21,6 +21,7 @@ mod space;
 mod store;
 mod transaction;
 mod tree;
+mod unchanged;
 pub mod version;
 
 pub use check::LostKeys;

@@ -30,6 +30,7 @@ use crate::space::bits::{Bits, PAGE_BITS, PAGE_WORDS};
 use crate::store::{Background, Counters, Store};
 use crate::tree::node::Link;
 use crate::tree::{NodeSource, Tree};
+use crate::unchanged::LogEnd;
 
 type Result<T> = std::result::Result<T, EngineError>;
 
@@ -76,7 +77,8 @@ impl Store {
             position: Lsn(u64::MAX),
         };
         let options = StoreOptions { read_only: false, cache_bytes: 1 << 20, background: false };
-        let store = assemble(pool, superblock, core, durable, options, Commits::new(Lsn(0), 0));
+        let log_end = LogEnd::default();
+        let store = assemble(pool, (superblock, log_end), core, durable, options, Commits::new(Lsn(0), 0));
         store.checkpoint_as(true)
     }
 
@@ -117,6 +119,7 @@ impl Store {
         let mut space = Space::new(total, u64::from(superblock.metadata.copies));
         space.adopt_referenced(load_bits(&pool, &bitmap, total, &mut judge)?);
 
+        let log_end = LogEnd::of(&log, &superblock);
         let kept = &log.batches[..log.keep];
         let head = superblock.log_start + kept.iter().map(|b| b.bytes.len() as u64).sum::<u64>();
         let core = Core {
@@ -149,7 +152,7 @@ impl Store {
         let sequence = core.log.sequence;
         let commits = Commits::new(Lsn(u64::MAX), sequence - 1);
         let read_only = options.read_only;
-        let store = assemble(pool, superblock, core, durable, options, commits);
+        let store = assemble(pool, (superblock, log_end), core, durable, options, commits);
         let (metadata, mut damage) = match judge {
             Judge::Refuse => (store.count_nodes()?, None),
             Judge::Note(problems) => {
@@ -549,7 +552,7 @@ fn load_roots(root: &RootBlock, judge: &mut Judge) -> Result<Vec<Tree>> {
 
 fn assemble(
     pool: Pool,
-    superblock: Superblock,
+    (superblock, log_end): (Superblock, LogEnd),
     core: Core,
     durable: Durable,
     options: StoreOptions,
@@ -569,6 +572,7 @@ fn assemble(
         durable: Mutex::new(durable),
         superblock_generation: AtomicU64::new(superblock.generation),
         superblock: Mutex::new(superblock),
+        log_end,
         cache,
         sum_cache: Cache::new(pages),
         readers: Default::default(),

@@ -24,6 +24,7 @@ use crate::planted::{Planted, is};
 use crate::pool::Pool;
 use crate::space::readers::{Readers, Reading};
 use crate::tree::node::Node;
+use crate::unchanged::LogEnd;
 use crate::tree::{Miss, NODE_MEMORY_BYTES, NodeCache, NodeSource, Tree};
 use crate::version::Trunks;
 use crate::{Data, EngineError, Transaction};
@@ -78,6 +79,8 @@ pub struct Store {
     pub(crate) durable: Mutex<Durable>,
     pub(crate) superblock: Mutex<Superblock>,
     pub(crate) superblock_generation: AtomicU64,
+    /// As it was found when the pool was opened.
+    pub(crate) log_end: LogEnd,
     pub(crate) cache: NodeCache,
     pub(crate) sum_cache: SumCache,
     pub(crate) readers: Readers,

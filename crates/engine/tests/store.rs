@@ -306,6 +306,52 @@ fn closes_cleanly() {
     check(&store, &state, "reopened");
 }
 
+// Goal: who has opened a pool for reading notices that somebody has written to it since, and nothing else. Method: a pool that
+// was closed and one that was not, looked at again beside other readers; then under a writer who only recovers it, who dies
+// with something in the log, and who closes it.
+#[test]
+fn a_reader_notices_a_writer() {
+    for closed in [true, false] {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(POOL_BYTES));
+        Store::format(std::slice::from_ref(&device), &format_options(Profile::Dup)).expect("format");
+        let write = |key: &[u8], close: bool| {
+            let (store, _) = Store::open(vec![device.clone()], options()).expect("opens");
+            let mut tx = Transaction::new();
+            tx.put(TREE, key, b"value");
+            let lsn = store.apply(tx, None).expect("applies");
+            store.commit(lsn).expect("commits");
+            if close {
+                store.close().expect("closes");
+            }
+        };
+        write(b"first", closed);
+        let looking = || StoreOptions { read_only: true, ..options() };
+        let read = || Store::open(vec![device.clone()], looking()).expect("opens to be read").0;
+        let changed = |reader: &Store| !reader.is_unchanged().expect("it can be read");
+        let first = read();
+        for _ in 0..3 {
+            let other = read();
+            assert!(!changed(&first) && !changed(&other));
+        }
+        if !closed {
+            drop(Store::open(vec![device.clone()], options()).expect("recovers"));
+            assert!(changed(&first), "it has been recovered");
+        }
+        let second = read();
+        assert!(!changed(&second));
+        write(b"second", false);
+        assert!(changed(&second), "the log has grown");
+        let third = read();
+        write(b"third", true);
+        assert!(changed(&second) && changed(&third), "a checkpoint has been written");
+        let fourth = read();
+        let writes = device.stats().writes_count;
+        assert!(!changed(&fourth));
+        assert_eq!(device.stats().writes_count, writes, "looking changes nothing");
+        assert_eq!(fourth.get(TREE, b"third").expect("reads").as_deref(), Some(&b"value"[..]));
+    }
+}
+
 // Goal: one flush a lone commit, and a batch plus its data in the bytes. Method: count on the device.
 #[test]
 fn a_lone_commit_costs_one_flush() {

@@ -384,6 +384,10 @@ impl Filesystem {
     pub fn pool_id(&self) -> [u8; 16] {
         self.core.store.pool_id()
     }
+    /// Of a pool that was opened for reading: whether nobody has written to it since. Reads the superblocks and the log.
+    pub fn is_unchanged(&self) -> Result<bool> {
+        Ok(self.core.store.is_unchanged()?)
+    }
     /// Space and inodes.
     pub fn statfs(&self) -> Result<StatFs> {
         self.core.statfs()

@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::harness::*;
 use crate::helper::script;
@@ -314,13 +316,103 @@ fn another_state_is_refused() {
 
     let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", "ro"]);
     fs::copy(&later, &pool).expect("locks are not asked");
-    refuses(&pool, &mount, &["does not heed locks", "unmount it"]);
+    refuses(&pool, &mount, &["another process has written to the pool", "unmount it", "mount it again"]);
+    let untouched = fs::read(&pool).expect("a file") == fs::read(&later).expect("a file");
+    assert!(untouched, "a pool that another process has written to was written to before that was noticed");
     assert!(fs::read(mount.path("dir/file0")).expect("it can be read") == contents[0]);
     mount.unmount();
     check(&pool);
     let mount = Mount::start(&pool, &scratch.path("mnt"));
     assert_eq!(fs::read_to_string(mount.path("later")).expect("it is there"), "later");
     mount.unmount();
+}
+
+/// The files by which the process of `mount` has the pool open: what is done to a lock of one is done to that process's lock.
+fn open_in(mount: &Mount, pool: &Path) -> Vec<OwnedFd> {
+    let pid = Pid::from_raw(mount.pid() as i32).expect("a process");
+    let process = pidfd_open(pid, PidfdFlags::empty()).expect("it lives");
+    let fds = fs::read_dir(format!("/proc/{}/fd", mount.pid())).expect("root may look");
+    let fds = fds.map(|entry| entry.expect("an entry").path());
+    let fds = fds.filter(|path| fs::read_link(path).is_ok_and(|target| target == pool));
+    let number = |path: &Path| path.file_name().and_then(|name| name.to_str()?.parse().ok()).expect("a number");
+    let fds: Vec<OwnedFd> = fds
+        .map(|path| pidfd_getfd(&process, number(&path), PidfdGetfdFlags::empty()).expect("root may"))
+        .collect();
+    assert!(!fds.is_empty(), "it has the pool open");
+    fds
+}
+
+fn lock(fds: &[OwnedFd], operation: FlockOperation) {
+    fds.iter().for_each(|fd| flock(fd, operation).expect("nobody is in the way"));
+}
+
+/// Goal: a writer who comes and goes in the moment in which a reader's lock becomes a writer's is noticed, before anything is
+/// written. Method: the daemon's lock is let go of, another mount writes and ends, and the lock is there again; beside another
+/// reader, who is the reason of the refusal, and without.
+#[test]
+fn a_writer_in_between_is_noticed() {
+    if !can_remount("a_writer_in_between_is_noticed") {
+        return;
+    }
+    let scratch = Scratch::new("remount-between");
+    let (pool, contents) = filled(&scratch, 2);
+    let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", "ro"]);
+    let fds = open_in(&mount, &pool);
+    lock(&fds, FlockOperation::Unlock);
+    let writer = Mount::start(&pool, &scratch.path("other"));
+    fs::write(writer.path("later"), "later").expect("room");
+    writer.unmount();
+    lock(&fds, FlockOperation::NonBlockingLockShared);
+    drop(fds);
+    let before = fs::read(&pool).expect("a file");
+
+    let noticed = ["another process has written to the pool", "unmount it", "mount it again"];
+    let other = Mount::start_with(&pool, &scratch.path("other"), &["-o", "ro"]);
+    let named = format!("process {} (varve)", other.pid());
+    refuses(&pool, &mount, &[&[&named[..]], &noticed[..]].concat());
+    other.unmount();
+    refuses(&pool, &mount, &noticed);
+    assert!(fs::read(&pool).expect("a file") == before, "a refused remount has changed the pool");
+    assert!(fs::read(mount.path("dir/file1")).expect("it can be read") == contents[1]);
+    mount.unmount();
+
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    assert_eq!(fs::read_to_string(mount.path("later")).expect("it is there"), "later");
+    mount.unmount();
+    check(&pool);
+}
+
+/// Goal: who loses the pool to a writer in that moment is told what to do. Method: the daemon's lock is let go of, and a mount that
+/// writes has it: the refusal names that, and nothing more is read; after both have ended the pool can be mounted.
+#[test]
+fn a_lost_lock_is_told() {
+    if !can_remount("a_lost_lock_is_told") {
+        return;
+    }
+    let scratch = Scratch::new("remount-lost");
+    let (pool, contents) = filled(&scratch, 2);
+    let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", "ro"]);
+    lock(&open_in(&mount, &pool), FlockOperation::Unlock);
+    let writer = Mount::start(&pool, &scratch.path("other"));
+    let named = format!("process {} (varve)", writer.pid());
+    let out = output(&mut remount(&pool, &mount.point, "rw"));
+    let message = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(1), "{message}");
+    for word in [&named[..], "was faster", "reads nothing more", "unmount it", "mount it again"] {
+        assert!(message.contains(word), "no {word:?} in: {message}");
+    }
+    assert!(!message.contains("then try again"), "{message}");
+    fs::read(mount.path("dir/file1")).expect_err("nobody can say what that would be");
+    fs::write(writer.path("later"), "later").expect("who has the lock is not disturbed");
+    writer.unmount();
+    fs::read(mount.path("dir/file0")).expect_err("it may have changed");
+    mount.unmount();
+
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    assert_eq!(fs::read_to_string(mount.path("later")).expect("it is there"), "later");
+    assert!(fs::read(mount.path("dir/file1")).expect("it can be read") == contents[1]);
+    mount.unmount();
+    check(&pool);
 }
 
 /// Goal: a block device that is read-only is named. Method: a loop device over a pool's file, without the right to write.

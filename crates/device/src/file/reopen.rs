@@ -47,6 +47,12 @@ impl FileDevice {
         self.locks.iter().try_for_each(|lock| self.share_lock(lock))
     }
 
+    /// Whether somebody else may write to what this was opened to read: its lock was let go of to become a writer's, and is not
+    /// to be had back. Reads give errors from then on.
+    pub fn has_lost_lock(&self) -> bool {
+        self.lock_lost.load(Relaxed)
+    }
+
     fn share_lock(&self, lock: &Lock) -> Result<(), DeviceError> {
         loop {
             match lock.ask(FlockOperation::NonBlockingLockShared) {
@@ -54,11 +60,7 @@ impl FileDevice {
                 Err(Errno::INTR) => {}
                 Err(_) => {
                     self.lock_lost.store(true, Relaxed);
-                    let who = lock.refused();
-                    return Err(DeviceError::LockedBy(format!(
-                        "{who}, which was faster; {}",
-                        self.lost_error()
-                    )));
+                    return Err(lock.refused());
                 }
             }
         }

@@ -284,8 +284,10 @@ fn who_has_lost_the_lock_reads_nothing() {
     let reader = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
     rustix::fs::flock(&reader.file, rustix::fs::FlockOperation::Unlock).unwrap();
     let writer = FileDevice::open(&path, OpenMode::ReadWrite).unwrap();
+    assert!(!reader.has_lost_lock());
     assert!(matches!(reader.share_again(), Err(DeviceError::LockedBy(_))));
     drop(writer);
+    assert!(reader.has_lost_lock());
     let (mut one, mut other) = (AlignedBuf::new(4096), AlignedBuf::new(4096));
     assert!(matches!(reader.read_at(0, &mut one), Err(DeviceError::LockedBy(_))));
     let results = reader.run(&mut [
