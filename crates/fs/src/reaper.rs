@@ -412,18 +412,26 @@ impl Core {
     /// Removes what is left of a subvolume that has been deleted. False: as for names.
     fn reap_subvolume(&self, id: u64, slot: Slot, family: FamilyId, pace: &Pace) -> Result<bool> {
         let mut orphans = Vec::new();
-        crate::table::orphans::each(&self.store.view(), &mut |ino, _| {
+        crate::table::orphans::each(&self.store.view(), &mut |ino| {
             if Slot::of(ino) == slot {
                 orphans.push(ino);
             }
         })?;
+        let mut damaged = None;
         for ino in orphans {
-            if !self.reap_orphan(ino, pace)? {
-                return Ok(false);
+            match self.reap_orphan(ino, pace) {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(FsError::Engine(error)) if error.is_damage() => damaged = damaged.or(Some(error)),
+                Err(error) => return Err(error),
             }
         }
         if !self.reap_names(family, pace)? {
             return Ok(false);
+        }
+        if let Some(error) = damaged {
+            // The record stays with the orphan: its slot must not become another subvolume's.
+            return Err(error.into());
         }
         let mut tx = Transaction::new();
         subvolumes::delete(&mut tx, id);
@@ -436,7 +444,7 @@ impl Core {
     /// Finds what an earlier life left to be reaped.
     pub(crate) fn find_reap_work(&self) -> Result<()> {
         let view = self.store.view();
-        orphans::each(&view, &mut |ino, _| self.reap.push(Task::Orphan(ino)))?;
+        orphans::each(&view, &mut |ino| self.reap.push(Task::Orphan(ino)))?;
         let mut names: Vec<FamilyId> =
             self.subvolumes.all().iter().map(|subvolume| subvolume.family).collect();
         if self.sharing() {

@@ -23,23 +23,15 @@ pub(crate) fn delete(tx: &mut Transaction, ino: InodeId) {
     tx.delete(TreeId::ORPHANS, &orphan_key(ino));
 }
 
-/// Calls `each` with every orphan.
-pub(crate) fn each(view: &View, each: &mut dyn FnMut(InodeId, OrphanRecord)) -> Result<()> {
-    let mut failed = None;
-    view.scan(TreeId::ORPHANS, &[], &mut |key, value| {
-        let decoded = decode_orphan_key(key)
-            .and_then(|ino| Ok((ino, OrphanRecord::decode(value)?)))
-            .map_err(corrupt(|| "an orphan".into()));
-        match decoded {
-            Ok((ino, record)) => {
-                each(ino, record);
-                true
-            }
-            Err(error) => {
-                failed = Some(error);
-                false
-            }
+/// Calls `each` with every orphan's number, whatever its record is like. A key that is none is an error, after all others.
+pub(crate) fn each(view: &View, each: &mut dyn FnMut(InodeId)) -> Result<()> {
+    let mut failed = Ok(());
+    view.scan(TreeId::ORPHANS, &[], &mut |key, _| {
+        match decode_orphan_key(key).map_err(corrupt(|| "an orphan".into())) {
+            Ok(ino) => each(ino),
+            Err(error) => failed = Err(error),
         }
+        true
     })?;
-    failed.map_or(Ok(()), Err)
+    failed
 }
