@@ -125,7 +125,11 @@ impl Service for Served {
 
     fn stats(&self) -> Result<Value> {
         let collect = |filesystem: &_| stats::collect(filesystem, &self.pool, Some(&self.mountpoint));
-        Ok(serde_json::to_value(self.current.with(collect))?)
+        let mut stats = self.current.with(collect);
+        if self.outside.panicked() {
+            stats.note_panic();
+        }
+        Ok(serde_json::to_value(stats)?)
     }
 
     fn sync(&self) -> Result<()> {

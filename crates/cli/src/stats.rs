@@ -18,12 +18,17 @@ use crate::mountinfo::{self, Mount, MountTable};
 use crate::size::show_size;
 use crate::{Outcome, pool, show, sync};
 
+/// Nothing is written any more.
+const STOPPED: &str = "stopped";
+
 /// Everything.
 #[derive(Default, Serialize, Deserialize)]
 pub struct Stats {
     pool: String,
     mountpoint: Option<String>,
     pid: Option<u32>,
+    #[serde(default)]
+    writing: Writing,
     space: Space,
     files_count: u64,
     devices: Vec<Device>,
@@ -39,6 +44,15 @@ pub struct Stats {
     commit_latency: Latency,
     read_latency: Latency,
     write_latency: Latency,
+}
+
+/// Whether the pool is written to.
+#[derive(Default, Serialize, Deserialize)]
+struct Writing {
+    /// `yes`, `read-only` or `stopped`.
+    state: String,
+    stopped_ns: Option<u64>,
+    stopped_reason: Option<String>,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -137,6 +151,28 @@ impl Device {
     }
 }
 
+impl Writing {
+    fn of(filesystem: &Filesystem) -> Self {
+        if let Some((reason, ago)) = filesystem.stopped() {
+            let ns = u64::try_from(ago.as_nanos()).unwrap_or(u64::MAX);
+            return Writing { state: STOPPED.into(), stopped_ns: Some(ns), stopped_reason: Some(reason) };
+        }
+        let state = if filesystem.is_read_only() { "read-only" } else { "yes" };
+        Writing { state: state.into(), ..Writing::default() }
+    }
+}
+
+impl Stats {
+    /// A request of the mount has panicked, so that none changes anything any more.
+    pub fn note_panic(&mut self) {
+        if self.writing.state != STOPPED {
+            let reason = "a request panicked: a bug in VarveFS";
+            self.writing =
+                Writing { state: STOPPED.into(), stopped_ns: None, stopped_reason: Some(reason.into()) };
+        }
+    }
+}
+
 /// What is known of an open pool. `mountpoint`: this process serves it there.
 pub fn collect(filesystem: &Filesystem, pool: &Path, mountpoint: Option<&Path>) -> Stats {
     let space = filesystem.space();
@@ -146,6 +182,7 @@ pub fn collect(filesystem: &Filesystem, pool: &Path, mountpoint: Option<&Path>) 
         pool: pool.display().to_string(),
         mountpoint: mountpoint.map(|path| path.display().to_string()),
         pid: mountpoint.map(|_| std::process::id()),
+        writing: Writing::of(filesystem),
         space: Space {
             total_bytes: space.total_bytes,
             fixed_bytes: space.fixed_bytes,
@@ -266,6 +303,7 @@ fn describe(stats: &Stats, before: Option<(&Stats, Duration)>) -> String {
         Some(place) => text.line(format_args!("{}, mounted at {place}", stats.pool)),
         None => text.line(format_args!("{}, not mounted", stats.pool)),
     }
+    text.line(format_args!("writing: {}", describe_writing(&stats.writing)));
     text.line(format_args!("\nspace"));
     for (name, bytes) in [
         ("total", stats.space.total_bytes),
@@ -325,6 +363,16 @@ fn describe(stats: &Stats, before: Option<(&Stats, Duration)>) -> String {
     text.text
 }
 
+fn describe_writing(writing: &Writing) -> String {
+    let Some(reason) = &writing.stopped_reason else { return writing.state.clone() };
+    // Told by another process a moment ago: a whole second is exact enough.
+    let since = writing.stopped_ns.map(|ns| format!(" {} s ago", ns / 1_000_000_000)).unwrap_or_default();
+    format!(
+        "stopped{since}: {reason}; what was synced before is durable: unmount it (varve unmount) and mount it again, and look \
+         at the device if that happens again"
+    )
+}
+
 /// Text that grows by lines.
 struct Lines<'a> {
     text: String,
@@ -375,9 +423,15 @@ fn show_ns(ns: u64) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
+    use std::sync::Arc;
+
     use serde_json::Value;
+    use varve_device::{MemoryDevice, Operation};
+    use varve_fs::{Caller, FormatOptions, OpenOptions, Profile, ROOT_INODE, StoreOptions};
+    use varve_sim::{Fault, FaultRule, FaultyDevice, Trigger};
 
     use super::*;
+    use crate::clock::SystemClock;
 
     fn keys(value: &Value, path: &str, found: &mut BTreeSet<String>) {
         match value {
@@ -410,9 +464,62 @@ mod tests {
         assert_eq!(there, documented);
         for key in &there {
             let last = key.rsplit('.').next().unwrap_or(key);
-            let units = ["_bytes", "_ns", "_count", "count", "position", "path", "pool", "mountpoint", "pid"];
+            let mut units = vec!["_bytes", "_ns", "_count", "count", "position", "path", "pool", "mountpoint"];
+            // No figures.
+            units.extend(["pid", "state", "reason"]);
             assert!(units.iter().any(|unit| last.ends_with(unit)), "{key}: the unit comes last");
         }
+    }
+
+    // Goal: a pool that has stopped writing shows that, since when, and why, for people and for programs; and one that is read, or
+    // written to, shows that. Method: a device whose flush fails under a sync; the same pool opened both ways; a mount whose
+    // request has panicked.
+    #[test]
+    fn who_has_stopped_writing_says_so() {
+        let device: Arc<dyn varve_device::Device> = Arc::new(MemoryDevice::new(64 << 20));
+        let format = FormatOptions {
+            data: Profile::Single,
+            metadata: Profile::Single,
+            pool_id: [7; 16],
+            hash_seed: 7,
+            force: false,
+        };
+        Filesystem::format(std::slice::from_ref(&device), &format, Caller::ROOT, &SystemClock).expect("it is made");
+        let open = |device: Arc<dyn varve_device::Device>, read_only: bool| {
+            let options = OpenOptions {
+                store: StoreOptions { read_only, background: false, ..StoreOptions::default() },
+                dirty_bytes_max: 1 << 20,
+                clock: Arc::new(SystemClock),
+                on_data_logged: None,
+            };
+            Filesystem::open(vec![device], options).expect("it opens").0
+        };
+        let shown = |filesystem: &Filesystem| {
+            let stats = collect(filesystem, Path::new("pool"), None);
+            let text = describe(&stats, None);
+            let line = text.lines().find(|line| line.starts_with("writing: ")).expect("a line").to_owned();
+            (line, serde_json::to_value(&stats).expect("it serializes")["writing"].clone())
+        };
+        let (line, json) = shown(&open(device.clone(), true));
+        assert_eq!((&line[..], &json["state"]), ("writing: read-only", &Value::from("read-only")));
+        let faulty = Arc::new(FaultyDevice::new(device, 1, Vec::new()));
+        let filesystem = open(faulty.clone(), false);
+        let (line, json) = shown(&filesystem);
+        assert_eq!((&line[..], &json["state"]), ("writing: yes", &Value::from("yes")));
+        assert!(json["stopped_ns"].is_null() && json["stopped_reason"].is_null());
+        filesystem.create(Caller::ROOT, ROOT_INODE, b"file", 0o644).expect("it is made");
+        faulty.set_rules(vec![FaultRule::new(Operation::Flush, Trigger::From(1), Fault::Error)]);
+        filesystem.sync().expect_err("nothing can be made durable");
+        let (line, json) = shown(&filesystem);
+        let reason = json["stopped_reason"].as_str().expect("a reason");
+        assert!(line.starts_with(&format!("writing: stopped 0 s ago: {reason}; ")), "{line}");
+        assert!(reason.contains("flush"), "{reason}");
+        assert!(json["state"] == "stopped" && json["stopped_ns"].as_u64().is_some_and(|ns| ns > 0));
+
+        let mut stats = Stats::default();
+        stats.note_panic();
+        let text = describe(&stats, None);
+        assert!(text.contains("writing: stopped: a request panicked"), "{text}");
     }
 
     // Goal: what was done meanwhile is shown per second. Method: two pictures two seconds apart.

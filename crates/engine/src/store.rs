@@ -233,6 +233,11 @@ impl Store {
         self.commits.stopped().map(EngineError::Stopped)
     }
 
+    /// Why the pool has stopped accepting writes, and how long ago, if it has.
+    pub fn stopped_for(&self) -> Option<(String, std::time::Duration)> {
+        self.commits.stopped_for()
+    }
+
     /// While it lives, a panic stops the pool; see [`PanicStops`].
     pub fn stop_on_panic(&self, what: &'static str) -> PanicStops<'_> {
         PanicStops::new(&self.commits, what)

@@ -409,6 +409,15 @@ impl Filesystem {
     pub fn maintain(&self) -> Result<()> {
         self.core.maintain()
     }
+    /// Why nothing is written any more, and how long ago that began, if so: after a failed write of the log, a failed flush, or
+    /// a panic. What is in memory can be read as before; opening the pool again recovers it.
+    pub fn stopped(&self) -> Option<(String, std::time::Duration)> {
+        self.core.store.stopped_for()
+    }
+    /// Whether the pool was opened for reading.
+    pub fn is_read_only(&self) -> bool {
+        self.core.read_only
+    }
     /// Engine counters.
     pub fn store_stats(&self) -> StoreStats {
         self.core.store.stats()

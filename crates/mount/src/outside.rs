@@ -45,6 +45,11 @@ impl Outside {
         }
     }
 
+    /// Whether there has been a panic, and nothing is changed any more.
+    pub fn panicked(&self) -> bool {
+        self.health.panicked()
+    }
+
     /// The kernel forgets what it knows of this name, also that it is not there, and of the directory.
     pub fn forget_name(&self, directory: InodeId, name: &[u8]) {
         if let Some(device) = self.device.upgrade() {

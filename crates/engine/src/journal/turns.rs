@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::thread::Thread;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use varve_device::Stopwatch;
@@ -69,6 +70,7 @@ pub(super) struct Inner {
     waiters: Vec<Waiter>,
     callbacks: Vec<Callback>,
     pub stopped: Option<String>,
+    stopped_at: Option<Stopwatch>,
 }
 
 struct Waiter {
@@ -233,6 +235,7 @@ impl Inner {
         if self.stopped.is_none() {
             tracing::error!("the pool stops accepting writes: {why}");
             self.stopped = Some(why);
+            self.stopped_at = Some(Stopwatch::start());
         }
         let waiters = std::mem::take(&mut self.waiters).into_iter().chain(self.freezer.take());
         Wakes {
@@ -272,6 +275,12 @@ impl Commits {
             return None;
         }
         self.inner.lock().stopped.clone()
+    }
+    /// The same, and for how long.
+    pub fn stopped_for(&self) -> Option<(String, Duration)> {
+        let why = self.stopped()?;
+        let inner = self.inner.lock();
+        Some((why, inner.stopped_at.as_ref().map_or(Duration::ZERO, Stopwatch::elapsed)))
     }
     /// Stops the pool: nothing is written any more, and who waits is told.
     pub fn stop(&self, why: String) {
