@@ -260,7 +260,7 @@ pub struct ExportArgs {
 ///
 /// Without WHAT: the pool in short. Reads the device without a lock, so it works on a mounted pool (what is not committed
 /// yet is not there to be seen) and on a damaged one. Lookups show the last checkpoint with the log after it applied, as
-/// the next mount will find it. SPEC.md explains the fields.
+/// the next mount will find it. docs/inspect.md explains the keys of an inode, SPEC.md all fields.
 #[derive(Args, Debug)]
 #[command(subcommand_help_heading = "What", subcommand_value_name = "WHAT", disable_help_subcommand = true)]
 pub struct InspectArgs {
@@ -307,12 +307,17 @@ pub enum InspectWhat {
         #[arg(value_parser = parse_address)]
         addr: u64,
     },
-    /// An inode with its attributes, versions and extents
+    /// An inode as one subvolume sees it: its record and of which version that is, its attributes, versions and extents
     Inode {
-        /// Inode number, as ls -i shows it; the root directory is 1
+        /// Inode number, as ls -i shows it, which says in which subvolume; numbers below 2^43 are of the pool's first
+        /// subvolume, where the root directory is 1
         number: u64,
+        /// The inode of this number in another subvolume or snapshot: its number, as varve subvolume list shows it, or its
+        /// path in the pool
+        #[arg(long, value_name = "ID|/PATH")]
+        subvolume: Option<OsString>,
     },
-    /// What a path inside the pool leads to; symbolic links are not followed
+    /// The same of what a path inside the pool leads to, through subvolumes and snapshots; symbolic links are not followed
     Path {
         /// Path from the pool's root, such as /projects/clay
         path: OsString,

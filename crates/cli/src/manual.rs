@@ -13,7 +13,7 @@ use crate::args::{Cli, CompletionsArgs, ManArgs};
 pub fn man(args: &ManArgs) -> Result<Outcome> {
     let shown = args.dir.display();
     fs::create_dir_all(&args.dir).with_context(|| format!("cannot make {shown}"))?;
-    clap_mangen::generate_to(table(), &args.dir)
+    clap_mangen::generate_to(called(table(), "varve".to_owned()), &args.dir)
         .with_context(|| format!("cannot write manual pages to {shown}"))?;
     Ok(Outcome::Done)
 }
@@ -29,6 +29,21 @@ pub fn completions(args: &CompletionsArgs) -> Result<Outcome> {
 /// The table, without the commands that only repeat what `--help` says.
 fn table() -> clap::Command {
     Cli::command().disable_help_subcommand(true)
+}
+
+/// Every command under the words it is called by: what comes between its name and that of a command below it, such as the
+/// pool in `varve inspect POOL path`, is left out otherwise.
+fn called(command: clap::Command, words: String) -> clap::Command {
+    let mut above = words.clone();
+    for operand in command.get_positionals().filter(|operand| operand.is_required_set()) {
+        for name in operand.get_value_names().unwrap_or_default() {
+            above.push_str(&format!(" <{name}>"));
+        }
+    }
+    command.bin_name(words).mut_subcommands(|below| {
+        let words = format!("{above} {}", below.get_name());
+        called(below, words)
+    })
 }
 
 #[cfg(test)]
@@ -84,6 +99,13 @@ mod tests {
             pages += 1;
         }
         assert!(pages >= 12 && dir.join("varve.1").exists());
+        // What is called by more than names says so.
+        let page = fs::read_to_string(dir.join("varve-inspect-path.1"))
+            .expect("there is a page of what can be inspected");
+        assert!(page.contains("varve inspect <POOL> path"), "{page}");
+        let page =
+            fs::read_to_string(dir.join("varve-subvolume-list.1")).expect("there is a page of each verb");
+        assert!(page.contains("varve subvolume list"), "{page}");
         fs::remove_dir_all(&dir).expect("our own directory");
         for shell in <clap_complete::Shell as clap::ValueEnum>::value_variants() {
             let mut script = Vec::new();

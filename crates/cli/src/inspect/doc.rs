@@ -88,6 +88,14 @@ impl Doc {
         }
     }
 
+    /// A map without some of its fields.
+    pub fn without(self, keys: &[&str]) -> Doc {
+        match self {
+            Doc::Map(fields) => Doc::Map(fields.into_iter().filter(|(key, _)| !keys.contains(key)).collect()),
+            other => other,
+        }
+    }
+
     /// For people.
     pub fn describe(&self) -> String {
         let mut out = String::new();

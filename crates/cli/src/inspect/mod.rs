@@ -5,25 +5,19 @@
 //! opening starts from. On a mounted pool what has not been committed yet is not on the device and not shown.
 
 mod doc;
+mod lookup;
 mod records;
 mod state;
-
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
+mod versions;
 
 use anyhow::{Result, anyhow, bail};
 use varve_format::batch::{self, OpRef};
-use varve_format::record::extent;
-use varve_format::record::inode::{InodeKind, InodeRecord};
-use varve_format::record::name::NameRecord;
-use varve_format::record::orphan::{OrphanRecord, orphan_key};
-use varve_format::record::subvolume::{FIRST_SUBVOLUME, SubvolumeRecord, subvolume_key};
 use varve_format::root::RootBlock;
 use varve_format::superblock::{Label, Superblock};
-use varve_format::{BLOCK_BYTES, FamilyId, InodeId, PoolAddr, TreeId, block_checksum};
+use varve_format::{BLOCK_BYTES, InodeId, PoolAddr, TreeId, block_checksum};
 
 use self::doc::{Doc, map};
-use self::state::{Disk, Node, State, look};
+use self::state::{Disk, Entries, Node, State, look};
 use crate::args::{InspectArgs, InspectWhat};
 use crate::{Outcome, Usage, show};
 
@@ -45,8 +39,10 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
             look(&|state| tree_entries(state, tree, &from, *limit))?
         }
         Some(InspectWhat::Node { addr }) => look(&|state| block(state, PoolAddr(*addr)))?,
-        Some(InspectWhat::Inode { number }) => look(&|state| inode_of(state, InodeId(*number)))?,
-        Some(InspectWhat::Path { path }) => look(&|state| path_of(state, path))?,
+        Some(InspectWhat::Inode { number, subvolume }) => {
+            look(&|state| lookup::inode_of(state, InodeId(*number), subvolume.as_deref()))?
+        }
+        Some(InspectWhat::Path { path }) => look(&|state| lookup::path_of(state, path))?,
     };
     if args.json {
         show(&format!("{}\n", serde_json::to_string_pretty(&doc)?))?;
@@ -348,116 +344,4 @@ fn block_doc(bytes: &[u8]) -> Doc {
         return doc;
     }
     map! { "holds": if bytes.iter().all(|byte| *byte == 0) { "zeros" } else { "data or an array page" } }
-}
-
-fn subvolume(state: &State<'_>) -> Result<SubvolumeRecord> {
-    let wanted = subvolume_key(FIRST_SUBVOLUME);
-    let mut found = None;
-    state.scan(TreeId::SUBVOLUMES, &wanted, &mut |key, value| {
-        found = (key == wanted).then(|| SubvolumeRecord::decode(value));
-        false
-    })?;
-    match found {
-        Some(Ok(record)) => Ok(record),
-        Some(Err(corrupt)) => bail!("the subvolume record: {corrupt}"),
-        None => bail!("the pool has no filesystem: creating it was not finished; create it again"),
-    }
-}
-
-/// The record of an inode, and whether it has no name any more.
-fn find_inode(state: &State<'_>, family: FamilyId, ino: InodeId) -> Result<Option<(InodeRecord, bool)>> {
-    let prefix = [family.0.to_be_bytes(), ino.0.to_be_bytes()].concat();
-    let mut found = None;
-    state.scan(TreeId::INODES, &prefix, &mut |key, value| {
-        found = key.starts_with(&prefix).then(|| InodeRecord::decode(value));
-        false
-    })?;
-    if let Some(record) = found {
-        let record = record.map_err(|corrupt| anyhow!("inode {}: {corrupt}", ino.0))?;
-        return Ok(Some((record, false)));
-    }
-    let wanted = orphan_key(ino);
-    let mut found = None;
-    state.scan(TreeId::ORPHANS, &wanted, &mut |key, value| {
-        found = (key == wanted).then(|| OrphanRecord::decode(value));
-        false
-    })?;
-    match found {
-        None => Ok(None),
-        Some(record) => {
-            let record = record.map_err(|corrupt| anyhow!("orphan {}: {corrupt}", ino.0))?;
-            Ok(Some((record.inode, true)))
-        }
-    }
-}
-
-fn inode_of(state: &State<'_>, ino: InodeId) -> Result<Doc> {
-    let subvolume = subvolume(state)?;
-    let (record, orphan) =
-        find_inode(state, subvolume.family, ino)?.ok_or_else(|| anyhow!("there is no inode {}", ino.0))?;
-    let mut doc = map! { "inode": ino.0, "orphan": orphan };
-    doc.extend(records::inode_record(&record));
-    let prefix = [subvolume.family.0.to_be_bytes(), ino.0.to_be_bytes()].concat();
-    doc.extend(map! { "xattrs": listed(state, TreeId::XATTRS, &prefix)? });
-    if record.kind == InodeKind::File {
-        let family = record.data.family;
-        doc.extend(map! {
-            "versions": listed(state, TreeId::VERSIONS, &family.0.to_be_bytes())?,
-            "extents": listed(state, TreeId::EXTENTS, &extent::family_prefix(family))?,
-        });
-    }
-    Ok(doc)
-}
-
-/// The entries of a tree whose keys begin with `prefix`.
-fn listed(state: &State<'_>, tree: TreeId, prefix: &[u8]) -> Result<Vec<Doc>> {
-    let mut entries = Vec::new();
-    state.scan(tree, prefix, &mut |key, value| {
-        if !key.starts_with(prefix) || entries.len() == LISTED_MAX {
-            return false;
-        }
-        entries.push(records::entry(tree, key, value));
-        true
-    })?;
-    Ok(entries)
-}
-
-fn path_of(state: &State<'_>, path: &OsStr) -> Result<Doc> {
-    let subvolume = subvolume(state)?;
-    let (mut at, mut kind) = (subvolume.root, InodeKind::Directory);
-    for name in path.as_bytes().split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".") {
-        let shown = OsStr::from_bytes(name).display();
-        if kind != InodeKind::Directory {
-            bail!("{}: what is above {shown} is not a directory", path.display());
-        }
-        let found = find_name(state, subvolume.family, at, name)?;
-        (at, kind) = found.ok_or_else(|| anyhow!("{}: there is no {shown}", path.display()))?;
-    }
-    let mut doc = map! { "path": path.to_string_lossy().into_owned() };
-    doc.extend(inode_of(state, at)?);
-    Ok(doc)
-}
-
-/// Looks through a directory for a name.
-fn find_name(
-    state: &State<'_>,
-    family: FamilyId,
-    dir: InodeId,
-    name: &[u8],
-) -> Result<Option<(InodeId, InodeKind)>> {
-    let prefix = [family.0.to_be_bytes(), dir.0.to_be_bytes()].concat();
-    let mut found = None;
-    state.scan(TreeId::NAMES, &prefix, &mut |key, value| {
-        if !key.starts_with(&prefix) {
-            return false;
-        }
-        // What does not decode is shown by `tree names`.
-        if let Ok(NameRecord::Entry { kind, ino, name: entry, .. }) = NameRecord::decode(value)
-            && entry == name
-        {
-            found = Some((ino, kind));
-        }
-        found.is_none()
-    })?;
-    Ok(found)
 }

@@ -155,6 +155,22 @@ impl Node {
     }
 }
 
+/// Trees to look things up in.
+pub trait Entries {
+    /// Calls `each` with the entries of a tree from `from` on, until it returns false.
+    fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()>;
+
+    /// The value at `key` of a tree.
+    fn get(&self, tree: TreeId, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut found = None;
+        self.scan(tree, key, &mut |at, value| {
+            found = (at == key).then(|| value.to_vec());
+            false
+        })?;
+        Ok(found)
+    }
+}
+
 /// Puts and deletes of the log, by tree and key.
 type Overlay = BTreeMap<(u16, Vec<u8>), Option<Vec<u8>>>;
 
@@ -257,9 +273,12 @@ impl<'d> State<'d> {
                 break;
             }
             self.batches.push(Batch { position: at, header, bytes });
-            at += len as u64;
-            sequence += 1;
             previous = checksum;
+            // Only a superblock that was made up begins its log there.
+            let Some((next, following)) = at.checked_add(len as u64).zip(sequence.checked_add(1)) else {
+                break;
+            };
+            (at, sequence) = (next, following);
         }
         for batch in &self.batches {
             let overlay = &mut self.overlay;
@@ -285,39 +304,6 @@ impl<'d> State<'d> {
             bytes.extend(self.disk.read(RING_START, len - first)?);
         }
         Ok(bytes)
-    }
-
-    /// Calls `each` with the entries of a tree from `from` on, the log applied, until it returns false.
-    pub fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
-        let mut logged = self
-            .overlay
-            .range((tree.0, from.to_vec())..)
-            .take_while(|((of, _), _)| *of == tree.0)
-            .map(|((_, key), value)| (key.as_slice(), value.as_deref()))
-            .peekable();
-        let mut go_on = true;
-        if let Some(root) = self.root.trees.iter().find(|root| root.tree == tree && !root.ptr.is_null()) {
-            let level = root.height - 1;
-            go_on = self.scan_below(tree, &root.ptr, level, from, &mut |key, value| {
-                while let Some((logged_key, logged_value)) = logged.next_if(|(logged, _)| *logged < key) {
-                    if logged_value.is_some_and(|value| !each(logged_key, value)) {
-                        return false;
-                    }
-                }
-                match logged.next_if(|(logged, _)| *logged == key) {
-                    Some((_, Some(value))) => each(key, value),
-                    Some((_, None)) => true,
-                    None => each(key, value),
-                }
-            })?;
-        }
-        for (key, value) in logged {
-            if !go_on {
-                break;
-            }
-            go_on = value.is_none_or(|value| each(key, value));
-        }
-        Ok(())
     }
 
     fn scan_below(
@@ -348,6 +334,41 @@ impl<'d> State<'d> {
             }
         }
         Ok(true)
+    }
+}
+
+/// As the checkpoint has them, with the log applied.
+impl Entries for State<'_> {
+    fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
+        let mut logged = self
+            .overlay
+            .range((tree.0, from.to_vec())..)
+            .take_while(|((of, _), _)| *of == tree.0)
+            .map(|((_, key), value)| (key.as_slice(), value.as_deref()))
+            .peekable();
+        let mut go_on = true;
+        if let Some(root) = self.root.trees.iter().find(|root| root.tree == tree && !root.ptr.is_null()) {
+            let level = root.height - 1;
+            go_on = self.scan_below(tree, &root.ptr, level, from, &mut |key, value| {
+                while let Some((logged_key, logged_value)) = logged.next_if(|(logged, _)| *logged < key) {
+                    if logged_value.is_some_and(|value| !each(logged_key, value)) {
+                        return false;
+                    }
+                }
+                match logged.next_if(|(logged, _)| *logged == key) {
+                    Some((_, Some(value))) => each(key, value),
+                    Some((_, None)) => true,
+                    None => each(key, value),
+                }
+            })?;
+        }
+        for (key, value) in logged {
+            if !go_on {
+                break;
+            }
+            go_on = value.is_none_or(|value| each(key, value));
+        }
+        Ok(())
     }
 }
 

@@ -25,3 +25,4 @@ mod transfer;
 mod tree;
 mod twice;
 mod user;
+mod views;
