@@ -29,7 +29,7 @@ pub use error::EngineError;
 pub use options::{
     CheckReport, FormatOptions, Profile, RecoveryReport, SpaceStats, StoreOptions, StoreStats,
 };
-pub use problem::{Problem, ProblemKind, Problems};
+pub use problem::{FileRange, Problem, ProblemKind, Problems};
 pub use store::{Reservation, Store, View};
 pub use transaction::{Data, Transaction};
 pub use varve_format::{

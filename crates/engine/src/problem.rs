@@ -29,6 +29,7 @@ macro_rules! kinds {
 }
 
 kinds! {
+    PoolUnopenable "pool-unopenable" "The pool cannot be opened, not even to be checked: nothing in it was looked at.";
     LabelDamaged "label-damaged" "One of the two labels of a device cannot be read; the other one is used.";
     LabelsDiffer "labels-differ" "The two labels of a device do not say the same.";
     SuperblockDamaged "superblock-damaged" "A superblock slot holds no superblock, and no crash explains it.";
@@ -146,12 +147,42 @@ pub struct Problem {
     pub bytes: Option<(u64, u64)>,
     /// Pool address and length of the blocks it is about.
     pub blocks: Option<(u64, u64)>,
+    /// The files that have these blocks, the one that the fields above name first: at most [`Problem::FILES_MAX`].
+    pub files: Vec<FileRange>,
+    /// How many more there are.
+    pub files_omitted: u64,
+    /// There may be yet more: not everybody who may have the blocks was looked at.
+    pub files_uncounted: bool,
+}
+
+/// A range of a file that has blocks which are damaged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileRange {
+    /// The file.
+    pub inode: u64,
+    /// A path to it, from the root.
+    pub path: Option<Vec<u8>>,
+    /// Its bytes: first, and one past the last.
+    pub bytes: (u64, u64),
 }
 
 impl Problem {
+    /// How many ranges of files one lists.
+    pub const FILES_MAX: usize = 16;
+
     /// A problem of which only the sentence is known.
     pub fn new(kind: ProblemKind, text: impl Into<String>) -> Problem {
-        Problem { kind, text: text.into(), inode: None, path: None, bytes: None, blocks: None }
+        Problem {
+            kind,
+            text: text.into(),
+            inode: None,
+            path: None,
+            bytes: None,
+            blocks: None,
+            files: Vec::new(),
+            files_omitted: 0,
+            files_uncounted: false,
+        }
     }
 
     /// The same, about an inode.

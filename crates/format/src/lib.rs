@@ -15,6 +15,7 @@ pub mod node;
 pub mod record;
 pub mod root;
 pub mod superblock;
+pub mod text;
 
 /// log2 of the block size.
 pub const BLOCK_SHIFT: u32 = 12;

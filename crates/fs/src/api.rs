@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 pub use varve_engine::{
-    CheckReport, FormatOptions, InodeId, Lsn, Problem, ProblemKind, Profile, RecoveryReport, SpaceStats,
-    StoreOptions, StoreStats,
+    CheckReport, FileRange, FormatOptions, InodeId, Lsn, Problem, ProblemKind, Profile, RecoveryReport,
+    SpaceStats, StoreOptions, StoreStats,
 };
 
 /// The root directory of a pool's first subvolume.

@@ -14,8 +14,8 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// A run of data, and where in which file it is.
 pub(super) struct DataRun {
     pub run: Run,
-    inode: Option<InodeId>,
-    offset: u64,
+    pub family: FamilyId,
+    pub offset: u64,
 }
 
 impl Check<'_> {
@@ -38,7 +38,7 @@ impl Check<'_> {
             let runs = &mut self.runs;
             let mut each = |offset: u64, run: Run| {
                 last = last.max(offset + run.bytes());
-                runs.push(DataRun { run, inode: owner, offset });
+                runs.push(DataRun { run, family, offset });
             };
             reserved += version::walk_family(&self.view, family, holders, &mut each, &mut found)?;
             let sound = found.is_empty();
@@ -148,18 +148,4 @@ impl Check<'_> {
         }
         self.problems.append(found);
     }
-}
-
-/// Adds the file and the bytes of it that a problem of blocks is about.
-pub(super) fn locate(problem: &mut Problem, runs: &[DataRun]) {
-    let Some((addr, len)) = problem.blocks.filter(|_| problem.inode.is_none()) else { return };
-    let after = runs.partition_point(|data| data.run.addr.0 < addr + len);
-    let Some(data) = runs[..after].last().filter(|data| data.run.addr.0 + data.run.bytes() > addr) else {
-        return;
-    };
-    problem.inode = data.inode.map(|ino| ino.0);
-    let from = addr.max(data.run.addr.0);
-    let to = (addr + len).min(data.run.addr.0 + data.run.bytes());
-    let first = data.offset + (from - data.run.addr.0);
-    problem.bytes = Some((first, first + (to - from)));
 }

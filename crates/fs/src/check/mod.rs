@@ -26,6 +26,7 @@ use crate::subvolume::{Slot, Subvolume, local};
 use crate::table::{Namespace, extents};
 
 mod data;
+mod files;
 mod names;
 mod subvolumes;
 mod xattrs;
@@ -143,10 +144,6 @@ fn behind(key: &[u8], forked: bool) -> Vec<u8> {
     prefix
 }
 
-fn show(name: &[u8]) -> String {
-    name.escape_ascii().to_string()
-}
-
 impl Core {
     /// What all subvolumes show, the first one's first.
     fn namespaces(&self) -> Result<Vec<Namespace>> {
@@ -205,7 +202,8 @@ impl Core {
         let mut report = self.store.check(&mut runs.iter().map(|data| data.run), verify_data)?;
         // The engine knows addresses: say whose they are.
         runs.sort_unstable_by_key(|data| data.run.addr);
-        report.problems.iter_mut().for_each(|problem| data::locate(problem, &runs));
+        let mut files = files::Files::new(self.store.view(), self.sharing(), &runs, &inodes);
+        report.problems.iter_mut().for_each(|problem| files.locate(problem));
         let above = self.above();
         for problem in problems.list.iter_mut().chain(&mut report.problems) {
             names::name_path(problem, &inodes, self.root(), &above);

@@ -6,7 +6,9 @@ use varve_engine::{InodeId, Problem, ProblemKind as Kind, Problems, TreeId};
 use varve_format::record::inode::InodeKind;
 use varve_format::record::name::{NamePosition, NameRecord, decode_name_key};
 
-use super::{Check, Inodes, show};
+use varve_format::text::escape;
+
+use super::{Check, Inodes};
 use crate::Result;
 use crate::subvolume::local;
 
@@ -50,14 +52,14 @@ impl Check<'_> {
             let ino = me.namespace.slot.full(ino);
             me.name(dir, position, kind, ino, &name);
             if !names_of_hash.insert(name.clone()) {
-                let text = format!("directory {}: \"{}\" is there twice", dir.0, show(&name));
+                let text = format!("directory {}: \"{}\" is there twice", dir.0, escape(&name));
                 me.of(Kind::NameDuplicate, dir, text);
             }
         })
     }
 
     fn name(&mut self, dir: InodeId, position: NamePosition, kind: InodeKind, ino: InodeId, name: &[u8]) {
-        let shown = show(name);
+        let shown = escape(name);
         let hash = self.namespace.hasher.hash(name);
         if NamePosition::new(hash, position.sequence()) != position {
             let text = format!("directory {}: \"{shown}\" is not at the place of its hash", dir.0);
@@ -194,24 +196,51 @@ impl Check<'_> {
     }
 }
 
-/// Adds the path of the inode a problem is about, and puts it into the sentence.
 /// The directory and the name of the root of each subvolume but the first.
 pub(super) type Above = HashMap<InodeId, (InodeId, Vec<u8>)>;
 
+/// Adds the paths of the inodes a problem is about, and puts them into the sentence.
 pub(super) fn name_path(problem: &mut Problem, inodes: &Inodes, root: InodeId, above: &Above) {
+    let range = |bytes: Option<(u64, u64)>| {
+        bytes.map_or(String::new(), |(from, to)| format!(", bytes {from} to {to}"))
+    };
+    let path = |ino: u64| path(InodeId(ino), inodes, root, above);
+    problem.path = problem.inode.and_then(path);
+    for file in &mut problem.files {
+        file.path = path(file.inode);
+    }
+    let mut said = Vec::new();
+    if let Some(path) = &problem.path {
+        said.push(format!("{}{}", escape(path), range(problem.bytes)));
+    }
+    // The first is the one of the problem itself.
+    for file in problem.files.iter().skip(1) {
+        let name = file.path.as_deref().map_or_else(|| format!("inode {}", file.inode), escape);
+        said.push(format!("also {name}{}", range(Some(file.bytes))));
+    }
+    match (problem.files_omitted, problem.files_uncounted) {
+        (0, false) => {}
+        (0, true) => said.push("perhaps more".to_owned()),
+        (more, false) => said.push(format!("and {more} more")),
+        (more, true) => said.push(format!("and at least {more} more")),
+    }
+    if !said.is_empty() {
+        problem.text.push_str(&format!(" ({})", said.join("; ")));
+    }
+}
+
+/// A path to an inode, if names lead to it.
+fn path(ino: InodeId, inodes: &Inodes, root: InodeId, above: &Above) -> Option<Vec<u8>> {
     const DEPTH_MAX: usize = 4096;
-    let Some(ino) = problem.inode else { return };
     let mut names: Vec<&[u8]> = Vec::new();
-    let mut at = InodeId(ino);
+    let mut at = ino;
     while at != root {
         if let Some((dir, name)) = above.get(&at).filter(|_| names.len() < DEPTH_MAX) {
             names.push(name);
             at = *dir;
             continue;
         }
-        let Some(seen) = inodes.get(&at).filter(|seen| seen.names > 0 && names.len() < DEPTH_MAX) else {
-            return;
-        };
+        let seen = inodes.get(&at).filter(|seen| seen.names > 0 && names.len() < DEPTH_MAX)?;
         names.push(&seen.name);
         at = seen.name_parent;
     }
@@ -223,7 +252,5 @@ pub(super) fn name_path(problem: &mut Problem, inodes: &Inodes, root: InodeId, a
     if path.is_empty() {
         path.push(b'/');
     }
-    let bytes = problem.bytes.map_or(String::new(), |(from, to)| format!(", bytes {from} to {to}"));
-    problem.text.push_str(&format!(" ({}{bytes})", show(&path)));
-    problem.path = Some(path);
+    Some(path)
 }

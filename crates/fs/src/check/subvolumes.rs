@@ -7,7 +7,9 @@ use varve_format::record::inode::InodeKind;
 use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::{FIRST_SUBVOLUME, SUBVOLUME_DELETING, SubvolumePlace};
 
-use super::{Check, show};
+use varve_format::text::escape;
+
+use super::Check;
 use crate::Result;
 use crate::subvolume::Slot;
 
@@ -33,12 +35,12 @@ impl Check<'_> {
             let known = open.get(&place.parent);
             let dir = known.map(|slot| slot.full(place.directory));
             if let Some(why) = self.no_place(&place, dir) {
-                let text = format!("subvolume {id} ({}) {why}", show(&place.name));
+                let text = format!("subvolume {id} ({}) {why}", escape(&place.name));
                 self.problem(Kind::SubvolumePlace, text);
             } else if !taken.insert((place.parent, place.directory, place.name.clone()))
                 || !taken.insert((place.parent, place.directory, place.position.0.to_be_bytes().to_vec()))
             {
-                let text = format!("subvolume {id} ({}) is where another one is", show(&place.name));
+                let text = format!("subvolume {id} ({}) is where another one is", escape(&place.name));
                 self.problem(Kind::SubvolumePlace, text);
             }
         }

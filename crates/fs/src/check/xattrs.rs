@@ -6,7 +6,9 @@ use varve_engine::{InodeId, Problem, ProblemKind as Kind, Problems, TreeId};
 use varve_format::record::name::NamePosition;
 use varve_format::record::xattr::{XATTR_CHUNK_BYTES, XattrHead, decode_xattr_key};
 
-use super::{Check, show};
+use varve_format::text::escape;
+
+use super::Check;
 use crate::Result;
 use crate::ops::xattr::{cost, is_known};
 
@@ -60,7 +62,7 @@ impl Check<'_> {
                 }
             };
             open = Some((ino, position, 1, head.value_len as usize - head.start.len()));
-            let name = show(&head.name);
+            let name = escape(&head.name);
             let hash = me.namespace.hasher.hash(&head.name);
             if NamePosition::new(hash, position.sequence()) != position {
                 let text = format!("attribute \"{name}\" of inode {} is not at the place of its hash", ino.0);
