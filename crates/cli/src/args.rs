@@ -20,6 +20,8 @@ use crate::size::parse_size;
     mkdir mnt && varve mount pool.img mnt\n  \
     varve unmount mnt\n\n\
     Sizes are bytes, or take K, M, G, T (powers of 1024).\n\
+    Names are printed as they are but for \\\\ \\\" \\n \\r \\t, \\x and two digits for a byte that is no text\n\
+    or cannot be seen, and \\x20 for a space at an edge, in JSON too; printf %b undoes it.\n\
     Exit status: 0 done, 1 a problem was found or the operation failed, 2 wrong usage.")]
 pub struct Cli {
     /// What to do.
@@ -272,7 +274,7 @@ pub struct InspectArgs {
     /// Print as JSON
     #[arg(long, global = true)]
     pub json: bool,
-    /// Show the last checkpoint alone, without the log after it
+    /// With tree, inode or path: show the last checkpoint alone, without the log after it
     #[arg(long, global = true)]
     pub checkpoint: bool,
 }

@@ -4,16 +4,18 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use varve_fs::Problem;
+use varve_fs::{FileRange, Problem, ProblemKind};
 
 use crate::args::CheckArgs;
-use crate::{Outcome, pool, show};
+use crate::names::{Shown, escape};
+use crate::pool::{self, ToCheck};
+use crate::{Outcome, show};
 
 /// The report of `--json`.
 #[derive(Serialize)]
 struct Report {
     pool: String,
-    problems: Vec<Shown>,
+    problems: Vec<ShownProblem>,
     problems_count: u64,
     problems_omitted_count: u64,
     clean: bool,
@@ -27,7 +29,7 @@ struct Report {
 
 /// A problem in `--json`; docs/check.md says what the keys mean.
 #[derive(Serialize)]
-struct Shown {
+struct ShownProblem {
     kind: &'static str,
     text: String,
     inode: Option<u64>,
@@ -36,19 +38,41 @@ struct Shown {
     bytes_end: Option<u64>,
     block_address: Option<u64>,
     block_bytes: Option<u64>,
+    files: Vec<ShownFile>,
+    files_omitted_count: u64,
+    files_uncounted: bool,
 }
 
-impl Shown {
-    fn new(problem: Problem) -> Shown {
-        Shown {
+/// A range of a file that has the blocks of a problem.
+#[derive(Serialize)]
+struct ShownFile {
+    inode: u64,
+    path: Option<String>,
+    bytes_start: u64,
+    bytes_end: u64,
+}
+
+impl From<FileRange> for ShownFile {
+    fn from(file: FileRange) -> ShownFile {
+        let path = file.path.as_deref().map(escape);
+        ShownFile { inode: file.inode, path, bytes_start: file.bytes.0, bytes_end: file.bytes.1 }
+    }
+}
+
+impl ShownProblem {
+    fn new(problem: Problem) -> ShownProblem {
+        ShownProblem {
             kind: problem.kind.name(),
             text: problem.text,
             inode: problem.inode,
-            path: problem.path.map(|path| path.escape_ascii().to_string()),
+            path: problem.path.as_deref().map(escape),
             bytes_start: problem.bytes.map(|(start, _)| start),
             bytes_end: problem.bytes.map(|(_, end)| end),
             block_address: problem.blocks.map(|(address, _)| address),
             block_bytes: problem.blocks.map(|(_, bytes)| bytes),
+            files: problem.files.into_iter().map(ShownFile::from).collect(),
+            files_omitted_count: problem.files_omitted,
+            files_uncounted: problem.files_uncounted,
         }
     }
 }
@@ -56,22 +80,26 @@ impl Shown {
 /// Runs the command.
 pub fn run(args: &CheckArgs) -> Result<Outcome> {
     let started = Instant::now();
-    let (filesystem, recovery) = pool::open_to_check(&args.pool)?;
+    let (filesystem, recovery) = match pool::open_to_check(&args.pool)? {
+        ToCheck::Open(filesystem, recovery) => (filesystem, recovery),
+        ToCheck::Unopenable(error) if args.json => return unopenable(args, started, &error),
+        ToCheck::Unopenable(error) => return Err(error),
+    };
     let found = filesystem
         .check(true)
-        .with_context(|| format!("the check of {} could not be finished", args.pool.display()))?;
+        .with_context(|| format!("the check of {} could not be finished", args.pool.shown()))?;
     let report = Report {
-        pool: args.pool.display().to_string(),
+        pool: args.pool.shown(),
         problems_count: found.problems.len() as u64 + found.omitted,
         problems_omitted_count: found.omitted,
-        problems: found.problems.into_iter().map(Shown::new).collect(),
+        problems: found.problems.into_iter().map(ShownProblem::new).collect(),
         clean: recovery.clean,
         batches_replayed_count: recovery.batches_replayed,
         batches_cut_count: recovery.batches_cut,
         nodes_count: found.nodes,
         entries_count: found.entries,
         data_blocks_count: found.data_blocks,
-        elapsed_ns: u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX),
+        elapsed_ns: nanoseconds(started),
     };
     if args.json {
         show(&format!("{}\n", serde_json::to_string_pretty(&report)?))?;
@@ -79,6 +107,30 @@ pub fn run(args: &CheckArgs) -> Result<Outcome> {
         show(&describe(&report, pool::describe_recovery(&recovery).as_deref()))?;
     }
     Ok(if report.problems.is_empty() { Outcome::Done } else { Outcome::ProblemsFound })
+}
+
+/// Programs hear of what cannot be opened as of any other problem.
+fn unopenable(args: &CheckArgs, started: Instant, error: &anyhow::Error) -> Result<Outcome> {
+    let problem = Problem::new(ProblemKind::PoolUnopenable, format!("{error:#}"));
+    let report = Report {
+        pool: args.pool.shown(),
+        problems: vec![ShownProblem::new(problem)],
+        problems_count: 1,
+        problems_omitted_count: 0,
+        clean: false,
+        batches_replayed_count: 0,
+        batches_cut_count: 0,
+        nodes_count: 0,
+        entries_count: 0,
+        data_blocks_count: 0,
+        elapsed_ns: nanoseconds(started),
+    };
+    show(&format!("{}\n", serde_json::to_string_pretty(&report)?))?;
+    Ok(Outcome::ProblemsFound)
+}
+
+fn nanoseconds(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// For people.

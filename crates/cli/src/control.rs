@@ -26,6 +26,7 @@ use serde_json::{Value, json};
 use varve_fs::Caller;
 
 use crate::mountinfo::Mount;
+use crate::names::Shown;
 
 /// Begins a request of [`crate::versions`].
 pub const VERSIONS: &str = "versions ";
@@ -257,7 +258,7 @@ impl Client {
 fn not_yours(mount: &Mount) -> anyhow::Error {
     anyhow!(
         "{} was mounted by user {}; only that user and root may do this",
-        mount.mountpoint.display(),
+        mount.mountpoint.shown(),
         mount.user_id
     )
 }
@@ -289,7 +290,7 @@ fn bind(device: (u32, u32)) -> Result<(UnixListener, PathBuf)> {
         match bind_in(&directory, device, user_id) {
             Ok(bound) => return Ok(bound),
             Err(error) => {
-                failure = Some(error.context(format!("no control socket in {}", directory.display())))
+                failure = Some(error.context(format!("no control socket in {}", directory.shown())))
             }
         }
     }

@@ -18,6 +18,7 @@ use varve_fs::{Caller, Filesystem, FormatOptions, Profile};
 
 use crate::args::CreateArgs;
 use crate::clock::SystemClock;
+use crate::names::Shown;
 use crate::pool::{POOL_BYTES_MIN, explain, open_device, pool_without_labels, with_name};
 use crate::size::show_size;
 use crate::{Outcome, Usage, show};
@@ -75,7 +76,7 @@ pub fn create_file(pool: &Path, size_bytes: u64) -> Result<()> {
 
 fn create(args: &CreateArgs) -> Result<Created> {
     let path = &args.pool;
-    let shown = path.display();
+    let shown = path.shown();
     if let Some(size) = args.size
         && size < POOL_BYTES_MIN
     {
@@ -121,7 +122,7 @@ fn open_existing(
     size: Option<u64>,
     force: bool,
 ) -> Result<FileDevice> {
-    let shown = path.display();
+    let shown = path.shown();
     let Some(size_bytes) = size.map(whole) else {
         return open_device(path, OpenMode::ReadWrite);
     };
@@ -147,7 +148,7 @@ fn open_existing(
 /// better than ours: it looks through a device that cannot be written.
 fn refuse_content(path: &Path) -> Result<()> {
     let Some(at) = first_content(path)? else { return Ok(()) };
-    let shown = path.display();
+    let shown = path.shown();
     let device = open_device(path, OpenMode::ReadOnly)?;
     if device.size_bytes() >= POOL_BYTES_MIN {
         let options = format_options(Profile::Single, Profile::Single, false)?;
@@ -164,7 +165,7 @@ fn refuse_content(path: &Path) -> Result<()> {
 
 /// The first byte that is not zero. Holes are passed over, so that a large sparse file takes no time.
 fn first_content(path: &Path) -> Result<Option<u64>> {
-    let cannot_read = || format!("cannot read {}", path.display());
+    let cannot_read = || format!("cannot read {}", path.shown());
     let file = File::open(path).with_context(cannot_read)?;
     let len = file.metadata().with_context(cannot_read)?.len();
     let mut buffer = vec![0; PROBE_BYTES.min(len) as usize];
@@ -192,7 +193,7 @@ fn format(args: &CreateArgs, device: FileDevice) -> Result<Created> {
     if size_bytes < POOL_BYTES_MIN {
         bail!(
             "{} has {}, and the smallest pool has {}",
-            path.display(),
+            path.shown(),
             show_size(size_bytes),
             show_size(POOL_BYTES_MIN)
         );
@@ -202,7 +203,7 @@ fn format(args: &CreateArgs, device: FileDevice) -> Result<Created> {
     {
         bail!(
             "{} holds superblocks of pool {pool_id}, whose labels are damaged; give --force to overwrite it",
-            path.display()
+            path.shown()
         );
     }
     let options = format_options(args.data, args.metadata, args.force)?;
@@ -211,7 +212,7 @@ fn format(args: &CreateArgs, device: FileDevice) -> Result<Created> {
     Filesystem::format(&devices, &options, owner, &SystemClock)
         .map_err(|error| anyhow!("{}", with_name(path, &error.to_string())))?;
     Ok(Created {
-        pool: path.display().to_string(),
+        pool: path.shown(),
         pool_id: options.pool_id.iter().map(|byte| format!("{byte:02x}")).collect(),
         size_bytes,
         data_profile: profile_name(args.data),

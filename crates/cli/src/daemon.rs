@@ -21,6 +21,7 @@ use crate::closing::Closing;
 use crate::control::{Server, Service};
 use crate::current::{Current, Opening};
 use crate::mount::Reported;
+use crate::names::Shown;
 use crate::options::Options;
 use crate::{Outcome, log, pool, shutdown, stats, utab, versions};
 
@@ -58,7 +59,7 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         Err(error) => {
             // Recovery may have changed something: leave the pool closed.
             if let Err(error) = current.close() {
-                tracing::warn!("closing {} again failed: {error}", pool.display());
+                tracing::warn!("closing {} again failed: {error}", pool.shown());
             }
             return Err(error.into());
         }
@@ -79,10 +80,10 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         let _ = closing.finish();
         return Err(error);
     }
-    tracing::info!("mounted {} at {}", pool.display(), mountpoint.display());
+    tracing::info!("mounted {} at {}", pool.shown(), mountpoint.shown());
 
     if let Err(error) = mounted.wait() {
-        tracing::error!("{error}; unmounting {}", mountpoint.display());
+        tracing::error!("{error}; unmounting {}", mountpoint.shown());
         // Perhaps it is gone already.
         let _ = varve_mount::unmount(&mountpoint, true);
     }

@@ -12,6 +12,7 @@ use clap::Args;
 
 use crate::args::{MountArgs, UnmountArgs};
 use crate::mountinfo::{self, MountTable};
+use crate::names::Shown;
 use crate::{Usage, mount, options, remount, unmount};
 
 /// Wrong usage, and a mount or unmount that failed.
@@ -117,7 +118,7 @@ fn run_mount(words: &[String]) -> Result<()> {
     };
     mount::run(&args)?;
     if parsed.has('v') {
-        println!("{} is mounted on {}", pool.display(), mountpoint.display());
+        println!("{} is mounted on {}", pool.shown(), mountpoint.shown());
     }
     Ok(())
 }
@@ -141,7 +142,7 @@ fn run_unmount(words: &[String]) -> Result<()> {
         }
     }
     if parsed.has('v') {
-        println!("{} is unmounted", mountpoint.display());
+        println!("{} is unmounted", mountpoint.shown());
     }
     Ok(())
 }
@@ -150,7 +151,7 @@ fn run_unmount(words: &[String]) -> Result<()> {
 fn detach(mountpoint: &Path) -> Result<()> {
     let path = mountinfo::resolve(mountpoint)?;
     if !MountTable::read()?.at(&path).is_some_and(|mount| mount.is_ours()) {
-        bail!("no pool is mounted on {}", mountpoint.display());
+        bail!("no pool is mounted on {}", mountpoint.shown());
     }
     varve_mount::unmount(&path, true)?;
     Ok(())

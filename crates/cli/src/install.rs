@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use crate::names::Shown;
 use crate::{Outcome, show};
 
 /// Teach mount(8), fstab and systemd about pools.
@@ -109,7 +110,7 @@ pub fn run(args: &InstallArgs) -> Result<Outcome> {
     }
     let program = match &args.program {
         Some(path) if !path.is_absolute() => {
-            bail!("--program {} must be the whole path, from /", path.display())
+            bail!("--program {} must be the whole path, from /", path.shown())
         }
         Some(path) => path.clone(),
         None => std::env::current_exe().context("cannot find out where this program is")?,
@@ -121,7 +122,7 @@ pub fn run(args: &InstallArgs) -> Result<Outcome> {
     for file in &files {
         let path = args.root.join(file.path);
         write(&path, &fill(file, &program)?, file.program)?;
-        show(&format!("wrote {}\n", path.display()))?;
+        show(&format!("wrote {}\n", path.shown()))?;
     }
     if args.root == Path::new("/") {
         if !wants_unit {
@@ -133,7 +134,7 @@ pub fn run(args: &InstallArgs) -> Result<Outcome> {
             show(&format!(
                 "note: they run {}; if that moves (cargo install --path crates/cli puts a copy elsewhere), run this \
                  again from there\n",
-                program.display()
+                program.shown()
             ))?;
         }
     }
@@ -148,8 +149,8 @@ fn remove(root: &Path) -> Result<Outcome> {
             continue;
         }
         refuse_strangers(&path)?;
-        fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
-        show(&format!("removed {}\n", path.display()))?;
+        fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.shown()))?;
+        show(&format!("removed {}\n", path.shown()))?;
         found = true;
     }
     if !found {
@@ -164,10 +165,10 @@ fn refuse_strangers(path: &Path) -> Result<()> {
         Ok(bytes) if String::from_utf8_lossy(&bytes).contains(MARK) => Ok(()),
         Ok(_) => bail!(
             "{} was not written by varve install-helper, so it is left as it is; move it away first",
-            path.display()
+            path.shown()
         ),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.shown())),
     }
 }
 
@@ -175,7 +176,7 @@ fn fill(file: &Installed, program: &Path) -> Result<String> {
     let program = program
         .to_str()
         .filter(|text| !text.contains(['\'', '"', '\n', '%', '\\', '$']))
-        .with_context(|| format!("{} is no name that a script can hold; move varve", program.display()))?;
+        .with_context(|| format!("{} is no name that a script can hold; move varve", program.shown()))?;
     // systemd and the shell understand the same quotes.
     let quoted = if file.program { format!("'{program}'") } else { format!("\"{program}\"") };
     Ok(file.text.replace("@MARK@", MARK).replace("@PROGRAM@", &quoted))
@@ -183,7 +184,7 @@ fn fill(file: &Installed, program: &Path) -> Result<String> {
 
 /// Whole or not at all: a mount at boot must not find half a helper.
 fn write(path: &Path, text: &str, program: bool) -> Result<()> {
-    let what = || format!("cannot write {}", path.display());
+    let what = || format!("cannot write {}", path.shown());
     let directory = path.parent().expect("the paths of the table have directories");
     fs::create_dir_all(directory).with_context(what)?;
     let temporary = path.with_extension("varve-new");
@@ -199,8 +200,8 @@ fn write(path: &Path, text: &str, program: bool) -> Result<()> {
     }
     written.map_err(|error| match error.kind() {
         std::io::ErrorKind::PermissionDenied => {
-            anyhow::anyhow!("you may not write {}; run this as root", path.display())
+            anyhow::anyhow!("you may not write {}; run this as root", path.shown())
         }
-        _ => anyhow::anyhow!("cannot write {}: {error}", path.display()),
+        _ => anyhow::anyhow!("cannot write {}: {error}", path.shown()),
     })
 }

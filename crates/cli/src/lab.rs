@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use varve_lab::target::TargetKind;
 use varve_lab::{Medium, Options, Report, Scale, output};
 
+use crate::names::Shown;
 use crate::{Outcome, Usage, show};
 
 /// The experiments.
@@ -58,12 +59,15 @@ pub fn run(args: &LabArgs) -> Result<Outcome> {
         if let TargetKind::Directory(path) = target
             && !path.is_dir()
         {
-            let path = path.display();
+            let path = path.shown();
             return Err(Usage(format!(
                 "there is no directory {path} to run on; make it first: mkdir {path}"
             ))
             .into());
         }
+    }
+    if args.loops.is_some() && args.experiment != Experiment::Aging {
+        return Err(Usage("--loops is for the experiment aging; leave it away".to_owned()).into());
     }
     for file in [&args.json, &args.html].into_iter().flatten().filter(|file| *file != Path::new("-")) {
         require_writable(file)?;
@@ -106,7 +110,7 @@ fn require_writable(file: &Path) -> Result<()> {
         .create(true)
         .append(true)
         .open(file)
-        .with_context(|| format!("cannot write the report to {}; nothing was run", file.display()))?;
+        .with_context(|| format!("cannot write the report to {}; nothing was run", file.shown()))?;
     if is_new {
         // It would be taken for a report if the run ended early. If it stays it is written over.
         let _ = std::fs::remove_file(file);
@@ -115,5 +119,5 @@ fn require_writable(file: &Path) -> Result<()> {
 }
 
 fn write(file: &Path, text: &str) -> Result<()> {
-    std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+    std::fs::write(file, text).with_context(|| format!("cannot write {}", file.shown()))
 }

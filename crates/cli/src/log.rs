@@ -22,6 +22,8 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::names::Shown;
+
 const FILTER_DEFAULT: &str = "info";
 /// The system's log, and the facility number of daemons in it (RFC 5424).
 const SYSTEM_LOG: &str = "/dev/log";
@@ -58,9 +60,9 @@ pub fn to_file(path: &Path) -> Result<()> {
         .map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::NXIO) => anyhow!(
                 "the log file {} is a pipe that nobody reads, or a socket; give a file, or start the reader first",
-                path.display()
+                path.shown()
             ),
-            _ => anyhow!("cannot open the log file {}: {error}", path.display()),
+            _ => anyhow!("cannot open the log file {}: {error}", path.shown()),
         })?;
     set(Target::File(file));
     Ok(())

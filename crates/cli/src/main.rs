@@ -20,6 +20,7 @@ mod log;
 mod manual;
 mod mount;
 mod mountinfo;
+mod names;
 mod options;
 mod pool;
 mod remount;
@@ -96,7 +97,7 @@ fn main() -> ExitCode {
         Ok(Outcome::ProblemsFound) => ExitCode::from(STATUS_FAILED),
         Err(error) if error.is::<mount::Reported>() => ExitCode::from(STATUS_FAILED),
         Err(error) => {
-            eprintln!("varve {name}: {error:#}");
+            eprintln!("varve {name}: {}", names::one_line(&format!("{error:#}")));
             ExitCode::from(if error.is::<Usage>() { STATUS_USAGE } else { STATUS_FAILED })
         }
     }

@@ -8,10 +8,11 @@ use clap::CommandFactory;
 
 use crate::Outcome;
 use crate::args::{Cli, CompletionsArgs, ManArgs};
+use crate::names::Shown;
 
 /// Runs `varve man`.
 pub fn man(args: &ManArgs) -> Result<Outcome> {
-    let shown = args.dir.display();
+    let shown = args.dir.shown();
     fs::create_dir_all(&args.dir).with_context(|| format!("cannot make {shown}"))?;
     clap_mangen::generate_to(called(table(), "varve".to_owned()), &args.dir)
         .with_context(|| format!("cannot write manual pages to {shown}"))?;

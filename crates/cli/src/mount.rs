@@ -13,8 +13,9 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::args::MountArgs;
 use crate::mountinfo::{self, MountTable};
+use crate::names::Shown;
 use crate::options::{self, Options};
-use crate::{Outcome, create, daemon, remount};
+use crate::{Outcome, Usage, create, daemon, remount};
 
 /// Dead mounts on top of each other that are taken away, at most.
 const DEAD_MOUNTS_MAX: usize = 16;
@@ -34,6 +35,19 @@ impl std::error::Error for Reported {}
 /// Runs the command.
 pub fn run(args: &MountArgs) -> Result<Outcome> {
     if options::asks_remount(&args.options) {
+        let ignored = [
+            ("--create", args.create.is_some()),
+            ("--foreground", args.foreground),
+            ("--cache-size", args.cache_size.is_some()),
+            ("--log", args.log.is_some()),
+        ];
+        if let Some((option, _)) = ignored.iter().find(|(_, given)| *given) {
+            let text = format!(
+                "{option} is of no use with -o remount, which changes a mount that is there; leave it away, or unmount and \
+                 mount again with it"
+            );
+            return Err(Usage(text).into());
+        }
         return remount::run(Some(&args.pool), &args.mountpoint, &args.options);
     }
     let root = rustix::process::geteuid().is_root();
@@ -62,7 +76,7 @@ pub fn run(args: &MountArgs) -> Result<Outcome> {
 
 /// Makes sure that the mount point is a directory without a mount of ours on it, taking dead ones away.
 fn free_mountpoint(mountpoint: &Path) -> Result<()> {
-    let shown = mountpoint.display();
+    let shown = mountpoint.shown();
     for _ in 0..DEAD_MOUNTS_MAX {
         let path: PathBuf = mountinfo::resolve(mountpoint).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => anyhow!("{shown} does not exist; make it first: mkdir {shown}"),
@@ -75,12 +89,12 @@ fn free_mountpoint(mountpoint: &Path) -> Result<()> {
                     .with_context(|| format!("cannot take the dead mount on {shown} away"))?;
                 eprintln!(
                     "varve mount: took away a dead mount of {} on {shown}; the process that served it had ended",
-                    mount.source.display()
+                    mount.source.shown()
                 );
             }
             Some(mount) => bail!(
                 "{} is mounted on {shown} already; unmount it first (varve unmount {shown}) or use another directory",
-                mount.source.display()
+                mount.source.shown()
             ),
             None => {
                 let metadata =

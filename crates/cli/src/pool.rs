@@ -14,6 +14,7 @@ use varve_fs::{Filesystem, OpenOptions, RecoveryReport, StoreOptions};
 
 use crate::clock::SystemClock;
 use crate::mountinfo::MountTable;
+use crate::names::Shown;
 use crate::size::show_size;
 
 /// Smallest pool, in bytes.
@@ -56,7 +57,7 @@ fn resolve_for(path: &Path, mode: OpenMode) -> Result<PathBuf> {
 /// What can be done where there is no pool. Creating is no advice to somebody who only wants to look: most of the time the
 /// name is mistyped, or it is a pool that is damaged.
 fn advice(path: &Path, writes: bool) -> String {
-    let shown = path.display();
+    let shown = path.shown();
     if writes {
         format!("; is the name right? To make a new pool there: varve create {shown} --size SIZE")
     } else {
@@ -66,17 +67,20 @@ fn advice(path: &Path, writes: bool) -> String {
 
 /// A device error with the next step, where there is one.
 pub fn explain(path: &Path, mode: OpenMode, error: &DeviceError) -> anyhow::Error {
-    let shown = path.display();
+    let shown = path.shown();
     match error {
-        DeviceError::LockedBy(who) => match mounted_at(path) {
-            Some(place) => {
-                anyhow!("{who}; it is mounted at {place}: unmount it first (varve unmount {place})")
+        DeviceError::LockedBy(who) => {
+            let who = respelt(path, who);
+            match mounted_at(path) {
+                Some(place) => {
+                    anyhow!("{who}; it is mounted at {place}: unmount it first (varve unmount {place})")
+                }
+                None => anyhow!("{who}; wait for that to end"),
             }
-            None => anyhow!("{who}; wait for that to end"),
-        },
+        }
         // Made new, it is missing what it is to lie in.
         DeviceError::NotFound { .. } if matches!(mode, OpenMode::Create { .. }) => {
-            let parent = path.parent().unwrap_or(path).display();
+            let parent = path.parent().unwrap_or(path).shown();
             anyhow!("cannot make {shown}: there is no directory {parent}; make it first: mkdir -p {parent}")
         }
         DeviceError::Io { operation: Operation::Open, errno, text, .. } => match mode {
@@ -92,13 +96,31 @@ pub fn explain(path: &Path, mode: OpenMode, error: &DeviceError) -> anyhow::Erro
             anyhow!("{shown} does not exist{}", advice(path, mode == OpenMode::ReadWrite))
         }
         DeviceError::NotPermitted { .. } => {
-            anyhow!(
-                "{error}; you need read and write permission for it (or root, for most block devices); what cannot be \
-                 written to can be mounted with -o ro"
-            )
+            let advice = match mode {
+                OpenMode::ReadOnly => {
+                    "you need permission to read it: ask its owner, or be root (for most block devices)"
+                }
+                OpenMode::Create { .. } => {
+                    "choose a directory that you may write to, or ask its owner or root"
+                }
+                _ => {
+                    "you need read and write permission for it (or root, for most block devices); what cannot be written to \
+                     can be mounted with -o ro"
+                }
+            };
+            anyhow!("{}; {advice}", respelt(path, &error.to_string()))
         }
-        error => anyhow!("{error}"),
+        DeviceError::Unsupported { .. } if path.is_dir() => anyhow!(
+            "{shown} is a directory; give the file or block device of a pool (varve stats {shown} says which is mounted there)"
+        ),
+        error => anyhow!("{}", with_name(path, &error.to_string())),
     }
+}
+
+/// Why what is to be looked at, without a lock, cannot be opened.
+pub fn cannot_look_at(path: &Path, error: &std::io::Error) -> anyhow::Error {
+    let error = DeviceError::from_os(Operation::Open, path.display().to_string(), 0, 0, error);
+    explain(path, OpenMode::ReadOnly, &error)
 }
 
 /// What the kernel answers to a size that a file cannot have; nothing, if it is beyond what it can be asked for.
@@ -115,7 +137,7 @@ pub fn mounted_at(path: &Path) -> Option<String> {
         table.ours().find(|mount| varve_device::file_of_storage(&mount.source) == Some(file))
     };
     let mount = table.ours().find(|mount| mount.source == path).or_else(same_file)?;
-    Some(mount.mountpoint.display().to_string())
+    Some(mount.mountpoint.shown())
 }
 
 /// Opens the pool at `path` to look at, changing nothing. It is recovered in memory if it was not closed.
@@ -134,18 +156,32 @@ fn looking() -> OpenOptions {
     }
 }
 
-/// Opens the pool at `path` to check it, damaged as it may be, changing nothing. It is recovered in memory if it was
-/// not closed.
-pub fn open_to_check(path: &Path) -> Result<(Filesystem, RecoveryReport)> {
+/// A pool that is to be checked.
+pub enum ToCheck {
+    /// It is open, damaged as it may be, recovered in memory if it was not closed.
+    Open(Box<Filesystem>, RecoveryReport),
+    /// What is on the device cannot be opened, and why.
+    Unopenable(anyhow::Error),
+}
+
+/// Opens the pool at `path` to check it, changing nothing. Fails if its device cannot be looked at.
+pub fn open_to_check(path: &Path) -> Result<ToCheck> {
     let device: Arc<dyn Device> = Arc::new(open_device(path, OpenMode::ReadOnly)?);
-    require_contents(path, device.as_ref(), false)?;
-    Filesystem::open_to_check(vec![device.clone()], looking())
-        .map_err(|error| explain_contents(path, device.as_ref(), false, &error.to_string()))
+    if let Err(error) = require_contents(path, device.as_ref(), false) {
+        return Ok(ToCheck::Unopenable(error));
+    }
+    Ok(match Filesystem::open_to_check(vec![device.clone()], looking()) {
+        Ok((filesystem, report)) => ToCheck::Open(Box::new(filesystem), report),
+        Err(error) => ToCheck::Unopenable(explain_contents(path, device.as_ref(), false, &error.to_string())),
+    })
 }
 
 fn require_contents(path: &Path, device: &dyn Device, writes: bool) -> Result<()> {
     if device.size_bytes() == 0 {
-        return Err(anyhow!("{} is empty and holds no pool{}", path.display(), advice(path, writes)));
+        // Its size is one in whole blocks.
+        let is_empty = path.metadata().is_ok_and(|metadata| metadata.len() == 0);
+        let what = if is_empty { "is empty" } else { "is too short for anything" };
+        return Err(anyhow!("{} {what} and holds no pool{}", path.shown(), advice(path, writes)));
     }
     Ok(())
 }
@@ -153,11 +189,17 @@ fn require_contents(path: &Path, device: &dyn Device, writes: bool) -> Result<()
 /// Why a device is not the pool that it was opened as, with the next step. Who reads that there is no pool may make one, which
 /// would be the end of one whose labels alone are damaged: that is looked for.
 fn explain_contents(path: &Path, device: &dyn Device, writes: bool, sentence: &str) -> anyhow::Error {
-    let shown = path.display();
+    let shown = path.shown();
     if let Some(pool_id) = pool_without_labels(device) {
         return anyhow!(
             "both labels of {shown} are damaged; superblocks of pool {pool_id} are there: do not create a pool on it. \
              varve inspect {shown} superblock shows what is left, varve check {shown} is of use when a label is there again"
+        );
+    }
+    if sentence.starts_with("every superblock of ") {
+        return anyhow!(
+            "{}; nothing can be found without one: do not create a pool on it. varve inspect {shown} superblock shows what is left",
+            respelt(path, sentence)
         );
     }
     match sentence.strip_suffix("; `varve create` makes one") {
@@ -201,8 +243,14 @@ pub fn open(
 
 /// `sentence`, naming the pool if it does not.
 pub fn with_name(path: &Path, sentence: &str) -> String {
-    let shown = path.display().to_string();
-    if sentence.contains(&shown) { sentence.to_owned() } else { format!("{shown}: {sentence}") }
+    let (shown, sentence) = (path.shown(), respelt(path, sentence));
+    if sentence.contains(&shown) { sentence } else { format!("{shown}: {sentence}") }
+}
+
+/// `sentence` from below the program, where names are said as they are, with that of the pool as it is printed.
+fn respelt(path: &Path, sentence: &str) -> String {
+    let (shown, plain) = (path.shown(), path.display().to_string());
+    if shown == plain { sentence.to_owned() } else { sentence.replace(&plain, &shown) }
 }
 
 /// What recovery did, for people. `None`: nothing worth saying.

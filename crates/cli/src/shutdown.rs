@@ -10,6 +10,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::closing::Closing;
+use crate::names::Shown;
 
 /// How long open files may stay open after the mount has disappeared from the tree.
 const GRACE: Duration = Duration::from_secs(5);
@@ -30,15 +31,15 @@ pub fn on_signals(mountpoint: PathBuf, closing: Arc<Closing>) -> Result<()> {
 
 /// Unmounts. If that works the session ends, and with it the program, elsewhere.
 fn end(signal: i32, mountpoint: &std::path::Path, closing: &Closing) {
-    tracing::info!("signal {signal}: unmounting {}", mountpoint.display());
+    tracing::info!("signal {signal}: unmounting {}", mountpoint.shown());
     let Err(error) = varve_mount::unmount(mountpoint, false) else { return };
     tracing::warn!(
         "{} cannot be unmounted at once ({error}); open files have {} s",
-        mountpoint.display(),
+        mountpoint.shown(),
         GRACE.as_secs()
     );
     if let Err(error) = varve_mount::unmount(mountpoint, true) {
-        tracing::warn!("{} cannot be detached: {error}", mountpoint.display());
+        tracing::warn!("{} cannot be detached: {error}", mountpoint.shown());
     }
     thread::sleep(GRACE);
     // Still here: somebody holds files open. What was written is made durable; their next call fails.

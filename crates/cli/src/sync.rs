@@ -2,24 +2,28 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use crate::Outcome;
 use crate::args::SyncArgs;
 use crate::control::Client;
 use crate::mountinfo::{self, Mount, MountTable};
+use crate::names::{Shown, in_words};
 
 /// Runs the command.
 pub fn run(args: &SyncArgs) -> Result<Outcome> {
-    let path =
-        mountinfo::resolve(&args.path).with_context(|| format!("cannot find {}", args.path.display()))?;
+    let path = mountinfo::resolve(&args.path)
+        .map_err(|error| anyhow!("cannot find {}: {}", args.path.shown(), in_words(&error)))?;
     let table = MountTable::read()?;
     let Some(mount) = table.containing(&path).filter(|mount| mount.is_ours()) else {
-        bail!("{} is not inside a mounted pool", args.path.display());
+        bail!(
+            "{} is not inside a mounted pool; give the directory of a mount, or anything in it",
+            args.path.shown()
+        );
     };
     connect(mount)?
         .request("sync")
-        .with_context(|| format!("syncing {} failed", mount.mountpoint.display()))?;
+        .with_context(|| format!("syncing {} failed", mount.mountpoint.shown()))?;
     Ok(Outcome::Done)
 }
 
@@ -32,10 +36,10 @@ pub fn connect(mount: &Mount) -> Result<Client> {
     if mount.is_dead() {
         bail!(
             "the process that served {} has ended; mount the pool again: varve mount {} {}",
-            shown.display(),
-            mount.source.display(),
-            shown.display()
+            shown.shown(),
+            mount.source.shown(),
+            shown.shown()
         );
     }
-    bail!("the process that serves {} has no control socket", shown.display())
+    bail!("the process that serves {} has no control socket", shown.shown())
 }

@@ -8,15 +8,18 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::Outcome;
 use crate::args::UnmountArgs;
 use crate::control::Client;
 use crate::mountinfo::{self, Mount, MountTable};
+use crate::names::{Shown, in_words};
+use crate::{Outcome, pool};
 
 /// Runs the command.
 pub fn run(args: &UnmountArgs) -> Result<Outcome> {
-    let shown = args.mountpoint.display();
-    let path = mountinfo::resolve(&args.mountpoint).with_context(|| format!("cannot find {shown}"))?;
+    let shown = args.mountpoint.shown();
+    let path = mountinfo::resolve(&args.mountpoint).map_err(|error| {
+        anyhow!("cannot find {shown}: {}; give the directory that the pool is mounted on", in_words(&error))
+    })?;
     let table = MountTable::read()?;
     let mount = match table.at(&path) {
         Some(mount) if mount.is_ours() => mount,
@@ -31,7 +34,7 @@ pub fn run(args: &UnmountArgs) -> Result<Outcome> {
         bail!(
             "the process that served {shown} had ended, so the dead mount was only taken away; \
              mount {} again: everything that was synced is there",
-            mount.source.display()
+            mount.source.shown()
         );
     }
 
@@ -42,24 +45,31 @@ pub fn run(args: &UnmountArgs) -> Result<Outcome> {
         None => bail!(
             "{shown} was unmounted, but its process could not be asked whether everything is durable; \
              varve check {} will be refused until it is",
-            mount.source.display()
+            mount.source.shown()
         ),
     }
 }
 
 fn no_mount(table: &MountTable, path: &Path) -> anyhow::Error {
-    let shown = path.display();
+    let shown = path.shown();
     match table.containing(path).filter(|mount| mount.is_ours()) {
         Some(mount) => {
-            let place = mount.mountpoint.display();
+            let place = mount.mountpoint.shown();
             anyhow!("{shown} lies inside the mount at {place}; to unmount that: varve unmount {place}")
         }
-        None => anyhow!("no pool is mounted on {shown}"),
+        None => match pool::mounted_at(path) {
+            Some(place) => anyhow!(
+                "{shown} is the pool that is mounted on {place}; to unmount that: varve unmount {place}"
+            ),
+            None => anyhow!(
+                "no pool is mounted on {shown}; the directory it is mounted on is wanted (findmnt shows all)"
+            ),
+        },
     }
 }
 
 fn busy(path: &Path, error: &std::io::Error) -> anyhow::Error {
-    let shown = path.display();
+    let shown = path.shown();
     match error.kind() {
         std::io::ErrorKind::ResourceBusy => {
             anyhow!("{shown} is in use; close what uses it and try again (fuser -vm {shown} shows who does)")
@@ -105,8 +115,8 @@ impl Server {
             anyhow!(
                 "the process that served {} ended before it had closed the pool; \
                  mount {} again: everything that was synced is there",
-                mount.mountpoint.display(),
-                mount.source.display()
+                mount.mountpoint.shown(),
+                mount.source.shown()
             )
         })
     }

@@ -63,12 +63,9 @@ impl<T: Into<Doc>> From<Option<T>> for Doc {
 }
 
 impl Doc {
-    /// Bytes that are mostly text: names, attribute names. What is not UTF-8 is escaped.
+    /// Bytes that are mostly text: names, attribute names.
     pub fn name(bytes: &[u8]) -> Doc {
-        match str::from_utf8(bytes) {
-            Ok(text) if !text.chars().any(char::is_control) => Doc::from(text),
-            _ => Doc::Text(bytes.escape_ascii().to_string()),
-        }
+        Doc::Text(crate::names::escape(bytes))
     }
 
     /// Bytes as hexadecimal digits.

@@ -18,6 +18,7 @@ use super::state::{Entries, State};
 use super::versions::{self, Seen, Way};
 use super::{LISTED_MAX, records};
 use crate::Usage;
+use crate::names::Shown;
 
 /// The subvolumes of a pool.
 struct Subvolumes {
@@ -105,7 +106,7 @@ impl Subvolumes {
             if ino != view.record.root {
                 bail!(
                     "{} is not a subvolume but lies in subvolume {}; varve subvolume list shows all",
-                    text.display(),
+                    text.shown(),
                     view.id
                 );
             }
@@ -115,7 +116,7 @@ impl Subvolumes {
             Usage(format!(
                 "--subvolume takes the number of a subvolume, as varve subvolume list shows it, or its path in the pool, \
                  which begins with '/'; not {}",
-                text.display()
+                text.shown()
             ))
         })?;
         self.view(state, |other, _| other == id)?.ok_or_else(|| {
@@ -125,12 +126,12 @@ impl Subvolumes {
 
     /// What a path from the pool's root leads to.
     fn walk(&self, state: &State<'_>, path: &OsStr) -> Result<(View, InodeId, InodeKind)> {
-        let shown = path.display();
+        let shown = path.shown();
         let mut view = self.first(state)?;
         let (mut at, mut kind) = (view.record.root, InodeKind::Directory);
         let names = path.as_bytes().split(|byte| *byte == b'/');
         for name in names.filter(|name| !name.is_empty() && *name != b".") {
-            let part = OsStr::from_bytes(name).display();
+            let part = OsStr::from_bytes(name).shown();
             if name == b".." {
                 return Err(Usage(format!("{shown}: give the path without '..'")).into());
             }

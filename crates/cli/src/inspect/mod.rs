@@ -26,6 +26,15 @@ const LISTED_MAX: usize = 1000;
 
 /// Runs the command.
 pub fn run(args: &InspectArgs) -> Result<Outcome> {
+    let looks_up = matches!(
+        args.what,
+        Some(InspectWhat::Tree { .. } | InspectWhat::Inode { .. } | InspectWhat::Path { .. })
+    );
+    if args.checkpoint && !looks_up {
+        let text =
+            "--checkpoint is for tree, inode and path, which show the log applied without it; leave it away";
+        return Err(Usage(text.to_owned()).into());
+    }
     let disk = Disk::open(&args.pool)?;
     let with_log = !args.checkpoint;
     let look = |question: &dyn Fn(&State<'_>) -> Result<Doc>| look(&disk, with_log, question);

@@ -17,6 +17,9 @@ use varve_format::root::{NodePtr, RootBlock};
 use varve_format::superblock::{self, Label, RING_START, SLOT_BYTES, SLOTS_PER_END, Superblock};
 use varve_format::{BLOCK_BYTES, PoolAddr, TreeId, block_checksum};
 
+use crate::names::Shown;
+use crate::pool;
+
 /// Times that a pool in use is read anew.
 const ATTEMPTS_MAX: usize = 8;
 
@@ -31,9 +34,9 @@ impl Disk {
     /// Opens the file or block device `path`.
     pub fn open(path: &Path) -> Result<Disk> {
         use std::io::{Seek, SeekFrom};
-        let name = path.display().to_string();
+        let name = path.shown();
         // Before it is opened: to open a pipe is to wait for somebody at its other end.
-        let kind = path.metadata().with_context(|| format!("cannot open {name}"))?.file_type();
+        let kind = path.metadata().map_err(|error| pool::cannot_look_at(path, &error))?.file_type();
         if kind.is_dir() {
             bail!(
                 "{name} is a directory; inspect takes the file or device of a pool (varve stats says which is mounted there)"
@@ -42,13 +45,28 @@ impl Disk {
         if !kind.is_file() && !kind.is_block_device() {
             bail!("{name} is neither a regular file nor a block device, and holds no pool");
         }
-        let mut file = File::open(path).with_context(|| format!("cannot open {name}"))?;
+        let mut file = File::open(path).map_err(|error| pool::cannot_look_at(path, &error))?;
         let size_bytes = file.seek(SeekFrom::End(0)).with_context(|| format!("cannot read {name}"))?;
-        if size_bytes < superblock::POOL_BYTES_MIN {
-            bail!("{name} holds no pool: it is smaller than the smallest one");
-        }
         // As devices are used: whole blocks.
-        Ok(Disk { file, name, size_bytes: size_bytes - size_bytes % BLOCK_BYTES as u64 })
+        let disk = Disk { file, name, size_bytes: size_bytes - size_bytes % BLOCK_BYTES as u64 };
+        let name = &disk.name;
+        if disk.size_bytes < superblock::POOL_BYTES_MIN {
+            // A label tells a pool that has been cut off from what never was one.
+            let label = disk.read(0, BLOCK_BYTES).ok().and_then(|block| Label::decode(&block).ok());
+            match label {
+                Some(label) => bail!(
+                    "{name} is {size_bytes} bytes long, but its label says {}: the device has been truncated; restore its \
+                     length before looking at it",
+                    label.size_bytes
+                ),
+                None => bail!(
+                    "{name} is {size_bytes} bytes long and holds no pool, which has at least {}; give the file or block device \
+                     of a pool",
+                    superblock::POOL_BYTES_MIN
+                ),
+            }
+        }
+        Ok(disk)
     }
 
     /// `len` bytes at `offset`.
@@ -73,11 +91,15 @@ impl Disk {
 
     /// Every superblock slot, with where it lies.
     pub fn slots(&self) -> Result<Vec<(u64, std::result::Result<Superblock, String>)>> {
-        let size_bytes = self.label().map_or(self.size_bytes, |label| label.size_bytes);
+        let size_bytes = self.readable_label().map_or(self.size_bytes, |label| label.size_bytes);
         (0..2 * SLOTS_PER_END)
             .map(|index| {
                 let offset = superblock::slot_offset(index, size_bytes);
-                let bytes = self.read(offset, SLOT_BYTES as usize)?;
+                // Of a device that has been cut off, those in front are still there.
+                let bytes = match self.read(offset, SLOT_BYTES as usize) {
+                    Ok(bytes) => bytes,
+                    Err(error) => return Ok((offset, Err(format!("{error:#}")))),
+                };
                 let found = match Superblock::decode(&bytes) {
                     Ok(superblock) => Ok(superblock),
                     Err(_) if bytes.iter().all(|byte| *byte == 0) => Err("empty".to_owned()),
@@ -88,20 +110,33 @@ impl Disk {
             .collect()
     }
 
-    /// A label that can be read.
-    pub fn label(&self) -> Result<Label> {
-        let labels = self.labels()?;
+    /// A label that can be read, or why there is none.
+    fn readable_label(&self) -> Result<Label, String> {
         let mut why = String::new();
-        for (_, label) in labels {
+        for (_, label) in self.labels().map_err(|error| format!("{error:#}"))? {
             match label {
                 Ok(label) if label.version == superblock::FORMAT_VERSION => return Ok(label),
                 Ok(label) => {
-                    why = format!("its format is version {}, which this program cannot read", label.version)
+                    why = format!("its format is version {}, which this program cannot read", label.version);
                 }
                 Err(error) => why = error,
             }
         }
-        bail!("{} holds no pool that can be read: {why}", self.name)
+        Err(why)
+    }
+
+    /// The same, with what to do.
+    pub fn label(&self) -> Result<Label> {
+        let name = &self.name;
+        self.readable_label().or_else(|why| {
+            if self.slots()?.iter().any(|(_, slot)| slot.is_ok()) {
+                bail!(
+                    "no label of {name} can be read ({why}), but superblocks are there: do not create a pool on it. varve \
+                     inspect {name} superblock shows what is left"
+                );
+            }
+            bail!("{name} holds no pool that can be read: {why}; give the file or block device of a pool")
+        })
     }
 
     /// The newest superblock.
@@ -109,7 +144,13 @@ impl Disk {
         let slots = self.slots()?.into_iter().filter_map(|(_, slot)| slot.ok());
         slots
             .max_by_key(|slot| slot.generation)
-            .ok_or_else(|| anyhow!("{} has no valid superblock; varve check says more", self.name))
+            .ok_or_else(|| {
+                let name = &self.name;
+                anyhow!(
+                    "{name} has no valid superblock: nothing can be found without one; varve inspect {name} superblock shows \
+                     what is left"
+                )
+            })
     }
 }
 
@@ -189,6 +230,7 @@ pub struct State<'d> {
 pub fn look<T>(disk: &Disk, with_log: bool, look: impl Fn(&State<'_>) -> Result<T>) -> Result<T> {
     let mut attempt = 1;
     loop {
+        disk.label()?;
         let before = disk.newest()?.generation;
         let result = State::load(disk, with_log).and_then(|state| look(&state));
         match result {

@@ -29,6 +29,7 @@ use super::place::PoolPath;
 use super::tally::{Tally, Trouble};
 use super::{Stop, finish};
 use crate::args::ExportArgs;
+use crate::names::Shown;
 use crate::{Outcome, pool};
 
 /// Contents copied with one read and one write.
@@ -45,17 +46,17 @@ type Step<T> = std::result::Result<T, Trouble>;
 /// Runs the command.
 pub fn run(args: &ExportArgs) -> Result<Outcome> {
     let place = PoolPath::parse(&args.place)?;
-    let shown = args.dir.display();
+    let shown = args.dir.shown();
     host::raise_open_files_limit();
     let (filesystem, recovery) = pool::open_read_only(&place.pool)?;
     if let Some(text) = pool::describe_recovery(&recovery) {
-        eprintln!("varve export: {}: {text} (in memory only)", place.pool.display());
+        eprintln!("varve export: {}: {text} (in memory only)", place.pool.shown());
     }
     let from = find_directory(&filesystem, &place)?;
     std::fs::create_dir_all(&args.dir).with_context(|| format!("cannot make {shown}"))?;
     let root = host::open_directory(&args.dir).with_context(|| format!("cannot open {shown}"))?;
     let stop = Stop::on_signals()?;
-    let tally = Tally::start("export", place.to_string(), args.dir.display().to_string());
+    let tally = Tally::start("export", place.to_string(), args.dir.shown());
     if place.names.is_empty()
         && let Ok(statfs) = filesystem.statfs()
     {

@@ -31,6 +31,7 @@ use super::tally::{Summary, Tally, Trouble};
 use super::{Stop, finish};
 use crate::args::ImportArgs;
 use crate::clock::SystemClock;
+use crate::names::{Shown, escape};
 use crate::{Outcome, pool};
 
 /// Contents copied with one read and one write.
@@ -60,7 +61,7 @@ impl From<FsError> for Trouble {
 /// Runs the command.
 pub fn run(args: &ImportArgs) -> Result<Outcome> {
     let place = PoolPath::parse(&args.place)?;
-    let shown = args.dir.display();
+    let shown = args.dir.shown();
     host::raise_open_files_limit();
     let source = host::open_directory(&args.dir).with_context(|| format!("cannot open {shown}"))?;
     let stat = host::stat_of(&source).with_context(|| format!("cannot look at {shown}"))?;
@@ -74,11 +75,11 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
     };
     let (filesystem, recovery) = pool::open(&place.pool, device, options)?;
     if let Some(text) = pool::describe_recovery(&recovery) {
-        eprintln!("varve import: {}: {text}", place.pool.display());
+        eprintln!("varve import: {}: {text}", place.pool.shown());
     }
     let filesystem = Arc::new(filesystem);
     let stop = Stop::on_signals()?;
-    let tally = Tally::start("import", args.dir.display().to_string(), place.to_string());
+    let tally = Tally::start("import", args.dir.shown(), place.to_string());
     if tally.progress.is_shown() {
         super::count_in_background(&args.dir, &tally.progress, &stop);
     }
@@ -98,7 +99,7 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
     import.tally.progress.note("making it durable");
     // Whatever happened: what was copied is finished, made durable, and the pool closed.
     let written = import.finisher.end().map_err(anyhow::Error::from);
-    let closed = filesystem.close().with_context(|| format!("closing {} failed", place.pool.display()));
+    let closed = filesystem.close().with_context(|| format!("closing {} failed", place.pool.shown()));
     let result = match (copied, written) {
         // The thread's error is why handing over failed.
         (_, Err(error)) => Err(error),
@@ -149,7 +150,7 @@ impl Import {
             (target.ino, target.fresh) = match self.filesystem.lookup(target.ino, name) {
                 Ok(attr) if attr.kind == FileKind::Directory => (attr.ino, false),
                 Ok(_) => {
-                    let name = OsStr::from_bytes(name).display();
+                    let name = OsStr::from_bytes(name).shown();
                     return Err(Trouble::Fatal(anyhow!("{place}: {name} is there and is not a directory")));
                 }
                 Err(FsError::NotFound) => {
@@ -506,10 +507,7 @@ impl Import {
                 Err(error) => return Err(error.into()),
             }
             self.filesystem.setxattr(ino, name, value, XattrMode::Set).map_err(|error| {
-                Trouble::Entry(format!(
-                    "its attribute {} cannot be kept: {error}",
-                    String::from_utf8_lossy(name)
-                ))
+                Trouble::Entry(format!("its attribute {} cannot be kept: {error}", escape(name)))
             })?;
             changed = true;
         }
@@ -528,10 +526,10 @@ pub fn find_directory(filesystem: &Filesystem, place: &PoolPath) -> Result<Attr>
     for name in &place.names {
         attr = match filesystem.lookup(attr.ino, name) {
             Ok(attr) => attr,
-            Err(error) => bail!("{place}: {}: {error}", OsStr::from_bytes(name).display()),
+            Err(error) => bail!("{place}: {}: {error}", OsStr::from_bytes(name).shown()),
         };
         if attr.kind != FileKind::Directory {
-            bail!("{place}: {} is not a directory", OsStr::from_bytes(name).display());
+            bail!("{place}: {} is not a directory", OsStr::from_bytes(name).shown());
         }
     }
     Ok(attr)

@@ -5,6 +5,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use crate::Usage;
+use crate::names::Shown;
 
 /// A directory in a pool, from the command line.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -18,7 +19,7 @@ pub struct PoolPath {
 impl PoolPath {
     /// Takes `POOL:/PATH` apart. Both may contain `:/`: the pool is the shortest beginning that exists.
     pub fn parse(text: &OsStr) -> Result<PoolPath, Usage> {
-        let shown = text.to_string_lossy();
+        let shown = text.shown();
         let bytes = text.as_bytes();
         let splits: Vec<usize> =
             bytes.windows(2).enumerate().filter(|(_, w)| w == b":/").map(|(i, _)| i).collect();
@@ -50,7 +51,7 @@ impl PoolPath {
 
 impl std::fmt::Display for PoolPath {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{}:{}", self.pool.display(), self.inside().display())
+        write!(formatter, "{}:{}", self.pool.shown(), self.inside().shown())
     }
 }
 
@@ -64,7 +65,7 @@ mod tests {
 
     fn parse(text: &str) -> Result<(String, String), Usage> {
         let place = PoolPath::parse(OsStr::new(text))?;
-        Ok((place.pool.display().to_string(), place.inside().display().to_string()))
+        Ok((place.pool.shown(), place.inside().shown()))
     }
 
     // Goal: places parse as people write them. Method: one of each form, and what it means.

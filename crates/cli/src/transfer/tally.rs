@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::progress::Progress;
+use crate::names::Shown;
 use crate::size::show_size;
 
 /// Problems kept for `--json`; all of them are counted and said on standard error.
@@ -101,7 +102,7 @@ impl Tally {
 
     /// An entry could not be copied.
     pub fn problem(&mut self, path: &Path, error: String) {
-        let path = path.display().to_string();
+        let path = path.shown();
         self.progress.say(&format!("varve {}: {path}: {error}", self.verb));
         self.summary.errors_count += 1;
         if self.summary.errors.len() < PROBLEMS_MAX {

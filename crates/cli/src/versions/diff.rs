@@ -14,6 +14,7 @@ use varve_fs::{Change, FileKind, Filesystem, InodeId};
 
 use super::{Request, answer, args::DiffArgs, find, same_pool};
 use crate::mountinfo::Mount;
+use crate::names::{Shown, escape};
 use crate::transfer::PoolPath;
 use crate::{Outcome, pool, show};
 
@@ -106,7 +107,7 @@ pub fn run(args: &DiffArgs) -> Result<Outcome> {
         }
         Ok::<_, anyhow::Error>(all)
     })()
-    .with_context(|| format!("cannot compare {} and {}", old.display(), new.display()))?;
+    .with_context(|| format!("cannot compare {} and {}", old.shown(), new.shown()))?;
     let listed = differences.listed();
     if args.json {
         show(&format!("{}\n", serde_json::to_string_pretty(&listed)?))?;
@@ -268,7 +269,6 @@ impl Differences {
 
     /// By path; what is in a directory after it.
     fn listed(&self) -> Vec<Listed> {
-        let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let mut out: Vec<(Vec<u8>, Listed)> = Vec::new();
         for (number, inode) in &self.inodes {
             let paths = |names: &BTreeSet<(u64, Vec<u8>)>, directories: &BTreeMap<u64, Vec<u8>>| {
@@ -296,14 +296,14 @@ impl Differences {
                 // Only files have sizes and data.
                 kind: if inode.kind.is_empty() { "file".to_owned() } else { inode.kind.clone() },
                 inode: *number,
-                path: format!("/{}", lossy(&path)),
-                old_path: old_path.map(|old| format!("/{}", lossy(&old))),
-                links_added: come.iter().map(|path| format!("/{}", lossy(path))).collect(),
-                links_removed: gone.iter().map(|path| format!("/{}", lossy(path))).collect(),
+                path: format!("/{}", escape(&path)),
+                old_path: old_path.map(|old| format!("/{}", escape(&old))),
+                links_added: come.iter().map(|path| format!("/{}", escape(path))).collect(),
+                links_removed: gone.iter().map(|path| format!("/{}", escape(path))).collect(),
                 size_bytes: inode.size,
                 data: inode.data.clone(),
                 attributes: inode.attributes.clone(),
-                xattrs: inode.xattrs.iter().map(|(name, what)| (lossy(name), *what)).collect(),
+                xattrs: inode.xattrs.iter().map(|(name, what)| (escape(name), *what)).collect(),
             };
             out.push((path, listed));
         }
@@ -343,7 +343,9 @@ fn text(all: &[Listed]) -> String {
             }
             notes.extend(inode.size_bytes.map(|size| format!("now {size} bytes long")));
             notes.extend(inode.attributes.iter().filter(|name| *name != "mtime").cloned());
-            notes.extend(inode.xattrs.iter().map(|(name, what)| format!("{name} {what}")));
+            // A name that says something else is told from a note.
+            let named = |(name, what): (&String, &&str)| format!("{} {what}", name.replace(' ', "\\x20"));
+            notes.extend(inode.xattrs.iter().map(named));
         }
         notes.extend(inode.links_added.iter().map(|path| format!("also {path}")));
         notes.extend(inode.links_removed.iter().map(|path| format!("no longer {path}")));

@@ -11,6 +11,7 @@ use serde_json::json;
 use varve_fs::{Filesystem, InodeId, PieceKind};
 
 use super::{Found, Request, answer, args::ExtentsArgs, find};
+use crate::names::Shown;
 use crate::transfer::PoolPath;
 use crate::{Outcome, pool};
 
@@ -51,7 +52,7 @@ pub fn page(
 /// Runs the command.
 pub fn run(args: &ExtentsArgs) -> Result<Outcome> {
     let path = Path::new(&args.file);
-    let cannot = || format!("cannot show the extents of {}", path.display());
+    let cannot = || format!("cannot show the extents of {}", path.shown());
     let (inode, source) = open(args).with_context(cannot)?;
     let mut output = BufWriter::new(io::stdout().lock());
     let mut printer = Printer { args, inode, pieces: 0, last: None, totals: Totals::default() };
@@ -163,7 +164,7 @@ impl Printer<'_> {
 
     fn begin(&self, output: &mut dyn Write) -> Result<()> {
         if self.args.json {
-            let path = serde_json::to_string(&self.args.file.to_string_lossy())?;
+            let path = serde_json::to_string(&self.args.file.shown())?;
             write!(output, "{{\"path\":{path},\"inode\":{},\"extents\":[", self.inode)?;
         } else {
             writeln!(output, "{:>16} {:>14}  {:<9} {:<6}  ADDRESS", "OFFSET", "BYTES", "KIND", "SHARED")?;

@@ -31,6 +31,8 @@ use crate::transfer::PoolPath;
 use crate::{Outcome, pool, show, sync};
 use args::SubvolumeVerb;
 
+use crate::names::{Shown, in_words};
+
 /// What a command asks of the process that serves a mount.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -104,7 +106,7 @@ pub fn snapshot(args: &SnapshotArgs) -> Result<Outcome> {
             bail!(
                 "{} is not a subvolume; snapshots are taken of subvolumes (varve subvolume list shows them, \
                  varve subvolume create makes one)",
-                args.subvolume.display()
+                args.subvolume.shown()
             );
         }
         let place = to_make(&args.dest)?;
@@ -119,7 +121,7 @@ pub fn snapshot(args: &SnapshotArgs) -> Result<Outcome> {
         ask(&place.directory.mount, &request)
     })()
     .with_context(|| {
-        format!("cannot take a snapshot of {} at {}", args.subvolume.display(), args.dest.display())
+        format!("cannot take a snapshot of {} at {}", args.subvolume.shown(), args.dest.shown())
     })?;
     Ok(Outcome::Done)
 }
@@ -132,7 +134,7 @@ pub fn clone(args: &CloneArgs) -> Result<Outcome> {
             bail!(
                 "{} is not a regular file; clones are made of files, and of directories that are subvolumes \
                  varve snapshot makes snapshots",
-                args.file.display()
+                args.file.shown()
             );
         }
         let place = to_make(&args.dest)?;
@@ -141,13 +143,13 @@ pub fn clone(args: &CloneArgs) -> Result<Outcome> {
             Request::Clone { source: source.number(), directory: place.directory.number(), name: place.name };
         ask(&place.directory.mount, &request)
     })()
-    .with_context(|| format!("cannot clone {} to {}", args.file.display(), args.dest.display()))?;
+    .with_context(|| format!("cannot clone {} to {}", args.file.shown(), args.dest.shown()))?;
     Ok(Outcome::Done)
 }
 
 fn delete(path: &Path) -> Result<()> {
     // Symbolic links lead to what is deleted, not to themselves.
-    let path = mountinfo::resolve(path)?;
+    let path = mountinfo::resolve(path).map_err(|error| explain(&error))?;
     let found = find(&path)?;
     if path == found.mount.mountpoint {
         bail!("it is what is mounted there; only subvolumes below it can be deleted");
@@ -162,9 +164,11 @@ fn delete(path: &Path) -> Result<()> {
 }
 
 fn list(path: &Path, json: bool) -> Result<Outcome> {
-    let shown = path.display();
-    let file_type =
-        path.metadata().map_err(|error| explain(&error)).with_context(|| cannot("look at", path))?;
+    let shown = path.shown();
+    let file_type = path.metadata().map_err(|error| {
+        let advice = "give anything inside a mount, or the file or block device of a pool";
+        anyhow!("cannot look at {shown}: {:#}; {advice}", explain(&error))
+    })?;
     let table = MountTable::read()?;
     let resolved = mountinfo::resolve(path).with_context(|| cannot("find", path))?;
     let mount =
@@ -207,7 +211,7 @@ fn each(paths: &[PathBuf], mut act: impl FnMut(&Path) -> Result<()>) -> Result<O
 }
 
 fn cannot(what: &str, path: &Path) -> String {
-    format!("cannot {what} {}", path.display())
+    format!("cannot {what} {}", path.shown())
 }
 
 impl Found {
@@ -233,12 +237,12 @@ fn find(path: &Path) -> Result<Found> {
         .custom_flags(O_PATH)
         .open(path)
         .and_then(|file| file.metadata().map(|metadata| (file, metadata)));
-    let (held, metadata) = held.map_err(|error| explain(&error).context(path.display().to_string()))?;
+    let (held, metadata) = held.map_err(|error| explain(&error).context(path.shown()))?;
     let table = MountTable::read()?;
     let Some(mount) = table.ours().find(|mount| mount.device == device(&metadata)) else {
         bail!(
             "{} is not inside a mounted pool; mount the pool first: varve mount POOL MOUNTPOINT",
-            path.display()
+            path.shown()
         );
     };
     Ok(Found { _held: held, metadata, mount: mount.clone() })
@@ -256,7 +260,7 @@ fn walk(filesystem: &Filesystem, place: &PoolPath) -> Result<InodeId> {
 /// The place of something that is to be made at `path`, where nothing may be.
 fn to_make(path: &Path) -> Result<Place> {
     if path.symlink_metadata().is_ok() {
-        bail!("{} exists already; choose a name that is not taken", path.display());
+        bail!("{} exists already; choose a name that is not taken", path.shown());
     }
     let (directory, name) = split(path)?;
     let directory = find(directory)?;
@@ -266,7 +270,7 @@ fn to_make(path: &Path) -> Result<Place> {
 /// The directory that a path ends in, and the last name.
 fn split(path: &Path) -> Result<(&Path, Vec<u8>)> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
-        bail!("{} does not end in a name", path.display());
+        bail!("{} does not end in a name", path.shown());
     };
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     Ok((directory, name.as_bytes().to_vec()))
@@ -276,8 +280,8 @@ fn same_pool(source: &Found, directory: &Found) -> Result<()> {
     if source.mount.device != directory.mount.device {
         bail!(
             "they are in different pools ({} and {}), which share nothing; copy with cp -a",
-            source.mount.mountpoint.display(),
-            directory.mount.mountpoint.display()
+            source.mount.mountpoint.shown(),
+            directory.mount.mountpoint.shown()
         );
     }
     Ok(())
@@ -289,10 +293,7 @@ fn explain(error: &io::Error) -> anyhow::Error {
             "the process that served this mount has ended; mount the pool again with varve mount"
         );
     }
-    match error.kind() {
-        io::ErrorKind::NotFound => anyhow!("there is no such file or directory"),
-        _ => anyhow!("{error}"),
-    }
+    anyhow!("{}", in_words(error))
 }
 
 /// The umask of this process. Reading it changes it, so it is put back at once; there is no other thread.
@@ -307,8 +308,8 @@ fn ask(mount: &Mount, request: &Request) -> Result<()> {
     if mount.flags.read_only {
         bail!(
             "the pool is mounted read-only; to make it writable: varve mount -o remount,rw {} {}",
-            mount.source.display(),
-            mount.mountpoint.display()
+            mount.source.shown(),
+            mount.mountpoint.shown()
         );
     }
     answer(mount, request).map(drop)

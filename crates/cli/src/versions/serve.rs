@@ -10,6 +10,7 @@ use varve_fs::{Attr, Caller, EngineError, FileKind, Filesystem, FsError, InodeId
 use varve_mount::Outside;
 
 use super::{Listed, Request, diff, extents};
+use crate::names::escape;
 
 const READ: u32 = 4;
 const WRITE_AND_SEARCH: u32 = 3;
@@ -105,7 +106,7 @@ pub fn list(filesystem: &Filesystem) -> Result<Vec<Listed>> {
             id: info.id,
             parent_id: info.parent,
             origin_id: info.origin,
-            path: String::from_utf8_lossy(&info.path).into_owned(),
+            path: escape(&info.path),
             inode: info.root.0,
             read_only: info.read_only,
             created_ns: info.created.map(nanoseconds),

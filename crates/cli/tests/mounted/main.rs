@@ -16,6 +16,8 @@ mod full;
 mod harness;
 mod helper;
 mod look;
+mod messages;
+mod names;
 mod postgres;
 mod real;
 mod refuse;

@@ -1,0 +1,208 @@
+//! What a new user is told who gives what is no pool, is not there, or cannot be: word for word, so that whoever changes a
+//! sentence reads it.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use varve_format::superblock::{SLOT_BYTES, SLOTS_PER_END, slot_offset};
+
+use crate::harness::{Mount, Scratch, can_mount, output, varve};
+
+const POOL_BYTES: u64 = 64 << 20;
+
+/// Runs the command in the scratch directory, and gives its exit status, standard output and standard error, without the name
+/// of that directory.
+fn say(directory: &Path, words: &str) -> (Option<i32>, String, String) {
+    let mut command = varve(&[]);
+    let out = output(command.current_dir(directory).args(words.split(' ')));
+    let plain = |bytes: Vec<u8>| {
+        let text = String::from_utf8(bytes).expect("text");
+        text.replace(&format!("{}/", directory.display()), "")
+    };
+    (out.status.code(), plain(out.stdout), plain(out.stderr))
+}
+
+/// Pools that are damaged in one way each, beside one that is whole.
+fn make(scratch: &Scratch) -> std::path::PathBuf {
+    let pool = scratch.pool("pool.img", "64M");
+    let directory = pool.parent().expect("it is in a directory").to_owned();
+    let copy = |name: &str| {
+        fs::copy(&pool, directory.join(name)).expect("a copy");
+        fs::File::options().read(true).write(true).open(directory.join(name)).expect("a file")
+    };
+    let labels = copy("labels.img");
+    for at in [0, POOL_BYTES - 4096] {
+        labels.write_all_at(&[0xab; 4096], at).expect("an image can be written");
+    }
+    let slots = copy("slots.img");
+    for index in 0..2 * SLOTS_PER_END {
+        let at = slot_offset(index, POOL_BYTES);
+        let mut slot = vec![0; SLOT_BYTES as usize];
+        slots.read_exact_at(&mut slot, at).expect("an image can be read");
+        if slot[..8] != [0; 8] {
+            slots.write_all_at(&[0xab; 40], at + 30).expect("an image can be written");
+        }
+    }
+    copy("short.img").set_len(40 << 20).expect("a shorter file");
+    fs::write(directory.join("text.txt"), "hello\n").expect("a file");
+    fs::write(directory.join("large.txt"), vec![b'a'; 65 << 20]).expect("a file");
+    fs::create_dir(directory.join("dir")).expect("a directory");
+    directory
+}
+
+/// Goal: every sentence says what is wrong and what to do next, and nothing untrue. Method: each kind of wrong pool to the
+/// commands that look at one.
+#[test]
+fn what_is_no_pool_is_told() {
+    let scratch = Scratch::new("messages");
+    let directory = make(&scratch);
+    let expected = [
+        ("check none.img", "none.img does not exist; give the file or block device of a pool"),
+        ("inspect none.img", "none.img does not exist; give the file or block device of a pool"),
+        (
+            "subvolume list none.img",
+            "cannot look at none.img: there is no such file or directory; give anything inside a mount, or the file or block \
+             device of a pool",
+        ),
+        (
+            "check dir",
+            "dir is a directory; give the file or block device of a pool (varve stats dir says which is mounted there)",
+        ),
+        (
+            "check text.txt",
+            "text.txt is too short for anything and holds no pool; give the file or block device of a pool",
+        ),
+        (
+            "inspect text.txt",
+            "text.txt is 6 bytes long and holds no pool, which has at least 67108864; give the file or block device of a pool",
+        ),
+        (
+            "inspect short.img",
+            "short.img is 41943040 bytes long, but its label says 67108864: the device has been truncated; restore its length \
+             before looking at it",
+        ),
+        (
+            "inspect large.txt",
+            "large.txt holds no pool that can be read: label without its magic at byte 0; give the file or block device of a \
+             pool",
+        ),
+        (
+            "inspect labels.img",
+            "no label of labels.img can be read (label without its magic at byte 0), but superblocks are there: do not create \
+             a pool on it. varve inspect labels.img superblock shows what is left",
+        ),
+        (
+            "inspect slots.img",
+            "slots.img has no valid superblock: nothing can be found without one; varve inspect slots.img superblock shows \
+             what is left",
+        ),
+        ("sync dir", "dir is not inside a mounted pool; give the directory of a mount, or anything in it"),
+        ("sync none", "cannot find none: there is no such file or directory"),
+        (
+            "unmount dir",
+            "no pool is mounted on dir; the directory it is mounted on is wanted (findmnt shows all)",
+        ),
+        (
+            "unmount none",
+            "cannot find none: there is no such file or directory; give the directory that the pool is mounted on",
+        ),
+    ];
+    for (words, message) in expected {
+        let (status, stdout, stderr) = say(&directory, words);
+        let verb = words.split(' ').next().expect("a verb");
+        assert_eq!(stderr, format!("varve {verb}: {message}\n"), "varve {words}");
+        assert_eq!((status, &stdout[..]), (Some(1), ""), "varve {words}");
+    }
+    let (_, _, said) = say(&directory, "check slots.img");
+    assert!(
+        said.contains("do not create a pool on it") && said.contains("varve inspect slots.img superblock"),
+        "{said}"
+    );
+    // What is left can be seen.
+    for image in ["labels.img", "slots.img"] {
+        assert_eq!(say(&directory, &format!("inspect {image} superblock")).0, Some(0), "{image}");
+    }
+}
+
+/// Goal: options that would make no difference are refused. Method: each of them.
+#[test]
+fn options_that_are_of_no_use_are_refused() {
+    let scratch = Scratch::new("messages-options");
+    let pool = scratch.pool("pool.img", "64M");
+    let directory = pool.parent().expect("it is in a directory");
+    let checkpoint = "--checkpoint is for tree, inode and path";
+    let remount = "is of no use with -o remount";
+    for (words, message) in [
+        ("inspect pool.img --checkpoint", checkpoint),
+        ("inspect pool.img superblock --checkpoint", checkpoint),
+        ("inspect pool.img ring --checkpoint", checkpoint),
+        ("inspect --checkpoint pool.img node 0x1000", checkpoint),
+        ("mount -o remount,ro --create 64M pool.img dir", remount),
+        ("mount -o remount,ro --cache-size 64M pool.img dir", remount),
+        ("mount -o remount,ro --log x pool.img dir", remount),
+        ("mount -o remount,ro --foreground pool.img dir", remount),
+        ("lab commit --loops 5 --on varve", "--loops is for the experiment aging"),
+    ] {
+        let (status, stdout, stderr) = say(directory, words);
+        assert_eq!((status, &stdout[..]), (Some(2), ""), "varve {words}: {stderr}");
+        assert!(stderr.contains(message), "varve {words}: {stderr}");
+    }
+    assert_eq!(say(directory, "inspect pool.img tree inodes --checkpoint").0, Some(0));
+}
+
+/// Goal: programs hear of a pool that cannot be opened as of any other problem; of what could not be looked at they hear by the
+/// exit status alone. Method: `check --json` of each kind of damage, of a file that is none, and of one that is not there.
+#[test]
+fn check_has_json_for_what_cannot_be_opened() {
+    let scratch = Scratch::new("messages-json");
+    let directory = make(&scratch);
+    for image in ["labels.img", "slots.img", "short.img", "text.txt", "large.txt"] {
+        let (status, stdout, stderr) = say(&directory, &format!("check --json {image}"));
+        assert_eq!((status, &stderr[..]), (Some(1), ""), "{image}");
+        let report: Value =
+            serde_json::from_str(&stdout).unwrap_or_else(|error| panic!("{image}: {error}: {stdout}"));
+        assert_eq!(report["problems_count"], 1, "{report}");
+        assert_eq!(report["problems"][0]["kind"], "pool-unopenable", "{report}");
+        let text = report["problems"][0]["text"].as_str().expect("a sentence");
+        assert!(text.contains(image), "{text}");
+        let (status, stdout, stderr) = say(&directory, &format!("check {image}"));
+        assert_eq!((status, &stdout[..], stderr), (Some(1), "", format!("varve check: {text}\n")));
+    }
+    let (status, stdout, stderr) = say(&directory, "check --json none.img");
+    assert_eq!((status, &stdout[..]), (Some(1), ""));
+    assert!(stderr.contains("does not exist"), "{stderr}");
+    let (status, stdout, _) = say(&directory, "check --json pool.img");
+    let report: Value = serde_json::from_str(&stdout).expect("JSON");
+    assert_eq!((status, &report["problems_count"]), (Some(0), &Value::from(0)));
+}
+
+/// Goal: who may not read or write a pool hears so, and what would help; and who gives the pool where its mount is wanted hears
+/// where that is. Method: an unprivileged user and a pool of root's; a mounted pool.
+#[test]
+fn what_is_not_allowed_is_told() {
+    let scratch = Scratch::new("messages-user");
+    let pool = scratch.pool("pool.img", "64M");
+    if rustix::process::geteuid().is_root() {
+        // The directory may be one that others cannot enter: they hear the same.
+        let mut user = Command::new("setpriv");
+        user.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(env!("CARGO_BIN_EXE_varve"));
+        let out = output(user.arg("check").arg(&pool));
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        if said.starts_with("varve") {
+            assert_eq!(out.status.code(), Some(1), "{said}");
+            assert!(said.contains("permission to read it") && !said.contains("write"), "{said}");
+        }
+    }
+    if !can_mount("what_is_not_allowed_is_told") {
+        return;
+    }
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    let out = output(varve(&["unmount"]).arg(&pool));
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    let advice = format!("varve unmount {}", mount.point.display());
+    assert!(out.status.code() == Some(1) && said.contains(&advice), "{said}");
+    mount.unmount();
+}
