@@ -5,7 +5,6 @@
 //! the log its order. No I/O happens here.
 
 use std::cell::Cell;
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use varve_format::batch;
@@ -20,7 +19,8 @@ use crate::space::{Space, Urgency};
 use crate::transaction::{Data, Op, Transaction};
 use crate::tree::node::{Link, Node};
 use crate::tree::{
-    Asked, Forecast, Miss, Mutation, NodeCache, NodeSource, Pins, Replaced, SPARE_NODES, Tree, resident,
+    Asked, Change, Forecast, Miss, Mutation, NodeCache, NodeSource, Pins, Replaced, SPARE_NODES, Step, Tree,
+    resident, step,
 };
 
 /// Where the log stands.
@@ -151,40 +151,24 @@ impl Core {
     }
 
     /// Finds everything the steps need, or says what is missing. Returns by how many blocks the books may grow, and
-    /// which steps have an effect.
-    fn prepare(
+    /// the changes of trees that have an effect, in the order of trees and keys.
+    fn prepare<'o>(
         &mut self,
-        ops: &[Op],
+        ops: &'o [Op],
         fetched: &mut Fetched,
         cache: &NodeCache,
         sum_cache: &SumCache,
-    ) -> Result<(u64, Vec<bool>), Obstacle> {
+    ) -> Result<(u64, Vec<Step<'o>>), Obstacle> {
         self.stamp += 1;
         let Fetched { nodes, sums } = fetched;
-        let mut asked = Asked {
-            entry_bytes: None,
-            generation: self.generation,
-            stamp: self.stamp,
-            cache,
-            pins: nodes,
-            forecast: Forecast::default(),
-        };
-        let mut counts = last_on_their_keys(ops);
+        let mut steps = Vec::with_capacity(ops.len());
         let (mut runs, mut freed) = (Vec::new(), 0);
-        for (op, counts) in ops.iter().zip(&mut counts) {
-            if !*counts {
-                continue;
-            }
+        for op in ops {
             match op {
                 Op::Put { tree, key, value } => {
-                    asked.entry_bytes = Some(key.len() + value.len());
-                    self.trees[tree.0 as usize - 1].prepare(key, &mut asked).map_err(Obstacle::Node)?;
+                    steps.push(Step { tree: *tree, key, change: Change::Put(value) });
                 }
-                Op::Delete { tree, key } => {
-                    asked.entry_bytes = None;
-                    *counts =
-                        self.trees[tree.0 as usize - 1].prepare(key, &mut asked).map_err(Obstacle::Node)?;
-                }
+                Op::Delete { tree, key } => steps.push(Step { tree: *tree, key, change: Change::Delete }),
                 Op::Place { run, .. } => {
                     if self.out_of_bounds(*run) || !self.space.all_referenced(*run, false) {
                         return Err(Obstacle::Blocks(*run));
@@ -213,8 +197,22 @@ impl Core {
         if freed > self.space.data {
             return Err(Obstacle::Blocks(runs[0]));
         }
+        let mut asked = Asked {
+            generation: self.generation,
+            stamp: self.stamp,
+            cache,
+            pins: nodes,
+            forecast: Forecast::default(),
+        };
+        step::sort(&mut steps);
+        for of_tree in steps.chunk_by_mut(|a, b| a.tree == b.tree) {
+            self.trees[of_tree[0].tree.0 as usize - 1]
+                .prepare(of_tree, &mut asked)
+                .map_err(Obstacle::Node)?;
+        }
+        steps.retain(|step| !matches!(step.change, Change::Nothing));
         let forecast = asked.forecast;
-        Ok(((forecast.dirtied + forecast.added) * self.space.copies, counts))
+        Ok(((forecast.dirtied + forecast.added) * self.space.copies, steps))
     }
 
     /// Nodes that joining underfull ones may take beside `need`: many, few, or on a full pool none.
@@ -231,7 +229,7 @@ impl Core {
     fn mutate(
         &mut self,
         ops: &[Op],
-        counts: &[bool],
+        steps: &[Step<'_>],
         fetched: &Fetched,
         cache: &NodeCache,
         sum_cache: &SumCache,
@@ -243,24 +241,17 @@ impl Core {
             pins: &fetched.nodes,
             replaced: &mut self.replaced,
             dirty_delta: 0,
-            keep_last: true,
-            deferred: false,
             spare,
             replay,
+            right: Vec::new(),
         };
-        let mut deferred = Vec::new();
-        for (op, counts) in ops.iter().zip(counts) {
-            if !counts {
-                continue;
-            }
+        for of_tree in steps.chunk_by(|a, b| a.tree == b.tree) {
+            self.trees[of_tree[0].tree.0 as usize - 1].change(&mut m, of_tree);
+        }
+        let delta = m.dirty_delta;
+        for op in ops {
             match op {
-                Op::Put { tree, key, value } => self.trees[tree.0 as usize - 1].put(&mut m, key, value),
-                Op::Delete { tree, key } => {
-                    self.trees[tree.0 as usize - 1].delete(&mut m, key);
-                    if std::mem::take(&mut m.deferred) {
-                        deferred.push((*tree, key));
-                    }
-                }
+                Op::Put { .. } | Op::Delete { .. } => {}
                 Op::Place { run, checksums } => {
                     self.sums.set(*run, |i| checksums[i], sum_cache, &fetched.sums);
                     self.space.place(*run, !replay);
@@ -275,12 +266,6 @@ impl Core {
                 Op::IdFloor(floor) => self.id_floor = self.id_floor.max(*floor),
             }
         }
-        // Now leaves may go: nothing follows that could have been meant for them.
-        m.keep_last = false;
-        for (tree, key) in deferred {
-            self.trees[tree.0 as usize - 1].delete(&mut m, key);
-        }
-        let delta = m.dirty_delta;
         self.space.dirty_nodes =
             self.space.dirty_nodes.checked_add_signed(delta).expect("dirty nodes are counted");
         delta
@@ -314,7 +299,7 @@ impl Core {
         if after + self.log.ring_bytes / 8 > self.log.ring_bytes {
             return Err(Obstacle::LogFull);
         }
-        let (need, counts) = self.prepare(ops, fetched, cache, sum_cache)?;
+        let (need, steps) = self.prepare(ops, fetched, cache, sum_cache)?;
         let placed: u64 =
             ops.iter().map(|op| if let Op::Place { run, .. } = op { u64::from(run.blocks) } else { 0 }).sum();
         debug_assert!(placed <= purse.data, "data is placed out of a reservation");
@@ -332,7 +317,7 @@ impl Core {
         let spare = self.spare(need);
 
         // From here on nothing fails.
-        let delta = self.mutate(ops, &counts, fetched, cache, sum_cache, (false, spare));
+        let delta = self.mutate(ops, &steps, fetched, cache, sum_cache, (false, spare));
         let used_bytes =
             ((delta * self.space.copies as i64).max(0) as u64 * BLOCK_BYTES as u64).min(share_bytes);
         let before = purse.blocks();
@@ -422,28 +407,13 @@ impl Core {
         cache: &NodeCache,
         sum_cache: &SumCache,
     ) -> Result<(), Obstacle> {
-        let (_, counts) = self.prepare(ops, fetched, cache, sum_cache)?;
+        let (_, steps) = self.prepare(ops, fetched, cache, sum_cache)?;
         // None: when the pool was last in use what was reserved may have left no room for it, and it is not known here.
         let spare = 0;
-        self.mutate(ops, &counts, fetched, cache, sum_cache, (true, spare));
+        self.mutate(ops, &steps, fetched, cache, sum_cache, (true, spare));
         self.position = position;
         Ok(())
     }
-}
-
-/// Which steps count: of several on one key, the last.
-fn last_on_their_keys(ops: &[Op]) -> Vec<bool> {
-    let mut counts = vec![true; ops.len()];
-    if !ops.iter().any(|op| matches!(op, Op::Delete { .. })) {
-        return counts; // later puts replace earlier ones anyway
-    }
-    let mut seen: HashSet<(TreeId, &[u8])> = HashSet::with_capacity(ops.len());
-    for (op, counts) in ops.iter().zip(&mut counts).rev() {
-        if let Op::Put { tree, key, .. } | Op::Delete { tree, key } = op {
-            *counts = seen.insert((*tree, key));
-        }
-    }
-    counts
 }
 
 /// Nodes that are in memory, for reading under the apply mutex.

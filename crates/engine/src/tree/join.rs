@@ -23,19 +23,17 @@ const PAIR_BYTES: usize = BLOCK_BYTES * 7 / 8;
 /// What each of two that were three may have.
 const PART_BYTES: usize = BLOCK_BYTES * 15 / 16;
 
-/// Nodes that one joining may cost beyond the forecast: one that is dirty and was not, and splits of what it left, by
-/// puts of the same transaction, which were forecast for nodes that had more room. A split elsewhere than in the middle
-/// costs as much at most.
+/// Nodes that a split elsewhere than in the middle may cost beyond the forecast, at most: splits of what it left, by puts of the
+/// same transaction, which were forecast for nodes that had more room. Joining costs less: one that is dirty and was not.
 pub(super) const SPARE_OF_ONE: u64 = 3;
 /// What a transaction may spend on both, if there is so much room.
 pub const SPARE_NODES: u64 = 256 * SPARE_OF_ONE;
 
 impl Mutation<'_> {
-    /// Joins child `i`, which is dirty, with its neighbours if that makes a node less. Says whether it did.
+    /// Joins child `i`, if it is dirty, with its neighbours if that makes a node less. Says whether it did.
     pub(super) fn join_around(&mut self, n: &mut Interior, i: usize) -> bool {
         let Link::Mem(child) = &n.children[i] else { return false };
-        let bytes = child.encoded_bytes();
-        if bytes > UNDERFULL_BYTES || self.spare < SPARE_OF_ONE {
+        if self.spare < SPARE_OF_ONE || !self.is_dirty(child) || child.encoded_bytes() > UNDERFULL_BYTES {
             return false;
         }
         let child = child.clone();

@@ -12,6 +12,8 @@ pub mod leaf;
 mod mutate;
 pub mod node;
 mod place;
+mod prepare;
+pub mod step;
 #[cfg(test)]
 mod tests;
 
@@ -31,7 +33,9 @@ use node::{Link, Node};
 pub const NODE_MEMORY_BYTES: u64 = 6 << 10;
 
 pub use join::SPARE_NODES;
-pub use mutate::{Asked, Forecast, Mutation, Replaced};
+pub use mutate::{Mutation, Replaced};
+pub use prepare::{Asked, Forecast};
+pub use step::{Change, Step};
 
 /// A tree: its root and height.
 #[derive(Clone)]

@@ -1,16 +1,25 @@
-//! Changing a tree under the apply mutex: prepare (count what will become dirty, find what is missing), then put and
-//! delete. Everything on the paths is resident by then.
+//! Changing a tree under the apply mutex. Everything on the paths is resident: [`super::prepare`] has seen to that.
+//!
+//! The steps of a transaction come in the order of their keys, and those under one child descend together. What that order
+//! is worth beside time:
+//!
+//! 1. A leaf that has become empty goes at once, and its range falls to a neighbour: nothing that follows was meant for it.
+//! 2. Underfull children are joined when all that was meant for their parent has been done. So nothing is put into a joined
+//!    node that was forecast for one of its parts, and leaves that are emptied entry by entry are not joined on the way.
+//!
+//! A split is handed up at once, with the steps that are left: a parent that must split, too, does so before more comes in,
+//! which is what the forecast counts.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
-use varve_format::node::{ENTRY_OVERHEAD_BYTES, common_prefix};
-use varve_format::root::{NODE_PTR_BYTES, NodePtr};
-use varve_format::{BLOCK_BYTES, KEY_BYTES_MAX};
+use varve_format::BLOCK_BYTES;
+use varve_format::node::common_prefix;
+use varve_format::root::NodePtr;
 
 use super::join::SPARE_OF_ONE;
 use super::node::{Body, Interior, Leaf, Link, Node};
-use super::{Miss, NodeCache, Pins, Tree, hold, resident};
+use super::step::{Change, Step, in_front};
+use super::{NodeCache, Pins, Tree, resident};
 use crate::key::Key;
 
 /// A node of an earlier state that the present one no longer refers to.
@@ -33,45 +42,17 @@ pub struct Mutation<'a> {
     pub replaced: &'a mut Vec<Replaced>,
     /// Change of the number of dirty nodes.
     pub dirty_delta: i64,
-    /// Leave the last entry of a leaf where it is and set `deferred`: without the leaf, its range falls to a neighbour
-    /// that later steps of the transaction have not prepared.
-    pub keep_last: bool,
-    /// See `keep_last`.
-    pub deferred: bool,
     /// Nodes by which joining underfull ones, and splitting elsewhere than in the middle, may go beyond the forecast. Nobody
     /// needs either: without, nodes stay apart, and are split in the middle.
     pub spare: u64,
     /// The log is replayed: leaves are split where entries come in whatever `spare` says, or there would be more nodes than
     /// there were.
     pub replay: bool,
+    /// What a split on its way up puts beside the node that was split.
+    pub right: Vec<(Key, Link)>,
 }
 
-/// What a transaction will need at most.
-#[derive(Default, Clone, Copy, Debug)]
-pub struct Forecast {
-    /// Clean nodes that become dirty.
-    pub dirtied: u64,
-    /// Nodes that splits may add.
-    pub added: u64,
-}
-
-/// What [`Tree::prepare`] is asked, and the two things it collects.
-pub struct Asked<'a> {
-    /// Bytes of key and value to be put; `None` to delete.
-    pub entry_bytes: Option<usize>,
-    /// The checkpoint generation that dirty nodes belong to.
-    pub generation: u64,
-    /// Number of the transaction: nodes are counted once a stamp.
-    pub stamp: u64,
-    /// Clean nodes.
-    pub cache: &'a NodeCache,
-    /// Clean nodes on the paths, so that the cache cannot drop them.
-    pub pins: &'a mut Pins,
-    /// What all of it will need.
-    pub forecast: Forecast,
-}
-
-/// What a deletion has left of a node.
+/// What steps have left of a node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Remains {
     /// So much that nobody need look whether it should be joined with another.
@@ -80,141 +61,40 @@ enum Remains {
     Less,
     /// Nothing: it must go.
     Nothing,
+    /// It has been split: [`Mutation::right`] is new to the right of it.
+    Split,
 }
 
 /// Whether to join a leaf is looked at each time that this much of it has gone.
 const LOOK_BYTES: usize = BLOCK_BYTES / 16;
 
-/// A path, from a node up to the root.
-struct Above<'a> {
-    node: &'a Node,
-    above: Option<&'a Above<'a>>,
+/// What has become of steps below a node.
+struct Went {
+    /// So many have been done: all, unless the node has been split.
+    steps: usize,
+    remains: Remains,
 }
-
-impl<'a> Above<'a> {
-    fn up(&'a self) -> impl Iterator<Item = &'a Node> {
-        std::iter::successors(Some(self), |at| at.above).map(|at| at.node)
-    }
-}
-
-impl Asked<'_> {
-    /// Counts what a change of `key` does to the nodes of its path.
-    fn count(&mut self, path: &Above<'_>, key: &[u8]) {
-        let forecast = &mut self.forecast;
-        for node in path.up() {
-            if node.stamp.swap(self.stamp, Relaxed) != self.stamp {
-                node.incoming_bytes.store(0, Relaxed);
-                forecast.dirtied += u64::from(node.generation != self.generation);
-            }
-        }
-        // What joining underfull nodes takes is not forecast: it is done if there is room ([`Mutation::spare`]).
-        let Some(bytes) = self.entry_bytes else { return };
-        // A key that does not share the common prefix makes every other one longer.
-        let mut add = bytes + ENTRY_OVERHEAD_BYTES + path.node.prefix_growth(Some(key));
-        let mut nodes = path.up().peekable();
-        while let Some(node) = nodes.next() {
-            let incoming = node.incoming_bytes.fetch_add(add as u32, Relaxed) as usize + add;
-            let before = incoming - add;
-            let bytes = node.encoded_bytes();
-            let over = |incoming: usize| (bytes + incoming).saturating_sub(1) / BLOCK_BYTES;
-            let splits = over(incoming) - over(before).min(over(incoming));
-            if splits == 0 {
-                return;
-            }
-            forecast.added += 2 * splits as u64;
-            add = INTERIOR_ENTRY_BYTES_MAX * 2 * splits;
-            if let Some(parent) = nodes.peek() {
-                add += parent.prefix_growth(None);
-            }
-        }
-        forecast.added += 1; // a new root
-    }
-}
-
-const INTERIOR_ENTRY_BYTES_MAX: usize = ENTRY_OVERHEAD_BYTES + KEY_BYTES_MAX + NODE_PTR_BYTES;
 
 impl Tree {
-    /// Adds to the forecast what putting or deleting `key` will need. Returns whether `key` exists now.
-    pub fn prepare(&self, key: &[u8], asked: &mut Asked<'_>) -> Result<bool, Miss> {
-        match &self.root {
-            Some(root) => self.prepare_below(root, self.height - 1, None, key, asked),
-            None => {
-                if asked.entry_bytes.is_some() {
-                    // Every put of this transaction may open a leaf of its own in the worst case; one is the rule.
-                    asked.forecast.added += 1;
-                }
-                Ok(false)
-            }
-        }
-    }
-
-    fn prepare_below(
-        &self,
-        link: &Link,
-        level: u8,
-        above: Option<&Above<'_>>,
-        key: &[u8],
-        asked: &mut Asked<'_>,
-    ) -> Result<bool, Miss> {
-        let held;
-        let node: &Node = match link {
-            Link::Mem(node) => node,
-            Link::Disk(_) => {
-                held = hold(link, asked.cache, asked.pins).ok_or_else(|| miss(self, link, level))?;
-                &held
-            }
-        };
-        match &node.body {
-            Body::Leaf(leaf) => {
-                let exists = leaf.find(key).is_ok();
-                if exists || asked.entry_bytes.is_some() {
-                    asked.count(&Above { node, above }, key);
-                }
-                Ok(exists)
-            }
-            Body::Interior(n) => {
-                let child = &n.children[n.child_index(key)];
-                self.prepare_below(child, level - 1, Some(&Above { node, above }), key, asked)
-            }
-        }
-    }
-
-    /// Puts `value` at `key`. [`Tree::prepare`] has succeeded for it.
-    pub fn put(&mut self, m: &mut Mutation<'_>, key: &[u8], value: &[u8]) {
-        match &mut self.root {
-            None => {
-                let mut leaf = Leaf::default();
-                leaf.put(key, value);
-                self.root = Some(m.add(Body::Leaf(leaf)));
+    /// Does `steps`, which are sorted, all of this tree, and without [`Change::Nothing`]. [`Tree::prepare`] has succeeded for
+    /// them.
+    pub fn change(&mut self, m: &mut Mutation<'_>, mut steps: &[Step<'_>]) {
+        while !steps.is_empty() {
+            let root = self.root.get_or_insert_with(|| {
                 self.height = 1;
-            }
-            Some(root) => {
-                let mut right = m.put_below(root, true, key, value);
-                while !right.is_empty() {
-                    let mut keys = vec![Key::EMPTY];
-                    let mut children = vec![self.root.take().expect("the root was there a moment ago")];
-                    for (key, link) in right.drain(..) {
-                        keys.push(key);
-                        children.push(link);
-                    }
-                    let (body, more) = m.split_interior(Interior::new(self.height, keys, children));
-                    self.root = Some(m.add(body));
-                    self.height += 1;
-                    right = more;
+                m.add(Body::Leaf(Leaf::default()))
+            });
+            let went = m.change_below(root, true, steps);
+            steps = &steps[went.steps..];
+            match went.remains {
+                Remains::Most | Remains::Less => {}
+                Remains::Nothing => {
+                    let gone = self.root.take().expect("the root was there a moment ago");
+                    m.forget(gone);
+                    self.height = 0;
                 }
+                Remains::Split => self.grow(m),
             }
-        }
-    }
-
-    /// Removes `key`, which exists, unless it is the last of its leaf and [`Mutation::keep_last`] is set.
-    /// [`Tree::prepare`] has succeeded for it.
-    pub fn delete(&mut self, m: &mut Mutation<'_>, key: &[u8]) {
-        let Some(root) = &mut self.root else { return };
-        if m.delete_below(root, key) == Remains::Nothing {
-            let gone = self.root.take().expect("the root was there a moment ago");
-            m.forget(gone);
-            self.height = 0;
-            return;
         }
         // A root with a single child gives way to it.
         while let Some(Link::Mem(node)) = &self.root
@@ -225,6 +105,23 @@ impl Tree {
             let old = self.root.replace(child).expect("just matched");
             m.forget(old);
             self.height -= 1;
+        }
+    }
+
+    /// A new root above the old one and what is new to the right of it.
+    fn grow(&mut self, m: &mut Mutation<'_>) {
+        let mut right = std::mem::take(&mut m.right);
+        while !right.is_empty() {
+            let mut keys = vec![Key::EMPTY];
+            let mut children = vec![self.root.take().expect("the root was there a moment ago")];
+            for (key, link) in right.drain(..) {
+                keys.push(key);
+                children.push(link);
+            }
+            let (body, more) = m.split_interior(Interior::new(self.height, keys, children));
+            self.root = Some(m.add(body));
+            self.height += 1;
+            right = more;
         }
     }
 
@@ -261,13 +158,6 @@ fn let_go_below(link: &mut Link, generation: u64) {
     }
 }
 
-fn miss(tree: &Tree, link: &Link, level: u8) -> Miss {
-    match link {
-        Link::Disk(ptr) => Miss { ptr: *ptr, tree: tree.id, level },
-        Link::Mem(_) => unreachable!("nodes in memory are resident"),
-    }
-}
-
 /// The shortest key that is above `left` and at most `right`.
 pub(super) fn separator(left: &[u8], right: &[u8]) -> Key {
     Key::new(&right[..(common_prefix(left, right) + 1).min(right.len())])
@@ -279,13 +169,16 @@ impl Mutation<'_> {
         Link::Mem(Arc::new(Node::new(self.generation, body)))
     }
 
+    /// Whether a node is dirty in this generation.
+    pub(super) fn is_dirty(&self, node: &Node) -> bool {
+        node.generation == self.generation && node.location.get().is_none()
+    }
+
     /// A node goes out of use.
     pub(super) fn forget(&mut self, link: Link) {
         match link {
             Link::Disk(ptr) => self.replaced.push(Replaced::At(ptr)),
-            Link::Mem(node) if node.generation == self.generation && node.location.get().is_none() => {
-                self.dirty_delta -= 1;
-            }
+            Link::Mem(node) if self.is_dirty(&node) => self.dirty_delta -= 1,
             Link::Mem(node) => self.replaced.push(replaced(&node)),
         }
     }
@@ -297,7 +190,7 @@ impl Mutation<'_> {
             *link = Link::Mem(node);
         }
         let Link::Mem(node) = link else { unreachable!("just made resident") };
-        if node.generation != self.generation || node.location.get().is_some() {
+        if !self.is_dirty(node) {
             self.replaced.push(replaced(node));
             self.dirty_delta += 1;
             *node = Arc::new(Node::new(self.generation, node.body.to_change()));
@@ -307,42 +200,99 @@ impl Mutation<'_> {
         Arc::get_mut(node).expect("no other holder: it was just copied, and the apply mutex is held")
     }
 
-    /// `edge`: nothing of the tree lies to the right of `link`.
-    fn put_below(&mut self, link: &mut Link, edge: bool, key: &[u8], value: &[u8]) -> Vec<(Key, Link)> {
-        let node = self.writable(link);
-        match &mut node.body {
-            Body::Leaf(leaf) => {
-                let at = leaf.put(key, value);
-                if leaf.encoded_bytes() <= BLOCK_BYTES {
-                    return Vec::new();
+    /// Does `steps` below `link`, whose range they lie in, until it is split. `edge`: nothing of the tree lies to the right of
+    /// it.
+    fn change_below(&mut self, link: &mut Link, edge: bool, steps: &[Step<'_>]) -> Went {
+        match &mut self.writable(link).body {
+            Body::Leaf(leaf) => self.change_leaf(leaf, edge, steps),
+            Body::Interior(n) => self.change_interior(n, edge, steps),
+        }
+    }
+
+    fn change_leaf(&mut self, leaf: &mut Leaf, edge: bool, steps: &[Step<'_>]) -> Went {
+        let before = leaf.live_bytes();
+        for (done, step) in steps.iter().enumerate() {
+            match step.change {
+                Change::Put(value) => {
+                    let at = leaf.put(step.key, value);
+                    if leaf.encoded_bytes() > BLOCK_BYTES {
+                        let from = self.from(leaf, at, edge);
+                        let right = leaf.split_off(from);
+                        let mut out = Vec::new();
+                        self.split_leaf(leaf, right, &mut out);
+                        self.right = out;
+                        return Went { steps: done + 1, remains: Remains::Split };
+                    }
                 }
-                let from = self.from(leaf, at, edge);
-                let right = leaf.split_off(from);
-                let mut out = Vec::new();
-                self.split_leaf(leaf, right, &mut out);
-                out
-            }
-            Body::Interior(n) => {
-                let i = n.child_index(key);
-                let edge = edge && i + 1 == n.children.len();
-                let right = self.put_below(&mut n.children[i], edge, key, value);
-                if right.is_empty() {
-                    return right;
+                Change::Delete => {
+                    if let Ok(i) = leaf.find(step.key) {
+                        leaf.remove(i);
+                    }
                 }
-                for (k, (key, link)) in right.into_iter().enumerate() {
-                    n.insert_behind(i + k, key, link);
-                }
-                if n.encoded_bytes() <= BLOCK_BYTES {
-                    return Vec::new();
-                }
-                let whole = std::mem::replace(n, Interior::new(n.level, Vec::new(), Vec::new()));
-                let (Body::Interior(left), out) = self.split_interior(whole) else {
-                    unreachable!("splitting an interior node gives interior nodes")
-                };
-                *n = left;
-                out
+                Change::Nothing => {}
             }
         }
+        let after = leaf.live_bytes();
+        let remains = match leaf.len() {
+            0 => Remains::Nothing,
+            _ if before / LOOK_BYTES <= after / LOOK_BYTES => Remains::Most,
+            _ => Remains::Less,
+        };
+        Went { steps: steps.len(), remains }
+    }
+
+    fn change_interior(&mut self, n: &mut Interior, edge: bool, steps: &[Step<'_>]) -> Went {
+        let (mut done, mut fewer) = (0, false);
+        // The first and the last child of which less is left. What comes and goes later lies behind both.
+        let mut less: Option<(usize, usize)> = None;
+        while done < steps.len() {
+            let rest = &steps[done..];
+            let i = n.child_index(rest[0].key);
+            let here = &rest[..in_front(rest, n.keys().get(i + 1))];
+            let edge = edge && i + 1 == n.children.len();
+            let went = self.change_below(&mut n.children[i], edge, here);
+            done += went.steps;
+            match went.remains {
+                Remains::Most => {}
+                Remains::Less => less = Some((less.map_or(i, |(first, _)| first), i)),
+                Remains::Nothing => {
+                    let gone = n.remove(i);
+                    self.forget(gone);
+                    fewer = true;
+                }
+                Remains::Split => {
+                    for (k, (key, link)) in std::mem::take(&mut self.right).into_iter().enumerate() {
+                        n.insert_behind(i + k, key, link);
+                    }
+                    if n.encoded_bytes() > BLOCK_BYTES {
+                        // What is underfull below it stays so: that is rare.
+                        self.split_whole(n);
+                        return Went { steps: done, remains: Remains::Split };
+                    }
+                }
+            }
+        }
+        if let Some((first, last)) = less {
+            // From the last one on: what is joined lies behind those that are still to be looked at.
+            for i in (first..=last).rev() {
+                fewer |= self.join_around(n, i);
+            }
+        }
+        let remains = match n.children.len() {
+            0 => Remains::Nothing,
+            _ if fewer => Remains::Less,
+            _ => Remains::Most,
+        };
+        Went { steps: done, remains }
+    }
+
+    /// Splits a full interior node.
+    fn split_whole(&mut self, n: &mut Interior) {
+        let whole = std::mem::replace(n, Interior::new(n.level, Vec::new(), Vec::new()));
+        let (Body::Interior(left), out) = self.split_interior(whole) else {
+            unreachable!("splitting an interior node gives interior nodes")
+        };
+        (*n, self.right) = (left, out);
     }
 
     /// The entry at which to split a full leaf, into which one came in at `at`: where entries come in, or in the middle.
@@ -393,41 +343,6 @@ impl Mutation<'_> {
             out = next;
         }
         (Body::Interior(node), out)
-    }
-
-    /// Deletes below `link`.
-    fn delete_below(&mut self, link: &mut Link, key: &[u8]) -> Remains {
-        let node = self.writable(link);
-        match &mut node.body {
-            Body::Leaf(leaf) => {
-                let before = leaf.live_bytes();
-                if let Ok(i) = leaf.find(key) {
-                    if leaf.len() == 1 && self.keep_last {
-                        self.deferred = true;
-                        return Remains::Most;
-                    }
-                    leaf.remove(i);
-                }
-                match leaf.len() {
-                    0 => Remains::Nothing,
-                    _ if before / LOOK_BYTES == leaf.live_bytes() / LOOK_BYTES => Remains::Most,
-                    _ => Remains::Less,
-                }
-            }
-            Body::Interior(n) => {
-                let i = n.child_index(key);
-                match self.delete_below(&mut n.children[i], key) {
-                    Remains::Most => return Remains::Most,
-                    Remains::Less if !self.join_around(n, i) => return Remains::Most,
-                    Remains::Less => {}
-                    Remains::Nothing => {
-                        let gone = n.remove(i);
-                        self.forget(gone);
-                    }
-                }
-                if n.children.is_empty() { Remains::Nothing } else { Remains::Less }
-            }
-        }
     }
 }
 

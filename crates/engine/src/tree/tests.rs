@@ -1,6 +1,7 @@
 //! Trees against `BTreeMap`, with freezes and written nodes imitated.
 
 mod fill;
+mod many;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -68,14 +69,51 @@ fn write_dirty(link: &Link, disk: &Disk, written: &mut u64) {
     *written += 1;
 }
 
-fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
+impl Tree {
+    /// A transaction of one step.
+    fn put(&mut self, m: &mut Mutation<'_>, key: &[u8], value: &[u8]) {
+        self.change(m, &[Step { tree: self.id, key, change: Change::Put(value) }]);
+    }
+    fn delete(&mut self, m: &mut Mutation<'_>, key: &[u8]) {
+        self.change(m, &[Step { tree: self.id, key, change: Change::Delete }]);
+    }
+}
+
+/// Numbers that look random, below what is asked.
+fn chance(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut below = move |n: u64| {
+    move |n| {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
         state % n
-    };
+    }
+}
+
+/// Prepares `steps`, with whatever must be read for that.
+fn prepared(
+    tree: &Tree,
+    steps: &mut [Step<'_>],
+    (generation, stamp): (u64, &mut u64),
+    cache: &NodeCache,
+    (disk, pins): (&Disk, &mut Pins),
+) -> Forecast {
+    loop {
+        *stamp += 1;
+        let mut asked =
+            Asked { generation, stamp: *stamp, cache, pins: &mut *pins, forecast: Forecast::default() };
+        match tree.prepare(steps, &mut asked) {
+            Ok(()) => return asked.forecast,
+            Err(miss) => {
+                let node = disk.load(miss, tree).expect("on disk");
+                pins.insert(miss.ptr.addr[0].0, node);
+            }
+        }
+    }
+}
+
+fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
+    let mut below = chance(seed);
     let disk = Disk::default();
     let cache = node_cache(1 << 20);
     let mut tree = Tree::empty(TreeId::NAMES);
@@ -92,24 +130,12 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
         let put = below(100) < if step * 3 < steps * 2 { 65 } else { 25 };
         let value = vec![n as u8; below(value_max) as usize];
         let mut pins = Pins::new();
-        let exists = loop {
-            stamp += 1;
-            let mut asked = Asked {
-                entry_bytes: put.then_some(key.len() + value.len()),
-                generation,
-                stamp,
-                cache: &cache,
-                pins: &mut pins,
-                forecast: Forecast::default(),
-            };
-            match tree.prepare(&key, &mut asked) {
-                Ok(exists) => break (exists, asked.forecast),
-                Err(miss) => {
-                    pins.insert(miss.ptr.addr[0].0, disk.load(miss, &tree).expect("on disk"));
-                }
-            }
-        };
-        assert_eq!(exists.0, model.contains_key(&key), "seed {seed} step {step}");
+        let change = if put { Change::Put(&value) } else { Change::Delete };
+        let mut one = [Step { tree: tree.id, key: &key, change }];
+        let of = (generation, &mut stamp);
+        let forecast = prepared(&tree, &mut one, of, &cache, (&disk, &mut pins));
+        let there = one[0].change != Change::Nothing;
+        assert_eq!(there, put || model.contains_key(&key), "seed {seed} step {step}");
         let mut replaced = Vec::new();
         let mut m = Mutation {
             generation,
@@ -117,19 +143,14 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
             pins: &pins,
             replaced: &mut replaced,
             dirty_delta: 0,
-            keep_last: false,
-            deferred: false,
             spare: SPARE_NODES,
             replay: false,
+            right: Vec::new(),
         };
-        if put {
-            tree.put(&mut m, &key, &value);
-            model.insert(key.clone(), value);
-        } else if exists.0 {
-            tree.delete(&mut m, &key);
-            model.remove(&key);
+        if there {
+            tree.change(&mut m, &one);
         }
-        let forecast = (exists.1.dirtied + exists.1.added + SPARE_NODES - m.spare) as i64;
+        let forecast = (forecast.dirtied + forecast.added + SPARE_NODES - m.spare) as i64;
         assert!(
             m.dirty_delta <= forecast,
             "seed {seed} step {step}: {} dirty, forecast {forecast}",
@@ -137,6 +158,11 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
         );
         dirty += m.dirty_delta;
         live_on_disk -= replaced.len() as i64;
+        if put {
+            model.insert(key.clone(), value);
+        } else {
+            model.remove(&key);
+        }
         assert_eq!(
             tree.get(&key, &disk, <[u8]>::to_vec).expect("reads"),
             model.get(&key).cloned(),
@@ -274,10 +300,9 @@ impl Loose {
             pins: &pins,
             replaced: &mut replaced,
             dirty_delta: 0,
-            keep_last: false,
-            deferred: false,
             spare,
             replay: false,
+            right: Vec::new(),
         };
         change(&mut self.tree, &mut m);
         self.nodes += m.dirty_delta;
@@ -390,10 +415,9 @@ fn ascending_inserts_fill_nodes() {
         pins: &pins,
         replaced: &mut replaced,
         dirty_delta: 0,
-        keep_last: false,
-        deferred: false,
         spare: 0,
         replay: false,
+        right: Vec::new(),
     };
     for i in 0..10_000u64 {
         tree.put(&mut m, &i.to_be_bytes(), &[0; 50]);
@@ -415,10 +439,9 @@ fn long_scans_read_ahead() {
         pins: &pins,
         replaced: &mut replaced,
         dirty_delta: 0,
-        keep_last: false,
-        deferred: false,
         spare: 0,
         replay: false,
+        right: Vec::new(),
     };
     for i in 0..20_000u64 {
         tree.put(&mut m, &i.to_be_bytes(), &[0; 50]);

@@ -165,27 +165,31 @@ proptest! {
             let (keys, value) = part.keys(&there, &loose.tree);
             stamp += 1;
             let mut pins = Pins::new();
+            let keys: Vec<_> = keys.iter().map(|key| key.to_be_bytes()).collect();
+            let value = vec![1; value.into()];
+            let step = |key| Step { tree: loose.tree.id, key, change: Change::Put(&value) };
+            let mut steps: Vec<Step<'_>> = keys.iter().map(|key| step(&key[..])).collect();
+            // One after the other, in the order that somebody has thought out, is worse than in the order of keys.
             let mut asked = Asked {
-                entry_bytes: Some(8 + usize::from(value)),
                 generation: 1,
                 stamp,
                 cache: &loose.cache,
                 pins: &mut pins,
                 forecast: Forecast::default(),
             };
-            for key in &keys {
-                prop_assert!(loose.tree.prepare(&key.to_be_bytes(), &mut asked).is_ok());
+            for step in &mut steps {
+                prop_assert!(loose.tree.prepare(std::slice::from_mut(step), &mut asked).is_ok());
             }
             let (forecast, before, mut spent) = (asked.forecast, loose.nodes, 0);
             let put = |tree: &mut Tree, m: &mut Mutation<'_>| {
-                keys.iter().for_each(|key| tree.put(m, &key.to_be_bytes(), &vec![1; value.into()]));
+                steps.iter().for_each(|step| tree.change(m, std::slice::from_ref(step)));
             };
             loose.change(spare, |tree, m| {
                 put(tree, m);
                 spent = (spare - m.spare) as i64;
             });
             halves.change(0, put);
-            model.extend(keys.iter().map(|key| (key.to_be_bytes().to_vec(), vec![1; value.into()])));
+            model.extend(keys.iter().map(|key| (key.to_vec(), value.clone())));
             let made = loose.nodes - before;
             let allowed = (forecast.dirtied + forecast.added) as i64 + spent;
             // Large entries that fall may need more than the forecast says, split in the middle as well.

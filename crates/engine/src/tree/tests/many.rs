@@ -1,0 +1,225 @@
+//! Many changes in one transaction, which share descents.
+
+use super::*;
+use crate::key::Key;
+use crate::tree::step;
+
+/// A tree beside a map, with checkpoints imitated.
+struct Beside {
+    tree: Tree,
+    model: Model,
+    disk: Disk,
+    cache: NodeCache,
+    generation: u64,
+    stamp: u64,
+    /// Nodes that are dirty, and nodes on the disk.
+    dirty: i64,
+    on_disk: i64,
+}
+
+impl Beside {
+    fn new() -> Beside {
+        Beside {
+            tree: Tree::empty(TreeId::NAMES),
+            model: Model::new(),
+            disk: Disk::default(),
+            cache: node_cache(1 << 20),
+            generation: 1,
+            stamp: 0,
+            dirty: 0,
+            on_disk: 0,
+        }
+    }
+
+    /// A transaction of these changes. `exact`: it makes no more nodes than were forecast for it.
+    fn change(&mut self, changes: &[(Vec<u8>, Option<Vec<u8>>)], spare: u64, exact: bool) {
+        let mut steps = Vec::new();
+        for (key, value) in changes {
+            let change = value.as_ref().map_or(Change::Delete, |value| Change::Put(value));
+            steps.push(Step { tree: TreeId::NAMES, key, change });
+        }
+        step::sort(&mut steps);
+        let mut pins = Pins::new();
+        let of = (self.generation, &mut self.stamp);
+        let forecast = prepared(&self.tree, &mut steps, of, &self.cache, (&self.disk, &mut pins));
+        for step in &steps {
+            let nothing = step.change == Change::Delete || step.change == Change::Nothing;
+            let nothing = nothing && !self.model.contains_key(step.key);
+            assert_eq!(step.change == Change::Nothing, nothing);
+        }
+        steps.retain(|step| step.change != Change::Nothing);
+        let mut replaced = Vec::new();
+        let mut m = Mutation {
+            generation: self.generation,
+            cache: &self.cache,
+            pins: &pins,
+            replaced: &mut replaced,
+            dirty_delta: 0,
+            spare,
+            replay: false,
+            right: Vec::new(),
+        };
+        self.tree.change(&mut m, &steps);
+        let forecast = (forecast.dirtied + forecast.added + spare - m.spare) as i64;
+        assert!(!exact || m.dirty_delta <= forecast, "{} dirty, forecast {forecast}", m.dirty_delta);
+        self.dirty += m.dirty_delta;
+        self.on_disk -= replaced.len() as i64;
+        for (key, value) in changes {
+            match value {
+                Some(value) => drop(self.model.insert(key.clone(), value.clone())),
+                None => drop(self.model.remove(key)),
+            }
+        }
+        self.check();
+    }
+
+    fn checkpoint(&mut self) {
+        let frozen = self.tree.clone();
+        self.generation += 1;
+        let mut written = 0;
+        frozen.root.iter().for_each(|r| write_dirty(r, &self.disk, &mut written));
+        assert_eq!(written as i64, self.dirty, "dirty nodes are counted");
+        self.on_disk += self.dirty;
+        self.dirty = 0;
+        drop(frozen);
+        self.tree.let_go(self.generation);
+    }
+
+    /// The entries are those of the map, the nodes as many as counted, and each of them what it must be.
+    fn check(&self) {
+        same(&self.tree, &self.model, &self.disk, 0);
+        let mut count = 0;
+        if let Some(root) = &self.tree.root {
+            self.check_below(root, self.tree.height - 1, (&[], None), &mut count);
+        }
+        assert_eq!(self.tree.root.is_none(), self.tree.height == 0);
+        assert_eq!(count, self.dirty + self.on_disk, "nodes written, replaced and dirty add up");
+    }
+
+    fn check_below(&self, link: &Link, level: u8, range: (&[u8], Option<&[u8]>), count: &mut i64) {
+        let node = match link {
+            Link::Mem(node) => node.clone(),
+            Link::Disk(ptr) => {
+                self.disk.load(Miss { ptr: *ptr, tree: self.tree.id, level }, &self.tree).expect("on disk")
+            }
+        };
+        *count += 1;
+        assert_eq!(node.level(), level);
+        assert!(node.encoded_bytes() <= BLOCK_BYTES);
+        let within = |key: &[u8]| key >= range.0 && range.1.is_none_or(|end| key < end);
+        match &node.body {
+            Body::Leaf(leaf) => {
+                assert!(leaf.len() > 0, "no leaf is empty");
+                let keys: Vec<Key> = (0..leaf.len()).map(|i| leaf.key(i)).collect();
+                assert!(keys.iter().all(|key| within(key)));
+                assert!(keys.is_sorted_by(|a, b| a.as_slice() < b.as_slice()));
+            }
+            Body::Interior(n) => {
+                let keys = n.keys();
+                assert!(keys[0].is_empty() && keys.len() == n.children.len());
+                assert!(keys[1..].iter().all(|key| within(key)));
+                assert!(keys.is_sorted_by(|a, b| a.as_slice() < b.as_slice()));
+                assert!(
+                    level + 1 < self.tree.height || keys.len() > 1,
+                    "a root of one child gives way to it"
+                );
+                for (i, child) in n.children.iter().enumerate() {
+                    let low = if i == 0 { range.0 } else { &keys[i] };
+                    let end = keys.get(i + 1).map(|key| key.as_slice()).or(range.1);
+                    self.check_below(child, level - 1, (low, end), count);
+                }
+            }
+        }
+    }
+}
+
+/// A key whose length follows from it.
+fn key(n: u64) -> Vec<u8> {
+    let mut key = vec![7; (n / 40 % 9) as usize];
+    key.extend_from_slice(&n.to_be_bytes());
+    key
+}
+
+// Goal: a transaction of many steps does what they do one after the other, whatever leaves it splits, joins and empties.
+// Method: transactions of neighbouring keys and of scattered ones, several steps on one key, ranges put and deleted whole and
+// in part, small values and large ones, with and without room to spare, beside a sorted map; after each the tree is gone
+// through from end to end.
+#[test]
+fn many_steps_are_what_they_are_one_by_one() {
+    for seed in 0..60 {
+        let mut below = chance(seed + 1);
+        let key_space = [300, 3_000, 40_000][seed as usize % 3];
+        let value_max = [30, 200, 1900][seed as usize / 3 % 3];
+        let mut beside = Beside::new();
+        let mut tallest = 0;
+        for transaction in 0..60 {
+            let most = [4, 60, 600][below(3) as usize];
+            let count = 1 + below(most);
+            let (first, span) = (below(key_space), 1 + below(3) * count / 2);
+            let near = below(3) > 0;
+            let puts = [95, 50, 3][(transaction / 4 + below(3) as usize) % 3];
+            let mut changes = Vec::new();
+            for i in 0..count {
+                let n = match (near, span) {
+                    (false, _) => below(key_space),
+                    (true, 1) => first + i,
+                    (true, span) => first + below(span),
+                };
+                let value = (below(100) < puts).then(|| vec![n as u8; below(value_max) as usize]);
+                changes.push((key(n), value));
+            }
+            let spare = if below(4) == 0 { 0 } else { SPARE_NODES };
+            // A few large entries, split in the middle, may need more than the forecast says.
+            beside.change(&changes, spare, value_max < 1000);
+            tallest = tallest.max(beside.tree.height);
+            if below(5) == 0 {
+                beside.checkpoint();
+            }
+        }
+        assert!(tallest > 1, "seed {seed}");
+        // All of it, in few transactions.
+        let all: Vec<_> = beside.model.keys().map(|key| (key.clone(), None)).collect();
+        for part in all.chunks(all.len().div_ceil(3).max(1)) {
+            beside.change(part, SPARE_NODES, value_max < 1000);
+        }
+        assert!(beside.tree.root.is_none());
+    }
+}
+
+// Goal: what is emptied within one transaction is not joined on the way, and what is left is. Method: 20,000 keys; runs of
+// 700 deleted in one transaction each, whole and but for every 20th key, with the nodes taken from the spare and the leaves
+// counted.
+#[test]
+fn leaves_are_joined_once_a_transaction() {
+    for keeps in [false, true] {
+        let mut loose = Loose::new();
+        let keys: Vec<_> = (0..20_000u64).map(u64::to_be_bytes).collect();
+        let put = |key| Step { tree: TreeId::NAMES, key, change: Change::Put(&[1; 30]) };
+        for part in keys.chunks(300) {
+            let steps: Vec<Step<'_>> = part.iter().map(|key| put(&key[..])).collect();
+            loose.change(SPARE_NODES, |tree, m| tree.change(m, &steps));
+        }
+        let (before, fill) = loose.fill();
+        assert!(fill > 0.9, "ascending puts fill leaves: {fill:.2}");
+        let mut spent = 0;
+        for part in keys.chunks(700) {
+            let gone = part.iter().enumerate().filter(|(i, _)| !keeps || i % 20 > 0).map(|(_, key)| &key[..]);
+            let steps: Vec<Step<'_>> =
+                gone.map(|key| Step { tree: TreeId::NAMES, key, change: Change::Delete }).collect();
+            loose.change(SPARE_NODES, |tree, m| {
+                tree.change(m, &steps);
+                spent += SPARE_NODES - m.spare;
+            });
+        }
+        let (leaves, fill) = loose.fill();
+        let joined = spent as usize / 3;
+        if keeps {
+            assert!(
+                fill > 0.58 && joined <= before,
+                "{leaves} leaves {fill:.2} full, {joined} joinings of {before}"
+            );
+        } else {
+            assert!(loose.tree.root.is_none() && joined < before / 5, "{joined} joinings of {before}");
+        }
+    }
+}
