@@ -77,8 +77,8 @@ impl Store {
             position: Lsn(u64::MAX),
         };
         let options = StoreOptions { read_only: false, cache_bytes: 1 << 20, background: false };
-        let log_end = LogEnd::default();
-        let store = assemble(pool, (superblock, log_end), core, durable, options, Commits::new(Lsn(0), 0));
+        let found = Found { superblock, log_end: LogEnd::default(), bitmap_lost: false };
+        let store = assemble(pool, found, core, durable, options, Commits::new(Lsn(0), 0));
         store.checkpoint_as(true)
     }
 
@@ -109,15 +109,29 @@ impl Store {
         let log = recovery::read_log(&pool, &superblock, &mut judge)?;
         let total = superblock.total_blocks;
         let root = load_root(&pool, &superblock, &mut judge)?;
-        let mut read = |ptr: NodePtr, what: &str| read_block(&pool, ptr, what).map(|b| b.to_vec());
-        let mut load = |pages, root, what| match PagePtrs::load(pages, root, what, &mut read) {
-            Err(e) => judge.hear(Kind::ArrayUnreadable, e).map(|()| PagePtrs::new(pages)),
-            loaded => loaded,
+        let sums = load_pages(&pool, sum_pages(total), root.checksums, "checksum", &mut judge)?;
+        let (bitmap, mut bits, wrong) = load_bitmap(&pool, root.bitmap, total)?;
+        let bitmap_lost = match (&mut judge, wrong.list.first()) {
+            (_, None) => false,
+            (Judge::Note(problems), _) => {
+                problems.append(wrong);
+                true
+            }
+            (Judge::Refuse, Some(first)) if !options.read_only => {
+                return Err(EngineError::Refused(format!(
+                    "which blocks of the pool are in use cannot be read ({}), so it cannot be written to; all files can still be \
+                     read: `varve check` says what is damaged, and `varve export`, or a mount with -o ro, brings them to safety",
+                    first.text
+                )));
+            }
+            (Judge::Refuse, Some(first)) => {
+                tracing::warn!("{}: the pool can be read, not written to", first.text);
+                bits = Bits::new(total);
+                true
+            }
         };
-        let sums = load(sum_pages(total), root.checksums, "checksum")?;
-        let bitmap = load(bitmap_pages(total), root.bitmap, "bitmap")?;
         let mut space = Space::new(total, u64::from(superblock.metadata.copies));
-        space.adopt_referenced(load_bits(&pool, &bitmap, total, &mut judge)?);
+        space.adopt_referenced(bits);
 
         let log_end = LogEnd::of(&log, &superblock);
         let kept = &log.batches[..log.keep];
@@ -152,7 +166,8 @@ impl Store {
         let sequence = core.log.sequence;
         let commits = Commits::new(Lsn(u64::MAX), sequence - 1);
         let read_only = options.read_only;
-        let store = assemble(pool, (superblock, log_end), core, durable, options, commits);
+        let found = Found { superblock, log_end, bitmap_lost };
+        let store = assemble(pool, found, core, durable, options, commits);
         let (metadata, mut damage) = match judge {
             Judge::Refuse => (store.count_nodes()?, None),
             Judge::Note(problems) => {
@@ -167,6 +182,9 @@ impl Store {
         }
         if let Some(damage) = damage {
             let _ = store.damage.set(damage);
+        }
+        if store.bitmap_lost {
+            store.core.lock().space.nothing_is_free();
         }
         report.end = store.position();
         store.commits.recovered(report.end);
@@ -221,6 +239,7 @@ impl Store {
                 return Err(EngineError::corrupt(format!("batch {} of the log", header.sequence), why));
             }
             for (position, ops) in recovery::transactions(found, total)? {
+                self.assume_used(&ops, total, metadata);
                 self.replay_one(position, &ops, metadata)?;
                 report.transactions_replayed += 1;
             }
@@ -228,6 +247,22 @@ impl Store {
             self.core.lock().position = header.last;
         }
         Ok(())
+    }
+
+    /// Without the bitmap, what a transaction frees is taken for used.
+    fn assume_used(&self, ops: &[crate::transaction::Op], total: u64, metadata: &Bits) {
+        if !self.bitmap_lost {
+            return;
+        }
+        let mut core = self.core.lock();
+        for op in ops {
+            if let crate::transaction::Op::Free { run } = op {
+                let (first, end) = (run.addr.block(), run.addr.block().saturating_add(run.blocks.into()));
+                if first > 0 && end <= total && metadata.next(first, end, true).is_none() {
+                    core.space.assume_used(*run);
+                }
+            }
+        }
     }
 
     /// `metadata` are the blocks of the checkpoint's nodes and pages: no transaction may give them back.
@@ -353,7 +388,7 @@ impl Store {
         let mut metadata = Bits::new(total);
         let mut claim = |ptr: NodePtr, what: &str| {
             for addr in ptr.copies() {
-                let free = addr.block() >= total || !referenced.get(addr.block());
+                let free = addr.block() >= total || !(self.bitmap_lost || referenced.get(addr.block()));
                 if free || metadata.write(Run { addr, blocks: 1 }, true, &mut |_| {}) != 1 {
                     let what = format!("the pointer to {what} block at {:#x}", addr.0);
                     let why = if free { "block not in use" } else { "second pointer to one block" };
@@ -377,8 +412,14 @@ impl Store {
         }
         let mut core = self.core.lock();
         core.space.nodes = nodes;
-        // All of them were seen in the bitmap.
-        core.space.data = referenced.count() - nodes - pages;
+        if self.bitmap_lost {
+            // What replay may not give to data. The rest is found out as it is freed, and then taken for used.
+            core.space.adopt_referenced(metadata.clone());
+            core.space.data = 0;
+        } else {
+            // All of them were seen in the bitmap.
+            core.space.data = referenced.count() - nodes - pages;
+        }
         Ok(metadata)
     }
 
@@ -503,6 +544,29 @@ fn load_root(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Result<
     Ok(root)
 }
 
+fn load_pages(
+    pool: &Pool,
+    pages: usize,
+    root: ArrayRoot,
+    what: &str,
+    judge: &mut Judge,
+) -> Result<PagePtrs> {
+    let mut read = |ptr: NodePtr, what: &str| read_block(pool, ptr, what).map(|b| b.to_vec());
+    match PagePtrs::load(pages, root, what, &mut read) {
+        Err(e) => judge.hear(Kind::ArrayUnreadable, e).map(|()| PagePtrs::new(pages)),
+        loaded => loaded,
+    }
+}
+
+/// The bitmap, as much of it as there is, and what is wrong with it.
+fn load_bitmap(pool: &Pool, root: ArrayRoot, total: u64) -> Result<(PagePtrs, Bits, Problems)> {
+    let mut judge = Judge::Note(Problems::default());
+    let ptrs = load_pages(pool, bitmap_pages(total), root, "bitmap", &mut judge)?;
+    let bits = load_bits(pool, &ptrs, total, &mut judge)?;
+    let Judge::Note(wrong) = judge else { unreachable!("it notes") };
+    Ok((ptrs, bits, wrong))
+}
+
 fn load_bits(pool: &Pool, ptrs: &PagePtrs, total: u64, judge: &mut Judge) -> Result<Bits> {
     let mut bits = Bits::new(total);
     for i in 0..bits.page_count() {
@@ -550,9 +614,16 @@ fn load_roots(root: &RootBlock, judge: &mut Judge) -> Result<Vec<Tree>> {
     Ok(trees)
 }
 
+/// What is kept of how a pool was found.
+struct Found {
+    superblock: Superblock,
+    log_end: LogEnd,
+    bitmap_lost: bool,
+}
+
 fn assemble(
     pool: Pool,
-    (superblock, log_end): (Superblock, LogEnd),
+    Found { superblock, log_end, bitmap_lost }: Found,
     core: Core,
     durable: Durable,
     options: StoreOptions,
@@ -573,6 +644,7 @@ fn assemble(
         superblock_generation: AtomicU64::new(superblock.generation),
         superblock: Mutex::new(superblock),
         log_end,
+        bitmap_lost,
         cache,
         sum_cache: Cache::new(pages),
         readers: Default::default(),

@@ -11,6 +11,9 @@ use std::thread;
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use varve_format::root::RootBlock;
+use varve_format::superblock::{SLOT_BYTES, SLOTS_PER_END, Superblock, slot_offset};
+use varve_format::{BLOCK_BYTES, PoolAddr};
 
 use crate::harness::*;
 use crate::helper::script;
@@ -297,6 +300,62 @@ fn a_damaged_pool_is_refused() {
     fs::write(mount.path("new"), "new").expect("it can be written to");
     mount.unmount();
     check(&pool);
+}
+
+/// Every copy of the bitmap's first page, overwritten.
+fn spoil_bitmap(pool: &Path) {
+    let file = fs::File::options().read(true).write(true).open(pool).expect("root can write to it");
+    let size = file.metadata().expect("a file").len();
+    let read = |at: u64, len: usize| {
+        let mut bytes = vec![0; len];
+        file.read_exact_at(&mut bytes, at).expect("it is that long");
+        bytes
+    };
+    let slots = (0..2 * SLOTS_PER_END).map(|slot| read(slot_offset(slot, size), SLOT_BYTES as usize));
+    let superblocks = slots.filter_map(|slot| Superblock::decode(&slot).ok());
+    let superblock = superblocks.max_by_key(|superblock| superblock.generation).expect("it is a pool");
+    let chunk = &superblock.chunks[0];
+    let offset = |addr: PoolAddr| chunk.stripes[0].offset + (addr.0 - chunk.start);
+    let root = RootBlock::decode(&read(offset(superblock.root.addr[0]), BLOCK_BYTES)).expect("a root block");
+    for addr in root.bitmap.ptr.copies() {
+        file.write_all_at(&[0x5a; BLOCK_BYTES], offset(addr)).expect("it can be written to");
+    }
+}
+
+/// Goal: a pool of which only the bitmap is damaged gives its files back, and nothing writes to it. Method: all copies of it are
+/// garbage; the pool is mounted, looked into and exported, and refused by who would write, with what to do, a remount among them.
+#[test]
+fn a_pool_without_its_bitmap_is_read() {
+    if !can_remount("a_pool_without_its_bitmap_is_read") {
+        return;
+    }
+    let scratch = Scratch::new("remount-bitmap");
+    let (pool, contents) = filled(&scratch, 2);
+    spoil_bitmap(&pool);
+    let spoiled = fs::read(&pool).expect("a file");
+    let words = ["pool.img", "which blocks of the pool are in use", "varve check", "varve export", "-o ro"];
+    let out = output(varve(&["mount"]).arg(&pool).arg(scratch.subdir("rw")));
+    let message = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(1), "{message}");
+    for word in words {
+        assert!(message.contains(word), "no {word:?} in: {message}");
+    }
+    let exported = scratch.path("out");
+    succeed(varve(&["export"]).arg(format!("{}:/dir", pool.display())).arg(&exported));
+    assert!(fs::read(exported.join("file1")).expect("it is there") == contents[1]);
+    succeed(varve(&["inspect"]).arg(&pool));
+    succeed(varve(&["stats"]).arg(&pool));
+    let found = output(varve(&["check"]).arg(&pool));
+    assert!(String::from_utf8_lossy(&found.stdout).contains("array-unreadable"), "{found:?}");
+
+    let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", "ro"]);
+    for (number, bytes) in contents.iter().enumerate() {
+        assert!(fs::read(mount.path(&format!("dir/file{number}"))).expect("it can be read") == *bytes);
+    }
+    refuses(&pool, &mount, &words);
+    assert!(fs::read(mount.path("dir/file0")).expect("it can still be read") == contents[0]);
+    mount.unmount();
+    assert!(fs::read(&pool).expect("a file") == spoiled, "something was written to it");
 }
 
 /// Goal: what the kernel remembers of a pool is not mixed with another state of it. Method: the bytes of a later state are

@@ -139,6 +139,21 @@ impl Space {
         self.referenced = bits;
     }
 
+    /// Where it is not known what is in use: blocks of `run` that nothing has claimed are taken for data.
+    pub fn assume_used(&mut self, run: Run) {
+        let first = run.addr.block();
+        for block in first..first + u64::from(run.blocks) {
+            if !self.referenced.get(block) {
+                self.place(Run { addr: PoolAddr::from_block(block), blocks: 1 }, false);
+            }
+        }
+    }
+
+    /// The same of all blocks, in the books alone.
+    pub fn nothing_is_free(&mut self) {
+        self.data += u64::try_from(self.available()).unwrap_or(0);
+    }
+
     /// Takes blocks for nodes and array pages: copy 0 and copy 1 of `n` blocks, each as contiguous as possible.
     /// The books have set them aside.
     pub fn allocate_metadata(&mut self, n: u64) -> Option<Vec<[PoolAddr; 2]>> {
