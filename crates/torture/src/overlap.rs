@@ -132,8 +132,8 @@ fn both_in_flight<T>(
             let lsn = put(store, key)?;
             scope.spawn(move || {
                 prepare();
-                // The scene may be over.
-                let _ = told.send(store.commit(lsn));
+                // Two threads that waited would share a batch. The scene may be over.
+                store.commit_then(lsn, Box::new(move |result| drop(told.send(result))));
             });
             let Ok(through) = begins.recv_timeout(PATIENCE) else {
                 return Err(violation!("the flush of {:?} does not begin", key.escape_ascii()));

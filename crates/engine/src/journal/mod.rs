@@ -25,6 +25,7 @@ mod turns;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use varve_device::{AlignedBuf, Stopwatch};
 use varve_format::batch::{BATCH_HEADER_BYTES, BatchHeader, batch_blocks, seal};
@@ -99,7 +100,7 @@ impl Store {
             let wakes = inner.call();
             drop(inner);
             self.wake(wakes);
-            if wait.wait() {
+            if wait.wait(&self.commits) {
                 self.committed(waited.as_ref());
                 return Ok(());
             }
@@ -133,7 +134,7 @@ impl Store {
         self.counters.journal_waiters.fetch_add(1, Relaxed);
         inner.arrive();
         inner.enter_callback(upto, done);
-        if upto > inner.sealed && inner.may_lead() {
+        if upto > inner.sealed && inner.may_lead_at_once() {
             inner.writing = true;
             drop(inner);
             // An error has reached the callbacks already.
@@ -158,7 +159,7 @@ impl Store {
             }
             let wait = inner.enter_freezer();
             drop(inner);
-            wait.wait();
+            wait.wait(&self.commits);
             inner = self.commits.inner.lock();
         }
         inner.writing = true;
@@ -174,7 +175,7 @@ impl Store {
     /// Ends an idle log with an empty record, so that the next opening need not verify the data of the last batches.
     pub(crate) fn close_idle_log(&self) -> Result<()> {
         let mut inner = self.commits.inner.lock();
-        let idle = inner.written.is_empty() && !inner.landing && inner.may_lead();
+        let idle = inner.written.is_empty() && !inner.landing && inner.may_lead_at_once();
         if !idle || inner.named_sequence >= inner.flushed_sequence {
             return Ok(());
         }
@@ -202,6 +203,7 @@ impl Store {
     /// Steps 1 to 4. Who is covered by the batch has been told when it returns, or the pool has stopped.
     fn write_and_flush(&self, what: Lead) -> Result<Option<Frozen>> {
         let panics = PanicStops::new(&self.commits, "writing or flushing a batch of the log");
+        let begun = Stopwatch::start();
         let result = self.write_batch(what).and_then(|sent| {
             if let Some(sequence) = sent.sequence {
                 if !is(Planted::MissingFlush) {
@@ -209,7 +211,7 @@ impl Store {
                     self.pool.flush_batch()?;
                     self.flushed_bytes.fetch_max(written, Relaxed);
                 }
-                self.flushed(sequence);
+                self.flushed(sequence, begun.elapsed());
             }
             Ok(sent.frozen)
         });
@@ -290,8 +292,7 @@ impl Store {
             inner.named_sequence = named;
         }
         if let Some(batch) = batch {
-            inner.sealed = batch.last;
-            inner.written.push_back(batch);
+            inner.seal(batch);
         }
         let wakes = inner.call();
         drop(inner);
@@ -299,11 +300,12 @@ impl Store {
     }
 
     /// A flush counts that began when batch `sequence` had been written, and all before it. Step 4.
-    fn flushed(&self, sequence: u64) {
+    fn flushed(&self, sequence: u64, commit_time: Duration) {
         let mut landed: Vec<Pending> = Vec::new();
         let mut wakes = Wakes::default();
         let mut inner = self.commits.inner.lock();
         inner.flushed_upto = inner.flushed_upto.max(sequence);
+        inner.took(commit_time);
         if inner.landing {
             return; // whoever does goes on with this one
         }

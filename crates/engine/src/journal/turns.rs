@@ -4,8 +4,14 @@
 //! be flushed. Who comes when a batch may be begun leads it. Else it waits in a list, and is woken exactly when its
 //! batch is durable, or when it is the first that no batch in flight covers and one may be begun.
 //!
+//! Few threads ([`FEW`]) do better with one batch at a time and as many as possible in it: flushes that overlap wait
+//! for each other in the device, and what the threads do between two commits is short. So among few, a batch is not begun early, and
+//! when one has become durable, who comes first waits for those whom it was for, at most half as long as a commit has
+//! taken lately. With more than that the processors are busy while a batch is in flight, and overlapping pays.
+//!
 //! No wake-up is lost: whether a batch may be begun changes only where somebody ceases to write, where a batch becomes
-//! durable, and where somebody arrives; each of these calls the first who is not covered. Who is called and finds that
+//! durable, where somebody arrives, and where patience ends; each of these but the last calls the first who is not covered,
+//! and while there is patience, who is called and who comes sleep no longer than that. Who is called and finds that
 //! another was quicker waits again; the other comes through one of these places later. Nor does a panic lose one: whoever
 //! writes or flushes stops the pool by it ([`PanicStops`]), and who was to be woken is ([`Wakes`]).
 
@@ -14,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::thread::Thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use varve_device::Stopwatch;
@@ -27,6 +33,11 @@ use crate::core::Pending;
 /// Batches in flight: while one is flushed the next is written, and its flush can be begun. A third could only wait for
 /// the second, and would be smaller than if it had gathered meanwhile.
 const IN_FLIGHT_MAX: usize = 2;
+/// So many threads or fewer do better without overlap: measured with two processors, where eight do as well either way and
+/// more do better with it.
+const FEW: usize = 4;
+/// Who comes first waits for the others no longer than this, however slow the device.
+const PATIENCE_MAX: Duration = Duration::from_millis(1);
 
 /// Who leads and who waits.
 #[derive(Default)]
@@ -64,6 +75,12 @@ pub(super) struct Inner {
     /// How many of those whose batch became durable last have not come again. While one batch is in flight, the next
     /// begins early only when nobody is expected any more: else it would leave behind those who are about to come.
     expected: usize,
+    /// Until when who comes first waits for them.
+    patience: Option<Instant>,
+    /// How long a commit has taken lately.
+    commit_time: Duration,
+    /// How many wait for the batch that was written last; more than [`FEW`] if there are callbacks among them.
+    company: usize,
     /// A checkpoint wants to be the next to lead.
     freezing: bool,
     freezer: Option<Waiter>,
@@ -75,6 +92,8 @@ pub(super) struct Inner {
 
 struct Waiter {
     upto: Lsn,
+    /// It wakes by itself when patience ends.
+    timed: bool,
     thread: Thread,
     state: Arc<AtomicU8>,
 }
@@ -86,7 +105,11 @@ struct Callback {
 }
 
 /// The side of a [`Waiter`] that waits.
-pub(super) struct Wait(Arc<AtomicU8>);
+pub(super) struct Wait {
+    state: Arc<AtomicU8>,
+    /// When it wakes by itself, if patience has an end.
+    until: Option<Instant>,
+}
 
 const WAITING: u8 = 0;
 const CALLED: u8 = 1;
@@ -94,11 +117,23 @@ const DURABLE: u8 = 2;
 
 impl Wait {
     /// Returns whether what was waited for is durable; if not, look again.
-    pub fn wait(self) -> bool {
+    pub fn wait(mut self, commits: &Commits) -> bool {
         loop {
-            match self.0.load(Acquire) {
-                WAITING => std::thread::park(),
+            match self.state.load(Acquire) {
+                WAITING => {}
                 state => return state == DURABLE,
+            }
+            let Some(until) = self.until else {
+                std::thread::park();
+                continue;
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if !left.is_zero() {
+                std::thread::park_timeout(left);
+            } else if commits.inner.lock().patience_ends(&self.state) {
+                return false;
+            } else {
+                self.until = None;
             }
         }
     }
@@ -152,7 +187,8 @@ impl Drop for Wakes {
 impl Waiter {
     fn new(upto: Lsn) -> (Waiter, Wait) {
         let state = Arc::new(AtomicU8::new(WAITING));
-        (Waiter { upto, thread: std::thread::current(), state: state.clone() }, Wait(state))
+        let waiter = Waiter { upto, timed: false, thread: std::thread::current(), state: state.clone() };
+        (waiter, Wait { state, until: None })
     }
     fn wake(self, state: u8) {
         self.state.store(state, Release);
@@ -165,9 +201,50 @@ impl Inner {
         !self.writing && self.written.len() < IN_FLIGHT_MAX && self.stopped.is_none()
     }
 
-    /// Whether whoever asks may begin a batch.
+    /// Whether a thread that comes may begin a batch.
     pub fn may_lead(&self) -> bool {
+        self.may_lead_among(self.uncovered() + 1)
+    }
+
+    /// Whether one of `uncovered` threads may, whom no batch covers.
+    fn may_lead_among(&self, uncovered: usize) -> bool {
+        self.may_lead_at_once()
+            && match self.written.is_empty() {
+                true => !self.patient(uncovered),
+                false => !self.callbacks.is_empty() || self.company + uncovered > FEW,
+            }
+    }
+
+    /// Whether whoever asks may begin a batch if nothing is to be gained by waiting for others.
+    pub fn may_lead_at_once(&self) -> bool {
         self.room() && !self.freezing && (self.written.is_empty() || self.expected == 0)
+    }
+
+    /// Threads in the list whom no batch covers.
+    fn uncovered(&self) -> usize {
+        self.waiters.iter().filter(|waiter| waiter.upto > self.sealed).count()
+    }
+
+    /// Whether, with nothing in flight, one of `uncovered` threads should wait for those who are expected.
+    fn patient(&self, uncovered: usize) -> bool {
+        self.expected > 0
+            && self.expected + uncovered <= FEW
+            && self.callbacks.is_empty()
+            && self.patience.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// The waiter with this state has slept until the end of patience. Whether it is to look again; else it goes on waiting,
+    /// since somebody writes or has written meanwhile.
+    fn patience_ends(&mut self, state: &Arc<AtomicU8>) -> bool {
+        let Some(at) = self.waiters.iter().position(|waiter| Arc::ptr_eq(&waiter.state, state)) else {
+            return false; // it is being woken
+        };
+        let look = self.stopped.is_some() || self.room() && self.written.is_empty();
+        match look {
+            true => drop(self.waiters.remove(at)),
+            false => self.waiters[at].timed = false,
+        }
+        look
     }
 
     /// Whether a checkpoint may. It keeps others from leading until it does.
@@ -183,7 +260,12 @@ impl Inner {
 
     /// Enters the list. The caller lets go of the lock, wakes whom [`Inner::call`] says and waits.
     pub fn enter(&mut self, upto: Lsn) -> Wait {
-        let (waiter, wait) = Waiter::new(upto);
+        let (mut waiter, mut wait) = Waiter::new(upto);
+        if upto > self.sealed && self.may_lead_at_once() && self.written.is_empty() {
+            // Only patience keeps it from leading.
+            waiter.timed = true;
+            wait.until = self.patience;
+        }
         self.waiters.push(waiter);
         wait
     }
@@ -204,7 +286,7 @@ impl Inner {
     pub fn call(&mut self) -> Wakes {
         let called = if self.freezing {
             if self.room() { self.freezer.take() } else { None }
-        } else if self.may_lead() {
+        } else if self.may_lead_among(self.uncovered()) || self.unattended() {
             let first = self.waiters.iter().position(|waiter| waiter.upto > self.sealed);
             first.map(|first| self.waiters.remove(first))
         } else {
@@ -213,9 +295,29 @@ impl Inner {
         Wakes { called, waiters: Vec::new(), callbacks: Vec::new() }
     }
 
+    /// Whether only patience keeps anybody from leading, and nobody would wake when it ends.
+    fn unattended(&self) -> bool {
+        self.may_lead_at_once() && self.written.is_empty() && !self.waiters.iter().any(|waiter| waiter.timed)
+    }
+
+    /// A batch has been written that covers everything up to `sealed`.
+    pub fn seal(&mut self, batch: Written) {
+        self.sealed = batch.last;
+        self.company = 1 + self.waiters.len() - self.uncovered();
+        if self.callbacks.iter().any(|callback| callback.upto <= self.sealed) {
+            self.company = self.company.max(FEW + 1);
+        }
+        self.written.push_back(batch);
+    }
+
+    /// A commit took so long.
+    pub fn took(&mut self, commit_time: Duration) {
+        self.commit_time = (self.commit_time * 3 + commit_time) / 4;
+    }
+
     /// Whether there are callbacks that no batch covers and nobody else to lead for them.
     pub fn deserted(&self) -> bool {
-        self.may_lead()
+        self.may_lead_at_once()
             && self.callbacks.iter().any(|callback| callback.upto > self.sealed)
             && !self.waiters.iter().any(|waiter| waiter.upto > self.sealed)
     }
@@ -228,6 +330,7 @@ impl Inner {
         wakes.callbacks.extend(self.callbacks.extract_if(.., |callback| callback.upto <= durable));
         // With whoever has led.
         self.expected = wakes.waiters.len() + wakes.callbacks.len() + 1;
+        self.patience = Some(Instant::now() + (self.commit_time / 2).min(PATIENCE_MAX));
     }
 
     /// Nothing is written any more; everybody is told.

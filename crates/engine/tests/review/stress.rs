@@ -251,3 +251,72 @@ fn everybody_is_woken() {
         assert!(most.load(SeqCst) >= 2, "no flushes overlapped");
     }
 }
+
+// Goal: two threads that commit again and again share their flushes, and one alone never waits for anybody. Method: flushes
+// that take 4 ms, so that patience (a quarter of it at most) is long beside what a thread does between two commits; they
+// are counted.
+#[test]
+fn two_threads_share_their_flushes() {
+    const EACH: u64 = 60;
+    let flushes = |threads: u64| {
+        let device = Hooked::new();
+        format(&device, Profile::Single, Profile::Dup);
+        let store = open(&device);
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = count.clone();
+        device.on_flush(move |_| {
+            counted.fetch_add(1, SeqCst);
+            std::thread::sleep(Duration::from_millis(4));
+            true
+        });
+        let begun = Instant::now();
+        let elapsed = within("a commit", move || {
+            std::thread::scope(|scope| {
+                for thread in 0..threads {
+                    let store = &store;
+                    scope.spawn(move || {
+                        for n in 0..EACH {
+                            let lsn = put(store, &[thread.to_be_bytes(), n.to_be_bytes()].concat(), b"v");
+                            store.commit(lsn).expect("commits");
+                            assert!(store.durable_position() >= lsn);
+                        }
+                    });
+                }
+            });
+            begun.elapsed()
+        });
+        (count.load(SeqCst) as u64, elapsed)
+    };
+    let (alone, _) = flushes(1);
+    assert_eq!(alone, EACH, "flushes of one thread");
+    let (shared, elapsed) = flushes(2);
+    println!("{shared} flushes for two times {EACH} commits in {elapsed:?}");
+    assert!(shared >= EACH && shared < EACH * 3 / 2, "{shared} flushes for two times {EACH} commits");
+}
+
+// Goal: who is expected and does not come holds nobody up for good. Method: two threads commit together, then one leaves.
+#[test]
+fn who_leaves_is_not_waited_for() {
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Dup);
+    let store = open(&device);
+    device.on_flush(|_| {
+        std::thread::sleep(Duration::from_millis(4));
+        true
+    });
+    within("a commit", move || {
+        for round in 0..20u64 {
+            std::thread::scope(|scope| {
+                for thread in 0..2u64 {
+                    let store = &store;
+                    scope.spawn(move || {
+                        for n in 0..1 + thread * 3 {
+                            let key = [round.to_be_bytes(), thread.to_be_bytes(), n.to_be_bytes()].concat();
+                            store.commit(put(store, &key, b"v")).expect("commits");
+                        }
+                    });
+                }
+            });
+        }
+    });
+}
