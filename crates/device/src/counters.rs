@@ -65,7 +65,8 @@ impl Histogram {
     }
 }
 
-/// The time since something began, for a [`Histogram`] and nothing else: no decision depends on it.
+/// The time since something began, for a [`Histogram`], and for how long a wait that is bounded anyway may last: no decision
+/// depends on it.
 #[derive(Debug, Clone, Copy)]
 pub struct Stopwatch(Instant);
 

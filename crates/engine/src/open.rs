@@ -544,13 +544,7 @@ fn load_root(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Result<
     Ok(root)
 }
 
-fn load_pages(
-    pool: &Pool,
-    pages: usize,
-    root: ArrayRoot,
-    what: &str,
-    judge: &mut Judge,
-) -> Result<PagePtrs> {
+fn load_pages(pool: &Pool, pages: usize, root: ArrayRoot, what: &str, judge: &mut Judge) -> Result<PagePtrs> {
     let mut read = |ptr: NodePtr, what: &str| read_block(pool, ptr, what).map(|b| b.to_vec());
     match PagePtrs::load(pages, root, what, &mut read) {
         Err(e) => judge.hear(Kind::ArrayUnreadable, e).map(|()| PagePtrs::new(pages)),

@@ -24,8 +24,8 @@ use crate::planted::{Planted, is};
 use crate::pool::Pool;
 use crate::space::readers::{Readers, Reading};
 use crate::tree::node::Node;
-use crate::unchanged::LogEnd;
 use crate::tree::{Miss, NODE_MEMORY_BYTES, NodeCache, NodeSource, Tree};
+use crate::unchanged::LogEnd;
 use crate::version::Trunks;
 use crate::{Data, EngineError, Transaction};
 

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use varve_device::Stopwatch;
@@ -75,8 +75,8 @@ pub(super) struct Inner {
     /// How many of those whose batch became durable last have not come again. While one batch is in flight, the next
     /// begins early only when nobody is expected any more: else it would leave behind those who are about to come.
     expected: usize,
-    /// Until when who comes first waits for them.
-    patience: Option<Instant>,
+    /// For how long who comes first waits for them; nothing once somebody has.
+    patience: Option<Duration>,
     /// How long a commit has taken lately.
     commit_time: Duration,
     /// How many wait for the batch that was written last; more than [`FEW`] if there are callbacks among them.
@@ -107,8 +107,8 @@ struct Callback {
 /// The side of a [`Waiter`] that waits.
 pub(super) struct Wait {
     state: Arc<AtomicU8>,
-    /// When it wakes by itself, if patience has an end.
-    until: Option<Instant>,
+    /// After which it wakes by itself.
+    patience: Option<Duration>,
 }
 
 const WAITING: u8 = 0;
@@ -118,22 +118,23 @@ const DURABLE: u8 = 2;
 impl Wait {
     /// Returns whether what was waited for is durable; if not, look again.
     pub fn wait(mut self, commits: &Commits) -> bool {
+        let begun = Stopwatch::start();
         loop {
             match self.state.load(Acquire) {
                 WAITING => {}
                 state => return state == DURABLE,
             }
-            let Some(until) = self.until else {
+            let Some(patience) = self.patience else {
                 std::thread::park();
                 continue;
             };
-            let left = until.saturating_duration_since(Instant::now());
+            let left = patience.saturating_sub(begun.elapsed());
             if !left.is_zero() {
                 std::thread::park_timeout(left);
             } else if commits.inner.lock().patience_ends(&self.state) {
                 return false;
             } else {
-                self.until = None;
+                self.patience = None;
             }
         }
     }
@@ -188,7 +189,7 @@ impl Waiter {
     fn new(upto: Lsn) -> (Waiter, Wait) {
         let state = Arc::new(AtomicU8::new(WAITING));
         let waiter = Waiter { upto, timed: false, thread: std::thread::current(), state: state.clone() };
-        (waiter, Wait { state, until: None })
+        (waiter, Wait { state, patience: None })
     }
     fn wake(self, state: u8) {
         self.state.store(state, Release);
@@ -230,7 +231,7 @@ impl Inner {
         self.expected > 0
             && self.expected + uncovered <= FEW
             && self.callbacks.is_empty()
-            && self.patience.is_some_and(|until| Instant::now() < until)
+            && self.patience.is_some()
     }
 
     /// The waiter with this state has slept until the end of patience. Whether it is to look again; else it goes on waiting,
@@ -241,7 +242,10 @@ impl Inner {
         };
         let look = self.stopped.is_some() || self.room() && self.written.is_empty();
         match look {
-            true => drop(self.waiters.remove(at)),
+            true => {
+                self.patience = None;
+                self.waiters.remove(at);
+            }
             false => self.waiters[at].timed = false,
         }
         look
@@ -264,7 +268,7 @@ impl Inner {
         if upto > self.sealed && self.may_lead_at_once() && self.written.is_empty() {
             // Only patience keeps it from leading.
             waiter.timed = true;
-            wait.until = self.patience;
+            wait.patience = self.patience;
         }
         self.waiters.push(waiter);
         wait
@@ -330,7 +334,7 @@ impl Inner {
         wakes.callbacks.extend(self.callbacks.extract_if(.., |callback| callback.upto <= durable));
         // With whoever has led.
         self.expected = wakes.waiters.len() + wakes.callbacks.len() + 1;
-        self.patience = Some(Instant::now() + (self.commit_time / 2).min(PATIENCE_MAX));
+        self.patience = Some((self.commit_time / 2).min(PATIENCE_MAX));
     }
 
     /// Nothing is written any more; everybody is told.
