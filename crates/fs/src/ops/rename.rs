@@ -67,6 +67,7 @@ impl Core {
             }
             let source = self.look(from)?.ok_or(FsError::NotFound)?;
             let target = self.look(to)?;
+            refuse_target(mode, target)?;
             if from.parent != to.parent {
                 self.refuse_cycles(from, to, source, target, mode)?;
             }
@@ -161,9 +162,8 @@ impl Core {
             // One has been made here since this rename began.
             return Err(FsError::Exists);
         }
+        refuse_target(mode, target_now)?;
         match (mode, target_now) {
-            (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
-            (RenameMode::Exchange, None) => return Err(FsError::NotFound),
             (_, Some(target)) if target.ino == source.ino => return Ok(true),
             (RenameMode::Replace, Some(target)) => {
                 match (source.kind == InodeKind::Directory, target.kind == InodeKind::Directory) {
@@ -274,5 +274,14 @@ impl Core {
             self.take_over_dropped(&change, ino, locked.get(ino), dropped);
         }
         Ok(true)
+    }
+}
+
+/// Whether the mode asks for a name that is there, or for one that is not.
+fn refuse_target(mode: RenameMode, target: Option<Found>) -> Result<()> {
+    match (mode, target) {
+        (RenameMode::NoReplace, Some(_)) => Err(FsError::Exists),
+        (RenameMode::Exchange, None) => Err(FsError::NotFound),
+        _ => Ok(()),
     }
 }

@@ -77,6 +77,10 @@ fn refusals() {
     refused(f.fs.rename(ROOT, b"dir", dir, b"below", r), 22);
     refused(f.fs.rename(dir, b"inner", ROOT, b"dir", r), 39);
     refused(f.fs.rename(ROOT, b"dir", dir, b"inner", x), 22);
+    // Whether the name is there is asked before where it is, as rename(2) does.
+    refused(f.fs.rename(ROOT, b"dir", dir, b"none", x), 2);
+    refused(f.fs.rename(ROOT, b"dir", dir, b"inner", n), 17);
+    refused(f.fs.rename(dir, b"inner", ROOT, b"dir", n), 17);
     refused(f.fs.rename(ROOT, b"dir", ROOT, b"..", r), 22);
     assert_eq!((f.fs.position(), f.list(ROOT)), before);
     f.check();
