@@ -464,7 +464,8 @@ mod tests {
         assert_eq!(there, documented);
         for key in &there {
             let last = key.rsplit('.').next().unwrap_or(key);
-            let mut units = vec!["_bytes", "_ns", "_count", "count", "position", "path", "pool", "mountpoint"];
+            let mut units =
+                vec!["_bytes", "_ns", "_count", "count", "position", "path", "pool", "mountpoint"];
             // No figures.
             units.extend(["pid", "state", "reason"]);
             assert!(units.iter().any(|unit| last.ends_with(unit)), "{key}: the unit comes last");
@@ -484,7 +485,8 @@ mod tests {
             hash_seed: 7,
             force: false,
         };
-        Filesystem::format(std::slice::from_ref(&device), &format, Caller::ROOT, &SystemClock).expect("it is made");
+        Filesystem::format(std::slice::from_ref(&device), &format, Caller::ROOT, &SystemClock)
+            .expect("it is made");
         let open = |device: Arc<dyn varve_device::Device>, read_only: bool| {
             let options = OpenOptions {
                 store: StoreOptions { read_only, background: false, ..StoreOptions::default() },

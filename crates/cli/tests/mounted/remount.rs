@@ -393,7 +393,8 @@ fn open_in(mount: &Mount, pool: &Path) -> Vec<OwnedFd> {
     let fds = fs::read_dir(format!("/proc/{}/fd", mount.pid())).expect("root may look");
     let fds = fds.map(|entry| entry.expect("an entry").path());
     let fds = fds.filter(|path| fs::read_link(path).is_ok_and(|target| target == pool));
-    let number = |path: &Path| path.file_name().and_then(|name| name.to_str()?.parse().ok()).expect("a number");
+    let number =
+        |path: &Path| path.file_name().and_then(|name| name.to_str()?.parse().ok()).expect("a number");
     let fds: Vec<OwnedFd> = fds
         .map(|path| pidfd_getfd(&process, number(&path), PidfdGetfdFlags::empty()).expect("root may"))
         .collect();
