@@ -47,8 +47,10 @@ type Done = Box<dyn FnOnce(Result<()>) + Send>;
 /// What the leader does beside committing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Lead {
-    /// Only that.
+    /// Only that, and waits for it.
     Commit,
+    /// Only that, for callbacks.
+    CommitForOthers,
     /// Freeze the state at the end of the batch for a checkpoint.
     Freeze,
     /// Write an empty batch that names the flushed position, without a flush.
@@ -138,7 +140,7 @@ impl Store {
             inner.writing = true;
             drop(inner);
             // An error has reached the callbacks already.
-            let _ = self.lead(Lead::Commit);
+            let _ = self.lead(Lead::CommitForOthers);
             return;
         }
         // Whoever leads goes on until nobody is left.
@@ -196,7 +198,7 @@ impl Store {
             inner.writing = true;
             drop(inner);
             // An error has stopped the pool, and reached the callbacks.
-            let _ = self.write_and_flush(Lead::Commit);
+            let _ = self.write_and_flush(Lead::CommitForOthers);
         }
     }
 
@@ -230,7 +232,11 @@ impl Store {
         if let Some(why) = self.commits.stopped() {
             return Err(EngineError::Stopped(why));
         }
-        let what = if what == Lead::CloseIdle && core.pending.transactions > 0 { Lead::Commit } else { what };
+        let what = if what == Lead::CloseIdle && core.pending.transactions > 0 {
+            Lead::CommitForOthers
+        } else {
+            what
+        };
         let skip = core.pending.transactions == 0 && what != Lead::CloseIdle;
         // The planted error freezes a state whose last transactions are not in the log yet.
         let ahead = what == Lead::Freeze && is(Planted::CheckpointAhead);
@@ -279,7 +285,10 @@ impl Store {
         self.counters.journal_bytes.fetch_add(buf.len() as u64, Relaxed);
         let (sequence, last) = (header.sequence, header.last);
         let flushes = what != Lead::CloseIdle;
-        self.written(flushes.then_some(Written { sequence, last, pending }), Some(flushed));
+        self.written(
+            flushes.then_some(Written { leader_waits: what == Lead::Commit, sequence, last, pending }),
+            Some(flushed),
+        );
         Ok(Sent { sequence: flushes.then_some(sequence), frozen })
     }
 
@@ -310,6 +319,7 @@ impl Store {
             return; // whoever does goes on with this one
         }
         inner.landing = true;
+        let mut leaders = 0;
         while inner.written.front().is_some_and(|batch| batch.sequence <= inner.flushed_upto) {
             let batch = inner.written.pop_front().expect("just looked at");
             drop(inner);
@@ -317,7 +327,8 @@ impl Store {
             inner = self.commits.inner.lock();
             inner.durable = batch.last;
             inner.flushed_sequence = batch.sequence;
-            inner.take_durable(&mut wakes);
+            leaders += usize::from(batch.leader_waits);
+            inner.take_durable(&mut wakes, leaders);
         }
         inner.landing = false;
         wakes.next_leader(inner.call());

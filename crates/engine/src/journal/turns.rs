@@ -49,6 +49,8 @@ pub struct Commits {
 
 /// A batch that has been written.
 pub(super) struct Written {
+    /// Who leads it waits for it, and is in no list.
+    pub leader_waits: bool,
     pub sequence: u64,
     pub last: Lsn,
     pub pending: Pending,
@@ -204,16 +206,15 @@ impl Inner {
 
     /// Whether a thread that comes may begin a batch.
     pub fn may_lead(&self) -> bool {
-        self.may_lead_among(self.uncovered() + 1)
+        self.may_lead_at_once() && self.may_lead_among(self.uncovered() + 1)
     }
 
-    /// Whether one of `uncovered` threads may, whom no batch covers.
+    /// Whether one of `uncovered` threads may, whom no batch covers, if anybody may at once.
     fn may_lead_among(&self, uncovered: usize) -> bool {
-        self.may_lead_at_once()
-            && match self.written.is_empty() {
-                true => !self.patient(uncovered),
-                false => !self.callbacks.is_empty() || self.company + uncovered > FEW,
-            }
+        match self.written.is_empty() {
+            true => !self.patient(uncovered),
+            false => !self.callbacks.is_empty() || self.company + uncovered > FEW,
+        }
     }
 
     /// Whether whoever asks may begin a batch if nothing is to be gained by waiting for others.
@@ -221,9 +222,9 @@ impl Inner {
         self.room() && !self.freezing && (self.written.is_empty() || self.expected == 0)
     }
 
-    /// Threads in the list whom no batch covers.
+    /// Threads in the list whom no batch covers; more than [`FEW`] are not told apart.
     fn uncovered(&self) -> usize {
-        self.waiters.iter().filter(|waiter| waiter.upto > self.sealed).count()
+        self.waiters.iter().filter(|waiter| waiter.upto > self.sealed).take(FEW + 1).count()
     }
 
     /// Whether, with nothing in flight, one of `uncovered` threads should wait for those who are expected.
@@ -290,7 +291,7 @@ impl Inner {
     pub fn call(&mut self) -> Wakes {
         let called = if self.freezing {
             if self.room() { self.freezer.take() } else { None }
-        } else if self.may_lead_among(self.uncovered()) || self.unattended() {
+        } else if self.may_lead_at_once() && (self.may_lead_among(self.uncovered()) || self.unattended()) {
             let first = self.waiters.iter().position(|waiter| waiter.upto > self.sealed);
             first.map(|first| self.waiters.remove(first))
         } else {
@@ -299,15 +300,16 @@ impl Inner {
         Wakes { called, waiters: Vec::new(), callbacks: Vec::new() }
     }
 
-    /// Whether only patience keeps anybody from leading, and nobody would wake when it ends.
+    /// Whether nothing but patience keeps anybody from leading who may at once, and nobody would wake when it ends.
     fn unattended(&self) -> bool {
-        self.may_lead_at_once() && self.written.is_empty() && !self.waiters.iter().any(|waiter| waiter.timed)
+        self.written.is_empty() && !self.waiters.iter().any(|waiter| waiter.timed)
     }
 
     /// A batch has been written that covers everything up to `sealed`.
     pub fn seal(&mut self, batch: Written) {
         self.sealed = batch.last;
-        self.company = 1 + self.waiters.len() - self.uncovered();
+        let covered = self.waiters.iter().filter(|waiter| waiter.upto <= self.sealed).take(FEW + 1).count();
+        self.company = usize::from(batch.leader_waits) + covered;
         if self.callbacks.iter().any(|callback| callback.upto <= self.sealed) {
             self.company = self.company.max(FEW + 1);
         }
@@ -326,14 +328,14 @@ impl Inner {
             && !self.waiters.iter().any(|waiter| waiter.upto > self.sealed)
     }
 
-    /// Takes those out of the list whose transactions are durable, and says that they are expected again.
-    pub fn take_durable(&mut self, wakes: &mut Wakes) {
+    /// Takes those out of the list whose transactions are durable, and says that they are expected again, with so many
+    /// `leaders`.
+    pub fn take_durable(&mut self, wakes: &mut Wakes, leaders: usize) {
         let durable = self.durable;
         let waiters = self.waiters.extract_if(.., |waiter| waiter.upto <= durable);
         wakes.waiters.extend(waiters.map(|waiter| (waiter, DURABLE)));
         wakes.callbacks.extend(self.callbacks.extract_if(.., |callback| callback.upto <= durable));
-        // With whoever has led.
-        self.expected = wakes.waiters.len() + wakes.callbacks.len() + 1;
+        self.expected = wakes.waiters.len() + wakes.callbacks.len() + leaders;
         self.patience = Some((self.commit_time / 2).min(PATIENCE_MAX));
     }
 
