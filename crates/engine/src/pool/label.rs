@@ -128,7 +128,8 @@ pub fn newest_superblock(devices: &[Arc<dyn Device>], labels: &[Label]) -> Resul
         return Err(match why {
             Some(e) => EngineError::corrupt(format!("every superblock of {}", devices[0].name()), e),
             None => EngineError::Refused(format!(
-                "{} has a label and no superblock: its creation was interrupted; create it again with --force",
+                "{} has a label and no superblock: either its creation was interrupted, and nothing is in it, or what comes behind \
+                 the label was overwritten later; only if nothing was in it, create it again with --force",
                 devices[0].name()
             )),
         });
