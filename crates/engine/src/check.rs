@@ -418,6 +418,13 @@ impl Store {
                     walk.tree(tree);
                 }
                 walk.arrays(&durable);
+                for problem in self.bitmap_lost.iter().flat_map(|wrong| &wrong.list) {
+                    let said =
+                        |listed: &Problem| listed.kind == problem.kind && listed.blocks == problem.blocks;
+                    if !walk.problems.list.iter().any(said) {
+                        walk.problems.add(problem.clone());
+                    }
+                }
                 walk
             }
         };
@@ -445,7 +452,7 @@ impl Store {
                     (s.dirty_nodes, count_dirty(view.trees(), core.generation), "dirty nodes"),
                 ];
                 for (kept, counted, what) in books {
-                    if kept != counted && !self.bitmap_lost {
+                    if kept != counted && self.bitmap_lost.is_none() {
                         let text = format!("the books say {kept} {what}, a full scan finds {counted}");
                         walk.problem(Kind::BooksDiffer, text);
                     }
@@ -453,7 +460,8 @@ impl Store {
             }
             let marked = core.space.referenced.clone();
             drop(core);
-            if !arrays_lost {
+            // Of a pool that is only read without its bitmap nothing is marked but what was met on the way.
+            if !arrays_lost && (damage.is_some() || self.bitmap_lost.is_none()) {
                 walk.bitmap(&marked);
             }
         }

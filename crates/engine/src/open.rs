@@ -77,7 +77,7 @@ impl Store {
             position: Lsn(u64::MAX),
         };
         let options = StoreOptions { read_only: false, cache_bytes: 1 << 20, background: false };
-        let found = Found { superblock, log_end: LogEnd::default(), bitmap_lost: false };
+        let found = Found { superblock, log_end: LogEnd::default(), bitmap_lost: None };
         let store = assemble(pool, found, core, durable, options, Commits::new(Lsn(0), 0));
         store.checkpoint_as(true)
     }
@@ -112,22 +112,23 @@ impl Store {
         let sums = load_pages(&pool, sum_pages(total), root.checksums, "checksum", &mut judge)?;
         let (bitmap, mut bits, wrong) = load_bitmap(&pool, root.bitmap, total)?;
         let bitmap_lost = match (&mut judge, wrong.list.first()) {
-            (_, None) => false,
+            (_, None) => None,
             (Judge::Note(problems), _) => {
+                // Said once, with all else that was met.
                 problems.append(wrong);
-                true
+                Some(Problems::default())
             }
             (Judge::Refuse, Some(first)) if !options.read_only => {
                 return Err(EngineError::Refused(format!(
-                    "which blocks of the pool are in use cannot be read ({}), so it cannot be written to; all files can still be \
-                     read: `varve check` says what is damaged, and `varve export`, or a mount with -o ro, brings them to safety",
+                    "which blocks of the pool are in use cannot be read ({}), so it cannot be written to; files can still be read: \
+                     `varve check` says what is damaged, and `varve export`, or a mount with -o ro, brings them to safety",
                     first.text
                 )));
             }
             (Judge::Refuse, Some(first)) => {
                 tracing::warn!("{}: the pool can be read, not written to", first.text);
                 bits = Bits::new(total);
-                true
+                Some(wrong)
             }
         };
         let mut space = Space::new(total, u64::from(superblock.metadata.copies));
@@ -183,7 +184,7 @@ impl Store {
         if let Some(damage) = damage {
             let _ = store.damage.set(damage);
         }
-        if store.bitmap_lost {
+        if store.bitmap_lost.is_some() {
             store.core.lock().space.nothing_is_free();
         }
         report.end = store.position();
@@ -251,7 +252,7 @@ impl Store {
 
     /// Without the bitmap, what a transaction frees is taken for used.
     fn assume_used(&self, ops: &[crate::transaction::Op], total: u64, metadata: &Bits) {
-        if !self.bitmap_lost {
+        if self.bitmap_lost.is_none() {
             return;
         }
         let mut core = self.core.lock();
@@ -388,7 +389,8 @@ impl Store {
         let mut metadata = Bits::new(total);
         let mut claim = |ptr: NodePtr, what: &str| {
             for addr in ptr.copies() {
-                let free = addr.block() >= total || !(self.bitmap_lost || referenced.get(addr.block()));
+                let free =
+                    addr.block() >= total || !(self.bitmap_lost.is_some() || referenced.get(addr.block()));
                 if free || metadata.write(Run { addr, blocks: 1 }, true, &mut |_| {}) != 1 {
                     let what = format!("the pointer to {what} block at {:#x}", addr.0);
                     let why = if free { "block not in use" } else { "second pointer to one block" };
@@ -412,7 +414,7 @@ impl Store {
         }
         let mut core = self.core.lock();
         core.space.nodes = nodes;
-        if self.bitmap_lost {
+        if self.bitmap_lost.is_some() {
             // What replay may not give to data. The rest is found out as it is freed, and then taken for used.
             core.space.adopt_referenced(metadata.clone());
             core.space.data = 0;
@@ -612,7 +614,7 @@ fn load_roots(root: &RootBlock, judge: &mut Judge) -> Result<Vec<Tree>> {
 struct Found {
     superblock: Superblock,
     log_end: LogEnd,
-    bitmap_lost: bool,
+    bitmap_lost: Option<Problems>,
 }
 
 fn assemble(

@@ -81,8 +81,9 @@ pub struct Store {
     pub(crate) superblock_generation: AtomicU64,
     /// As it was found when the pool was opened.
     pub(crate) log_end: LogEnd,
-    /// The bitmap cannot be read, and the pool is only looked at: what is free is not known.
-    pub(crate) bitmap_lost: bool,
+    /// The bitmap cannot be read, and the pool is only looked at: what is free is not known. What was wrong with it, unless
+    /// that is said with all else that was met.
+    pub(crate) bitmap_lost: Option<crate::Problems>,
     pub(crate) cache: NodeCache,
     pub(crate) sum_cache: SumCache,
     pub(crate) readers: Readers,
