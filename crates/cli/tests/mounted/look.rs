@@ -242,7 +242,8 @@ fn a_mounted_pool_can_be_seen() {
     check(&pool);
 }
 
-fn keys(value: &Value, path: &str, found: &mut BTreeSet<String>) {
+/// The keys that lead to a figure or a word in `value`, as the pages under docs write them, into `found`.
+pub(crate) fn keys(value: &Value, path: &str, found: &mut BTreeSet<String>) {
     match value {
         Value::Object(fields) => {
             for (key, value) in fields {

@@ -8,6 +8,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::harness::{Mount, Random, Scratch, can_mount, check, output, seed, succeed, varve};
+use crate::look::keys;
 
 const BLOCK: u64 = 4096;
 
@@ -224,20 +225,5 @@ fn keys_are_as_documented() {
         assert_eq!(found, documented);
     } else {
         assert!(found.is_subset(&documented), "{found:?}");
-    }
-}
-
-fn keys(value: &Value, path: &str, found: &mut BTreeSet<String>) {
-    match value {
-        Value::Object(fields) => {
-            for (key, value) in fields {
-                let dot = if path.is_empty() { "" } else { "." };
-                keys(value, &format!("{path}{dot}{key}"), found);
-            }
-        }
-        Value::Array(list) => list.iter().for_each(|value| keys(value, &format!("{path}[]"), found)),
-        _ => {
-            found.insert(path.to_owned());
-        }
     }
 }
