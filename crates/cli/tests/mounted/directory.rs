@@ -104,8 +104,9 @@ fn cost(door: &dyn Door, dirs: std::ops::Range<u64>, names: u64) -> Costs {
     [create, lookup, readdir, unlink]
 }
 
-/// Compares one directory of `names` names with as many names in directories of [`SMALL_NAMES`], in turn.
-fn compare(what: &str, door: &dyn Door, names: u64, rounds: u64, bound: f64) {
+/// Compares one directory of `names` names with as many names in directories of [`SMALL_NAMES`], in turn. Gives what is above
+/// the bound.
+fn compare(what: &str, door: &dyn Door, names: u64, rounds: u64, bound: f64) -> Vec<String> {
     let small_dirs = names / SMALL_NAMES;
     let measured: Vec<_> =
         (0..rounds).map(|_| (cost(door, 0..1, names), cost(door, 1..1 + small_dirs, SMALL_NAMES))).collect();
@@ -118,10 +119,10 @@ fn compare(what: &str, door: &dyn Door, names: u64, rounds: u64, bound: f64) {
         );
         say(&text);
         if ratio > bound {
-            failures.push(text);
+            failures.push(format!("{text}, above {bound}"));
         }
     }
-    assert!(failures.is_empty(), "the bound is {bound}:\n{}", failures.join("\n"));
+    failures
 }
 
 /// Goal: a name costs the same in a directory of a million names as in one of a thousand: mounted at most half as much
@@ -144,16 +145,19 @@ fn a_million_names_in_one_directory() {
         let name = format!("directory-{n}");
         fs.mkdir(Caller::ROOT, ROOT_INODE, name.as_bytes(), 0o755).expect("mkdir").ino
     });
-    compare("in process", &InProcess(&fs, made.collect()), names, rounds, in_process);
+    let mut failures = compare("in process", &InProcess(&fs, made.collect()), names, rounds, in_process);
     fs.close().expect("closing");
     drop(fs);
     if !can_mount(test) {
+        assert!(failures.is_empty(), "{}", failures.join("\n"));
         return;
     }
     let cache = format!("cache_size={CACHE_BYTES}");
     let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", &cache]);
     let made = (0..dirs).map(|n| mount.path(&format!("directory-{n}")));
-    compare("mounted", &Mounted(made.collect()), names, rounds, mounted);
+    failures.extend(compare("mounted", &Mounted(made.collect()), names, rounds, mounted));
     mount.unmount();
     check(&pool);
+    // Both ways are measured before either is judged.
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
