@@ -190,7 +190,7 @@ impl Counts {
         let tree = TreeId::SHARES;
         for run in joined {
             if self.before.remove(&run.first) != Some(run) {
-                out.push(Op::Put { tree, key: Key::new(&run.key()), value: run.value().into() });
+                out.push(Op::Put { tree, key: Key::new(&run.key()), value: run.value().as_slice().into() });
             }
         }
         for run in self.before.into_values() {

@@ -1,7 +1,11 @@
 //! A transaction: key-value puts and deletes on named trees, and the data blocks it starts and stops using.
 //!
 //! It is prepared without any lock of the engine and applied as a whole. Replay applies the same list again.
+//!
+//! Its steps lie side by side and hold what is short themselves: small allocations by the dozen, each from wherever the
+//! allocator has a gap between large nodes, are in no cache when they are made, nor when they are read.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use varve_device::AlignedBuf;
@@ -41,7 +45,7 @@ pub enum Op {
         /// Key.
         key: Key,
         /// Value.
-        value: Box<[u8]>,
+        value: Value,
     },
     /// Remove `key` if it is there.
     Delete {
@@ -55,7 +59,7 @@ pub enum Op {
         /// The blocks.
         run: Run,
         /// A checksum a block.
-        checksums: Box<[u32]>,
+        checksums: Sums,
     },
     /// One extent less names these blocks. In the log: the filesystem no longer refers to them.
     Free {
@@ -64,6 +68,86 @@ pub enum Op {
     },
     /// Ids below this are taken.
     IdFloor(u64),
+}
+
+/// A value of at most so many bytes takes no memory of its own: that of an extent does not.
+const SHORT_BYTES: usize = 22;
+
+/// A value on its way into a tree.
+#[derive(Clone)]
+pub struct Value(Held);
+
+#[derive(Clone)]
+enum Held {
+    Short { len: u8, bytes: [u8; SHORT_BYTES] },
+    Long(Box<[u8]>),
+}
+
+impl From<&[u8]> for Value {
+    fn from(value: &[u8]) -> Value {
+        if value.len() > SHORT_BYTES {
+            return Value(Held::Long(value.into()));
+        }
+        let mut bytes = [0; SHORT_BYTES];
+        bytes[..value.len()].copy_from_slice(value);
+        Value(Held::Short { len: value.len() as u8, bytes })
+    }
+}
+
+impl From<Box<[u8]>> for Value {
+    fn from(value: Box<[u8]>) -> Value {
+        Value(Held::Long(value))
+    }
+}
+
+impl Deref for Value {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Held::Short { len, bytes } => &bytes[..*len as usize],
+            Held::Long(bytes) => bytes,
+        }
+    }
+}
+
+/// The checksums of a run's blocks.
+#[derive(Clone)]
+pub enum Sums {
+    /// Of one block.
+    One(u32),
+    /// Of several.
+    Many(Box<[u32]>),
+}
+
+impl From<&[u32]> for Sums {
+    fn from(sums: &[u32]) -> Sums {
+        match sums {
+            [sum] => Sums::One(*sum),
+            sums => Sums::Many(sums.into()),
+        }
+    }
+}
+
+impl FromIterator<u32> for Sums {
+    fn from_iter<I: IntoIterator<Item = u32>>(sums: I) -> Sums {
+        let mut sums = sums.into_iter();
+        match (sums.next(), sums.next()) {
+            (Some(sum), None) => Sums::One(sum),
+            (first, second) => Sums::Many(first.into_iter().chain(second).chain(sums).collect()),
+        }
+    }
+}
+
+impl Deref for Sums {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        match self {
+            Sums::One(sum) => std::slice::from_ref(sum),
+            Sums::Many(sums) => sums,
+        }
+    }
 }
 
 /// A list of [`Op`]s that become true together.
@@ -80,7 +164,11 @@ impl Transaction {
     /// An empty transaction.
     pub fn new() -> Self {
         // Room for the steps of an ordinary verb.
-        Transaction { ops: Vec::with_capacity(8), ..Self::default() }
+        Transaction::with_room(8)
+    }
+    /// An empty transaction with room for so many steps.
+    pub fn with_room(steps: usize) -> Self {
+        Transaction { ops: Vec::with_capacity(steps), ..Self::default() }
     }
     /// How many changes of entries it makes.
     pub fn len(&self) -> usize {
@@ -92,10 +180,13 @@ impl Transaction {
     }
     /// Puts `value` at `key` of `tree`.
     pub fn put(&mut self, tree: TreeId, key: &[u8], value: &[u8]) {
-        self.put_owned(tree, key, value.into());
+        self.put_value(tree, key, value.into());
     }
     /// The same, without a copy of the value.
     pub fn put_owned(&mut self, tree: TreeId, key: &[u8], value: Box<[u8]>) {
+        self.put_value(tree, key, value.into());
+    }
+    fn put_value(&mut self, tree: TreeId, key: &[u8], value: Value) {
         debug_assert!(
             key.len() <= varve_format::KEY_BYTES_MAX && value.len() <= varve_format::VALUE_BYTES_MAX
         );
@@ -145,6 +236,27 @@ impl Transaction {
     }
 }
 
-fn checksums(bytes: &[u8]) -> Box<[u32]> {
+fn checksums(bytes: &[u8]) -> Sums {
     bytes.chunks_exact(BLOCK_BYTES).map(block_checksum).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: values and checksums are what went in, whether they are held in place or not. Method: lengths around the bounds.
+    #[test]
+    fn values_and_checksums_are_what_went_in() {
+        for len in [0, 1, 8, SHORT_BYTES - 1, SHORT_BYTES, SHORT_BYTES + 1, 300] {
+            let bytes: Vec<u8> = (1..=len).map(|i| i as u8).collect();
+            let (copied, owned) = (Value::from(&bytes[..]), Value::from(bytes.clone().into_boxed_slice()));
+            assert_eq!((&copied[..], &owned[..]), (&bytes[..], &bytes[..]));
+            assert_eq!(matches!(copied.0, Held::Short { .. }), len <= SHORT_BYTES);
+        }
+        for len in 0..4 {
+            let sums: Vec<u32> = (7..7 + len).collect();
+            let (copied, collected) = (Sums::from(&sums[..]), sums.iter().copied().collect::<Sums>());
+            assert_eq!((&copied[..], &collected[..]), (&sums[..], &sums[..]));
+        }
+    }
 }

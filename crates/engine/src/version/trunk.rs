@@ -194,7 +194,7 @@ mod tests {
         let put = |id: u64, record: &VersionRecord| Op::Put {
             tree: TreeId::VERSIONS,
             key: crate::key::Key::new(&version::encode_key(family, VersionId(id))),
-            value: record.encode().into(),
+            value: record.encode().as_slice().into(),
         };
         let step =
             |id, key| Step { id: VersionId(id), key: VersionKey(key), visible: NO_LIMIT, state: State::Held };

@@ -319,7 +319,8 @@ impl Core {
         reservation: &mut Reservation,
     ) -> Result<()> {
         self.own_first(change, ino, inner, Some(reservation))?;
-        let mut tx = Transaction::new();
+        // For each its place, its entry, that of the index, and what it replaces; the inode record and some more.
+        let mut tx = Transaction::with_room(4 * runs.len() + 4);
         let mut extents_put = Vec::with_capacity(runs.len());
         for (first, count) in runs {
             let run = Run { addr: piece.addrs[*first], blocks: *count as u32 };
