@@ -9,7 +9,7 @@ use varve_engine::{BLOCK_BYTES, Data, InodeId, PoolAddr, Reservation, Run, Store
 use varve_format::record::inode::INODE_FLAG_STALE_TAIL;
 
 use super::batch::{Batch, Source};
-use super::pages::PageBuf;
+use super::pages::{self, PageBuf};
 use super::{PIECE_PAGES_MAX, RIDING_PAGES_MAX, Ride};
 use crate::api::DataLogged;
 use crate::core::Core;
@@ -358,6 +358,7 @@ impl Core {
         }
         // Between the first and the last of these runs the job has no other pages that are still to be logged.
         let (first, (last, count)) = (runs[0].0, runs[runs.len() - 1]);
+        pages::look_at(piece.pages[first..last + count].iter().map(|(_, page)| page));
         let logged = piece.pages[first].0..piece.pages[last].0 + count as u64;
         let done = inner.pages.map.extract_if(logged, |_, page| {
             let logged = page.job == piece.id;
