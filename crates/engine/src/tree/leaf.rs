@@ -141,6 +141,12 @@ impl Leaf {
             + self.entries.slots.capacity() * size_of::<Slot>()
             + self.heads.memory_bytes()
     }
+    /// Reads what a search reads, or what lies near it.
+    pub fn look_at(&self) -> u32 {
+        let slot = self.entries.slots.get(self.len() / 2).map_or(0, |slot| u32::from(slot.at));
+        let byte = self.entries.heap.first().map_or(0, |byte| u32::from(*byte));
+        self.heads.look_at().wrapping_add(slot).wrapping_add(byte)
+    }
     /// Where `key` is, or where it would be.
     pub fn find(&self, key: &[u8]) -> Result<usize, usize> {
         let prefix = self.entries.prefix.as_slice();

@@ -30,7 +30,7 @@
 
 use std::sync::Arc;
 
-use varve_format::record::extent::Extent;
+use varve_format::record::extent::{DATA_KEY_BYTES, Extent};
 use varve_format::record::version::VersionRecord;
 use varve_format::{FamilyId, PoolAddr, TreeId, VersionId};
 
@@ -109,6 +109,8 @@ pub trait Read {
         let before = self.last_at_or_before(tree, at)?.filter(|(key, _)| (floor..at).contains(&&key[..]));
         if before.is_none_or(|(key, value)| each(&key, &value)) { self.scan(tree, at, each) } else { Ok(()) }
     }
+    /// These keys of the extents, in their order, will be looked for soon.
+    fn look_at(&self, _keys: &[[u8; DATA_KEY_BYTES]]) {}
     /// What is known of long paths, and the position of this view.
     fn trunks(&self) -> Option<(&Trunks, Lsn)> {
         None
@@ -137,6 +139,9 @@ impl Read for View {
     }
     fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
         View::last_at_or_before(self, tree, at)
+    }
+    fn look_at(&self, keys: &[[u8; DATA_KEY_BYTES]]) {
+        self.trees()[TreeId::EXTENTS.0 as usize - 1].look_at(keys);
     }
     fn trunks(&self) -> Option<(&Trunks, Lsn)> {
         Some((View::trunks(self), self.position()))

@@ -58,6 +58,9 @@ pub fn put_extents(
     assert!(path.writable(), "a shared version is written only through a child");
     let mut changes = Changes::new(tx);
     let (mut top, mut old, mut new) = (Vec::new(), Vec::new(), Vec::new());
+    if pieces.len() >= SCATTERED_PIECES {
+        look_at(read, path, pieces);
+    }
     let mut pieces = Pieces { left: pieces, done: 0 };
     while let Some(segment) = pieces.segment(&mut top) {
         lay_over(read, &mut changes, path, segment, &top, &mut old, &mut new)?;
@@ -69,6 +72,23 @@ pub fn put_extents(
         blocks_freed: changes.blocks_freed,
         reserved_freed: changes.reserved_freed,
     })
+}
+
+/// From so many pieces on their leaves are looked at together first.
+const SCATTERED_PIECES: usize = 8;
+
+/// Has `read` look at where the pieces' segments begin, as far as they have pieces that begin there.
+fn look_at(read: &dyn Read, path: &Path, pieces: &[(u64, Run)]) {
+    let (family, version) = (path.family(), path.head().key);
+    let mut keys = Vec::with_capacity(pieces.len());
+    let mut last = None;
+    for (offset, _) in pieces {
+        let segment = offset / SEGMENT_BYTES;
+        if last.replace(segment) != Some(segment) {
+            keys.push(DataKey { family, segment, version, offset: 0 }.encode());
+        }
+    }
+    read.look_at(&keys);
 }
 
 /// Lays `top` over what the holder's own versions have in a segment. `old` and `new` are room to work in.
