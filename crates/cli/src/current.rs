@@ -54,7 +54,12 @@ impl Opening {
     fn open(&self, device: Arc<FileDevice>, read_only: bool) -> Result<(Filesystem, RecoveryReport)> {
         let device: Arc<dyn Device> =
             if read_only { device } else { recorded(self.record_log.as_deref(), device)? };
-        let store = StoreOptions { read_only, cache_bytes: self.options.cache_bytes, background: true };
+        let store = StoreOptions {
+            read_only,
+            cache_bytes: self.options.cache_bytes,
+            background: true,
+            ..StoreOptions::default()
+        };
         let options = OpenOptions {
             store,
             dirty_bytes_max: self.options.dirty_bytes_max,

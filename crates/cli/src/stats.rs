@@ -36,6 +36,8 @@ pub struct Stats {
     checkpoint: Checkpoint,
     nodes: Nodes,
     reap: Reap,
+    #[serde(default)]
+    keyframes: Keyframes,
     transactions_count: u64,
     reclaims_count: u64,
     no_space_count: u64,
@@ -117,6 +119,12 @@ struct Nodes {
 #[derive(Default, Serialize, Deserialize)]
 struct Reap {
     backlog_count: u64,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct Keyframes {
+    made_count: u64,
+    made_bytes: u64,
 }
 
 impl Latency {
@@ -212,6 +220,10 @@ pub fn collect(filesystem: &Filesystem, pool: &Path, mountpoint: Option<&Path>) 
         },
         nodes: Nodes { dirty_count: store.dirty_nodes_count, cached_count: store.cached_nodes_count },
         reap: Reap { backlog_count: filesystem.reap_backlog() },
+        keyframes: Keyframes {
+            made_count: store.keyframes_made_count,
+            made_bytes: store.keyframes_made_bytes,
+        },
         transactions_count: store.transactions_count,
         reclaims_count: store.reclaims_count,
         no_space_count: store.no_space_count,
@@ -343,6 +355,7 @@ fn describe(stats: &Stats, before: Option<(&Stats, Duration)>) -> String {
         |s| s.checkpoint.completed_count,
         Some(&|s| s.checkpoint.written_bytes),
     );
+    text.counter(stats, "keyframes", |s| s.keyframes.made_count, Some(&|s| s.keyframes.made_bytes));
     text.line(format_args!("  {:<12} {:>12}", "dirty nodes", stats.nodes.dirty_count));
     text.line(format_args!("  {:<12} {:>12}", "cached nodes", stats.nodes.cached_count));
     text.line(format_args!("\ntakes (median, 99 of a hundred)"));

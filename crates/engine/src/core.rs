@@ -22,6 +22,7 @@ use crate::tree::{
     Asked, Change, Forecast, Miss, Mutation, NodeCache, NodeSource, Pins, Replaced, SPARE_NODES, Step, Tree,
     resident, step,
 };
+use crate::version::keyframe;
 
 /// Where the log stands.
 #[derive(Clone, Copy, Debug)]
@@ -106,8 +107,8 @@ pub enum Obstacle {
     NoSpace,
     /// It frees blocks nothing refers to, or refers to blocks twice.
     Blocks(Run),
-    /// What the shares tree says cannot be.
-    Shares(EngineError),
+    /// The tree of shares or of keyframes cannot be read, or says what cannot be.
+    Derived(EngineError),
     /// It takes more bytes than the log takes at once.
     TooLarge(usize),
 }
@@ -280,7 +281,11 @@ impl Core {
         cache: &NodeCache,
         sum_cache: &SumCache,
     ) -> Result<Lsn, Obstacle> {
-        let settled = self.settle(tx, fetched, cache)?;
+        let mut settled = self.settle(tx, fetched, cache)?;
+        let outdated = self.outdated(&tx.ops, fetched, cache)?;
+        if !outdated.is_empty() {
+            settled.get_or_insert_with(|| tx.ops.clone()).extend(outdated);
+        }
         let ops = settled.as_deref().unwrap_or(&tx.ops);
         let record_bytes = record_bytes(ops);
         if record_bytes > RECORD_BYTES_MAX {
@@ -357,7 +362,7 @@ impl Core {
             return Err(Obstacle::Blocks(*run));
         }
         let source = InMemory { pins: &fetched.nodes, cache, missed: Cell::new(None) };
-        let missing = |error| source.missed.take().map_or(Obstacle::Shares(error), Obstacle::Node);
+        let missing = |error| source.missed.take().map_or(Obstacle::Derived(error), Obstacle::Node);
         let mut load = |from: u64, to: u64| {
             let key = varve_format::record::shares::shares_key(from.saturating_sub(1));
             let before = tree.last_at_or_before(&key, &source)?;
@@ -369,6 +374,17 @@ impl Core {
             Unsettled::Read(error) => missing(error),
             Unsettled::Blocks(run) => Obstacle::Blocks(run),
         })
+    }
+
+    /// What takes away the keyframes that `ops` make untrue.
+    fn outdated(&self, ops: &[Op], fetched: &Fetched, cache: &NodeCache) -> Result<Vec<Op>, Obstacle> {
+        let tree = self.tree(TreeId::KEYFRAMES);
+        if tree.root.is_none() {
+            return Ok(Vec::new());
+        }
+        let source = InMemory { pins: &fetched.nodes, cache, missed: Cell::new(None) };
+        keyframe::outdated(ops, |from, each| tree.scan(from, &source, each))
+            .map_err(|error| source.missed.take().map_or(Obstacle::Derived(error), Obstacle::Node))
     }
 
     fn log_record(&mut self, ops: &[Op], rides: &[(Run, Data)]) {

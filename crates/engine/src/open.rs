@@ -31,6 +31,7 @@ use crate::store::{Background, Counters, Store};
 use crate::tree::node::Link;
 use crate::tree::{NodeSource, Tree};
 use crate::unchanged::LogEnd;
+use crate::version::Keyframes;
 
 type Result<T> = std::result::Result<T, EngineError>;
 
@@ -76,7 +77,12 @@ impl Store {
             root: NodePtr::NULL,
             position: Lsn(u64::MAX),
         };
-        let options = StoreOptions { read_only: false, cache_bytes: 1 << 20, background: false };
+        let options = StoreOptions {
+            read_only: false,
+            cache_bytes: 1 << 20,
+            background: false,
+            ..StoreOptions::default()
+        };
         let found = Found { superblock, log_end: LogEnd::default(), bitmap_lost: None };
         let store = assemble(pool, found, core, durable, options, Commits::new(Lsn(0), 0));
         store.checkpoint_as(true)
@@ -96,7 +102,8 @@ impl Store {
         devices: Vec<Arc<dyn Device>>,
         cache_bytes: u64,
     ) -> Result<(Arc<Store>, RecoveryReport)> {
-        let options = StoreOptions { read_only: true, cache_bytes, background: false };
+        let options =
+            StoreOptions { read_only: true, cache_bytes, background: false, ..StoreOptions::default() };
         Store::open_as(devices, options, Judge::Note(Problems::default()))
     }
 
@@ -200,6 +207,7 @@ impl Store {
             store.pool.repair_slots(&superblock);
             store.pool.flush()?;
         }
+        store.keyframes.begin(store.core.lock().tree(TreeId::KEYFRAMES).root.is_some());
         if !read_only {
             store.take_up_features()?;
         }
@@ -314,7 +322,7 @@ impl Store {
                     | Obstacle::BatchFull
                     | Obstacle::RideFull
                     | Obstacle::NoSpace
-                    | Obstacle::Shares(_)
+                    | Obstacle::Derived(_)
                     | Obstacle::TooLarge(_),
                 ) => {
                     unreachable!("replay logs nothing, asks for no space, and what it frees has been settled")
@@ -360,8 +368,8 @@ impl Store {
         Ok(())
     }
 
-    /// A pool of before extents had short forms, or of before a family's only version needed no record, is about to hold some:
-    /// programs that do not know them must be told before the first is logged.
+    /// A pool of before extents had short forms, or a family's only version needed no record, or there were keyframes, is about to
+    /// hold some: programs that do not know them must be told before the first is logged.
     fn take_up_features(&self) -> Result<()> {
         let superblock = {
             let mut s = self.superblock.lock();
@@ -628,6 +636,8 @@ fn assemble(
     let pages = (options.cache_bytes / 16 / BLOCK_BYTES as u64).max(64) as usize;
     // The rest is for dirty nodes.
     let cache = crate::tree::node_cache(options.cache_bytes / 4 * 3);
+    // Nobody makes them where nothing is written.
+    let many = if options.read_only { u32::MAX } else { options.keyframe_entries };
     Arc::new_cyclic(|me| Store {
         me: me.clone(),
         pool_tag: u64::from_le_bytes(pool.pool_id[..8].try_into().expect("8 of 16 bytes")),
@@ -645,6 +655,7 @@ fn assemble(
         sum_cache: Cache::new(pages),
         readers: Default::default(),
         trunks: Default::default(),
+        keyframes: Keyframes::new(many),
         rides: RwLock::new(HashMap::new()),
         written_bytes: AtomicU64::new(0),
         flushed_bytes: AtomicU64::new(0),

@@ -41,11 +41,14 @@ pub struct StoreOptions {
     /// Run commits of an idle log and checkpoints on threads of the store. Without it they run inside the calls that
     /// make them due, so that one seed gives one schedule.
     pub background: bool,
+    /// Who passes more entries than this in a megabyte of a file with many versions wants a keyframe there
+    /// ([`Store::keyframes`](crate::Store::keyframes)). No option changes what is read.
+    pub keyframe_entries: u32,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        StoreOptions { read_only: false, cache_bytes: 256 << 20, background: true }
+        StoreOptions { read_only: false, cache_bytes: 256 << 20, background: true, keyframe_entries: 512 }
     }
 }
 
@@ -103,6 +106,10 @@ pub struct StoreStats {
     pub dirty_nodes_count: u64,
     /// Nodes in the cache.
     pub cached_nodes_count: u64,
+    /// Keyframes made.
+    pub keyframes_made_count: u64,
+    /// Bytes of keys and values of these.
+    pub keyframes_made_bytes: u64,
     /// Transactions applied.
     pub transactions_count: u64,
     /// Times that space ran short and reclaim ran.

@@ -53,6 +53,8 @@ pub enum Planted {
     LimitInRow,
     /// The record of a version with one holder goes, whatever else it says.
     HeldOnceForgotten,
+    /// A keyframe stays when what it is made of changes.
+    KeyframesStay,
     /// An extent that names blocks of another is not counted.
     ShareUncounted,
     /// The count of extents that name a block is never lowered.
@@ -69,7 +71,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 28] = [
+    pub const ALL: [Planted; 29] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -92,6 +94,7 @@ impl Planted {
         Planted::OldestOnTop,
         Planted::LimitInRow,
         Planted::HeldOnceForgotten,
+        Planted::KeyframesStay,
         Planted::ShareUncounted,
         Planted::CountStays,
         Planted::HiddenNotNoted,

@@ -125,6 +125,8 @@ kinds! {
     SharesMalformed "shares-malformed" "A count of shared blocks is none, or there is another of the same blocks.";
     SharesMissing "shares-missing" "More extents name a block than are counted: it would be freed too early.";
     SharesStray "shares-stray" "Fewer extents name a block than are counted: it would never be freed.";
+    KeyframeMalformed "keyframe-malformed" "A keyframe is none, or a piece of it is missing: it is not used.";
+    KeyframeWrong "keyframe-wrong" "A keyframe shows something else than its version sees: who reads through it gets that.";
     EntryUnseen "entry-unseen" "An entry of a namespace that nobody sees, and nothing is left to be reaped.";
     WhiteoutIdle "whiteout-idle" "A whiteout that hides nothing.";
     ReapMalformed "reap-malformed" "Work for the reaper is none.";

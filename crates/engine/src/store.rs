@@ -26,7 +26,7 @@ use crate::space::readers::{Readers, Reading};
 use crate::tree::node::Node;
 use crate::tree::{Miss, NODE_MEMORY_BYTES, NodeCache, NodeSource, Tree};
 use crate::unchanged::LogEnd;
-use crate::version::Trunks;
+use crate::version::{Keyframes, Trunks};
 use crate::{Data, EngineError, Transaction};
 
 pub use reserve::Reservation;
@@ -89,6 +89,8 @@ pub struct Store {
     pub(crate) readers: Readers,
     /// Long paths of versions.
     pub(crate) trunks: Trunks,
+    /// Whether there are keyframes, and where some are missing.
+    pub(crate) keyframes: Keyframes,
     /// Data that a batch carries and that is not on the device yet: block to buffer and offset.
     pub(crate) rides: RwLock<HashMap<u64, (Arc<AlignedBuf>, usize)>>,
     /// Data written beside the log since the pool was opened, and as much of it as is known to be flushed.
@@ -138,6 +140,9 @@ impl View {
     /// The transaction up to which this picture goes.
     pub fn position(&self) -> Lsn {
         self.position
+    }
+    pub(crate) fn keyframes(&self) -> &Keyframes {
+        &self.store.keyframes
     }
     pub(crate) fn trunks(&self) -> &Trunks {
         &self.store.trunks
@@ -317,6 +322,7 @@ impl Store {
                 if let Ok(lsn) = &result {
                     // Views are made under this lock.
                     self.trunks.note(&tx.ops, *lsn);
+                    self.keyframes.note(&tx.ops);
                 }
                 if let Err(Obstacle::Node(_) | Obstacle::Sums(_)) = &result {
                     reading = Some(Reading::begin(&self.readers));
@@ -366,7 +372,7 @@ impl Store {
                     self.counters.no_space.fetch_add(1, Relaxed);
                     return Err(EngineError::NoSpace);
                 }
-                Err(Obstacle::Shares(error)) => return Err(error),
+                Err(Obstacle::Derived(error)) => return Err(error),
                 Err(Obstacle::TooLarge(bytes)) => {
                     return Err(EngineError::Refused(format!(
                         "a transaction of {bytes} bytes is larger than the log takes ({RECORD_BYTES_MAX})"
@@ -522,6 +528,11 @@ impl Store {
         Ok(())
     }
 
+    /// What keyframes are wanted: whoever holds the locks of families makes them ([`crate::version::make_keyframes`]).
+    pub fn keyframes(&self) -> &Keyframes {
+        &self.keyframes
+    }
+
     /// Where the space is.
     pub fn space(&self) -> SpaceStats {
         let core = self.core.lock();
@@ -543,7 +554,10 @@ impl Store {
     /// Counters.
     pub fn stats(&self) -> StoreStats {
         let c = &self.counters;
+        let (keyframes_made_count, keyframes_made_bytes) = self.keyframes.made();
         StoreStats {
+            keyframes_made_count,
+            keyframes_made_bytes,
             journal_batches_count: c.journal_batches.load(Relaxed),
             journal_bytes: c.journal_bytes.load(Relaxed),
             journal_waiters_count: c.journal_waiters.load(Relaxed),

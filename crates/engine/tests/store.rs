@@ -10,7 +10,7 @@ use varve_engine::{
     Transaction, TreeId,
 };
 use varve_format::superblock::{
-    INCOMPATIBLE_KNOWN, SHORT_EXTENTS, SLOT_BYTES, SLOTS_PER_END, Superblock, slot_offset,
+    INCOMPATIBLE_KNOWN, LONE_VERSIONS, SHORT_EXTENTS, SLOT_BYTES, SLOTS_PER_END, Superblock, slot_offset,
 };
 use varve_sim::{CrashPolicy, RecordingDevice, Rng};
 
@@ -29,7 +29,7 @@ fn format_options(metadata: Profile) -> FormatOptions {
 }
 
 fn options() -> StoreOptions {
-    StoreOptions { read_only: false, cache_bytes: 2 << 20, background: false }
+    StoreOptions { read_only: false, cache_bytes: 2 << 20, background: false, ..StoreOptions::default() }
 }
 
 fn open(device: &Arc<RecordingDevice>) -> Result<(Arc<Store>, varve_engine::RecoveryReport), EngineError> {
@@ -422,12 +422,14 @@ fn edit_superblocks(device: &dyn Device, edit: impl Fn(&mut Superblock)) {
     assert!(changed > 0, "a pool has superblocks");
 }
 
-// Goal: a pool of before the short forms of extents, or of before the only version of a family needed no record, says that it
-// needs a newer program once it has been opened for writing, and not by being looked at. Method: both features or the second
-// taken out of its superblocks, opened both ways, closed or not.
+// Goal: a pool of before the short forms of extents, of before the only version of a family needed no record, or of before
+// keyframes says that it needs a newer program once it has been opened for writing, and not by being looked at. Method: all
+// features, the later two or the last taken out of its superblocks, opened both ways, closed or not.
 #[test]
 fn an_older_pool_takes_up_the_feature_before_it_is_written() {
-    for (closed, old) in [(false, 0), (true, 0), (false, SHORT_EXTENTS), (true, SHORT_EXTENTS)] {
+    let before_keyframes = SHORT_EXTENTS | LONE_VERSIONS;
+    let olds = [0, SHORT_EXTENTS, before_keyframes].into_iter();
+    for (closed, old) in olds.flat_map(|old| [(false, old), (true, old)]) {
         let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(POOL_BYTES));
         Store::format(std::slice::from_ref(&device), &format_options(Profile::Single)).expect("format");
         let (store, _) = Store::open(vec![device.clone()], options()).expect("opens");

@@ -94,8 +94,10 @@ impl TreeId {
     pub const REAP: TreeId = TreeId(9);
     /// Blocks that more than one extent names.
     pub const SHARES: TreeId = TreeId(10);
+    /// What one version sees in a segment, in one place.
+    pub const KEYFRAMES: TreeId = TreeId(11);
     /// Every tree this version of the program knows, in the order of the root table.
-    pub const ALL: [TreeId; 10] = [
+    pub const ALL: [TreeId; 11] = [
         TreeId::INODES,
         TreeId::NAMES,
         TreeId::XATTRS,
@@ -106,6 +108,7 @@ impl TreeId {
         TreeId::HELD,
         TreeId::REAP,
         TreeId::SHARES,
+        TreeId::KEYFRAMES,
     ];
     /// The name used by `inspect`, `stats` and error messages.
     pub fn name(self) -> &'static str {
@@ -120,6 +123,7 @@ impl TreeId {
             TreeId::HELD => "held",
             TreeId::REAP => "reap",
             TreeId::SHARES => "shares",
+            TreeId::KEYFRAMES => "keyframes",
             _ => "unknown",
         }
     }

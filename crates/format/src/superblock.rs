@@ -34,8 +34,10 @@ pub const CUTS_MAX: usize = 64;
 pub const SHORT_EXTENTS: u64 = 1;
 /// Incompatible feature: the only version of a family may have no record, whatever its id.
 pub const LONE_VERSIONS: u64 = 2;
+/// Incompatible feature: keyframes, which must go when what they are made of changes.
+pub const SEGMENT_KEYFRAMES: u64 = 4;
 /// Incompatible features this program knows, all of which it makes use of.
-pub const INCOMPATIBLE_KNOWN: u64 = SHORT_EXTENTS | LONE_VERSIONS;
+pub const INCOMPATIBLE_KNOWN: u64 = SHORT_EXTENTS | LONE_VERSIONS | SEGMENT_KEYFRAMES;
 
 /// At both ends of every device: which pool, which device, and where things are. Never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -286,12 +286,16 @@ impl Core {
 
     /// Does the background work that is due.
     pub(crate) fn maintain(&self) -> Result<()> {
-        self.maintain_with(|| self.reap_all().map(|()| true)).map(|_| ())
+        self.maintain_with(|| {
+            self.reap_all()?;
+            self.make_keyframes(true)
+        })
+        .map(|_| ())
     }
 
     /// The same for the background, which reaps a little at a time. False: there may be more to reap.
     pub(crate) fn maintain_some(&self) -> Result<bool> {
-        self.maintain_with(|| self.reap_some())
+        self.maintain_with(|| Ok(self.reap_some()? && self.make_keyframes(false)?))
     }
 
     fn maintain_with(&self, reap: impl FnOnce() -> Result<bool>) -> Result<bool> {

@@ -7,6 +7,7 @@
 //! sight of a stored record is gone, the reaper of the namespace moves it to the orphans, which let go of the data in a
 //! transaction of their own.
 
+mod keyframes;
 mod pace;
 mod tasks;
 

@@ -86,7 +86,7 @@ impl Gated {
 }
 
 fn options() -> StoreOptions {
-    StoreOptions { read_only: false, cache_bytes: 1 << 20, background: false }
+    StoreOptions { read_only: false, cache_bytes: 1 << 20, background: false, ..StoreOptions::default() }
 }
 
 fn open(device: Arc<dyn Device>) -> Result<(Arc<Store>, RecoveryReport), Violation> {

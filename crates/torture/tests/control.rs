@@ -94,6 +94,7 @@ control! { forks:
     whiteouts_that_stay_are_found: WhiteoutsStay,
     unheard_end_of_a_record_is_found: HiddenUnheard,
     record_that_says_something_and_goes_is_found: HeldOnceForgotten,
+    keyframe_that_stays_is_found: KeyframesStay,
 }
 
 // Goal and method as above.

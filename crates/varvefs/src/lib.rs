@@ -105,7 +105,7 @@ pub use path::AsPath;
 pub use pending::{Pending, wait_all};
 pub use pool::{POOL_BYTES_MIN, Pool, PoolOptions, Profile};
 pub use stats::{
-    CheckReport, CheckpointStats, DeviceStats, JournalStats, LatencyStats, NodeStats, ReapStats, Recovery,
-    SpaceStats, StatFs, Stats,
+    CheckReport, CheckpointStats, DeviceStats, JournalStats, KeyframeStats, LatencyStats, NodeStats,
+    ReapStats, Recovery, SpaceStats, StatFs, Stats,
 };
 pub use subvolumes::{SnapshotOptions, Subvolume};

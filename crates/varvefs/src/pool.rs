@@ -264,6 +264,7 @@ impl PoolOptions {
                 read_only: self.read_only,
                 cache_bytes: self.cache_bytes,
                 background: self.background,
+                ..varve_fs::StoreOptions::default()
             },
             dirty_bytes_max: self.dirty_bytes_max,
             clock: Arc::new(Clock(self.clock.clone())),

@@ -24,6 +24,8 @@ pub struct Stats {
     pub nodes: NodeStats,
     /// Deletion in the background.
     pub reap: ReapStats,
+    /// What one version of a file sees of a megabyte, stored in one place.
+    pub keyframes: KeyframeStats,
     /// Transactions applied.
     pub transactions_count: u64,
     /// Times that space ran short and was reclaimed.
@@ -149,6 +151,16 @@ pub struct ReapStats {
     pub backlog_count: u64,
 }
 
+/// Keyframes: what one version of a file sees of a megabyte, stored in one place for those who look at old versions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct KeyframeStats {
+    /// Made since the pool was opened.
+    pub made_count: u64,
+    /// Bytes of these.
+    pub made_bytes: u64,
+}
+
 /// What opening a pool found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -223,6 +235,10 @@ impl Stats {
             },
             nodes: NodeStats { dirty_count: store.dirty_nodes_count, cached_count: store.cached_nodes_count },
             reap: ReapStats { backlog_count: fs.reap_backlog() },
+            keyframes: KeyframeStats {
+                made_count: store.keyframes_made_count,
+                made_bytes: store.keyframes_made_bytes,
+            },
             transactions_count: store.transactions_count,
             reclaims_count: store.reclaims_count,
             no_space_count: store.no_space_count,

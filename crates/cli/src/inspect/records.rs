@@ -3,6 +3,7 @@
 use varve_format::record::extent::{self, Extent, ExtentKind};
 use varve_format::record::held;
 use varve_format::record::inode::{self, InodeKind, InodeRecord, Time};
+use varve_format::record::keyframe::{self, KeyframeKey};
 use varve_format::record::name::{self, NameRecord};
 use varve_format::record::orphan::{self, OrphanRecord, OrphanState};
 use varve_format::record::reap::{self, Work};
@@ -128,6 +129,21 @@ fn decoded(tree: TreeId, key: &[u8], value: &[u8]) -> Result<Doc, Corrupt> {
         TreeId::SHARES => {
             let run = SharedRun::decode(key, value)?;
             map! { "address": run.first * BLOCK_BYTES as u64, "blocks": run.blocks, "extents": run.more.saturating_add(1) }
+        }
+        TreeId::KEYFRAMES => {
+            let key = KeyframeKey::decode(key)?;
+            let mut runs = Vec::new();
+            let pieces = keyframe::decode_piece(&key, value, &mut runs)?;
+            let runs = runs.iter().map(|run| {
+                map! {
+                    "offset": u64::from(run.first) * BLOCK_BYTES as u64, "blocks": u64::from(run.more) + 1,
+                    "address": run.block * BLOCK_BYTES as u64, "version_key": run.owner.0,
+                }
+            });
+            map! {
+                "family": key.family.0, "segment": key.segment, "version_key": key.version.0, "piece": key.piece,
+                "pieces": pieces, "runs": Doc::List(runs.collect()),
+            }
         }
         _ => map! { "value": Doc::hex(value) },
     })

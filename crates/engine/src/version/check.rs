@@ -12,6 +12,7 @@ use varve_format::{BLOCK_BYTES, FamilyId, Run, TreeId, VersionId, VersionKey};
 
 use super::extents::{below, own_blocks};
 use super::family::Family;
+use super::keyframe_check::check_keyframes;
 use super::pending::{State, state};
 use super::reap::is_namespace;
 use super::segment::Entry;
@@ -20,7 +21,7 @@ use crate::problem::{Problem, ProblemKind as Kind};
 
 pub(super) type Versions = BTreeMap<VersionId, VersionRecord>;
 
-/// The first family of data after `after` that has entries, version records or work for the reaper. For walking all of
+/// The first family of data after `after` that has entries, version records, keyframes or work for the reaper. For walking all of
 /// them.
 ///
 /// # Errors
@@ -30,7 +31,7 @@ pub fn next_family(read: &dyn Read, after: Option<FamilyId>) -> Result<Option<Fa
     loop {
         let Some(first) = after.map_or(Some(0), |f| f.0.checked_add(1)) else { return Ok(None) };
         let mut next: Option<FamilyId> = None;
-        for tree in [TreeId::EXTENTS, TreeId::VERSIONS, TreeId::HELD, TreeId::REAP] {
+        for tree in [TreeId::EXTENTS, TreeId::VERSIONS, TreeId::HELD, TreeId::REAP, TreeId::KEYFRAMES] {
             read.scan(tree, &first.to_be_bytes(), &mut |key, _| {
                 // A key too short to name a family is one of the tree's own problems.
                 let Some(bytes) = key.first_chunk::<8>() else { return true };
@@ -49,7 +50,7 @@ pub fn next_family(read: &dyn Read, after: Option<FamilyId>) -> Result<Option<Fa
 
 /// Walks everything stored for `family`: calls `each` with the place in the file and the blocks of every entry of data,
 /// and adds to `problems` everything that breaks the rules (unknown key, overlap, crossing, version tree, counts of
-/// holders, index, work for the reaper; and, if there is none, entries that nobody sees).
+/// holders, index, keyframes, work for the reaper; and, if there is none, entries that nobody sees).
 /// `holders` are all that point at the family. While the family is being deleted (its holder is an orphan), give that
 /// holder. Returns the blocks of its reservations.
 ///
@@ -80,7 +81,9 @@ pub fn walk_family(
         problems.push(Problem::new(Kind::ExtentOwnerless, format!("family {} has no inode", family.0)));
     }
     // With damage in its versions nothing can be said about who sees what.
-    let sound = idle && problems.len() == before;
+    let intact = problems.len() == before;
+    let sound = idle && intact;
+    let ids = versions.iter().map(|(id, version)| (version.key, *id)).collect();
     let tree = if sound { Family::of(family, versions).ok() } else { None };
     let mut walk = Walk { family, tree, place: BTreeMap::new(), segment: 0, held: BTreeSet::new() };
     let prefix = family_prefix(family);
@@ -127,6 +130,7 @@ pub fn walk_family(
     })?;
     walk.end_of_segment(problems);
     check_index(read, family, walk.held, problems)?;
+    check_keyframes(read, family, &ids, intact && problems.len() == before, problems)?;
     Ok(reserved)
 }
 

@@ -4,7 +4,8 @@
 //! One scan of a segment meets the entries of every version in it, newest first: those of the path are laid over each other,
 //! and those of other versions say what others see ([`super::others`]). Where that is the same everywhere (somebody holds
 //! the version), nothing newer need be known: entries beside the path are leapt over, and all that are older than what covers
-//! the segment.
+//! the segment. Behind the nearest keyframe ([`super::keyframe`]) nothing of the path is looked at, only what others may see in
+//! part.
 
 use varve_format::record::extent::{CODEC_NONE, DataKey, Extent, ExtentKind, SEGMENT_MAX};
 use varve_format::record::shares::{SharedRun, shares_key};
@@ -12,6 +13,7 @@ use varve_format::{BLOCK_BYTES, Corrupt, PoolAddr, SEGMENT_BYTES, TreeId, Versio
 
 use super::extents::below;
 use super::family::Blocks;
+use super::keyframe::{self, Keyframe, Passed};
 use super::others::Others;
 use super::path::Path;
 use super::pending::record;
@@ -56,9 +58,19 @@ enum Sight {
     All(bool),
     /// The same of all that one version has: by place on the path.
     Steps(Vec<bool>),
-    /// It depends on the place for some versions of the path. All that is younger than the oldest of these, whose key this
-    /// is, has to be looked at: what is stored there is in front of it.
-    Places(Others, VersionKey),
+    /// It depends on the place for some versions of the path.
+    Places(Box<Watch>),
+}
+
+/// What has to be looked at to tell what others see of a place.
+struct Watch {
+    others: Others,
+    /// The oldest version of the path of which it is not the same everywhere. What is stored in front of it matters.
+    oldest: VersionKey,
+    /// The newest version that matters: what is stored in front of that is in front of somebody else, too.
+    newest: VersionKey,
+    /// What others see of all versions of the path that are older than `oldest`, if it is the same.
+    beneath: Option<bool>,
 }
 
 /// The map of the bytes [`from`, `to`) of what `holder` sees, in whole blocks: the first page of it, which ends behind about
@@ -107,8 +119,14 @@ fn sight(read: &dyn Read, holder: Holder, path: &Path, record_shared: bool) -> R
         None => {
             let unknown = |key: &VersionKey| others.always(*key).is_none();
             // Keys fall along the path.
-            let oldest = (0..path.versions()).rev().map(|at| path.step(at).key).find(unknown);
-            Sight::Places(others, oldest.unwrap_or(VersionKey(0)))
+            let oldest = (0..path.versions()).rev().find(|at| unknown(&path.step(*at).key));
+            let place = oldest.unwrap_or(0);
+            let mut older = (place + 1..path.versions()).map(|at| others.always(path.step(at).key));
+            let first = older.next().flatten();
+            let beneath = first.filter(|shared| older.all(|other| other == Some(*shared)));
+            let watched: Vec<VersionKey> = (0..=place).map(|at| path.step(at).key).filter(unknown).collect();
+            let (oldest, newest) = (path.step(place).key, others.newest(&watched));
+            Sight::Places(Box::new(Watch { others, oldest, newest, beneath }))
         }
     })
 }
@@ -154,7 +172,10 @@ struct Found {
     kind: ExtentKind,
     /// Of block `low`.
     addr: PoolAddr,
+    /// The place on the path of its version, or of one in front of that, of which as much can be seen.
     step: u32,
+    /// The key of its version.
+    owner: VersionKey,
 }
 
 struct Walk {
@@ -172,11 +193,12 @@ struct Walk {
 
 impl Walk {
     fn run(&mut self, read: &dyn Read, pieces_max: usize) -> Result<()> {
-        let watched = match self.sight {
-            Sight::Places(_, oldest) => Some(oldest),
+        let watched = match &self.sight {
+            Sight::Places(watch) => Some((watch.oldest, watch.newest)),
             _ => None,
         };
-        let newest = if watched.is_some() { VersionKey(u64::MAX) } else { self.path.step(0).key };
+        let head = self.path.step(0).key;
+        let newest = watched.map_or(head, |(_, newest)| newest.max(head));
         let versions = self.path.versions();
         // Nothing lies over anything.
         let plain = versions == 1 && watched.is_none();
@@ -191,6 +213,9 @@ impl Walk {
         // Blocks of the segment that no entry met so far covers, those of the last one's version that can be seen, and whether
         // others may see what depends on the place in it.
         let (mut left, mut visible, mut watches) = (self.wanted(), Blocks::NONE, false);
+        // Of the segment that was entered last.
+        let (mut entered, mut frame, mut passed) = (None, None, Passed::new(read, &self.path));
+        let mut laid = false;
         while let Some(begin) = next.take() {
             let (mut foreign, mut failed) = (0, Ok(()));
             scan(read, &begin, |key, extent| {
@@ -207,7 +232,22 @@ impl Walk {
                 if full || key.segment * SEGMENT_BYTES >= self.to {
                     return false;
                 }
+                if !plain && entered != Some(key.segment) {
+                    (entered, laid) = (Some(key.segment), false);
+                    passed.leave(&self.path, key.segment);
+                    match keyframe::nearest(read, &self.path, 0, key.segment) {
+                        Ok(found) => frame = found,
+                        Err(error) => {
+                            failed = Err(error);
+                            return false;
+                        }
+                    }
+                }
                 looks += 1;
+                if let Some(frame) = frame.take_if(|frame| key.version <= frame.key) {
+                    self.lay(&frame);
+                    (left, foreign, laid) = (Blocks::NONE, LEAP_ENTRIES, true);
+                }
                 if last != Some(key.version) {
                     (last, end) = (Some(key.version), 0);
                     at = self.path.first_at_most(at, key.version);
@@ -215,17 +255,21 @@ impl Walk {
                     if at < versions && self.path.step(at).key == key.version {
                         visible = below(self.path.step(at).visible, key.segment);
                     }
-                    watches = watched.is_some_and(|oldest| key.version >= oldest);
+                    watches =
+                        watched.is_some_and(|(oldest, newest)| (oldest..=newest).contains(&key.version));
                     if watches {
                         self.own.push((key.version, Blocks::NONE));
                     }
+                }
+                if !watches && !laid {
+                    passed.pass(at);
                 }
                 overlap |= key.offset < end;
                 end = key.offset + extent.len;
                 let (low, high) = (key.offset / BLOCK as u32, end / BLOCK as u32);
                 if plain && !visible.is_empty() {
                     foreign = 0;
-                    self.found.push(found(low as u16, high as u16, at as u32, &extent));
+                    self.found.push(found(low as u16, high as u16, at as u32, key.version, &extent));
                     return true;
                 }
                 let whole = Blocks::range(low as usize, high as usize);
@@ -235,7 +279,7 @@ impl Walk {
                 let seen = whole.and(visible).and(left);
                 if !seen.is_empty() {
                     (left, foreign) = (left.without(seen), 0);
-                    self.found.push(found(low as u16, high as u16, at as u32, &extent));
+                    self.found.push(found(low as u16, high as u16, at as u32, key.version, &extent));
                     return true;
                 }
                 let covered = left.is_empty();
@@ -246,15 +290,19 @@ impl Walk {
                 if watches || foreign < LEAP_ENTRIES {
                     return true;
                 }
-                next = match at < versions && !covered {
-                    true => start(key.segment, self.path.step(at).key),
+                // Those that matter to others may all be older.
+                let watched = watched.map(|(_, newest)| newest).filter(|newest| *newest < key.version);
+                let older = (at < versions && !covered).then(|| self.path.step(at).key);
+                next = match older.max(watched) {
+                    Some(older) => start(key.segment, older),
                     // All that is left of this segment is older than the path, or than what covers it.
-                    false => start(key.segment + 1, newest),
+                    None => start(key.segment + 1, newest),
                 };
                 false
             })?;
             failed?;
         }
+        passed.leave(&self.path, self.segment);
         if overlap {
             let why = Corrupt { what: "extents that overlap", at: 0 };
             return Err(EngineError::corrupt(format!("the data of family {}", family.0), why));
@@ -269,6 +317,22 @@ impl Walk {
         Ok(())
     }
 
+    /// Adds all that is asked for of a keyframe of this segment: what was met so far lies over it.
+    fn lay(&mut self, frame: &Keyframe) {
+        let (place, wanted) = (self.path.first_at_most(0, frame.key) as u32, self.wanted());
+        for run in &frame.runs {
+            let (low, high) = (u16::from(run.first), run.end());
+            if wanted != Blocks::ALL && wanted.and(Blocks::range(low.into(), high.into())).is_empty() {
+                continue;
+            }
+            let (kind, addr) = match run.block {
+                0 => (ExtentKind::Reserved, PoolAddr::NULL),
+                block => (ExtentKind::Data, PoolAddr::from_block(block)),
+            };
+            self.found.push(Found { low, high, kind, addr, step: place, owner: run.owner });
+        }
+    }
+
     /// Lays what was met in this segment over each other and adds it to the page, and a hole up to the segment's end.
     fn end_of_segment(&mut self, read: &dyn Read) -> Result<()> {
         let base = self.segment * SEGMENT_BYTES;
@@ -277,8 +341,8 @@ impl Walk {
         if many || base < self.from || base + SEGMENT_BYTES > self.to || self.limited(&found, base) {
             found = self.visible(&found, base);
         }
-        if let Sight::Places(others, _) = &mut self.sight {
-            others.look(&self.own, &|limit| below(limit, base / SEGMENT_BYTES));
+        if let Sight::Places(watch) = &mut self.sight {
+            watch.others.look(&self.own, &|limit| below(limit, base / SEGMENT_BYTES));
         }
         for piece in &found {
             let (mut low, high) = (usize::from(piece.low), usize::from(piece.high));
@@ -355,10 +419,16 @@ impl Walk {
         match &self.sight {
             _ if piece.kind == ExtentKind::Hole => (false, high),
             Sight::All(shared) => (*shared, high),
-            Sight::Steps(steps) => (steps[piece.step as usize], high),
-            Sight::Places(others, _) => {
-                let key = self.path.step(piece.step as usize).key;
-                let seen = others.seen(key, &|limit| below(limit, base / SEGMENT_BYTES));
+            Sight::Steps(steps) => {
+                let step = self.path.first_at_most(piece.step as usize, piece.owner);
+                // Of a version that does not exist nothing is said: it is left to the check.
+                (steps.get(step).copied().unwrap_or(true), high)
+            }
+            Sight::Places(watch) => {
+                if let Some(shared) = watch.beneath.filter(|_| piece.owner < watch.oldest) {
+                    return (shared, high);
+                }
+                let seen = watch.others.seen(piece.owner, &|limit| below(limit, base / SEGMENT_BYTES));
                 let whole = Blocks::range(low, high);
                 if seen.and(whole) == whole {
                     return (true, high);
@@ -391,7 +461,8 @@ impl Walk {
     }
 }
 
-fn found(low: u16, high: u16, step: u32, extent: &Extent) -> Found {
+fn found(low: u16, high: u16, step: u32, owner: VersionKey, extent: &Extent) -> Found {
     debug_assert_eq!(extent.codec, CODEC_NONE, "the only codec there is");
-    Found { low, high, kind: extent.kind, addr: PoolAddr(extent.addr.0 + u64::from(extent.offset)), step }
+    let addr = PoolAddr(extent.addr.0 + u64::from(extent.offset));
+    Found { low, high, kind: extent.kind, addr, step, owner }
 }

@@ -6,8 +6,11 @@ use std::collections::BTreeMap;
 use varve_format::record::version::VersionRecord;
 use varve_format::{FamilyId, TreeId, VersionId};
 
-use super::{Read, Result, Trunks};
+use super::{Keyframes, Read, Result, Trunks};
 use crate::{Lsn, Transaction};
+
+/// So many entries in a segment are too many.
+const MANY: u32 = 4;
 
 /// Trees in memory. Counts descents and the entries met.
 #[derive(Default, Clone)]
@@ -19,16 +22,26 @@ pub(crate) struct Maps {
     pub(crate) known: Known,
 }
 
-#[derive(Default)]
 pub(crate) struct Known {
     trunks: Trunks,
     position: u64,
+    pub(crate) keyframes: Keyframes,
+}
+
+impl Default for Known {
+    fn default() -> Known {
+        let known = Known { trunks: Trunks::default(), position: 0, keyframes: Keyframes::new(MANY) };
+        known.keyframes.begin(false);
+        known
+    }
 }
 
 /// A copy of the trees begins to know anew.
 impl Clone for Known {
     fn clone(&self) -> Known {
-        Known::default()
+        let known = Known::default();
+        known.keyframes.begin(true);
+        known
     }
 }
 
@@ -37,6 +50,7 @@ impl Maps {
     pub(crate) fn note(&mut self, tx: &Transaction) {
         self.known.position += 1;
         self.known.trunks.note(tx.ops(), Lsn(self.known.position));
+        self.known.keyframes.note(tx.ops());
     }
 }
 
@@ -68,6 +82,9 @@ impl Read for Maps {
     }
     fn latest(&self, family: FamilyId, id: VersionId) -> Option<VersionRecord> {
         self.known.trunks.latest(family, id, Lsn(self.known.position))
+    }
+    fn keyframes(&self) -> Option<&Keyframes> {
+        Some(&self.known.keyframes)
     }
 }
 

@@ -45,6 +45,8 @@ mod extents;
 mod family;
 mod holders;
 mod joining;
+pub(crate) mod keyframe;
+mod keyframe_check;
 mod kin;
 mod map;
 mod others;
@@ -76,6 +78,7 @@ pub use check::{next_family, walk_family};
 pub use delete::delete_step;
 pub use extents::{pending_families, reap_step};
 pub use holders::{branch, branch_on, is_sole, release, share};
+pub use keyframe::{Keyframes, make_keyframes};
 pub use map::{MapPage, MapPiece, map};
 pub use path::Path;
 pub use ranges::{Range, share_range};
@@ -119,6 +122,10 @@ pub trait Read {
     fn latest(&self, _family: FamilyId, _id: VersionId) -> Option<VersionRecord> {
         None
     }
+    /// What is known of keyframes. `None`: they are not to be used.
+    fn keyframes(&self) -> Option<&Keyframes> {
+        None
+    }
 }
 
 impl Read for View {
@@ -149,6 +156,9 @@ impl Read for View {
     fn latest(&self, family: FamilyId, id: VersionId) -> Option<VersionRecord> {
         View::trunks(self).latest(family, id, self.position())
     }
+    fn keyframes(&self) -> Option<&Keyframes> {
+        Some(View::keyframes(self))
+    }
 }
 
 /// The trees as they are at each call: for who reads so little, and holds what keeps it from changing, that a [`View`] is
@@ -175,6 +185,9 @@ impl Read for Arc<Store> {
     fn latest(&self, family: FamilyId, id: VersionId) -> Option<VersionRecord> {
         // What was noted last is what the trees say at this call.
         self.trunks.latest(family, id, Lsn(u64::MAX))
+    }
+    fn keyframes(&self) -> Option<&Keyframes> {
+        Some(&self.keyframes)
     }
 }
 
@@ -277,10 +290,14 @@ enum Planted {
     HeldOnceForgotten,
     /// A version without a record is taken for the only one of its family, whatever records there are.
     AnyIsImplicit,
+    /// A keyframe stays when what it is made of changes.
+    KeyframesStay,
+    /// A keyframe is used whatever limits there are.
+    KeyframesUnlimited,
     /// No error: the larger side drains, so that both directions are met equally often.
     LargerSide,
     /// No error: the youngest collapse goes first, as it may with forks, so that both versions have older ones beneath.
     YoungestFirst,
 }
 
-planting!(Planted: NoRangeKill, LimitNotCarried, CursorSkips, NoRecheck, WriteForgets, MissedReference, KillsVisible, IndexForgets, ShareUncounted, OldestOnTop, LimitInRow, HeldOnceForgotten);
+planting!(Planted: NoRangeKill, LimitNotCarried, CursorSkips, NoRecheck, WriteForgets, MissedReference, KillsVisible, IndexForgets, ShareUncounted, OldestOnTop, LimitInRow, HeldOnceForgotten, KeyframesStay);

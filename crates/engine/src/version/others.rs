@@ -91,6 +91,24 @@ impl Others {
         }
     }
 
+    /// The newest version whose entries make a difference to what others see of the versions with these keys, of which it is
+    /// not the same everywhere: whoever holds one sees it whole, and nothing in front of it matters.
+    pub(super) fn newest(&self, keys: &[VersionKey]) -> VersionKey {
+        let (mut newest, mut matters) = (VersionKey(0), vec![false; self.nodes.len()]);
+        for at in keys.iter().filter_map(|key| self.find(*key)) {
+            matters[at] = true;
+        }
+        // Parents are first.
+        for (at, node) in self.nodes.iter().enumerate() {
+            let below = node.parent.is_some_and(|above| matters[above] && !self.nodes[above].held);
+            matters[at] |= below && node.upto > 0;
+            if matters[at] {
+                newest = newest.max(node.key);
+            }
+        }
+        newest
+    }
+
     /// Looks at a place, where the versions with these keys have something; `below` says which of its blocks lie below a
     /// byte. Ask [`Others::seen`] then.
     pub(super) fn look(&mut self, own: &[(VersionKey, Blocks)], below: &dyn Fn(u64) -> Blocks) {

@@ -3,11 +3,12 @@
 //! Keys grow along every path, so within a segment the scan meets the versions of a path nearest first: what comes
 //! later only fills the gaps, and when there are none the scan leaps to the next segment. It also leaps over many
 //! entries of versions that are not on the path. A path of one version needs no overlay at all and starts at the wanted
-//! offset.
+//! offset. Behind the nearest keyframe ([`super::keyframe`]) no entry is looked at.
 
 use varve_format::record::extent::{self, CODEC_NONE, DataKey, Extent, ExtentKind};
 use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, PoolAddr, SEGMENT_BYTES, TreeId};
 
+use super::keyframe::{self, Passed};
 use super::path::{Path, Step};
 use super::{Mapped, Mapping, Read, Result};
 use crate::EngineError;
@@ -108,8 +109,10 @@ fn scan_many(read: &dyn Read, path: &Path, skip: usize, cover: &mut Cover) -> Re
     let start = DataKey { family: path.family(), segment: from / SEGMENT_BYTES, version: nearest, offset: 0 };
     let mut overlay = Overlay { pieces: Vec::new(), hint: 0, covered: 0 };
     let (mut segment, mut at, mut next) = (start.segment, skip, Some(start));
+    // Of the segment that was entered last.
+    let (mut entered, mut frame, mut passed) = (None, None, Passed::new(read, path));
     while let Some(start) = next.take() {
-        let mut foreign = 0;
+        let (mut foreign, mut failed) = (0, Ok(()));
         scan(read, &start, |key, extent| {
             if key.segment != segment {
                 overlay.flush(segment, cover);
@@ -119,11 +122,39 @@ fn scan_many(read: &dyn Read, path: &Path, skip: usize, cover: &mut Cover) -> Re
             if base >= to || cover.full() {
                 return false;
             }
+            let after = || {
+                let segment = key.segment.checked_add(1).filter(|s| *s <= extent::SEGMENT_MAX)?;
+                Some(DataKey { segment, version: nearest, offset: 0, ..start })
+            };
+            if entered != Some(segment) {
+                entered = Some(segment);
+                passed.leave(path, segment);
+                match keyframe::nearest(read, path, skip, segment) {
+                    Ok(found) => frame = found,
+                    Err(error) => {
+                        failed = Err(error);
+                        return false;
+                    }
+                }
+            }
+            if let Some(frame) = frame.take_if(|frame| key.version <= frame.key) {
+                overlay.hint = 0;
+                let block =
+                    |byte: u64| ((byte.max(base) - base).min(SEGMENT_BYTES) / BLOCK_BYTES as u64) as u16;
+                for run in &frame.runs {
+                    if let Some((first, piece)) = keyframe::part(run, block(from), block(to)) {
+                        overlay.add(u32::from(first) * BLOCK_BYTES as u32, &piece);
+                    }
+                }
+                next = after();
+                return false;
+            }
             let before = at;
             at = path.first_at_most(at, key.version);
             if at != before {
                 overlay.hint = 0;
             }
+            passed.pass(at);
             if at == path.versions() {
                 // All that is left of this segment is older than the path.
                 foreign += 1;
@@ -141,11 +172,7 @@ fn scan_many(read: &dyn Read, path: &Path, skip: usize, cover: &mut Cover) -> Re
             let wanted = (to - base).min(SEGMENT_BYTES) - from.saturating_sub(base);
             let older = at == path.versions() && foreign >= LEAP_ENTRIES;
             if older || u64::from(overlay.covered) == wanted {
-                next = key
-                    .segment
-                    .checked_add(1)
-                    .filter(|s| *s <= extent::SEGMENT_MAX)
-                    .map(|segment| DataKey { segment, version: nearest, offset: 0, ..start });
+                next = after();
                 return false;
             }
             if foreign >= LEAP_ENTRIES {
@@ -154,7 +181,9 @@ fn scan_many(read: &dyn Read, path: &Path, skip: usize, cover: &mut Cover) -> Re
             }
             true
         })?;
+        failed?;
     }
+    passed.leave(path, segment);
     overlay.flush(segment, cover);
     Ok(())
 }

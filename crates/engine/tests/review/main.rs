@@ -44,7 +44,8 @@ fn format(device: &Arc<impl Device>, data: Profile, metadata: Profile) {
 }
 
 fn try_open(device: &Arc<impl Device>) -> Result<(Arc<Store>, RecoveryReport), EngineError> {
-    let options = StoreOptions { read_only: false, cache_bytes: 1 << 20, background: false };
+    let options =
+        StoreOptions { read_only: false, cache_bytes: 1 << 20, background: false, ..StoreOptions::default() };
     Store::open(vec![device.clone() as Arc<dyn Device>], options)
 }
 

@@ -111,7 +111,8 @@ impl Worker {
 fn stress(seed: u64, time: Duration, threads: u8, background: bool) {
     let device = Arc::new(RecordingDevice::new(POOL_BYTES));
     format(&device, Profile::Single, if seed.is_multiple_of(2) { Profile::Dup } else { Profile::Single });
-    let options = StoreOptions { read_only: false, cache_bytes: 1 << 20, background };
+    let options =
+        StoreOptions { read_only: false, cache_bytes: 1 << 20, background, ..StoreOptions::default() };
     let (store, _) = Store::open(vec![device.clone() as Arc<dyn Device>], options).expect("opens");
     let end = Instant::now() + time;
     let steps = Arc::new(AtomicU64::new(0));

@@ -2,6 +2,7 @@
 pub mod extent;
 pub mod held;
 pub mod inode;
+pub mod keyframe;
 pub mod name;
 pub mod orphan;
 pub mod reap;

@@ -25,6 +25,7 @@ mod durability;
 mod edges;
 mod forks;
 mod frozen;
+mod keyframes;
 mod map;
 mod names;
 mod nodes;
@@ -129,7 +130,8 @@ impl Fixture {
     ) -> Filesystem {
         let logged = logged.clone();
         let options = OpenOptions {
-            store: StoreOptions { background: false, ..StoreOptions::default() },
+            // Keyframes wherever versions meet.
+            store: StoreOptions { background: false, keyframe_entries: 1, ..StoreOptions::default() },
             dirty_bytes_max,
             clock: clock.clone(),
             on_data_logged: Some(Arc::new(move |event| logged.lock().push(event))),

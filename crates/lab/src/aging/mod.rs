@@ -299,6 +299,7 @@ fn write(plan: &Plan, subject: &mut dyn Subject, random: &mut Random, times: &mu
 
 fn map(subject: &mut dyn Subject, fork: usize) -> Result<Option<Map>> {
     subject.map(fork)?;
+    subject.mapped()?;
     let begun = Instant::now();
     let Some((extents_count, shared_count)) = subject.map(fork)? else { return Ok(None) };
     Ok(Some(Map { fork, extents_count, shared_count, warm_ns: begun.elapsed().as_nanos() as u64 }))

@@ -61,6 +61,10 @@ pub(super) trait Subject {
     /// Maps the file's extents in fork `number`: how many there are, and how many of them are shared.
     /// `None` if the target cannot tell.
     fn map(&mut self, number: usize) -> Result<Option<(u64, u64)>>;
+    /// A map has been asked for and will be again: until what that has set going in the background is done.
+    fn mapped(&mut self) -> Result<()> {
+        Ok(())
+    }
     /// Deletes fork `number`.
     fn delete(&mut self, number: usize) -> Result<()>;
     /// Waits until everything deleted is gone.

@@ -1,5 +1,7 @@
 //! VarveFS as a library in this process.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use varvefs::{Allocate, ExtentKind, SnapshotOptions};
 
@@ -83,6 +85,16 @@ impl Subject for InProcess {
             shared += u64::from(counts && extent.shared);
         }
         Ok(Some((extents, shared)))
+    }
+    fn mapped(&mut self) -> Result<()> {
+        let mut made = None;
+        loop {
+            let now = self.pool.stats()?.keyframes.made_count;
+            if made.replace(now) == Some(now) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_secs(1));
+        }
     }
     fn delete(&mut self, number: usize) -> Result<()> {
         match self.fork {

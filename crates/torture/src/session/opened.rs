@@ -79,7 +79,13 @@ impl Opened {
         let logged = Logged::default();
         let sink = logged.clone();
         let options = OpenOptions {
-            store: StoreOptions { read_only, cache_bytes: setup.cache_bytes, background: false },
+            store: StoreOptions {
+                read_only,
+                cache_bytes: setup.cache_bytes,
+                background: false,
+                // Wherever versions meet, so that keyframes are made and used all the time.
+                keyframe_entries: 1,
+            },
             dirty_bytes_max: setup.dirty_bytes_max,
             clock: clock.clone(),
             on_data_logged: Some(Arc::new(move |event| sink.lock().expect("no panic holds it").push(event))),

@@ -10,14 +10,14 @@ use super::super::resolve::FILE_END;
 use super::*;
 use crate::transaction::Op;
 
-fn world_with_one_file() -> World {
+pub(super) fn world_with_one_file() -> World {
     let mut world = World::new(1, 1);
     (world.next_block, world.loses) = (1 << 20, false);
     world
 }
 
 /// File 0 goes on as version `id`; what it was is kept as another file.
-fn keep_version(world: &mut World, id: VersionId) {
+pub(super) fn keep_version(world: &mut World, id: VersionId) {
     let (mut tx, mut holder) = (Transaction::new(), world.files[0].holder);
     let blocks = world.files[0].blocks.clone();
     let kept = world::File { holder: Holder { has_versions: true, ..holder }, blocks };
@@ -27,7 +27,7 @@ fn keep_version(world: &mut World, id: VersionId) {
     world.files.push(kept);
 }
 
-fn write(world: &mut World, at: u64, block: u64, blocks: u32) -> Replaced {
+pub(super) fn write(world: &mut World, at: u64, block: u64, blocks: u32) -> Replaced {
     let path = Path::load(&world.maps, world.files[0].holder).unwrap();
     let mut tx = Transaction::new();
     let run = Run { addr: PoolAddr::from_block(block), blocks };
@@ -493,7 +493,7 @@ fn a_map_leaps_over_what_is_covered() {
         }
     }
     let last = world.files.len() as u64 - 1;
-    for (file, met_max) in [(0, SEGMENTS * 40), (last as usize, SEGMENTS * 40), (3, SEGMENTS * 320)] {
+    for (file, met_max) in [(0, SEGMENTS * 40), (last as usize, SEGMENTS * 40), (3, SEGMENTS * 40)] {
         world.maps.met.set(0);
         let page = map(&world.maps, world.files[file].holder, false, 0, FILE_END, 100_000).unwrap();
         // Beside the entries, the records of all versions and those on the path.

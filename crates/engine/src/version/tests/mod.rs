@@ -11,6 +11,7 @@ use crate::Transaction;
 
 mod cases;
 mod implicit;
+mod keyframes;
 mod model;
 mod sharing;
 mod world;

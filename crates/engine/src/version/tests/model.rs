@@ -46,8 +46,8 @@ fn run_all(seeds: std::ops::Range<u64>) {
         PLANTED.set(&[]);
         more.into_iter().for_each(|(what, n)| *seen.entry(what).or_default() += n);
     }
-    // None, up and down for writes, holes and cuts; children; limits lowered and kept; holders of all sorts; rechecks; rows.
-    assert!(seen.len() == 44 && seen.values().all(|n| *n > 10), "a situation was hardly met: {seen:?}");
+    // None, up and down for writes, holes and cuts; children; limits lowered and kept; holders of all sorts; rechecks; rows; keyframes.
+    assert!(seen.len() == 48 && seen.values().all(|n| *n > 10), "a situation was hardly met: {seen:?}");
 }
 
 /// Goal: any sequence of forks, writes, shared ranges, holes, reservations, moves, truncations, releases and reaper steps reads like a
@@ -69,7 +69,7 @@ fn beside_a_naive_model_for_long() {
 fn planted_errors_are_caught() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
-    let errors: [&[Planted]; 16] = [
+    let errors: [&[Planted]; 18] = [
         &[Planted::NoRangeKill],
         &[Planted::LimitNotCarried],
         &[Planted::CursorSkips],
@@ -86,6 +86,8 @@ fn planted_errors_are_caught() {
         &[Planted::OldestOnTop],
         &[Planted::LimitInRow],
         &[Planted::HeldOnceForgotten],
+        &[Planted::KeyframesStay],
+        &[Planted::KeyframesUnlimited],
     ];
     let caught: Vec<_> = errors
         .into_iter()

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use varve_format::record::shares::{SharedRun, shares_key};
 
+use super::keyframe::outdated;
 use super::world::World;
 use super::*;
 use crate::shares::{settle, touching};
@@ -12,22 +13,35 @@ use crate::transaction::Op;
 impl Maps {
     /// The steps of a transaction as they are when it is applied.
     pub(super) fn settled(&self, tx: &Transaction) -> Vec<Op> {
-        if tx.shared.is_empty() && self.trees.range((TreeId::SHARES.0, Vec::new())..).next().is_none() {
-            return tx.ops().to_vec();
+        let scan = |from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool| {
+            self.scan(TreeId::KEYFRAMES, from, each)
+        };
+        // A look at a root is no descent.
+        let empty =
+            |tree: TreeId| self.trees.range((tree.0, Vec::new())..(tree.0 + 1, Vec::new())).next().is_none();
+        let outdated = match empty(TreeId::KEYFRAMES) {
+            true => Vec::new(),
+            false => outdated(tx.ops(), scan).unwrap(),
+        };
+        if tx.shared.is_empty() && empty(TreeId::SHARES) {
+            return tx.ops().iter().cloned().chain(outdated).collect();
         }
         let mut load = |from, to| {
             let before = self.last_at_or_before(TreeId::SHARES, &shares_key(from - 1))?;
             touching(from, to, before, |key, each| self.scan(TreeId::SHARES, key, each))
                 .map(|runs| runs.unwrap())
         };
-        settle(tx.ops(), &tx.shared, &mut load)
-            .unwrap_or_else(|why: crate::shares::Unsettled<EngineError>| panic!("freed twice: {why:?}"))
+        let settled = settle(tx.ops(), &tx.shared, &mut load)
+            .unwrap_or_else(|why: crate::shares::Unsettled<EngineError>| panic!("freed twice: {why:?}"));
+        settled.into_iter().chain(outdated).collect()
     }
 
     /// How many extents more than one name each block, says the tree.
     pub(super) fn counted(&self) -> BTreeMap<u64, u64> {
         let mut counted = BTreeMap::new();
-        for ((_, key), value) in self.trees.range((TreeId::SHARES.0, Vec::new())..) {
+        for ((_, key), value) in
+            self.trees.range((TreeId::SHARES.0, Vec::new())..(TreeId::SHARES.0 + 1, Vec::new()))
+        {
             let run = SharedRun::decode(key, value).unwrap();
             for block in run.first..run.end() {
                 assert!(counted.insert(block, run.more).is_none(), "counts overlap");

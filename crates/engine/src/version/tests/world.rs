@@ -85,9 +85,16 @@ impl World {
 
     /// Applies a transaction; refuses one that names a key twice or frees what is not used.
     pub(super) fn apply(&mut self, tx: &Transaction) {
+        let settled = self.maps.settled(tx);
         self.maps.note(tx);
         let mut seen = BTreeSet::new();
-        for op in &self.maps.settled(tx) {
+        let of_keyframes = |ops: &[Op]| {
+            ops.iter().filter(|op| matches!(op, Op::Delete { tree: TreeId::KEYFRAMES, .. })).count()
+        };
+        if of_keyframes(&settled) > of_keyframes(tx.ops()) {
+            self.saw("keyframe outdated");
+        }
+        for op in &settled {
             match op {
                 Op::Put { tree, key, value } => {
                     assert!(seen.insert((tree.0, key.to_vec())), "a key is named twice");
@@ -576,6 +583,26 @@ impl World {
             _ => (),
         }
         self.check();
+        self.keyframes();
+    }
+
+    /// Makes the keyframes that whoever looked wanted, or some, or none.
+    pub(super) fn keyframes(&mut self) {
+        let mut left = self.random.pick(&[0, 1, 8, 1000]);
+        while left > 0
+            && let Some((family, id, segments)) = self.maps.known.keyframes.take(1 + left % 3)
+        {
+            left -= 1;
+            let mut tx = Transaction::new();
+            let made = make_keyframes(&self.maps, &mut tx, family, id, &segments).unwrap();
+            self.log.push(format!("{made} keyframes of {} for {} in {segments:?}", family.0, id.0));
+            if tx.ops().iter().any(|op| matches!(op, Op::Delete { .. })) {
+                self.saw("keyframe made room");
+            }
+            self.saw(if made > 0 { "keyframe made" } else { "keyframe of no use" });
+            self.apply(&tx);
+        }
+        self.maps.known.keyframes.forget();
     }
 
     /// A holder ends; the reaper takes the rest.

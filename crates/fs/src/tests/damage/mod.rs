@@ -16,6 +16,7 @@ use varve_format::node;
 use varve_format::record::extent::{DataKey, Extent};
 use varve_format::record::held::held_key;
 use varve_format::record::inode::{InodeKind, InodeRecord, inode_key};
+use varve_format::record::keyframe::{KeyframeKey, KeyframeRun, encode_pieces};
 use varve_format::record::name::{NamePosition, NameRecord, name_key};
 use varve_format::record::orphan::{OrphanRecord, OrphanState, orphan_key};
 use varve_format::record::reap::{Work, reap_key};
@@ -167,6 +168,18 @@ impl World {
         let mark = reap_key(family, Work::Going(VersionId(family.0)));
         self.image.put(TreeId::REAP, &mark, &[]);
         self.change(self.big, |r| (r.data.version, r.data.has_versions) = (child, true));
+    }
+    /// Gives the big file two versions, and the older a keyframe of its first megabyte, which is changed.
+    fn keyframe(&mut self, edit: impl FnOnce(&mut Vec<u8>)) {
+        self.versions(|_, _| ());
+        let (family, version) = (FamilyId(self.big.0), VersionKey(self.big.0));
+        let extent = self.extent(self.big, 0);
+        let more = (extent.len / BLOCK_BYTES as u32 - 1) as u8;
+        let run = KeyframeRun { first: 0, more, block: extent.addr.block(), owner: version };
+        let mut pieces = encode_pieces(version, &[run]).unwrap();
+        edit(&mut pieces[0]);
+        let key = KeyframeKey { family, segment: 0, version, piece: 0 };
+        self.image.put(TreeId::KEYFRAMES, &key.encode(), &pieces[0]);
     }
     /// Says that `more` extents more than one name these blocks.
     fn shared(&mut self, addr: PoolAddr, blocks: u32, more: u64) {
@@ -375,7 +388,12 @@ fn no_damage_makes_the_check_panic_or_hang() {
             // An error is an answer, too.
             let _ = check_on(damaged.image.device.clone());
             let options = OpenOptions {
-                store: StoreOptions { read_only: true, background: false, cache_bytes: 1 << 20 },
+                store: StoreOptions {
+                    read_only: true,
+                    background: false,
+                    cache_bytes: 1 << 20,
+                    ..StoreOptions::default()
+                },
                 dirty_bytes_max: 0,
                 clock: Arc::new(TestClock(SimClock::new(1_700_000_000, 1000))),
                 on_data_logged: None,

@@ -277,6 +277,12 @@ pub const RECORDS: &[(Kind, Plant)] = &[
         let (family, version) = (FamilyId(w.big.0), VersionKey(w.big.0 + 1));
         w.image.put(TreeId::HELD, &held_key(family, version, TreeId::EXTENTS, &[0; 8]), &[]);
     }),
+    (Kind::KeyframeMalformed, |w| {
+        w.image.put(TreeId::KEYFRAMES, &[&w.big.0.to_be_bytes()[..], &[1]].concat(), &[])
+    }),
+    (Kind::KeyframeMalformed, |w| w.keyframe(|value| value[0] += 1)),
+    (Kind::KeyframeMalformed, |w| w.keyframe(|value| value[2] = 255)),
+    (Kind::KeyframeWrong, |w| w.keyframe(|value| value[4] ^= 1)),
     (Kind::ReapMalformed, |w| w.image.put(TreeId::REAP, &[&w.big.0.to_be_bytes()[..], &[9]].concat(), &[])),
     (Kind::ReapMissing, |w| {
         let family = FamilyId(w.file.0);

@@ -101,7 +101,12 @@ fn who_opens_hears_which_subvolume_is_damaged() {
         plant(&mut damaged);
         let writes = damaged.image.device.stats().writes_count;
         let options = OpenOptions {
-            store: StoreOptions { cache_bytes: 1 << 20, background: false, read_only: true },
+            store: StoreOptions {
+                cache_bytes: 1 << 20,
+                background: false,
+                read_only: true,
+                ..StoreOptions::default()
+            },
             dirty_bytes_max: 0,
             clock: Arc::new(TestClock(SimClock::new(1_700_000_000, 1000))),
             on_data_logged: None,

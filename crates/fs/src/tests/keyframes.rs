@@ -1,0 +1,88 @@
+//! Keyframes in a filesystem: made in the background where somebody looked, durable, and gone with what they are made of.
+
+use varve_engine::TreeId;
+
+use super::*;
+
+const BLOCK: usize = 4096;
+const LEN: usize = 256 * BLOCK;
+
+fn pieces(f: &Fixture) -> usize {
+    let mut found = 0;
+    let all = &mut |_: &[u8], _: &[u8]| {
+        found += 1;
+        true
+    };
+    f.fs.core().store.view().scan(TreeId::KEYFRAMES, &[], all).unwrap();
+    found
+}
+
+/// What is mapped of a file: data by offset and address, and whether others see it.
+fn mapped(f: &Fixture, ino: InodeId) -> Vec<(u64, u64, Option<u64>, bool)> {
+    let map = f.fs.map(ino, 0, usize::MAX).unwrap();
+    map.pieces.iter().map(|piece| (piece.offset, piece.len, piece.address, piece.shared)).collect()
+}
+
+// Goal: keyframes appear where old versions were looked at, survive a crash and a reopening, change nothing of what is read and
+// mapped, and are gone when the snapshots are. Method: 12 snapshots of a file with three random
+// blocks written between two; all of it read and mapped before and after.
+#[test]
+fn of_snapshots() {
+    let mut f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let ino = f.fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
+    let (mut rng, mut contents) = (varve_sim::Rng::new(5), pattern(1, LEN));
+    f.write(ino, 0, &contents);
+    let mut snapshots = Vec::new();
+    for n in 0..12u64 {
+        let name = format!("snapshot {n}").into_bytes();
+        f.fs.snapshot(sub, ROOT, &name, true, false).unwrap();
+        snapshots.push((name, contents.clone()));
+        for _ in 0..3 {
+            let at = rng.below(256) as usize * BLOCK;
+            let block = pattern(rng.below(1 << 40), BLOCK);
+            f.write(ino, at as u64, &block);
+            contents[at..at + BLOCK].copy_from_slice(&block);
+        }
+        f.fs.flush_all().unwrap();
+    }
+    let compare = |f: &Fixture| {
+        let mut maps = Vec::new();
+        for (name, contents) in &snapshots {
+            let dir = f.fs.lookup(ROOT, name).unwrap().ino;
+            let ino = f.fs.lookup(dir, b"file").unwrap().ino;
+            assert!(f.read_all(ino) == *contents, "{}", String::from_utf8_lossy(name));
+            maps.push(mapped(f, ino));
+        }
+        let sub = f.fs.lookup(ROOT, b"sub").unwrap().ino;
+        let ino = f.fs.lookup(sub, b"file").unwrap().ino;
+        assert!(f.read_all(ino) == contents);
+        maps.push(mapped(f, ino));
+        maps
+    };
+    f.fs.maintain().unwrap();
+    f.fs.core().store.keyframes().forget();
+    assert_eq!(pieces(&f), 0, "nobody has looked");
+    let maps = compare(&f);
+    f.fs.maintain().unwrap();
+    let made = pieces(&f);
+    assert!(made > 1, "{made} pieces");
+    f.check();
+    assert_eq!(compare(&f), maps);
+    f.fs.sync().unwrap();
+    f.kill();
+    assert_eq!(pieces(&f), made, "after a crash");
+    assert_eq!(compare(&f), maps);
+    f.check();
+    f.reopen();
+    assert_eq!(compare(&f), maps);
+    // All but the source go.
+    for (name, _) in &snapshots {
+        f.fs.delete_subvolume(ROOT, name).unwrap();
+    }
+    f.fs.maintain().unwrap();
+    assert_eq!(pieces(&f), 0, "they go with what they are made of");
+    f.check();
+    let sub = f.fs.lookup(ROOT, b"sub").unwrap().ino;
+    assert!(f.read_all(f.fs.lookup(sub, b"file").unwrap().ino) == contents);
+}
