@@ -58,6 +58,10 @@ impl<V: Verbs> Adapter<V> {
                 request::forgotten(list).for_each(|ino| self.pins.unpin(verbs, InodeId(ino)));
             }
             Body::Getattr => self.reply_attr(verb, number, verbs.getattr(ino), reply),
+            Body::Statx => match verbs.getattr(ino) {
+                Ok(attr) => reply.body(&convert::statx_out(&attr)),
+                Err(error) => reply.error(self.errno(verb, number, &error)),
+            },
             Body::Setattr(asked) => {
                 let set = convert::set_attr(&asked);
                 let by = match set.size {
@@ -153,8 +157,7 @@ impl<V: Verbs> Adapter<V> {
             Body::Destroy => reply.empty(),
             Body::Ioctl => reply.error(Errno::NOTTY),
             // FLUSH: nothing happens at close; the kernel still writes out pages dirtied through mmap before it would
-            // have asked. STATX: the first stat of each file by programs that ask for the time of birth would be a second
-            // message. INTERRUPT: nothing here waits long. TMPFILE, ACCESS, POLL, BMAP, locks: the kernel falls back.
+            // have asked. INTERRUPT: nothing here waits long. TMPFILE, ACCESS, POLL, BMAP, locks: the kernel falls back.
             Body::Other => reply.error(Errno::NOSYS),
         }
     }

@@ -2,7 +2,7 @@
 
 use varve_fs::{Attr, FileKind, SetAttr, SetTime, Timestamp};
 
-use crate::kernel::abi::{self, AttrOut, EntryOut, SetattrIn, setattr};
+use crate::kernel::abi::{self, AttrOut, EntryOut, SetattrIn, Statx, StatxOut, StatxTime, setattr, statx};
 
 /// How long the kernel may believe what it was told, in seconds.
 pub const CACHE_SECONDS: u64 = 3600;
@@ -35,9 +35,13 @@ pub fn file_kind(mode: u32) -> Option<FileKind> {
     }
 }
 
-/// Attributes as the kernel wants them. A malformed fraction of a second (a billion nanoseconds or more) is cut off.
+/// A malformed fraction of a second (a billion nanoseconds or more) is cut off.
+fn fraction(time: Timestamp) -> u32 {
+    time.nanoseconds.min(999_999_999)
+}
+
+/// Attributes as the kernel wants them.
 pub fn attr(attr: &Attr) -> abi::Attr {
-    let fraction = |time: Timestamp| time.nanoseconds.min(999_999_999);
     abi::Attr {
         ino: attr.ino.0,
         size: attr.size,
@@ -68,6 +72,31 @@ fn believed(of: &Attr) -> u64 {
 /// Attributes, and how long the kernel may believe them.
 pub fn attr_out(of: &Attr) -> AttrOut {
     AttrOut { attr_valid: believed(of), attr: attr(of), ..AttrOut::default() }
+}
+
+/// As [`attr_out`], with the time of birth.
+pub fn statx_out(of: &Attr) -> StatxOut {
+    let time = |time: Timestamp| StatxTime { seconds: time.seconds, nanoseconds: fraction(time), padding: 0 };
+    let stat = Statx {
+        mask: statx::BASIC | statx::BTIME,
+        blksize: IO_BYTES,
+        nlink: of.links,
+        uid: of.uid,
+        gid: of.gid,
+        mode: (mode_of(of.kind) | of.mode & 0o7777) as u16,
+        ino: of.ino.0,
+        size: of.size,
+        blocks: of.blocks,
+        atime: time(of.atime),
+        btime: time(of.btime),
+        ctime: time(of.ctime),
+        mtime: time(of.mtime),
+        // As the kernel takes an `rdev` of 32 bits apart: 12 bits of major between 8 and 12 of minor.
+        rdev_major: of.rdev >> 8 & 0xfff,
+        rdev_minor: of.rdev & 0xff | of.rdev >> 12 & 0xf_ff00,
+        ..Statx::default()
+    };
+    StatxOut { attr_valid: believed(of), stat, ..StatxOut::default() }
 }
 
 /// A name's inode, with attributes.
@@ -154,6 +183,61 @@ mod tests {
     fn malformed_fractions_are_cut() {
         let shown = attr(&inode(Timestamp { seconds: 1, nanoseconds: u32::MAX }));
         assert_eq!((shown.mtime, shown.mtime_ns), (1, 999_999_999));
+    }
+
+    // Goal: both ways to tell attributes say the same, and one of them the time of birth. Method: a device with a large
+    // number, each field different, one time malformed.
+    #[test]
+    fn the_longer_attributes_are_the_shorter_and_more() {
+        let time = |seconds| Timestamp { seconds, nanoseconds: 7 };
+        let of = Attr {
+            kind: FileKind::BlockDevice,
+            mode: 0o4640,
+            // makedev(0xabc, 0xdef12)
+            rdev: 0xdefa_bc12,
+            size: 77,
+            blocks: 8,
+            atime: time(-1),
+            mtime: time(2),
+            ctime: time(3),
+            btime: Timestamp { seconds: -4, nanoseconds: u32::MAX },
+            ..inode(time(0))
+        };
+        let (short, long) = (attr(&of), statx_out(&of).stat);
+        assert_eq!(long.mask, 0xfff);
+        assert_eq!((long.rdev_major, long.rdev_minor), (0xabc, 0xd_ef12));
+        assert_eq!(
+            (
+                u32::from(long.mode),
+                long.nlink,
+                long.uid,
+                long.gid,
+                long.ino,
+                long.size,
+                long.blocks,
+                long.blksize
+            ),
+            (
+                short.mode,
+                short.nlink,
+                short.uid,
+                short.gid,
+                short.ino,
+                short.size,
+                short.blocks,
+                short.blksize
+            )
+        );
+        for (long, seconds, nanoseconds) in [
+            (long.atime, short.atime, short.atime_ns),
+            (long.mtime, short.mtime, short.mtime_ns),
+            (long.ctime, short.ctime, short.ctime_ns),
+            (long.btime, -4, 999_999_999),
+        ] {
+            assert_eq!((long.seconds, long.nanoseconds), (seconds, nanoseconds));
+        }
+        let with = |kind| statx_out(&Attr { kind, mode: 0o4755, ..of }).attr_valid;
+        assert_eq!((with(FileKind::File), with(FileKind::Directory)), (0, CACHE_SECONDS));
     }
 
     // Goal: only what is given is changed, and a mode's upper bits are no permissions. Method: one field after the other.

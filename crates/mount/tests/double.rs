@@ -57,7 +57,7 @@ fn node(ino: InodeId, kind: FileKind, mode: u32, caller: Caller, parent: InodeId
         atime: now,
         mtime: now,
         ctime: now,
-        btime: now,
+        btime: Timestamp { seconds: 900_000_000, nanoseconds: 3 },
     };
     Node { attr, data: Vec::new(), names: BTreeMap::new(), parent, xattrs: BTreeMap::new(), open: 0 }
 }

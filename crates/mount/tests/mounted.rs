@@ -190,6 +190,28 @@ fn times_before_1970() {
     assert_eq!(modified, UNIX_EPOCH - Duration::from_millis(1250));
 }
 
+// Goal: the time of birth is shown, of what has just been made and when the kernel knows the rest, and a write does not
+// change it. Method: statx(2) of a file, a directory and the root; the double keeps births apart from other times.
+#[test]
+fn births_are_shown() {
+    let Some(mount) = TestMount::start("births_are_shown") else { return };
+    let file = mount.path("file");
+    fs::write(&file, b"1").unwrap();
+    fs::create_dir(mount.path("dir")).unwrap();
+    let mask = rustix::fs::StatxFlags::BASIC_STATS | rustix::fs::StatxFlags::BTIME;
+    for path in [&file, &mount.path("dir"), mount.directory.path(), &file] {
+        let known = fs::metadata(path).unwrap();
+        let born = rustix::fs::statx(rustix::fs::CWD, path, AtFlags::empty(), mask).unwrap();
+        assert!(born.stx_mask & mask.bits() == mask.bits(), "{path:?}: {:x}", born.stx_mask);
+        assert_eq!((born.stx_btime.tv_sec, born.stx_btime.tv_nsec), (900_000_000, 3), "{path:?}");
+        assert_eq!((born.stx_ino, born.stx_size), (known.ino(), known.len()));
+        assert_eq!((u32::from(born.stx_mode), born.stx_mtime.tv_sec), (known.mode(), known.mtime()));
+        let shown = known.created().unwrap();
+        assert_eq!(shown, UNIX_EPOCH + Duration::new(900_000_000, 3));
+        fs::OpenOptions::new().append(true).open(&file).unwrap().write_all(b"2").unwrap();
+    }
+}
+
 // Goal: extended attributes with their flags, sizes and ranges. Method: set, query, read with a short buffer, list.
 #[test]
 fn extended_attributes() {

@@ -52,6 +52,7 @@ pub mod opcode {
     pub const RENAME2: u32 = 45;
     pub const LSEEK: u32 = 46;
     pub const COPY_FILE_RANGE: u32 = 47;
+    pub const STATX: u32 = 52;
 }
 
 /// What kernel and filesystem agree on when a mount begins.
@@ -93,6 +94,13 @@ pub mod open {
     pub const DIRECT_IO: u32 = 1 << 0;
     pub const KEEP_CACHE: u32 = 1 << 1;
     pub const CACHE_DIR: u32 = 1 << 3;
+}
+
+/// Which fields of a [`Statx`] count.
+pub mod statx {
+    /// All that stat(2) shows.
+    pub const BASIC: u32 = 0x7ff;
+    pub const BTIME: u32 = 0x800;
 }
 
 /// In [`WriteIn::write_flags`]: set-id bits go.
@@ -173,6 +181,50 @@ pub struct AttrOut {
     pub attr_valid_ns: u32,
     pub padding: u32,
     pub attr: Attr,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct StatxTime {
+    pub seconds: i64,
+    pub nanoseconds: u32,
+    pub padding: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Statx {
+    pub mask: u32,
+    pub blksize: u32,
+    pub attributes: u64,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub mode: u16,
+    pub padding: u16,
+    pub ino: u64,
+    pub size: u64,
+    pub blocks: u64,
+    pub attributes_mask: u64,
+    pub atime: StatxTime,
+    pub btime: StatxTime,
+    pub ctime: StatxTime,
+    pub mtime: StatxTime,
+    pub rdev_major: u32,
+    pub rdev_minor: u32,
+    pub dev_major: u32,
+    pub dev_minor: u32,
+    pub spare: [u64; 14],
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct StatxOut {
+    pub attr_valid: u64,
+    pub attr_valid_ns: u32,
+    pub flags: u32,
+    pub spare: [u64; 2],
+    pub stat: Statx,
 }
 
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -319,6 +371,17 @@ pub struct SetattrIn {
 
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
+pub struct StatxIn {
+    pub getattr_flags: u32,
+    pub padding: u32,
+    pub fh: u64,
+    pub flags: u32,
+    /// What the kernel wants to know; it may be told more.
+    pub mask: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub struct MknodIn {
     pub mode: u32,
     pub rdev: u32,
@@ -451,6 +514,8 @@ pub struct CopyIn {
 // What the kernel will count.
 const _: () = assert!(size_of::<InHeader>() == 40 && size_of::<OutHeader>() == 16);
 const _: () = assert!(size_of::<Attr>() == 88 && size_of::<EntryOut>() == 128 && size_of::<AttrOut>() == 104);
+const _: () =
+    assert!(size_of::<StatxIn>() == 24 && size_of::<Statx>() == 256 && size_of::<StatxOut>() == 288);
 const _: () = assert!(size_of::<CreateOut>() == 144 && size_of::<StatfsOut>() == 80);
 const _: () = assert!(size_of::<InitOut>() == 64 && size_of::<DirentPlus>() == 152);
 const _: () =

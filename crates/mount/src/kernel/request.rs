@@ -23,6 +23,7 @@ pub enum Body<'a> {
         list: &'a [u8],
     },
     Getattr,
+    Statx,
     Setattr(abi::SetattrIn),
     Readlink,
     Symlink {
@@ -126,6 +127,7 @@ impl Body<'_> {
             Body::Lookup { .. } => "lookup",
             Body::Forget | Body::BatchForget { .. } => "forget",
             Body::Getattr => "getattr",
+            Body::Statx => "statx",
             Body::Setattr(_) => "setattr",
             Body::Readlink => "readlink",
             Body::Symlink { .. } => "symlink",
@@ -226,6 +228,11 @@ pub fn body<'a>(
             Body::BatchForget { list: list.get(..bytes).ok_or(Errno::IO)? }
         }
         opcode::GETATTR => Body::Getattr,
+        opcode::STATX => {
+            // All there is to say is said, whatever is asked for.
+            fixed::<abi::StatxIn>(rest)?;
+            Body::Statx
+        }
         opcode::SETATTR => Body::Setattr(fixed(rest)?.0),
         opcode::READLINK => Body::Readlink,
         opcode::SYMLINK => {

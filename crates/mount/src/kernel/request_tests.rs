@@ -21,6 +21,7 @@ fn examples() -> Vec<(u32, Vec<u8>)> {
         (opcode::LOOKUP, name.to_vec()),
         (opcode::BATCH_FORGET, with(abi::BatchForgetIn { count: 2, padding: 0 }.as_bytes(), &[7; 32])),
         (opcode::SETATTR, vec![1; 88]),
+        (opcode::STATX, vec![0; 24]),
         (opcode::SYMLINK, b"name\0target\0".to_vec()),
         (opcode::MKNOD, with(&[0; 16], name)),
         (opcode::MKDIR, with(&[0; 8], name)),
