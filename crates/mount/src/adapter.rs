@@ -29,6 +29,8 @@ const STATFS_BLOCK_BYTES: u64 = 4096;
 
 // Linux numbers, part of the kernel's ABI.
 const O_TRUNC: i32 = 0o1000;
+/// O_SYNC contains it.
+const O_DSYNC: i32 = 0o10000;
 
 impl<V: Verbs> Adapter<V> {
     /// One request. `payload` holds what a WRITE brings.
@@ -104,13 +106,21 @@ impl<V: Verbs> Adapter<V> {
             Body::Read { offset, size, flags } => {
                 self.read(number, offset, size, flags, &mut scratch.read, reply);
             }
-            Body::Write { offset, size, write_flags } => {
+            Body::Write { offset, size, write_flags, flags } => {
                 let by = self.writer(header, write_flags & abi::WRITE_KILL_SUIDGID != 0);
                 let written = verbs.write_owned(by, ino, offset, payload, size as usize);
+                // Past its cache the kernel writes for O_SYNC and O_DSYNC as for others, and syncs nothing.
+                if self.direct_io
+                    && flags & O_DSYNC != 0
+                    && let Ok(count @ 1..) = written
+                {
+                    let body = abi::SizeOut { size: count as u32, padding: 0 };
+                    return self.when_durable(verb, number, reply, move |reply| reply.body(&body));
+                }
                 self.reply_size(verb, number, written.map(|count| count as u64), size, reply);
             }
             Body::Release => self.reply_empty(verb, number, verbs.release_inode(ino), reply),
-            Body::Fsync | Body::Fsyncdir => self.fsync_inode(verb, number, reply),
+            Body::Fsync | Body::Fsyncdir => self.when_durable(verb, number, reply, Reply::empty),
             Body::Opendir => self.opendir(reply),
             Body::Releasedir => reply.empty(),
             Body::Readdir { cookie, size } => {

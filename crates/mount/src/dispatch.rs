@@ -175,13 +175,19 @@ impl<V: Verbs> Adapter<V> {
         }
     }
 
-    /// The reply is moved into the completion: no thread waits for the flush.
-    pub(crate) fn fsync_inode(&self, verb: &'static str, ino: u64, reply: Reply) {
+    /// Answers when all of an inode is durable. The reply is moved into the completion: no thread waits for the flush.
+    pub(crate) fn when_durable(
+        &self,
+        verb: &'static str,
+        ino: u64,
+        reply: Reply,
+        answer: impl FnOnce(Reply) + Send + 'static,
+    ) {
         let health = self.health.clone();
         self.verbs.fsync_then(
             InodeId(ino),
             Box::new(move |result| match result {
-                Ok(()) => reply.empty(),
+                Ok(()) => answer(reply),
                 Err(error) => {
                     health.note_error(verb, ino, &error);
                     reply.error(Errno::from_raw_os_error(error.errno()));

@@ -27,6 +27,10 @@ struct TestMount {
 impl TestMount {
     /// `None`: this machine cannot mount.
     fn start(test: &str) -> Option<TestMount> {
+        TestMount::start_with(test, false)
+    }
+
+    fn start_with(test: &str, direct_io: bool) -> Option<TestMount> {
         let directory = tempfile::tempdir().unwrap();
         let verbs = Arc::new(Double::default());
         let options = MountOptions {
@@ -34,7 +38,7 @@ impl TestMount {
             flags: Flags { no_dev: true, no_suid: true, ..Flags::default() },
             allow_other: false,
             threads: 4,
-            direct_io: false,
+            direct_io,
         };
         match Mounted::start(verbs.clone(), directory.path(), &options) {
             Ok(mounted) => Some(TestMount { verbs, mounted: Some(mounted), directory }),
@@ -361,6 +365,27 @@ fn mountinfo_and_the_end() {
     unmount(&at, false).unwrap();
     mount.mounted.take().unwrap().wait().unwrap();
     assert_eq!(find(), None);
+}
+
+// Goal: what is written through a file that is opened with O_SYNC or O_DSYNC is durable when it is acknowledged, past the
+// kernel's cache too, and nothing is synced for others. Method: one write of each kind, and the fsyncs that were asked for.
+#[test]
+fn synchronous_writes_are_synced() {
+    use rustix::fs::OFlags;
+    for (direct_io, more) in [(false, OFlags::empty()), (false, OFlags::DIRECT), (true, OFlags::empty())] {
+        let Some(mount) = TestMount::start_with("synchronous_writes_are_synced", direct_io) else { return };
+        let page = AlignedBuf::from_slice(&[7; 4096]);
+        for (flags, least) in [(OFlags::empty(), 0), (OFlags::DSYNC, 1), (OFlags::SYNC, 1)] {
+            let mut open = fs::OpenOptions::new();
+            open.write(true).create(true).custom_flags((flags | more).bits() as i32);
+            let mut file = open.open(mount.path("file")).unwrap();
+            let before = mount.verbs.fsyncs.load(Relaxed);
+            file.write_all(&page).unwrap();
+            let synced = mount.verbs.fsyncs.load(Relaxed) - before;
+            assert!(synced >= least && synced <= 2 * least, "{direct_io} {more:?} {flags:?}: {synced}");
+        }
+        assert_eq!(fs::read(mount.path("file")).unwrap(), [7; 4096]);
+    }
 }
 
 // Goal: a large write arrives in a buffer that holds nothing else and may be taken, and neither it nor what comes after it is

@@ -76,6 +76,8 @@ pub enum Body<'a> {
         offset: u64,
         size: u32,
         write_flags: u32,
+        /// Of the open file, and what one write asks for beside them.
+        flags: i32,
     },
     Statfs,
     Release,
@@ -277,7 +279,8 @@ pub fn body<'a>(
             if head.size as usize > payload_bytes {
                 return Err(Errno::IO);
             }
-            Body::Write { offset: offset(head.offset)?, size: head.size, write_flags: head.write_flags }
+            let (offset, size) = (offset(head.offset)?, head.size);
+            Body::Write { offset, size, write_flags: head.write_flags, flags: head.flags }
         }
         opcode::STATFS => Body::Statfs,
         opcode::RELEASE => Body::Release,
