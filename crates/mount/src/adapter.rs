@@ -45,6 +45,8 @@ impl<V: Verbs> Adapter<V> {
         let (verb, number, ino, who) = (body.verb(), header.nodeid, InodeId(header.nodeid), caller(header));
         let verbs = &*self.verbs;
         match *body {
+            // A handle (open_by_handle_at) of a node that the kernel does not know: of any kind, and it may be gone.
+            Body::Lookup { name: b"." } => self.reply_entry(verb, number, verbs.getattr(ino), reply),
             Body::Lookup { name } => match verbs.lookup(ino, name) {
                 // Compilers look for headers in ten places: the kernel remembers the nine where they are not.
                 Err(FsError::NotFound) => reply.body(&convert::no_entry()),

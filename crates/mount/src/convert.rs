@@ -103,7 +103,8 @@ pub fn statx_out(of: &Attr) -> StatxOut {
 pub fn entry_out(of: &Attr) -> EntryOut {
     EntryOut {
         nodeid: of.ino.0,
-        generation: of.generation,
+        // The kernel has made the root by itself, with generation 0, and some take another for another inode.
+        generation: if of.ino.0 == abi::ROOT { 0 } else { of.generation },
         entry_valid: CACHE_SECONDS,
         attr_valid: believed(of),
         attr: attr(of),
@@ -260,6 +261,8 @@ mod tests {
         let entry = entry_out(&inode(Timestamp::default()));
         assert_eq!((entry.nodeid, entry.generation, entry.attr.ino), (5, 9, 5));
         assert_eq!((entry.attr.mode, entry.attr.nlink), (0o041755, 2));
+        let root = entry_out(&Attr { ino: InodeId(abi::ROOT), ..inode(Timestamp::default()) });
+        assert_eq!((root.nodeid, root.generation), (abi::ROOT, 0));
         assert_eq!((no_entry().nodeid, no_entry().entry_valid), (0, CACHE_SECONDS));
         for kind in [0o100000, 0o010000, 0o140000, 0o020000, 0o060000] {
             assert_eq!(file_kind(kind | 0o644).map(mode_of), Some(kind));

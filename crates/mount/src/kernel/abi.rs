@@ -11,7 +11,6 @@ pub const MINOR: u32 = 40;
 pub const MINOR_LEAST: u32 = 31;
 
 /// The kernel's number for the root, which is also ours.
-#[cfg(test)]
 pub const ROOT: u64 = 1;
 
 /// What a request asks for.
@@ -58,6 +57,8 @@ pub mod opcode {
 /// What kernel and filesystem agree on when a mount begins.
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
+    /// Nodes are found by their number alone, with the names "." and "..".
+    pub const EXPORT_SUPPORT: u64 = 1 << 4;
     pub const BIG_WRITES: u64 = 1 << 5;
     pub const DONT_MASK: u64 = 1 << 6;
     pub const DO_READDIRPLUS: u64 = 1 << 13;

@@ -21,8 +21,10 @@ const CONGESTION: u16 = BACKGROUND_MAX / 4 * 3;
 /// writes that have no space); POSIX_LOCKS and FLOCK_LOCKS (the kernel keeps locks of one machine by itself);
 /// AUTO_INVAL_DATA (nobody else changes the data); ATOMIC_O_TRUNC (the kernel would have the file cut before it looks
 /// whether it is being executed, and refuse the open afterwards).
-const CAPABILITIES: [(u64, &str); 14] = [
+const CAPABILITIES: [(u64, &str); 15] = [
     (init::ASYNC_READ, "ASYNC_READ"),
+    // Handles of files stay good when the kernel has forgotten the node, and after the next mount.
+    (init::EXPORT_SUPPORT, "EXPORT_SUPPORT"),
     (init::BIG_WRITES, "BIG_WRITES"),
     (init::MAX_PAGES, "MAX_PAGES"),
     (init::INIT_EXT, "INIT_EXT"),
@@ -167,6 +169,11 @@ mod tests {
         );
         assert_eq!(out.flags2, 0);
         assert_eq!((out.major, out.max_write, out.max_pages, out.max_readahead), (7, 1 << 20, 256, 131_072));
+        assert_ne!(
+            out.flags & init::EXPORT_SUPPORT as u32,
+            0,
+            "handles would not outlive the kernel's caches"
+        );
         assert!(agreed.opendir_without_message() && agreed.says_kill() && agreed.setxattr_ext());
     }
 

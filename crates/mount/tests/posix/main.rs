@@ -11,6 +11,7 @@ use varve_mount::{Flags, MountError, MountOptions, Mounted, unmount};
 mod attributes;
 mod data;
 mod faults;
+mod handles;
 mod nodes;
 
 struct RealClock;
@@ -20,6 +21,11 @@ impl Clock for RealClock {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
         Timestamp { seconds: now.as_secs() as i64, nanoseconds: now.subsec_nanos() }
     }
+}
+
+fn mount_options(source: &str) -> MountOptions {
+    let flags = Flags::default();
+    MountOptions { source: source.into(), flags, allow_other: true, threads: 4, direct_io: false }
 }
 
 /// A mounted filesystem of its own.
@@ -60,14 +66,7 @@ impl Mount {
             on_data_logged: None,
         };
         let fs = Arc::new(Filesystem::open(devices, options).unwrap().0);
-        let options = MountOptions {
-            source: test.into(),
-            flags: Flags::default(),
-            allow_other: true,
-            threads: 4,
-            direct_io: false,
-        };
-        match Mounted::start(fs.clone(), at, &options) {
+        match Mounted::start(fs.clone(), at, &mount_options(test)) {
             Ok(mounted) => Some(Mount { fs, at: at.to_path_buf(), mounted: Some(mounted), directory }),
             Err(error @ (MountError::NoFuse(_) | MountError::Mount { .. })) => {
                 eprintln!("SKIPPED, nothing shown: {test}: {error}");
@@ -88,6 +87,13 @@ impl Mount {
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         std::fs::set_permissions(mount.directory.path(), open).unwrap();
         Some(mount)
+    }
+
+    /// Unmounts and mounts again: the kernel knows nothing any more.
+    fn again(&mut self) {
+        unmount(&self.at, false).unwrap();
+        self.mounted.take().unwrap().wait().unwrap();
+        self.mounted = Some(Mounted::start(self.fs.clone(), &self.at, &mount_options("again")).unwrap());
     }
 
     fn path(&self, name: &str) -> PathBuf {
