@@ -101,6 +101,7 @@ pub struct CreateArgs {
 ///   relatime          note a file's access time once after each change, and once a day (as is usual)
 ///   noatime           never note access times; strictatime: always; nodiratime: not of directories
 ///   nodev, nosuid, noexec     ignore device nodes, set-id bits, programs; opposites: dev, suid, exec
+///   nosymfollow       do not follow symbolic links; opposite: symfollow
 ///   remount           change the options above of a mount that is there; what is not named stays. From ro to
 ///                     rw: only if nobody else reads the pool; what is open stays open
 ///   direct_io         go past the kernel's cache; writable shared mappings are refused
@@ -112,6 +113,8 @@ pub struct CreateArgs {
 ///   fsname=NAME       shown by mount(8) instead of the pool's path
 ///   log=FILE          as --log
 ///
+/// Accepted, and nothing is different for them: lazytime (access times wait in memory anyway), nodiscard,
+/// and discard with a warning (free blocks are not discarded yet). Refused: sync, dirsync.
 /// What fstab has for other programs (auto, noauto, nofail, _netdev, user, x-...) is accepted.
 /// With mount(8) and fstab: see varve install-helper.
 #[derive(Args, Debug, Default)]

@@ -151,6 +151,7 @@ impl Service for Served {
             "cache_size": self.options.cache_bytes,
             "dirty_bytes": self.options.dirty_bytes_max,
             "threads": self.options.threads,
+            "direct_io": self.options.direct_io,
         }))
     }
 }

@@ -65,6 +65,9 @@ pub fn run(args: &MountArgs) -> Result<Outcome> {
     if args.daemon_child {
         return daemon::serve(args, &options);
     }
+    if options.discard {
+        eprintln!("varve mount: the option discard changes nothing: no free blocks are discarded yet");
+    }
     free_mountpoint(&args.mountpoint)?;
     if let Some(size_bytes) = args.create
         && !args.pool.exists()

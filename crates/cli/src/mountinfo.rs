@@ -135,6 +135,7 @@ fn parse_flags(options: &str) -> Flags {
             "nodev" => flags.no_dev = true,
             "nosuid" => flags.no_suid = true,
             "noexec" => flags.no_exec = true,
+            "nosymfollow" => flags.no_symlinks = true,
             "noatime" => flags.access_times = AccessTimes::Never,
             "relatime" => flags.access_times = AccessTimes::Relative,
             "nodiratime" => flags.no_directory_access_times = true,
@@ -183,7 +184,7 @@ mod tests {
     const TABLE: &str = "\
 22 28 0:21 / /proc rw,nosuid - proc proc rw
 28 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
-90 28 0:50 / /mnt/a\\040b rw,nodev,relatime shared:9 master:2 - fuse.varve /pools/one\\134.img rw,user_id=1000,group_id=1000
+90 28 0:50 / /mnt/a\\040b rw,nodev,relatime,nosymfollow shared:9 master:2 - fuse.varve /pools/one\\134.img rw,user_id=1000,group_id=1000
 91 90 0:51 / /mnt/a\\040b/inner rw - tmpfs tmpfs rw
 92 28 0:52 / /mnt/twice rw - fuse.varve /pools/two rw,user_id=0
 93 92 0:53 / /mnt/twice rw - tmpfs tmpfs rw
@@ -206,7 +207,7 @@ not a line
                 mountpoint: "/mnt/a b".into(),
                 filesystem_type: "fuse.varve".into(),
                 source: "/pools/one\\.img".into(),
-                flags: Flags { no_dev: true, ..Flags::default() },
+                flags: Flags { no_dev: true, no_symlinks: true, ..Flags::default() },
                 user_id: 1000,
                 group_id: 1000,
             }

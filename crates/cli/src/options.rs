@@ -20,8 +20,8 @@ const DIRTY_BYTES_MIN: u64 = 1 << 20;
 const THREADS_MAX: usize = 64;
 
 /// What an unknown option is answered with.
-const KNOWN: &str = "there are: ro, rw, noatime, relatime, strictatime, nodiratime, nodev, nosuid, noexec and their \
-    opposites; remount; allow_other, default_permissions, direct_io; cache_size=SIZE, dirty_bytes=SIZE, threads=N, \
+const KNOWN: &str = "there are: ro, rw, noatime, relatime, strictatime, nodiratime, nodev, nosuid, noexec, \
+    nosymfollow and their opposites; lazytime, discard, nodiscard; remount; allow_other, default_permissions, direct_io; cache_size=SIZE, dirty_bytes=SIZE, threads=N, \
     fsname=NAME, log=FILE; and what fstab has for other programs: auto, noauto, nofail, _netdev, user, x-...";
 
 /// Everything about a mount that can be chosen.
@@ -43,6 +43,8 @@ pub struct Options {
     pub threads: usize,
     /// Reads and writes go past the kernel's cache.
     pub direct_io: bool,
+    /// Blocks that become free are to be discarded, which nobody does yet.
+    pub discard: bool,
     /// Shown as the source by mount(8) instead of the pool's path.
     pub source: Option<String>,
     /// Where the background process appends its messages, instead of the system's log.
@@ -63,6 +65,7 @@ impl Options {
             dirty_bytes_max: DIRTY_BYTES_DEFAULT,
             threads: (2 * cpus).clamp(4, 16),
             direct_io: false,
+            discard: false,
             source: None,
             log: None,
         }
@@ -119,6 +122,10 @@ impl Options {
             ("nosuid", None) => flags.no_suid = true,
             ("exec", None) => flags.no_exec = false,
             ("noexec", None) => flags.no_exec = true,
+            ("symfollow", None) => flags.no_symlinks = false,
+            ("nosymfollow", None) => flags.no_symlinks = true,
+            ("discard", None) => self.discard = true,
+            ("nodiscard", None) => self.discard = false,
             ("atime" | "relatime" | "norelatime" | "nostrictatime", None) => {
                 flags.access_times = AccessTimes::Relative
             }
@@ -147,6 +154,8 @@ impl Options {
             ("bind", None) if self.remount => self.bind = true,
             // mount(8) hands back what the kernel's table of mounts shows.
             ("user_id" | "group_id" | "max_read" | "blksize", Some(_)) if self.remount => {}
+            // Access times wait in memory in any case, and no others do.
+            ("lazytime" | "nolazytime", None) => {}
             // Always so.
             ("default_permissions" | "async" | "defaults" | "subtype" | "silent" | "", _) => {}
             // For other programs.
@@ -196,6 +205,8 @@ mod tests {
             parse("rw,exec,async,defaults,nofail,x-systemd.automount,default_permissions"),
             Ok(defaults.clone())
         );
+        assert_eq!(parse("lazytime,nodiscard,nosymfollow,symfollow"), Ok(defaults.clone()));
+        assert_eq!(parse("discard"), Ok(Options { discard: true, ..defaults.clone() }));
         let read_only = Flags { read_only: true, ..Flags::default() };
         assert_eq!(parse("ro"), Ok(Options { flags: read_only, ..defaults.clone() }));
         assert_eq!(parse("ro,rw"), Ok(defaults.clone()));
@@ -205,6 +216,7 @@ mod tests {
                 no_dev: true,
                 no_suid: true,
                 no_exec: true,
+                no_symlinks: true,
                 access_times: AccessTimes::Never,
                 no_directory_access_times: true,
             },
@@ -215,7 +227,7 @@ mod tests {
             log: Some("/var/log/pool".into()),
             ..defaults
         };
-        let text = "nodev,nosuid,noexec,noatime,nodiratime,cache_size=8M,dirty_bytes=2MiB,threads=3,fsname=name,\
+        let text = "nodev,nosuid,noexec,nosymfollow,noatime,nodiratime,cache_size=8M,dirty_bytes=2MiB,threads=3,fsname=name,\
                     log=/var/log/pool";
         assert_eq!(parse(text), Ok(wanted));
     }

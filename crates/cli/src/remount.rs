@@ -62,6 +62,14 @@ pub fn run(pool: Option<&Path>, mountpoint: &Path, lists: &[String]) -> Result<O
         }
         answer
     };
+    let stays =
+        |name| eprintln!("varve mount: {name} stays as it is until {shown} is unmounted and mounted again");
+    if options.source.as_ref().is_some_and(|source| Path::new(source) != mount.source) {
+        stays("fsname");
+    }
+    if options.direct_io && answer.get("direct_io").and_then(Value::as_bool) == Some(false) {
+        stays("direct_io");
+    }
     for (name, wanted) in [
         ("cache_size", options.cache_bytes),
         ("dirty_bytes", options.dirty_bytes_max),
@@ -70,7 +78,7 @@ pub fn run(pool: Option<&Path>, mountpoint: &Path, lists: &[String]) -> Result<O
         let named = lists.iter().flat_map(|list| list.split(',')).any(|word| word.starts_with(name));
         let has = answer.get(name).and_then(Value::as_u64);
         if named && has.is_some_and(|has| has != wanted) {
-            eprintln!("varve mount: {name} stays as it is until {shown} is unmounted and mounted again");
+            stays(name);
         }
     }
     Ok(Outcome::Done)

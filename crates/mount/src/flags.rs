@@ -31,6 +31,8 @@ pub struct Flags {
     pub no_suid: bool,
     /// Nothing can be executed.
     pub no_exec: bool,
+    /// Symbolic links are read and not followed.
+    pub no_symlinks: bool,
     /// When reading changes access times.
     pub access_times: AccessTimes,
     /// Reading a directory does not change its access time.
@@ -49,6 +51,7 @@ impl Flags {
             (self.no_dev, MountFlags::NODEV),
             (self.no_suid, MountFlags::NOSUID),
             (self.no_exec, MountFlags::NOEXEC),
+            (self.no_symlinks, MountFlags::NOSYMFOLLOW),
             (self.no_directory_access_times, MountFlags::NODIRATIME),
         ] {
             if wanted {

@@ -102,6 +102,7 @@ fn words(options: &MountOptions) -> String {
     for (wanted, word) in [
         (flags.read_only, ",ro"),
         (flags.no_exec, ",noexec"),
+        (flags.no_symlinks, ",nosymfollow"),
         (flags.access_times == AccessTimes::Never, ",noatime"),
         (options.allow_other, ",allow_other"),
     ] {

@@ -185,6 +185,38 @@ fn readers_notice_nothing() {
     check(&pool);
 }
 
+/// Goal: an fstab line of another filesystem mounts, what it asks for in vain is said, and so is what a remount cannot change.
+/// Method: such options; a symbolic link that is not followed, until a remount allows it; remounts that name what stays.
+#[test]
+fn options_of_other_filesystems() {
+    if !can_remount("options_of_other_filesystems") {
+        return;
+    }
+    let scratch = Scratch::new("remount-options");
+    let pool = scratch.pool("pool.img", "64M");
+    let point = scratch.path("mnt");
+    let mount = Mount::start_with(&pool, &point, &["-o", "lazytime,discard,nosymfollow"]);
+    assert!(mount.messages().contains("discard changes nothing"), "{}", mount.messages());
+    fs::write(mount.path("file"), "it").expect("there is room");
+    std::os::unix::fs::symlink("file", mount.path("link")).expect("there is room");
+    let error = fs::read(mount.path("link")).expect_err("a link was followed");
+    assert_eq!(error.raw_os_error(), Some(40), "{error}");
+    for (options, words) in [
+        ("ro", ""),
+        ("rw,direct_io", "direct_io stays"),
+        ("rw,fsname=other", "fsname stays"),
+        ("rw,symfollow,discard", ""),
+    ] {
+        let out = output(&mut remount(&pool, &point, options));
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success() && said.contains(words), "{options}: {said}");
+        assert_eq!(said.is_empty(), words.is_empty(), "{options}: {said}");
+        assert_eq!(fs::read(mount.path("link")).is_ok(), options.contains("symfollow"), "{options}");
+    }
+    mount.unmount();
+    check(&pool);
+}
+
 /// Goal: who else reads the pool is left alone and named, and the mount stays as it was. Method: two read-only mounts of
 /// one pool; one cannot become writable while there is the other, and can when that has gone; then nobody else can read.
 #[test]
