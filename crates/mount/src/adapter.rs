@@ -31,6 +31,8 @@ const STATFS_BLOCK_BYTES: u64 = 4096;
 const O_TRUNC: i32 = 0o1000;
 /// O_SYNC contains it.
 const O_DSYNC: i32 = 0o10000;
+// Not the same on all machines.
+const O_DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits() as i32;
 
 impl<V: Verbs> Adapter<V> {
     /// One request. `payload` holds what a WRITE brings.
@@ -111,8 +113,10 @@ impl<V: Verbs> Adapter<V> {
             Body::Write { offset, size, write_flags, flags } => {
                 let by = self.writer(header, write_flags & abi::WRITE_KILL_SUIDGID != 0);
                 let written = verbs.write_owned(by, ino, offset, payload, size as usize);
-                // Past its cache the kernel writes for O_SYNC and O_DSYNC as for others, and syncs nothing.
-                if self.direct_io
+                // Past its cache the kernel syncs nothing for O_SYNC and O_DSYNC: not with FOPEN_DIRECT_IO, and not
+                // when a program does not wait for its write. (When it does an fsync follows, and finds nothing to do.)
+                let past_cache = self.direct_io || flags & O_DIRECT != 0;
+                if past_cache
                     && flags & O_DSYNC != 0
                     && let Ok(count @ 1..) = written
                 {

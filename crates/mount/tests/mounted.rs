@@ -5,6 +5,7 @@ mod double;
 
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::PathBuf;
@@ -367,8 +368,20 @@ fn mountinfo_and_the_end() {
     assert_eq!(find(), None);
 }
 
+/// As databases write: the program goes on, and hears of the end later. The file is as long already.
+fn write_asynchronously(file: &fs::File, page: &AlignedBuf) -> io::Result<i32> {
+    let mut ring = io_uring::IoUring::new(2)?;
+    let to = io_uring::types::Fd(file.as_raw_fd());
+    let entry = io_uring::opcode::Write::new(to, page.as_ptr(), page.len() as u32).offset(0).build();
+    // SAFETY: the file and the page outlive the operation, which is waited for here.
+    unsafe { ring.submission().push(&entry) }.expect("the ring is empty");
+    ring.submit_and_wait(1)?;
+    Ok(ring.completion().next().expect("it was waited for").result())
+}
+
 // Goal: what is written through a file that is opened with O_SYNC or O_DSYNC is durable when it is acknowledged, past the
-// kernel's cache too, and nothing is synced for others. Method: one write of each kind, and the fsyncs that were asked for.
+// kernel's cache too, and nothing is synced for others. Method: one write of each kind, waited for
+// and not, and the fsyncs that were asked for.
 #[test]
 fn synchronous_writes_are_synced() {
     use rustix::fs::OFlags;
@@ -383,6 +396,16 @@ fn synchronous_writes_are_synced() {
             file.write_all(&page).unwrap();
             let synced = mount.verbs.fsyncs.load(Relaxed) - before;
             assert!(synced >= least && synced <= 2 * least, "{direct_io} {more:?} {flags:?}: {synced}");
+            let before = mount.verbs.fsyncs.load(Relaxed);
+            match write_asynchronously(&file, &page) {
+                Ok(written) => assert_eq!(written, 4096),
+                Err(error) => eprintln!("SKIPPED, nothing shown of asynchronous writes: {error}"),
+            }
+            let synced = mount.verbs.fsyncs.load(Relaxed) - before;
+            assert!(
+                synced >= least && synced <= 2 * least,
+                "{direct_io} {more:?} {flags:?}, async: {synced}"
+            );
         }
         assert_eq!(fs::read(mount.path("file")).unwrap(), [7; 4096]);
     }
