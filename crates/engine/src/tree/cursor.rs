@@ -68,7 +68,7 @@ impl Ahead<'_> {
 }
 
 /// The leaf of `key`, not looked at, if it and all above it are held in memory by the tree below `link`.
-fn leaf_of<'t>(link: &'t Link, height: u8, key: &[u8]) -> Option<&'t Node> {
+pub(super) fn leaf_of<'t>(link: &'t Link, height: u8, key: &[u8]) -> Option<&'t Node> {
     let Link::Mem(node) = link else { return None };
     let mut node = node;
     for _ in 1..height {

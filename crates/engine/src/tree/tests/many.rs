@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::key::Key;
+use crate::tree::cursor::leaf_of;
+use crate::tree::leaf::Leaf;
 use crate::tree::step;
 
 /// A tree beside a map, with checkpoints imitated.
@@ -222,4 +224,38 @@ fn leaves_are_joined_once_a_transaction() {
             assert!(loose.tree.root.is_none() && joined < before / 5, "{joined} joinings of {before}");
         }
     }
+}
+
+/// The leaf that is looked at for a key.
+fn looked_at<'t>(tree: &'t Tree, key: &[u8]) -> Option<&'t Leaf> {
+    match &leaf_of(tree.root.as_ref()?, tree.height, key)?.body {
+        Body::Leaf(leaf) => Some(leaf),
+        Body::Interior(_) => panic!("leaves are at the bottom"),
+    }
+}
+
+// Goal: leaves that are looked at ahead are those in which the searches end, all that the tree holds and no others, and nothing
+// comes of it. Method: a tree of three levels; each of its keys before and after a checkpoint, and when a few were changed.
+#[test]
+fn looks_at_the_leaves_of_searches() {
+    let mut beside = Beside::new();
+    let keys: Vec<Vec<u8>> = (0..20_000).map(key).collect();
+    beside.tree.look_at(&keys);
+    let put = |key: &Vec<u8>| (key.clone(), Some(vec![1; 30]));
+    for part in keys.chunks(4000) {
+        beside.change(&part.iter().map(put).collect::<Vec<_>>(), SPARE_NODES, false);
+    }
+    assert!(beside.tree.height > 2);
+    let ends_there =
+        |tree: &Tree, key: &Vec<u8>| looked_at(tree, key).is_some_and(|leaf| leaf.find(key).is_ok());
+    assert!(keys.iter().all(|key| ends_there(&beside.tree, key)));
+    beside.tree.look_at(&keys);
+    beside.checkpoint();
+    assert!(keys.iter().all(|key| looked_at(&beside.tree, key).is_none()));
+    beside.change(&keys[5000..5010].iter().map(put).collect::<Vec<_>>(), SPARE_NODES, false);
+    assert!(keys[5000..5010].iter().all(|key| ends_there(&beside.tree, key)));
+    let held = keys.iter().filter(|key| looked_at(&beside.tree, key).is_some()).count();
+    assert!((10..1000).contains(&held), "{held} keys in leaves in memory");
+    beside.tree.look_at(&keys);
+    beside.check();
 }
