@@ -50,9 +50,33 @@ impl AlignedBuf {
     /// A copy of `bytes`; the length is rounded up to a multiple of [`ALIGN_BYTES`], the rest is zero.
     #[must_use]
     pub fn from_slice(bytes: &[u8]) -> Self {
-        let mut buf = Self::new(bytes.len());
-        buf[..bytes.len()].copy_from_slice(bytes);
-        buf
+        Self::with_bytes_at(0, bytes)
+    }
+
+    /// A buffer of `before` zeros and then `bytes`; the length is rounded up to a multiple of [`ALIGN_BYTES`], the rest is
+    /// zero. Nothing is written twice.
+    #[must_use]
+    pub fn with_bytes_at(before: usize, bytes: &[u8]) -> Self {
+        let used = before.checked_add(bytes.len()).expect("memory has no more bytes than that");
+        let count = used.div_ceil(ALIGN_BYTES);
+        let len_bytes = count.saturating_mul(ALIGN_BYTES);
+        if let Some(memory) = Memory::zeroed(len_bytes) {
+            let mut buf = Self { pages: Pages::Mapped(memory, len_bytes) };
+            buf[before..used].copy_from_slice(bytes);
+            return buf;
+        }
+        let mut pages: Vec<Page> = Vec::with_capacity(count);
+        let start = pages.as_mut_ptr().cast::<u8>();
+        // SAFETY: the vector has room for `count` pages, which are `len_bytes` gapless bytes; `before`, `used` and
+        // `len_bytes` ascend, the three parts are all of these bytes, and nobody else has them, so that nothing overlaps.
+        // Any byte pattern is a valid `Page`, and all `count` of them are initialised when the length is set.
+        unsafe {
+            start.write_bytes(0, before);
+            start.add(before).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            start.add(used).write_bytes(0, len_bytes - used);
+            pages.set_len(count);
+        }
+        Self { pages: Pages::Heap(pages) }
     }
 }
 
@@ -131,6 +155,14 @@ mod tests {
         let mut first = AlignedBuf::from_slice(&source);
         assert_eq!(&first[..5000], &source[..]);
         assert!(first[5000..].iter().all(|b| *b == 0));
+        let behind = AlignedBuf::with_bytes_at(4000, &source);
+        assert_eq!(behind.len(), 3 * ALIGN_BYTES);
+        assert_eq!(&behind[4000..9000], &source[..]);
+        assert!(behind[..4000].iter().chain(&behind[9000..]).all(|b| *b == 0));
+        let large = AlignedBuf::with_bytes_at(100, &vec![3; 2 << 20]);
+        assert_eq!(large.len(), (2 << 20) + ALIGN_BYTES);
+        assert!(large[..100].iter().chain(&large[100 + (2 << 20)..]).all(|b| *b == 0));
+        assert!(large[100..100 + (2 << 20)].iter().all(|b| *b == 3));
         let second = first.clone();
         assert_eq!(first, second);
         first[8191] = 7;

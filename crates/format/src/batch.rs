@@ -81,7 +81,8 @@ pub fn batch_blocks(payload_bytes: usize) -> usize {
 
 /// Writes the header into `batch`, whose payload is in place and whose tail is zero, and returns the checksum.
 pub fn seal(header: &BatchHeader, batch: &mut [u8]) -> u32 {
-    let mut h = Vec::with_capacity(BATCH_HEADER_BYTES);
+    let blocks = (batch.len() / BLOCK_BYTES) as u32;
+    let mut h = &mut batch[..BATCH_HEADER_BYTES];
     h.put_u64(BATCH_MAGIC);
     h.put_bytes(&header.pool_id);
     h.put_u64(header.epoch);
@@ -94,10 +95,9 @@ pub fn seal(header: &BatchHeader, batch: &mut [u8]) -> u32 {
     h.put_u64(header.last.0);
     h.put_u32(header.transactions);
     h.put_u32(header.payload_bytes);
-    h.put_u32((batch.len() / BLOCK_BYTES) as u32);
+    h.put_u32(blocks);
     h.put_u32(0);
-    h.resize(BATCH_HEADER_BYTES, 0);
-    batch[..BATCH_HEADER_BYTES].copy_from_slice(&h);
+    h.fill(0);
     let sum = crc32c::crc32c(batch);
     batch[44..48].copy_from_slice(&sum.to_le_bytes());
     sum

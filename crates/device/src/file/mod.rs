@@ -242,29 +242,29 @@ impl FileDevice {
     /// The group through io_uring; what the ring could not carry is done by pread and pwrite.
     fn run_in_flight(&self, rings: &RingPool, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
         let started = Instant::now();
-        let checks: Vec<_> = requests.iter().map(|request| self.check(request)).collect();
-        let Some(outcomes) = rings.run(&self.file, requests, &checks) else {
+        let mut results: Vec<_> = requests.iter().map(|request| self.check(request)).collect();
+        let Some(outcomes) = rings.run(&self.file, requests, &results) else {
             return self.run_one_by_one(requests);
         };
-        let mut results = Vec::with_capacity(requests.len());
-        for ((request, check), outcome) in requests.iter_mut().zip(checks).zip(outcomes) {
+        for ((request, result), outcome) in requests.iter_mut().zip(&mut results).zip(outcomes) {
             let (operation, offset, len_bytes) = (request.operation(), request.offset(), request.len_bytes());
             let mut latency = outcome.latency;
-            let result = check.and_then(|()| match outcome.error {
-                Some(errno) => {
-                    Err(self.os_error(operation, offset, len_bytes, &io::Error::from_raw_os_error(errno)))
+            if result.is_ok() {
+                match outcome.error {
+                    Some(errno) => {
+                        let error = io::Error::from_raw_os_error(errno);
+                        *result = Err(self.os_error(operation, offset, len_bytes, &error));
+                    }
+                    // A short or interrupted transfer is rare: carry it on the simple way, which also finds out
+                    // whether the device has become shorter.
+                    None if (outcome.done_bytes as u64) < len_bytes => {
+                        *result = self.transfer(request, outcome.done_bytes);
+                        latency = started.elapsed();
+                    }
+                    None => {}
                 }
-                // A short or interrupted transfer is rare: carry it on the simple way, which also finds out
-                // whether the device has become shorter.
-                None if (outcome.done_bytes as u64) < len_bytes => {
-                    let carried = self.transfer(request, outcome.done_bytes);
-                    latency = started.elapsed();
-                    carried
-                }
-                None => Ok(()),
-            });
-            self.record(operation, len_bytes, latency, &result);
-            results.push(result);
+            }
+            self.record(operation, len_bytes, latency, result);
         }
         results
     }

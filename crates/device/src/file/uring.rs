@@ -102,8 +102,10 @@ impl RingPool {
     }
 }
 
+/// Whoever uses it waits for its completions in the kernel: nobody need be interrupted to hear of them. Kernels before 5.19
+/// do not know that wish.
 fn make_ring() -> io::Result<IoUring> {
-    IoUring::new(RING_ENTRIES)
+    IoUring::builder().setup_coop_taskrun().build(RING_ENTRIES).or_else(|_| IoUring::new(RING_ENTRIES))
 }
 
 /// Pushes the requests, in waves of at most the ring's size, and reaps until none is in flight. On an error
