@@ -23,6 +23,8 @@ use crate::writeback::{ENTRIES_PER_PAGE, ENTRY_BYTES, reserve, reserve_more};
 use crate::{FsError, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Most bytes of a first write whose pages lie side by side in memory though they fill no chunk.
+const SMALL_BYTES_MAX: usize = 64 << 10;
 
 /// Pages of a write that have been copied already, and the first one's number.
 type Filled = (u64, Arc<Chunk>);
@@ -300,6 +302,17 @@ impl Core {
         }
         let mut chunks = chunks.iter().peekable();
         let mut done = 0;
+        if offset.is_multiple_of(BLOCK)
+            && (BLOCK_BYTES + 1..=SMALL_BYTES_MAX).contains(&data.len())
+            && inner.pages.is_empty()
+            && plan.bases.is_empty()
+        {
+            // A small file: side by side at once, as its pages will be written.
+            let chunk = self.buffers.small_chunk(data);
+            inner.pages.insert_chunk(offset / BLOCK, &chunk);
+            count(chunk.pages() as u64, chunk.pages() as u64);
+            done = data.len();
+        }
         while done < data.len() {
             let at = offset + done as u64;
             let (index, from) = (at / BLOCK, (at % BLOCK) as usize);

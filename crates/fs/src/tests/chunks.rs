@@ -200,6 +200,102 @@ fn kept_buffers_are_written_from_where_they_lie() {
     fs.close().unwrap();
 }
 
+// Goal: whatever happens to small files whose pages lie side by side, each holds what was written last, with zeros behind it
+// when it grows, and keeps it over a kill when it was synced. Method: many files, each written at once and then written to,
+// cut, grown and synced in any order, alone or with others, beside plain vectors.
+#[test]
+fn small_files_beside_a_model() {
+    for seed in 0..40 {
+        let mut fixture = Fixture::with(64 * MIB, HASH_KIND_SIPHASH13, 32 * MIB);
+        let mut rng = varve_sim::Rng::new(seed);
+        let mut models: Vec<(InodeId, Vec<u8>)> = Vec::new();
+        for number in 0..12u64 {
+            let ino = fixture.create(format!("{number}").as_bytes());
+            let mut model = Vec::new();
+            let at = [0, 0, 0, 4096, 12_288, 100][pick(&mut rng, 6) as usize];
+            let len_max = [5000, 62_000][pick(&mut rng, 2) as usize];
+            let len = 4000 + pick(&mut rng, len_max) as usize;
+            write(&fixture, &mut model, ino, at, &pattern(seed * 100 + number, len), false);
+            for step in 0..pick(&mut rng, 6) {
+                let at = pick(&mut rng, model.len() as u64 + 9000);
+                match pick(&mut rng, 6) {
+                    0 | 1 => {
+                        let at = if pick(&mut rng, 2) == 0 { at / 4096 * 4096 } else { at };
+                        let bytes = pattern(step, 1 + pick(&mut rng, 9000) as usize);
+                        write(&fixture, &mut model, ino, at, &bytes, false);
+                    }
+                    2 | 3 => {
+                        fixture.truncate(ino, at);
+                        model.resize(at as usize, 0);
+                    }
+                    4 => fixture.fs.fsync(ino).unwrap(),
+                    _ => fixture.fs.sync().unwrap(),
+                }
+                assert!(fixture.read_all(ino) == model, "{seed}: file {number}, step {step}");
+            }
+            models.push((ino, model));
+        }
+        let alone = pick(&mut rng, 2) == 0;
+        for (ino, _) in models.iter().filter(|_| alone) {
+            fixture.fs.fsync(*ino).unwrap();
+        }
+        fixture.fs.sync().unwrap();
+        fixture.kill();
+        for (ino, model) in &models {
+            assert!(fixture.read_all(*ino) == *model, "{seed}: inode {}, after a kill", ino.0);
+        }
+        fixture.check();
+    }
+}
+
+// Goal: the pages of a small file ride with the log from where they were copied to, and the file behind them is its own
+// again at once: what is written next does not change what is on its way. Method: the addresses that the device is written
+// from; where one of the pages has been overwritten, they are gathered in a buffer.
+#[test]
+fn small_files_ride_from_where_they_lie() {
+    let fixture = Fixture::with(64 * MIB, HASH_KIND_SIPHASH13, 32 * MIB);
+    fixture.fs.close().unwrap();
+    let watching = Watching { inner: fixture.device.clone(), written: Mutex::default() };
+    let device = Arc::new(Through(watching));
+    let options = OpenOptions {
+        store: StoreOptions { background: false, ..StoreOptions::default() },
+        dirty_bytes_max: 32 * MIB,
+        clock: Arc::new(TestClock(SimClock::new(1_800_000_000, 1000))),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    // Bytes at 0, bytes that are written after them and where, and whether the first are still side by side then.
+    let cases = [
+        (10_240, None, true),
+        (4097, None, true),
+        (64 << 10, None, true),
+        (10_240, Some((12_288, 4096)), false),
+        (10_240, Some((5000, 10)), false),
+        ((64 << 10) + 1, None, false),
+    ];
+    for (number, (len, more, side_by_side)) in cases.into_iter().enumerate() {
+        let ino = fs.create(Caller::ROOT, ROOT, format!("{number}").as_bytes(), 0o644).unwrap().ino;
+        let mut bytes = pattern(number as u64, len);
+        fs.write(Caller::ROOT, ino, 0, &bytes).unwrap();
+        if let Some((at, len)) = more {
+            let then = pattern(100, len);
+            fs.write(Caller::ROOT, ino, at as u64, &then).unwrap();
+            bytes.resize(bytes.len().max(at + len), 0);
+            bytes[at..at + len].copy_from_slice(&then);
+        }
+        let first = fs.core().state(ino).inner.read().pages.map[&0].data.as_ptr().addr();
+        device.written.lock().clear();
+        fs.fsync(ino).unwrap();
+        let written = std::mem::take(&mut *device.written.lock());
+        let whole = bytes.len().next_multiple_of(4096);
+        assert_eq!(written.iter().filter(|(_, len)| *len == whole).count(), 1, "case {number}: {written:?}");
+        assert_eq!(written.contains(&(first, whole)), side_by_side, "case {number}: {written:?}");
+        assert!(fs.read(ino, 0, bytes.len() + 1).unwrap() == bytes, "case {number}");
+    }
+    assert!(fs.check(true).unwrap().problems.is_empty());
+    fs.close().unwrap();
+}
+
 // Goal: a write in a buffer that is kept may be tried again, when a snapshot waits for the file, with its own bytes. Method:
 // a file that is dirty when a snapshot is taken is written to in such a buffer; both are read.
 #[test]

@@ -1,7 +1,7 @@
 //! The pages of a group, some MiB at a time: where they go, where they lie, their checksums.
 //!
-//! What lies in a chunk stays there and is written from there; small pages are copied side by side first. The checksums
-//! are taken before the file is locked for logging: they are most of the work.
+//! What lies in a chunk stays there and is written from there (small chunks only by riding with the log alone); small pages
+//! are copied side by side first. The checksums are taken before the file is locked for logging: they are most of the work.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use varve_engine::{BLOCK_BYTES, Data, PoolAddr, Reservation, Run};
 use super::PIECE_PAGES_MAX;
 use super::buffers::Chunk;
 use super::job::FileJob;
-use super::pages::PageBuf;
+use super::pages::{self, PageBuf};
 use crate::Result;
 use crate::core::Core;
 
@@ -30,7 +30,7 @@ pub(super) struct Batch {
     pub placed: Arc<Placed>,
     /// The checksum of each page; none if they ride.
     pub sums: Vec<u32>,
-    /// The buffer in which those were gathered that lie in no chunk, if there are any.
+    /// The buffer in which those were gathered that lie in no chunk, if there are any; if they ride, that of all of them.
     pub gathered: Option<Arc<AlignedBuf>>,
     /// Job, first page in it, and how many.
     pub parts: Vec<(usize, usize, usize)>,
@@ -127,6 +127,16 @@ impl Core {
         let runs = self.store.allocate(reservation, count as u32, source.near)?;
         source.left -= count;
         source.near = runs.last().map_or(PoolAddr::NULL, |run| PoolAddr(run.addr.0 + run.bytes()));
+        if source.ride
+            && let [job] = jobs
+            && let Some(chunk) = pages::chunk_of(&job.pages)
+            && chunk.is_small()
+        {
+            // It never changes, and who reads these blocks before they are on the device reads from it.
+            let gathered = Some(chunk.buf().clone());
+            let placed = Arc::new(Placed { runs, data: Vec::new() });
+            return Ok(Some(Batch { placed, sums: Vec::new(), gathered, parts: vec![(0, 0, count)] }));
+        }
         let mut parts = Vec::new();
         let mut lie = Lie::default();
         let mut filled = 0;
@@ -135,7 +145,9 @@ impl Core {
             let take = (jobs[job].pages.len() - page).min(count - filled);
             for (_, data) in &jobs[job].pages[page..page + take] {
                 match data {
-                    PageBuf::Part(chunk, page) if !source.ride => lie.add_part(chunk, *page),
+                    PageBuf::Part(chunk, page) if !source.ride && !chunk.is_small() => {
+                        lie.add_part(chunk, *page)
+                    }
                     _ => lie.copy(data, || match source.ride {
                         true => AlignedBuf::new(count * BLOCK_BYTES),
                         false => self.buffers.take(),

@@ -22,7 +22,7 @@ const GATHER_SPARE_MAX: usize = 3;
 /// Pages of a chunk, largest first. A write is cut into these; what is left is too small to gain by it.
 const CHUNK_PAGES: [usize; 4] = [256, 128, 64, 32];
 
-/// Bytes of the smallest chunk: writes of less have none.
+/// Bytes of the smallest of these: writes of less have none, but for small ones ([`Buffers::small_chunk`]).
 pub(crate) const CHUNK_BYTES_MIN: usize = CHUNK_PAGES[CHUNK_PAGES.len() - 1] * BLOCK_BYTES;
 
 /// The buffers nobody uses just now.
@@ -61,9 +61,15 @@ impl Buffers {
         Some(Arc::new(Chunk {
             buf: Arc::new(buf),
             pages: CHUNK_PAGES[size],
-            size,
+            size: Some(size),
             home: self.chunks.clone(),
         }))
+    }
+
+    /// Copies all of `bytes` into a chunk of its own size, with zeros to the end of its last page.
+    pub(crate) fn small_chunk(&self, bytes: &[u8]) -> Arc<Chunk> {
+        let buf = Arc::new(AlignedBuf::from_slice(bytes));
+        Arc::new(Chunk { pages: buf.len() / BLOCK_BYTES, buf, size: None, home: self.chunks.clone() })
     }
 
     /// Whether a buffer like this may become a chunk whose first pages are those of `len` bytes: it has the size of one, and
@@ -78,7 +84,7 @@ impl Buffers {
         let size = size_of_buffer(buf).expect("it is one that is taken");
         let other = self.chunks.take(size).unwrap_or_else(|| AlignedBuf::new(buf.len()));
         let buf = Arc::new(std::mem::replace(buf, other));
-        Arc::new(Chunk { buf, pages: len / BLOCK_BYTES, size, home: self.chunks.clone() })
+        Arc::new(Chunk { buf, pages: len / BLOCK_BYTES, size: Some(size), home: self.chunks.clone() })
     }
 
     /// Lets go of all.
@@ -94,8 +100,8 @@ pub(crate) struct Chunk {
     /// The pages, and of a writer's own buffer what lies behind them.
     buf: Arc<AlignedBuf>,
     pages: usize,
-    /// Number in [`CHUNK_PAGES`].
-    size: usize,
+    /// Number in [`CHUNK_PAGES`]; `None`: it is a small one.
+    size: Option<usize>,
     home: Arc<SpareChunks>,
 }
 
@@ -109,13 +115,19 @@ impl Chunk {
     pub(crate) fn pages(&self) -> usize {
         self.pages
     }
+
+    /// Whether it is too small to be written by itself beside others.
+    pub(crate) fn is_small(&self) -> bool {
+        self.size.is_none()
+    }
 }
 
 impl Drop for Chunk {
     fn drop(&mut self) {
+        let Some(size) = self.size else { return };
         // Whoever writes it has a reference of his own, and lets go of it before that to the pages.
         let buf = Arc::get_mut(&mut self.buf).map(std::mem::take);
-        self.home.give(self.size, buf);
+        self.home.give(size, buf);
     }
 }
 

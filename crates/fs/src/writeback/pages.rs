@@ -70,6 +70,16 @@ pub(crate) fn look_at<'a>(pages: impl Iterator<Item = &'a PageBuf>) {
     std::hint::black_box(counts.sum::<usize>());
 }
 
+/// The chunk that `pages` are the first pages of, if they are and it holds no others in front of or between them.
+pub(crate) fn chunk_of(pages: &[(u64, PageBuf)]) -> Option<&Arc<Chunk>> {
+    let Some((_, PageBuf::Part(chunk, 0))) = pages.first() else { return None };
+    let follows = |(at, (_, data)): (usize, &(u64, PageBuf))| match data {
+        PageBuf::Part(of, page) => *page == at && Arc::ptr_eq(of, chunk),
+        PageBuf::Own(_) => false,
+    };
+    pages.iter().enumerate().all(follows).then_some(chunk)
+}
+
 /// A page in memory.
 pub(crate) struct Page {
     /// Its bytes. Beyond the file's size they are zero.
