@@ -1,9 +1,14 @@
 //! A heap buffer whose start and length are multiples of [`ALIGN_BYTES`], as direct I/O needs.
 //!
 //! Invariants: the length is a whole number of pages and never changes; every byte is initialised.
+//!
+//! Small ones are asked for with every synced file, and let go of by whoever has made its batch durable. What is aligned like
+//! this takes the allocator long, the longer the more threads there are, so some are kept here for the next ([`SPARE`]).
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+
+use parking_lot::Mutex;
 
 use crate::ALIGN_BYTES;
 use crate::region::Memory;
@@ -21,6 +26,31 @@ pub struct AlignedBuf {
     pages: Pages,
 }
 
+/// Pages of the largest buffer that is kept.
+const SPARE_PAGES_MAX: usize = 16;
+/// Bytes of those that are kept, all together.
+const SPARE_BYTES_MAX: usize = 2 << 20;
+
+/// Buffers that nobody uses, for the next of their size; whatever was in them still is.
+static SPARE: Mutex<Spare> = Mutex::new(Spare { bytes: 0, of: [const { Vec::new() }; SPARE_PAGES_MAX + 1] });
+
+struct Spare {
+    bytes: usize,
+    /// By number of pages.
+    of: [Vec<Vec<Page>>; SPARE_PAGES_MAX + 1],
+}
+
+/// As many pages as were asked for, if some are kept, with anything in them.
+fn take_spare(count: usize) -> Option<Vec<Page>> {
+    if !(1..=SPARE_PAGES_MAX).contains(&count) {
+        return None;
+    }
+    let mut spare = SPARE.lock();
+    let pages = spare.of[count].pop()?;
+    spare.bytes -= count * ALIGN_BYTES;
+    Some(pages)
+}
+
 /// Where the bytes are.
 enum Pages {
     Heap(Vec<Page>),
@@ -34,12 +64,31 @@ impl Default for Pages {
     }
 }
 
+impl Drop for Pages {
+    fn drop(&mut self) {
+        let Pages::Heap(pages) = self else { return };
+        let count = pages.len();
+        if (1..=SPARE_PAGES_MAX).contains(&count) {
+            let mut spare = SPARE.lock();
+            if spare.bytes + count * ALIGN_BYTES <= SPARE_BYTES_MAX {
+                spare.bytes += count * ALIGN_BYTES;
+                spare.of[count].push(std::mem::take(pages));
+            }
+        }
+    }
+}
+
 impl AlignedBuf {
     /// A zeroed buffer of `len_bytes`, rounded up to a multiple of [`ALIGN_BYTES`]. From 1 MiB on it costs no memory until
     /// it is touched, and then that of large pages.
     #[must_use]
     pub fn new(len_bytes: usize) -> Self {
         let count = len_bytes.div_ceil(ALIGN_BYTES);
+        if let Some(pages) = take_spare(count) {
+            let mut buf = Self { pages: Pages::Heap(pages) };
+            buf.fill(0);
+            return buf;
+        }
         let pages = match Memory::zeroed(count.saturating_mul(ALIGN_BYTES)) {
             Some(memory) => Pages::Mapped(memory, count * ALIGN_BYTES),
             None => Pages::Heap(vec![Page([0; ALIGN_BYTES]); count]),
@@ -65,7 +114,7 @@ impl AlignedBuf {
             buf[before..used].copy_from_slice(bytes);
             return buf;
         }
-        let mut pages: Vec<Page> = Vec::with_capacity(count);
+        let mut pages = take_spare(count).unwrap_or_else(|| Vec::with_capacity(count));
         let start = pages.as_mut_ptr().cast::<u8>();
         // SAFETY: the vector has room for `count` pages, which are `len_bytes` gapless bytes; `before`, `used` and
         // `len_bytes` ascend, the three parts are all of these bytes, and nobody else has them, so that nothing overlaps.
@@ -146,6 +195,37 @@ mod tests {
             assert_eq!(buf.len(), len.div_ceil(ALIGN_BYTES) * ALIGN_BYTES);
             assert!(buf.iter().all(|b| *b == 0));
         }
+    }
+
+    // Goal: of buffers that are used again nothing is seen, and what is kept stays within its bound. Method: many buffers of
+    // all sizes, full of ones, held at once by several threads and let go of; then new ones of both kinds are looked at.
+    #[test]
+    fn used_again_without_a_trace() {
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for count in (1..=SPARE_PAGES_MAX + 1).chain([3; 200]) {
+                        let mut held: Vec<_> =
+                            (0..20).map(|_| AlignedBuf::new(count * ALIGN_BYTES)).collect();
+                        assert!(held.iter().all(|buf| buf.iter().all(|byte| *byte == 0)), "{count} pages");
+                        held.iter_mut().for_each(|buf| buf.fill(0xff));
+                        drop(held);
+                        let (before, bytes) = (100, vec![7; (count - 1) * ALIGN_BYTES + 1]);
+                        let buf = AlignedBuf::with_bytes_at(before, &bytes);
+                        assert_eq!((buf.len(), buf.as_ptr().addr() % ALIGN_BYTES), (count * ALIGN_BYTES, 0));
+                        let end = before + bytes.len();
+                        assert!(buf[before..end].iter().all(|byte| *byte == 7), "{count} pages");
+                        assert!(
+                            buf[..before].iter().chain(&buf[end..]).all(|byte| *byte == 0),
+                            "{count} pages"
+                        );
+                    }
+                });
+            }
+        });
+        let spare = SPARE.lock();
+        let bytes: usize = spare.of.iter().flatten().map(|pages| pages.len() * ALIGN_BYTES).sum();
+        assert!(bytes > 0 && bytes == spare.bytes && bytes <= SPARE_BYTES_MAX, "{bytes} of {}", spare.bytes);
     }
 
     // Goal: contents survive from_slice and clone, and clones are independent. Method: write to one of two.
