@@ -6,6 +6,8 @@
 //! 1. A leaf that has become empty goes at once, and its range falls to a neighbour: nothing that follows was meant for it.
 //! 2. Underfull children are joined when all that was meant for their parent has been done. So nothing is put into a joined
 //!    node that was forecast for one of its parts, and leaves that are emptied entry by entry are not joined on the way.
+//! 3. A leaf that is full is split only after what makes it smaller has been done: not when what goes makes room for what
+//!    comes.
 //!
 //! A split is handed up at once, with the steps that are left: a parent that must split, too, does so before more comes in,
 //! which is what the forecast counts.
@@ -158,6 +160,19 @@ fn let_go_below(link: &mut Link, generation: u64) {
     }
 }
 
+/// Does those of `steps` that make a leaf smaller.
+fn shrink(leaf: &mut Leaf, steps: &[Step<'_>]) {
+    for step in steps {
+        match (step.change, leaf.find(step.key)) {
+            (Change::Delete, Ok(i)) => leaf.remove(i),
+            (Change::Put(value), Ok(i)) if value.len() < leaf.value(i).len() => {
+                leaf.put(step.key, value);
+            }
+            _ => {}
+        }
+    }
+}
+
 /// The shortest key that is above `left` and at most `right`.
 pub(super) fn separator(left: &[u8], right: &[u8]) -> Key {
     Key::new(&right[..(common_prefix(left, right) + 1).min(right.len())])
@@ -210,11 +225,15 @@ impl Mutation<'_> {
     }
 
     fn change_leaf(&mut self, leaf: &mut Leaf, edge: bool, steps: &[Step<'_>]) -> Went {
-        let before = leaf.live_bytes();
+        let (before, mut shrunk) = (leaf.live_bytes(), false);
         for (done, step) in steps.iter().enumerate() {
             match step.change {
                 Change::Put(value) => {
                     let at = leaf.put(step.key, value);
+                    if leaf.encoded_bytes() > BLOCK_BYTES && !std::mem::replace(&mut shrunk, true) {
+                        // These come again, and find that they are done.
+                        shrink(leaf, &steps[done + 1..]);
+                    }
                     if leaf.encoded_bytes() > BLOCK_BYTES {
                         let from = self.from(leaf, at, edge);
                         let right = leaf.split_off(from);

@@ -259,3 +259,20 @@ fn looks_at_the_leaves_of_searches() {
     beside.tree.look_at(&keys);
     beside.check();
 }
+
+// Goal: a full leaf is not split by a transaction that takes from it as much as it adds. Method: a leaf with no room for one
+// entry more; one comes and one behind it goes, and the first one grows by what the last one shrinks.
+#[test]
+fn a_full_leaf_that_gives_what_it_takes_is_not_split() {
+    let mut beside = Beside::new();
+    let entry = |n: u64, len: usize| (n.to_be_bytes().to_vec(), Some(vec![n as u8; len]));
+    let full: Vec<_> = (1..=94).map(|n| entry(n * 2, 39)).collect();
+    beside.change(&full, 0, true);
+    let gone = |n: u64| (n.to_be_bytes().to_vec(), None);
+    for changes in [[entry(3, 39), gone(180)], [entry(2, 60), entry(188, 18)]] {
+        beside.change(&changes, 0, true);
+        assert_eq!((beside.tree.height, beside.dirty), (1, 1));
+    }
+    beside.change(&[entry(5, 60)], 0, true);
+    assert_eq!((beside.tree.height, beside.dirty), (2, 3), "there was no room for more");
+}
