@@ -141,8 +141,6 @@ pub struct Core {
     pub pending: Pending,
     /// Where the log stands.
     pub log: LogTail,
-    /// Number of the last preparation.
-    pub stamp: u64,
 }
 
 impl Core {
@@ -160,7 +158,6 @@ impl Core {
         cache: &NodeCache,
         sum_cache: &SumCache,
     ) -> Result<(u64, Vec<Step<'o>>), Obstacle> {
-        self.stamp += 1;
         let Fetched { nodes, sums } = fetched;
         let mut steps = Vec::with_capacity(ops.len());
         let (mut runs, mut freed) = (Vec::new(), 0);
@@ -198,13 +195,8 @@ impl Core {
         if freed > self.space.data {
             return Err(Obstacle::Blocks(runs[0]));
         }
-        let mut asked = Asked {
-            generation: self.generation,
-            stamp: self.stamp,
-            cache,
-            pins: nodes,
-            forecast: Forecast::default(),
-        };
+        let mut asked =
+            Asked { generation: self.generation, cache, pins: nodes, forecast: Forecast::default() };
         step::sort(&mut steps);
         for of_tree in steps.chunk_by_mut(|a, b| a.tree == b.tree) {
             self.trees[of_tree[0].tree.0 as usize - 1]

@@ -69,7 +69,6 @@ impl Store {
                 epoch: superblock.epoch,
                 ring_bytes: pool.ring_bytes,
             },
-            stamp: 0,
         };
         let durable = Durable {
             sums: PagePtrs::new(sum_pages(total)),
@@ -161,7 +160,6 @@ impl Store {
                 epoch: superblock.epoch,
                 ring_bytes: pool.ring_bytes,
             },
-            stamp: 0,
         };
         let durable = Durable { sums, bitmap, root: superblock.root, position: root.position };
         let clean = superblock.closed && log.batches.is_empty() && !log.leftover;

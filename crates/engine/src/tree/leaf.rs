@@ -11,7 +11,7 @@ use varve_format::node::{self, ENTRY_OVERHEAD_BYTES, NodeHeader, NodeView, commo
 use varve_format::{BLOCK_BYTES, KEY_BYTES_MAX};
 
 use super::heads::Heads;
-use super::node::Keys;
+use super::node::{Keys, nearest_half};
 use super::place::Place;
 use crate::key::{Key, compare};
 use std::cmp::Ordering;
@@ -244,17 +244,20 @@ impl Leaf {
     pub fn encoded_bytes(&self) -> usize {
         encoded_bytes(self.len(), self.len(), self.live_bytes, self.entries.common())
     }
-    /// Bytes by which it grows on disk because `key` may not begin with what the others do.
-    pub fn prefix_growth(&self, key: &[u8]) -> usize {
-        if self.len() == 0 {
-            return 0;
+    /// Bytes on disk with so many entries more, of so many bytes with their keys, of which these are the first and the last.
+    pub fn bytes_with(&self, count: usize, bytes: usize, first: &[u8], last: &[u8]) -> usize {
+        let (mut n, mut prefix) = (count, common_prefix(first, last));
+        if self.len() > 0 {
+            n += self.len();
+            // The shortest thing that two of the ends have in common all have.
+            prefix = prefix.min(self.entries.common()).min(common_prefix(&self.key(0), first));
         }
-        let (common, begin) = (self.entries.common(), self.entries.prefix.len());
-        let shared = match common_prefix(&self.entries.prefix, key) {
-            shared if shared < begin => shared,
-            _ => begin + common_prefix(&self.entries.at(0)[..common - begin], &key[begin..]),
-        };
-        self.len() * (common - shared)
+        encoded_bytes(n, n, self.live_bytes + bytes, prefix)
+    }
+    /// Bytes of the largest entry, with its whole key.
+    pub fn largest_entry_bytes(&self) -> usize {
+        let lens = self.entries.slots.iter().map(|s| s.len());
+        lens.max().map_or(0, |len| ENTRY_OVERHEAD_BYTES + self.entries.prefix.len() + len)
     }
     /// Bytes on disk of this leaf and its neighbour on the right as one.
     pub fn joined_bytes(&self, right: &Leaf) -> usize {
@@ -303,14 +306,8 @@ impl Leaf {
     }
     /// The entry at which to split into halves of about equal bytes: at least 1, less than `len`.
     pub fn middle(&self) -> usize {
-        let mut sum = 0;
-        for (i, s) in self.entries.slots.iter().enumerate() {
-            sum += self.entries.prefix.len() + s.len();
-            if sum * 2 >= self.live_bytes {
-                return (i + 1).clamp(1, self.len() - 1);
-            }
-        }
-        self.len() - 1
+        let begin = self.entries.common() - self.entries.prefix.len();
+        nearest_half(self.entries.slots.iter().map(|s| ENTRY_OVERHEAD_BYTES + s.len() - begin))
     }
     /// Appends all entries of `right`, whose keys are larger.
     pub fn absorb(&mut self, right: &Leaf) {
@@ -468,13 +465,13 @@ mod tests {
                 match step {
                     Step::Put(key, len) => {
                         let value = vec![len; len as usize];
-                        let (before, growth) = (leaf.encoded_bytes(), leaf.prefix_growth(&key));
+                        let most = leaf.bytes_with(1, key.len() + value.len(), &key, &key);
                         let old = model.insert(key.clone(), value.clone());
                         let at = leaf.put(&key, &value);
                         prop_assert!(*leaf.key(at) == key[..]);
-                        if old.is_none() && model.len() > 1 {
-                            let most = before + growth + key.len() + value.len() + ENTRY_OVERHEAD_BYTES;
-                            prop_assert!(leaf.encoded_bytes() <= most);
+                        match old {
+                            None => prop_assert_eq!(leaf.encoded_bytes(), most),
+                            Some(_) => prop_assert!(leaf.encoded_bytes() <= most),
                         }
                         if leaf.encoded_bytes() > BLOCK_BYTES {
                             let right = leaf.split_off(leaf.middle());

@@ -352,8 +352,7 @@ impl Mutation<'_> {
     fn split_interior(&mut self, mut node: Interior) -> (Body, Vec<(Key, Link)>) {
         let mut out = Vec::new();
         while node.encoded_bytes() > BLOCK_BYTES {
-            let from = node.keys().len() / 2;
-            let (key, right) = node.split_off(from);
+            let (key, right) = node.split_off(node.middle());
             let (body, more) = self.split_interior(right);
             let link = self.add(body);
             let mut next = vec![(key, link)];

@@ -5,12 +5,11 @@
 //! `location` is set exactly when the node's present content is on disk there.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 use varve_format::Corrupt;
 use varve_format::codec::Reader;
-use varve_format::node::{self, NodeHeader, NodeView, common_prefix, encoded_bytes};
+use varve_format::node::{self, ENTRY_OVERHEAD_BYTES, NodeHeader, NodeView, common_prefix, encoded_bytes};
 use varve_format::root::{NODE_PTR_BYTES, NodePtr};
 
 use super::heads::Heads;
@@ -33,10 +32,6 @@ pub struct Node {
     pub generation: u64,
     /// Where this content is on disk, once it is.
     pub location: OnceLock<NodePtr>,
-    /// Last transaction whose preparation counted it. Only touched under the apply mutex.
-    pub stamp: AtomicU64,
-    /// Bytes that transaction will add to it.
-    pub incoming_bytes: AtomicU32,
     /// What it holds.
     pub body: Body,
 }
@@ -53,13 +48,7 @@ pub enum Body {
 impl Node {
     /// A dirty node of `generation`.
     pub fn new(generation: u64, body: Body) -> Node {
-        Node {
-            generation,
-            location: OnceLock::new(),
-            stamp: AtomicU64::new(0),
-            incoming_bytes: AtomicU32::new(0),
-            body,
-        }
+        Node { generation, location: OnceLock::new(), body }
     }
 
     /// A clean node at `ptr`.
@@ -106,15 +95,6 @@ impl Node {
             }
         };
         size_of::<Node>() + AROUND + body
-    }
-
-    /// Bytes by which it may grow because `key` (or any key) comes in that does not share the common prefix.
-    pub fn prefix_growth(&self, key: Option<&[u8]>) -> usize {
-        match (&self.body, key) {
-            (Body::Leaf(l), Some(key)) => l.prefix_growth(key),
-            (Body::Leaf(_), None) => 0,
-            (Body::Interior(n), _) => n.keys.len() * n.prefix_len(),
-        }
     }
 
     /// Bytes on disk of this node and `right`, its neighbour of the same level, as one; `separator` is the key between.
@@ -170,6 +150,20 @@ impl Node {
         };
         Ok((header, Node::clean(ptr, body)))
     }
+}
+
+/// How many of these, which are at least two, come nearest to half of their sum; neither none nor all. The smaller part has at
+/// least half of what is left without the largest.
+pub fn nearest_half(parts: impl ExactSizeIterator<Item = usize> + Clone) -> usize {
+    let (count, sum) = (parts.len(), parts.clone().sum::<usize>());
+    let (mut upto, mut before) = (0, 0);
+    for part in parts {
+        if 2 * before + part >= sum {
+            break;
+        }
+        (upto, before) = (upto + 1, before + part);
+    }
+    upto.clamp(1, count - 1)
 }
 
 /// A sorted list of keys, as a search sees it.
@@ -278,9 +272,22 @@ impl Interior {
     }
     /// Bytes on disk.
     pub fn encoded_bytes(&self) -> usize {
+        self.bytes_with_prefix(self.prefix_len())
+    }
+    /// The same, if its keys had only so many bytes in common.
+    pub fn bytes_with_prefix(&self, prefix: usize) -> usize {
         let n = self.keys.len();
         let key_bytes: usize = self.keys.iter().map(|k| k.len()).sum();
-        encoded_bytes(n, n.saturating_sub(1), key_bytes + n * NODE_PTR_BYTES, self.prefix_len())
+        encoded_bytes(n, n.saturating_sub(1), key_bytes + n * NODE_PTR_BYTES, prefix)
+    }
+    /// The first and the last of its keys, without the empty one.
+    pub fn ends(&self) -> Option<(Key, Key)> {
+        (self.keys.len() > 1).then(|| (self.keys[1], self.keys[self.keys.len() - 1]))
+    }
+    /// The child at which to split into halves of about equal bytes: at least 1, less than the number of children.
+    pub fn middle(&self) -> usize {
+        let bytes = |key: &Key| ENTRY_OVERHEAD_BYTES + key.len() + NODE_PTR_BYTES;
+        nearest_half(self.keys.iter().map(bytes))
     }
     /// Moves children `from..` into a new node; returns the key that separates them too.
     pub fn split_off(&mut self, from: usize) -> (Key, Interior) {

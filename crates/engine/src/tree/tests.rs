@@ -1,6 +1,7 @@
 //! Trees against `BTreeMap`, with freezes and written nodes imitated.
 
 mod fill;
+mod forecast;
 mod many;
 
 use std::collections::{BTreeMap, HashMap};
@@ -94,14 +95,12 @@ fn chance(seed: u64) -> impl FnMut(u64) -> u64 {
 fn prepared(
     tree: &Tree,
     steps: &mut [Step<'_>],
-    (generation, stamp): (u64, &mut u64),
+    generation: u64,
     cache: &NodeCache,
     (disk, pins): (&Disk, &mut Pins),
 ) -> Forecast {
     loop {
-        *stamp += 1;
-        let mut asked =
-            Asked { generation, stamp: *stamp, cache, pins: &mut *pins, forecast: Forecast::default() };
+        let mut asked = Asked { generation, cache, pins: &mut *pins, forecast: Forecast::default() };
         match tree.prepare(steps, &mut asked) {
             Ok(()) => return asked.forecast,
             Err(miss) => {
@@ -120,7 +119,6 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
     let mut model = Model::new();
     let mut generation = 1;
     let mut dirty = 0i64;
-    let mut stamp = 0;
     let mut live_on_disk = 0i64;
     let mut old: Option<(Tree, Model)> = None;
     for step in 0..steps {
@@ -132,8 +130,7 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
         let mut pins = Pins::new();
         let change = if put { Change::Put(&value) } else { Change::Delete };
         let mut one = [Step { tree: tree.id, key: &key, change }];
-        let of = (generation, &mut stamp);
-        let forecast = prepared(&tree, &mut one, of, &cache, (&disk, &mut pins));
+        let forecast = prepared(&tree, &mut one, generation, &cache, (&disk, &mut pins));
         let there = one[0].change != Change::Nothing;
         assert_eq!(there, put || model.contains_key(&key), "seed {seed} step {step}");
         let mut replaced = Vec::new();
