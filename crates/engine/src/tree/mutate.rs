@@ -262,8 +262,8 @@ impl Mutation<'_> {
 
     fn change_interior(&mut self, n: &mut Interior, edge: bool, steps: &[Step<'_>]) -> Went {
         let (mut done, mut fewer) = (0, false);
-        // The first and the last child of which less is left. What comes and goes later lies behind both.
-        let mut less: Option<(usize, usize)> = None;
+        // The children of which less is left. What comes and goes later lies behind them.
+        let mut less = Vec::new();
         while done < steps.len() {
             let rest = &steps[done..];
             let i = n.child_index(rest[0].key);
@@ -273,7 +273,7 @@ impl Mutation<'_> {
             done += went.steps;
             match went.remains {
                 Remains::Most => {}
-                Remains::Less => less = Some((less.map_or(i, |(first, _)| first), i)),
+                Remains::Less => less.push(i),
                 Remains::Nothing => {
                     let gone = n.remove(i);
                     self.forget(gone);
@@ -291,11 +291,9 @@ impl Mutation<'_> {
                 }
             }
         }
-        if let Some((first, last)) = less {
-            // From the last one on: what is joined lies behind those that are still to be looked at.
-            for i in (first..=last).rev() {
-                fewer |= self.join_around(n, i);
-            }
+        // From the last one on: what is joined lies behind those that are still to be looked at.
+        for i in less.into_iter().rev() {
+            fewer |= self.join_around(n, i);
         }
         let remains = match n.children.len() {
             0 => Remains::Nothing,

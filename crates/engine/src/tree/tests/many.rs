@@ -357,3 +357,22 @@ fn a_full_leaf_that_gives_what_it_takes_is_not_split() {
     beside.change(&[entry(5, 60)], How::Spare(0));
     assert_eq!((beside.tree.height, beside.dirty), (2, 3), "there was no room for more");
 }
+
+// Goal: a transaction looks for joinings where it took something away, and not at what lies between. Method: keys that fell,
+// without room to spare, have left half-full leaves; a few of the first and of the last keys go.
+#[test]
+fn only_what_has_shrunk_is_joined() {
+    let mut loose = Loose::new();
+    let keys: Vec<_> = (0..1_000u64).map(u64::to_be_bytes).collect();
+    for key in keys.iter().rev() {
+        loose.change(0, |tree, m| tree.put(m, key, &[1; 60]));
+    }
+    let (before, fill) = loose.fill();
+    assert!(loose.tree.height == 2 && before > 20 && fill < 0.6, "{before} leaves {fill:.2} full");
+    let ends = keys[..10].iter().chain(&keys[990..]);
+    let steps: Vec<Step<'_>> =
+        ends.map(|key| Step { tree: TreeId::NAMES, key, change: Change::Delete }).collect();
+    loose.change(SPARE_NODES, |tree, m| tree.change(m, &steps));
+    let (after, _) = loose.fill();
+    assert!((1..=2).contains(&(before - after)), "{before} leaves, then {after}");
+}
