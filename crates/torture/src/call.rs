@@ -220,7 +220,8 @@ impl Call {
             Call::Snapshot { source, parent, .. } | Call::CloneFile { source, parent, .. } => {
                 vec![(*source, false), (*parent, true)]
             }
-            Call::Link { ino, parent, .. } => vec![(*ino, true), (*parent, true)],
+            // In another subvolume nothing would be changed, and in the same one both are as changeable.
+            Call::Link { ino, parent, .. } => vec![(*ino, false), (*parent, true)],
             Call::Rename { parent, new_parent, .. } => vec![(*parent, true), (*new_parent, true)],
             Call::CopyRange { from, to, .. } => vec![(*from, false), (*to, true)],
             Call::Open { ino, truncate } => vec![(*ino, *truncate)],

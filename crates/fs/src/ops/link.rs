@@ -12,15 +12,28 @@ use crate::{FsError, Result};
 
 impl Core {
     pub(crate) fn link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
-        self.admit_both(ino, parent)?;
+        self.admit_beside(ino, parent)?;
         check_name(name)?;
+        if Slot::of(ino) != Slot::of(parent) {
+            return Err(self.why_not_across(ino)?);
+        }
         self.with_space(|| self.add_link(ino, parent, name))
     }
 
+    /// What is wrong with a link to `ino` in another subvolume. What cannot be linked anywhere is told first, as the kernel does:
+    /// who hears that only the border is in the way makes a copy. `ino` may lie in what is read-only, since nothing of it would be
+    /// changed.
+    fn why_not_across(&self, ino: InodeId) -> Result<FsError> {
+        let state = self.state(ino);
+        let inner = self.read_lock(&state)?;
+        Ok(match inner.record.kind {
+            InodeKind::Directory => FsError::NotPermitted,
+            _ if inner.presence != Presence::Live => FsError::NotFound,
+            _ => FsError::CrossDevice,
+        })
+    }
+
     fn add_link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
-        if Slot::of(ino) != Slot::of(parent) {
-            return Err(FsError::CrossDevice);
-        }
         let change = self.change(parent)?;
         let mut states = vec![self.state(parent), self.state(ino)];
         let mut locked = self.lock_all(&mut states)?;

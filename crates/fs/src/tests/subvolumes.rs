@@ -50,6 +50,7 @@ fn verbs() {
     // Borders.
     refused(f.fs.rename(sub, b"file", home, b"file", RenameMode::Replace), 18);
     refused(f.fs.link(plain, home, b"file"), 18);
+    refused(f.fs.link(sub, home, b"link"), 1);
     // A subvolume is not removed as a directory is, and keeps the directory it is in.
     refused(f.fs.unlink(home, b"project"), 21);
     refused(f.fs.rmdir(home, b"project"), 1);
@@ -229,7 +230,6 @@ fn refusals_come_first() {
                 refused(f.fs.symlink(root, ino, name, b"target"), errno);
                 refused(f.fs.symlink(root, ino, name, b""), errno);
                 refused(f.fs.link(ino, ino, name), errno);
-                refused(f.fs.link(ino, sub, name), errno);
                 refused(f.fs.link(here, ino, name), errno);
                 refused(f.fs.unlink(ino, name), errno);
                 refused(f.fs.rmdir(ino, name), errno);
@@ -273,8 +273,16 @@ fn refusals_come_first() {
             }
         }
     }
+    let ([file, dir, missing], [old_file, old_dir, _]) = (of_frozen, of_gone);
+    // A link into another subvolume would change nothing of what it is to: who hears of the border makes a copy. What cannot be
+    // linked anywhere is refused as that.
+    for name in [b"new" as &[u8], b"file"] {
+        refused(f.fs.link(file, sub, name), 18);
+        refused(f.fs.link(dir, sub, name), 1);
+        refused(f.fs.link(missing, sub, name), 2);
+        refused(f.fs.link(old_file, sub, name), 116);
+    }
     // What is gone comes before what is read-only, whichever is asked first.
-    let ([file, dir, _], [old_file, old_dir, _]) = (of_frozen, of_gone);
     refused(f.fs.link(file, old_dir, b"new"), 116);
     refused(f.fs.link(old_file, dir, b"new"), 116);
     refused(f.fs.rename(dir, b"a", old_dir, b"b", RenameMode::Replace), 116);
