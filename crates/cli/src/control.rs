@@ -34,7 +34,8 @@ pub const VERSIONS: &str = "versions ";
 const CLIENTS_MAX: usize = 64;
 /// Holds a name of 255 bytes as the numbers of a JSON list.
 const REQUEST_BYTES_MAX: u64 = 4096;
-const REPLY_BYTES_MAX: u64 = 16 << 20;
+/// A line of an answer: what may be longer comes in pages.
+pub const REPLY_BYTES_MAX: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a mount answers.

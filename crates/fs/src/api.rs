@@ -229,6 +229,15 @@ pub struct SubvolumeInfo {
     pub uuid: [u8; 16],
 }
 
+/// A part of the list of subvolumes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SubvolumePage {
+    /// Subvolumes, oldest first.
+    pub subvolumes: Vec<SubvolumeInfo>,
+    /// The number behind which the next page begins; `None` at the end.
+    pub next: Option<u64>,
+}
+
 /// One entry of a directory listing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DirEntry {

@@ -170,9 +170,21 @@ impl Filesystem {
     pub fn delete_subvolume(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.core.delete_subvolume(parent, name)
     }
-    /// All subvolumes, oldest first. Reads the directories on the way to each.
+    /// All subvolumes, oldest first. Reads the directories on the way to each. Subvolumes can be made, moved and deleted
+    /// meanwhile: each is there once, as it was when its page was looked at, if it was there throughout.
     pub fn list_subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
-        self.core.thawing(|| self.core.list_subvolumes())
+        let (mut all, mut next) = (Vec::new(), Some(0));
+        while let Some(after) = next {
+            let mut page = self.list_subvolumes_after(after, usize::MAX)?;
+            all.append(&mut page.subvolumes);
+            next = page.next;
+        }
+        Ok(all)
+    }
+    /// A page of that list: at most `count_max` subvolumes with larger numbers than `after`, fewer if there are very many
+    /// or their paths are long.
+    pub fn list_subvolumes_after(&self, after: u64, count_max: usize) -> Result<SubvolumePage> {
+        self.core.thawing(|| self.core.list_subvolumes(after, count_max))
     }
 
     /// What leads from the subvolume whose root is `old` to that of `new`: a page of steps, about `changes_max` of them. The

@@ -114,7 +114,8 @@ impl Filesystem {
         })
     }
 
-    /// All subvolumes, the root first, then by age. Reads the directories on the way to each.
+    /// All subvolumes, the root first, then by age. Reads the directories on the way to each. What is made, moved or deleted
+    /// meanwhile is listed or not, and by its old path or its new one.
     pub fn subvolumes(&self) -> Result<Vec<Subvolume>> {
         self.run("list the subvolumes of", b"/", |fs| {
             let infos = fs.list_subvolumes()?.into_iter();

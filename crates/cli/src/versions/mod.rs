@@ -45,8 +45,8 @@ enum Request {
     Snapshot { source: u64, directory: u64, name: Vec<u8>, read_only: bool, sync: bool },
     /// Make a clone of a file.
     Clone { source: u64, directory: u64, name: Vec<u8> },
-    /// All subvolumes.
-    List,
+    /// A page of subvolumes: those with larger numbers than this.
+    List { after: u64 },
     /// A page of the map of a file.
     Extents { inode: u64, from: u64, limit: usize },
     /// A page of what differs between the subvolumes with these roots.
@@ -64,6 +64,13 @@ struct Listed {
     read_only: bool,
     created_ns: Option<i64>,
     uuid: String,
+}
+
+/// A part of the list of subvolumes on its way.
+#[derive(Serialize, Deserialize)]
+struct ListPage {
+    subvolumes: Vec<Listed>,
+    next: Option<u64>,
 }
 
 /// Something in a mounted pool: held open, so that its number stays its own.
@@ -173,13 +180,18 @@ fn list(path: &Path, json: bool) -> Result<Outcome> {
     let resolved = mountinfo::resolve(path).with_context(|| cannot("find", path))?;
     let mount =
         table.ours().find(|mount| mount.device == device(&file_type) || mount.source == resolved).cloned();
-    let listed: Vec<Listed> = match mount {
-        Some(mount) => serde_json::from_value(answer(&mount, &Request::List)?)
-            .context("this mount is served by another version of varve")?,
+    let listed = match mount {
+        Some(mount) => pages(|after| {
+            serde_json::from_value(answer(&mount, &Request::List { after })?)
+                .context("this mount is served by another version of varve")
+        })?,
         None if file_type.is_dir() => {
             bail!("{shown} is not inside a mounted pool; mount the pool, or name its file or block device")
         }
-        None => serve::list(&pool::open_read_only(&resolved)?.0)?,
+        None => {
+            let filesystem = pool::open_read_only(&resolved)?.0;
+            pages(|after| serve::list(&filesystem, after))?
+        }
     };
     if json {
         show(&format!("{}\n", serde_json::to_string_pretty(&listed)?))?;
@@ -193,6 +205,18 @@ fn list(path: &Path, json: bool) -> Result<Outcome> {
     }
     show(&text)?;
     Ok(Outcome::Done)
+}
+
+/// All that comes in pages.
+fn pages(page: impl Fn(u64) -> Result<ListPage>) -> Result<Vec<Listed>> {
+    let (mut listed, mut next) = (Vec::new(), Some(0));
+    while let Some(after) = next {
+        let mut page = page(after)?;
+        listed.append(&mut page.subvolumes);
+        // Whatever the other side says, this comes to an end.
+        next = page.next.filter(|next| *next > after);
+    }
+    Ok(listed)
 }
 
 /// Does something with each path. Those that fail are told, and the rest goes on.
@@ -317,4 +341,36 @@ fn ask(mount: &Mount, request: &Request) -> Result<()> {
 
 fn answer(mount: &Mount, request: &Request) -> Result<serde_json::Value> {
     sync::connect(mount)?.request(&format!("{VERSIONS}{}", serde_json::to_string(request)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(id: u64) -> Listed {
+        let (path, uuid) = ("x".repeat(1000), String::new());
+        let (parent_id, origin_id, created_ns) = (Some(1), None, None);
+        Listed { id, parent_id, origin_id, path, inode: id << 43, read_only: true, created_ns, uuid }
+    }
+
+    // Goal: a list that no line of the control socket would hold arrives whole, and one that leads back to its beginning
+    // comes to an end. Method: pages as lines of JSON, with more bytes than a line may have in all.
+    #[test]
+    fn lists_in_pages() {
+        let all = pages(|after| {
+            let ids = after + 1..=20_000u64.min(after + 4096);
+            let next = Some(*ids.end()).filter(|last| *last < 20_000);
+            let line = serde_json::to_string(&ListPage { subvolumes: ids.map(listed).collect(), next })?;
+            assert!((line.len() as u64) < crate::control::REPLY_BYTES_MAX);
+            Ok(serde_json::from_str(&line)?)
+        });
+        let all = all.expect("pages");
+        assert!(all.iter().map(|listed| listed.id).eq(1..=20_000));
+        assert!(
+            all.iter().map(|listed| listed.path.len() as u64).sum::<u64>() > crate::control::REPLY_BYTES_MAX
+        );
+        let ring =
+            pages(|after| Ok(ListPage { subvolumes: vec![listed(after)], next: Some(3) })).expect("pages");
+        assert_eq!(ring.len(), 2);
+    }
 }

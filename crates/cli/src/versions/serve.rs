@@ -6,10 +6,10 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
-use varve_fs::{Attr, Caller, EngineError, FileKind, Filesystem, FsError, InodeId, Timestamp};
+use varve_fs::{Attr, Caller, EngineError, FileKind, Filesystem, FsError, InodeId, SubvolumeInfo, Timestamp};
 use varve_mount::Outside;
 
-use super::{Listed, Request, diff, extents};
+use super::{ListPage, Listed, Request, diff, extents};
 use crate::names::escape;
 
 const READ: u32 = 4;
@@ -20,7 +20,7 @@ pub fn serve(filesystem: &Filesystem, outside: &Outside, caller: Caller, request
     let request =
         serde_json::from_str(request).context("this mount is served by another version of varve")?;
     match request {
-        Request::List => return Ok(serde_json::to_value(list(filesystem)?)?),
+        Request::List { after } => return Ok(serde_json::to_value(list(filesystem, after)?)?),
         Request::Extents { inode, from, limit } => {
             let inode = InodeId(inode);
             if !allows(caller, &filesystem.getattr(inode).map_err(advise)?, READ) {
@@ -96,23 +96,25 @@ fn change<T>(
     }
 }
 
-/// All subvolumes of a pool.
-pub fn list(filesystem: &Filesystem) -> Result<Vec<Listed>> {
-    let infos =
-        filesystem.list_subvolumes().map_err(|error| anyhow!("cannot list the subvolumes: {error}"))?;
-    Ok(infos
-        .into_iter()
-        .map(|info| Listed {
-            id: info.id,
-            parent_id: info.parent,
-            origin_id: info.origin,
-            path: escape(&info.path),
-            inode: info.root.0,
-            read_only: info.read_only,
-            created_ns: info.created.map(nanoseconds),
-            uuid: info.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
-        })
-        .collect())
+/// Subvolumes in a page. A page fits into a line of the control socket ([`crate::control`]) with long paths, too.
+const PAGE_SUBVOLUMES: usize = 4096;
+
+/// The subvolumes of a pool behind number `after`: a page of them.
+pub fn list(filesystem: &Filesystem, after: u64) -> Result<ListPage> {
+    let page = filesystem
+        .list_subvolumes_after(after, PAGE_SUBVOLUMES)
+        .map_err(|error| anyhow!("cannot list the subvolumes: {error}"))?;
+    let listed = |info: SubvolumeInfo| Listed {
+        id: info.id,
+        parent_id: info.parent,
+        origin_id: info.origin,
+        path: escape(&info.path),
+        inode: info.root.0,
+        read_only: info.read_only,
+        created_ns: info.created.map(nanoseconds),
+        uuid: info.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
+    };
+    Ok(ListPage { subvolumes: page.subvolumes.into_iter().map(listed).collect(), next: page.next })
 }
 
 fn nanoseconds(time: Timestamp) -> i64 {

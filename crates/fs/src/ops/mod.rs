@@ -7,6 +7,7 @@ pub(crate) mod create;
 pub(crate) mod data;
 pub(crate) mod diff;
 pub(crate) mod link;
+pub(crate) mod listing;
 pub(crate) mod lookup;
 pub(crate) mod map;
 pub(crate) mod ranges;

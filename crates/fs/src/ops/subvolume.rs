@@ -1,4 +1,4 @@
-//! Subvolumes: create, snapshot, rename, delete, list.
+//! Subvolumes: create, snapshot, rename, delete. They are listed in [`super::listing`].
 //!
 //! Who makes, moves or deletes one holds the topology lock throughout. A snapshot is one transaction under the gate of the
 //! source's family alone: its record, a count, and what its directory notes. Where that gate cannot be had while the
@@ -20,7 +20,7 @@ use varve_format::record::subvolume::{
 };
 
 use super::require_directory;
-use crate::api::{Attr, Caller, ROOT_INODE, RenameMode, SubvolumeInfo};
+use crate::api::{Attr, Caller, ROOT_INODE, RenameMode};
 use crate::core::{Core, check_name, touch_directory};
 use crate::inode::{Inner, root_record};
 use crate::reaper::Task;
@@ -494,62 +494,5 @@ impl Core {
         drop(change);
         drop(topology);
         self.note_loss(parent)
-    }
-
-    pub(crate) fn list_subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
-        let _topology = self.subvolumes.topology.lock();
-        let mut all = self.subvolumes.all();
-        all.sort_by_key(|subvolume| subvolume.id);
-        let mut infos = Vec::with_capacity(all.len());
-        for subvolume in all {
-            if subvolume.slot != Slot::FIRST && subvolume.place.lock().is_none() {
-                // Nothing leads to it: it was not complete, or where it was is damaged.
-                continue;
-            }
-            let record = self.subvolume_record(&subvolume)?;
-            let root = subvolume.slot.full(ROOT_INODE);
-            let place = record.place.as_ref();
-            infos.push(SubvolumeInfo {
-                id: subvolume.id,
-                parent: place.map(|place| place.parent),
-                origin: place.map(|place| place.origin).filter(|origin| *origin != 0),
-                root,
-                path: self.path_of(root)?,
-                read_only: subvolume.read_only,
-                created: place.map(|place| place.created),
-                uuid: record.uuid,
-            });
-        }
-        Ok(infos)
-    }
-
-    /// The path of a directory. Reads the directories above it.
-    fn path_of(&self, mut dir: InodeId) -> Result<Vec<u8>> {
-        let mut names: Vec<Vec<u8>> = Vec::new();
-        while dir != self.root() && names.len() < DEPTH_MAX {
-            let above = self.up(dir)?;
-            let nested = self.subvolumes.nested.list(above, 0);
-            let mut name =
-                nested.into_iter().find(|(.., slot)| slot.full(ROOT_INODE) == dir).map(|(_, name, _)| name);
-            if name.is_none() {
-                self.names(above)?.each_name(above, 0, &mut |_, _, ino, found| {
-                    if ino == dir {
-                        name = Some(found);
-                    }
-                    name.is_none()
-                })?;
-            }
-            names.push(name.ok_or(FsError::NotFound)?);
-            dir = above;
-        }
-        let mut path = Vec::new();
-        for name in names.iter().rev() {
-            path.push(b'/');
-            path.extend_from_slice(name);
-        }
-        if path.is_empty() {
-            path.push(b'/');
-        }
-        Ok(path)
     }
 }

@@ -613,3 +613,53 @@ fn a_clone_is_one_transaction() {
         f.check();
     }
 }
+
+// Goal: what the list costs grows with the subvolumes and with the directories above them, not with their product, and its
+// pages fit together whatever happens between them. Method: very many in one directory, and one in each of many directories;
+// names that the ways take to find, counted; pages against the whole, then with deletions and moves between pages.
+#[test]
+fn long_list() {
+    let f = Fixture::new(256 * MIB);
+    let (shelf, days) = (f.mkdir(ROOT, b"shelf"), f.mkdir(ROOT, b"days"));
+    let name = |at: u64| format!("snapshot-{at}").into_bytes();
+    let mut expected = vec![b"/".to_vec()];
+    for at in 0..20_000 {
+        f.fs.snapshot(ROOT, shelf, &name(at), true, false).unwrap();
+        expected.push([&b"/shelf/"[..], &name(at)].concat());
+    }
+    let mut dirs = Vec::new();
+    for at in 0..500u64 {
+        dirs.push(f.mkdir(days, at.to_string().as_bytes()));
+        f.fs.snapshot(ROOT, dirs[at as usize], b"s", true, false).unwrap();
+        expected.push(format!("/days/{at}/s").into_bytes());
+    }
+    let paths = |infos: &[SubvolumeInfo]| infos.iter().map(|info| info.path.clone()).collect::<Vec<_>>();
+    let all = f.fs.list_subvolumes().unwrap();
+    assert_eq!(paths(&all), expected);
+    let mut ways = crate::ops::listing::Ways::default();
+    ways.find(f.fs.core(), dirs.iter().copied().chain([shelf; 1000])).unwrap();
+    assert!(ways.looks <= 600, "{} names for 501 directories", ways.looks);
+    // Pages: each begins behind the last of the one before, whether that is still there or not.
+    let (mut listed, mut next, mut pages) = (Vec::new(), Some(0), 0);
+    while let Some(after) = next {
+        let page = f.fs.list_subvolumes_after(after, 3000).unwrap();
+        assert!(page.subvolumes.len() <= 3000 && page.next.is_none_or(|next| next > after));
+        listed.extend(page.subvolumes);
+        (next, pages) = (page.next, pages + 1);
+        if pages == 1 {
+            // The last that was listed, the next, and one that moves to where none of its neighbours is.
+            f.fs.delete_subvolume(shelf, &name(2998)).unwrap();
+            f.fs.delete_subvolume(shelf, &name(2999)).unwrap();
+            f.fs.rename(shelf, &name(3000), ROOT, b"moved", RenameMode::Replace).unwrap();
+            f.fs.rename(ROOT, b"days", shelf, b"days", RenameMode::Replace).unwrap();
+        }
+    }
+    let kept = all.iter().filter(|info| info.path != b"/shelf/snapshot-2999");
+    let now = |path: &[u8]| match path {
+        b"/shelf/snapshot-3000" => b"/moved".to_vec(),
+        path if path.starts_with(b"/days/") => [b"/shelf", path].concat(),
+        path => path.to_vec(),
+    };
+    let expected: Vec<_> = kept.map(|info| SubvolumeInfo { path: now(&info.path), ..info.clone() }).collect();
+    assert_eq!((pages, listed), (7, expected));
+}
