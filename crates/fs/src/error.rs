@@ -2,6 +2,8 @@
 
 use varve_engine::{EngineError, InodeId};
 
+use crate::ops::xattr::XATTRS_PER_INODE_BYTES_MAX;
+
 /// Why an operation failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum FsError {
@@ -41,6 +43,15 @@ pub enum FsError {
     /// The attribute's value is larger than can be stored.
     #[error("argument list too long")]
     TooBig,
+    /// The inode has no room for this attribute beside the others it has, whatever room there is in the pool.
+    #[error("the extended attributes of one inode would take more than {} KiB", XATTRS_PER_INODE_BYTES_MAX >> 10)]
+    AttributesFull,
+    /// There are as many names (or attributes of one inode) with one hash as there can be.
+    #[error("too many names with one hash")]
+    HashFull,
+    /// All numbers have been given out: of subvolumes 2^20, of inodes 2^43.
+    #[error("all numbers have been given out")]
+    NumbersUsedUp,
     /// Beyond the largest file size.
     #[error("file too large")]
     FileTooBig,
@@ -102,6 +113,8 @@ impl FsError {
             FsError::NoAttribute => 61,
             FsError::NotSupported => 95,
             FsError::Stale => 116,
+            // As other filesystems say it; no space can be made for any of these.
+            FsError::AttributesFull | FsError::HashFull | FsError::NumbersUsedUp => 28,
             FsError::Engine(EngineError::NoSpace) => 28,
             FsError::Engine(EngineError::ReadOnly) | FsError::ReadOnlySubvolume => 30,
             FsError::Engine(_) => 5,

@@ -88,6 +88,9 @@ pub enum Reason {
     /// The value of an extended attribute is larger than can be stored.
     #[error("the attribute's value is too large")]
     AttributeTooLarge,
+    /// The attributes of one file or directory, their names and 64 bytes for each take 256 KiB at most.
+    #[error("the attributes of one file take 256 KiB at most; remove some of them first")]
+    AttributesFull,
     /// Beyond the largest file size (2^62 bytes).
     #[error("the file would be too large")]
     FileTooLarge,
@@ -198,7 +201,8 @@ impl Reason {
             Reason::TooManyLinks => io::ErrorKind::TooManyLinks,
             Reason::NotSupported => io::ErrorKind::Unsupported,
             Reason::CrossesSubvolumes => io::ErrorKind::CrossesDevices,
-            Reason::NoSpace => io::ErrorKind::StorageFull,
+            // As other filesystems say it.
+            Reason::NoSpace | Reason::AttributesFull => io::ErrorKind::StorageFull,
             Reason::ReadOnly | Reason::ReadOnlySubvolume => io::ErrorKind::ReadOnlyFilesystem,
             Reason::SubvolumeDeleted => io::ErrorKind::StaleNetworkFileHandle,
             Reason::InUse(_) => io::ErrorKind::ResourceBusy,
@@ -341,6 +345,8 @@ fn reason_of(error: varve_fs::FsError) -> Reason {
         varve_fs::FsError::FileTooBig => Reason::FileTooLarge,
         varve_fs::FsError::TooFragmented => Reason::TooFragmented,
         varve_fs::FsError::TooManyLinks => Reason::TooManyLinks,
+        varve_fs::FsError::AttributesFull => Reason::AttributesFull,
+        varve_fs::FsError::HashFull | varve_fs::FsError::NumbersUsedUp => Reason::Refused(error.to_string()),
         varve_fs::FsError::NotSupported => Reason::NotSupported,
         varve_fs::FsError::CrossDevice => Reason::CrossesSubvolumes,
         varve_fs::FsError::IsSubvolume => Reason::IsSubvolume,

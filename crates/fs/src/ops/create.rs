@@ -148,7 +148,7 @@ impl Core {
         record.parent = local(parent);
         if !bucket.insert(name, ino, kind) {
             // 256 names of one 55-bit hash: nobody without the seed gets here.
-            return Err(FsError::Engine(varve_engine::EngineError::NoSpace));
+            return Err(FsError::HashFull);
         }
         let mut tx = Transaction::new();
         tx.claim_id(number.0);

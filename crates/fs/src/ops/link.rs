@@ -54,7 +54,7 @@ impl Core {
             return Err(FsError::Exists);
         }
         if !bucket.insert(name, ino, kind) {
-            return Err(FsError::Engine(varve_engine::EngineError::NoSpace));
+            return Err(FsError::HashFull);
         }
         let now = self.now();
         record.links = links;

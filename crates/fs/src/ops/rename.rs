@@ -3,7 +3,7 @@
 //! Over an existing file the source's dirty data is on the device and its extents are in the log before the rename is:
 //! if power fails at any instant, the name leads to the old file or to the whole new one.
 
-use varve_engine::{EngineError, InodeId, Transaction};
+use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::{InodeKind, InodeRecord};
 
 use super::require_directory;
@@ -225,7 +225,7 @@ impl Core {
                 }
                 (None, other) => {
                     if !other.unwrap_or(&mut bucket).insert(to.name, source.ino, source.kind) {
-                        return Err(FsError::Engine(EngineError::NoSpace));
+                        return Err(FsError::HashFull);
                     }
                 }
             }

@@ -115,7 +115,7 @@ impl Core {
         }
         match vacancy {
             Vacancy::At(position) => Ok(position),
-            Vacancy::Taken | Vacancy::Full => Err(FsError::Engine(varve_engine::EngineError::NoSpace)),
+            Vacancy::Taken | Vacancy::Full => Err(FsError::HashFull),
         }
     }
 

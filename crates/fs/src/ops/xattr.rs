@@ -1,6 +1,6 @@
 //! Extended attributes, and what follows from some of them: access control lists and capabilities.
 
-use varve_engine::{EngineError, InodeId, Transaction};
+use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::{InodeKind, InodeRecord};
 use varve_format::record::xattr::{XATTR_NAME_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
 
@@ -12,7 +12,7 @@ use crate::subvolume::Change;
 use crate::{FsError, Result};
 
 /// Names and values of one inode together, in bytes, [`XATTR_OVERHEAD_BYTES`] for each: so much is deleted with it.
-const XATTRS_PER_INODE_BYTES_MAX: u32 = 256 << 10;
+pub(crate) const XATTRS_PER_INODE_BYTES_MAX: u32 = 256 << 10;
 /// What an attribute costs beside its name and value.
 const XATTR_OVERHEAD_BYTES: usize = 64;
 
@@ -94,7 +94,7 @@ impl Core {
         }
         let position = match old {
             Some(xattr) => xattr.position,
-            None => change.xattr_position(&bucket, name).ok_or(EngineError::NoSpace)?,
+            None => change.xattr_position(&bucket, name).ok_or(FsError::HashFull)?,
         };
         let old_len = old.map(|xattr| xattr.head.value_len);
         let mut record = inner.record.clone();
@@ -102,7 +102,7 @@ impl Core {
         let before = old_len.map_or(0, |len| cost(name, len as usize));
         record.xattr_bytes = record.xattr_bytes.saturating_sub(before) + cost(name, value.len());
         if record.xattr_bytes > XATTRS_PER_INODE_BYTES_MAX {
-            return Err(EngineError::NoSpace.into());
+            return Err(FsError::AttributesFull);
         }
         record.mode = bits.unwrap_or(record.mode);
         touch(&mut record, self.now());

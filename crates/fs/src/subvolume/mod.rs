@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::lock_api::{ArcMutexGuard, ArcRwLockReadGuard};
 use parking_lot::{Mutex, RawMutex, RawRwLock, RwLock};
 use varve_engine::version::{self, Holder, Path};
-use varve_engine::{EngineError, FamilyId, InodeId, Lsn, Transaction, VersionId, View};
+use varve_engine::{FamilyId, InodeId, Lsn, Transaction, VersionId, View};
 use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::{LOCAL_INODE_BITS, SubvolumeRecord};
 
@@ -478,6 +478,6 @@ impl Core {
     pub(crate) fn new_inode_number(&self) -> Result<InodeId> {
         let number = self.store.new_id();
         // At a million a second that takes 278 years.
-        if number > LOCAL_MASK { Err(EngineError::NoSpace.into()) } else { Ok(InodeId(number)) }
+        if number > LOCAL_MASK { Err(FsError::NumbersUsedUp) } else { Ok(InodeId(number)) }
     }
 }

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use varve_engine::{EngineError, FamilyId};
+use varve_engine::FamilyId;
 use varve_format::record::subvolume::SUBVOLUME_SLOTS;
 
 use super::nested::Nested;
@@ -125,7 +125,7 @@ impl Subvolumes {
     /// and of one that is refused nothing is left but what the sets of frozen files may know of it.
     pub(crate) fn next_slot(&self) -> Result<Slot> {
         let next = *self.next.lock();
-        if next < SUBVOLUME_SLOTS { Ok(Slot(next)) } else { Err(EngineError::NoSpace.into()) }
+        if next < SUBVOLUME_SLOTS { Ok(Slot(next)) } else { Err(FsError::NumbersUsedUp) }
     }
 
     /// Keeps a slot from being given out: there is a subvolume in it, or something is left of one.

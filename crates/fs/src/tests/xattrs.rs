@@ -79,6 +79,30 @@ fn refusals() {
     f.check();
 }
 
+// Goal: an inode whose attributes are full is refused as that, and nobody else pays: nothing is written back, reaped or made
+// durable for it. Method: what waits of another file, the end of the log, and the device's counters, around each refusal.
+#[test]
+fn full_of_attributes() {
+    let f = Fixture::new(64 * MIB);
+    let (ino, other) = (f.create(b"f"), f.create(b"other"));
+    for name in [b"user.a", b"user.b", b"user.c"] {
+        f.fs.setxattr(ino, name, &[1; 64 << 10], XattrMode::Set).unwrap();
+    }
+    f.write(other, 0, &pattern(1, 100_000));
+    let state = || (f.fs.core().dirty.bytes(), f.fs.position(), f.logged.lock().len(), f.device.stats());
+    let before = state();
+    assert!(before.0 > 0);
+    for _ in 0..3 {
+        let refused = f.fs.setxattr(ino, b"user.d", &[1; 64 << 10], XattrMode::Set).unwrap_err();
+        assert!(matches!(refused, FsError::AttributesFull), "{refused}");
+        assert_eq!(refused.errno(), 28);
+    }
+    assert_eq!(format!("{before:?}"), format!("{:?}", state()));
+    f.fs.removexattr(ino, b"user.a").unwrap();
+    f.fs.setxattr(ino, b"user.d", &[1; 64 << 10], XattrMode::Set).unwrap();
+    f.check();
+}
+
 // Goal: a new owner takes the capabilities of a file away, and leaves a directory as it is. Method: by hand.
 #[test]
 fn a_new_owner_and_capabilities() {
