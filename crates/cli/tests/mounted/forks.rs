@@ -104,6 +104,10 @@ fn the_story_of_a_subvolume() {
     succeed(&mut program("mv", &mount.point, &["work/moved", "branch/moved"]));
     assert_eq!(fs::read(mount.path("branch/moved")).unwrap(), b"moved");
     assert_eq!(fs::metadata(mount.path("work/stays")).unwrap().nlink(), 1);
+    // Out of a read-only snapshot it copies, too, and then cannot remove what it has copied.
+    refused(&mut program("mv", &mount.point, &["frozen/note", "branch/thawed"]), &["Read-only file system"]);
+    assert_eq!(fs::read(mount.path("branch/thawed")).unwrap(), b"before");
+    fs::remove_file(mount.path("branch/thawed")).unwrap();
     // The subvolume itself moves.
     succeed(&mut program("mv", &mount.point, &["thawed", "renamed"]));
 

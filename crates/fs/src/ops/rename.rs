@@ -33,7 +33,13 @@ impl Core {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        self.admit_both(parent, new_parent)?;
+        match self.admit_both(parent, new_parent) {
+            // Out of a read-only subvolume into one that can be changed: who hears of a border makes a copy.
+            Err(FsError::ReadOnlySubvolume) if self.require_changeable(new_parent).is_ok() => {
+                return Err(FsError::CrossDevice);
+            }
+            result => result?,
+        }
         for name in [name, new_name] {
             if name == b"." || name == b".." {
                 return Err(FsError::Invalid);

@@ -98,6 +98,13 @@ impl Model {
         }
         let frozen =
             |ino: InodeId| self.subvolumes.get(&slot(ino)).is_some_and(|subvolume| subvolume.read_only);
+        // Out of what cannot be changed into what can: who hears of a border makes a copy.
+        if let Call::Rename { parent, new_parent, .. } = call
+            && frozen(*parent)
+            && !frozen(*new_parent)
+        {
+            return Err(EXDEV);
+        }
         // Also of inodes that are not there, and also what would change nothing, or be refused for another reason.
         if inodes.iter().any(|(ino, changed)| *changed && frozen(*ino)) { Err(EROFS) } else { Ok(()) }
     }
