@@ -128,7 +128,7 @@ impl Filesystem {
     pub fn unlink(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.core.thawing(|| self.core.unlink(parent, name))
     }
-    /// Removes an empty directory.
+    /// Removes an empty directory, or deletes an empty subvolume that can be changed ([`Filesystem::delete_subvolume`]).
     pub fn rmdir(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.core.thawing(|| self.core.rmdir(parent, name))
     }

@@ -73,8 +73,8 @@ pub enum FsError {
     /// The subvolume has been deleted; what is still open in it leads nowhere.
     #[error("the subvolume has been deleted")]
     Stale,
-    /// A subvolume is not removed as a directory is.
-    #[error("this is a subvolume: `varve subvolume delete` deletes it")]
+    /// A read-only snapshot is not removed as a directory is.
+    #[error("this is a read-only snapshot: `varve subvolume delete` deletes it")]
     IsSubvolume,
     /// A subvolume was needed.
     #[error("not a subvolume")]

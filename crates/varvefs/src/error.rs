@@ -108,8 +108,8 @@ pub enum Reason {
     /// From one subvolume to another.
     #[error("the two paths lie in different subvolumes")]
     CrossesSubvolumes,
-    /// A subvolume is not removed as a directory is.
-    #[error("it is a subvolume, which is removed as one (`varve subvolume delete`)")]
+    /// A read-only snapshot is not removed as a directory is.
+    #[error("it is a read-only snapshot, which is deleted as one (`varve subvolume delete`)")]
     IsSubvolume,
     /// A subvolume was needed, and this is something else.
     #[error("not a subvolume")]

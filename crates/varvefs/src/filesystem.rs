@@ -157,7 +157,8 @@ impl Filesystem {
         })
     }
 
-    /// Removes an empty directory.
+    /// Removes an empty directory, or an empty subvolume as [`Filesystem::delete_subvolume`] does; a read-only one is refused
+    /// with [`crate::Reason::IsSubvolume`].
     pub fn remove_dir(&self, path: impl AsPath) -> Result<()> {
         let path = path.as_path_bytes();
         self.run("remove the directory", path, |fs| {

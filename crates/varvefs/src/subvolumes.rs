@@ -76,7 +76,8 @@ fn of_new(error: varve_fs::FsError) -> Fault {
 
 impl Filesystem {
     /// Makes an empty subvolume: a directory of which snapshots can be taken. Files cannot be renamed or linked across its
-    /// border; the subvolume itself can be renamed, and is removed with [`Filesystem::delete_subvolume`].
+    /// border; the subvolume itself can be renamed, and is removed with [`Filesystem::delete_subvolume`], or empty with
+    /// [`Filesystem::remove_dir`].
     pub fn create_subvolume(&self, path: impl AsPath) -> Result<()> {
         let path = path.as_path_bytes();
         self.run("create the subvolume", path, |fs| {

@@ -15,6 +15,7 @@ use crate::harness::{
 };
 use crate::tree;
 
+const EPERM: i32 = 1;
 const EROFS: i32 = 30;
 const ESTALE: i32 = 116;
 const MIB: u64 = 1 << 20;
@@ -296,9 +297,18 @@ fn wrong_calls_say_what_to_do() {
     refused(varve(&["clone"]).arg(at("dir")).arg(at("c")), &["not a regular file", "varve snapshot"]);
     refused(varve(&["clone"]).arg(outside.join("file")).arg(at("c")), &["not inside a mounted pool"]);
     refused(varve(&["subvolume", "list"]).arg(&outside), &["not inside a mounted pool"]);
-    // rmdir of a subvolume is refused by the kernel's errno; rm -r would empty it first.
-    assert!(fs::remove_dir(at("a/inner")).is_err());
+    // rmdir takes an empty subvolume away, and rm -r one that it can empty.
+    make(&mount, "gone");
+    fs::create_dir(at("gone/dir")).unwrap();
+    fs::write(at("gone/dir/file"), "x").unwrap();
+    assert_eq!(fs::remove_dir(at("gone")).unwrap_err().kind(), std::io::ErrorKind::DirectoryNotEmpty);
+    succeed(&mut program("rm", &mount.point, &["-r", "gone"]));
+    assert!(!at("gone").exists());
+    make(&mount, "gone");
+    succeed(&mut program("rmdir", &mount.point, &["gone"]));
+    assert_eq!(fs::remove_dir(at("a")).unwrap_err().kind(), std::io::ErrorKind::DirectoryNotEmpty);
     snapshot(&mount, &["--read-only"], "a", "frozen");
+    assert_eq!(fs::remove_dir(at("frozen")).unwrap_err().raw_os_error(), Some(EPERM));
     refused(varve(&["subvolume", "create"]).arg(at("frozen/v")), &["read-only snapshot"]);
     // One that fails does not keep the others from being made.
     let out = output(varve(&["subvolume", "create"]).arg(at("a")).arg(at("b")));

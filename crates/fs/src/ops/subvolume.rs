@@ -26,7 +26,7 @@ use crate::inode::{Inner, root_record};
 use crate::reaper::Task;
 use crate::subvolume::nested::Vacancy;
 use crate::subvolume::{Change, Shown, Slot, Subvolume, local};
-use crate::table::subvolumes;
+use crate::table::{Namespace, subvolumes};
 use crate::writeback::frozen::Freeze;
 use crate::{FsError, Result};
 
@@ -35,6 +35,20 @@ const DEPTH_MAX: usize = 1 << 20;
 
 /// Where a subvolume will be: directory, position there, name; and when it came there.
 type NewPlace<'a> = (InodeId, NamePosition, &'a [u8], Time);
+
+/// What a deletion is meant for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    /// Whatever is in it.
+    Any,
+    /// The one in this slot, if nothing is in it.
+    Empty(Slot),
+}
+
+/// Whether the root directory of a subvolume has no entries, subvolumes aside.
+fn is_empty(namespace: &Namespace, root: InodeId) -> Result<bool> {
+    Ok(namespace.inode(root)?.is_some_and(|(record, _)| record.size == 0))
+}
 
 impl Core {
     /// Where the subvolume with this name in `dir` is, and which it is ([`crate::subvolume::nested::Nested::find`]).
@@ -365,6 +379,27 @@ impl Core {
 
     pub(crate) fn delete_subvolume(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.admit(parent)?;
+        self.delete_found(parent, name, Which::Any)
+    }
+
+    /// As rmdir does: one with nothing in it that can be changed.
+    pub(super) fn delete_empty_subvolume(&self, parent: InodeId, name: &[u8]) -> Result<()> {
+        let (_, subvolume) = self.find_to_delete(parent, name)?;
+        if subvolume.read_only {
+            return Err(FsError::IsSubvolume);
+        }
+        // As a rule that settles it, and nothing is logged for a refusal.
+        let root = subvolume.slot.full(ROOT_INODE);
+        let names = self.names(root)?;
+        if self.subvolumes.nested.within(subvolume.slot) || !is_empty(&names, root)? {
+            return Err(FsError::NotEmpty);
+        }
+        // With it goes the gate.
+        drop(names);
+        self.delete_found(parent, name, Which::Empty(subvolume.slot))
+    }
+
+    fn delete_found(&self, parent: InodeId, name: &[u8], which: Which) -> Result<()> {
         // What another one waits for is logged before the versions between them change.
         let (topology, position, subvolume) = loop {
             let (_, subvolume) = self.find_to_delete(parent, name)?;
@@ -376,10 +411,14 @@ impl Core {
             }
         };
         let slot = subvolume.slot;
+        if which != Which::Any && which != Which::Empty(slot) {
+            // Another one has taken the name.
+            return Err(FsError::NotSubvolume);
+        }
         if self.subvolumes.nested.within(slot) {
             return Err(FsError::NotEmpty);
         }
-        let family = self.let_go(&subvolume)?;
+        let family = self.let_go(&subvolume, which)?;
         self.subvolumes.nested.remove(parent, position);
         self.subvolumes.remove(slot);
         // From here on its numbers lead nowhere, but for what is in memory.
@@ -400,9 +439,13 @@ impl Core {
     }
 
     /// A subvolume lets go of its version and is being deleted from now on. Gives the family of its namespace.
-    fn let_go(&self, subvolume: &Subvolume) -> Result<FamilyId> {
+    fn let_go(&self, subvolume: &Subvolume, which: Which) -> Result<FamilyId> {
         let mut shown = subvolume.gate.write();
-        let (_, holder, _) = self.held(subvolume, &mut shown)?;
+        let (at, holder, _) = self.held(subvolume, &mut shown)?;
+        // Nobody is about to put something into it: he would hold the gate.
+        if which != Which::Any && !is_empty(shown.namespace(at), subvolume.slot.full(ROOT_INODE))? {
+            return Err(FsError::NotEmpty);
+        }
         let mut tx = Transaction::new();
         version::release(&self.store.view(), &mut tx, holder)?;
         tx.privileged();
@@ -419,7 +462,7 @@ impl Core {
         for slot in pending {
             let subvolume = &self.subvolumes.get(*slot)?;
             tracing::info!("snapshot {} was not complete: it is removed", subvolume.id);
-            match self.let_go(subvolume) {
+            match self.let_go(subvolume, Which::Any) {
                 Ok(_) => self.subvolumes.remove(subvolume.slot),
                 Err(FsError::Engine(error)) if error.is_damage() => {
                     tracing::error!("it cannot be removed: {error}; `varve check` says what is damaged");

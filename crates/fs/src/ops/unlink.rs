@@ -40,7 +40,18 @@ impl Core {
             b".." => return Err(FsError::NotEmpty),
             _ => {}
         }
-        self.remove(parent, name, true)
+        for _ in 0..super::RETRIES_MAX {
+            match self.remove(parent, name, true) {
+                Err(FsError::IsSubvolume) => {}
+                result => return result,
+            }
+            match self.delete_empty_subvolume(parent, name) {
+                // It was one a moment ago.
+                Err(FsError::NotSubvolume) => {}
+                result => return result,
+            }
+        }
+        Err(FsError::NotFound)
     }
 
     fn remove(&self, parent: InodeId, name: &[u8], directory: bool) -> Result<()> {

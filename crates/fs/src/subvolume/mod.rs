@@ -113,6 +113,10 @@ impl Shown {
     fn head(&self, at: usize) -> &Head {
         &self.heads[at]
     }
+    /// What the subvolume with the head at a place shows.
+    pub(crate) fn namespace(&self, at: usize) -> &Namespace {
+        &self.heads[at].namespace
+    }
     fn add(&mut self, head: Head) -> usize {
         if self.heads.len() >= HEADS_MAX {
             (self.heads, self.places) = (Vec::new(), HashMap::default());

@@ -401,11 +401,14 @@ impl Model {
 
     fn rmdir(&mut self, parent: InodeId, name: &[u8], cx: &Context) -> Result<(), Errno> {
         let ino = *self.directory(parent)?.get(name).ok_or(ENOENT)?;
-        if is_subvolume(ino) {
+        if is_subvolume(ino) && self.is_frozen(ino) {
             return Err(EPERM);
         }
         if !self.directory(ino)?.is_empty() {
             return Err(ENOTEMPTY);
+        }
+        if is_subvolume(ino) {
+            return self.delete_subvolume(parent, name, cx);
         }
         self.entries_mut(parent).remove(name);
         self.touch(parent, cx.now);

@@ -96,8 +96,7 @@ impl Model {
             // Whoever has something open may let go of it.
             return if matches!(call, Call::Release { .. }) { Ok(()) } else { Err(ESTALE) };
         }
-        let frozen =
-            |ino: InodeId| self.subvolumes.get(&slot(ino)).is_some_and(|subvolume| subvolume.read_only);
+        let frozen = |ino: InodeId| self.is_frozen(ino);
         // Out of what cannot be changed into what can: who hears of a border makes a copy.
         if let Call::Rename { parent, new_parent, .. } = call
             && frozen(*parent)
@@ -107,6 +106,22 @@ impl Model {
         }
         // Also of inodes that are not there, and also what would change nothing, or be refused for another reason.
         if inodes.iter().any(|(ino, changed)| *changed && frozen(*ino)) { Err(EROFS) } else { Ok(()) }
+    }
+
+    /// Whether this is in a subvolume in which nothing can be changed.
+    pub(super) fn is_frozen(&self, ino: InodeId) -> bool {
+        self.subvolumes.get(&slot(ino)).is_some_and(|subvolume| subvolume.read_only)
+    }
+
+    /// What a call comes to: removing an empty subvolume as a directory deletes it.
+    pub fn meaning(&self, call: &Call) -> Call {
+        let Call::Rmdir { parent, name } = call else { return call.clone() };
+        let empty = |ino: InodeId| self.get(ino).and_then(Inode::entries).is_some_and(BTreeMap::is_empty);
+        let deletes = |ino: InodeId| is_subvolume(ino) && !self.is_frozen(ino) && empty(ino);
+        match self.lookup(*parent, name).is_some_and(deletes) {
+            true => Call::DeleteSubvolume { parent: *parent, name: name.clone() },
+            false => call.clone(),
+        }
     }
 
     fn add_subvolume(&mut self, slot: u64, read_only: bool, family: Option<u64>) {

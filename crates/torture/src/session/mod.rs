@@ -230,6 +230,7 @@ impl Session {
         let (created, written) = result.as_ref().map_or((InodeId(0), 0), |done| *done);
         self.timeline.called(before, call, created);
         let old = self.live.clone();
+        let call = &old.meaning(call);
         let size = call.subject().and_then(|ino| old.get(ino)).map_or(0, Inode::size);
         let context = Context { now, caller: self.setup.caller, created, written, size, logged: false };
         if created.0 != 0 && old.get(created).is_some() {

@@ -173,7 +173,10 @@ fn removal(session: &Session, rng: &mut Rng) -> Option<Call> {
             let (child, name) = (*child, name.clone());
             match model.get(child)?.entries() {
                 Some(_) if is_subvolume(child) => {
-                    if !holds_others(child) {
+                    let empty = model.get(child)?.entries()?.is_empty();
+                    if empty && !frozen.contains(&slot(child)) && rng.below(2) == 0 {
+                        calls.push(Call::Rmdir { parent, name });
+                    } else if !holds_others(child) {
                         calls.push(Call::DeleteSubvolume { parent, name });
                     }
                 }
