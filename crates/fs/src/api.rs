@@ -162,8 +162,12 @@ pub struct FilePiece {
     pub kind: PieceKind,
     /// Address in the pool of data in blocks.
     pub address: Option<u64>,
-    /// Whether another file, clone or snapshot has the very same blocks, or record, or space set aside.
+    /// Whether another file, clone or snapshot has the very same blocks, or record, or space set aside, or this file has the
+    /// blocks in another place, too.
     pub shared: bool,
+    /// Of data in blocks that nobody else sees through the same extent: how many extents, of this file or others, name these
+    /// blocks. Else 0. [`crate::ExtentSums`] counts by it.
+    pub names: u64,
 }
 
 /// A page of [`crate::Filesystem::map`].

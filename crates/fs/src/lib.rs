@@ -26,6 +26,7 @@ mod reaper;
 mod reserved;
 mod streams;
 mod subvolume;
+mod sums;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -35,6 +36,7 @@ pub use api::*;
 pub use changes::{Change, DiffPage};
 pub use door::Filesystem;
 pub use error::FsError;
+pub use sums::{DataSums, ExtentSums};
 /// What is in [`FsError::Engine`].
 pub use varve_engine::EngineError;
 

@@ -32,7 +32,8 @@ pub struct Extent {
     pub kind: ExtentKind,
     /// Where it is in the pool, in bytes, if it is data in blocks.
     pub address: Option<u64>,
-    /// Whether another file, or the same in another subvolume, has the very same bytes of the pool.
+    /// Whether another file, or the same in another subvolume, has the very same bytes of the pool, or this file has them in
+    /// another place, too (that is where [`Extent::address`] comes again).
     pub shared: bool,
 }
 

@@ -87,9 +87,10 @@ pub struct CloneArgs {
 /// Show where a file is in its pool, and what of it others share.
 ///
 /// One line for each run of data, of space set aside, and for each hole; small files lie inline, in their inode. Data is shared
-/// if another file, or the same one in another subvolume, has the very same blocks; what was deleted counts until its space
-/// has come back. The last line has the sums: what is this file's alone is what deleting it would free. What was written and
-/// is not yet on the device is written first, but not synced.
+/// if another file, or the same one in another subvolume, has the very same blocks, or this file has them in two places; what
+/// was deleted counts until its space has come back. The last line has the sums, in which every block counts once, and as
+/// shared only if others have it, too: what is this file's alone is what deleting it would free. What was written and is not
+/// yet on the device is written first, but not synced.
 ///
 /// You must be allowed to read FILE. For root and the user who mounted the pool; of a pool that is not mounted, for who may
 /// read its device.
@@ -102,8 +103,8 @@ pub struct ExtentsArgs {
     #[arg(long)]
     pub shared: bool,
     /// Print as JSON: extents (offset_bytes, len_bytes, kind: data, reserved, hole or inline, address_bytes, shared of each)
-    /// and totals (size_bytes, data_count, data_bytes, shared_bytes, exclusive_bytes, inline_bytes, reserved_bytes,
-    /// hole_count, hole_bytes)
+    /// and totals (size_bytes, data_count, data_bytes, shared_bytes, exclusive_bytes, repeated_bytes: what lies in blocks that
+    /// the file has in another place already, inline_bytes, reserved_bytes, hole_count, hole_bytes)
     #[arg(long)]
     pub json: bool,
 }

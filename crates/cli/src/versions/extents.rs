@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use varve_fs::{Filesystem, InodeId, PieceKind};
+use varve_fs::{DataSums, ExtentSums, FilePiece, Filesystem, InodeId, PieceKind};
 
 use super::{Found, Request, answer, args::ExtentsArgs, find};
 use crate::names::Shown;
@@ -20,8 +20,9 @@ const PAGE_PIECES: usize = 8192;
 /// Most that a page from elsewhere may ask for.
 pub const PAGE_PIECES_MAX: usize = 1 << 16;
 
-/// A piece on its way between the process that serves a mount and the command: offset, length, kind, address, shared.
-type Sent = (u64, u64, char, Option<u64>, bool);
+/// A piece on its way between the process that serves a mount and the command: offset, length, kind, address, shared, and how
+/// many extents name it.
+type Sent = (u64, u64, char, Option<u64>, bool, u64);
 
 /// A page on its way.
 #[derive(Serialize, Deserialize)]
@@ -45,7 +46,8 @@ pub fn page(
         PieceKind::Hole => 'h',
         PieceKind::Inline => 'i',
     };
-    let pieces = map.pieces.iter().map(|p| (p.offset, p.len, kind(p.kind), p.address, p.shared)).collect();
+    let sent = |p: &FilePiece| (p.offset, p.len, kind(p.kind), p.address, p.shared, p.names);
+    let pieces = map.pieces.iter().map(sent).collect();
     Ok(Page { pieces, next: map.next, size: map.size })
 }
 
@@ -55,7 +57,8 @@ pub fn run(args: &ExtentsArgs) -> Result<Outcome> {
     let cannot = || format!("cannot show the extents of {}", path.shown());
     let (inode, source) = open(args).with_context(cannot)?;
     let mut output = BufWriter::new(io::stdout().lock());
-    let mut printer = Printer { args, inode, pieces: 0, last: None, totals: Totals::default() };
+    let data = ExtentSums::default();
+    let mut printer = Printer { args, inode, pieces: 0, last: None, totals: Totals::default(), data };
     match printer.run(&mut output, &source).and_then(|()| Ok(output.flush()?)) {
         // Somebody has seen enough (`| head`).
         Err(error)
@@ -110,8 +113,6 @@ impl Source {
 #[derive(Default)]
 struct Totals {
     extents: u64,
-    data: u64,
-    shared: u64,
     inline: u64,
     reserved: u64,
     holes: u64,
@@ -126,6 +127,7 @@ struct Printer<'a> {
     /// The last one seen: it may go on in the next page.
     last: Option<Sent>,
     totals: Totals,
+    data: ExtentSums,
 }
 
 impl Printer<'_> {
@@ -149,6 +151,10 @@ impl Printer<'_> {
     }
 
     fn add(&mut self, output: &mut dyn Write, next: Sent) -> Result<()> {
+        if next.2 == 'd' {
+            let (offset, len, _, address, shared, names) = next;
+            self.data.add(&FilePiece { offset, len, kind: PieceKind::Data, address, shared, names });
+        }
         if let Some(last) = &mut self.last {
             let follows = last.3.map(|address| address + last.1) == next.3;
             if follows && (last.2, last.4) == (next.2, next.4) {
@@ -172,7 +178,8 @@ impl Printer<'_> {
         Ok(())
     }
 
-    fn print(&mut self, output: &mut dyn Write, (offset, len, kind, address, shared): Sent) -> Result<()> {
+    fn print(&mut self, output: &mut dyn Write, piece: Sent) -> Result<()> {
+        let (offset, len, kind, address, shared, _) = piece;
         let totals = &mut self.totals;
         let kind = match kind {
             'h' => {
@@ -190,8 +197,6 @@ impl Printer<'_> {
             }
             _ => {
                 totals.extents += 1;
-                totals.data += len;
-                totals.shared += if shared { len } else { 0 };
                 "data"
             }
         };
@@ -217,9 +222,9 @@ impl Printer<'_> {
         Ok(())
     }
 
-    fn end(&self, output: &mut dyn Write, size: u64) -> Result<()> {
-        let Totals { extents, data, shared, inline, reserved, holes, hole_bytes } = self.totals;
-        let exclusive = data - shared;
+    fn end(&mut self, output: &mut dyn Write, size: u64) -> Result<()> {
+        let Totals { extents, inline, reserved, holes, hole_bytes } = self.totals;
+        let DataSums { data, shared, exclusive, repeated } = std::mem::take(&mut self.data).finish();
         if self.args.json {
             let totals = json!({
                 "size_bytes": size,
@@ -227,6 +232,7 @@ impl Printer<'_> {
                 "data_bytes": data,
                 "shared_bytes": shared,
                 "exclusive_bytes": exclusive,
+                "repeated_bytes": repeated,
                 "inline_bytes": inline,
                 "reserved_bytes": reserved,
                 "hole_count": holes,
@@ -234,9 +240,13 @@ impl Printer<'_> {
             });
             writeln!(output, "\n],\"totals\":{totals}}}")?;
         } else {
+            let again = match repeated {
+                0 => String::new(),
+                bytes => format!(" ({bytes} more bytes of it lie in the same blocks)"),
+            };
             writeln!(
                 output,
-                "{extents} extents with {data} bytes of data: {shared} shared, {exclusive} this file's alone; \
+                "{extents} extents with {data} bytes of data{again}: {shared} shared, {exclusive} this file's alone; \
                  {inline} bytes inline, {reserved} reserved, {holes} holes with {hole_bytes}"
             )?;
         }

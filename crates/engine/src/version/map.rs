@@ -41,6 +41,8 @@ pub struct MapPiece {
     /// Whether another holder sees the same blocks (or has the same space set aside), or this one sees them in another
     /// place, too. False of holes.
     pub shared: bool,
+    /// Of data that nobody else sees through the same extent: how many extents name these blocks, this one included. Else 0.
+    pub names: u64,
 }
 
 /// A part of a map.
@@ -136,30 +138,30 @@ fn sight(read: &dyn Read, holder: Holder, path: &Path, record_shared: bool) -> R
 struct Elsewhere {
     from: u64,
     to: u64,
-    shared: bool,
+    names: u64,
 }
 
 impl Elsewhere {
-    /// Whether more than one extent names `block`, and in front of which block that ends.
-    fn look(&mut self, read: &dyn Read, block: u64) -> Result<(bool, u64)> {
+    /// How many extents name `block`, which is one's, and in front of which block that ends.
+    fn look(&mut self, read: &dyn Read, block: u64) -> Result<(u64, u64)> {
         if !(self.from..self.to).contains(&block) {
             let wrong = |why| EngineError::corrupt("the counts of shared blocks", why);
             let before = read.last_at_or_before(TreeId::SHARES, &shares_key(block))?;
             let before =
                 before.map(|(key, value)| SharedRun::decode(&key, &value).map_err(wrong)).transpose()?;
             *self = match before.filter(|run| block < run.end()) {
-                Some(run) => Elsewhere { from: run.first, to: run.end(), shared: true },
+                Some(run) => Elsewhere { from: run.first, to: run.end(), names: run.more.saturating_add(1) },
                 None => {
                     let mut next = Ok(u64::MAX);
                     read.scan(TreeId::SHARES, &shares_key(block), &mut |key, value| {
                         next = SharedRun::decode(key, value).map(|run| run.first).map_err(wrong);
                         false
                     })?;
-                    Elsewhere { from: block, to: next?, shared: false }
+                    Elsewhere { from: block, to: next?, names: 1 }
                 }
             };
         }
-        Ok((self.shared, self.to))
+        Ok((self.names, self.to))
     }
 }
 
@@ -350,14 +352,16 @@ impl Walk {
                 let (mut shared, mut end) = self.shared(piece, low, high, base);
                 let addr = piece.addr.0 + (low - usize::from(piece.low)) as u64 * BLOCK;
                 let addr = if piece.kind == ExtentKind::Data { PoolAddr(addr) } else { PoolAddr::NULL };
+                let mut names = 0;
                 if !shared && piece.kind == ExtentKind::Data {
                     let upto;
-                    (shared, upto) = self.elsewhere.look(read, addr.block())?;
+                    (names, upto) = self.elsewhere.look(read, addr.block())?;
+                    shared = names > 1;
                     let blocks = usize::try_from(upto - addr.block()).unwrap_or(usize::MAX);
                     end = end.min(low.saturating_add(blocks));
                 }
                 self.hole_to(base + low as u64 * BLOCK);
-                self.add((end - low) as u64 * BLOCK, piece.kind, addr, shared);
+                self.add((end - low) as u64 * BLOCK, piece.kind, addr, (shared, names));
                 low = end;
             }
         }
@@ -443,21 +447,21 @@ impl Walk {
 
     fn hole_to(&mut self, end: u64) {
         if end > self.page.next {
-            self.add(end - self.page.next, ExtentKind::Hole, PoolAddr::NULL, false);
+            self.add(end - self.page.next, ExtentKind::Hole, PoolAddr::NULL, (false, 0));
         }
     }
 
-    fn add(&mut self, len: u64, kind: ExtentKind, addr: PoolAddr, shared: bool) {
+    fn add(&mut self, len: u64, kind: ExtentKind, addr: PoolAddr, (shared, names): (bool, u64)) {
         let offset = self.page.next;
         self.page.next += len;
         if let Some(last) = self.page.pieces.last_mut() {
             let follows = kind != ExtentKind::Data || last.addr.0 + last.len == addr.0;
-            if follows && (last.kind, last.shared) == (kind, shared) {
+            if follows && (last.kind, last.shared, last.names) == (kind, shared, names) {
                 last.len += len;
                 return;
             }
         }
-        self.page.pieces.push(MapPiece { offset, len, kind, addr, shared });
+        self.page.pieces.push(MapPiece { offset, len, kind, addr, shared, names });
     }
 }
 

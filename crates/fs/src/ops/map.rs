@@ -41,12 +41,13 @@ impl Core {
             let (len, mut pieces) = (contents.len() as u64, Vec::new());
             if len > 0 && from == 0 {
                 let kind = PieceKind::Inline;
-                pieces.push(FilePiece { offset: 0, len, kind, address: None, shared });
+                pieces.push(FilePiece { offset: 0, len, kind, address: None, shared, names: 0 });
             }
             let hole = from.max(len);
             if size > hole {
                 let (len, kind) = (size - hole, PieceKind::Hole);
-                pieces.push(FilePiece { offset: hole, len, kind, address: None, shared: false });
+                let (address, shared) = (None, false);
+                pieces.push(FilePiece { offset: hole, len, kind, address, shared, names: 0 });
             }
             return Ok(FileMap { pieces, next: None, size });
         }
@@ -63,6 +64,7 @@ impl Core {
             },
             address: (piece.kind == ExtentKind::Data).then_some(piece.addr.0),
             shared: piece.shared,
+            names: piece.names,
         });
         let mut pieces: Vec<FilePiece> = pieces.collect();
         // Behind everything there is a hole without end: what of it is the file's ends where the file does.

@@ -286,21 +286,33 @@ impl World {
 
     /// Compares the maps of all files with one another: what two of them have is shared, and nothing else.
     fn compare_maps(&mut self, seed: u64, step: u32) {
-        let (mut pieces, mut users) = (Vec::new(), BTreeMap::<u64, u32>::new());
+        let (mut files, mut users) = (Vec::new(), BTreeMap::<u64, u32>::new());
         for (root, _, tree) in self.trees.values() {
             let slot = root.0 & !LOCAL;
             for (ino, _) in tree.nodes.iter().filter(|(_, node)| !node.directory) {
-                pieces.extend(map::whole(&self.f, InodeId(slot | ino), 1 + self.rng.below(9) as usize));
+                files.push(map::whole(&self.f, InodeId(slot | ino), 1 + self.rng.below(9) as usize));
             }
         }
         let blocks = |piece: &FilePiece| {
             let blocks = piece.len.div_ceil(4096);
             piece.address.into_iter().flat_map(move |first| (0..blocks).map(move |n| first + n * 4096))
         };
-        for block in pieces.iter().flat_map(blocks) {
+        for block in files.iter().flatten().flat_map(blocks) {
             *users.entry(block).or_default() += 1;
         }
-        for piece in &pieces {
+        for pieces in &files {
+            let (mut sums, mut here) = (ExtentSums::default(), BTreeMap::<u64, u32>::new());
+            pieces.iter().for_each(|piece| sums.add(piece));
+            for block in pieces.iter().flat_map(blocks) {
+                *here.entry(block).or_default() += 1;
+            }
+            let own = here.iter().filter(|(block, places)| users[*block] == **places).count() as u64;
+            let (data, places) = (here.len() as u64, u64::from(here.values().sum::<u32>()));
+            let expected = [data, data - own, own, places - data].map(|blocks| blocks * 4096);
+            let DataSums { data, shared, exclusive, repeated } = sums.finish();
+            assert_eq!([data, shared, exclusive, repeated], expected, "seed {seed}, step {step}: {pieces:?}");
+        }
+        for piece in files.iter().flatten() {
             for block in blocks(piece) {
                 let others = users[&block] > 1;
                 assert_eq!(piece.shared, others, "seed {seed}, step {step}: block {block:#x} of {piece:?}");

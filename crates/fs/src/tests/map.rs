@@ -24,7 +24,7 @@ pub(super) fn whole(f: &Fixture, ino: InodeId, pieces_max: usize) -> Vec<FilePie
 
 fn joins(last: &FilePiece, next: &FilePiece) -> bool {
     let follows = last.address.map(|address| address + last.len) == next.address;
-    follows && (last.kind, last.shared) == (next.kind, next.shared)
+    follows && (last.kind, last.shared, last.names) == (next.kind, next.shared, next.names)
 }
 
 /// Kind, blocks and whether shared, of each piece.
@@ -119,6 +119,55 @@ fn snapshots() {
     f.fs.maintain().unwrap();
     assert!(whole(&f, large, 1).iter().all(|piece| !piece.shared));
     assert!(whole(&f, small, 1).iter().all(|piece| !piece.shared));
+}
+
+// Goal: what a file has in two places counts once, and is its own if nobody else has it; deleting the file then frees what was
+// said. Method: its first MiB copied over its second, then with others that come and go.
+#[test]
+fn shared_with_itself() {
+    let f = Fixture::new(64 * MIB);
+    f.fs.maintain().unwrap();
+    let a = f.create(b"a");
+    f.write(a, 0, &pattern(1, 2 * MIB as usize));
+    let sums = |ino| {
+        let mut sums = ExtentSums::default();
+        whole(&f, ino, 7).iter().for_each(|piece| sums.add(piece));
+        let DataSums { data, shared, exclusive, repeated } = sums.finish();
+        [data, shared, exclusive, repeated]
+    };
+    assert_eq!(sums(a), [2 * MIB, 0, 2 * MIB, 0]);
+    assert_eq!(f.fs.copy_range(Caller::ROOT, (a, 0), (a, MIB), MIB).unwrap(), MIB);
+    f.fs.maintain().unwrap();
+    assert!(whole(&f, a, 7).iter().all(|piece| piece.shared && piece.names == 2));
+    assert_eq!(sums(a), [MIB, 0, MIB, MIB]);
+    // Another file has a quarter of it, from one of the two places.
+    let b = f.create(b"b");
+    assert_eq!(f.fs.copy_range(Caller::ROOT, (a, MIB), (b, 0), MIB / 4).unwrap(), MIB / 4);
+    f.fs.maintain().unwrap();
+    assert_eq!(sums(a), [MIB, MIB / 4, MIB * 3 / 4, MIB]);
+    assert_eq!(sums(b), [MIB / 4, MIB / 4, 0, 0]);
+    // A clone sees all of it through the same extents.
+    let c = f.fs.clone_file(Caller::ROOT, a, ROOT, b"c").unwrap().ino;
+    f.fs.maintain().unwrap();
+    for ino in [a, c] {
+        assert_eq!(sums(ino), [MIB, MIB, 0, MIB]);
+    }
+    for name in [b"b", b"c"] {
+        f.fs.unlink(ROOT, name).unwrap();
+    }
+    f.fs.maintain().unwrap();
+    // One of the places goes for half of it.
+    f.write(a, MIB, &pattern(2, MIB as usize / 2));
+    f.fs.flush_all().unwrap();
+    f.fs.maintain().unwrap();
+    let said = sums(a);
+    assert_eq!(said, [MIB * 3 / 2, 0, MIB * 3 / 2, MIB / 2]);
+    let before = f.fs.space().used_bytes;
+    f.fs.unlink(ROOT, b"a").unwrap();
+    f.fs.maintain().unwrap();
+    let freed = before - f.fs.space().used_bytes;
+    assert!(freed.abs_diff(said[2]) < 128 << 10, "{freed} bytes freed, {} said", said[2]);
+    f.check();
 }
 
 // Goal: SEEK_DATA and SEEK_HOLE say the same of clones as the map does, to the byte. Method: a clone with pieces inherited,

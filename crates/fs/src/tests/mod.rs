@@ -10,7 +10,7 @@ use varve_format::record::subvolume::HASH_KIND_SIPHASH13;
 use varve_sim::SimClock;
 
 use crate::api::*;
-use crate::{Filesystem, FsError};
+use crate::{DataSums, ExtentSums, Filesystem, FsError};
 
 mod access;
 mod allocate;
