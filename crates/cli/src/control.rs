@@ -195,7 +195,16 @@ fn peer(stream: &UnixStream) -> Result<Caller> {
 }
 
 fn reply(mut stream: &UnixStream, value: &Value) -> io::Result<()> {
-    stream.write_all(format!("{value}\n").as_bytes())
+    let mut line = format!("{value}\n");
+    if line.len() as u64 > REPLY_BYTES_MAX {
+        let why = format!(
+            "the answer of the process that serves the mount would be {} bytes long, and {REPLY_BYTES_MAX} is the most; \
+             unmount the pool and give it as POOL:/PATH",
+            line.len()
+        );
+        line = format!("{}\n", json!({ "error": why }));
+    }
+    stream.write_all(line.as_bytes())
 }
 
 /// A connection to the process that serves a mount.
@@ -246,6 +255,9 @@ impl Client {
         let read = self.reader.by_ref().take(REPLY_BYTES_MAX).read_line(&mut line).unwrap_or(0);
         if read == 0 {
             return Ok(None);
+        }
+        if read as u64 == REPLY_BYTES_MAX && !line.ends_with('\n') {
+            bail!("the process that serves the mount gives an answer of more than {REPLY_BYTES_MAX} bytes");
         }
         let answer: Value =
             serde_json::from_str(&line).context("the process that serves the mount talks nonsense")?;
@@ -334,6 +346,9 @@ mod tests {
             Ok(json!(words))
         }
         fn versions(&self, caller: Caller, request: &str) -> Result<Value> {
+            if let Ok(bytes) = request.parse() {
+                return Ok(json!("x".repeat(bytes)));
+            }
             Ok(json!([caller.uid, caller.gid, request]))
         }
     }
@@ -382,6 +397,12 @@ mod tests {
         let answer = connect().request(&format!("versions {name}")).expect("an answer");
         assert_eq!(answer, json!([me[0], me[1], name]));
         assert!(connect().request("dance").is_err());
+        // As long as an answer may be, with what is around it, and one byte longer.
+        let longest = REPLY_BYTES_MAX as usize - r#"{"ok":""}"#.len() - 1;
+        let answer = connect().request(&format!("versions {longest}")).expect("an answer");
+        assert_eq!(answer.as_str().map(str::len), Some(longest));
+        let error = connect().request(&format!("versions {}", longest + 1)).expect_err("it is too long");
+        assert!(error.to_string().contains("would be 16777217 bytes long"), "{error}");
 
         let mut waiter = connect();
         assert_eq!(waiter.request("wait").expect("a pid"), json!({ "pid": std::process::id() }));

@@ -1,7 +1,7 @@
 //! `varve diff`: what differs between two subvolumes, in a mounted pool or in one that is not.
 //!
-//! The steps come in pages, each a request of its own. What belongs to one inode is put together and shown under its path;
-//! that takes memory for what was changed, not for what there is.
+//! The steps come in pages, each a request of its own, of as many steps as fit into an answer with their paths. What belongs to
+//! one inode is put together and shown under its path; that takes memory for what was changed, not for what there is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
-use varve_fs::{Change, FileKind, Filesystem, InodeId};
+use varve_fs::{Change, DiffPage, FileKind, Filesystem, InodeId};
 
 use super::{Request, answer, args::DiffArgs, find, same_pool};
 use crate::mountinfo::Mount;
@@ -18,52 +18,87 @@ use crate::names::{Shown, escape};
 use crate::transfer::PoolPath;
 use crate::{Outcome, pool, show};
 
-/// Steps in a page.
-const PAGE_STEPS: usize = 2048;
+/// Steps in a page, at most.
+pub const PAGE_STEPS: usize = 2048;
+/// Bytes of names and paths in a page of more than one step, at most. One byte becomes six at worst ([`Bytes`]), and what
+/// is said beside them takes less than they do: an answer on the control socket holds it.
+const PAGE_BYTES: usize = 2 << 20;
 
-/// A page on its way between the process that serves a mount and the command. Names and paths are bytes.
+/// A page on its way between the process that serves a mount and the command.
 #[derive(Serialize, Deserialize, Default)]
 pub struct Page {
     steps: Vec<Step>,
     next: Option<String>,
-    old_paths: Vec<(u64, Vec<u8>)>,
-    new_paths: Vec<(u64, Vec<u8>)>,
+    /// How many steps the next page is best asked for.
+    next_steps: usize,
+    old_paths: Vec<(u64, Bytes)>,
+    new_paths: Vec<(u64, Bytes)>,
+}
+
+/// A name or a path on its way: a text in which the character of the same number stands for each byte.
+#[derive(Serialize, Deserialize, Clone)]
+#[serde(into = "String", try_from = "String")]
+struct Bytes(Vec<u8>);
+
+impl From<Bytes> for String {
+    fn from(bytes: Bytes) -> String {
+        bytes.0.into_iter().map(char::from).collect()
+    }
+}
+
+impl TryFrom<String> for Bytes {
+    type Error = std::char::TryFromCharError;
+
+    fn try_from(text: String) -> Result<Bytes, Self::Error> {
+        text.chars().map(u8::try_from).collect::<Result<_, _>>().map(Bytes)
+    }
 }
 
 /// A step on its way: [`Change`] without what the command does not show.
 #[derive(Serialize, Deserialize)]
 enum Step {
     Created(u64, String),
-    Unlinked(u64, Vec<u8>, u64, String),
-    Linked(u64, Vec<u8>, u64, String),
+    Unlinked(u64, Bytes, u64, String),
+    Linked(u64, Bytes, u64, String),
     Resized(u64, u64),
     Data(u64, u64, u64, bool),
     Attributes(u64, String, Vec<String>),
-    XattrSet(u64, String, Vec<u8>),
-    XattrRemoved(u64, String, Vec<u8>),
+    XattrSet(u64, String, Bytes),
+    XattrRemoved(u64, String, Bytes),
     Deleted(u64, String),
 }
 
-/// The page of steps that begins at a cursor.
+/// The page of steps that begins at a cursor: `steps` of them, or fewer if their paths are long.
 pub fn page(
     filesystem: &Filesystem,
     old: u64,
     new: u64,
     cursor: &str,
+    steps: usize,
 ) -> Result<Option<Page>, varve_fs::FsError> {
     let digits = |at| cursor.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
     let Some(cursor) = (0..cursor.len()).step_by(2).map(digits).collect::<Option<Vec<u8>>>() else {
         return Ok(None);
     };
-    let page = filesystem.diff(InodeId(old), InodeId(new), &cursor, PAGE_STEPS)?;
+    let mut steps = steps.clamp(1, PAGE_STEPS);
+    let (page, next_steps) = loop {
+        let page = filesystem.diff(InodeId(old), InodeId(new), &cursor, steps)?;
+        let bytes = bytes_of(&page);
+        // Somewhat fewer than the paths so far let expect, so that it seldom has to be done twice.
+        let fitting = (steps * (PAGE_BYTES / 4 * 3) / bytes.max(1)).clamp(1, PAGE_STEPS);
+        if bytes <= PAGE_BYTES || steps == 1 {
+            break (page, fitting);
+        }
+        steps = fitting;
+    };
     let kind = |kind: FileKind| word(kind).to_owned();
     let step = |change| match change {
         Change::Created { inode, kind: what, .. } => Step::Created(inode, kind(what)),
         Change::Unlinked { directory, name, inode, kind: what } => {
-            Step::Unlinked(directory, name, inode, kind(what))
+            Step::Unlinked(directory, Bytes(name), inode, kind(what))
         }
         Change::Linked { directory, name, inode, kind: what } => {
-            Step::Linked(directory, name, inode, kind(what))
+            Step::Linked(directory, Bytes(name), inode, kind(what))
         }
         Change::Resized { inode, size } => Step::Resized(inode, size),
         Change::Data { inode, offset, len, zeros } => Step::Data(inode, offset, len, zeros),
@@ -73,13 +108,32 @@ pub fn page(
             let named = named.filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned());
             Step::Attributes(inode, kind(what), named.collect())
         }
-        Change::XattrSet { inode, kind: what, name, .. } => Step::XattrSet(inode, kind(what), name),
-        Change::XattrRemoved { inode, kind: what, name } => Step::XattrRemoved(inode, kind(what), name),
+        Change::XattrSet { inode, kind: what, name, .. } => {
+            Step::XattrSet(inode, kind(what), Bytes(name))
+        }
+        Change::XattrRemoved { inode, kind: what, name } => {
+            Step::XattrRemoved(inode, kind(what), Bytes(name))
+        }
         Change::Deleted { inode, kind: what } => Step::Deleted(inode, kind(what)),
     };
     let steps = page.changes.into_iter().map(step).collect();
     let next = page.next.map(|next| next.iter().map(|byte| format!("{byte:02x}")).collect());
-    Ok(Some(Page { steps, next, old_paths: page.old_paths, new_paths: page.new_paths }))
+    let paths = |paths: Vec<(u64, Vec<u8>)>| paths.into_iter().map(|(of, path)| (of, Bytes(path))).collect();
+    let (old_paths, new_paths) = (paths(page.old_paths), paths(page.new_paths));
+    Ok(Some(Page { steps, next, next_steps, old_paths, new_paths }))
+}
+
+/// Bytes of all names and paths.
+fn bytes_of(page: &DiffPage) -> usize {
+    let named = |change: &Change| match change {
+        Change::Unlinked { name, .. }
+        | Change::Linked { name, .. }
+        | Change::XattrSet { name, .. }
+        | Change::XattrRemoved { name, .. } => name.len(),
+        _ => 0,
+    };
+    let paths = page.old_paths.iter().chain(&page.new_paths).map(|(_, path)| path.len());
+    page.changes.iter().map(named).chain(paths).sum()
 }
 
 fn word(kind: FileKind) -> &'static str {
@@ -100,9 +154,10 @@ pub fn run(args: &DiffArgs) -> Result<Outcome> {
     let differences = (|| {
         let (source, old, new) = open(&args.old, &args.new)?;
         let mut all = Differences::default();
-        let mut cursor = Some(String::new());
+        let (mut cursor, mut steps) = (Some(String::new()), PAGE_STEPS);
         while let Some(at) = cursor {
-            let page = source.page(old, new, &at)?;
+            let page = source.page(old, new, &at, steps)?;
+            steps = page.next_steps;
             cursor = all.add(page);
         }
         Ok::<_, anyhow::Error>(all)
@@ -124,11 +179,11 @@ enum Source {
 }
 
 impl Source {
-    fn page(&self, old: u64, new: u64, cursor: &str) -> Result<Page> {
+    fn page(&self, old: u64, new: u64, cursor: &str, steps: usize) -> Result<Page> {
         let page = match self {
-            Source::Pool(filesystem) => page(filesystem, old, new, cursor)?,
+            Source::Pool(filesystem) => page(filesystem, old, new, cursor, steps)?,
             Source::Mounted(mount) => {
-                let request = Request::Diff { old, new, cursor: cursor.to_owned() };
+                let request = Request::Diff { old, new, cursor: cursor.to_owned(), steps };
                 serde_json::from_value(answer(mount, &request)?)
                     .context("this mount is served by another version of varve")?
             }
@@ -219,8 +274,8 @@ struct Differences {
 impl Differences {
     /// Adds a page; says where the next one begins.
     fn add(&mut self, page: Page) -> Option<String> {
-        self.old_paths.extend(page.old_paths);
-        self.new_paths.extend(page.new_paths);
+        self.old_paths.extend(page.old_paths.into_iter().map(|(of, path)| (of, path.0)));
+        self.new_paths.extend(page.new_paths.into_iter().map(|(of, path)| (of, path.0)));
         for step in page.steps {
             let inode = match &step {
                 Step::Created(inode, _)
@@ -239,11 +294,11 @@ impl Differences {
                 Step::Deleted(_, kind) => (of.deleted, of.kind) = (true, kind),
                 Step::Unlinked(directory, name, _, kind) => {
                     of.kind = kind;
-                    of.unlinked.insert((directory, name));
+                    of.unlinked.insert((directory, name.0));
                 }
                 Step::Linked(directory, name, _, kind) => {
                     of.kind = kind;
-                    of.linked.insert((directory, name));
+                    of.linked.insert((directory, name.0));
                 }
                 Step::Resized(_, size) => of.size = Some(size),
                 Step::Data(_, offset, len, zeros) => match of.data.last_mut() {
@@ -256,11 +311,11 @@ impl Differences {
                 Step::Attributes(_, kind, named) => (of.kind, of.attributes) = (kind, named),
                 Step::XattrSet(_, kind, name) => {
                     of.kind = kind;
-                    of.xattrs.insert(name, "set");
+                    of.xattrs.insert(name.0, "set");
                 }
                 Step::XattrRemoved(_, kind, name) => {
                     of.kind = kind;
-                    of.xattrs.insert(name, "removed");
+                    of.xattrs.insert(name.0, "removed");
                 }
             }
         }

@@ -50,7 +50,7 @@ enum Request {
     /// A page of the map of a file.
     Extents { inode: u64, from: u64, limit: usize },
     /// A page of what differs between the subvolumes with these roots.
-    Diff { old: u64, new: u64, cursor: String },
+    Diff { old: u64, new: u64, cursor: String, steps: usize },
 }
 
 /// A subvolume, as `varve subvolume list --json` shows it.

@@ -28,11 +28,12 @@ pub fn serve(filesystem: &Filesystem, outside: &Outside, caller: Caller, request
             }
             return Ok(serde_json::to_value(extents::page(filesystem, inode, from, limit).map_err(advise)?)?);
         }
-        Request::Diff { old, new, cursor } => {
+        Request::Diff { old, new, cursor, steps } => {
             for root in [old, new] {
                 must_own(caller, &filesystem.getattr(InodeId(root)).map_err(advise)?)?;
             }
-            return Ok(serde_json::to_value(diff::page(filesystem, old, new, &cursor).map_err(advise)?)?);
+            let page = diff::page(filesystem, old, new, &cursor, steps).map_err(advise)?;
+            return Ok(serde_json::to_value(page)?);
         }
         Request::Create { directory, name, mode } => {
             let directory = InodeId(directory);

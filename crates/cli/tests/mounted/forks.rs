@@ -458,3 +458,33 @@ fn differences_are_shown() {
     let moved = json.iter().find(|one| one["change"] == "renamed").expect("it has another name");
     assert_eq!((&moved["old_path"], &moved["path"]), (&"/dir".into(), &"/moved".into()));
 }
+
+// Goal: `varve diff` of a mounted pool gets through where paths are so long that a page of them is longer than an answer.
+// Method: as many files 14 levels down, in directories with names of 250 bytes, each changed; all of them are named.
+#[test]
+fn differences_with_long_paths_are_shown() {
+    const FILES: usize = 1500;
+    if !can_mount("differences_with_long_paths_are_shown") {
+        return;
+    }
+    let scratch = Scratch::new("diff-long");
+    let pool = scratch.pool("pool.img", "256M");
+    let mount = Mount::start(&pool, &scratch.path("m"));
+    make(&mount, "work");
+    let mut place = mount.path("work");
+    place.extend(vec!["n".repeat(250); 14]);
+    fs::create_dir_all(&place).expect("directories");
+    for number in 0..FILES {
+        fs::File::create(place.join(format!("{number:04}"))).expect("a file");
+    }
+    snapshot(&mount, &["--read-only"], "work", "old");
+    for number in 0..FILES {
+        let mode = fs::Permissions::from_mode(0o600);
+        fs::set_permissions(place.join(format!("{number:04}")), mode).expect("a change");
+    }
+    let shown = succeed(varve(&["diff"]).arg(mount.path("old")).arg(mount.path("work")));
+    let above = format!("/{}", vec!["n".repeat(250); 14].join("/"));
+    let expected: String = (0..FILES).map(|number| format!("M {above}/{number:04}  (mode)\n")).collect();
+    assert!(shown == expected, "{} lines", shown.lines().count());
+    mount.unmount();
+}
