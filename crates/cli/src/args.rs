@@ -154,11 +154,17 @@ pub struct MountArgs {
 
 /// Unmount; returns when everything is durable and the pool can be used again.
 ///
-/// umount(8) works too, but returns before the background process has written everything.
+/// umount(8) works too; without the helpers of varve install-helper it returns before the background process has written
+/// everything. While the pool is mounted in other places as well (a bind mount, a container that was started meanwhile) it
+/// stays open: after two seconds it is said where.
 #[derive(Args, Debug)]
 pub struct UnmountArgs {
     /// Directory that the pool is mounted on
     pub mountpoint: PathBuf,
+    /// Wait for other places that the pool is mounted in so long at most; then exit with status 1, when what was written
+    /// is durable [default: for good]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub wait: Option<Duration>,
 }
 
 /// Make everything durable that was written to a mounted pool.
@@ -397,6 +403,7 @@ mod tests {
             "create pool.img --size 64M --data single --metadata dup --force --json",
             "mount --create 1G --foreground --cache-size 64M -o ro,noatime -o nodev pool.img mnt",
             "unmount mnt",
+            "unmount --wait 5 mnt",
             "sync mnt/dir",
             "subvolume create mnt/a mnt/b",
             "subvolume list mnt --json",

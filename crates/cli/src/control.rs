@@ -17,9 +17,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use serde_json::{Value, json};
@@ -246,6 +247,24 @@ impl Client {
             .write_all(format!("{word}\n").as_bytes())
             .context("the process that serves the mount has gone away")?;
         self.next_line()?.ok_or_else(|| anyhow!("the process that serves the mount has gone away"))
+    }
+
+    /// Whether there is something to read, or the connection has ended, within `limit`.
+    pub fn speaks_within(&self, limit: Duration) -> Result<bool> {
+        let until = Instant::now() + limit;
+        while self.reader.buffer().is_empty() {
+            let left = until.saturating_duration_since(Instant::now());
+            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            let mut polled = [PollFd::new(self.reader.get_ref(), PollFlags::IN)];
+            match poll(&mut polled, Some(&left)) {
+                Ok(ready) => return Ok(ready > 0),
+                Err(Errno::INTR) => {}
+                Err(error) => {
+                    return Err(error).context("cannot wait for the process that serves the mount");
+                }
+            }
+        }
+        Ok(true)
     }
 
     /// The next answer. `None`: the process ended without one.

@@ -6,11 +6,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
 
-use crate::args::{MountArgs, UnmountArgs};
+use crate::args::MountArgs;
 use crate::mountinfo::{self, MountTable};
 use crate::names::Shown;
 use crate::{Usage, mount, options, remount, unmount};
@@ -18,6 +19,8 @@ use crate::{Usage, mount, options, remount, unmount};
 /// Wrong usage, and a mount or unmount that failed.
 const STATUS_USAGE: u8 = 1;
 const STATUS_FAILED: u8 = 32;
+/// How long umount(8), which has done its work when the directory is free, waits for others that have the pool mounted.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The command line as libmount wrote it.
 #[derive(Args, Debug)]
@@ -132,13 +135,15 @@ fn run_unmount(words: &[String]) -> Result<()> {
     if parsed.has('l') {
         return detach(mountpoint);
     }
-    match unmount::run(&UnmountArgs { mountpoint: mountpoint.clone() }) {
+    match unmount::unmount("umount.fuse.varve", mountpoint, Some(PATIENCE)) {
         Err(error) if parsed.has('r') => {
             remount::run(None, mountpoint, &["remount,ro".to_owned()])?;
             eprintln!("umount.fuse.varve: {error:#}; it is read-only now");
         }
         result => {
-            result?;
+            if let unmount::Ended::InUse(why) = result? {
+                eprintln!("umount.fuse.varve: {why}");
+            }
         }
     }
     if parsed.has('v') {

@@ -1,5 +1,6 @@
 //! What is mounted where, from the kernel's table. Nothing here touches a mount, which may be dead and hang or fail.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
@@ -9,6 +10,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 use varve_mount::{AccessTimes, FILESYSTEM_TYPE, Flags};
+
+use crate::names::{Shown, escape};
 
 /// One line of the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -79,7 +82,16 @@ impl MountTable {
     pub fn read() -> Result<MountTable> {
         let path = "/proc/self/mountinfo";
         let text = std::fs::read(path).with_context(|| format!("cannot read {path}"))?;
-        Ok(MountTable(text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()))
+        Ok(MountTable::parse(&text))
+    }
+
+    fn parse(text: &[u8]) -> MountTable {
+        MountTable(text.split(|byte| *byte == b'\n').filter_map(parse_line).collect())
+    }
+
+    /// Directories on which the device is mounted.
+    fn of(&self, device: (u32, u32)) -> impl Iterator<Item = String> {
+        self.0.iter().filter(move |mount| mount.device == device).map(|mount| mount.mountpoint.shown())
     }
 
     /// What is mounted exactly on `path`, topmost.
@@ -100,6 +112,37 @@ impl MountTable {
     pub fn ours(&self) -> impl Iterator<Item = &Mount> {
         self.0.iter().filter(|mount| mount.is_ours())
     }
+}
+
+/// Where a device is mounted, in words: here, and as other processes see it whose tables are their own (containers) and
+/// can be read. Each table is named once, by one of its processes.
+pub fn everywhere(device: (u32, u32)) -> Vec<String> {
+    let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    let mut namespaces = BTreeSet::from_iter(namespace("self"));
+    let mut places: Vec<String> =
+        MountTable::read().map(|table| table.of(device).collect()).unwrap_or_default();
+    let mut tables = BTreeSet::from([places.clone()]);
+    let Ok(processes) = std::fs::read_dir("/proc") else { return places };
+    for process in processes.flatten() {
+        let Some(id) = process.file_name().to_str().filter(|id| id.parse::<u32>().is_ok()).map(str::to_owned)
+        else {
+            continue;
+        };
+        // Of a process of another user it may not be told.
+        if namespace(&id).is_some_and(|namespace| !namespaces.insert(namespace)) {
+            continue;
+        }
+        // It may have ended meanwhile.
+        let Ok(text) = std::fs::read(process.path().join("mountinfo")) else { continue };
+        let there: Vec<String> = MountTable::parse(&text).of(device).collect();
+        if there.is_empty() || !tables.insert(there.clone()) {
+            continue;
+        }
+        let name = std::fs::read(process.path().join("comm")).unwrap_or_default();
+        let name = escape(name.trim_ascii_end());
+        places.extend(there.iter().map(|place| format!("{place} as process {id} ({name}) sees it")));
+    }
+    places
 }
 
 /// `36 35 98:0 /root /mnt rw,noatime shared:1 - fuse.varve /pool.img rw,user_id=0`. `None`: not such a line.
@@ -192,7 +235,7 @@ not a line
 ";
 
     fn table() -> MountTable {
-        MountTable(TABLE.as_bytes().split(|byte| *byte == b'\n').filter_map(parse_line).collect())
+        MountTable::parse(TABLE.as_bytes())
     }
 
     // Goal: the kernel's table is understood: optional fields, escapes, owners. Method: a table with each.

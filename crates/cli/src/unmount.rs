@@ -1,7 +1,11 @@
 //! `varve unmount`: ends a mount and returns when everything is durable and its process is gone, so that the pool can be
 //! used again at once.
+//!
+//! The pool stays open for as long as it is mounted in another place, too, or something is open in a mount that was detached.
+//! That may be for good, so after a while it is said what is waited for.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -14,10 +18,29 @@ use crate::mountinfo::{self, Mount, MountTable};
 use crate::names::{Shown, in_words};
 use crate::{Outcome, pool};
 
+/// How long nothing is said.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// How an unmount ended.
+pub enum Ended {
+    /// The pool is closed and its process gone.
+    Closed,
+    /// It is unmounted here, and still served for the sake of others, as this sentence says.
+    InUse(String),
+}
+
 /// Runs the command.
 pub fn run(args: &UnmountArgs) -> Result<Outcome> {
-    let shown = args.mountpoint.shown();
-    let path = mountinfo::resolve(&args.mountpoint).map_err(|error| {
+    match unmount("varve unmount", &args.mountpoint, args.wait)? {
+        Ended::Closed => Ok(Outcome::Done),
+        Ended::InUse(why) => bail!("{why}"),
+    }
+}
+
+/// Unmounts, and waits until the pool is closed, for at most so long. What it says meanwhile begins with `name`.
+pub fn unmount(name: &str, mountpoint: &Path, limit: Option<Duration>) -> Result<Ended> {
+    let shown = mountpoint.shown();
+    let path = mountinfo::resolve(mountpoint).map_err(|error| {
         anyhow!("cannot find {shown}: {}; give the directory that the pool is mounted on", in_words(&error))
     })?;
     let table = MountTable::read()?;
@@ -41,7 +64,7 @@ pub fn run(args: &UnmountArgs) -> Result<Outcome> {
     let server = Server::find(mount)?;
     varve_mount::unmount(&path, false).map_err(|error| busy(&path, &error))?;
     match server {
-        Some(server) => server.wait(mount).map(|()| Outcome::Done),
+        Some(server) => server.wait(name, mount, limit),
         None => bail!(
             "{shown} was unmounted, but its process could not be asked whether everything is durable; \
              varve check {} will be refused until it is",
@@ -83,6 +106,7 @@ fn busy(path: &Path, error: &std::io::Error) -> anyhow::Error {
 struct Server {
     client: Client,
     process: OwnedFd,
+    id: Pid,
 }
 
 impl Server {
@@ -98,11 +122,21 @@ impl Server {
         let process = pidfd_open(pid, PidfdFlags::empty()).with_context(|| {
             format!("cannot watch process {} that serves the mount", pid.as_raw_nonzero())
         })?;
-        Ok(Some(Server { client, process }))
+        Ok(Some(Server { client, process, id: pid }))
     }
 
     /// Waits for the last word and the end of the process.
-    fn wait(mut self, mount: &Mount) -> Result<()> {
+    fn wait(mut self, name: &str, mount: &Mount, limit: Option<Duration>) -> Result<Ended> {
+        let silence = limit.map_or(SILENCE, |limit| limit.min(SILENCE));
+        if !self.client.speaks_within(silence)? {
+            eprintln!("{name}: {}", self.what_it_waits_for(mount));
+            if let Some(limit) = limit
+                && !self.client.speaks_within(limit.saturating_sub(silence))?
+                && let Some(why) = self.make_durable(mount)?
+            {
+                return Ok(Ended::InUse(why));
+            }
+        }
         let last_word = self.client.next_line();
         loop {
             match poll(&mut [PollFd::new(&self.process, PollFlags::IN)], None) {
@@ -111,7 +145,7 @@ impl Server {
                 Err(error) => return Err(error).context("cannot wait for the process that served the mount"),
             }
         }
-        last_word?.map(|_| ()).ok_or_else(|| {
+        last_word?.map(|_| Ended::Closed).ok_or_else(|| {
             anyhow!(
                 "the process that served {} ended before it had closed the pool; \
                  mount {} again: everything that was synced is there",
@@ -119,5 +153,39 @@ impl Server {
                 mount.source.shown()
             )
         })
+    }
+
+    fn what_it_waits_for(&self, mount: &Mount) -> String {
+        let (shown, id) = (mount.mountpoint.shown(), self.id.as_raw_nonzero());
+        match &mountinfo::everywhere(mount.device)[..] {
+            [] => format!(
+                "{shown} is unmounted; waiting until process {id}, which served it, has written everything and closed the pool"
+            ),
+            places => format!(
+                "{shown} is unmounted, but the pool is mounted in other places, too; waiting until it is unmounted there: {}",
+                places.join(", ")
+            ),
+        }
+    }
+
+    /// Nobody waits any longer: what was written until now is made durable at least. `None`: the pool is just being closed.
+    fn make_durable(&self, mount: &Mount) -> Result<Option<String>> {
+        let Some(mut client) = Client::connect(mount)? else { return Ok(None) };
+        let (shown, id) = (mount.mountpoint.shown(), self.id.as_raw_nonzero());
+        client.request("sync").with_context(|| {
+            format!("{shown} is unmounted, but what was written to it could not be made durable")
+        })?;
+        let places = mountinfo::everywhere(mount.device);
+        Ok(Some(match &places[..] {
+            [] => format!(
+                "{shown} is unmounted and everything in it durable, but process {id} has not closed the pool yet; \
+                 something in it may still be open"
+            ),
+            places => format!(
+                "{shown} is unmounted and everything in it durable, but process {id} still serves the pool, which is \
+                 mounted in other places, too: {}",
+                places.join(", ")
+            ),
+        }))
     }
 }

@@ -108,9 +108,7 @@ pub fn page(
             let named = named.filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned());
             Step::Attributes(inode, kind(what), named.collect())
         }
-        Change::XattrSet { inode, kind: what, name, .. } => {
-            Step::XattrSet(inode, kind(what), Bytes(name))
-        }
+        Change::XattrSet { inode, kind: what, name, .. } => Step::XattrSet(inode, kind(what), Bytes(name)),
         Change::XattrRemoved { inode, kind: what, name } => {
             Step::XattrRemoved(inode, kind(what), Bytes(name))
         }

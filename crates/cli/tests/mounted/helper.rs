@@ -79,6 +79,41 @@ umount "$S/mnt"
     );
 }
 
+/// Goal: who unmounts a pool that is mounted in other places, too, is told where, and the pool is closed when the last of them
+/// is gone; umount(8) does not wait for that for good. Method: a bind mount with a limit and by umount(8), and a process with
+/// a mount table of its own; each time a file that must be there afterwards.
+#[test]
+fn other_places_are_named() {
+    script(
+        "elsewhere",
+        r#"
+mkdir "$S/other"
+closed() { for _ in $(seq 300); do "$V" check "$S/pool" >/dev/null 2>&1 && return; sleep 0.1; done; fail "it stays open"; }
+both() { "$V" mount "$S/pool" "$S/mnt"; mount --bind "$S/mnt" "$S/other"; echo "$1" > "$S/mnt/file"; }
+both one
+refuses 1 "mounted in other places, too: $S/other" "$V" unmount --wait 0.1 "$S/mnt"
+[ "$(cat "$S/other/file")" = one ] || fail "the other place is gone"
+umount -l "$S/other"
+closed
+both two
+umount "$S/mnt" 2> "$S/said"
+grep -qF "waiting until it is unmounted there: $S/other" "$S/said" || fail "$(cat "$S/said")"
+umount "$S/other"
+closed
+"$V" mount "$S/pool" "$S/mnt"
+[ "$(cat "$S/mnt/file")" = two ] || fail "it was not kept"
+unshare --mount --propagation private sleep 1000 & sleeper=$!
+until [ "$(cat /proc/$sleeper/comm)" = sleep ]; do sleep 0.1; done
+"$V" unmount "$S/mnt" 2> "$S/said" & waiter=$!
+for _ in $(seq 300); do [ -s "$S/said" ] && break; sleep 0.1; done
+grep -qF "unmounted there: $S/mnt as process $sleeper (sleep) sees it" "$S/said" || fail "$(cat "$S/said")"
+kill "$sleeper"
+wait "$waiter" || fail "it did not end well: $(cat "$S/said")"
+"$V" check "$S/pool"
+"#,
+    );
+}
+
 /// Goal: `mount -o remount` changes what it names, the kernel enforces it, and what was written is durable when a mount
 /// has become read-only. Method: flags there and back, seen in the kernel's table; a write to a read-only mount; a file
 /// open for writing; the daemon killed right after going read-only, with nothing synced before; then the same beginning
