@@ -31,7 +31,9 @@ pub enum Experiment {
 pub struct LabArgs {
     /// Which experiment
     pub experiment: Experiment,
-    /// Run on this only; may be repeated: varve, varve-mounted, ext4, xfs, btrfs, bare, or a directory (a path with a /)
+    /// Run on this only; may be repeated: varve, varve-mounted, ext4, xfs, btrfs, bare, or a directory (a path with a /).
+    /// aging has no ext4 and no bare, and directories only where files can be cloned; large has no varve and no bare;
+    /// floor has no targets
     #[arg(long, value_name = "TARGET")]
     pub on: Vec<TargetKind>,
     /// How much: small (under a minute) or seed (as published)
@@ -65,6 +67,15 @@ pub fn run(args: &LabArgs) -> Result<Outcome> {
             ))
             .into());
         }
+    }
+    let unfit = |target| match args.experiment {
+        Experiment::Commit => None,
+        Experiment::Aging => varve_lab::aging::unfit(target),
+        Experiment::Floor => Some(varve_lab::floor::NO_TARGETS.to_owned()),
+        Experiment::Large => varve_lab::large::unfit(target),
+    };
+    if let Some(why) = args.on.iter().find_map(unfit) {
+        return Err(Usage(why).into());
     }
     if args.loops.is_some() && args.experiment != Experiment::Aging {
         return Err(Usage("--loops is for the experiment aging; leave it away".to_owned()).into());

@@ -241,3 +241,36 @@ fn aging_on_loop_devices() {
     }
     assert_eq!(place.path().read_dir().expect("it is there").count(), 0);
 }
+
+// Goal: a directory on a filesystem that clones files ages with clones, and one on another is refused by name, as is whatever
+// cannot be forked. Method: a directory of an XFS that the lab has made, and of an ext4; nothing stays in the first.
+#[test]
+fn aging_in_a_directory() {
+    for kind in [TargetKind::Ext4, TargetKind::Bare] {
+        let why = aging::unfit(&kind).expect("it has no forks");
+        assert!(why.contains("varve-mounted, btrfs (snapshots), xfs (clones)"), "{why}");
+        let error = aging::run(&options(Medium::Memory, vec![kind])).expect_err("it is refused");
+        assert_eq!(error.to_string(), why);
+    }
+    assert!(floor::run(&options(Medium::Memory, vec![TargetKind::VarveInProcess])).is_err());
+    let place = tempfile::tempdir().expect("a directory");
+    let loops = options(Medium::Loop, Vec::new());
+    for (kind, clones) in [(TargetKind::Ext4, false), (TargetKind::Xfs, true)] {
+        if let Some(missing) = disk::loop_devices_missing().or_else(|| kind.missing(&loops)) {
+            eprintln!("SKIPPED {} of aging_in_a_directory: {missing}", kind.name());
+            continue;
+        }
+        let target = kind.open(&loops, place.path(), 320 << 20).expect("it is made");
+        let given = target.directory().expect("it is mounted").join("given");
+        std::fs::create_dir(&given).expect("a directory");
+        let directory = TargetKind::Directory(given.clone());
+        assert_eq!(aging::unfit(&directory).is_none(), clones, "{:?}", aging::unfit(&directory));
+        if clones {
+            let report = aging::run(&options(Medium::Memory, vec![directory])).expect("it can be run");
+            aged(&report);
+            assert_eq!(report.data["figures"].as_array().map(Vec::len), Some(1));
+        }
+        assert_eq!(given.read_dir().expect("it is there").count(), 0);
+        target.close().expect("nobody uses it");
+    }
+}

@@ -145,6 +145,14 @@ fn options_that_are_of_no_use_are_refused() {
         ("mount -o remount,ro --log x pool.img dir", remount),
         ("mount -o remount,ro --foreground pool.img dir", remount),
         ("lab commit --loops 5 --on varve", "--loops is for the experiment aging"),
+        (
+            "lab aging --on varve --on ext4",
+            "ext4 cannot age: it has neither snapshots nor clones; the targets of",
+        ),
+        ("lab aging --on bare", "bare cannot age: it is no filesystem"),
+        ("lab aging --on /proc/self", "/proc/self cannot age: no file in it can be cloned"),
+        ("lab floor --on varve", "floor has no targets to choose from"),
+        ("lab large --on varve", "varve has no files that a program could call; the targets of large are"),
     ] {
         let (status, stdout, stderr) = say(directory, words);
         assert_eq!((status, &stdout[..]), (Some(2), ""), "varve {words}: {stderr}");

@@ -1,4 +1,4 @@
-//! btrfs and XFS: forks as their own commands make them, extents as filefrag(8) shows them.
+//! btrfs, XFS, and directories of what can clone files: forks as their own commands make them, extents as filefrag(8) shows them.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,8 @@ use crate::{Options, tool};
 /// A filesystem of the kernel with one file in it. Fields go in the order in which things must end.
 pub(super) struct Kernel {
     file: Option<DirectFile>,
-    target: target::Kernel,
+    target: Box<dyn Target>,
+    root: PathBuf,
     fork: ForkKind,
     is_btrfs: bool,
 }
@@ -25,19 +26,23 @@ impl Kernel {
         directory: &Path,
         disk_bytes: u64,
     ) -> Result<Kernel> {
-        let target = target::Kernel::open(kind, options, directory, disk_bytes)?;
+        let target: Box<dyn Target> = match kind {
+            TargetKind::Directory(_) => kind.open(options, directory, disk_bytes)?,
+            _ => Box::new(target::Kernel::open(kind, options, directory, disk_bytes)?),
+        };
+        let root = target.directory().context("it has no files to fork")?.to_path_buf();
         let is_btrfs = *kind == TargetKind::Btrfs;
-        Ok(Kernel { file: None, target, fork, is_btrfs })
+        Ok(Kernel { file: None, target, root, fork, is_btrfs })
     }
 
     /// The directory that is forked (btrfs: a subvolume).
     fn origin(&self) -> PathBuf {
-        self.target.root().join("origin")
+        self.root.join("origin")
     }
 
     /// Where fork `number` is.
     fn place(&self, number: usize) -> PathBuf {
-        self.target.root().join(format!("fork-{number}"))
+        self.root.join(format!("fork-{number}"))
     }
 
     fn file(&mut self) -> Result<&mut DirectFile> {
@@ -119,8 +124,7 @@ impl Subject for Kernel {
     }
     fn drain(&mut self) -> Result<()> {
         if self.is_btrfs {
-            let root = self.target.root().to_path_buf();
-            self.command("btrfs", &["subvolume".as_ref(), "sync".as_ref(), &root])?;
+            self.command("btrfs", &["subvolume".as_ref(), "sync".as_ref(), &self.root])?;
         }
         self.target.settle()
     }
@@ -128,10 +132,10 @@ impl Subject for Kernel {
         self.target.settle()
     }
     fn used_bytes(&self) -> Result<u64> {
-        used_bytes(self.target.root())
+        used_bytes(&self.root)
     }
     fn close(mut self: Box<Self>) -> Result<()> {
         self.file = None;
-        Box::new(self.target).close()
+        self.target.close()
     }
 }

@@ -17,7 +17,7 @@ mod varve;
 
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use crate::counters::Counters;
@@ -131,6 +131,9 @@ struct Figures {
 
 /// Runs the experiment.
 pub fn run(options: &Options) -> Result<Report> {
+    if let Some(why) = options.targets.iter().find_map(unfit) {
+        bail!("{why}");
+    }
     let provenance = Provenance::here(&options.command);
     let mut plan = plan(options.scale);
     plan.loops = options.loops.unwrap_or(plan.loops);
@@ -158,6 +161,9 @@ pub fn run(options: &Options) -> Result<Report> {
         let figure = age(options, &plan, &name, &mut *subject).with_context(|| name.clone())?;
         figures.push(figure);
         subject.close().with_context(|| format!("cannot close {name}"))?;
+    }
+    if targets.is_empty() {
+        bail!("none of the targets can be run here");
     }
     let month = asked(options).iter().any(|(kind, _)| *kind == TargetKind::VarveInProcess).then(|| {
         rotation::run(options, &|bytes| {
@@ -195,7 +201,23 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// What is run: VarveFS both ways, the others in the way they are known for.
+/// Why this cannot age, wherever it is run. `None`: it can.
+#[must_use]
+pub fn unfit(kind: &TargetKind) -> Option<String> {
+    let why = match kind {
+        TargetKind::Ext4 => "it has neither snapshots nor clones".to_owned(),
+        TargetKind::Bare => "it is no filesystem, and has nothing to make snapshots of".to_owned(),
+        TargetKind::Directory(path) => subject::without_clones(path)?,
+        _ => return None,
+    };
+    Some(format!(
+        "{} cannot age: {why}; the targets of aging are varve, varve-mounted, btrfs (snapshots), xfs (clones), and a \
+         directory on a filesystem that clones files (FICLONE)",
+        kind.name()
+    ))
+}
+
+/// What is run: VarveFS both ways, the others in the way they are known for, directories with clones.
 fn asked(options: &Options) -> Vec<(TargetKind, ForkKind)> {
     let all = [
         (TargetKind::VarveInProcess, ForkKind::Snapshot),
@@ -206,7 +228,9 @@ fn asked(options: &Options) -> Vec<(TargetKind, ForkKind)> {
         (TargetKind::Xfs, ForkKind::Clone),
     ];
     let wanted = |kind: &TargetKind| options.targets.is_empty() || options.targets.contains(kind);
-    all.into_iter().filter(|(kind, _)| wanted(kind)).collect()
+    let given = options.targets.iter().filter(|kind| matches!(kind, TargetKind::Directory(_)));
+    let given = given.map(|kind| (kind.clone(), ForkKind::Clone));
+    all.into_iter().filter(|(kind, _)| wanted(kind)).chain(given).collect()
 }
 
 /// The life of one filesystem.

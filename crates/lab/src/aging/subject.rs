@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::Errno;
 use varve_device::AlignedBuf;
 
 use super::kernel::Kernel;
@@ -81,7 +82,7 @@ pub(super) trait Subject {
 pub(super) fn missing(kind: &TargetKind, fork: ForkKind, options: &Options) -> Option<String> {
     let needs = match (kind, fork) {
         (TargetKind::Btrfs, _) => [("btrfs", "btrfs-progs"), ("filefrag", "e2fsprogs")],
-        (TargetKind::Xfs, _) => [("cp", "coreutils"), ("filefrag", "e2fsprogs")],
+        (TargetKind::Xfs | TargetKind::Directory(_), _) => [("cp", "coreutils"), ("filefrag", "e2fsprogs")],
         _ => return kind.missing(options),
     };
     let absent = needs.into_iter().find(|(name, _)| tool::find(name).is_none());
@@ -89,7 +90,26 @@ pub(super) fn missing(kind: &TargetKind, fork: ForkKind, options: &Options) -> O
     kind.missing(options).or(absent)
 }
 
-/// Makes it on a disk of its own.
+/// Why no file in a directory can be cloned. `None`: they can.
+pub(super) fn without_clones(directory: &Path) -> Option<String> {
+    let cloned = (|| {
+        let scratch = tempfile::Builder::new().prefix("varve-lab-").tempdir_in(directory)?;
+        let from = File::create_new(scratch.path().join("from"))?;
+        from.write_all_at(&[1; BLOCK_BYTES], 0)?;
+        let to = File::create_new(scratch.path().join("to"))?;
+        rustix::fs::ioctl_ficlone(&to, &from)?;
+        scratch.close()
+    })();
+    let error = cloned.err()?;
+    Some(match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::OPNOTSUPP | Errno::NOTTY | Errno::NOSYS | Errno::INVAL) => {
+            "the filesystem that it is on cannot clone files".to_owned()
+        }
+        _ => format!("no file in it can be cloned: {error}"),
+    })
+}
+
+/// Makes it on a disk of its own, or in a directory of its own in the one that was given.
 pub(super) fn open(
     kind: &TargetKind,
     fork: ForkKind,
@@ -102,7 +122,7 @@ pub(super) fn open(
         Disk::new(options.medium, directory, &kind.name(), disk_bytes, fill)
     };
     Ok(match kind {
-        TargetKind::Btrfs | TargetKind::Xfs => {
+        TargetKind::Btrfs | TargetKind::Xfs | TargetKind::Directory(_) => {
             Box::new(Kernel::new(kind, fork, options, directory, disk_bytes)?)
         }
         TargetKind::VarveInProcess => Box::new(InProcess::new(disk()?, fork)?),

@@ -43,6 +43,10 @@ pub fn missing() -> Option<String> {
     })
 }
 
+/// What is said to who names targets for it.
+pub const NO_TARGETS: &str = "floor has no targets to choose from: it compares VarveFS in memory, mounted, with a mount that does \
+                              nothing; leave --on away";
+
 const DISK_BYTES: u64 = 256 << 20;
 const CREATE_BOUND: f64 = 1.15;
 const READ_BOUND: f64 = 1.3;
@@ -228,6 +232,9 @@ fn time(root: &Path, verb: Verb, first: usize, count: usize) -> Result<f64> {
 
 /// Runs the experiment.
 pub fn run(options: &Options) -> Result<Report> {
+    if !options.targets.is_empty() {
+        bail!(NO_TARGETS);
+    }
     let provenance = Provenance::here(&options.command);
     if let Some(missing) = missing() {
         bail!("nothing can be mounted: {missing}");

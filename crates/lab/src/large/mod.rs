@@ -97,6 +97,18 @@ struct Figures {
     samples: Vec<Sample>,
 }
 
+/// Why this cannot be called, wherever it is run. `None`: it can.
+#[must_use]
+pub fn unfit(kind: &TargetKind) -> Option<String> {
+    let called = !matches!(kind, TargetKind::VarveInProcess | TargetKind::Bare);
+    (!called).then(|| {
+        format!(
+            "{} has no files that a program could call; the targets of large are varve-mounted, ext4, xfs, btrfs, and directories",
+            kind.name()
+        )
+    })
+}
+
 /// Runs the experiment.
 pub fn run(options: &Options) -> Result<Report> {
     let provenance = Provenance::here(&options.command);
@@ -111,11 +123,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let mut skipped = Vec::new();
     for kind in asked {
         guard::check()?;
-        let missing = match kind {
-            TargetKind::VarveInProcess | TargetKind::Bare => Some("it has no files to call".to_owned()),
-            _ => kind.missing(options),
-        };
-        match missing {
+        match unfit(&kind).or_else(|| kind.missing(options)) {
             Some(why) => {
                 eprintln!("lab: {} IS NOT RUN: {why}", kind.name());
                 skipped.push((kind.name(), why));

@@ -74,11 +74,6 @@ impl Kernel {
         Kernel::new(kind, disk, directory)
     }
 
-    /// The root of the mount.
-    pub fn root(&self) -> &Path {
-        self.mountpoint.path()
-    }
-
     pub fn new(kind: &TargetKind, disk: Disk, directory: &Path) -> Result<Kernel> {
         let recipe = recipe(kind).context("only ext4, XFS and btrfs are made this way")?;
         let program = tool::find(recipe.tool).with_context(|| format!("{} is gone", recipe.tool))?;
