@@ -248,7 +248,7 @@ pub fn with_name(path: &Path, sentence: &str) -> String {
 }
 
 /// `sentence` from below the program, where names are said as they are, with that of the pool as it is printed.
-fn respelt(path: &Path, sentence: &str) -> String {
+pub fn respelt(path: &Path, sentence: &str) -> String {
     let (shown, plain) = (path.shown(), path.display().to_string());
     if shown == plain { sentence.to_owned() } else { sentence.replace(&plain, &shown) }
 }

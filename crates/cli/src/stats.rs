@@ -8,13 +8,14 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use varve_device::{HistogramSnapshot, StatsSnapshot};
 use varve_fs::Filesystem;
 
 use crate::args::StatsArgs;
 use crate::mountinfo::{self, Mount, MountTable};
+use crate::names::{Shown, in_words, one_line};
 use crate::size::show_size;
 use crate::{Outcome, pool, show, sync};
 
@@ -187,8 +188,8 @@ pub fn collect(filesystem: &Filesystem, pool: &Path, mountpoint: Option<&Path>) 
     let store = filesystem.store_stats();
     let (read, write) = filesystem.read_and_write_latency();
     Stats {
-        pool: pool.display().to_string(),
-        mountpoint: mountpoint.map(|path| path.display().to_string()),
+        pool: pool.shown(),
+        mountpoint: mountpoint.map(Shown::shown),
         pid: mountpoint.map(|_| std::process::id()),
         writing: Writing::of(filesystem),
         space: Space {
@@ -204,7 +205,7 @@ pub fn collect(filesystem: &Filesystem, pool: &Path, mountpoint: Option<&Path>) 
         devices: filesystem
             .device_stats()
             .into_iter()
-            .map(|(path, stats)| Device::of(path, &stats))
+            .map(|(path, stats)| Device::of(one_line(&pool::respelt(pool, &path)), &stats))
             .collect(),
         journal: Journal {
             batches_count: store.journal_batches_count,
@@ -237,8 +238,11 @@ pub fn collect(filesystem: &Filesystem, pool: &Path, mountpoint: Option<&Path>) 
 
 /// Runs the command.
 pub fn run(args: &StatsArgs) -> Result<Outcome> {
-    let shown = args.path.display();
-    let path = mountinfo::resolve(&args.path).with_context(|| format!("cannot find {shown}"))?;
+    let shown = args.path.shown();
+    let path = mountinfo::resolve(&args.path).map_err(|error| {
+        let advice = "give anything inside a mount, or the file or block device of a pool";
+        anyhow!("cannot look at {shown}: {}; {advice}", in_words(&error))
+    })?;
     let table = MountTable::read()?;
     let mount = find_mount(&table, &path);
     if let Some(interval) = args.watch {
@@ -250,7 +254,9 @@ pub fn run(args: &StatsArgs) -> Result<Outcome> {
     let stats = match mount {
         Some(mount) => ask(mount)?,
         None => {
-            let file_type = path.metadata().with_context(|| format!("cannot look at {shown}"))?.file_type();
+            let file_type =
+                path.metadata().map_err(|error| anyhow!("cannot look at {shown}: {}", in_words(&error)))?;
+            let file_type = file_type.file_type();
             if !file_type.is_file() && !file_type.is_block_device() {
                 bail!("{shown} is neither inside a mounted pool nor the file or block device of a pool");
             }

@@ -68,6 +68,12 @@ fn what_is_no_pool_is_told() {
              device of a pool",
         ),
         (
+            "stats none.img",
+            "cannot look at none.img: there is no such file or directory; give anything inside a mount, or the file or block \
+             device of a pool",
+        ),
+        ("stats dir", "dir is neither inside a mounted pool nor the file or block device of a pool"),
+        (
             "check dir",
             "dir is a directory; give the file or block device of a pool (varve stats dir says which is mounted there)",
         ),

@@ -163,9 +163,15 @@ fn a_pool_with_an_odd_name() {
         let text = succeed(varve(&["check"]).arg(&pool));
         is_plain(&text);
         assert_eq!(text.lines().count(), 1, "{text}");
+        let stats = json(varve(&["stats", "--json"]).arg(&pool));
+        for name in [&stats["pool"], &stats["devices"][0]["path"]] {
+            assert_eq!(unescape(name.as_str().expect("a name")), pool.as_os_str().as_bytes());
+        }
+        is_plain(&succeed(varve(&["stats"]).arg(&pool)));
         for pool in [&missing, &damaged] {
             for mut command in [
                 varve(&["check"]),
+                varve(&["stats"]),
                 varve(&["inspect"]),
                 varve(&["subvolume", "list"]),
                 varve(&["create"]),
