@@ -262,6 +262,9 @@ pub struct ExportArgs {
     /// Make durable what is copied so far every so many seconds, so that an export that is cut off goes on from there
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     pub commit_every: Duration,
+    /// Leave out what is in subvolumes and snapshots below PATH; an empty directory stands for each
+    #[arg(short = 'x', long)]
+    pub one_file_system: bool,
     /// Print the summary as JSON
     #[arg(long)]
     pub json: bool,
@@ -417,6 +420,7 @@ mod tests {
             "check pool.img --json",
             "import -x --cache-size 1G tree pool.img:/a --json",
             "export pool.img:/a tree --json",
+            "export -x pool.img:/a tree",
             "inspect pool.img --json",
             "man pages",
             "completions bash",

@@ -18,9 +18,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::vec::IntoIter;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
+use varve_format::record::subvolume::LOCAL_INODE_BITS;
 use varve_fs::{Attr, FileKind, Filesystem, InodeId, SeekTo, Timestamp};
 
 use super::host::{self, HostStat, Xattr};
@@ -29,7 +30,7 @@ use super::place::PoolPath;
 use super::tally::{Tally, Trouble};
 use super::{Stop, finish};
 use crate::args::ExportArgs;
-use crate::names::Shown;
+use crate::names::{Shown, in_words};
 use crate::{Outcome, pool};
 
 /// Contents copied with one read and one write.
@@ -53,8 +54,10 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
         eprintln!("varve export: {}: {text} (in memory only)", place.pool.shown());
     }
     let from = find_directory(&filesystem, &place)?;
-    std::fs::create_dir_all(&args.dir).with_context(|| format!("cannot make {shown}"))?;
-    let root = host::open_directory(&args.dir).with_context(|| format!("cannot open {shown}"))?;
+    std::fs::create_dir_all(&args.dir)
+        .map_err(|error| anyhow!("cannot make the directory {shown}: {}", in_words(&error)))?;
+    let root = host::open_directory(&args.dir)
+        .map_err(|error| anyhow!("cannot open {shown}: {}", in_words(&error)))?;
     let stop = Stop::on_signals()?;
     let tally = Tally::start("export", place.to_string(), args.dir.shown());
     if place.names.is_empty()
@@ -65,6 +68,7 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
     let mut export = Export {
         filesystem: &filesystem,
         superuser: rustix::process::geteuid().is_root(),
+        one_subvolume: args.one_file_system,
         root,
         tally,
         links: HashMap::new(),
@@ -109,6 +113,8 @@ struct Waiting {
 struct Export<'a> {
     filesystem: &'a Filesystem,
     superuser: bool,
+    /// Subvolumes and snapshots below the directory are made as empty directories.
+    one_subvolume: bool,
     /// The target directory.
     root: OwnedFd,
     tally: Tally,
@@ -269,6 +275,9 @@ impl Export<'_> {
             // What is in it comes first; it gets its own bits when that is done.
             rustix::fs::fchmod(&target, Mode::from_raw_mode(have.mode | 0o700))?;
         }
+        if self.one_subvolume && slot(from.ino) != slot(dir.from.ino) {
+            return Ok(Level { from, target, entries: Vec::new().into_iter() });
+        }
         self.level(from, target)
     }
 
@@ -283,13 +292,28 @@ impl Export<'_> {
     }
 
     fn file(&mut self, dir: &Level, path: &Path, name: &[u8], from: &Attr) -> Step<()> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let target = rustix::fs::openat(&dir.target, name, flags, Mode::RUSR | Mode::WUSR)?;
-        if let Err(trouble) = self.contents(from, &target) {
-            // Half a file is worse than none. What went wrong is the news.
-            let _ = rustix::fs::unlinkat(&dir.target, name, AtFlags::empty());
-            return Err(trouble);
-        }
+        let mode = Mode::RUSR | Mode::WUSR;
+        // It gets its name when it is whole, so that nobody finds half of it there when this ends before.
+        let nameless = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let target = match rustix::fs::openat(&dir.target, ".", nameless, mode) {
+            Ok(target) => {
+                self.contents(from, &target)?;
+                host::give_name(&target, dir.target.as_fd(), name)?;
+                target
+            }
+            // Not every filesystem has files without a name.
+            Err(_) => {
+                let flags =
+                    OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let target = rustix::fs::openat(&dir.target, name, flags, mode)?;
+                if let Err(trouble) = self.contents(from, &target) {
+                    // Half a file is worse than none. What went wrong is the news.
+                    let _ = rustix::fs::unlinkat(&dir.target, name, AtFlags::empty());
+                    return Err(trouble);
+                }
+                target
+            }
+        };
         let have = host::stat_of(&target)?;
         self.attributes(from, &have, dir.target.as_fd(), name)?;
         if path.as_os_str().len() > PATH_BYTES_MAX {
@@ -445,6 +469,11 @@ impl Export<'_> {
         }
         Ok(changed)
     }
+}
+
+/// Which subvolume an inode is in.
+fn slot(ino: InodeId) -> u64 {
+    ino.0 >> LOCAL_INODE_BITS
 }
 
 /// Makes room for `name`.

@@ -126,6 +126,12 @@ fn through_proc(dir: BorrowedFd<'_>, name: &[u8]) -> CString {
     CString::new(path).unwrap_or_default()
 }
 
+/// Gives a file that has no name yet `name` in `dir`.
+pub fn give_name(file: &OwnedFd, dir: BorrowedFd<'_>, name: &[u8]) -> Result<(), Errno> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::linkat(rustix::fs::CWD, path, dir, name, AtFlags::SYMLINK_FOLLOW)
+}
+
 /// The extended attributes of `name` in `dir` that a pool can keep, sorted, and how many others there are.
 pub fn xattrs(dir: BorrowedFd<'_>, name: &[u8], room: &mut Vec<u8>) -> Result<(Vec<Xattr>, u64), Errno> {
     let path = through_proc(dir, name);

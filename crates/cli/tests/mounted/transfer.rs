@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, SeekFrom, Timespec, Timestamps, XattrFlags};
 use serde_json::Value;
 
-use crate::harness::{Random, Scratch, check, output, say, scale, seed, succeed, varve};
+use crate::harness::{Mount, Random, Scratch, can_mount, check, output, say, scale, seed, succeed, varve};
 use crate::tree::{assert_equal, generate};
 
 /// An access control list: owner, user 7, group, mask, others.
@@ -366,4 +366,62 @@ fn an_entry_that_cannot_be_copied_does_not_stop_the_rest() {
     assert!(json(&out)["files_copied_count"].as_u64().unwrap() > 0);
     check(&pool);
     succeed(varve(&["export"]).arg(format!("{}:/big", pool.display())).arg(scratch.path("some")));
+}
+
+/// Goal: an export takes snapshots as whole trees, and leaves them out where that is wanted, and only what is below the place
+/// that was named counts as another subvolume. Method: a subvolume with a snapshot in it, exported from the root and from
+/// itself, both ways.
+#[test]
+fn subvolumes_can_be_left_out() {
+    if !can_mount("subvolumes_can_be_left_out") {
+        return;
+    }
+    let scratch = Scratch::new("export-subvolumes");
+    let pool = scratch.pool("pool.img", "64M");
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    succeed(varve(&["subvolume", "create"]).arg(mount.path("sub")));
+    fs::create_dir(mount.path("sub/dir")).expect("a directory");
+    fs::write(mount.path("sub/dir/file"), "inside").expect("a file");
+    succeed(varve(&["snapshot"]).arg(mount.path("sub")).arg(mount.path("sub/dir/snap")));
+    fs::write(mount.path("plain"), "outside").expect("a file");
+    mount.unmount();
+    let mut made = 0;
+    let mut exported = |place: &str, options: &[&str]| {
+        made += 1;
+        let to = scratch.path(&format!("out{made}"));
+        succeed(varve(&["export"]).args(options).arg(format!("{}:{place}", pool.display())).arg(&to));
+        to
+    };
+    let there = |to: &Path, path: &str| to.join(path).symlink_metadata().is_ok();
+    let whole = exported("/", &[]);
+    assert!(there(&whole, "plain") && there(&whole, "sub/dir/snap/dir/file"));
+    let first = exported("/", &["-x"]);
+    assert!(there(&first, "plain") && first.join("sub").is_dir() && !there(&first, "sub/dir"));
+    let inner = exported("/sub/dir", &["--one-file-system"]);
+    assert!(there(&inner, "file") && inner.join("snap").is_dir() && !there(&inner, "snap/dir"));
+    assert!(there(&exported("/sub/dir", &[]), "snap/dir/file"));
+}
+
+/// Goal: a file that an export has not finished is not there under its name. Method: exports that the system ends in the middle
+/// of a file, because they may write no files of its size.
+#[test]
+fn half_a_file_has_no_name() {
+    let scratch = Scratch::new("export-half");
+    let out = scratch.subdir("out");
+    let nameless = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::WRONLY;
+    if rustix::fs::open(&out, nameless, Mode::RUSR | Mode::WUSR).is_err() {
+        say("\n*** SKIPPED half_a_file_has_no_name: files without a name cannot be made here ***\n");
+        return;
+    }
+    let pool = scratch.pool("pool.img", "64M");
+    let tree = scratch.subdir("tree");
+    fs::write(tree.join("file"), vec![7; 8 << 20]).expect("a file");
+    done(&import(&tree, &pool, "/"));
+    let mut command = std::process::Command::new("bash");
+    command.args(["-c", "ulimit -c 0; ulimit -f 4096; exec \"$@\"", "bash"]).arg(varve(&[]).get_program());
+    let ended = output(command.arg("export").arg(format!("{}:/", pool.display())).arg(&out));
+    assert!(!ended.status.success(), "{ended:?}");
+    assert_eq!(fs::read_dir(&out).expect("a directory").count(), 0);
+    done(&export(&pool, "/", &out));
+    assert!(fs::read(out.join("file")).expect("a file") == vec![7; 8 << 20]);
 }
