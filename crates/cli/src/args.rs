@@ -169,7 +169,8 @@ pub struct UnmountArgs {
 
 /// Make everything durable that was written to a mounted pool.
 ///
-/// sync(1) does not reach filesystems in user space; this does.
+/// sync(1) does not reach filesystems in user space; this does. Only the user who mounted the pool and root may: others make
+/// their own files durable with fsync.
 #[derive(Args, Debug)]
 pub struct SyncArgs {
     /// Anything inside the mount
@@ -177,6 +178,9 @@ pub struct SyncArgs {
 }
 
 /// Show space, devices and counters of a pool, mounted or not.
+///
+/// Of a mounted pool only the user who mounted it and root may ask; df(1) shows the space to everybody. Of one that is not
+/// mounted, whoever may read its file or device.
 #[derive(Args, Debug)]
 pub struct StatsArgs {
     /// Anything inside a mount, or the file or device of a pool

@@ -124,6 +124,14 @@ pub fn run(args: &InstallArgs) -> Result<Outcome> {
         write(&path, &fill(file, &program)?, file.program)?;
         show(&format!("wrote {}\n", path.shown()))?;
     }
+    let below = program.strip_prefix("/").map(|path| args.root.join(path));
+    if !is_program(&program) && !below.is_ok_and(|path| is_program(&path)) {
+        // Not an error: it may be installed after its helpers.
+        show(&format!(
+            "note: they run {}, where there is no program now; until there is, they fail\n",
+            program.shown()
+        ))?;
+    }
     if args.root == Path::new("/") {
         if !wants_unit {
             show("no systemd here: its unit was left out\n")?;
@@ -139,6 +147,10 @@ pub fn run(args: &InstallArgs) -> Result<Outcome> {
         }
     }
     Ok(Outcome::Done)
+}
+
+fn is_program(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
 }
 
 fn remove(root: &Path) -> Result<Outcome> {

@@ -22,7 +22,7 @@ pub fn man(args: &ManArgs) -> Result<Outcome> {
 /// Runs `varve completions`.
 pub fn completions(args: &CompletionsArgs) -> Result<Outcome> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut table(), "varve", &mut script);
+    clap_complete::generate(args.shell, &mut without_hidden(&table()), "varve", &mut script);
     crate::show(&String::from_utf8(script).context("the completions are not text")?)?;
     Ok(Outcome::Done)
 }
@@ -30,6 +30,25 @@ pub fn completions(args: &CompletionsArgs) -> Result<Outcome> {
 /// The table, without the commands that only repeat what `--help` says.
 fn table() -> clap::Command {
     Cli::command().disable_help_subcommand(true)
+}
+
+/// The table without what is hidden in it: some shells would offer that, too.
+fn without_hidden(command: &clap::Command) -> clap::Command {
+    // Some words, once: names have to live as long as the program.
+    let kept = |text: &str| -> &'static str { text.to_owned().leak() };
+    let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set()).cloned();
+    let below = command.get_subcommands().filter(|below| !below.is_hide_set()).map(without_hidden);
+    let mut shown = clap::Command::new(kept(command.get_name()))
+        .disable_help_subcommand(true)
+        .args(arguments)
+        .subcommands(below);
+    if let Some(about) = command.get_about() {
+        shown = shown.about(about.clone());
+    }
+    if let Some(version) = command.get_version() {
+        shown = shown.version(kept(version)).propagate_version(true);
+    }
+    shown
 }
 
 /// Every command under the words it is called by: what comes between its name and that of a command below it, such as the
@@ -110,10 +129,13 @@ mod tests {
         fs::remove_dir_all(&dir).expect("our own directory");
         for shell in <clap_complete::Shell as clap::ValueEnum>::value_variants() {
             let mut script = Vec::new();
-            clap_complete::generate(*shell, &mut table(), "varve", &mut script);
+            clap_complete::generate(*shell, &mut without_hidden(&table()), "varve", &mut script);
             let script = String::from_utf8(script).expect("text");
-            for word in ["unmount", "inspect", "foreground"] {
+            for word in ["unmount", "inspect", "foreground", "superblock", "one-file-system"] {
                 assert!(script.contains(word), "{shell}: {word}");
+            }
+            for hidden in ["mount-helper", "daemon-child", "sloppy"] {
+                assert!(!script.contains(hidden), "{shell}: {hidden}");
             }
         }
     }

@@ -30,7 +30,12 @@ pub fn in_words(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => "there is no such file or directory".to_owned(),
         io::ErrorKind::PermissionDenied => "you may not look at it".to_owned(),
-        _ => error.to_string(),
+        io::ErrorKind::NotADirectory => "it is not a directory".to_owned(),
+        io::ErrorKind::AlreadyExists => "there is something else with this name".to_owned(),
+        _ => {
+            let text = error.to_string();
+            text.split(" (os error").next().unwrap_or_default().to_owned()
+        }
     }
 }
 

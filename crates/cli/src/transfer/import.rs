@@ -31,7 +31,7 @@ use super::tally::{Summary, Tally, Trouble};
 use super::{Stop, finish};
 use crate::args::ImportArgs;
 use crate::clock::SystemClock;
-use crate::names::{Shown, escape};
+use crate::names::{Shown, escape, in_words};
 use crate::{Outcome, pool};
 
 /// Contents copied with one read and one write.
@@ -63,7 +63,12 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
     let place = PoolPath::parse(&args.place)?;
     let shown = args.dir.shown();
     host::raise_open_files_limit();
-    let source = host::open_directory(&args.dir).with_context(|| format!("cannot open {shown}"))?;
+    let source = host::open_directory(&args.dir).map_err(|error| {
+        anyhow!(
+            "cannot open {shown}: {}; give the directory whose contents are to be copied",
+            in_words(&error)
+        )
+    })?;
     let stat = host::stat_of(&source).with_context(|| format!("cannot look at {shown}"))?;
     let device = Arc::new(pool::open_device(&place.pool, OpenMode::ReadWrite)?);
     let pool_file = std::fs::metadata(&place.pool).map(|meta| (meta.dev(), meta.ino())).ok();

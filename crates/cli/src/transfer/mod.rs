@@ -81,7 +81,7 @@ fn finish(
 ) -> Result<Outcome> {
     if json {
         show(&format!("{}\n", serde_json::to_string_pretty(&summary)?))?;
-    } else {
+    } else if summary.finished || summary.entries_count > 0 {
         show(&summary.describe(done))?;
     }
     result?;

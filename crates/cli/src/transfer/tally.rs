@@ -144,7 +144,8 @@ impl Summary {
             }
         }
         let parts = parts.join(", ");
-        let mut text = format!("{verb} {} to {}: {parts}, in {seconds:.1} s\n", self.from, self.to);
+        let begun = if self.finished { "" } else { "not finished: " };
+        let mut text = format!("{begun}{verb} {} to {}: {parts}, in {seconds:.1} s\n", self.from, self.to);
         if self.xattrs_left_out_count > 0 {
             text.push_str(&format!(
                 "{} extended attributes were left out: {}\n",

@@ -201,7 +201,13 @@ fn install_helper_touches_only_its_own() {
             assert!(!text.contains("@PROGRAM@") && !text.contains("@MARK@"), "{text}");
             assert!(said.contains(name), "{name} is not named in {said}");
         }
+        assert!(said.contains("note: they run /opt/varve, where there is no program now"), "{said}");
     }
+    let there = root.join("opt/there");
+    fs::create_dir_all(there.parent().expect("a directory")).expect("a directory");
+    fs::copy("/bin/true", &there).expect("a program");
+    let out = install(&["--program", "/opt/there"]);
+    assert!(out.status.success() && !String::from_utf8_lossy(&out.stdout).contains("note:"), "{out:?}");
     assert!(install(&["--remove"]).status.success());
     assert!(names.iter().all(|name| !root.join(name).exists()));
     assert!(install(&["--remove"]).status.success(), "nothing to remove is no failure");

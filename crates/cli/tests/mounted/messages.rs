@@ -105,6 +105,14 @@ fn what_is_no_pool_is_told() {
             "slots.img has no valid superblock: nothing can be found without one; varve inspect slots.img superblock shows \
              what is left",
         ),
+        (
+            "import text.txt pool.img:/",
+            "cannot open text.txt: it is not a directory; give the directory whose contents are to be copied",
+        ),
+        (
+            "export pool.img:/ text.txt",
+            "cannot make the directory text.txt: there is something else with this name",
+        ),
         ("sync dir", "dir is not inside a mounted pool; give the directory of a mount, or anything in it"),
         ("sync none", "cannot find none: there is no such file or directory"),
         (

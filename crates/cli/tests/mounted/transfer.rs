@@ -335,6 +335,12 @@ fn an_entry_that_cannot_be_copied_does_not_stop_the_rest() {
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
     assert!(said.contains("other/name: in the pool this is a directory; remove it there"), "{said}");
 
+    // Where nothing was copied nothing is said of what was.
+    let out = output(varve(&["import"]).arg(&tree).arg(format!("{}:/zebra/below", pool.display())));
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(said.contains("zebra is there and is not a directory"), "{said}");
+    assert_eq!((out.status.code(), &out.stdout[..]), (Some(1), &b""[..]));
+
     fs::create_dir_all(back.join("zebra")).expect("a directory");
     let out = export(&pool, "/", &back);
     assert_eq!(out.status.code(), Some(1));
