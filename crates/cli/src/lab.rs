@@ -42,6 +42,10 @@ pub struct LabArgs {
     /// Rounds of `aging`, instead of those of the scale (60, 1000)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub loops: Option<u32>,
+    /// Days of the rotation of snapshots in `aging`: one an hour, 24 hourly, 7 daily and 4 weekly kept; 0 leaves it out
+    /// [default: 30, or as many as --loops if that is less]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=3650))]
+    pub days: Option<u32>,
     /// Write the report with every single measurement as JSON (- for standard output)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -80,6 +84,9 @@ pub fn run(args: &LabArgs) -> Result<Outcome> {
     if args.loops.is_some() && args.experiment != Experiment::Aging {
         return Err(Usage("--loops is for the experiment aging; leave it away".to_owned()).into());
     }
+    if args.days.is_some() && args.experiment != Experiment::Aging {
+        return Err(Usage("--days is for the experiment aging; leave it away".to_owned()).into());
+    }
     for file in [&args.json, &args.html].into_iter().flatten().filter(|file| *file != Path::new("-")) {
         require_writable(file)?;
     }
@@ -88,6 +95,7 @@ pub fn run(args: &LabArgs) -> Result<Outcome> {
         targets: args.on.clone(),
         scale: args.scale,
         loops: args.loops.map(|loops| loops as usize),
+        days: args.days.map(u64::from),
         medium: Medium::best(),
         directory: args.dir.clone(),
         program: std::env::current_exe().ok(),

@@ -70,6 +70,7 @@ fn main() -> Result<()> {
         targets: Vec::new(),
         scale: Scale::Small,
         loops: None,
+        days: None,
         medium,
         directory: None,
         program: None,

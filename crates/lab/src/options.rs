@@ -66,6 +66,8 @@ pub struct Options {
     pub scale: Scale,
     /// Rounds of an experiment that repeats the same, instead of those of the scale.
     pub loops: Option<usize>,
+    /// Days of the rotation of snapshots in `aging`, instead of those of the scale; 0 leaves it out.
+    pub days: Option<u64>,
     /// What the disks are made of.
     pub medium: Medium,
     /// Where files behind disks are made; the system's directory for temporary files if not given.

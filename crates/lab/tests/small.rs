@@ -9,6 +9,7 @@ fn options(medium: Medium, targets: Vec<TargetKind>) -> Options {
         targets,
         scale: Scale::Tiny,
         loops: None,
+        days: None,
         medium,
         directory: None,
         program: None,
@@ -175,6 +176,27 @@ fn aged(report: &Report) {
     }
 }
 
+/// Every target lived through its days, deleted what it was to delete, and got the space of that back.
+fn lived(report: &Report, days: u64) {
+    let months = report.data["months"].as_array().expect("a list");
+    assert_eq!(months.len(), report.targets.len());
+    for month in months {
+        assert!(month["stopped"].is_null(), "{month}");
+        let hours = month["hours"].as_array().expect("hours");
+        assert_eq!((hours.len() as u64, month["kept_most"].as_u64()), (days * 24, Some(25)), "{month}");
+        let ours = month["name"].as_str().is_some_and(|name| name.starts_with("varve"));
+        assert!(hours.iter().all(|hour| hour["backlog"].is_u64() == ours), "{month}");
+        // Forks hold what is overwritten; when they are gone, most of that is free.
+        let bytes = |name: &str| month[name].as_u64().expect("bytes");
+        let most = hours.iter().filter_map(|hour| hour["used_bytes"].as_u64()).max().expect("bytes");
+        assert_eq!(bytes("written_bytes"), days * 24 * 4 * 4096);
+        assert!(most >= bytes("used_before_bytes") + 20 * 4 * 4096, "{month}");
+        assert!(bytes("used_after_bytes") < most, "{month}");
+        assert!(month["delete"]["p99_ns"].as_f64() > Some(0.0), "{month}");
+        assert!(month["device"].is_null() || month["device"]["written_bytes"].as_u64() > Some(0), "{month}");
+    }
+}
+
 /// Snapshots came and went, and in the end what is stored is what was stored before the first.
 fn rotated(month: &serde_json::Value) {
     let tree = |when: &str, name: &str| month[when]["trees"][name].as_u64();
@@ -200,6 +222,7 @@ fn aging_without_root() {
     aged(&report);
     let ran: Vec<&str> = report.targets.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(ran, ["varve snapshot", "varve clone"]);
+    lived(&report, 2);
     for figures in report.data["figures"].as_array().expect("a list") {
         let bytes = |name: &str| figures[name].as_u64().expect("bytes");
         let written = 5 * 100 * 4096;
@@ -225,6 +248,7 @@ fn aging_on_loop_devices() {
         eprintln!("SKIPPED {name} of aging_on_loop_devices: {why}");
     }
     aged(&report);
+    lived(&report, 2);
     for figures in report.data["figures"].as_array().expect("a list") {
         let written: u64 = figures["loops"]
             .as_array()
@@ -266,8 +290,10 @@ fn aging_in_a_directory() {
         let directory = TargetKind::Directory(given.clone());
         assert_eq!(aging::unfit(&directory).is_none(), clones, "{:?}", aging::unfit(&directory));
         if clones {
-            let report = aging::run(&options(Medium::Memory, vec![directory])).expect("it can be run");
+            let report = aging::run(&Options { days: Some(0), ..options(Medium::Memory, vec![directory]) });
+            let report = report.expect("it can be run");
             aged(&report);
+            assert_eq!(report.data["months"].as_array().map(Vec::len), Some(0));
             assert_eq!(report.data["figures"].as_array().map(Vec::len), Some(1));
         }
         assert_eq!(given.read_dir().expect("it is there").count(), 0);

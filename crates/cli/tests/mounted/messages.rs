@@ -159,6 +159,7 @@ fn options_that_are_of_no_use_are_refused() {
         ("mount -o remount,ro --log x pool.img dir", remount),
         ("mount -o remount,ro --foreground pool.img dir", remount),
         ("lab commit --loops 5 --on varve", "--loops is for the experiment aging"),
+        ("lab commit --days 5 --on varve", "--days is for the experiment aging"),
         (
             "lab aging --on varve --on ext4",
             "ext4 cannot age: it has neither snapshots nor clones; the targets of",

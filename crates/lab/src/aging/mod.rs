@@ -6,9 +6,11 @@
 //! pays more with every loop; one that does not, shows flat lines.
 //!
 //! Every target gets a disk of the same size, counted at the block layer. Space is what statfs(2) calls used, compared
-//! with the bytes that the loops wrote. VarveFS also lives through a month of hourly snapshots ([`rotation`]).
+//! with the bytes that the loops wrote. Then every target lives through a month of hourly forks of which few are kept
+//! ([`month`]), and VarveFS in process through one after which every record is counted ([`rotation`]).
 
 mod kernel;
+mod month;
 mod mounted;
 mod rotation;
 mod subject;
@@ -143,6 +145,7 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     .context("cannot make a directory for the lab's disks")?;
     let (mut figures, mut targets, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
+    let (rotated, mut months) = (month::plan(options), Vec::new());
     let raw = Disk::new(options.medium, directory.path(), "raw", 64 << 20, options.scale != Scale::Tiny)?;
     let ceiling = ceiling(&*raw.open()?, if options.scale == Scale::Tiny { 4 } else { 50 })?;
     for (kind, fork) in asked(options) {
@@ -161,11 +164,20 @@ pub fn run(options: &Options) -> Result<Report> {
         let figure = age(options, &plan, &name, &mut *subject).with_context(|| name.clone())?;
         figures.push(figure);
         subject.close().with_context(|| format!("cannot close {name}"))?;
+        if rotated.days > 0 {
+            options.tell(&format!("{name}: {} days of rotation", rotated.days));
+            let mut subject = subject::open(&kind, fork, options, directory.path(), rotated.disk_bytes)
+                .with_context(|| format!("cannot make {name}"))?;
+            let month = month::live(&rotated, &name, &mut *subject);
+            months.push(month.with_context(|| format!("{name}, rotation"))?);
+            subject.close().with_context(|| format!("cannot close {name}"))?;
+        }
     }
     if targets.is_empty() {
         bail!("none of the targets can be run here");
     }
-    let month = asked(options).iter().any(|(kind, _)| *kind == TargetKind::VarveInProcess).then(|| {
+    let in_process = asked(options).iter().any(|(kind, _)| *kind == TargetKind::VarveInProcess);
+    let month = (in_process && rotated.days > 0).then(|| {
         rotation::run(options, &|bytes| {
             let fill = options.scale == Scale::Small;
             Disk::new(options.medium, directory.path(), "rotation", bytes, fill)
@@ -173,17 +185,24 @@ pub fn run(options: &Options) -> Result<Report> {
     });
     let month = month.transpose()?;
     let mut tables = summary::tables(&plan, &figures);
+    let (mut plots, mut claims) = (summary::plots(&plan, &figures), summary::claims(&plan, &figures));
+    if !months.is_empty() {
+        tables.push(month::table(&rotated, &months));
+        plots.extend(month::plots(&months));
+        claims.extend(month::claims(&months));
+    }
     tables.extend(month.as_ref().map(rotation::table));
-    let mut claims = summary::claims(&plan, &figures);
     claims.extend(month.iter().flat_map(rotation::claims));
     let report = Report {
         experiment: "aging",
         summary: format!(
             "{} loops of {} random 4 KiB writes past the cache into a preallocated file of {} MiB, a sync, and a \
-             snapshot or clone; then extent maps; then all forks are deleted in random order while the writing goes on.",
+             snapshot or clone; then extent maps; then all forks are deleted in random order while the writing goes on. And \
+             {} days of a snapshot or clone an hour, most of which are deleted again.",
             plan.loops,
             plan.writes,
-            plan.file_bytes >> 20
+            plan.file_bytes >> 20,
+            rotated.days
         ),
         scale: options.scale.name(),
         provenance,
@@ -192,9 +211,9 @@ pub fn run(options: &Options) -> Result<Report> {
         targets,
         skipped,
         tables,
-        plots: summary::plots(&plan, &figures),
+        plots,
         claims,
-        data: serde_json::json!({ "figures": figures, "rotation": month }),
+        data: serde_json::json!({ "figures": figures, "rotation": month, "months": months }),
     };
     drop(raw);
     directory.close()?;

@@ -122,6 +122,9 @@ impl Subject for Mounted {
         }
         Ok(())
     }
+    fn backlog(&self) -> Result<Option<u64>> {
+        self.figure("reap", "backlog_count").map(Some)
+    }
     fn drain(&mut self) -> Result<()> {
         drained(|| self.figure("reap", "backlog_count"))?;
         self.settle()

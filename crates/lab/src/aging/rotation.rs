@@ -1,4 +1,4 @@
-//! A month of snapshots: one an hour, of which 24 hourly, 7 daily and 4 weekly ones are kept, with work in between; then
+//! A month of snapshots in VarveFS, in process: one an hour, of which 24 hourly, 7 daily and 4 weekly ones are kept, with work in between; then
 //! everything is deleted.
 //!
 //! What is looked at: whether deleting keeps up, what a synced write costs while there is something to be reaped, and
@@ -21,7 +21,8 @@ use crate::numbers::ratio;
 use crate::report::{Claim, Table};
 use crate::{Options, Scale, guard};
 
-const HOURS: u64 = 24;
+/// Hours of a day.
+pub(super) const HOURS: u64 = 24;
 const HOURLY_KEPT: u64 = 24;
 const DAILY_KEPT: u64 = 7;
 const WEEKLY_KEPT: u64 = 4;
@@ -30,8 +31,8 @@ const BLOCKS: u64 = 1_000;
 /// Files that are replaced, some of which lie in their records.
 const SMALL_FILES: u64 = 200;
 /// Tasks of the reaper left over at the end of the calmest hour of the last day, at most: it has caught up.
-const BACKLOG_BOUND: f64 = 3.0;
-const FOREGROUND_BOUND: f64 = 1.2;
+pub(super) const BACKLOG_BOUND: f64 = 3.0;
+pub(super) const FOREGROUND_BOUND: f64 = 1.2;
 const NODES_BOUND: f64 = 1.1;
 
 /// What a scale stands for.
@@ -46,13 +47,20 @@ struct Plan {
     disk_bytes: u64,
 }
 
-fn plan(scale: Scale) -> Plan {
+/// How many days are lived through: as many as are asked for; else as the scale has it, and no more than there are loops.
+pub(super) fn days(options: &Options, days_of_scale: u64) -> u64 {
+    let loops = options.loops.map_or(days_of_scale, |loops| days_of_scale.min(loops as u64));
+    options.days.unwrap_or(loops)
+}
+
+fn plan(options: &Options) -> Plan {
     const HOUR: Duration = Duration::from_millis(10);
-    match scale {
+    let plan = match options.scale {
         Scale::Tiny => Plan { days: 10, hour: Duration::ZERO, writes: 6, replaced: 2, disk_bytes: 320 << 20 },
         Scale::Small => Plan { days: 30, hour: HOUR, writes: 20, replaced: 6, disk_bytes: 1 << 30 },
         Scale::Seed => Plan { days: 30, hour: HOUR, writes: 200, replaced: 60, disk_bytes: 4 << 30 },
-    }
+    };
+    Plan { days: days(options, plan.days), ..plan }
 }
 
 /// What is stored, as a full scan finds it.
@@ -86,7 +94,7 @@ pub(super) struct Month {
 
 /// Lives through the month, in process.
 pub(super) fn run(options: &Options, disk: &dyn Fn(u64) -> Result<Disk>) -> Result<Month> {
-    let plan = plan(options.scale);
+    let plan = plan(options);
     options.tell(&format!("rotation: {} days", plan.days));
     let disk = disk(plan.disk_bytes)?;
     let pool = disk.create_pool()?;
@@ -151,7 +159,7 @@ fn live(plan: &Plan, pool: &Pool) -> Result<Month> {
 }
 
 /// Whether the snapshot of hour `taken` is kept at `hour`.
-fn stays(taken: u64, hour: u64) -> bool {
+pub(super) fn stays(taken: u64, hour: u64) -> bool {
     let age = hour - taken;
     age < HOURLY_KEPT
         || taken.is_multiple_of(HOURS) && age < DAILY_KEPT * HOURS
@@ -263,7 +271,7 @@ pub(super) fn table(month: &Month) -> Table {
 }
 
 /// The least of the last day.
-fn calmest(backlog: &[u64]) -> Option<u64> {
+pub(super) fn calmest(backlog: &[u64]) -> Option<u64> {
     backlog.iter().rev().take(HOURS as usize).min().copied()
 }
 

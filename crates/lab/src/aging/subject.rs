@@ -68,6 +68,10 @@ pub(super) trait Subject {
     }
     /// Deletes fork `number`.
     fn delete(&mut self, number: usize) -> Result<()>;
+    /// What is still to be done of what was deleted, in tasks, if it says so.
+    fn backlog(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
     /// Waits until everything deleted is gone.
     fn drain(&mut self) -> Result<()>;
     /// Writes out everything that was put off.

@@ -103,6 +103,9 @@ impl Subject for InProcess {
         }
         Ok(())
     }
+    fn backlog(&self) -> Result<Option<u64>> {
+        Ok(Some(self.pool.stats()?.reap.backlog_count))
+    }
     fn drain(&mut self) -> Result<()> {
         drained(|| Ok(self.pool.stats()?.reap.backlog_count))?;
         self.settle()
