@@ -84,7 +84,7 @@ pub struct CreateArgs {
     /// Overwrite what is there
     #[arg(long)]
     pub force: bool,
-    /// Print the result as JSON
+    /// Print the result as JSON; docs/json.md explains the keys
     #[arg(long)]
     pub json: bool,
 }
@@ -211,7 +211,7 @@ pub struct StatsArgs {
 pub struct CheckArgs {
     /// File or block device that holds the pool
     pub pool: PathBuf,
-    /// Print the report as JSON
+    /// Print the report as JSON; docs/json.md and docs/check.md explain the keys
     #[arg(long)]
     pub json: bool,
 }
@@ -242,7 +242,7 @@ pub struct ImportArgs {
     /// Memory for metadata that is kept ready [default: 256M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub cache_size: Option<u64>,
-    /// Print the summary as JSON
+    /// Print the summary as JSON; docs/json.md explains the keys
     #[arg(long)]
     pub json: bool,
 }
@@ -269,7 +269,7 @@ pub struct ExportArgs {
     /// Leave out what is in subvolumes and snapshots below PATH; an empty directory stands for each
     #[arg(short = 'x', long)]
     pub one_file_system: bool,
-    /// Print the summary as JSON
+    /// Print the summary as JSON; docs/json.md explains the keys
     #[arg(long)]
     pub json: bool,
 }
@@ -278,7 +278,8 @@ pub struct ExportArgs {
 ///
 /// Without WHAT: the pool in short. Reads the device without a lock, so it works on a mounted pool (what is not committed
 /// yet is not there to be seen) and on a damaged one. Lookups show the last checkpoint with the log after it applied, as
-/// the next mount will find it. docs/inspect.md explains the keys of an inode, SPEC.md all fields.
+/// the next mount will find it. docs/inspect.md explains the keys of an inode, docs/json.md the others,
+/// SPEC.md all fields.
 #[derive(Args, Debug)]
 #[command(subcommand_help_heading = "What", subcommand_value_name = "WHAT", disable_help_subcommand = true)]
 pub struct InspectArgs {

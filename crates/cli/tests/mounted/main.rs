@@ -15,6 +15,7 @@ mod frozen;
 mod full;
 mod harness;
 mod helper;
+mod json;
 mod look;
 mod messages;
 mod names;
