@@ -1,13 +1,13 @@
 //! What ages: a file on a target, and how forks are made of it there.
 
 use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FallocateFlags, OFlags};
-use rustix::io::Errno;
 use varve_device::AlignedBuf;
 
 use super::kernel::Kernel;
@@ -105,8 +105,8 @@ pub(super) fn without_clones(directory: &Path) -> Option<String> {
         scratch.close()
     })();
     let error = cloned.err()?;
-    Some(match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::OPNOTSUPP | Errno::NOTTY | Errno::NOSYS | Errno::INVAL) => {
+    Some(match error.kind() {
+        ErrorKind::Unsupported | ErrorKind::InvalidInput => {
             "the filesystem that it is on cannot clone files".to_owned()
         }
         _ => format!("no file in it can be cloned: {error}"),
