@@ -205,7 +205,8 @@ impl Core {
         }
         steps.retain(|step| !matches!(step.change, Change::Nothing));
         let forecast = asked.forecast;
-        Ok(((forecast.dirtied + forecast.added) * self.space.copies, steps))
+        // The splits twice: they are forecast exactly, and what a file had set aside counts on the room that is left between.
+        Ok(((forecast.dirtied + 2 * forecast.added) * self.space.copies, steps))
     }
 
     /// Nodes that joining underfull ones may take beside `need`: many, few, or on a full pool none.
