@@ -31,6 +31,26 @@ pub const CHECKSUM_CRC32C: u8 = 1;
 
 const BLOCK: u32 = BLOCK_BYTES as u32;
 
+/// Bytes of what such keys begin with: whose data, which segment, and the version key, inverted.
+pub(super) const PLACE_BYTES: usize = 24;
+
+pub(super) fn encode_place(family: FamilyId, segment: u64, version: VersionKey) -> [u8; PLACE_BYTES] {
+    let mut out = [0; PLACE_BYTES];
+    out[0..8].copy_from_slice(&family.0.to_be_bytes());
+    out[8..16].copy_from_slice(&segment.to_be_bytes());
+    out[16..24].copy_from_slice(&(!version.0).to_be_bytes());
+    out
+}
+
+pub(super) fn decode_place(reader: &mut Reader<'_>) -> Result<(FamilyId, u64, VersionKey), Corrupt> {
+    let family = FamilyId(reader.u64_be()?);
+    let segment = reader.u64_be()?;
+    if segment > SEGMENT_MAX {
+        return reader.corrupt("segment beyond the largest file");
+    }
+    Ok((family, segment, VersionKey(!reader.u64_be()?)))
+}
+
 /// Where an entry of the extents tree belongs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct DataKey {
@@ -48,10 +68,8 @@ impl DataKey {
     /// The bytes of the key.
     pub fn encode(&self) -> [u8; DATA_KEY_BYTES] {
         let mut out = [0; DATA_KEY_BYTES];
-        out[0..8].copy_from_slice(&self.family.0.to_be_bytes());
-        out[8..16].copy_from_slice(&self.segment.to_be_bytes());
-        out[16..24].copy_from_slice(&(!self.version.0).to_be_bytes());
-        out[24..28].copy_from_slice(&self.offset.to_be_bytes());
+        out[..PLACE_BYTES].copy_from_slice(&encode_place(self.family, self.segment, self.version));
+        out[PLACE_BYTES..].copy_from_slice(&self.offset.to_be_bytes());
         out
     }
     /// The key in `bytes`.
@@ -60,12 +78,7 @@ impl DataKey {
     /// Wrong length, a segment beyond [`SEGMENT_MAX`], an offset that is not a block's or lies outside the segment.
     pub fn decode(bytes: &[u8]) -> Result<DataKey, Corrupt> {
         let mut reader = Reader::new(bytes);
-        let family = FamilyId(reader.u64_be()?);
-        let segment = reader.u64_be()?;
-        if segment > SEGMENT_MAX {
-            return reader.corrupt("segment beyond the largest file");
-        }
-        let version = VersionKey(!reader.u64_be()?);
+        let (family, segment, version) = decode_place(&mut reader)?;
         let offset = reader.u32_be()?;
         if u64::from(offset) >= SEGMENT_BYTES || !offset.is_multiple_of(BLOCK) {
             return reader.corrupt("offset that is no block of the segment");

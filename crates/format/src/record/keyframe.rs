@@ -9,7 +9,7 @@
 //! This file knows the bytes only; when a keyframe is true is the engine's business.
 
 use crate::codec::Reader;
-use crate::record::extent::SEGMENT_MAX;
+use crate::record::extent::{PLACE_BYTES, decode_place, encode_place};
 use crate::{Corrupt, FamilyId, VersionKey};
 
 /// Bytes in a [`KeyframeKey`].
@@ -42,10 +42,8 @@ impl KeyframeKey {
     /// The bytes of the key.
     pub fn encode(&self) -> [u8; KEYFRAME_KEY_BYTES] {
         let mut out = [0; KEYFRAME_KEY_BYTES];
-        out[0..8].copy_from_slice(&self.family.0.to_be_bytes());
-        out[8..16].copy_from_slice(&self.segment.to_be_bytes());
-        out[16..24].copy_from_slice(&(!self.version.0).to_be_bytes());
-        out[24] = self.piece;
+        out[..PLACE_BYTES].copy_from_slice(&encode_place(self.family, self.segment, self.version));
+        out[PLACE_BYTES] = self.piece;
         out
     }
     /// The key in `bytes`.
@@ -54,12 +52,7 @@ impl KeyframeKey {
     /// Wrong length, a segment beyond the largest.
     pub fn decode(bytes: &[u8]) -> Result<KeyframeKey, Corrupt> {
         let mut reader = Reader::new(bytes);
-        let family = FamilyId(reader.u64_be()?);
-        let segment = reader.u64_be()?;
-        if segment > SEGMENT_MAX {
-            return reader.corrupt("segment beyond the largest file");
-        }
-        let version = VersionKey(!reader.u64_be()?);
+        let (family, segment, version) = decode_place(&mut reader)?;
         let piece = reader.u8()?;
         reader.finish()?;
         Ok(KeyframeKey { family, segment, version, piece })
@@ -160,6 +153,7 @@ pub fn segment_prefix(family: FamilyId, segment: u64) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::extent::SEGMENT_MAX;
 
     fn key(version: u64, piece: u8) -> KeyframeKey {
         KeyframeKey { family: FamilyId(7), segment: 3, version: VersionKey(version), piece }

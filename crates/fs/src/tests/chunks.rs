@@ -137,11 +137,8 @@ impl Between for Watching {
     }
 }
 
-// Goal: a large write in a buffer that may be kept reaches the device from there, and its memory is used for the next ones.
-// Method: the addresses that the device is written from, for a whole buffer, for one three quarters full and a bit, and for
-// those that must be copied: too empty, not at a page, over pages that are there.
-#[test]
-fn kept_buffers_are_written_from_where_they_lie() {
+/// A filesystem on a device that notes what it is written from.
+fn watched() -> (Filesystem, Arc<Through<Watching>>) {
     let fixture = Fixture::with(64 * MIB, HASH_KIND_SIPHASH13, 32 * MIB);
     fixture.fs.close().unwrap();
     let watching = Watching { inner: fixture.device.clone(), written: Mutex::default() };
@@ -153,6 +150,15 @@ fn kept_buffers_are_written_from_where_they_lie() {
         on_data_logged: None,
     };
     let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    (fs, device)
+}
+
+// Goal: a large write in a buffer that may be kept reaches the device from there, and its memory is used for the next ones.
+// Method: the addresses that the device is written from, for a whole buffer, for one three quarters full and a bit, and for
+// those that must be copied: too empty, not at a page, over pages that are there.
+#[test]
+fn kept_buffers_are_written_from_where_they_lie() {
+    let (fs, device) = watched();
     let ino = fs.create(Caller::ROOT, ROOT, b"f", 0o644).unwrap().ino;
     let mut buf = AlignedBuf::new(MIB as usize);
     let (whole, part) = (MIB as usize, 3 * MIB as usize / 4 + 5000);
@@ -253,17 +259,7 @@ fn small_files_beside_a_model() {
 // from; where one of the pages has been overwritten, they are gathered in a buffer.
 #[test]
 fn small_files_ride_from_where_they_lie() {
-    let fixture = Fixture::with(64 * MIB, HASH_KIND_SIPHASH13, 32 * MIB);
-    fixture.fs.close().unwrap();
-    let watching = Watching { inner: fixture.device.clone(), written: Mutex::default() };
-    let device = Arc::new(Through(watching));
-    let options = OpenOptions {
-        store: StoreOptions { background: false, ..StoreOptions::default() },
-        dirty_bytes_max: 32 * MIB,
-        clock: Arc::new(TestClock(SimClock::new(1_800_000_000, 1000))),
-        on_data_logged: None,
-    };
-    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    let (fs, device) = watched();
     // Bytes at 0, bytes that are written after them and where, and whether the first are still side by side then.
     let cases = [
         (10_240, None, true),
