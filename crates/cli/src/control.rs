@@ -164,7 +164,7 @@ fn serve(stream: UnixStream, service: &dyn Service, waiting: &Mutex<Waiting>) ->
     let line = match request.trim_end() {
         "stats" => service.stats(),
         "sync" => service.sync().map(|()| json!("synced")),
-        "wait" => Ok(json!({ "pid": std::process::id() })),
+        "wait" => return enlist(stream, waiting),
         line if line.starts_with(VERSIONS) => match peer(&stream) {
             Ok(caller) => service.versions(caller, &line[VERSIONS.len()..]),
             Err(error) => Err(error.context("cannot tell who asks")),
@@ -178,13 +178,20 @@ fn serve(stream: UnixStream, service: &dyn Service, waiting: &Mutex<Waiting>) ->
         Ok(value) => reply(&stream, &json!({ "ok": value }))?,
         Err(error) => reply(&stream, &json!({ "error": format!("{error:#}") }))?,
     }
-    if request.trim_end() == "wait" {
-        let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        match &waiting.closed {
-            Some(closed) => reply(&stream, &closed_line(closed))?,
-            None if waiting.clients.len() < CLIENTS_MAX => waiting.clients.push(stream),
-            None => reply(&stream, &json!({ "error": "too many clients wait already" }))?,
-        }
+    Ok(())
+}
+
+/// Says who serves the mount, to somebody who is told of its end from then on: he may end the mount as soon as he has heard, and
+/// this process may be gone before this thread comes to anything else.
+fn enlist(stream: UnixStream, waiting: &Mutex<Waiting>) -> io::Result<()> {
+    let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    if waiting.closed.is_none() && waiting.clients.len() >= CLIENTS_MAX {
+        return reply(&stream, &json!({ "error": "too many clients wait already" }));
+    }
+    reply(&stream, &json!({ "ok": { "pid": std::process::id() } }))?;
+    match &waiting.closed {
+        Some(closed) => reply(&stream, &closed_line(closed))?,
+        None => waiting.clients.push(stream),
     }
     Ok(())
 }
@@ -426,9 +433,7 @@ mod tests {
         let mut waiter = connect();
         assert_eq!(waiter.request("wait").expect("a pid"), json!({ "pid": std::process::id() }));
         let server = Server { path: PathBuf::new(), inode: 0, waiting: waiting.clone() };
-        while waiting.lock().expect("no panic").clients.is_empty() {
-            thread::yield_now();
-        }
+        assert_eq!(waiting.lock().expect("no panic").clients.len(), 1, "who has heard is told of the end");
         server.announce(&Err("no flush".to_owned()));
         assert_eq!(waiter.next_line().expect_err("it failed").to_string(), "no flush");
         let mut late = connect();
