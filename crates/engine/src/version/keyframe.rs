@@ -23,7 +23,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
-use varve_format::record::extent::{DataKey, Extent, ExtentKind};
+use varve_format::record::extent::{Extent, ExtentKind};
 use varve_format::record::keyframe::{
     KEYFRAME_KEY_BYTES, KeyframeKey, KeyframeRun, decode_piece, encode_pieces, segment_prefix,
 };
@@ -33,7 +33,7 @@ use varve_format::{BLOCK_BYTES, FamilyId, PoolAddr, Run, SEGMENT_BYTES, TreeId, 
 use super::family::Blocks;
 use super::path::Path;
 use super::pending::State;
-use super::resolve::{LEAP_ENTRIES, scan};
+use super::resolve::scan_path;
 use super::{Holder, Planted, Read, Result, planted};
 use crate::Transaction;
 use crate::key::Key;
@@ -247,7 +247,7 @@ pub(super) fn seen(
     entries_only: bool,
 ) -> Result<Option<Vec<KeyframeRun>>> {
     let mut frame = if entries_only { None } else { nearest(read, path, 0, segment)? };
-    let (mut left, mut out, mut plain, mut at) = (Blocks::ALL, Vec::new(), true, 0);
+    let (mut left, mut out, mut plain) = (Blocks::ALL, Vec::new(), true);
     let mut add = |left: &mut Blocks, low: u16, extent: Option<&Extent>, run: KeyframeRun| {
         let high = usize::from(run.end());
         let mut from = usize::from(low);
@@ -262,44 +262,25 @@ pub(super) fn seen(
         }
         *left = left.without(Blocks::range(usize::from(low), high));
     };
-    let start = DataKey { family: path.family(), segment, version: path.head().key, offset: 0 };
-    let mut next = Some(start);
-    while let Some(start) = next.take() {
-        let mut foreign = 0;
-        scan(read, &start, |key, extent| {
-            at = path.first_at_most(at, key.version);
-            if key.segment != segment || left.is_empty() || at == path.versions() {
-                return false;
+    scan_path(read, path, segment, |_, key, extent| {
+        if let Some(frame) = frame.take_if(|frame| key.version <= frame.key) {
+            for run in frame.runs {
+                add(&mut left, u16::from(run.first), None, run);
             }
-            if let Some(frame) = frame.take_if(|frame| key.version <= frame.key) {
-                for run in frame.runs {
-                    add(&mut left, u16::from(run.first), None, run);
-                }
-                left = Blocks::NONE;
-                return false;
-            }
-            let step = path.step(at);
-            if step.key != key.version {
-                foreign += 1;
-                if foreign >= LEAP_ENTRIES {
-                    next = Some(DataKey { version: step.key, ..start });
-                }
-                return next.is_none();
-            }
-            foreign = 0;
-            let run = Run { addr: extent.addr, blocks: extent.len / BLOCK_BYTES as u32 };
-            plain &= match extent.kind {
-                ExtentKind::Data => extent == Extent::data(run),
-                ExtentKind::Reserved => extent == Extent::reserved(extent.len),
-                ExtentKind::Hole => true,
-            };
-            let first = (key.offset / BLOCK_BYTES as u32) as u8;
-            let block = if extent.kind == ExtentKind::Data { extent.addr.block() } else { 0 };
-            let run = KeyframeRun { first, more: (run.blocks - 1) as u8, block, owner: key.version };
-            add(&mut left, u16::from(first), Some(&extent), run);
-            true
-        })?;
-    }
+            return false;
+        }
+        let run = Run { addr: extent.addr, blocks: extent.len / BLOCK_BYTES as u32 };
+        plain &= match extent.kind {
+            ExtentKind::Data => extent == Extent::data(run),
+            ExtentKind::Reserved => extent == Extent::reserved(extent.len),
+            ExtentKind::Hole => true,
+        };
+        let first = (key.offset / BLOCK_BYTES as u32) as u8;
+        let block = if extent.kind == ExtentKind::Data { extent.addr.block() } else { 0 };
+        let run = KeyframeRun { first, more: (run.blocks - 1) as u8, block, owner: key.version };
+        add(&mut left, u16::from(first), Some(&extent), run);
+        !left.is_empty()
+    })?;
     out.sort_unstable_by_key(|run| run.first);
     // What one version shows in pieces that lie side by side is one.
     out.dedup_by(|next, run| {

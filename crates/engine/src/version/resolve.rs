@@ -193,6 +193,38 @@ pub(super) fn scan(read: &dyn Read, from: &DataKey, each: impl FnMut(DataKey, Ex
     decoded(from.family, each, |each| read.scan(TreeId::EXTENTS, &from.encode(), each))
 }
 
+/// Calls `each` with the entries that the versions of a path have in a segment, and the place of each version on it, nearest first,
+/// until it returns false. Leaps over the entries of versions beside the path, of which a star of clones has many.
+pub(super) fn scan_path(
+    read: &dyn Read,
+    path: &Path,
+    segment: u64,
+    mut each: impl FnMut(usize, DataKey, Extent) -> bool,
+) -> Result<()> {
+    let first = DataKey { family: path.family(), segment, version: path.head().key, offset: 0 };
+    let (mut at, mut next) = (0, Some(first));
+    while let Some(start) = next.take() {
+        let mut foreign = 0;
+        scan(read, &start, |key, extent| {
+            at = path.first_at_most(at, key.version);
+            if key.segment != segment || at == path.versions() {
+                return false;
+            }
+            let nearest = path.step(at).key;
+            if nearest == key.version {
+                foreign = 0;
+                return each(at, key, extent);
+            }
+            foreign += 1;
+            if foreign >= LEAP_ENTRIES {
+                next = Some(DataKey { version: nearest, ..start });
+            }
+            next.is_none()
+        })?;
+    }
+    Ok(())
+}
+
 /// The same from the version's last entry at or before `from` in its segment on: what covers `from` may begin before it.
 pub(super) fn scan_covering(
     read: &dyn Read,

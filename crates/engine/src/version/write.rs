@@ -10,7 +10,7 @@ use super::extents::{below, own_blocks};
 use super::family::Blocks;
 use super::path::Path;
 use super::pending::State;
-use super::resolve::{FILE_END, LEAP_ENTRIES, resolve, resolve_behind, scan};
+use super::resolve::{FILE_END, resolve, resolve_behind, scan, scan_path};
 use super::segment::{Changes, Entry, Place, load, overlay, push_joined, subtract};
 use super::{Mapping, Planted, Progress, Read, Result, planted};
 use crate::Transaction;
@@ -120,8 +120,7 @@ fn lay_over(
 }
 
 /// Has the reaper look at a segment if something in `blocks` is seen that belongs to a version without holders: it is
-/// about to be hidden, perhaps from the last who sees it. Says whether it did. Leaps over the entries of versions beside
-/// the path, of which a star of clones has many.
+/// about to be hidden, perhaps from the last who sees it. Says whether it did.
 pub(super) fn mark_hidden(
     read: &dyn Read,
     changes: &mut Changes,
@@ -129,33 +128,17 @@ pub(super) fn mark_hidden(
     segment: u64,
     blocks: Blocks,
 ) -> Result<bool> {
-    let start = DataKey { family: path.family(), segment, version: path.head().key, offset: 0 };
-    let (mut left, mut at, mut next, mut hidden) = (blocks, 0, Some(start), Vec::new());
-    while let Some(start) = next.take() {
-        let mut foreign = 0;
-        scan(read, &start, |key, extent| {
-            at = path.first_at_most(at, key.version);
-            if key.segment != segment || left.is_empty() || at == path.versions() {
-                return false;
-            }
-            let step = path.step(at);
-            if step.key != key.version {
-                foreign += 1;
-                if foreign >= LEAP_ENTRIES {
-                    next = Some(DataKey { version: step.key, ..start });
-                }
-                return next.is_none();
-            }
-            foreign = 0;
-            let own = own_blocks(&[Entry { off: key.offset, extent }]);
-            let seen = own.something.or(own.holes).and(below(step.visible, segment)).and(left);
-            if step.state == State::Inner && !seen.is_empty() && hidden.last() != Some(&step.id) {
-                hidden.push(step.id);
-            }
-            left = left.without(seen);
-            true
-        })?;
-    }
+    let (mut left, mut hidden) = (blocks, Vec::new());
+    scan_path(read, path, segment, |at, key, extent| {
+        let step = path.step(at);
+        let own = own_blocks(&[Entry { off: key.offset, extent }]);
+        let seen = own.something.or(own.holes).and(below(step.visible, segment)).and(left);
+        if step.state == State::Inner && !seen.is_empty() && hidden.last() != Some(&step.id) {
+            hidden.push(step.id);
+        }
+        left = left.without(seen);
+        !left.is_empty()
+    })?;
     for id in hidden.iter().filter(|_| !planted(Planted::WriteForgets)) {
         changes.recheck(path.family(), *id, segment);
     }
