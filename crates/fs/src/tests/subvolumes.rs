@@ -3,21 +3,21 @@
 use super::*;
 use crate::subvolume::Slot;
 
-fn make(f: &Fixture, parent: InodeId, name: &[u8]) -> InodeId {
+pub(super) fn make(f: &Fixture, parent: InodeId, name: &[u8]) -> InodeId {
     f.fs.create_subvolume(Caller::ROOT, parent, name, 0o755).unwrap().ino
 }
 
-fn snapshot(f: &Fixture, source: InodeId, name: &[u8]) -> InodeId {
+pub(super) fn snapshot(f: &Fixture, source: InodeId, name: &[u8]) -> InodeId {
     f.fs.snapshot(source, ROOT, name, false, false).unwrap()
 }
 
-fn file(f: &Fixture, dir: InodeId, name: &[u8], data: &[u8]) -> InodeId {
+pub(super) fn file(f: &Fixture, dir: InodeId, name: &[u8], data: &[u8]) -> InodeId {
     let ino = f.fs.create(Caller::ROOT, dir, name, 0o644).unwrap().ino;
     f.write(ino, 0, data);
     ino
 }
 
-fn content(f: &Fixture, dir: InodeId, name: &[u8]) -> Vec<u8> {
+pub(super) fn content(f: &Fixture, dir: InodeId, name: &[u8]) -> Vec<u8> {
     f.read_all(f.fs.lookup(dir, name).unwrap().ino)
 }
 
@@ -519,104 +519,6 @@ fn refused_ones_use_up_no_slots() {
     f.check();
 }
 
-// Goal: a clone shares all data until either side is written to, small or large, dirty or not, also from a read-only
-// snapshot; copying a whole file clones it. Method: clones of each kind, changes on either side, space used.
-#[test]
-fn clones() {
-    let mut f = Fixture::new(64 * MIB);
-    let before = f.fs.space().free_bytes;
-    let (large, small) = (pattern(1, 8 << 20), pattern(2, 900));
-    let sub = make(&f, ROOT, b"sub");
-    let source = file(&f, sub, b"large", &large);
-    let little = file(&f, sub, b"small", &small);
-    let copy = f.fs.clone_file(Caller::ROOT, source, ROOT, b"clone").unwrap().ino;
-    let short = f.fs.clone_file(Caller::ROOT, little, sub, b"clone").unwrap().ino;
-    let target = f.create(b"copied");
-    assert_eq!(f.fs.copy_range(Caller::ROOT, (source, 0), (target, 0), 1 << 40).unwrap(), 8 << 20);
-    let used = before - f.fs.space().free_bytes;
-    assert!(used < 9 << 20, "three files of 8 MiB take {used} bytes");
-    let frozen = f.fs.snapshot(sub, ROOT, b"frozen", true, false).unwrap();
-    let old = f.fs.lookup(frozen, b"large").unwrap().ino;
-    f.fs.clone_file(Caller::ROOT, old, sub, b"of old").unwrap();
-    refused(f.fs.clone_file(Caller::ROOT, source, frozen, b"new"), 30);
-    refused(f.fs.clone_file(Caller::ROOT, sub, sub, b"new"), 21);
-    refused(f.fs.clone_file(Caller::ROOT, source, sub, b"clone"), 17);
-    f.check();
-    f.write(source, 100, b"source");
-    f.write(copy, 200, b"copy");
-    f.truncate(target, 5000);
-    f.write(short, 0, b"short");
-    f.fs.flush_all().unwrap();
-    f.fs.maintain().unwrap();
-    f.check();
-    for round in 0..2 {
-        let mut changed = large.clone();
-        changed[100..106].copy_from_slice(b"source");
-        assert!(content(&f, sub, b"large") == changed);
-        changed = large.clone();
-        changed[200..204].copy_from_slice(b"copy");
-        assert!(content(&f, ROOT, b"clone") == changed);
-        assert!(content(&f, sub, b"of old") == large && content(&f, frozen, b"large") == large);
-        assert_eq!(content(&f, ROOT, b"copied"), large[..5000]);
-        assert_eq!(content(&f, sub, b"small"), small);
-        assert_eq!(content(&f, sub, b"clone"), [b"short", &small[5..]].concat());
-        if round == 0 {
-            f.reopen();
-            f.check();
-        }
-    }
-    f.fs.delete_subvolume(ROOT, b"frozen").unwrap();
-    f.fs.unlink(sub, b"large").unwrap();
-    f.fs.unlink(ROOT, b"clone").unwrap();
-    f.fs.maintain().unwrap();
-    f.check();
-    assert!(content(&f, sub, b"of old") == large);
-    f.fs.delete_subvolume(ROOT, b"sub").unwrap();
-    f.fs.unlink(ROOT, b"copied").unwrap();
-    f.fs.maintain().unwrap();
-    f.check();
-    f.fs.checkpoint().unwrap();
-    let left = before.saturating_sub(f.fs.space().free_bytes);
-    assert!(left <= 64 << 10, "{left} bytes of {before} have not come back");
-}
-
-// Goal: a clone is one step of the log, so that a crash leaves all of it or nothing, also when its source has to be logged
-// first. Method: positions around clones of files with large, small and dirty contents; the directory sees one change.
-#[test]
-fn a_clone_is_one_transaction() {
-    let mut f = Fixture::new(64 * MIB);
-    let sub = make(&f, ROOT, b"sub");
-    let contents = [pattern(3, 8 << 20), pattern(4, 900), Vec::new()];
-    for (n, bytes) in contents.iter().enumerate() {
-        for (kind, parent) in [(b'a', ROOT), (b'b', sub)] {
-            let source = file(&f, ROOT, &[b's', kind, b'0' + n as u8], bytes);
-            f.fs.flush_all().unwrap();
-            let before = f.fs.position();
-            let clone = f.fs.clone_file(Caller::ROOT, source, parent, &[kind, b'0' + n as u8]).unwrap();
-            assert_eq!(f.fs.position().0, before.0 + 1, "{n}, {kind}");
-            assert_eq!((clone.size, clone.mode, clone.links), (bytes.len() as u64, 0o644, 1));
-            // What waits in memory is part of the clone, and in the log before it.
-            f.write(source, 10, b"dirty");
-            f.fs.clone_file(Caller::ROOT, source, parent, &[kind, b'0' + n as u8, b'2']).unwrap();
-            f.write(source, 10, b"later");
-        }
-    }
-    f.check();
-    for round in 0..2 {
-        for (n, bytes) in contents.iter().enumerate() {
-            let mut changed = bytes.clone();
-            changed.resize(bytes.len().max(15), 0);
-            changed[10..15].copy_from_slice(b"dirty");
-            for (kind, parent) in [(b'a', ROOT), (b'b', sub)] {
-                assert!(content(&f, parent, &[kind, b'0' + n as u8]) == *bytes, "round {round}");
-                assert!(content(&f, parent, &[kind, b'0' + n as u8, b'2']) == changed, "round {round}");
-            }
-        }
-        f.reopen();
-        f.check();
-    }
-}
-
 // Goal: what the list costs grows with the subvolumes and with the directories above them, not with their product, and its
 // pages fit together whatever happens between them. Method: very many in one directory, and one in each of many directories;
 // names that the ways take to find, counted; pages against the whole, then with deletions and moves between pages.
@@ -665,89 +567,4 @@ fn long_list() {
     };
     let expected: Vec<_> = kept.map(|info| SubvolumeInfo { path: now(&info.path), ..info.clone() }).collect();
     assert_eq!((pages, listed), (7, expected));
-}
-
-// Goal: rmdir deletes a subvolume if nothing is in it, and takes nothing else away. Method: each rule once: a file, a
-// subvolume, a removed file that is open, a snapshot that was emptied, and one that cannot be; then all is gone, also of the
-// space.
-#[test]
-fn rmdir_of_subvolumes() {
-    let mut f = Fixture::new(64 * MIB);
-    f.fs.maintain().unwrap();
-    let before = f.fs.space().used_bytes;
-    let sub = make(&f, ROOT, b"sub");
-    let open = file(&f, sub, b"file", &pattern(1, 300_000));
-    let frozen = f.fs.snapshot(sub, ROOT, b"frozen", true, true).unwrap();
-    let copy = snapshot(&f, sub, b"copy");
-    refused(f.fs.rmdir(ROOT, b"sub"), 39);
-    f.fs.open_inode(Caller::ROOT, open, false).unwrap();
-    f.fs.unlink(sub, b"file").unwrap();
-    let inner = make(&f, sub, b"inner");
-    refused(f.fs.rmdir(ROOT, b"sub"), 39);
-    // Also where what is in it was made in this moment, or is only there in memory.
-    file(&f, inner, b"new", b"");
-    refused(f.fs.rmdir(sub, b"inner"), 39);
-    f.fs.unlink(inner, b"new").unwrap();
-    f.fs.rmdir(sub, b"inner").unwrap();
-    refused(f.fs.rmdir(sub, b"inner"), 2);
-    f.fs.rmdir(ROOT, b"sub").unwrap();
-    refused(f.fs.getattr(open), 116);
-    refused(f.fs.create(Caller::ROOT, sub, b"late", 0o644), 116);
-    f.fs.release_inode(open).unwrap();
-    // What the others have stays.
-    assert_eq!(content(&f, frozen, b"file"), pattern(1, 300_000));
-    refused(f.fs.rmdir(ROOT, b"copy"), 39);
-    f.fs.unlink(copy, b"file").unwrap();
-    f.fs.rmdir(ROOT, b"copy").unwrap();
-    // A read-only one is deleted by its own command alone, empty or not.
-    let empty = make(&f, ROOT, b"empty");
-    let bare = f.fs.snapshot(empty, ROOT, b"bare", true, false).unwrap();
-    for name in [b"frozen" as &[u8], b"bare"] {
-        refused(f.fs.rmdir(ROOT, name), 1);
-    }
-    assert_eq!(f.list(bare), Vec::<Vec<u8>>::new());
-    f.check();
-    f.reopen();
-    assert_eq!(f.list(ROOT), [b"bare".to_vec(), b"empty".to_vec(), b"frozen".to_vec()]);
-    f.fs.rmdir(ROOT, b"empty").unwrap();
-    f.fs.delete_subvolume(ROOT, b"bare").unwrap();
-    f.fs.delete_subvolume(ROOT, b"frozen").unwrap();
-    f.fs.maintain().unwrap();
-    f.check();
-    f.reopen();
-    assert!(f.fs.space().used_bytes <= before + (64 << 10));
-    assert_eq!(f.list(ROOT), Vec::<Vec<u8>>::new());
-}
-
-// Goal: of rmdir of a subvolume and whoever puts something into it, one comes first. Method: both at once, many times: never
-// do both succeed.
-#[test]
-fn rmdir_while_names_come() {
-    let f = Fixture::new(64 * MIB);
-    for round in 0..300 {
-        let sub = make(&f, ROOT, b"sub");
-        let both = std::sync::Barrier::new(2);
-        let (put, removed) = std::thread::scope(|scope| {
-            let put = scope.spawn(|| {
-                both.wait();
-                match round % 3 {
-                    0 => f.fs.create(Caller::ROOT, sub, b"file", 0o644).is_ok(),
-                    1 => f.fs.create_subvolume(Caller::ROOT, sub, b"inner", 0o755).is_ok(),
-                    _ => f.fs.mkdir(Caller::ROOT, sub, b"dir", 0o755).is_ok(),
-                }
-            });
-            both.wait();
-            let removed = f.fs.rmdir(ROOT, b"sub").is_ok();
-            (put.join().unwrap(), removed)
-        });
-        assert!(put != removed, "round {round}: {put}, {removed}");
-        if put && round % 3 == 1 {
-            f.fs.rmdir(sub, b"inner").unwrap();
-        }
-        if put {
-            f.fs.delete_subvolume(ROOT, b"sub").unwrap();
-        }
-    }
-    f.fs.maintain().unwrap();
-    f.check();
 }
