@@ -9,6 +9,8 @@ use varvefs::{File, Filesystem, MemoryDisk, OpenOptions, Pool, PoolOptions, Snap
 
 const BLOCK: usize = 4096;
 const CACHE_BYTES: u64 = 256 << 20;
+/// Of a star; its plain files have no more.
+const CLONE_BLOCKS_WRITTEN: u64 = 3;
 
 fn main() {
     let mut args = std::env::args().skip(1);
@@ -86,7 +88,7 @@ fn used(fs: &Filesystem) -> i64 {
     (space.total_bytes - space.free_bytes) as i64
 }
 
-/// Clones of a file that is then removed; all of them overwrite the same blocks.
+/// Clones of a file that is then removed; all of them overwrite the same blocks, and as many plain files theirs.
 fn star(many: usize) {
     let disk = MemoryDisk::new(8 << 30);
     let pool = options().create_on(&disk).expect("a pool");
@@ -102,35 +104,29 @@ fn star(many: usize) {
     times.print("clone");
     fs.remove_file("/origin").expect("remove");
     println!("idle after {:.3} s", idle(&pool));
-    let plain = 2000.min(many);
-    for n in 0..plain {
-        fs.write(format!("/p/{n}"), vec![7; 2 * BLOCK]).expect("a file");
+    for n in 0..many {
+        fs.write(format!("/p/{n}"), vec![7; CLONE_BLOCKS_WRITTEN as usize * BLOCK]).expect("a file");
     }
     fs.sync().expect("sync");
-    let mut times = Times(Vec::new());
-    for n in 0..plain {
-        times.take(|| {
-            let file = file(&fs, &format!("/p/{n}"));
-            file.write_all_at(&[1; BLOCK], 0).expect("write");
-            drop(file.start_sync().expect("sync"));
-        });
-    }
-    times.print("write and log a block of a plain file");
-    for block in 0..3u64 {
-        let mut times = Times(Vec::new());
+    for block in 0..CLONE_BLOCKS_WRITTEN {
+        // In turn, one of each, as many of each: neither has fewer files to find, nor the better moment.
+        let [mut plain, mut clones] = [const { Times(Vec::new()) }; 2];
         for n in 0..many {
-            times.take(|| {
-                let file = file(&fs, &format!("/c/{n}"));
-                file.write_all_at(&[block as u8; BLOCK], block * BLOCK as u64).expect("write");
-                drop(file.start_sync().expect("sync"));
-            });
+            for (times, directory) in [(&mut plain, "p"), (&mut clones, "c")] {
+                times.take(|| {
+                    let file = file(&fs, &format!("/{directory}/{n}"));
+                    file.write_all_at(&[block as u8; BLOCK], block * BLOCK as u64).expect("write");
+                    drop(file.start_sync().expect("sync"));
+                });
+            }
         }
-        times.print(&format!("write and log block {block} of every clone"));
+        plain.print(&format!("write and log block {block} of every plain file"));
+        clones.print(&format!("write and log block {block} of every clone"));
         println!("idle after {:.3} s", idle(&pool));
     }
-    // Three blocks of every clone, what is left of the origin, two of every plain file; then without the clones.
+    // Three blocks of every clone and plain file, what is left of the origin; then without the clones.
     let before = used(&fs);
-    println!("clones: {} KiB each", before / 1024 / many as i64);
+    println!("a clone and a plain file: {} KiB", before / 1024 / many as i64);
     check(&pool);
     let begun = Instant::now();
     for n in 0..many {
