@@ -231,7 +231,7 @@ impl Extents<'_> {
             Ok(own_blocks(&list))
         };
         let has = own_of(key)?;
-        if kin.is_seen(id, has.something.or(has.holes), &mut own_of, &|limit| below(limit, segment))? {
+        if kin.is_seen(id, has.all(), &mut own_of, &|limit| below(limit, segment))? {
             return Ok(Looked::Seen);
         }
         let start = DataKey { family, segment, version: VersionKey(u64::MAX), offset: 0 };

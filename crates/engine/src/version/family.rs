@@ -5,6 +5,7 @@
 //! to the leaves: a hole that is demanded stays if what stays beneath it would show.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use varve_format::record::version::{self, NO_LIMIT, VersionRecord};
 use varve_format::{Corrupt, FamilyId, TreeId, VersionId, VersionKey};
@@ -45,6 +46,13 @@ impl Blocks {
     pub(super) fn has(self, block: usize) -> bool {
         self.0[block / 64] >> (block % 64) & 1 == 1
     }
+    /// From the first to the end of the last; `None` if there are none.
+    pub(super) fn bounds(self) -> Option<Range<usize>> {
+        let first = self.0.iter().position(|word| *word != 0)?;
+        let last = self.0.iter().rposition(|word| *word != 0)?;
+        let low = 64 * first + self.0[first].trailing_zeros() as usize;
+        Some(low..64 * (last + 1) - self.0[last].leading_zeros() as usize)
+    }
     /// The end of the run of equal blocks that begins at `from`, at most `upto`.
     pub(super) fn run_end(self, from: usize, upto: usize) -> usize {
         (from + 1..upto).find(|block| self.has(*block) != self.has(from)).unwrap_or(upto)
@@ -58,6 +66,13 @@ pub(super) struct Own {
     pub(super) something: Blocks,
     /// Blocks it says are empty: holes, whiteouts.
     pub(super) holes: Blocks,
+}
+
+impl Own {
+    /// Blocks it has an entry for.
+    pub(super) fn all(self) -> Blocks {
+        self.something.or(self.holes)
+    }
 }
 
 /// The versions of a family.
@@ -140,7 +155,7 @@ impl Family {
         for at in (0..versions.len()).rev() {
             let (version, here) = (versions[at], has(versions[at]));
             if let Some(parent) = parents[at] {
-                let rest = demand[at].without(here.something.or(here.holes)).and(seen_below(version));
+                let rest = demand[at].without(here.all()).and(seen_below(version));
                 demand[parent] = demand[parent].or(rest);
             }
         }
@@ -167,12 +182,11 @@ impl Family {
         stays: &BTreeMap<VersionKey, Own>,
         below: &dyn Fn(u64) -> Blocks,
     ) -> Option<VersionId> {
-        let all = |own: &Own| own.something.or(own.holes);
-        let wanted = all(stays.get(&self.versions.get(&id)?.key)?);
+        let wanted = stays.get(&self.versions.get(&id)?.key)?.all();
         let sees = |holder: &VersionRecord| {
             let mut at = holder;
             for _ in 0..STEPS_MAX {
-                let hidden = own.get(&at.key).map_or(Blocks::NONE, all);
+                let hidden = own.get(&at.key).map_or(Blocks::NONE, |own| own.all());
                 let limited = at.limit != NO_LIMIT && !wanted.without(below(at.limit)).is_empty();
                 let Some(parent) =
                     at.parent.filter(|p| *p >= id && hidden.and(wanted).is_empty() && !limited)

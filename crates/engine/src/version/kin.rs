@@ -146,7 +146,7 @@ impl<'a> Kin<'a> {
                 left = left.and(below(at.limit));
             }
             let here = own(at.key)?;
-            left = left.without(here.something.or(here.holes));
+            left = left.without(here.all());
             if left.is_empty() || parent == id {
                 return Ok(left);
             }

@@ -148,7 +148,7 @@ fn lay_over(
     let (mut old, mut rest, mut new) = (Vec::new(), Vec::new(), Vec::new());
     if target.has_inner() {
         let own = own_blocks(cover);
-        mark_hidden(read, changes, target, segment, own.something.or(own.holes))?;
+        mark_hidden(read, changes, target, 0, segment, own.all())?;
     }
     for (at, step) in (0..target.own()).map(|at| (at, target.step(at))) {
         let place = Place { family: target.family(), segment, version: step.key };

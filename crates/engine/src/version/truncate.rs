@@ -117,7 +117,7 @@ fn cut_at(
     let target = Place { family: path.family(), segment: cut / SEGMENT_BYTES, version: path.target() };
     let tail = tail.map(|run| Entry { off: (cut % SEGMENT_BYTES) as u32, extent: Extent::data(run) });
     if let Some(tail) = tail.filter(|_| path.has_inner()) {
-        reap |= mark_hidden(read, &mut changes, &path, target.segment, own_blocks(&[tail]).something)?;
+        reap |= mark_hidden(read, &mut changes, &path, 0, target.segment, own_blocks(&[tail]).something)?;
     }
     cut_off(read, &mut changes, few.unwrap_or_default(), cut, &target, tail)?;
     changes.finish();

@@ -10,7 +10,7 @@ use super::extents::{below, own_blocks};
 use super::family::Blocks;
 use super::path::Path;
 use super::pending::State;
-use super::resolve::{FILE_END, resolve, resolve_behind, scan, scan_path};
+use super::resolve::{FILE_END, resolve, resolve_behind, scan, scan_covering, scan_path};
 use super::segment::{Changes, Entry, Place, load, overlay, push_joined, subtract};
 use super::{Mapping, Planted, Progress, Read, Result, planted};
 use crate::Transaction;
@@ -102,13 +102,14 @@ fn lay_over(
     new: &mut Vec<Entry>,
 ) -> Result<()> {
     let (low, high) = (top[0].off, top[top.len() - 1].end());
-    if path.has_inner() {
-        let own = own_blocks(top);
-        mark_hidden(read, changes, path, segment, own.something.or(own.holes))?;
-    }
     for (at, step) in (0..path.own()).map(|at| (at, path.step(at))) {
         let place = Place { family: path.family(), segment, version: step.key };
         load(read, &place, low, high, old)?;
+        if at == 0 && path.has_inner() {
+            // What the head has there hides the rest already.
+            let blocks = own_blocks(top).all().without(own_blocks(old).all());
+            mark_hidden(read, changes, path, 1, segment, blocks)?;
+        }
         if at + 1 == path.own() {
             overlay(top, old, new, changes);
         } else {
@@ -119,26 +120,49 @@ fn lay_over(
     Ok(())
 }
 
+/// A path of so many versions or fewer is asked version by version where a few blocks lie, a descent each: cheaper than walking
+/// past what others have between them ([`scan_path`]).
+const ASKED_APART_MAX: usize = 4;
+
 /// Has the reaper look at a segment if something in `blocks` is seen that belongs to a version without holders: it is
-/// about to be hidden, perhaps from the last who sees it. Says whether it did.
+/// about to be hidden, perhaps from the last who sees it. Says whether it did. The first `skip` versions of the path have nothing there.
 pub(super) fn mark_hidden(
     read: &dyn Read,
     changes: &mut Changes,
     path: &Path,
+    skip: usize,
     segment: u64,
     blocks: Blocks,
 ) -> Result<bool> {
+    let Some(bounds) = blocks.bounds() else { return Ok(false) };
     let (mut left, mut hidden) = (blocks, Vec::new());
-    scan_path(read, path, segment, |at, key, extent| {
+    let mut see = |at, key: DataKey, extent| {
         let step = path.step(at);
         let own = own_blocks(&[Entry { off: key.offset, extent }]);
-        let seen = own.something.or(own.holes).and(below(step.visible, segment)).and(left);
+        let seen = own.all().and(below(step.visible, segment)).and(left);
         if step.state == State::Inner && !seen.is_empty() && hidden.last() != Some(&step.id) {
             hidden.push(step.id);
         }
         left = left.without(seen);
         !left.is_empty()
-    })?;
+    };
+    if path.versions() - skip > ASKED_APART_MAX {
+        scan_path(read, path, segment, see)?;
+    } else {
+        let (first, end) = (bounds.start as u32 * BLOCK_BYTES as u32, bounds.end as u32 * BLOCK_BYTES as u32);
+        let mut more = true;
+        for at in skip..path.versions() {
+            let place = DataKey { family: path.family(), segment, version: path.step(at).key, offset: first };
+            scan_covering(read, &place, |key, extent| {
+                let here = (key.segment, key.version) == (segment, place.version) && key.offset < end;
+                more = !here || see(at, key, extent);
+                here && more
+            })?;
+            if !more {
+                break;
+            }
+        }
+    }
     for id in hidden.iter().filter(|_| !planted(Planted::WriteForgets)) {
         changes.recheck(path.family(), *id, segment);
     }
@@ -293,7 +317,7 @@ fn punch_segment(
     let gap = [Entry { off: low_off, extent: Extent::hole(high_off - low_off) }];
     let (mut old, mut new) = (Vec::new(), Vec::new());
     if path.has_inner() {
-        mark_hidden(read, changes, path, segment, own_blocks(&gap).holes)?;
+        mark_hidden(read, changes, path, 0, segment, own_blocks(&gap).holes)?;
     }
     for (at, step) in (0..path.own()).map(|at| (at, path.step(at))) {
         let place = Place { family: path.family(), segment, version: step.key };
