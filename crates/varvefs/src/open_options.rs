@@ -122,7 +122,12 @@ impl OpenOptions {
     fn open_file(&self, fs: &Filesystem, path: &[u8]) -> std::result::Result<File, Fault> {
         self.check()?;
         let below = fs.shared().enter()?;
-        let last = if self.follow && !self.create_new { Last::Follow } else { Last::Keep };
+        let last = match (self.create_new, self.follow) {
+            // Whether the name is taken is found out where it is given.
+            (true, _) if path.last() != Some(&b'/') => Last::New,
+            (true, _) | (false, false) => Last::Keep,
+            (false, true) => Last::Follow,
+        };
         for _ in 0..RETRIES_MAX {
             let place = find(&below, path, last)?;
             let (attr, made) = match place.found {
@@ -130,10 +135,17 @@ impl OpenOptions {
                 Some(attr) => (attr, false),
                 None if !self.create && !self.create_new => return Err(Reason::NotFound.into()),
                 None if place.directory => return Err(Reason::IsADirectory.into()),
+                None if self.create_new && matches!(&place.name[..], b"." | b"..") => {
+                    return Err(Reason::Exists.into());
+                }
                 None => match below.create(fs.caller(), place.parent, place.entry()?, self.mode & 0o7777) {
                     Ok(attr) => (attr, true),
                     // Another has made it meanwhile.
                     Err(varve_fs::FsError::Exists) if !self.create_new => continue,
+                    // That the name is taken is said before whatever else keeps it from being made.
+                    Err(_) if self.create_new && below.lookup(place.parent, &place.name).is_ok() => {
+                        return Err(Reason::Exists.into());
+                    }
                     Err(error) => return Err(error.into()),
                 },
             };

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use tempfile::TempDir;
+use varvefs::OpenOptions;
 
 use super::Target;
 use super::tree::Tree;
@@ -37,7 +38,7 @@ impl Target for InProcess {
         Ok(self.fs.create_dir(path)?)
     }
     fn write_synced(&self, path: &str, bytes: &[u8]) -> Result<()> {
-        let file = self.fs.create(path)?;
+        let file = OpenOptions::new().write(true).create_new(true).open(&self.fs, path)?;
         file.write_all_at(bytes, 0)?;
         Ok(file.sync_all()?)
     }

@@ -5,9 +5,9 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use varvefs::{OpenOptions, Reason};
+use varvefs::{MemoryDisk, OpenOptions, Reason};
 
-use crate::{fresh, names};
+use crate::{fresh, names, quiet};
 
 // Goal: all kinds of paths name the same file, and names are bytes. Method: one file by every type, one name that is no
 // text.
@@ -80,6 +80,51 @@ fn symlinks_lead_on() {
     assert_eq!(*kept.unwrap_err().reason(), Reason::TooManySymlinks);
     fs.rename("/chain", "/moved").unwrap();
     assert_eq!(fs.read("/moved").unwrap(), b"x");
+}
+
+// Goal: what is to be new and is there is refused as there, whatever else would keep it from being made, and what is not there
+// for the reason that keeps it. Method: files, directories, links, the root and dots, on a pool that is written to and on one
+// that is only read; with and without a slash behind.
+#[test]
+fn what_is_to_be_new_must_not_be_there() {
+    let disk = MemoryDisk::new(64 << 20);
+    let pool = quiet().create_on(&disk).unwrap();
+    let fs = pool.filesystem();
+    fs.create_dir("/d").unwrap();
+    fs.write("/d/f", b"x").unwrap();
+    fs.symlink("d", "/to-d").unwrap();
+    fs.symlink("nowhere", "/dangling").unwrap();
+    pool.close().unwrap();
+    for read_only in [false, true] {
+        let pool = quiet().read_only(read_only).open_on(&disk).unwrap();
+        let fs = pool.filesystem();
+        let kind = |path: &str| {
+            let new = OpenOptions::new().write(true).create_new(true).open(&fs, path);
+            new.map(drop).map_err(|error| error.kind())
+        };
+        for there in ["/", "d", "d/", "d/.", "d/..", ".", "..", "d/f", "to-d", "to-d/", "to-d/f", "dangling"]
+        {
+            assert_eq!(kind(there), Err(ErrorKind::AlreadyExists), "{there}, {read_only}");
+        }
+        for (path, why) in [
+            ("d/f/", ErrorKind::NotADirectory),
+            ("d/f/g", ErrorKind::NotADirectory),
+            ("d/f/.", ErrorKind::NotADirectory),
+            ("new/", ErrorKind::IsADirectory),
+            ("new/f", ErrorKind::NotFound),
+            ("dangling/", ErrorKind::IsADirectory),
+            ("", ErrorKind::NotFound),
+        ] {
+            assert_eq!(kind(path), Err(why), "{path}, {read_only}");
+        }
+        let made = kind("d/new");
+        assert_eq!(made, if read_only { Err(ErrorKind::ReadOnlyFilesystem) } else { Ok(()) });
+        if !read_only {
+            assert_eq!(kind("d/new"), Err(ErrorKind::AlreadyExists));
+            fs.remove_file("d/new").unwrap();
+        }
+        pool.close().unwrap();
+    }
 }
 
 // Goal: every walk ends: 40 links are followed, 41 and rings are refused with std's kind. Method: a chain and a ring.
