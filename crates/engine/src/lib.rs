@@ -11,6 +11,7 @@ mod core;
 mod error;
 mod journal;
 mod key;
+mod numbers;
 mod open;
 mod options;
 pub mod planted;
@@ -26,6 +27,7 @@ pub mod version;
 
 pub use check::LostKeys;
 pub use error::EngineError;
+pub use numbers::Numbered;
 pub use options::{
     CheckReport, FormatOptions, Profile, RecoveryReport, SpaceStats, StoreOptions, StoreStats,
 };

@@ -1,7 +1,6 @@
 //! Creating and opening a pool: the checkpoint is loaded, the log replayed, the cut made durable, and only then is
 //! anybody served.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -654,7 +653,7 @@ fn assemble(
         readers: Default::default(),
         trunks: Default::default(),
         keyframes: Keyframes::new(many),
-        rides: RwLock::new(HashMap::new()),
+        rides: RwLock::default(),
         written_bytes: AtomicU64::new(0),
         flushed_bytes: AtomicU64::new(0),
         counters: Counters::default(),

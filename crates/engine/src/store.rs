@@ -5,7 +5,6 @@
 
 mod reserve;
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -19,6 +18,7 @@ use crate::checkpoint::Durable;
 use crate::checkpoint::checksums::{self, Found, SumCache, SumPage};
 use crate::core::{Core, Fetched, Obstacle, PENDING_BYTES_SOFT, Purse, RECORD_BYTES_MAX, missed_in};
 use crate::journal::{Commits, PanicStops};
+use crate::numbers::Numbered;
 use crate::options::{SpaceStats, StoreOptions, StoreStats};
 use crate::planted::{Planted, is};
 use crate::pool::Pool;
@@ -92,7 +92,7 @@ pub struct Store {
     /// Whether there are keyframes, and where some are missing.
     pub(crate) keyframes: Keyframes,
     /// Data that a batch carries and that is not on the device yet: block to buffer and offset.
-    pub(crate) rides: RwLock<HashMap<u64, (Arc<AlignedBuf>, usize)>>,
+    pub(crate) rides: RwLock<Numbered<u64, (Arc<AlignedBuf>, usize)>>,
     /// Data written beside the log since the pool was opened, and as much of it as is known to be flushed.
     pub(crate) written_bytes: AtomicU64,
     pub(crate) flushed_bytes: AtomicU64,

@@ -10,13 +10,11 @@
 //! trying); the topology of subvolumes; gates; inodes in ascending order; families of data; dirty list; engine. A turn is never
 //! waited for while holding an inode or a gate. Who waits while a file is still ([`Still`]) holds none of these.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use varve_engine::{FamilyId, InodeId, PoolAddr, VersionId};
+use varve_engine::{FamilyId, InodeId, Numbered, PoolAddr, VersionId};
 use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, Time};
 
 use crate::api::{Caller, ROOT_INODE};
@@ -314,28 +312,7 @@ impl InodeState {
     }
 }
 
-/// Inode numbers are a counter: one multiplication spreads them.
-#[derive(Default)]
-pub(crate) struct NumberHasher(u64);
-
-impl Hasher for NumberHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-    fn write_u32(&mut self, number: u32) {
-        self.write_u64(u64::from(number));
-    }
-    fn write_u64(&mut self, number: u64) {
-        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(20);
-    }
-}
-
-type Shard = HashMap<u64, Arc<InodeState>, BuildHasherDefault<NumberHasher>>;
+type Shard = Numbered<u64, Arc<InodeState>>;
 
 /// All inodes in use.
 #[derive(Default)]

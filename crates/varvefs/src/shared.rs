@@ -7,7 +7,6 @@
 //!
 //! Lock order: `state`, then nothing; `open`, then nothing.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Weak};
 
@@ -30,7 +29,7 @@ pub(crate) struct Shared {
     /// What opening it found.
     pub recovery: varve_fs::RecoveryReport,
     state: RwLock<State>,
-    open: Mutex<HashMap<varve_fs::InodeId, Weak<OpenInode>>>,
+    open: Mutex<varve_engine::Numbered<varve_fs::InodeId, Weak<OpenInode>>>,
 }
 
 impl Shared {
@@ -140,8 +139,10 @@ impl Drop for OpenInode {
             tracing::warn!(pool = %self.shared.name, inode = self.ino.0, %error, "releasing a file failed");
         }
         let mut open = self.shared.open.lock();
-        if open.get(&self.ino).is_some_and(|left| left.strong_count() == 0) {
-            open.remove(&self.ino);
+        if let Entry::Occupied(left) = open.entry(self.ino)
+            && left.get().strong_count() == 0
+        {
+            left.remove();
         }
     }
 }

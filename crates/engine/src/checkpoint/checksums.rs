@@ -11,6 +11,7 @@ use varve_format::Run;
 use varve_format::root::NodePtr;
 
 use super::arrays::PagePtrs;
+use crate::numbers::Numbered;
 
 /// Checksums in a page.
 pub const PAGE_SUMS: usize = varve_format::BLOCK_BYTES / 4;
@@ -49,15 +50,15 @@ pub struct Checksums {
     /// Pointers to pages and to their parents.
     pub ptrs: PagePtrs,
     /// Pages changed since the last freeze.
-    pub dirty: HashMap<u64, Arc<SumPage>>,
+    pub dirty: Numbered<u64, Arc<SumPage>>,
     /// Pages that the running checkpoint writes.
-    pub frozen: HashMap<u64, Arc<SumPage>>,
+    pub frozen: Numbered<u64, Arc<SumPage>>,
 }
 
 impl Checksums {
     /// The array behind `ptrs`.
     pub fn new(ptrs: PagePtrs) -> Checksums {
-        Checksums { ptrs, dirty: HashMap::new(), frozen: HashMap::new() }
+        Checksums { ptrs, dirty: Numbered::default(), frozen: Numbered::default() }
     }
 
     /// Page number `page`.

@@ -25,6 +25,7 @@ use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, block_checksum};
 use crate::EngineError;
 use crate::core::{Core, LogTail};
 use crate::journal::PanicStops;
+use crate::numbers::Numbered;
 use crate::space::bits::Bits;
 use crate::store::Store;
 use crate::tree::node::{Body, Link, Node};
@@ -43,7 +44,7 @@ pub struct Frozen {
     replaced: Vec<Replaced>,
     referenced: Bits,
     changed_pages: Vec<bool>,
-    sums: HashMap<u64, Arc<SumPage>>,
+    sums: Numbered<u64, Arc<SumPage>>,
     position: Lsn,
     next_id: u64,
     generation: u64,

@@ -18,8 +18,6 @@
 //! While the pool has never had a snapshot or a clone ([`Core::sharing`]), nothing of this costs more than the gate.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::hash::BuildHasherDefault;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,13 +25,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::lock_api::{ArcMutexGuard, ArcRwLockReadGuard};
 use parking_lot::{Mutex, RawMutex, RawRwLock, RwLock};
 use varve_engine::version::{self, Holder, Path};
-use varve_engine::{FamilyId, InodeId, Lsn, Transaction, VersionId, View};
+use varve_engine::{FamilyId, InodeId, Lsn, Numbered, Transaction, VersionId, View};
 use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::{LOCAL_INODE_BITS, SubvolumeRecord};
 
 use crate::core::Core;
 use crate::files::FileCount;
-use crate::inode::{InodeState, NumberHasher};
+use crate::inode::InodeState;
 use crate::table::{Namespace, subvolumes};
 use crate::{FsError, Result};
 
@@ -92,7 +90,7 @@ pub(crate) struct Shown {
     /// Counts changes of the family's versions.
     generation: u64,
     heads: Vec<Head>,
-    places: HashMap<Slot, usize, BuildHasherDefault<NumberHasher>>,
+    places: Numbered<Slot, usize>,
     /// Whether the reaper has been told that changes may have hidden something since it was last here.
     told: AtomicBool,
 }
@@ -119,7 +117,7 @@ impl Shown {
     }
     fn add(&mut self, head: Head) -> usize {
         if self.heads.len() >= HEADS_MAX {
-            (self.heads, self.places) = (Vec::new(), HashMap::default());
+            (self.heads, self.places) = (Vec::new(), Numbered::default());
         }
         self.places.insert(head.namespace.slot, self.heads.len());
         self.heads.push(head);

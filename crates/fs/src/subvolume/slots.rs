@@ -1,24 +1,19 @@
 //! The subvolumes there are, by slot, and their families' gates.
 
-use std::collections::HashMap;
-use std::hash::BuildHasherDefault;
 use std::ops::Deref;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use varve_engine::FamilyId;
+use varve_engine::{FamilyId, Numbered};
 use varve_format::record::subvolume::SUBVOLUME_SLOTS;
 
 use super::nested::Nested;
 use super::{Gate, Slot, Subvolume};
 use crate::hash::NameHasher;
-use crate::inode::NumberHasher;
 use crate::{FsError, Result};
 
 /// Records of subvolumes that are changed at the same time are told apart by this many remainders of their slots.
 const CHANGING: usize = 16;
-
-type Numbered<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
 
 /// All subvolumes. Bound: what the pool has, less than 200 bytes each.
 pub(crate) struct Subvolumes {
@@ -66,7 +61,7 @@ impl Deref for Found<'_> {
 impl Subvolumes {
     /// A pool with this first subvolume.
     pub(crate) fn new(first: Subvolume, hasher: NameHasher) -> Subvolumes {
-        let gates = HashMap::from_iter([(first.family, first.gate.clone())]);
+        let gates = Numbered::from_iter([(first.family, first.gate.clone())]);
         Subvolumes {
             first: Arc::new(first),
             hasher,

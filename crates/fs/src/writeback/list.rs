@@ -3,17 +3,16 @@
 //! A file is in the list from its first dirty page until its last is logged, also while it is being written back: a
 //! sync that finds it here and cannot have its turn waits, and learns what became of it.
 
-use std::collections::{BTreeMap, HashMap};
-use std::hash::BuildHasherDefault;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use varve_engine::BLOCK_BYTES;
+use varve_engine::{BLOCK_BYTES, Numbered};
 
 use super::ahead::Ahead;
 use crate::api::Timestamp;
-use crate::inode::{InodeState, NumberHasher};
+use crate::inode::InodeState;
 use crate::subvolume::Slot;
 
 /// A file that has data to be logged.
@@ -37,7 +36,7 @@ struct Share {
 struct Listed {
     next: u64,
     files: BTreeMap<u64, DirtyFile>,
-    shares: HashMap<Slot, Share, BuildHasherDefault<NumberHasher>>,
+    shares: Numbered<Slot, Share>,
 }
 
 /// All dirty files. A leaf in the lock order. Bounded by the dirty limit: a file in it has at least one page.
