@@ -12,7 +12,9 @@
 //! that does not know the type may skip it), length u32, body.
 
 use crate::codec::{Reader, Writer};
-use crate::{BLOCK_BYTES, Corrupt, KEY_BYTES_MAX, Lsn, PoolAddr, Run, TreeId, VALUE_BYTES_MAX};
+use crate::{
+    BLOCK_BYTES, Corrupt, KEY_BYTES_MAX, Lsn, PoolAddr, Run, TreeId, VALUE_BYTES_MAX, block_checksum,
+};
 
 /// First bytes of a batch.
 pub const BATCH_MAGIC: u64 = 0x4854_4142_4556_5256; // "VRVEBATH"
@@ -98,7 +100,7 @@ pub fn seal(header: &BatchHeader, batch: &mut [u8]) -> u32 {
     h.put_u32(blocks);
     h.put_u32(0);
     h.fill(0);
-    let sum = crc32c::crc32c(batch);
+    let sum = block_checksum(batch);
     batch[44..48].copy_from_slice(&sum.to_le_bytes());
     sum
 }

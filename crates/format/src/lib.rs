@@ -162,8 +162,9 @@ pub struct VersionId(pub u64);
 pub struct VersionKey(pub u64);
 
 /// The checksum of one block of data (crc32c, Castagnoli). Every byte that is written or read passes through here, so it is
-/// worked out by whatever the processor does fastest; the few blocks of other kinds are left to the plainer library, beside which a
-/// test holds this one.
+/// worked out by whatever the processor does fastest, as that of a batch is when it is sealed, since somebody waits for it; the few
+/// blocks of other kinds, and the batches that recovery reads, are left to the plainer library, beside which a test holds this
+/// one.
 pub fn block_checksum(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }

@@ -270,8 +270,8 @@ impl Store {
         let mut frozen = (what == Lead::Freeze).then(|| self.freeze(&mut core));
         drop(core);
 
-        let mut buf = AlignedBuf::new(blocks * BLOCK_BYTES);
-        buf[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + pending.payload.len()].copy_from_slice(&pending.payload);
+        let mut buf = AlignedBuf::with_bytes_at(BATCH_HEADER_BYTES, &pending.payload);
+        debug_assert_eq!(buf.len(), blocks * BLOCK_BYTES);
         let checksum = seal(&header, &mut buf);
         // Only who writes seals, so nobody has looked at this meanwhile.
         self.core.lock().log.previous = checksum;
