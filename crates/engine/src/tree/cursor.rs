@@ -67,16 +67,27 @@ impl Ahead<'_> {
     }
 }
 
-/// The leaf of `key`, not looked at, if it and all above it are held in memory by the tree below `link`.
-pub(super) fn leaf_of<'t>(link: &'t Link, height: u8, key: &[u8]) -> Option<&'t Node> {
-    let Link::Mem(node) = link else { return None };
-    let mut node = node;
+/// The leaves of `keys`, not looked at, of those that the tree below `link` holds in memory with all above them. One level after
+/// the other: what a search reads of the nodes is looked at for all of them first.
+pub(super) fn leaves_of<'t, K: AsRef<[u8]>>(link: &'t Link, height: u8, keys: &[K]) -> Vec<&'t Node> {
+    let Link::Mem(root) = link else { return Vec::new() };
+    let mut nodes: Vec<(&[u8], &Node)> = keys.iter().map(|key| (key.as_ref(), &**root)).collect();
     for _ in 1..height {
-        let Body::Interior(n) = &node.body else { return None };
-        let Link::Mem(child) = &n.children[n.child_index(key)] else { return None };
-        node = child;
+        look_at_all(nodes.iter().map(|(_, node)| *node));
+        nodes.retain_mut(|(key, node)| {
+            let Body::Interior(n) = &node.body else { return false };
+            let Link::Mem(child) = &n.children[n.child_index(key)] else { return false };
+            *node = child;
+            true
+        });
     }
-    Some(node)
+    nodes.into_iter().map(|(_, node)| node).collect()
+}
+
+/// Reads what a search reads of these nodes. Each pass reads what the one before has found out where it lies.
+fn look_at_all<'n>(nodes: impl Iterator<Item = &'n Node> + Clone) {
+    std::hint::black_box(nodes.clone().fold(0, |sum: u64, node| sum.wrapping_add(node.generation)));
+    std::hint::black_box(nodes.fold(0, |sum: u32, node| sum.wrapping_add(node.look_at())));
 }
 
 impl Tree {
@@ -85,16 +96,7 @@ impl Tree {
     /// holds in memory, and at nothing else.
     pub fn look_at<K: AsRef<[u8]>>(&self, keys: &[K]) {
         let Some(root) = &self.root else { return };
-        let leaves: Vec<&Node> =
-            keys.iter().filter_map(|key| leaf_of(root, self.height, key.as_ref())).collect();
-        // Each pass reads what the one before has found out where it lies.
-        let nodes = leaves.iter().map(|node| node.generation);
-        std::hint::black_box(nodes.fold(0, u64::wrapping_add));
-        let searched = leaves.iter().map(|node| match &node.body {
-            Body::Leaf(leaf) => leaf.look_at(),
-            Body::Interior(_) => 0,
-        });
-        std::hint::black_box(searched.fold(0, u32::wrapping_add));
+        look_at_all(leaves_of(root, self.height, keys).into_iter());
     }
 
     fn fetch(&self, link: &Link, level: u8, source: &dyn NodeSource) -> Result<Arc<Node>> {

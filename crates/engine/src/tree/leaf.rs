@@ -141,11 +141,13 @@ impl Leaf {
             + self.entries.slots.capacity() * size_of::<Slot>()
             + self.heads.memory_bytes()
     }
-    /// Reads what a search reads, or what lies near it.
+    /// Reads what a search reads, or what lies near it, and what moves when an entry comes in. What comes in lies behind all
+    /// others in the heap, and beside what came in last as a rule.
     pub fn look_at(&self) -> u32 {
-        let slot = self.entries.slots.get(self.len() / 2).map_or(0, |slot| u32::from(slot.at));
-        let byte = self.entries.heap.first().map_or(0, |byte| u32::from(*byte));
-        self.heads.look_at().wrapping_add(slot).wrapping_add(byte)
+        const LINE: usize = 64 / size_of::<Slot>();
+        let slots = self.entries.slots.iter().step_by(LINE).fold(0, |sum, slot| sum ^ u32::from(slot.at));
+        let byte = self.entries.heap.last().map_or(0, |byte| u32::from(*byte));
+        self.heads.look_at().wrapping_add(slots).wrapping_add(byte)
     }
     /// Where `key` is, or where it would be.
     pub fn find(&self, key: &[u8]) -> Result<usize, usize> {

@@ -66,6 +66,14 @@ impl Node {
         }
     }
 
+    /// Reads what a search reads.
+    pub fn look_at(&self) -> u32 {
+        match &self.body {
+            Body::Leaf(leaf) => leaf.look_at(),
+            Body::Interior(n) => n.heads.look_at(),
+        }
+    }
+
     /// Its first and its last key, if it has any: of an interior node those that separate its children.
     pub fn ends(&self) -> impl Iterator<Item = Key> {
         let ends = match &self.body {

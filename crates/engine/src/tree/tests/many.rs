@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::key::Key;
-use crate::tree::cursor::leaf_of;
+use crate::tree::cursor::leaves_of;
 use crate::tree::leaf::Leaf;
 use crate::tree::step;
 
@@ -309,7 +309,7 @@ fn leaves_are_joined_once_a_transaction() {
 
 /// The leaf that is looked at for a key.
 fn looked_at<'t>(tree: &'t Tree, key: &[u8]) -> Option<&'t Leaf> {
-    match &leaf_of(tree.root.as_ref()?, tree.height, key)?.body {
+    match &leaves_of(tree.root.as_ref()?, tree.height, &[key]).first()?.body {
         Body::Leaf(leaf) => Some(leaf),
         Body::Interior(_) => panic!("leaves are at the bottom"),
     }
