@@ -123,6 +123,7 @@ impl Core {
             Some(chunk) => vec![(offset / BLOCK, chunk.clone())],
             None => self.fill_chunks(&state, offset, data),
         };
+        let large = !chunks.is_empty() && self.is_long(offset + data.len() as u64);
         if !self.write_at_once(caller, &state, offset, data, &chunks)? {
             require_file(&*self.read_lock(&state)?)?;
             if empty {
@@ -133,10 +134,10 @@ impl Core {
             }
             self.drop_capability(&state)?;
             let written = self.write_pages(caller, &state, None, offset, data, &chunks)?;
-            self.throttle()?;
+            self.throttle(large)?;
             return Ok(written);
         }
-        self.throttle()?;
+        self.throttle(large)?;
         Ok(data.len())
     }
 

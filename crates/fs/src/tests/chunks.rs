@@ -309,3 +309,52 @@ fn kept_buffers_and_frozen_files() {
     assert!(fs.read(ino, 0, 4 * MIB as usize).unwrap() == [&old[..4096], &new].concat());
     fixture.check();
 }
+
+// Goal: data of large writes to a long file goes to the device before much waits; that of small ones is gathered, and so is that
+// of a short file. Method: as much in pages as in large writes, near the beginning of a file and far from it, less than the
+// whole bound's quarter and more than a sixty-fourth of it, in a filesystem with its threads; the clock stands still, so that
+// nothing grows old.
+#[test]
+fn large_writes_to_long_files_do_not_wait_for_more() {
+    let fixture = Fixture::with(64 * MIB, HASH_KIND_SIPHASH13, 32 * MIB);
+    fixture.fs.close().unwrap();
+    let options = OpenOptions {
+        store: StoreOptions::default(),
+        dirty_bytes_max: 32 * MIB,
+        clock: Arc::new(TestClock(SimClock::new(1_800_000_000, 0))),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![fixture.device.clone()], options).unwrap().0;
+    let ino = fs.create(Caller::ROOT, ROOT, b"f", 0o644).unwrap().ino;
+    let data = pattern(1, 2 * MIB as usize);
+    let write = |offset: u64, bytes: usize| {
+        for (number, part) in data.chunks(bytes).enumerate() {
+            fs.write(Caller::ROOT, ino, offset + (number * bytes) as u64, part).unwrap();
+        }
+    };
+    let written = || fixture.device.stats().write_bytes;
+    // Nobody wakes it.
+    let pause = |milliseconds| {
+        let limit = std::time::Duration::from_millis(milliseconds);
+        parking_lot::Condvar::new().wait_for(&mut Mutex::new(()).lock(), limit);
+    };
+    for (offset, bytes) in [(0, 4096), (0, MIB as usize), (16 * MIB, 4096)] {
+        let before = written();
+        write(offset, bytes);
+        pause(50);
+        assert!(written() - before < MIB, "{bytes} at {offset}: {} bytes", written() - before);
+        fs.fsync(ino).unwrap();
+    }
+    let before = written();
+    write(8 * MIB, MIB as usize);
+    let mut left = 12_000;
+    while written() - before < MIB {
+        left -= 1;
+        assert!(left > 0, "{} bytes", written() - before);
+        pause(10);
+    }
+    for offset in [0, 8 * MIB, 16 * MIB] {
+        assert!(fs.read(ino, offset, data.len()).unwrap() == data, "at {offset}");
+    }
+    fs.close().unwrap();
+}

@@ -2,7 +2,8 @@
 //!
 //! Without it a writer that reaches the bound writes back everything himself: he and the device take turns, and each is
 //! idle half of the time. It begins at a fraction of the bound, so that there is something to pack and what is soon
-//! overwritten or deleted is not written at all.
+//! overwritten or deleted is not written at all. Large writes need no packing: from some length of their file on little of them
+//! waits, so that the device is not idle at first, and who syncs the file in the end does not wait for much.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,11 @@ use crate::Result;
 use crate::core::Core;
 
 /// It begins when this part of the bound is dirty.
-pub(crate) const SHARE: u64 = 4;
+const SHARE: u64 = 4;
+/// The same while large writes come in, in whole chunks, to a long file.
+const SHARE_OF_LARGE: u64 = 64;
+/// A file longer than this part of the bound is long.
+const SHARE_OF_LONG: u64 = 16;
 /// Pause after a failure: whoever syncs that data gets the error himself.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -25,12 +30,26 @@ const PAUSE: Duration = Duration::from_millis(500);
 pub(crate) struct Ahead {
     /// Set without the lock by writers, so that they take it once a round.
     wanted: AtomicBool,
+    /// Whether a large write to a long file has come since the thread last looked.
+    large: AtomicBool,
     stop: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Ahead {
-    /// There is enough dirty data. Costs next to nothing while the thread is at work.
+    /// Data has been written, so that `dirty` bytes of at most `dirty_max` are. Wakes the thread if that is enough; costs next to
+    /// nothing while it is at work.
+    pub(crate) fn written(&self, large: bool, dirty: u64, dirty_max: u64) {
+        let share = if large { SHARE_OF_LARGE } else { SHARE };
+        if dirty > dirty_max / share {
+            if large && !self.large.load(Ordering::Relaxed) {
+                self.large.store(true, Ordering::Relaxed);
+            }
+            self.wake();
+        }
+    }
+
+    /// There is something to do.
     pub(crate) fn wake(&self) {
         if !self.wanted.load(Ordering::Relaxed) && !self.wanted.swap(true, Ordering::AcqRel) {
             // The lock, so that the thread does not fall asleep between looking and waiting.
@@ -46,6 +65,11 @@ impl Ahead {
             self.changed.wait(&mut stop);
         }
         !*stop
+    }
+
+    /// Which part of the bound may be dirty now.
+    fn share(&self) -> u64 {
+        if self.large.swap(false, Ordering::Relaxed) { SHARE_OF_LARGE } else { SHARE }
     }
 
     fn stopped(&self) -> bool {
@@ -96,10 +120,17 @@ impl Drop for AheadThread {
 }
 
 impl Core {
+    /// Whether a file of this size is a long one.
+    pub(crate) fn is_long(&self, size: u64) -> bool {
+        size > self.dirty_bytes_max / SHARE_OF_LONG
+    }
+
     /// Writes back what snapshots wait for, and then the oldest files until less is dirty than what this begins at.
     fn write_ahead(&self) -> Result<()> {
         self.complete(|_| !self.dirty.ahead.stopped())?;
-        while self.dirty.bytes() > self.dirty_bytes_max / SHARE && !self.dirty.ahead.stopped() {
+        while self.dirty.bytes() > self.dirty_bytes_max / self.dirty.ahead.share()
+            && !self.dirty.ahead.stopped()
+        {
             let files = self.dirty.oldest(GROUP_FILES_MAX / 8, |_| true);
             if files.is_empty() {
                 break;

@@ -167,11 +167,9 @@ impl Core {
     }
 
     /// Keeps dirty data within its bound: the writer that exceeds it writes back the oldest files, if the thread that
-    /// writes ahead ([`ahead`]) does not keep up.
-    pub(crate) fn throttle(&self) -> Result<()> {
-        if self.dirty.bytes() > self.dirty_bytes_max / ahead::SHARE {
-            self.dirty.ahead.wake();
-        }
+    /// writes ahead ([`ahead`]) does not keep up. `large`: what has been written lies in chunks, in a long file.
+    pub(crate) fn throttle(&self, large: bool) -> Result<()> {
+        self.dirty.ahead.written(large, self.dirty.bytes(), self.dirty_bytes_max);
         // Bounded: each turn writes back everything of the oldest file, and other writers run into the bound too.
         for _ in 0..64 {
             if self.dirty.bytes() <= self.dirty_bytes_max {
