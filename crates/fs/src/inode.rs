@@ -32,7 +32,7 @@ pub(crate) enum Presence {
     Unloaded,
     /// In the namespace.
     Live,
-    /// Without a name, kept because it is open.
+    /// Without a name, since it lost its last or had none, kept because it is open.
     Orphan,
     /// Nowhere, or no longer.
     Gone,
@@ -69,6 +69,8 @@ pub(crate) struct Inner {
     pub mapping: u64,
     /// Open handles.
     pub opens: u32,
+    /// An orphan that has never had a name and may get one.
+    pub linkable: bool,
     /// Where the next blocks should be: the end of what was written last.
     pub near: PoolAddr,
 }
@@ -236,6 +238,7 @@ impl InodeState {
             pages: DirtyPages::default(),
             mapping: 0,
             opens: 0,
+            linkable: false,
             near: PoolAddr::NULL,
         };
         InodeState {

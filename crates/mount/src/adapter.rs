@@ -10,7 +10,7 @@
 
 use rustix::io::Errno;
 use varve_device::AlignedBuf;
-use varve_fs::{Caller, FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, RenameMode};
+use varve_fs::{Attr, Caller, FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, RenameMode};
 
 use crate::dispatch::{Adapter, Scratch, allocate, caller, rename_mode, seek_to, xattr_mode};
 use crate::kernel::abi::{self, InHeader, OpenOut, open, setattr};
@@ -107,6 +107,10 @@ impl<V: Verbs> Adapter<V> {
             }
             Body::Open { flags } => self.open(who, number, flags, reply),
             Body::Create { mode, umask, name } => self.create(who, number, name, mode & 0o7777, umask, reply),
+            Body::Tmpfile { mode, umask } => {
+                let made = verbs.tmpfile(who, ino, mode & 0o7777, umask);
+                self.reply_created(verb, number, made, reply);
+            }
             Body::Read { offset, size, flags } => {
                 self.read(number, offset, size, flags, &mut scratch.read, reply);
             }
@@ -173,7 +177,7 @@ impl<V: Verbs> Adapter<V> {
             Body::Destroy => reply.empty(),
             Body::Ioctl => reply.error(Errno::NOTTY),
             // FLUSH: nothing happens at close; the kernel still writes out pages dirtied through mmap before it would
-            // have asked. INTERRUPT: nothing here waits long. TMPFILE, ACCESS, POLL, BMAP, locks: the kernel falls back.
+            // have asked. INTERRUPT: nothing here waits long. ACCESS, POLL, BMAP, locks: the kernel falls back.
             Body::Other => reply.error(Errno::NOSYS),
         }
     }
@@ -218,12 +222,17 @@ impl<V: Verbs> Adapter<V> {
             .verbs
             .make(who, InodeId(parent), name, new)
             .and_then(|attr| self.verbs.open_inode(who, attr.ino, false).map(|()| attr));
+        self.reply_created("create", parent, created, reply);
+    }
+
+    /// A file that has been made and opened.
+    fn reply_created(&self, verb: &str, parent: u64, created: Result<Attr, FsError>, reply: Reply) {
         match created {
             Ok(attr) => {
                 let open = OpenOut { open_flags: self.open_flags(), ..OpenOut::default() };
                 reply.body(&abi::CreateOut { entry: convert::entry_out(&attr), open });
             }
-            Err(error) => reply.error(self.errno("create", parent, &error)),
+            Err(error) => reply.error(self.errno(verb, parent, &error)),
         }
     }
 

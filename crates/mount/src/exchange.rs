@@ -75,6 +75,7 @@ impl<V: Verbs> Verbs for Exchange<V> {
         make(caller: Caller, parent: InodeId, name: &[u8], new: NewInode) -> Result<Attr>;
         symlink(caller: Caller, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Attr>;
         readlink(ino: InodeId) -> Result<Vec<u8>>;
+        tmpfile(caller: Caller, parent: InodeId, mode: u32, umask: u32) -> Result<Attr>;
         link(ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr>;
         unlink(parent: InodeId, name: &[u8]) -> Result<()>;
         rmdir(parent: InodeId, name: &[u8]) -> Result<()>;

@@ -41,6 +41,13 @@ pub enum Call {
         name: Vec<u8>,
         target: Vec<u8>,
     },
+    /// A file without a name, open.
+    Tmpfile {
+        parent: InodeId,
+        mode: u32,
+        umask: u32,
+        linkable: bool,
+    },
     Link {
         ino: InodeId,
         parent: InodeId,
@@ -213,6 +220,7 @@ impl Call {
             | Call::Mkdir { parent, .. }
             | Call::Mknod { parent, .. }
             | Call::Symlink { parent, .. }
+            | Call::Tmpfile { parent, .. }
             | Call::Unlink { parent, .. }
             | Call::Rmdir { parent, .. }
             | Call::CreateSubvolume { parent, .. }
@@ -244,6 +252,7 @@ impl Call {
             | Call::Mkdir { parent, .. }
             | Call::Mknod { parent, .. }
             | Call::Symlink { parent, .. }
+            | Call::Tmpfile { parent, .. }
             | Call::Unlink { parent, .. }
             | Call::Rmdir { parent, .. }
             | Call::CreateSubvolume { parent, .. }
@@ -317,6 +326,9 @@ impl fmt::Debug for Call {
             }
             Call::Symlink { parent, name, target } => {
                 write!(f, "symlink({}/{} -> {} bytes)", parent.0, text(name), target.len())
+            }
+            Call::Tmpfile { parent, mode, umask, linkable } => {
+                write!(f, "tmpfile({}, {mode:o}, umask {umask:o}, linkable: {linkable})", parent.0)
             }
             Call::Link { ino, parent, name } => write!(f, "link({}, {}/{})", ino.0, parent.0, text(name)),
             Call::Unlink { parent, name } => write!(f, "unlink({}/{})", parent.0, text(name)),

@@ -1,8 +1,8 @@
 //! Orphans: inodes without a name whose end is not complete.
 //!
-//! Key (not versioned): inode. The inode record lives here from the moment its last name went, either because the
-//! file is still open (a process that dies with it ends that, so everything here is deleted on open), or because it
-//! has too much data for one transaction to delete.
+//! Key (not versioned): inode. The inode record lives here from the moment its last name went, or until it gets its first,
+//! because the file is open (a process that dies with it ends that, so everything here is deleted on open); or because
+//! it has too much data for one transaction to delete.
 
 use crate::codec::{Reader, Writer};
 use crate::record::inode::InodeRecord;
@@ -15,7 +15,7 @@ pub const ORPHAN_KEY_BYTES: usize = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum OrphanState {
-    /// Unlinked while open.
+    /// Open, and unlinked or not linked yet.
     Open = 1,
     /// Being deleted, in steps.
     Deleting = 2,

@@ -6,7 +6,7 @@ use varve_device::AlignedBuf;
 use varve_engine::{
     BLOCK_BYTES, Data, FamilyId, InodeId, PoolAddr, Reservation, Run, Transaction, VersionId, version,
 };
-use varve_format::record::inode::{DataPointer, INLINE_BYTES_MAX, InodeKind, InodeRecord};
+use varve_format::record::inode::{DataPointer, INLINE_BYTES_MAX, InodeKind, InodeRecord, Time};
 
 use super::clone::require_clean;
 use super::require_directory;
@@ -120,30 +120,10 @@ impl Core {
         };
         let number = self.new_inode_number()?;
         let ino = change.slot.full(number);
-        let blank = blank_record(kind);
-        let mut record = InodeRecord {
-            mode: (mode & 0o7777) as u16,
-            uid: caller.uid,
-            gid: caller.gid,
-            rdev: if kind == InodeKind::Directory { blank.rdev } else { rdev },
-            size: target.len() as u64,
-            data: DataPointer {
-                family: FamilyId(number.0),
-                version: VersionId(number.0),
-                has_versions: false,
-            },
-            atime: now,
-            mtime: now,
-            ctime: now,
-            btime: now,
-            project: dir.record.project,
-            ..blank
-        };
-        if dir.record.mode & 0o2000 != 0 {
-            record.gid = dir.record.gid;
-            if kind == InodeKind::Directory {
-                record.mode |= 0o2000;
-            }
+        let mut record = record_in(&dir.record, kind, number, caller, mode, now);
+        record.size = target.len() as u64;
+        if matches!(kind, InodeKind::CharDevice | InodeKind::BlockDevice) {
+            record.rdev = rdev;
         }
         record.parent = local(parent);
         if !bucket.insert(name, ino, kind) {
@@ -232,4 +212,34 @@ impl Core {
         }
         Ok(Some((reservation, run)))
     }
+}
+
+/// The record of a new inode, number `number`, in a directory with the record `dir`.
+pub(super) fn record_in(
+    dir: &InodeRecord,
+    kind: InodeKind,
+    number: InodeId,
+    caller: Caller,
+    mode: u32,
+    now: Time,
+) -> InodeRecord {
+    let mut record = InodeRecord {
+        mode: (mode & 0o7777) as u16,
+        uid: caller.uid,
+        gid: caller.gid,
+        data: DataPointer { family: FamilyId(number.0), version: VersionId(number.0), has_versions: false },
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        project: dir.project,
+        ..blank_record(kind)
+    };
+    if dir.mode & 0o2000 != 0 {
+        record.gid = dir.gid;
+        if kind == InodeKind::Directory {
+            record.mode |= 0o2000;
+        }
+    }
+    record
 }

@@ -7,7 +7,8 @@ use super::require_directory;
 use crate::api::Attr;
 use crate::core::{Core, attr, check_name, touch, touch_directory};
 use crate::inode::Presence;
-use crate::subvolume::Slot;
+use crate::subvolume::{Slot, local};
+use crate::table::orphans;
 use crate::{FsError, Result};
 
 impl Core {
@@ -28,7 +29,7 @@ impl Core {
         let inner = self.read_lock(&state)?;
         Ok(match inner.record.kind {
             InodeKind::Directory => FsError::NotPermitted,
-            _ if inner.presence != Presence::Live => FsError::NotFound,
+            _ if inner.presence != Presence::Live && !inner.linkable => FsError::NotFound,
             _ => FsError::CrossDevice,
         })
     }
@@ -42,7 +43,8 @@ impl Core {
         }
         require_directory(locked.get(parent))?;
         let inner = locked.get(ino);
-        if inner.presence != Presence::Live {
+        let first = inner.presence == Presence::Orphan && inner.linkable;
+        if inner.presence != Presence::Live && !first {
             return Err(FsError::NotFound);
         }
         let Some(links) = inner.record.links.checked_add(1) else { return Err(FsError::TooManyLinks) };
@@ -62,14 +64,27 @@ impl Core {
         touch_directory(&mut dir_record, now, 1, 0);
         let mut tx = Transaction::new();
         change.put_bucket(&mut tx, &bucket)?;
-        self.put_record(&change, &mut tx, ino, locked.get(ino), &mut record)?;
+        if first {
+            // In one transaction it leaves the orphans and is in the namespace.
+            self.require_place(&change, ino)?;
+            record.parent = local(parent);
+            orphans::delete(&mut tx, ino);
+            change.put_inode(&mut tx, ino, &record)?;
+        } else {
+            self.put_record(&change, &mut tx, ino, locked.get(ino), &mut record)?;
+        }
         self.put_record(&change, &mut tx, parent, locked.get(parent), &mut dir_record)?;
-        self.apply(tx)?;
+        {
+            let _counting = if first { Some(self.counting()?) } else { None };
+            self.apply(tx)?;
+            self.files.add(i64::from(first));
+        }
         let dir = locked.get(parent);
         dir.size = dir_record.size;
         dir.take_over(&change, dir_record);
         let inner = locked.get(ino);
         inner.take_over(&change, record);
+        (inner.presence, inner.linkable) = (Presence::Live, false);
         Ok(attr(ino, inner))
     }
 }

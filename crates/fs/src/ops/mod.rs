@@ -17,6 +17,7 @@ pub(crate) mod seek;
 pub(crate) mod setattr;
 pub(crate) mod shift;
 pub(crate) mod subvolume;
+pub(crate) mod tmpfile;
 pub(crate) mod truncate;
 pub(crate) mod unlink;
 pub(crate) mod write;

@@ -28,6 +28,7 @@ mod forks;
 mod frozen;
 mod keyframes;
 mod map;
+mod nameless;
 mod names;
 mod nodes;
 mod ranges;

@@ -66,6 +66,11 @@ pub enum Body<'a> {
         umask: u32,
         name: &'a [u8],
     },
+    /// A file without a name. The kernel sees to it that only one that may have a name gets one.
+    Tmpfile {
+        mode: u32,
+        umask: u32,
+    },
     Read {
         offset: u64,
         size: u32,
@@ -141,6 +146,7 @@ impl Body<'_> {
             Body::Link { .. } => "link",
             Body::Open { .. } => "open",
             Body::Create { .. } => "create",
+            Body::Tmpfile { .. } => "tmpfile",
             Body::Read { .. } => "read",
             Body::Write { .. } => "write",
             Body::Statfs => "statfs",
@@ -177,6 +183,7 @@ impl Body<'_> {
                 | Body::Rename { .. }
                 | Body::Link { .. }
                 | Body::Create { .. }
+                | Body::Tmpfile { .. }
                 | Body::Write { .. }
                 | Body::Release
                 | Body::Fsync
@@ -269,6 +276,11 @@ pub fn body<'a>(
         opcode::CREATE => {
             let (head, rest) = fixed::<abi::CreateIn>(rest)?;
             Body::Create { mode: head.mode, umask: head.umask, name: last_name(rest)? }
+        }
+        opcode::TMPFILE => {
+            // What follows is no name that anybody gave.
+            let head = fixed::<abi::CreateIn>(rest)?.0;
+            Body::Tmpfile { mode: head.mode, umask: head.umask }
         }
         opcode::READ => {
             let head = fixed::<abi::ReadIn>(rest)?.0;

@@ -32,6 +32,7 @@ fn examples() -> Vec<(u32, Vec<u8>)> {
         (opcode::LINK, with(&[3; 8], name)),
         (opcode::OPEN, vec![0; 8]),
         (opcode::CREATE, with(&[0; 16], name)),
+        (opcode::TMPFILE, vec![0; 16]),
         (opcode::READ, vec![0; 40]),
         (opcode::WRITE, vec![0; 40]),
         (

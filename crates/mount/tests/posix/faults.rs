@@ -6,8 +6,7 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, XattrFlags};
-use rustix::io::Errno;
+use rustix::fs::{AtFlags, CWD, OFlags, StatxFlags, XattrFlags};
 
 use super::Mount;
 
@@ -28,20 +27,6 @@ fn statx_falls_back_to_getattr() {
         assert!(mask.contains(StatxFlags::BASIC_STATS), "{mask:?}");
         assert!(!mask.contains(StatxFlags::BTIME) || got.stx_btime.tv_sec != 0, "a time of birth in 1970");
     }
-}
-
-/// Goal: programs that want an unnamed temporary file hear that there are none and use another way. Method: O_TMPFILE
-/// twice (the kernel asks once and remembers), then an ordinary file.
-#[test]
-fn unnamed_temporary_files_are_refused() {
-    let Some(mount) = Mount::start("unnamed_temporary_files_are_refused", 64 << 20) else { return };
-    for _ in 0..2 {
-        let flags = OFlags::TMPFILE | OFlags::RDWR;
-        let refused = rustix::fs::open(mount.directory.path(), flags, Mode::RUSR).map(|_| ());
-        assert_eq!(refused, Err(Errno::OPNOTSUPP));
-    }
-    fs::write(mount.path("named"), b"works").unwrap();
-    assert_eq!(fs::read_dir(mount.directory.path()).unwrap().count(), 1);
 }
 
 /// Goal: syncfs(2), which reaches no FUSE filesystem of this kind, does no harm: it returns, and what it has not done

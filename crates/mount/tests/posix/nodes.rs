@@ -2,12 +2,17 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, makedev, mknodat, utimensat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, linkat, makedev, mknodat, utimensat,
+};
+use rustix::io::Errno;
+use varve_fs::ROOT_INODE;
 
 use super::Mount;
 
@@ -151,4 +156,54 @@ fn set_ids_are_not_believed_for_long() {
     fs::set_permissions(&file, fs::Permissions::from_mode(0o4777)).unwrap();
     as_user(&mount, r#"cat "$(command -v id)" 1<> file && test "$(./file -u)" = 1001"#);
     assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o777);
+}
+
+// Goal: files without a name are what they are elsewhere. Method: O_TMPFILE; written, synced and read by its handle; a name by
+// linkat, which is there with the data after another mount; with O_EXCL none; nothing stays of one that is closed; none in a
+// read-only snapshot.
+#[test]
+fn files_without_a_name() {
+    let Some(mut mount) = Mount::start_as_root("files_without_a_name", 64 << 20) else { return };
+    fs::create_dir(mount.path("dir")).unwrap();
+    let nameless = |at: &str, more: OFlags| {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | more;
+        rustix::fs::open(mount.path(at), flags, Mode::RUSR | Mode::WUSR).map(fs::File::from)
+    };
+    let link = |file: &fs::File, to: &str| {
+        let from = format!("/proc/self/fd/{}", file.as_raw_fd());
+        linkat(CWD, from, CWD, mount.path(to), AtFlags::SYMLINK_FOLLOW)
+    };
+    let count = |at: &str| fs::read_dir(mount.path(at)).unwrap().count();
+    let data = vec![7; 100_000];
+    let mut file = nameless("dir", OFlags::empty()).unwrap();
+    file.write_all(&data).unwrap();
+    file.sync_all().unwrap();
+    let metadata = file.metadata().unwrap();
+    assert_eq!((metadata.nlink(), metadata.len(), metadata.mode()), (0, 100_000, 0o100600));
+    assert_eq!(count("dir"), 0);
+    link(&file, "name").unwrap();
+    assert_eq!(file.metadata().unwrap().nlink(), 1);
+    link(&file, "dir/other").unwrap();
+    assert_eq!(fs::metadata(mount.path("name")).unwrap().nlink(), 2);
+    file.write_all(b"more").unwrap();
+    drop(file);
+
+    let mut private = nameless(".", OFlags::EXCL).unwrap();
+    private.write_all(&data).unwrap();
+    assert_eq!(link(&private, "private").unwrap_err(), Errno::NOENT);
+    let unlinked = nameless(".", OFlags::empty()).unwrap();
+    link(&unlinked, "short").unwrap();
+    fs::remove_file(mount.path("short")).unwrap();
+    assert_eq!(link(&unlinked, "short").unwrap_err(), Errno::NOENT);
+    drop((private, unlinked));
+
+    mount.fs.snapshot(ROOT_INODE, ROOT_INODE, b"snapshot", true, true).unwrap();
+    assert_eq!(nameless("snapshot", OFlags::empty()).unwrap_err(), Errno::ROFS);
+    assert_eq!(nameless("name", OFlags::empty()).unwrap_err(), Errno::NOTDIR);
+    mount.again();
+    let back = fs::read(mount.path("name")).unwrap();
+    assert!(back[..100_000] == data && &back[100_000..] == b"more");
+    assert_eq!(fs::read_dir(mount.path("dir")).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(mount.path("")).unwrap().count(), 3);
+    assert!(fs::read(mount.path("snapshot/dir/other")).unwrap() == back);
 }

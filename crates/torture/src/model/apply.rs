@@ -88,6 +88,12 @@ impl Model {
             Call::Symlink { parent, name, target } => {
                 self.make(*parent, name, (0o777, 0), Body::Symlink(target.as_slice().into()), cx)
             }
+            Call::Tmpfile { parent, mode, umask, linkable } => {
+                let inode = self.new_inode(*parent, (*mode, *umask), Body::File(Arc::default()), cx)?;
+                let nameless = Inode { links: 0, opens: 1, linkable: *linkable, ..inode };
+                self.inodes.insert(cx.created, nameless);
+                Ok(())
+            }
             Call::Link { ino, parent, name } => self.link(*ino, *parent, name, cx),
             Call::Unlink { parent, name } => self.unlink(*parent, name, cx),
             Call::Rmdir { parent, name } => self.rmdir(*parent, name, cx),
@@ -317,6 +323,22 @@ impl Model {
         if entries.contains_key(name) {
             return Err(EEXIST);
         }
+        let inode = self.new_inode(parent, (mode, umask), body, cx)?;
+        self.inodes.insert(cx.created, inode);
+        self.entries_mut(parent).insert(name.to_vec(), cx.created);
+        self.touch(parent, cx.now);
+        Ok(())
+    }
+
+    /// A new inode with one link, made in the directory `parent`.
+    fn new_inode(
+        &self,
+        parent: InodeId,
+        (mode, umask): (u32, u32),
+        body: Body,
+        cx: &Context,
+    ) -> Result<Inode, Errno> {
+        self.directory(parent)?;
         let above = self.get(parent).expect("looked up above");
         let mut xattrs = BTreeMap::new();
         let default = above.xattrs.get(acl::DEFAULT).filter(|_| !matches!(body, Body::Symlink(_)));
@@ -337,7 +359,7 @@ impl Model {
                 mode |= SET_GID;
             }
         }
-        let inode = Inode {
+        Ok(Inode {
             mode: Choice::new(mode),
             uid: cx.caller.uid,
             gid,
@@ -349,11 +371,8 @@ impl Model {
             xattrs,
             body,
             opens: 0,
-        };
-        self.inodes.insert(cx.created, inode);
-        self.entries_mut(parent).insert(name.to_vec(), cx.created);
-        self.touch(parent, cx.now);
-        Ok(())
+            linkable: false,
+        })
     }
 
     fn link(&mut self, ino: InodeId, parent: InodeId, name: &[u8], cx: &Context) -> Result<(), Errno> {
@@ -361,7 +380,7 @@ impl Model {
         if inode.entries().is_some() {
             return Err(EPERM);
         }
-        if inode.links == 0 {
+        if inode.links == 0 && !inode.linkable {
             return Err(ENOENT);
         }
         if slot(ino) != slot(parent) {
@@ -372,6 +391,7 @@ impl Model {
         }
         let inode = self.get_mut(ino).expect("looked up above");
         inode.links += 1;
+        inode.linkable = false;
         inode.ctime.set(cx.now);
         self.entries_mut(parent).insert(name.to_vec(), ino);
         self.touch(parent, cx.now);

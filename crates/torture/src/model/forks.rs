@@ -214,6 +214,7 @@ impl Model {
             xattrs: BTreeMap::new(),
             body: Body::Directory { entries: Arc::default(), parent },
             opens: 0,
+            linkable: false,
         };
         self.inodes.insert(cx.created, root);
         self.entries_mut(parent).insert(name.to_vec(), cx.created);

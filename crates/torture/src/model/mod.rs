@@ -98,6 +98,8 @@ pub struct Inode {
     pub body: Body,
     /// Open handles: while there are any, an inode without links lives on.
     pub opens: u32,
+    /// It has had no name yet, and may get one.
+    pub linkable: bool,
 }
 
 impl Inode {
@@ -203,6 +205,7 @@ impl Model {
             xattrs: BTreeMap::new(),
             body: Body::Directory { entries: Arc::default(), parent: ROOT_INODE },
             opens: 0,
+            linkable: false,
         };
         let mut inodes = Inodes::default();
         inodes.insert(ROOT_INODE, root);

@@ -167,6 +167,9 @@ impl Session {
                 (fs.make(caller, *parent, name, new)?.ino, 0)
             }
             Call::Symlink { parent, name, target } => (fs.symlink(caller, *parent, name, target)?.ino, 0),
+            Call::Tmpfile { parent, mode, umask, linkable } => {
+                (fs.tmpfile(caller, *parent, *mode, *umask, *linkable)?.ino, 0)
+            }
             Call::Link { ino, parent, name } => fs.link(*ino, *parent, name).map(|_| none)?,
             Call::Unlink { parent, name } => fs.unlink(*parent, name).map(|()| none)?,
             Call::Rmdir { parent, name } => fs.rmdir(*parent, name).map(|()| none)?,

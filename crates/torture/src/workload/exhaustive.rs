@@ -97,6 +97,10 @@ operations! {
     WriteToClone,
     UnlinkCloned,
     Maintain,
+    NamelessAndLink,
+    NamelessSyncedAndLink,
+    NamelessLinkedAndUnlinked,
+    NamelessReleased,
 }
 
 use Operation::*;
@@ -237,6 +241,29 @@ fn perform(
                 _ => open.push(ino),
             }
             Ok(Some(if operation == UnlinkOpenAndWrite { ino } else { root }))
+        }
+        NamelessAndLink | NamelessSyncedAndLink | NamelessLinkedAndUnlinked | NamelessReleased => {
+            let Some(d) = d else { return Ok(None) };
+            if session.call(&Call::Tmpfile { parent: d, mode: 0o666, umask: 0o027, linkable: true })? != 0 {
+                return Ok(None);
+            }
+            let ino = session.last_created().expect("it has just been made");
+            // In the record, and in blocks.
+            let len = if operation == NamelessAndLink { 700 } else { 9_000 };
+            session.must(&Call::Write { ino, offset: 0, len, seed: 200 + step })?;
+            if operation != NamelessAndLink {
+                session.must(&Call::Fsync { ino })?;
+            }
+            if operation != NamelessReleased {
+                session.must(&Call::Link { ino, parent: root, name: fresh("w") })?;
+            }
+            if operation == NamelessLinkedAndUnlinked {
+                session.must(&Call::Unlink { parent: root, name: fresh("w") })?;
+                // It has had its name.
+                session.call(&Call::Link { ino, parent: root, name: fresh("w") })?;
+            }
+            session.must(&Call::Release { ino })?;
+            Ok(Some(if operation == NamelessReleased { d } else { ino }))
         }
         RenameAcross => {
             let Some(d) = d else { return Ok(None) };

@@ -1,0 +1,154 @@
+//! Files that begin without a name.
+
+use super::*;
+
+fn nameless(f: &Fixture, parent: InodeId, linkable: bool) -> InodeId {
+    let attr = f.fs.tmpfile(Caller { uid: 7, gid: 8 }, parent, 0o6666, 0o027, linkable).unwrap();
+    assert_eq!((attr.kind, attr.mode, attr.links, attr.uid, attr.gid), (FileKind::File, 0o6640, 0, 7, 8));
+    attr.ino
+}
+
+// Goal: such a file is one like others but for its name, which it gets once, with all that was written to it; till then it is not
+// in the count of files, and goes with its handle or the machine. Method: files of one page and of many, synced, linked, killed
+// before and after that, and opened again.
+#[test]
+fn a_first_name() {
+    for len in [100, 50_000] {
+        let mut f = Fixture::new(64 * MIB);
+        let dir = f.mkdir(ROOT, b"dir");
+        let before = f.fs.statfs().unwrap().files;
+        let data = pattern(3, len);
+        let ino = nameless(&f, dir, true);
+        f.write(ino, 0, &data);
+        f.fs.fsync(ino).unwrap();
+        assert_eq!(
+            (f.read_all(ino) == data, f.list(dir).len(), f.fs.statfs().unwrap().files),
+            (true, 0, before)
+        );
+        f.check();
+        // A machine that dies takes it along.
+        f.kill();
+        refused(f.fs.getattr(ino), 2);
+        f.fs.maintain().unwrap();
+        assert_eq!(f.fs.statfs().unwrap().files, before);
+        f.check();
+
+        let ino = nameless(&f, dir, true);
+        f.write(ino, 0, &data);
+        let linked = f.fs.link(ino, ROOT, b"first").unwrap();
+        assert_eq!((linked.ino, linked.links, linked.mode), (ino, 1, 0o6640));
+        f.check();
+        assert_eq!(f.fs.link(ino, dir, b"second").unwrap().links, 2);
+        assert_eq!(f.fs.statfs().unwrap().files, before + 1);
+        f.fs.fsync(ino).unwrap();
+        f.kill();
+        assert!(f.read_all(f.fs.lookup(ROOT, b"first").unwrap().ino) == data);
+        f.fs.maintain().unwrap();
+        assert_eq!((f.list(dir), f.fs.statfs().unwrap().files), (vec![b"second".to_vec()], before + 1));
+        f.check();
+        f.fs.unlink(dir, b"second").unwrap();
+        f.fs.unlink(ROOT, b"first").unwrap();
+        f.reopen();
+        assert_eq!(f.fs.statfs().unwrap().files, before);
+        f.check();
+    }
+}
+
+// Goal: nobody gives a name to a file that may have none, that has had one, or that is gone, nor one in another subvolume; and
+// nothing is made where nothing can be changed. Method: each.
+#[test]
+fn no_name_for_others() {
+    let f = Fixture::new(64 * MIB);
+    let home = f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap().ino;
+    let snapshot = f.fs.snapshot(home, ROOT, b"snapshot", true, false).unwrap();
+    refused(f.fs.tmpfile(Caller::ROOT, snapshot, 0o644, 0, true), 30);
+    let plain = f.create(b"plain");
+    refused(f.fs.tmpfile(Caller::ROOT, plain, 0o644, 0, true), 20);
+    let private = nameless(&f, home, false);
+    refused(f.fs.link(private, home, b"name"), 2);
+    let ino = nameless(&f, home, true);
+    refused(f.fs.link(ino, ROOT, b"name"), 18);
+    refused(f.fs.link(ino, ROOT, b"plain"), 18);
+    f.fs.link(ino, home, b"name").unwrap();
+    f.fs.unlink(home, b"name").unwrap();
+    refused(f.fs.link(ino, home, b"name"), 2);
+    let gone = nameless(&f, home, true);
+    f.fs.release_inode(gone).unwrap();
+    refused(f.fs.link(gone, home, b"name"), 2);
+    let late = nameless(&f, home, true);
+    refused(f.fs.link(late, home, &[b'n'; 256]), 36);
+    f.fs.link(late, home, b"late").unwrap();
+    for ino in [private, ino, late] {
+        f.fs.release_inode(ino).unwrap();
+    }
+    f.fs.maintain().unwrap();
+    assert_eq!(f.list(home), [b"late".to_vec()]);
+    assert!(f.list(snapshot).is_empty());
+    f.check();
+}
+
+// Goal: a snapshot shows nothing of a file without a name, whatever of it waits or lies on the device, and the file gets its name
+// all the same. Method: files with data and attributes, one synced, one not, linked or let go of after a snapshot.
+#[test]
+fn snapshots_beside() {
+    let mut f = Fixture::new(64 * MIB);
+    let home = f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap().ino;
+    let data = pattern(4, 20_000);
+    let files = [(true, true), (true, false), (false, true), (false, false)].map(|(synced, linked)| {
+        let ino = nameless(&f, home, true);
+        f.fs.setxattr(ino, b"user.k", b"value", XattrMode::Set).unwrap();
+        f.write(ino, 0, &data);
+        if synced {
+            f.fs.fsync(ino).unwrap();
+        }
+        (ino, linked)
+    });
+    let snapshot = f.fs.snapshot(home, ROOT, b"snapshot", false, false).unwrap();
+    for (number, (ino, linked)) in files.into_iter().enumerate() {
+        f.write(ino, 30_000, &data);
+        if linked {
+            f.fs.link(ino, home, format!("f{number}").as_bytes()).unwrap();
+        }
+        f.fs.release_inode(ino).unwrap();
+    }
+    f.fs.sync().unwrap();
+    f.fs.maintain().unwrap();
+    f.check();
+    f.kill();
+    assert!(f.list(snapshot).is_empty());
+    assert_eq!(f.list(home), [b"f0".to_vec(), b"f2".to_vec()]);
+    for name in [b"f0", b"f2"] {
+        let ino = f.fs.lookup(home, name).unwrap().ino;
+        let all = f.read_all(ino);
+        assert!(all[..20_000] == data && all[30_000..] == data && all[20_000..30_000] == [0; 10_000]);
+        assert_eq!(f.fs.getxattr(ino, b"user.k").unwrap(), b"value");
+    }
+    f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+    f.fs.maintain().unwrap();
+    f.check();
+}
+
+// Goal: on a full pool it is refused or works, and what it took comes back. Method: fill a pool by such a file, let go of it.
+#[test]
+fn a_full_pool() {
+    let f = Fixture::new(64 * MIB);
+    let free = f.fs.statfs().unwrap().free_bytes;
+    for _ in 0..2 {
+        let ino = nameless(&f, ROOT, true);
+        let data = pattern(5, MIB as usize);
+        let mut offset = 0;
+        let refusal = loop {
+            match f.fs.write(Caller::ROOT, ino, offset, &data) {
+                Ok(written) => offset += written as u64,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refusal.errno(), 28, "{refusal}");
+        assert!(offset > free / 10 * 9, "{offset} of {free}");
+        f.fs.fsync(ino).unwrap();
+        f.fs.release_inode(ino).unwrap();
+        f.fs.sync().unwrap();
+        f.fs.maintain().unwrap();
+        f.check();
+    }
+}
