@@ -128,6 +128,67 @@ fn snapshots_beside() {
     f.check();
 }
 
+// Goal: it inherits what its directory gives to all that is made there, and keeps it under its first name. Method: a directory with
+// a default list and its group; before and after the link, a snapshot between them and the end of the machine.
+#[test]
+fn inherits() {
+    let mut f = Fixture::new(64 * MIB);
+    let home = f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap().ino;
+    let entries: [(u16, u16, u32); 5] =
+        [(1, 7, u32::MAX), (2, 6, 1000), (4, 5, u32::MAX), (0x10, 7, u32::MAX), (0x20, 1, u32::MAX)];
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in entries {
+        list.extend([tag.to_le_bytes(), permissions.to_le_bytes()].concat());
+        list.extend(id.to_le_bytes());
+    }
+    f.fs.setxattr(home, b"system.posix_acl_default", &list, XattrMode::Set).unwrap();
+    let attr = f.fs.tmpfile(Caller { uid: 7, gid: 8 }, home, 0o666, 0o077, true).unwrap();
+    let ino = attr.ino;
+    assert_eq!(attr.mode, 0o660, "the list counts, not the umask");
+    let inherited = f.fs.getxattr(ino, b"system.posix_acl_access").unwrap();
+    let snapshot = f.fs.snapshot(home, ROOT, b"snapshot", false, false).unwrap();
+    f.check();
+    f.fs.link(ino, home, b"file").unwrap();
+    f.fs.fsync(ino).unwrap();
+    f.kill();
+    let found = f.fs.lookup(home, b"file").unwrap();
+    assert_eq!((found.ino, found.mode), (ino, 0o660));
+    assert_eq!(f.fs.getxattr(ino, b"system.posix_acl_access").unwrap(), inherited);
+    assert!(f.list(snapshot).is_empty());
+    f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+    f.fs.maintain().unwrap();
+    f.check();
+}
+
+// Goal: all of a file can be copied into one without a name, which then gets one. Method: small and large, dirty and synced,
+// compared after the link and after the machine has died.
+#[test]
+fn takes_a_copy() {
+    for (len, synced) in [(100, true), (300_000, true), (300_000, false)] {
+        let mut f = Fixture::new(64 * MIB);
+        let data = pattern(6, len);
+        let source = f.create(b"source");
+        f.write(source, 0, &data);
+        if synced {
+            f.fs.sync().unwrap();
+        }
+        let ino = nameless(&f, ROOT, true);
+        let mut copied = 0;
+        while copied < len as u64 {
+            let some = f.fs.copy_range(Caller::ROOT, (source, copied), (ino, copied), u64::MAX >> 1).unwrap();
+            assert!(some > 0, "it ends at {copied}");
+            copied += some;
+        }
+        f.fs.link(ino, ROOT, b"copy").unwrap();
+        f.fs.sync().unwrap();
+        f.write(source, 0, b"later");
+        f.check();
+        f.kill();
+        assert!(f.read_all(f.fs.lookup(ROOT, b"copy").unwrap().ino) == data, "{len}, {synced}");
+        f.check();
+    }
+}
+
 // Goal: on a full pool it is refused or works, and what it took comes back. Method: fill a pool by such a file, let go of it.
 #[test]
 fn a_full_pool() {
