@@ -344,7 +344,8 @@ fn a_batch_that_fails_beside_others() {
         let device = Arc::new(FaultyDevice::new(f.device.snapshot(), 1, Vec::new()));
         let options = OpenOptions {
             store: StoreOptions::default(),
-            dirty_bytes_max: 256 * MIB,
+            // So much that none of it is written ahead: the nth write is the nth of the sync.
+            dirty_bytes_max: 1024 * MIB,
             clock: f.clock.clone(),
             on_data_logged: None,
         };
