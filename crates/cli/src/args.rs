@@ -102,6 +102,9 @@ pub struct CreateArgs {
 ///   noatime           never note access times; strictatime: always; nodiratime: not of directories
 ///   nodev, nosuid, noexec     ignore device nodes, set-id bits, programs; opposites: dev, suid, exec
 ///   nosymfollow       do not follow symbolic links; opposite: symfollow
+///   sync              every change is durable when the call returns (not stores through mmap); opposite: async
+///   dirsync           every change of names is durable when the call returns; opposite: nodirsync
+///                     (which a remount cannot make of a mount that began with dirsync)
 ///   remount           change the options above of a mount that is there; what is not named stays. From ro to
 ///                     rw: only if nobody else reads the pool; what is open stays open
 ///   direct_io         go past the kernel's cache; writable shared mappings are refused
@@ -114,7 +117,7 @@ pub struct CreateArgs {
 ///   log=FILE          as --log
 ///
 /// Accepted, and nothing is different for them: lazytime (access times wait in memory anyway), nodiscard,
-/// and discard with a warning (free blocks are not discarded yet). Refused: sync, dirsync.
+/// and discard with a warning (free blocks are not discarded yet).
 /// What fstab has for other programs (auto, noauto, nofail, _netdev, user, x-...) is accepted.
 /// With mount(8) and fstab: see varve install-helper.
 #[derive(Args, Debug, Default)]

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use varve_fs::Caller;
-use varve_mount::{AccessPolicy, MountOptions, Mounted, Outside};
+use varve_mount::{Flags, MountOptions, Mounted, Outside, Policy};
 
 use crate::args::MountArgs;
 use crate::closing::Closing;
@@ -100,7 +100,7 @@ fn start_server(mounted: &Mounted, current: &Arc<Current>, pool: &Path, options:
         pool: pool.to_path_buf(),
         mountpoint: mounted.mountpoint().to_path_buf(),
         options: options.clone(),
-        access: mounted.access().clone(),
+        policy: mounted.policy().clone(),
         outside: mounted.outside().clone(),
     };
     Server::start(mounted.device(), Arc::new(service))
@@ -115,7 +115,7 @@ struct Served {
     pool: PathBuf,
     mountpoint: PathBuf,
     options: Options,
-    access: Arc<AccessPolicy>,
+    policy: Arc<Policy>,
     outside: Outside,
 }
 
@@ -130,6 +130,11 @@ impl Service for Served {
         if self.outside.panicked() {
             stats.note_panic();
         }
+        stats.durable_at_once = match (self.policy.durable(), self.policy.durable_names()) {
+            (true, _) => Some("everything".into()),
+            (false, true) => Some("names".into()),
+            (false, false) => None,
+        };
         Ok(serde_json::to_value(stats)?)
     }
 
@@ -138,14 +143,15 @@ impl Service for Served {
     }
 
     fn remount(&self, words: &str) -> Result<Value> {
-        let wanted = Options::parse_remount(&[words.to_owned()], self.options.flags)?;
+        let flags = Flags { durable_names: self.policy.durable_names(), ..self.options.flags };
+        let wanted = Options::parse_remount(&[words.to_owned()], flags)?;
         if wanted.flags.read_only {
-            self.access.set(wanted.flags);
+            self.policy.set(wanted.flags);
             // The kernel has been told already, so nothing comes after this.
             self.sync()?;
         } else {
             self.current.make_writable(&self.outside)?;
-            self.access.set(wanted.flags);
+            self.policy.set(wanted.flags);
         }
         Ok(json!({
             "cache_size": self.options.cache_bytes,

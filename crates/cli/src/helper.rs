@@ -110,7 +110,7 @@ fn run_mount(words: &[String]) -> Result<()> {
         return Ok(());
     }
     if options::asks_remount(&parsed.options) {
-        return remount::run(Some(pool), mountpoint, &parsed.options).map(|_| ());
+        return remount::run(Some(pool), mountpoint, &parsed.options, true).map(|_| ());
     }
     let args = MountArgs {
         pool: pool.clone(),
@@ -137,7 +137,7 @@ fn run_unmount(words: &[String]) -> Result<()> {
     }
     match unmount::unmount("umount.fuse.varve", mountpoint, Some(PATIENCE)) {
         Err(error) if parsed.has('r') => {
-            remount::run(None, mountpoint, &["remount,ro".to_owned()])?;
+            remount::run(None, mountpoint, &["remount,ro".to_owned()], false)?;
             eprintln!("umount.fuse.varve: {error:#}; it is read-only now");
         }
         result => {

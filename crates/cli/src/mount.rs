@@ -48,7 +48,7 @@ pub fn run(args: &MountArgs) -> Result<Outcome> {
             );
             return Err(Usage(text).into());
         }
-        return remount::run(Some(&args.pool), &args.mountpoint, &args.options);
+        return remount::run(Some(&args.pool), &args.mountpoint, &args.options, false);
     }
     let root = rustix::process::geteuid().is_root();
     let mut options = if args.sloppy {

@@ -24,7 +24,7 @@ pub struct Mount {
     pub filesystem_type: String,
     /// What is mounted: for ours the pool's path, or what `fsname=` said.
     pub source: PathBuf,
-    /// What the kernel enforces at this place.
+    /// What holds at this place.
     pub flags: Flags,
     /// User and group whose process serves it; 0 if the type does not say.
     pub user_id: u32,
@@ -156,7 +156,9 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let filesystem_type = String::from_utf8_lossy(fields.next()?).into_owned();
     let source = path(fields.next()?);
     let super_options = fields.next().map(String::from_utf8_lossy).unwrap_or_default();
-    flags.read_only |= super_options.split(',').any(|option| option == "ro");
+    let has = |wanted| super_options.split(',').any(|option| option == wanted);
+    flags.read_only |= has("ro");
+    (flags.durable, flags.durable_names) = (has("sync"), has("dirsync"));
     let number = |name| super_options.split(',').find_map(|option| option.strip_prefix(name)?.parse().ok());
     Some(Mount {
         device: (major.parse().ok()?, minor.parse().ok()?),
@@ -227,7 +229,7 @@ mod tests {
     const TABLE: &str = "\
 22 28 0:21 / /proc rw,nosuid - proc proc rw
 28 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
-90 28 0:50 / /mnt/a\\040b rw,nodev,relatime,nosymfollow shared:9 master:2 - fuse.varve /pools/one\\134.img rw,user_id=1000,group_id=1000
+90 28 0:50 / /mnt/a\\040b rw,nodev,relatime,nosymfollow shared:9 master:2 - fuse.varve /pools/one\\134.img rw,sync,dirsync,user_id=1000,group_id=1000
 91 90 0:51 / /mnt/a\\040b/inner rw - tmpfs tmpfs rw
 92 28 0:52 / /mnt/twice rw - fuse.varve /pools/two rw,user_id=0
 93 92 0:53 / /mnt/twice rw - tmpfs tmpfs rw
@@ -250,7 +252,13 @@ not a line
                 mountpoint: "/mnt/a b".into(),
                 filesystem_type: "fuse.varve".into(),
                 source: "/pools/one\\.img".into(),
-                flags: Flags { no_dev: true, no_symlinks: true, ..Flags::default() },
+                flags: Flags {
+                    no_dev: true,
+                    no_symlinks: true,
+                    durable: true,
+                    durable_names: true,
+                    ..Flags::default()
+                },
                 user_id: 1000,
                 group_id: 1000,
             }

@@ -21,7 +21,7 @@ const THREADS_MAX: usize = 64;
 
 /// What an unknown option is answered with.
 const KNOWN: &str = "there are: ro, rw, noatime, relatime, strictatime, nodiratime, nodev, nosuid, noexec, \
-    nosymfollow and their opposites; lazytime, discard, nodiscard; remount; allow_other, default_permissions, direct_io; cache_size=SIZE, dirty_bytes=SIZE, threads=N, \
+    nosymfollow, sync, dirsync and their opposites; lazytime, discard, nodiscard; remount; allow_other, default_permissions, direct_io; cache_size=SIZE, dirty_bytes=SIZE, threads=N, \
     fsname=NAME, log=FILE; and what fstab has for other programs: auto, noauto, nofail, _netdev, user, x-...";
 
 /// Everything about a mount that can be chosen.
@@ -124,6 +124,10 @@ impl Options {
             ("noexec", None) => flags.no_exec = true,
             ("symfollow", None) => flags.no_symlinks = false,
             ("nosymfollow", None) => flags.no_symlinks = true,
+            ("sync", None) => flags.durable = true,
+            ("async", None) => flags.durable = false,
+            ("dirsync", None) => flags.durable_names = true,
+            ("nodirsync", None) => flags.durable_names = false,
             ("discard", None) => self.discard = true,
             ("nodiscard", None) => self.discard = false,
             ("atime" | "relatime" | "norelatime" | "nostrictatime", None) => {
@@ -157,7 +161,7 @@ impl Options {
             // Access times wait in memory in any case, and no others do.
             ("lazytime" | "nolazytime", None) => {}
             // Always so.
-            ("default_permissions" | "async" | "defaults" | "subtype" | "silent" | "", _) => {}
+            ("default_permissions" | "defaults" | "subtype" | "silent" | "", _) => {}
             // For other programs.
             (
                 "auto" | "noauto" | "nofail" | "_netdev" | "nouser" | "user" | "users" | "nousers" | "owner"
@@ -167,11 +171,6 @@ impl Options {
             (name, _) if name.starts_with("x-") || name.starts_with("X-") || name == "comment" => {}
             ("writeback", _) => {
                 return Err(Usage("mount option writeback is not built yet; leave it out".into()));
-            }
-            ("sync" | "dirsync", None) => {
-                return Err(Usage(format!(
-                    "mount option {word} is not built yet; leave it out, and fsync what must be durable"
-                )));
             }
             _ => return Ok(false),
         }
@@ -206,6 +205,7 @@ mod tests {
             Ok(defaults.clone())
         );
         assert_eq!(parse("lazytime,nodiscard,nosymfollow,symfollow"), Ok(defaults.clone()));
+        assert_eq!(parse("sync,dirsync,async,nodirsync"), Ok(defaults.clone()));
         assert_eq!(parse("discard"), Ok(Options { discard: true, ..defaults.clone() }));
         let read_only = Flags { read_only: true, ..Flags::default() };
         assert_eq!(parse("ro"), Ok(Options { flags: read_only, ..defaults.clone() }));
@@ -219,6 +219,8 @@ mod tests {
                 no_symlinks: true,
                 access_times: AccessTimes::Never,
                 no_directory_access_times: true,
+                durable: true,
+                durable_names: true,
             },
             cache_bytes: 8 << 20,
             dirty_bytes_max: 2 << 20,
@@ -227,7 +229,7 @@ mod tests {
             log: Some("/var/log/pool".into()),
             ..defaults
         };
-        let text = "nodev,nosuid,noexec,nosymfollow,noatime,nodiratime,cache_size=8M,dirty_bytes=2MiB,threads=3,fsname=name,\
+        let text = "nodev,nosuid,noexec,nosymfollow,noatime,nodiratime,sync,dirsync,cache_size=8M,dirty_bytes=2MiB,threads=3,fsname=name,\
                     log=/var/log/pool";
         assert_eq!(parse(text), Ok(wanted));
     }

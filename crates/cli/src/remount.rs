@@ -19,8 +19,9 @@ use crate::options::Options;
 use crate::{Outcome, sync};
 
 /// Changes the mount at `mountpoint` as the lists of `-o` say; what they do not name stays. It must be of `pool`, if one is
-/// named.
-pub fn run(pool: Option<&Path>, mountpoint: &Path, lists: &[String]) -> Result<Outcome> {
+/// named. `complete`: the lists are mount(8)'s, which names all that is to hold, and none of the words that say that
+/// something does not (`async`, `exec`).
+pub fn run(pool: Option<&Path>, mountpoint: &Path, lists: &[String], complete: bool) -> Result<Outcome> {
     let shown = mountpoint.display();
     let path = mountinfo::resolve(mountpoint).with_context(|| format!("cannot find {shown}"))?;
     let table = MountTable::read()?;
@@ -29,7 +30,21 @@ pub fn run(pool: Option<&Path>, mountpoint: &Path, lists: &[String]) -> Result<O
             "no pool is mounted on {shown}, so there is nothing to remount; leave remount out to mount one"
         );
     };
-    let options = Options::parse_remount(lists, mount.flags)?;
+    let stays =
+        |name| eprintln!("varve mount: {name} stays as it is until {shown} is unmounted and mounted again");
+    let options = Options::parse_remount(lists, if complete { unnamed(mount.flags) } else { mount.flags })?;
+    // In a remount the kernel passes over this one. What it shows would come back with the next.
+    let durable_names =
+        match lists.iter().flat_map(|list| list.split(',')).rfind(|word| word.ends_with("dirsync")) {
+            _ if mount.flags.durable_names => {
+                if !options.flags.durable_names {
+                    stays("dirsync");
+                }
+                Some(true)
+            }
+            Some(_) => Some(options.flags.durable_names),
+            None => None,
+        };
     if let Some(pool) = pool {
         require_source(mount, pool, mountpoint)?;
     }
@@ -42,7 +57,7 @@ pub fn run(pool: Option<&Path>, mountpoint: &Path, lists: &[String]) -> Result<O
         return Ok(Outcome::Done);
     }
     let mut server = sync::connect(mount)?;
-    let request = format!("remount {}", words(options.flags));
+    let request = format!("remount {}", words(options.flags, durable_names));
     let answer = if options.flags.read_only {
         change()?;
         server.request(&request).with_context(|| {
@@ -57,13 +72,11 @@ pub fn run(pool: Option<&Path>, mountpoint: &Path, lists: &[String]) -> Result<O
         if let Err(error) = change() {
             // No access is to be noted on what stays read-only. The kernel's refusal is what matters.
             let _ = sync::connect(mount)
-                .and_then(|mut server| server.request(&format!("remount {}", words(mount.flags))));
+                .and_then(|mut server| server.request(&format!("remount {}", words(mount.flags, None))));
             return Err(error);
         }
         answer
     };
-    let stays =
-        |name| eprintln!("varve mount: {name} stays as it is until {shown} is unmounted and mounted again");
     if options.source.as_ref().is_some_and(|source| Path::new(source) != mount.source) {
         stays("fsname");
     }
@@ -126,17 +139,33 @@ fn explain(mountpoint: &Path, error: &std::io::Error) -> anyhow::Error {
     }
 }
 
-/// What the process that serves the mount is told.
-fn words(flags: Flags) -> String {
+/// What holds of a mount with these flags if a complete list names nothing. What makes access times be noted always it
+/// cannot know: the kernel has no word for it.
+fn unnamed(flags: Flags) -> Flags {
+    let access_times = match flags.access_times {
+        AccessTimes::Always => AccessTimes::Always,
+        AccessTimes::Relative | AccessTimes::Never => AccessTimes::Relative,
+    };
+    Flags { access_times, ..Flags::default() }
+}
+
+/// What the process that serves the mount is told. `durable_names`: if that is to change.
+fn words(flags: Flags, durable_names: Option<bool>) -> String {
     format!(
-        "{},{},{}",
+        "{},{},{},{}{}",
         if flags.read_only { "ro" } else { "rw" },
         match flags.access_times {
             AccessTimes::Relative => "relatime",
             AccessTimes::Never => "noatime",
             AccessTimes::Always => "strictatime",
         },
-        if flags.no_directory_access_times { "nodiratime" } else { "diratime" }
+        if flags.no_directory_access_times { "nodiratime" } else { "diratime" },
+        if flags.durable { "sync" } else { "async" },
+        match durable_names {
+            Some(true) => ",dirsync",
+            Some(false) => ",nodirsync",
+            None => "",
+        }
     )
 }
 
@@ -151,9 +180,20 @@ mod tests {
             Flags::default(),
             Flags { read_only: true, access_times: AccessTimes::Never, ..Flags::default() },
             Flags { access_times: AccessTimes::Always, no_directory_access_times: true, ..Flags::default() },
+            Flags { durable: true, ..Flags::default() },
+            Flags { durable_names: true, ..Flags::default() },
         ] {
-            let options = Options::parse_remount(&[words(flags)], Flags::default()).expect("known words");
+            let words = words(flags, Some(flags.durable_names));
+            let options = Options::parse_remount(&[words], Flags::default()).expect("known words");
             assert_eq!(options.flags, flags);
         }
+    }
+
+    // Goal: what a remount does not speak of stays as it is. Method: words without dirsync, to a mount that has it.
+    #[test]
+    fn what_is_not_named_stays() {
+        let flags = Flags { durable_names: true, ..Flags::default() };
+        let options = Options::parse_remount(&[words(Flags::default(), None)], flags).expect("known words");
+        assert_eq!(options.flags, flags);
     }
 }

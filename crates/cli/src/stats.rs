@@ -30,6 +30,9 @@ pub struct Stats {
     pid: Option<u32>,
     #[serde(default)]
     writing: Writing,
+    /// `everything` or `names`: what is durable when its call returns.
+    #[serde(default)]
+    pub durable_at_once: Option<String>,
     space: Space,
     files_count: u64,
     devices: Vec<Device>,
@@ -192,6 +195,7 @@ pub fn collect(filesystem: &Filesystem, pool: &Path, mountpoint: Option<&Path>) 
         mountpoint: mountpoint.map(Shown::shown),
         pid: mountpoint.map(|_| std::process::id()),
         writing: Writing::of(filesystem),
+        durable_at_once: None,
         space: Space {
             total_bytes: space.total_bytes,
             fixed_bytes: space.fixed_bytes,
@@ -322,6 +326,9 @@ fn describe(stats: &Stats, before: Option<(&Stats, Duration)>) -> String {
         None => text.line(format_args!("{}, not mounted", stats.pool)),
     }
     text.line(format_args!("writing: {}", describe_writing(&stats.writing)));
+    if let Some(what) = &stats.durable_at_once {
+        text.line(format_args!("durable at once: {what}"));
+    }
     text.line(format_args!("\nspace"));
     for (name, bytes) in [
         ("total", stats.space.total_bytes),

@@ -18,7 +18,8 @@ use crate::kernel::inbox::Inbox;
 use crate::kernel::listing::Listing;
 use crate::kernel::reply::Reply;
 use crate::pins::Pins;
-use crate::{AccessPolicy, Health, Verbs, convert};
+use crate::policy::Change;
+use crate::{Health, Policy, Verbs, convert};
 
 /// Directory entries fetched at once for readdirplus, at first and at most.
 const ENTRIES_FIRST: usize = 32;
@@ -52,7 +53,7 @@ pub(crate) struct Adapter<V> {
     pub verbs: Arc<V>,
     pub health: Arc<Health>,
     pub pins: Pins,
-    pub access: Arc<AccessPolicy>,
+    pub policy: Arc<Policy>,
     pub agreed: Agreed,
     /// Files are opened so that reads and writes go past the kernel's cache.
     pub direct_io: bool,
@@ -173,6 +174,49 @@ impl<V: Verbs> Adapter<V> {
             },
             Err(error) => reply.error(self.errno(verb, ino, &error)),
         }
+    }
+
+    /// Answers what has been changed at `ino`: when it is durable, if the mount promises that.
+    pub(crate) fn reply_change<T: Send + 'static>(
+        &self,
+        change: Change,
+        verb: &'static str,
+        ino: u64,
+        result: Result<T, FsError>,
+        reply: Reply,
+        answer: impl FnOnce(T, Reply) + Send + 'static,
+    ) {
+        match result {
+            Ok(value) if self.policy.durable_at_once(change) => {
+                self.when_durable(verb, ino, reply, move |reply| answer(value, reply));
+            }
+            Ok(value) => answer(value, reply),
+            Err(error) => reply.error(self.errno(verb, ino, &error)),
+        }
+    }
+
+    /// A name has been given to an inode, in the directory `parent`.
+    pub(crate) fn reply_named(
+        &self,
+        verb: &'static str,
+        parent: u64,
+        result: Result<Attr, FsError>,
+        reply: Reply,
+    ) {
+        let answer = |attr, reply: Reply| reply.body(&convert::entry_out(&attr));
+        self.reply_change(Change::Names, verb, parent, result, reply, answer);
+    }
+
+    /// Something has been changed of which there is nothing to say.
+    pub(crate) fn reply_done(
+        &self,
+        change: Change,
+        verb: &'static str,
+        ino: u64,
+        result: Result<(), FsError>,
+        reply: Reply,
+    ) {
+        self.reply_change(change, verb, ino, result, reply, |(), reply| reply.empty());
     }
 
     /// Answers when all of an inode is durable. The reply is moved into the completion: no thread waits for the flush.

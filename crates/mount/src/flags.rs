@@ -1,7 +1,7 @@
 //! What the kernel enforces of a mount by itself, and how that is changed while it is mounted.
 //!
-//! The kernel keeps these for every filesystem alike; the process that serves a mount is not asked. Access times are
-//! the exception: the kernel shows the flag and leaves it to the filesystem to note them ([`crate::AccessPolicy`]).
+//! The kernel keeps these for every filesystem alike; the process that serves a mount is not asked. Access times and what is
+//! durable at once are exceptions: the kernel shows the flags and leaves most of it to the filesystem ([`crate::Policy`]).
 
 use std::io;
 use std::path::Path;
@@ -37,6 +37,10 @@ pub struct Flags {
     pub access_times: AccessTimes,
     /// Reading a directory does not change its access time.
     pub no_directory_access_times: bool,
+    /// Every change is durable when it is done (`sync`); what is stored through mmap is when it is msynced, as ever.
+    pub durable: bool,
+    /// Every change of names is durable when it is done (`dirsync`).
+    pub durable_names: bool,
 }
 
 impl Flags {
@@ -53,6 +57,8 @@ impl Flags {
             (self.no_exec, MountFlags::NOEXEC),
             (self.no_symlinks, MountFlags::NOSYMFOLLOW),
             (self.no_directory_access_times, MountFlags::NODIRATIME),
+            (self.durable, MountFlags::SYNCHRONOUS),
+            (self.durable_names, MountFlags::DIRSYNC),
         ] {
             if wanted {
                 bits |= flag;
@@ -64,7 +70,8 @@ impl Flags {
 
 /// Gives the mount at `mountpoint` these flags instead of those it has. Going read-only writes out pages that were
 /// dirtied through mmap first, and fails with EBUSY while a file is open for writing. With `this_place_only` other
-/// places where the same filesystem is shown (bind mounts) keep theirs.
+/// places where the same filesystem is shown (bind mounts) keep theirs. The kernel passes over [`Flags::durable_names`],
+/// of which it shows what the mount began with: see [`crate::Policy`].
 pub fn remount(mountpoint: &Path, flags: Flags, this_place_only: bool) -> io::Result<()> {
     let mut bits = flags.bits();
     if this_place_only {

@@ -104,6 +104,8 @@ fn words(options: &MountOptions) -> String {
         (flags.no_exec, ",noexec"),
         (flags.no_symlinks, ",nosymfollow"),
         (flags.access_times == AccessTimes::Never, ",noatime"),
+        (flags.durable, ",sync"),
+        (flags.durable_names, ",dirsync"),
         (options.allow_other, ",allow_other"),
     ] {
         if wanted {
@@ -137,11 +139,11 @@ mod tests {
         assert_eq!(escape("/plain"), "/plain");
         let options = MountOptions {
             source: "a,b".into(),
-            flags: Flags { read_only: true, ..Flags::default() },
+            flags: Flags { read_only: true, durable: true, durable_names: true, ..Flags::default() },
             allow_other: false,
             threads: 1,
             direct_io: false,
         };
-        assert_eq!(words(&options), "fsname=a\\,b,subtype=varve,default_permissions,ro");
+        assert_eq!(words(&options), "fsname=a\\,b,subtype=varve,default_permissions,ro,sync,dirsync");
     }
 }

@@ -7,7 +7,6 @@
 //! its end.
 #![deny(unsafe_code)]
 
-mod access;
 mod adapter;
 mod convert;
 mod dispatch;
@@ -18,14 +17,15 @@ mod health;
 mod kernel;
 mod outside;
 mod pins;
+mod policy;
 mod serve;
 mod session;
 mod verbs;
 
-pub use access::AccessPolicy;
 pub use exchange::Exchange;
 pub use flags::{AccessTimes, Flags, remount};
 pub use health::Health;
 pub use outside::Outside;
+pub use policy::Policy;
 pub use session::{FILESYSTEM_TYPE, MountError, MountOptions, Mounted, unmount};
 pub use verbs::Verbs;

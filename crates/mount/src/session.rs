@@ -23,7 +23,7 @@ use crate::dispatch::Adapter;
 use crate::kernel::device::{self, Device};
 use crate::kernel::handshake;
 use crate::pins::Pins;
-use crate::{AccessPolicy, Flags, Health, Outside, Verbs, fusermount, serve};
+use crate::{Flags, Health, Outside, Policy, Verbs, fusermount, serve};
 
 /// The type shown by mount(8).
 pub const FILESYSTEM_TYPE: &str = "fuse.varve";
@@ -82,7 +82,7 @@ pub struct Mounted {
     mountpoint: PathBuf,
     server: JoinHandle<io::Result<()>>,
     health: Arc<Health>,
-    access: Arc<AccessPolicy>,
+    policy: Arc<Policy>,
     outside: Outside,
     device: (u32, u32),
 }
@@ -98,7 +98,7 @@ impl Mounted {
         let mountpoint = mountpoint.canonicalize().map_err(cannot_use)?;
         let metadata = mountpoint.metadata().map_err(cannot_use)?;
         let health = Arc::new(Health::default());
-        let access = Arc::new(AccessPolicy::new(options.flags));
+        let policy = Arc::new(Policy::new(options.flags));
 
         if !rustix::process::geteuid().is_root() {
             OpenOptions::new().read(true).write(true).open(FUSE_DEVICE).map_err(MountError::NoFuse)?;
@@ -128,7 +128,7 @@ impl Mounted {
             verbs,
             health: health.clone(),
             pins: Pins::default(),
-            access: access.clone(),
+            policy: policy.clone(),
             agreed,
             direct_io: options.direct_io,
             owner: (!options.allow_other).then(|| rustix::process::geteuid().as_raw()),
@@ -148,7 +148,7 @@ impl Mounted {
         };
         let device = (rustix::fs::major(number), rustix::fs::minor(number));
         tune_readahead(device);
-        Ok(Mounted { mountpoint, server, health, access, outside, device })
+        Ok(Mounted { mountpoint, server, health, policy, outside, device })
     }
 
     /// Where it is mounted, without symbolic links.
@@ -166,9 +166,9 @@ impl Mounted {
         &self.health
     }
 
-    /// Which accesses are noted; to be changed when the flags of the mount are.
-    pub fn access(&self) -> &Arc<AccessPolicy> {
-        &self.access
+    /// What is noted and what is durable at once; to be changed when the flags of the mount are.
+    pub fn policy(&self) -> &Arc<Policy> {
+        &self.policy
     }
 
     /// For changes that do not come through the kernel.

@@ -100,6 +100,50 @@ fn a_kill_loses_nothing_acknowledged() {
     assert!(steps > rounds as usize, "the workers did next to nothing, so nothing was tested");
 }
 
+/// Goal: with the mount option `sync` a kill loses nothing that was answered. Method: one worker's steps as above; what is
+/// found must be the state after the last step, or before it if that was not answered.
+#[test]
+fn a_kill_loses_nothing_answered_on_a_sync_mount() {
+    if !can_mount("a_kill_loses_nothing_answered_on_a_sync_mount") {
+        return;
+    }
+    let scratch = Scratch::new("sync-kill");
+    let pool = scratch.pool("pool.img", "256M");
+    let point = scratch.path("mnt");
+    let mut random = Random::new(seed());
+    let (mut state, mut steps) = (State::new(), 0);
+    for round in 0..scale("VARVE_TEST_KILLS", 6, 100) {
+        let mount = Mount::start_with(&pool, &point, &["-o", "sync"]);
+        let (pause, seed) = (Duration::from_millis(50 + random.below(400)), random.next());
+        let begun = &AtomicU64::new(0);
+        let run = thread::scope(|scope| {
+            let before = state.clone();
+            let worker = scope.spawn(|| work_until_killed(&point, before, seed, u64::MAX, begun));
+            let started = Instant::now();
+            while begun.load(Relaxed) == 0 && started.elapsed() < WORK_LIMIT {
+                thread::sleep(Duration::from_millis(1));
+            }
+            thread::sleep(pause);
+            mount.kill();
+            worker.join().expect("a worker ends with an error, not a panic")
+        });
+        let mount = Mount::start(&pool, &point);
+        let found = read_state(&point);
+        let last = run.states.len() - 1;
+        assert!(
+            run.states[last.saturating_sub(1)..].contains(&found),
+            "round {round}: what was found is not what was answered:\nfound {found:?}\nlast  {:?}",
+            run.states[last]
+        );
+        steps += last;
+        state = found;
+        mount.kill();
+    }
+    check(&pool);
+    say(&format!("sync: {steps} steps, and each that was answered was kept"));
+    assert!(steps > 6, "the worker did next to nothing, so nothing was tested");
+}
+
 /// What a worker did until the filesystem was killed.
 struct Run {
     /// The state at the beginning and after each step; the last step may or may not have happened.

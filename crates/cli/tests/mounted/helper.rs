@@ -179,6 +179,25 @@ shows " ro,"
 umount "$S/mnt"
 mount -T "$S/fstab" "$S/mnt"
 umount "$S/mnt"
+echo "$S/pool $S/mnt fuse.varve sync,noexec 0 0" > "$S/fstab"
+durable() { "$V" stats "$S/mnt" | grep "durable at once: $1" || fail "not $1: $("$V" stats "$S/mnt" | head -4)"; }
+mount -T "$S/fstab" "$S/mnt"
+shows " rw,noexec,relatime - fuse.varve $S/pool rw,sync,user_id=0"
+durable everything
+mount -o remount,async,exec "$S/mnt"
+shows " rw,relatime - fuse.varve $S/pool rw,user_id=0"
+"$V" stats "$S/mnt" | grep "durable at once" && fail "still durable at once"
+mount -o remount,dirsync "$S/mnt"
+durable names
+mount -o remount,nosuid "$S/mnt"
+durable names
+umount "$S/mnt"
+mount -t fuse.varve -o dirsync "$S/pool" "$S/mnt"
+shows " - fuse.varve $S/pool rw,dirsync,user_id=0"
+durable names
+"$V" mount -o remount,nodirsync none "$S/mnt" 2>&1 | grep "dirsync stays as it is" || fail "it is not said"
+durable names
+umount "$S/mnt"
 "#,
     );
 }

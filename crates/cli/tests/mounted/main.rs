@@ -10,6 +10,7 @@
 mod cost;
 mod crash;
 mod directory;
+mod durable;
 mod forks;
 mod frozen;
 mod full;

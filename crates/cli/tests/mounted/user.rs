@@ -48,6 +48,15 @@ kill -9 $(pgrep -x varve)
 cmp "$U/mnt/file" - <<< mine
 "$V" unmount "$U/mnt"
 
+as "$V" mount pool mnt -o sync
+case $(at) in *" rw,sync,user_id="*) ;; *) fail "$(at)";; esac
+as sh -c 'echo durable > mnt/durable'
+kill -9 $(pgrep -x varve)
+as "$V" mount pool mnt -o dirsync
+case $(at) in *" rw,dirsync,user_id="*) ;; *) fail "$(at)";; esac
+as cmp mnt/durable - <<< durable
+as "$V" unmount mnt
+
 # Refused before the pool is opened for writing: others may go on reading it.
 as "$V" mount pool mnt -o ro
 refuses 1 "only root" as "$V" mount pool mnt -o remount,rw
