@@ -115,7 +115,8 @@ pub struct SetAttr {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Allocate {
     /// Sets space aside for what is a hole, so that writing there cannot fail for lack of space. It goes on reading as
-    /// zeros. The file grows to the end of the range unless `keep_size`.
+    /// zeros. The file grows to the end of the range unless `keep_size`. Clones and snapshots made later see it as set aside,
+    /// too: the first who writes has it, and who asks for it once more gets his own.
     Reserve {
         /// Whether the size stays.
         keep_size: bool,

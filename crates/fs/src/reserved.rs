@@ -63,17 +63,22 @@ impl Core {
         Ok((lsn, part))
     }
 
-    /// Applies a transaction that reserves as many blocks as `space` was set aside for.
-    pub(crate) fn apply_reserving(&self, mut tx: Transaction, space: Reservation) -> Result<Lsn> {
+    /// Applies a transaction that reserves as many blocks as `space` was set aside for, and ends reservations of `freed`
+    /// blocks.
+    pub(crate) fn apply_reserving(&self, mut tx: Transaction, space: Reservation, freed: u64) -> Result<Lsn> {
         let mut stored = self.files.stored.lock();
-        let reserved_blocks = stored.reserved_blocks + space.data_blocks();
+        let reserved_blocks = (stored.reserved_blocks + space.data_blocks()).saturating_sub(freed);
         let record = SubvolumeRecord { reserved_blocks, ..stored.clone() };
         subvolumes::put_first(&mut tx, &record);
         let lsn = self.store.apply(tx, None)?;
         *stored = record;
-        match &mut *self.reserved.purse.lock() {
+        let mut purse = self.reserved.purse.lock();
+        match &mut *purse {
             Some(purse) => self.store.merge(purse, space),
             none => *none = Some(space),
+        }
+        if freed > 0 {
+            drop(purse.as_mut().map(|purse| self.split_blocks(purse, freed)));
         }
         Ok(lsn)
     }

@@ -161,7 +161,8 @@ impl XattrMode {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Allocate {
     /// Sets space aside where there is a hole, so that writing there cannot fail for lack of space. It goes on reading as
-    /// zeros. The file grows to the end of the range unless `keep_size`.
+    /// zeros. The file grows to the end of the range unless `keep_size`. Clones and snapshots made later share it: the
+    /// first who writes there has it, and who asks for it once more gets his own.
     Reserve {
         /// Whether the length stays.
         keep_size: bool,

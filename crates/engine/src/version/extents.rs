@@ -234,20 +234,46 @@ impl Extents<'_> {
         if kin.is_seen(id, has.all(), &mut own_of, &|limit| below(limit, segment))? {
             return Ok(Looked::Seen);
         }
-        let start = DataKey { family, segment, version: VersionKey(u64::MAX), offset: 0 };
-        let mut lists: BTreeMap<VersionKey, Vec<Entry>> = BTreeMap::new();
-        scan(read, &start, |key, extent| {
-            if key.segment == segment {
-                lists.entry(key.version).or_default().push(Entry { off: key.offset, extent });
-            }
-            key.segment == segment
-        })?;
+        let lists = lists_of(read, family, segment)?;
         let own = lists.iter().map(|(key, list)| (*key, own_blocks(list))).collect();
         let stays = kin.stays(id, &own, &|limit| below(limit, segment))?;
-        let mut new = Vec::new();
         for (version, list) in &lists {
-            let Some(stays) = stays.get(version).filter(|stays| **stays != own[version]) else { continue };
-            new.clear();
+            let place = Place { family, segment, version: *version };
+            keep(read, &mut self.changes, &place, list, list, &stays)?;
+        }
+        Ok(Looked::Swept)
+    }
+}
+
+/// What each version of a family has in a segment.
+pub(super) fn lists_of(
+    read: &dyn Read,
+    family: FamilyId,
+    segment: u64,
+) -> Result<BTreeMap<VersionKey, Vec<Entry>>> {
+    let start = DataKey { family, segment, version: VersionKey(u64::MAX), offset: 0 };
+    let mut lists: BTreeMap<VersionKey, Vec<Entry>> = BTreeMap::new();
+    scan(read, &start, |key, extent| {
+        if key.segment == segment {
+            lists.entry(key.version).or_default().push(Entry { off: key.offset, extent });
+        }
+        key.segment == segment
+    })?;
+    Ok(lists)
+}
+
+/// Makes what stays of `list` the list of `place`, which is `stored`: the rest is freed.
+pub(super) fn keep(
+    read: &dyn Read,
+    changes: &mut Changes,
+    place: &Place,
+    stored: &[Entry],
+    list: &[Entry],
+    stays: &BTreeMap<VersionKey, Own>,
+) -> Result<()> {
+    let mut new = Vec::new();
+    match stays.get(&place.version) {
+        Some(stays) if *stays != own_blocks(list) => {
             for entry in list {
                 let hole = entry.extent.kind == ExtentKind::Hole;
                 let mask = if hole { stays.holes } else { stays.something };
@@ -258,16 +284,17 @@ impl Extents<'_> {
                     if mask.has(at) {
                         push_joined(&mut new, part);
                     } else {
-                        self.changes.free(&part.extent);
+                        changes.free(&part.extent);
                     }
                     at = upto;
                 }
             }
-            let place = Place { family, segment, version: *version };
-            self.changes.difference(read, &place, list, &new, true)?;
         }
-        Ok(Looked::Swept)
+        // All of it; what belongs to no version is for a check to find.
+        _ if list == stored => return Ok(()),
+        _ => new.extend_from_slice(list),
     }
+    changes.difference(read, place, stored, &new, true)
 }
 
 /// The blocks of a version's list in a segment.

@@ -87,7 +87,7 @@ pub use resolve::{resolve, resolve_upto};
 pub use shift::{Shifted, shift, shift_away};
 pub use truncate::{Truncated, truncate, truncate_kept};
 pub use trunk::Trunks;
-pub use write::{Replaced, Reserved, punch, put_extents, reserve};
+pub use write::{Replaced, Reserved, punch, put_extents, reserve, spend_reserved};
 
 /// What this module's calls give.
 pub type Result<T> = std::result::Result<T, EngineError>;
@@ -243,7 +243,7 @@ pub enum Mapping {
 pub struct Progress {
     /// Whether there is more to do. The transaction may be empty when there is not.
     pub more: bool,
-    /// File offset from which to go on ([`punch`] only).
+    /// File offset from which to go on ([`punch`] and [`spend_reserved`] only).
     pub next: u64,
     /// Entries put or deleted.
     pub entries: u64,

@@ -1,18 +1,21 @@
-//! Writing: new data over old, holes, reservations.
+//! Writing: new data over old, holes, reservations and their end.
 //!
 //! While the holder's version drains up, new entries go to its parent's key and its own are cut: the side that drains
 //! must not gain entries (invariant 4).
 
+use std::ops::Range;
+
 use varve_format::record::extent::{DataKey, Extent};
 use varve_format::{BLOCK_BYTES, PoolAddr, Run, SEGMENT_BYTES, VersionKey};
 
-use super::extents::{below, own_blocks};
-use super::family::Blocks;
+use super::extents::{below, keep, lists_of, own_blocks};
+use super::family::{Blocks, Family};
+use super::joining::bytes;
 use super::path::Path;
 use super::pending::State;
 use super::resolve::{FILE_END, resolve, resolve_behind, scan, scan_covering, scan_path};
-use super::segment::{Changes, Entry, Place, load, overlay, push_joined, subtract};
-use super::{Mapping, Planted, Progress, Read, Result, planted};
+use super::segment::{Changes, Entry, Place, load, load_all, overlay, push_joined, subtract};
+use super::{Mapped, Mapping, Planted, Progress, Read, Result, planted};
 use crate::Transaction;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -39,6 +42,8 @@ pub struct Reserved {
     pub next: u64,
     /// Blocks that have become reserved.
     pub blocks: u64,
+    /// Blocks of reservations that are gone: nobody saw them any more, and these lie in their place.
+    pub reserved_freed: u64,
 }
 
 /// Makes `pieces` the data of the file: (offset in the file, blocks in the pool), in ascending order and not
@@ -169,8 +174,9 @@ pub(super) fn mark_hidden(
     Ok(!hidden.is_empty())
 }
 
-/// Makes the holes in [`from`, `to`) (block aligned) reservations: they go on reading as zeros. Stops after the segment
-/// in which `entries_max` changed entries have been reached: if [`Reserved::more`], apply and call again from
+/// Makes the holes in [`from`, `to`) (block aligned) reservations: they go on reading as zeros. So do reservations that
+/// others may see too, for the first of those who writes there has them ([`spend_reserved`]). Stops after the segment in
+/// which `entries_max` changed entries have been reached: if [`Reserved::more`], apply and call again from
 /// [`Reserved::next`]. The caller keeps the space aside.
 ///
 /// # Errors
@@ -196,11 +202,22 @@ pub fn reserve(
         let base = segment * SEGMENT_BYTES;
         let high = to.min(base + SEGMENT_BYTES);
         top.clear();
-        for piece in resolve(read, path, at, high)? {
-            if piece.what == Mapping::Hole {
-                let extent = Extent::reserved(piece.len as u32);
-                push_joined(&mut top, Entry { off: (piece.offset - base) as u32, extent });
-                blocks += piece.len / BLOCK;
+        let pieces = resolve(read, path, at, high)?;
+        let mine = match path.sole() || pieces.iter().all(|piece| piece.what != Mapping::Reserved) {
+            true => Blocks::ALL,
+            false => own_of(read, path, segment)?,
+        };
+        for piece in pieces {
+            let all = blocks_of(&piece, base);
+            let wanted = match piece.what {
+                Mapping::Hole => all,
+                Mapping::Reserved => all.without(mine),
+                Mapping::Data { .. } => continue,
+            };
+            for run in runs(wanted) {
+                let extent = Extent::reserved(run.end - run.start);
+                blocks += u64::from(extent.len) / BLOCK;
+                push_joined(&mut top, Entry { off: run.start, extent });
             }
         }
         if !top.is_empty() {
@@ -208,9 +225,107 @@ pub fn reserve(
         }
         (at, visited) = (high, visited + 1);
     }
-    debug_assert_eq!(changes.reserved_freed, 0, "only holes are covered");
     changes.finish();
-    Ok(Reserved { more: at < to, next: at, blocks })
+    Ok(Reserved { more: at < to, next: at, blocks, reserved_freed: changes.reserved_freed })
+}
+
+/// Makes the reservations in [`from`, `to`) (block aligned) holes, for the holder to use their space for what it writes
+/// there, and not only its own: space that several see as set aside is the first writer's, and a hole for the others from
+/// then on. Stops as [`punch`] does. Where it is shared, it reads the family as a whole.
+///
+/// # Errors
+/// [`crate::EngineError::Corrupt`] for an entry that cannot be; `tx` must then be dropped.
+pub fn spend_reserved(
+    read: &dyn Read,
+    tx: &mut Transaction,
+    path: &Path,
+    from: u64,
+    to: u64,
+    entries_max: u64,
+) -> Result<Progress> {
+    by_segments(read, tx, path, from, to, entries_max, |changes, segment, low, high| {
+        let base = segment * SEGMENT_BYTES;
+        let mut wanted = Blocks::NONE;
+        for piece in resolve(read, path, low, high)? {
+            if piece.what == Mapping::Reserved {
+                wanted = wanted.or(blocks_of(&piece, base));
+            }
+        }
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        if !wanted.without(own_of(read, path, segment)?).is_empty() {
+            return spend_shared(read, changes, path, segment, wanted);
+        }
+        // A list is changed once: what lies between the runs stays as it is.
+        let gaps: Vec<Entry> = runs(wanted).map(hole).collect();
+        punch_segment(read, changes, path, segment, &gaps)
+    })
+}
+
+/// Takes the reservations that a path sees in `wanted` blocks of a segment from all who see them, and then what nobody sees
+/// of the family there: the holes that hid them, and holes that take their place and hide nothing.
+fn spend_shared(
+    read: &dyn Read,
+    changes: &mut Changes,
+    path: &Path,
+    segment: u64,
+    wanted: Blocks,
+) -> Result<()> {
+    let (family, mut left) = (path.family(), wanted);
+    let stored = lists_of(read, family, segment)?;
+    let mut lists = stored.clone();
+    for step in (0..path.versions()).map(|at| path.step(at)) {
+        let Some(list) = lists.get_mut(&step.key) else { continue };
+        let seen = own_blocks(list).all().and(below(step.visible, segment)).and(left);
+        left = left.without(seen);
+        // What is seen here of the wanted blocks is reserved.
+        let gaps: Vec<Entry> = runs(seen).map(hole).collect();
+        let under = std::mem::take(list);
+        overlay(&gaps, &under, list, changes);
+    }
+    let own = lists.iter().map(|(key, list)| (*key, own_blocks(list))).collect();
+    let stays = Family::load(read, family)?.stays(&own, &|limit| below(limit, segment));
+    for (version, list) in &lists {
+        keep(read, changes, &Place { family, segment, version: *version }, &stored[version], list, &stays)?;
+    }
+    Ok(())
+}
+
+/// The blocks of a segment in which the versions that are the holder's own have entries.
+fn own_of(read: &dyn Read, path: &Path, segment: u64) -> Result<Blocks> {
+    let (mut list, mut own) = (Vec::new(), Blocks::NONE);
+    for step in (0..path.own()).map(|at| path.step(at)) {
+        load_all(read, &Place { family: path.family(), segment, version: step.key }, &mut list)?;
+        own = own.or(own_blocks(&list).all());
+    }
+    Ok(own)
+}
+
+/// The blocks of a piece that lies in the segment that begins at byte `base`.
+fn blocks_of(piece: &Mapped, base: u64) -> Blocks {
+    let first = (piece.offset - base) / BLOCK;
+    Blocks::range(first as usize, (first + piece.len / BLOCK) as usize)
+}
+
+/// Runs of blocks of a segment that lie side by side, in bytes from its start.
+fn runs(blocks: Blocks) -> impl Iterator<Item = Range<u32>> {
+    let bounds = blocks.bounds().unwrap_or_default();
+    let mut at = bounds.start;
+    std::iter::from_fn(move || {
+        while at < bounds.end {
+            let (from, upto) = (at, blocks.run_end(at, bounds.end));
+            at = upto;
+            if blocks.has(from) {
+                return Some(bytes(from)..bytes(upto));
+            }
+        }
+        None
+    })
+}
+
+fn hole(run: Range<u32>) -> Entry {
+    Entry { off: run.start, extent: Extent::hole(run.end - run.start) }
 }
 
 /// Cuts pieces at segment boundaries.
@@ -261,6 +376,22 @@ pub fn punch(
     to: u64,
     entries_max: u64,
 ) -> Result<Progress> {
+    by_segments(read, tx, path, from, to, entries_max, |changes, segment, low, high| {
+        let base = segment * SEGMENT_BYTES;
+        punch_segment(read, changes, path, segment, &[hole((low - base) as u32..(high - base) as u32)])
+    })
+}
+
+/// Has `each` change the part of each segment in [`from`, `to`) in which somebody of the family has entries.
+fn by_segments(
+    read: &dyn Read,
+    tx: &mut Transaction,
+    path: &Path,
+    from: u64,
+    to: u64,
+    entries_max: u64,
+    mut each: impl FnMut(&mut Changes, u64, u64, u64) -> Result<()>,
+) -> Result<Progress> {
     assert!(path.writable(), "a shared version is written only through a child");
     assert!(
         from.is_multiple_of(BLOCK) && to.is_multiple_of(BLOCK) && to <= FILE_END,
@@ -277,7 +408,7 @@ pub fn punch(
         };
         let base = segment * SEGMENT_BYTES;
         let (low, high) = (at.max(base), to.min(base + SEGMENT_BYTES));
-        punch_segment(read, &mut changes, path, segment, low, high)?;
+        each(&mut changes, segment, low, high)?;
         at = high;
         visited += 1;
         if changes.entries() + visited >= entries_max {
@@ -304,34 +435,33 @@ fn next_segment(read: &dyn Read, path: &Path, from: u64) -> Result<Option<u64>> 
     Ok(found)
 }
 
+/// Makes `gaps`, hole entries in ascending order, holes of the file.
 fn punch_segment(
     read: &dyn Read,
     changes: &mut Changes,
     path: &Path,
     segment: u64,
-    low: u64,
-    high: u64,
+    gaps: &[Entry],
 ) -> Result<()> {
     let base = segment * SEGMENT_BYTES;
-    let (low_off, high_off) = ((low - base) as u32, (high - base) as u32);
-    let gap = [Entry { off: low_off, extent: Extent::hole(high_off - low_off) }];
+    let (low_off, high_off) = (gaps[0].off, gaps[gaps.len() - 1].end());
+    let gone = own_blocks(gaps).holes;
     let (mut old, mut new) = (Vec::new(), Vec::new());
     if path.has_inner() {
-        mark_hidden(read, changes, path, 0, segment, own_blocks(&gap).holes)?;
+        mark_hidden(read, changes, path, 0, segment, gone)?;
     }
     for (at, step) in (0..path.own()).map(|at| (at, path.step(at))) {
         let place = Place { family: path.family(), segment, version: step.key };
         load(read, &place, low_off, high_off, &mut old)?;
-        subtract(&gap, &old, &mut new, changes);
+        subtract(gaps, &old, &mut new, changes);
         if at + 1 == path.own() {
             // What would show through now is hidden by hole entries, and only that.
             let mut holes = Vec::new();
+            let (low, high) = (base + u64::from(low_off), base + u64::from(high_off));
             for piece in resolve_behind(read, path, path.own(), low, high, usize::MAX)? {
                 if piece.what != Mapping::Hole {
-                    push_joined(
-                        &mut holes,
-                        Entry { off: (piece.offset - base) as u32, extent: Extent::hole(piece.len as u32) },
-                    );
+                    runs(blocks_of(&piece, base).and(gone))
+                        .for_each(|run| push_joined(&mut holes, hole(run)));
                 }
             }
             if !holes.is_empty() {

@@ -219,7 +219,7 @@ impl Core {
             if step.blocks > 0 {
                 self.put_record(&change, &mut tx, state.ino, inner, &mut record)?;
                 let part = self.split_blocks(&mut space, step.blocks);
-                self.apply_reserving(tx, part)?;
+                self.apply_reserving(tx, part, step.reserved_freed)?;
                 inner.logged(&change, record);
                 inner.pending.ctime = None;
                 inner.mapping += 1;

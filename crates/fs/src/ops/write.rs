@@ -398,7 +398,7 @@ impl Core {
     }
 
     /// There is no other space: takes that of the reservations in the range of a write, which become holes until its
-    /// data is logged.
+    /// data is logged. Those that clones and snapshots see too become holes for them as well: who writes first has the space.
     ///
     /// If power fails before that, the range is a hole that was reserved: of a write that nobody has synced. Gives how far the
     /// write goes: not from reserved pages to others, nor from others to reserved ones.
@@ -428,7 +428,7 @@ impl Core {
                     continue;
                 };
                 let end = (piece.offset + piece.len).min(to);
-                let progress = version::punch(&view, &mut tx, &path, piece.offset, end, 128)?;
+                let progress = version::spend_reserved(&view, &mut tx, &path, piece.offset, end, 128)?;
                 (progress.reserved_freed, progress.next)
             };
             if record.data != inner.record.data {

@@ -205,6 +205,63 @@ fn reserved_space_is_kept() {
     }
 }
 
+// Goal: space that a file and its clone see as set aside is there for the first of them that writes, also after a kill, and
+// for nobody else; who reserves once more has his own. Method: reserve, clone, fill the pool; one of the two writes all of it,
+// then the other is refused; or the clone reserves before the pool is full, and both write.
+#[test]
+fn shared_reserved_space_is_the_first_writers() {
+    for (first, kill, again) in
+        [(0, false, false), (1, false, false), (0, true, false), (1, true, false), (0, true, true)]
+    {
+        let mut f = Fixture::new(64 * MIB);
+        let reserve = Allocate::Reserve { keep_size: false };
+        let source = f.create(b"source");
+        allocate(&f, source, 0, 4 * MIB, reserve);
+        let clone = f.fs.clone_file(Caller::ROOT, source, ROOT, b"clone").unwrap().ino;
+        let reserved = f.fs.space().reserved_bytes;
+        if again {
+            allocate(&f, clone, 0, 4 * MIB, reserve);
+            assert!(f.fs.space().reserved_bytes >= reserved + 4 * MIB, "its own");
+            let reserved = f.fs.space().reserved_bytes;
+            allocate(&f, clone, 0, 4 * MIB, reserve);
+            assert!(f.fs.space().reserved_bytes < reserved + MIB, "once");
+        }
+        let other = f.create(b"other");
+        let (data, mut at) = (pattern(1, 1 << 20), 0);
+        while let Ok(written) = f.fs.write(Caller::ROOT, other, at, &data) {
+            at += written as u64;
+        }
+        f.fs.sync().unwrap();
+        if kill {
+            f.kill();
+        }
+        let files = if first == 0 { [source, clone] } else { [clone, source] };
+        for i in (0..4).rev() {
+            f.write(files[0], i * MIB, &pattern(i, 1 << 20));
+        }
+        f.fs.sync().unwrap();
+        f.check();
+        if again {
+            (0..4).for_each(|i| f.write(files[1], i * MIB, &pattern(i, 1 << 20)));
+        } else {
+            let written = f.fs.write(Caller::ROOT, files[1], 0, &pattern(9, 4 << 20)).unwrap_or(0) as u64;
+            assert!(written < MIB, "{written}: it was the other's");
+            f.truncate(files[1], 0);
+        }
+        f.fs.sync().unwrap();
+        f.check();
+        f.kill();
+        for i in 0..4 {
+            assert!(
+                f.fs.read(files[0], i * MIB, 1 << 20).unwrap() == pattern(i, 1 << 20),
+                "{first} {kill} {i}"
+            );
+        }
+        f.check();
+        assert!(f.fs.space().reserved_bytes < MIB, "{:?}", f.fs.space());
+    }
+}
+
 // Goal: more than there is, is refused at once and whole. Method: reserve twice the pool; the books are as before.
 #[test]
 fn too_much_is_refused() {

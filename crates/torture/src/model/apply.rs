@@ -54,6 +54,8 @@ pub struct Context {
     pub written: usize,
     /// Size that the file it is about had in memory when the call was made.
     pub size: u64,
+    /// The number of the call, if it reserves space.
+    pub reservation: u64,
     /// Set when the verb is applied to a logged state, where data of `write` waits for its own place.
     pub logged: bool,
 }
@@ -197,6 +199,7 @@ impl Model {
             return Ok(());
         }
         self.drop_capability(ino, cx);
+        self.take_shared_reserved(ino, offset, bytes.len() as u64);
         let inode = self.get_mut(ino).ok_or(ENOENT)?;
         let content = inode.content_mut().ok_or(EINVAL)?;
         if cx.logged {
@@ -239,7 +242,7 @@ impl Model {
             content.punch(&Punch { from: offset, to: end, size: cx.size }, cx.logged);
         }
         if how != Allocate::Punch {
-            content.reserve(offset, end);
+            content.reserve(offset, end, cx.reservation);
         }
         if grows_to > cx.size {
             content.truncate(grows_to);

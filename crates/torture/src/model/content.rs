@@ -4,13 +4,19 @@
 //! the two contents went into the log, so a page of a *logged* state may have several that are acceptable; a live
 //! state always has exactly one. Bytes beyond the size are zeros in every page. Knows nothing of the engine.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Bytes in a page.
 pub const PAGE_BYTES: u64 = 4096;
 
 type Page = Arc<[u8; PAGE_BYTES as usize]>;
+
+/// Pages, and the number of the call that has set space aside for each. Who shares a page shares that space.
+type Reservations = BTreeMap<u64, u64>;
+
+/// What stands for the number of a call when it is not known which of two has reserved a page.
+const SOME_RESERVATION: u64 = 0;
 
 #[derive(Clone)]
 struct Slot {
@@ -23,10 +29,10 @@ struct Slot {
 pub struct Content {
     size: u64,
     pages: BTreeMap<u64, Slot>,
-    /// Absent pages that have space set aside for their first write.
-    reserved: Arc<BTreeSet<u64>>,
+    /// Absent pages that have space set aside for their first write, and which reservation that is.
+    reserved: Arc<Reservations>,
     /// These, and others that may have it: written to, and not logged at a crash.
-    reserved_most: Arc<BTreeSet<u64>>,
+    reserved_most: Arc<Reservations>,
     /// Others share its bytes, or have done so.
     forked: bool,
 }
@@ -57,9 +63,9 @@ impl Punch {
     }
 }
 
-fn remove_range(set: &mut Arc<BTreeSet<u64>>, range: std::ops::Range<u64>) {
-    if !range.is_empty() && set.range(range.clone()).next().is_some() {
-        Arc::make_mut(set).retain(|number| !range.contains(number));
+fn remove_range(pages: &mut Arc<Reservations>, range: std::ops::Range<u64>) {
+    if !range.is_empty() && pages.range(range.clone()).next().is_some() {
+        Arc::make_mut(pages).retain(|number, _| !range.contains(number));
     }
 }
 
@@ -77,21 +83,41 @@ impl Content {
         self.size
     }
 
-    /// A copy begins with this: space that was set aside is set aside for one of those who share it.
-    pub fn share(&mut self) {
-        self.reserved = Arc::default();
-        self.forked = true;
-    }
-
     /// A copy of all of `source` shares what is set aside there.
     pub fn may_share_reserved(&mut self, source: &Content) {
         self.forked = true;
         Arc::make_mut(&mut self.reserved_most).extend(source.reserved_most.iter());
     }
 
-    /// What the source of a copy remembers.
+    /// A copy begins with this, and the source of one remembers it: space that was set aside is the first writer's.
     pub fn was_shared(&mut self) {
         self.forked = true;
+    }
+
+    /// The reservations that may be there in `range`, which others share: who writes takes them from the others.
+    pub fn reservations(&self, range: std::ops::Range<u64>) -> Vec<(u64, u64)> {
+        if !self.forked || range.is_empty() {
+            return Vec::new();
+        }
+        self.reserved_most.range(range).map(|(page, number)| (*page, *number)).collect()
+    }
+
+    /// Whether any of these [`Content::reservations`] may be one of its own.
+    pub fn has_one_of(&self, taken: &[(u64, u64)]) -> bool {
+        self.forked && taken.iter().any(|one| self.is_one(one))
+    }
+
+    /// Another has written where it had these.
+    pub fn lose(&mut self, taken: &[(u64, u64)]) {
+        for one in taken {
+            if self.is_one(one) {
+                Arc::make_mut(&mut self.reserved).remove(&one.0);
+            }
+        }
+    }
+
+    fn is_one(&self, (page, number): &(u64, u64)) -> bool {
+        self.reserved.get(page).is_some_and(|mine| mine == number || *number == SOME_RESERVATION)
     }
 
     /// Whether others share its bytes, or have done so.
@@ -205,20 +231,20 @@ impl Content {
         let pages = std::mem::take(&mut self.pages);
         self.pages = pages.into_iter().filter_map(|(at, slot)| Some((moved(at)?, slot))).collect();
         for set in [&mut self.reserved, &mut self.reserved_most] {
-            *set = Arc::new(set.iter().filter_map(|number| moved(*number)).collect());
+            *set = Arc::new(set.iter().filter_map(|(at, number)| Some((moved(*at)?, *number))).collect());
         }
         self.size = if insert { self.size + len } else { self.size.saturating_sub(len) };
     }
 
-    /// Sets space aside for the holes of `from..to`.
-    pub fn reserve(&mut self, from: u64, to: u64) {
-        for number in from / PAGE_BYTES..to.div_ceil(PAGE_BYTES) {
-            if !self.pages.contains_key(&number) {
-                Arc::make_mut(&mut self.reserved).insert(number);
+    /// Sets space aside for the holes of `from..to`: its own, also where it has shared some. `call` is the number of that call.
+    pub fn reserve(&mut self, from: u64, to: u64, call: u64) {
+        for page in from / PAGE_BYTES..to.div_ceil(PAGE_BYTES) {
+            if !self.pages.contains_key(&page) {
+                Arc::make_mut(&mut self.reserved).insert(page, call);
             }
             // A page of zeros inside an inode record is as good as none.
-            if self.may_be_hole(number) {
-                Arc::make_mut(&mut self.reserved_most).insert(number);
+            if self.may_be_hole(page) {
+                Arc::make_mut(&mut self.reserved_most).insert(page, call);
             }
         }
     }
@@ -226,7 +252,7 @@ impl Content {
     /// As [`Content::reserve`], but how far it went is not known.
     pub fn reserve_perhaps(&mut self, from: u64, to: u64) {
         let pages = from / PAGE_BYTES..to.div_ceil(PAGE_BYTES);
-        Arc::make_mut(&mut self.reserved_most).extend(pages);
+        Arc::make_mut(&mut self.reserved_most).extend(pages.map(|page| (page, SOME_RESERVATION)));
     }
 
     /// What was set aside for the pages of this range may be gone: they are being written to.
@@ -243,7 +269,8 @@ impl Content {
 
     /// Whether space is set aside for every byte of this range.
     pub fn is_reserved(&self, offset: u64, len: u64) -> bool {
-        (offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES)).all(|page| self.reserved.contains(&page))
+        (offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES))
+            .all(|page| self.reserved.contains_key(&page))
     }
 
     /// Pages that have space set aside: at least and at most. Those who share a page have it set aside once.
@@ -254,7 +281,7 @@ impl Content {
 
     /// Pages that have space set aside for sure, ascending.
     pub fn reserved(&self) -> impl Iterator<Item = u64> + '_ {
-        self.reserved.iter().copied()
+        self.reserved.keys().copied()
     }
 
     /// Whether the page may be shown as data: somebody wrote to it.

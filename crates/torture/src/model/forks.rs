@@ -9,7 +9,7 @@ use std::sync::Arc;
 use varve_fs::{InodeId, NAME_BYTES_MAX, ROOT_INODE, RenameMode};
 
 use super::apply::{EEXIST, EINVAL, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY, EOPNOTSUPP, Errno};
-use super::{Body, Choice, Context, Inode, Model};
+use super::{Body, Choice, Context, Inode, Model, PAGE_BYTES};
 use crate::call::Call;
 
 pub(super) const EROFS: Errno = 30;
@@ -251,7 +251,7 @@ impl Model {
                         *entries = Arc::new(copied.collect());
                         *above = if ino == source { parent } else { numbered(to, local(*above)) };
                     }
-                    Body::File(content) => Arc::make_mut(content).share(),
+                    Body::File(content) => Arc::make_mut(content).was_shared(),
                     _ => {}
                 }
                 (numbered(to, local(ino)), copy)
@@ -274,6 +274,22 @@ impl Model {
             && let Some(content) = self.get_mut(ino).and_then(Inode::content_mut)
         {
             content.was_shared();
+        }
+    }
+
+    /// Whoever shares space that is set aside in pages of a file loses it: it is being written to.
+    pub fn take_shared_reserved(&mut self, ino: InodeId, offset: u64, len: u64) {
+        let pages = offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES);
+        let taken = self.get(ino).and_then(Inode::content).map(|content| content.reservations(pages));
+        let Some(taken) = taken.filter(|taken| !taken.is_empty()) else { return };
+        let loses = |(other, inode): (InodeId, &Inode)| {
+            (other != ino && inode.content().is_some_and(|content| content.has_one_of(&taken)))
+                .then_some(other)
+        };
+        for other in self.inodes().filter_map(loses).collect::<Vec<_>>() {
+            if let Some(content) = self.get_mut(other).and_then(Inode::content_mut) {
+                content.lose(&taken);
+            }
         }
     }
 
@@ -314,7 +330,7 @@ impl Model {
         let inode = self.get(source).ok_or(ENOENT)?;
         let mode = inode.mode.get() & 0o777;
         let mut content = inode.content().cloned().unwrap_or_default();
-        content.share();
+        content.was_shared();
         self.remember_fork(source);
         self.make(parent, name, (mode, 0), Body::File(Arc::new(content)), cx)
     }

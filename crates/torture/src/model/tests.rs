@@ -1,6 +1,6 @@
 //! The model by itself: the rules that are easy to get wrong, written out by hand.
 
-use varve_fs::{Caller, InodeId, ROOT_INODE, RenameMode, SetAttr, Timestamp};
+use varve_fs::{Allocate, Caller, InodeId, ROOT_INODE, RenameMode, SetAttr, Timestamp};
 
 use super::*;
 use crate::call::Call;
@@ -8,7 +8,7 @@ use crate::call::Call;
 fn context(second: i64, created: u64) -> Context {
     let now = Timestamp { seconds: second, nanoseconds: 0 };
     let (caller, created) = (Caller { uid: 5, gid: 6 }, InodeId(created));
-    Context { now, caller, created, written: 0, size: 0, logged: false }
+    Context { now, caller, created, written: 0, size: 0, reservation: 1, logged: false }
 }
 
 fn make(model: &mut Model, name: &str, ino: u64, directory: bool) {
@@ -145,7 +145,7 @@ fn logging_a_range_does_not_spend_what_is_reserved_in_its_holes() {
     let (len, page) = (3 * PAGE_BYTES, PAGE_BYTES as usize);
     content.write(0, &[1; 3 * PAGE_BYTES as usize]);
     content.write(PAGE_BYTES, &vec![0; page]);
-    content.reserve(PAGE_BYTES, 2 * PAGE_BYTES);
+    content.reserve(PAGE_BYTES, 2 * PAGE_BYTES, 1);
     assert_eq!(content.reserved_pages(), (0, 1));
     let seen = content.clone();
     content.log(0, len, len, &seen, &seen);
@@ -154,4 +154,41 @@ fn logging_a_range_does_not_spend_what_is_reserved_in_its_holes() {
     written.write(PAGE_BYTES, &vec![2; page]);
     content.log(0, len, len, &written, &written);
     assert_eq!(content.reserved_pages(), (0, 0));
+}
+
+// Goal: space that several share is the first writer's, what one of them has reserved for itself is not touched, and others'
+// reservations of the same pages are none of it. Method: a file with its clone and another; writes to one or the other.
+#[test]
+fn who_writes_first_has_what_is_set_aside() {
+    let (source, clone, other) = (InodeId(7), InodeId(8), InodeId(9));
+    let mut model = Model::new(0, 0, 0o755, Timestamp::default());
+    let create = |name: &[u8]| Call::Create { parent: ROOT_INODE, name: name.to_vec(), mode: 0o644 };
+    let reserve = |ino| Call::Fallocate {
+        ino,
+        offset: 0,
+        len: 4 * PAGE_BYTES,
+        how: Allocate::Reserve { keep_size: false },
+    };
+    let write = |ino, page| Call::Write { ino, offset: page * PAGE_BYTES, len: PAGE_BYTES as usize, seed: 1 };
+    let written = Context { written: PAGE_BYTES as usize, ..context(30, 0) };
+    model.apply(&create(b"source"), &context(1, 7)).unwrap();
+    model.apply(&create(b"other"), &context(1, 9)).unwrap();
+    model.apply(&reserve(source), &Context { reservation: 1, ..context(2, 0) }).unwrap();
+    model.apply(&reserve(other), &Context { reservation: 2, ..context(2, 0) }).unwrap();
+    let call = Call::CloneFile { source, parent: ROOT_INODE, name: b"clone".to_vec() };
+    model.apply(&call, &context(3, 8)).unwrap();
+    let reserved = |model: &Model, ino| -> Vec<u64> {
+        model.get(ino).and_then(Inode::content).into_iter().flat_map(|content| content.reserved()).collect()
+    };
+    assert_eq!([source, clone, other].map(|ino| reserved(&model, ino).len()), [4, 4, 4]);
+    model.apply(&write(clone, 1), &written).unwrap();
+    assert_eq!([source, clone, other].map(|ino| reserved(&model, ino).len()), [3, 3, 4]);
+    // In a logged state, too.
+    let mut logged = model.clone();
+    logged.apply(&write(source, 2), &Context { logged: true, ..written }).unwrap();
+    assert_eq!([source, clone].map(|ino| reserved(&logged, ino)), [[0, 3], [0, 3]]);
+    model.apply(&reserve(clone), &Context { reservation: 3, ..context(4, 0) }).unwrap();
+    model.apply(&write(source, 2), &written).unwrap();
+    assert_eq!(reserved(&model, source), [0, 3]);
+    assert_eq!(reserved(&model, clone), [0, 2, 3]);
 }

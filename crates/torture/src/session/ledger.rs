@@ -59,6 +59,16 @@ impl Session {
         };
         let visible = succeeded && is_logged_verb(call);
         let mut plain = self.logged.clone();
+        // On a full pool that comes into the log before the data does.
+        if let (Call::Write { offset, .. } | Call::CopyRange { to_offset: offset, .. }, Some(ino)) =
+            (call, file)
+            && succeeded
+        {
+            plain.take_shared_reserved(ino, *offset, context.written as u64);
+            if let Some(content) = plain.get_mut(ino).and_then(Inode::content_mut) {
+                content.spend(*offset, context.written as u64);
+            }
+        }
         if after == before {
             if let Some(event) = events.first() {
                 return Err(violation!(

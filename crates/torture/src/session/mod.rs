@@ -107,6 +107,8 @@ pub struct Session {
     events: Logged,
     timeline: Timeline,
     history: Vec<String>,
+    /// Calls made: their numbers name what they reserve.
+    calls: u64,
 }
 
 impl Session {
@@ -128,6 +130,7 @@ impl Session {
             events: opened.logged,
             timeline,
             history: Vec::new(),
+            calls: 0,
         }
     }
 
@@ -235,7 +238,10 @@ impl Session {
         let old = self.live.clone();
         let call = &old.meaning(call);
         let size = call.subject().and_then(|ino| old.get(ino)).map_or(0, Inode::size);
-        let context = Context { now, caller: self.setup.caller, created, written, size, logged: false };
+        self.calls += 1;
+        let reservation = self.calls;
+        let caller = self.setup.caller;
+        let context = Context { now, caller, created, written, size, reservation, logged: false };
         if created.0 != 0 && old.get(created).is_some() {
             return Err(violation!("{call:?} gave inode {}, which is in use", created.0));
         }
@@ -273,7 +279,8 @@ impl Session {
         events.sort_by_key(|event| event.lsn);
         self.history.push(format!("{before:>5}..{after:<5} (looked at)"));
         let (caller, now) = (self.setup.caller, self.clock.last());
-        let context = Context { now, caller, created: InodeId(0), written: 0, size: 0, logged: false };
+        let context =
+            Context { now, caller, created: InodeId(0), written: 0, size: 0, reservation: 0, logged: false };
         // As if that had been asked for: it changes nothing, too.
         let call = Call::Maintain;
         let live = self.live.clone();
@@ -494,7 +501,8 @@ mod tests {
         let ino = InodeId(10);
         let (caller, now) = (Caller::ROOT, Timestamp::default());
         let len = 300 * PAGE_BYTES as usize;
-        let context = Context { now, caller, created: ino, written: len, size: 0, logged: false };
+        let context =
+            Context { now, caller, created: ino, written: len, size: 0, reservation: 1, logged: false };
         model
             .apply(&Call::Create { parent: ROOT_INODE, name: b"f".to_vec(), mode: 0o644 }, &context)
             .unwrap();

@@ -37,6 +37,10 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
     }
     if forks {
         fork(session, &mut rng)?;
+        // What is set aside is now, in part, for several files, and for the first of them that is written to.
+        if seed % 4 == 1 {
+            spend(session, &mut rng)?;
+        }
     }
 
     // Work on the full pool.

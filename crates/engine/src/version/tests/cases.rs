@@ -514,3 +514,44 @@ fn a_map_leaps_over_what_is_covered() {
         assert_eq!(got, expect, "file {file}");
     }
 }
+
+/// Goal: space that was set aside, and that nobody sees any more, is told of when a new reservation takes its place. Method:
+/// a reservation, hidden by a hole, of a version that becomes one with the next; reserve again after each number of steps.
+#[test]
+fn a_hidden_reservation_that_goes_is_told() {
+    let mut told = 0;
+    for steps in 0..6 {
+        let mut world = world_with_one_file();
+        world.loses = false;
+        let reserve_one = |world: &mut World| {
+            let mut tx = Transaction::new();
+            let path = Path::load(&world.maps, world.files[0].holder).unwrap();
+            let done = reserve(&world.maps, &mut tx, &path, 7 * BLOCK, 8 * BLOCK, 100).unwrap();
+            world.reserved += done.blocks;
+            world.apply_freeing(&tx, done.reserved_freed);
+            world.files[0].blocks.insert(7, RESERVATIONS + world.reserved);
+            done
+        };
+        // The first version has more to move than the second, so that it is the one that stays.
+        for at in 0..4 {
+            write(&mut world, at * SEGMENT_BLOCKS + 9, 5000 + 2 * at, 1);
+        }
+        reserve_one(&mut world);
+        keep_version(&mut world, VersionId(1000));
+        write(&mut world, 2 * SEGMENT_BLOCKS + 20, 6000, 1);
+        let mut tx = Transaction::new();
+        let path = Path::load(&world.maps, world.files[0].holder).unwrap();
+        punch(&world.maps, &mut tx, &path, 7 * BLOCK, 8 * BLOCK, 100).unwrap();
+        world.apply(&tx);
+        world.files[0].blocks.remove(&7);
+        world.let_go(1);
+        for _ in 0..steps {
+            let mut tx = Transaction::new();
+            let step = reap_step(&world.maps, &mut tx, FamilyId(5), 1, &mut ReaperMemory::default()).unwrap();
+            world.apply_freeing(&tx, step.reserved_freed);
+        }
+        told += reserve_one(&mut world).reserved_freed;
+        assert_eq!(world.stored_reservations(), world.reserved);
+    }
+    assert!(told > 0, "at no moment the hidden one was still there and in the way");
+}

@@ -29,6 +29,13 @@ impl Maps {
 
 /// What [`listed`] calls a reserved block.
 const RESERVED: u64 = 0;
+/// Reservations have numbers from here on in the model, one a block: who has the same shares it.
+const RESERVATIONS: u64 = 1 << 48;
+
+/// A block of the model as [`listed`] calls it.
+fn shown(block: u64) -> u64 {
+    if block < RESERVATIONS { block } else { RESERVED }
+}
 
 /// The blocks that an answer of resolve names; it must cover [`from`, `to`) without gaps.
 fn listed(pieces: &[Mapped], from: u64, to: u64) -> Vec<(u64, u64)> {

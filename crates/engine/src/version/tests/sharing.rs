@@ -79,10 +79,12 @@ impl World {
             let range =
                 Range { from: (from + done) * BLOCK, to: (to + done) * BLOCK, len: (len - done) * BLOCK };
             let progress = share_range(&self.maps, &mut tx, &source, &target, range, max).unwrap();
+            self.reserved -= progress.reserved_freed;
             self.apply(&tx);
             let next = done + progress.next / BLOCK;
             for block in done..next {
-                let place = self.files[f].blocks.get(&(from + block)).copied().filter(|at| *at != RESERVED);
+                let place =
+                    self.files[f].blocks.get(&(from + block)).copied().filter(|at| *at < RESERVATIONS);
                 let blocks = &mut self.files[g].blocks;
                 match place {
                     Some(place) => drop(blocks.insert(to + block, place)),

@@ -1,6 +1,7 @@
 //! Files, each with a full copy of what it sees, and what can be done to them: every operation is one transaction, and
 //! every step reloads what it knows from the records, so a crash between any two transactions is the ordinary case here.
 
+use varve_format::record::extent;
 use varve_format::record::version::{self, Drain, VersionRecord};
 
 use super::super::family::Family;
@@ -14,7 +15,7 @@ use crate::transaction::Op;
 
 pub(super) struct File {
     pub(super) holder: Holder,
-    /// Block of the file -> block of the pool, or [`RESERVED`].
+    /// Block of the file -> block of the pool, or number of a reservation ([`RESERVATIONS`]).
     pub(super) blocks: BTreeMap<u64, u64>,
 }
 
@@ -27,6 +28,9 @@ pub(super) struct World {
     /// Blocks placed and not freed.
     pub(super) live: BTreeSet<u64>,
     pub(super) next_block: u64,
+    /// Blocks of reservations that are stored, by what the operations said.
+    pub(super) reserved: u64,
+    next_reservation: u64,
     next_id: u64,
     /// What the reaper remembers, however much has changed since.
     memory: ReaperMemory,
@@ -54,6 +58,8 @@ impl World {
             files: files.collect(),
             live: BTreeSet::new(),
             next_block: 16,
+            reserved: 0,
+            next_reservation: RESERVATIONS,
             next_id: 100,
             memory: ReaperMemory::default(),
             loses: true,
@@ -115,6 +121,20 @@ impl World {
         }
     }
 
+    /// The same for one that ends reservations of so many blocks.
+    pub(super) fn apply_freeing(&mut self, tx: &Transaction, reserved_freed: u64) {
+        self.apply(tx);
+        self.reserved -= reserved_freed;
+    }
+
+    /// How many blocks are reserved, by what is stored.
+    pub(super) fn stored_reservations(&self) -> u64 {
+        let extents = self.maps.trees.iter().filter(|((tree, _), _)| *tree == TreeId::EXTENTS.0);
+        let extents = extents.map(|((_, key), value)| extent::decode_entry(key, value).unwrap().1);
+        let reserved = extents.filter(|extent| extent.kind == ExtentKind::Reserved);
+        reserved.map(|extent| u64::from(extent.len) / BLOCK).sum()
+    }
+
     /// A block of the file: mostly near the start, sometimes very far away.
     pub(super) fn some_block(&mut self) -> u64 {
         let far = if self.random.below(12) == 0 { (1 << 30) * SEGMENT_BLOCKS } else { 0 };
@@ -164,7 +184,8 @@ impl World {
         if self.random.below(2) == 0 {
             let path = branch(&self.maps, &mut tx, &mut holder, &mut || id, true).unwrap();
             let (at, run) = (self.some_block(), self.allocate(3));
-            put_extents(&self.maps, &mut tx, &path, &[(at * BLOCK, run)]).unwrap();
+            let done = put_extents(&self.maps, &mut tx, &path, &[(at * BLOCK, run)]).unwrap();
+            self.reserved -= done.reserved_freed;
             blocks.extend((0..3).map(|b| (at + b, run.addr.block() + b)));
             self.saw("copied and written");
         } else {
@@ -172,6 +193,7 @@ impl World {
             let done =
                 truncate_kept(&self.maps, &mut tx, &mut holder, &mut || id, cut * BLOCK, None).unwrap();
             assert!(done.path.writable() && (!done.reap || done.path.has_inner()));
+            self.reserved -= done.reserved_freed;
             blocks.retain(|b, _| *b < cut);
             self.saw("copied and cut");
         }
@@ -190,11 +212,74 @@ impl World {
         let done = reserve(&self.maps, &mut tx, &path, from * BLOCK, to * BLOCK, 5000).unwrap();
         assert!(!done.more);
         self.apply(&tx);
-        let before = self.files[f].blocks.len() as u64;
+        self.reserved += done.blocks;
+        self.reserved -= done.reserved_freed;
+        let mut missing = done.blocks;
         for block in from..to {
-            self.files[f].blocks.entry(block).or_insert(RESERVED);
+            let here = self.files[f].blocks.get(&block).copied();
+            // A hole gets one, and so does what others see too; what nobody else sees may.
+            let shared = here.is_some_and(|here| {
+                let mut others = self.files.iter().enumerate().filter(|(g, _)| *g != f);
+                here >= RESERVATIONS && others.any(|(_, other)| other.blocks.get(&block) == Some(&here))
+            });
+            if shared {
+                self.saw("reserved for itself what others see");
+            }
+            if here.is_none() || shared {
+                self.next_reservation += 1;
+                self.files[f].blocks.insert(block, self.next_reservation);
+                missing = missing.checked_sub(1).expect("it said that it has reserved less");
+            }
         }
-        assert_eq!(self.files[f].blocks.len() as u64, before + done.blocks);
+        let anew = (from..to).filter(|block| self.files[f].blocks[block] >= RESERVATIONS).count() as u64;
+        assert!(missing <= anew, "it said that it has reserved more");
+    }
+
+    /// Takes the space that is reserved in a range, whoever sees it too.
+    pub(super) fn spend(&mut self, f: usize) {
+        let (mut from, mut to) = (self.some_block(), 0);
+        // Where something is, mostly.
+        let reserved: Vec<u64> = self.files[f]
+            .blocks
+            .iter()
+            .filter(|(_, at)| **at >= RESERVATIONS)
+            .map(|(block, _)| *block)
+            .collect();
+        if !reserved.is_empty() && self.random.below(4) > 0 {
+            from = self.random.pick(&reserved).saturating_sub(self.random.below(2));
+        }
+        to = to.max(from + self.some_length());
+        let max = self.random.pick(&[1, 4, 1000]);
+        self.log.push(format!("spend {f} {from}..{to} {max}"));
+        let mut at = from * BLOCK;
+        loop {
+            let mut tx = Transaction::new();
+            let path = self.writable(f, &mut tx);
+            let progress = spend_reserved(&self.maps, &mut tx, &path, at, to * BLOCK, max).unwrap();
+            self.reserved -= progress.reserved_freed;
+            self.apply(&tx);
+            let range = at / BLOCK..progress.next / BLOCK;
+            let gone: BTreeMap<u64, u64> = self.files[f]
+                .blocks
+                .range(range)
+                .map(|(b, at)| (*b, *at))
+                .filter(|(_, at)| *at >= RESERVATIONS)
+                .collect();
+            assert!(progress.reserved_freed >= gone.len() as u64, "the first who writes has it");
+            for g in 0..self.files.len() {
+                let before = self.files[g].blocks.len();
+                self.files[g].blocks.retain(|block, at| gone.get(block) != Some(at));
+                if g != f && self.files[g].blocks.len() < before {
+                    self.saw("spent what others saw");
+                }
+            }
+            at = progress.next;
+            self.check();
+            if !progress.more {
+                assert_eq!(at, to * BLOCK);
+                break;
+            }
+        }
     }
 
     /// Takes a range out, or makes room, if the file has but one version.
@@ -216,12 +301,12 @@ impl World {
             self.families.push(family);
             release(&self.maps, &mut tx, holder).unwrap();
             self.files[f].holder = Holder::new(family);
-            self.files[f].blocks.retain(|_, at| *at != RESERVED);
+            self.files[f].blocks.retain(|_, at| *at < RESERVATIONS);
             shift_away(&self.maps, &mut tx, &path, family, at_byte, gone, room)
         } else {
             return;
         };
-        assert!(moved.unwrap().is_some());
+        self.reserved -= moved.unwrap().expect("little is moved").reserved_freed;
         self.apply(&tx);
         let old = std::mem::take(&mut self.files[f].blocks);
         let kept = old.into_iter().filter(|(b, _)| !(at..at + remove).contains(b));
@@ -243,7 +328,8 @@ impl World {
         self.saw_drain(f, "write, no drain", "write, up", "write, down");
         let mut tx = Transaction::new();
         let path = self.writable(f, &mut tx);
-        put_extents(&self.maps, &mut tx, &path, &pieces).unwrap();
+        let done = put_extents(&self.maps, &mut tx, &path, &pieces).unwrap();
+        self.reserved -= done.reserved_freed;
         self.apply(&tx);
         self.files[f].blocks.extend(new);
     }
@@ -259,6 +345,7 @@ impl World {
             let mut tx = Transaction::new();
             let path = self.writable(f, &mut tx);
             let progress = punch(&self.maps, &mut tx, &path, at, to * BLOCK, max).unwrap();
+            self.reserved -= progress.reserved_freed;
             self.apply(&tx);
             self.files[f].blocks.retain(|b, _| !(at / BLOCK..progress.next / BLOCK).contains(b));
             at = progress.next;
@@ -274,7 +361,7 @@ impl World {
         let size = self.some_block() * BLOCK + self.random.pick(&[0, 0, 1, 4095]);
         let cut = size / BLOCK;
         let has_tail =
-            !size.is_multiple_of(BLOCK) && self.files[f].blocks.get(&cut).is_some_and(|b| *b != RESERVED);
+            !size.is_multiple_of(BLOCK) && self.files[f].blocks.get(&cut).is_some_and(|b| *b < RESERVATIONS);
         let tail = has_tail.then(|| self.allocate(1));
         let at_once = self.random.pick(&[0, 0, 3, 256]);
         self.log.push(format!("truncate {f} to {size} ({cut}) {tail:?} {at_once}"));
@@ -283,6 +370,7 @@ impl World {
         let (id, before) = (self.new_id(), holder.version);
         let done =
             truncate_within(&self.maps, &mut tx, &mut holder, &mut || id, size, tail, at_once).unwrap();
+        self.reserved -= done.reserved_freed;
         let at_once = holder.version == before;
         self.saw(if at_once { "cut at once" } else { "child opened" });
         if !at_once && !done.reap {
@@ -334,7 +422,7 @@ impl World {
             }
         }
         match self.random.below(40) {
-            _ if !self.loses => self.apply(&tx),
+            _ if !self.loses => self.apply_freeing(&tx, progress.reserved_freed),
             // A crash before it, or an error: all that is remembered is of a step that has not been.
             0 if !tx.is_empty() => self.saw("step not applied"),
             1 if !tx.is_empty() => {
@@ -343,10 +431,10 @@ impl World {
             }
             // A crash after it.
             2..6 => {
-                self.apply(&tx);
+                self.apply_freeing(&tx, progress.reserved_freed);
                 self.memory.forget();
             }
-            _ => self.apply(&tx),
+            _ => self.apply_freeing(&tx, progress.reserved_freed),
         }
         progress.more
     }
@@ -403,7 +491,9 @@ impl World {
             }
         }
         let seen: BTreeSet<u64> = self.files.iter().flat_map(|f| f.blocks.values().copied()).collect();
-        let seen: BTreeSet<u64> = seen.into_iter().filter(|block| *block != RESERVED).collect();
+        let reservations = seen.iter().filter(|block| **block >= RESERVATIONS).count() as u64;
+        assert_eq!(self.reserved, reservations, "what is set aside is not exactly what somebody sees so");
+        let seen: BTreeSet<u64> = seen.into_iter().filter(|block| *block < RESERVATIONS).collect();
         assert!(self.live == seen, "stored is not exactly what is seen");
         for family in &self.families {
             let versions = Family::load(&self.maps, *family).unwrap();
@@ -434,7 +524,7 @@ impl World {
             let File { holder, blocks } = &self.files[f];
             let path = Path::load(&self.maps, *holder).unwrap();
             let all = resolve(&self.maps, &path, 0, FILE_END).unwrap();
-            let expect: Vec<(u64, u64)> = blocks.iter().map(|(a, b)| (*a, *b)).collect();
+            let expect: Vec<(u64, u64)> = blocks.iter().map(|(a, b)| (*a, shown(*b))).collect();
             same(&listed(&all, 0, FILE_END), &expect, &format!("file {f}"));
             // Any part of it, whole and in small portions, says the same.
             let base = if self.random.below(4) == 0 { (1 << 30) * SEGMENT_BYTES } else { 0 };
@@ -442,7 +532,7 @@ impl World {
             let to = from + self.random.below(SEGMENT_BYTES);
             let (low, high) = (from / BLOCK, to.div_ceil(BLOCK));
             let part = resolve(&self.maps, &path, from, to).unwrap();
-            let inside: Vec<(u64, u64)> = blocks.range(low..high).map(|(a, b)| (*a, *b)).collect();
+            let inside: Vec<(u64, u64)> = blocks.range(low..high).map(|(a, b)| (*a, shown(*b))).collect();
             same(
                 &listed(&part, low * BLOCK, high * BLOCK),
                 &inside,
@@ -475,6 +565,7 @@ impl World {
             walk_family(&self.maps, *family, &holders, &mut each, &mut problems).unwrap();
         }
         assert_eq!(problems, []);
+        assert_eq!(self.stored_reservations(), self.reserved, "the books of reservations are wrong");
         assert!(used.keys().eq(&self.live), "used and placed blocks differ");
         let more: BTreeMap<u64, u64> =
             used.into_iter().filter(|(_, n)| *n > 1).map(|(block, n)| (block, n - 1)).collect();
@@ -500,7 +591,7 @@ impl World {
             assert!(page.next.is_none_or(|next| next > at));
             from = page.next;
         }
-        let data = |file: &File, at| file.blocks.get(at).copied().filter(|block| *block != RESERVED);
+        let data = |file: &File, at| file.blocks.get(at).copied().filter(|block| *block < RESERVATIONS);
         let all: BTreeSet<u64> = old.blocks.keys().chain(new.blocks.keys()).copied().collect();
         let differs = all.iter().filter(|at| data(old, at) != data(new, at));
         let expect: BTreeMap<_, _> = differs.map(|at| (*at, data(new, at).is_none())).collect();
@@ -547,7 +638,7 @@ impl World {
         };
         let expect = self.files[f].blocks.iter();
         let expect: Vec<_> = expect
-            .map(|(at, block)| (*at, *block, (*block != RESERVED).then(|| shared(at, block))))
+            .map(|(at, block)| (*at, shown(*block), (*block < RESERVATIONS).then(|| shared(at, block))))
             .collect();
         let differs = got.iter().zip(&expect).find(|(got, expect)| got != expect);
         assert!(differs.is_none() && got.len() == expect.len(), "the map of file {f}: {differs:?}");
@@ -572,7 +663,8 @@ impl World {
             }
             25..33 => self.punch(f),
             33..36 => self.reserve(f),
-            36..41 => self.shift(f),
+            36..38 => self.spend(f),
+            38..41 => self.shift(f),
             41..51 => self.truncate(f),
             51..55 if room => self.fork(f),
             55..58 if room => self.snapshots(f),
@@ -628,7 +720,7 @@ impl World {
             let max = self.random.pick(&[1, 3, 50]);
             let mut tx = Transaction::new();
             let progress = delete_step(&self.maps, &mut tx, holder, max).unwrap();
-            self.apply(&tx);
+            self.apply_freeing(&tx, progress.reserved_freed);
             if !progress.more {
                 break;
             }
