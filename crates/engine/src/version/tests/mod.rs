@@ -13,6 +13,7 @@ mod cases;
 mod implicit;
 mod keyframes;
 mod model;
+mod reserving;
 mod sharing;
 mod world;
 

@@ -1,7 +1,6 @@
 //! Files, each with a full copy of what it sees, and what can be done to them: every operation is one transaction, and
 //! every step reloads what it knows from the records, so a crash between any two transactions is the ordinary case here.
 
-use varve_format::record::extent;
 use varve_format::record::version::{self, Drain, VersionRecord};
 
 use super::super::family::Family;
@@ -30,7 +29,7 @@ pub(super) struct World {
     pub(super) next_block: u64,
     /// Blocks of reservations that are stored, by what the operations said.
     pub(super) reserved: u64,
-    next_reservation: u64,
+    pub(super) next_reservation: u64,
     next_id: u64,
     /// What the reaper remembers, however much has changed since.
     memory: ReaperMemory,
@@ -127,14 +126,6 @@ impl World {
         self.reserved -= reserved_freed;
     }
 
-    /// How many blocks are reserved, by what is stored.
-    pub(super) fn stored_reservations(&self) -> u64 {
-        let extents = self.maps.trees.iter().filter(|((tree, _), _)| *tree == TreeId::EXTENTS.0);
-        let extents = extents.map(|((_, key), value)| extent::decode_entry(key, value).unwrap().1);
-        let reserved = extents.filter(|extent| extent.kind == ExtentKind::Reserved);
-        reserved.map(|extent| u64::from(extent.len) / BLOCK).sum()
-    }
-
     /// A block of the file: mostly near the start, sometimes very far away.
     pub(super) fn some_block(&mut self) -> u64 {
         let far = if self.random.below(12) == 0 { (1 << 30) * SEGMENT_BLOCKS } else { 0 };
@@ -201,85 +192,6 @@ impl World {
         self.apply(&tx);
         self.files[f].holder.has_versions = true;
         self.files.push(File { holder, blocks });
-    }
-
-    pub(super) fn reserve(&mut self, f: usize) {
-        let from = self.some_block();
-        let to = from + self.some_length();
-        self.log.push(format!("reserve {f} {from}..{to}"));
-        let mut tx = Transaction::new();
-        let path = self.writable(f, &mut tx);
-        let done = reserve(&self.maps, &mut tx, &path, from * BLOCK, to * BLOCK, 5000).unwrap();
-        assert!(!done.more);
-        self.apply(&tx);
-        self.reserved += done.blocks;
-        self.reserved -= done.reserved_freed;
-        let mut missing = done.blocks;
-        for block in from..to {
-            let here = self.files[f].blocks.get(&block).copied();
-            // A hole gets one, and so does what others see too; what nobody else sees may.
-            let shared = here.is_some_and(|here| {
-                let mut others = self.files.iter().enumerate().filter(|(g, _)| *g != f);
-                here >= RESERVATIONS && others.any(|(_, other)| other.blocks.get(&block) == Some(&here))
-            });
-            if shared {
-                self.saw("reserved for itself what others see");
-            }
-            if here.is_none() || shared {
-                self.next_reservation += 1;
-                self.files[f].blocks.insert(block, self.next_reservation);
-                missing = missing.checked_sub(1).expect("it said that it has reserved less");
-            }
-        }
-        let anew = (from..to).filter(|block| self.files[f].blocks[block] >= RESERVATIONS).count() as u64;
-        assert!(missing <= anew, "it said that it has reserved more");
-    }
-
-    /// Takes the space that is reserved in a range, whoever sees it too.
-    pub(super) fn spend(&mut self, f: usize) {
-        let (mut from, mut to) = (self.some_block(), 0);
-        // Where something is, mostly.
-        let reserved: Vec<u64> = self.files[f]
-            .blocks
-            .iter()
-            .filter(|(_, at)| **at >= RESERVATIONS)
-            .map(|(block, _)| *block)
-            .collect();
-        if !reserved.is_empty() && self.random.below(4) > 0 {
-            from = self.random.pick(&reserved).saturating_sub(self.random.below(2));
-        }
-        to = to.max(from + self.some_length());
-        let max = self.random.pick(&[1, 4, 1000]);
-        self.log.push(format!("spend {f} {from}..{to} {max}"));
-        let mut at = from * BLOCK;
-        loop {
-            let mut tx = Transaction::new();
-            let path = self.writable(f, &mut tx);
-            let progress = spend_reserved(&self.maps, &mut tx, &path, at, to * BLOCK, max).unwrap();
-            self.reserved -= progress.reserved_freed;
-            self.apply(&tx);
-            let range = at / BLOCK..progress.next / BLOCK;
-            let gone: BTreeMap<u64, u64> = self.files[f]
-                .blocks
-                .range(range)
-                .map(|(b, at)| (*b, *at))
-                .filter(|(_, at)| *at >= RESERVATIONS)
-                .collect();
-            assert!(progress.reserved_freed >= gone.len() as u64, "the first who writes has it");
-            for g in 0..self.files.len() {
-                let before = self.files[g].blocks.len();
-                self.files[g].blocks.retain(|block, at| gone.get(block) != Some(at));
-                if g != f && self.files[g].blocks.len() < before {
-                    self.saw("spent what others saw");
-                }
-            }
-            at = progress.next;
-            self.check();
-            if !progress.more {
-                assert_eq!(at, to * BLOCK);
-                break;
-            }
-        }
     }
 
     /// Takes a range out, or makes room, if the file has but one version.
