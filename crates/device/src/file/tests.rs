@@ -117,14 +117,15 @@ fn backends_and_memory_agree() {
     }
 }
 
-// Goal: more concurrent groups than rings neither mix up nor fail. Method: 24 threads, each with its own
-// region, write and read back groups of 8.
+// Goal: more concurrent groups than rings neither mix up nor fail, whether a thread uses the rings of all (its first groups),
+// has one of its own, or finds that there are no more of these. Method: 80 threads, each with its own region, write and read
+// back groups of 8.
 #[test]
 fn many_threads_share_the_rings() {
     let dir = tempfile::tempdir().unwrap();
-    let device = Arc::new(create(&dir.path().join("pool"), 24 * MIB, Backend::Uring, true));
+    let device = Arc::new(create(&dir.path().join("pool"), 80 * MIB, Backend::Uring, true));
     std::thread::scope(|scope| {
-        for thread in 0..24u64 {
+        for thread in 0..80u64 {
             let device = Arc::clone(&device);
             scope.spawn(move || {
                 for round in 0..20u8 {
@@ -155,7 +156,7 @@ fn many_threads_share_the_rings() {
             });
         }
     });
-    assert_eq!(device.stats().reads_count, 24 * 20 * 8);
+    assert_eq!(device.stats().reads_count, 80 * 20 * 8);
 }
 
 // Goal: one writer or many readers, and a sentence that names the holder. Method: every pair of modes on one file.

@@ -3,12 +3,19 @@
 //! Many threads run groups at once, and a ring serves one thread at a time: a pool of idle rings, at most
 //! [`RINGS_MAX`]. A caller that finds none uses pread and pwrite instead.
 //!
+//! A thread that comes often has a ring of its own, for whatever device ([`OWN_AFTER_GROUPS`]). Such a ring may put off all
+//! that a completion brings with it until its thread asks, so that whoever waits for two requests is woken once and not
+//! twice; which the kernel grants only where one thread alone submits.
+//!
 //! Invariant (memory safety rests on it): [`RingPool::run`] does not return while the kernel may still
 //! touch a buffer of the group.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, types};
@@ -19,6 +26,10 @@ use crate::{DeviceError, Request};
 
 /// Rings of one device, idle and busy.
 const RINGS_MAX: usize = 16;
+/// Groups of a thread before it gets a ring of its own: a ring costs as much as some of them to make.
+const OWN_AFTER_GROUPS: u32 = 8;
+/// Threads with a ring of their own, in this process.
+const OWN_RINGS_MAX: usize = 64;
 /// Requests in flight in one ring; a larger group goes in waves.
 const RING_ENTRIES: u32 = 128;
 /// Longest single transfer handed to the kernel; the rest of a longer request is carried on by the caller.
@@ -35,6 +46,85 @@ pub(super) struct Outcome {
     pub error: Option<i32>,
     /// Time from the start of the group until this request's completion was seen.
     pub latency: Duration,
+}
+
+/// Rings that belong to threads.
+static OWN_RINGS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static OWN: RefCell<Own> = const { RefCell::new(Own { groups: 0, ring: None }) };
+}
+
+/// The ring of a thread.
+struct Own {
+    /// Groups it has run through the pool.
+    groups: u32,
+    ring: Option<OwnRing>,
+}
+
+/// A ring that only the thread which has made it may use.
+struct OwnRing(IoUring);
+
+/// Instead of a number of groups: this thread gets no ring.
+const NEVER: u32 = u32::MAX;
+
+impl OwnRing {
+    /// `Ok(None)`: there are enough just now. Kernels before 6.1 have none.
+    fn make() -> io::Result<Option<OwnRing>> {
+        let made = match OWN_RINGS.fetch_add(1, Relaxed) < OWN_RINGS_MAX {
+            true => {
+                let mut builder = IoUring::builder();
+                builder.setup_single_issuer().setup_defer_taskrun().build(RING_ENTRIES).map(Some)
+            }
+            false => Ok(None),
+        };
+        if !matches!(made, Ok(Some(_))) {
+            OWN_RINGS.fetch_sub(1, Relaxed);
+        }
+        Ok(made?.map(OwnRing))
+    }
+}
+
+impl Drop for OwnRing {
+    fn drop(&mut self) {
+        OWN_RINGS.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Own {
+    /// The ring, made when it is time.
+    fn ring(&mut self) -> Option<&mut IoUring> {
+        if self.ring.is_none() && self.groups < NEVER {
+            self.groups += 1;
+            if self.groups > OWN_AFTER_GROUPS {
+                match OwnRing::make() {
+                    Ok(made) => {
+                        self.ring = made;
+                        // If there are enough: asked again later, when other threads may have ended.
+                        self.groups = 0;
+                    }
+                    Err(_) => self.groups = NEVER,
+                }
+            }
+        }
+        self.ring.as_mut().map(|own| &mut own.0)
+    }
+
+    /// Runs a group as [`run_group`] does. `None`: this thread has no ring, nothing was done.
+    fn run(
+        &mut self,
+        file: &File,
+        requests: &mut [Request<'_>],
+        checks: &[Result<(), DeviceError>],
+        outcomes: &mut [Outcome],
+    ) -> Option<io::Result<()>> {
+        let result = run_group(self.ring()?, file, requests, checks, outcomes);
+        if result.is_err() {
+            self.ring = None;
+            self.groups = NEVER;
+        }
+        Some(result)
+    }
 }
 
 struct Idle {
@@ -67,8 +157,16 @@ impl RingPool {
         requests: &mut [Request<'_>],
         checks: &[Result<(), DeviceError>],
     ) -> Option<Vec<Outcome>> {
-        let mut ring = self.take()?;
         let mut outcomes = vec![Outcome::default(); requests.len()];
+        // Threads that are about to end have none any more.
+        let own = OWN.try_with(|own| own.borrow_mut().run(file, requests, checks, &mut outcomes));
+        if let Some(result) = own.ok().flatten() {
+            if let Err(error) = result {
+                tracing::warn!(%error, "io_uring failed: the thread's ring dropped");
+            }
+            return Some(outcomes);
+        }
+        let mut ring = self.take()?;
         match run_group(&mut ring, file, requests, checks, &mut outcomes) {
             Ok(()) => self.idle.lock().rings.push(ring),
             Err(error) => {
@@ -165,6 +263,9 @@ fn run_group(
                 let unsubmitted = ring.submission().len();
                 while pending > unsubmitted {
                     std::thread::sleep(RETRY_PAUSE);
+                    // A thread's own ring shows what has completed only to who asks (IORING_ENTER_GETEVENTS is 1).
+                    // SAFETY: nothing is submitted, and no argument is given that would have to outlive anything.
+                    let _ = unsafe { ring.submitter().enter::<()>(0, 0, 1, None) };
                     pending -= reap(ring, outcomes, started);
                 }
                 return Err(error);
@@ -198,4 +299,47 @@ fn reap(ring: &mut IoUring, outcomes: &mut [Outcome], started: Instant) -> usize
         }
     }
     count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::AlignedBuf;
+
+    // Goal: a thread has a ring of its own once it has come often, on whatever device, and lets go of it when it ends; where the
+    // kernel has no such rings all goes on as before. Method: groups of two on two devices. Other tests may have all that
+    // there may be just now.
+    #[test]
+    fn who_comes_often_has_a_ring() {
+        let has_ring = || OWN.with(|own| own.borrow().ring.is_some());
+        let mut builder = IoUring::<io_uring::squeue::Entry, io_uring::cqueue::Entry>::builder();
+        let known = builder.setup_single_issuer().setup_defer_taskrun().build(8).is_ok();
+        let ended = std::thread::spawn(move || {
+            let files = [(); 2].map(|()| tempfile::tempfile().expect("a file"));
+            let pools = [(); 2].map(|()| RingPool::new().expect("io_uring"));
+            let buf = AlignedBuf::from_slice(&[7; 4096]);
+            let group = |group: u32| {
+                let which = group as usize % 2;
+                let mut requests = [0, 4096].map(|offset| Request::Write { offset, buf: &buf });
+                let outcomes = pools[which].run(&files[which], &mut requests, &[Ok(()), Ok(())]);
+                assert!(outcomes.expect("there is a ring").iter().all(|outcome| outcome.done_bytes == 4096));
+            };
+            for i in 0..OWN_AFTER_GROUPS {
+                group(i);
+                assert!(!has_ring(), "already after group {i}");
+            }
+            for i in 0..1_000_000 {
+                group(i);
+                if !known || has_ring() {
+                    break;
+                }
+            }
+            assert_eq!(has_ring(), known);
+            (0..4).for_each(group);
+            assert_eq!(has_ring(), known);
+        })
+        .join();
+        ended.expect("no panic");
+        assert!(!has_ring());
+    }
 }
