@@ -200,6 +200,26 @@ pub enum RenameMode {
     NoReplace,
     /// Swap the two (RENAME_EXCHANGE).
     Exchange,
+    /// Leave in the old place, in the same step, what overlayfs takes for a name that is not there: a character device with
+    /// number 0 (RENAME_WHITEOUT).
+    Whiteout {
+        /// Whose the device is.
+        caller: Caller,
+        /// Whether a target that exists is replaced; else it is refused.
+        replace: bool,
+    },
+}
+
+impl RenameMode {
+    /// Whether the target goes.
+    pub fn replaces(self) -> bool {
+        matches!(self, RenameMode::Replace | RenameMode::Whiteout { replace: true, .. })
+    }
+
+    /// Whether there must be no target.
+    pub fn refuses(self) -> bool {
+        matches!(self, RenameMode::NoReplace | RenameMode::Whiteout { replace: false, .. })
+    }
 }
 
 /// What `setxattr` does about an attribute that exists or does not.

@@ -105,7 +105,7 @@ impl<V: Verbs> Adapter<V> {
                 self.reply_done(Change::Names, verb, number, verbs.rmdir(ino, name), reply)
             }
             Body::Rename { name, new_parent, new_name, flags } => {
-                let Some(mode) = rename_mode(flags) else { return reply.error(Errno::INVAL) };
+                let Some(mode) = rename_mode(flags, who) else { return reply.error(Errno::INVAL) };
                 let result = self.rename((ino, name), (InodeId(new_parent), new_name), mode);
                 self.reply_done(Change::Names, verb, number, result, reply);
             }
@@ -202,9 +202,9 @@ impl<V: Verbs> Adapter<V> {
         (new_parent, new_name): (InodeId, &[u8]),
         mode: RenameMode,
     ) -> Result<(), FsError> {
-        let pin = match mode {
-            RenameMode::Replace => self.pins.pin_target(&*self.verbs, new_parent, new_name),
-            RenameMode::NoReplace | RenameMode::Exchange => None,
+        let pin = match mode.replaces() {
+            true => self.pins.pin_target(&*self.verbs, new_parent, new_name),
+            false => None,
         };
         let result = self.verbs.rename(parent, name, new_parent, new_name, mode);
         if let (Some(ino), Err(_)) = (pin, &result) {

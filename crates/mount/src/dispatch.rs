@@ -33,6 +33,7 @@ const XATTR_CREATE: i32 = 1;
 const XATTR_REPLACE: i32 = 2;
 const RENAME_NOREPLACE: u32 = 1;
 const RENAME_EXCHANGE: u32 = 2;
+const RENAME_WHITEOUT: u32 = 4;
 const FALLOC_KEEP_SIZE: i32 = 1;
 const FALLOC_PUNCH_AND_KEEP_SIZE: i32 = 3;
 const FALLOC_ZERO_RANGE: i32 = 0x10;
@@ -307,11 +308,16 @@ fn bare_entry(entry: &DirEntry) -> EntryOut {
     out
 }
 
-pub(crate) fn rename_mode(flags: u32) -> Option<RenameMode> {
+/// `caller` owns what is left behind.
+pub(crate) fn rename_mode(flags: u32, caller: Caller) -> Option<RenameMode> {
     match flags {
         0 => Some(RenameMode::Replace),
         RENAME_NOREPLACE => Some(RenameMode::NoReplace),
         RENAME_EXCHANGE => Some(RenameMode::Exchange),
+        RENAME_WHITEOUT => Some(RenameMode::Whiteout { caller, replace: true }),
+        _ if flags == RENAME_WHITEOUT | RENAME_NOREPLACE => {
+            Some(RenameMode::Whiteout { caller, replace: false })
+        }
         _ => None,
     }
 }

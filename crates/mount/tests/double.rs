@@ -214,6 +214,7 @@ impl Verbs for Double {
             (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
             (RenameMode::Exchange, None) => return Err(FsError::NotFound),
             (RenameMode::Exchange, Some(target)) => tree.name(parent, name, target)?,
+            (RenameMode::Whiteout { .. }, _) => return Err(FsError::NotSupported),
             (_, target) => {
                 tree.get(parent)?.names.remove(name);
                 if let Some(target) = target {

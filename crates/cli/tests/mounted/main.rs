@@ -20,6 +20,7 @@ mod json;
 mod look;
 mod messages;
 mod names;
+mod overlay;
 mod postgres;
 mod real;
 mod refuse;

@@ -1,4 +1,4 @@
-//! Renaming: replace, refuse, exchange.
+//! Renaming: replace, refuse, exchange, leave a whiteout.
 //!
 //! Over an existing file the source's dirty data is on the device and its extents are in the log before the rename is:
 //! if power fails at any instant, the name leads to the old file or to the whole new one.
@@ -6,9 +6,11 @@
 use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::{InodeKind, InodeRecord};
 
+use super::create::record_in;
 use super::require_directory;
 use crate::api::{NAME_BYTES_MAX, RenameMode};
 use crate::core::{Core, check_name, touch, touch_directory};
+use crate::inode::Presence;
 use crate::subvolume::{Slot, local};
 use crate::table::names::Found;
 use crate::writeback::Ride;
@@ -77,7 +79,7 @@ impl Core {
             if from.parent != to.parent {
                 self.refuse_cycles(from, to, source, target, mode)?;
             }
-            if mode == RenameMode::Replace
+            if mode.replaces()
                 && let Some(target) = target
                 && target.ino != source.ino
                 && source.kind == InodeKind::File
@@ -169,9 +171,9 @@ impl Core {
             return Err(FsError::Exists);
         }
         refuse_target(mode, target_now)?;
-        match (mode, target_now) {
-            (_, Some(target)) if target.ino == source.ino => return Ok(true),
-            (RenameMode::Replace, Some(target)) => {
+        match target_now {
+            Some(target) if target.ino == source.ino => return Ok(true),
+            Some(target) if mode.replaces() => {
                 match (source.kind == InodeKind::Directory, target.kind == InodeKind::Directory) {
                     (true, false) => return Err(FsError::NotDirectory),
                     (false, true) => return Err(FsError::IsDirectory),
@@ -194,6 +196,17 @@ impl Core {
         }
         let now = self.now();
         let mut tx = Transaction::new();
+        let whiteout = match mode {
+            RenameMode::Whiteout { caller, .. } => {
+                let number = self.new_inode_number()?;
+                tx.claim_id(number.0);
+                let above = &locked.get(from.parent).record;
+                let mut record = record_in(above, InodeKind::CharDevice, number, caller, 0, now);
+                record.parent = local(from.parent);
+                Some((self.state(change.slot.full(number)), record))
+            }
+            _ => None,
+        };
         let mut records: Vec<(InodeId, InodeRecord)> = Vec::with_capacity(4);
         let mut dropped = None;
         // The inodes that move.
@@ -236,11 +249,15 @@ impl Core {
                 }
             }
         }
-        match target_now {
-            Some(target) if mode == RenameMode::Exchange => {
+        match (target_now, &whiteout) {
+            (Some(target), _) if mode == RenameMode::Exchange => {
                 bucket.replace(source.sequence, target.ino, target.kind);
                 entries_from = 0;
                 directories_from += directory(target);
+            }
+            (_, Some((state, record))) => {
+                bucket.replace(source.sequence, state.ino, record.kind);
+                entries_from = 0;
             }
             _ => bucket.remove(source.sequence),
         }
@@ -261,13 +278,24 @@ impl Core {
         for (ino, record) in &mut records {
             self.put_record(&change, &mut tx, *ino, locked.get(*ino), record)?;
         }
-        if dropped.is_some() {
+        if let Some((state, record)) = &whiteout {
+            change.put_inode(&mut tx, state.ino, record)?;
+        } else if dropped.is_some() {
             tx.privileged();
         }
         {
             let _counting = self.counting()?;
-            self.apply(tx)?;
+            // As one that is made: who finds its name waits for its state.
+            let mut left = whiteout.as_ref().map(|(state, _)| state.inner.write());
+            if let Err(error) = self.apply(tx) {
+                left.iter_mut().for_each(|inner| inner.presence = Presence::Gone);
+                return Err(error);
+            }
             change.applied();
+            if let (Some(inner), Some((_, record))) = (&mut left, &whiteout) {
+                inner.install(record.clone(), change.version, Presence::Live);
+                self.files.add(1);
+            }
         }
         for (ino, record) in records {
             let inner = locked.get(ino);
@@ -286,7 +314,7 @@ impl Core {
 /// Whether the mode asks for a name that is there, or for one that is not.
 fn refuse_target(mode: RenameMode, target: Option<Found>) -> Result<()> {
     match (mode, target) {
-        (RenameMode::NoReplace, Some(_)) => Err(FsError::Exists),
+        (_, Some(_)) if mode.refuses() => Err(FsError::Exists),
         (RenameMode::Exchange, None) => Err(FsError::NotFound),
         _ => Ok(()),
     }

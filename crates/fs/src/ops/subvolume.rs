@@ -484,23 +484,25 @@ impl Core {
         let Some((position, entry)) = self.nested(parent, name)? else {
             let source = self.names(parent)?.lookup(parent, name)?.ok_or(FsError::NotFound)?;
             return Err(match (mode, source.kind) {
-                (RenameMode::NoReplace, _) => FsError::Exists,
+                _ if mode.refuses() => FsError::Exists,
                 (RenameMode::Exchange, _) => FsError::NotSupported,
-                (RenameMode::Replace, InodeKind::Directory) => FsError::NotEmpty,
-                (RenameMode::Replace, _) => FsError::IsDirectory,
+                (_, InodeKind::Directory) => FsError::NotEmpty,
+                _ => FsError::IsDirectory,
             });
         };
         let slot = entry.ok_or(FsError::NotFound)?;
         let target = self.names(new_parent)?.lookup(new_parent, new_name)?.map(|found| found.kind);
         let other = self.nested(new_parent, new_name)?;
-        if mode != RenameMode::NoReplace && other.is_some_and(|(_, other)| other == Some(slot)) {
+        if !mode.refuses() && other.is_some_and(|(_, other)| other == Some(slot)) {
             return Ok(());
         }
         match (mode, target, other) {
             (RenameMode::Exchange, None, None) => return Err(FsError::NotFound),
             (RenameMode::Exchange, ..) => return Err(FsError::NotSupported),
+            // The name of a subvolume is no entry that another could take the place of.
+            (RenameMode::Whiteout { .. }, None, None) => return Err(FsError::NotSupported),
             (_, None, None) => {}
-            (RenameMode::NoReplace, ..) => return Err(FsError::Exists),
+            _ if mode.refuses() => return Err(FsError::Exists),
             (_, Some(kind), None) if kind != InodeKind::Directory => return Err(FsError::NotDirectory),
             _ => return Err(FsError::NotEmpty),
         }

@@ -469,7 +469,7 @@ impl Model {
         }
         let is_directory = |model: &Model, ino| model.get(ino).is_some_and(|inode| inode.entries().is_some());
         match (mode, target) {
-            (RenameMode::NoReplace, Some(_)) => return Err(EEXIST),
+            (_, Some(_)) if mode.refuses() => return Err(EEXIST),
             (RenameMode::Exchange, None) => return Err(ENOENT),
             _ => {}
         }
@@ -483,7 +483,7 @@ impl Model {
             if target == source {
                 return Ok(());
             }
-            if mode == RenameMode::Replace {
+            if mode.replaces() {
                 match (is_directory(self, source), is_directory(self, target)) {
                     (true, false) => return Err(ENOTDIR),
                     (false, true) => return Err(EISDIR),
@@ -502,6 +502,14 @@ impl Model {
             } else {
                 self.drop_link(target, cx.now);
             }
+        }
+        if let RenameMode::Whiteout { caller, .. } = mode {
+            let body = Body::Node(FileKind::CharDevice, 0);
+            let mut left = self.new_inode(from.0, (0, 0), body, &Context { caller, ..*cx })?;
+            // Nothing is inherited by what stands for nothing.
+            (left.mode, left.xattrs) = (Choice::new(0), BTreeMap::new());
+            self.inodes.insert(cx.created, left);
+            self.entries_mut(from.0).insert(from.1.to_vec(), cx.created);
         }
         self.touch(from.0, cx.now);
         self.touch(to.0, cx.now);

@@ -347,10 +347,10 @@ impl Model {
         let target = self.directory(to.0)?.get(to.1).copied();
         let is_directory = |model: &Model, ino| model.get(ino).is_some_and(|inode| inode.entries().is_some());
         match (mode, target) {
-            (RenameMode::NoReplace, Some(_)) => return Err(EEXIST),
+            (_, Some(_)) if mode.refuses() => return Err(EEXIST),
             (RenameMode::Exchange, None) => return Err(ENOENT),
             (_, Some(target)) if target == source => return Ok(()),
-            (RenameMode::Exchange, _) => return Err(EOPNOTSUPP),
+            (RenameMode::Exchange, _) | (RenameMode::Whiteout { .. }, None) => return Err(EOPNOTSUPP),
             (_, None) => {}
             (_, Some(target)) => {
                 return Err(match (is_directory(self, source), is_directory(self, target)) {

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use varve_fs::{Allocate, Filesystem, FsError, InodeId, NewInode};
+use varve_fs::{Allocate, Filesystem, FsError, InodeId, NewInode, RenameMode};
 
 use crate::call::{Call, fill, write};
 use crate::compare::{attr_differences, compare};
@@ -177,7 +177,15 @@ impl Session {
             Call::Unlink { parent, name } => fs.unlink(*parent, name).map(|()| none)?,
             Call::Rmdir { parent, name } => fs.rmdir(*parent, name).map(|()| none)?,
             Call::Rename { parent, name, new_parent, new_name, mode } => {
-                fs.rename(*parent, name, *new_parent, new_name, *mode).map(|()| none)?
+                fs.rename(*parent, name, *new_parent, new_name, *mode)?;
+                match mode {
+                    RenameMode::Whiteout { .. } => {
+                        // Between two names of one file nothing has happened.
+                        let left = fs.lookup(*parent, name)?.ino;
+                        (if self.live.get(left).is_some() { InodeId(0) } else { left }, 0)
+                    }
+                    _ => none,
+                }
             }
             Call::SetAttr { ino, set } => fs.setattr(caller, *ino, *set).map(|_| none)?,
             Call::Open { ino, truncate } => fs.open_inode(caller, *ino, *truncate).map(|()| none)?,

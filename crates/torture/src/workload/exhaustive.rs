@@ -3,7 +3,9 @@
 //! The tree: `/a` (10,000 bytes: extents), `/b` (100 bytes: inside its inode record), `/d/e` (5,000 bytes), the empty
 //! directory `/s`, and `/c`, a second name of `/d/h`. Operations on snapshots and clones make one first if there is none.
 
-use varve_fs::{Allocate, FileKind, InodeId, ROOT_INODE, RenameMode, SetAttr, SetTime, Timestamp, XattrMode};
+use varve_fs::{
+    Allocate, Caller, FileKind, InodeId, ROOT_INODE, RenameMode, SetAttr, SetTime, Timestamp, XattrMode,
+};
 use varve_sim::Rng;
 
 mod forks;
@@ -66,6 +68,8 @@ operations! {
     RenameDirectoryOver,
     ExchangeFiles,
     ExchangeFileAndDirectory,
+    RenameWithWhiteout,
+    RenameOverWithWhiteout,
     MakeDirectory,
     RemoveDirectory,
     Symlink,
@@ -300,6 +304,23 @@ fn perform(
             let (parent, new_name) = (root, name("b"));
             session.must(&Call::Rename { parent, name: fresh("t"), new_parent: parent, new_name, mode })?;
             Ok(Some(ino))
+        }
+        RenameWithWhiteout => on(session, d, &|_| Call::Rename {
+            parent: root,
+            name: name("d"),
+            new_parent: root,
+            new_name: fresh("dir"),
+            mode: RenameMode::Whiteout { caller: Caller { uid: 7, gid: 8 }, replace: false },
+        }),
+        RenameOverWithWhiteout => {
+            let Some(d) = d else { return Ok(None) };
+            on(session, a, &|_| Call::Rename {
+                parent: root,
+                name: name("a"),
+                new_parent: d,
+                new_name: name("e"),
+                mode: RenameMode::Whiteout { caller: Caller::ROOT, replace: true },
+            })
         }
         RenameDirectoryOver => on(session, d, &|_| Call::Rename {
             parent: root,

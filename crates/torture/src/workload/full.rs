@@ -5,7 +5,7 @@
 use varve_fs::{Allocate, Caller, InodeId, ROOT_INODE, SetAttr};
 use varve_sim::Rng;
 
-use super::random::{Character, Generator};
+use super::random::{Character, Generator, rarely};
 use crate::call::Call;
 use crate::model::{Inode, PAGE_BYTES, is_subvolume, slot};
 use crate::session::{Session, Setup, Violation};
@@ -53,6 +53,7 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
         checkpoint: 20,
         maintain: 40,
         forks: if forks { 100 } else { 0 },
+        rare: rarely(seed),
     };
     let mut generator = Generator::new(character);
     for _ in 0..character.calls {

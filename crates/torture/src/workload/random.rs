@@ -23,6 +23,9 @@ const RESERVED_BYTES_MAX: u64 = 8 << 20;
 /// A copy is made in pieces of this size, and a page across two of them may be logged between the two.
 const COPY_PIECE_BYTES: u64 = 1 << 20;
 
+/// Chosen so that the seeds of what has failed once give 0 in its highest bit, and half of all others do.
+const RARE_FACTOR: u64 = 0xe544_6dd4_552b_82f7;
+
 /// How often things happen in one workload; drawn by its seed, so that workloads differ in character.
 #[derive(Clone, Copy, Debug)]
 pub struct Character {
@@ -42,6 +45,14 @@ pub struct Character {
     pub maintain: u64,
     /// Of 1,000 calls: subvolumes, snapshots and clones.
     pub forks: u64,
+    /// Of 1,000 calls: what [`rarely`] says.
+    pub rare: u64,
+}
+
+/// How often calls come that programs seldom make: files without a name, renames that leave a whiteout. Seeds that have found
+/// something keep to the calls that there were then.
+pub fn rarely(seed: u64) -> u64 {
+    [0, 60][(seed.wrapping_mul(RARE_FACTOR) >> 63) as usize]
 }
 
 /// The character of workload `seed`.
@@ -56,6 +67,7 @@ pub fn character(seed: u64) -> Character {
         checkpoint: [0, 10, 50][rng.index(3)],
         maintain: [0, 20, 100][rng.index(3)],
         forks: 0,
+        rare: rarely(seed),
     }
 }
 
@@ -142,6 +154,7 @@ impl Generator {
         let errno = session.call(call)?;
         match call {
             Call::Open { ino, .. } if errno == 0 => self.open.push(*ino),
+            Call::Tmpfile { .. } if errno == 0 => self.open.extend(session.last_created()),
             Call::Release { ino } if errno == 0 => {
                 let at =
                     self.open.iter().position(|open| open == ino).expect("only what is open is released");
@@ -206,6 +219,9 @@ impl Generator {
         }
         if below(character.forks) {
             return self.fork(model, rng);
+        }
+        if below(character.rare) {
+            return self.rare(&tree, rng);
         }
         let directory = pick(rng, &tree.directories).unwrap_or(ROOT_INODE);
         let entry = pick(rng, &tree.names);
@@ -335,6 +351,31 @@ impl Generator {
                 }
                 (Some(source), _) => Call::CloneFile { source, parent, name },
                 _ => Call::CreateSubvolume { parent, name, mode: 0o755 },
+            },
+        }
+    }
+
+    /// A file without a name, a name for one, or a rename that leaves a whiteout.
+    fn rare(&mut self, tree: &Tree, rng: &mut Rng) -> Call {
+        let parent = pick(rng, &tree.directories).unwrap_or(ROOT_INODE);
+        let (entry, open) = (pick(rng, &tree.names), pick(rng, &self.open));
+        match (rng.below(6), entry, open) {
+            (0..3, Some((from, name, _)), _) => {
+                let (new_parent, new_name) = match pick(rng, &tree.names) {
+                    Some((parent, name, _)) if rng.below(2) == 0 => (parent, name),
+                    _ => (parent, self.name(rng)),
+                };
+                let caller = [Caller::ROOT, Caller { uid: 1000, gid: 100 }][rng.index(2)];
+                let mode = RenameMode::Whiteout { caller, replace: rng.below(3) > 0 };
+                Call::Rename { parent: from, name, new_parent, new_name, mode }
+            }
+            // Which may have a name or have had one.
+            (3, _, Some(ino)) => Call::Link { ino, parent, name: self.name(rng) },
+            _ => Call::Tmpfile {
+                parent,
+                mode: [0o600, 0o6755][rng.index(2)],
+                umask: [0, 0o022][rng.index(2)],
+                linkable: rng.below(4) > 0,
             },
         }
     }
