@@ -232,6 +232,18 @@ fn aging_without_root() {
     rotated(&report.data["rotation"]);
 }
 
+// Goal: a single loop is enough to ask for. Method: one, where more forks are mapped when there are more.
+#[test]
+fn aging_for_one_loop() {
+    let options = Options { loops: Some(1), days: Some(0), ..options(Medium::Memory, Vec::new()) };
+    let report = aging::run(&options).expect("it runs everywhere");
+    look_at(&report);
+    for figures in report.data["figures"].as_array().expect("a list") {
+        assert!(figures["stopped"].is_null(), "{figures}");
+        assert_eq!(figures["maps"].as_array().expect("maps").len(), 1);
+    }
+}
+
 // Goal: beside btrfs and XFS, counted at the block layer. Method: all targets there are; each has written at least what it
 // was given, and mapped the extents of forks.
 #[test]

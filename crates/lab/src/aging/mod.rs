@@ -292,8 +292,9 @@ fn age(options: &Options, plan: &Plan, name: &str, subject: &mut dyn Subject) ->
         }
     }
     let forks = figures.loops.len();
-    for map in 0..plan.maps.min(forks) {
-        let fork = (map + 1) * forks / plan.maps - 1;
+    let maps = plan.maps.min(forks);
+    for map in 0..maps {
+        let fork = (map + 1) * forks / maps - 1;
         figures.maps.extend(self::map(subject, fork)?);
     }
     options.tell(&format!("{name}: deleting {forks} forks{}", figures.lately(plan)));
