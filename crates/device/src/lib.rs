@@ -10,6 +10,7 @@ mod counters;
 mod error;
 mod file;
 mod memory;
+mod page;
 mod region;
 mod request;
 
@@ -18,6 +19,7 @@ pub use counters::{Counters, Histogram, HistogramSnapshot, StatsSnapshot, Stopwa
 pub use error::{DeviceError, Operation};
 pub use file::{Backend, FileDevice, FileId, FileOptions, OpenMode, file_of_storage};
 pub use memory::MemoryDevice;
+pub use page::SharedPage;
 pub use request::check_range;
 
 /// Alignment of offsets, lengths and buffers, in bytes.

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use varve_device::AlignedBuf;
+use varve_device::{AlignedBuf, SharedPage};
 use varve_engine::BLOCK_BYTES;
 
 use super::PIECE_PAGES_MAX;
@@ -92,6 +92,13 @@ impl Buffers {
         let gather = std::mem::take(&mut *self.gather.lock());
         let chunks = std::mem::take(&mut self.chunks.kept.lock().spare);
         drop((gather, chunks));
+        SharedPage::give_back();
+    }
+}
+
+impl Drop for Buffers {
+    fn drop(&mut self) {
+        SharedPage::give_back();
     }
 }
 

@@ -14,6 +14,7 @@ use std::collections::btree_map::Entry;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
+use varve_device::SharedPage;
 use varve_engine::{BLOCK_BYTES, Reservation};
 
 use super::buffers::Chunk;
@@ -22,7 +23,7 @@ use super::buffers::Chunk;
 #[derive(Clone)]
 pub(crate) enum PageBuf {
     /// A buffer of its own.
-    Own(Arc<[u8]>),
+    Own(SharedPage),
     /// Part of a chunk, and its number in there.
     Part(Arc<Chunk>, usize),
 }
@@ -30,14 +31,14 @@ pub(crate) enum PageBuf {
 impl PageBuf {
     /// A page with these bytes, in a buffer of its own.
     pub(crate) fn new(bytes: &[u8]) -> PageBuf {
-        PageBuf::Own(Arc::from(bytes))
+        PageBuf::Own(SharedPage::new(bytes))
     }
 
     /// The bytes to be changed; copied first, if somebody else sees them.
     pub(crate) fn make_mut(&mut self) -> &mut [u8] {
         self.leave_chunk();
         match self {
-            PageBuf::Own(bytes) => Arc::make_mut(bytes),
+            PageBuf::Own(page) => page.make_mut(),
             PageBuf::Part(..) => unreachable!("it has just left its chunk"),
         }
     }
@@ -54,20 +55,20 @@ impl Deref for PageBuf {
 
     fn deref(&self) -> &[u8] {
         match self {
-            PageBuf::Own(bytes) => bytes,
+            PageBuf::Own(page) => page,
             PageBuf::Part(chunk, page) => &chunk.buf()[page * BLOCK_BYTES..][..BLOCK_BYTES],
         }
     }
 }
 
-/// Brings the counts of who has these pages into the processor's caches, all at the same time: each of them lies with its
-/// page, which has left them since it was written, and counting up or down waits for one after the other.
+/// Brings the counts of who has these pages into the processor's caches, all at the same time: they have left them since the
+/// pages were written, and counting up or down waits for one after the other.
 pub(crate) fn look_at<'a>(pages: impl Iterator<Item = &'a PageBuf>) {
     let counts = pages.map(|page| match page {
-        PageBuf::Own(bytes) => Arc::strong_count(bytes),
+        PageBuf::Own(page) => page.count(),
         PageBuf::Part(..) => 0,
     });
-    std::hint::black_box(counts.sum::<usize>());
+    std::hint::black_box(counts.sum::<u32>());
 }
 
 /// The chunk that `pages` are the first pages of, if they are and it holds no others in front of or between them.
