@@ -65,6 +65,22 @@ pub struct Pending {
     pub frees: Vec<Run>,
 }
 
+/// Bytes of log, and rides, that an empty batch may have room for and still be kept for the next.
+const SPARE_PAYLOAD_MAX: usize = 64 << 10;
+const SPARE_RIDES_MAX: usize = 256;
+
+impl Pending {
+    /// Empties a batch that is done with. `None`: it is too large to be kept for the next.
+    pub fn emptied(mut self) -> Option<Pending> {
+        if self.payload.capacity() > SPARE_PAYLOAD_MAX || self.rides.capacity() > SPARE_RIDES_MAX {
+            return None;
+        }
+        self.payload.clear();
+        self.rides.clear();
+        Some(Pending { payload: self.payload, rides: self.rides, ..Pending::default() })
+    }
+}
+
 /// What a transaction stands on: fetched for it while the mutex was not held, or found in a cache that may drop it at
 /// any moment.
 #[derive(Default)]
@@ -139,6 +155,8 @@ pub struct Core {
     pub sums: Checksums,
     /// The batch that gathers.
     pub pending: Pending,
+    /// What an earlier one was gathered in, for the next: nothing is in it.
+    pub spare: Option<Pending>,
     /// Where the log stands.
     pub log: LogTail,
 }
@@ -160,7 +178,12 @@ impl Core {
     ) -> Result<(u64, Vec<Step<'o>>), Obstacle> {
         let Fetched { nodes, sums } = fetched;
         let mut steps = Vec::with_capacity(ops.len());
-        let (mut runs, mut freed) = (Vec::new(), 0);
+        // Few transactions have more than one: the list has none or all of them.
+        let (mut first, mut runs, mut freed) = (None, Vec::new(), 0);
+        let mut add = |run: Run| match first {
+            None => first = Some(run),
+            Some(_) => runs.push(run),
+        };
         for op in ops {
             match op {
                 Op::Put { tree, key, value } => {
@@ -174,26 +197,29 @@ impl Core {
                     if let Some(ptr) = self.sums.missing(*run, sum_cache, sums) {
                         return Err(Obstacle::Sums(ptr));
                     }
-                    runs.push(*run);
+                    add(*run);
                 }
                 Op::Free { run } => {
                     if self.out_of_bounds(*run) || !self.space.all_referenced(*run, true) {
                         return Err(Obstacle::Blocks(*run));
                     }
                     freed += u64::from(run.blocks);
-                    runs.push(*run);
+                    add(*run);
                 }
                 Op::IdFloor(_) => {}
             }
         }
-        runs.sort_unstable();
-        let overlap =
-            runs.windows(2).find(|w| w[0].addr.block() + u64::from(w[0].blocks) > w[1].addr.block());
-        if let Some(twice) = overlap {
-            return Err(Obstacle::Blocks(twice[1]));
+        if !runs.is_empty() {
+            runs.extend(first);
+            runs.sort_unstable();
+            let overlap =
+                runs.windows(2).find(|w| w[0].addr.block() + u64::from(w[0].blocks) > w[1].addr.block());
+            if let Some(twice) = overlap {
+                return Err(Obstacle::Blocks(twice[1]));
+            }
         }
-        if freed > self.space.data {
-            return Err(Obstacle::Blocks(runs[0]));
+        if let Some(first) = first.filter(|_| freed > self.space.data) {
+            return Err(Obstacle::Blocks(first));
         }
         let mut asked =
             Asked { generation: self.generation, cache, pins: nodes, forecast: Forecast::default() };

@@ -60,6 +60,7 @@ impl Store {
             space: Space::new(total, u64::from(superblock.metadata.copies)),
             sums: Checksums::new(PagePtrs::new(sum_pages(total))),
             pending: Pending::default(),
+            spare: None,
             log: LogTail {
                 head: superblock.log_start,
                 start: superblock.log_start,
@@ -151,6 +152,7 @@ impl Store {
             space,
             sums: Checksums::new(sums.clone()),
             pending: Pending::default(),
+            spare: None,
             log: LogTail {
                 head,
                 start: superblock.log_start,

@@ -284,11 +284,14 @@ impl Store {
         key: &[u8],
         decode: impl FnOnce(&[u8]) -> T,
     ) -> Result<Option<T>> {
-        let (root, _reading) = {
-            let core = self.core.lock();
-            (core.tree(tree).clone(), Reading::begin(&self.readers))
-        };
+        let (root, _reading) = self.picture_of(tree);
         root.get(key, self, decode)
+    }
+
+    /// A picture of one tree as it is now; what it shows stays where it is while the second value lives.
+    pub(crate) fn picture_of(&self, tree: TreeId) -> (Tree, Reading<'_>) {
+        let core = self.core.lock();
+        (core.tree(tree).clone(), Reading::begin(&self.readers))
     }
 
     /// Applies `tx` as a whole and gives its place in the log. It is visible at once and durable after a commit.

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use parking_lot::{Mutex, RwLockReadGuard, RwLockWriteGuard};
 use varve_device::Histogram;
 use varve_engine::planted::{Planted, is};
-use varve_engine::version::Path;
+use varve_engine::version::{self, Path};
 use varve_engine::{
-    EngineError, FamilyId, InodeId, Lsn, Problems, Reservation, Store, Transaction, VersionId, View,
+    EngineError, FamilyId, InodeId, Lsn, Problems, Reservation, Run, Store, Transaction, VersionId, View,
 };
 use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, Time};
 
@@ -28,6 +28,10 @@ use crate::writeback::frozen::Frozen;
 use crate::writeback::list::DirtyList;
 use crate::writeback::order::WritebackOrder;
 use crate::{FsError, Result};
+
+/// So many pieces of a file of one version, or fewer, are laid over what it has without a picture of all trees, which costs as
+/// much as asking one of them some times.
+const ASKED_APART_MAX: usize = 4;
 
 /// The filesystem behind the door.
 pub(crate) struct Core {
@@ -304,6 +308,24 @@ impl Core {
         }
         record.data = extents::pointer(holder);
         Ok((view, path))
+    }
+
+    /// Makes `pieces` the data of `record` ([`version::put_extents`]). The caller holds the inode, so that nobody else changes what
+    /// it has.
+    pub(crate) fn put_data(
+        &self,
+        change: &Change,
+        tx: &mut Transaction,
+        record: &mut InodeRecord,
+        pieces: &[(u64, Run)],
+    ) -> Result<version::Replaced> {
+        if pieces.len() <= ASKED_APART_MAX && !self.sharing() && !record.data.has_versions {
+            // One version that nobody else has: one tree is asked, once a segment.
+            let path = Path::implicit(extents::holder(record));
+            return Ok(version::put_extents(&self.store, tx, &path, pieces)?);
+        }
+        let (view, path) = self.data_to_write(change, tx, record)?;
+        Ok(version::put_extents(&view, tx, &path, pieces)?)
     }
 
     /// Puts a record where it belongs: the namespace, or the orphans. A copy of one that is inherited gets its own part

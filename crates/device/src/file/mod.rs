@@ -243,7 +243,7 @@ impl FileDevice {
     fn run_in_flight(&self, rings: &RingPool, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
         let started = Instant::now();
         let mut results: Vec<_> = requests.iter().map(|request| self.check(request)).collect();
-        let Some(outcomes) = rings.run(&self.file, requests, &results) else {
+        let Some(outcomes) = rings.run(&self.file, requests, &results, started) else {
             return self.run_one_by_one(requests);
         };
         for ((request, result), outcome) in requests.iter_mut().zip(&mut results).zip(outcomes) {

@@ -44,7 +44,7 @@ pub(super) struct Outcome {
     pub done_bytes: usize,
     /// OS error number of a failed request.
     pub error: Option<i32>,
-    /// Time from the start of the group until this request's completion was seen.
+    /// Time from when the caller began until this request's completion was seen.
     pub latency: Duration,
 }
 
@@ -117,8 +117,9 @@ impl Own {
         requests: &mut [Request<'_>],
         checks: &[Result<(), DeviceError>],
         outcomes: &mut [Outcome],
+        started: Instant,
     ) -> Option<io::Result<()>> {
-        let result = run_group(self.ring()?, file, requests, checks, outcomes);
+        let result = run_group(self.ring()?, file, requests, checks, outcomes, started);
         if result.is_err() {
             self.ring = None;
             self.groups = NEVER;
@@ -150,16 +151,18 @@ impl RingPool {
         Ok(Self { idle: Mutex::new(Idle { rings: vec![ring], made_count: 1 }) })
     }
 
-    /// Runs every request whose check is `Ok`, all in flight together. `None`: no ring is free, nothing was done.
+    /// Runs every request whose check is `Ok`, all in flight together; latencies count from `started`. `None`: no ring is free,
+    /// nothing was done.
     pub fn run(
         &self,
         file: &File,
         requests: &mut [Request<'_>],
         checks: &[Result<(), DeviceError>],
+        started: Instant,
     ) -> Option<Vec<Outcome>> {
         let mut outcomes = vec![Outcome::default(); requests.len()];
         // Threads that are about to end have none any more.
-        let own = OWN.try_with(|own| own.borrow_mut().run(file, requests, checks, &mut outcomes));
+        let own = OWN.try_with(|own| own.borrow_mut().run(file, requests, checks, &mut outcomes, started));
         if let Some(result) = own.ok().flatten() {
             if let Err(error) = result {
                 tracing::warn!(%error, "io_uring failed: the thread's ring dropped");
@@ -167,7 +170,7 @@ impl RingPool {
             return Some(outcomes);
         }
         let mut ring = self.take()?;
-        match run_group(&mut ring, file, requests, checks, &mut outcomes) {
+        match run_group(&mut ring, file, requests, checks, &mut outcomes, started) {
             Ok(()) => self.idle.lock().rings.push(ring),
             Err(error) => {
                 // Nothing is in flight any more; whatever was not transferred the caller carries on.
@@ -215,8 +218,8 @@ fn run_group(
     requests: &mut [Request<'_>],
     checks: &[Result<(), DeviceError>],
     outcomes: &mut [Outcome],
+    started: Instant,
 ) -> io::Result<()> {
-    let started = Instant::now();
     let fd = types::Fd(file.as_raw_fd());
     let mut next = 0;
     // Pushed into the submission queue and not yet completed.
@@ -321,7 +324,8 @@ mod tests {
             let group = |group: u32| {
                 let which = group as usize % 2;
                 let mut requests = [0, 4096].map(|offset| Request::Write { offset, buf: &buf });
-                let outcomes = pools[which].run(&files[which], &mut requests, &[Ok(()), Ok(())]);
+                let outcomes =
+                    pools[which].run(&files[which], &mut requests, &[Ok(()), Ok(())], Instant::now());
                 assert!(outcomes.expect("there is a ring").iter().all(|outcome| outcome.done_bytes == 4096));
             };
             for i in 0..OWN_AFTER_GROUPS {

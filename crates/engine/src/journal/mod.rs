@@ -246,7 +246,8 @@ impl Store {
             self.written(None, None);
             return Ok(Sent { sequence: None, frozen });
         }
-        let pending = std::mem::take(&mut core.pending);
+        let next = core.spare.take().unwrap_or_default();
+        let pending = std::mem::replace(&mut core.pending, next);
         // The next batch is likely to be as large: so it does not grow step by step.
         let expected = pending.payload.len().min(PENDING_BYTES_SOFT);
         core.pending.payload.reserve(expected + expected / 8);
@@ -310,7 +311,8 @@ impl Store {
 
     /// A flush counts that began when batch `sequence` had been written, and all before it. Step 4.
     fn flushed(&self, sequence: u64, commit_time: Duration) {
-        let mut landed: Vec<Pending> = Vec::new();
+        // One as a rule; the others, if there are any, apart.
+        let (mut landed, mut more): (Option<Pending>, Vec<Pending>) = (None, Vec::new());
         let mut wakes = Wakes::default();
         let mut inner = self.commits.inner.lock();
         inner.flushed_upto = inner.flushed_upto.max(sequence);
@@ -323,7 +325,7 @@ impl Store {
         while inner.written.front().is_some_and(|batch| batch.sequence <= inner.flushed_upto) {
             let batch = inner.written.pop_front().expect("just looked at");
             drop(inner);
-            landed.push(self.land(batch.pending));
+            more.extend(landed.replace(self.land(batch.pending)));
             inner = self.commits.inner.lock();
             inner.durable = batch.last;
             inner.flushed_sequence = batch.sequence;
@@ -334,6 +336,13 @@ impl Store {
         wakes.next_leader(inner.call());
         drop(inner);
         self.wake(wakes);
+        // Only now, when whoever waited goes on.
+        if let Some(spare) = landed.and_then(Pending::emptied)
+            && let Some(mut core) = self.core.try_lock()
+            && core.spare.is_none()
+        {
+            core.spare = Some(spare);
+        }
     }
 
     /// The batch is durable: its data can be read from the device, its frees become allocatable.

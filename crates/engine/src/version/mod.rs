@@ -168,7 +168,8 @@ impl Read for Arc<Store> {
         Store::get(self, tree, key)
     }
     fn scan(&self, tree: TreeId, from: &[u8], each: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
-        self.view().scan(tree, from, each)
+        let (root, _reading) = self.picture_of(tree);
+        root.scan(from, self.as_ref(), each)
     }
     fn scan_around(
         &self,
@@ -177,10 +178,12 @@ impl Read for Arc<Store> {
         at: &[u8],
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<()> {
-        self.view().scan_around(tree, floor, at, each)
+        let (root, _reading) = self.picture_of(tree);
+        root.scan_around(floor, at, self.as_ref(), each)
     }
     fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        self.view().last_at_or_before(tree, at)
+        let (root, _reading) = self.picture_of(tree);
+        root.last_at_or_before(at, self.as_ref())
     }
     fn latest(&self, family: FamilyId, id: VersionId) -> Option<VersionRecord> {
         // What was noted last is what the trees say at this call.

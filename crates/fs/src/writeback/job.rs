@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::{self, Scope, ScopedJoinHandle};
 
 use varve_device::AlignedBuf;
-use varve_engine::{BLOCK_BYTES, Data, InodeId, PoolAddr, Reservation, Run, Store, Transaction, version};
+use varve_engine::{BLOCK_BYTES, Data, InodeId, PoolAddr, Reservation, Run, Store, Transaction};
 use varve_format::record::inode::INODE_FLAG_STALE_TAIL;
 
 use super::batch::{Batch, Source};
@@ -344,10 +344,7 @@ impl Core {
         record.inline = None;
         record.size = size;
         record.change += 1;
-        let replaced = {
-            let (view, path) = self.data_to_write(change, &mut tx, &mut record)?;
-            version::put_extents(&view, &mut tx, &path, &extents_put)?
-        };
+        let replaced = self.put_data(change, &mut tx, &mut record, &extents_put)?;
         self.put_record(change, &mut tx, ino, inner, &mut record)?;
         tx.privileged();
         let (lsn, _) = self.apply_freeing(tx, Some(reservation), replaced.reserved_freed)?;
