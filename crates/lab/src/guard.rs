@@ -22,8 +22,11 @@ static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 pub fn catch_interrupts() -> Result<()> {
     let flag = STOP.get_or_init(Arc::default);
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        // A second signal kills at once: whoever insists is obeyed.
-        signal_hook::flag::register_conditional_shutdown(signal, 1, flag.clone())?;
+        // A second Ctrl-C kills at once: whoever insists is obeyed. The others come twice by themselves, from timeout(1) to the
+        // process and to its group.
+        if signal == SIGINT {
+            signal_hook::flag::register_conditional_shutdown(signal, 1, flag.clone())?;
+        }
         signal_hook::flag::register(signal, flag.clone())?;
     }
     Ok(())

@@ -17,6 +17,7 @@ mod full;
 mod harness;
 mod helper;
 mod json;
+mod lab;
 mod look;
 mod messages;
 mod names;
