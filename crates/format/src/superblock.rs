@@ -36,8 +36,10 @@ pub const SHORT_EXTENTS: u64 = 1;
 pub const LONE_VERSIONS: u64 = 2;
 /// Incompatible feature: keyframes, which must go when what they are made of changes.
 pub const SEGMENT_KEYFRAMES: u64 = 4;
+/// Incompatible feature: inodes may have flags that users have set, which must be heeded.
+pub const INODE_FLAGS: u64 = 8;
 /// Incompatible features this program knows, all of which it makes use of.
-pub const INCOMPATIBLE_KNOWN: u64 = SHORT_EXTENTS | LONE_VERSIONS | SEGMENT_KEYFRAMES;
+pub const INCOMPATIBLE_KNOWN: u64 = SHORT_EXTENTS | LONE_VERSIONS | SEGMENT_KEYFRAMES | INODE_FLAGS;
 
 /// At both ends of every device: which pool, which device, and where things are. Never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

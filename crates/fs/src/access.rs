@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use varve_engine::Transaction;
 use varve_format::record::inode::Time;
 
-use crate::api::AccessRule;
+use crate::api::{AccessRule, FileFlags};
 use crate::core::Core;
 use crate::inode::{Inner, InodeState, Presence};
 use crate::writeback::Ride;
@@ -48,8 +48,12 @@ impl Core {
             return Ok(());
         }
         let now = self.now();
-        if !is_due(&*self.read_lock(state)?, now, rule) {
-            return Ok(());
+        {
+            let inner = self.read_lock(state)?;
+            let never = FileFlags::of(&inner.record).intersects(FileFlags::NO_ACCESS_TIME);
+            if never || !is_due(&inner, now, rule) {
+                return Ok(());
+            }
         }
         let first = self.hold(state)?.accessed.replace(now).is_none();
         if first {

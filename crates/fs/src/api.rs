@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use varve_format::record::inode::{self, InodeRecord};
+
 pub use varve_engine::{
     CheckReport, FileRange, FormatOptions, InodeId, Lsn, Problem, ProblemKind, Profile, RecoveryReport,
     SpaceStats, StoreOptions, StoreStats,
@@ -24,6 +26,84 @@ pub trait Clock: Send + Sync + 'static {
 
 /// What kind of file an inode is.
 pub use varve_format::record::inode::InodeKind as FileKind;
+
+/// Flags of a file or directory that chattr(1) sets.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct FileFlags(u32);
+
+impl FileFlags {
+    /// None of them.
+    pub const NONE: FileFlags = FileFlags(0);
+    /// Nothing of it may change, nor its names and those in it.
+    pub const IMMUTABLE: FileFlags = FileFlags(inode::INODE_FLAG_IMMUTABLE);
+    /// Bytes may be added at its end, or names to it; nothing else may change.
+    pub const APPEND_ONLY: FileFlags = FileFlags(inode::INODE_FLAG_APPEND_ONLY);
+    /// Not for backups.
+    pub const NO_DUMP: FileFlags = FileFlags(inode::INODE_FLAG_NO_DUMP);
+    /// Reading does not change its access time.
+    pub const NO_ACCESS_TIME: FileFlags = FileFlags(inode::INODE_FLAG_NO_ACCESS_TIME);
+    /// Changes of it are to be durable before they are answered: the transport's business
+    /// ([`crate::Filesystem::wants_durable`]).
+    pub const DURABLE: FileFlags = FileFlags(inode::INODE_FLAG_DURABLE);
+    /// Of a directory: changes of its names are.
+    pub const DURABLE_NAMES: FileFlags = FileFlags(inode::INODE_FLAG_DURABLE_NAMES);
+    /// All of them.
+    pub const ALL: FileFlags = FileFlags(inode::INODE_FLAGS_SETTABLE);
+
+    /// Those of an inode's record.
+    pub(crate) fn of(record: &InodeRecord) -> FileFlags {
+        FileFlags(record.flags & inode::INODE_FLAGS_SETTABLE)
+    }
+
+    /// As an inode's record holds them.
+    pub(crate) fn stored(self) -> u32 {
+        self.0
+    }
+
+    /// Whether one of `others` is among them.
+    pub fn intersects(self, others: FileFlags) -> bool {
+        self.0 & others.0 != 0
+    }
+}
+
+impl std::ops::BitOr for FileFlags {
+    type Output = FileFlags;
+    fn bitor(self, others: FileFlags) -> FileFlags {
+        FileFlags(self.0 | others.0)
+    }
+}
+
+impl std::ops::BitAnd for FileFlags {
+    type Output = FileFlags;
+    fn bitand(self, others: FileFlags) -> FileFlags {
+        FileFlags(self.0 & others.0)
+    }
+}
+
+impl std::ops::BitXor for FileFlags {
+    type Output = FileFlags;
+    fn bitxor(self, others: FileFlags) -> FileFlags {
+        FileFlags(self.0 ^ others.0)
+    }
+}
+
+/// As lsattr(1) shows them.
+impl std::fmt::Debug for FileFlags {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        use FileFlags as F;
+        let letters = [
+            (F::DURABLE, "S"),
+            (F::DURABLE_NAMES, "D"),
+            (F::IMMUTABLE, "i"),
+            (F::APPEND_ONLY, "a"),
+            (F::NO_DUMP, "d"),
+            (F::NO_ACCESS_TIME, "A"),
+        ];
+        letters
+            .iter()
+            .try_for_each(|(flag, letter)| f.write_str(if self.intersects(*flag) { letter } else { "-" }))
+    }
+}
 
 /// What stat shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +136,8 @@ pub struct Attr {
     pub ctime: Timestamp,
     /// Creation.
     pub btime: Timestamp,
+    /// What chattr has set.
+    pub flags: FileFlags,
 }
 
 /// Who asks.

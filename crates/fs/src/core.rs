@@ -13,7 +13,7 @@ use varve_engine::{
 use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, Time};
 
 use crate::access::Accesses;
-use crate::api::{Attr, Clock, DataLogged, NAME_BYTES_MAX};
+use crate::api::{Attr, Clock, DataLogged, FileFlags, NAME_BYTES_MAX};
 use crate::files::FileCount;
 use crate::inode::{Inner, InodeState, InodeTable, Presence};
 use crate::reaper::{ReapQueue, Task};
@@ -54,6 +54,8 @@ pub(crate) struct Core {
     pub files: Arc<FileCount>,
     /// Whether anything has ever been shared: [`Core::sharing`].
     pub sharing: AtomicBool,
+    /// Whether an inode has ever had flags that users set: [`Core::flagged`].
+    pub flagged: AtomicBool,
     /// Held by who changes versions of data, or data that has versions: [`Change::hold_families`].
     pub families: Arc<Mutex<()>>,
     pub reserved: ReservedSpace,
@@ -376,6 +378,7 @@ pub(crate) fn attr(ino: InodeId, inner: &Inner) -> Attr {
         mtime,
         ctime,
         btime: record.btime,
+        flags: FileFlags::of(record),
     }
 }
 

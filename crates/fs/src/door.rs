@@ -405,6 +405,17 @@ impl Filesystem {
         self.core.thawing(|| self.core.removexattr(ino, name))
     }
 
+    /// Sets the flags that chattr(1) knows, instead of those there are. Only the superuser sets and clears
+    /// [`FileFlags::IMMUTABLE`] and [`FileFlags::APPEND_ONLY`], and others what is their own. They are heeded here
+    /// ([`crate::FsError::NotPermitted`]), but for those about durability: [`Filesystem::wants_durable`].
+    pub fn set_flags(&self, caller: Caller, ino: InodeId, flags: FileFlags) -> Result<()> {
+        self.core.thawing(|| self.core.set_flags(caller, ino, flags))
+    }
+    /// Whether the flags of `ino` ask for its changes, or those of `names` in it, to be durable before they are answered.
+    pub fn wants_durable(&self, ino: InodeId, names: bool) -> bool {
+        self.core.wants_durable(ino, names)
+    }
+
     /// The name the pool got when it was created.
     pub fn pool_id(&self) -> [u8; 16] {
         self.core.store.pool_id()

@@ -14,8 +14,8 @@ use varve_engine::{
 use varve_format::Corrupt;
 use varve_format::record::inode::inode_key;
 use varve_format::record::subvolume::{
-    FIRST_SUBVOLUME, HASH_KIND_SIPHASH13, SUBVOLUME_DELETING, SUBVOLUME_PENDING, SUBVOLUME_READ_ONLY,
-    SUBVOLUME_SHARING, SubvolumeRecord,
+    FIRST_SUBVOLUME, HASH_KIND_SIPHASH13, SUBVOLUME_DELETING, SUBVOLUME_FLAGGED, SUBVOLUME_PENDING,
+    SUBVOLUME_READ_ONLY, SUBVOLUME_SHARING, SubvolumeRecord,
 };
 
 use crate::access::Accesses;
@@ -143,6 +143,8 @@ impl Core {
             EngineError::Refused(text)
         })?;
         let sharing = record.flags & SUBVOLUME_SHARING != 0;
+        // Of a pool that is looked at though it is damaged, nothing is changed.
+        let flagged = record.flags & SUBVOLUME_FLAGGED != 0;
         let gate = Gate::default();
         let mut record = record;
         let missing = problems.as_ref().is_some_and(|problems| !problems.list.is_empty());
@@ -170,6 +172,7 @@ impl Core {
             reap: ReapQueue::default(),
             files: Arc::new(FileCount::new(record)),
             sharing: AtomicBool::new(sharing),
+            flagged: AtomicBool::new(flagged),
             families: Arc::default(),
             accesses: Accesses::default(),
             clock: options.clock,

@@ -18,7 +18,7 @@ use crate::kernel::listing::Listing;
 use crate::kernel::reply::Reply;
 use crate::kernel::request::{self, Body};
 use crate::policy::Change;
-use crate::{Verbs, convert};
+use crate::{Verbs, convert, file_flags};
 
 /// Most that is read at once: the kernel asks for [`crate::kernel::WRITE_BYTES_MAX`] at most.
 const READ_BYTES_MAX: u32 = 16 << 20;
@@ -29,7 +29,9 @@ const COPY_BYTES_MAX: u64 = 1 << 31;
 const STATFS_BLOCK_BYTES: u64 = 4096;
 
 // Linux numbers, part of the kernel's ABI.
+const O_ACCMODE: i32 = 0o3;
 const O_TRUNC: i32 = 0o1000;
+const O_APPEND: i32 = 0o2000;
 /// O_SYNC contains it.
 const O_DSYNC: i32 = 0o10000;
 // Not the same on all machines.
@@ -129,8 +131,9 @@ impl<V: Verbs> Adapter<V> {
                 // Nor for the mount option sync, of which older kernels say nothing in the flags, either.
                 let past_cache = self.direct_io || flags & O_DIRECT != 0;
                 let durable = flags & O_DSYNC != 0 || self.policy.durable_at_once(Change::Inode);
-                if past_cache
-                    && durable
+                // Of the flags of an inode the kernel knows nothing.
+                let flagged = || write_flags & abi::WRITE_CACHE == 0 && verbs.wants_durable(ino, false);
+                if (past_cache && durable || flagged())
                     && let Ok(count @ 1..) = written
                 {
                     let body = abi::SizeOut { size: count as u32, padding: 0 };
@@ -189,7 +192,9 @@ impl<V: Verbs> Adapter<V> {
                 self.reply_change(Change::Inode, verb, asked.nodeid_to, copied, reply, answer);
             }
             Body::Destroy => reply.empty(),
-            Body::Ioctl => reply.error(Errno::NOTTY),
+            Body::Ioctl { command, data, out_bytes } => {
+                self.ioctl(who, number, command, data, out_bytes, reply)
+            }
             // FLUSH: nothing happens at close; the kernel still writes out pages dirtied through mmap before it would
             // have asked. INTERRUPT: nothing here waits long. ACCESS, POLL, BMAP, locks: the kernel falls back.
             Body::Other => reply.error(Errno::NOSYS),
@@ -214,6 +219,12 @@ impl<V: Verbs> Adapter<V> {
     }
 
     fn open(&self, who: Caller, ino: u64, flags: i32, reply: Reply) {
+        if flags & O_ACCMODE != 0
+            && let Ok(attr) = self.verbs.getattr(InodeId(ino))
+            && file_flags::refuses_open(attr.flags, flags & O_APPEND != 0)
+        {
+            return reply.error(Errno::PERM);
+        }
         let truncate = flags & O_TRUNC != 0;
         if truncate && self.health.panicked() {
             return reply.error(Errno::IO);

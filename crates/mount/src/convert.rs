@@ -1,6 +1,6 @@
 //! Between the filesystem's types and the kernel's.
 
-use varve_fs::{Attr, FileKind, SetAttr, SetTime, Timestamp};
+use varve_fs::{Attr, FileFlags, FileKind, SetAttr, SetTime, Timestamp};
 
 use crate::kernel::abi::{self, AttrOut, EntryOut, SetattrIn, Statx, StatxOut, StatxTime, setattr, statx};
 
@@ -80,6 +80,9 @@ pub fn statx_out(of: &Attr) -> StatxOut {
     let stat = Statx {
         mask: statx::BASIC | statx::BTIME,
         blksize: IO_BYTES,
+        // Linux up to 6.18 passes over them.
+        attributes: attributes(of.flags),
+        attributes_mask: attributes(FileFlags::ALL),
         nlink: of.links,
         uid: of.uid,
         gid: of.gid,
@@ -97,6 +100,17 @@ pub fn statx_out(of: &Attr) -> StatxOut {
         ..Statx::default()
     };
     StatxOut { attr_valid: believed(of), stat, ..StatxOut::default() }
+}
+
+fn attributes(flags: FileFlags) -> u64 {
+    [
+        (FileFlags::IMMUTABLE, statx::ATTR_IMMUTABLE),
+        (FileFlags::APPEND_ONLY, statx::ATTR_APPEND),
+        (FileFlags::NO_DUMP, statx::ATTR_NODUMP),
+    ]
+    .into_iter()
+    .filter(|(flag, _)| flags.intersects(*flag))
+    .fold(0, |bits, (_, bit)| bits | bit)
 }
 
 /// A name's inode, with attributes.
@@ -157,6 +171,7 @@ mod tests {
             mtime,
             ctime: mtime,
             btime: mtime,
+            flags: FileFlags::NONE,
         }
     }
 
@@ -198,6 +213,7 @@ mod tests {
             rdev: 0xdefa_bc12,
             size: 77,
             blocks: 8,
+            flags: FileFlags::IMMUTABLE | FileFlags::NO_DUMP | FileFlags::DURABLE,
             atime: time(-1),
             mtime: time(2),
             ctime: time(3),
@@ -205,7 +221,7 @@ mod tests {
             ..inode(time(0))
         };
         let (short, long) = (attr(&of), statx_out(&of).stat);
-        assert_eq!(long.mask, 0xfff);
+        assert_eq!((long.mask, long.attributes, long.attributes_mask), (0xfff, 0x50, 0x70));
         assert_eq!((long.rdev_major, long.rdev_minor), (0xabc, 0xd_ef12));
         assert_eq!(
             (

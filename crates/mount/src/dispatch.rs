@@ -188,7 +188,10 @@ impl<V: Verbs> Adapter<V> {
         answer: impl FnOnce(T, Reply) + Send + 'static,
     ) {
         match result {
-            Ok(value) if self.policy.durable_at_once(change) => {
+            Ok(value)
+                if self.policy.durable_at_once(change)
+                    || self.verbs.wants_durable(InodeId(ino), change == Change::Names) =>
+            {
                 self.when_durable(verb, ino, reply, move |reply| answer(value, reply));
             }
             Ok(value) => answer(value, reply),

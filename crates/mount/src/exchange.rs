@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::RwLock;
 use varve_device::AlignedBuf;
 use varve_fs::{
-    AccessRule, Allocate, Attr, Caller, DirEntry, FsError, InodeId, NewInode, RenameMode, SeekTo, SetAttr,
-    StatFs, XattrMode,
+    AccessRule, Allocate, Attr, Caller, DirEntry, FileFlags, FsError, InodeId, NewInode, RenameMode, SeekTo,
+    SetAttr, StatFs, XattrMode,
 };
 
 use crate::Verbs;
@@ -96,6 +96,8 @@ impl<V: Verbs> Verbs for Exchange<V> {
         getxattr(ino: InodeId, name: &[u8]) -> Result<Vec<u8>>;
         listxattr(ino: InodeId) -> Result<Vec<Vec<u8>>>;
         removexattr(ino: InodeId, name: &[u8]) -> Result<()>;
+        set_flags(caller: Caller, ino: InodeId, flags: FileFlags) -> Result<()>;
+        wants_durable(ino: InodeId, names: bool) -> bool;
         statfs() -> Result<StatFs>;
     }
 }

@@ -11,6 +11,7 @@ mod adapter;
 mod convert;
 mod dispatch;
 mod exchange;
+mod file_flags;
 mod flags;
 mod fusermount;
 mod health;

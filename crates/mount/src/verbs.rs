@@ -5,8 +5,8 @@
 
 use varve_device::AlignedBuf;
 use varve_fs::{
-    AccessRule, Allocate, Attr, Caller, DirEntry, Filesystem, FsError, InodeId, NewInode, RenameMode, SeekTo,
-    SetAttr, StatFs, XattrMode,
+    AccessRule, Allocate, Attr, Caller, DirEntry, FileFlags, Filesystem, FsError, InodeId, NewInode,
+    RenameMode, SeekTo, SetAttr, StatFs, XattrMode,
 };
 
 type Result<T> = std::result::Result<T, FsError>;
@@ -99,6 +99,16 @@ pub trait Verbs: Send + Sync + 'static {
     fn listxattr(&self, ino: InodeId) -> Result<Vec<Vec<u8>>>;
     /// See [`Filesystem::removexattr`].
     fn removexattr(&self, ino: InodeId, name: &[u8]) -> Result<()>;
+    /// See [`Filesystem::set_flags`]. Filesystems without flags leave it as it is.
+    fn set_flags(&self, caller: Caller, ino: InodeId, flags: FileFlags) -> Result<()> {
+        let _ = (caller, ino, flags);
+        Err(FsError::NotSupported)
+    }
+    /// See [`Filesystem::wants_durable`].
+    fn wants_durable(&self, ino: InodeId, names: bool) -> bool {
+        let _ = (ino, names);
+        false
+    }
     /// See [`Filesystem::statfs`].
     fn statfs(&self) -> Result<StatFs>;
 }
@@ -205,6 +215,12 @@ impl Verbs for Filesystem {
     }
     fn removexattr(&self, ino: InodeId, name: &[u8]) -> Result<()> {
         Filesystem::removexattr(self, ino, name)
+    }
+    fn set_flags(&self, caller: Caller, ino: InodeId, flags: FileFlags) -> Result<()> {
+        Filesystem::set_flags(self, caller, ino, flags)
+    }
+    fn wants_durable(&self, ino: InodeId, names: bool) -> bool {
+        Filesystem::wants_durable(self, ino, names)
     }
     fn statfs(&self) -> Result<StatFs> {
         Filesystem::statfs(self)

@@ -58,6 +58,7 @@ fn node(ino: InodeId, kind: FileKind, mode: u32, caller: Caller, parent: InodeId
         mtime: now,
         ctime: now,
         btime: Timestamp { seconds: 900_000_000, nanoseconds: 3 },
+        flags: varve_fs::FileFlags::NONE,
     };
     Node { attr, data: Vec::new(), names: BTreeMap::new(), parent, xattrs: BTreeMap::new(), open: 0 }
 }

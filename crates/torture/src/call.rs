@@ -6,7 +6,9 @@
 use std::fmt;
 
 use varve_device::AlignedBuf;
-use varve_fs::{Allocate, Caller, FileKind, Filesystem, FsError, InodeId, RenameMode, SetAttr, XattrMode};
+use varve_fs::{
+    Allocate, Caller, FileFlags, FileKind, Filesystem, FsError, InodeId, RenameMode, SetAttr, XattrMode,
+};
 
 use crate::model::PAGE_BYTES;
 
@@ -117,6 +119,10 @@ pub enum Call {
         ino: InodeId,
         name: Vec<u8>,
     },
+    SetFlags {
+        ino: InodeId,
+        flags: FileFlags,
+    },
     CreateSubvolume {
         parent: InodeId,
         name: Vec<u8>,
@@ -191,6 +197,7 @@ impl Call {
             | Call::Link { ino, .. }
             | Call::SetXattr { ino, .. }
             | Call::RemoveXattr { ino, .. }
+            | Call::SetFlags { ino, .. }
             | Call::Fsync { ino }
             | Call::FlushFile { ino } => Some(*ino),
             _ => None,
@@ -238,7 +245,8 @@ impl Call {
             | Call::Fallocate { ino, .. }
             | Call::Shift { ino, .. }
             | Call::SetXattr { ino, .. }
-            | Call::RemoveXattr { ino, .. } => vec![(*ino, true)],
+            | Call::RemoveXattr { ino, .. }
+            | Call::SetFlags { ino, .. } => vec![(*ino, true)],
             Call::Release { ino } | Call::Fsync { ino } | Call::FlushFile { ino } => vec![(*ino, false)],
             Call::Sync | Call::Checkpoint | Call::Maintain | Call::Close => Vec::new(),
         }
@@ -273,6 +281,7 @@ impl Call {
             | Call::Shift { ino, .. }
             | Call::SetXattr { ino, .. }
             | Call::RemoveXattr { ino, .. }
+            | Call::SetFlags { ino, .. }
             | Call::Fsync { ino }
             | Call::FlushFile { ino } => *ino = map(*ino),
             Call::Sync | Call::Checkpoint | Call::Maintain | Call::Close => {}
@@ -358,6 +367,7 @@ impl fmt::Debug for Call {
                 write!(f, "setxattr({}, {}, {} bytes, {mode:?})", ino.0, text(name), value.len())
             }
             Call::RemoveXattr { ino, name } => write!(f, "removexattr({}, {})", ino.0, text(name)),
+            Call::SetFlags { ino, flags } => write!(f, "set_flags({}, {flags:?})", ino.0),
             Call::CreateSubvolume { parent, name, mode } => {
                 write!(f, "create_subvolume({}/{}, {mode:o})", parent.0, text(name))
             }

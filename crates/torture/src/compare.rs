@@ -310,6 +310,9 @@ pub fn attr_differences(attr: &Attr, expected: &Inode) -> Vec<String> {
     if attr.kind != FileKind::Directory && attr.size != expected.size() {
         differ("size", attr.size.to_string(), expected.size().to_string());
     }
+    if attr.flags != expected.flags {
+        differ("flags", format!("{:?}", attr.flags), format!("{:?}", expected.flags));
+    }
     if attr.rdev != expected.rdev() {
         differ("device number", format!("{:#x}", attr.rdev), format!("{:#x}", expected.rdev()));
     }

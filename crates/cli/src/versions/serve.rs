@@ -196,6 +196,7 @@ mod tests {
             mtime: time,
             ctime: time,
             btime: time,
+            flags: varve_fs::FileFlags::NONE,
         }
     }
 

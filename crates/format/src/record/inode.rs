@@ -19,8 +19,27 @@ pub const INODE_KEY_BYTES: usize = 24;
 pub const INODE_FLAG_STALE_TAIL: u32 = 1;
 /// The file may have reservations. Its contents never go back into the record, except when it is cut to nothing.
 pub const INODE_FLAG_RESERVED: u32 = 2;
+/// Nothing of it may change: neither contents nor attributes, nor the names in it, nor its own.
+pub const INODE_FLAG_IMMUTABLE: u32 = 4;
+/// Bytes may be added at its end, or names to it; nothing else may change.
+pub const INODE_FLAG_APPEND_ONLY: u32 = 8;
+/// Not for backups.
+pub const INODE_FLAG_NO_DUMP: u32 = 16;
+/// Reading does not change its access time.
+pub const INODE_FLAG_NO_ACCESS_TIME: u32 = 32;
+/// Changes of it are durable before they are acknowledged.
+pub const INODE_FLAG_DURABLE: u32 = 64;
+/// Of a directory: changes of its names are durable before they are acknowledged.
+pub const INODE_FLAG_DURABLE_NAMES: u32 = 128;
+/// The flags that users set (chattr).
+pub const INODE_FLAGS_SETTABLE: u32 = INODE_FLAG_IMMUTABLE
+    | INODE_FLAG_APPEND_ONLY
+    | INODE_FLAG_NO_DUMP
+    | INODE_FLAG_NO_ACCESS_TIME
+    | INODE_FLAG_DURABLE
+    | INODE_FLAG_DURABLE_NAMES;
 /// Every flag this version of the program knows.
-pub const INODE_FLAGS_KNOWN: u32 = INODE_FLAG_STALE_TAIL | INODE_FLAG_RESERVED;
+pub const INODE_FLAGS_KNOWN: u32 = INODE_FLAG_STALE_TAIL | INODE_FLAG_RESERVED | INODE_FLAGS_SETTABLE;
 
 const INLINE_BIT: u8 = 1;
 const HAS_VERSIONS_BIT: u8 = 2;
@@ -262,7 +281,7 @@ pub(crate) mod tests {
         InodeRecord {
             kind: InodeKind::File,
             mode: 0o4755,
-            flags: INODE_FLAG_STALE_TAIL,
+            flags: INODE_FLAG_STALE_TAIL | INODE_FLAG_APPEND_ONLY,
             uid: 1,
             gid: 2,
             links: 3,

@@ -34,9 +34,11 @@ pub const SUBVOLUME_DELETING: u16 = 4;
 /// In the record of the first subvolume: namespaces or data of this pool have been shared at some time, so that any
 /// family may have version records.
 pub const SUBVOLUME_SHARING: u16 = 8;
+/// Of the first: an inode of the pool has had flags that users set. While none has, nobody looks for them.
+pub const SUBVOLUME_FLAGGED: u16 = 16;
 /// Every flag this version of the program knows.
 pub const SUBVOLUME_FLAGS_KNOWN: u16 =
-    SUBVOLUME_READ_ONLY | SUBVOLUME_PENDING | SUBVOLUME_DELETING | SUBVOLUME_SHARING;
+    SUBVOLUME_READ_ONLY | SUBVOLUME_PENDING | SUBVOLUME_DELETING | SUBVOLUME_SHARING | SUBVOLUME_FLAGGED;
 
 /// Where a subvolume is, and where it comes from.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -9,6 +9,7 @@ use varve_engine::version::{self, Mapping};
 use varve_engine::{BLOCK_BYTES, InodeId, Transaction};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL, InodeRecord};
 
+use super::flags::Touch;
 use super::{require_file, without_set_ids};
 use crate::api::{Allocate, Caller, FILE_BYTES_MAX, SetAttr};
 use crate::core::{Core, touch};
@@ -35,6 +36,8 @@ impl Core {
     ) -> Result<()> {
         // Zeros in part of a block wait in memory, where nobody else would refuse them.
         self.admit(ino)?;
+        let reserve = matches!(how, Allocate::Reserve { .. });
+        self.permit(ino, if reserve { Touch::Mildly } else { Touch::Otherwise })?;
         let state = self.state(ino);
         state.wait_while_still();
         require_file(&*self.read_lock(&state)?)?;

@@ -13,6 +13,7 @@ use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL, In
 use varve_format::record::subvolume::{SUBVOLUME_SHARING, SubvolumeRecord};
 
 use super::create::Content;
+use super::flags::Touch;
 use super::{require_file, without_set_ids};
 use crate::api::{Attr, Caller, DataLogged, FileKind, NewInode};
 use crate::core::{Core, touch};
@@ -52,6 +53,7 @@ impl Core {
 
     fn clone_file_once(&self, caller: Caller, source: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
         self.admit_beside(source, parent)?;
+        self.permit(parent, Touch::NewName)?;
         require_file(&*self.read_lock(&self.state(source))?)?;
         if source == parent {
             return Err(FsError::NotDirectory);

@@ -3,6 +3,7 @@
 
 use varve_engine::{BLOCK_BYTES, EngineError, InodeId};
 
+use super::flags::Touch;
 use super::ranges::Part;
 use super::require_file;
 use crate::api::{Caller, FILE_BYTES_MAX};
@@ -29,6 +30,7 @@ impl Core {
         len: u64,
     ) -> Result<u64> {
         self.admit_beside(from, to)?;
+        self.permit(to, Touch::Otherwise)?;
         let mut sizes = [0; 2];
         for (ino, size) in [from, to].into_iter().zip(&mut sizes) {
             let state = self.state(ino);

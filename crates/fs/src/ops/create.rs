@@ -9,6 +9,7 @@ use varve_engine::{
 use varve_format::record::inode::{DataPointer, INLINE_BYTES_MAX, InodeKind, InodeRecord, Time};
 
 use super::clone::require_clean;
+use super::flags::{Touch, inherited};
 use super::require_directory;
 use crate::acl;
 use crate::api::{Attr, Caller, DataLogged, NewInode};
@@ -41,6 +42,7 @@ impl Core {
         mut new: NewInode,
     ) -> Result<Attr> {
         self.admit(parent)?;
+        self.permit(parent, Touch::NewName)?;
         match new.kind {
             InodeKind::CharDevice | InodeKind::BlockDevice => {}
             InodeKind::File | InodeKind::Directory | InodeKind::Fifo | InodeKind::Socket => new.rdev = 0,
@@ -57,6 +59,7 @@ impl Core {
         target: &[u8],
     ) -> Result<Attr> {
         self.admit(parent)?;
+        self.permit(parent, Touch::NewName)?;
         if target.is_empty() {
             return Err(FsError::NotFound);
         }
@@ -233,6 +236,7 @@ pub(super) fn record_in(
         ctime: now,
         btime: now,
         project: dir.project,
+        flags: inherited(dir, kind),
         ..blank_record(kind)
     };
     if dir.mode & 0o2000 != 0 {

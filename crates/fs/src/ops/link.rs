@@ -3,6 +3,7 @@
 use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::InodeKind;
 
+use super::flags::Touch;
 use super::require_directory;
 use crate::api::Attr;
 use crate::core::{Core, attr, check_name, touch, touch_directory};
@@ -14,6 +15,8 @@ use crate::{FsError, Result};
 impl Core {
     pub(crate) fn link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
         self.admit_beside(ino, parent)?;
+        self.permit(parent, Touch::NewName)?;
+        self.permit(ino, Touch::Otherwise)?;
         check_name(name)?;
         if Slot::of(ino) != Slot::of(parent) {
             return Err(self.why_not_across(ino)?);

@@ -6,6 +6,7 @@ pub(crate) mod copy;
 pub(crate) mod create;
 pub(crate) mod data;
 pub(crate) mod diff;
+pub(crate) mod flags;
 pub(crate) mod link;
 pub(crate) mod listing;
 pub(crate) mod lookup;

@@ -11,6 +11,7 @@ use varve_engine::version::{self, Mapping, Range};
 use varve_engine::{BLOCK_BYTES, InodeId, PoolAddr, Transaction, View};
 use varve_format::record::inode::INODE_FLAG_STALE_TAIL;
 
+use super::flags::Touch;
 use super::require_file;
 use crate::api::{Caller, DataLogged, Deduped, FILE_BYTES_MAX};
 use crate::core::Core;
@@ -195,6 +196,7 @@ impl Core {
         len: u64,
     ) -> Result<()> {
         self.admit_beside(from, to)?;
+        self.permit(to, Touch::Otherwise)?;
         let sizes = self.sizes(from, to)?;
         let len = if len == 0 { sizes[0].saturating_sub(from_offset) } else { len };
         let part = whole_blocks(sizes, Part { from: from_offset, to: to_offset, len }, from == to)?;
@@ -227,6 +229,7 @@ impl Core {
         len: u64,
     ) -> Result<Deduped> {
         self.admit_beside(from, to)?;
+        self.permit(to, Touch::Otherwise)?;
         let sizes = self.sizes(from, to)?;
         if to_offset.checked_add(len).is_none_or(|end| end > sizes[1]) {
             return Err(FsError::Invalid);

@@ -7,6 +7,7 @@ use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::{InodeKind, InodeRecord};
 
 use super::create::record_in;
+use super::flags::{Touch, require_unprotected};
 use super::require_directory;
 use crate::api::{NAME_BYTES_MAX, RenameMode};
 use crate::core::{Core, check_name, touch, touch_directory};
@@ -42,6 +43,8 @@ impl Core {
             }
             result => result?,
         }
+        self.permit(parent, Touch::NameGoes)?;
+        self.permit(new_parent, Touch::NewName)?;
         for name in [name, new_name] {
             if name == b"." || name == b".." {
                 return Err(FsError::Invalid);
@@ -173,6 +176,14 @@ impl Core {
         refuse_target(mode, target_now)?;
         match target_now {
             Some(target) if target.ino == source.ino => return Ok(true),
+            _ => require_unprotected(&locked.get(source.ino).record)?,
+        }
+        if let Some(target) = target_now {
+            require_unprotected(&locked.get(target.ino).record)?;
+            // A name that is there is no new one.
+            require_unprotected(&locked.get(to.parent).record)?;
+        }
+        match target_now {
             Some(target) if mode.replaces() => {
                 match (source.kind == InodeKind::Directory, target.kind == InodeKind::Directory) {
                     (true, false) => return Err(FsError::NotDirectory),

@@ -5,6 +5,7 @@
 use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::{InodeKind, InodeRecord, Time};
 
+use super::flags::Touch;
 use super::without_set_ids;
 use crate::Result;
 use crate::api::{Attr, Caller, SetAttr, SetTime};
@@ -43,6 +44,9 @@ pub(super) fn set_attributes(record: &mut InodeRecord, set: &SetAttr, now: Time)
 impl Core {
     pub(crate) fn setattr(&self, caller: Caller, ino: InodeId, set: SetAttr) -> Result<Attr> {
         self.admit(ino)?;
+        if let Some(what) = Touch::by(&set) {
+            self.permit(ino, what)?;
+        }
         for time in [set.atime, set.mtime] {
             if let Some(SetTime::At(time)) = time
                 && time.nanoseconds >= 1_000_000_000

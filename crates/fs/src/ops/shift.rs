@@ -10,6 +10,7 @@ use varve_engine::version::{self, Holder, Path, Shifted};
 use varve_engine::{BLOCK_BYTES, FamilyId, InodeId, Transaction, View};
 use varve_format::record::inode::InodeRecord;
 
+use super::flags::Touch;
 use super::require_file;
 use crate::api::{Caller, FILE_BYTES_MAX};
 use crate::core::Core;
@@ -52,6 +53,7 @@ impl Shift {
 impl Core {
     pub(crate) fn shift(&self, caller: Caller, ino: InodeId, offset: u64, how: Shift) -> Result<()> {
         self.admit(ino)?;
+        self.permit(ino, Touch::Otherwise)?;
         let state = self.state(ino);
         let size = {
             let inner = self.read_lock(&state)?;

@@ -19,6 +19,7 @@ use varve_format::record::subvolume::{
     SubvolumeRecord,
 };
 
+use super::flags::Touch;
 use super::require_directory;
 use crate::api::{Attr, Caller, ROOT_INODE, RenameMode};
 use crate::core::{Core, check_name, touch_directory};
@@ -78,6 +79,7 @@ impl Core {
         mode: u32,
     ) -> Result<Attr> {
         self.admit(parent)?;
+        self.permit(parent, Touch::NewName)?;
         check_name(name)?;
         let slot = self.with_space(|| self.create_subvolume_once(caller, parent, name, mode))?;
         self.getattr(slot.full(ROOT_INODE))
@@ -254,6 +256,7 @@ impl Core {
         sync: bool,
     ) -> Result<InodeId> {
         self.admit_beside(source, parent)?;
+        self.permit(parent, Touch::NewName)?;
         check_name(name)?;
         if local(source) != ROOT_INODE {
             return Err(FsError::NotSubvolume);
@@ -379,6 +382,7 @@ impl Core {
 
     pub(crate) fn delete_subvolume(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.admit(parent)?;
+        self.permit(parent, Touch::NameGoes)?;
         self.delete_found(parent, name, Which::Any)
     }
 

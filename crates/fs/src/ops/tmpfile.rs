@@ -9,6 +9,7 @@ use varve_format::record::inode::InodeKind;
 use varve_format::record::orphan::OrphanState;
 
 use super::create::record_in;
+use super::flags::Touch;
 use super::require_directory;
 use crate::Result;
 use crate::acl;
@@ -28,6 +29,7 @@ impl Core {
         linkable: bool,
     ) -> Result<Attr> {
         self.admit(parent)?;
+        self.permit(parent, Touch::NewName)?;
         self.with_space(|| self.make_nameless(caller, parent, mode, umask, linkable))
     }
 

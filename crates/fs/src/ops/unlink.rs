@@ -6,6 +6,7 @@ use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::{InodeKind, InodeRecord, Time};
 use varve_format::record::orphan::OrphanState;
 
+use super::flags::{Touch, require_unprotected};
 use super::require_directory;
 use crate::core::{Core, touch, touch_directory};
 use crate::inode::{Inner, Presence};
@@ -30,11 +31,13 @@ pub(crate) enum Dropped {
 impl Core {
     pub(crate) fn unlink(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.admit(parent)?;
+        self.permit(parent, Touch::NameGoes)?;
         self.remove(parent, name, false)
     }
 
     pub(crate) fn rmdir(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.admit(parent)?;
+        self.permit(parent, Touch::NameGoes)?;
         match name {
             b"." => return Err(FsError::Invalid),
             b".." => return Err(FsError::NotEmpty),
@@ -119,6 +122,7 @@ impl Core {
         found: Found,
         child: &mut RwLockWriteGuard<'_, Inner>,
     ) -> Result<()> {
+        require_unprotected(&child.record)?;
         if found.kind == InodeKind::Directory
             && (child.record.size > 0 || self.subvolumes.nested.count_in(found.ino) > 0)
         {

@@ -11,6 +11,7 @@ use varve_engine::version::{self, Mapping};
 use varve_engine::{BLOCK_BYTES, EngineError, InodeId, Reservation, Transaction};
 use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL, InodeKind};
 
+use super::flags::Touch;
 use super::read::ReadPlan;
 use super::{require_file, without_set_ids};
 use crate::api::{Caller, FILE_BYTES_MAX};
@@ -115,6 +116,7 @@ impl Core {
         chunk: Option<&Arc<Chunk>>,
     ) -> Result<usize> {
         self.admit(ino)?;
+        self.permit(ino, Touch::Write(offset))?;
         let state = self.state(ino);
         state.wait_while_still();
         let empty = data.is_empty();

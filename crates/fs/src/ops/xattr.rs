@@ -4,6 +4,7 @@ use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::{InodeKind, InodeRecord};
 use varve_format::record::xattr::{XATTR_NAME_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
 
+use super::flags::Touch;
 use crate::acl::{self, Acl};
 use crate::api::{Caller, XattrMode};
 use crate::core::{Core, touch};
@@ -55,6 +56,7 @@ impl Core {
         mode: XattrMode,
     ) -> Result<()> {
         self.admit(ino)?;
+        self.permit(ino, Touch::Otherwise)?;
         check_name(name)?;
         if value.len() > XATTR_VALUE_BYTES_MAX {
             return Err(FsError::TooBig);
@@ -224,7 +226,7 @@ impl Core {
         if self.read_lock(state)?.record.xattr_count == 0 {
             return Ok(());
         }
-        match self.removexattr(state.ino, CAPABILITY) {
+        match self.remove_attribute(state.ino, CAPABILITY) {
             Err(FsError::NoAttribute) => Ok(()),
             result => result,
         }
@@ -260,6 +262,12 @@ impl Core {
 
     pub(crate) fn removexattr(&self, ino: InodeId, name: &[u8]) -> Result<()> {
         self.admit(ino)?;
+        self.permit(ino, Touch::Otherwise)?;
+        self.remove_attribute(ino, name)
+    }
+
+    /// Whatever the flags of the inode say: what goes with something that they allow goes, too.
+    fn remove_attribute(&self, ino: InodeId, name: &[u8]) -> Result<()> {
         check_name(name)?;
         let state = self.state(ino);
         let change = self.change(ino)?;

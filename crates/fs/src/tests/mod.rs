@@ -24,6 +24,7 @@ mod deleting;
 mod diff;
 mod durability;
 mod edges;
+mod flags;
 mod forks;
 mod frozen;
 mod keyframes;

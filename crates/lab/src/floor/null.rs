@@ -53,6 +53,7 @@ impl NullFs {
             mtime: time,
             ctime: time,
             btime: time,
+            flags: varve_fs::FileFlags::NONE,
         }
     }
 }

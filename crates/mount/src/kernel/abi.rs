@@ -103,8 +103,56 @@ pub mod statx {
     /// All that stat(2) shows.
     pub const BASIC: u32 = 0x7ff;
     pub const BTIME: u32 = 0x800;
+    /// In [`super::Statx::attributes`].
+    pub const ATTR_IMMUTABLE: u64 = 0x10;
+    pub const ATTR_APPEND: u64 = 0x20;
+    pub const ATTR_NODUMP: u64 = 0x40;
 }
 
+/// Requests of ioctl(2) that files and directories answer, and the flags of chattr in them. Their numbers say how long what
+/// they carry is, so the kernel carries it without being asked to.
+pub mod ioctl {
+    use std::ffi::c_long;
+
+    use rustix::ioctl::opcode;
+
+    use super::Fsxattr;
+
+    pub const GET_FLAGS: u32 = opcode::read::<c_long>(b'f', 1);
+    pub const SET_FLAGS: u32 = opcode::write::<c_long>(b'f', 2);
+    pub const GET_FSXATTR: u32 = opcode::read::<Fsxattr>(b'X', 31);
+    pub const SET_FSXATTR: u32 = opcode::write::<Fsxattr>(b'X', 32);
+
+    pub const SYNC: u32 = 0x8;
+    pub const IMMUTABLE: u32 = 0x10;
+    pub const APPEND: u32 = 0x20;
+    pub const NODUMP: u32 = 0x40;
+    pub const NOATIME: u32 = 0x80;
+    pub const DIRSYNC: u32 = 0x10000;
+
+    /// In [`Fsxattr::xflags`], which has no word for DIRSYNC.
+    pub mod x {
+        pub const IMMUTABLE: u32 = 0x8;
+        pub const APPEND: u32 = 0x10;
+        pub const SYNC: u32 = 0x20;
+        pub const NOATIME: u32 = 0x40;
+        pub const NODUMP: u32 = 0x80;
+    }
+}
+
+/// The flags that come with [`ioctl::SET_FLAGS`]: as long as the number says, or, from the kernel itself, as a flag is. `None`: it
+/// is too short.
+pub fn ioctl_flags(data: &[u8]) -> Option<u32> {
+    u32::read_from_prefix(data).ok().map(|(bits, _)| bits)
+}
+
+/// What comes with [`ioctl::SET_FSXATTR`]. `None`: it is too short.
+pub fn ioctl_fsxattr(data: &[u8]) -> Option<Fsxattr> {
+    Fsxattr::read_from_prefix(data).ok().map(|(asked, _)| asked)
+}
+
+/// In [`WriteIn::write_flags`]: pages that were changed through mmap, in nobody's name.
+pub const WRITE_CACHE: u32 = 1 << 0;
 /// In [`WriteIn::write_flags`]: set-id bits go.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// In [`SetxattrExt::setxattr_flags`]: setting this access control list ends the set-group-id bit.
@@ -271,6 +319,27 @@ pub struct StatfsOut {
 #[repr(C)]
 pub struct LseekOut {
     pub offset: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct IoctlOut {
+    pub result: i32,
+    pub flags: u32,
+    pub in_iovs: u32,
+    pub out_iovs: u32,
+}
+
+/// What [`ioctl::GET_FSXATTR`] and [`ioctl::SET_FSXATTR`] carry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Fsxattr {
+    pub xflags: u32,
+    pub extent_size: u32,
+    pub extents: u32,
+    pub project: u32,
+    pub cow_extent_size: u32,
+    pub padding: [u8; 8],
 }
 
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -503,6 +572,17 @@ pub struct FallocateIn {
 
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
+pub struct IoctlIn {
+    pub fh: u64,
+    pub flags: u32,
+    pub cmd: u32,
+    pub arg: u64,
+    pub in_size: u32,
+    pub out_size: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub struct CopyIn {
     pub fh_from: u64,
     pub offset_from: u64,
@@ -522,4 +602,6 @@ const _: () = assert!(size_of::<CreateOut>() == 144 && size_of::<StatfsOut>() ==
 const _: () = assert!(size_of::<InitOut>() == 64 && size_of::<DirentPlus>() == 152);
 const _: () =
     assert!(size_of::<SetattrIn>() == 88 && size_of::<WriteIn>() == 40 && size_of::<ReadIn>() == 40);
+const _: () =
+    assert!(size_of::<IoctlIn>() == 32 && size_of::<IoctlOut>() == 16 && size_of::<Fsxattr>() == 28);
 const _: () = assert!(size_of::<CopyIn>() == 56 && size_of::<FallocateIn>() == 32);

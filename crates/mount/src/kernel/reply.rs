@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
+use super::abi::IoctlOut;
 use super::device::Device;
 
 /// Larger numbers are no errno to the kernel.
@@ -47,6 +48,12 @@ impl Reply {
     /// Bytes, as many as the kernel asked for at most.
     pub fn bytes(self, bytes: &[u8]) {
         self.send(0, bytes);
+    }
+
+    /// To an ioctl(2) that reads: a structure, as much of it as the program has room for.
+    pub fn ioctl(self, body: &(impl IntoBytes + Immutable), room: u32) {
+        let body = &body.as_bytes()[..size_of_val(body).min(room as usize)];
+        self.bytes(&[IoctlOut::default().as_bytes(), body].concat());
     }
 
     /// One of the structures of [`super::abi`].

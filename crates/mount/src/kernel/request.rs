@@ -121,7 +121,12 @@ pub enum Body<'a> {
         whence: i32,
     },
     Copy(abi::CopyIn),
-    Ioctl,
+    /// `out_bytes`: the longest answer that is taken.
+    Ioctl {
+        command: u32,
+        data: &'a [u8],
+        out_bytes: u32,
+    },
     Destroy,
     /// What this filesystem does without: the kernel falls back when it hears ENOSYS, and does not ask again.
     Other,
@@ -164,7 +169,7 @@ impl Body<'_> {
             Body::Fallocate(_) => "fallocate",
             Body::Lseek { .. } => "lseek",
             Body::Copy(_) => "copy_file_range",
-            Body::Ioctl => "ioctl",
+            Body::Ioctl { .. } => "ioctl",
             Body::Destroy => "destroy",
             Body::Other => "a request of another kind",
         }
@@ -192,6 +197,7 @@ impl Body<'_> {
                 | Body::Removexattr { .. }
                 | Body::Fallocate(_)
                 | Body::Copy(_)
+                | Body::Ioctl { command: abi::ioctl::SET_FLAGS | abi::ioctl::SET_FSXATTR, .. }
         )
     }
 
@@ -337,7 +343,11 @@ pub fn body<'a>(
             offset(head.offset_to)?;
             Body::Copy(head)
         }
-        opcode::IOCTL => Body::Ioctl,
+        opcode::IOCTL => {
+            let (head, rest) = fixed::<abi::IoctlIn>(rest)?;
+            let data = rest.get(..head.in_size as usize).ok_or(Errno::IO)?;
+            Body::Ioctl { command: head.cmd, data, out_bytes: head.out_size }
+        }
         opcode::DESTROY => Body::Destroy,
         _ => Body::Other,
     })

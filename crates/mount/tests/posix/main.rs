@@ -11,6 +11,7 @@ use varve_mount::{Flags, MountError, MountOptions, Mounted, unmount};
 mod attributes;
 mod data;
 mod faults;
+mod flags;
 mod handles;
 mod nodes;
 

@@ -10,6 +10,7 @@ use varve_fs::{
     Timestamp, XattrMode,
 };
 
+use super::flags::inherited;
 use super::forks::{EXDEV, is_subvolume, slot};
 use super::{Body, Choice, Inode, Model, PAGE_BYTES, Punch, acl};
 use crate::call::{Call, fill};
@@ -17,7 +18,7 @@ use crate::call::{Call, fill};
 /// A Linux errno.
 pub type Errno = i32;
 
-const EPERM: Errno = 1;
+pub(super) const EPERM: Errno = 1;
 pub(super) const ENOENT: Errno = 2;
 const EACCES: Errno = 13;
 pub(super) const EEXIST: Errno = 17;
@@ -71,6 +72,9 @@ impl Model {
     /// Applies `call`; on an error nothing has changed. Calls that only make things durable do nothing here.
     pub fn apply(&mut self, call: &Call, cx: &Context) -> Result<(), Errno> {
         self.admit(call)?;
+        if !cx.logged {
+            self.permit(call, cx)?;
+        }
         match call {
             Call::Create { parent, name, mode } => {
                 self.make(*parent, name, (*mode, 0), Body::File(Arc::default()), cx)
@@ -178,6 +182,7 @@ impl Model {
                 self.snapshot(*source, *parent, name, *read_only, cx)
             }
             Call::DeleteSubvolume { parent, name } => self.delete_subvolume(*parent, name, cx),
+            Call::SetFlags { ino, flags } => self.set_flags(*ino, *flags, cx),
             Call::CloneFile { source, parent, name } => self.clone_file(*source, *parent, name, cx),
             Call::Fsync { ino } | Call::FlushFile { ino } => self.get(*ino).map(drop).ok_or(ENOENT),
             Call::Sync | Call::Checkpoint | Call::Maintain | Call::Close => Ok(()),
@@ -363,6 +368,7 @@ impl Model {
             }
         }
         Ok(Inode {
+            flags: inherited(above.flags, &body),
             mode: Choice::new(mode),
             uid: cx.caller.uid,
             gid,
@@ -416,6 +422,7 @@ impl Model {
         if self.get(ino).expect("named inodes exist").entries().is_some() {
             return Err(EISDIR);
         }
+        self.require_unprotected(ino)?;
         self.entries_mut(parent).remove(name);
         self.touch(parent, cx.now);
         self.drop_link(ino, cx.now);
@@ -427,7 +434,11 @@ impl Model {
         if is_subvolume(ino) && self.is_frozen(ino) {
             return Err(EPERM);
         }
-        if !self.directory(ino)?.is_empty() {
+        let empty = self.directory(ino)?.is_empty();
+        if !is_subvolume(ino) {
+            self.require_unprotected(ino)?;
+        }
+        if !empty {
             return Err(ENOTEMPTY);
         }
         if is_subvolume(ino) {
@@ -477,12 +488,18 @@ impl Model {
             return Err(EINVAL);
         }
         if let Some(target) = target {
-            if mode == RenameMode::Exchange && is_directory(self, target) && self.is_below(from.0, target) {
-                return Err(EINVAL);
+            if is_directory(self, target) && self.is_below(from.0, target) {
+                // What holds the source is not empty, whatever else is wrong with it.
+                return Err(if mode == RenameMode::Exchange { EINVAL } else { ENOTEMPTY });
             }
             if target == source {
                 return Ok(());
             }
+        }
+        for ino in [Some(source), target, target.map(|_| to.0)].into_iter().flatten() {
+            self.require_unprotected(ino)?;
+        }
+        if let Some(target) = target {
             if mode.replaces() {
                 match (is_directory(self, source), is_directory(self, target)) {
                     (true, false) => return Err(ENOTDIR),

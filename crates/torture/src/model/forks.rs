@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use varve_fs::{InodeId, NAME_BYTES_MAX, ROOT_INODE, RenameMode};
+use varve_fs::{FileFlags, InodeId, NAME_BYTES_MAX, ROOT_INODE, RenameMode};
 
 use super::apply::{EEXIST, EINVAL, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY, EOPNOTSUPP, Errno};
 use super::{Body, Choice, Context, Inode, Model, PAGE_BYTES};
@@ -203,6 +203,7 @@ impl Model {
         // Nothing is put into, and nothing taken of, what may not be there tomorrow.
         self.require(|at, _| at == slot(parent));
         let root = Inode {
+            flags: FileFlags::NONE,
             mode: Choice::new(mode),
             uid: cx.caller.uid,
             gid: cx.caller.gid,

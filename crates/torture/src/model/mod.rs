@@ -8,12 +8,13 @@
 mod acl;
 mod apply;
 mod content;
+mod flags;
 mod forks;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use varve_fs::{FileKind, InodeId, ROOT_INODE, Timestamp};
+use varve_fs::{FileFlags, FileKind, InodeId, ROOT_INODE, Timestamp};
 
 pub use acl::{ACCESS, DEFAULT, list as access_list};
 pub use apply::{CAPABILITY, Context, Errno};
@@ -100,6 +101,7 @@ pub struct Inode {
     pub opens: u32,
     /// It has had no name yet, and may get one.
     pub linkable: bool,
+    pub flags: FileFlags,
 }
 
 impl Inode {
@@ -194,6 +196,7 @@ impl Model {
     /// A filesystem with nothing but its root directory.
     pub fn new(uid: u32, gid: u32, mode: u32, now: Timestamp) -> Self {
         let root = Inode {
+            flags: FileFlags::NONE,
             mode: Choice::new(mode),
             uid,
             gid,

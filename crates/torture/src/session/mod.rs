@@ -210,6 +210,7 @@ impl Session {
                 fs.setxattr_as(caller, *ino, name, value, *mode).map(|()| none)?
             }
             Call::RemoveXattr { ino, name } => fs.removexattr(*ino, name).map(|()| none)?,
+            Call::SetFlags { ino, flags } => fs.set_flags(caller, *ino, *flags).map(|()| none)?,
             Call::CreateSubvolume { parent, name, mode } => {
                 (fs.create_subvolume(caller, *parent, name, *mode)?.ino, 0)
             }

@@ -4,7 +4,8 @@
 //! directory `/s`, and `/c`, a second name of `/d/h`. Operations on snapshots and clones make one first if there is none.
 
 use varve_fs::{
-    Allocate, Caller, FileKind, InodeId, ROOT_INODE, RenameMode, SetAttr, SetTime, Timestamp, XattrMode,
+    Allocate, Caller, FileFlags, FileKind, InodeId, ROOT_INODE, RenameMode, SetAttr, SetTime, Timestamp,
+    XattrMode,
 };
 use varve_sim::Rng;
 
@@ -70,6 +71,8 @@ operations! {
     ExchangeFileAndDirectory,
     RenameWithWhiteout,
     RenameOverWithWhiteout,
+    SetAndClearFlags,
+    InheritFlags,
     MakeDirectory,
     RemoveDirectory,
     Symlink,
@@ -342,6 +345,22 @@ fn perform(
                 new_name: new_name.clone(),
                 mode: RenameMode::Exchange,
             })
+        }
+        SetAndClearFlags => {
+            let flags = FileFlags::IMMUTABLE | FileFlags::NO_ACCESS_TIME;
+            on(session, a, &|ino| Call::SetFlags { ino, flags })?;
+            on(session, a, &|ino| Call::Write { ino, offset: 0, len: 10, seed: step })?;
+            on(session, a, &|ino| Call::SetFlags { ino, flags: FileFlags::APPEND_ONLY })?;
+            on(session, a, &|ino| Call::Write { ino, offset: 0, len: 10, seed: step })?;
+            on(session, a, &|ino| Call::SetFlags { ino, flags: FileFlags::NO_DUMP })
+        }
+        InheritFlags => {
+            let Some(d) = d else { return Ok(None) };
+            let flags = FileFlags::NO_DUMP | FileFlags::DURABLE | FileFlags::DURABLE_NAMES;
+            session.call(&Call::SetFlags { ino: d, flags })?;
+            session.call(&Call::Mkdir { parent: d, name: fresh("f"), mode: 0o755 })?;
+            session.call(&Call::Create { parent: d, name: fresh("g"), mode: 0o644 })?;
+            Ok(session.live().lookup(d, &fresh("g")))
         }
         MakeDirectory => on(session, d, &|d| Call::Mkdir { parent: d, name: fresh("m"), mode: 0o2750 }),
         RemoveDirectory => {

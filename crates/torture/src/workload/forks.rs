@@ -43,6 +43,7 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
         maintain: [0, 30, 150][rng.index(3)],
         forks: [80, 150, 400][rng.index(3)],
         rare: rarely(seed),
+        protects: false,
     };
     if rng.below(2) == 0 {
         scatter(session, &mut rng)?;

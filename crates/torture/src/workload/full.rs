@@ -54,6 +54,7 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
         maintain: 40,
         forks: if forks { 100 } else { 0 },
         rare: rarely(seed),
+        protects: false,
     };
     let mut generator = Generator::new(character);
     for _ in 0..character.calls {

@@ -2,7 +2,8 @@
 //! with the log, open and unlinked files, checkpoints and background work at random.
 
 use varve_fs::{
-    Allocate, Caller, FileKind, InodeId, ROOT_INODE, RenameMode, SetAttr, SetTime, Timestamp, XattrMode,
+    Allocate, Caller, FileFlags, FileKind, InodeId, ROOT_INODE, RenameMode, SetAttr, SetTime, Timestamp,
+    XattrMode,
 };
 use varve_sim::Rng;
 
@@ -47,9 +48,11 @@ pub struct Character {
     pub forks: u64,
     /// Of 1,000 calls: what [`rarely`] says.
     pub rare: u64,
+    /// Flags are set, too, that keep something from changing.
+    pub protects: bool,
 }
 
-/// How often calls come that programs seldom make: files without a name, renames that leave a whiteout. Seeds that have found
+/// How often calls come that programs seldom make: files without a name, renames that leave a whiteout, flags. Seeds that have found
 /// something keep to the calls that there were then.
 pub fn rarely(seed: u64) -> u64 {
     [0, 60][(seed.wrapping_mul(RARE_FACTOR) >> 63) as usize]
@@ -68,6 +71,7 @@ pub fn character(seed: u64) -> Character {
         maintain: [0, 20, 100][rng.index(3)],
         forks: 0,
         rare: rarely(seed),
+        protects: true,
     }
 }
 
@@ -355,11 +359,11 @@ impl Generator {
         }
     }
 
-    /// A file without a name, a name for one, or a rename that leaves a whiteout.
+    /// A file without a name, a name for one, a rename that leaves a whiteout, or flags.
     fn rare(&mut self, tree: &Tree, rng: &mut Rng) -> Call {
         let parent = pick(rng, &tree.directories).unwrap_or(ROOT_INODE);
         let (entry, open) = (pick(rng, &tree.names), pick(rng, &self.open));
-        match (rng.below(6), entry, open) {
+        match (rng.below(10), entry, open) {
             (0..3, Some((from, name, _)), _) => {
                 let (new_parent, new_name) = match pick(rng, &tree.names) {
                     Some((parent, name, _)) if rng.below(2) == 0 => (parent, name),
@@ -368,6 +372,23 @@ impl Generator {
                 let caller = [Caller::ROOT, Caller { uid: 1000, gid: 100 }][rng.index(2)];
                 let mode = RenameMode::Whiteout { caller, replace: rng.below(3) > 0 };
                 Call::Rename { parent: from, name, new_parent, new_name, mode }
+            }
+            (6.., Some((from, _, ino)), _) => {
+                let all = [
+                    FileFlags::NO_DUMP,
+                    FileFlags::NO_ACCESS_TIME,
+                    FileFlags::DURABLE,
+                    FileFlags::DURABLE_NAMES,
+                    FileFlags::IMMUTABLE,
+                    FileFlags::APPEND_ONLY,
+                ];
+                // Where everything has to go in the end, nothing is kept from going.
+                let some = if self.character.protects { &all[..] } else { &all[..4] };
+                let mut flags = FileFlags::NONE;
+                for _ in 0..rng.below(4) {
+                    flags = flags | some[rng.index(some.len())];
+                }
+                Call::SetFlags { ino: [ino, from][rng.index(2)], flags }
             }
             // Which may have a name or have had one.
             (3, _, Some(ino)) => Call::Link { ino, parent, name: self.name(rng) },
