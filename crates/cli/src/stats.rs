@@ -493,7 +493,7 @@ mod tests {
             let mut units =
                 vec!["_bytes", "_ns", "_count", "count", "position", "path", "pool", "mountpoint"];
             // No figures.
-            units.extend(["pid", "state", "reason"]);
+            units.extend(["pid", "state", "reason", "durable_at_once"]);
             assert!(units.iter().any(|unit| last.ends_with(unit)), "{key}: the unit comes last");
         }
     }
