@@ -121,6 +121,14 @@ fn handles_outlive_the_kernels_memory() {
             let held = open(&mount, &handles[5]).unwrap();
             fs::remove_file(mount.path("gone later")).unwrap();
             assert_eq!(held.metadata().unwrap().nlink(), 0);
+            drop(held);
+            // Nobody waits for the kernel to say that it is closed, and an unmount may keep it from saying so; this
+            // filesystem outlives the mount.
+            let closed = (0..5_000).any(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                open(&mount, &handles[5]).is_err()
+            });
+            assert!(closed, "the kernel says when a file is closed");
         }
     }
     assert_eq!(open(&mount, &handles[5]).unwrap_err().raw_os_error(), Some(ESTALE));
