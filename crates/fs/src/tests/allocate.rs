@@ -138,6 +138,17 @@ fn against_a_model() {
     }
 }
 
+/// Fills the pool with another file, which is synced; gives that and where it ends.
+fn fill(f: &Fixture) -> (InodeId, u64) {
+    let other = f.create(b"other");
+    let (data, mut at) = (pattern(1, 1 << 20), 0);
+    while let Ok(written) = f.fs.write(Caller::ROOT, other, at, &data) {
+        at += written as u64;
+    }
+    f.fs.sync().unwrap();
+    (other, at)
+}
+
 // Goal: what is set aside for some pages pays for no others: of a write that is cut short for lack of space, and of one that
 // is refused, the reserved pages that are not written keep their space. Method: on a full pool a write goes over pages with and
 // without space, in both orders; then the reserved ones are written.
@@ -149,12 +160,8 @@ fn reserved_space_pays_for_no_other_pages() {
     for at in [MIB, 3 * MIB] {
         allocate(&f, ino, at, MIB, Allocate::Reserve { keep_size: false });
     }
-    let other = f.create(b"other");
-    let (data, mut at) = (pattern(1, 4 << 20), 0);
-    while let Ok(written) = f.fs.write(Caller::ROOT, other, at, &data) {
-        at += written as u64;
-    }
-    f.fs.sync().unwrap();
+    let data = pattern(1, 4 << 20);
+    fill(&f);
     // Begins with pages for which there is no space.
     if let Ok(written) = f.fs.write(Caller::ROOT, ino, MIB / 2, &data) {
         assert!(written as u64 <= MIB / 2, "{written}");
@@ -182,12 +189,8 @@ fn reserved_space_is_kept() {
         let ino = f.create(b"reserved");
         allocate(&f, ino, 0, 8 * MIB, Allocate::Reserve { keep_size: false });
         assert!(f.fs.space().reserved_bytes >= 8 * MIB);
-        let other = f.create(b"other");
-        let (data, mut at) = (pattern(1, 1 << 20), 0);
-        while let Ok(written) = f.fs.write(Caller::ROOT, other, at, &data) {
-            at += written as u64;
-        }
-        f.fs.sync().unwrap();
+        let data = pattern(1, 1 << 20);
+        let (other, at) = fill(&f);
         if kill {
             f.kill();
         }
@@ -226,12 +229,7 @@ fn shared_reserved_space_is_the_first_writers() {
             allocate(&f, clone, 0, 4 * MIB, reserve);
             assert!(f.fs.space().reserved_bytes < reserved + MIB, "once");
         }
-        let other = f.create(b"other");
-        let (data, mut at) = (pattern(1, 1 << 20), 0);
-        while let Ok(written) = f.fs.write(Caller::ROOT, other, at, &data) {
-            at += written as u64;
-        }
-        f.fs.sync().unwrap();
+        fill(&f);
         if kill {
             f.kill();
         }
@@ -289,12 +287,7 @@ fn reserved_behind_a_cut() {
         f.fs.fsync(ino).unwrap();
         f.truncate(ino, 5_000);
         allocate(&f, ino, 3 * BLOCK, 4 * BLOCK, Allocate::Reserve { keep_size: true });
-        let other = f.create(b"other");
-        let (data, mut at) = (pattern(2, 1 << 20), 0);
-        while let Ok(written) = f.fs.write(Caller::ROOT, other, at, &data) {
-            at += written as u64;
-        }
-        f.fs.sync().unwrap();
+        fill(&f);
         if kill {
             f.kill();
         }
