@@ -108,8 +108,11 @@ impl<V: Verbs> Adapter<V> {
             }
             Body::Rename { name, new_parent, new_name, flags } => {
                 let Some(mode) = rename_mode(flags, who) else { return reply.error(Errno::INVAL) };
-                let result = self.rename((ino, name), (InodeId(new_parent), new_name), mode);
-                self.reply_done(Change::Names, verb, number, result, reply);
+                let to = InodeId(new_parent);
+                let result = self.rename((ino, name), (to, new_name), mode);
+                // Names are changed in both: the flags of either ask.
+                let asking = if verbs.wants_durable(to, true) { new_parent } else { number };
+                self.reply_done(Change::Names, verb, asking, result, reply);
             }
             Body::Link { ino: of, name } => {
                 self.reply_named(verb, number, verbs.link(InodeId(of), ino, name), reply);

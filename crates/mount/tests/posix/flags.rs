@@ -134,4 +134,11 @@ fn flagged_changes_are_durable() {
         fs::remove_file(dir.join("moved")).unwrap();
         durable();
     }
+    // Into such a directory, and out of it.
+    let plain = mount.path("plain");
+    fs::write(&plain, b"x").unwrap();
+    fs::rename(&plain, dir.join("moved")).unwrap();
+    durable();
+    fs::rename(dir.join("moved"), &plain).unwrap();
+    durable();
 }
