@@ -24,23 +24,18 @@ pub(crate) enum Touch {
     NameGoes,
     /// Bytes are written here.
     Write(u64),
-    /// Space is set aside in it, or its times become those of now.
+    /// Space is set aside in it, or both its times become those of now.
     Mildly,
     /// Anything else.
     Otherwise,
 }
 
 impl Touch {
-    /// What setting these attributes does. `None`: nothing.
-    pub(super) fn by(set: &SetAttr) -> Option<Touch> {
-        let fixed = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
-        if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() || set.size.is_some() {
-            Some(Touch::Otherwise)
-        } else if fixed(set.atime) || fixed(set.mtime) {
-            Some(Touch::Otherwise)
-        } else {
-            (set.atime.is_some() || set.mtime.is_some()).then_some(Touch::Mildly)
-        }
+    /// What setting these attributes does. Who sets none sets the time of the inode's last change.
+    pub(super) fn by(set: &SetAttr) -> Touch {
+        let now = Some(SetTime::Now);
+        let mild = [SetAttr::default(), SetAttr { atime: now, mtime: now, ..SetAttr::default() }];
+        if mild.contains(set) { Touch::Mildly } else { Touch::Otherwise }
     }
 }
 

@@ -44,9 +44,7 @@ pub(super) fn set_attributes(record: &mut InodeRecord, set: &SetAttr, now: Time)
 impl Core {
     pub(crate) fn setattr(&self, caller: Caller, ino: InodeId, set: SetAttr) -> Result<Attr> {
         self.admit(ino)?;
-        if let Some(what) = Touch::by(&set) {
-            self.permit(ino, what)?;
-        }
+        self.permit(ino, Touch::by(&set))?;
         for time in [set.atime, set.mtime] {
             if let Some(SetTime::At(time)) = time
                 && time.nanoseconds >= 1_000_000_000

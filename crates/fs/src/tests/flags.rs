@@ -22,7 +22,7 @@ fn write(fs: &Filesystem, ino: InodeId, offset: u64) -> Done {
     fs.write(Caller::ROOT, ino, offset, b"x").map(drop)
 }
 
-const TRIES: [Try; 26] = [
+const TRIES: [Try; 29] = [
     ("write inside", false, |fs, file, _, _| write(fs, file, 3)),
     ("write beyond", false, |fs, file, _, _| write(fs, file, 100)),
     ("append", true, |fs, file, _, _| write(fs, file, fs.getattr(file)?.size)),
@@ -31,7 +31,14 @@ const TRIES: [Try; 26] = [
     ("open to cut", false, |fs, file, _, _| fs.open_inode(Caller::ROOT, file, true)),
     ("chmod", false, |fs, file, _, _| set(fs, file, SetAttr { mode: Some(0o600), ..SetAttr::default() })),
     ("touch", true, |fs, file, _, _| {
+        set(fs, file, SetAttr { atime: Some(SetTime::Now), mtime: Some(SetTime::Now), ..SetAttr::default() })
+    }),
+    ("set nothing", true, |fs, file, _, _| set(fs, file, SetAttr::default())),
+    ("touch one time", false, |fs, file, _, _| {
         set(fs, file, SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() })
+    }),
+    ("touch the other", false, |fs, _, dir, _| {
+        set(fs, dir, SetAttr { atime: Some(SetTime::Now), ..SetAttr::default() })
     }),
     ("set a time", false, |fs, file, _, _| set(fs, file, SetAttr { mtime: at(5), ..SetAttr::default() })),
     ("reserve", true, |fs, file, _, _| {
