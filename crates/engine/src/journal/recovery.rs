@@ -10,7 +10,7 @@
 //!    the cut and a new epoch is written and flushed. If power fails before that, the next recovery starts over with
 //!    the same bytes; after it, batches beyond the cut can never count again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use varve_device::AlignedBuf;
 use varve_format::batch::{self, BatchHeader, OpRef};
@@ -229,7 +229,7 @@ fn end_point(pool: &Pool, superblock: &Superblock, batches: &[Found], flushed: u
     // excluded[n]: the log may not end after n batches.
     let mut excluded = vec![false; last + 1];
     // Blocks placed beyond P and not freed since: batch and checksum.
-    let mut live: HashMap<u64, (usize, u32)> = HashMap::new();
+    let mut live: BTreeMap<u64, (usize, u32)> = BTreeMap::new();
     let mut placements: Vec<(u64, usize, usize, u32)> = Vec::new();
     for (i, found) in batches.iter().enumerate() {
         let n = i + 1;
@@ -245,11 +245,10 @@ fn end_point(pool: &Pool, superblock: &Superblock, batches: &[Found], flushed: u
                 }
             }
             OpRef::Free(run) if beyond => {
-                for block in run.addr.block()..run.addr.block() + u64::from(run.blocks) {
-                    if let Some((placed, sum)) = live.remove(&block) {
-                        placements.push((block, placed, n, sum));
-                    }
-                }
+                // Not block by block: a forged log may name all of a large pool in each step.
+                let blocks = run.addr.block()..run.addr.block() + u64::from(run.blocks);
+                let gone = live.extract_if(blocks, |_, _| true);
+                placements.extend(gone.map(|(block, (placed, sum))| (block, placed, n, sum)));
             }
             _ => {}
         })

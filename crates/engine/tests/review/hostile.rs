@@ -125,6 +125,56 @@ fn senseless_superblocks_are_refused() {
     }
 }
 
+// Goal: a log that frees the same blocks over and over is refused for a cost in proportion to the log. Method: a whole batch, as long
+// as one can be, of steps that each free nearly all of the pool, in a part of the log whose data is looked at.
+#[test]
+fn a_log_of_endless_frees_is_refused_soon() {
+    use varve_format::batch::{
+        BATCH_BYTES_MAX, BATCH_HEADER_BYTES, BatchHeader, TRANSACTION_HEADER_BYTES, batch_blocks,
+        begin_transaction, end_transaction, free_op, seal,
+    };
+    let mut tail = (0, 0, 0, 0, 0, 0);
+    let device = forged(
+        |s, _| {
+            tail = (s.log_start, s.log_sequence, s.log_previous, s.epoch, s.position.0, s.total_blocks);
+        },
+        &[],
+    );
+    let (start, sequence, previous, epoch, position, total) = tail;
+    let position = Lsn(position + 1);
+    let all = Run { addr: PoolAddr::from_block(1), blocks: total as u32 - 1 };
+    let mut payload = Vec::new();
+    let (at, mut ops) = (begin_transaction(&mut payload, position), 0);
+    while payload.len() + TRANSACTION_HEADER_BYTES + 64 < BATCH_BYTES_MAX - (64 << 10) {
+        free_op(&mut payload, all);
+        ops += 1;
+    }
+    end_transaction(&mut payload, at, ops);
+    let header = BatchHeader {
+        pool_id: *b"0123456789abcdef",
+        epoch,
+        sequence,
+        previous,
+        superblock_generation: 1,
+        flushed: sequence - 1,
+        first: position,
+        last: position,
+        transactions: 1,
+        payload_bytes: payload.len() as u32,
+    };
+    let mut batch = vec![0; batch_blocks(payload.len()) * 4096];
+    batch[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + payload.len()].copy_from_slice(&payload);
+    seal(&header, &mut batch);
+    assert!(start % RING_BYTES + batch.len() as u64 <= RING_BYTES, "the batch does not wrap");
+    let at = RING_START + start % RING_BYTES;
+    device.inner.write_at(at, &AlignedBuf::from_slice(&batch)).expect("writes");
+    let begun = Instant::now();
+    let result = within("opening", move || try_open(&device));
+    // Block by block it took 100 s, here, and as much longer as a pool is larger.
+    assert!(begun.elapsed() < PATIENCE / 4, "{ops} steps took {:?}", begun.elapsed());
+    assert!(matches!(result, Err(EngineError::Corrupt { .. })), "{:?}", result.map(|r| r.1));
+}
+
 // Goal: a log whose records make no sense gives an error. Method: a well-formed batch that frees a tree node, one that
 // places a block twice, one that places what is in use.
 #[test]
