@@ -9,7 +9,7 @@ use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::Cache;
 use varve_device::{AlignedBuf, Device};
 use varve_format::root::{ArrayRoot, NodePtr, RootBlock};
-use varve_format::superblock::{CUTS_MAX, Cut, INCOMPATIBLE_KNOWN, Superblock};
+use varve_format::superblock::{CUTS_MAX, Cut, INCOMPATIBLE_KNOWN, READ_ONLY_COMPATIBLE_KNOWN, Superblock};
 use varve_format::{BLOCK_BYTES, Corrupt, Lsn, Run, TreeId, block_checksum};
 
 use crate::EngineError;
@@ -112,6 +112,13 @@ impl Store {
         mut judge: Judge,
     ) -> Result<(Arc<Store>, RecoveryReport)> {
         let (pool, superblock) = Pool::open(devices)?;
+        let unknown = superblock.read_only_compatible & !READ_ONLY_COMPATIBLE_KNOWN;
+        if unknown != 0 && !options.read_only {
+            return Err(EngineError::Refused(format!(
+                "the pool uses features that whoever writes to it must know, and this program does not ({unknown:#x}): open it for \
+                 reading, or with a newer program"
+            )));
+        }
         let log = recovery::read_log(&pool, &superblock, &mut judge)?;
         let total = superblock.total_blocks;
         let root = load_root(&pool, &superblock, &mut judge)?;

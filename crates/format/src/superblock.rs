@@ -40,6 +40,8 @@ pub const SEGMENT_KEYFRAMES: u64 = 4;
 pub const INODE_FLAGS: u64 = 8;
 /// Incompatible features this program knows, all of which it makes use of.
 pub const INCOMPATIBLE_KNOWN: u64 = SHORT_EXTENTS | LONE_VERSIONS | SEGMENT_KEYFRAMES | INODE_FLAGS;
+/// Features this program knows that who does not know them must not write beside: there are none yet.
+pub const READ_ONLY_COMPATIBLE_KNOWN: u64 = 0;
 
 /// At both ends of every device: which pool, which device, and where things are. Never changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

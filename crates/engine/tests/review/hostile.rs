@@ -125,6 +125,22 @@ fn senseless_superblocks_are_refused() {
     }
 }
 
+// Goal: who does not know a feature that only writers must know does not write: the pool opens for reading and is refused for writing,
+// unchanged. Method: a superblock with such a feature.
+#[test]
+fn features_that_writers_must_know_are_heeded() {
+    let device = forged(|s, _| s.read_only_compatible = 1 << 7, &[]);
+    let written = device.stats().write_bytes;
+    let why = try_open(&device).map(drop).expect_err("refused").to_string();
+    assert!(why.contains("0x80") && why.contains("read"), "{why}");
+    assert_eq!(device.stats().write_bytes, written);
+    let options =
+        StoreOptions { read_only: true, cache_bytes: 1 << 20, background: false, ..StoreOptions::default() };
+    let (store, _) =
+        Store::open(vec![device.clone() as Arc<dyn Device>], options).expect("opens for reading");
+    assert_eq!(store.get(TREE, b"k").expect("reads").as_deref(), Some(&b"v"[..]));
+}
+
 // Goal: a log that frees the same blocks over and over is refused for a cost in proportion to the log. Method: a whole batch, as long
 // as one can be, of steps that each free nearly all of the pool, in a part of the log whose data is looked at.
 #[test]
