@@ -50,6 +50,9 @@ impl FileFlags {
     /// All of them.
     pub const ALL: FileFlags = FileFlags(inode::INODE_FLAGS_SETTABLE);
 
+    /// Those that forbid changes.
+    pub const PROTECTING: FileFlags = FileFlags(inode::INODE_FLAG_IMMUTABLE | inode::INODE_FLAG_APPEND_ONLY);
+
     /// Those of an inode's record.
     pub(crate) fn of(record: &InodeRecord) -> FileFlags {
         FileFlags(record.flags & inode::INODE_FLAGS_SETTABLE)
@@ -63,6 +66,16 @@ impl FileFlags {
     /// Whether one of `others` is among them.
     pub fn intersects(self, others: FileFlags) -> bool {
         self.0 & others.0 != 0
+    }
+
+    /// Those of them that are not among `others`.
+    pub fn without(self, others: FileFlags) -> FileFlags {
+        FileFlags(self.0 & !others.0)
+    }
+
+    /// Their letters in chattr(1), in the order of lsattr(1).
+    pub fn letters(self) -> String {
+        format!("{self:?}").replace('-', "")
     }
 }
 

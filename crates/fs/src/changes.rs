@@ -1,12 +1,13 @@
 //! What differs between two subvolumes: the types. [`crate::Filesystem::diff`] gives them.
 
-use crate::api::{FileKind, Timestamp};
+use crate::api::{FileFlags, FileKind, Timestamp};
 
 /// One step from an older subvolume to a newer one. Inodes are named by their numbers without the slot, which copies share.
 ///
 /// The steps come in this order, so that each can be done when it comes: inodes that are new, without a name yet; names that
 /// are gone; names that are new (a rename is one of each, and a directory's contents stay in it); then of each inode size,
-/// data and attributes; extended attributes; and in the end the inodes that are gone, which have no name any more.
+/// data and attributes; extended attributes; and in the end the flags that may forbid all of this, and the inodes that are
+/// gone, which have no name any more. What the older one has immutable or append only, who does the steps has to free first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
     /// An inode that the older one does not have. What a symbolic link says is read from the newer one.
@@ -93,6 +94,15 @@ pub enum Change {
         /// The attribute's name.
         name: Vec<u8>,
     },
+    /// Flags of chattr(1) that differ, or that a new inode has.
+    Flags {
+        /// The inode.
+        inode: u64,
+        /// What it is.
+        kind: FileKind,
+        /// All that it has now.
+        flags: FileFlags,
+    },
     /// An inode that the newer one does not have any more.
     Deleted {
         /// Its number.
@@ -111,7 +121,7 @@ pub struct DiffPage {
     pub next: Option<Vec<u8>>,
     /// Paths below the older root, without a slash in front, of the directories in [`Change::Unlinked`].
     pub old_paths: Vec<(u64, Vec<u8>)>,
-    /// Paths below the newer root of the directories in [`Change::Linked`], and one of each inode whose size, data or
-    /// attributes are named.
+    /// Paths below the newer root of the directories in [`Change::Linked`], and one of each inode whose size, data,
+    /// attributes or flags are named.
     pub new_paths: Vec<(u64, Vec<u8>)>,
 }

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use crate::error::{Result, path_buf};
 use crate::filesystem::Filesystem;
-use crate::metadata::{FileType, system_time};
+use crate::metadata::{FileType, Flags, system_time};
 use crate::path::{AsPath, Last, find_existing};
 
 /// Changes asked for at once.
@@ -16,7 +16,8 @@ const PAGE_CHANGES: usize = 4096;
 ///
 /// They come in this order, so that each can be done when it comes: new inodes, without a name yet; names that are gone; names
 /// that are new (a rename is one of each; a directory's contents stay in it); of each inode size, data and attributes; extended
-/// attributes; inodes that are gone.
+/// attributes; flags, which may forbid all of this, and inodes that are gone. What is immutable or append only in the older one
+/// has to be freed first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the fields are named as what they are")]
@@ -44,6 +45,8 @@ pub enum Change {
     XattrSet { inode: u64, path: PathBuf, name: Vec<u8>, value: Vec<u8> },
     /// An extended attribute is gone.
     XattrRemoved { inode: u64, path: PathBuf, name: Vec<u8> },
+    /// Flags have changed, or a new inode has some: all that it has now.
+    Flags { inode: u64, path: PathBuf, flags: Flags },
     /// An inode that the newer one does not have any more.
     Deleted { inode: u64, file_type: FileType },
 }
@@ -119,6 +122,9 @@ fn with_path(change: varve_fs::Change, old: &Paths, new: &Paths) -> Change {
         }
         varve_fs::Change::XattrRemoved { inode, name, .. } => {
             Change::XattrRemoved { inode, path: path(inode), name }
+        }
+        varve_fs::Change::Flags { inode, flags, .. } => {
+            Change::Flags { inode, path: path(inode), flags: Flags::of(flags) }
         }
         varve_fs::Change::Deleted { inode, kind } => Change::Deleted { inode, file_type: FileType::of(kind) },
     }

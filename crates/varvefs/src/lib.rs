@@ -99,7 +99,7 @@ pub use extents::{Extent, ExtentKind, Extents};
 pub use file::File;
 pub use filesystem::Filesystem;
 pub use memory::MemoryDisk;
-pub use metadata::{Allocate, FileType, Metadata, Times, XattrMode};
+pub use metadata::{Allocate, FileType, Flags, Metadata, Times, XattrMode};
 pub use open_options::OpenOptions;
 pub use path::AsPath;
 pub use pending::{Pending, wait_all};

@@ -63,6 +63,38 @@ impl FileType {
     }
 }
 
+/// Flags that chattr(1) sets on files and directories.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub struct Flags {
+    /// Nothing of it may change, nor its names and those in it.
+    pub immutable: bool,
+    /// Bytes may be added at its end, or names to it; nothing else may change.
+    pub append_only: bool,
+    /// Not for backups.
+    pub no_dump: bool,
+    /// Reading does not change its access time.
+    pub no_access_time: bool,
+    /// Through a mount, changes of it are durable before they are answered.
+    pub durable: bool,
+    /// The same of the names in a directory.
+    pub durable_names: bool,
+}
+
+impl Flags {
+    pub(crate) fn of(flags: varve_fs::FileFlags) -> Flags {
+        let has = |flag| flags.intersects(flag);
+        Flags {
+            immutable: has(varve_fs::FileFlags::IMMUTABLE),
+            append_only: has(varve_fs::FileFlags::APPEND_ONLY),
+            no_dump: has(varve_fs::FileFlags::NO_DUMP),
+            no_access_time: has(varve_fs::FileFlags::NO_ACCESS_TIME),
+            durable: has(varve_fs::FileFlags::DURABLE),
+            durable_names: has(varve_fs::FileFlags::DURABLE_NAMES),
+        }
+    }
+}
+
 /// The attributes of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -83,6 +115,8 @@ pub struct Metadata {
     pub len: u64,
     /// Device number, of device nodes, as Linux packs it into 32 bits.
     pub device: u32,
+    /// Flags of chattr(1).
+    pub flags: Flags,
     /// Last access. Reading does not change it.
     pub accessed: SystemTime,
     /// Last change of contents.
@@ -104,6 +138,7 @@ impl Metadata {
             links: attr.links,
             len: attr.size,
             device: attr.rdev,
+            flags: Flags::of(attr.flags),
             accessed: system_time(attr.atime),
             modified: system_time(attr.mtime),
             changed: system_time(attr.ctime),

@@ -7,12 +7,16 @@
 //! last, many files at a time, after the target's filesystem has been synced. Attributes are mended also of what is
 //! equal. What differs is removed and copied anew; what the pool does not have stays.
 //!
+//! **Flags come last** (chattr), as in an import ([`super::import`]): of a file after its times, of a directory after all that
+//! is in it, of a file with several names in the end. A target that does not take them, or not from this user, goes without.
+//!
 //! Only the superuser can give files to others, and make device nodes; for anybody else owners are left out, and nodes
 //! are told one by one.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -22,9 +26,9 @@ use anyhow::{Result, anyhow};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use varve_format::record::subvolume::LOCAL_INODE_BITS;
-use varve_fs::{Attr, FileKind, Filesystem, InodeId, SeekTo, Timestamp};
+use varve_fs::{Attr, FileFlags, FileKind, Filesystem, InodeId, SeekTo, Timestamp};
 
-use super::host::{self, HostStat, Xattr};
+use super::host::{self, Flagged, HostStat, Xattr};
 use super::import::find_directory;
 use super::place::PoolPath;
 use super::tally::{Tally, Trouble};
@@ -73,6 +77,7 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
         tally,
         links: HashMap::new(),
         claimed: HashSet::new(),
+        flags_last: Vec::new(),
         waiting: Vec::new(),
         waiting_bytes: 0,
         waiting_since: Instant::now(),
@@ -83,6 +88,9 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
     let copied = export.tree(&args.dir, from, &stop);
     export.tally.progress.note("making it durable");
     let synced = export.finish_waiting();
+    for (path, flags) in std::mem::take(&mut export.flags_last) {
+        export.flag_at(&path, flags);
+    }
     let result = match copied.and(synced) {
         Ok(()) => Ok(()),
         Err(Trouble::Fatal(error)) => Err(error),
@@ -100,14 +108,18 @@ struct Level {
     from: Attr,
     target: OwnedFd,
     entries: IntoIter<(Vec<u8>, InodeId)>,
+    /// The target's flags before something in it was changed, once something is.
+    had: Cell<Option<FileFlags>>,
 }
 
-/// A file that is whole but for its times.
+/// A file that is whole but for its times and flags.
 struct Waiting {
     /// Below the target.
     path: PathBuf,
     atime: Timestamp,
     mtime: Timestamp,
+    /// Unless it has them already, or has other names.
+    flags: Option<FileFlags>,
 }
 
 struct Export<'a> {
@@ -122,6 +134,8 @@ struct Export<'a> {
     links: HashMap<InodeId, (PathBuf, u32)>,
     /// Inodes of the target with several names that some file of the pool has become.
     claimed: HashSet<(u64, u64)>,
+    /// Files with several names, and the flags they get when all of them are there.
+    flags_last: Vec<(PathBuf, FileFlags)>,
     waiting: Vec<Waiting>,
     waiting_bytes: u64,
     waiting_since: Instant,
@@ -179,16 +193,22 @@ impl Export<'_> {
             .map_err(unreadable)?;
         entries.sort_unstable();
         let entries = entries.into_iter().map(|(ino, name)| (name, ino)).collect::<Vec<_>>().into_iter();
-        Ok(Level { from, target, entries })
+        Ok(Level { from, target, entries, had: Cell::default() })
     }
 
     /// Everything in a directory is there: now its own attributes.
     fn leave(&mut self, level: &Level) -> Step<()> {
         self.tally.summary.directories_count += 1;
         let have = host::stat_at(level.target.as_fd(), b".")?;
-        let changed = self.attributes(&level.from, &have, level.target.as_fd(), b".")?;
+        let mut flags = Flagged::of(Some(level.target.as_fd()));
+        flags.had = level.had.get().unwrap_or(flags.had);
+        let mut changed = self.attributes(&level.from, &have, level.target.as_fd(), b".", &mut flags)?;
+        if (have.atime, have.mtime) != (level.from.atime, level.from.mtime) {
+            flags.free();
+            rustix::fs::futimens(&level.target, &host::times(level.from.atime, level.from.mtime))?;
+        }
+        changed |= self.flag(&mut flags, level.from.flags);
         self.tally.summary.attributes_changed_count += u64::from(changed);
-        rustix::fs::futimens(&level.target, &host::times(level.from.atime, level.from.mtime))?;
         Ok(())
     }
 
@@ -214,11 +234,9 @@ impl Export<'_> {
         }
         let equal = existing.filter(|have| self.is_equal(&from, have, dir, name));
         if let Some(have) = &equal {
-            let changed = self.attributes(&from, have, dir.target.as_fd(), name)?;
-            self.tally.summary.attributes_changed_count += u64::from(changed);
-            self.set_times(dir, name, &from)?;
+            self.mend(dir, path, name, &from, have)?;
         } else {
-            remove(dir, name, existing)?;
+            make_room(dir, name, existing)?;
         }
         match from.kind {
             FileKind::File if equal.is_some() => self.tally.summary.files_equal_count += 1,
@@ -244,6 +262,27 @@ impl Export<'_> {
         Ok(None)
     }
 
+    /// Gives what is equal the attributes, times and flags that it should have.
+    fn mend(&mut self, dir: &Level, path: &Path, name: &[u8], from: &Attr, have: &HostStat) -> Step<()> {
+        let open = || host::open_at(dir.target.as_fd(), name, OFlags::empty()).ok();
+        let file = (from.kind == FileKind::File).then(open).flatten();
+        let mut flags = Flagged::of(file.as_ref().map(AsFd::as_fd));
+        let mut changed = self.attributes(from, have, dir.target.as_fd(), name, &mut flags)?;
+        if (have.atime, have.mtime) != (from.atime, from.mtime) {
+            flags.free();
+            self.set_times(dir, name, from)?;
+        }
+        if from.kind == FileKind::File {
+            if from.links > 1 && from.flags != flags.had {
+                self.flags_last.push((path.to_path_buf(), from.flags));
+            }
+            let now = if from.links > 1 { flags.had } else { from.flags };
+            changed |= self.flag(&mut flags, now);
+        }
+        self.tally.summary.attributes_changed_count += u64::from(changed);
+        Ok(())
+    }
+
     /// Whether what is there is what should be there. What shares its inode with another name must do so in the pool.
     fn is_equal(&self, from: &Attr, have: &HostStat, dir: &Level, name: &[u8]) -> bool {
         let alone = have.links == 1 || (from.links > 1 && !self.claimed.contains(&have.id));
@@ -265,7 +304,7 @@ impl Export<'_> {
         match existing {
             Some(have) if have.kind == FileKind::Directory => {}
             _ => {
-                remove(dir, name, existing)?;
+                make_room(dir, name, existing)?;
                 rustix::fs::mkdirat(&dir.target, name, Mode::RWXU)?;
             }
         }
@@ -276,7 +315,7 @@ impl Export<'_> {
             rustix::fs::fchmod(&target, Mode::from_raw_mode(have.mode | 0o700))?;
         }
         if self.one_subvolume && slot(from.ino) != slot(dir.from.ino) {
-            return Ok(Level { from, target, entries: Vec::new().into_iter() });
+            return Ok(Level { from, target, entries: Vec::new().into_iter(), had: Cell::default() });
         }
         self.level(from, target)
     }
@@ -284,8 +323,9 @@ impl Export<'_> {
     fn link(&mut self, dir: &Level, name: &[u8], first: &Path, existing: Option<HostStat>) -> Step<()> {
         let wanted = host::stat_at(self.root.as_fd(), first.as_os_str().as_bytes())?;
         if existing.is_none_or(|have| have.id != wanted.id) {
-            remove(dir, name, existing)?;
-            rustix::fs::linkat(&self.root, first, &dir.target, name, AtFlags::empty())?;
+            make_room(dir, name, existing)?;
+            let link = || rustix::fs::linkat(&self.root, first, &dir.target, name, AtFlags::empty());
+            freed(self.root.as_fd(), first.as_os_str().as_bytes(), link)?;
         }
         self.tally.summary.hard_links_count += 1;
         Ok(())
@@ -315,16 +355,24 @@ impl Export<'_> {
             }
         };
         let have = host::stat_of(&target)?;
-        self.attributes(from, &have, dir.target.as_fd(), name)?;
+        // It may have some from its directory.
+        let mut flags = Flagged::of(Some(target.as_fd()));
+        self.attributes(from, &have, dir.target.as_fd(), name, &mut flags)?;
         if path.as_os_str().len() > PATH_BYTES_MAX {
             // Too deep to be found again by its path: on its own.
             rustix::fs::fsync(&target)?;
-            return self.set_times(dir, name, from);
+            self.set_times(dir, name, from)?;
+            self.flag(&mut flags, from.flags);
+            return Ok(());
         }
+        let flags = (from.flags != flags.now).then_some(from.flags);
+        let (now, last) = if from.links > 1 { (None, flags) } else { (flags, None) };
+        self.flags_last.extend(last.map(|flags| (path.to_path_buf(), flags)));
         if self.waiting.is_empty() {
             self.waiting_since = Instant::now();
         }
-        self.waiting.push(Waiting { path: path.to_path_buf(), atime: from.atime, mtime: from.mtime });
+        let (atime, mtime) = (from.atime, from.mtime);
+        self.waiting.push(Waiting { path: path.to_path_buf(), atime, mtime, flags: now });
         if self.waiting.len() >= WAITING_FILES_MAX
             || self.waiting_bytes >= WAITING_BYTES_MAX
             || self.waiting_since.elapsed() >= self.waiting_time_max
@@ -388,7 +436,7 @@ impl Export<'_> {
             rustix::fs::mknodat(&dir.target, name, kind, mode, host::device_number(from.rdev))?;
         }
         let have = host::stat_at(dir.target.as_fd(), name)?;
-        self.attributes(from, &have, dir.target.as_fd(), name)?;
+        self.attributes(from, &have, dir.target.as_fd(), name, &mut Flagged::of(None))?;
         self.set_times(dir, name, from)
     }
 
@@ -411,8 +459,25 @@ impl Export<'_> {
                 let error = format!("its times cannot be set: {}", std::io::Error::from(errno));
                 self.tally.problem(&file.path, error);
             }
+            if let Some(flags) = file.flags {
+                self.flag_at(&file.path, flags);
+            }
         }
         Ok(())
+    }
+
+    /// Sets flags, and gives whether they were others before.
+    fn flag(&mut self, flags: &mut Flagged<'_>, wanted: FileFlags) -> bool {
+        if !flags.set(wanted) {
+            self.tally.summary.flags_left_out_count += 1;
+        }
+        flags.now != flags.had
+    }
+
+    /// The same of what is at `path` below the target.
+    fn flag_at(&mut self, path: &Path, wanted: FileFlags) {
+        let file = host::open_at(self.root.as_fd(), path.as_os_str().as_bytes(), OFlags::empty()).ok();
+        self.flag(&mut Flagged::of(file.as_ref().map(AsFd::as_fd)), wanted);
     }
 
     /// Gives what is there owner, bits and extended attributes, where they differ. Gives whether any did.
@@ -420,30 +485,39 @@ impl Export<'_> {
         &mut self,
         from: &Attr,
         have: &HostStat,
-        dir: std::os::fd::BorrowedFd<'_>,
+        dir: BorrowedFd<'_>,
         name: &[u8],
+        flags: &mut Flagged<'_>,
     ) -> Step<bool> {
         let mut changed = false;
         if (from.uid, from.gid) != (have.uid, have.gid) {
             if self.superuser {
                 let (user, group) = (Uid::from_raw(from.uid), Gid::from_raw(from.gid));
+                flags.free();
                 rustix::fs::chownat(dir, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
                 changed = true;
             } else {
                 self.owners_left_out = true;
             }
         }
-        changed |= self.xattrs(from, dir, name)?;
+        changed |= self.xattrs(from, dir, name, flags)?;
         // Last: a new owner and an access list change the bits.
         let have = if changed { host::stat_at(dir, name)? } else { *have };
         if from.kind != FileKind::Symlink && from.mode != have.mode {
+            flags.free();
             rustix::fs::chmodat(dir, name, Mode::from_raw_mode(from.mode), AtFlags::empty())?;
             changed = true;
         }
         Ok(changed)
     }
 
-    fn xattrs(&mut self, from: &Attr, dir: std::os::fd::BorrowedFd<'_>, name: &[u8]) -> Step<bool> {
+    fn xattrs(
+        &mut self,
+        from: &Attr,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        flags: &mut Flagged<'_>,
+    ) -> Step<bool> {
         let mut wanted: Vec<Xattr> = Vec::new();
         for xattr in self.filesystem.listxattr(from.ino).map_err(unreadable)? {
             let value = self.filesystem.getxattr(from.ino, &xattr).map_err(unreadable)?;
@@ -454,11 +528,13 @@ impl Export<'_> {
         for (xattr, _) in &have {
             // What the system puts on files itself is its own business.
             if !xattr.starts_with(b"security.") && wanted.iter().all(|(wanted, _)| wanted != xattr) {
+                flags.free();
                 host::remove_xattr(dir, name, xattr)?;
                 changed = true;
             }
         }
         for xattr in wanted.iter().filter(|xattr| !have.contains(xattr)) {
+            flags.free();
             match host::set_xattr(dir, name, xattr) {
                 Ok(()) => changed = true,
                 Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSPC | Errno::RANGE | Errno::TOOBIG) => {
@@ -477,13 +553,35 @@ fn slot(ino: InodeId) -> u64 {
 }
 
 /// Makes room for `name`.
-fn remove(dir: &Level, name: &[u8], existing: Option<HostStat>) -> Step<()> {
-    match existing {
-        None => Ok(()),
-        Some(have) if have.kind == FileKind::Directory => Err(Trouble::Entry(
+fn make_room(dir: &Level, name: &[u8], existing: Option<HostStat>) -> Step<()> {
+    if existing.is_some_and(|have| have.kind == FileKind::Directory) {
+        return Err(Trouble::Entry(
             "there is a directory in its place; remove that, or export to another place".to_owned(),
-        )),
-        Some(_) => Ok(rustix::fs::unlinkat(&dir.target, name, AtFlags::empty())?),
+        ));
+    }
+    if dir.had.get().is_none() {
+        let mut flags = Flagged::of(Some(dir.target.as_fd()));
+        dir.had.set(Some(flags.had));
+        flags.free();
+    }
+    let unlink = || rustix::fs::unlinkat(&dir.target, name, AtFlags::empty());
+    existing.map_or(Ok(()), |_| freed(dir.target.as_fd(), name, unlink))
+}
+
+/// Gives `name` in `dir` another name, or takes it away, whatever its flags.
+fn freed(dir: BorrowedFd<'_>, name: &[u8], change: impl Fn() -> Result<(), Errno>) -> Step<()> {
+    match change() {
+        // To open anything else may have effects of its own, and that has no flags.
+        Err(Errno::PERM) if host::stat_at(dir, name).is_ok_and(|have| have.kind == FileKind::File) => {
+            let file = host::open_at(dir, name, OFlags::empty())?;
+            let mut flags = Flagged::of(Some(file.as_fd()));
+            flags.free();
+            let changed = change();
+            // It may have other names.
+            flags.set(flags.had);
+            Ok(changed?)
+        }
+        result => Ok(result?),
     }
 }
 

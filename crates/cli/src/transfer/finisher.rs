@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use varve_fs::{Caller, Filesystem, FsError, InodeId, SetAttr, SetTime, Timestamp};
+use varve_fs::{Caller, FileFlags, Filesystem, FsError, InodeId, SetAttr, SetTime, Timestamp};
 
 /// Files finished together, at most.
 const FILES_PER_BATCH: usize = 2048;
@@ -23,6 +23,8 @@ pub struct Written {
     pub ino: InodeId,
     pub atime: Timestamp,
     pub mtime: Timestamp,
+    /// What it gets when it has its times: they may forbid any other change.
+    pub flags: Option<FileFlags>,
 }
 
 /// The thread, and the batch that gathers.
@@ -94,6 +96,9 @@ fn run(filesystem: &Filesystem, interval: Duration, batches: &Receiver<Vec<Writt
                 ..SetAttr::default()
             };
             filesystem.setattr(Caller::ROOT, file.ino, times)?;
+            if let Some(flags) = file.flags {
+                filesystem.set_flags(Caller::ROOT, file.ino, flags)?;
+            }
         }
         if committed.elapsed() >= interval {
             filesystem.commit(filesystem.position())?;

@@ -4,15 +4,25 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{AtFlags, FileType, IFlags, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
-use varve_fs::{FileKind, Timestamp};
+use varve_fs::{FileFlags, FileKind, Timestamp};
 
 /// Longest value and longest list of names the kernel gives (XATTR_SIZE_MAX, XATTR_LIST_MAX).
 const XATTR_BYTES_MAX: usize = 64 << 10;
 /// Attributes a pool can keep.
 const NAMESPACES: [&[u8]; 5] =
     [b"user.", b"trusted.", b"security.", b"system.posix_acl_access", b"system.posix_acl_default"];
+
+/// Flags of chattr(1) that a pool keeps. Those that forbid changes come last.
+const FLAGS: [(IFlags, FileFlags); 6] = [
+    (IFlags::NODUMP, FileFlags::NO_DUMP),
+    (IFlags::NOATIME, FileFlags::NO_ACCESS_TIME),
+    (IFlags::SYNC, FileFlags::DURABLE),
+    (IFlags::DIRSYNC, FileFlags::DURABLE_NAMES),
+    (IFlags::APPEND, FileFlags::APPEND_ONLY),
+    (IFlags::IMMUTABLE, FileFlags::IMMUTABLE),
+];
 
 /// Name and value.
 pub type Xattr = (Vec<u8>, Vec<u8>);
@@ -170,6 +180,60 @@ pub fn set_xattr(dir: BorrowedFd<'_>, name: &[u8], xattr: &Xattr) -> Result<(), 
 /// Removes one attribute.
 pub fn remove_xattr(dir: BorrowedFd<'_>, name: &[u8], xattr: &[u8]) -> Result<(), Errno> {
     rustix::fs::lremovexattr(through_proc(dir, name), xattr)
+}
+
+/// The flags of an open file or directory. `None`: it has none where it lies, or they cannot be told.
+pub fn flags(file: BorrowedFd<'_>) -> Option<FileFlags> {
+    let bits = rustix::fs::ioctl_getflags(file).ok()?;
+    let there = FLAGS.iter().filter(|(bit, _)| bits.contains(*bit));
+    Some(there.fold(FileFlags::NONE, |flags, (_, flag)| flags | *flag))
+}
+
+/// The flags of what is there, which may have to be taken away while it is changed.
+pub struct Flagged<'a> {
+    /// `None`: it can have none.
+    file: Option<BorrowedFd<'a>>,
+    /// Before anything was done.
+    pub had: FileFlags,
+    pub now: FileFlags,
+}
+
+impl<'a> Flagged<'a> {
+    /// Asks what is open; nothing is known of what is not.
+    pub fn of(file: Option<BorrowedFd<'a>>) -> Flagged<'a> {
+        let flags = file.and_then(flags);
+        let had = flags.unwrap_or(FileFlags::NONE);
+        Flagged { file: file.filter(|_| flags.is_some()), had, now: had }
+    }
+
+    /// Takes away what forbids changes. Where that is refused, so is the change.
+    pub fn free(&mut self) {
+        if self.now.intersects(FileFlags::PROTECTING) {
+            self.set(self.now.without(FileFlags::PROTECTING));
+        }
+    }
+
+    /// Sets these flags, or those of them that are taken; then false. Such as no pool keeps stay as they are.
+    pub fn set(&mut self, wanted: FileFlags) -> bool {
+        if wanted == self.now {
+            return true;
+        }
+        let Some(file) = self.file else { return false };
+        let Ok(bits) = rustix::fs::ioctl_getflags(file) else { return false };
+        let mut kept = FLAGS.iter().fold(bits, |bits, (bit, _)| bits.difference(*bit));
+        let asked = || FLAGS.iter().filter(|(_, flag)| wanted.intersects(*flag)).map(|(bit, _)| *bit);
+        let all = asked().fold(kept, IFlags::union);
+        if rustix::fs::ioctl_setflags(file, all).is_err() {
+            // One after the other.
+            for bit in asked() {
+                if rustix::fs::ioctl_setflags(file, kept.union(bit)).is_ok() {
+                    kept = kept.union(bit);
+                }
+            }
+        }
+        self.now = flags(file).unwrap_or(self.now);
+        wanted == self.now
+    }
 }
 
 /// Access and modification time as the kernel takes them.

@@ -5,8 +5,13 @@
 //! file's time is set after its contents are in the log ([`super::finisher`]). Attributes are compared and mended one by
 //! one, also of what is equal. What differs is removed and copied anew; what the source does not have stays.
 //!
+//! **Flags come last** (chattr): of a file when it has its times, of a directory when all that is in it is there, of a file with
+//! several names when everything is. What an earlier import has made immutable or append only is freed of that while something
+//! of it is changed, and no sooner; if this ends then, the next import sets it again.
+//!
 //! Nothing is synced on the way but a commit every few seconds; one commit at the end makes everything durable.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,8 +25,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::fs::OFlags;
 use varve_device::OpenMode;
 use varve_fs::{
-    Attr, Caller, FileKind, Filesystem, FsError, InodeId, OpenOptions, ROOT_INODE, SetAttr, SetTime,
-    StoreOptions, XattrMode,
+    Attr, Caller, FileFlags, FileKind, Filesystem, FsError, InodeId, OpenOptions, ROOT_INODE, SetAttr,
+    SetTime, StoreOptions, XattrMode,
 };
 
 use super::finisher::{Finisher, Written};
@@ -95,6 +100,7 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
         finisher,
         links: HashMap::new(),
         claimed: HashSet::new(),
+        flags_last: Vec::new(),
         pool_file,
         one_file_system: args.one_file_system.then_some(stat.id.0),
         buffer: vec![0; PIECE_BYTES],
@@ -103,7 +109,10 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
     let copied = import.target(&place).and_then(|target| import.tree(&args.dir, source, stat, target, &stop));
     import.tally.progress.note("making it durable");
     // Whatever happened: what was copied is finished, made durable, and the pool closed.
-    let written = import.finisher.end().map_err(anyhow::Error::from);
+    let flags_last = std::mem::take(&mut import.flags_last);
+    let mut flag = |(ino, flags)| filesystem.set_flags(Caller::ROOT, ino, flags);
+    let written = import.finisher.end().and_then(|()| flags_last.into_iter().try_for_each(&mut flag));
+    let written = written.map_err(anyhow::Error::from);
     let closed = filesystem.close().with_context(|| format!("closing {} failed", place.pool.shown()));
     let result = match (copied, written) {
         // The thread's error is why handing over failed.
@@ -130,6 +139,8 @@ struct Level {
     stat: HostStat,
     target: Target,
     names: IntoIter<Vec<u8>>,
+    /// The target's flags before something in it was changed, once something is.
+    had: Cell<Option<FileFlags>>,
 }
 
 struct Import {
@@ -140,6 +151,8 @@ struct Import {
     links: HashMap<(u64, u64), (InodeId, u64)>,
     /// Inodes of the pool with several names that some file of the source has become.
     claimed: HashSet<InodeId>,
+    /// Files with several names, and the flags they get when all of them are there.
+    flags_last: Vec<(InodeId, FileFlags)>,
     /// The pool itself, should it lie in the tree.
     pool_file: Option<(u64, u64)>,
     one_file_system: Option<u64>,
@@ -203,7 +216,7 @@ impl Import {
 
     fn level(&self, source: OwnedFd, stat: HostStat, target: Target) -> Step<Level> {
         let names = host::names(&source)?.into_iter();
-        Ok(Level { source, stat, target, names })
+        Ok(Level { source, stat, target, names, had: Cell::default() })
     }
 
     /// Everything in a directory is there: now its own attributes, so that nothing made in it inherits from them or
@@ -211,7 +224,10 @@ impl Import {
     fn leave(&mut self, level: &Level) -> Step<()> {
         self.tally.summary.directories_count += 1;
         let attr = self.filesystem.getattr(level.target.ino)?;
-        let changed = self.attributes(attr, &level.stat, level.source.as_fd(), b".", true)?;
+        let had = level.had.get().unwrap_or(attr.flags);
+        let flags = host::flags(level.source.as_fd()).unwrap_or(had);
+        let changed = self.attributes(attr, &level.stat, level.source.as_fd(), b".", Some(flags))?;
+        let changed = changed || flags != had;
         self.count_changed(changed && !level.target.fresh);
         Ok(())
     }
@@ -245,14 +261,43 @@ impl Import {
     }
 
     /// Makes room for `name`.
-    fn remove(&self, dir: &Level, name: &[u8], existing: Option<Attr>) -> Step<()> {
-        match existing {
-            None => Ok(()),
-            Some(attr) if attr.kind == FileKind::Directory => Err(Trouble::Entry(
+    fn make_room(&self, dir: &Level, name: &[u8], existing: Option<Attr>) -> Step<()> {
+        if existing.is_some_and(|attr| attr.kind == FileKind::Directory) {
+            return Err(Trouble::Entry(
                 "in the pool this is a directory; remove it there, or import to another place".to_owned(),
-            )),
-            Some(_) => Ok(self.filesystem.unlink(dir.target.ino, name)?),
+            ));
         }
+        if !dir.target.fresh && dir.had.get().is_none() {
+            let mut flags = self.filesystem.getattr(dir.target.ino)?.flags;
+            dir.had.set(Some(flags));
+            self.free(dir.target.ino, &mut flags)?;
+        }
+        existing.map_or(Ok(()), |attr| self.freed(attr, || self.filesystem.unlink(dir.target.ino, name)))
+    }
+
+    /// Takes away what forbids changes of an inode that has these flags.
+    fn free(&self, ino: InodeId, flags: &mut FileFlags) -> Step<()> {
+        if flags.intersects(FileFlags::PROTECTING) {
+            *flags = flags.without(FileFlags::PROTECTING);
+            self.filesystem.set_flags(Caller::ROOT, ino, *flags)?;
+        }
+        Ok(())
+    }
+
+    /// Gives an inode another name, or takes one away, whatever its flags.
+    fn freed<T>(&self, attr: Attr, change: impl FnOnce() -> Result<T, FsError>) -> Step<()> {
+        let mut flags = attr.flags;
+        self.free(attr.ino, &mut flags)?;
+        let changed = change();
+        if flags != attr.flags {
+            match self.filesystem.set_flags(Caller::ROOT, attr.ino, attr.flags) {
+                // That was its last name.
+                Err(FsError::NotFound) => {}
+                result => result?,
+            }
+        }
+        changed?;
+        Ok(())
     }
 
     fn directory(
@@ -266,14 +311,14 @@ impl Import {
         if let Some(attr) = existing.filter(|attr| attr.kind == FileKind::Directory) {
             return self.open_level(source, *stat, Target { ino: attr.ino, fresh: false });
         }
-        self.remove(dir, name, existing)?;
+        self.make_room(dir, name, existing)?;
         let made = self.filesystem.mkdir(caller(stat), dir.target.ino, name, stat.mode)?;
         self.open_level(source, *stat, Target { ino: made.ino, fresh: true })
     }
 
     fn open_level(&self, source: OwnedFd, stat: HostStat, target: Target) -> Step<Level> {
         if self.one_file_system.is_some_and(|device| device != stat.id.0) {
-            return Ok(Level { source, stat, target, names: Vec::new().into_iter() });
+            return Ok(Level { source, stat, target, names: Vec::new().into_iter(), had: Cell::default() });
         }
         self.level(source, stat, target)
     }
@@ -288,8 +333,9 @@ impl Import {
                 self.links.remove(&stat.id);
             }
             if existing.is_none_or(|attr| attr.ino != first) {
-                self.remove(dir, name, existing)?;
-                self.filesystem.link(first, dir.target.ino, name)?;
+                self.make_room(dir, name, existing)?;
+                let attr = self.filesystem.getattr(first)?;
+                self.freed(attr, || self.filesystem.link(first, dir.target.ino, name))?;
             }
             self.tally.summary.hard_links_count += 1;
             return Ok(());
@@ -297,8 +343,13 @@ impl Import {
         let ino = match existing {
             Some(attr) if self.is_equal(&attr, stat) => {
                 self.tally.summary.files_equal_count += 1;
-                let changed = self.attributes(attr, stat, dir.source.as_fd(), name, true)?;
-                self.count_changed(changed);
+                // What cannot be opened keeps those it has.
+                let source = host::open_at(dir.source.as_fd(), name, OFlags::empty()).ok();
+                let flags = source.and_then(|source| host::flags(source.as_fd())).unwrap_or(attr.flags);
+                let now = if stat.links > 1 { attr.flags } else { flags };
+                let changed = self.attributes(attr, stat, dir.source.as_fd(), name, Some(now))?;
+                self.flags_last.extend((flags != now).then_some((attr.ino, flags)));
+                self.count_changed(changed || flags != attr.flags);
                 attr.ino
             }
             _ => self.copy(dir, name, existing)?,
@@ -328,7 +379,7 @@ impl Import {
                 "it was replaced while it was read; run the same command again".to_owned(),
             ));
         }
-        self.remove(dir, name, existing)?;
+        self.make_room(dir, name, existing)?;
         let attr = self.filesystem.create(caller(&stat), dir.target.ino, name, stat.mode)?;
         let copied = self.contents(&source, &stat, attr.ino);
         if let Err(trouble) = copied {
@@ -336,7 +387,8 @@ impl Import {
             let _ = self.filesystem.unlink(dir.target.ino, name);
             return Err(trouble);
         }
-        self.attributes(attr, &stat, dir.source.as_fd(), name, false)?;
+        self.attributes(attr, &stat, dir.source.as_fd(), name, None)?;
+        let flags = host::flags(source.as_fd()).filter(|flags| *flags != attr.flags);
         let after = host::stat_of(&source)?;
         if (after.size, after.mtime, after.ctime) != (stat.size, stat.mtime, stat.ctime) {
             // Without its time it will be copied anew.
@@ -345,7 +397,9 @@ impl Import {
             ));
         }
         self.tally.summary.files_copied_count += 1;
-        let written = Written { ino: attr.ino, atime: stat.atime, mtime: stat.mtime };
+        let (now, last) = if stat.links > 1 { (None, flags) } else { (flags, None) };
+        self.flags_last.extend(last.map(|flags| (attr.ino, flags)));
+        let written = Written { ino: attr.ino, atime: stat.atime, mtime: stat.mtime, flags: now };
         if !self.finisher.push(written, stat.size) {
             return Err(Trouble::Fatal(anyhow!("the pool failed")));
         }
@@ -399,7 +453,7 @@ impl Import {
         };
         self.count_special(stat);
         let known = equal.is_some();
-        let changed = self.attributes(attr, stat, dir.source.as_fd(), name, true)?;
+        let changed = self.attributes(attr, stat, dir.source.as_fd(), name, Some(attr.flags))?;
         self.count_changed(changed && known);
         Ok(())
     }
@@ -415,7 +469,7 @@ impl Import {
     ) -> Step<()> {
         if let Some((first, _)) = self.links.get(&stat.id).copied() {
             if existing.is_none_or(|attr| attr.ino != first) {
-                self.remove(dir, name, existing)?;
+                self.make_room(dir, name, existing)?;
                 self.filesystem.link(first, dir.target.ino, name)?;
             }
             self.tally.summary.hard_links_count += 1;
@@ -424,7 +478,7 @@ impl Import {
         let attr = self.make_special(dir, name, stat, existing, link)?;
         self.links.insert(stat.id, (attr.ino, stat.links - 1));
         self.count_special(stat);
-        self.attributes(attr, stat, dir.source.as_fd(), name, true).map(drop)
+        self.attributes(attr, stat, dir.source.as_fd(), name, Some(attr.flags)).map(drop)
     }
 
     fn make_special(
@@ -435,7 +489,7 @@ impl Import {
         existing: Option<Attr>,
         link: Option<Vec<u8>>,
     ) -> Step<Attr> {
-        self.remove(dir, name, existing)?;
+        self.make_room(dir, name, existing)?;
         Ok(match link {
             Some(target) => self.filesystem.symlink(caller(stat), dir.target.ino, name, &target)?,
             None => {
@@ -451,17 +505,18 @@ impl Import {
         }
     }
 
-    /// Gives an inode the attributes of `name` in `source`, where they differ; its times too if `times`. Gives whether
-    /// more than times had to be changed.
+    /// Gives an inode the attributes of `name` in `source`, where they differ, and with `flags` its times and then these as well.
+    /// Gives whether more than times and flags had to be changed.
     fn attributes(
         &mut self,
         attr: Attr,
         stat: &HostStat,
         source: std::os::fd::BorrowedFd<'_>,
         name: &[u8],
-        times: bool,
+        flags: Option<FileFlags>,
     ) -> Step<bool> {
         let ino = attr.ino;
+        let mut has = attr.flags;
         let link = stat.kind == FileKind::Symlink;
         let (wanted, others) = host::xattrs(source, name, &mut self.room)?;
         self.tally.summary.xattrs_left_out_count += others;
@@ -470,23 +525,28 @@ impl Import {
         if (attr.uid, attr.gid) != (stat.uid, stat.gid) {
             let mode = (!link).then_some(stat.mode);
             let set = SetAttr { uid: Some(stat.uid), gid: Some(stat.gid), mode, ..SetAttr::default() };
+            self.free(ino, &mut has)?;
             self.filesystem.setattr(Caller::ROOT, ino, set)?;
             changed = true;
         }
         // Also what was just made may have some: a directory's default access control list is inherited.
-        changed |= self.xattrs(ino, &wanted)?;
+        changed |= self.xattrs(ino, &wanted, &mut has)?;
         let now = if changed { self.filesystem.getattr(ino)? } else { attr };
         let mode = (!link && now.mode != stat.mode).then_some(stat.mode);
-        let differ = times && (now.atime, now.mtime) != (stat.atime, stat.mtime);
+        let differ = flags.is_some() && (now.atime, now.mtime) != (stat.atime, stat.mtime);
         if mode.is_some() || differ {
             let atime = differ.then_some(SetTime::At(stat.atime));
             let mtime = differ.then_some(SetTime::At(stat.mtime));
+            self.free(ino, &mut has)?;
             self.filesystem.setattr(
                 Caller::ROOT,
                 ino,
                 SetAttr { mode, atime, mtime, ..SetAttr::default() },
             )?;
             changed |= mode.is_some();
+        }
+        if let Some(flags) = flags.filter(|flags| *flags != has) {
+            self.filesystem.set_flags(Caller::ROOT, ino, flags)?;
         }
         Ok(changed)
     }
@@ -497,10 +557,11 @@ impl Import {
     }
 
     /// Makes `wanted` the extended attributes of an inode. Gives whether anything had to be changed.
-    fn xattrs(&mut self, ino: InodeId, wanted: &[Xattr]) -> Step<bool> {
+    fn xattrs(&mut self, ino: InodeId, wanted: &[Xattr], has: &mut FileFlags) -> Step<bool> {
         let mut changed = false;
         for name in self.filesystem.listxattr(ino)? {
             if !wanted.iter().any(|(wanted, _)| *wanted == name) {
+                self.free(ino, has)?;
                 self.filesystem.removexattr(ino, &name)?;
                 changed = true;
             }
@@ -511,6 +572,7 @@ impl Import {
                 Ok(_) | Err(FsError::NoAttribute) => {}
                 Err(error) => return Err(error.into()),
             }
+            self.free(ino, has)?;
             self.filesystem.setxattr(ino, name, value, XattrMode::Set).map_err(|error| {
                 Trouble::Entry(format!("its attribute {} cannot be kept: {error}", escape(name)))
             })?;

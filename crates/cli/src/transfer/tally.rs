@@ -50,6 +50,7 @@ pub struct Summary {
     pub data_bytes: u64,
     pub attributes_changed_count: u64,
     pub xattrs_left_out_count: u64,
+    pub flags_left_out_count: u64,
     pub errors_count: u64,
     errors: Vec<Problem>,
     elapsed_ns: u64,
@@ -81,6 +82,7 @@ impl Tally {
             data_bytes: 0,
             attributes_changed_count: 0,
             xattrs_left_out_count: 0,
+            flags_left_out_count: 0,
             errors_count: 0,
             errors: Vec::new(),
             elapsed_ns: 0,
@@ -150,6 +152,12 @@ impl Summary {
             text.push_str(&format!(
                 "{} extended attributes were left out: {}\n",
                 self.xattrs_left_out_count, "the target does not take them from this user, or not at all"
+            ));
+        }
+        if self.flags_left_out_count > 0 {
+            let whose = counted(self.flags_left_out_count, "file or directory", "files and directories");
+            text.push_str(&format!(
+                "flags (chattr) of {whose} were left out: the target does not take them from this user, or not at all\n"
             ));
         }
         match self.errors_count {

@@ -65,6 +65,7 @@ enum Step {
     Attributes(u64, String, Vec<String>),
     XattrSet(u64, String, Bytes),
     XattrRemoved(u64, String, Bytes),
+    Flags(u64, String, String),
     Deleted(u64, String),
 }
 
@@ -112,6 +113,7 @@ pub fn page(
         Change::XattrRemoved { inode, kind: what, name } => {
             Step::XattrRemoved(inode, kind(what), Bytes(name))
         }
+        Change::Flags { inode, kind: what, flags } => Step::Flags(inode, kind(what), flags.letters()),
         Change::Deleted { inode, kind: what } => Step::Deleted(inode, kind(what)),
     };
     let steps = page.changes.into_iter().map(step).collect();
@@ -228,6 +230,7 @@ struct Inode {
     data: Vec<Range>,
     attributes: Vec<String>,
     xattrs: BTreeMap<Vec<u8>, &'static str>,
+    flags: Option<String>,
 }
 
 /// A range of a file's data, as `varve diff --json` shows it.
@@ -259,6 +262,8 @@ struct Listed {
     attributes: Vec<String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     xattrs: BTreeMap<String, &'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flags: Option<String>,
 }
 
 /// All that was changed.
@@ -284,6 +289,7 @@ impl Differences {
                 | Step::Attributes(inode, ..)
                 | Step::XattrSet(inode, ..)
                 | Step::XattrRemoved(inode, ..)
+                | Step::Flags(inode, ..)
                 | Step::Deleted(inode, _) => *inode,
             };
             let of = self.inodes.entry(inode).or_default();
@@ -315,6 +321,7 @@ impl Differences {
                     of.kind = kind;
                     of.xattrs.insert(name.0, "removed");
                 }
+                Step::Flags(_, kind, letters) => (of.kind, of.flags) = (kind, Some(letters)),
             }
         }
         page.next
@@ -357,6 +364,7 @@ impl Differences {
                 data: inode.data.clone(),
                 attributes: inode.attributes.clone(),
                 xattrs: inode.xattrs.iter().map(|(name, what)| (escape(name), *what)).collect(),
+                flags: inode.flags.clone(),
             };
             out.push((path, listed));
         }
@@ -372,7 +380,7 @@ fn text(all: &[Listed]) -> String {
         let modified = inode.change == "modified";
         let only_times = inode.attributes.iter().all(|name| *name == "mtime");
         let quiet = inode.links_added.is_empty() && inode.links_removed.is_empty() && inode.xattrs.is_empty();
-        let quiet = quiet && inode.data.is_empty() && inode.size_bytes.is_none();
+        let quiet = quiet && inode.data.is_empty() && inode.size_bytes.is_none() && inode.flags.is_none();
         let nothing = inode.kind == "directory" || inode.attributes.is_empty();
         if modified && only_times && quiet && nothing {
             continue;
@@ -399,6 +407,10 @@ fn text(all: &[Listed]) -> String {
             // A name that says something else is told from a note.
             let named = |(name, what): (&String, &&str)| format!("{} {what}", name.replace(' ', "\\x20"));
             notes.extend(inode.xattrs.iter().map(named));
+            notes.extend(inode.flags.iter().map(|letters| match letters.as_str() {
+                "" => "no flags".to_owned(),
+                letters => format!("flags {letters}"),
+            }));
         }
         notes.extend(inode.links_added.iter().map(|path| format!("also {path}")));
         notes.extend(inode.links_removed.iter().map(|path| format!("no longer {path}")));

@@ -133,6 +133,10 @@ fn keys_of_mounted_pools_are_documented() {
     fs::hard_link(mount.path("sub/changed"), mount.path("sub/linked")).expect("a link");
     fs::rename(mount.path("sub/renamed"), mount.path("sub/new")).expect("a rename");
     fs::remove_file(mount.path("sub/gone")).expect("a file");
+    let new = fs::File::open(mount.path("sub/new")).expect("a file");
+    // Where the kernel can.
+    let flagged = rustix::fs::ioctl_setflags(&new, rustix::fs::IFlags::NODUMP).is_ok();
+    drop(new);
     mount.sync();
     let json = |words: &[&str]| {
         let mut command = varve(&[words[0], "--json"]);
@@ -143,7 +147,8 @@ fn keys_of_mounted_pools_are_documented() {
     assert_eq!(pages.hold(&said, &["varve subvolume list"]), pages.section(&["varve subvolume list"]));
     let said = json(&["extents", "MNT/sub/changed"]);
     assert_eq!(pages.hold(&said, &["varve extents"]), pages.section(&["varve extents"]));
-    pages.hold(&json(&["diff", "MNT/old", "MNT/sub"]), &["varve diff"]);
+    let found = pages.hold(&json(&["diff", "MNT/old", "MNT/sub"]), &["varve diff"]);
+    assert_eq!(found.contains("[].flags"), flagged);
     // So that there is a log, and nothing changes it.
     mount.kill();
     let inspect = |words: &[&str]| succeed(varve(&["inspect", "--json"]).arg(&pool).args(words));

@@ -11,6 +11,7 @@ mod cost;
 mod crash;
 mod directory;
 mod durable;
+mod flags;
 mod forks;
 mod frozen;
 mod full;

@@ -41,7 +41,7 @@ impl Touch {
 
 /// Refuses to take a name from what must not change, or to give it another.
 pub(super) fn require_unprotected(record: &InodeRecord) -> Result<()> {
-    let protected = FileFlags::of(record).intersects(FileFlags::IMMUTABLE | FileFlags::APPEND_ONLY);
+    let protected = FileFlags::of(record).intersects(FileFlags::PROTECTING);
     if protected { Err(FsError::NotPermitted) } else { Ok(()) }
 }
 
@@ -110,7 +110,7 @@ impl Core {
                 InodeKind::File if !flags.intersects(FileFlags::DURABLE_NAMES) => {}
                 _ => return Err(FsError::NotSupported),
             }
-            if caller.uid != 0 && differ.intersects(FileFlags::IMMUTABLE | FileFlags::APPEND_ONLY) {
+            if caller.uid != 0 && differ.intersects(FileFlags::PROTECTING) {
                 return Err(FsError::NotPermitted);
             }
             record.flags = record.flags & !INODE_FLAGS_SETTABLE | flags.stored();

@@ -25,7 +25,8 @@ pub(super) fn whole(f: &Fixture, old: InodeId, new: InodeId, changes_max: usize)
                 | Change::Data { inode, .. }
                 | Change::Attributes { inode, .. }
                 | Change::XattrSet { inode, .. }
-                | Change::XattrRemoved { inode, .. } => (None, Some(inode)),
+                | Change::XattrRemoved { inode, .. }
+                | Change::Flags { inode, .. } => (None, Some(inode)),
                 Change::Created { .. } | Change::Deleted { .. } => (None, None),
             };
             assert!(old_path.is_none_or(|wanted| page.old_paths.iter().any(|(inode, _)| inode == wanted)));
@@ -71,7 +72,9 @@ pub(super) fn apply(f: &Fixture, mut tree: Tree, new: InodeId, changes: &[Change
                 let range = *offset as usize..(*offset + *len) as usize;
                 tree.nodes.get_mut(inode).unwrap().data[range].copy_from_slice(&bytes);
             }
-            Change::Attributes { inode, .. } => assert!(tree.nodes.contains_key(inode), "{change:?}"),
+            Change::Attributes { inode, .. } | Change::Flags { inode, .. } => {
+                assert!(tree.nodes.contains_key(inode), "{change:?}");
+            }
             Change::XattrSet { inode, name, value, .. } => {
                 let attributes = &mut tree.nodes.get_mut(inode).unwrap().attributes;
                 let old = attributes.insert(name.clone(), value.clone());
@@ -127,6 +130,7 @@ fn each_kind() {
             | Change::Attributes { inode, .. }
             | Change::XattrSet { inode, .. }
             | Change::XattrRemoved { inode, .. }
+            | Change::Flags { inode, .. }
             | Change::Deleted { inode, .. } => *inode == wanted,
         };
         changes.iter().filter(named).cloned().collect::<Vec<_>>()
@@ -202,4 +206,46 @@ fn each_kind() {
     let other = f.fs.create_subvolume(Caller::ROOT, ROOT, b"other", 0o755).unwrap().ino;
     refused(f.fs.diff(old, other, &[], 10), 22);
     refused(f.fs.diff(old, dir, &[], 10), 22);
+}
+
+// Goal: a change of flags is told, alone or beside others, as the last of its inode, and flags that are there from the beginning
+// are. Method: flags given, taken and left as they are on a file, a directory and the root; a new file with some, and one without.
+#[test]
+fn flags_are_told() {
+    let f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let make = |name: &[u8]| f.fs.create(Caller::ROOT, sub, name, 0o644).unwrap().ino;
+    let set = |ino: InodeId, flags: FileFlags| f.fs.set_flags(Caller::ROOT, ino, flags).unwrap();
+    let (given, taken, left) = (make(b"given"), make(b"taken"), make(b"left"));
+    let dir = f.mkdir(sub, b"dir");
+    set(taken, FileFlags::IMMUTABLE);
+    set(left, FileFlags::IMMUTABLE);
+    let old = f.fs.snapshot(sub, ROOT, b"old", true, false).unwrap();
+    let written = make(b"written");
+    f.write(written, 0, b"x");
+    set(given, FileFlags::IMMUTABLE | FileFlags::NO_DUMP);
+    set(taken, FileFlags::NONE);
+    // There and back: its record is another one, and says the same but for its time.
+    set(left, FileFlags::NONE);
+    set(left, FileFlags::IMMUTABLE);
+    set(dir, FileFlags::ALL);
+    make(b"plain");
+    set(written, FileFlags::APPEND_ONLY);
+    set(sub, FileFlags::DURABLE);
+    let changes = whole(&f, old, sub, 3).unwrap();
+    let local = |ino: InodeId| ino.0 & ((1 << 43) - 1);
+    let told = |ino: InodeId, flags: FileFlags| {
+        let kind = f.fs.getattr(ino).unwrap().kind;
+        Change::Flags { inode: local(ino), kind, flags }
+    };
+    let last: Vec<Change> = changes[changes.len() - 5..].to_vec();
+    let expected = [
+        told(sub, FileFlags::DURABLE),
+        told(given, FileFlags::IMMUTABLE | FileFlags::NO_DUMP),
+        told(taken, FileFlags::NONE),
+        told(dir, FileFlags::ALL),
+        told(written, FileFlags::APPEND_ONLY),
+    ];
+    assert_eq!(last, expected);
+    assert_eq!(changes.iter().filter(|change| matches!(change, Change::Flags { .. })).count(), 5);
 }

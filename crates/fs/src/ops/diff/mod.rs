@@ -16,6 +16,7 @@ use varve_format::record::inode::{InodeKind, InodeRecord};
 use varve_format::record::name::NamePosition;
 
 use self::side::{Side, entry, number, record};
+use crate::api::FileFlags;
 use crate::changes::{Change, DiffPage};
 use crate::core::Core;
 use crate::subvolume::Slot;
@@ -27,7 +28,8 @@ const UNLINKED: u8 = 1;
 const LINKED: u8 = 2;
 const CONTENTS: u8 = 3;
 const XATTRS: u8 = 4;
-const DELETED: u8 = 5;
+/// Inodes that are gone, and flags that have changed.
+const LAST: u8 = 5;
 const PHASES: u8 = 6;
 
 /// Places looked at in a page, at most.
@@ -138,9 +140,17 @@ impl Diff {
                 let rdev = if device { new.rdev } else { 0 };
                 self.page.changes.push(Change::Created { inode: first, kind: new.kind, rdev });
             }
-            (DELETED, Some(old), None) => {
+            (LAST, Some(old), None) => {
                 let kind = record(first, old)?.kind;
                 self.page.changes.push(Change::Deleted { inode: first, kind });
+            }
+            (LAST, old, Some(new)) => {
+                let old = old.map(|old| record(first, old)).transpose()?;
+                let new = record(first, new)?;
+                let flags = FileFlags::of(&new);
+                if flags != old.as_ref().map_or(FileFlags::NONE, FileFlags::of) {
+                    self.page.changes.push(Change::Flags { inode: first, kind: new.kind, flags });
+                }
             }
             (CONTENTS, old, Some(new)) => {
                 let old = old.map(|old| record(first, old)).transpose()?;
@@ -299,7 +309,8 @@ impl Diff {
                 | Change::Data { inode, .. }
                 | Change::Attributes { inode, .. }
                 | Change::XattrSet { inode, .. }
-                | Change::XattrRemoved { inode, .. } => new.insert(*inode),
+                | Change::XattrRemoved { inode, .. }
+                | Change::Flags { inode, .. } => new.insert(*inode),
                 Change::Created { .. } | Change::Deleted { .. } => false,
             };
         }
