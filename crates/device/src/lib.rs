@@ -44,6 +44,15 @@ pub enum Request<'a> {
     },
 }
 
+/// What came of a discard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Discarded {
+    /// The device has taken the bytes back.
+    Done,
+    /// It cannot, or what is below it: nothing has changed, and nothing is wrong.
+    NotSupported,
+}
+
 /// A block device or something that behaves like one.
 pub trait Device: Send + Sync + 'static {
     /// Usable size, a multiple of [`ALIGN_BYTES`].
@@ -59,8 +68,9 @@ pub trait Device: Send + Sync + 'static {
     /// was written before it began, whatever another one reports.
     fn flush(&self) -> Result<(), DeviceError>;
 
-    /// Tells the device that these bytes are no longer needed. Reading them afterwards may give anything.
-    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError>;
+    /// Tells the device that these bytes are no longer needed. Until they are written again reading them may give anything,
+    /// also after a crash, flushed or not. Says whether the device knows how to do that.
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError>;
 
     /// What has been done so far.
     fn stats(&self) -> StatsSnapshot;
@@ -94,7 +104,7 @@ impl<D: Device + ?Sized> Device for std::sync::Arc<D> {
         (**self).flush()
     }
 
-    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError> {
         (**self).discard(offset, len_bytes)
     }
 

@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 
 use crate::error::Operation;
 use crate::request::check_range;
-use crate::{ALIGN_BYTES, Counters, Device, DeviceError, Request, StatsSnapshot};
+use crate::{ALIGN_BYTES, Counters, Device, DeviceError, Discarded, Request, StatsSnapshot};
 
 const PAGE_BYTES: usize = 64 << 10;
 
@@ -111,7 +111,7 @@ impl Device for MemoryDevice {
         Ok(())
     }
 
-    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError> {
         check_range(Operation::Discard, offset, len_bytes, self.size_bytes, || self.name())?;
         let mut pages = self.pages.write();
         let mut at = offset;
@@ -127,7 +127,7 @@ impl Device for MemoryDevice {
             at += part as u64;
         }
         self.counters.record(Operation::Discard, len_bytes, Duration::ZERO, true);
-        Ok(())
+        Ok(Discarded::Done)
     }
 
     fn stats(&self) -> StatsSnapshot {

@@ -1,6 +1,6 @@
 //! Walks along a recording and cuts crash images: what the medium could hold if power failed here.
 //!
-//! Invariants: `durable` holds exactly the writes that a returned flush covers; every other write issued so
+//! Invariants: `durable` holds exactly the writes and discards that a returned flush covers; every other write issued so
 //! far is in `completed` or `in_flight`. Feeding is linear in the events, cutting in the pending writes.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -83,7 +83,8 @@ pub enum Fate {
     Keep,
     /// None of it is.
     Drop,
-    /// Some of its sectors are.
+    /// Some of its sectors are. Of a discard: and they were taken after all writes in doubt, later ones of the same place
+    /// too. A device owes nobody an order before the flush.
     Tear(SectorSet),
 }
 
@@ -205,8 +206,15 @@ impl CrashCutter {
     /// The image in which each pending write has the fate that `choose(index, write)` gives it.
     pub fn image_with(&self, mut choose: impl FnMut(usize, &PendingWrite) -> Fate) -> Image {
         let mut image = self.durable.clone();
+        let mut late = Vec::new();
         for (index, pending) in self.pending().enumerate() {
-            apply(&mut image, pending, &choose(index, pending));
+            match choose(index, pending) {
+                fate @ Fate::Tear(_) if pending.write.is_discard => late.push((pending, fate)),
+                fate => apply(&mut image, pending, &fate),
+            }
+        }
+        for (pending, fate) in late {
+            apply(&mut image, pending, &fate);
         }
         image
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::Rng;
 use crate::cutter::CrashCutter;
 use crate::image::{PAGE_BYTES, Page};
 
@@ -9,7 +10,7 @@ use crate::image::{PAGE_BYTES, Page};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CrashPoint(pub usize);
 
-/// A write of whole pages. Cheap to clone: images share its pages.
+/// A write of whole pages, or a discard, which is one of bytes nobody expects. Cheap to clone: images share its pages.
 #[derive(Debug, Clone)]
 pub struct WriteEvent {
     /// Writes of one group are in flight together.
@@ -18,6 +19,8 @@ pub struct WriteEvent {
     pub offset: u64,
     /// The bytes.
     pub pages: Arc<[Arc<Page>]>,
+    /// Whether nobody wrote these bytes: they were discarded.
+    pub is_discard: bool,
 }
 
 impl WriteEvent {
@@ -25,15 +28,20 @@ impl WriteEvent {
     #[must_use]
     pub fn new(group: u64, offset: u64, bytes: &[u8]) -> Self {
         let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();
-        Self { group, offset, pages: pages.iter().map(|page| Arc::new(*page)).collect() }
+        let pages = pages.iter().map(|page| Arc::new(*page)).collect();
+        Self { group, offset, pages, is_discard: false }
     }
 
-    /// A discard, as a write of bytes nobody expects: whoever reads discarded space gets [`DISCARDED_BYTE`].
+    /// A discard. What it leaves depends on the place alone, page by page: zeros, [`DISCARDED_BYTE`]s, or noise.
     #[must_use]
     pub fn discard(group: u64, offset: u64, len_bytes: u64) -> Self {
-        let page = Arc::new([DISCARDED_BYTE; PAGE_BYTES]);
-        let pages_count = (len_bytes / PAGE_BYTES as u64) as usize;
-        Self { group, offset, pages: std::iter::repeat_n(page, pages_count).collect() }
+        let first = offset / PAGE_BYTES as u64;
+        let mut rng = Rng::new(first);
+        let noise = Arc::new(std::array::from_fn(|_| rng.next_u64() as u8));
+        let left = [Arc::new([0; PAGE_BYTES]), Arc::new([DISCARDED_BYTE; PAGE_BYTES]), noise];
+        let pages = first..first + len_bytes / PAGE_BYTES as u64;
+        let pages = pages.map(|page| left[Rng::new(page).index(left.len())].clone()).collect();
+        Self { group, offset, pages, is_discard: true }
     }
 
     /// Length in bytes.
@@ -43,13 +51,13 @@ impl WriteEvent {
     }
 }
 
-/// What discarded space reads as.
+/// What some discarded pages read as.
 pub const DISCARDED_BYTE: u8 = 0xd5;
 
 /// Something that happened on a device.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// A write was issued: from here on any part of it may be on the medium.
+    /// A write or discard was issued: from here on any part of it may be on the medium.
     Write(WriteEvent),
     /// All writes of this group have completed. A group with a failed write never does.
     GroupDone {

@@ -6,7 +6,9 @@ use std::ops::Range;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use varve_device::{ALIGN_BYTES, AlignedBuf, Device, DeviceError, Operation, Request, StatsSnapshot};
+use varve_device::{
+    ALIGN_BYTES, AlignedBuf, Device, DeviceError, Discarded, Operation, Request, StatsSnapshot,
+};
 
 use crate::Rng;
 
@@ -238,12 +240,12 @@ impl<D: Device> Device for FaultyDevice<D> {
         if verdict.lose { Ok(()) } else { self.inner.flush() }
     }
 
-    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError> {
         let verdict = self.judge(Operation::Discard, offset, len_bytes);
         if verdict.error {
             return Err(self.error(Operation::Discard, offset, len_bytes));
         }
-        if verdict.lose { Ok(()) } else { self.inner.discard(offset, len_bytes) }
+        if verdict.lose { Ok(Discarded::Done) } else { self.inner.discard(offset, len_bytes) }
     }
 
     fn stats(&self) -> StatsSnapshot {

@@ -7,7 +7,8 @@
 //!
 //! The model of a device: a write is durable when a flush that began after the write's completion has
 //! returned. Any other write may be there, be missing, or be there in some of its sectors of
-//! [`SECTOR_BYTES`], each write for itself, whatever the order in which they were issued.
+//! [`SECTOR_BYTES`], each write for itself, whatever the order in which they were issued. A discard is a write of bytes
+//! that nobody expects; until a flush covers it, it may also come after writes to the same place that were issued later.
 //!
 //! This crate knows nothing of pools or filesystems, and nothing that serves users depends on it.
 

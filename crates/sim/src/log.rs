@@ -21,7 +21,7 @@ use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
 
 use parking_lot::Mutex;
-use varve_device::{Device, DeviceError, Operation, Request, StatsSnapshot};
+use varve_device::{Device, DeviceError, Discarded, Operation, Request, StatsSnapshot};
 
 use crate::cutter::CrashCutter;
 use crate::event::{Event, Recording, WriteEvent};
@@ -194,11 +194,13 @@ impl<D: Device> Device for LoggingDevice<D> {
         self.append_end(Operation::Flush, KIND_FLUSH_DONE, flush)
     }
 
-    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError> {
         varve_device::check_range(Operation::Discard, offset, len_bytes, self.size_bytes(), || self.name())?;
         let group = self.append_new(Operation::Discard, KIND_DISCARD, offset, len_bytes)?;
-        self.inner.discard(offset, len_bytes)?;
-        self.append_end(Operation::Discard, KIND_GROUP_DONE, group)
+        let done = self.inner.discard(offset, len_bytes)?;
+        // Also of one that is not supported: in doubt for ever, it could come after what is written there later.
+        self.append_end(Operation::Discard, KIND_GROUP_DONE, group)?;
+        Ok(done)
     }
 
     fn stats(&self) -> StatsSnapshot {

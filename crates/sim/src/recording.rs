@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
-use varve_device::{Counters, Device, DeviceError, Operation, Request, StatsSnapshot, check_range};
+use varve_device::{
+    Counters, Device, DeviceError, Discarded, Operation, Request, StatsSnapshot, check_range,
+};
 
 use crate::Rng;
 use crate::cutter::{CrashCutter, CrashPolicy};
@@ -278,8 +280,8 @@ impl Device for RecordingDevice {
         result
     }
 
-    /// Discarded bytes read as a pattern that nobody expects.
-    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+    /// Discarded bytes read as something that nobody expects.
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError> {
         check_range(Operation::Discard, offset, len_bytes, self.size_bytes, || self.name())?;
         let started = Instant::now();
         let mut state = self.state.write();
@@ -293,7 +295,7 @@ impl Device for RecordingDevice {
             state.apply(&write);
         }
         self.counters.record(Operation::Discard, len_bytes, started.elapsed(), result.is_ok());
-        result
+        result.map(|()| Discarded::Done)
     }
 
     fn stats(&self) -> StatsSnapshot {

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use varve_device::{AlignedBuf, Device, DeviceError, Operation, Request, StatsSnapshot};
+use varve_device::{AlignedBuf, Device, DeviceError, Discarded, Operation, Request, StatsSnapshot};
 use varve_engine::{
     Data, EngineError, FormatOptions, Lsn, PoolAddr, Profile, RecoveryReport, Store, StoreOptions,
     Transaction, TreeId,
@@ -66,7 +66,7 @@ impl Device for Gated {
         let rules = vec![FaultRule::new(Operation::Flush, Trigger::Nth(1), Fault::Error)];
         FaultyDevice::new(RecordingDevice::new(1 << 20), 0, rules).flush()
     }
-    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError> {
         self.inner.discard(offset, len_bytes)
     }
     fn stats(&self) -> StatsSnapshot {

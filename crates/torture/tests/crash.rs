@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use varve_device::{Device, DeviceError, Operation, Request, StatsSnapshot};
+use varve_device::{Device, DeviceError, Discarded, Operation, Request, StatsSnapshot};
 use varve_fs::{
     Allocate, Caller, Filesystem, OpenOptions, Profile, ROOT_INODE, RenameMode, SetAttr, StoreOptions,
 };
@@ -168,7 +168,7 @@ impl Device for Shared {
     fn flush(&self) -> Result<(), DeviceError> {
         self.0.flush()
     }
-    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError> {
         self.0.discard(offset, len_bytes)
     }
     fn stats(&self) -> StatsSnapshot {

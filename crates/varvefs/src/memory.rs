@@ -140,7 +140,11 @@ impl varve_device::Device for InUse {
         self.0.live.flush()
     }
 
-    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), varve_device::DeviceError> {
+    fn discard(
+        &self,
+        offset: u64,
+        len_bytes: u64,
+    ) -> Result<varve_device::Discarded, varve_device::DeviceError> {
         let mut before = self.0.before.lock();
         self.keep(&mut before, offset, len_bytes);
         self.0.live.discard(offset, len_bytes)

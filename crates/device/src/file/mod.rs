@@ -30,7 +30,7 @@ use rustix::io::Errno;
 
 use crate::error::Operation;
 use crate::request::check_range;
-use crate::{Counters, Device, DeviceError, Request, StatsSnapshot};
+use crate::{Counters, Device, DeviceError, Discarded, Request, StatsSnapshot};
 use lock::Lock;
 pub use loops::{FileId, file_of_storage};
 use uring::RingPool;
@@ -305,13 +305,13 @@ impl Device for FileDevice {
         result
     }
 
-    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError> {
         if !self.writable {
             return Err(self.read_only_error(Operation::Discard));
         }
         check_range(Operation::Discard, offset, len_bytes, self.size_bytes, || self.name())?;
         if len_bytes == 0 {
-            return Ok(());
+            return Ok(Discarded::Done);
         }
         let started = Instant::now();
         let done = loop {
@@ -326,12 +326,13 @@ impl Device for FileDevice {
             }
         };
         let result = match done {
-            // A device that cannot discard loses nothing by not doing it.
-            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY) => Ok(()),
+            Ok(()) => Ok(()),
+            // A device that cannot discard loses nothing by not doing it: neither a discard nor an error to count.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY) => return Ok(Discarded::NotSupported),
             Err(errno) => Err(self.os_error(Operation::Discard, offset, len_bytes, &errno.into())),
         };
         self.record(Operation::Discard, len_bytes, started.elapsed(), &result);
-        result
+        result.map(|()| Discarded::Done)
     }
 
     fn stats(&self) -> StatsSnapshot {

@@ -117,6 +117,25 @@ fn backends_and_memory_agree() {
     }
 }
 
+// Goal: what is discarded takes no space on the filesystem below, and the file stays as long as it was. Method: the blocks of a
+// file that was written and discarded in its middle.
+#[test]
+fn discarded_bytes_take_no_space() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let device = create(&path, 8 * MIB, Backend::Pread, true);
+    device.write_at(0, &AlignedBuf::from_slice(&vec![7; 8 * MIB as usize])).unwrap();
+    device.flush().unwrap();
+    let used = || std::fs::metadata(&path).unwrap().blocks() * 512;
+    let before = used();
+    assert_eq!(device.discard(MIB, 6 * MIB), Ok(Discarded::Done));
+    device.flush().unwrap();
+    let after = used();
+    assert!(after + 6 * MIB <= before && after >= 2 * MIB, "{before} bytes, then {after}");
+    assert_eq!(std::fs::metadata(&path).unwrap().size(), 8 * MIB);
+    assert_eq!((device.stats().discards_count, device.stats().discard_bytes), (1, 6 * MIB));
+}
+
 // Goal: more concurrent groups than rings neither mix up nor fail, whether a thread uses the rings of all (its first groups),
 // has one of its own, or finds that there are no more of these. Method: 80 threads, each with its own region, write and read
 // back groups of 8.

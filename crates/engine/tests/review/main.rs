@@ -19,7 +19,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use varve_device::{AlignedBuf, Device, DeviceError, MemoryDevice, Operation, Request, StatsSnapshot};
+use varve_device::{
+    AlignedBuf, Device, DeviceError, Discarded, MemoryDevice, Operation, Request, StatsSnapshot,
+};
 use varve_engine::{
     Data, EngineError, FormatOptions, Lsn, PoolAddr, Profile, RecoveryReport, Reservation, Run, Store,
     StoreOptions, Transaction, TreeId,
@@ -151,7 +153,7 @@ impl Device for Hooked {
         }
         self.inner.flush()
     }
-    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError> {
         self.inner.discard(offset, len_bytes)
     }
     fn stats(&self) -> StatsSnapshot {

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use varve_device::{AlignedBuf, Device, DeviceError, MemoryDevice, Request, StatsSnapshot};
+use varve_device::{AlignedBuf, Device, DeviceError, Discarded, MemoryDevice, Request, StatsSnapshot};
 use varve_engine::{FormatOptions, InodeId, Profile, StoreOptions};
 use varve_format::record::subvolume::HASH_KIND_SIPHASH13;
 use varve_sim::SimClock;
@@ -76,7 +76,7 @@ impl<B: Between> Device for Through<B> {
     fn flush(&self) -> Result<(), DeviceError> {
         self.behind().flush()
     }
-    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError> {
         self.behind().discard(offset, len_bytes)
     }
     fn stats(&self) -> StatsSnapshot {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use varve_device::{AlignedBuf, Device, DeviceError, MemoryDevice, Operation, Request};
+use varve_device::{AlignedBuf, Device, DeviceError, Discarded, MemoryDevice, Operation, Request};
 
 use super::{random_step, stamped};
 use crate::{
@@ -100,21 +100,38 @@ fn power_goes_off_anywhere() {
     assert!(matches!(whole.flush(), Err(DeviceError::PoweredOff { .. })));
 }
 
-// Goal: nobody can rely on discarded bytes. Method: discard, read; before a flush both old and new may survive.
+// Goal: nobody can rely on discarded bytes, nor on when they go. Method: discard, read; before a flush both old and new may
+// survive, and the discard may come after a later write to its place; after the flush that write stays.
 #[test]
 fn discarded_bytes_are_strange() {
+    let (old, pages) = (stamped(1, 12), 12 * PAGE_BYTES);
     let mut image = Image::new(SIZE_BYTES);
-    image.write(0, &stamped(1, 2));
+    image.write(0, &old);
     let device = RecordingDevice::from_image(image);
-    device.discard(0, 4096).unwrap();
+    assert_eq!(device.discard(0, pages as u64 - 4096), Ok(Discarded::Done));
     let bytes = contents(&device);
-    assert!(bytes[..4096].iter().all(|b| *b == crate::event::DISCARDED_BYTE));
-    assert!(bytes[4096..8192] == stamped(1, 2)[4096..]);
-    let old = device.crash_image(device.mark(), &mut Rng::new(0), CrashPolicy::DropAll);
-    assert!(old.page(0)[..] == stamped(1, 2)[..4096]);
+    let kinds = |wanted: &dyn Fn(&[u8]) -> bool| {
+        bytes[..pages - PAGE_BYTES].chunks(PAGE_BYTES).filter(|page| wanted(page)).count()
+    };
+    let zeros = kinds(&|page| page.iter().all(|b| *b == 0));
+    let marked = kinds(&|page| page.iter().all(|b| *b == crate::event::DISCARDED_BYTE));
+    assert!(zeros > 0 && marked > 0 && zeros + marked < 11, "{zeros} zero, {marked} marked");
+    assert_eq!(kinds(&|page| old.chunks(PAGE_BYTES).any(|before| before == page)), 0, "all of them went");
+    assert_eq!(bytes[pages - PAGE_BYTES..pages], old[pages - PAGE_BYTES..], "and nothing else");
+    let cut = |policy, seed| device.crash_image(device.mark(), &mut Rng::new(seed), policy);
+    assert!(cut(CrashPolicy::DropAll, 0).page(0)[..] == old[..4096]);
+
+    let new = stamped(2, 1);
+    device.write_at(0, &new).unwrap();
+    assert!(cut(CrashPolicy::KeepAll, 0).page(0)[..] == new[..]);
+    let first_sector = |seed| cut(CrashPolicy::TearOne { index: 0 }, seed).page(0)[..512].to_vec();
+    assert!((0..20).any(|seed| first_sector(seed) == bytes[..512]), "it may come after the write");
+    assert!((0..20).any(|seed| first_sector(seed) == new[..512]));
     device.flush().unwrap();
-    let new = device.crash_image(device.mark(), &mut Rng::new(0), CrashPolicy::DropAll);
-    assert!(new.page(0)[..] == bytes[..4096]);
+    let durable = cut(CrashPolicy::DropAll, 0);
+    assert!(durable.page(0)[..] == new[..]);
+    assert!(durable.page(1)[..] == bytes[4096..8192]);
+    assert_eq!((device.stats().discards_count, device.stats().discard_bytes), (1, pages as u64 - 4096));
 }
 
 // Goal: threads using one recording device at once lose nothing and their flushes are honest. Method: each thread

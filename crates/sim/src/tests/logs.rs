@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use varve_device::{
-    Device, DeviceError, FileDevice, MemoryDevice, OpenMode, Operation, Request, StatsSnapshot,
+    Device, DeviceError, Discarded, FileDevice, MemoryDevice, OpenMode, Operation, Request, StatsSnapshot,
 };
 
 use super::{random_step, stamped};
@@ -178,7 +178,7 @@ impl Device for Witness {
         self.inner.flush()
     }
 
-    fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), DeviceError> {
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError> {
         self.seen.lock().push(kinds(&self.log_path));
         self.inner.discard(offset, len_bytes)
     }
