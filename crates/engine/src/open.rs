@@ -670,5 +670,6 @@ fn assemble(
         closed: AtomicBool::new(false),
         damage: Default::default(),
         reclaiming: Mutex::new(()),
+        trims: Default::default(),
     })
 }

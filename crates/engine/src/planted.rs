@@ -67,11 +67,13 @@ pub enum Planted {
     HiddenUnheard,
     /// Data that was dirty when a snapshot was taken is overwritten in place.
     FrozenOverwritten,
+    /// A trim discards nodes that the present state has replaced and the durable checkpoint refers to.
+    TrimsCheckpoint,
 }
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 29] = [
+    pub const ALL: [Planted; 30] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -101,6 +103,7 @@ impl Planted {
         Planted::WhiteoutsStay,
         Planted::HiddenUnheard,
         Planted::FrozenOverwritten,
+        Planted::TrimsCheckpoint,
     ];
 }
 

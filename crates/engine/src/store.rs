@@ -4,6 +4,7 @@
 //! `commits` (who leads) → `core` (the apply mutex; never held across I/O) → `readers`, `rides`, `superblock`.
 
 mod reserve;
+mod trim;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
@@ -30,6 +31,8 @@ use crate::version::{Keyframes, Trunks};
 use crate::{Data, EngineError, Transaction};
 
 pub use reserve::Reservation;
+pub use trim::Trimmed;
+pub(crate) use trim::Trims;
 
 type Result<T> = std::result::Result<T, EngineError>;
 
@@ -103,6 +106,7 @@ pub struct Store {
     /// What was found, if the pool was opened to be checked.
     pub(crate) damage: OnceLock<Damage>,
     pub(crate) reclaiming: Mutex<()>,
+    pub(crate) trims: Trims,
 }
 
 /// A consistent picture of all trees. Blocks it refers to are not reused while it lives: keep it until the reads
@@ -596,6 +600,7 @@ impl Store {
     pub fn abandon(&self) {
         self.stop_background();
         self.closed.store(true, Relaxed);
+        self.end_trims();
     }
 
     /// Makes everything durable and writes a checkpoint. Later calls are refused.
@@ -607,6 +612,7 @@ impl Store {
         let result = if is(Planted::MissingFlush) { Ok(()) } else { self.commit(self.position()) };
         let result = result.and_then(|()| self.checkpoint_as(true));
         self.closed.store(true, Relaxed);
+        self.end_trims();
         result
     }
 }

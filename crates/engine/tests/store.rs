@@ -123,6 +123,14 @@ fn step(store: &Store, state: &mut State, rng: &mut Rng) -> Option<Lsn> {
     }
 }
 
+/// Trims part of the pool, or all of it.
+fn trim_some(store: &Store, rng: &mut Rng) {
+    let start = rng.below(2) * rng.below(POOL_BYTES);
+    let minimum = rng.below(3) * 8192;
+    let trimmed = store.trim(start..start + POOL_BYTES, minimum, &mut |_| true).expect("trims");
+    assert!(trimmed.is_supported);
+}
+
 fn read_state(store: &Store) -> State {
     let view = store.view();
     let mut state = State::default();
@@ -178,6 +186,9 @@ fn life(seed: u64, steps: u64, crashes: u64, metadata: Profile) -> u64 {
         if rng.chance(0.03) {
             store.maintain().expect("maintain");
         }
+        if rng.chance(0.05) {
+            trim_some(&store, &mut rng);
+        }
     }
     assert_eq!(read_state(&store), state, "seed {seed}");
     check(&store, &state, &format!("seed {seed}, live"));
@@ -203,6 +214,9 @@ fn life(seed: u64, steps: u64, crashes: u64, metadata: Profile) -> u64 {
         for _ in 0..10 {
             if let Some(lsn) = step(&store, &mut state, &mut rng) {
                 later.push((lsn, state.clone()));
+            }
+            if rng.chance(0.1) {
+                trim_some(&store, &mut rng);
             }
         }
         drop(store);

@@ -6,7 +6,7 @@ use varve_format::record::inode::{self, InodeRecord};
 
 pub use varve_engine::{
     CheckReport, FileRange, FormatOptions, InodeId, Lsn, Problem, ProblemKind, Profile, RecoveryReport,
-    SpaceStats, StoreOptions, StoreStats,
+    SpaceStats, StoreOptions, StoreStats, Trimmed,
 };
 
 /// The root directory of a pool's first subvolume.

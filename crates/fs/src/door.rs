@@ -440,6 +440,16 @@ impl Filesystem {
     pub fn checkpoint(&self) -> Result<()> {
         Ok(self.core.store.checkpoint()?)
     }
+    /// Tells the devices that free space is free: what it takes and gives is said at [`varve_engine::Store::trim`]. What was
+    /// deleted is not free before the reaper has been there ([`Filesystem::reap_backlog`]).
+    pub fn trim(
+        &self,
+        range: std::ops::Range<u64>,
+        minimum_bytes: u64,
+        goes_on: &mut dyn FnMut(&Trimmed) -> bool,
+    ) -> Result<Trimmed> {
+        Ok(self.core.store.trim(range, minimum_bytes, goes_on)?)
+    }
     /// Does background work that is due (write-back, reaping, commit, checkpoint) until there is none. For callers
     /// that opened with `background: false`; with it, this happens by itself.
     pub fn maintain(&self) -> Result<()> {

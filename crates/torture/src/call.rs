@@ -154,6 +154,12 @@ pub enum Call {
     Sync,
     Checkpoint,
     Maintain,
+    /// Of part of the pool's address space.
+    Trim {
+        start: u64,
+        len: u64,
+        minimum: u64,
+    },
     /// The last call of a session.
     Close,
 }
@@ -173,6 +179,7 @@ impl Call {
             | Call::Sync
             | Call::Checkpoint
             | Call::Maintain
+            | Call::Trim { .. }
             | Call::Close => true,
             // Growing may have to rewrite the block in which the file ended.
             Call::SetAttr { set, .. } => set.size.is_some_and(|new| new <= size),
@@ -248,7 +255,7 @@ impl Call {
             | Call::RemoveXattr { ino, .. }
             | Call::SetFlags { ino, .. } => vec![(*ino, true)],
             Call::Release { ino } | Call::Fsync { ino } | Call::FlushFile { ino } => vec![(*ino, false)],
-            Call::Sync | Call::Checkpoint | Call::Maintain | Call::Close => Vec::new(),
+            Call::Sync | Call::Checkpoint | Call::Maintain | Call::Trim { .. } | Call::Close => Vec::new(),
         }
     }
 
@@ -284,7 +291,7 @@ impl Call {
             | Call::SetFlags { ino, .. }
             | Call::Fsync { ino }
             | Call::FlushFile { ino } => *ino = map(*ino),
-            Call::Sync | Call::Checkpoint | Call::Maintain | Call::Close => {}
+            Call::Sync | Call::Checkpoint | Call::Maintain | Call::Trim { .. } | Call::Close => {}
         }
         call
     }
@@ -386,6 +393,9 @@ impl fmt::Debug for Call {
             Call::Sync => write!(f, "sync"),
             Call::Checkpoint => write!(f, "checkpoint"),
             Call::Maintain => write!(f, "maintain"),
+            Call::Trim { start, len, minimum } => {
+                write!(f, "trim({start}..{}, minimum {minimum})", start.saturating_add(*len))
+            }
             Call::Close => write!(f, "close"),
         }
     }

@@ -76,6 +76,11 @@ pub fn judge(
     let Recovered { opened, disk, clock, model } = recovered;
     let (end, served) = (opened.report.end.0, disk.events());
     let mut session = Session::new(opened, disk, clock, *setup, model.clone());
+    let mut trims = rng.fork("trims");
+    if trims.chance(0.1) {
+        // What the log frees is free, and the durable checkpoint refers to it.
+        session.trim_between(trims, 0.3);
+    }
     let mut worked = Ok(());
     if was_cut || rng.chance(0.5) {
         // The same data may find the same blocks: a batch that was cut would verify now, if it could still count.

@@ -163,6 +163,9 @@ pub fn run(kind: Kind, seed: u64, wanted: Wanted) -> Result<Counts, Box<Failure>
         let (disk, model, clock_seconds) = prepared(kind.base(seed))?;
         let mut guard = session.lock().unwrap_or_else(PoisonError::into_inner);
         let session = guard.insert(open(disk, &setup, model, clock_seconds)?);
+        if let Some((rng, probability)) = trims(kind, seed) {
+            session.trim_between(rng, probability);
+        }
         kind.run(session, seed)?;
         if !matches!(kind, Kind::Pair | Kind::Triple) {
             session.verify_space()?;
@@ -193,6 +196,17 @@ pub fn run(kind: Kind, seed: u64, wanted: Wanted) -> Result<Counts, Box<Failure>
         })?;
     }
     Ok(counts)
+}
+
+/// Whether there are trims between the calls of trial `seed`, and how likely each is: in one of four.
+fn trims(kind: Kind, seed: u64) -> Option<(Rng, f64)> {
+    let mut rng = Rng::new(seed).fork("trims");
+    let probability = match kind {
+        Kind::Pair | Kind::Triple => 0.3,
+        Kind::Random | Kind::Forks => [0.02, 0.1][rng.index(2)],
+        Kind::Full | Kind::Ring | Kind::Tree | Kind::Concurrent => 0.01,
+    };
+    (rng.below(4) == 0).then_some((rng, probability))
 }
 
 fn concurrent(seed: u64, wanted: Wanted) -> Result<Counts, (Option<u64>, Violation)> {

@@ -79,6 +79,7 @@ control! { suite:
     torn_superblock_is_found: TornSuperblock,
     revived_batch_is_found: RevivedBatch,
     checkpoint_ahead_is_found: CheckpointAhead,
+    trim_of_what_the_checkpoint_has_is_found: TrimsCheckpoint,
     two_step_refund_is_found: TwoStepRefund,
 }
 

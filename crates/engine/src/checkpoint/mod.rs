@@ -297,7 +297,7 @@ impl Store {
         if n == 0 {
             return Ok(Vec::new());
         }
-        let addrs = self.core.lock().space.allocate_metadata(n).ok_or(EngineError::NoSpace)?;
+        let addrs = self.find_space(|space| space.allocate_metadata(n)).ok_or(EngineError::NoSpace)?;
         moves.taken.extend(join_runs(addrs.iter().flatten().copied().filter(|a| !a.is_null()).collect()));
         Ok(addrs)
     }

@@ -2,6 +2,7 @@
 //!
 //! Everything above sees pool addresses only. Labels and superblocks are in `label.rs`.
 
+mod discard;
 mod flush;
 mod label;
 

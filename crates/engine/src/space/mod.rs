@@ -2,7 +2,8 @@
 //!
 //! Two bitmaps. `referenced`: blocks that the present state or the durable checkpoint refers to; its pages are what a
 //! checkpoint writes. `busy`: blocks that may not be handed out: the same plus blocks being written, and blocks freed
-//! but held back. The unit of everything here is a block, so that whatever the sum allows can really be found.
+//! but held back. The unit of everything here is a block, so that whatever the sum allows can really be found; while a trim
+//! holds some of it for a moment (`trim`), by waiting for that.
 //!
 //! The sum (design, section 7): `total = fixed + data + held + nodes + frozen + dirty + open + protected + available`,
 //! and `available` may go below zero only by what privileged transactions take out of `protected`.
@@ -11,6 +12,7 @@ pub mod bits;
 pub mod readers;
 #[cfg(test)]
 mod tests;
+pub mod trim;
 
 use varve_format::{BLOCK_BYTES, PoolAddr, Run};
 
@@ -52,6 +54,8 @@ pub struct Space {
     /// Pages of `referenced` whose data bits changed since the last freeze.
     pub changed_pages: Vec<bool>,
     busy: Bits,
+    /// Blocks of `busy` that a trim holds for a moment: the books know nothing of them.
+    trimming: u64,
     page_used: Vec<u32>,
     data_cursor: u64,
     node_cursors: [u64; 2],
@@ -89,6 +93,7 @@ impl Space {
             referenced: Bits::new(total),
             changed_pages: vec![false; total.div_ceil(PAGE_BITS) as usize],
             busy: Bits::new(total),
+            trimming: 0,
             page_used: vec![0; total.div_ceil(PAGE_BITS) as usize],
             data_cursor: total / 8,
             node_cursors: [1, total / 2],
@@ -155,16 +160,22 @@ impl Space {
     }
 
     /// Takes blocks for nodes and array pages: copy 0 and copy 1 of `n` blocks, each as contiguous as possible.
-    /// The books have set them aside.
+    /// The books have set them aside. `None`: nothing has been taken.
     pub fn allocate_metadata(&mut self, n: u64) -> Option<Vec<[PoolAddr; 2]>> {
         let mut columns = [Vec::new(), Vec::new()];
+        let mut taken = Vec::new();
         for (copy, column) in columns.iter_mut().enumerate().take(self.copies as usize) {
             let mut left = n;
             while left > 0 {
-                let (runs, cursor) = self.find(self.node_cursors[copy], left.min(1 << 16) as u32)?;
+                let Some((runs, cursor)) = self.find(self.node_cursors[copy], left.min(1 << 16) as u32)
+                else {
+                    taken.into_iter().for_each(|run| self.change_busy(run, false));
+                    return None;
+                };
                 self.node_cursors[copy] = cursor;
                 for run in runs {
                     self.mark_busy(run);
+                    taken.push(run);
                     left -= u64::from(run.blocks);
                     column.extend(
                         (0..u64::from(run.blocks)).map(|i| PoolAddr::from_block(run.addr.block() + i)),

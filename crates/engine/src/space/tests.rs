@@ -72,3 +72,71 @@ fn fixed_and_protected_parts_stay_small() {
         assert!(kept * 1000 <= size * percent_of_1000, "{size}: {kept} bytes kept back");
     }
 }
+
+// Goal: a trim takes every free run of the length asked for once, nothing else, a bounded number at a time, and what it took is
+// as it was afterwards. Method: random use of a space of several pages, each trimmed whole beside a plain vector, what is held
+// not found meanwhile.
+#[test]
+fn trims_take_what_is_free() {
+    let total = PAGE_BITS * 3 + 777;
+    let mut x = 88172645463325252u64;
+    for round in 0..40 {
+        let mut space = Space::new(total, 2);
+        let mut used = vec![false; total as usize];
+        used[0] = true;
+        for _ in 0..round * 5 {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            let (first, len) = (x % total, 1 + (x >> 40) % if x & 1 == 0 { 30_000 } else { 40 });
+            for block in first..(first + len).min(total) {
+                if !std::mem::replace(&mut used[block as usize], true) {
+                    space.mark_busy(run(block, 1));
+                }
+            }
+        }
+        let busy = |space: &Space| (0..total).map(|b| space.busy.get(b)).collect::<Vec<_>>();
+        assert_eq!(busy(&space), used);
+        let (from, end) = ((x >> 30) % 2 * 5_000, total - (x >> 31) % 2 * 5_000);
+        let minimum = [0, 1, 20, 9_000, u64::MAX][round % 5];
+        let mut rest = trim::Rest { at: from, end, minimum, continues: false };
+        let mut found = vec![false; total as usize];
+        while rest.at < rest.end {
+            let before = rest.at;
+            let runs = space.begin_trim(&mut rest);
+            assert!(rest.at > before && runs.len() <= 64, "round {round}");
+            assert!(runs.iter().map(|r| r.blocks).sum::<u32>() <= 8192, "round {round}");
+            assert_eq!(space.is_trimming(), !runs.is_empty());
+            for r in &runs {
+                for block in r.addr.block()..r.addr.block() + u64::from(r.blocks) {
+                    assert!(!used[block as usize] && !std::mem::replace(&mut found[block as usize], true));
+                    assert!(space.busy.get(block));
+                }
+            }
+            space.end_trim(&runs);
+            assert!(!space.is_trimming());
+        }
+        let mut want = vec![false; total as usize];
+        let mut block = from;
+        while block < end {
+            let len = (block..end).take_while(|b| !used[*b as usize]).count() as u64;
+            if len > 0 && len >= minimum.min(trim::MINIMUM_BLOCKS_MAX) {
+                want[block as usize..(block + len) as usize].fill(true);
+            }
+            block += len.max(1);
+        }
+        let differs = (0..total as usize).find(|b| want[*b] != found[*b]);
+        assert_eq!(differs, None, "round {round}, minimum {minimum}");
+        assert_eq!(busy(&space), used);
+    }
+}
+
+// Goal: nodes for which there is no room leave nothing taken behind. Method: room for one copy, and not for the second.
+#[test]
+fn what_cannot_be_found_takes_nothing() {
+    let mut space = Space::new(100, 2);
+    space.allocate_data(94, PoolAddr::NULL).expect("there is room");
+    assert!(space.allocate_metadata(3).is_none());
+    assert_eq!(space.allocate_metadata(2).map(|places| places.len()), Some(2));
+    assert_eq!(space.allocate_data(1, PoolAddr::NULL).map(|runs| runs.len()), Some(1));
+}

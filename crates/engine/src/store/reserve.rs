@@ -186,7 +186,7 @@ impl Store {
             reservation.allocated + u64::from(blocks) <= reservation.purse.data,
             "blocks are allocated out of a reservation that holds them"
         );
-        let runs = self.core.lock().space.allocate_data(blocks, near).ok_or(EngineError::NoSpace)?;
+        let runs = self.find_space(|space| space.allocate_data(blocks, near)).ok_or(EngineError::NoSpace)?;
         reservation.allocated += u64::from(blocks);
         Ok(runs)
     }

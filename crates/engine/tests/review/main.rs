@@ -13,6 +13,7 @@ mod limits;
 mod namespaces;
 mod stress;
 mod trees;
+mod trim;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -98,12 +99,16 @@ type FlushHook = Box<dyn Fn(u64) -> bool + Send + Sync>;
 /// Called before every read or write with its offset and whether it is a write.
 type RequestHook = Box<dyn Fn(u64, bool) + Send + Sync>;
 
+/// Called before a discard with its offset; false: the device does not know how.
+type DiscardHook = Box<dyn Fn(u64) -> Result<bool, DeviceError> + Send + Sync>;
+
 /// Memory with hooks.
 struct Hooked {
     inner: MemoryDevice,
     flushes: AtomicU64,
     on_flush: Mutex<Option<Arc<FlushHook>>>,
     on_request: Mutex<Option<Arc<RequestHook>>>,
+    on_discard: Mutex<Option<Arc<DiscardHook>>>,
 }
 
 impl Hooked {
@@ -113,6 +118,7 @@ impl Hooked {
             flushes: AtomicU64::new(0),
             on_flush: Mutex::new(None),
             on_request: Mutex::new(None),
+            on_discard: Mutex::new(None),
         })
     }
     fn on_flush(&self, hook: impl Fn(u64) -> bool + Send + Sync + 'static) {
@@ -121,6 +127,9 @@ impl Hooked {
     }
     fn on_request(&self, hook: impl Fn(u64, bool) + Send + Sync + 'static) {
         *self.on_request.lock().expect("lock") = Some(Arc::new(Box::new(hook)));
+    }
+    fn on_discard(&self, hook: impl Fn(u64) -> Result<bool, DeviceError> + Send + Sync + 'static) {
+        *self.on_discard.lock().expect("lock") = Some(Arc::new(Box::new(hook)));
     }
 }
 
@@ -154,7 +163,11 @@ impl Device for Hooked {
         self.inner.flush()
     }
     fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError> {
-        self.inner.discard(offset, len_bytes)
+        let hook = self.on_discard.lock().expect("lock").clone();
+        match hook.map_or(Ok(true), |hook| hook(offset))? {
+            true => self.inner.discard(offset, len_bytes),
+            false => Ok(Discarded::NotSupported),
+        }
     }
     fn stats(&self) -> StatsSnapshot {
         self.inner.stats()

@@ -26,6 +26,7 @@ use varve_sim::Rng;
 use crate::call::{fill, write};
 use crate::disk::{Cut, Disk};
 use crate::session::{Opened, Setup, StepClock, Violation};
+use crate::trial::POOL_BYTES;
 use crate::violation;
 use forks::Snapshot;
 use patchwork::Patchwork;
@@ -39,6 +40,8 @@ const FLUSH_DURATIONS: [Duration; 3] =
     [Duration::ZERO, Duration::from_micros(100), Duration::from_micros(1_000)];
 /// Names that are written over again and again.
 const SLOTS: u64 = 6;
+/// Trims beside them.
+const TRIMS: u64 = 20;
 /// Nodes and attributes that come and go.
 const SMALL_THINGS: u64 = 4;
 
@@ -308,6 +311,8 @@ fn work(disk: &Disk, seed: u64) -> Result<Vec<Vec<State>>, Violation> {
                 scope.spawn(move || worker.work(seed).map(|()| worker.states))
             })
             .collect();
+        let trimmed = scope.spawn(|| trim(fs, seed)).join();
+        trimmed.unwrap_or_else(|_| Err(Violation("a trim panicked, see above".into())))?;
         let joined = running.into_iter().map(|thread| {
             thread.join().unwrap_or_else(|_| Err(Violation("a thread panicked, see above".into())))
         });
@@ -327,6 +332,18 @@ fn work(disk: &Disk, seed: u64) -> Result<Vec<Vec<State>>, Violation> {
         true => Ok(states),
         false => Err(violation!("check of the running filesystem finds:\n  {}", report.describe())),
     }
+}
+
+/// Trims parts of the pool beside the threads at work, in half of the workloads.
+fn trim(fs: &Filesystem, seed: u64) -> Result<(), Violation> {
+    let mut rng = Rng::new(seed).fork("trims");
+    let trims = rng.below(2) * TRIMS;
+    for _ in 0..trims {
+        let (start, len) = (rng.below(2) * rng.below(POOL_BYTES), 1 + rng.below(POOL_BYTES / 2));
+        fs.trim(start..start + len, rng.below(1 << 16), &mut |_| true)
+            .map_err(|error| violation!("trim fails: {error}"))?;
+    }
+    Ok(())
 }
 
 fn judge(disk: &Disk, cut: &Cut, states: &[Vec<State>], rng: &mut Rng) -> Result<(), Violation> {

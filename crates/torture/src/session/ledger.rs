@@ -349,6 +349,7 @@ fn is_logged_verb(call: &Call) -> bool {
             | Call::Sync
             | Call::Checkpoint
             | Call::Maintain
+            | Call::Trim { .. }
             | Call::Close
     )
 }

@@ -13,6 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use varve_fs::{Allocate, Filesystem, FsError, InodeId, NewInode, RenameMode};
+use varve_sim::Rng;
 
 use crate::call::{Call, fill, write};
 use crate::compare::{attr_differences, compare};
@@ -21,6 +22,7 @@ use crate::model::{
     CAPABILITY, Content, Context, Errno, Inode, Model, PAGE_BYTES, Punch, is_subvolume, slot,
 };
 use crate::timeline::{Mark, Timeline};
+use crate::trial::POOL_BYTES;
 use opened::Logged;
 pub use opened::{Opened, Setup, StepClock};
 
@@ -109,6 +111,8 @@ pub struct Session {
     history: Vec<String>,
     /// Calls made: their numbers name what they reserve.
     calls: u64,
+    /// Trims between the calls, and how likely each is.
+    trims: Option<(Rng, f64)>,
 }
 
 impl Session {
@@ -131,7 +135,14 @@ impl Session {
             timeline,
             history: Vec::new(),
             calls: 0,
+            trims: None,
         }
+    }
+
+    /// From now on there are trims between the calls, drawn by `rng`, each with this probability: of part of the pool as a
+    /// rule, so that what was free before is in the image in all ways it can be.
+    pub fn trim_between(&mut self, rng: Rng, probability: f64) {
+        self.trims = Some((rng, probability));
     }
 
     /// What a user of the running filesystem sees.
@@ -226,12 +237,32 @@ impl Session {
             Call::Sync => fs.sync().map(|()| none)?,
             Call::Checkpoint => fs.checkpoint().map(|()| none)?,
             Call::Maintain => fs.maintain().map(|()| none)?,
+            Call::Trim { start, len, minimum } => {
+                let range = *start..start.saturating_add(*len);
+                (InodeId(0), usize::from(!fs.trim(range, *minimum, &mut |_| true)?.is_supported))
+            }
             Call::Close => fs.close().map(|()| none)?,
         })
     }
 
     /// Makes one call on both, compares the results and records what must survive. Gives the errno, 0 for success.
     pub fn call(&mut self, call: &Call) -> Result<Errno, Violation> {
+        if let Some((rng, probability)) = &mut self.trims
+            && rng.chance(*probability)
+        {
+            // Where data and both copies of nodes are first looked for.
+            let start = [0, POOL_BYTES / 8, POOL_BYTES / 2, rng.below(POOL_BYTES)][rng.index(4)];
+            let len = [POOL_BYTES, 1 << 20, rng.below(1 << 24)][rng.index(3)];
+            let trim = Call::Trim { start, len, minimum: rng.below(3) * rng.below(1 << 16) };
+            match self.make(&trim)? {
+                0 => {}
+                errno => return Err(violation!("{trim:?} fails with errno {errno}")),
+            }
+        }
+        self.make(call)
+    }
+
+    fn make(&mut self, call: &Call) -> Result<Errno, Violation> {
         self.absorb()?;
         let now = self.clock.step();
         let before = self.fs.position().0;
