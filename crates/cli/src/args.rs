@@ -41,6 +41,7 @@ pub enum Command {
     Extents(crate::versions::ExtentsArgs),
     Diff(crate::versions::DiffArgs),
     Sync(SyncArgs),
+    Trim(TrimArgs),
     Stats(StatsArgs),
     Check(CheckArgs),
     Import(ImportArgs),
@@ -117,7 +118,7 @@ pub struct CreateArgs {
 ///   log=FILE          as --log
 ///
 /// Accepted, and nothing is different for them: lazytime (access times wait in memory anyway), nodiscard,
-/// and discard with a warning (free blocks are not discarded yet).
+/// and discard with a warning (run fstrim or varve trim once a week or so instead).
 /// What fstab has for other programs (auto, noauto, nofail, _netdev, user, x-...) is accepted.
 /// With mount(8) and fstab: see varve install-helper.
 #[derive(Args, Debug, Default)]
@@ -178,6 +179,28 @@ pub struct UnmountArgs {
 pub struct SyncArgs {
     /// Anything inside the mount
     pub path: PathBuf,
+}
+
+/// Give free space back to the device: to the filesystem that a pool's file lies in, to an SSD or a thin volume.
+///
+/// The file of a pool takes space for whatever was ever written to it. This tells what is below (a file gets holes, a block
+/// device is told to discard) which blocks nothing in the pool refers to, not even the state that a crash would bring back.
+/// Contents do not change, and a mounted pool can be used meanwhile. Run it once a week or so: every block that is discarded
+/// for nothing costs a device something. What was deleted a moment ago is given back when it has been reaped, which goes on in
+/// the background (varve stats: reap).
+///
+/// Of a mounted pool only the user who mounted it and root may ask. fstrim(8) does the same for root.
+#[derive(Args, Debug)]
+pub struct TrimArgs {
+    /// Anything inside a mount, or the file or device of a pool that is not mounted
+    #[arg(value_name = "PATH|POOL")]
+    pub path: PathBuf,
+    /// Leave alone what is free in shorter pieces than this; more than 128M is taken for 128M
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub minimum: Option<u64>,
+    /// Print the result as JSON; docs/json.md explains the keys
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Show space, devices and counters of a pool, mounted or not.

@@ -1,5 +1,5 @@
-//! The control socket of a mount: `stats`, `sync`, `remount OPTIONS`, `versions REQUEST` and `wait`, for the other commands
-//! of this program.
+//! The control socket of a mount: `stats`, `sync`, `trim START MINIMUM`, `remount OPTIONS`, `versions REQUEST` and `wait`, for
+//! the other commands of this program.
 //!
 //! A client connects, writes one word and a newline, and reads one line of JSON: `{"ok": ...}` or
 //! `{"error": "..."}`. After `wait` the first line holds the process id, and a second line comes when the pool has
@@ -45,6 +45,8 @@ pub trait Service: Send + Sync + 'static {
     fn stats(&self) -> Result<Value>;
     /// Makes everything durable.
     fn sync(&self) -> Result<()>;
+    /// Gives free space back for a moment; see [`crate::trim`].
+    fn trim(&self, request: &str) -> Result<Value>;
     /// The flags of the mount become these (words of `-o`). Answers with the settings that a remount cannot change.
     fn remount(&self, words: &str) -> Result<Value>;
     /// Subvolumes, snapshots and clones; see [`crate::versions`]. `caller` is who connected.
@@ -169,6 +171,7 @@ fn serve(stream: UnixStream, service: &dyn Service, waiting: &Mutex<Waiting>) ->
             Ok(caller) => service.versions(caller, &line[VERSIONS.len()..]),
             Err(error) => Err(error.context("cannot tell who asks")),
         },
+        line if line.starts_with("trim ") => service.trim(&line["trim ".len()..]),
         line if line.starts_with("remount ") => service.remount(&line["remount ".len()..]),
         other => Err(anyhow!(
             "there is no request {other:?}; this mount may be served by another version of varve"
@@ -368,6 +371,9 @@ mod tests {
         fn sync(&self) -> Result<()> {
             bail!("the disk is on fire")
         }
+        fn trim(&self, request: &str) -> Result<Value> {
+            Ok(json!(request))
+        }
         fn remount(&self, words: &str) -> Result<Value> {
             Ok(json!(words))
         }
@@ -417,6 +423,7 @@ mod tests {
         assert_eq!(connect().request("stats").expect("an answer"), json!({ "answer_count": 1 }));
         let error = connect().request("sync").expect_err("it failed");
         assert_eq!(error.to_string(), "the disk is on fire");
+        assert_eq!(connect().request("trim 4096 0").expect("an answer"), json!("4096 0"));
         assert_eq!(connect().request("remount ro,noatime").expect("an answer"), json!("ro,noatime"));
         let me = [rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()];
         let name = "n".repeat(2000);

@@ -23,7 +23,7 @@ use crate::current::{Current, Opening};
 use crate::mount::Reported;
 use crate::names::Shown;
 use crate::options::Options;
-use crate::{Outcome, log, pool, shutdown, stats, utab, versions};
+use crate::{Outcome, log, pool, shutdown, stats, trim, utab, versions};
 
 /// What the process that started us waits for on our standard output.
 pub const READY: &str = "ready\n";
@@ -140,6 +140,10 @@ impl Service for Served {
 
     fn sync(&self) -> Result<()> {
         Ok(self.current.with(|filesystem| filesystem.sync())?)
+    }
+
+    fn trim(&self, request: &str) -> Result<Value> {
+        self.current.with(|filesystem| trim::serve(filesystem, request))
     }
 
     fn remount(&self, words: &str) -> Result<Value> {

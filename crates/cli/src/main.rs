@@ -29,6 +29,7 @@ mod size;
 mod stats;
 mod sync;
 mod transfer;
+mod trim;
 mod unmount;
 mod utab;
 mod versions;
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
         Command::Extents(args) => ("extents", versions::extents(args)),
         Command::Diff(args) => ("diff", versions::diff(args)),
         Command::Sync(args) => ("sync", sync::run(args)),
+        Command::Trim(args) => ("trim", trim::run(args)),
         Command::Stats(args) => ("stats", stats::run(args)),
         Command::Check(args) => ("check", check::run(args)),
         Command::Import(args) => ("import", transfer::import(args)),

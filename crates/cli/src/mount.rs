@@ -66,7 +66,9 @@ pub fn run(args: &MountArgs) -> Result<Outcome> {
         return daemon::serve(args, &options);
     }
     if options.discard {
-        eprintln!("varve mount: the option discard changes nothing: no free blocks are discarded yet");
+        eprintln!(
+            "varve mount: the option discard changes nothing: run fstrim or varve trim once a week or so instead"
+        );
     }
     free_mountpoint(&args.mountpoint)?;
     if let Some(size_bytes) = args.create

@@ -43,7 +43,7 @@ pub struct Options {
     pub threads: usize,
     /// Reads and writes go past the kernel's cache.
     pub direct_io: bool,
-    /// Blocks that become free are to be discarded, which nobody does yet.
+    /// Blocks are to be discarded as they become free, which nobody does: a warning says so.
     pub discard: bool,
     /// Shown as the source by mount(8) instead of the pool's path.
     pub source: Option<String>,

@@ -311,7 +311,8 @@ fn watch(mount: &Mount, interval: Duration, args: &StatsArgs) -> Result<Outcome>
 }
 
 /// The mount that `path` lies in, or that is of the pool `path`.
-fn find_mount<'a>(table: &'a MountTable, path: &Path) -> Option<&'a Mount> {
+/// The mount that `path` lies in, or whose pool it is.
+pub fn find_mount<'a>(table: &'a MountTable, path: &Path) -> Option<&'a Mount> {
     table
         .containing(path)
         .filter(|mount| mount.is_ours())

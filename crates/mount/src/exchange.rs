@@ -4,13 +4,14 @@
 //! Who exchanges asks nothing of the mount meanwhile, not even by looking at somebody else's open files: it would wait for
 //! itself. A filesystem that was put in the place of another stays; asking it costs one look more than asking it directly.
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 use varve_device::AlignedBuf;
 use varve_fs::{
     AccessRule, Allocate, Attr, Caller, DirEntry, FileFlags, FsError, InodeId, NewInode, RenameMode, SeekTo,
-    SetAttr, StatFs, XattrMode,
+    SetAttr, StatFs, Trimmed, XattrMode,
 };
 
 use crate::Verbs;
@@ -97,6 +98,7 @@ impl<V: Verbs> Verbs for Exchange<V> {
         listxattr(ino: InodeId) -> Result<Vec<Vec<u8>>>;
         removexattr(ino: InodeId, name: &[u8]) -> Result<()>;
         set_flags(caller: Caller, ino: InodeId, flags: FileFlags) -> Result<()>;
+        trim(range: Range<u64>, minimum_bytes: u64) -> Result<Trimmed>;
         wants_durable(ino: InodeId, names: bool) -> bool;
         statfs() -> Result<StatFs>;
     }

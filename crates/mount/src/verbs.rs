@@ -3,10 +3,12 @@
 //! Implemented by [`varve_fs::Filesystem`], by [`crate::Exchange`], which asks another one, and by the double of this
 //! crate's tests. Shapes, units and errors are those of `varve_fs`.
 
+use std::ops::Range;
+
 use varve_device::AlignedBuf;
 use varve_fs::{
     AccessRule, Allocate, Attr, Caller, DirEntry, FileFlags, Filesystem, FsError, InodeId, NewInode,
-    RenameMode, SeekTo, SetAttr, StatFs, XattrMode,
+    RenameMode, SeekTo, SetAttr, StatFs, Trimmed, XattrMode,
 };
 
 type Result<T> = std::result::Result<T, FsError>;
@@ -102,6 +104,11 @@ pub trait Verbs: Send + Sync + 'static {
     /// See [`Filesystem::set_flags`]. Filesystems without flags leave it as it is.
     fn set_flags(&self, caller: Caller, ino: InodeId, flags: FileFlags) -> Result<()> {
         let _ = (caller, ino, flags);
+        Err(FsError::NotSupported)
+    }
+    /// See [`Filesystem::trim`]. Filesystems that lie on no device leave it as it is.
+    fn trim(&self, range: Range<u64>, minimum_bytes: u64) -> Result<Trimmed> {
+        let _ = (range, minimum_bytes);
         Err(FsError::NotSupported)
     }
     /// See [`Filesystem::wants_durable`].
@@ -218,6 +225,9 @@ impl Verbs for Filesystem {
     }
     fn set_flags(&self, caller: Caller, ino: InodeId, flags: FileFlags) -> Result<()> {
         Filesystem::set_flags(self, caller, ino, flags)
+    }
+    fn trim(&self, range: Range<u64>, minimum_bytes: u64) -> Result<Trimmed> {
+        Filesystem::trim(self, range, minimum_bytes, &mut |_| true)
     }
     fn wants_durable(&self, ino: InodeId, names: bool) -> bool {
         Filesystem::wants_durable(self, ino, names)

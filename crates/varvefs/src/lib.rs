@@ -106,6 +106,6 @@ pub use pending::{Pending, wait_all};
 pub use pool::{POOL_BYTES_MIN, Pool, PoolOptions, Profile};
 pub use stats::{
     CheckReport, CheckpointStats, DeviceStats, JournalStats, KeyframeStats, LatencyStats, NodeStats,
-    ReapStats, Recovery, SpaceStats, StatFs, Stats,
+    ReapStats, Recovery, SpaceStats, StatFs, Stats, Trimmed,
 };
 pub use subvolumes::{SnapshotOptions, Subvolume};

@@ -13,7 +13,7 @@ use crate::memory::MemoryDisk;
 use crate::metadata::timestamp;
 use crate::place;
 use crate::shared::Shared;
-use crate::stats::{CheckReport, Recovery, Stats};
+use crate::stats::{CheckReport, Recovery, Stats, Trimmed};
 
 /// The smallest pool, in bytes.
 pub const POOL_BYTES_MIN: u64 = 64 << 20;
@@ -355,6 +355,19 @@ impl Pool {
     /// Writes a checkpoint now, so that opening after a crash has little to replay.
     pub fn checkpoint(&self) -> Result<()> {
         self.run("write a checkpoint of", |fs| Ok(fs.checkpoint()?))
+    }
+
+    /// Tells the device that free space is free: a file gets holes, a block device is told to discard, a pool in memory gives it
+    /// back. Pieces shorter than `minimum_bytes` are left alone. The pool can be used meanwhile; `goes_on` hears now and then
+    /// how far it has come, and ends it by `false`. What was deleted a moment ago counts when the background work has been
+    /// there.
+    ///
+    /// Errors: [`Reason::NotSupported`] if the device takes nothing back, [`Reason::Device`] if it fails; neither harms the pool.
+    pub fn trim(&self, minimum_bytes: u64, mut goes_on: impl FnMut(&Trimmed) -> bool) -> Result<Trimmed> {
+        self.run("trim", |fs| {
+            let done = fs.trim(0..u64::MAX, minimum_bytes, &mut |so_far| goes_on(&Trimmed::of(so_far)))?;
+            if done.is_supported { Ok(Trimmed::of(&done)) } else { Err(Reason::NotSupported.into()) }
+        })
     }
 
     /// Does the background work that is due. Only for pools opened without [`PoolOptions::background`].

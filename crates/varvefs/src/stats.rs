@@ -161,6 +161,25 @@ pub struct KeyframeStats {
     pub made_bytes: u64,
 }
 
+/// How far [`crate::Pool::trim`] has come, or what came of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Trimmed {
+    /// Bytes of free space that the device has taken back, each once, however many copies the pool keeps.
+    pub discarded_bytes: u64,
+    /// How much of the pool's space has been looked at.
+    pub position_bytes: u64,
+    /// How much there is.
+    pub end_bytes: u64,
+}
+
+impl Trimmed {
+    pub(crate) fn of(trimmed: &varve_fs::Trimmed) -> Trimmed {
+        let varve_fs::Trimmed { discarded_bytes, position_bytes, end_bytes, is_supported: _ } = *trimmed;
+        Trimmed { discarded_bytes, position_bytes, end_bytes }
+    }
+}
+
 /// What opening a pool found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]

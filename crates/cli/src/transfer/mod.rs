@@ -23,17 +23,17 @@ use std::thread;
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use self::progress::Progress;
+pub use self::progress::Progress;
 use self::tally::Summary;
 use crate::{Outcome, show};
 
-/// Whether somebody wants the copying to end.
+/// Whether somebody wants what is being done to end.
 #[derive(Clone)]
-struct Stop(Arc<AtomicBool>);
+pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
     /// From now on the first signal asks for an orderly end, and a second one ends the program.
-    fn on_signals() -> Result<Stop> {
+    pub fn on_signals() -> Result<Stop> {
         let asked = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register_conditional_shutdown(signal, 1, asked.clone())
@@ -43,7 +43,8 @@ impl Stop {
         Ok(Stop(asked))
     }
 
-    fn asked(&self) -> bool {
+    /// Whether that has happened.
+    pub fn asked(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }

@@ -45,6 +45,15 @@ impl Progress {
         }
     }
 
+    /// Everything in front of this byte is done, of so many.
+    pub fn at_byte(&self, position: u64, end: u64) {
+        if self.is_shown() {
+            self.bar.set_style(style("{bar:30} {binary_bytes} of {binary_total_bytes} looked at, {elapsed}"));
+            self.bar.set_length(end);
+            self.bar.set_position(position);
+        }
+    }
+
     /// Says something while nothing else moves.
     pub fn note(&self, text: &'static str) {
         self.bar.set_message(text);

@@ -90,6 +90,8 @@ fn keys_of_unmounted_pools_are_documented() {
         &text(varve(&["export", "--json"]).arg(&place).arg(scratch.path("out"))),
         &["varve import, varve export"],
     );
+    let trimmed = succeed(varve(&["trim", "--json"]).arg(&pool));
+    assert_eq!(pages.hold(&trimmed, &["varve trim"]), pages.section(&["varve trim"]));
     let mut checked = pages.hold(&text(varve(&["check", "--json"]).arg(&pool)), &["varve check"]);
     checked.extend(pages.hold(&text(varve(&["check", "--json"]).arg(tree.join("large"))), &["varve check"]));
     let unseen: Vec<String> = pages.section(&["varve check"]).difference(&checked).cloned().collect();

@@ -30,6 +30,7 @@ mod remount;
 mod scale;
 mod transfer;
 mod tree;
+mod trim;
 mod twice;
 mod user;
 mod views;

@@ -116,12 +116,14 @@ pub mod ioctl {
 
     use rustix::ioctl::opcode;
 
-    use super::Fsxattr;
+    use super::{FstrimRange, Fsxattr};
 
     pub const GET_FLAGS: u32 = opcode::read::<c_long>(b'f', 1);
     pub const SET_FLAGS: u32 = opcode::write::<c_long>(b'f', 2);
     pub const GET_FSXATTR: u32 = opcode::read::<Fsxattr>(b'X', 31);
     pub const SET_FSXATTR: u32 = opcode::write::<Fsxattr>(b'X', 32);
+    /// Of the whole filesystem, whatever it is asked of.
+    pub const TRIM: u32 = opcode::read_write::<FstrimRange>(b'X', 121);
 
     pub const SYNC: u32 = 0x8;
     pub const IMMUTABLE: u32 = 0x10;
@@ -149,6 +151,11 @@ pub fn ioctl_flags(data: &[u8]) -> Option<u32> {
 /// What comes with [`ioctl::SET_FSXATTR`]. `None`: it is too short.
 pub fn ioctl_fsxattr(data: &[u8]) -> Option<Fsxattr> {
     Fsxattr::read_from_prefix(data).ok().map(|(asked, _)| asked)
+}
+
+/// What comes with [`ioctl::TRIM`]. `None`: it is too short.
+pub fn ioctl_trim(data: &[u8]) -> Option<FstrimRange> {
+    FstrimRange::read_from_prefix(data).ok().map(|(asked, _)| asked)
 }
 
 /// In [`WriteIn::write_flags`]: pages that were changed through mmap, in nobody's name.
@@ -328,6 +335,15 @@ pub struct IoctlOut {
     pub flags: u32,
     pub in_iovs: u32,
     pub out_iovs: u32,
+}
+
+/// What [`ioctl::TRIM`] carries, in bytes; back comes how much was trimmed, as the length.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FstrimRange {
+    pub start: u64,
+    pub len: u64,
+    pub minimum: u64,
 }
 
 /// What [`ioctl::GET_FSXATTR`] and [`ioctl::SET_FSXATTR`] carry.
@@ -604,4 +620,5 @@ const _: () =
     assert!(size_of::<SetattrIn>() == 88 && size_of::<WriteIn>() == 40 && size_of::<ReadIn>() == 40);
 const _: () =
     assert!(size_of::<IoctlIn>() == 32 && size_of::<IoctlOut>() == 16 && size_of::<Fsxattr>() == 28);
+const _: () = assert!(size_of::<FstrimRange>() == 24);
 const _: () = assert!(size_of::<CopyIn>() == 56 && size_of::<FallocateIn>() == 32);

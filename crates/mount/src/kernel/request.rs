@@ -197,7 +197,10 @@ impl Body<'_> {
                 | Body::Removexattr { .. }
                 | Body::Fallocate(_)
                 | Body::Copy(_)
-                | Body::Ioctl { command: abi::ioctl::SET_FLAGS | abi::ioctl::SET_FSXATTR, .. }
+                | Body::Ioctl {
+                    command: abi::ioctl::SET_FLAGS | abi::ioctl::SET_FSXATTR | abi::ioctl::TRIM,
+                    ..
+                }
         )
     }
 

@@ -12,6 +12,7 @@ mod storm;
 mod subvolumes;
 mod surface;
 mod threads;
+mod trim;
 
 /// The example, which is a test as well.
 #[path = "../../examples/embed.rs"]
