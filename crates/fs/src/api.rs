@@ -180,6 +180,17 @@ pub struct NewInode {
     pub rdev: u32,
 }
 
+/// A file to make with [`crate::Filesystem::tmpfile`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NewNameless {
+    /// Permission bits (07777) as asked for.
+    pub mode: u32,
+    /// Permission bits that are taken away, unless the directory has a default access control list.
+    pub umask: u32,
+    /// Whether it may get a name.
+    pub linkable: bool,
+}
+
 /// A time to set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SetTime {

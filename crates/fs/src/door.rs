@@ -123,15 +123,8 @@ impl Filesystem {
     /// Creates a regular file without a name in the subvolume of `parent`, which gives it what [`Filesystem::make`] gives a
     /// file, and counts it as open: at the end of its last handle, or of the machine, it goes. If it is `linkable` it may get a
     /// name by [`Filesystem::link`] before.
-    pub fn tmpfile(
-        &self,
-        caller: Caller,
-        parent: InodeId,
-        mode: u32,
-        umask: u32,
-        linkable: bool,
-    ) -> Result<Attr> {
-        self.core.thawing(|| self.core.tmpfile(caller, parent, mode, umask, linkable))
+    pub fn tmpfile(&self, caller: Caller, parent: InodeId, new: NewNameless) -> Result<Attr> {
+        self.core.thawing(|| self.core.tmpfile(caller, parent, new))
     }
     /// Gives `ino` another name, or its first.
     pub fn link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {

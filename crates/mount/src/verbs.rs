@@ -8,7 +8,7 @@ use std::ops::Range;
 use varve_device::AlignedBuf;
 use varve_fs::{
     AccessRule, Allocate, Attr, Caller, DirEntry, FileFlags, Filesystem, FsError, InodeId, NewInode,
-    RenameMode, SeekTo, SetAttr, StatFs, Trimmed, XattrMode,
+    NewNameless, RenameMode, SeekTo, SetAttr, StatFs, Trimmed, XattrMode,
 };
 
 type Result<T> = std::result::Result<T, FsError>;
@@ -140,7 +140,7 @@ impl Verbs for Filesystem {
         Filesystem::readlink(self, ino)
     }
     fn tmpfile(&self, caller: Caller, parent: InodeId, mode: u32, umask: u32) -> Result<Attr> {
-        Filesystem::tmpfile(self, caller, parent, mode, umask, true)
+        Filesystem::tmpfile(self, caller, parent, NewNameless { mode, umask, linkable: true })
     }
     fn link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
         Filesystem::link(self, ino, parent, name)

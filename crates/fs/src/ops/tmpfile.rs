@@ -13,43 +13,29 @@ use super::flags::Touch;
 use super::require_directory;
 use crate::Result;
 use crate::acl;
-use crate::api::{Attr, Caller};
+use crate::api::{Attr, Caller, NewNameless};
 use crate::core::{Core, attr};
 use crate::inode::Presence;
 use crate::subvolume::local;
 use crate::table::orphans;
 
 impl Core {
-    pub(crate) fn tmpfile(
-        &self,
-        caller: Caller,
-        parent: InodeId,
-        mode: u32,
-        umask: u32,
-        linkable: bool,
-    ) -> Result<Attr> {
+    pub(crate) fn tmpfile(&self, caller: Caller, parent: InodeId, new: NewNameless) -> Result<Attr> {
         self.admit(parent)?;
         self.permit(parent, Touch::NewName)?;
-        self.with_space(|| self.make_nameless(caller, parent, mode, umask, linkable))
+        self.with_space(|| self.make_nameless(caller, parent, new))
     }
 
-    fn make_nameless(
-        &self,
-        caller: Caller,
-        parent: InodeId,
-        mode: u32,
-        umask: u32,
-        linkable: bool,
-    ) -> Result<Attr> {
+    fn make_nameless(&self, caller: Caller, parent: InodeId, new: NewNameless) -> Result<Attr> {
         let now = self.now();
         let state = self.state(parent);
         let change = self.change(parent)?;
         let dir = self.read_lock(&state)?;
         require_directory(&dir)?;
-        let access = self.acl(parent, &dir, acl::DEFAULT)?.map(|list| list.inherit(mode as u16));
+        let access = self.acl(parent, &dir, acl::DEFAULT)?.map(|list| list.inherit(new.mode as u16));
         let mode = match &access {
-            Some(list) => mode & 0o7000 | u32::from(list.mode()),
-            None => mode & !umask,
+            Some(list) => new.mode & 0o7000 | u32::from(list.mode()),
+            None => new.mode & !new.umask,
         };
         let number = self.new_inode_number()?;
         let ino = change.slot.full(number);
@@ -68,7 +54,7 @@ impl Core {
             return Err(error);
         }
         inner.install(record, change.version, Presence::Orphan);
-        (inner.opens, inner.linkable) = (1, linkable);
+        (inner.opens, inner.linkable) = (1, new.linkable);
         Ok(attr(ino, &inner))
     }
 }

@@ -3,7 +3,8 @@
 use super::*;
 
 fn nameless(f: &Fixture, parent: InodeId, linkable: bool) -> InodeId {
-    let attr = f.fs.tmpfile(Caller { uid: 7, gid: 8 }, parent, 0o6666, 0o027, linkable).unwrap();
+    let new = NewNameless { mode: 0o6666, umask: 0o027, linkable };
+    let attr = f.fs.tmpfile(Caller { uid: 7, gid: 8 }, parent, new).unwrap();
     assert_eq!((attr.kind, attr.mode, attr.links, attr.uid, attr.gid), (FileKind::File, 0o6640, 0, 7, 8));
     attr.ino
 }
@@ -61,9 +62,10 @@ fn no_name_for_others() {
     let f = Fixture::new(64 * MIB);
     let home = f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap().ino;
     let snapshot = f.fs.snapshot(home, ROOT, b"snapshot", true, false).unwrap();
-    refused(f.fs.tmpfile(Caller::ROOT, snapshot, 0o644, 0, true), 30);
+    let new = NewNameless { mode: 0o644, umask: 0, linkable: true };
+    refused(f.fs.tmpfile(Caller::ROOT, snapshot, new), 30);
     let plain = f.create(b"plain");
-    refused(f.fs.tmpfile(Caller::ROOT, plain, 0o644, 0, true), 20);
+    refused(f.fs.tmpfile(Caller::ROOT, plain, new), 20);
     let private = nameless(&f, home, false);
     refused(f.fs.link(private, home, b"name"), 2);
     let ino = nameless(&f, home, true);
@@ -142,7 +144,8 @@ fn inherits() {
         list.extend(id.to_le_bytes());
     }
     f.fs.setxattr(home, b"system.posix_acl_default", &list, XattrMode::Set).unwrap();
-    let attr = f.fs.tmpfile(Caller { uid: 7, gid: 8 }, home, 0o666, 0o077, true).unwrap();
+    let new = NewNameless { mode: 0o666, umask: 0o077, linkable: true };
+    let attr = f.fs.tmpfile(Caller { uid: 7, gid: 8 }, home, new).unwrap();
     let ino = attr.ino;
     assert_eq!(attr.mode, 0o660, "the list counts, not the umask");
     let inherited = f.fs.getxattr(ino, b"system.posix_acl_access").unwrap();

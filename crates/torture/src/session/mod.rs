@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use varve_fs::{Allocate, Filesystem, FsError, InodeId, NewInode, RenameMode};
+use varve_fs::{Allocate, Filesystem, FsError, InodeId, NewInode, NewNameless, RenameMode};
 use varve_sim::Rng;
 
 use crate::call::{Call, fill, write};
@@ -182,7 +182,8 @@ impl Session {
             }
             Call::Symlink { parent, name, target } => (fs.symlink(caller, *parent, name, target)?.ino, 0),
             Call::Tmpfile { parent, mode, umask, linkable } => {
-                (fs.tmpfile(caller, *parent, *mode, *umask, *linkable)?.ino, 0)
+                let new = NewNameless { mode: *mode, umask: *umask, linkable: *linkable };
+                (fs.tmpfile(caller, *parent, new)?.ino, 0)
             }
             Call::Link { ino, parent, name } => fs.link(*ino, *parent, name).map(|_| none)?,
             Call::Unlink { parent, name } => fs.unlink(*parent, name).map(|()| none)?,
