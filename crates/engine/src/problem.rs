@@ -70,6 +70,7 @@ kinds! {
     RootDirectoryMissing "root-directory-missing" "There is no root directory.";
     InodeMalformed "inode-malformed" "The record of an inode is not one.";
     InodeSenseless "inode-senseless" "Fields of an inode contradict its kind or each other.";
+    InodeFlags "inode-flags" "An inode has flags (chattr), and the pool says that none has: they are not heeded.";
     InodeLost "inode-lost" "A name leads to an inode whose record was in a damaged tree node.";
     InodeUnlinked "inode-unlinked" "An inode has no links and is not an orphan.";
     InodeNameless "inode-nameless" "No name leads to an inode.";

@@ -18,9 +18,11 @@ use varve_engine::{
 };
 use varve_format::record::inode::{InodeKind, InodeRecord, decode_inode_key, inode_key};
 use varve_format::record::orphan::{OrphanRecord, decode_orphan_key};
+use varve_format::record::subvolume::SUBVOLUME_FLAGGED;
 use varve_format::{Corrupt, VersionId, VersionKey};
 
 use crate::Result;
+use crate::api::FileFlags;
 use crate::core::Core;
 use crate::subvolume::{Slot, Subvolume, local};
 use crate::table::{Namespace, extents};
@@ -126,6 +128,8 @@ struct Check<'a> {
     lost: Lost,
     id_floor: u64,
     problems: Problems,
+    /// Whether an inode may have flags that users set.
+    flagged: bool,
 }
 
 /// Where to go on behind the entry at `key`: the next key, or, where only one of the entries of a prefix can be seen, the
@@ -165,9 +169,12 @@ impl Core {
 
     pub(crate) fn check(&self, verify_data: bool) -> Result<CheckReport> {
         let problems = self.subvolume_problems.clone();
+        let view = self.store.view();
+        // A record that cannot be read is another problem.
+        let first = crate::table::subvolumes::first_in(&view).ok().flatten();
         let mut check = Check {
             core: self,
-            view: self.store.view(),
+            view,
             namespace: Namespace::clone(&*self.names(self.root())?),
             namespaces: self.namespaces()?,
             inodes: Inodes::new(),
@@ -175,6 +182,7 @@ impl Core {
             lost: Lost::new(self.store.lost_keys()),
             id_floor: self.store.id_floor(),
             problems,
+            flagged: first.is_none_or(|record| record.flags & SUBVOLUME_FLAGGED != 0),
         };
         if !self.store.is_hopeless() {
             check.foreign()?;
@@ -408,6 +416,13 @@ impl<'a> Check<'a> {
         // A copy of an inherited record of a small file has a family of its own.
         if record.data.family.0 != local(ino).0 && !self.core.sharing() {
             wrong.push("has the data of another inode");
+        }
+        let flags = FileFlags::of(record);
+        if flags != FileFlags::NONE && !self.flagged {
+            let letters = flags.letters();
+            let text =
+                format!("inode {} has flags ({letters}), and the pool says that no inode has any", ino.0);
+            self.of(Kind::InodeFlags, ino, text);
         }
         for what in wrong {
             self.of(Kind::InodeSenseless, ino, format!("inode {} {what}", ino.0));

@@ -15,7 +15,7 @@ use varve_format::batch::{self, BatchHeader};
 use varve_format::node;
 use varve_format::record::extent::{DataKey, Extent};
 use varve_format::record::held::held_key;
-use varve_format::record::inode::{InodeKind, InodeRecord, inode_key};
+use varve_format::record::inode::{INODE_FLAG_IMMUTABLE, InodeKind, InodeRecord, inode_key};
 use varve_format::record::keyframe::{KeyframeKey, KeyframeRun, encode_pieces};
 use varve_format::record::name::{NamePosition, NameRecord, name_key};
 use varve_format::record::orphan::{OrphanRecord, OrphanState, orphan_key};

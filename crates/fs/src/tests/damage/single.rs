@@ -137,6 +137,7 @@ pub const RECORDS: &[(Kind, Plant)] = &[
     (Kind::RootDirectoryMissing, |w| w.forget(ROOT)),
     (Kind::InodeMalformed, |w| w.image.put(TreeId::INODES, &w.inode_key(w.small), b"garbage")),
     (Kind::InodeSenseless, |w| w.change(w.file, |r| r.rdev = 5)),
+    (Kind::InodeFlags, |w| w.change(w.dir, |r| r.flags |= INODE_FLAG_IMMUTABLE)),
     (Kind::InodeSenseless, |w| w.change(w.link, |r| r.size += 1)),
     (Kind::InodeSenseless, |w| w.change(w.file, |r| r.inline = Some(Vec::new()))),
     (Kind::InodeLost, |w| w.image.put(TreeId::INODES, &w.inode_key(w.file), b"garbage")),
