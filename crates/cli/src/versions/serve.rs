@@ -6,7 +6,9 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
-use varve_fs::{Attr, Caller, EngineError, FileKind, Filesystem, FsError, InodeId, SubvolumeInfo, Timestamp};
+use varve_fs::{
+    Attr, Caller, EngineError, FileFlags, FileKind, Filesystem, FsError, InodeId, SubvolumeInfo, Timestamp,
+};
 use varve_mount::Outside;
 
 use super::{ListPage, Listed, Request, diff, extents};
@@ -50,8 +52,15 @@ pub fn serve(filesystem: &Filesystem, outside: &Outside, caller: Caller, request
             }
             must_own(caller, &attr)?;
             may_change(filesystem, caller, directory)?;
-            change(outside, "delete_subvolume", directory, &name, || {
+            let done = attempt(outside, "delete_subvolume", directory, &name, || {
                 filesystem.delete_subvolume(directory, &name)
+            });
+            done?.map_err(|error| match error {
+                FsError::NotPermitted if attr.flags.intersects(FileFlags::PROTECTING) => anyhow!(
+                    "its root directory is immutable or append only (lsattr -d shows it); to delete it all the same, take that \
+                     away first: chattr -ia DIRECTORY"
+                ),
+                error => advise(error),
             })?;
             // Whoever is in it or has it open sees that it is gone.
             outside.forget_inode(root);
@@ -79,7 +88,7 @@ pub fn serve(filesystem: &Filesystem, outside: &Outside, caller: Caller, request
     Ok(json!("done"))
 }
 
-/// Changes a name in a directory. The kernel is told also after a failure, which may have come in the middle.
+/// Changes a name in a directory, and says what to do about what went wrong.
 fn change<T>(
     outside: &Outside,
     verb: &'static str,
@@ -87,14 +96,22 @@ fn change<T>(
     name: &[u8],
     body: impl FnOnce() -> Result<T, FsError>,
 ) -> Result<T> {
+    attempt(outside, verb, directory, name, body)?.map_err(advise)
+}
+
+/// Changes a name in a directory. The kernel is told also after a failure, which may have come in the middle.
+fn attempt<T>(
+    outside: &Outside,
+    verb: &'static str,
+    directory: InodeId,
+    name: &[u8],
+    body: impl FnOnce() -> Result<T, FsError>,
+) -> Result<Result<T, FsError>> {
     let result = outside.change(verb, body);
     outside.forget_name(directory, name);
-    match result {
-        Some(result) => result.map_err(advise),
-        None => bail!(
-            "the process that serves the mount has met a bug in itself and changes nothing any more; unmount and mount again"
-        ),
-    }
+    result.context(
+        "the process that serves the mount has met a bug in itself and changes nothing any more; unmount and mount again",
+    )
 }
 
 /// Subvolumes in a page. A page fits into a line of the control socket ([`crate::control`]) with long paths, too.
@@ -163,6 +180,11 @@ fn advise(error: FsError) -> anyhow::Error {
         FsError::NotSubvolume => "it is not a subvolume; varve subvolume list shows them".to_owned(),
         FsError::ReadOnlySubvolume => {
             "the directory lies in a read-only snapshot; choose a place outside of it".to_owned()
+        }
+        FsError::NotPermitted => {
+            "the directory it is in, or is to be in, is immutable or append only (lsattr -d shows it); chattr -ia DIRECTORY \
+             takes that away"
+                .to_owned()
         }
         FsError::NameTooLong => "the name is longer than 255 bytes; choose a shorter one".to_owned(),
         FsError::Engine(EngineError::NoSpace) => "the pool is full; delete something first".to_owned(),

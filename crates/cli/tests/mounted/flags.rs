@@ -1,4 +1,4 @@
-//! Flags of chattr in `varve import`, `varve export` and `varve diff`.
+//! Flags of chattr in `varve import`, `varve export`, `varve diff` and `varve subvolume delete`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -250,4 +250,44 @@ fn differences_of_flags_are_shown() {
     let shown: Vec<_> = json.iter().map(|one| (one["path"].as_str(), one["flags"].as_str())).collect();
     let some = |path, flags| (Some(path), Some(flags));
     assert_eq!(shown, [some("/dir", "D"), some("/given", "dA"), some("/taken", "")]);
+}
+
+/// Goal: who deletes a subvolume that is immutable, or lies in something that is, reads what to do, and that helps. Method: the flag on
+/// its root, and on the directory around it; the command, and rmdir; then what was said is done.
+#[test]
+fn a_protected_subvolume_is_not_deleted() {
+    if !can_mount("a_protected_subvolume_is_not_deleted") {
+        return;
+    }
+    let scratch = Scratch::new("flags-delete");
+    let pool = scratch.pool("pool.img", "64M");
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    fs::create_dir(mount.path("dir")).expect("a directory");
+    let sub = mount.path("dir/sub");
+    succeed(varve(&["subvolume", "create"]).arg(&sub));
+    fs::write(sub.join("file"), "file").expect("a file");
+    if set(&sub.join("file"), IFlags::IMMUTABLE).is_err() {
+        say(
+            "\n*** SKIPPED a_protected_subvolume_is_not_deleted: flags cannot be set through a mount here ***\n",
+        );
+        return;
+    }
+    let refused = |words: &[&str]| {
+        let out = output(varve(&["subvolume", "delete"]).arg(&sub));
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(1), "{said}");
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        let error = fs::remove_dir(&sub).expect_err("it is there");
+        assert_eq!(error.raw_os_error(), Some(1), "{error}");
+    };
+    set(&sub, IFlags::APPEND).expect("it was tried before");
+    refused(&["its root directory is immutable or append only", "chattr -ia"]);
+    set(&sub, IFlags::empty()).expect("it was tried before");
+    set(&mount.path("dir"), IFlags::IMMUTABLE).expect("it was tried before");
+    refused(&["the directory it is in", "chattr -ia"]);
+    set(&mount.path("dir"), IFlags::empty()).expect("it was tried before");
+    succeed(varve(&["subvolume", "delete"]).arg(&sub));
+    assert!(!sub.exists());
+    mount.unmount();
+    check(&pool);
 }

@@ -19,7 +19,7 @@ use varve_format::record::subvolume::{
     SubvolumeRecord,
 };
 
-use super::flags::Touch;
+use super::flags::{Touch, require_unprotected};
 use super::require_directory;
 use crate::api::{Attr, Caller, ROOT_INODE, RenameMode};
 use crate::core::{Core, check_name, touch_directory};
@@ -380,6 +380,20 @@ impl Core {
         Ok(Subvolume::new(id, slot, read_only, source.gate.clone(), holder))
     }
 
+    /// Refuses to take the name from a subvolume whose root directory must not lose it, as of any directory. In a read-only
+    /// snapshot nobody could take such flags away: there they show what was, and keep nothing.
+    fn require_unprotected_root(&self, subvolume: &Subvolume) -> Result<()> {
+        if !self.flagged() || subvolume.read_only {
+            return Ok(());
+        }
+        let root = subvolume.slot.full(ROOT_INODE);
+        // What else is wrong with it, whoever goes on finds out.
+        match self.names(root).and_then(|names| Ok(names.inode(root)?)) {
+            Ok(Some((record, _))) => require_unprotected(&record),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn delete_subvolume(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.admit(parent)?;
         self.permit(parent, Touch::NameGoes)?;
@@ -392,6 +406,7 @@ impl Core {
         if subvolume.read_only {
             return Err(FsError::IsSubvolume);
         }
+        self.require_unprotected_root(&subvolume)?;
         // As a rule that settles it, and nothing is logged for a refusal.
         let root = subvolume.slot.full(ROOT_INODE);
         let names = self.names(root)?;
@@ -419,6 +434,7 @@ impl Core {
             // Another one has taken the name.
             return Err(FsError::NotSubvolume);
         }
+        self.require_unprotected_root(&subvolume)?;
         if self.subvolumes.nested.within(slot) {
             return Err(FsError::NotEmpty);
         }
@@ -522,6 +538,7 @@ impl Core {
             }
         }
         let subvolume = self.subvolumes.get(slot)?.shared();
+        self.require_unprotected_root(&subvolume)?;
         let new_id = self.subvolumes.get(Slot::of(new_parent))?.id;
         let change = self.change(new_parent)?;
         let state = self.state(new_parent);

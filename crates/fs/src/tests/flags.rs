@@ -166,3 +166,51 @@ fn reading_is_not_noted() {
         assert_eq!(f.fs.getattr(ino).unwrap().atime != before, changes);
     }
 }
+
+// Goal: a subvolume whose root must not lose its name keeps it, whoever asks in whatever way, and only for as long; what is immutable
+// in it does not keep it, nor do the flags of what cannot be changed. Method: either flag on a root with something in it, without, and
+// with a subvolume in it; then without flags; a read-only snapshot of an immutable one.
+#[test]
+fn flags_of_roots_of_subvolumes() {
+    let mut f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let empty = f.fs.create_subvolume(Caller::ROOT, ROOT, b"empty", 0o755).unwrap().ino;
+    let full = f.fs.create_subvolume(Caller::ROOT, ROOT, b"full", 0o755).unwrap().ino;
+    f.fs.create_subvolume(Caller::ROOT, full, b"inner", 0o755).unwrap();
+    let file = f.fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
+    f.fs.set_flags(Caller::ROOT, file, I).unwrap();
+    let names = [b"sub".to_vec(), b"empty".to_vec(), b"full".to_vec()];
+    let kept = |f: &Fixture| {
+        for name in &names {
+            refused(f.fs.delete_subvolume(ROOT, name), 1);
+            refused(f.fs.rmdir(ROOT, name), 1);
+            refused(f.fs.rename(ROOT, name, ROOT, b"moved", RenameMode::Replace), 1);
+        }
+    };
+    for flag in [A, I] {
+        [sub, empty, full].iter().for_each(|root| f.fs.set_flags(Caller::ROOT, *root, flag).unwrap());
+        kept(&f);
+    }
+    let frozen = f.fs.snapshot(sub, ROOT, b"frozen", true, true).unwrap();
+    f.fs.snapshot(sub, ROOT, b"copy", false, true).unwrap();
+    f.fs.sync().unwrap();
+    f.kill();
+    kept(&f);
+    refused(f.fs.delete_subvolume(ROOT, b"copy"), 1);
+    assert_eq!(f.fs.getattr(frozen).unwrap().flags, I);
+    refused(f.fs.set_flags(Caller::ROOT, frozen, FileFlags::NONE), 30);
+    f.fs.rename(ROOT, b"frozen", ROOT, b"still", RenameMode::Replace).unwrap();
+    f.fs.delete_subvolume(ROOT, b"still").unwrap();
+    let roots = names.iter().map(|name| name.as_slice()).chain([&b"copy"[..]]);
+    for name in roots.clone() {
+        let root = f.fs.lookup(ROOT, name).unwrap().ino;
+        f.fs.set_flags(Caller::ROOT, root, FileFlags::NONE).unwrap();
+    }
+    refused(f.fs.delete_subvolume(ROOT, b"full"), 39);
+    f.fs.delete_subvolume(f.fs.lookup(ROOT, b"full").unwrap().ino, b"inner").unwrap();
+    f.fs.rmdir(ROOT, b"empty").unwrap();
+    roots.filter(|name| *name != b"empty").for_each(|name| f.fs.delete_subvolume(ROOT, name).unwrap());
+    f.fs.maintain().unwrap();
+    f.check();
+    assert_eq!(f.list(ROOT), Vec::<Vec<u8>>::new());
+}

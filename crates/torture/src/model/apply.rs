@@ -435,9 +435,7 @@ impl Model {
             return Err(EPERM);
         }
         let empty = self.directory(ino)?.is_empty();
-        if !is_subvolume(ino) {
-            self.require_unprotected(ino)?;
-        }
+        self.require_unprotected(ino)?;
         if !empty {
             return Err(ENOTEMPTY);
         }
@@ -499,14 +497,14 @@ impl Model {
         for ino in [Some(source), target, target.map(|_| to.0)].into_iter().flatten() {
             self.require_unprotected(ino)?;
         }
-        if let Some(target) = target {
-            if mode.replaces() {
-                match (is_directory(self, source), is_directory(self, target)) {
-                    (true, false) => return Err(ENOTDIR),
-                    (false, true) => return Err(EISDIR),
-                    (true, true) if !self.directory(target)?.is_empty() => return Err(ENOTEMPTY),
-                    _ => {}
-                }
+        if let Some(target) = target
+            && mode.replaces()
+        {
+            match (is_directory(self, source), is_directory(self, target)) {
+                (true, false) => return Err(ENOTDIR),
+                (false, true) => return Err(EISDIR),
+                (true, true) if !self.directory(target)?.is_empty() => return Err(ENOTEMPTY),
+                _ => {}
             }
         }
         self.entries_mut(from.0).remove(from.1);

@@ -294,6 +294,11 @@ impl Model {
         }
     }
 
+    /// Whether a subvolume may lose its name. The flags of a read-only one keep nothing.
+    fn require_unprotected_root(&self, root: InodeId) -> Result<(), Errno> {
+        if self.is_frozen(root) { Ok(()) } else { self.require_unprotected(root) }
+    }
+
     pub(super) fn delete_subvolume(
         &mut self,
         parent: InodeId,
@@ -304,6 +309,7 @@ impl Model {
         if !is_subvolume(root) {
             return Err(EINVAL);
         }
+        self.require_unprotected_root(root)?;
         let gone: Vec<InodeId> =
             self.inodes().filter(|(ino, _)| slot(*ino) == slot(root)).map(|(ino, _)| ino).collect();
         let names = gone.iter().filter_map(|ino| self.get(*ino)?.entries());
@@ -364,6 +370,7 @@ impl Model {
         if self.is_below(to.0, source) {
             return Err(EINVAL);
         }
+        self.require_unprotected_root(source)?;
         self.require(|at, _| at == slot(to.0));
         self.entries_mut(from.0).remove(from.1);
         self.entries_mut(to.0).insert(to.1.to_vec(), source);
