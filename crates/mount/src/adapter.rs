@@ -196,30 +196,19 @@ impl<V: Verbs> Adapter<V> {
             }
             Body::Destroy => reply.empty(),
             Body::Ioctl { command: abi::ioctl::TRIM, data, out_bytes } => {
-                self.trim(who, data, out_bytes, reply);
+                self.trim(who, header.unique, data, out_bytes, reply);
             }
             Body::Ioctl { command, data, out_bytes } => {
                 self.ioctl(who, number, command, data, out_bytes, reply)
             }
+            // Nothing else waits long.
+            Body::Interrupt { unique } => {
+                reply.none();
+                self.trims.interrupt(unique);
+            }
             // FLUSH: nothing happens at close; the kernel still writes out pages dirtied through mmap before it would
-            // have asked. INTERRUPT: nothing here waits long. ACCESS, POLL, BMAP, locks: the kernel falls back.
+            // have asked. ACCESS, POLL, BMAP, locks: the kernel falls back.
             Body::Other => reply.error(Errno::NOSYS),
-        }
-    }
-
-    /// FITRIM: the kernel asks nothing of who calls it.
-    fn trim(&self, who: Caller, data: &[u8], out_bytes: u32, reply: Reply) {
-        if who.uid != 0 {
-            return reply.error(Errno::PERM);
-        }
-        let Some(asked) = abi::ioctl_trim(data) else { return reply.error(Errno::INVAL) };
-        let range = asked.start..asked.start.saturating_add(asked.len);
-        match self.verbs.trim(range, asked.minimum) {
-            Ok(done) if !done.is_supported => reply.error(Errno::OPNOTSUPP),
-            // Nothing of that is in the pool.
-            Ok(done) if asked.start >= done.end_bytes => reply.error(Errno::INVAL),
-            Ok(done) => reply.ioctl(&abi::FstrimRange { len: done.discarded_bytes, ..asked }, out_bytes),
-            Err(error) => reply.error(self.errno("ioctl", abi::ROOT, &error)),
         }
     }
 

@@ -19,6 +19,7 @@ use crate::kernel::listing::Listing;
 use crate::kernel::reply::Reply;
 use crate::pins::Pins;
 use crate::policy::Change;
+use crate::trim::Trims;
 use crate::{Health, Policy, Verbs, convert};
 
 /// Directory entries fetched at once for readdirplus, at first and at most.
@@ -56,6 +57,7 @@ pub(crate) struct Adapter<V> {
     pub pins: Pins,
     pub policy: Arc<Policy>,
     pub agreed: Agreed,
+    pub trims: Trims,
     /// Files are opened so that reads and writes go past the kernel's cache.
     pub direct_io: bool,
     /// The only user who may ask anything; `None`: the kernel decides.
@@ -86,6 +88,7 @@ impl<V: Verbs> Adapter<V> {
 
     /// The mount is gone: nobody can ask for what was kept for it.
     pub(crate) fn end(&self) {
+        self.trims.end();
         if !self.health.panicked()
             && catch_unwind(AssertUnwindSafe(|| self.pins.unpin_all(&*self.verbs))).is_err()
         {

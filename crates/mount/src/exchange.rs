@@ -98,7 +98,7 @@ impl<V: Verbs> Verbs for Exchange<V> {
         listxattr(ino: InodeId) -> Result<Vec<Vec<u8>>>;
         removexattr(ino: InodeId, name: &[u8]) -> Result<()>;
         set_flags(caller: Caller, ino: InodeId, flags: FileFlags) -> Result<()>;
-        trim(range: Range<u64>, minimum_bytes: u64) -> Result<Trimmed>;
+        trim(range: Range<u64>, minimum_bytes: u64, goes_on: &dyn Fn() -> bool) -> Result<Trimmed>;
         wants_durable(ino: InodeId, names: bool) -> bool;
         statfs() -> Result<StatFs>;
     }

@@ -21,6 +21,7 @@ mod pins;
 mod policy;
 mod serve;
 mod session;
+mod trim;
 mod verbs;
 
 pub use exchange::Exchange;

@@ -23,6 +23,7 @@ use crate::dispatch::Adapter;
 use crate::kernel::device::{self, Device};
 use crate::kernel::handshake;
 use crate::pins::Pins;
+use crate::trim::Trims;
 use crate::{Flags, Health, Outside, Policy, Verbs, fusermount, serve};
 
 /// The type shown by mount(8).
@@ -130,6 +131,7 @@ impl Mounted {
             pins: Pins::default(),
             policy: policy.clone(),
             agreed,
+            trims: Trims::default(),
             direct_io: options.direct_io,
             owner: (!options.allow_other).then(|| rustix::process::geteuid().as_raw()),
         };

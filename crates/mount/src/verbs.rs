@@ -106,9 +106,9 @@ pub trait Verbs: Send + Sync + 'static {
         let _ = (caller, ino, flags);
         Err(FsError::NotSupported)
     }
-    /// See [`Filesystem::trim`]. Filesystems that lie on no device leave it as it is.
-    fn trim(&self, range: Range<u64>, minimum_bytes: u64) -> Result<Trimmed> {
-        let _ = (range, minimum_bytes);
+    /// See [`Filesystem::trim`]: as long as `goes_on` says so. Filesystems that lie on no device leave it as it is.
+    fn trim(&self, range: Range<u64>, minimum_bytes: u64, goes_on: &dyn Fn() -> bool) -> Result<Trimmed> {
+        let _ = (range, minimum_bytes, goes_on);
         Err(FsError::NotSupported)
     }
     /// See [`Filesystem::wants_durable`].
@@ -226,8 +226,8 @@ impl Verbs for Filesystem {
     fn set_flags(&self, caller: Caller, ino: InodeId, flags: FileFlags) -> Result<()> {
         Filesystem::set_flags(self, caller, ino, flags)
     }
-    fn trim(&self, range: Range<u64>, minimum_bytes: u64) -> Result<Trimmed> {
-        Filesystem::trim(self, range, minimum_bytes, &mut |_| true)
+    fn trim(&self, range: Range<u64>, minimum_bytes: u64, goes_on: &dyn Fn() -> bool) -> Result<Trimmed> {
+        Filesystem::trim(self, range, minimum_bytes, &mut |_| goes_on())
     }
     fn wants_durable(&self, ino: InodeId, names: bool) -> bool {
         Filesystem::wants_durable(self, ino, names)

@@ -2,13 +2,15 @@
 //! that the adapter can be tested without an engine.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use varve_device::AlignedBuf;
 use varve_fs::{
     Allocate, Attr, Caller, DirEntry, FileKind, FsError, InodeId, NewInode, ROOT_INODE, RenameMode, SeekTo,
-    SetAttr, SetTime, StatFs, Timestamp, XattrMode,
+    SetAttr, SetTime, StatFs, Timestamp, Trimmed, XattrMode,
 };
 use varve_mount::Verbs;
 
@@ -39,6 +41,8 @@ pub struct Double {
     pub fsyncs: AtomicU64,
     /// Writes that came in a buffer of their own, all of it theirs, and were taken with it.
     pub taken: AtomicU64,
+    /// Trims that have begun, and that have ended: none does before it is interrupted.
+    pub trims: (AtomicU64, AtomicU64),
 }
 
 fn node(ino: InodeId, kind: FileKind, mode: u32, caller: Caller, parent: InodeId) -> Node {
@@ -73,6 +77,7 @@ impl Default for Double {
             opens: AtomicU64::new(0),
             fsyncs: AtomicU64::new(0),
             taken: AtomicU64::new(0),
+            trims: Default::default(),
         }
     }
 }
@@ -121,6 +126,14 @@ impl Tree {
 }
 
 impl Verbs for Double {
+    fn trim(&self, range: Range<u64>, _: u64, goes_on: &dyn Fn() -> bool) -> Result<Trimmed> {
+        self.trims.0.fetch_add(1, Relaxed);
+        while goes_on() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.trims.1.fetch_add(1, Relaxed);
+        Ok(Trimmed { discarded_bytes: 0, position_bytes: 0, end_bytes: range.end, is_supported: true })
+    }
     fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Attr> {
         self.lookups.fetch_add(1, Relaxed);
         let mut tree = self.tree.lock();

@@ -9,8 +9,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use double::Double;
@@ -475,4 +476,36 @@ fn another_takes_the_place() {
     assert_eq!(asked(), (1, 2));
     // The first is let go of.
     assert_eq!(Arc::strong_count(&first), 1);
+}
+
+// Goal: an fstrim that takes long keeps nobody from anything, and ends when it is interrupted. Method: more of them than threads
+// that serve, on a double whose trims go on until they are told to end.
+#[test]
+fn fstrim_can_be_interrupted() {
+    let Some(mount) = TestMount::start("fstrim_can_be_interrupted") else { return };
+    let here = Command::new("fstrim").arg("--version").output().is_ok_and(|out| out.status.success());
+    if !here || !rustix::process::geteuid().is_root() {
+        return eprintln!("SKIPPED, nothing shown: fstrim_can_be_interrupted: no fstrim, or not root");
+    }
+    let reach = |count: &AtomicU64, wanted: u64| {
+        for _ in 0..12_000 {
+            if count.load(Relaxed) == wanted {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{} of {wanted} trims", count.load(Relaxed));
+    };
+    let mut running: Vec<_> =
+        (0..6).map(|_| Command::new("fstrim").arg(mount.directory.path()).spawn().unwrap()).collect();
+    reach(&mount.verbs.trims.0, 6);
+    fs::write(mount.path("file"), "meanwhile").unwrap();
+    assert_eq!(fs::read(mount.path("file")).unwrap(), b"meanwhile");
+    for (i, fstrim) in running.iter_mut().enumerate() {
+        let pid = rustix::process::Pid::from_child(fstrim);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        assert!(!fstrim.wait().unwrap().success());
+        reach(&mount.verbs.trims.1, i as u64 + 1);
+    }
+    mount.wait_for_no_open_handles();
 }

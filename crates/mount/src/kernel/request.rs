@@ -127,6 +127,10 @@ pub enum Body<'a> {
         data: &'a [u8],
         out_bytes: u32,
     },
+    /// Whoever waits for that request wants no more than a quick answer.
+    Interrupt {
+        unique: u64,
+    },
     Destroy,
     /// What this filesystem does without: the kernel falls back when it hears ENOSYS, and does not ask again.
     Other,
@@ -170,6 +174,7 @@ impl Body<'_> {
             Body::Lseek { .. } => "lseek",
             Body::Copy(_) => "copy_file_range",
             Body::Ioctl { .. } => "ioctl",
+            Body::Interrupt { .. } => "interrupt",
             Body::Destroy => "destroy",
             Body::Other => "a request of another kind",
         }
@@ -218,6 +223,7 @@ impl Body<'_> {
                 | Body::Releasedir
                 | Body::Readdir { .. }
                 | Body::Readdirplus { .. }
+                | Body::Interrupt { .. }
                 | Body::Destroy
         )
     }
@@ -351,6 +357,7 @@ pub fn body<'a>(
             let data = rest.get(..head.in_size as usize).ok_or(Errno::IO)?;
             Body::Ioctl { command: head.cmd, data, out_bytes: head.out_size }
         }
+        opcode::INTERRUPT => Body::Interrupt { unique: fixed::<abi::InterruptIn>(rest)?.0.unique },
         opcode::DESTROY => Body::Destroy,
         _ => Body::Other,
     })

@@ -1,0 +1,78 @@
+//! fstrim(8): an ioctl that takes as long as the device does. It has a thread of its own, so that requests are answered
+//! meanwhile, however few threads there are for them; and it is the one request that an interruption ends.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use varve_fs::Caller;
+
+use crate::Verbs;
+use crate::dispatch::Adapter;
+use crate::kernel::abi::{self, FstrimRange};
+use crate::kernel::reply::Reply;
+
+/// Trims under way.
+#[derive(Default)]
+pub(crate) struct Trims(Arc<Mutex<Vec<Trim>>>);
+
+/// By the number of the request, and whether nobody waits for it any more.
+struct Trim {
+    unique: u64,
+    over: Arc<AtomicBool>,
+}
+
+impl Trims {
+    /// Whoever waits for this request wants it to end.
+    pub(crate) fn interrupt(&self, unique: u64) {
+        let trims = self.0.lock();
+        trims.iter().filter(|trim| trim.unique == unique).for_each(|trim| trim.over.store(true, Relaxed));
+    }
+
+    /// The mount is gone.
+    pub(crate) fn end(&self) {
+        self.0.lock().iter().for_each(|trim| trim.over.store(true, Relaxed));
+    }
+}
+
+impl<V: Verbs> Adapter<V> {
+    /// FITRIM. The kernel asks nothing of who calls it: root alone may. What was trimmed before an interruption counts.
+    pub(crate) fn trim(&self, who: Caller, unique: u64, data: &[u8], out_bytes: u32, reply: Reply) {
+        if who.uid != 0 {
+            return reply.error(Errno::PERM);
+        }
+        let Some(asked) = abi::ioctl_trim(data) else { return reply.error(Errno::INVAL) };
+        let over = Arc::new(AtomicBool::new(false));
+        self.trims.0.lock().push(Trim { unique, over: over.clone() });
+        let (verbs, health, trims) = (self.verbs.clone(), self.health.clone(), self.trims.0.clone());
+        let work = move || {
+            let range = asked.start..asked.start.saturating_add(asked.len);
+            let trim = || verbs.trim(range, asked.minimum, &|| !over.load(Relaxed));
+            let done = catch_unwind(AssertUnwindSafe(trim));
+            trims.lock().retain(|trim| trim.unique != unique);
+            match done {
+                Ok(Ok(done)) if !done.is_supported => reply.error(Errno::OPNOTSUPP),
+                // Nothing of that is in the pool.
+                Ok(Ok(done)) if asked.start >= done.end_bytes => reply.error(Errno::INVAL),
+                Ok(Ok(done)) => reply.ioctl(&FstrimRange { len: done.discarded_bytes, ..asked }, out_bytes),
+                Ok(Err(error)) => {
+                    let errno = Errno::from_raw_os_error(error.errno());
+                    if errno == Errno::IO {
+                        health.note_error("fstrim", abi::ROOT, &error);
+                    }
+                    reply.error(errno);
+                }
+                // The reply answers EIO when it is dropped.
+                Err(_) => health.note_panic("fstrim"),
+            }
+        };
+        // Without a thread the reply goes with the work, and answers EIO.
+        if let Err(error) = thread::Builder::new().name("varve-trim".into()).spawn(work) {
+            self.trims.0.lock().retain(|trim| trim.unique != unique);
+            tracing::error!("no thread for fstrim: {error}");
+        }
+    }
+}
