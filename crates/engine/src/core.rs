@@ -200,7 +200,7 @@ impl Core {
                     add(*run);
                 }
                 Op::Free { run } => {
-                    if self.out_of_bounds(*run) || !self.space.all_referenced(*run, true) {
+                    if self.out_of_bounds(*run) || !self.space.all_data(*run) {
                         return Err(Obstacle::Blocks(*run));
                     }
                     freed += u64::from(run.blocks);
@@ -377,7 +377,7 @@ impl Core {
             return Err(Obstacle::Blocks(*run));
         }
         // Only used blocks can be shared: who reads where they are keeps them from being freed until this is applied.
-        if let Some(run) = tx.shared.iter().find(|run| !self.space.all_referenced(**run, true)) {
+        if let Some(run) = tx.shared.iter().find(|run| !self.space.all_data(**run)) {
             return Err(Obstacle::Blocks(*run));
         }
         let source = InMemory { pins: &fetched.nodes, cache, missed: Cell::new(None) };

@@ -428,6 +428,7 @@ impl Store {
         }
         let mut core = self.core.lock();
         core.space.nodes = nodes;
+        core.space.metadata = metadata.clone();
         if self.bitmap_lost.is_some() {
             // What replay may not give to data. The rest is found out as it is freed, and then taken for used.
             core.space.adopt_referenced(metadata.clone());

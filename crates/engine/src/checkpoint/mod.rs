@@ -404,10 +404,10 @@ impl Store {
         let mut core = self.core.lock();
         let space = &mut core.space;
         for run in &moves.taken {
-            space.referenced.write(*run, true, &mut |_| {});
+            space.refer_to_metadata(*run, true);
         }
         for run in moves.nodes_gone.iter().chain(&moves.pages_gone) {
-            space.referenced.write(*run, false, &mut |_| {});
+            space.refer_to_metadata(*run, false);
         }
         let written = dirty.len() as u64 * space.copies;
         space.frozen -= written;

@@ -1,9 +1,10 @@
 //! Space: which blocks may be handed out, and the sum that promises rest on.
 //!
-//! Two bitmaps. `referenced`: blocks that the present state or the durable checkpoint refers to; its pages are what a
+//! Three bitmaps. `referenced`: blocks that the present state or the durable checkpoint refers to; its pages are what a
 //! checkpoint writes. `busy`: blocks that may not be handed out: the same plus blocks being written, and blocks freed
-//! but held back. The unit of everything here is a block, so that whatever the sum allows can really be found; while a trim
-//! holds some of it for a moment (`trim`), by waiting for that.
+//! but held back. `metadata`: the durable checkpoint's nodes and pages among the referenced ones, which no transaction may give back or
+//! share, whatever a damaged extent says. The unit of everything here is a block, so that whatever the sum allows can really be found;
+//! while a trim holds some of it for a moment (`trim`), by waiting for that.
 //!
 //! The sum (design, section 7): `total = fixed + data + held + nodes + frozen + dirty + open + protected + available`,
 //! and `available` may go below zero only by what privileged transactions take out of `protected`.
@@ -51,6 +52,8 @@ pub struct Space {
     pub open: u64,
     /// See above.
     pub referenced: Bits,
+    /// See above.
+    pub metadata: Bits,
     /// Pages of `referenced` whose data bits changed since the last freeze.
     pub changed_pages: Vec<bool>,
     busy: Bits,
@@ -91,6 +94,7 @@ impl Space {
             dirty_nodes: 0,
             open: 0,
             referenced: Bits::new(total),
+            metadata: Bits::new(total),
             changed_pages: vec![false; total.div_ceil(PAGE_BITS) as usize],
             busy: Bits::new(total),
             trimming: 0,
@@ -293,6 +297,18 @@ impl Space {
     pub fn all_referenced(&self, run: Run, value: bool) -> bool {
         let end = run.addr.block() + u64::from(run.blocks);
         self.referenced.next(run.addr.block(), end, !value).is_none()
+    }
+
+    /// Whether all blocks of `run` are data that the present state refers to.
+    pub fn all_data(&self, run: Run) -> bool {
+        let end = run.addr.block() + u64::from(run.blocks);
+        self.all_referenced(run, true) && self.metadata.next(run.addr.block(), end, true).is_none()
+    }
+
+    /// A checkpoint has become durable that has taken blocks for its nodes and pages, or let go of some.
+    pub fn refer_to_metadata(&mut self, run: Run, value: bool) {
+        self.referenced.write(run, value, &mut |_| {});
+        self.metadata.write(run, value, &mut |_| {});
     }
 
     /// Held blocks become allocatable.

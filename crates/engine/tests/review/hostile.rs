@@ -24,6 +24,53 @@ fn blocks_named_twice_are_refused() {
     sound(&store, &[run]);
 }
 
+// Goal: a block of a tree is not given back as if it were data, whoever names it: the next checkpoint would give it back again, and the
+// log would say so for ever. Method: an extent that names a node is freed, as a damaged entry would have it; then the pool goes on,
+// through checkpoints and openings.
+#[test]
+fn a_node_is_not_freed_as_data() {
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Dup);
+    let mut store = open(&device);
+    let (data, _) = place(&store, b"data", 1).expect("places");
+    for round in 0..3u8 {
+        put(&store, b"k", &[round]);
+        store.checkpoint().expect("checkpoint");
+        let run = node(&device);
+        let mut tx = Transaction::new();
+        tx.free(run);
+        tx.put(TREE, b"k", b"x");
+        store.apply(tx, None).expect_err("it is a node");
+        let mut tx = Transaction::new();
+        tx.share(run);
+        store.apply(tx, None).expect_err("nor can it be shared");
+        put(&store, b"other", &[round]);
+        store.checkpoint().expect("checkpoint");
+        sound(&store, &[data]);
+        if round == 1 {
+            store.close().expect("closes");
+            drop(store);
+            store = open(&device);
+        }
+    }
+}
+
+/// A node of the newest checkpoint.
+fn node(device: &Hooked) -> Run {
+    use varve_format::superblock::{Superblock, slot_offset};
+    let mut slot = AlignedBuf::new(64 << 10);
+    let newest = (0..8).filter_map(|i| {
+        device.inner.read_at(slot_offset(i, POOL_BYTES), &mut slot).expect("reads");
+        Superblock::decode(&slot).ok()
+    });
+    let superblock = newest.max_by_key(|s| s.generation).expect("a superblock");
+    let mut block = AlignedBuf::new(4096);
+    device.inner.read_at(DATA_START + superblock.root.addr[0].0, &mut block).expect("reads");
+    let root = varve_format::root::RootBlock::decode(&block).expect("a root");
+    let tree = root.trees.iter().find(|t| t.tree == TREE).expect("the names tree");
+    Run { addr: tree.ptr.addr[0], blocks: 1 }
+}
+
 /// A pool whose superblock and root block say what `change` makes of them, with `blocks` written by pool address.
 fn forged(
     change: impl FnOnce(&mut varve_format::superblock::Superblock, &mut varve_format::root::RootBlock),
