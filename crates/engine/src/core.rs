@@ -103,7 +103,7 @@ pub struct Purse {
 impl Purse {
     /// Blocks the books keep for it.
     pub fn blocks(&self) -> u64 {
-        self.data + self.metadata_bytes.div_ceil(BLOCK_BYTES as u64)
+        self.data.saturating_add(self.metadata_bytes.div_ceil(BLOCK_BYTES as u64))
     }
 }
 

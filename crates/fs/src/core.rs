@@ -396,7 +396,7 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
 /// Records that an inode changed.
 pub(crate) fn touch(record: &mut InodeRecord, now: Time) {
     record.ctime = now;
-    record.change += 1;
+    record.change = record.change.wrapping_add(1);
 }
 
 /// Records that a directory's entries changed by `entries`, of which `directories` are directories.

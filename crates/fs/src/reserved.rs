@@ -67,7 +67,8 @@ impl Core {
     /// blocks.
     pub(crate) fn apply_reserving(&self, mut tx: Transaction, space: Reservation, freed: u64) -> Result<Lsn> {
         let mut stored = self.files.stored.lock();
-        let reserved_blocks = (stored.reserved_blocks + space.data_blocks()).saturating_sub(freed);
+        let reserved_blocks =
+            stored.reserved_blocks.saturating_add(space.data_blocks()).saturating_sub(freed);
         let record = SubvolumeRecord { reserved_blocks, ..stored.clone() };
         subvolumes::put_first(&mut tx, &record);
         let lsn = self.store.apply(tx, None)?;

@@ -125,7 +125,12 @@ impl Space {
             Urgency::Ordinary => 0,
             Urgency::Privileged => -(self.protected as i64),
         };
-        self.available() - blocks as i64 >= limit
+        self.leaves(blocks, limit)
+    }
+
+    /// Whether at least `least` is left to ordinary requests when so many more are taken.
+    pub fn leaves(&self, blocks: u64, least: i64) -> bool {
+        i64::try_from(blocks).is_ok_and(|blocks| self.available().saturating_sub(blocks) >= least)
     }
 
     /// Whether privileged work has used up half of what is protected.

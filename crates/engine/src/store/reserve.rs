@@ -76,7 +76,7 @@ impl Store {
         let limit = if squeeze { -(core.space.protected as i64) / 2 } else { 0 };
         let fits = |blocks: u64| {
             let purse = purse(blocks, blocks, entry_bytes, copies);
-            core.space.available() - purse.blocks() as i64 >= limit
+            core.space.leaves(purse.blocks(), limit)
         };
         let (mut least, mut most) = (0, data_blocks);
         while least < most {
@@ -204,5 +204,6 @@ impl Store {
 fn purse(data_blocks: u64, entries: u64, entry_bytes: u64, copies: u64) -> Purse {
     // Nodes are at least half full in the long run.
     let entry = entry_bytes + varve_format::node::ENTRY_OVERHEAD_BYTES as u64;
-    Purse { data: data_blocks, metadata_bytes: entries * entry * 2 * copies }
+    // What a damaged record asks for may be more than there is of anything: it is never there.
+    Purse { data: data_blocks, metadata_bytes: entries.saturating_mul(entry * 2 * copies) }
 }

@@ -100,9 +100,10 @@ impl Core {
         };
         let old_len = old.map(|xattr| xattr.head.value_len);
         let mut record = inner.record.clone();
-        record.xattr_count += u32::from(old.is_none());
+        record.xattr_count = record.xattr_count.saturating_add(u32::from(old.is_none()));
         let before = old_len.map_or(0, |len| cost(name, len as usize));
-        record.xattr_bytes = record.xattr_bytes.saturating_sub(before) + cost(name, value.len());
+        record.xattr_bytes =
+            record.xattr_bytes.saturating_sub(before).saturating_add(cost(name, value.len()));
         if record.xattr_bytes > XATTRS_PER_INODE_BYTES_MAX {
             return Err(FsError::AttributesFull);
         }

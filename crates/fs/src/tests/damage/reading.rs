@@ -135,3 +135,43 @@ fn a_pool_without_its_bitmap_can_be_read() {
         }
     }
 }
+
+// Goal: numbers of records that nothing checks, and that are as large as numbers get, make no sum go astray: what is asked for is done
+// or refused, and the space of others stays what it is. Method: each number alone, in a pool that is opened and written to.
+#[test]
+fn numbers_without_a_bound_are_survived() {
+    let world = build();
+    let plants: [(&str, Plant); 4] = [
+        ("reserved", |w| w.subvolume(|record| record.reserved_blocks = u64::MAX)),
+        ("reserved, some", |w| w.subvolume(|record| record.reserved_blocks = 1 << 62)),
+        ("attributes", |w| {
+            let file = w.file;
+            w.change(file, |record| (record.xattr_count, record.xattr_bytes) = (u32::MAX, u32::MAX));
+        }),
+        ("changes", |w| {
+            let file = w.file;
+            w.change(file, |record| record.change = u64::MAX);
+        }),
+    ];
+    for (what, plant) in plants {
+        let mut damaged = world.again();
+        plant(&mut damaged);
+        let options = OpenOptions {
+            store: StoreOptions { background: false, ..StoreOptions::default() },
+            dirty_bytes_max: 0,
+            clock: Arc::new(TestClock(SimClock::new(1_700_000_000, 1000))),
+            on_data_logged: None,
+        };
+        let device: Arc<dyn Device> = damaged.image.device.clone();
+        let (fs, _) = Filesystem::open(vec![device], options).unwrap();
+        let full = what.starts_with("reserved");
+        let how = Allocate::Reserve { keep_size: true };
+        let set = fs.fallocate(Caller::ROOT, damaged.big, 4 << 20, 65536, how);
+        assert_eq!(set.is_ok(), !full, "{what}: {set:?}");
+        let set = fs.setxattr(damaged.file, b"user.new", &[1; 3000], XattrMode::Set);
+        assert_eq!(set.is_ok(), what == "changes", "{what}: {set:?}");
+        fs.unlink(damaged.dir, b"file").unwrap();
+        fs.close().unwrap();
+        assert_eq!(check(&damaged.image.device).is_empty(), !full, "{what}");
+    }
+}
