@@ -14,6 +14,7 @@
 //! was faster, nothing more is read.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use anyhow::{Result, anyhow, bail};
@@ -48,6 +49,8 @@ struct Reading {
     device: Arc<FileDevice>,
     exchange: Arc<Exchange<Filesystem>>,
     opening: Opening,
+    /// An attempt to begin has written to the device before it failed: what has changed since then was not another process.
+    written: AtomicBool,
 }
 
 impl Opening {
@@ -89,6 +92,7 @@ impl Current {
             device,
             exchange: Arc::new(Exchange::new(filesystem.clone())),
             opening,
+            written: AtomicBool::new(false),
         });
         Ok(Current(RwLock::new(State { filesystem, reading, closed: false })))
     }
@@ -155,6 +159,9 @@ impl Current {
 
 impl Reading {
     fn begin_writing(&self) -> Result<()> {
+        if self.written.load(Ordering::Acquire) {
+            bail!("an earlier remount that failed {BEGUN}; {STAYS}");
+        }
         let device = self.device.reopen_for_writing().map_err(|error| self.refused(&error))?;
         let device = Arc::new(device);
         // From here on nobody writes who heeds locks; whoever has must be noticed before the first byte is written.
@@ -163,10 +170,11 @@ impl Reading {
         let exchanged = alone.and_then(|()| self.exchange(&device));
         let Err(error) = exchanged else { return Ok(()) };
         let written = device.stats().writes_count > 0;
+        self.written.store(written, Ordering::Release);
         drop(device);
         let pool = self.opening.pool.display();
         let advice = if written {
-            "opening it has begun to write to it: unmount it and mount it again".to_owned()
+            format!("opening it {BEGUN}")
         } else if error.is::<Changed>() {
             AGAIN.to_owned()
         } else {
@@ -217,6 +225,7 @@ impl std::fmt::Display for Changed {
 
 impl std::error::Error for Changed {}
 
+const BEGUN: &str = "has begun to write to it: unmount it and mount it again";
 const AGAIN: &str = "unmount it, and mount it again to see what is there now";
 const STAYS: &str = "the mount stays read-only";
 

@@ -204,14 +204,19 @@ impl Mount {
     }
 
     pub fn start_with(pool: &Path, point: &Path, options: &[&str]) -> Mount {
+        let mut command = varve(&["mount", "--foreground"]);
+        command.args(options).arg(pool).arg(point);
+        Mount::start_by(command, pool, point)
+    }
+
+    /// The same by a command that becomes the daemon.
+    pub fn start_by(mut command: Command, pool: &Path, point: &Path) -> Mount {
         fs::create_dir_all(point).expect("a mount point");
         let log = point.with_extension("log");
         let file = fs::File::options().create(true).append(true).open(&log).expect("a file for messages");
         let said_before = file.metadata().expect("a file for messages").len() as usize;
         let started = Instant::now();
-        let mut command = varve(&["mount", "--foreground"]);
-        command.args(options).arg(pool).arg(point).process_group(0);
-        command.stdout(file.try_clone().unwrap()).stderr(file);
+        command.process_group(0).stdout(file.try_clone().unwrap()).stderr(file);
         let daemon = command.spawn().expect("varve starts");
         let mut mount = Mount { daemon: Some(daemon), point: point.to_owned(), log, took: Duration::ZERO };
         // It says so when everything about it answers, `varve sync` and `varve unmount` included.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource, Rlimit, pidfd_getfd, pidfd_open, prlimit};
 use varve_format::root::RootBlock;
 use varve_format::superblock::{SLOT_BYTES, SLOTS_PER_END, Superblock, slot_offset};
 use varve_format::{BLOCK_BYTES, PoolAddr};
@@ -503,6 +503,50 @@ fn a_lost_lock_is_told() {
     let mount = Mount::start(&pool, &scratch.path("mnt"));
     assert_eq!(fs::read_to_string(mount.path("later")).expect("it is there"), "later");
     assert!(fs::read(mount.path("dir/file1")).expect("it can be read") == contents[1]);
+    mount.unmount();
+    check(&pool);
+}
+
+/// Goal: a remount that fails after it has begun to write is told for what it is, also when it is tried again. Method: the daemon may
+/// write to the first half of its files alone, so that recovering a killed pool fails at what lies at the end; then it may again.
+#[test]
+fn a_remount_that_failed_half_way_is_remembered() {
+    if !can_remount("a_remount_that_failed_half_way_is_remembered") {
+        return;
+    }
+    let scratch = Scratch::new("remount-half");
+    let (pool, contents) = filled(&scratch, 2);
+    let point = scratch.path("mnt");
+    let mount = Mount::start(&pool, &point);
+    fs::write(mount.path("synced"), "synced").expect("room");
+    mount.sync();
+    mount.kill();
+
+    // Who ignores the signal gets an error instead.
+    let mut command = Command::new("bash");
+    command
+        .args(["-c", "trap '' XFSZ; exec \"$@\"", "bash"])
+        .arg(varve(&[]).get_program())
+        .stdin(Stdio::null());
+    command.args(["mount", "--foreground", "-o", "ro"]).arg(&pool).arg(&point);
+    let mount = Mount::start_by(command, &pool, &point);
+    let pid = Pid::from_raw(mount.pid() as i32).expect("a process");
+    let may_write = |bytes: Option<u64>| {
+        let limit = Rlimit { current: bytes, maximum: None };
+        prlimit(Some(pid), Resource::Fsize, limit).expect("root may");
+    };
+    may_write(Some(128 << 20));
+    refuses(&pool, &mount, &["has begun to write to it", "unmount it and mount it again"]);
+    may_write(None);
+    let out = output(&mut remount(&pool, &point, "rw"));
+    let message = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!message.contains("another process"), "{message}");
+    refuses(&pool, &mount, &["an earlier remount", "unmount it and mount it again"]);
+    assert!(fs::read(mount.path("dir/file1")).expect("it can be read") == contents[1]);
+    mount.unmount();
+
+    let mount = Mount::start(&pool, &point);
+    assert_eq!(fs::read_to_string(mount.path("synced")).expect("it was synced"), "synced");
     mount.unmount();
     check(&pool);
 }
