@@ -15,6 +15,7 @@ mod layering;
 mod packages;
 mod pjdfstest;
 mod process;
+mod programs;
 mod readme;
 mod real;
 mod soak;

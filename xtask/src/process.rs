@@ -42,15 +42,33 @@ pub fn on_path(program: &str) -> bool {
 /// Runs `command` to its end, showing what it prints; an error if it fails or takes longer than `limit`.
 pub fn run(what: &str, command: &mut Command, limit: Duration) -> Result<()> {
     println!("== {what}");
+    finish(what, silently(what, command, limit)?)
+}
+
+/// Like [`run`] without its heading, the exit status being the caller's to judge.
+pub fn silently(what: &str, command: &mut Command, limit: Duration) -> Result<ExitStatus> {
     command.process_group(0);
     let child =
         command.spawn().with_context(|| format!("{what}: cannot start {:?}", command.get_program()))?;
-    finish(what, wait(child, limit)?)
+    wait(child, limit)
 }
 
 /// Like [`run`], and hands every line of standard output to `each` after showing it. The exit status is the caller's
 /// to judge.
 pub fn run_lines(
+    what: &str,
+    command: &mut Command,
+    limit: Duration,
+    mut each: impl FnMut(&str) + Send,
+) -> Result<ExitStatus> {
+    each_line(what, command, limit, |line| {
+        let _closed_terminal_is_no_error_of_ours = writeln!(std::io::stdout(), "{line}");
+        each(line);
+    })
+}
+
+/// The same, without showing it.
+pub fn each_line(
     what: &str,
     command: &mut Command,
     limit: Duration,
@@ -64,9 +82,7 @@ pub fn run_lines(
     thread::scope(|scope| {
         scope.spawn(move || {
             for line in BufReader::new(output).split(b'\n').map_while(|line| line.ok()) {
-                let line = String::from_utf8_lossy(&line);
-                let _closed_terminal_is_no_error_of_ours = writeln!(std::io::stdout(), "{line}");
-                each(&line);
+                each(&String::from_utf8_lossy(&line));
             }
         });
         wait(child, limit)
