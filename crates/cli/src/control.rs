@@ -223,6 +223,32 @@ pub struct Client {
     reader: BufReader<UnixStream>,
 }
 
+/// How long a process that was killed may keep its mount after it has let go of its socket.
+const DEATH_MAX: Duration = Duration::from_secs(2);
+/// Between two looks at it.
+const DEATH_PAUSE: Duration = Duration::from_millis(20);
+
+/// Whether the process that served `mount` has ended, or is just ending: one that was killed lets go of its socket first, and of
+/// the mount a little later.
+pub fn has_ended(mount: &Mount) -> bool {
+    let begun = Instant::now();
+    loop {
+        if mount.is_dead() {
+            return true;
+        }
+        let answers = match Client::connect(mount) {
+            Ok(Some(mut client)) => client.request("wait").is_ok(),
+            Ok(None) => false,
+            // Who may not ask does not know better than the mount itself.
+            Err(_) => true,
+        };
+        if answers || begun.elapsed() > DEATH_MAX {
+            return false;
+        }
+        thread::sleep(DEATH_PAUSE);
+    }
+}
+
 impl Client {
     /// `None`: nobody answers for this mount.
     pub fn connect(mount: &Mount) -> Result<Option<Client>> {

@@ -15,7 +15,7 @@ use crate::args::MountArgs;
 use crate::mountinfo::{self, MountTable};
 use crate::names::Shown;
 use crate::options::{self, Options};
-use crate::{Outcome, Usage, create, daemon, remount};
+use crate::{Outcome, Usage, control, create, daemon, remount};
 
 /// Dead mounts on top of each other that are taken away, at most.
 const DEAD_MOUNTS_MAX: usize = 16;
@@ -89,7 +89,7 @@ fn free_mountpoint(mountpoint: &Path) -> Result<()> {
         })?;
         let table = MountTable::read()?;
         match table.at(&path).filter(|mount| mount.is_ours()) {
-            Some(mount) if mount.is_dead() => {
+            Some(mount) if control::has_ended(mount) => {
                 varve_mount::unmount(&path, true)
                     .with_context(|| format!("cannot take the dead mount on {shown} away"))?;
                 eprintln!(

@@ -13,7 +13,7 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::args::UnmountArgs;
-use crate::control::Client;
+use crate::control::{self, Client};
 use crate::mountinfo::{self, Mount, MountTable};
 use crate::names::{Shown, in_words};
 use crate::{Outcome, pool};
@@ -51,16 +51,9 @@ pub fn unmount(name: &str, mountpoint: &Path, limit: Option<Duration>) -> Result
         }
         None => return Err(no_mount(&table, &path)),
     };
-    if mount.is_dead() {
-        varve_mount::unmount(&path, true)
-            .with_context(|| format!("cannot take the dead mount on {shown} away"))?;
-        bail!(
-            "the process that served {shown} had ended, so the dead mount was only taken away; \
-             mount {} again: everything that was synced is there",
-            mount.source.shown()
-        );
+    if control::has_ended(mount) {
+        return take_away(mount, &path);
     }
-
     let server = Server::find(mount)?;
     varve_mount::unmount(&path, false).map_err(|error| busy(&path, &error))?;
     match server {
@@ -71,6 +64,18 @@ pub fn unmount(name: &str, mountpoint: &Path, limit: Option<Duration>) -> Result
             mount.source.shown()
         ),
     }
+}
+
+/// Takes a dead mount away, which is not what was asked for.
+fn take_away(mount: &Mount, path: &Path) -> Result<Ended> {
+    let shown = path.shown();
+    varve_mount::unmount(path, true)
+        .with_context(|| format!("cannot take the dead mount on {shown} away"))?;
+    bail!(
+        "the process that served {shown} had ended, so the dead mount was only taken away; \
+         mount {} again: everything that was synced is there",
+        mount.source.shown()
+    )
 }
 
 fn no_mount(table: &MountTable, path: &Path) -> anyhow::Error {
