@@ -33,6 +33,7 @@ use image::{Array, Image};
 use single::{BYTES, Plant, RECORDS};
 use subvolumes::FORKED;
 
+mod forged;
 mod image;
 mod reading;
 mod shared;
