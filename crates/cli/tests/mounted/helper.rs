@@ -104,11 +104,11 @@ closed
 [ "$(cat "$S/mnt/file")" = two ] || fail "it was not kept"
 unshare --mount --propagation private sleep 1000 & sleeper=$!
 until [ "$(cat /proc/$sleeper/comm)" = sleep ]; do sleep 0.1; done
-"$V" unmount "$S/mnt" 2> "$S/said" & waiter=$!
-for _ in $(seq 300); do [ -s "$S/said" ] && break; sleep 0.1; done
-grep -qF "unmounted there: $S/mnt as process $sleeper (sleep) sees it" "$S/said" || fail "$(cat "$S/said")"
+"$V" unmount "$S/mnt" 2> "$S/heard" & waiter=$!
+for _ in $(seq 300); do [ -s "$S/heard" ] && break; sleep 0.1; done
+grep -qF "unmounted there: $S/mnt as process $sleeper (sleep) sees it" "$S/heard" || fail "$(cat "$S/heard")"
 kill "$sleeper"
-wait "$waiter" || fail "it did not end well: $(cat "$S/said")"
+wait "$waiter" || fail "it did not end well: $(cat "$S/heard")"
 "$V" check "$S/pool"
 "#,
     );
