@@ -166,6 +166,7 @@ fn serve(stream: UnixStream, service: &dyn Service, waiting: &Mutex<Waiting>) ->
     let line = match request.trim_end() {
         "stats" => service.stats(),
         "sync" => service.sync().map(|()| json!("synced")),
+        "ping" => Ok(json!("here")),
         "wait" => return enlist(stream, waiting),
         line if line.starts_with(VERSIONS) => match peer(&stream) {
             Ok(caller) => service.versions(caller, &line[VERSIONS.len()..]),
@@ -237,7 +238,7 @@ pub fn has_ended(mount: &Mount) -> bool {
             return true;
         }
         let answers = match Client::connect(mount) {
-            Ok(Some(mut client)) => client.request("wait").is_ok(),
+            Ok(Some(mut client)) => client.answers(),
             Ok(None) => false,
             // Who may not ask does not know better than the mount itself.
             Err(_) => true,
@@ -283,6 +284,12 @@ impl Client {
             .write_all(format!("{word}\n").as_bytes())
             .context("the process that serves the mount has gone away")?;
         self.next_line()?.ok_or_else(|| anyhow!("the process that serves the mount has gone away"))
+    }
+
+    /// Whether there is anybody at the other end: any answer will do.
+    fn answers(&mut self) -> bool {
+        let asked = self.reader.get_mut().write_all(b"ping\n");
+        asked.is_ok() && !matches!(self.next_line(), Ok(None))
     }
 
     /// Whether there is something to read, or the connection has ended, within `limit`.
@@ -456,6 +463,9 @@ mod tests {
         let answer = connect().request(&format!("versions {name}")).expect("an answer");
         assert_eq!(answer, json!([me[0], me[1], name]));
         assert!(connect().request("dance").is_err());
+        // Who only asks whether anybody is there takes no place among those who wait.
+        assert!(connect().answers());
+        assert_eq!(waiting.lock().expect("no panic").clients.len(), 0);
         // As long as an answer may be, with what is around it, and one byte longer.
         let longest = REPLY_BYTES_MAX as usize - r#"{"ok":""}"#.len() - 1;
         let answer = connect().request(&format!("versions {longest}")).expect("an answer");
