@@ -188,38 +188,27 @@ fn features_that_writers_must_know_are_heeded() {
     assert_eq!(store.get(TREE, b"k").expect("reads").as_deref(), Some(&b"v"[..]));
 }
 
-// Goal: a log that frees the same blocks over and over is refused for a cost in proportion to the log. Method: a whole batch, as long
-// as one can be, of steps that each free nearly all of the pool, in a part of the log whose data is looked at.
-#[test]
-fn a_log_of_endless_frees_is_refused_soon() {
+/// A pool whose log goes on with one whole batch: a transaction with the steps that `steps` writes, who is told how many blocks
+/// the pool has and says how many steps there are. `is_flushed`: the batch says so of itself.
+fn with_batch(is_flushed: bool, steps: impl FnOnce(&mut Vec<u8>, u64) -> u32) -> Arc<Hooked> {
     use varve_format::batch::{
-        BATCH_BYTES_MAX, BATCH_HEADER_BYTES, BatchHeader, TRANSACTION_HEADER_BYTES, batch_blocks,
-        begin_transaction, end_transaction, free_op, seal,
+        BATCH_HEADER_BYTES, BatchHeader, batch_blocks, begin_transaction, end_transaction, seal,
     };
-    let mut tail = (0, 0, 0, 0, 0, 0);
-    let device = forged(
-        |s, _| {
-            tail = (s.log_start, s.log_sequence, s.log_previous, s.epoch, s.position.0, s.total_blocks);
-        },
-        &[],
-    );
-    let (start, sequence, previous, epoch, position, total) = tail;
-    let position = Lsn(position + 1);
-    let all = Run { addr: PoolAddr::from_block(1), blocks: total as u32 - 1 };
+    let mut found = None;
+    let device = forged(|superblock, _| found = Some(superblock.clone()), &[]);
+    let end = found.expect("the superblock is shown");
+    let position = Lsn(end.position.0 + 1);
     let mut payload = Vec::new();
-    let (at, mut ops) = (begin_transaction(&mut payload, position), 0);
-    while payload.len() + TRANSACTION_HEADER_BYTES + 64 < BATCH_BYTES_MAX - (64 << 10) {
-        free_op(&mut payload, all);
-        ops += 1;
-    }
-    end_transaction(&mut payload, at, ops);
+    let at = begin_transaction(&mut payload, position);
+    let count = steps(&mut payload, end.total_blocks);
+    end_transaction(&mut payload, at, count);
     let header = BatchHeader {
-        pool_id: *b"0123456789abcdef",
-        epoch,
-        sequence,
-        previous,
+        pool_id: end.pool_id,
+        epoch: end.epoch,
+        sequence: end.log_sequence,
+        previous: end.log_previous,
         superblock_generation: 1,
-        flushed: sequence - 1,
+        flushed: end.log_sequence - u64::from(!is_flushed),
         first: position,
         last: position,
         transactions: 1,
@@ -228,9 +217,26 @@ fn a_log_of_endless_frees_is_refused_soon() {
     let mut batch = vec![0; batch_blocks(payload.len()) * 4096];
     batch[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + payload.len()].copy_from_slice(&payload);
     seal(&header, &mut batch);
-    assert!(start % RING_BYTES + batch.len() as u64 <= RING_BYTES, "the batch does not wrap");
-    let at = RING_START + start % RING_BYTES;
-    device.inner.write_at(at, &AlignedBuf::from_slice(&batch)).expect("writes");
+    let at = end.log_start % RING_BYTES;
+    assert!(at + batch.len() as u64 <= RING_BYTES, "the batch does not wrap");
+    device.inner.write_at(RING_START + at, &AlignedBuf::from_slice(&batch)).expect("writes");
+    device
+}
+
+// Goal: a log that frees the same blocks over and over is refused for a cost in proportion to the log. Method: a whole batch, as long
+// as one can be, of steps that each free nearly all of the pool, in a part of the log whose data is looked at.
+#[test]
+fn a_log_of_endless_frees_is_refused_soon() {
+    use varve_format::batch::{BATCH_BYTES_MAX, TRANSACTION_HEADER_BYTES, free_op};
+    let mut ops = 0;
+    let device = with_batch(false, |payload, total| {
+        let all = Run { addr: PoolAddr::from_block(1), blocks: total as u32 - 1 };
+        while payload.len() + TRANSACTION_HEADER_BYTES + 64 < BATCH_BYTES_MAX - (64 << 10) {
+            free_op(payload, all);
+            ops += 1;
+        }
+        ops
+    });
     let begun = Instant::now();
     let result = within("opening", move || try_open(&device));
     // Block by block it took 100 s, here, and as much longer as a pool is larger.
@@ -348,35 +354,10 @@ fn a_log_of_overlapping_batches_is_refused_soon() {
 // batch that is whole.
 #[test]
 fn an_id_floor_beyond_all_numbers_is_refused() {
-    use varve_format::batch::{
-        BATCH_HEADER_BYTES, BatchHeader, batch_blocks, begin_transaction, end_transaction, id_floor_op, seal,
-    };
-    let mut tail = (0, 0, 0, 0, 0);
-    let device =
-        forged(|s, _| tail = (s.log_start, s.log_sequence, s.log_previous, s.epoch, s.position.0), &[]);
-    let (start, sequence, previous, epoch, position) = tail;
-    let position = Lsn(position + 1);
-    let mut payload = Vec::new();
-    let at = begin_transaction(&mut payload, position);
-    id_floor_op(&mut payload, u64::MAX);
-    end_transaction(&mut payload, at, 1);
-    let header = BatchHeader {
-        pool_id: *b"0123456789abcdef",
-        epoch,
-        sequence,
-        previous,
-        superblock_generation: 1,
-        flushed: sequence,
-        first: position,
-        last: position,
-        transactions: 1,
-        payload_bytes: payload.len() as u32,
-    };
-    let mut batch = vec![0; batch_blocks(payload.len()) * 4096];
-    batch[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + payload.len()].copy_from_slice(&payload);
-    seal(&header, &mut batch);
-    let at = RING_START + start % RING_BYTES;
-    device.inner.write_at(at, &AlignedBuf::from_slice(&batch)).expect("writes");
+    let device = with_batch(true, |payload, _| {
+        varve_format::batch::id_floor_op(payload, u64::MAX);
+        1
+    });
     let result = try_open(&device);
     assert!(matches!(result, Err(EngineError::Corrupt { .. })), "{:?}", result.map(|r| r.1));
 }
