@@ -12,7 +12,7 @@
 
 use std::cell::RefCell;
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -32,6 +32,10 @@ const OWN_AFTER_GROUPS: u32 = 8;
 const OWN_RINGS_MAX: usize = 64;
 /// Requests in flight in one ring; a larger group goes in waves.
 const RING_ENTRIES: u32 = 128;
+/// Most bytes and most requests that are handed to the kernel as one, when they are writes of neighbours. A request costs some
+/// microseconds of processor time, whatever its size; larger ones than this gain nothing from each other.
+const JOINED_BYTES_MAX: usize = 512 << 10;
+const JOINED_REQUESTS_MAX: usize = 256;
 /// Longest single transfer handed to the kernel; the rest of a longer request is carried on by the caller.
 const TRANSFER_BYTES_MAX: usize = 1 << 30;
 /// Pause between looks at the completion queue when the kernel refuses to wait for us.
@@ -145,7 +149,8 @@ impl RingPool {
         let ring = make_ring()?;
         let mut probe = io_uring::Probe::new();
         ring.submitter().register_probe(&mut probe)?;
-        if !probe.is_supported(opcode::Read::CODE) || !probe.is_supported(opcode::Write::CODE) {
+        let wanted = [opcode::Read::CODE, opcode::Write::CODE, opcode::Writev::CODE];
+        if !wanted.iter().all(|code| probe.is_supported(*code)) {
             return Err(io::ErrorKind::Unsupported.into());
         }
         Ok(Self { idle: Mutex::new(Idle { rings: vec![ring], made_count: 1 }) })
@@ -209,6 +214,32 @@ fn make_ring() -> io::Result<IoUring> {
     IoUring::builder().setup_coop_taskrun().build(RING_ENTRIES).or_else(|_| IoUring::new(RING_ENTRIES))
 }
 
+/// How many requests from the first of these on are one write to the kernel: each begins where the one before ends. At least 1.
+fn joined(requests: &[Request<'_>], checks: &[Result<(), DeviceError>]) -> usize {
+    let (mut count, mut bytes, mut end) = (0, 0, None);
+    for (request, check) in requests.iter().zip(checks).take(JOINED_REQUESTS_MAX) {
+        let Request::Write { offset, buf } = request else { break };
+        let follows = end.is_none_or(|end| end == *offset);
+        bytes += buf.len();
+        if !follows || check.is_err() || buf.is_empty() || bytes > JOINED_BYTES_MAX {
+            break;
+        }
+        count += 1;
+        end = Some(offset + buf.len() as u64);
+    }
+    count.max(1)
+}
+
+/// What tells a completion which requests it is of: the first, and how many.
+fn user_data(first: usize, count: usize) -> u64 {
+    (count as u64) << 32 | first as u64
+}
+
+fn requests_of(user_data: u64) -> std::ops::Range<usize> {
+    let first = (user_data & u64::from(u32::MAX)) as usize;
+    first..first + (user_data >> 32) as usize
+}
+
 /// Pushes the requests, in waves of at most the ring's size, and reaps until none is in flight. On an error
 /// of the ring itself nothing is in flight either: submitted requests have been waited for, unsubmitted ones
 /// are forgotten with the ring, and their outcomes say that nothing was done.
@@ -224,14 +255,27 @@ fn run_group(
     let mut next = 0;
     // Pushed into the submission queue and not yet completed.
     let mut pending = 0;
+    // What joined requests write. Never grows, so that it stays where the kernel was told it is.
+    let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(requests.len());
     loop {
         while next < requests.len() && pending < RING_ENTRIES as usize {
             let index = next;
-            next += 1;
+            let count = joined(&requests[index..], &checks[index..]);
+            next += count;
             if checks[index].is_err() || requests[index].bytes().is_empty() {
                 continue;
             }
             let entry = match &mut requests[index] {
+                Request::Write { offset, .. } if count > 1 => {
+                    let (offset, first) = (*offset, slices.len());
+                    slices.extend(requests[index..next].iter().map(|request| match request {
+                        Request::Write { buf, .. } => IoSlice::new(buf),
+                        Request::Read { .. } => unreachable!("only writes are joined"),
+                    }));
+                    // Std promises that an `IoSlice` is an iovec.
+                    let iovecs = slices[first..].as_ptr().cast();
+                    opcode::Writev::new(fd, iovecs, count as u32).offset(offset).build()
+                }
                 Request::Read { offset, buf } => {
                     let len = buf.len().min(TRANSFER_BYTES_MAX) as u32;
                     opcode::Read::new(fd, buf.as_mut_ptr(), len).offset(*offset).build()
@@ -242,8 +286,9 @@ fn run_group(
                 }
             };
             // SAFETY: the buffer and the file outlive the operation: this function reaps every submitted entry
-            // before it returns, on all paths. A read's buffer is borrowed mutably by the group meanwhile.
-            let pushed = unsafe { ring.submission().push(&entry.user_data(index as u64)) };
+            // before it returns, on all paths. A read's buffer is borrowed mutably by the group meanwhile. `slices` has room for
+            // every request, so what the kernel reads of it does not move.
+            let pushed = unsafe { ring.submission().push(&entry.user_data(user_data(index, count))) };
             pushed.expect("no more than the ring's entries are pending, so the queue has room");
             pending += 1;
         }
@@ -253,7 +298,7 @@ fn run_group(
         // Wait for half of them when more are to come, so that the queue does not run dry.
         let wanted = if next < requests.len() { pending / 2 } else { pending };
         let submitted = ring.submit_and_wait(wanted);
-        pending -= reap(ring, outcomes, started);
+        pending -= reap(ring, requests, outcomes, started);
         match submitted {
             Ok(_) => {}
             Err(error) if is_transient(&error) => {
@@ -269,7 +314,7 @@ fn run_group(
                     // A thread's own ring shows what has completed only to who asks (IORING_ENTER_GETEVENTS is 1).
                     // SAFETY: nothing is submitted, and no argument is given that would have to outlive anything.
                     let _ = unsafe { ring.submitter().enter::<()>(0, 0, 1, None) };
-                    pending -= reap(ring, outcomes, started);
+                    pending -= reap(ring, requests, outcomes, started);
                 }
                 return Err(error);
             }
@@ -283,31 +328,119 @@ fn is_transient(error: &io::Error) -> bool {
 }
 
 /// Takes what has completed; returns how many.
-fn reap(ring: &mut IoUring, outcomes: &mut [Outcome], started: Instant) -> usize {
+fn reap(ring: &mut IoUring, requests: &[Request<'_>], outcomes: &mut [Outcome], started: Instant) -> usize {
     let latency = started.elapsed();
     let mut count = 0;
     for completion in ring.completion() {
         count += 1;
-        let outcome = &mut outcomes[completion.user_data() as usize];
-        outcome.latency = latency;
-        match usize::try_from(completion.result()) {
-            Ok(done) => outcome.done_bytes = done,
-            Err(_) => {
-                let errno = -completion.result();
-                // Interrupted or told to try again: nothing was transferred, the caller does it the simple way.
-                if !is_transient(&io::Error::from_raw_os_error(errno)) {
-                    outcome.error = Some(errno);
-                }
-            }
-        }
+        let of = requests_of(completion.user_data());
+        settle(&requests[of.clone()], &mut outcomes[of], completion.result(), latency);
     }
     count
+}
+
+/// What one completion says of the requests that were one to the kernel: bytes transferred, or the negated error number.
+fn settle(requests: &[Request<'_>], outcomes: &mut [Outcome], result: i32, latency: Duration) {
+    let mut done = usize::try_from(result).unwrap_or(0);
+    // Interrupted or told to try again: nothing was transferred, the caller does it the simple way.
+    let error = Some(result)
+        .filter(|result| *result < 0)
+        .map(i32::wrapping_neg)
+        .filter(|errno| !is_transient(&io::Error::from_raw_os_error(*errno)));
+    for (request, outcome) in requests.iter().zip(outcomes) {
+        outcome.latency = latency;
+        outcome.done_bytes = done.min(request.bytes().len());
+        outcome.error = error;
+        done -= outcome.done_bytes;
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::AlignedBuf;
+    use crate::{AlignedBuf, Operation};
+
+    fn writes<'a>(places: &[(u64, &'a [u8])]) -> Vec<Request<'a>> {
+        places.iter().map(|(offset, buf)| Request::Write { offset: *offset, buf }).collect()
+    }
+
+    // Goal: writes are joined where each begins where the one before ends, and nowhere else.
+    #[test]
+    fn neighbours_are_joined() {
+        let buf = AlignedBuf::from_slice(&[1; 16384]);
+        let (one, two) = (&buf[..4096], &buf[..8192]);
+        let requests =
+            writes(&[(0, one), (4096, two), (12288, one), (20480, one), (24576, &[]), (24576, one)]);
+        let mut checks: Vec<Result<(), DeviceError>> = requests.iter().map(|_| Ok(())).collect();
+        let of = |checks: &[Result<(), DeviceError>]| -> Vec<usize> {
+            (0..requests.len()).map(|at| joined(&requests[at..], &checks[at..])).collect()
+        };
+        assert_eq!(of(&checks), [3, 2, 1, 1, 1, 1], "a gap, and one that is empty");
+        checks[1] = Err(DeviceError::NotPermitted {
+            operation: Operation::Write,
+            device: "".into(),
+            text: "".into(),
+        });
+        assert_eq!(of(&checks), [1, 1, 1, 1, 1, 1], "one that may not be");
+        let mut bytes = [0; 4096];
+        let read = [writes(&[(0, one)]).remove(0), Request::Read { offset: 4096, buf: &mut bytes }];
+        assert_eq!(joined(&read, &[Ok(()), Ok(())]), 1, "a read");
+        let large = vec![0; JOINED_BYTES_MAX];
+        let requests = writes(&[(0, &large), (large.len() as u64, &large)]);
+        assert_eq!(joined(&requests, &[Ok(()), Ok(())]), 1, "large ones");
+        let many: Vec<_> = (0..JOINED_REQUESTS_MAX as u64 + 1).map(|at| (at, &one[..1])).collect();
+        let checks: Vec<_> = many.iter().map(|_| Ok(())).collect();
+        assert_eq!(joined(&writes(&many), &checks), JOINED_REQUESTS_MAX, "too many");
+    }
+
+    // Goal: what a completion says reaches each of the requests it is of: all bytes, some of them, an error, and what is
+    // to be tried again.
+    #[test]
+    fn a_completion_is_shared_out() {
+        let buf = AlignedBuf::from_slice(&[1; 8192]);
+        let requests = writes(&[(0, &buf[..4096]), (4096, &buf), (12288, &buf[..4096])]);
+        let told = |result| {
+            let mut outcomes = [Outcome::default(); 3];
+            settle(&requests, &mut outcomes, result, Duration::from_micros(3));
+            assert!(outcomes.iter().all(|outcome| outcome.latency == Duration::from_micros(3)));
+            outcomes.map(|outcome| (outcome.done_bytes, outcome.error))
+        };
+        assert_eq!(told(16384), [(4096, None), (8192, None), (4096, None)]);
+        assert_eq!(told(8192), [(4096, None), (4096, None), (0, None)]);
+        let errno = |errno: Errno| errno.raw_os_error();
+        assert_eq!(told(-errno(Errno::IO)), [(0, Some(errno(Errno::IO))); 3]);
+        assert_eq!(told(-errno(Errno::AGAIN)), [(0, None); 3]);
+        assert_eq!(requests_of(user_data(7, 3)), 7..10);
+    }
+
+    // Goal: joined or not, in more waves than one, all bytes of a group lie where they belong. Method: writes of one to three pages in
+    // ascending order with gaps here and there, each page with a number of its own, beside what was in the file before.
+    #[test]
+    fn joined_writes_lie_where_they_belong() {
+        let file = tempfile::tempfile().expect("a file");
+        let pool = RingPool::new().expect("io_uring");
+        let mut places = Vec::new();
+        let (mut at, mut number) = (0_u64, 0_u8);
+        for i in 0..2_000_u64 {
+            number = number.wrapping_add(1).max(1);
+            places.push((at, AlignedBuf::from_slice(&vec![number; 4096 * (1 + i as usize % 3)])));
+            at += places[i as usize].1.len() as u64 + if i.is_multiple_of(5) { 4096 } else { 0 };
+        }
+        let mut wanted = vec![0; at as usize];
+        for (offset, buf) in &places {
+            wanted[*offset as usize..][..buf.len()].copy_from_slice(buf);
+        }
+        let mut requests: Vec<_> =
+            places.iter().map(|(offset, buf)| Request::Write { offset: *offset, buf }).collect();
+        let checks: Vec<_> = requests.iter().map(|_| Ok(())).collect();
+        let outcomes = pool.run(&file, &mut requests, &checks, Instant::now()).expect("there is a ring");
+        assert!(outcomes.iter().zip(&places).all(|(outcome, (_, buf))| outcome.done_bytes == buf.len()
+            && outcome.error.is_none()
+            && outcome.latency > Duration::ZERO));
+        let mut found = std::fs::read(format!("/proc/self/fd/{}", file.as_raw_fd())).expect("it is there");
+        found.resize(wanted.len(), 0);
+        assert!(found == wanted, "the bytes differ");
+    }
 
     // Goal: a thread has a ring of its own once it has come often, on whatever device, and lets go of it when it ends; where the
     // kernel has no such rings all goes on as before. Method: groups of two on two devices. Other tests may have all that

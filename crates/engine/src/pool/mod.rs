@@ -153,6 +153,8 @@ impl Pool {
                     }
                 }
             }
+            // A device may take neighbours as one.
+            requests.sort_unstable_by_key(Request::offset);
             if let Some((position, bytes)) = log {
                 let at = position % self.ring_bytes;
                 let first = bytes.len().min((self.ring_bytes - at) as usize);
