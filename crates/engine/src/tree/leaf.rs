@@ -149,6 +149,12 @@ impl Leaf {
         let byte = self.entries.heap.last().map_or(0, |byte| u32::from(*byte));
         self.heads.look_at().wrapping_add(slots).wrapping_add(byte)
     }
+    /// Reads what a scan from `key` on reads first, and the entry in front of it.
+    pub fn look_near(&self, key: &[u8]) -> u32 {
+        let (Ok(at) | Err(at)) = self.find(key);
+        let near = &self.entries.slots[at.saturating_sub(1)..self.len().min(at + 1)];
+        near.iter().fold(0, |sum, slot| sum + u32::from(self.entries.heap[usize::from(slot.at)]))
+    }
     /// Where `key` is, or where it would be.
     pub fn find(&self, key: &[u8]) -> Result<usize, usize> {
         let prefix = self.entries.prefix.as_slice();

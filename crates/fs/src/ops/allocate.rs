@@ -166,7 +166,7 @@ impl Core {
             if from >= to {
                 return Ok(false);
             }
-            let mut data = inner.pages.map.contains_key(&(from / BLOCK));
+            let mut data = inner.pages.map.contains_key(from / BLOCK);
             if let Some(contents) = &inner.record.inline {
                 data |= from < contents.len() as u64;
             } else if !data {

@@ -32,7 +32,7 @@ impl Core {
             SeekTo::Hole => {
                 let mut at = offset;
                 while at < inner.size {
-                    if inner.pages.map.contains_key(&(at / BLOCK)) {
+                    if inner.pages.map.contains_key(at / BLOCK) {
                         at = (at / BLOCK + 1) * BLOCK;
                         continue;
                     }

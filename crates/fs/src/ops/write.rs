@@ -55,12 +55,12 @@ fn plan(inner: &Inner, offset: u64, len: usize) -> WritePlan {
     for index in edges.into_iter().flatten() {
         let (from, to) = (index * BLOCK, (index + 1) * BLOCK);
         let covered = offset <= from && end >= to.min(inner.record.size);
-        if !covered && from < inner.record.size && !pages.map.contains_key(&index) {
+        if !covered && from < inner.record.size && !pages.map.contains_key(index) {
             out.bases.push(index);
         }
     }
     let mut also = |index: u64| {
-        if !(begin..stop).contains(&index) && !pages.map.contains_key(&index) && !out.extra.contains(&index) {
+        if !(begin..stop).contains(&index) && !pages.map.contains_key(index) && !out.extra.contains(&index) {
             out.fresh += 1;
             out.bases.push(index);
             out.extra.push(index);
@@ -383,7 +383,7 @@ impl Core {
             for piece in &pieces {
                 let reserved = piece.what == Mapping::Reserved;
                 for index in at / BLOCK..(piece.offset + piece.len).min(to) / BLOCK {
-                    if inner.pages.map.get(&index).is_some_and(|page| page.dirty) {
+                    if inner.pages.map.get(index).is_some_and(|page| page.dirty) {
                         continue;
                     }
                     if *first.get_or_insert(reserved) != reserved {

@@ -279,7 +279,7 @@ fn small_files_ride_from_where_they_lie() {
             bytes.resize(bytes.len().max(at + len), 0);
             bytes[at..at + len].copy_from_slice(&then);
         }
-        let first = fs.core().state(ino).inner.read().pages.map[&0].data.as_ptr().addr();
+        let first = fs.core().state(ino).inner.read().pages.map.get(0).unwrap().data.as_ptr().addr();
         device.written.lock().clear();
         fs.fsync(ino).unwrap();
         let written = std::mem::take(&mut *device.written.lock());

@@ -267,8 +267,8 @@ impl Core {
         let all = piece.pages[0].0..=piece.pages[piece.pages.len() - 1].0;
         let mut in_memory = inner.pages.map.range(all).filter(|(_, page)| page.job == job.id).peekable();
         for (i, (index, _)) in piece.pages.iter().enumerate() {
-            while in_memory.next_if(|(at, _)| *at < index).is_some() {}
-            let valid = in_memory.next_if(|(at, _)| *at == index).is_some();
+            while in_memory.next_if(|(at, _)| at < index).is_some() {}
+            let valid = in_memory.next_if(|(at, _)| at == index).is_some();
             if !valid || inner.presence == Presence::Gone {
                 self.give_back(reservation, &piece.addrs[i..=i]);
                 continue;
@@ -284,6 +284,7 @@ impl Core {
                 _ => runs.push((i, 1)),
             }
         }
+        drop(in_memory);
         for begin in (0..runs.len()).step_by(EXTENTS_PER_TRANSACTION) {
             let (chunk, all) = (begin..runs.len().min(begin + EXTENTS_PER_TRANSACTION), &runs);
             let runs = &all[chunk];
@@ -357,14 +358,14 @@ impl Core {
         let (first, (last, count)) = (runs[0].0, runs[runs.len() - 1]);
         pages::look_at(piece.pages[first..last + count].iter().map(|(_, page)| page));
         let logged = piece.pages[first].0..piece.pages[last].0 + count as u64;
-        let done = inner.pages.map.extract_if(logged, |_, page| {
+        let done = inner.pages.map.remove_if(logged, |_, page| {
             let logged = page.job == piece.id;
             if logged {
                 page.job = 0;
             }
             logged && !page.dirty
         });
-        self.dirty.pages_removed(done.count() as u64);
+        self.dirty.pages_removed(done as u64);
         self.unlist(inner);
         if let Some(observer) = &self.on_data_logged {
             let begin = runs.first().map_or(0, |run| pages_of(run).start) * BLOCK_BYTES as u64;

@@ -28,6 +28,7 @@ pub(crate) mod frozen;
 mod job;
 pub(crate) mod list;
 pub(crate) mod order;
+mod page_map;
 pub(crate) mod pages;
 mod take;
 

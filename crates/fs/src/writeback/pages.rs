@@ -9,8 +9,6 @@
 //! with it), is cut off (who stays gets a buffer of its own), or is overwritten (in a buffer of its own). So memory is at
 //! most twice what is dirty.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -18,6 +16,7 @@ use varve_device::SharedPage;
 use varve_engine::{BLOCK_BYTES, Reservation};
 
 use super::buffers::Chunk;
+use super::page_map::PageMap;
 
 /// Contents of a page. Copies share the bytes.
 #[derive(Clone)]
@@ -97,7 +96,7 @@ pub(crate) struct Page {
 #[derive(Default)]
 pub(crate) struct DirtyPages {
     /// All pages in memory.
-    pub map: BTreeMap<u64, Page>,
+    pub map: PageMap<Page>,
     /// How many of them are dirty.
     pub dirty: u64,
     /// Space for them.
@@ -126,28 +125,24 @@ impl DirtyPages {
         bytes: &[u8],
         base: Option<&PageBuf>,
     ) -> (bool, bool) {
-        let place = match self.map.entry(index) {
-            Entry::Occupied(mut entry) => {
-                let page = entry.get_mut();
-                page.data.make_mut()[at..at + bytes.len()].copy_from_slice(bytes);
-                let newly = !page.dirty;
-                page.dirty = true;
-                page.logged_to = None;
-                self.dirty += u64::from(newly);
-                return (false, newly);
-            }
-            Entry::Vacant(place) => place,
-        };
-        let data = if bytes.len() == BLOCK_BYTES {
-            PageBuf::new(bytes)
-        } else {
-            let mut data = base.cloned().unwrap_or_else(zero_page);
-            data.make_mut()[at..at + bytes.len()].copy_from_slice(bytes);
-            data
-        };
-        place.insert(Page { data, dirty: true, job: 0, logged_to: None });
-        self.dirty += 1;
-        (true, true)
+        let (page, fresh) = self.map.get_or_insert(index, || {
+            let data = if bytes.len() == BLOCK_BYTES {
+                PageBuf::new(bytes)
+            } else {
+                let mut data = base.cloned().unwrap_or_else(zero_page);
+                data.make_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+                data
+            };
+            Page { data, dirty: false, job: 0, logged_to: None }
+        });
+        if !fresh {
+            page.data.make_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+            page.logged_to = None;
+        }
+        let newly = !page.dirty;
+        page.dirty = true;
+        self.dirty += u64::from(newly);
+        (fresh, newly)
     }
 
     /// Whether none of these pages is in memory.
@@ -168,7 +163,7 @@ impl DirtyPages {
 
     /// Drops the pages from `index` on. Returns (pages dropped, dirty pages dropped).
     pub(crate) fn drop_from(&mut self, index: u64) -> (u64, u64) {
-        let dropped = self.map.split_off(&index);
+        let dropped = self.map.split_off(index);
         // Those in front of them in the same chunk shall not keep all of it.
         let first = dropped.values().next().map(|page| &page.data);
         if let Some(PageBuf::Part(chunk, _)) = first {
@@ -188,9 +183,9 @@ impl DirtyPages {
     /// that already, and has left memory.
     pub(crate) fn cut_tail(&mut self, size: u64) -> bool {
         let (index, at) = (size / BLOCK_BYTES as u64, (size % BLOCK_BYTES as u64) as usize);
-        let Some(page) = self.map.get_mut(&index).filter(|_| at != 0) else { return false };
+        let Some(page) = self.map.get_mut(index).filter(|_| at != 0) else { return false };
         if page.logged_to == Some(size) && page.job == 0 && page.dirty {
-            self.map.remove(&index);
+            self.map.remove(index);
             self.dirty -= 1;
             return true;
         }
@@ -232,10 +227,10 @@ mod tests {
     #[test]
     fn an_overwritten_page_leaves_its_chunk() {
         let (mut pages, chunk) = with_chunk(10);
-        let copy = pages.map[&12].data.clone();
+        let copy = pages.map.get(12).unwrap().data.clone();
         assert_eq!(pages.write(12, 100, &[6; 50], None), (false, false));
         assert!(copy.iter().all(|byte| *byte == 5));
-        let now = &pages.map[&12].data;
+        let now = &pages.map.get(12).unwrap().data;
         assert!(now[100..150].iter().all(|byte| *byte == 6));
         assert_eq!(now.iter().filter(|byte| **byte == 5).count(), BLOCK_BYTES - 50);
         drop(copy);

@@ -54,7 +54,7 @@ impl Core {
                 page.dirty = false;
                 taken += 1;
             }
-            pages.push((*index, data));
+            pages.push((index, data));
         }
         if pages.is_empty() {
             return Ok(Some(turn));
@@ -124,7 +124,7 @@ impl Core {
         inner: &mut Inner,
         size: u64,
     ) -> Result<()> {
-        let mut contents = match inner.pages.map.get(&0) {
+        let mut contents = match inner.pages.map.get(0) {
             Some(page) => page.data[..size as usize].to_vec(),
             // Only pages beyond the end are dirty; they are about to be cut off.
             None => return Ok(()),
@@ -144,10 +144,10 @@ impl Core {
         inner.logged(change, record);
         inner.mapping += 1;
         if size == inner.size {
-            inner.pages.map.remove(&0);
+            inner.pages.map.remove(0);
             inner.pages.dirty -= 1;
             self.dirty.pages_removed(1);
-        } else if let Some(page) = inner.pages.map.get_mut(&0) {
+        } else if let Some(page) = inner.pages.map.get_mut(0) {
             page.logged_to = Some(size);
         }
         if inner.pages.dirty == 0 {
