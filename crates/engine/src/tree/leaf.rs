@@ -153,7 +153,9 @@ impl Leaf {
     pub fn look_near(&self, key: &[u8]) -> u32 {
         let (Ok(at) | Err(at)) = self.find(key);
         let near = &self.entries.slots[at.saturating_sub(1)..self.len().min(at + 1)];
-        near.iter().fold(0, |sum, slot| sum + u32::from(self.entries.heap[usize::from(slot.at)]))
+        // One that is nothing but what all keys begin with may lie at the end of the heap.
+        let byte = |slot: &Slot| self.entries.heap.get(usize::from(slot.at)).copied().unwrap_or_default();
+        near.iter().fold(0, |sum, slot| sum + u32::from(byte(slot)))
     }
     /// Where `key` is, or where it would be.
     pub fn find(&self, key: &[u8]) -> Result<usize, usize> {
@@ -545,5 +547,18 @@ mod tests {
             );
         }
         assert!(leaf.to_change().memory_bytes() < most + 2 * STEP_BYTES);
+    }
+
+    // Goal: looking at what a search ends at takes leaves of all shapes: empty, and with one entry that is nothing but the prefix.
+    #[test]
+    fn looks_near_in_any_leaf() {
+        Leaf::default().look_near(b"key");
+        let mut leaf = Leaf::default();
+        leaf.put(b"key", b"");
+        let leaf = leaf.trimmed();
+        assert!(leaf.entries.heap.is_empty() && leaf.len() == 1);
+        for key in [&b"a"[..], b"key", b"key2"] {
+            leaf.look_near(key);
+        }
     }
 }

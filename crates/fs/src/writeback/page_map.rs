@@ -144,7 +144,15 @@ impl<V> PageMap<V> {
             self.firsts.remove(block);
         }
         self.len -= 1;
+        self.rest();
         Some(value)
+    }
+
+    /// An empty map keeps no memory: there is one for every inode in use.
+    fn rest(&mut self) {
+        if self.len == 0 {
+            *self = PageMap::default();
+        }
     }
 
     /// Takes away the entries from `key` on.
@@ -168,6 +176,7 @@ impl<V> PageMap<V> {
         }
         off.len = off.blocks.iter().map(|block| block.keys.len()).sum();
         self.len -= off.len;
+        self.rest();
         off
     }
 
@@ -179,8 +188,8 @@ impl<V> PageMap<V> {
     ) -> usize {
         let (begin, end) = self.spots(&range);
         let mut gone = 0;
-        let mut empty = false;
-        for block in begin.0..self.blocks.len().min(end.0 + 1) {
+        let last = self.blocks.len().min(end.0 + 1);
+        for block in begin.0..last {
             let Block { keys, values } = &mut self.blocks[block];
             let from = if block == begin.0 { begin.1 } else { 0 };
             let to = if block == end.0 { end.1 } else { keys.len() };
@@ -196,21 +205,20 @@ impl<V> PageMap<V> {
             keys.drain(stay..to);
             values.drain(stay..to);
             gone += to - stay;
-            empty |= keys.is_empty();
         }
-        if empty {
-            let mut at = begin.0;
-            for block in begin.0..self.blocks.len() {
-                if !self.blocks[block].keys.is_empty() {
-                    self.blocks.swap(at, block);
-                    self.firsts.swap(at, block);
-                    at += 1;
-                }
+        // Blocks that are empty now go, all at once.
+        let mut stay = begin.0;
+        for block in begin.0..last {
+            if !self.blocks[block].keys.is_empty() {
+                self.blocks.swap(stay, block);
+                self.firsts.swap(stay, block);
+                stay += 1;
             }
-            self.blocks.truncate(at);
-            self.firsts.truncate(at);
         }
+        self.blocks.drain(stay..last);
+        self.firsts.drain(stay..last);
         self.len -= gone;
+        self.rest();
         gone
     }
 
@@ -308,6 +316,7 @@ mod tests {
         assert!(map.range(..).map(|(k, v)| (k, *v)).eq(model.iter().map(|(k, v)| (*k, *v))));
         assert!(map.values().eq(model.values()));
         assert_eq!(map.firsts.len(), map.blocks.len());
+        assert!(map.len() > 0 || map.blocks.capacity() + map.firsts.capacity() == 0);
         assert!(map.firsts.is_sorted_by(|a, b| a < b));
         for (first, block) in map.firsts.iter().zip(&map.blocks) {
             assert!((1..=BLOCK_LEN).contains(&block.keys.len()) && block.keys.len() == block.values.len());
