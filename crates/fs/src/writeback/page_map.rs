@@ -316,7 +316,7 @@ mod tests {
         assert!(map.range(..).map(|(k, v)| (k, *v)).eq(model.iter().map(|(k, v)| (*k, *v))));
         assert!(map.values().eq(model.values()));
         assert_eq!(map.firsts.len(), map.blocks.len());
-        assert!(map.len() > 0 || map.blocks.capacity() + map.firsts.capacity() == 0);
+        assert!(!map.is_empty() || map.blocks.capacity() + map.firsts.capacity() == 0);
         assert!(map.firsts.is_sorted_by(|a, b| a < b));
         for (first, block) in map.firsts.iter().zip(&map.blocks) {
             assert!((1..=BLOCK_LEN).contains(&block.keys.len()) && block.keys.len() == block.values.len());
