@@ -482,7 +482,7 @@ impl Store {
                 let idle = position == seen;
                 seen = position;
                 let result = if due {
-                    store.checkpoint()
+                    store.checkpoint_when_due()
                 } else if idle {
                     store.maintain()
                 } else {

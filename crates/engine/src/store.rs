@@ -419,12 +419,18 @@ impl Store {
         }
     }
 
+    /// Whether the state calls for a checkpoint.
+    pub(crate) fn checkpoint_is_due(&self) -> bool {
+        let due = self.due(&self.core.lock());
+        due.checkpoint || due.now
+    }
+
     fn after_apply(&self, lsn: Lsn, due: Due) -> Result<()> {
         if due.commit {
             self.commit(lsn)?;
         }
         if due.now || (due.checkpoint && !self.options.background) {
-            self.checkpoint()?;
+            self.checkpoint_when_due()?;
         } else if due.checkpoint {
             self.background.wake.lock().checkpoint = true;
             self.background.turn.notify_one();

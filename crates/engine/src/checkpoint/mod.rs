@@ -16,6 +16,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use parking_lot::MutexGuard;
 use varve_device::AlignedBuf;
 use varve_format::node::NodeHeader;
 use varve_format::root::{NodePtr, RootBlock, TreeRoot};
@@ -171,15 +172,30 @@ impl Store {
         self.checkpoint_as(false)
     }
 
+    /// Writes a checkpoint if the state still calls for one when it is this one's turn. While one is being written every change
+    /// finds another due, until the first has cut the log: that would be two flushes for nothing.
+    pub(crate) fn checkpoint_when_due(&self) -> Result<()> {
+        let durable = self.durable.lock();
+        self.check_writable()?;
+        if !self.checkpoint_is_due() {
+            return Ok(());
+        }
+        self.checkpoint_with(durable, false)
+    }
+
     pub(crate) fn checkpoint_as(&self, closed: bool) -> Result<()> {
         let asked_at = self.position();
-        let mut durable = self.durable.lock();
+        let durable = self.durable.lock();
         self.check_writable()?;
         // Nothing has changed, or another checkpoint that was waited for has covered it. Many cuts of the log want one
         // all the same: there is room for so many of them only.
         if !closed && durable.position >= asked_at && self.superblock.lock().cuts.len() < CUTS_MAX / 2 {
             return Ok(());
         }
+        self.checkpoint_with(durable, closed)
+    }
+
+    fn checkpoint_with(&self, mut durable: MutexGuard<'_, Durable>, closed: bool) -> Result<()> {
         let frozen = self.commit_and_freeze()?;
         let reading = frozen.reading;
         // What has been frozen and not written would be missing in the next.

@@ -321,3 +321,41 @@ fn who_leaves_is_not_waited_for() {
         }
     });
 }
+
+// Goal: who finds that a checkpoint is due while one is being written does not write another one behind it. Method: the log grows by
+// the same few keys until a checkpoint cuts it; while its superblock is written another thread makes a change, which finds the
+// log as long as before and goes for a checkpoint of its own.
+#[test]
+fn one_checkpoint_cuts_the_log_once() {
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Single);
+    let store = open(&device);
+    let before = store.stats().checkpoints_count;
+    let late: Arc<Mutex<Option<std::thread::JoinHandle<Lsn>>>> = Arc::default();
+    let (weak, spawned) = (Arc::downgrade(&store), late.clone());
+    device.on_request(move |offset, write| {
+        let mut spawned = spawned.lock().expect("lock");
+        if !write || offset >= RING_START || spawned.is_some() {
+            return;
+        }
+        let store = weak.upgrade().expect("it is open");
+        let position = store.position();
+        let writer = store.clone();
+        *spawned = Some(std::thread::spawn(move || put(&writer, b"late", b"change")));
+        let end = Instant::now() + PATIENCE;
+        while store.position() == position {
+            assert!(Instant::now() < end, "a change waits for the checkpoint");
+            std::thread::yield_now();
+        }
+    });
+    let mut number = 0_u32;
+    while late.lock().expect("lock").is_none() {
+        number += 1;
+        put(&store, &[number as u8 % 8], &[number as u8; 500]);
+        assert!(number < 100_000, "the log is never cut");
+    }
+    let thread = late.lock().expect("lock").take().expect("just seen");
+    within("the late change", move || thread.join().expect("no panic"));
+    assert_eq!(store.stats().checkpoints_count, before + 1);
+    sound(&store, &[]);
+}
