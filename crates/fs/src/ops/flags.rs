@@ -22,7 +22,7 @@ pub(crate) enum Touch {
     NewName,
     /// A name is taken from it.
     NameGoes,
-    /// Bytes are written here.
+    /// Bytes are written here; what is no file takes none anyway.
     Write(u64),
     /// Space is set aside in it, or both its times become those of now.
     Mildly,
@@ -76,7 +76,7 @@ impl Core {
         let flags = FileFlags::of(&inner.record);
         let added = match what {
             Touch::NewName | Touch::Mildly => true,
-            Touch::Write(offset) => offset == inner.size,
+            Touch::Write(offset) => inner.record.kind != InodeKind::File || offset == inner.size,
             Touch::NameGoes | Touch::Otherwise => false,
         };
         if flags.intersects(FileFlags::IMMUTABLE) || flags.intersects(FileFlags::APPEND_ONLY) && !added {

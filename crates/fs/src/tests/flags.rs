@@ -92,6 +92,10 @@ fn what_flags_refuse() {
                 result => panic!("{what} of what is {what_it_is}: {result:?}"),
             }
         }
+        // A directory has no bytes, at whatever place.
+        for offset in [0, 1, 4096] {
+            refused(write(&f.fs, dir, offset), if flag == A { 21 } else { 1 });
+        }
         let appended: &[u8] = if flag == A { b"twelve bytesx" } else { b"twelve bytes" };
         assert_eq!(f.fs.read(file, 0, 100).unwrap(), appended);
     }

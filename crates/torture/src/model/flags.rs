@@ -35,7 +35,10 @@ impl Model {
                 has(ino, I) || !mild.contains(set) && has(ino, A)
             }
             Call::Open { ino, truncate } => *truncate && has(ino, I | A),
-            Call::Write { ino, offset, .. } => has(ino, I) || *offset != cx.size && has(ino, A),
+            Call::Write { ino, offset, .. } => {
+                let file = self.get(*ino).is_some_and(|inode| inode.kind() == FileKind::File);
+                has(ino, I) || file && *offset != cx.size && has(ino, A)
+            }
             Call::Fallocate { ino, how: Allocate::Reserve { .. }, .. } => has(ino, I),
             Call::Fallocate { ino, .. }
             | Call::Shift { ino, .. }
