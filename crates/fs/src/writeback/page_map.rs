@@ -34,12 +34,17 @@ impl<V> Default for PageMap<V> {
 }
 
 impl<V> Block<V> {
-    fn new() -> Block<V> {
-        Block { keys: Vec::new(), values: Vec::new() }
+    /// An empty one. Of a map that has others it has room for all it may get: it would grow with its first entry otherwise.
+    fn new(among_others: bool) -> Block<V> {
+        let room = if among_others { BLOCK_LEN } else { 0 };
+        Block { keys: Vec::with_capacity(room), values: Vec::with_capacity(room) }
     }
 
     fn split_off(&mut self, at: usize) -> Block<V> {
-        Block { keys: self.keys.split_off(at), values: self.values.split_off(at) }
+        let mut upper = Block::new(true);
+        upper.keys.extend(self.keys.drain(at..));
+        upper.values.extend(self.values.drain(at..));
+        upper
     }
 }
 
@@ -107,12 +112,12 @@ impl<V> PageMap<V> {
     /// Puts an entry where [`PageMap::find`] said that it would be.
     fn put(&mut self, (mut block, mut at): Spot, key: u64, value: V) -> Spot {
         if self.blocks.is_empty() {
-            self.add_block(0, key, Block::new());
+            self.add_block(0, key, Block::new(false));
         }
         if self.blocks[block].keys.len() == BLOCK_LEN {
             if at == BLOCK_LEN && block + 1 == self.blocks.len() {
                 (block, at) = (block + 1, 0);
-                self.add_block(block, key, Block::new());
+                self.add_block(block, key, Block::new(true));
             } else {
                 let upper = self.blocks[block].split_off(BLOCK_LEN / 2);
                 self.add_block(block + 1, upper.keys[0], upper);
