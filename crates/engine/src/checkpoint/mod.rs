@@ -392,7 +392,8 @@ impl Store {
         _bitmap: Bits,
     ) {
         // The old places go first: a full cache takes what comes new for cold and soon drops it, and these nodes, which
-        // have just been written to, are the ones most likely to be wanted again.
+        // have just been written to, are the ones most likely to be wanted again. What is more than was there before has
+        // no old place: each is asked for once, so that it does not go first all the same.
         for run in &moves.nodes_gone {
             self.cache.remove(&run.addr.0);
         }
@@ -412,6 +413,7 @@ impl Store {
                 }
             };
             self.cache.insert(ptr.addr[0].0, clean);
+            self.cache.get(&ptr.addr[0].0);
         }
         for (page, ptr) in &new_sum_pages {
             self.sum_cache.insert(checksums::key(*ptr), frozen.sums[page].clone());
