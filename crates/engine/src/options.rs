@@ -48,7 +48,7 @@ pub struct StoreOptions {
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        StoreOptions { read_only: false, cache_bytes: 256 << 20, background: true, keyframe_entries: 512 }
+        StoreOptions { read_only: false, cache_bytes: 256 << 20, background: true, keyframe_entries: 256 }
     }
 }
 

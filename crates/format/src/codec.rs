@@ -17,6 +17,7 @@ macro_rules! reads {
             Ok(<$t>::from_le_bytes(self.array()?))
         }
         /// The next big-endian field (keys).
+        #[inline]
         pub fn $be(&mut self) -> Result<$t, Corrupt> {
             Ok(<$t>::from_be_bytes(self.array()?))
         }

@@ -5,7 +5,7 @@
 //!
 //! `extents aged 1000 256`: of a file of 256 MiB, of which 1000 times 10 blocks in 4 MiB are written at random and a snapshot
 //! is taken (as `varve lab aging` does with 4 GiB), of some of the snapshots; and what the writing cost. The first pass over a
-//! snapshot wants keyframes, the others use them.
+//! snapshot wants keyframes, the others use them. A third number says how many passes more are made then, without waiting.
 
 use std::time::Instant;
 
@@ -31,7 +31,7 @@ fn rows(fs: &Filesystem, when: &str, extents: u64) {
     }
 }
 
-fn aged(loops: u64, segments: u64) {
+fn aged(loops: u64, segments: u64, more: u64) {
     let dir = std::env::temp_dir().join(format!("varve-extents-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a directory");
     let writes = segments * 5 / 2;
@@ -43,7 +43,8 @@ fn aged(loops: u64, segments: u64) {
     file.allocate(0, segments << 20, Allocate::Reserve { keep_size: false }).expect("reserve");
     let (mut random, buf) = (0x7661_7276_6500_u64, [7; 4096]);
     let (tenth, mut begun) = ((loops / 10).max(1), Instant::now());
-    let mut before = pool.stats().expect("stats").checkpoint;
+    let reads = || pool.stats().expect("stats").devices[0].reads_count;
+    let (mut before, mut reads_before) = (pool.stats().expect("stats").checkpoint, reads());
     for number in 0..loops {
         for _ in 0..writes {
             random ^= random << 13;
@@ -56,19 +57,28 @@ fn aged(loops: u64, segments: u64) {
         if (number + 1) % tenth == 0 {
             let now = pool.stats().expect("stats").checkpoint;
             println!(
-                "to {}: {:.0} writes/s, trees {} bytes a write in {} checkpoints",
+                "to {}: {:.0} writes/s, {} reads, trees {} bytes a write in {} checkpoints",
                 number + 1,
                 (tenth * writes) as f64 / begun.elapsed().as_secs_f64(),
+                reads() - reads_before,
                 (now.written_bytes - before.written_bytes) / (tenth * writes),
                 now.completed_count - before.completed_count
             );
-            (before, begun) = (now, Instant::now());
+            (before, reads_before, begun) = (now, reads(), Instant::now());
         }
     }
     for number in [loops / 8, loops / 2, loops - 1] {
         for when in ["first", "warm", "warm"] {
             let file = fs.open(format!("/{number}/file")).expect("open");
+            let before = reads();
             pass(&format!("snapshot {number}, {when}"), &file, 1);
+            let now = pool.stats().expect("stats").nodes;
+            println!(
+                "  {} reads; {} nodes dirty, {} cached",
+                reads() - before,
+                now.dirty_count,
+                now.cached_count
+            );
             // What the first pass has passed too much of is put together meanwhile.
             let (begun, mut made) = (Instant::now(), 0);
             loop {
@@ -81,6 +91,10 @@ fn aged(loops: u64, segments: u64) {
                 }
             }
         }
+        let file = fs.open(format!("/{number}/file")).expect("open");
+        for _ in 0..more {
+            pass(&format!("snapshot {number}, once more"), &file, 1);
+        }
     }
     drop(file);
     pool.close().expect("close");
@@ -90,7 +104,8 @@ fn aged(loops: u64, segments: u64) {
 fn main() {
     let numbers: Vec<u64> = std::env::args().skip(2).filter_map(|a| a.parse().ok()).collect();
     if std::env::args().nth(1).is_some_and(|a| a == "aged") {
-        return aged(numbers.first().copied().unwrap_or(1000), numbers.get(1).copied().unwrap_or(256));
+        let number = |at: usize, none| numbers.get(at).copied().unwrap_or(none);
+        return aged(number(0, 1000), number(1, 256), number(2, 0));
     }
     let extents: u64 = std::env::args().nth(1).and_then(|a| a.parse().ok()).unwrap_or(1_000_000);
     let dir = std::env::temp_dir().join(format!("varve-extents-{}", std::process::id()));

@@ -57,6 +57,19 @@ impl Blocks {
     pub(super) fn run_end(self, from: usize, upto: usize) -> usize {
         (from + 1..upto).find(|block| self.has(*block) != self.has(from)).unwrap_or(upto)
     }
+    /// Block `block` alone.
+    pub(super) fn one(block: usize) -> Blocks {
+        let mut words = [0; 4];
+        words[block / 64] = 1 << (block % 64);
+        Blocks(words)
+    }
+    /// Takes the first one out.
+    pub(super) fn take_first(&mut self) -> Option<usize> {
+        let word = self.0.iter().position(|word| *word != 0)?;
+        let bit = self.0[word].trailing_zeros() as usize;
+        self.0[word] &= self.0[word] - 1;
+        Some(64 * word + bit)
+    }
 }
 
 /// What a version has in one place.
@@ -75,11 +88,36 @@ impl Own {
     }
 }
 
+/// All records of a family, parents first: one scan.
+///
+/// # Errors
+/// [`EngineError::Corrupt`] for a record that is none.
+pub(super) fn records(read: &dyn Read, family: FamilyId) -> Result<Vec<(VersionId, VersionRecord)>> {
+    let prefix = family.0.to_be_bytes();
+    let (mut versions, mut failed) = (Vec::new(), None);
+    read.scan(TreeId::VERSIONS, &prefix, &mut |key, value| {
+        if !key.starts_with(&prefix) {
+            return false;
+        }
+        let decoded = version::decode_key(key).and_then(|(_, id)| Ok((id, VersionRecord::decode(value)?)));
+        match decoded {
+            Ok(version) => versions.push(version),
+            Err(why) => failed = Some(EngineError::corrupt(format!("a version of family {}", family.0), why)),
+        }
+        failed.is_none()
+    })?;
+    failed.map_or(Ok(versions), Err)
+}
+
+/// What is said of a version whose parent is missing or not older.
+pub(super) fn no_parent(family: FamilyId, id: VersionId) -> EngineError {
+    corrupt(family, id, Corrupt { what: "parent that cannot be", at: 0 })
+}
+
 /// The versions of a family.
 pub(super) struct Family {
+    /// Without records the one version there is stands here with the family's number, and may have any other.
     versions: BTreeMap<VersionId, VersionRecord>,
-    /// It has no records. The one version it has then stands here with the family's number, and may have any other.
-    implicit: bool,
 }
 
 impl Family {
@@ -88,47 +126,20 @@ impl Family {
     /// # Errors
     /// [`EngineError::Corrupt`] for a record that is none, a parent that is missing or not older.
     pub(super) fn load(read: &dyn Read, family: FamilyId) -> Result<Family> {
-        let prefix = family.0.to_be_bytes();
-        let (mut versions, mut failed) = (BTreeMap::new(), None);
-        read.scan(TreeId::VERSIONS, &prefix, &mut |key, value| {
-            if !key.starts_with(&prefix) {
-                return false;
-            }
-            let decoded = version::decode_key(key)
-                .and_then(|(_, id)| Ok((id, VersionRecord::decode(value)?)))
-                .map_err(|why| EngineError::corrupt(format!("a version of family {}", family.0), why));
-            match decoded {
-                Ok((id, version)) => drop(versions.insert(id, version)),
-                Err(error) => failed = Some(error),
-            }
-            failed.is_none()
-        })?;
-        failed.map_or(Ok(()), Err)?;
-        Family::of(family, versions)
+        Family::of(family, records(read, family)?.into_iter().collect())
     }
 
     /// The family with these records.
     pub(super) fn of(family: FamilyId, mut versions: BTreeMap<VersionId, VersionRecord>) -> Result<Family> {
-        let implicit = versions.is_empty();
-        if implicit {
+        if versions.is_empty() {
             versions.insert(VersionId(family.0), VersionRecord::implicit(family));
         }
         for (id, version) in &versions {
             if version.parent.is_some_and(|parent| parent >= *id || !versions.contains_key(&parent)) {
-                return Err(corrupt(family, *id, Corrupt { what: "parent that cannot be", at: 0 }));
+                return Err(no_parent(family, *id));
             }
         }
-        Ok(Family { versions, implicit })
-    }
-
-    /// All of them, parents first.
-    pub(super) fn versions(&self) -> impl Iterator<Item = (&VersionId, &VersionRecord)> {
-        self.versions.iter()
-    }
-
-    /// Whether `id`, at which somebody stands, is this one of [`Family::versions`].
-    pub(super) fn is(&self, version: VersionId, id: VersionId) -> bool {
-        self.implicit || version == id
+        Ok(Family { versions })
     }
 
     #[cfg(test)]

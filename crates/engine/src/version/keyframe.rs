@@ -43,7 +43,7 @@ use crate::transaction::Op;
 pub(super) const KEYFRAMES_MAX: usize = if cfg!(test) { 3 } else { 16 };
 /// Of the entries that are too many, this part stays in front of a keyframe that is made: those who come from versions
 /// nearby use it, too.
-const IN_FRONT_PART: u32 = 16;
+const IN_FRONT_PART: u32 = 8;
 /// Wishes that are kept.
 const WISHES_MAX: usize = 1 << 16;
 
@@ -162,23 +162,22 @@ pub(super) fn usable(path: &Path, segment: u64) -> bool {
     path.step(path.versions() - 1).visible >= end || planted(Planted::KeyframesUnlimited)
 }
 
-/// A keyframe.
-pub(super) struct Keyframe {
-    /// The version that sees it.
-    pub(super) key: VersionKey,
-    /// What it sees, in order.
-    pub(super) runs: Vec<KeyframeRun>,
-}
-
-/// The nearest keyframe of a segment on the path, from place `from` on. One that is not whole counts as none.
-pub(super) fn nearest(read: &dyn Read, path: &Path, from: usize, segment: u64) -> Result<Option<Keyframe>> {
+/// The nearest keyframe of a segment on the path, from place `from` on: the key of the version that sees it; `found` has what it
+/// sees. One that is not whole counts as none.
+pub(super) fn nearest(
+    read: &dyn Read,
+    path: &Path,
+    from: usize,
+    segment: u64,
+    found: &mut Pieces,
+) -> Result<Option<VersionKey>> {
     let some = read.keyframes().is_some_and(|known| known.any.load(Relaxed));
     if !some || path.versions() == 1 || from >= path.versions() || !usable(path, segment) {
         return Ok(None);
     }
     let prefix = segment_prefix(path.family(), segment);
-    let mut found = Pieces::default();
     let (mut at, mut done) = (from, None);
+    found.key = None;
     let start = KeyframeKey { family: path.family(), segment, version: path.step(from).key, piece: 0 };
     read.scan(TreeId::KEYFRAMES, &start.encode(), &mut |key, value| {
         // What is malformed is left to the check.
@@ -196,17 +195,18 @@ pub(super) fn nearest(read: &dyn Read, path: &Path, from: usize, segment: u64) -
     Ok(done)
 }
 
-/// The pieces of a keyframe on their way in.
+/// The pieces of a keyframe on their way in, and the keyframe when it is whole.
 #[derive(Default)]
 pub(super) struct Pieces {
     key: Option<(u64, VersionKey)>,
-    runs: Vec<KeyframeRun>,
+    /// What its version sees, in order.
+    pub(super) runs: Vec<KeyframeRun>,
     next: u8,
 }
 
 impl Pieces {
-    /// Adds a piece; gives the keyframe when it is whole.
-    pub(super) fn add(&mut self, key: &KeyframeKey, value: &[u8]) -> Option<Keyframe> {
+    /// Adds a piece; gives the key of the keyframe's version when it is whole.
+    pub(super) fn add(&mut self, key: &KeyframeKey, value: &[u8]) -> Option<VersionKey> {
         if self.key != Some((key.segment, key.version)) {
             (self.key, self.next) = (Some((key.segment, key.version)), 0);
             self.runs.clear();
@@ -215,7 +215,7 @@ impl Pieces {
             Ok(count) if self.next == key.piece => {
                 self.next += 1;
                 let whole = self.next == count;
-                whole.then(|| Keyframe { key: key.version, runs: std::mem::take(&mut self.runs) })
+                whole.then_some(key.version)
             }
             // Not from the first on, or none.
             _ => {
@@ -246,7 +246,8 @@ pub(super) fn seen(
     segment: u64,
     entries_only: bool,
 ) -> Result<Option<Vec<KeyframeRun>>> {
-    let mut frame = if entries_only { None } else { nearest(read, path, 0, segment)? };
+    let mut pieces = Pieces::default();
+    let mut frame = if entries_only { None } else { nearest(read, path, 0, segment, &mut pieces)? };
     let (mut left, mut out, mut plain) = (Blocks::ALL, Vec::new(), true);
     let mut add = |left: &mut Blocks, low: u16, extent: Option<&Extent>, run: KeyframeRun| {
         let high = usize::from(run.end());
@@ -263,9 +264,9 @@ pub(super) fn seen(
         *left = left.without(Blocks::range(usize::from(low), high));
     };
     scan_path(read, path, segment, |_, key, extent| {
-        if let Some(frame) = frame.take_if(|frame| key.version <= frame.key) {
-            for run in frame.runs {
-                add(&mut left, u16::from(run.first), None, run);
+        if frame.take_if(|frame| key.version <= *frame).is_some() {
+            for run in &pieces.runs {
+                add(&mut left, u16::from(run.first), None, *run);
             }
             return false;
         }

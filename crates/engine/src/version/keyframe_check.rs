@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use varve_format::record::extent::family_prefix;
-use varve_format::record::keyframe::KeyframeKey;
+use varve_format::record::keyframe::{KeyframeKey, KeyframeRun};
 use varve_format::{FamilyId, SEGMENT_BYTES, TreeId, VersionId, VersionKey};
 
-use super::keyframe::{self, Keyframe, Pieces};
+use super::keyframe::{self, Pieces};
 use super::path::Path;
 use super::{Holder, Read, Result};
 use crate::problem::{Problem, ProblemKind as Kind};
@@ -48,9 +48,9 @@ pub(super) fn check_keyframes(
         let found = pieces.add(&key, value);
         let Some((_, whole)) = &mut last else { return false };
         match found {
-            Some(frame) if !*whole => {
+            Some(_) if !*whole => {
                 *whole = true;
-                failed = check.compare(&place, &frame);
+                failed = check.compare(&place, &pieces.runs);
             }
             // One more behind the last.
             _ if *whole => {
@@ -92,7 +92,7 @@ impl Check<'_> {
         }
     }
 
-    fn compare(&mut self, place: &KeyframeKey, frame: &Keyframe) -> Result<()> {
+    fn compare(&mut self, place: &KeyframeKey, runs: &[KeyframeRun]) -> Result<()> {
         // One whose version has gone is read by nobody.
         let Some(id) = self.ids.get(&place.version).filter(|_| self.sound) else { return Ok(()) };
         if !self.paths.contains_key(id) {
@@ -105,7 +105,7 @@ impl Check<'_> {
         let Some(path) = self.paths.get(id).filter(|path| keyframe::usable(path, place.segment)) else {
             return Ok(());
         };
-        if keyframe::seen(self.read, path, place.segment, true)?.as_ref() != Some(&frame.runs) {
+        if keyframe::seen(self.read, path, place.segment, true)?.as_deref() != Some(runs) {
             self.problem(place, Kind::KeyframeWrong, "shows something else than it sees");
         }
         Ok(())

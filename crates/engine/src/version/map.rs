@@ -8,12 +8,13 @@
 //! part.
 
 use varve_format::record::extent::{CODEC_NONE, DataKey, Extent, ExtentKind, SEGMENT_MAX};
+use varve_format::record::keyframe::KeyframeRun;
 use varve_format::record::shares::{SharedRun, shares_key};
 use varve_format::{BLOCK_BYTES, Corrupt, PoolAddr, SEGMENT_BYTES, TreeId, VersionKey};
 
 use super::extents::below;
 use super::family::Blocks;
-use super::keyframe::{self, Keyframe, Passed};
+use super::keyframe::{self, Passed, Pieces};
 use super::others::Others;
 use super::path::Path;
 use super::pending::record;
@@ -99,8 +100,8 @@ pub fn map(
     }
     let sight = sight(read, holder, &path, record_shared)?;
     let (segment, elsewhere) = (from / SEGMENT_BYTES, Elsewhere::default());
-    let mut walk =
-        Walk { path, sight, page, from, to, segment, found: Vec::new(), own: Vec::new(), elsewhere };
+    let found = InOrder::default();
+    let mut walk = Walk { path, sight, page, from, to, segment, found, own: Vec::new(), elsewhere };
     walk.run(read, pieces_max)?;
     Ok(walk.page)
 }
@@ -165,7 +166,7 @@ impl Elsewhere {
     }
 }
 
-/// An entry of a version of the path, or what is to be seen of one.
+/// What is to be seen of an entry of a version of the path.
 #[derive(Clone, Copy)]
 struct Found {
     /// In blocks of the segment.
@@ -180,15 +181,64 @@ struct Found {
     owner: VersionKey,
 }
 
+impl Found {
+    fn blocks(&self) -> Blocks {
+        match (usize::from(self.low), usize::from(self.high)) {
+            (low, high) if low + 1 == high => Blocks::one(low),
+            (low, high) => Blocks::range(low, high),
+        }
+    }
+}
+
+/// Pieces of a segment that do not overlap, as they were met; given back in order of their places, without sorting them.
+struct InOrder {
+    pieces: Vec<Found>,
+    /// Whether they came in order.
+    ordered: bool,
+    upto: u16,
+    /// First blocks of the pieces, and of each the number of its piece.
+    starts: Blocks,
+    numbers: [u8; 256],
+}
+
+impl Default for InOrder {
+    fn default() -> InOrder {
+        InOrder { pieces: Vec::new(), ordered: true, upto: 0, starts: Blocks::NONE, numbers: [0; 256] }
+    }
+}
+
+impl InOrder {
+    fn push(&mut self, piece: Found) {
+        let low = usize::from(piece.low);
+        self.ordered &= piece.low >= self.upto;
+        self.upto = piece.high;
+        self.starts = self.starts.or(Blocks::one(low));
+        self.numbers[low] = self.pieces.len() as u8;
+        self.pieces.push(piece);
+    }
+    /// The pieces, in order of their places.
+    fn iter(&self) -> impl Iterator<Item = &Found> {
+        let mut starts = self.starts;
+        (0..self.pieces.len()).map_while(move |number| {
+            let number = if self.ordered { number } else { self.numbers[starts.take_first()?].into() };
+            self.pieces.get(number)
+        })
+    }
+    fn clear(&mut self) {
+        self.pieces.clear();
+        (self.ordered, self.upto, self.starts) = (true, 0, Blocks::NONE);
+    }
+}
+
 struct Walk {
     path: Path,
     sight: Sight,
     page: MapPage,
     from: u64,
     to: u64,
-    /// This segment, and what was met in it.
+    /// This segment, and what can be seen in it of what was met.
     segment: u64,
-    found: Vec<Found>,
+    found: InOrder,
     own: Vec<(VersionKey, Blocks)>,
     elsewhere: Elsewhere,
 }
@@ -217,7 +267,7 @@ impl Walk {
         let (mut left, mut visible, mut watches) = (self.wanted(), Blocks::NONE, false);
         // Of the segment that was entered last.
         let (mut entered, mut frame, mut passed) = (None, None, Passed::new(read, &self.path));
-        let mut laid = false;
+        let (mut laid, mut pieces) = (false, Pieces::default());
         while let Some(begin) = next.take() {
             let (mut foreign, mut failed) = (0, Ok(()));
             scan(read, &begin, |key, extent| {
@@ -237,7 +287,8 @@ impl Walk {
                 if !plain && entered != Some(key.segment) {
                     (entered, laid) = (Some(key.segment), false);
                     passed.leave(&self.path, key.segment);
-                    match keyframe::nearest(read, &self.path, 0, key.segment) {
+                    let found = keyframe::nearest(read, &self.path, 0, key.segment, &mut pieces);
+                    match found {
                         Ok(found) => frame = found,
                         Err(error) => {
                             failed = Err(error);
@@ -246,8 +297,8 @@ impl Walk {
                     }
                 }
                 looks += 1;
-                if let Some(frame) = frame.take_if(|frame| key.version <= frame.key) {
-                    self.lay(&frame);
+                if let Some(version) = frame.take_if(|version| key.version <= *version) {
+                    self.lay(version, &pieces.runs, left);
                     (left, foreign, laid) = (Blocks::NONE, LEAP_ENTRIES, true);
                 }
                 if last != Some(key.version) {
@@ -269,19 +320,20 @@ impl Walk {
                 overlap |= key.offset < end;
                 end = key.offset + extent.len;
                 let (low, high) = (key.offset / BLOCK as u32, end / BLOCK as u32);
-                if plain && !visible.is_empty() {
+                let piece = found(low as u16, high as u16, at as u32, key.version, &extent);
+                if plain && left == Blocks::ALL && visible == Blocks::ALL {
                     foreign = 0;
-                    self.found.push(found(low as u16, high as u16, at as u32, key.version, &extent));
+                    self.found.push(piece);
                     return true;
                 }
-                let whole = Blocks::range(low as usize, high as usize);
+                let whole = piece.blocks();
                 if watches && let Some((_, own)) = self.own.last_mut() {
                     *own = own.or(whole);
                 }
                 let seen = whole.and(visible).and(left);
                 if !seen.is_empty() {
                     (left, foreign) = (left.without(seen), 0);
-                    self.found.push(found(low as u16, high as u16, at as u32, key.version, &extent));
+                    self.see(&piece, whole, seen);
                     return true;
                 }
                 let covered = left.is_empty();
@@ -319,34 +371,49 @@ impl Walk {
         Ok(())
     }
 
-    /// Adds all that is asked for of a keyframe of this segment: what was met so far lies over it.
-    fn lay(&mut self, frame: &Keyframe) {
-        let (place, wanted) = (self.path.first_at_most(0, frame.key) as u32, self.wanted());
-        for run in &frame.runs {
+    /// Adds what a keyframe of this segment, at this version, shows of the blocks that are `left`.
+    fn lay(&mut self, version: VersionKey, runs: &[KeyframeRun], left: Blocks) {
+        let step = self.path.first_at_most(0, version) as u32;
+        for run in runs {
             let (low, high) = (u16::from(run.first), run.end());
-            if wanted != Blocks::ALL && wanted.and(Blocks::range(low.into(), high.into())).is_empty() {
-                continue;
-            }
             let (kind, addr) = match run.block {
                 0 => (ExtentKind::Reserved, PoolAddr::NULL),
                 block => (ExtentKind::Data, PoolAddr::from_block(block)),
             };
-            self.found.push(Found { low, high, kind, addr, step: place, owner: run.owner });
+            let piece = Found { low, high, kind, addr, step, owner: run.owner };
+            let whole = piece.blocks();
+            let seen = whole.and(left);
+            if !seen.is_empty() {
+                self.see(&piece, whole, seen);
+            }
         }
     }
 
-    /// Lays what was met in this segment over each other and adds it to the page, and a hole up to the segment's end.
+    /// Adds the blocks `seen` of a piece that has the blocks `whole`.
+    fn see(&mut self, piece: &Found, whole: Blocks, seen: Blocks) {
+        if seen == whole {
+            return self.found.push(*piece);
+        }
+        let (low, high) = (usize::from(piece.low), usize::from(piece.high));
+        let mut at = low;
+        while at < high {
+            let end = seen.run_end(at, high);
+            if seen.has(at) {
+                let addr = PoolAddr(piece.addr.0 + (at - low) as u64 * BLOCK);
+                self.found.push(Found { low: at as u16, high: end as u16, addr, ..*piece });
+            }
+            at = end;
+        }
+    }
+
+    /// Adds what was met in this segment to the page, and a hole up to the segment's end.
     fn end_of_segment(&mut self, read: &dyn Read) -> Result<()> {
         let base = self.segment * SEGMENT_BYTES;
-        let mut found = std::mem::take(&mut self.found);
-        let many = found.last().is_some_and(|last| last.step != found[0].step);
-        if many || base < self.from || base + SEGMENT_BYTES > self.to || self.limited(&found, base) {
-            found = self.visible(&found, base);
-        }
         if let Sight::Places(watch) = &mut self.sight {
             watch.others.look(&self.own, &|limit| below(limit, base / SEGMENT_BYTES));
         }
-        for piece in &found {
+        let mut found = std::mem::take(&mut self.found);
+        for piece in found.iter() {
             let (mut low, high) = (usize::from(piece.low), usize::from(piece.high));
             while low < high {
                 let (mut shared, mut end) = self.shared(piece, low, high, base);
@@ -372,50 +439,11 @@ impl Walk {
         Ok(())
     }
 
-    /// Whether the versions these entries are of cannot be seen to the end of the segment.
-    fn limited(&self, found: &[Found], base: u64) -> bool {
-        found.first().is_some_and(|first| {
-            self.path.step(first.step as usize).visible < base.saturating_add(SEGMENT_BYTES)
-        })
-    }
-
     /// The blocks of this segment that are asked for.
     fn wanted(&self) -> Blocks {
         let base = self.segment * SEGMENT_BYTES;
         let block = |byte: u64| (byte.saturating_sub(base).min(SEGMENT_BYTES) / BLOCK) as usize;
         Blocks::range(block(self.from), block(self.to))
-    }
-
-    /// What can be seen of entries that were met nearest version first: in order of their places.
-    fn visible(&self, entries: &[Found], base: u64) -> Vec<Found> {
-        let wanted = self.wanted();
-        let (mut covered, mut out) = (Blocks::NONE, Vec::with_capacity(entries.len()));
-        let (mut step, mut visible) = (u32::MAX, Blocks::NONE);
-        for entry in entries {
-            if entry.step != step {
-                step = entry.step;
-                visible = wanted.and(below(self.path.step(step as usize).visible, base / SEGMENT_BYTES));
-            }
-            let (low, high) = (usize::from(entry.low), usize::from(entry.high));
-            let whole = Blocks::range(low, high);
-            let seen = whole.and(visible).without(covered);
-            covered = covered.or(seen);
-            if seen == whole {
-                out.push(*entry);
-                continue;
-            }
-            let mut at = low;
-            while at < high {
-                let end = seen.run_end(at, high);
-                if seen.has(at) {
-                    let addr = PoolAddr(entry.addr.0 + (at - low) as u64 * BLOCK);
-                    out.push(Found { low: at as u16, high: end as u16, addr, ..*entry });
-                }
-                at = end;
-            }
-        }
-        out.sort_by_key(|piece| piece.low);
-        out
     }
 
     /// Whether others see what `piece` has from block `low` on, and up to which block that is so.

@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use varve_format::VersionKey;
-use varve_format::record::version::NO_LIMIT;
+use varve_format::record::version::{NO_LIMIT, VersionRecord};
+use varve_format::{VersionId, VersionKey};
 
-use super::family::{Blocks, Family};
+use super::family::{Blocks, no_parent, records};
 use super::{Holder, Planted, Read, Result, planted};
 
 /// A version.
@@ -21,8 +21,8 @@ struct Node {
     held: bool,
     /// What others see of it ends at this byte, where nothing below it has anything.
     upto: u64,
-    /// Its children, by where what they see of it ends, the last first.
-    children: Vec<(u64, usize)>,
+    /// Where its children begin in [`Others::children`]; they end where those of the next version begin.
+    children: usize,
 }
 
 /// A version of which others see something else than [`Node::upto`] says.
@@ -39,6 +39,8 @@ struct Changed {
 pub(super) struct Others {
     /// Parents first.
     nodes: Vec<Node>,
+    /// Children of which others see something, parents first, by where what they see of it ends, the last first.
+    children: Vec<(u64, usize)>,
     by_key: Vec<(VersionKey, usize)>,
     /// What others see of the versions that are changed, in the place that was looked at last, by key.
     seen: Vec<(VersionKey, Blocks)>,
@@ -48,32 +50,58 @@ impl Others {
     /// All holders of the family of `holder`, but this one. Reads all its versions.
     ///
     /// # Errors
-    /// As [`Family::load`].
+    /// [`crate::EngineError::Corrupt`] for a record that is none, a parent that is missing or not older.
     pub(super) fn load(read: &dyn Read, holder: Holder) -> Result<Others> {
-        let family = Family::load(read, holder.family)?;
-        let mut nodes: Vec<Node> = Vec::new();
-        let mut ids = Vec::new();
-        for (id, version) in family.versions() {
-            let refs = version.refs.saturating_sub(u64::from(family.is(*id, holder.version)));
-            let parent = version.parent.and_then(|parent| ids.binary_search(&parent).ok());
-            let limit = if planted(Planted::LimitsUnseen) { NO_LIMIT } else { version.limit };
-            let (key, held) = (version.key, refs > 0);
-            nodes.push(Node { key, parent, limit, held, upto: 0, children: Vec::new() });
-            ids.push(*id);
+        let mut records = records(read, holder.family)?;
+        // Then the one version has no record, and any number.
+        let implicit = records.is_empty();
+        if implicit {
+            records.push((VersionId(holder.family.0), VersionRecord::implicit(holder.family)));
         }
+        let mut nodes: Vec<Node> = Vec::with_capacity(records.len());
+        for (at, (id, version)) in records.iter().enumerate() {
+            let own = implicit || *id == holder.version;
+            let parent = match version.parent {
+                None => None,
+                // Mostly the one before.
+                Some(parent) if at > 0 && records[at - 1].0 == parent => Some(at - 1),
+                Some(parent) => {
+                    let older = records[..at].binary_search_by_key(&parent, |(id, _)| *id);
+                    Some(older.map_err(|_| no_parent(holder.family, *id))?)
+                }
+            };
+            let limit = if planted(Planted::LimitsUnseen) { NO_LIMIT } else { version.limit };
+            let held = version.refs.saturating_sub(u64::from(own)) > 0;
+            nodes.push(Node { key: version.key, parent, limit, held, upto: 0, children: 0 });
+        }
+        let mut children = Vec::with_capacity(nodes.len());
         for at in (0..nodes.len()).rev() {
             let node = &mut nodes[at];
-            node.children.sort_unstable_by(|a, b| b.cmp(a));
-            let below = node.children.first().map_or(0, |(upto, _)| *upto);
-            node.upto = if node.held { NO_LIMIT } else { below };
+            if node.held {
+                node.upto = NO_LIMIT;
+            }
             let (parent, upto) = (node.parent, node.upto.min(node.limit));
             if let Some(parent) = parent.filter(|_| upto > 0) {
-                nodes[parent].children.push((upto, at));
+                nodes[parent].upto = nodes[parent].upto.max(upto);
+                nodes[parent].children += 1;
+                children.push((upto, at));
             }
+        }
+        let parent = |at: usize| nodes[at].parent;
+        children.sort_unstable_by_key(|(upto, at)| (parent(*at), std::cmp::Reverse((*upto, *at))));
+        let mut first = 0;
+        for node in &mut nodes {
+            first += std::mem::replace(&mut node.children, first);
         }
         let mut by_key: Vec<_> = nodes.iter().enumerate().map(|(at, node)| (node.key, at)).collect();
         by_key.sort_unstable();
-        Ok(Others { nodes, by_key, seen: Vec::new() })
+        Ok(Others { nodes, children, by_key, seen: Vec::new() })
+    }
+
+    /// The children of the version at `at`, by where what others see of them ends, the last first.
+    fn children(&self, at: usize) -> &[(u64, usize)] {
+        let end = self.nodes.get(at + 1).map_or(self.children.len(), |next| next.children);
+        &self.children[self.nodes[at].children..end]
     }
 
     fn find(&self, key: VersionKey) -> Option<usize> {
@@ -123,7 +151,7 @@ impl Others {
         // Children are younger than their parents.
         while let Some((at, changed)) = left.pop_last() {
             let node = &self.nodes[at];
-            let rest = node.children.iter().find(|(_, child)| !changed.children.contains(child));
+            let rest = self.children(at).iter().find(|(_, child)| !changed.children.contains(child));
             let seen = match (node.held, rest) {
                 (true, _) => Blocks::ALL,
                 (false, Some((upto, _))) => below(*upto).or(changed.wanted),

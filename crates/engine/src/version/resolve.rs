@@ -8,7 +8,7 @@
 use varve_format::record::extent::{self, CODEC_NONE, DataKey, Extent, ExtentKind};
 use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, PoolAddr, SEGMENT_BYTES, TreeId};
 
-use super::keyframe::{self, Passed};
+use super::keyframe::{self, Passed, Pieces};
 use super::path::{Path, Step};
 use super::{Mapped, Mapping, Read, Result};
 use crate::EngineError;
@@ -111,6 +111,7 @@ fn scan_many(read: &dyn Read, path: &Path, skip: usize, cover: &mut Cover) -> Re
     let (mut segment, mut at, mut next) = (start.segment, skip, Some(start));
     // Of the segment that was entered last.
     let (mut entered, mut frame, mut passed) = (None, None, Passed::new(read, path));
+    let mut pieces = Pieces::default();
     while let Some(start) = next.take() {
         let (mut foreign, mut failed) = (0, Ok(()));
         scan(read, &start, |key, extent| {
@@ -129,7 +130,7 @@ fn scan_many(read: &dyn Read, path: &Path, skip: usize, cover: &mut Cover) -> Re
             if entered != Some(segment) {
                 entered = Some(segment);
                 passed.leave(path, segment);
-                match keyframe::nearest(read, path, skip, segment) {
+                match keyframe::nearest(read, path, skip, segment, &mut pieces) {
                     Ok(found) => frame = found,
                     Err(error) => {
                         failed = Err(error);
@@ -137,11 +138,11 @@ fn scan_many(read: &dyn Read, path: &Path, skip: usize, cover: &mut Cover) -> Re
                     }
                 }
             }
-            if let Some(frame) = frame.take_if(|frame| key.version <= frame.key) {
+            if frame.take_if(|frame| key.version <= *frame).is_some() {
                 overlay.hint = 0;
                 let block =
                     |byte: u64| ((byte.max(base) - base).min(SEGMENT_BYTES) / BLOCK_BYTES as u64) as u16;
-                for run in &frame.runs {
+                for run in &pieces.runs {
                     if let Some((first, piece)) = keyframe::part(run, block(from), block(to)) {
                         overlay.add(u32::from(first) * BLOCK_BYTES as u32, &piece);
                     }

@@ -42,6 +42,7 @@ pub(super) fn encode_place(family: FamilyId, segment: u64, version: VersionKey) 
     out
 }
 
+#[inline]
 pub(super) fn decode_place(reader: &mut Reader<'_>) -> Result<(FamilyId, u64, VersionKey), Corrupt> {
     let family = FamilyId(reader.u64_be()?);
     let segment = reader.u64_be()?;
@@ -76,7 +77,12 @@ impl DataKey {
     ///
     /// # Errors
     /// Wrong length, a segment beyond [`SEGMENT_MAX`], an offset that is not a block's or lies outside the segment.
+    #[inline]
     pub fn decode(bytes: &[u8]) -> Result<DataKey, Corrupt> {
+        // Its length first: with that known, no field is checked against the end.
+        let Ok(bytes) = <&[u8; DATA_KEY_BYTES]>::try_from(bytes) else {
+            return Err(Corrupt { what: "length of the key of an extent", at: bytes.len() });
+        };
         let mut reader = Reader::new(bytes);
         let (family, segment, version) = decode_place(&mut reader)?;
         let offset = reader.u32_be()?;
@@ -265,7 +271,18 @@ impl Extent {
     /// # Errors
     /// Unknown kind, codec, checksum kind or flag; lengths that are no whole blocks, longer than a segment or than
     /// what is stored; an address that is none.
+    #[inline]
     pub fn decode(bytes: &[u8]) -> Result<Extent, Corrupt> {
+        // What nearly all are.
+        if let [4, more, block @ ..] = bytes
+            && let Ok([a, b, c, d, e, f]) = <[u8; 6]>::try_from(block)
+        {
+            return short_data(*more, u64::from_le_bytes([a, b, c, d, e, f, 0, 0]));
+        }
+        Extent::decode_other(bytes)
+    }
+
+    fn decode_other(bytes: &[u8]) -> Result<Extent, Corrupt> {
         let mut reader = Reader::new(bytes);
         let kind = match reader.u8()? {
             short @ 4..=6 => return Extent::decode_short(short, reader),
@@ -319,19 +336,23 @@ impl Extent {
         let extent = match kind {
             5 => Extent::hole(blocks * BLOCK),
             6 => Extent::reserved(blocks * BLOCK),
-            _ => {
-                let block = u64::from(reader.u32()?) | u64::from(reader.u16()?) << 32;
-                // Below 2^60, so that nothing computed from it overflows.
-                let addr = PoolAddr::from_block(block);
-                if addr.is_null() {
-                    return reader.corrupt("extent address that is no block of the pool");
-                }
-                Extent::data(Run { addr, blocks })
-            }
+            // It has another length, or it would not have come here.
+            _ => return reader.corrupt("length of the extent"),
         };
         reader.finish()?;
         Ok(extent)
     }
+}
+
+/// Plain data in its short form: blocks less one, and the number of the first.
+#[inline]
+fn short_data(more: u8, block: u64) -> Result<Extent, Corrupt> {
+    // Below 2^60, so that nothing computed from it overflows.
+    let addr = PoolAddr::from_block(block);
+    if addr.is_null() {
+        return Err(Corrupt { what: "extent address that is no block of the pool", at: SHORT_DATA_BYTES });
+    }
+    Ok(Extent::data(Run { addr, blocks: u32::from(more) + 1 }))
 }
 
 /// The bytes of an [`Extent`].
@@ -353,6 +374,7 @@ impl std::ops::Deref for EncodedExtent {
 ///
 /// # Errors
 /// As [`DataKey::decode`] and [`Extent::decode`], and an extent that crosses the end of its segment.
+#[inline]
 pub fn decode_entry(key: &[u8], value: &[u8]) -> Result<(DataKey, Extent), Corrupt> {
     let key = DataKey::decode(key)?;
     let extent = Extent::decode(value)?;

@@ -125,11 +125,11 @@ pub fn decode_piece(key: &KeyframeKey, value: &[u8], out: &mut Vec<KeyframeRun>)
     let mut end = out.last().map_or(0, KeyframeRun::end);
     for run in runs.chunks_exact(RUN_BYTES + width) {
         let mut number = [0; 8];
-        number[..6].copy_from_slice(&run[2..8]);
+        number[..6].copy_from_slice(&run[2..RUN_BYTES]);
         let block = u64::from_le_bytes(number);
-        number = [0; 8];
-        number[..width].copy_from_slice(&run[8..]);
-        let Some(owner) = key.version.0.checked_sub(u64::from_le_bytes(number)) else {
+        // One or two bytes as a rule: fewer than a call that copies them costs.
+        let below = run[RUN_BYTES..].iter().rev().fold(0, |below, byte| below << 8 | u64::from(*byte));
+        let Some(owner) = key.version.0.checked_sub(below) else {
             return bad("owner in a keyframe that is no version");
         };
         let run = KeyframeRun { first: run[0], more: run[1], block, owner: VersionKey(owner) };
