@@ -141,6 +141,10 @@ impl View {
     pub fn last_at_or_before(&self, tree: TreeId, at: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
         self.trees[tree.0 as usize - 1].last_at_or_before(at, self.store.as_ref())
     }
+    /// Reads what searches for `keys` of `tree`, which ascend, need and what is not in memory in one group of requests.
+    pub(crate) fn read_ahead(&self, tree: TreeId, keys: &[Vec<u8>]) -> Result<()> {
+        self.trees[tree.0 as usize - 1].read_ahead(keys, self.store.as_ref())
+    }
     /// The transaction up to which this picture goes.
     pub fn position(&self) -> Lsn {
         self.position

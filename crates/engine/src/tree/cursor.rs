@@ -111,6 +111,41 @@ impl Tree {
         std::hint::black_box(near.fold(0, |sum: u32, byte| sum.wrapping_add(byte)));
     }
 
+    /// Reads the leaves in which searches for `keys`, which ascend, end and which are not in memory in one group of requests.
+    /// What is wrong with one is heard of when it is searched. At most [`AHEAD_MAX`] leaves.
+    pub fn read_ahead<K: AsRef<[u8]>>(&self, keys: &[K], source: &dyn NodeSource) -> Result<()> {
+        let Some(root) = self.root.as_ref().filter(|_| self.height > 1) else { return Ok(()) };
+        let root = self.fetch(root, self.height - 1, source)?;
+        // The node right above the leaves, until a key does not end below it; where that is, if it is not the last one.
+        let (mut above, mut end, mut misses) = (None, None, Vec::new());
+        for key in keys.iter().map(AsRef::as_ref) {
+            if above.is_none() || end.is_some_and(|end: Key| *key >= *end) {
+                let mut node = root.clone();
+                end = None;
+                for level in (1..self.height - 1).rev() {
+                    let Body::Interior(n) = &node.body else { return Ok(()) };
+                    let at = n.child_index(key);
+                    end = n.keys().get(at + 1).copied().or(end);
+                    node = self.fetch(&n.children[at], level, source)?;
+                }
+                above = Some(node);
+            }
+            let Some(Body::Interior(n)) = above.as_ref().map(|node| &node.body) else { return Ok(()) };
+            let Link::Disk(ptr) = &n.children[n.child_index(key)] else { continue };
+            let miss = Miss { ptr: *ptr, tree: self.id, level: 0 };
+            if misses.last().is_none_or(|last: &Miss| last.ptr != *ptr)
+                && misses.len() < AHEAD_MAX
+                && source.cached(miss).is_none()
+            {
+                misses.push(miss);
+            }
+        }
+        if misses.len() > 1 {
+            source.load_ahead(&misses, self);
+        }
+        Ok(())
+    }
+
     fn fetch(&self, link: &Link, level: u8, source: &dyn NodeSource) -> Result<Arc<Node>> {
         match link {
             Link::Mem(node) => Ok(node.clone()),

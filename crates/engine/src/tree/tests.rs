@@ -27,11 +27,14 @@ struct Disk {
     /// Nodes read one by one, and groups read ahead.
     single: AtomicU64,
     groups: AtomicU64,
+    /// Leaves that were asked for, one by one or ahead.
+    leaves: Mutex<Vec<u64>>,
 }
 
 impl NodeSource for Disk {
     fn load(&self, miss: Miss, _: &Tree) -> Result<Arc<Node>, EngineError> {
         self.single.fetch_add(1, Relaxed);
+        self.note(&[miss]);
         self.read(miss)
     }
 
@@ -39,12 +42,18 @@ impl NodeSource for Disk {
     fn load_ahead(&self, misses: &[Miss], _: &Tree) -> Vec<Option<Arc<Node>>> {
         assert!((2..=64).contains(&misses.len()), "{} nodes at once", misses.len());
         self.groups.fetch_add(1, Relaxed);
+        self.note(misses);
         let bad = |miss: &Miss| miss.ptr.addr[0].0 / BLOCK_BYTES as u64 % 23 == 5;
         misses.iter().map(|miss| if bad(miss) { None } else { self.read(*miss).ok() }).collect()
     }
 }
 
 impl Disk {
+    fn note(&self, misses: &[Miss]) {
+        self.leaves
+            .lock()
+            .extend(misses.iter().filter(|miss| miss.level == 0).map(|miss| miss.ptr.addr[0].0));
+    }
     fn read(&self, miss: Miss) -> Result<Arc<Node>, EngineError> {
         let blocks = self.blocks.lock();
         let block = &blocks[&miss.ptr.addr[0].0];
@@ -427,26 +436,7 @@ fn ascending_inserts_fill_nodes() {
 // them, the first one, those of one leaf and those of two, with what is read counted.
 #[test]
 fn long_scans_read_ahead() {
-    let (cache, pins, mut replaced) = (node_cache(1 << 20), Pins::new(), Vec::new());
-    let disk = Disk::default();
-    let mut tree = Tree::empty(TreeId::NAMES);
-    let mut m = Mutation {
-        generation: 1,
-        cache: &cache,
-        pins: &pins,
-        replaced: &mut replaced,
-        dirty_delta: 0,
-        spare: 0,
-        replay: false,
-        right: Vec::new(),
-    };
-    for i in 0..20_000u64 {
-        tree.put(&mut m, &i.to_be_bytes(), &[0; 50]);
-    }
-    let nodes = m.dirty_delta as u64;
-    let mut written = 0;
-    tree.root.iter().for_each(|root| write_dirty(root, &disk, &mut written));
-    tree.let_go(2);
+    let (tree, disk, nodes) = on_disk(20_000);
     // How many entries come of `count` that are wanted, and nodes read singly and groups for it.
     let scan = |count: usize| {
         let (single, groups) = (disk.single.load(Relaxed), disk.groups.load(Relaxed));
@@ -466,4 +456,63 @@ fn long_scans_read_ahead() {
     let (found, single, groups) = scan(usize::MAX);
     assert_eq!(found, 20_000);
     assert!(single < nodes / 10 && groups < nodes / 20, "{nodes} nodes: {single} single, {groups} groups");
+}
+
+// Goal: leaves that are read ahead are those in which the searches end, each once, in one group, and none where one alone would
+// be read. Method: trees of one level to three on disk; keys near to each other and far apart, with what is asked for written down.
+#[test]
+fn searches_read_their_leaves_together() {
+    for count in [0, 10, 2_000, 200_000] {
+        let (tree, disk, _) = on_disk(count);
+        for (first, step, number) in [
+            (0, 1, 5),
+            (count / 2, 300, 1),
+            (7, 90, 40),
+            (count / 3, 700, 60),
+            (5, 400, 200),
+            (count, 500, 9),
+        ] {
+            let keys: Vec<_> = (0..number).map(|n| (first + n * step).to_be_bytes()).collect();
+            disk.leaves.lock().clear();
+            let groups = disk.groups.load(Relaxed);
+            tree.read_ahead(&keys, &disk).expect("reads");
+            let ahead = std::mem::take(&mut *disk.leaves.lock());
+            for key in &keys {
+                tree.get(key, &disk, |_| ()).expect("reads");
+            }
+            let mut wanted = std::mem::take(&mut *disk.leaves.lock());
+            wanted.dedup();
+            wanted.truncate(64);
+            if tree.height < 2 || wanted.len() < 2 {
+                wanted.clear();
+            }
+            assert_eq!(ahead, wanted, "{number} keys from {first} of {count}, {step} apart");
+            assert_eq!(disk.groups.load(Relaxed) - groups, u64::from(!ahead.is_empty()));
+        }
+    }
+}
+
+/// A tree of so many keys, all of it on a disk, and how many nodes it has.
+fn on_disk(count: u64) -> (Tree, Disk, u64) {
+    let (cache, pins, mut replaced) = (node_cache(1 << 20), Pins::new(), Vec::new());
+    let disk = Disk::default();
+    let mut tree = Tree::empty(TreeId::NAMES);
+    let mut m = Mutation {
+        generation: 1,
+        cache: &cache,
+        pins: &pins,
+        replaced: &mut replaced,
+        dirty_delta: 0,
+        spare: 0,
+        replay: false,
+        right: Vec::new(),
+    };
+    for i in 0..count {
+        tree.put(&mut m, &i.to_be_bytes(), &[0; 50]);
+    }
+    let nodes = m.dirty_delta as u64;
+    let mut written = 0;
+    tree.root.iter().for_each(|root| write_dirty(root, &disk, &mut written));
+    tree.let_go(2);
+    (tree, disk, nodes)
 }

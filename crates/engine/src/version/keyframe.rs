@@ -20,6 +20,7 @@
 //! room or what lies beneath it changes: keys are not used again.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
@@ -193,6 +194,16 @@ pub(super) fn nearest(
         done.is_none()
     })?;
     Ok(done)
+}
+
+/// Has the keyframes of these segments read together, as far as they are not in memory.
+pub(super) fn read_ahead(read: &dyn Read, path: &Path, segments: Range<u64>) -> Result<()> {
+    if !read.keyframes().is_some_and(|known| known.any.load(Relaxed)) {
+        return Ok(());
+    }
+    let (family, version) = (path.family(), path.step(0).key);
+    let key = |segment| KeyframeKey { family, segment, version, piece: 0 }.encode().to_vec();
+    read.read_ahead(TreeId::KEYFRAMES, &segments.map(key).collect::<Vec<_>>())
 }
 
 /// The pieces of a keyframe on their way in, and the keyframe when it is whole.

@@ -27,6 +27,8 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 const LOOKS_MAX: usize = 1 << 18;
 /// So many entries in a row that say nothing make the scan leap over the rest of them.
 const LEAP_ENTRIES: u32 = 16;
+/// Segments that are read ahead, at most.
+const AHEAD_SEGMENTS_MAX: u64 = 32;
 
 /// A piece of a file, and who sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,7 +103,8 @@ pub fn map(
     let sight = sight(read, holder, &path, record_shared)?;
     let (segment, elsewhere) = (from / SEGMENT_BYTES, Elsewhere::default());
     let found = InOrder::default();
-    let mut walk = Walk { path, sight, page, from, to, segment, found, own: Vec::new(), elsewhere };
+    let (own, ahead, window) = (Vec::new(), 0, 0);
+    let mut walk = Walk { path, sight, page, from, to, segment, found, own, elsewhere, ahead, window };
     walk.run(read, pieces_max)?;
     Ok(walk.page)
 }
@@ -241,6 +244,9 @@ struct Walk {
     found: InOrder,
     own: Vec<(VersionKey, Blocks)>,
     elsewhere: Elsewhere,
+    /// Segments in front of this one have been read ahead, so many the last time.
+    ahead: u64,
+    window: u64,
 }
 
 impl Walk {
@@ -285,10 +291,11 @@ impl Walk {
                     return false;
                 }
                 if !plain && entered != Some(key.segment) {
+                    let ahead = if entered.is_some() { self.read_ahead(read, key.segment) } else { Ok(()) };
                     (entered, laid) = (Some(key.segment), false);
                     passed.leave(&self.path, key.segment);
                     let found = keyframe::nearest(read, &self.path, 0, key.segment, &mut pieces);
-                    match found {
+                    match ahead.and(found) {
                         Ok(found) => frame = found,
                         Err(error) => {
                             failed = Err(error);
@@ -369,6 +376,19 @@ impl Walk {
         }
         self.hole_to(self.to);
         Ok(())
+    }
+
+    /// Has what the segments from here on begin with read together, as far as it is not in memory: twice as many each time.
+    fn read_ahead(&mut self, read: &dyn Read, segment: u64) -> Result<()> {
+        if segment < self.ahead {
+            return Ok(());
+        }
+        self.window = (2 * self.window).clamp(2, AHEAD_SEGMENTS_MAX);
+        self.ahead = (segment + self.window).min(self.to.div_ceil(SEGMENT_BYTES));
+        let (family, version) = (self.path.family(), self.path.step(0).key);
+        let key = |segment| DataKey { family, segment, version, offset: 0 }.encode().to_vec();
+        read.read_ahead(TreeId::EXTENTS, &(segment..self.ahead).map(key).collect::<Vec<_>>())?;
+        keyframe::read_ahead(read, &self.path, segment..self.ahead)
     }
 
     /// Adds what a keyframe of this segment, at this version, shows of the blocks that are `left`.

@@ -114,6 +114,10 @@ pub trait Read {
     }
     /// These keys of the extents, in their order, will be looked for soon.
     fn look_at(&self, _keys: &[[u8; DATA_KEY_BYTES]]) {}
+    /// These keys of `tree`, ascending, will be looked for soon, and may have to be read for that.
+    fn read_ahead(&self, _tree: TreeId, _keys: &[Vec<u8>]) -> Result<()> {
+        Ok(())
+    }
     /// What is known of long paths, and the position of this view.
     fn trunks(&self) -> Option<(&Trunks, Lsn)> {
         None
@@ -149,6 +153,9 @@ impl Read for View {
     }
     fn look_at(&self, keys: &[[u8; DATA_KEY_BYTES]]) {
         self.trees()[TreeId::EXTENTS.0 as usize - 1].look_at(keys);
+    }
+    fn read_ahead(&self, tree: TreeId, keys: &[Vec<u8>]) -> Result<()> {
+        View::read_ahead(self, tree, keys)
     }
     fn trunks(&self) -> Option<(&Trunks, Lsn)> {
         Some((View::trunks(self), self.position()))
