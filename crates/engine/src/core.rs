@@ -250,7 +250,7 @@ impl Core {
         &mut self,
         ops: &[Op],
         steps: &[Step<'_>],
-        fetched: &Fetched,
+        fetched: &mut Fetched,
         cache: &NodeCache,
         sum_cache: &SumCache,
         (replay, spare): (bool, u64),
@@ -258,7 +258,7 @@ impl Core {
         let mut m = Mutation {
             generation: self.generation,
             cache,
-            pins: &fetched.nodes,
+            pins: &mut fetched.nodes,
             replaced: &mut self.replaced,
             dirty_delta: 0,
             spare,

@@ -400,8 +400,8 @@ impl Store {
         for node in &dirty {
             let ptr = node.location.get().expect("just written");
             let clean = match &node.body {
-                // The room in which it grew is not needed any more.
-                Body::Leaf(leaf) => Arc::new(Node::clean(*ptr, Body::Leaf(leaf.trimmed()))),
+                // Most of the room in which it grew is not needed any more.
+                Body::Leaf(leaf) => Arc::new(Node::clean(*ptr, Body::Leaf(leaf.settled()))),
                 Body::Interior(n) => {
                     let mut settled = n.clone();
                     for child in &mut settled.children {

@@ -39,7 +39,12 @@ const ALIKE_RATIO: usize = 8;
 impl Heads {
     /// Those of `keys`.
     pub fn of(keys: &(impl Keys + ?Sized)) -> Heads {
-        let mut heads = Heads { words: Vec::with_capacity(keys.count()), ..Heads::default() };
+        Heads::with_room_for(0, keys)
+    }
+
+    /// Those of `keys`, with room for so many more.
+    pub fn with_room_for(more: usize, keys: &(impl Keys + ?Sized)) -> Heads {
+        let mut heads = Heads { words: Vec::with_capacity(keys.count() + more), ..Heads::default() };
         heads.fill(keys);
         heads
     }

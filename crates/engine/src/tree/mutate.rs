@@ -12,7 +12,7 @@
 //! A split is handed up at once, with the steps that are left: a parent that must split, too, does so before more comes in,
 //! which is what the forecast counts.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use varve_format::BLOCK_BYTES;
 use varve_format::node::common_prefix;
@@ -38,8 +38,8 @@ pub struct Mutation<'a> {
     pub generation: u64,
     /// Clean nodes.
     pub cache: &'a NodeCache,
-    /// Clean nodes that were fetched for this transaction.
-    pub pins: &'a Pins,
+    /// Clean nodes that were fetched for this transaction. What is changed leaves them, and the cache.
+    pub pins: &'a mut Pins,
     /// Nodes that went out of use.
     pub replaced: &'a mut Vec<Replaced>,
     /// Change of the number of dirty nodes.
@@ -201,18 +201,34 @@ impl Mutation<'_> {
     /// The node behind `link`, dirty in this generation and held by nobody else.
     pub(super) fn writable<'l>(&mut self, link: &'l mut Link) -> &'l mut Node {
         if let Link::Disk(_) = link {
-            let node = resident(link, self.cache, self.pins).expect("prepared paths are resident");
-            *link = Link::Mem(node);
+            *link = Link::Mem(self.take(link));
         }
         let Link::Mem(node) = link else { unreachable!("just made resident") };
-        if !self.is_dirty(node) {
+        let dirty = self.is_dirty(node);
+        if !dirty {
             self.replaced.push(replaced(node));
             self.dirty_delta += 1;
-            *node = Arc::new(Node::new(self.generation, node.body.to_change()));
-        } else if Arc::get_mut(node).is_none() {
-            *node = Arc::new(Node::new(self.generation, node.body.to_change()));
+        }
+        match Arc::get_mut(node) {
+            None => *node = Arc::new(Node::new(self.generation, node.body.to_change())),
+            Some(_) if dirty => {}
+            // What was read from disk, or written there, becomes something else: the room it has is used again.
+            Some(own) => (own.generation, own.location) = (self.generation, OnceLock::new()),
         }
         Arc::get_mut(node).expect("no other holder: it was just copied, and the apply mutex is held")
+    }
+
+    /// The node behind `link`, which is in memory, taken out of the cache and the pins. From now on only those look for it
+    /// whose picture is older: if they do not hold it, they find it where it is on disk.
+    fn take(&mut self, link: &Link) -> Arc<Node> {
+        let node = resident(link, self.cache, self.pins).expect("prepared paths are resident");
+        if let Link::Disk(ptr) = link {
+            let key = ptr.addr[0].0;
+            self.pins.remove(&key);
+            // The address may be that of another node by now.
+            self.cache.remove_if(&key, |cached| Arc::ptr_eq(cached, &node));
+        }
+        node
     }
 
     /// Does `steps` below `link`, whose range they lie in, until it is split. `edge`: nothing of the tree lies to the right of

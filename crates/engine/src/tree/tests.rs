@@ -3,6 +3,7 @@
 mod fill;
 mod forecast;
 mod many;
+mod take;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -146,7 +147,7 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
         let mut m = Mutation {
             generation,
             cache: &cache,
-            pins: &pins,
+            pins: &mut pins,
             replaced: &mut replaced,
             dirty_delta: 0,
             spare: SPARE_NODES,
@@ -299,11 +300,11 @@ impl Loose {
         Loose { tree: Tree::empty(TreeId::NAMES), cache: node_cache(1 << 20), nodes: 0 }
     }
     fn change(&mut self, spare: u64, change: impl FnOnce(&mut Tree, &mut Mutation<'_>)) {
-        let (pins, mut replaced) = (Pins::new(), Vec::new());
+        let (mut pins, mut replaced) = (Pins::new(), Vec::new());
         let mut m = Mutation {
             generation: 1,
             cache: &self.cache,
-            pins: &pins,
+            pins: &mut pins,
             replaced: &mut replaced,
             dirty_delta: 0,
             spare,
@@ -412,13 +413,13 @@ fn ascending_deletions_join_little() {
 #[test]
 fn ascending_inserts_fill_nodes() {
     let cache = node_cache(1 << 20);
-    let pins = Pins::new();
+    let mut pins = Pins::new();
     let mut replaced = Vec::new();
     let mut tree = Tree::empty(TreeId::NAMES);
     let mut m = Mutation {
         generation: 1,
         cache: &cache,
-        pins: &pins,
+        pins: &mut pins,
         replaced: &mut replaced,
         dirty_delta: 0,
         spare: 0,
@@ -494,13 +495,13 @@ fn searches_read_their_leaves_together() {
 
 /// A tree of so many keys, all of it on a disk, and how many nodes it has.
 fn on_disk(count: u64) -> (Tree, Disk, u64) {
-    let (cache, pins, mut replaced) = (node_cache(1 << 20), Pins::new(), Vec::new());
+    let (cache, mut pins, mut replaced) = (node_cache(1 << 20), Pins::new(), Vec::new());
     let disk = Disk::default();
     let mut tree = Tree::empty(TreeId::NAMES);
     let mut m = Mutation {
         generation: 1,
         cache: &cache,
-        pins: &pins,
+        pins: &mut pins,
         replaced: &mut replaced,
         dirty_delta: 0,
         spare: 0,

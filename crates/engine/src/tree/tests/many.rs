@@ -80,7 +80,7 @@ impl Beside {
         let mut m = Mutation {
             generation: self.generation,
             cache: &self.cache,
-            pins: &pins,
+            pins: &mut pins,
             replaced: &mut replaced,
             dirty_delta: 0,
             spare,
