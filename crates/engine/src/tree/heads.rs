@@ -56,6 +56,11 @@ impl Heads {
         Heads { words, ..*self }
     }
 
+    /// Makes room for so many more, if there is none.
+    pub fn reserve(&mut self, more: usize) {
+        self.words.reserve_exact(more);
+    }
+
     /// So many bytes all keys begin with, at least.
     pub fn skip(&self) -> usize {
         self.common.len()

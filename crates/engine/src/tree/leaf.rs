@@ -211,6 +211,11 @@ impl Leaf {
             }
             Err(i) => {
                 let slot = self.entries.append(suffix, value);
+                // Not twice as many: one that was read from disk has room for none.
+                if self.entries.slots.len() == self.entries.slots.capacity() {
+                    self.entries.slots.reserve_exact(STEP_ENTRIES);
+                    self.heads.reserve(STEP_ENTRIES);
+                }
                 self.entries.slots.insert(i, slot);
                 self.heads.insert(i, &self.entries);
                 self.live_bytes += need;
@@ -565,6 +570,34 @@ mod tests {
             );
         }
         assert!(leaf.to_change().memory_bytes() < most + 2 * STEP_BYTES);
+    }
+
+    // Goal: a leaf as it was read, which has room for nothing, takes no more memory for the entries that come in than one that has
+    // been copied to be changed. Method: a full leaf, half of it removed and put again.
+    #[test]
+    fn grows_by_steps() {
+        let mut leaf = Leaf::default();
+        let count = (0u32..)
+            .find(|i| {
+                leaf.put(&i.to_be_bytes(), &[1; 8]);
+                leaf.encoded_bytes() > BLOCK_BYTES - 64
+            })
+            .expect("a leaf is full some day");
+        for i in (1..count).step_by(2) {
+            let at = leaf.find(&i.to_be_bytes()).expect("just put");
+            leaf.remove(at);
+        }
+        let mut leaf = read(&encoded(&leaf).0);
+        let most = leaf.to_change().memory_bytes();
+        leaf.put(&1u32.to_be_bytes(), &[1; 8]);
+        assert!(leaf.memory_bytes() <= most + 12, "{} bytes, copied {most}", leaf.memory_bytes());
+        let mut leaf = leaf.settled();
+        for i in (3..count).step_by(2) {
+            leaf.put(&i.to_be_bytes(), &[1; 8]);
+            let exact = read(&encoded(&leaf).0).memory_bytes();
+            let room = leaf.memory_bytes() - exact;
+            assert!(room <= STEP_BYTES + 10 * STEP_ENTRIES + 12, "{room} bytes of room at entry {i}");
+        }
     }
 
     // Goal: looking at what a search ends at takes leaves of all shapes: empty, and with one entry that is nothing but the prefix.
