@@ -391,9 +391,9 @@ impl Store {
         moves: Moves,
         _bitmap: Bits,
     ) {
-        // The old places go first: a full cache takes what comes new for cold and soon drops it, and these nodes, which
-        // have just been written to, are the ones most likely to be wanted again. What is more than was there before has
-        // no old place: each is asked for once, so that it does not go first all the same.
+        // The old places go first, as far as nodes have not left the cache when they were changed: readers of older pictures
+        // may have brought some of them back. A full cache takes what comes new for cold and soon drops it, and these nodes,
+        // which have just been written to, are the ones most likely to be wanted again: so each is asked for once.
         for run in &moves.nodes_gone {
             self.cache.remove(&run.addr.0);
         }

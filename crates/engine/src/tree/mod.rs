@@ -1,7 +1,8 @@
 //! B+-trees of one-block nodes, kept decoded and shared by `Arc`.
 //!
 //! A tree is a value: cloning its root gives a picture that never changes. Writers hold the apply mutex; they clone
-//! a node only when a reader or the running checkpoint still holds it, and take it out of the cache otherwise. Nothing here does I/O under that mutex: what is not resident is reported as [`Miss`], fetched
+//! a node only when a reader or the running checkpoint still holds it, and take it out of the cache otherwise. Nothing here
+//! does I/O under that mutex: what is not resident is reported as [`Miss`], fetched
 //! outside and tried again.
 
 mod cursor;

@@ -101,6 +101,16 @@ fn chance(seed: u64) -> impl FnMut(u64) -> u64 {
     }
 }
 
+/// What changes of `generation` work on, with nothing to spare.
+fn mutation<'a>(
+    generation: u64,
+    cache: &'a NodeCache,
+    pins: &'a mut Pins,
+    replaced: &'a mut Vec<Replaced>,
+) -> Mutation<'a> {
+    Mutation { generation, cache, pins, replaced, dirty_delta: 0, spare: 0, replay: false, right: Vec::new() }
+}
+
 /// Prepares `steps`, with whatever must be read for that.
 fn prepared(
     tree: &Tree,
@@ -416,16 +426,7 @@ fn ascending_inserts_fill_nodes() {
     let mut pins = Pins::new();
     let mut replaced = Vec::new();
     let mut tree = Tree::empty(TreeId::NAMES);
-    let mut m = Mutation {
-        generation: 1,
-        cache: &cache,
-        pins: &mut pins,
-        replaced: &mut replaced,
-        dirty_delta: 0,
-        spare: 0,
-        replay: false,
-        right: Vec::new(),
-    };
+    let mut m = mutation(1, &cache, &mut pins, &mut replaced);
     for i in 0..10_000u64 {
         tree.put(&mut m, &i.to_be_bytes(), &[0; 50]);
     }
@@ -498,16 +499,7 @@ fn on_disk(count: u64) -> (Tree, Disk, u64) {
     let (cache, mut pins, mut replaced) = (node_cache(1 << 20), Pins::new(), Vec::new());
     let disk = Disk::default();
     let mut tree = Tree::empty(TreeId::NAMES);
-    let mut m = Mutation {
-        generation: 1,
-        cache: &cache,
-        pins: &mut pins,
-        replaced: &mut replaced,
-        dirty_delta: 0,
-        spare: 0,
-        replay: false,
-        right: Vec::new(),
-    };
+    let mut m = mutation(1, &cache, &mut pins, &mut replaced);
     for i in 0..count {
         tree.put(&mut m, &i.to_be_bytes(), &[0; 50]);
     }

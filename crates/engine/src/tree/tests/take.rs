@@ -41,16 +41,7 @@ fn only_what_others_hold_is_copied() {
         keys.each_ref().map(|key| Step { tree: tree.id, key, change: Change::Put(b"something new") });
     let forecast = prepared(&tree, &mut steps, 2, &cache, (&disk, &mut pins));
     let mut replaced = Vec::new();
-    let mut m = Mutation {
-        generation: 2,
-        cache: &cache,
-        pins: &mut pins,
-        replaced: &mut replaced,
-        dirty_delta: 0,
-        spare: 0,
-        replay: false,
-        right: Vec::new(),
-    };
+    let mut m = mutation(2, &cache, &mut pins, &mut replaced);
     tree.change(&mut m, &steps);
     assert_eq!(m.dirty_delta as u64, forecast.dirtied);
     let at = |replaced: &Replaced| match replaced {
