@@ -418,6 +418,47 @@ fn what_is_changed_again_and_again_stays_in_memory() {
     assert!(reads < 8 * 60 / 4, "{reads} reads for 8 rounds of 60 keys");
 }
 
+// Goal: who has an older picture reads what it shows, though the nodes of it have left the cache when they were changed, until he
+// lets go of it, whatever checkpoints do meanwhile. Method: rounds that change all keys, a picture kept of each, those there are
+// read after the changes and again after the checkpoint; reads of the device counted.
+#[test]
+fn older_pictures_are_read_from_the_disk() {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(POOL_BYTES));
+    Store::format(std::slice::from_ref(&device), &format_options(Profile::Single)).expect("format");
+    let (store, _) = Store::open(vec![device.clone()], options()).expect("opens");
+    let keys = 4_000u64;
+    let mut pictures = Vec::new();
+    for round in 0u64..5 {
+        for n in 0..keys {
+            let mut tx = Transaction::new();
+            tx.put(TREE, &n.to_be_bytes(), &round.to_be_bytes());
+            store.apply(tx, None).expect("applies");
+        }
+        let reads = device.stats().reads_count;
+        for after_checkpoint in [false, true] {
+            if after_checkpoint {
+                store.checkpoint().expect("checkpoint");
+            }
+            for (of_round, picture) in (0u64..).zip(&pictures) {
+                let picture: &varve_engine::View = picture;
+                let mut next = 0u64;
+                picture
+                    .scan(TREE, &[], &mut |key, value| {
+                        assert_eq!((key, value), (&next.to_be_bytes()[..], &of_round.to_be_bytes()[..]));
+                        next += 1;
+                        true
+                    })
+                    .expect("reads");
+                assert_eq!(next, keys, "round {of_round} seen in round {round}");
+            }
+        }
+        assert_eq!(device.stats().reads_count > reads, round > 0, "round {round}");
+        pictures.push(store.view());
+    }
+    drop(pictures);
+    store.checkpoint().expect("checkpoint");
+}
+
 /// Every valid superblock of `device`, changed.
 fn edit_superblocks(device: &dyn Device, edit: impl Fn(&mut Superblock)) {
     let mut changed = 0;
