@@ -6,7 +6,10 @@
 //! pays more with every loop; one that does not, shows flat lines.
 //!
 //! Every target gets a disk of the same size, counted at the block layer. Space is what statfs(2) calls used, compared
-//! with the bytes that the loops wrote. Then every target lives through a month of hourly forks of which few are kept
+//! with the bytes that the loops wrote. Machines change within minutes, by more than what is looked for: so what is claimed of
+//! VarveFS is compared with what the machine does at that moment. Beside the rate of the first and of the last loops stands
+//! that of a file without forks in between ([`Control`]), and beside a write while forks are deleted one just before.
+//! Then every target lives through a month of hourly forks of which few are kept
 //! ([`month`]), and VarveFS in process through one after which every record is counted ([`rotation`]).
 
 mod kernel;
@@ -17,6 +20,7 @@ mod subject;
 mod summary;
 mod varve;
 
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -32,8 +36,12 @@ use subject::{ForkKind, Subject};
 
 /// Size of a write.
 const BLOCK_BYTES: usize = 4096;
-/// Writes without forks, before the loops and again while forks are deleted: what is compared.
-const QUIET_LOOPS: usize = 5;
+/// Rounds of writes and a sync before the first fork is made, and again before the first is deleted.
+const QUIET_ROUNDS: usize = 10;
+/// As many writes as the file has blocks, so many times, before the file without forks is compared with.
+const CONTROL_ROUNDS: u64 = 2;
+/// Rounds in which forks are deleted, with as many writes and a sync in each.
+const DELETING_ROUNDS: usize = 20;
 
 /// The sizes that a scale stands for.
 struct Plan {
@@ -70,6 +78,15 @@ struct Loop {
     device: Option<Counters>,
     /// What of it was log and trees, as the filesystem itself counts, if it does.
     own: Option<Own>,
+    /// Just afterwards, as many writes and a sync on a file that is never forked ([`Control`]), if it was asked.
+    control_ns: Option<u64>,
+}
+
+/// The same kind of file on the same kind of target, without forks, written to in between: how fast the machine is at that
+/// moment. What forks cost is what the rate has lost beside this one's.
+struct Control {
+    subject: Box<dyn Subject>,
+    random: Random,
 }
 
 /// Bytes that a filesystem says it wrote beside data.
@@ -119,6 +136,9 @@ struct Figures {
     loops: Vec<Loop>,
     maps: Vec<Map>,
     /// Writes before there was any fork.
+    fresh: Latency,
+    /// Writes when all forks were there, just before the first was deleted. Machines change within minutes, so this is what
+    /// deleting is compared with.
     before: Latency,
     /// Writes while forks were deleted.
     deleting: Latency,
@@ -161,9 +181,17 @@ pub fn run(options: &Options) -> Result<Report> {
         let mut subject = subject::open(&kind, fork, options, directory.path(), plan.disk_bytes)
             .with_context(|| format!("cannot make {name}"))?;
         targets.push((name.clone(), subject.about()));
-        let figure = age(options, &plan, &name, &mut *subject).with_context(|| name.clone())?;
+        let mut control = match kind.is_ours() {
+            true => Some(Control::new(&kind, fork, options, directory.path(), &plan)?),
+            false => None,
+        };
+        let figure =
+            age(options, &plan, &name, &mut *subject, control.as_mut()).with_context(|| name.clone())?;
         figures.push(figure);
         subject.close().with_context(|| format!("cannot close {name}"))?;
+        if let Some(control) = control {
+            control.subject.close().with_context(|| format!("cannot close the file beside {name}"))?;
+        }
         if rotated.days > 0 {
             options.tell(&format!("{name}: {} days of rotation", rotated.days));
             let mut subject = subject::open(&kind, fork, options, directory.path(), rotated.disk_bytes)
@@ -253,23 +281,26 @@ fn asked(options: &Options) -> Vec<(TargetKind, ForkKind)> {
 }
 
 /// The life of one filesystem.
-fn age(options: &Options, plan: &Plan, name: &str, subject: &mut dyn Subject) -> Result<Figures> {
+fn age(
+    options: &Options,
+    plan: &Plan,
+    name: &str,
+    subject: &mut dyn Subject,
+    mut control: Option<&mut Control>,
+) -> Result<Figures> {
     let mut random = Random(0x7661_7276_6500 ^ plan.file_bytes);
     subject.prepare(plan.file_bytes)?;
     subject.settle()?;
-    let mut times = Vec::new();
-    for _ in 0..QUIET_LOOPS {
-        write(plan, subject, &mut random, &mut times)?;
-    }
+    let fresh = quiet(plan, subject, &mut random)?;
     subject.settle()?;
-    let before = latency(&times);
     let used_before_bytes = subject.used_bytes()?;
     let mut figures = Figures {
         name: name.to_owned(),
         used_before_bytes,
         loops: Vec::with_capacity(plan.loops),
         maps: Vec::new(),
-        before,
+        fresh,
+        before: Latency::default(),
         deleting: Latency::default(),
         delete_ns: 0,
         drain_ns: 0,
@@ -281,7 +312,10 @@ fn age(options: &Options, plan: &Plan, name: &str, subject: &mut dyn Subject) ->
         if number % 50 == 0 || (number < 50 && number % 10 == 0) {
             options.tell(&format!("{name}: loop {number} of {}{}", plan.loops, figures.lately(plan)));
         }
-        match one_loop(plan, subject, &mut random, number) {
+        // Two hundred times, or each time.
+        let asked = number % (plan.loops / 200).max(1) == 0;
+        let control = control.as_deref_mut().filter(|_| asked);
+        match one_loop(plan, subject, control, &mut random, number) {
             Ok(done) => figures.loops.push(done),
             Err(error) => {
                 guard::check()?;
@@ -312,7 +346,13 @@ fn age(options: &Options, plan: &Plan, name: &str, subject: &mut dyn Subject) ->
     Ok(figures)
 }
 
-fn one_loop(plan: &Plan, subject: &mut dyn Subject, random: &mut Random, number: usize) -> Result<Loop> {
+fn one_loop(
+    plan: &Plan,
+    subject: &mut dyn Subject,
+    control: Option<&mut Control>,
+    random: &mut Random,
+    number: usize,
+) -> Result<Loop> {
     let (device, own) = (subject.counters()?, subject.own()?);
     let begun = Instant::now();
     write(plan, subject, random, &mut Vec::new())?;
@@ -323,10 +363,48 @@ fn one_loop(plan: &Plan, subject: &mut dyn Subject, random: &mut Random, number:
     let begun = Instant::now();
     subject.fork(number)?;
     let fork_ns = begun.elapsed().as_nanos() as u64;
+    let used_bytes = subject.used_bytes()?;
+    let control_ns = control.map(|control| control.write(plan)).transpose()?;
+    // What the background has written meanwhile belongs to this loop, too.
     let now = subject.counters()?;
     let device = now.zip(device).map(|(now, before)| now - before);
     let own = subject.own()?.zip(own).map(|(now, before)| now - before);
-    Ok(Loop { write_ns, sync_ns, fork_ns, used_bytes: subject.used_bytes()?, device, own })
+    Ok(Loop { write_ns, sync_ns, fork_ns, used_bytes, device, own, control_ns })
+}
+
+impl Control {
+    fn new(
+        kind: &TargetKind,
+        fork: ForkKind,
+        options: &Options,
+        directory: &Path,
+        plan: &Plan,
+    ) -> Result<Control> {
+        // Every block once more, and what a checkpoint frees late.
+        let disk_bytes = (plan.file_bytes * 5 / 2).max(320 << 20);
+        let directory = directory.join("control");
+        std::fs::create_dir_all(&directory)?;
+        let mut subject = subject::open(kind, fork, options, &directory, disk_bytes)
+            .context("cannot make the file that is not forked")?;
+        subject.prepare(plan.file_bytes)?;
+        let mut control = Control { subject, random: Random(0x0063_6f6e_7472_6f6c ^ plan.file_bytes) };
+        // Until most of its blocks have been written to, its writes become dearer one by one.
+        let blocks = plan.file_bytes / BLOCK_BYTES as u64;
+        for _ in 0..CONTROL_ROUNDS * blocks.div_ceil(plan.writes as u64) {
+            guard::check()?;
+            control.write(plan)?;
+        }
+        control.subject.settle()?;
+        Ok(control)
+    }
+
+    /// One loop's writes and a sync: how long they take.
+    fn write(&mut self, plan: &Plan) -> Result<u64> {
+        let begun = Instant::now();
+        write(plan, &mut *self.subject, &mut self.random, &mut Vec::new())?;
+        self.subject.sync()?;
+        Ok(begun.elapsed().as_nanos() as u64)
+    }
 }
 
 /// The writes of one loop.
@@ -349,15 +427,27 @@ fn map(subject: &mut dyn Subject, fork: usize) -> Result<Option<Map>> {
     Ok(Some(Map { fork, extents_count, shared_count, warm_ns: begun.elapsed().as_nanos() as u64 }))
 }
 
+/// Rounds as those in which forks are deleted, without that.
+fn quiet(plan: &Plan, subject: &mut dyn Subject, random: &mut Random) -> Result<Latency> {
+    let mut times = Vec::with_capacity(QUIET_ROUNDS * plan.writes);
+    for _ in 0..QUIET_ROUNDS {
+        guard::check()?;
+        write(plan, subject, random, &mut times)?;
+        subject.sync()?;
+    }
+    Ok(latency(&times))
+}
+
 /// Deletes all forks in random order; the file is written to all the while.
 fn delete(plan: &Plan, subject: &mut dyn Subject, random: &mut Random, figures: &mut Figures) -> Result<()> {
     let mut left: Vec<usize> = (0..figures.loops.len()).collect();
-    let a_loop = left.len().div_ceil(20).max(1);
+    let a_round = left.len().div_ceil(DELETING_ROUNDS).max(1);
+    figures.before = quiet(plan, subject, random)?;
     let begun = Instant::now();
     let mut times = Vec::new();
     while !left.is_empty() {
         guard::check()?;
-        for _ in 0..a_loop.min(left.len()) {
+        for _ in 0..a_round.min(left.len()) {
             let at = random.next() as usize % left.len();
             subject.delete(left.swap_remove(at))?;
         }

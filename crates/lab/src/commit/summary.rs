@@ -206,8 +206,8 @@ pub(super) fn claims(figures: &Figures) -> Vec<Claim> {
         let (value, at) = worst(
             ratios
                 .filter_map(|(t, smaller)| {
-                    let by = ratio(figures.rate(kind, t)?, figures.rate(kind, smaller)?)?;
-                    Some((by, format!("worst, T={t} by T={smaller}")))
+                    let by = figures.compare((kind, t), (kind, smaller))?;
+                    Some((by, format!("worst, T={t} by T={smaller} in the same repeat")))
                 })
                 .collect(),
         );

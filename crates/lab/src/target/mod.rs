@@ -92,6 +92,12 @@ impl TargetKind {
         matches!(self, TargetKind::Ext4 | TargetKind::Xfs | TargetKind::Btrfs)
     }
 
+    /// Whether it is VarveFS.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        matches!(self, TargetKind::VarveInProcess | TargetKind::VarveMounted)
+    }
+
     /// Why this cannot be run here, with what would help. `None`: it can.
     #[must_use]
     pub fn missing(&self, options: &Options) -> Option<String> {
