@@ -69,30 +69,46 @@ impl Ahead<'_> {
     }
 }
 
-/// The leaves of `keys`, not looked at, of those that the tree below `link` holds in memory with all above them. One level after
-/// the other: what a search reads of the nodes is looked at for all of them first.
-pub(super) fn leaves_of<'t, 'k, K: AsRef<[u8]>>(
+/// Searches that are looked at together.
+const TOGETHER: usize = 64;
+
+/// The leaves of `keys`, not looked at, where the tree below `link` holds them in memory with all above them; [`TOGETHER`] keys at
+/// most. One level after the other: what a search reads of the nodes is looked at for all of them first.
+pub(super) fn leaves_of<'t, K: AsRef<[u8]>>(
     link: &'t Link,
     height: u8,
-    keys: &'k [K],
-) -> Vec<(&'k [u8], &'t Node)> {
-    let Link::Mem(root) = link else { return Vec::new() };
-    let mut nodes: Vec<_> = keys.iter().map(|key| (key.as_ref(), &**root)).collect();
+    keys: &[K],
+) -> [Option<&'t Arc<Node>>; TOGETHER] {
+    let mut nodes = [None; TOGETHER];
+    let Link::Mem(root) = link else { return nodes };
+    nodes[..keys.len()].fill(Some(root));
     for _ in 1..height {
-        look_at_all(nodes.iter().map(|(_, node)| *node));
-        nodes.retain_mut(|(key, node)| {
-            let Body::Interior(n) = &node.body else { return false };
-            let Link::Mem(child) = &n.children[n.child_index(key)] else { return false };
-            *node = child;
-            true
+        look_at_all(&nodes);
+        let mut links = [None; TOGETHER];
+        // A scan asks for the key in front of the link, too, and changes for the one behind it. Each lies in a line of its own.
+        let mut near = 0;
+        for ((key, node), link) in keys.iter().zip(&nodes).zip(&mut links) {
+            if let Some(Body::Interior(n)) = node.map(|node| &node.body) {
+                let at = n.child_index(key.as_ref());
+                near += n.keys()[at..].iter().take(2).map(|key| key.len()).sum::<usize>();
+                *link = Some(&n.children[at]);
+            }
+        }
+        let in_memory = links.iter().flatten().filter(|link| matches!(link, Link::Mem(_))).count();
+        std::hint::black_box(near + in_memory);
+        nodes = links.map(|link| match link {
+            Some(Link::Mem(child)) => Some(child),
+            _ => None,
         });
     }
     nodes
 }
 
 /// Reads what a search reads of these nodes. Each pass reads what the one before has found out where it lies.
-fn look_at_all<'n>(nodes: impl Iterator<Item = &'n Node> + Clone) {
-    std::hint::black_box(nodes.clone().fold(0, |sum: u64, node| sum.wrapping_add(node.generation)));
+fn look_at_all(nodes: &[Option<&Arc<Node>>]) {
+    let nodes = nodes.iter().flatten();
+    let itself = |node: &&Arc<Node>| node.look_at_itself().wrapping_add(Arc::strong_count(node) as u64);
+    std::hint::black_box(nodes.clone().fold(0, |sum: u64, node| sum.wrapping_add(itself(node))));
     std::hint::black_box(nodes.fold(0, |sum: u32, node| sum.wrapping_add(node.look_at())));
 }
 
@@ -102,13 +118,15 @@ impl Tree {
     /// holds in memory, and at nothing else.
     pub fn look_at<K: AsRef<[u8]>>(&self, keys: &[K]) {
         let Some(root) = &self.root else { return };
-        let leaves = leaves_of(root, self.height, keys);
-        look_at_all(leaves.iter().map(|(_, node)| *node));
-        let near = leaves.iter().map(|(key, node)| match &node.body {
-            Body::Leaf(leaf) => leaf.look_near(key),
-            Body::Interior(_) => 0,
-        });
-        std::hint::black_box(near.fold(0, |sum: u32, byte| sum.wrapping_add(byte)));
+        for keys in keys.chunks(TOGETHER) {
+            let leaves = leaves_of(root, self.height, keys);
+            look_at_all(&leaves);
+            let near = keys.iter().zip(leaves).map(|(key, node)| match node.map(|node| &node.body) {
+                Some(Body::Leaf(leaf)) => leaf.look_near(key.as_ref()),
+                _ => 0,
+            });
+            std::hint::black_box(near.fold(0, |sum: u32, byte| sum.wrapping_add(byte)));
+        }
     }
 
     /// Reads the leaves in which searches for `keys`, which ascend, end and which are not in memory in one group of requests.

@@ -156,6 +156,11 @@ impl Heads {
         self.words.remove(i);
     }
 
+    /// Reads something of each cache line that it takes itself.
+    pub fn look_at_itself(&self) -> usize {
+        self.words.len() + self.common.len() + usize::from(self.gap_len) + self.gap as usize % 2
+    }
+
     /// Reads one word of each cache line.
     pub fn look_at(&self) -> u32 {
         const LINE: usize = 64 / size_of::<u32>();

@@ -153,6 +153,11 @@ impl Leaf {
             + self.entries.slots.capacity() * size_of::<Slot>()
             + self.heads.memory_bytes()
     }
+    /// Reads something of each cache line that it takes itself.
+    pub fn look_at_itself(&self) -> usize {
+        let (entries, live) = (&self.entries, self.live_bytes);
+        entries.prefix.len() + entries.slots.len() + entries.heap.len() + self.heads.look_at_itself() + live
+    }
     /// Reads what a search reads, or what lies near it, and what moves when an entry comes in. What comes in lies behind all
     /// others in the heap, and beside what came in last as a rule.
     pub fn look_at(&self) -> u32 {
@@ -161,13 +166,18 @@ impl Leaf {
         let byte = self.entries.heap.last().map_or(0, |byte| u32::from(*byte));
         self.heads.look_at().wrapping_add(slots).wrapping_add(byte)
     }
-    /// Reads what a scan from `key` on reads first, and the entry in front of it.
+    /// Reads what a scan from `key` on reads first, the entry in front of it, and the first and the last, which tell what all keys
+    /// begin with: each where it begins and where it ends.
     pub fn look_near(&self, key: &[u8]) -> u32 {
         let (Ok(at) | Err(at)) = self.find(key);
-        let near = &self.entries.slots[at.saturating_sub(1)..self.len().min(at + 1)];
+        let slots = &self.entries.slots;
+        let near = slots[at.saturating_sub(1)..self.len().min(at + 1)].iter();
         // One that is nothing but what all keys begin with may lie at the end of the heap.
-        let byte = |slot: &Slot| self.entries.heap.get(usize::from(slot.at)).copied().unwrap_or_default();
-        near.iter().fold(0, |sum, slot| sum + u32::from(byte(slot)))
+        let byte = |at: usize| self.entries.heap.get(at).copied().map_or(0, u32::from);
+        near.chain(slots.first())
+            .chain(slots.last())
+            .map(|slot| byte(slot.at.into()) + byte((usize::from(slot.at) + slot.len()).saturating_sub(1)))
+            .sum()
     }
     /// Where `key` is, or where it would be.
     pub fn find(&self, key: &[u8]) -> Result<usize, usize> {

@@ -66,6 +66,15 @@ impl Node {
         }
     }
 
+    /// Reads something of each cache line that it takes itself: what a search begins with, and where the rest lies.
+    pub fn look_at_itself(&self) -> u64 {
+        let body = match &self.body {
+            Body::Leaf(leaf) => leaf.look_at_itself(),
+            Body::Interior(n) => n.keys.len() + n.children.len() + n.heads.look_at_itself(),
+        };
+        self.generation.wrapping_add(u64::from(self.location.get().is_some())).wrapping_add(body as u64)
+    }
+
     /// Reads what a search reads.
     pub fn look_at(&self) -> u32 {
         match &self.body {

@@ -309,7 +309,7 @@ fn leaves_are_joined_once_a_transaction() {
 
 /// The leaf that is looked at for a key.
 fn looked_at<'t>(tree: &'t Tree, key: &[u8]) -> Option<&'t Leaf> {
-    match &leaves_of(tree.root.as_ref()?, tree.height, &[key]).first()?.1.body {
+    match &leaves_of(tree.root.as_ref()?, tree.height, &[key])[0]?.body {
         Body::Leaf(leaf) => Some(leaf),
         Body::Interior(_) => panic!("leaves are at the bottom"),
     }
