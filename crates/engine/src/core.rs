@@ -159,7 +159,13 @@ pub struct Core {
     pub spare: Option<Pending>,
     /// Where the log stands.
     pub log: LogTail,
+    /// What lists of steps and of runs were made in, for the next transaction: nothing is in them.
+    pub spare_steps: Vec<Step<'static>>,
+    pub spare_runs: Vec<Run>,
 }
+
+/// Room in those that is kept, in steps and runs.
+const SPARE_STEPS_MAX: usize = 1024;
 
 impl Core {
     /// The tree `id`.
@@ -177,9 +183,10 @@ impl Core {
         sum_cache: &SumCache,
     ) -> Result<(u64, Vec<Step<'o>>), Obstacle> {
         let Fetched { nodes, sums } = fetched;
-        let mut steps = Vec::with_capacity(ops.len());
+        let mut steps: Vec<Step<'o>> = step::recycled(std::mem::take(&mut self.spare_steps));
+        steps.reserve_exact(ops.len());
         // Few transactions have more than one: the list has none or all of them.
-        let (mut first, mut runs, mut freed) = (None, Vec::new(), 0);
+        let (mut first, mut runs, mut freed) = (None, std::mem::take(&mut self.spare_runs), 0);
         let mut add = |run: Run| match first {
             None => first = Some(run),
             Some(_) => runs.push(run),
@@ -218,6 +225,10 @@ impl Core {
                 return Err(Obstacle::Blocks(twice[1]));
             }
         }
+        runs.clear();
+        if runs.capacity() <= SPARE_STEPS_MAX {
+            self.spare_runs = runs;
+        }
         if let Some(first) = first.filter(|_| freed > self.space.data) {
             return Err(Obstacle::Blocks(first));
         }
@@ -233,6 +244,13 @@ impl Core {
         let forecast = asked.forecast;
         // The splits twice: they are forecast exactly, and what a file had set aside counts on the room that is left between.
         Ok(((forecast.dirtied + 2 * forecast.added) * self.space.copies, steps))
+    }
+
+    /// These have been done: the next list of steps may lie where they lie.
+    fn keep_room(&mut self, steps: Vec<Step<'_>>) {
+        if steps.capacity() <= SPARE_STEPS_MAX {
+            self.spare_steps = step::recycled(steps);
+        }
     }
 
     /// Nodes that joining underfull ones may take beside `need`: many, few, or on a full pool none.
@@ -342,6 +360,7 @@ impl Core {
 
         // From here on nothing fails.
         let delta = self.mutate(ops, &steps, fetched, cache, sum_cache, (false, spare));
+        self.keep_room(steps);
         let used_bytes =
             ((delta * self.space.copies as i64).max(0) as u64 * BLOCK_BYTES as u64).min(share_bytes);
         let before = purse.blocks();
@@ -446,6 +465,7 @@ impl Core {
         // None: when the pool was last in use what was reserved may have left no room for it, and it is not known here.
         let spare = 0;
         self.mutate(ops, &steps, fetched, cache, sum_cache, (true, spare));
+        self.keep_room(steps);
         self.position = position;
         Ok(())
     }

@@ -61,6 +61,8 @@ impl Store {
             sums: Checksums::new(PagePtrs::new(sum_pages(total))),
             pending: Pending::default(),
             spare: None,
+            spare_steps: Vec::new(),
+            spare_runs: Vec::new(),
             log: LogTail {
                 head: superblock.log_start,
                 start: superblock.log_start,
@@ -160,6 +162,8 @@ impl Store {
             sums: Checksums::new(sums.clone()),
             pending: Pending::default(),
             spare: None,
+            spare_steps: Vec::new(),
+            spare_runs: Vec::new(),
             log: LogTail {
                 head,
                 start: superblock.log_start,

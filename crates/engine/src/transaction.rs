@@ -5,6 +5,7 @@
 //! Its steps lie side by side and hold what is short themselves: small allocations by the dozen, each from wherever the
 //! allocator has a gap between large nodes, are in no cache when they are made, nor when they are read.
 
+use std::cell::Cell;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -150,6 +151,14 @@ impl Deref for Sums {
     }
 }
 
+/// Steps for which room is kept for the thread's next transaction of many.
+const SPARE_STEPS: std::ops::RangeInclusive<usize> = 17..=1024;
+
+thread_local! {
+    /// Room for the steps of a large transaction: some 20 KiB, and an allocator that has such a piece looks for it among many.
+    static SPARE: Cell<Vec<Op>> = const { Cell::new(Vec::new()) };
+}
+
 /// A list of [`Op`]s that become true together.
 #[derive(Default, Clone)]
 pub struct Transaction {
@@ -168,7 +177,13 @@ impl Transaction {
     }
     /// An empty transaction with room for so many steps.
     pub fn with_room(steps: usize) -> Self {
-        Transaction { ops: Vec::with_capacity(steps), ..Self::default() }
+        let mut tx = Transaction::default();
+        if SPARE_STEPS.contains(&steps) {
+            // Threads that are about to end have none any more.
+            tx.ops = SPARE.try_with(Cell::take).unwrap_or_default();
+        }
+        tx.ops.reserve_exact(steps);
+        tx
     }
     /// How many changes of entries it makes.
     pub fn len(&self) -> usize {
@@ -236,6 +251,20 @@ impl Transaction {
     }
 }
 
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        if SPARE_STEPS.contains(&self.ops.capacity()) {
+            let mut ops = std::mem::take(&mut self.ops);
+            ops.clear();
+            // The larger one is kept: a small one that has grown is no loss.
+            let _ = SPARE.try_with(|spare| {
+                let other = spare.take();
+                spare.set(if other.capacity() > ops.capacity() { other } else { ops });
+            });
+        }
+    }
+}
+
 fn checksums(bytes: &[u8]) -> Sums {
     bytes.chunks_exact(BLOCK_BYTES).map(block_checksum).collect()
 }
@@ -243,6 +272,19 @@ fn checksums(bytes: &[u8]) -> Sums {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Goal: a large transaction uses the room of the one before, and holds nothing of it. Method: addresses and steps.
+    #[test]
+    fn room_is_used_again() {
+        let mut first = Transaction::with_room(100);
+        first.free(Run { addr: varve_format::PoolAddr(4096), blocks: 1 });
+        let room = first.ops.as_ptr();
+        drop(first);
+        let small = Transaction::new();
+        let second = Transaction::with_room(90);
+        assert_eq!((second.ops.as_ptr(), second.ops.len()), (room, 0));
+        assert!(small.ops.as_ptr() != room && Transaction::with_room(100).ops.as_ptr() != room);
+    }
 
     // Goal: values and checksums are what went in, whether they are held in place or not. Method: lengths around the bounds.
     #[test]
