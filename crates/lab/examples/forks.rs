@@ -2,7 +2,7 @@
 //! overwriting a file costs that has a thousand clones (`forks clones [COUNT]`); and what a fork costs when the processor's
 //! caches hold something else (`forks cold [COUNT]`).
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use varvefs::SnapshotOptions;
 
@@ -133,8 +133,33 @@ fn clones(count: usize) {
     println!("check: {}", if report.is_clean() { "clean".into() } else { format!("{report:?}") });
 }
 
-/// Forks of a subvolume and a file of which nothing is dirty, between which so much memory is written to that has nothing
-/// to do with them.
+/// What happens before each fork.
+#[derive(Clone, Copy)]
+enum Before {
+    /// So many MiB of memory that has nothing to do with it are written to.
+    Elsewhere(usize),
+    /// Nothing, but for a while: somebody else has the processor, or its caches.
+    Asleep(Duration),
+}
+
+/// Lines of memory that are gone through, each found out from the one before.
+const LINES: usize = 1024;
+/// Memory in which they lie.
+const AROUND_BYTES: usize = 16 << 20;
+
+/// Nanoseconds a line: what the machine itself takes to come to memory that it had a moment ago.
+fn chase(lines: &[usize]) -> f64 {
+    let begun = Instant::now();
+    let mut at = 0;
+    for _ in 0..LINES {
+        at = lines[at];
+    }
+    std::hint::black_box(at);
+    begun.elapsed().as_nanos() as f64 / LINES as f64
+}
+
+/// Forks of a subvolume and a file of which nothing is dirty, with something before each that has nothing to do with them. Beside
+/// it, what the machine takes after the same to come to a line of memory: a fork comes to some hundred, code and data.
 fn cold(count: usize) {
     let pool = varvefs::Pool::in_memory(256 << 20).expect("a pool");
     let fs = pool.filesystem();
@@ -142,25 +167,58 @@ fn cold(count: usize) {
     fs.write("/origin/file", vec![7; 5000]).expect("a file");
     fs.sync().expect("sync");
     let mut elsewhere = vec![0u8; 64 << 20];
-    for mib in [0, 1, 2, 4, 16, 64] {
-        let (mut snapshots, mut clones) = (Vec::new(), Vec::new());
+    // A ring of lines in no order.
+    let mut lines = vec![0_usize; AROUND_BYTES / size_of::<usize>()];
+    let mut order: Vec<usize> = (0..AROUND_BYTES / 64).collect();
+    let mut random = 1_u64;
+    for at in 0..LINES {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let left = order.len() - at;
+        order.swap(at, at + (random >> 33) as usize % left);
+    }
+    // The first of each line says which is the next; the walk begins where 0 leads.
+    let place = |line: usize| line * (64 / size_of::<usize>());
+    lines[0] = place(order[0]);
+    for at in 0..LINES {
+        lines[place(order[at])] = place(order[(at + 1) % LINES]);
+    }
+    let elsewheres = [0, 1, 2, 4, 16, 64].map(Before::Elsewhere);
+    let asleep = [1, 10].map(|ms| Before::Asleep(Duration::from_millis(ms)));
+    for (number, before) in elsewheres.into_iter().chain(asleep).enumerate() {
+        let (mut snapshots, mut clones, mut chases) = (Vec::new(), Vec::new(), Vec::new());
         for n in 0..count {
+            let mut disturb = || match before {
+                Before::Elsewhere(mib) => {
+                    let part = &mut elsewhere[..mib << 20];
+                    part.iter_mut().step_by(64).for_each(|byte| *byte = byte.wrapping_add(1));
+                }
+                Before::Asleep(time) => std::thread::sleep(time),
+            };
             let mut fork = |times: &mut Vec<f64>, fork: &dyn Fn() -> varvefs::Result<()>| {
-                elsewhere[..mib << 20].iter_mut().step_by(64).for_each(|byte| *byte = byte.wrapping_add(1));
+                disturb();
                 let begun = Instant::now();
                 fork().expect("a fork");
                 times.push(begun.elapsed().as_nanos() as f64 / 1e3);
             };
-            let (snapshot, clone) = (format!("/s {mib} {n}"), format!("/c {mib} {n}"));
+            let (snapshot, clone) = (format!("/s {number} {n}"), format!("/c {number} {n}"));
             fork(&mut snapshots, &|| fs.snapshot("/origin", &snapshot, SnapshotOptions::new()));
             fork(&mut clones, &|| fs.clone_file("/origin/file", &clone));
+            chase(&lines);
+            disturb();
+            chases.push(chase(&lines));
         }
         let middle = |times: &mut [f64]| {
             times.sort_by(f64::total_cmp);
             times[times.len() / 2]
         };
-        let (snapshot, clone) = (middle(&mut snapshots), middle(&mut clones));
-        println!("{mib} MiB elsewhere: snapshot {snapshot:.1} us, clone {clone:.1} us");
+        let (snapshot, clone, line) = (middle(&mut snapshots), middle(&mut clones), middle(&mut chases));
+        let what = match before {
+            Before::Elsewhere(mib) => format!("{mib} MiB elsewhere"),
+            Before::Asleep(time) => format!("{} ms asleep", time.as_millis()),
+        };
+        println!(
+            "{what}: snapshot {snapshot:.1} us, clone {clone:.1} us; a line of memory that was just there {line:.1} ns"
+        );
     }
     std::hint::black_box(&elsewhere);
 }
