@@ -87,6 +87,7 @@ struct Loop {
 struct Control {
     subject: Box<dyn Subject>,
     random: Random,
+    failed: bool,
 }
 
 /// Bytes that a filesystem says it wrote beside data.
@@ -189,8 +190,8 @@ pub fn run(options: &Options) -> Result<Report> {
             age(options, &plan, &name, &mut *subject, control.as_mut()).with_context(|| name.clone())?;
         figures.push(figure);
         subject.close().with_context(|| format!("cannot close {name}"))?;
-        if let Some(control) = control {
-            control.subject.close().with_context(|| format!("cannot close the file beside {name}"))?;
+        if let Some(Err(error)) = control.map(|control| control.subject.close()) {
+            eprintln!("lab: the file beside {name} cannot be closed: {error:#}");
         }
         if rotated.days > 0 {
             options.tell(&format!("{name}: {} days of rotation", rotated.days));
@@ -312,10 +313,9 @@ fn age(
         if number % 50 == 0 || (number < 50 && number % 10 == 0) {
             options.tell(&format!("{name}: loop {number} of {}{}", plan.loops, figures.lately(plan)));
         }
-        // Two hundred times, or each time.
-        let asked = number % (plan.loops / 200).max(1) == 0;
-        let control = control.as_deref_mut().filter(|_| asked);
-        match one_loop(plan, subject, control, &mut random, number) {
+        // Two hundred times, or each time, and in the end as in the beginning.
+        let asked = number % (plan.loops / 200).max(1) == 0 || number + 1 == plan.loops;
+        match one_loop(plan, subject, control.as_deref_mut().filter(|_| asked), &mut random, number) {
             Ok(done) => figures.loops.push(done),
             Err(error) => {
                 guard::check()?;
@@ -364,7 +364,7 @@ fn one_loop(
     subject.fork(number)?;
     let fork_ns = begun.elapsed().as_nanos() as u64;
     let used_bytes = subject.used_bytes()?;
-    let control_ns = control.map(|control| control.write(plan)).transpose()?;
+    let control_ns = control.and_then(|control| control.ask(plan));
     // What the background has written meanwhile belongs to this loop, too.
     let now = subject.counters()?;
     let device = now.zip(device).map(|(now, before)| now - before);
@@ -387,7 +387,8 @@ impl Control {
         let mut subject = subject::open(kind, fork, options, &directory, disk_bytes)
             .context("cannot make the file that is not forked")?;
         subject.prepare(plan.file_bytes)?;
-        let mut control = Control { subject, random: Random(0x0063_6f6e_7472_6f6c ^ plan.file_bytes) };
+        let mut control =
+            Control { subject, random: Random(0x0063_6f6e_7472_6f6c ^ plan.file_bytes), failed: false };
         // Until most of its blocks have been written to, its writes become dearer one by one.
         let blocks = plan.file_bytes / BLOCK_BYTES as u64;
         for _ in 0..CONTROL_ROUNDS * blocks.div_ceil(plan.writes as u64) {
@@ -398,7 +399,20 @@ impl Control {
         Ok(control)
     }
 
-    /// One loop's writes and a sync: how long they take.
+    /// One loop's writes and a sync: how long they take. `None`: it has failed, now or before, which is no fault of whom it is
+    /// compared with.
+    fn ask(&mut self, plan: &Plan) -> Option<u64> {
+        if self.failed {
+            return None;
+        }
+        let took = self.write(plan);
+        if let Err(error) = &took {
+            self.failed = true;
+            eprintln!("lab: THE FILE WITHOUT FORKS IS NOT COMPARED WITH any more: {error:#}");
+        }
+        took.ok()
+    }
+
     fn write(&mut self, plan: &Plan) -> Result<u64> {
         let begun = Instant::now();
         write(plan, &mut *self.subject, &mut self.random, &mut Vec::new())?;
@@ -442,7 +456,11 @@ fn quiet(plan: &Plan, subject: &mut dyn Subject, random: &mut Random) -> Result<
 fn delete(plan: &Plan, subject: &mut dyn Subject, random: &mut Random, figures: &mut Figures) -> Result<()> {
     let mut left: Vec<usize> = (0..figures.loops.len()).collect();
     let a_round = left.len().div_ceil(DELETING_ROUNDS).max(1);
-    figures.before = quiet(plan, subject, random)?;
+    // On a full disk nothing can be written before something is deleted.
+    match quiet(plan, subject, random) {
+        Ok(latency) => figures.before = latency,
+        Err(_) => guard::check()?,
+    }
     let begun = Instant::now();
     let mut times = Vec::new();
     while !left.is_empty() {
