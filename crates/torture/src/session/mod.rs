@@ -72,6 +72,9 @@ fn wanted_bytes(call: &Call, content: Option<&Content>) -> u64 {
         Call::CreateSubvolume { .. } | Call::Snapshot { .. } | Call::CloneFile { .. } => {
             REFUSAL_FREE_BYTES_MAX
         }
+        // Two names, two inodes, and of an inode that others see its version, and places in the indexes of two families: of each a leaf,
+        // all of them clean.
+        Call::Rename { .. } => 2 * TREE_PATH_BYTES,
         // A long target has a block, and that an entry in one tree more.
         Call::Symlink { target, .. } => {
             target.len().next_multiple_of(PAGE_BYTES as usize) as u64 + TREE_PATH_BYTES
