@@ -67,7 +67,8 @@ fn wanted_bytes(call: &Call, content: Option<&Content>) -> u64 {
             let behind = content.map_or(0, Content::size).saturating_sub(*offset);
             behind.div_ceil(PAGE_BYTES) * MOVED_PAGE_BYTES_MAX
         }
-        Call::SetXattr { value, .. } => 8 * value.len() as u64,
+        // Of an inode that others see its version, its place in two indexes, and the first leaf of two trees, counted twice.
+        Call::SetXattr { value, .. } => 8 * value.len() as u64 + 2 * TREE_PATH_BYTES,
         // Two transactions, which copy nodes of several trees.
         Call::CreateSubvolume { .. } | Call::Snapshot { .. } | Call::CloneFile { .. } => {
             REFUSAL_FREE_BYTES_MAX
