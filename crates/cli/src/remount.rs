@@ -7,6 +7,7 @@
 //! - To read-only: the kernel first, so that nothing more is changed; then the process makes everything durable.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::io::Errno;
@@ -17,6 +18,10 @@ use varve_mount::{AccessTimes, Flags};
 use crate::mountinfo::{self, Mount, MountTable};
 use crate::options::Options;
 use crate::{Outcome, sync};
+
+/// So long the kernel is asked again whether a mount may become read-only, and how often.
+const BUSY_PATIENCE: Duration = Duration::from_secs(1);
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Changes the mount at `mountpoint` as the lists of `-o` say; what they do not name stays. It must be of `pool`, if one is
 /// named. `complete`: the lists are mount(8)'s, which names all that is to hold, and none of the words that say that
@@ -48,9 +53,8 @@ pub fn run(pool: Option<&Path>, mountpoint: &Path, lists: &[String], complete: b
     if let Some(pool) = pool {
         require_source(mount, pool, mountpoint)?;
     }
-    let change = || {
-        varve_mount::remount(&path, options.flags, options.bind).map_err(|error| explain(mountpoint, &error))
-    };
+    let change =
+        || remount_soon(&path, options.flags, options.bind).map_err(|error| explain(mountpoint, &error));
     if options.bind {
         // This place only: for the process that serves the filesystem nothing changes.
         change()?;
@@ -125,6 +129,24 @@ fn require_source(mount: &Mount, pool: &Path, mountpoint: &Path) -> Result<()> {
         mountpoint.display(),
         pool.display()
     )
+}
+
+/// What has just been closed keeps the kernel for a moment from making a mount read-only: it is told of the end of a file that has no
+/// name any more only when we have answered.
+fn remount_soon(path: &Path, flags: Flags, bind: bool) -> std::io::Result<()> {
+    let begun = Instant::now();
+    loop {
+        match varve_mount::remount(path, flags, bind) {
+            Err(error)
+                if flags.read_only
+                    && Errno::from_io_error(&error) == Some(Errno::BUSY)
+                    && begun.elapsed() < BUSY_PATIENCE =>
+            {
+                std::thread::sleep(BUSY_PAUSE);
+            }
+            result => return result,
+        }
+    }
 }
 
 fn explain(mountpoint: &Path, error: &std::io::Error) -> anyhow::Error {

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource, Rlimit, pidfd_getfd, pidfd_open, prlimit};
@@ -128,6 +129,39 @@ fn who_uses_it_goes_on() {
         assert_eq!(fs::read_to_string(mount.path(&format!("dir/{name}"))).expect("it is there"), text);
     }
     assert!(fs::read(mount.path("dir/file1")).expect("it is there") == contents[1]);
+    mount.unmount();
+}
+
+/// Goal: a mount becomes read-only when what keeps it from that ends in a moment, and is refused when it does not. Method: a file
+/// without a name any more, open for writing, that is closed a while after the remount has begun; and one that stays open.
+#[test]
+fn what_ends_soon_is_waited_for() {
+    if !can_remount("what_ends_soon_is_waited_for") {
+        return;
+    }
+    let scratch = Scratch::new("remount-soon");
+    let (pool, _) = filled(&scratch, 1);
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    let open = || {
+        let file = fs::File::create(mount.path("dir/short")).expect("it can be made");
+        fs::remove_file(mount.path("dir/short")).expect("it can be removed");
+        file
+    };
+    let file = open();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            thread::sleep(Duration::from_millis(200));
+            drop(file);
+        });
+        succeed(&mut remount(&pool, &mount.point, "ro"));
+    });
+    is_read_only(&mount);
+    succeed(&mut remount(&pool, &mount.point, "rw"));
+    let file = open();
+    let out = output(&mut remount(&pool, &mount.point, "ro"));
+    assert_eq!(out.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("open for writing"));
+    drop(file);
     mount.unmount();
 }
 
