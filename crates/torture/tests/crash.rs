@@ -142,7 +142,7 @@ fn trials_repeat() {
 // judge took a page in a gap of logged data for logged, and did not see a copy from unlogged data drop a capability. And a
 // forecast that was too large for an exchange of names, then one so exact that it left nothing for space set aside. And bytes for a
 // directory that is only added to, which were refused as if it had an end to write them at. And a rename in a snapshot's source, which
-// changes ten clean nodes in five trees, where the judge took eight for enough; and the first attribute of a pool, on an inode that a
+// changes nine nodes in five trees, where the judge took eight for enough; and the first attribute of a pool, on an inode that a
 // snapshot shows.
 #[test]
 fn what_failed_once_survives() {

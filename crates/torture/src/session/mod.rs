@@ -73,8 +73,8 @@ fn wanted_bytes(call: &Call, content: Option<&Content>) -> u64 {
         Call::CreateSubvolume { .. } | Call::Snapshot { .. } | Call::CloneFile { .. } => {
             REFUSAL_FREE_BYTES_MAX
         }
-        // Two names, two inodes, and of an inode that others see its version, and places in the indexes of two families: of each a leaf,
-        // all of them clean.
+        // Two names, two inodes, and of an inode that others see its version, and places in the indexes of two families: up to nine
+        // nodes, and one that is new is counted twice.
         Call::Rename { .. } => 2 * TREE_PATH_BYTES,
         // A long target has a block, and that an entry in one tree more.
         Call::Symlink { target, .. } => {
