@@ -32,6 +32,8 @@ const FILE_BYTES_COST_MAX: u64 = 40 << 10;
 struct Plan {
     threads: &'static [usize],
     repeats: usize,
+    /// Rounds more through all T, of the mount alone: a median of few repeats moves by more than its bound leaves.
+    scaling_repeats: usize,
     duration: Duration,
     disk_bytes: u64,
     pairs: usize,
@@ -47,6 +49,7 @@ fn plan(scale: Scale) -> Plan {
         Scale::Tiny => Plan {
             threads: &[1, 2, 8],
             repeats: 1,
+            scaling_repeats: 1,
             duration: Duration::from_millis(20),
             // XFS refuses less than 300 MiB.
             disk_bytes: 320 << 20,
@@ -60,6 +63,7 @@ fn plan(scale: Scale) -> Plan {
             threads: &[1, 2, 4, 8, 16, 40],
             // Many short ones: a device that swings by ten spoils a few of them, not the median.
             repeats: 7,
+            scaling_repeats: 24,
             duration: Duration::from_millis(80),
             disk_bytes: 320 << 20,
             pairs: 20,
@@ -71,6 +75,7 @@ fn plan(scale: Scale) -> Plan {
         Scale::Seed => Plan {
             threads: &[1, 2, 4, 8, 16, 40],
             repeats: 7,
+            scaling_repeats: 24,
             duration: Duration::from_secs(2),
             disk_bytes: 1 << 30,
             pairs: 60,
@@ -109,6 +114,7 @@ struct Figures {
     kinds: Vec<TargetKind>,
     threads: Vec<usize>,
     samples: Vec<Sample>,
+    scaling: Vec<Sample>,
     pairs: Vec<Pair>,
     costs: Vec<Sample>,
 }
@@ -146,19 +152,21 @@ pub fn run(options: &Options) -> Result<Report> {
         Disk::new(options.medium, directory.path(), "raw", plan.disk_bytes, options.scale != Scale::Tiny)?;
 
     let (samples, ceilings) = measure(options, &plan, &targets, &raw)?;
+    let scaling = scaling(options, &plan, &targets)?;
     let pairs = pairs(options, &plan, &targets)?;
     let costs = costs(options, &plan, &targets)?;
     let about = targets.iter().map(|(kind, target)| (kind.name(), target.about())).collect();
     let threads = plan.threads.to_vec();
     let kinds = targets.iter().map(|(kind, _)| kind.clone()).collect();
-    let figures = Figures { kinds, threads, samples, pairs, costs };
+    let figures = Figures { kinds, threads, samples, scaling, pairs, costs };
     let report = Report {
         experiment: "commit",
         summary: format!(
             "T threads in one directory; each file has {FILE_BYTES} bytes and is created, written, synced and closed. \
-             Medians of {} repeats of {} ms, targets in turn.",
+             Medians of {} repeats of {} ms, targets in turn; how the mount scales, of {} more of it alone besides.",
             plan.repeats,
-            plan.duration.as_millis()
+            plan.duration.as_millis(),
+            plan.scaling_repeats
         ),
         scale: options.scale.name(),
         provenance,
@@ -170,7 +178,7 @@ pub fn run(options: &Options) -> Result<Report> {
         plots: summary::plots(&figures),
         claims: summary::claims(&figures),
         data: serde_json::json!({
-            "samples": figures.samples, "pairs": figures.pairs, "costs": figures.costs
+            "samples": figures.samples, "scaling": figures.scaling, "pairs": figures.pairs, "costs": figures.costs
         }),
     };
     for (kind, target) in targets {
@@ -196,16 +204,7 @@ fn measure(
         ceilings.push(ceiling(&*device, plan.ceiling_count)?);
         for &threads in plan.threads {
             for turn in 0..targets.len() {
-                let (kind, target) = &targets[(turn + repeat) % targets.len()];
-                let load = Load {
-                    threads,
-                    file_bytes: FILE_BYTES,
-                    duration: plan.duration,
-                    files_max: (plan.disk_bytes / FILE_BYTES_COST_MAX) as usize,
-                };
-                let sample = sample(load, kind, &**target, &format!("commit-{repeat}-{threads}"), repeat)
-                    .with_context(|| format!("{} with {threads} threads", kind.name()))?;
-                samples.push(sample);
+                samples.push(cell(plan, &targets[(turn + repeat) % targets.len()], threads, repeat)?);
             }
         }
     }
@@ -215,6 +214,37 @@ fn measure(
         .zip(median(&large))
         .map(|(small, large)| Ceiling { flushed_writes_per_s: small, sequential_mib_per_s: large });
     Ok((samples, ceiling))
+}
+
+/// The mount once more, at all T in turn. It numbers its repeats on from those of [`measure`].
+fn scaling(options: &Options, plan: &Plan, targets: &[Open]) -> Result<Vec<Sample>> {
+    let mut samples = Vec::new();
+    let Some(mounted) = targets.iter().find(|(kind, _)| *kind == TargetKind::VarveMounted) else {
+        return Ok(samples);
+    };
+    options.tell(&format!("the mount alone, {} repeats more", plan.scaling_repeats));
+    for repeat in plan.repeats..plan.repeats + plan.scaling_repeats {
+        guard::check()?;
+        // Up and down in turn: what drifts favours neither few threads nor many.
+        let up = plan.threads.iter().copied();
+        let order: Vec<usize> = if repeat % 2 == 0 { up.collect() } else { up.rev().collect() };
+        for threads in order {
+            samples.push(cell(plan, mounted, threads, repeat)?);
+        }
+    }
+    Ok(samples)
+}
+
+/// One target at one T.
+fn cell(plan: &Plan, (kind, target): &Open, threads: usize, repeat: usize) -> Result<Sample> {
+    let load = Load {
+        threads,
+        file_bytes: FILE_BYTES,
+        duration: plan.duration,
+        files_max: (plan.disk_bytes / FILE_BYTES_COST_MAX) as usize,
+    };
+    sample(load, kind, &**target, &format!("commit-{repeat}-{threads}"), repeat)
+        .with_context(|| format!("{} with {threads} threads", kind.name()))
 }
 
 fn sample(
