@@ -49,6 +49,7 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         allow_other: options.allow_other,
         threads: options.threads,
         direct_io: options.direct_io,
+        rings: options.rings,
     };
     let mounted = match current.verbs() {
         Ok(filesystem) => Mounted::start(filesystem, &args.mountpoint, &mount_options),

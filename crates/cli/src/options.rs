@@ -21,7 +21,7 @@ const THREADS_MAX: usize = 64;
 
 /// What an unknown option is answered with.
 const KNOWN: &str = "there are: ro, rw, noatime, relatime, strictatime, nodiratime, nodev, nosuid, noexec, \
-    nosymfollow, sync, dirsync and their opposites; lazytime, discard, nodiscard; remount; allow_other, default_permissions, direct_io; cache_size=SIZE, dirty_bytes=SIZE, threads=N, \
+    nosymfollow, sync, dirsync and their opposites; lazytime, discard, nodiscard; remount; allow_other, default_permissions, direct_io; cache_size=SIZE, dirty_bytes=SIZE, threads=N, rings, norings, \
     fsname=NAME, log=FILE; and what fstab has for other programs: auto, noauto, nofail, _netdev, user, x-...";
 
 /// Everything about a mount that can be chosen.
@@ -41,6 +41,8 @@ pub struct Options {
     pub dirty_bytes_max: u64,
     /// Threads that serve requests.
     pub threads: usize,
+    /// Requests come through rings where the kernel has them.
+    pub rings: bool,
     /// Reads and writes go past the kernel's cache.
     pub direct_io: bool,
     /// Blocks are to be discarded as they become free, which nobody does: a warning says so.
@@ -64,6 +66,7 @@ impl Options {
             cache_bytes: CACHE_BYTES_DEFAULT,
             dirty_bytes_max: DIRTY_BYTES_DEFAULT,
             threads: (2 * cpus).clamp(4, 16),
+            rings: true,
             direct_io: false,
             discard: false,
             source: None,
@@ -138,6 +141,8 @@ impl Options {
             ("diratime", None) => flags.no_directory_access_times = false,
             ("nodiratime", None) => flags.no_directory_access_times = true,
             ("allow_other", None) => self.allow_other = true,
+            ("rings", None) => self.rings = true,
+            ("norings", None) => self.rings = false,
             ("direct_io", None) => self.direct_io = true,
             ("cache_size", Some(value)) => self.cache_bytes = size(value)?,
             ("dirty_bytes", Some(value)) => self.dirty_bytes_max = size(value)?,

@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
 use rustix::io::Errno;
@@ -21,8 +21,9 @@ use rustix::mount::UnmountFlags;
 
 use crate::dispatch::Adapter;
 use crate::kernel::device::{self, Device};
-use crate::kernel::handshake;
+use crate::kernel::{handshake, ring};
 use crate::pins::Pins;
+use crate::serve::Rings;
 use crate::trim::Trims;
 use crate::{Flags, Health, Outside, Policy, Verbs, fusermount, serve};
 
@@ -47,6 +48,9 @@ pub struct MountOptions {
     pub threads: usize,
     /// Reads and writes go past the kernel's cache, whatever a file is opened with.
     pub direct_io: bool,
+    /// Requests come through rings (FUSE over io_uring) where the kernel has them: then [`MountOptions::threads`] counts for
+    /// nothing, and there are as many threads as requests come at once.
+    pub rings: bool,
 }
 
 /// Why a mount did not come about, or ended badly. The texts hold their causes.
@@ -86,6 +90,14 @@ pub struct Mounted {
     policy: Arc<Policy>,
     outside: Outside,
     device: (u32, u32),
+    rings: bool,
+}
+
+/// What came of mounting.
+enum Started {
+    Mounted(Box<Mounted>),
+    /// The kernel had agreed on rings and did not take them. Nothing is mounted.
+    NoRings(io::Error),
 }
 
 impl Mounted {
@@ -97,36 +109,58 @@ impl Mounted {
     ) -> Result<Mounted, MountError> {
         let cannot_use = |error| MountError::Mountpoint { path: mountpoint.to_path_buf(), error };
         let mountpoint = mountpoint.canonicalize().map_err(cannot_use)?;
-        let metadata = mountpoint.metadata().map_err(cannot_use)?;
-        let health = Arc::new(Health::default());
-        let policy = Arc::new(Policy::new(options.flags));
-
         if !rustix::process::geteuid().is_root() {
             OpenOptions::new().read(true).write(true).open(FUSE_DEVICE).map_err(MountError::NoFuse)?;
         }
-        let refused = |error| MountError::Mount { path: mountpoint.clone(), error };
-        let fuse = match mount_directly(&mountpoint, &metadata, options)? {
+        let rings = options.rings && ring::available();
+        match Self::start_at(&verbs, &mountpoint, options, rings)? {
+            Started::Mounted(mounted) => Ok(*mounted),
+            Started::NoRings(error) => {
+                tracing::warn!(
+                    "the kernel has rings for requests and does not give them: {error}; going without"
+                );
+                match Self::start_at(&verbs, &mountpoint, options, false)? {
+                    Started::Mounted(mounted) => Ok(*mounted),
+                    Started::NoRings(error) => Err(MountError::Mount { path: mountpoint, error }),
+                }
+            }
+        }
+    }
+
+    fn start_at<V: Verbs>(
+        verbs: &Arc<V>,
+        mountpoint: &Path,
+        options: &MountOptions,
+        rings: bool,
+    ) -> Result<Started, MountError> {
+        let refused = |error| MountError::Mount { path: mountpoint.to_path_buf(), error };
+        let cannot_use = |error| MountError::Mountpoint { path: mountpoint.to_path_buf(), error };
+        let metadata = mountpoint.metadata().map_err(cannot_use)?;
+        let health = Arc::new(Health::default());
+        let policy = Arc::new(Policy::new(options.flags));
+        let fuse = match mount_directly(mountpoint, &metadata, options)? {
             Some(fuse) => fuse,
-            None => fusermount::mount(&mountpoint, options).map_err(refused)?,
+            None => fusermount::mount(mountpoint, options).map_err(refused)?,
         };
         let first = Arc::new(Device::new(fuse));
-        let begun = handshake::shake_hands(&first).and_then(|agreed| {
+        let begun = handshake::shake_hands(&first, rings).and_then(|agreed| {
             let mut devices = vec![first.clone()];
-            for _ in 1..options.threads {
-                devices.push(Arc::new(first.another()?));
+            if !agreed.over_rings() {
+                for _ in 1..options.threads {
+                    devices.push(Arc::new(first.another()?));
+                }
             }
-            Ok((agreed, devices))
+            let queues = if agreed.over_rings() { ring::queues()? } else { 0 };
+            Ok((agreed, devices, queues))
         });
-        let (agreed, devices) = begun.map_err(|error| {
+        let (agreed, devices, queues) = begun.map_err(|error| {
             // Nobody will ever serve it: do not leave a dead mount behind.
-            let _ = unmount(&mountpoint, true);
+            let _ = unmount(mountpoint, true);
             refused(error)
         })?;
         let outside = Outside::new(&first, health.clone());
-        // From here on the mount is as long as those who serve it.
-        drop(first);
         let adapter = Adapter {
-            verbs,
+            verbs: verbs.clone(),
             health: health.clone(),
             pins: Pins::default(),
             policy: policy.clone(),
@@ -135,22 +169,47 @@ impl Mounted {
             direct_io: options.direct_io,
             owner: (!options.allow_other).then(|| rustix::process::geteuid().as_raw()),
         };
+        let (ready, told) = mpsc::channel();
         let server = thread::Builder::new()
             .name("fuse-session".into())
-            .spawn(move || serve::serve(adapter, devices))
+            .spawn(move || {
+                // From here on the mount is as long as those who serve it.
+                match agreed.over_rings() {
+                    true => serve::serve_rings(adapter, first, Rings { queues, ready }),
+                    false => {
+                        drop(first);
+                        serve::serve(adapter, devices)
+                    }
+                }
+            })
             .map_err(MountError::Session)?;
+        for _ in 0..queues {
+            let gone = || Err(io::Error::other("a thread that should serve the mount has ended"));
+            if let Err(error) = told.recv().unwrap_or_else(|_| gone()) {
+                let _ = unmount(mountpoint, true);
+                let _ = server.join();
+                return Ok(Started::NoRings(error));
+            }
+        }
         // The first request: it also shows that the mount answers.
         let number = match mountpoint.metadata() {
             Ok(metadata) => metadata.dev(),
             Err(error) => {
                 // Nobody will hear of this mount: it must not stay.
-                let _ = unmount(&mountpoint, true);
-                return Err(MountError::Mount { path: mountpoint, error });
+                let _ = unmount(mountpoint, true);
+                return Err(refused(error));
             }
         };
         let device = (rustix::fs::major(number), rustix::fs::minor(number));
         tune_readahead(device);
-        Ok(Mounted { mountpoint, server, health, policy, outside, device })
+        let mountpoint = mountpoint.to_path_buf();
+        let rings = agreed.over_rings();
+        Ok(Started::Mounted(Box::new(Mounted { mountpoint, server, health, policy, outside, device, rings })))
+    }
+
+    /// Whether requests come through rings.
+    pub fn rings(&self) -> bool {
+        self.rings
     }
 
     /// Where it is mounted, without symbolic links.

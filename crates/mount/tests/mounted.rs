@@ -41,6 +41,7 @@ impl TestMount {
             allow_other: false,
             threads: 4,
             direct_io,
+            rings: true,
         };
         match Mounted::start(verbs.clone(), directory.path(), &options) {
             Ok(mounted) => Some(TestMount { verbs, mounted: Some(mounted), directory }),

@@ -121,6 +121,7 @@ impl Served {
             // As `varve mount` without options.
             threads: (2 * cores).clamp(4, 16),
             direct_io: false,
+            rings: true,
         };
         let mounted = Mounted::start(verbs, mountpoint.path(), &options)?;
         let root = mounted.mountpoint().to_path_buf();

@@ -77,6 +77,8 @@ pub mod init {
     pub const SETXATTR_EXT: u64 = 1 << 29;
     /// The upper half of the flags counts.
     pub const INIT_EXT: u64 = 1 << 30;
+    /// Requests come through rings, see [`super::RingHead`].
+    pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
 /// Which fields of a [`SetattrIn`] count.
@@ -186,6 +188,32 @@ pub struct InHeader {
     pub pid: u32,
     pub extensions: u16,
     pub padding: u16,
+}
+
+/// What a ring's request and its answer have beside their payload.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RingHead {
+    /// An [`InHeader`], then an [`OutHeader`].
+    pub in_out: [u8; 128],
+    /// The structure that a request of this kind begins with, if it does with one.
+    pub op: [u8; 128],
+    pub flags: u64,
+    /// Names the request when it is answered.
+    pub commit_id: u64,
+    pub payload_bytes: u32,
+    pub padding: u32,
+    pub reserved: u64,
+}
+
+/// In a command to the kernel's end of a ring.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RingCommand {
+    pub flags: u64,
+    pub commit_id: u64,
+    pub queue: u16,
+    pub padding: [u8; 6],
 }
 
 /// In front of every reply.
@@ -628,4 +656,5 @@ const _: () =
 const _: () =
     assert!(size_of::<IoctlIn>() == 32 && size_of::<IoctlOut>() == 16 && size_of::<Fsxattr>() == 28);
 const _: () = assert!(size_of::<FstrimRange>() == 24);
+const _: () = assert!(size_of::<RingHead>() == 288 && size_of::<RingCommand>() == 24);
 const _: () = assert!(size_of::<CopyIn>() == 56 && size_of::<FallocateIn>() == 32);

@@ -4,7 +4,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
 use rustix::ioctl::{Setter, ioctl, opcode};
@@ -17,6 +17,12 @@ pub const PATH: &str = "/dev/fuse";
 
 /// Joins another mount: argument is the number of a file that is open to it.
 const CLONE: rustix::ioctl::Opcode = opcode::read::<u32>(229, 0);
+
+impl AsRawFd for Device {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
 
 /// An open file of a mount.
 #[derive(Debug)]

@@ -59,14 +59,20 @@ impl Agreed {
         self.flags & init::HANDLE_KILLPRIV_V2 != 0
     }
 
+    /// Requests come through rings, once there is a seat at each queue.
+    pub fn over_rings(self) -> bool {
+        self.flags & init::OVER_IO_URING != 0
+    }
+
     /// [`opcode::SETXATTR`] has its longer form.
     pub fn setxattr_ext(self) -> bool {
         self.flags & init::SETXATTR_EXT != 0
     }
 }
 
-/// Answers the first request of a mount, which says what the kernel knows.
-pub fn shake_hands(device: &Arc<Device>) -> io::Result<Agreed> {
+/// Answers the first request of a mount, which says what the kernel knows. Rings are agreed on where it has them and `rings`
+/// allows it.
+pub fn shake_hands(device: &Arc<Device>, rings: bool) -> io::Result<Agreed> {
     // As much room as the kernel wants for any request.
     let (mut head, mut payload) = ([0; HEAD_BYTES], AlignedBuf::new(8192));
     loop {
@@ -76,7 +82,7 @@ pub fn shake_hands(device: &Arc<Device>) -> io::Result<Agreed> {
         let header = request::header(&head, received).ok_or_else(odd)?;
         let reply = Reply::new(device.clone(), header.unique);
         let rest = &head[size_of::<InHeader>()..received.min(HEAD_BYTES)];
-        match answer(header.opcode, rest) {
+        match answer(header.opcode, rest, rings) {
             Ok(Answer::Agreed(agreed, out)) => {
                 reply.body(&out);
                 return Ok(agreed);
@@ -96,7 +102,7 @@ enum Answer {
     OurVersion(InitOut),
 }
 
-fn answer(asked: u32, rest: &[u8]) -> io::Result<Answer> {
+fn answer(asked: u32, rest: &[u8], rings: bool) -> io::Result<Answer> {
     let refused = |text: String| Err(io::Error::new(io::ErrorKind::Unsupported, text));
     if asked != opcode::INIT {
         return refused(format!("the kernel begins with request {asked}"));
@@ -131,6 +137,9 @@ fn answer(asked: u32, rest: &[u8]) -> io::Result<Answer> {
             tracing::debug!("the kernel does not know {name}");
         }
     }
+    if rings {
+        flags |= offered & init::OVER_IO_URING;
+    }
     let out = InitOut {
         max_readahead: known.max_readahead,
         flags: flags as u32,
@@ -154,7 +163,7 @@ mod tests {
     fn asked(known: InitIn, upper: u32) -> io::Result<Answer> {
         let mut bytes = known.as_bytes().to_vec();
         bytes.extend_from_slice(&upper.to_ne_bytes());
-        answer(opcode::INIT, &bytes)
+        answer(opcode::INIT, &bytes, false)
     }
 
     // Goal: nothing is agreed on with the kernel that our promises cannot stand. Method: a kernel that offers everything.
@@ -193,9 +202,9 @@ mod tests {
         assert!(matches!(asked(version(8, 0), 0), Ok(Answer::OurVersion(out)) if out.major == 7));
         assert!(asked(version(7, 30), 0).is_err());
         assert!(asked(version(6, 99), 0).is_err());
-        assert!(answer(opcode::LOOKUP, &[0; 64]).is_err());
+        assert!(answer(opcode::LOOKUP, &[0; 64], false).is_err());
         for len in 0..size_of::<InitIn>() {
-            assert!(answer(opcode::INIT, &vec![0; len]).is_err());
+            assert!(answer(opcode::INIT, &vec![0; len], false).is_err());
         }
     }
 }

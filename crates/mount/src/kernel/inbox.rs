@@ -4,9 +4,10 @@ use std::io;
 
 use rustix::io::Errno;
 use varve_device::AlignedBuf;
+use zerocopy::FromBytes;
 
 use super::WRITE_BYTES_MAX;
-use super::abi::{InHeader, opcode};
+use super::abi::{InHeader, RingHead, opcode};
 use super::device::Device;
 use super::request::{self, Body, HEAD_BYTES};
 
@@ -36,14 +37,8 @@ impl Inbox {
 
     /// Waits for a request. False: the mount is gone.
     pub fn receive(&mut self, device: &Device) -> io::Result<bool> {
-        if self.request.capacity() > ROOM_KEPT {
-            self.request = Vec::new();
-        }
+        self.make_room();
         self.request.resize(HEAD_BYTES, 0);
-        // Whoever took the last one has left another; never less than the kernel wants room for.
-        if self.payload.len() < WRITE_BYTES_MAX {
-            self.payload = AlignedBuf::new(WRITE_BYTES_MAX);
-        }
         let payload = &mut self.payload[..WRITE_BYTES_MAX];
         let Some(received) = device.receive(&mut self.request, payload)? else { return Ok(false) };
         let odd = || io::Error::new(io::ErrorKind::InvalidData, "the kernel sent what is no request");
@@ -57,6 +52,40 @@ impl Inbox {
             self.request.extend_from_slice(&self.payload[..beyond]);
         }
         Ok(true)
+    }
+
+    /// Takes a request that came through a ring. `op_bytes`: how long the structure is that one of this kind begins with.
+    pub fn put(
+        &mut self,
+        head: &RingHead,
+        payload: &[u8],
+        op_bytes: impl Fn(u32) -> usize,
+    ) -> io::Result<()> {
+        self.make_room();
+        let odd = || io::Error::new(io::ErrorKind::InvalidData, "the kernel sent what is no request");
+        let (header, _) = InHeader::read_from_prefix(&head.in_out).map_err(|_| odd())?;
+        self.header = header;
+        self.request.clear();
+        self.request.extend_from_slice(&head.in_out[..size_of::<InHeader>()]);
+        self.request.extend_from_slice(head.op.get(..op_bytes(header.opcode)).ok_or_else(odd)?);
+        self.payload_bytes = 0;
+        if header.opcode == opcode::WRITE {
+            self.payload.get_mut(..payload.len()).ok_or_else(odd)?.copy_from_slice(payload);
+            self.payload_bytes = payload.len();
+        } else {
+            self.request.extend_from_slice(payload);
+        }
+        Ok(())
+    }
+
+    fn make_room(&mut self) {
+        if self.request.capacity() > ROOM_KEPT {
+            self.request = Vec::new();
+        }
+        // Whoever took the last one has left another; never less than the kernel wants room for.
+        if self.payload.len() < WRITE_BYTES_MAX {
+            self.payload = AlignedBuf::new(WRITE_BYTES_MAX);
+        }
     }
 
     /// In front of the request.

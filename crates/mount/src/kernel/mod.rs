@@ -1,4 +1,5 @@
-//! The transport: requests come in through `/dev/fuse`, one a read, and are answered, one a write.
+//! The transport: requests come in through `/dev/fuse`, one a read, and are answered, one a write; or through [`ring`]s, where
+//! the kernel has them.
 //!
 //! What is special about it is where a WRITE's payload ends up. A request is read into two buffers, a small one that takes
 //! exactly what stands in front of a payload, and one of whole pages. So the kernel copies page onto page, and the second
@@ -14,6 +15,7 @@ pub mod inbox;
 pub mod listing;
 pub mod reply;
 pub mod request;
+pub mod ring;
 
 /// Largest write (and read) in one request, in bytes.
 pub const WRITE_BYTES_MAX: usize = 1 << 20;

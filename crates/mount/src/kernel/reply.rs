@@ -8,6 +8,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::abi::IoctlOut;
 use super::device::Device;
+use super::ring::Slot;
 
 /// Larger numbers are no errno to the kernel.
 const ERRNO_MAX: i32 = 511;
@@ -16,19 +17,34 @@ const ERRNO_MAX: i32 = 511;
 #[derive(Debug)]
 pub struct Reply {
     /// `None`: answered.
-    to: Option<Arc<Device>>,
+    to: Option<To>,
     unique: u64,
+}
+
+/// Where a request came from.
+#[derive(Debug)]
+enum To {
+    Device(Arc<Device>),
+    Slot(Arc<Slot>),
 }
 
 impl Reply {
     /// To the request of this number, which came from `device`.
     pub fn new(device: Arc<Device>, unique: u64) -> Reply {
-        Reply { to: Some(device), unique }
+        Reply { to: Some(To::Device(device)), unique }
+    }
+
+    /// To the request of this number, which is in `slot`.
+    pub fn through(slot: Arc<Slot>, unique: u64) -> Reply {
+        Reply { to: Some(To::Slot(slot)), unique }
     }
 
     /// The kernel expects no answer.
     pub fn none(mut self) {
-        self.to = None;
+        // But what came through a ring goes back there.
+        if let Some(To::Slot(slot)) = self.to.take() {
+            slot.answer(self.unique, 0, &[]);
+        }
     }
 
     /// It has failed.
@@ -62,7 +78,11 @@ impl Reply {
     }
 
     fn send(mut self, error: i32, bytes: &[u8]) {
-        let Some(device) = self.to.take() else { return };
+        let device = match self.to.take() {
+            Some(To::Device(device)) => device,
+            Some(To::Slot(slot)) => return slot.answer(self.unique, error, bytes),
+            None => return,
+        };
         match device.send(self.unique, error, [bytes, &[]]) {
             Ok(()) => {}
             // Nobody waits for it any more: interrupted, or the mount is gone.
@@ -78,8 +98,11 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        if let Some(device) = self.to.take() {
-            let _ = device.send(self.unique, -Errno::IO.raw_os_error(), [&[], &[]]);
+        let io = -Errno::IO.raw_os_error();
+        match self.to.take() {
+            Some(To::Device(device)) => drop(device.send(self.unique, io, [&[], &[]])),
+            Some(To::Slot(slot)) => slot.answer(self.unique, io, &[]),
+            None => {}
         }
     }
 }

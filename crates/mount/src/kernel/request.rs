@@ -363,6 +363,33 @@ pub fn body<'a>(
     })
 }
 
+/// How long the structure is that a request of this kind begins with; 0: there is none, or nobody looks at it.
+pub fn op_bytes(asked: u32, setxattr_ext: bool) -> usize {
+    match asked {
+        opcode::STATX => size_of::<abi::StatxIn>(),
+        opcode::SETATTR => size_of::<abi::SetattrIn>(),
+        opcode::MKNOD => size_of::<abi::MknodIn>(),
+        opcode::MKDIR => size_of::<abi::MkdirIn>(),
+        opcode::RENAME => size_of::<abi::RenameIn>(),
+        opcode::RENAME2 => size_of::<abi::Rename2In>(),
+        opcode::LINK => size_of::<abi::LinkIn>(),
+        opcode::OPEN => size_of::<abi::OpenIn>(),
+        opcode::CREATE | opcode::TMPFILE => size_of::<abi::CreateIn>(),
+        opcode::READ | opcode::READDIR | opcode::READDIRPLUS => size_of::<abi::ReadIn>(),
+        opcode::WRITE => size_of::<abi::WriteIn>(),
+        opcode::SETXATTR if setxattr_ext => size_of::<abi::SetxattrIn>() + size_of::<abi::SetxattrExt>(),
+        opcode::SETXATTR => size_of::<abi::SetxattrIn>(),
+        opcode::GETXATTR | opcode::LISTXATTR => size_of::<abi::GetxattrIn>(),
+        opcode::FALLOCATE => size_of::<abi::FallocateIn>(),
+        opcode::LSEEK => size_of::<abi::LseekIn>(),
+        opcode::COPY_FILE_RANGE => size_of::<abi::CopyIn>(),
+        opcode::IOCTL => size_of::<abi::IoctlIn>(),
+        opcode::BATCH_FORGET => size_of::<abi::BatchForgetIn>(),
+        opcode::INTERRUPT => size_of::<abi::InterruptIn>(),
+        _ => 0,
+    }
+}
+
 /// The inodes of a [`Body::BatchForget`].
 pub fn forgotten(list: &[u8]) -> impl Iterator<Item = u64> {
     let one = |bytes: &[u8]| abi::ForgetOne::read_from_bytes(bytes).ok().map(|one| one.nodeid);

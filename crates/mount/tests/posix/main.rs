@@ -26,7 +26,14 @@ impl Clock for RealClock {
 
 fn mount_options(source: &str) -> MountOptions {
     let flags = Flags::default();
-    MountOptions { source: source.into(), flags, allow_other: true, threads: 4, direct_io: false }
+    MountOptions {
+        source: source.into(),
+        flags,
+        allow_other: true,
+        threads: 4,
+        direct_io: false,
+        rings: true,
+    }
 }
 
 /// A mounted filesystem of its own.
