@@ -18,6 +18,7 @@ mod process;
 mod programs;
 mod readme;
 mod real;
+mod rings;
 mod soak;
 mod spec;
 mod suite;

@@ -103,6 +103,7 @@ fn start_server(mounted: &Mounted, current: &Arc<Current>, pool: &Path, options:
         options: options.clone(),
         policy: mounted.policy().clone(),
         outside: mounted.outside().clone(),
+        rings: mounted.rings(),
     };
     Server::start(mounted.device(), Arc::new(service))
         .inspect_err(|error| {
@@ -118,6 +119,7 @@ struct Served {
     options: Options,
     policy: Arc<Policy>,
     outside: Outside,
+    rings: bool,
 }
 
 impl Service for Served {
@@ -136,6 +138,7 @@ impl Service for Served {
             (false, true) => Some("names".into()),
             (false, false) => None,
         };
+        stats.rings = Some(self.rings);
         Ok(serde_json::to_value(stats)?)
     }
 

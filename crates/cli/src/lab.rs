@@ -46,6 +46,10 @@ pub struct LabArgs {
     /// [default: 30, or as many as --loops if that is less]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=3650))]
     pub days: Option<u32>,
+    /// Have mounts take requests through rings (FUSE over io_uring): the kernel's switch for it is turned on while this
+    /// runs, and put back (root)
+    #[arg(long)]
+    pub rings: bool,
     /// Write the report with every single measurement as JSON (- for standard output)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -90,6 +94,7 @@ pub fn run(args: &LabArgs) -> Result<Outcome> {
     for file in [&args.json, &args.html].into_iter().flatten().filter(|file| *file != Path::new("-")) {
         require_writable(file)?;
     }
+    let _switched = if args.rings { Some(varve_lab::rings::Switched::on()?) } else { None };
     let words: Vec<_> = std::env::args().collect();
     let options = Options {
         targets: args.on.clone(),

@@ -211,6 +211,8 @@ mod tests {
         );
         assert_eq!(parse("lazytime,nodiscard,nosymfollow,symfollow"), Ok(defaults.clone()));
         assert_eq!(parse("sync,dirsync,async,nodirsync"), Ok(defaults.clone()));
+        assert_eq!(parse("rings,norings"), Ok(Options { rings: false, ..defaults.clone() }));
+        assert_eq!(parse("norings,rings"), Ok(defaults.clone()));
         assert_eq!(parse("discard"), Ok(Options { discard: true, ..defaults.clone() }));
         let read_only = Flags { read_only: true, ..Flags::default() };
         assert_eq!(parse("ro"), Ok(Options { flags: read_only, ..defaults.clone() }));

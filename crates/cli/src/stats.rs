@@ -33,6 +33,9 @@ pub struct Stats {
     /// `everything` or `names`: what is durable when its call returns.
     #[serde(default)]
     pub durable_at_once: Option<String>,
+    /// Whether requests come through rings.
+    #[serde(default)]
+    pub rings: Option<bool>,
     space: Space,
     files_count: u64,
     devices: Vec<Device>,
@@ -196,6 +199,7 @@ pub fn collect(filesystem: &Filesystem, pool: &Path, mountpoint: Option<&Path>) 
         pid: mountpoint.map(|_| std::process::id()),
         writing: Writing::of(filesystem),
         durable_at_once: None,
+        rings: None,
         space: Space {
             total_bytes: space.total_bytes,
             fixed_bytes: space.fixed_bytes,
@@ -329,6 +333,10 @@ fn describe(stats: &Stats, before: Option<(&Stats, Duration)>) -> String {
     text.line(format_args!("writing: {}", describe_writing(&stats.writing)));
     if let Some(what) = &stats.durable_at_once {
         text.line(format_args!("durable at once: {what}"));
+    }
+    if let Some(rings) = stats.rings {
+        let through = if rings { "rings (FUSE over io_uring)" } else { "/dev/fuse" };
+        text.line(format_args!("requests: through {through}"));
     }
     text.line(format_args!("\nspace"));
     for (name, bytes) in [
@@ -494,7 +502,7 @@ mod tests {
             let mut units =
                 vec!["_bytes", "_ns", "_count", "count", "position", "path", "pool", "mountpoint"];
             // No figures.
-            units.extend(["pid", "state", "reason", "durable_at_once"]);
+            units.extend(["pid", "state", "reason", "durable_at_once", "rings"]);
             assert!(units.iter().any(|unit| last.ends_with(unit)), "{key}: the unit comes last");
         }
     }

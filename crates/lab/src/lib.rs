@@ -22,6 +22,7 @@ pub mod numbers;
 pub mod options;
 pub mod output;
 pub mod report;
+pub mod rings;
 pub mod target;
 mod tool;
 

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::rings;
+
 /// The part of a report that says how to get it again.
 #[derive(Clone, Debug, Serialize)]
 pub struct Provenance {
@@ -27,10 +29,15 @@ impl Provenance {
     pub fn here(command: &str) -> Provenance {
         let uname = rustix::system::uname();
         let kernel = format!(
-            "{} {} {}",
+            "{} {} {}{}",
             uname.sysname().to_string_lossy(),
             uname.release().to_string_lossy(),
-            uname.machine().to_string_lossy()
+            uname.machine().to_string_lossy(),
+            match rings::enabled() {
+                Some(true) => ", FUSE over io_uring on",
+                Some(false) => ", FUSE over io_uring off",
+                None => "",
+            }
         );
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let started = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

@@ -44,7 +44,13 @@ impl TestMount {
             rings: true,
         };
         match Mounted::start(verbs.clone(), directory.path(), &options) {
-            Ok(mounted) => Some(TestMount { verbs, mounted: Some(mounted), directory }),
+            Ok(mounted) => {
+                assert!(
+                    mounted.rings() || std::env::var_os("VARVE_TEST_RINGS").is_none(),
+                    "not through rings"
+                );
+                Some(TestMount { verbs, mounted: Some(mounted), directory })
+            }
             Err(error @ (MountError::NoFuse(_) | MountError::Mount { .. })) => {
                 eprintln!("SKIPPED, nothing shown: {test}: {error}");
                 None

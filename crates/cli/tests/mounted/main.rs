@@ -27,6 +27,7 @@ mod postgres;
 mod real;
 mod refuse;
 mod remount;
+mod rings;
 mod scale;
 mod transfer;
 mod tree;

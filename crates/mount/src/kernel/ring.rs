@@ -249,3 +249,53 @@ fn count(list: &str) -> Option<u16> {
     }
     Some(sum)
 }
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromBytes;
+
+    use super::super::reply::Reply;
+    use super::*;
+
+    // Goal: an answer lies where the kernel looks for it, one that does not fit or was never given is EIO, and each wakes the
+    // seat. Method: each through a slot without a ring.
+    #[test]
+    fn answers_lie_in_their_slot() {
+        let slot = Arc::new(Slot::new());
+        let heard = |bytes: usize| {
+            let mut shared = slot.shared.lock();
+            assert!(std::mem::take(&mut shared.answered));
+            let (header, _) = OutHeader::read_from_prefix(&shared.head.in_out).unwrap();
+            assert_eq!((header.len as usize, header.unique), (16 + bytes, 7));
+            assert_eq!(shared.head.payload_bytes as usize, bytes);
+            (header.error, shared.payload[..bytes].to_vec())
+        };
+        let reply = || Reply::through(slot.clone(), 7);
+        reply().bytes(b"data");
+        assert_eq!(heard(4), (0, b"data".to_vec()));
+        reply().empty();
+        assert_eq!(heard(0), (0, vec![]));
+        reply().error(Errno::NOENT);
+        assert_eq!(heard(0), (-2, vec![]));
+        reply().bytes(&vec![1; WRITE_BYTES_MAX + 1]);
+        assert_eq!(heard(0), (-5, vec![]));
+        reply().none();
+        assert_eq!(heard(0), (0, vec![]));
+        drop(reply());
+        assert_eq!(heard(0), (-5, vec![]));
+        let slow = reply();
+        std::thread::spawn(move || slow.bytes(b"later")).join().unwrap();
+        assert_eq!(heard(5), (0, b"later".to_vec()));
+    }
+
+    // Goal: lists of processors as the kernel writes them are counted. Method: some, and what is none.
+    #[test]
+    fn processors_are_counted() {
+        for (list, processors) in [("0\n", 1), ("0-1\n", 2), ("0-3,8-11", 8), ("0,2", 2), ("0-8191", 8192)] {
+            assert_eq!(count(list), Some(processors));
+        }
+        for list in ["", "a", "3-1", "0-", "0-65535"] {
+            assert_eq!(count(list), None, "{list}");
+        }
+    }
+}
