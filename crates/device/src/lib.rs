@@ -5,6 +5,7 @@
 //! completion has returned; order between writes is not promised by anybody.
 //! This crate knows nothing of pools, logs or trees.
 
+mod affinity;
 mod buffer;
 mod counters;
 mod error;
@@ -14,6 +15,7 @@ mod page;
 mod region;
 mod request;
 
+pub use affinity::{pin_thread, unpin_thread};
 pub use buffer::AlignedBuf;
 pub use counters::{Counters, Histogram, HistogramSnapshot, StatsSnapshot, Stopwatch};
 pub use error::{DeviceError, Operation};

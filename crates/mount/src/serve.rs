@@ -1,162 +1,295 @@
 //! The threads that answer, from a mount's first request to its last.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc::Sender;
-use std::thread::{self, Scope};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
-use rustix::thread::CpuSet;
+use rustix::process::Resource;
 
 use crate::Verbs;
 use crate::dispatch::{Adapter, Scratch};
 use crate::kernel::device::Device;
+use crate::kernel::handshake::{Agreed, shake_hands};
 use crate::kernel::inbox::Inbox;
 use crate::kernel::reply::Reply;
 use crate::kernel::request;
-use crate::kernel::ring::{Arrival, Seat};
+use crate::kernel::ring::{self, Arrival, Seat};
 
 /// Failures in a row to receive anything before a thread gives up, and how long it waits after each.
 const FAILURES_MAX: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Threads that answer what comes from one processor, at most.
-const SEATS_MAX: usize = 64;
+/// Threads that answer through rings, in all and for each processor that the machine may have.
+const SEATS_MAX: usize = 256;
+const SEATS_EACH: std::ops::RangeInclusive<usize> = 4..=32;
 
-/// Rings that a mount is to be served through.
-pub(crate) struct Rings {
-    /// How many the kernel wants: one for each processor that there may ever be.
-    pub queues: u16,
-    /// Hears of each queue whether there is somebody; before there is somebody at all of them, the kernel lets nobody in.
-    pub ready: Sender<io::Result<()>>,
+/// How long a thread may take to get a ring, or a seat, on whatever machine.
+const SEATING_MAX: Duration = Duration::from_secs(20);
+
+/// What whoever mounts hears of the session.
+pub(crate) enum Told {
+    /// The mount answers, through rings or not.
+    Serving {
+        /// Whether it does.
+        rings: bool,
+    },
+    /// The kernel had agreed on rings and does not take them. The mount is to be taken away.
+    NoRings(io::Error),
+    /// The mount is to be taken away.
+    Failed(io::Error),
 }
 
-/// Those who answer what comes from one processor.
-struct Queue {
-    number: u16,
-    seats: AtomicUsize,
-    /// Who waits for a request.
-    idle: AtomicUsize,
+/// What a session needs.
+pub(crate) struct Session<M> {
+    /// The open file of the mount.
+    pub device: Arc<Device>,
+    /// Threads that answer without rings.
+    pub threads: usize,
+    /// Rings are wanted.
+    pub rings: bool,
+    /// Makes the adapter from what has been agreed on.
+    pub make: M,
+    /// Hears how it begins.
+    pub tell: Sender<Told>,
+    /// Ends the mount by force: nobody is there to answer.
+    pub abort: Box<dyn Fn() + Send + Sync>,
 }
 
-/// As [`serve`], through rings. `device` brings what does not come through them.
-pub(crate) fn serve_rings<V: Verbs>(
-    adapter: Adapter<V>,
-    device: Arc<Device>,
-    rings: Rings,
-) -> io::Result<()> {
-    let new = |number| Queue { number, seats: AtomicUsize::new(0), idle: AtomicUsize::new(0) };
-    let queues: Vec<Queue> = (0..rings.queues).map(new).collect();
-    let crew = Crew {
-        adapter: &adapter,
-        device: &device,
-        allowed: rustix::thread::sched_getaffinity(None).ok(),
-        ended: Mutex::new(Ok(())),
-    };
-    let result = thread::scope(|scope| {
-        for queue in &queues {
-            sit_down(scope, &crew, queue, Some(rings.ready.clone()));
+/// A mount from its first request to its last: until it is gone and nobody is being answered any more. The error is the first of
+/// a thread that has given up.
+pub(crate) fn session<V: Verbs, M: FnOnce(Agreed) -> Adapter<V>>(session: Session<M>) -> io::Result<()> {
+    let plan = if session.rings { plan() } else { None };
+    let rings = match plan {
+        // All that can fail on our side is done before the kernel is told that there are rings: from then on it lets nobody in
+        // until they are there.
+        Some(plan) => {
+            let crew = Crew::new(session.device.clone());
+            let rings = thread::scope(|scope| serve_rings(scope, &crew, plan, session));
+            if let Some(adapter) = crew.adapter.get() {
+                adapter.end();
+            }
+            match rings {
+                Rings::Done(result) => Rings::Done(result.and(crew.ended.into_inner())),
+                without => without,
+            }
         }
-        drop(rings.ready);
-        answer(&adapter, &device)
+        None => Rings::Without(session, None),
+    };
+    let (session, agreed) = match rings {
+        Rings::Done(result) => return result,
+        Rings::Without(session, agreed) => (session, agreed),
+    };
+    let begun = agreed.map_or_else(|| shake_hands(&session.device, false), Ok).and_then(|agreed| {
+        let mut devices = vec![session.device.clone()];
+        for _ in 1..session.threads {
+            devices.push(Arc::new(session.device.another()?));
+        }
+        Ok((agreed, devices))
     });
-    let ended = crew.ended.into_inner();
-    adapter.end();
-    result.and(ended)
+    match begun {
+        Ok((agreed, devices)) => {
+            let adapter = (session.make)(agreed);
+            // From here on the mount is as long as those who serve it.
+            drop(session.device);
+            let _ = session.tell.send(Told::Serving { rings: false });
+            serve(adapter, devices)
+        }
+        Err(error) => {
+            let _ = session.tell.send(Told::Failed(error));
+            Ok(())
+        }
+    }
 }
 
-/// What all who answer through rings share.
-struct Crew<'a, V> {
-    adapter: &'a Adapter<V>,
-    device: &'a Arc<Device>,
-    /// The processors that this process may use.
-    allowed: Option<CpuSet>,
+/// How many queues the kernel wants, and how many seats each is to have. `None`: this process cannot have so many.
+fn plan() -> Option<(u16, usize)> {
+    let queues = ring::queues().inspect_err(|error| tracing::debug!("no rings: {error}")).ok()?;
+    let each = (SEATS_MAX / usize::from(queues).max(1)).min(*SEATS_EACH.end());
+    // A ring is an open file, and others are needed too.
+    let files = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let enough = each >= *SEATS_EACH.start() && 2 * (each * usize::from(queues)) as u64 <= files;
+    if !enough {
+        tracing::debug!("no rings: {queues} queues, {files} open files");
+    }
+    enough.then_some((queues, each))
+}
+
+/// What came of trying with rings.
+enum Rings<M> {
+    /// The session is over.
+    Done(io::Result<()>),
+    /// The kernel has none, or we cannot have them; perhaps hands have been shaken already.
+    Without(Session<M>, Option<Agreed>),
+}
+
+/// Those who answer through rings.
+struct Crew<V> {
+    device: Arc<Device>,
+    /// Set before the gate opens.
+    adapter: OnceLock<Adapter<V>>,
+    gate: Mutex<Gate>,
+    moved: Condvar,
+    /// The mount is gone.
+    gone: AtomicBool,
     /// The first error of a thread that has given up.
     ended: Mutex<io::Result<()>>,
 }
 
-/// One thread more at a queue.
-fn sit_down<'scope, V: Verbs>(
-    scope: &'scope Scope<'scope, '_>,
-    crew: &'scope Crew<'scope, V>,
-    queue: &'scope Queue,
-    ready: Option<Sender<io::Result<()>>>,
-) {
-    let number = queue.seats.fetch_add(1, Relaxed);
-    let name = format!("fuse-{}-{number}", queue.number);
-    let tell = ready.clone();
-    let started = thread::Builder::new().name(name).spawn_scoped(scope, move || {
-        let result = answer_ring(scope, crew, queue, ready);
-        if let Err(error) = result {
-            tracing::error!("a thread that serves the mount gives up: {error}");
-            let mut ended = crew.ended.lock();
-            if ended.is_ok() {
-                *ended = Err(error);
-            }
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gate {
+    Waiting,
+    Open,
+    Closed,
+}
+
+impl<V: Verbs> Crew<V> {
+    fn new(device: Arc<Device>) -> Crew<V> {
+        Crew {
+            device,
+            adapter: OnceLock::new(),
+            gate: Mutex::new(Gate::Waiting),
+            moved: Condvar::new(),
+            gone: AtomicBool::new(false),
+            ended: Mutex::new(Ok(())),
         }
-    });
-    if let Err(error) = started {
-        queue.seats.fetch_sub(1, Relaxed);
-        match tell {
-            Some(ready) => drop(ready.send(Err(error))),
-            None => tracing::error!("processor {} is served by {number} threads only: {error}", queue.number),
+    }
+
+    fn move_gate(&self, to: Gate) {
+        *self.gate.lock() = to;
+        self.moved.notify_all();
+    }
+
+    /// Whether there will be requests.
+    fn wait_at_gate(&self) -> bool {
+        let mut gate = self.gate.lock();
+        while *gate == Gate::Waiting {
+            self.moved.wait(&mut gate);
+        }
+        *gate == Gate::Open
+    }
+}
+
+/// Closes the gate that nobody has opened, should its holder fail: those who wait there would wait for ever.
+struct Closes<'a, V: Verbs>(&'a Crew<V>);
+
+impl<V: Verbs> Drop for Closes<'_, V> {
+    fn drop(&mut self) {
+        if *self.0.gate.lock() == Gate::Waiting {
+            self.0.move_gate(Gate::Closed);
         }
     }
 }
 
-fn answer_ring<'scope, V: Verbs>(
-    scope: &'scope Scope<'scope, '_>,
-    crew: &'scope Crew<'scope, V>,
-    queue: &'scope Queue,
-    ready: Option<Sender<io::Result<()>>>,
-) -> io::Result<()> {
-    let cpu = usize::from(queue.number);
-    if crew.allowed.is_some_and(|allowed| cpu < CpuSet::MAX_CPU && allowed.is_set(cpu)) {
-        let mut here = CpuSet::new();
-        here.set(cpu);
-        // Elsewhere it answers just as well.
-        let _ = rustix::thread::sched_setaffinity(None, &here);
-    }
-    // Counted from the moment the kernel may hand it a request.
-    queue.idle.fetch_add(1, Relaxed);
-    let mut seat = match (Seat::take(crew.device.clone(), queue.number), ready) {
-        (Ok(seat), ready) => {
-            if let Some(ready) = ready {
-                let _ = ready.send(Ok(()));
+fn serve_rings<'scope, V: Verbs, M: FnOnce(Agreed) -> Adapter<V>>(
+    scope: &'scope thread::Scope<'scope, '_>,
+    crew: &'scope Crew<V>,
+    (queues, each): (u16, usize),
+    session: Session<M>,
+) -> Rings<M> {
+    let _closes = Closes(crew);
+    let abort: Arc<dyn Fn() + Send + Sync> = session.abort.into();
+    let session = Session { abort: Box::new(|| {}), ..session };
+    let ((made, seats_made), (taken, seats_taken)) = (mpsc::channel(), mpsc::channel());
+    let mut count = 0;
+    for (number, queue) in (0..each).flat_map(|number| (0..queues).map(move |queue| (number, queue))) {
+        let (made, taken, abort) = (made.clone(), taken.clone(), abort.clone());
+        let sit = move || {
+            let answers = catch_unwind(AssertUnwindSafe(|| answer_ring(crew, queue, &made, &taken)));
+            let error = match answers {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => error,
+                Err(_) => {
+                    if let Some(adapter) = crew.adapter.get() {
+                        adapter.health.note_panic("a thread that serves the mount");
+                    }
+                    io::Error::other("a thread that serves the mount panicked")
+                }
+            };
+            tracing::error!("a thread that serves the mount gives up, and ends it: {error}");
+            let mut ended = crew.ended.lock();
+            if ended.is_ok() {
+                *ended = Err(error);
             }
-            seat
+            drop(ended);
+            // The kernel waits for its answer, and whoever asked cannot be answered otherwise.
+            abort();
+        };
+        match thread::Builder::new().name(format!("fuse-{queue}-{number}")).spawn_scoped(scope, sit) {
+            Ok(_) => count += 1,
+            Err(error) => {
+                tracing::warn!("no threads for rings: {error}");
+                break;
+            }
         }
-        (Err(error), Some(ready)) => {
-            let _ = ready.send(Err(error));
-            return Ok(());
-        }
-        (Err(error), None) => {
-            // The others go on.
-            tracing::debug!("no seat more at queue {cpu}: {error}");
-            queue.idle.fetch_sub(1, Relaxed);
-            queue.seats.fetch_sub(1, Relaxed);
-            return Ok(());
+    }
+    drop((made, taken));
+    let well = (0..count).filter(|_| seats_made.recv_timeout(SEATING_MAX).unwrap_or(false)).count();
+    let all = well == each * usize::from(queues);
+    let agreed = match shake_hands(&session.device, all) {
+        Ok(agreed) if agreed.over_rings() => agreed,
+        Ok(agreed) => return Rings::Without(session, Some(agreed)),
+        Err(error) => {
+            let _ = session.tell.send(Told::Failed(error));
+            return Rings::Done(Ok(()));
         }
     };
+    let adapter = crew.adapter.get_or_init(|| (session.make)(agreed));
+    crew.move_gate(Gate::Open);
+    // All of them, whatever one says: a seat that is taken while the mount ends may keep it from ending.
+    let silent = |_| Err(io::Error::from(io::ErrorKind::TimedOut));
+    let mut refused = None;
+    for _ in 0..count {
+        if let Err(error) = seats_taken.recv_timeout(SEATING_MAX).unwrap_or_else(silent) {
+            refused = Some(error);
+        }
+    }
+    let _ = session.tell.send(refused.map_or(Told::Serving { rings: true }, Told::NoRings));
+    // What does not come through rings.
+    let result = answer(adapter, &session.device);
+    crew.gone.store(true, Relaxed);
+    // Its seat waits for it.
+    adapter.trims.end();
+    Rings::Done(result)
+}
+
+fn answer_ring<V: Verbs>(
+    crew: &Crew<V>,
+    queue: u16,
+    made: &Sender<bool>,
+    taken: &Sender<io::Result<()>>,
+) -> io::Result<()> {
+    varve_device::pin_thread(usize::from(queue));
+    let seat = Seat::new(crew.device.clone(), queue);
+    if let Err(error) = &seat {
+        tracing::debug!("no ring: {error}");
+    }
+    let _ = made.send(seat.is_ok());
+    let (Ok(mut seat), true) = (seat, crew.wait_at_gate()) else { return Ok(()) };
+    let Some(adapter) = crew.adapter.get() else { return Ok(()) };
+    if let Err(error) = seat.register() {
+        let _ = taken.send(Err(error));
+        return Ok(());
+    }
+    let _ = taken.send(Ok(()));
     let (mut inbox, mut scratch) = (Inbox::new(), Scratch::default());
-    let setxattr_ext = crew.adapter.agreed.setxattr_ext();
+    let setxattr_ext = adapter.agreed.setxattr_ext();
     loop {
         match seat.receive(&mut inbox, |asked| request::op_bytes(asked, setxattr_ext))? {
-            Arrival::Request => {}
+            Arrival::Request => {
+                let reply = Reply::through(seat.slot().clone(), inbox.header().unique);
+                adapter.answer(&mut inbox, reply, &mut scratch);
+            }
+            Arrival::Nonsense => {}
             Arrival::Gone => return Ok(()),
         }
-        if queue.idle.fetch_sub(1, Relaxed) == 1 && queue.seats.load(Relaxed) < SEATS_MAX {
-            // Whoever asks next need not wait for this one.
-            sit_down(scope, crew, queue, None);
-        }
-        let reply = Reply::through(seat.slot().clone(), inbox.header().unique);
-        crew.adapter.answer(&mut inbox, reply, &mut scratch);
-        seat.await_answer();
-        queue.idle.fetch_add(1, Relaxed);
+        seat.await_answer(&crew.gone);
     }
 }
 

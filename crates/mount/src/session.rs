@@ -21,9 +21,8 @@ use rustix::mount::UnmountFlags;
 
 use crate::dispatch::Adapter;
 use crate::kernel::device::{self, Device};
-use crate::kernel::{handshake, ring};
 use crate::pins::Pins;
-use crate::serve::Rings;
+use crate::serve::{Session, Told};
 use crate::trim::Trims;
 use crate::{Flags, Health, Outside, Policy, Verbs, fusermount, serve};
 
@@ -112,8 +111,7 @@ impl Mounted {
         if !rustix::process::geteuid().is_root() {
             OpenOptions::new().read(true).write(true).open(FUSE_DEVICE).map_err(MountError::NoFuse)?;
         }
-        let rings = options.rings && ring::available();
-        match Self::start_at(&verbs, &mountpoint, options, rings)? {
+        match Self::start_at(&verbs, &mountpoint, options, options.rings)? {
             Started::Mounted(mounted) => Ok(*mounted),
             Started::NoRings(error) => {
                 tracing::warn!(
@@ -142,55 +140,52 @@ impl Mounted {
             Some(fuse) => fuse,
             None => fusermount::mount(mountpoint, options).map_err(refused)?,
         };
-        let first = Arc::new(Device::new(fuse));
-        let begun = handshake::shake_hands(&first, rings).and_then(|agreed| {
-            let mut devices = vec![first.clone()];
-            if !agreed.over_rings() {
-                for _ in 1..options.threads {
-                    devices.push(Arc::new(first.another()?));
-                }
+        let device = Arc::new(Device::new(fuse));
+        let outside = Outside::new(&device, health.clone());
+        let make = {
+            let (verbs, health, policy) = (verbs.clone(), health.clone(), policy.clone());
+            let direct_io = options.direct_io;
+            let owner = (!options.allow_other).then(|| rustix::process::geteuid().as_raw());
+            move |agreed| Adapter {
+                verbs,
+                health,
+                pins: Pins::default(),
+                policy,
+                agreed,
+                trims: Trims::default(),
+                direct_io,
+                owner,
             }
-            let queues = if agreed.over_rings() { ring::queues()? } else { 0 };
-            Ok((agreed, devices, queues))
-        });
-        let (agreed, devices, queues) = begun.map_err(|error| {
-            // Nobody will ever serve it: do not leave a dead mount behind.
-            let _ = unmount(mountpoint, true);
-            refused(error)
-        })?;
-        let outside = Outside::new(&first, health.clone());
-        let adapter = Adapter {
-            verbs: verbs.clone(),
-            health: health.clone(),
-            pins: Pins::default(),
-            policy: policy.clone(),
-            agreed,
-            trims: Trims::default(),
-            direct_io: options.direct_io,
-            owner: (!options.allow_other).then(|| rustix::process::geteuid().as_raw()),
         };
-        let (ready, told) = mpsc::channel();
-        let server = thread::Builder::new()
-            .name("fuse-session".into())
-            .spawn(move || {
-                // From here on the mount is as long as those who serve it.
-                match agreed.over_rings() {
-                    true => serve::serve_rings(adapter, first, Rings { queues, ready }),
-                    false => {
-                        drop(first);
-                        serve::serve(adapter, devices)
-                    }
-                }
-            })
-            .map_err(MountError::Session)?;
-        for _ in 0..queues {
-            let gone = || Err(io::Error::other("a thread that should serve the mount has ended"));
-            if let Err(error) = told.recv().unwrap_or_else(|_| gone()) {
+        let (tell, told) = mpsc::channel();
+        let (threads, at) = (options.threads, mountpoint.to_path_buf());
+        let abort = Box::new(move || {
+            if rustix::mount::unmount(&at, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW).is_err() {
+                let _ = unmount(&at, true);
+            }
+        });
+        let session = Session { device, threads, rings, make, tell, abort };
+        let started =
+            thread::Builder::new().name("fuse-session".into()).spawn(move || serve::session(session));
+        let server = started.map_err(|error| {
+            let _ = unmount(mountpoint, true);
+            MountError::Session(error)
+        })?;
+        let silent = |_| Told::Failed(io::Error::other("the thread that serves the mount panicked"));
+        let rings = match told.recv().unwrap_or_else(silent) {
+            Told::Serving { rings } => rings,
+            Told::NoRings(error) => {
                 let _ = unmount(mountpoint, true);
                 let _ = server.join();
                 return Ok(Started::NoRings(error));
             }
-        }
+            Told::Failed(error) => {
+                // Nobody will ever serve it: do not leave a dead mount behind.
+                let _ = unmount(mountpoint, true);
+                let _ = server.join();
+                return Err(refused(error));
+            }
+        };
         // The first request: it also shows that the mount answers.
         let number = match mountpoint.metadata() {
             Ok(metadata) => metadata.dev(),
@@ -203,7 +198,6 @@ impl Mounted {
         let device = (rustix::fs::major(number), rustix::fs::minor(number));
         tune_readahead(device);
         let mountpoint = mountpoint.to_path_buf();
-        let rings = agreed.over_rings();
         Ok(Started::Mounted(Box::new(Mounted { mountpoint, server, health, policy, outside, device, rings })))
     }
 

@@ -49,6 +49,7 @@ impl<V: Verbs> Adapter<V> {
         self.trims.0.lock().push(Trim { unique, over: over.clone() });
         let (verbs, health, trims) = (self.verbs.clone(), self.health.clone(), self.trims.0.clone());
         let work = move || {
+            varve_device::unpin_thread();
             let range = asked.start..asked.start.saturating_add(asked.len);
             let trim = || verbs.trim(range, asked.minimum, &|| !over.load(Relaxed));
             let done = catch_unwind(AssertUnwindSafe(trim));

@@ -102,9 +102,14 @@ impl<'scope> Writing<'scope> {
         scope: &'scope Scope<'scope, 'env>,
         write: impl Fn() -> Result<()> + Clone + Send + 'scope,
     ) -> Writing<'scope> {
-        match thread::Builder::new().name("varve-write".into()).spawn_scoped(scope, write.clone()) {
+        let here = write.clone();
+        let elsewhere = move || {
+            varve_device::unpin_thread();
+            write()
+        };
+        match thread::Builder::new().name("varve-write".into()).spawn_scoped(scope, elsewhere) {
             Ok(thread) => Writing::Thread(thread),
-            Err(_) => Writing::Done(write()),
+            Err(_) => Writing::Done(here()),
         }
     }
 

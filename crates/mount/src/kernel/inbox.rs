@@ -59,15 +59,20 @@ impl Inbox {
         &mut self,
         head: &RingHead,
         payload: &[u8],
-        op_bytes: impl Fn(u32) -> usize,
+        op_bytes: &impl Fn(u32) -> usize,
     ) -> io::Result<()> {
         self.make_room();
         let odd = || io::Error::new(io::ErrorKind::InvalidData, "the kernel sent what is no request");
-        let (header, _) = InHeader::read_from_prefix(&head.in_out).map_err(|_| odd())?;
+        let header = header_of(head);
+        let op_bytes = op_bytes(header.opcode);
+        // Of others nobody looks at what they begin with.
+        if op_bytes > 0 && header.len as usize != size_of::<InHeader>() + op_bytes + payload.len() {
+            return Err(odd());
+        }
         self.header = header;
         self.request.clear();
         self.request.extend_from_slice(&head.in_out[..size_of::<InHeader>()]);
-        self.request.extend_from_slice(head.op.get(..op_bytes(header.opcode)).ok_or_else(odd)?);
+        self.request.extend_from_slice(head.op.get(..op_bytes).ok_or_else(odd)?);
         self.payload_bytes = 0;
         if header.opcode == opcode::WRITE {
             self.payload.get_mut(..payload.len()).ok_or_else(odd)?.copy_from_slice(payload);
@@ -98,4 +103,9 @@ impl Inbox {
         let rest = &self.request[size_of::<InHeader>()..];
         (request::body(&self.header, rest, self.payload_bytes, setxattr_ext), &mut self.payload)
     }
+}
+
+/// In front of a request that came through a ring.
+pub fn header_of(head: &RingHead) -> InHeader {
+    InHeader::read_from_prefix(&head.in_out).map_or_else(|_| InHeader::default(), |(header, _)| header)
 }

@@ -72,22 +72,26 @@ fn requests_through_rings_are_the_same() {
         let whole = format!("{:?}", parsed(opcode, &bytes));
         let head_bytes = op_bytes(opcode, true);
         let mut head = abi::RingHead::new_zeroed();
-        head.in_out[..40].copy_from_slice(header(opcode).as_bytes());
+        let length = (40 + bytes.len()) as u32;
+        head.in_out[..40].copy_from_slice(InHeader { len: length, ..header(opcode) }.as_bytes());
         head.op[..head_bytes].copy_from_slice(&bytes[..head_bytes]);
         // What the kernel does not use is as the last request left it.
         head.op[head_bytes..].fill(0xee);
-        inbox.put(&head, &bytes[head_bytes..], |asked| op_bytes(asked, true)).unwrap();
+        inbox.put(&head, &bytes[head_bytes..], &|asked| op_bytes(asked, true)).unwrap();
         assert_eq!(format!("{:?}", inbox.parts(true).0), whole, "{opcode}");
     }
     // A payload goes where that of a WRITE belongs.
     let write = abi::WriteIn { size: 5000, ..abi::WriteIn::default() };
     let mut head = abi::RingHead::new_zeroed();
-    head.in_out[..40].copy_from_slice(header(opcode::WRITE).as_bytes());
+    let arrived = InHeader { len: 40 + 40 + 5000, ..header(opcode::WRITE) };
+    head.in_out[..40].copy_from_slice(arrived.as_bytes());
     head.op[..40].copy_from_slice(write.as_bytes());
-    inbox.put(&head, &[7; 5000], |asked| op_bytes(asked, true)).unwrap();
+    inbox.put(&head, &[7; 5000], &|asked| op_bytes(asked, true)).unwrap();
     let (body, payload) = inbox.parts(true);
     assert!(matches!(body, Ok(Body::Write { size: 5000, .. })));
     assert!(payload[..5000] == [7; 5000] && payload[5000] == 0);
+    // Lengths must agree.
+    assert!(inbox.put(&head, &[7; 4999], &|asked| op_bytes(asked, true)).is_err());
 }
 
 // Goal: each field comes from its place. Method: what the examples and some more hold.

@@ -3,12 +3,16 @@
 //! and waits for the next. Forgetting, interruptions and what the kernel is told without having asked go through the
 //! device as ever. Facts of the interface: `fuse.h` and Documentation/filesystems/fuse-io-uring.rst.
 //!
-//! A [`Seat`] is one thread's place at a queue. It has room for one request: while it is not answered the kernel gives
-//! its queue's requests to other seats, and no request ever waits behind a thread that waits itself.
+//! A [`Seat`] is one thread's place at a queue. It has room for one request: while that is not answered the kernel gives
+//! its queue's requests to other seats, and a request waits for a thread that waits itself only when all seats do. All are
+//! there before the first request: the kernel looks for who waits when a seat has answered, not when one comes new.
 
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use io_uring::squeue::Entry128;
 use io_uring::{IoUring, cqueue, opcode, types};
@@ -19,12 +23,17 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::WRITE_BYTES_MAX;
 use super::abi::{OutHeader, RingCommand, RingHead};
 use super::device::Device;
-use super::inbox::Inbox;
+use super::inbox::{self, Inbox};
 
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
 /// Head and payload.
 const PARTS: u32 = 2;
+/// How often what the kernel has no memory for is asked again, and after how long.
+const ATTEMPTS_MAX: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(10);
+/// How often who waits for an answer looks whether the mount is gone.
+const LOOK: Duration = Duration::from_secs(1);
 
 type Uring = IoUring<Entry128, cqueue::Entry>;
 
@@ -87,8 +96,14 @@ pub struct Seat {
     device: Arc<Device>,
     queue: u16,
     slot: Arc<Slot>,
+    /// Where head and payload are: the kernel reads it when the seat is registered.
+    parts: Box<[[u64; 2]; 2]>,
     /// How the command ended that was submitted last, if it had ended at once.
     early: Option<i32>,
+    /// The last command: `None` registers, a number answers the request of that name.
+    command: Option<u64>,
+    /// The kernel has the slot.
+    lent: bool,
 }
 
 /// How a seat's wait ended.
@@ -96,73 +111,104 @@ pub struct Seat {
 pub enum Arrival {
     /// With a request.
     Request,
+    /// With something else, which has been answered.
+    Nonsense,
     /// The mount is gone.
     Gone,
 }
 
 impl Seat {
-    /// A seat at `queue` for the thread that calls this, and for no other. The kernel knows of it from here on.
-    #[expect(unsafe_code, reason = "the kernel is given memory")]
-    pub fn take(device: Arc<Device>, queue: u16) -> io::Result<Seat> {
-        let mut seat = Seat { ring: ring()?, device, queue, slot: Arc::new(Slot::new()), early: None };
+    /// A seat at `queue` for the thread that calls this, and for no other. The kernel does not know of it yet.
+    pub fn new(device: Arc<Device>, queue: u16) -> io::Result<Seat> {
+        let slot = Arc::new(Slot::new());
         let parts = {
-            let mut shared = seat.slot.shared.lock();
+            let mut shared = slot.shared.lock();
             let head = shared.head.as_mut_bytes();
             let head = [head.as_mut_ptr() as u64, head.len() as u64];
-            [head, [shared.payload.as_mut_ptr() as u64, shared.payload.len() as u64]]
+            Box::new([head, [shared.payload.as_mut_ptr() as u64, shared.payload.len() as u64]])
         };
-        let mut entry = seat.command(REGISTER, 0, Some(parts.as_ptr() as u64));
-        // SAFETY: an entry is the kernel's structure of 128 bytes (`repr(C)`), whose field `len` is the 32 bits at 24.
-        unsafe { (&raw mut entry).cast::<u32>().add(6).write(PARTS) };
-        // SAFETY: `parts` is laid out as the kernel's vector of two parts, and read before `submit` returns. The parts
-        // themselves are the slot's, which does not move them; they live until the ring has ended: see `Drop`.
-        unsafe { seat.push(&entry) };
+        Ok(Seat { ring: ring()?, device, queue, slot, parts, early: None, command: None, lent: false })
+    }
+
+    /// Tells the kernel of it: from here on there may be a request.
+    pub fn register(&mut self) -> io::Result<()> {
+        self.submit_command();
+        let mut attempts = 0;
         loop {
-            match seat.ring.submit() {
+            match self.ring.submit() {
                 Ok(_) => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_passing(&error) && attempts < ATTEMPTS_MAX => {
+                    attempts += 1;
+                    std::thread::sleep(PAUSE);
+                }
                 Err(error) => return Err(error),
             }
         }
         // A refusal is there at once; a request may be, too, and stays.
-        seat.early = seat.ring.completion().next().map(|entry| entry.result());
-        match seat.early {
-            Some(result @ ..0) => Err(io::Error::from_raw_os_error(-result)),
-            _ => Ok(seat),
+        self.early = self.ring.completion().next().map(|entry| entry.result());
+        match self.early {
+            Some(result @ ..0) => {
+                self.lent = false;
+                Err(io::Error::from_raw_os_error(-result))
+            }
+            _ => Ok(()),
         }
     }
 
-    /// Sends the answer to the request that was received last, as soon as there is one, and waits for the next. To be called
-    /// by the thread that has made it.
+    /// Sends the answer to the request that was received last, if there was one, and waits for the next.
     pub fn receive(&mut self, inbox: &mut Inbox, op_bytes: impl Fn(u32) -> usize) -> io::Result<Arrival> {
+        let mut attempts = 0;
         loop {
             let ended =
                 self.early.take().or_else(|| self.ring.completion().next().map(|entry| entry.result()));
-            if let Some(result) = ended {
-                return self.arrived(result, inbox, op_bytes);
+            let error = match ended {
+                Some(result @ 0..) => {
+                    let _ = result;
+                    self.lent = false;
+                    return Ok(self.take(inbox, &op_bytes));
+                }
+                Some(result) => {
+                    self.lent = false;
+                    let error = io::Error::from_raw_os_error(-result);
+                    if is_end(&error) {
+                        return Ok(Arrival::Gone);
+                    }
+                    error
+                }
+                None => match self.ring.submit_and_wait(1) {
+                    Ok(_) => continue,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                    Err(error) => error,
+                },
+            };
+            if !is_passing(&error) || attempts == ATTEMPTS_MAX {
+                return Err(error);
             }
-            match self.ring.submit_and_wait(1) {
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            attempts += 1;
+            std::thread::sleep(PAUSE);
+            // What the kernel did not take is still to be submitted; what it gave back is asked again.
+            if !self.lent {
+                self.submit_command();
             }
         }
     }
 
-    /// Waits until the request has been answered, and has the answer ready for [`Seat::receive`] to send.
-    #[expect(unsafe_code, reason = "the kernel is given memory")]
-    pub fn await_answer(&mut self) {
+    /// Waits until the request has been answered, and has the answer ready for [`Seat::receive`] to send; or until `gone`,
+    /// when nobody is interested in it any more.
+    pub fn await_answer(&mut self, gone: &AtomicBool) {
         let commit_id = {
             let mut shared = self.slot.shared.lock();
             while !shared.answered {
-                self.slot.answered.wait(&mut shared);
+                let timed_out = self.slot.answered.wait_for(&mut shared, LOOK).timed_out();
+                if timed_out && gone.load(Relaxed) && !shared.answered {
+                    break;
+                }
             }
             shared.answered = false;
             shared.head.commit_id
         };
-        let entry = self.command(COMMIT_AND_FETCH, commit_id, None);
-        // SAFETY: it names no memory but that of the slot, as `take` has registered it.
-        unsafe { self.push(&entry) };
+        self.command = Some(commit_id);
+        self.submit_command();
     }
 
     /// Where the request that was received last is to be answered.
@@ -170,65 +216,72 @@ impl Seat {
         &self.slot
     }
 
-    fn arrived(
-        &mut self,
-        result: i32,
-        inbox: &mut Inbox,
-        op_bytes: impl Fn(u32) -> usize,
-    ) -> io::Result<Arrival> {
-        match result {
-            0.. => {
-                let shared = self.slot.shared.lock();
-                let payload = shared.payload.get(..shared.head.payload_bytes as usize);
-                let odd = || {
-                    io::Error::new(io::ErrorKind::InvalidData, "the kernel sent more than there is room for")
-                };
-                inbox.put(&shared.head, payload.ok_or_else(odd)?, op_bytes)?;
-                Ok(Arrival::Request)
+    fn take(&mut self, inbox: &mut Inbox, op_bytes: &impl Fn(u32) -> usize) -> Arrival {
+        let shared = self.slot.shared.lock();
+        let payload = shared.payload.get(..shared.head.payload_bytes as usize);
+        match payload.map(|payload| inbox.put(&shared.head, payload, op_bytes)) {
+            Some(Ok(())) => Arrival::Request,
+            _ => {
+                let unique = inbox::header_of(&shared.head).unique;
+                drop(shared);
+                tracing::error!("the kernel sent what is no request");
+                self.slot.answer(unique, -Errno::IO.raw_os_error(), &[]);
+                Arrival::Nonsense
             }
-            _ => match Errno::from_raw_os_error(-result) {
-                Errno::NOTCONN | Errno::CONNABORTED | Errno::NODEV | Errno::CANCELED | Errno::NOENT => {
-                    Ok(Arrival::Gone)
-                }
-                error => Err(error.into()),
-            },
         }
     }
 
-    fn command(&self, command: u32, commit_id: u64, parts: Option<u64>) -> Entry128 {
+    /// Has the last command ready to be submitted.
+    #[expect(unsafe_code, reason = "the kernel is given memory")]
+    fn submit_command(&mut self) {
         let mut bytes = [0; 80];
+        let commit_id = self.command.unwrap_or(0);
         let asked = RingCommand { flags: 0, commit_id, queue: self.queue, padding: [0; 6] };
         bytes[..size_of::<RingCommand>()].copy_from_slice(asked.as_bytes());
-        opcode::UringCmd80::new(types::Fd(self.device.as_raw_fd()), command).addr(parts).cmd(bytes).build()
-    }
-
-    /// # Safety
-    ///
-    /// What the entry names must live until it is complete.
-    #[expect(unsafe_code, reason = "the kernel is given memory")]
-    unsafe fn push(&mut self, entry: &Entry128) {
-        // SAFETY: as said above.
-        let pushed = unsafe { self.ring.submission().push(entry) };
+        let (code, parts) = match self.command {
+            None => (REGISTER, Some(self.parts.as_ptr() as u64)),
+            Some(_) => (COMMIT_AND_FETCH, None),
+        };
+        let fd = types::Fd(self.device.as_raw_fd());
+        let mut entry = opcode::UringCmd80::new(fd, code).addr(parts).cmd(bytes).build();
+        if self.command.is_none() {
+            // SAFETY: an entry is the kernel's structure of 128 bytes (`repr(C)`), whose field `len` is the 32 bits at 24.
+            unsafe { (&raw mut entry).cast::<u32>().add(6).write(PARTS) };
+        }
+        // SAFETY: the entry names `parts`, which is laid out as the kernel's vector of two parts and lives as long as the seat,
+        // and through it the slot's head and payload, which the slot does not move. They live until the command has ended:
+        // see `Drop`.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
         // One command at a time, and room for more.
         assert!(pushed.is_ok(), "a ring without commands has no room");
+        self.lent = true;
     }
 }
 
-/// Ended with the thread that waits in it, which is the only one that submits.
-fn ring() -> io::Result<Uring> {
-    let with = |quiet: bool| {
-        let mut builder = Uring::builder();
-        if quiet {
-            builder.setup_single_issuer().setup_defer_taskrun();
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if self.lent {
+            // The ring's end does not wait for that of its command: the kernel may have the slot for a little longer.
+            std::mem::forget(self.slot.clone());
         }
-        builder.build(2)
-    };
-    with(true).or_else(|_| with(false))
+    }
 }
 
-/// Whether this process can have rings at all: it may be forbidden to.
-pub fn available() -> bool {
-    ring().is_ok()
+/// Whether the same can be asked again soon.
+fn is_passing(error: &io::Error) -> bool {
+    let passing = [Errno::AGAIN, Errno::BUSY, Errno::NOMEM, Errno::INTR];
+    Errno::from_io_error(error).is_some_and(|errno| passing.contains(&errno))
+}
+
+/// Whether this is how the kernel says that the mount is gone.
+fn is_end(error: &io::Error) -> bool {
+    let ends = [Errno::NOTCONN, Errno::CONNABORTED, Errno::NODEV, Errno::CANCELED, Errno::NOENT];
+    Errno::from_io_error(error).is_some_and(|errno| ends.contains(&errno))
+}
+
+/// Of the thread that calls this, which is the only one that submits: what the kernel has to do for it is done while it waits.
+fn ring() -> io::Result<Uring> {
+    Uring::builder().setup_single_issuer().setup_defer_taskrun().build(2)
 }
 
 /// The number of queues: of processors that the machine may ever have.
