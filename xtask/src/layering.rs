@@ -50,7 +50,11 @@ const CONFINED: &[(&str, &[&str], &str)] = &[
         "errno appears at the boundary only: fs/error.rs and mount (and where the system gives it to us)",
     ),
     ("zerocopy::", &["crates/mount/src/kernel/"], "the kernel's structures are the transport's own business"),
-    ("io_uring::", &["crates/device/"], "how bytes reach a device is the device's own business"),
+    (
+        "io_uring::",
+        &["crates/device/", "crates/mount/src/kernel/ring.rs"],
+        "how bytes reach a device is the device's own business, and how the kernel's requests come the transport's",
+    ),
 ];
 
 /// Everything that points the wrong way, one sentence each.

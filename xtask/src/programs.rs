@@ -27,6 +27,8 @@ pub struct Program {
     path: PathBuf,
     /// Of its package, where it is run.
     directory: PathBuf,
+    /// Mounts are to go through rings, and to fail if they do not.
+    through_rings: bool,
 }
 
 impl Program {
@@ -39,6 +41,7 @@ impl Program {
             name: message["target"]["name"].as_str()?.to_owned(),
             path: path.into(),
             directory: Path::new(message["manifest_path"].as_str()?).parent()?.to_owned(),
+            through_rings: false,
         })
     }
 
@@ -50,6 +53,9 @@ impl Program {
     fn command(&self, log: &File) -> Result<Command> {
         let mut command = Command::new(&self.path);
         command.current_dir(&self.directory).env("CARGO_MANIFEST_DIR", &self.directory);
+        if self.through_rings {
+            command.env("VARVE_TEST_RINGS", "1");
+        }
         command.stdout(log.try_clone()?).stderr(log.try_clone()?);
         Ok(command)
     }
@@ -71,6 +77,12 @@ pub fn build(limit: Duration) -> Result<Vec<Program>> {
     }
     programs.sort_by_key(Program::rank);
     Ok(programs)
+}
+
+/// Those that mount by the mount's own crate, to be run once more, through rings.
+pub fn through_rings(programs: Vec<Program>) -> Vec<Program> {
+    let of_mount = programs.into_iter().filter(|program| directory_name(program) == "mount");
+    of_mount.map(|program| Program { through_rings: true, ..program }).collect()
 }
 
 /// Runs them, `lanes` at a time, and gives each line that they print to `each`: those of one program in a row. Whether all went
@@ -156,6 +168,7 @@ mod tests {
             name: "varve_fs".into(),
             path: "/t/varve_fs-1".into(),
             directory: "/w/crates/fs".into(),
+            through_rings: false,
         };
         assert_eq!(Program::of(&message("compiler-artifact", true, r#""/t/varve_fs-1""#)), Some(program));
         assert_eq!(Program::of(&message("compiler-artifact", false, r#""/t/varve_fs-1""#)), None);
@@ -176,7 +189,12 @@ mod tests {
             fs::write(&path, text).expect("a script");
             let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
             fs::set_permissions(&path, mode).expect("executable");
-            Program { name: format!("of-xtask-{script}"), path, directory: target_dir() }
+            Program {
+                name: format!("of-xtask-{script}"),
+                path,
+                directory: target_dir(),
+                through_rings: false,
+            }
         };
         let go = |names: &[&str]| {
             let programs: Vec<_> = names.iter().map(|name| shell(name)).collect();
@@ -197,6 +215,7 @@ mod tests {
             name: "of-xtask-missing".into(),
             path: "/nonexistent/program".into(),
             directory: "/".into(),
+            through_rings: false,
         };
         assert!(!run(vec![missing], 2, Duration::from_secs(60), |_| ()).expect("it goes on"));
     }

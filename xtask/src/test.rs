@@ -76,12 +76,11 @@ pub fn run(args: &TestArgs) -> Result<()> {
         if mount {
             // Once more, as the kernel speaks to the mount where that is switched on.
             let again = rings::with(|| {
-                let mut command = cargo();
-                command.args(["test", "--no-fail-fast", "-p", "varve-mount"]).env("VARVE_TEST_RINGS", "1");
-                let status =
-                    run_lines("cargo test through rings", &mut command, limit, |line| totals.add(line))?;
+                println!("== the tests of the mount and the suites of others once more, through rings");
+                let programs = programs::through_rings(programs::build(limit)?);
+                let well = programs::run(programs, LANES, limit, |line| totals.add(line))?;
                 suites(&mut totals)?;
-                Ok(status.success())
+                Ok(well)
             })?;
             well &= again.unwrap_or(true);
         }
