@@ -113,7 +113,7 @@ pub struct CreateArgs {
 ///   default_permissions       permissions are checked by the kernel (always so)
 ///   cache_size=SIZE   memory for metadata that is kept ready [default: 256M]
 ///   dirty_bytes=SIZE  file data that may wait in memory before writers do [default: 128M]
-///   threads=N         threads that serve requests (not through rings: there they come and go as they are needed)
+///   threads=N         threads that serve requests (through rings it is up to 32 for each processor instead)
 ///   norings           do not take requests through rings (FUSE over io_uring), which make calls faster; opposite: rings, as
 ///                     is usual where the kernel has them switched on (Linux 6.14; as root:
 ///                     echo Y > /sys/module/fuse/parameters/enable_uring, before mounting)

@@ -59,7 +59,7 @@ pub(crate) struct Session<M> {
     /// Hears how it begins.
     pub tell: Sender<Told>,
     /// Ends the mount by force: nobody is there to answer.
-    pub abort: Box<dyn Fn() + Send + Sync>,
+    pub abort: Arc<dyn Fn() + Send + Sync>,
 }
 
 /// A mount from its first request to its last: until it is gone and nobody is being answered any more. The error is the first of
@@ -194,12 +194,10 @@ fn serve_rings<'scope, V: Verbs, M: FnOnce(Agreed) -> Adapter<V>>(
     session: Session<M>,
 ) -> Rings<M> {
     let _closes = Closes(crew);
-    let abort: Arc<dyn Fn() + Send + Sync> = session.abort.into();
-    let session = Session { abort: Box::new(|| {}), ..session };
     let ((made, seats_made), (taken, seats_taken)) = (mpsc::channel(), mpsc::channel());
     let mut count = 0;
     for (number, queue) in (0..each).flat_map(|number| (0..queues).map(move |queue| (number, queue))) {
-        let (made, taken, abort) = (made.clone(), taken.clone(), abort.clone());
+        let (made, taken, abort) = (made.clone(), taken.clone(), session.abort.clone());
         let sit = move || {
             let answers = catch_unwind(AssertUnwindSafe(|| answer_ring(crew, queue, &made, &taken)));
             let error = match answers {

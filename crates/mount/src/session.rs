@@ -48,7 +48,7 @@ pub struct MountOptions {
     /// Reads and writes go past the kernel's cache, whatever a file is opened with.
     pub direct_io: bool,
     /// Requests come through rings (FUSE over io_uring) where the kernel has them: then [`MountOptions::threads`] counts for
-    /// nothing, and there are as many threads as requests come at once.
+    /// nothing, and there are up to 32 threads for each processor.
     pub rings: bool,
 }
 
@@ -159,7 +159,7 @@ impl Mounted {
         };
         let (tell, told) = mpsc::channel();
         let (threads, at) = (options.threads, mountpoint.to_path_buf());
-        let abort = Box::new(move || {
+        let abort = Arc::new(move || {
             if rustix::mount::unmount(&at, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW).is_err() {
                 let _ = unmount(&at, true);
             }

@@ -162,8 +162,7 @@ impl Seat {
             let ended =
                 self.early.take().or_else(|| self.ring.completion().next().map(|entry| entry.result()));
             let error = match ended {
-                Some(result @ 0..) => {
-                    let _ = result;
+                Some(0..) => {
                     self.lent = false;
                     return Ok(self.take(inbox, &op_bytes));
                 }
