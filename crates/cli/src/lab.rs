@@ -36,7 +36,7 @@ pub struct LabArgs {
     /// floor has no targets
     #[arg(long, value_name = "TARGET")]
     pub on: Vec<TargetKind>,
-    /// How much: small (under a minute) or seed (as published)
+    /// How much: small (about a minute) or seed (as published)
     #[arg(long, default_value = "small")]
     pub scale: Scale,
     /// Rounds of `aging`, instead of those of the scale (60, 1000)

@@ -36,7 +36,7 @@ fn file(fs: &Filesystem, path: &str) -> File {
     OpenOptions::new().read(true).write(true).open(fs, path).expect("open")
 }
 
-/// Microseconds for each of `many`, and the middle, the 99th of 100 and the longest of the last tenth.
+/// Microseconds for each of `many`; printed are the middle, the mean, the 99th of 100 and the longest of the last tenth.
 struct Times(Vec<f64>);
 
 impl Times {
@@ -53,7 +53,13 @@ impl Times {
             let mut part = self.0[upto * 9 / 10..upto].to_vec();
             part.sort_by(f64::total_cmp);
             let at = |share: f64| part[((part.len() - 1) as f64 * share) as usize];
-            print!("  at {upto}: {:.1} us (p99 {:.1}, longest {:.1})", at(0.5), at(0.99), at(1.0));
+            let mean = part.iter().sum::<f64>() / part.len() as f64;
+            print!(
+                "  at {upto}: {:.1} us (mean {mean:.1}, p99 {:.1}, longest {:.1})",
+                at(0.5),
+                at(0.99),
+                at(1.0)
+            );
             upto *= 10;
         }
         println!();
@@ -109,10 +115,15 @@ fn star(many: usize) {
     }
     fs.sync().expect("sync");
     for block in 0..CLONE_BLOCKS_WRITTEN {
-        // In turn, one of each, as many of each: neither has fewer files to find, nor the better moment.
+        // In turn, one of each, as many of each, and each as often the first of the two: neither has fewer files to find, nor
+        // the better moment.
         let [mut plain, mut clones] = [const { Times(Vec::new()) }; 2];
         for n in 0..many {
-            for (times, directory) in [(&mut plain, "p"), (&mut clones, "c")] {
+            let mut both = [(&mut plain, "p"), (&mut clones, "c")];
+            if n % 2 == 1 {
+                both.reverse();
+            }
+            for (times, directory) in both {
                 times.take(|| {
                     let file = file(&fs, &format!("/{directory}/{n}"));
                     file.write_all_at(&[block as u8; BLOCK], block * BLOCK as u64).expect("write");

@@ -34,7 +34,7 @@ impl std::str::FromStr for Scale {
         [Scale::Tiny, Scale::Small, Scale::Seed]
             .into_iter()
             .find(|scale| scale.name() == text)
-            .ok_or_else(|| "the scales are small (under a minute) and seed (as published)".to_owned())
+            .ok_or_else(|| "the scales are small (about a minute) and seed (as published)".to_owned())
     }
 }
 

@@ -32,8 +32,9 @@ const FILE_BYTES_COST_MAX: u64 = 40 << 10;
 struct Plan {
     threads: &'static [usize],
     repeats: usize,
-    /// Rounds more through all T, of the mount alone: a median of few repeats moves by more than its bound leaves.
-    scaling_repeats: usize,
+    /// Rounds more through all T, of VarveFS and the bare protocol alone: a median of few repeats moves by more than its
+    /// bound leaves.
+    more_repeats: usize,
     duration: Duration,
     disk_bytes: u64,
     pairs: usize,
@@ -49,7 +50,7 @@ fn plan(scale: Scale) -> Plan {
         Scale::Tiny => Plan {
             threads: &[1, 2, 8],
             repeats: 1,
-            scaling_repeats: 1,
+            more_repeats: 1,
             duration: Duration::from_millis(20),
             // XFS refuses less than 300 MiB.
             disk_bytes: 320 << 20,
@@ -63,7 +64,7 @@ fn plan(scale: Scale) -> Plan {
             threads: &[1, 2, 4, 8, 16, 40],
             // Many short ones: a device that swings by ten spoils a few of them, not the median.
             repeats: 7,
-            scaling_repeats: 24,
+            more_repeats: 24,
             duration: Duration::from_millis(80),
             disk_bytes: 320 << 20,
             pairs: 200,
@@ -75,7 +76,7 @@ fn plan(scale: Scale) -> Plan {
         Scale::Seed => Plan {
             threads: &[1, 2, 4, 8, 16, 40],
             repeats: 7,
-            scaling_repeats: 24,
+            more_repeats: 24,
             duration: Duration::from_secs(2),
             disk_bytes: 1 << 30,
             pairs: 200,
@@ -114,7 +115,7 @@ struct Figures {
     kinds: Vec<TargetKind>,
     threads: Vec<usize>,
     samples: Vec<Sample>,
-    scaling: Vec<Sample>,
+    more: Vec<Sample>,
     pairs: Vec<Pair>,
     costs: Vec<Sample>,
 }
@@ -152,21 +153,22 @@ pub fn run(options: &Options) -> Result<Report> {
         Disk::new(options.medium, directory.path(), "raw", plan.disk_bytes, options.scale != Scale::Tiny)?;
 
     let (samples, ceilings) = measure(options, &plan, &targets, &raw)?;
-    let scaling = scaling(options, &plan, &targets)?;
+    let more = more(options, &plan, &targets)?;
     let pairs = pairs(options, &plan, &targets)?;
     let costs = costs(options, &plan, &targets)?;
     let about = targets.iter().map(|(kind, target)| (kind.name(), target.about())).collect();
     let threads = plan.threads.to_vec();
     let kinds = targets.iter().map(|(kind, _)| kind.clone()).collect();
-    let figures = Figures { kinds, threads, samples, scaling, pairs, costs };
+    let figures = Figures { kinds, threads, samples, more, pairs, costs };
     let report = Report {
         experiment: "commit",
         summary: format!(
             "T threads in one directory; each file has {FILE_BYTES} bytes and is created, written, synced and closed. \
-             Medians of {} repeats of {} ms, targets in turn; how the mount scales, of {} more of it alone besides.",
+             Medians of {} repeats of {} ms, targets in turn; what VarveFS is to itself and to the bare protocol, of {} more of \
+             these alone besides.",
             plan.repeats,
             plan.duration.as_millis(),
-            plan.scaling_repeats
+            plan.more_repeats
         ),
         scale: options.scale.name(),
         provenance,
@@ -178,7 +180,7 @@ pub fn run(options: &Options) -> Result<Report> {
         plots: summary::plots(&figures),
         claims: summary::claims(&figures),
         data: serde_json::json!({
-            "samples": figures.samples, "scaling": figures.scaling, "pairs": figures.pairs, "costs": figures.costs
+            "samples": figures.samples, "more": figures.more, "pairs": figures.pairs, "costs": figures.costs
         }),
     };
     for (kind, target) in targets {
@@ -216,20 +218,26 @@ fn measure(
     Ok((samples, ceiling))
 }
 
-/// The mount once more, at all T in turn. It numbers its repeats on from those of [`measure`].
-fn scaling(options: &Options, plan: &Plan, targets: &[Open]) -> Result<Vec<Sample>> {
+/// VarveFS and the bare protocol once more, at all T in turn. Their repeats are numbered on from those of [`measure`].
+fn more(options: &Options, plan: &Plan, targets: &[Open]) -> Result<Vec<Sample>> {
+    let wanted = [TargetKind::Bare, TargetKind::VarveInProcess, TargetKind::VarveMounted];
+    let targets: Vec<&Open> = targets.iter().filter(|(kind, _)| wanted.contains(kind)).collect();
     let mut samples = Vec::new();
-    let Some(mounted) = targets.iter().find(|(kind, _)| *kind == TargetKind::VarveMounted) else {
-        return Ok(samples);
-    };
-    options.tell(&format!("the mount alone, {} repeats more", plan.scaling_repeats));
-    for repeat in plan.repeats..plan.repeats + plan.scaling_repeats {
-        guard::check()?;
+    for round in 0..plan.more_repeats {
+        options.tell(&format!(
+            "VarveFS and the bare protocol alone, repeat {} of {}",
+            round + 1,
+            plan.more_repeats
+        ));
         // Up and down in turn: what drifts favours neither few threads nor many.
         let up = plan.threads.iter().copied();
-        let order: Vec<usize> = if repeat % 2 == 0 { up.collect() } else { up.rev().collect() };
+        let order: Vec<usize> = if round % 2 == 0 { up.collect() } else { up.rev().collect() };
         for threads in order {
-            samples.push(cell(plan, mounted, threads, repeat)?);
+            guard::check()?;
+            for turn in 0..targets.len() {
+                let target = targets[(turn + round) % targets.len()];
+                samples.push(cell(plan, target, threads, plan.repeats + round)?);
+            }
         }
     }
     Ok(samples)

@@ -1,6 +1,6 @@
 //! What the figures of `commit` come to: tables, plots, claims.
 
-use super::Figures;
+use super::{Figures, Sample};
 use crate::counters::Counters;
 use crate::numbers::{median, quantile, ratio};
 use crate::report::{Axis, Claim, Plot, Table};
@@ -56,23 +56,30 @@ impl Figures {
         self.per_file(kind, threads, settled, |sum| sum.written_bytes as f64 / 1024.0)
     }
 
-    /// `kind`'s rate with `threads` by that with `fewer` in the same repeat, in those of the mount alone too.
-    fn scales(&self, kind: &TargetKind, threads: usize, fewer: usize) -> Vec<f64> {
-        let name = kind.name();
-        let all = || self.samples.iter().chain(&self.scaling).filter(|sample| sample.target == name);
-        let of = |threads: usize, repeat: usize| {
-            let found = all().find(|sample| sample.threads == threads && sample.repeat == repeat);
-            found.map(|sample| sample.files_per_s)
+    /// `one`'s rates by `other`'s in the same repeat, in those of VarveFS and the bare protocol alone too.
+    fn ratios(&self, one: (&TargetKind, usize), other: (&TargetKind, usize)) -> Vec<f64> {
+        let of = |(kind, threads): (&TargetKind, usize)| {
+            let name = kind.name();
+            let all = self.samples.iter().chain(&self.more);
+            all.filter(move |sample| sample.target == name && sample.threads == threads)
         };
-        let with = all().filter(|sample| sample.threads == threads);
-        with.filter_map(|sample| ratio(sample.files_per_s, of(fewer, sample.repeat)?)).collect()
+        let pair = |sample: &Sample| {
+            let beside = of(other).find(|beside| beside.repeat == sample.repeat)?;
+            ratio(sample.files_per_s, beside.files_per_s)
+        };
+        of(one).filter_map(pair).collect()
     }
 
-    /// The median over the repeats of `one`'s rate by `other`'s in the same repeat.
+    /// Their median.
     fn compare(&self, one: (&TargetKind, usize), other: (&TargetKind, usize)) -> Option<f64> {
-        let pairs = self.rates(one.0, one.1).into_iter().zip(self.rates(other.0, other.1));
-        median(&pairs.filter_map(|(one, other)| ratio(one, other)).collect::<Vec<f64>>())
+        median(&self.ratios(one, other))
     }
+}
+
+/// How many ratios a median stands for, and where half of them lie. `None`: none.
+fn spread(ratios: &[f64]) -> Option<String> {
+    let (low, high) = (quantile(ratios, 0.25)?, quantile(ratios, 0.75)?);
+    Some(format!("median of {}, quartiles {low:.2} and {high:.2}", ratios.len()))
 }
 
 fn cell(value: Option<f64>, digits: usize) -> String {
@@ -178,12 +185,6 @@ pub(super) fn claims(figures: &Figures) -> Vec<Claim> {
         .iter()
         .filter_map(|pair| ratio(pair.varve_ns_per_file, pair.bare_ns_per_file))
         .collect();
-    let spread = match (quantile(&ratios, 0.25), quantile(&ratios, 0.75)) {
-        (Some(low), Some(high)) => {
-            format!("median of {} pairs, quartiles {low:.2} and {high:.2}", ratios.len())
-        }
-        _ => String::new(),
-    };
     claims.push(
         Claim::at_most(
             format!(
@@ -192,7 +193,7 @@ pub(super) fn claims(figures: &Figures) -> Vec<Claim> {
             median(&ratios),
             PAIR_BOUND,
         )
-        .remark(&spread),
+        .remark(&spread(&ratios).unwrap_or_default()),
     );
 
     let many = || figures.threads.iter().copied().filter(|threads| *threads >= 2);
@@ -205,7 +206,8 @@ pub(super) fn claims(figures: &Figures) -> Vec<Claim> {
     let (value, at) = worst(
         many()
             .filter_map(|t| {
-                Some((figures.compare((varve, t), (&TargetKind::Bare, t))?, format!("worst, at T={t}")))
+                let all = figures.ratios((varve, t), (&TargetKind::Bare, t));
+                Some((median(&all)?, format!("worst, T={t} in the same repeat, {}", spread(&all)?)))
             })
             .collect(),
     );
@@ -218,12 +220,8 @@ pub(super) fn claims(figures: &Figures) -> Vec<Claim> {
         let (value, at) = worst(
             ratios
                 .filter_map(|(t, smaller)| {
-                    let all = figures.scales(kind, t, smaller);
-                    let (low, high) = (quantile(&all, 0.25)?, quantile(&all, 0.75)?);
-                    let at = format!(
-                        "worst, T={t} by T={smaller} in the same repeat, median of {}, quartiles {low:.2} and {high:.2}",
-                        all.len()
-                    );
+                    let all = figures.ratios((kind, t), (kind, smaller));
+                    let at = format!("worst, T={t} by T={smaller} in the same repeat, {}", spread(&all)?);
                     Some((median(&all)?, at))
                 })
                 .collect(),
