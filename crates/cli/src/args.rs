@@ -114,9 +114,9 @@ pub struct CreateArgs {
 ///   cache_size=SIZE   memory for metadata that is kept ready [default: 256M]
 ///   dirty_bytes=SIZE  file data that may wait in memory before writers do [default: 128M]
 ///   threads=N         threads that serve requests (through rings it is up to 32 for each processor instead)
-///   norings           do not take requests through rings (FUSE over io_uring), which make calls faster; opposite: rings, as
-///                     is usual where the kernel has them switched on (Linux 6.14; as root:
-///                     echo Y > /sys/module/fuse/parameters/enable_uring, before mounting)
+///   rings             take requests through rings (FUSE over io_uring, Linux 6.14; as root): better for many threads
+///                     at once. The kernel's switch, /sys/module/fuse/parameters/enable_uring, is turned on while the
+///                     mount begins. Without this option: if the switch is on; with norings: never
 ///   fsname=NAME       shown by mount(8) instead of the pool's path
 ///   log=FILE          as --log
 ///

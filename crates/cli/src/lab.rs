@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use varve_lab::target::TargetKind;
 use varve_lab::{Medium, Options, Report, Scale, output};
+use varve_mount::RingSwitch;
 
 use crate::names::Shown;
 use crate::{Outcome, Usage, show};
@@ -46,8 +47,7 @@ pub struct LabArgs {
     /// [default: 30, or as many as --loops if that is less]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=3650))]
     pub days: Option<u32>,
-    /// Have mounts take requests through rings (FUSE over io_uring): the kernel's switch for it is turned on while this
-    /// runs, and put back (root)
+    /// Have mounts take requests through rings (-o rings, FUSE over io_uring; as root)
     #[arg(long)]
     pub rings: bool,
     /// Write the report with every single measurement as JSON (- for standard output)
@@ -94,13 +94,17 @@ pub fn run(args: &LabArgs) -> Result<Outcome> {
     for file in [&args.json, &args.html].into_iter().flatten().filter(|file| *file != Path::new("-")) {
         require_writable(file)?;
     }
-    let _switched = if args.rings { Some(varve_lab::rings::Switched::on()?) } else { None };
+    if args.rings {
+        // Rather no run than one without.
+        drop(RingSwitch::on()?);
+    }
     let words: Vec<_> = std::env::args().collect();
     let options = Options {
         targets: args.on.clone(),
         scale: args.scale,
         loops: args.loops.map(|loops| loops as usize),
         days: args.days.map(u64::from),
+        rings: args.rings,
         medium: Medium::best(),
         directory: args.dir.clone(),
         program: std::env::current_exe().ok(),

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use varve_mount::{AccessTimes, Flags};
+use varve_mount::{AccessTimes, Flags, Rings};
 
 use crate::Usage;
 use crate::size::parse_size;
@@ -41,8 +41,8 @@ pub struct Options {
     pub dirty_bytes_max: u64,
     /// Threads that serve requests.
     pub threads: usize,
-    /// Requests come through rings where the kernel has them.
-    pub rings: bool,
+    /// Whether requests come through rings.
+    pub rings: Rings,
     /// Reads and writes go past the kernel's cache.
     pub direct_io: bool,
     /// Blocks are to be discarded as they become free, which nobody does: a warning says so.
@@ -66,7 +66,7 @@ impl Options {
             cache_bytes: CACHE_BYTES_DEFAULT,
             dirty_bytes_max: DIRTY_BYTES_DEFAULT,
             threads: (2 * cpus).clamp(4, 16),
-            rings: true,
+            rings: Rings::Offered,
             direct_io: false,
             discard: false,
             source: None,
@@ -141,8 +141,8 @@ impl Options {
             ("diratime", None) => flags.no_directory_access_times = false,
             ("nodiratime", None) => flags.no_directory_access_times = true,
             ("allow_other", None) => self.allow_other = true,
-            ("rings", None) => self.rings = true,
-            ("norings", None) => self.rings = false,
+            ("rings", None) => self.rings = Rings::Wanted,
+            ("norings", None) => self.rings = Rings::Never,
             ("direct_io", None) => self.direct_io = true,
             ("cache_size", Some(value)) => self.cache_bytes = size(value)?,
             ("dirty_bytes", Some(value)) => self.dirty_bytes_max = size(value)?,
@@ -211,8 +211,8 @@ mod tests {
         );
         assert_eq!(parse("lazytime,nodiscard,nosymfollow,symfollow"), Ok(defaults.clone()));
         assert_eq!(parse("sync,dirsync,async,nodirsync"), Ok(defaults.clone()));
-        assert_eq!(parse("rings,norings"), Ok(Options { rings: false, ..defaults.clone() }));
-        assert_eq!(parse("norings,rings"), Ok(defaults.clone()));
+        assert_eq!(parse("rings,norings"), Ok(Options { rings: Rings::Never, ..defaults.clone() }));
+        assert_eq!(parse("norings,rings"), Ok(Options { rings: Rings::Wanted, ..defaults.clone() }));
         assert_eq!(parse("discard"), Ok(Options { discard: true, ..defaults.clone() }));
         let read_only = Flags { read_only: true, ..Flags::default() };
         assert_eq!(parse("ro"), Ok(Options { flags: read_only, ..defaults.clone() }));

@@ -75,6 +75,7 @@ fn main() -> Result<()> {
         directory: None,
         program: None,
         command: String::new(),
+        rings: false,
         progress: false,
     };
     let targets = [TargetKind::VarveInProcess, TargetKind::Bare]

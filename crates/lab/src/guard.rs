@@ -74,8 +74,9 @@ impl MountGuard {
     }
 
     /// Mounts a pool by the program `varve`.
-    pub fn varve(program: &Path, pool: &Path, mountpoint: &Path) -> Result<MountGuard> {
-        tool::start(program, &[Path::new("mount"), pool, mountpoint])?;
+    pub fn varve(program: &Path, pool: &Path, mountpoint: &Path, rings: bool) -> Result<MountGuard> {
+        let options: &[&Path] = if rings { &[Path::new("-o"), Path::new("rings")] } else { &[] };
+        tool::start(program, &[&[Path::new("mount"), pool, mountpoint], options].concat())?;
         Ok(MountGuard {
             mountpoint: mountpoint.to_path_buf(),
             end: End::Varve(program.to_path_buf()),

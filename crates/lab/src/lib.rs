@@ -22,7 +22,6 @@ pub mod numbers;
 pub mod options;
 pub mod output;
 pub mod report;
-pub mod rings;
 pub mod target;
 mod tool;
 

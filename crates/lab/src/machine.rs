@@ -1,8 +1,9 @@
 //! Where and from what a report comes: machine, kernel, commit, command.
 
 use serde::Serialize;
+use varve_mount::RingSwitch;
 
-use crate::rings;
+use crate::Options;
 
 /// The part of a report that says how to get it again.
 #[derive(Clone, Debug, Serialize)]
@@ -24,18 +25,18 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// Of this machine, now.
+    /// Of this machine and a run of the lab, now.
     #[must_use]
-    pub fn here(command: &str) -> Provenance {
+    pub fn here(options: &Options) -> Provenance {
         let uname = rustix::system::uname();
         let kernel = format!(
             "{} {} {}{}",
             uname.sysname().to_string_lossy(),
             uname.release().to_string_lossy(),
             uname.machine().to_string_lossy(),
-            match rings::enabled() {
-                Some(true) => ", FUSE over io_uring on",
-                Some(false) => ", FUSE over io_uring off",
+            match RingSwitch::state() {
+                Some(on) if on || options.rings => ", FUSE over io_uring on",
+                Some(_) => ", FUSE over io_uring off",
                 None => "",
             }
         );
@@ -53,7 +54,7 @@ impl Provenance {
             kernel,
             commit: env!("VARVE_LAB_COMMIT").to_owned(),
             build: if cfg!(debug_assertions) { "with debug assertions" } else { "release" }.to_owned(),
-            command: command.to_owned(),
+            command: options.command.clone(),
             started_unix_s: started.as_secs(),
         }
     }

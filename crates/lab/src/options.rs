@@ -68,6 +68,8 @@ pub struct Options {
     pub loops: Option<usize>,
     /// Days of the rotation of snapshots in `aging`, instead of those of the scale; 0 leaves it out.
     pub days: Option<u64>,
+    /// Mounts have the kernel switch FUSE over io_uring on for them.
+    pub rings: bool,
     /// What the disks are made of.
     pub medium: Medium,
     /// Where files behind disks are made; the system's directory for temporary files if not given.

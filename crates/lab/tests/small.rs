@@ -14,6 +14,7 @@ fn options(medium: Medium, targets: Vec<TargetKind>) -> Options {
         directory: None,
         program: None,
         command: "a test".to_owned(),
+        rings: false,
         progress: false,
     }
 }

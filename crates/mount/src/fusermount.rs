@@ -143,7 +143,7 @@ mod tests {
             allow_other: false,
             threads: 1,
             direct_io: false,
-            rings: true,
+            rings: crate::Rings::Offered,
         };
         assert_eq!(words(&options), "fsname=a\\,b,subtype=varve,default_permissions,ro,sync,dirsync");
     }

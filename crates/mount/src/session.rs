@@ -21,6 +21,7 @@ use rustix::mount::UnmountFlags;
 
 use crate::dispatch::Adapter;
 use crate::kernel::device::{self, Device};
+use crate::kernel::switch::RingSwitch;
 use crate::pins::Pins;
 use crate::serve::{Session, Told};
 use crate::trim::Trims;
@@ -47,9 +48,22 @@ pub struct MountOptions {
     pub threads: usize,
     /// Reads and writes go past the kernel's cache, whatever a file is opened with.
     pub direct_io: bool,
-    /// Requests come through rings (FUSE over io_uring) where the kernel has them: then [`MountOptions::threads`] counts for
-    /// nothing, and there are up to 32 threads for each processor.
-    pub rings: bool,
+    /// Whether requests come through rings (FUSE over io_uring): then [`MountOptions::threads`] counts for nothing, and there
+    /// are up to 32 threads for each processor.
+    pub rings: Rings,
+}
+
+/// Whether requests come through rings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Rings {
+    /// No.
+    Never,
+    /// Where the kernel has them switched on.
+    #[default]
+    Offered,
+    /// The kernel has them switched on while the mount begins, and then as before. Where that cannot be, a warning, and
+    /// the mount goes without.
+    Wanted,
 }
 
 /// Why a mount did not come about, or ended badly. The texts hold their causes.
@@ -111,7 +125,15 @@ impl Mounted {
         if !rustix::process::geteuid().is_root() {
             OpenOptions::new().read(true).write(true).open(FUSE_DEVICE).map_err(MountError::NoFuse)?;
         }
-        match Self::start_at(&verbs, &mountpoint, options, options.rings)? {
+        let switched = match options.rings {
+            Rings::Wanted => RingSwitch::on()
+                .inspect_err(|error| tracing::warn!("no rings for requests: {error}; going without"))
+                .ok(),
+            Rings::Never | Rings::Offered => None,
+        };
+        let started = Self::start_at(&verbs, &mountpoint, options, options.rings != Rings::Never)?;
+        drop(switched);
+        match started {
             Started::Mounted(mounted) => Ok(*mounted),
             Started::NoRings(error) => {
                 tracing::warn!(

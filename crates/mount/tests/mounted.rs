@@ -41,7 +41,7 @@ impl TestMount {
             allow_other: false,
             threads: 4,
             direct_io,
-            rings: true,
+            rings: varve_mount::Rings::Offered,
         };
         match Mounted::start(verbs.clone(), directory.path(), &options) {
             Ok(mounted) => {

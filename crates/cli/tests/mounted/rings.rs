@@ -168,3 +168,51 @@ fn the_lab_puts_the_switch_back() {
     assert_eq!(state().trim(), "N");
     drop(held);
 }
+
+/// Goal: `-o rings` gives a mount rings though the kernel has them switched off, also several that begin at once, and the switch
+/// is off again when they have begun; they go on without it. Without the option there are none.
+/// Method: three mounts from three threads, what `varve stats` says, forty threads' work in each, the switch.
+#[test]
+fn wanted_where_the_switch_is_off() {
+    const TEST: &str = "wanted_where_the_switch_is_off";
+    if !can_mount(TEST) || !Path::new(SWITCH).exists() {
+        return;
+    }
+    let Some(held) = Switched::on(TEST) else { return };
+    fs::write(SWITCH, "N").expect("it could be written before");
+    let scratch = Scratch::new("rings-wanted");
+    let begin = |name: &str, options: &[&str]| {
+        let pool = scratch.pool(&format!("pool-{name}"), "256M");
+        Mount::start_with(&pool, &scratch.path(&format!("mnt-{name}")), options)
+    };
+    let mounts: Vec<Mount> = thread::scope(|scope| {
+        let begin = &begin;
+        let threads: Vec<_> =
+            ["a", "b", "c"].map(|name| scope.spawn(move || begin(name, &["-o", "rings"]))).into();
+        threads.into_iter().map(|thread| thread.join().expect("a mount")).collect()
+    });
+    assert_eq!(state().trim(), "N");
+    for mount in &mounts {
+        assert!(through_rings(mount), "{}", mount.point.display());
+        let stop = AtomicBool::new(false);
+        let made: usize = thread::scope(|scope| {
+            let threads: Vec<_> = (0..40)
+                .map(|thread| {
+                    let (point, stop) = (&mount.point, &stop);
+                    scope.spawn(move || work(point, thread, stop).len())
+                })
+                .collect();
+            thread::sleep(Duration::from_millis(200));
+            stop.store(true, Relaxed);
+            threads.into_iter().map(|thread| thread.join().expect("a thread that works")).sum()
+        });
+        assert!(made > 0, "nothing could be made in {}", mount.point.display());
+    }
+    for mount in mounts {
+        mount.unmount();
+    }
+    let without = begin("d", &[]);
+    assert!(!through_rings(&without));
+    without.unmount();
+    drop(held);
+}

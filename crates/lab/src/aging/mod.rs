@@ -157,7 +157,7 @@ pub fn run(options: &Options) -> Result<Report> {
     if let Some(why) = options.targets.iter().find_map(unfit) {
         bail!("{why}");
     }
-    let provenance = Provenance::here(&options.command);
+    let provenance = Provenance::here(options);
     let mut plan = plan(options.scale);
     plan.loops = options.loops.unwrap_or(plan.loops);
     let directory = match &options.directory {

@@ -21,8 +21,8 @@ pub(super) struct Mounted {
 }
 
 impl Mounted {
-    pub fn new(disk: Disk, program: &Path, directory: &Path, fork: ForkKind) -> Result<Mounted> {
-        let target = target::Mounted::new(disk, program, directory)?;
+    pub fn new(disk: Disk, program: &Path, directory: &Path, fork: ForkKind, rings: bool) -> Result<Mounted> {
+        let target = target::Mounted::new(disk, program, directory, rings)?;
         Ok(Mounted { file: None, target, program: program.to_path_buf(), fork })
     }
 

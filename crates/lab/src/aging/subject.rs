@@ -132,7 +132,7 @@ pub(super) fn open(
         TargetKind::VarveInProcess => Box::new(InProcess::new(disk()?, fork)?),
         TargetKind::VarveMounted => {
             let program = options.program.as_deref().context("the program varve is not known")?;
-            Box::new(Mounted::new(disk()?, program, directory, fork)?)
+            Box::new(Mounted::new(disk()?, program, directory, fork, options.rings)?)
         }
         _ => bail!("{} cannot age", kind.name()),
     })

@@ -24,7 +24,7 @@ use serde::Serialize;
 use tempfile::TempDir;
 use varve_device::{AlignedBuf, Device, MemoryDevice};
 use varve_fs::{Caller, Clock, Filesystem, FormatOptions, Profile, ROOT_INODE, StoreOptions, Timestamp};
-use varve_mount::{AccessTimes, Flags, MountOptions, Mounted, Verbs};
+use varve_mount::{AccessTimes, Flags, MountOptions, Mounted, Rings, Verbs};
 
 use crate::guard::{self, MountGuard};
 use crate::machine::Provenance;
@@ -106,7 +106,7 @@ struct Served {
 }
 
 impl Served {
-    fn start<V: Verbs>(verbs: Arc<V>, name: &str, directory: &Path) -> Result<Served> {
+    fn start<V: Verbs>(verbs: Arc<V>, name: &str, directory: &Path, rings: bool) -> Result<Served> {
         let mountpoint = tempfile::Builder::new().prefix(name).tempdir_in(directory)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let options = MountOptions {
@@ -121,7 +121,7 @@ impl Served {
             // As `varve mount` without options.
             threads: (2 * cores).clamp(4, 16),
             direct_io: false,
-            rings: true,
+            rings: if rings { Rings::Wanted } else { Rings::Offered },
         };
         let mounted = Mounted::start(verbs, mountpoint.path(), &options)?;
         let root = mounted.mountpoint().to_path_buf();
@@ -236,7 +236,7 @@ pub fn run(options: &Options) -> Result<Report> {
     if !options.targets.is_empty() {
         bail!(NO_TARGETS);
     }
-    let provenance = Provenance::here(&options.command);
+    let provenance = Provenance::here(options);
     if let Some(missing) = missing() {
         bail!("nothing can be mounted: {missing}");
     }
@@ -256,8 +256,8 @@ pub fn run(options: &Options) -> Result<Report> {
         let pinned = Pinned::new()?;
         pinned.serve(place)?;
         let fs = varve(rounds * calls)?;
-        let null = Served::start(Arc::new(NullFs::new(FILE_BYTES)), "null", directory.path())?;
-        let mounted = Served::start(fs.clone(), "varve", directory.path())?;
+        let null = Served::start(Arc::new(NullFs::new(FILE_BYTES)), "null", directory.path(), options.rings)?;
+        let mounted = Served::start(fs.clone(), "varve", directory.path(), options.rings)?;
         pinned.call()?;
         for round in 0..rounds {
             guard::check()?;

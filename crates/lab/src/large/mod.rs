@@ -111,7 +111,7 @@ pub fn unfit(kind: &TargetKind) -> Option<String> {
 
 /// Runs the experiment.
 pub fn run(options: &Options) -> Result<Report> {
-    let provenance = Provenance::here(&options.command);
+    let provenance = Provenance::here(options);
     let plan = plan(options.scale);
     let directory = match &options.directory {
         Some(directory) => tempfile::Builder::new().prefix("varve-lab-").tempdir_in(directory),

@@ -138,7 +138,9 @@ impl TargetKind {
         let disk = Disk::new(options.medium, directory, &name, size_bytes, fill)?;
         Ok(match (self, &options.program) {
             (TargetKind::VarveInProcess, _) => Box::new(varve::InProcess::new(disk)?),
-            (TargetKind::VarveMounted, Some(program)) => Box::new(Mounted::new(disk, program, directory)?),
+            (TargetKind::VarveMounted, Some(program)) => {
+                Box::new(Mounted::new(disk, program, directory, options.rings)?)
+            }
             (TargetKind::Bare, _) => Box::new(Bare::new(disk)?),
             _ => Box::new(Kernel::new(self, disk, directory)?),
         })

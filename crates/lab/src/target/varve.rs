@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 use varvefs::OpenOptions;
 
@@ -61,6 +61,7 @@ pub(crate) struct Mounted {
     mountpoint: TempDir,
     disk: Disk,
     program: PathBuf,
+    rings: bool,
 }
 
 impl Mounted {
@@ -69,24 +70,31 @@ impl Mounted {
         self.mountpoint.path()
     }
 
-    pub fn new(disk: Disk, program: &Path, directory: &Path) -> Result<Mounted> {
+    pub fn new(disk: Disk, program: &Path, directory: &Path, rings: bool) -> Result<Mounted> {
         let pool = disk.path().context("a mount needs a device or a file")?;
         tool::run(program, &[Path::new("create"), Path::new("--force"), pool])?;
         let mountpoint = tempfile::Builder::new().prefix("varve").tempdir_in(directory)?;
-        let mount = MountGuard::varve(program, pool, mountpoint.path())?;
+        let mount = MountGuard::varve(program, pool, mountpoint.path(), rings)?;
+        if rings {
+            let stats = [Path::new("stats"), Path::new("--json"), mountpoint.path()];
+            let stats: serde_json::Value = serde_json::from_str(&tool::run(program, &stats)?)?;
+            // Rather no figures than others.
+            ensure!(stats["rings"] == true, "the mount has no rings; what it said stands above");
+        }
         Ok(Mounted {
             tree: Tree::new(mountpoint.path()),
             mount,
             mountpoint,
             disk,
             program: program.to_path_buf(),
+            rings,
         })
     }
 }
 
 impl Target for Mounted {
     fn about(&self) -> String {
-        "varve create, varve mount, defaults".to_owned()
+        format!("varve create, varve mount, {}", if self.rings { "-o rings" } else { "defaults" })
     }
     fn counters(&self) -> Result<Option<Counters>> {
         self.disk.counters()

@@ -16,6 +16,7 @@ pub mod listing;
 pub mod reply;
 pub mod request;
 pub mod ring;
+pub mod switch;
 
 /// Largest write (and read) in one request, in bytes.
 pub const WRITE_BYTES_MAX: usize = 1 << 20;

@@ -32,7 +32,7 @@ fn mount_options(source: &str) -> MountOptions {
         allow_other: true,
         threads: 4,
         direct_io: false,
-        rings: true,
+        rings: varve_mount::Rings::Offered,
     }
 }
 
