@@ -270,6 +270,8 @@ fn sample(
     target.settle()?;
     let settled = target.counters()?;
     load::remove(target, directory, &done)?;
+    // What it puts off is not left to the next.
+    target.settle()?;
     let since = |now: Option<Counters>| Some(now? - before?);
     Ok(Sample {
         target: kind.name(),
