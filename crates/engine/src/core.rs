@@ -19,8 +19,8 @@ use crate::space::{Space, Urgency};
 use crate::transaction::{Data, Op, Transaction};
 use crate::tree::node::{Link, Node};
 use crate::tree::{
-    Asked, Change, Forecast, Miss, Mutation, NodeCache, NodeSource, Pins, Replaced, SPARE_NODES, Step, Tree,
-    resident, step,
+    Asked, Change, Forecast, Miss, Mutation, NodeCache, NodeSource, Pins, Replaced, Route, SPARE_NODES, Step,
+    Tree, resident, step,
 };
 use crate::version::keyframe;
 
@@ -162,6 +162,8 @@ pub struct Core {
     /// What lists of steps and of runs were made in, for the next transaction: nothing is in them.
     pub spare_steps: Vec<Step<'static>>,
     pub spare_runs: Vec<Run>,
+    /// The ways of its steps.
+    pub route: Route,
 }
 
 /// Room in those that is kept, in steps and runs.
@@ -232,16 +234,26 @@ impl Core {
         if let Some(first) = first.filter(|_| freed > self.space.data) {
             return Err(Obstacle::Blocks(first));
         }
-        let mut asked =
-            Asked { generation: self.generation, cache, pins: nodes, forecast: Forecast::default() };
+        self.route.clear();
+        let mut asked = Asked {
+            generation: self.generation,
+            cache,
+            pins: nodes,
+            forecast: Forecast::default(),
+            route: &mut self.route,
+        };
         step::sort(&mut steps);
         for of_tree in steps.chunk_by_mut(|a, b| a.tree == b.tree) {
             self.trees[of_tree[0].tree.0 as usize - 1]
                 .prepare(of_tree, &mut asked)
                 .map_err(Obstacle::Node)?;
         }
-        steps.retain(|step| !matches!(step.change, Change::Nothing));
         let forecast = asked.forecast;
+        let all = steps.len();
+        steps.retain(|step| !matches!(step.change, Change::Nothing));
+        if steps.len() < all {
+            self.route.clear();
+        }
         // The splits twice: they are forecast exactly, and what a file had set aside counts on the room that is left between.
         Ok(((forecast.dirtied + 2 * forecast.added) * self.space.copies, steps))
     }
@@ -282,11 +294,13 @@ impl Core {
             spare,
             replay,
             right: Vec::new(),
+            route: std::mem::take(&mut self.route),
         };
         for of_tree in steps.chunk_by(|a, b| a.tree == b.tree) {
             self.trees[of_tree[0].tree.0 as usize - 1].change(&mut m, of_tree);
         }
         let delta = m.dirty_delta;
+        self.route = m.route;
         for op in ops {
             match op {
                 Op::Put { .. } | Op::Delete { .. } => {}

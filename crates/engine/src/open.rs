@@ -28,7 +28,7 @@ use crate::space::Space;
 use crate::space::bits::{Bits, PAGE_BITS, PAGE_WORDS};
 use crate::store::{Background, Counters, Store};
 use crate::tree::node::Link;
-use crate::tree::{NodeSource, Tree};
+use crate::tree::{NodeSource, Route, Tree};
 use crate::unchanged::LogEnd;
 use crate::version::Keyframes;
 
@@ -63,6 +63,7 @@ impl Store {
             spare: None,
             spare_steps: Vec::new(),
             spare_runs: Vec::new(),
+            route: Route::default(),
             log: LogTail {
                 head: superblock.log_start,
                 start: superblock.log_start,
@@ -164,6 +165,7 @@ impl Store {
             spare: None,
             spare_steps: Vec::new(),
             spare_runs: Vec::new(),
+            route: Route::default(),
             log: LogTail {
                 head,
                 start: superblock.log_start,

@@ -297,6 +297,23 @@ impl Leaf {
         }
         encoded_bytes(n, n, self.live_bytes + bytes, prefix)
     }
+    /// Whether it fits into a block.
+    pub fn fits(&self) -> bool {
+        // As a rule it does whatever else the keys have in common, and no key is looked at.
+        self.len() == 0 || self.bytes_at_most(0, 0) <= BLOCK_BYTES || self.encoded_bytes() <= BLOCK_BYTES
+    }
+    /// Whether it does with more entries; see [`Leaf::bytes_with`].
+    pub fn fits_with(&self, count: usize, bytes: usize, first: &[u8], last: &[u8]) -> bool {
+        let prefix = self.entries.prefix.as_slice();
+        let alike = self.len() > 0 && first.starts_with(prefix) && last.starts_with(prefix);
+        (alike && self.bytes_at_most(count, bytes) <= BLOCK_BYTES)
+            || self.bytes_with(count, bytes, first, last) <= BLOCK_BYTES
+    }
+    /// Bytes on disk, at most, with so many entries more whose keys begin with the prefix, too. There is one entry at least.
+    fn bytes_at_most(&self, count: usize, bytes: usize) -> usize {
+        let n = self.len() + count;
+        encoded_bytes(n, n, self.live_bytes + bytes, self.entries.prefix.len())
+    }
     /// Bytes of the largest entry, with its whole key.
     pub fn largest_entry_bytes(&self) -> usize {
         let lens = self.entries.slots.iter().map(|s| s.len());

@@ -13,6 +13,7 @@ mod mutate;
 pub mod node;
 mod place;
 mod prepare;
+mod route;
 pub mod step;
 #[cfg(test)]
 mod tests;
@@ -35,6 +36,7 @@ pub const NODE_MEMORY_BYTES: u64 = 6 << 10;
 pub use join::SPARE_NODES;
 pub use mutate::{Mutation, Replaced};
 pub use prepare::{Asked, Forecast};
+pub use route::Route;
 pub use step::{Change, Step};
 
 /// A tree: its root and height.

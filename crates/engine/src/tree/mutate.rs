@@ -21,7 +21,7 @@ use varve_format::root::NodePtr;
 use super::join::SPARE_OF_ONE;
 use super::node::{Body, Interior, Leaf, Link, Node};
 use super::step::{Change, Step, in_front};
-use super::{NodeCache, Pins, Tree, resident};
+use super::{NodeCache, Pins, Route, Tree, resident};
 use crate::key::Key;
 
 /// A node of an earlier state that the present one no longer refers to.
@@ -52,6 +52,8 @@ pub struct Mutation<'a> {
     pub replay: bool,
     /// What a split on its way up puts beside the node that was split.
     pub right: Vec<(Key, Link)>,
+    /// The ways of the steps as [`Tree::prepare`] noted them, or nothing if steps were left out since.
+    pub route: Route,
 }
 
 /// What steps have left of a node.
@@ -81,6 +83,7 @@ impl Tree {
     /// Does `steps`, which are sorted, all of this tree, and without [`Change::Nothing`]. [`Tree::prepare`] has succeeded for
     /// them.
     pub fn change(&mut self, m: &mut Mutation<'_>, mut steps: &[Step<'_>]) {
+        m.route.follow_tree();
         while !steps.is_empty() {
             let root = self.root.get_or_insert_with(|| {
                 self.height = 1;
@@ -91,6 +94,7 @@ impl Tree {
             match went.remains {
                 Remains::Most | Remains::Less => {}
                 Remains::Nothing => {
+                    m.route.lose();
                     let gone = self.root.take().expect("the root was there a moment ago");
                     m.forget(gone);
                     self.height = 0;
@@ -246,16 +250,20 @@ impl Mutation<'_> {
             match step.change {
                 Change::Put(value) => {
                     let at = leaf.put(step.key, value);
-                    if leaf.encoded_bytes() > BLOCK_BYTES && !std::mem::replace(&mut shrunk, true) {
+                    if leaf.fits() {
+                        continue;
+                    }
+                    if !std::mem::replace(&mut shrunk, true) {
                         // These come again, and find that they are done.
                         shrink(leaf, &steps[done + 1..]);
                     }
-                    if leaf.encoded_bytes() > BLOCK_BYTES {
+                    if !leaf.fits() {
                         let from = self.from(leaf, at, edge);
                         let right = leaf.split_off(from);
                         let mut out = Vec::new();
                         self.split_leaf(leaf, right, &mut out);
                         self.right = out;
+                        self.route.lose();
                         return Went { steps: done + 1, remains: Remains::Split };
                     }
                 }
@@ -282,8 +290,13 @@ impl Mutation<'_> {
         let mut less = Vec::new();
         while done < steps.len() {
             let rest = &steps[done..];
-            let i = n.child_index(rest[0].key);
-            let here = &rest[..in_front(rest, n.keys().get(i + 1))];
+            let search = || {
+                let i = n.child_index(rest[0].key);
+                (i, in_front(rest, n.keys().get(i + 1)))
+            };
+            let (i, count) = self.route.follow().unwrap_or_else(search);
+            debug_assert_eq!((i, count), search(), "the way as it was prepared");
+            let here = &rest[..count];
             let edge = edge && i + 1 == n.children.len();
             let went = self.change_below(&mut n.children[i], edge, here);
             done += went.steps;
@@ -291,6 +304,7 @@ impl Mutation<'_> {
                 Remains::Most => {}
                 Remains::Less => less.push(i),
                 Remains::Nothing => {
+                    self.route.lose();
                     let gone = n.remove(i);
                     self.forget(gone);
                     fewer = true;

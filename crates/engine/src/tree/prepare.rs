@@ -13,7 +13,7 @@ use varve_format::{BLOCK_BYTES, KEY_BYTES_MAX};
 
 use super::node::{Body, Leaf, Link, Node};
 use super::step::{Change, Step, in_front};
-use super::{Miss, NodeCache, Pins, Tree, hold};
+use super::{Miss, NodeCache, Pins, Route, Tree, hold};
 use crate::key::{Key, compare};
 
 /// What a transaction will need at most.
@@ -25,7 +25,7 @@ pub struct Forecast {
     pub added: u64,
 }
 
-/// What [`Tree::prepare`] is asked, and the two things it collects.
+/// What [`Tree::prepare`] is asked, and the three things it collects.
 pub struct Asked<'a> {
     /// The checkpoint generation that dirty nodes belong to.
     pub generation: u64,
@@ -36,6 +36,8 @@ pub struct Asked<'a> {
     /// What all of it will need. What joining underfull nodes takes is not in it: that is done if there is room
     /// ([`super::Mutation::spare`]).
     pub forecast: Forecast,
+    /// The ways that they will go.
+    pub route: &'a mut Route,
 }
 
 /// What steps do to a node.
@@ -145,6 +147,14 @@ impl Outcome {
     }
 }
 
+impl Step<'_> {
+    /// Whether it makes an entry larger, or one more.
+    fn grows(&self, leaf: &Leaf) -> bool {
+        let Change::Put(value) = self.change else { return false };
+        leaf.find(self.key).map_or(true, |at| value.len() > leaf.value(at).len())
+    }
+}
+
 impl Below {
     /// What `steps` do to `leaf`. Those that delete what is not there become [`Change::Nothing`].
     fn leaf(leaf: &Leaf, steps: &mut [Step<'_>]) -> Below {
@@ -164,7 +174,8 @@ impl Below {
         }
         // As a rule there is room, whatever is replaced and goes.
         if let Some((first, last)) = ends
-            && leaf.bytes_with(count, bytes, first, last) > BLOCK_BYTES
+            && !leaf.fits_with(count, bytes, first, last)
+            && steps.iter().any(|step| step.grows(leaf))
         {
             let outcome = Outcome::of(leaf, steps);
             (below.splits, below.ends) = (outcome.splits(leaf), outcome.ends);
@@ -177,6 +188,7 @@ impl Tree {
     /// Adds to the forecast what `steps` will need, which are sorted and all of this tree. Those that delete what is not
     /// there become [`Change::Nothing`].
     pub fn prepare(&self, steps: &mut [Step<'_>], asked: &mut Asked<'_>) -> Result<(), Miss> {
+        asked.route.note_tree();
         let below = match &self.root {
             Some(root) => self.prepare_below(root, self.height - 1, steps, asked)?,
             None => {
@@ -217,6 +229,7 @@ impl Tree {
                 while let Some(first) = steps.first() {
                     let i = n.child_index(first.key);
                     let count = in_front(steps, n.keys().get(i + 1));
+                    asked.route.note(i, count);
                     let (here, behind) = std::mem::take(&mut steps).split_at_mut(count);
                     let child = self.prepare_below(&n.children[i], level - 1, here, asked)?;
                     below.touched |= child.touched;
@@ -226,7 +239,9 @@ impl Tree {
                     }
                     steps = behind;
                 }
-                if let (1.., Some(ends)) = (added, wider(below.ends, n.ends())) {
+                if added > 0
+                    && let Some(ends) = wider(below.ends, n.ends())
+                {
                     let prefix = common_prefix(&ends.0, &ends.1);
                     let bytes = n.bytes_with_prefix(prefix) + added * (INTERIOR_ENTRY_BYTES_MAX - prefix);
                     below = Below { splits: interior_splits(bytes), ends: Some(ends), ..below };

@@ -108,21 +108,25 @@ fn mutation<'a>(
     pins: &'a mut Pins,
     replaced: &'a mut Vec<Replaced>,
 ) -> Mutation<'a> {
-    Mutation { generation, cache, pins, replaced, dirty_delta: 0, spare: 0, replay: false, right: Vec::new() }
+    let (right, route) = (Vec::new(), Route::default());
+    Mutation { generation, cache, pins, replaced, dirty_delta: 0, spare: 0, replay: false, right, route }
 }
 
-/// Prepares `steps`, with whatever must be read for that.
+/// Prepares `steps`, with whatever must be read for that. Gives what they will need, and their ways.
 fn prepared(
     tree: &Tree,
     steps: &mut [Step<'_>],
     generation: u64,
     cache: &NodeCache,
     (disk, pins): (&Disk, &mut Pins),
-) -> Forecast {
+) -> (Forecast, Route) {
+    let mut route = Route::default();
     loop {
-        let mut asked = Asked { generation, cache, pins: &mut *pins, forecast: Forecast::default() };
+        route.clear();
+        let (pins, route_of) = (&mut *pins, &mut route);
+        let mut asked = Asked { generation, cache, pins, forecast: Forecast::default(), route: route_of };
         match tree.prepare(steps, &mut asked) {
-            Ok(()) => return asked.forecast,
+            Ok(()) => return (asked.forecast, route),
             Err(miss) => {
                 let node = disk.load(miss, tree).expect("on disk");
                 pins.insert(miss.ptr.addr[0].0, node);
@@ -150,7 +154,7 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
         let mut pins = Pins::new();
         let change = if put { Change::Put(&value) } else { Change::Delete };
         let mut one = [Step { tree: tree.id, key: &key, change }];
-        let forecast = prepared(&tree, &mut one, generation, &cache, (&disk, &mut pins));
+        let (forecast, route) = prepared(&tree, &mut one, generation, &cache, (&disk, &mut pins));
         let there = one[0].change != Change::Nothing;
         assert_eq!(there, put || model.contains_key(&key), "seed {seed} step {step}");
         let mut replaced = Vec::new();
@@ -163,6 +167,7 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
             spare: SPARE_NODES,
             replay: false,
             right: Vec::new(),
+            route,
         };
         if there {
             tree.change(&mut m, &one);
@@ -320,6 +325,7 @@ impl Loose {
             spare,
             replay: false,
             right: Vec::new(),
+            route: Route::default(),
         };
         change(&mut self.tree, &mut m);
         self.nodes += m.dirty_delta;

@@ -64,14 +64,18 @@ impl Beside {
         }
         step::sort(&mut steps);
         let mut pins = Pins::new();
-        let forecast =
+        let (forecast, mut route) =
             prepared(&self.tree, &mut steps, self.generation, &self.cache, (&self.disk, &mut pins));
         for step in &steps {
             let nothing = step.change == Change::Delete || step.change == Change::Nothing;
             let nothing = nothing && !self.model.contains_key(step.key);
             assert_eq!(step.change == Change::Nothing, nothing);
         }
+        let all = steps.len();
         steps.retain(|step| step.change != Change::Nothing);
+        if steps.len() < all {
+            route.clear();
+        }
         let mut replaced = Vec::new();
         let (spare, replay) = match how {
             How::Spare(spare) => (spare, false),
@@ -86,6 +90,7 @@ impl Beside {
             spare,
             replay,
             right: Vec::new(),
+            route,
         };
         self.tree.change(&mut m, &steps);
         let (made, most) = (m.dirty_delta, (forecast.dirtied + forecast.added + spare - m.spare) as i64);
