@@ -10,6 +10,7 @@
 //! trying); the topology of subvolumes; gates; inodes in ascending order; families of data; dirty list; engine. A turn is never
 //! waited for while holding an inode or a gate. Who waits while a file is still ([`Still`]) holds none of these.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -22,8 +23,10 @@ use crate::subvolume::{Change, Slot};
 use crate::writeback::pages::DirtyPages;
 
 const SHARDS: usize = 16;
-/// States a shard keeps beyond those in use before it lets the unused ones go.
+/// States that a shard has before it lets unused ones go.
 const UNUSED_PER_SHARD_MAX: usize = 1024;
+/// How many of its oldest it looks at for each new one then. So no more are unused than are in use, or were when they were looked at.
+const OLDEST_LOOKED_AT: usize = 2;
 
 /// Where an inode is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -315,41 +318,73 @@ impl InodeState {
     }
 }
 
-type Shard = Numbered<u64, Arc<InodeState>>;
+/// A part of the inodes in use.
+#[derive(Default)]
+struct Shard {
+    states: Numbered<u64, Arc<InodeState>>,
+    /// Their numbers, each once; in front those that came, or were looked at, first.
+    oldest: VecDeque<u64>,
+}
+
+impl Shard {
+    /// The state of `ino`, made if there is none.
+    fn state(&mut self, ino: InodeId) -> Arc<InodeState> {
+        if let Some(state) = self.states.get(&ino.0) {
+            return state.clone();
+        }
+        let mut unused = None;
+        if self.states.len() >= UNUSED_PER_SHARD_MAX {
+            for _ in 0..OLDEST_LOOKED_AT {
+                unused = self.take_unused().or(unused);
+            }
+        }
+        // The memory of one that goes is there for the one that comes.
+        let state = match unused.as_mut().and_then(Arc::get_mut) {
+            Some(old) => {
+                *old = InodeState::new(ino);
+                unused.take()
+            }
+            None => None,
+        };
+        let state = state.unwrap_or_else(|| Arc::new(InodeState::new(ino)));
+        self.states.insert(ino.0, state.clone());
+        self.oldest.push_back(ino.0);
+        state
+    }
+
+    /// Takes out the oldest if it is not in use.
+    fn take_unused(&mut self) -> Option<Arc<InodeState>> {
+        let ino = self.oldest.pop_front()?;
+        if self.states.get(&ino).is_some_and(in_use) {
+            self.oldest.push_back(ino);
+            return None;
+        }
+        self.states.remove(&ino)
+    }
+}
 
 /// All inodes in use.
 #[derive(Default)]
 pub(crate) struct InodeTable {
-    shards: [Mutex<(Shard, usize)>; SHARDS],
+    shards: [Mutex<Shard>; SHARDS],
 }
 
 impl InodeTable {
-    /// The state of `ino`, made if there is none. Bound: what is in use, and twice [`UNUSED_PER_SHARD_MAX`] a shard.
+    /// The state of `ino`, made if there is none. Bound: twice as many as are in use, or [`UNUSED_PER_SHARD_MAX`] a shard.
     pub(crate) fn state(&self, ino: InodeId) -> Arc<InodeState> {
-        let mut shard = self.shards[ino.0 as usize % SHARDS].lock();
-        let (map, sweep_at) = &mut *shard;
-        if let Some(state) = map.get(&ino.0) {
-            return state.clone();
-        }
-        if map.len() >= (*sweep_at).max(UNUSED_PER_SHARD_MAX) {
-            map.retain(|_, state| in_use(state));
-            *sweep_at = map.len() * 2;
-        }
-        let state = Arc::new(InodeState::new(ino));
-        map.insert(ino.0, state.clone());
-        state
+        self.shards[ino.0 as usize % SHARDS].lock().state(ino)
     }
 
     /// The state of `ino`, if there is one.
     pub(crate) fn known(&self, ino: InodeId) -> Option<Arc<InodeState>> {
-        self.shards[ino.0 as usize % SHARDS].lock().0.get(&ino.0).cloned()
+        self.shards[ino.0 as usize % SHARDS].lock().states.get(&ino.0).cloned()
     }
 
     /// Every inode that is open, and how often.
     pub(crate) fn open(&self) -> Vec<(InodeId, u32)> {
         let mut open = Vec::new();
         for shard in &self.shards {
-            let states: Vec<_> = shard.lock().0.values().cloned().collect();
+            let states: Vec<_> = shard.lock().states.values().cloned().collect();
             for state in states {
                 let opens = state.inner.read().opens;
                 if opens > 0 {
@@ -364,7 +399,7 @@ impl InodeTable {
     pub(crate) fn each_of(&self, slot: Slot, mut each: impl FnMut(&Arc<InodeState>)) {
         for shard in &self.shards {
             let states: Vec<_> =
-                shard.lock().0.values().filter(|state| Slot::of(state.ino) == slot).cloned().collect();
+                shard.lock().states.values().filter(|state| Slot::of(state.ino) == slot).cloned().collect();
             states.iter().for_each(&mut each);
         }
     }
@@ -377,4 +412,50 @@ fn in_use(state: &Arc<InodeState>) -> bool {
     }
     let inner = state.inner.read();
     inner.opens > 0 || !inner.pages.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: who is in use keeps the state there is, whoever comes finds a new one, and unused ones are bounded. Method: many more
+    // inodes than a table keeps, each with marks of its own; every fifth held, every seventh open.
+    #[test]
+    fn unused_states_make_room() {
+        let table = InodeTable::default();
+        let all = 6 * (SHARDS * UNUSED_PER_SHARD_MAX) as u64;
+        let mut held = Vec::new();
+        for ino in 1..=all {
+            let state = table.state(InodeId(ino));
+            {
+                let mut inner = state.inner.write();
+                assert_eq!((state.ino, inner.presence, inner.size), (InodeId(ino), Presence::Unloaded, 0));
+                assert_eq!((inner.opens, inner.owned_by, inner.record.size), (0, VersionId(0), 0));
+                assert!(!state.known_directory() && state.dirty_from() == 0, "inode {ino} is as new");
+                inner.install(blank_record(InodeKind::Directory), VersionId(ino), Presence::Live);
+                inner.size = ino;
+                inner.opens = u32::from(ino % 7 == 0);
+            }
+            state.note_kind(InodeKind::Directory);
+            state.set_dirty_from(ino);
+            if ino % 5 == 0 {
+                held.push(state);
+            }
+        }
+        let in_use = (1..=all).filter(|ino| ino % 5 == 0 || ino % 7 == 0).count();
+        let states: usize = table.shards.iter().map(|shard| shard.lock().states.len()).sum();
+        assert!(states >= in_use && states <= 2 * in_use, "{states} states, {in_use} in use");
+        for shard in &table.shards {
+            let shard = shard.lock();
+            assert_eq!(shard.oldest.len(), shard.states.len(), "each is listed once");
+            assert!(shard.oldest.iter().all(|ino| shard.states.contains_key(ino)));
+        }
+        for state in held {
+            let found = table.known(state.ino).expect("it is held");
+            assert!(Arc::ptr_eq(&found, &state) && found.inner.read().size == state.ino.0);
+        }
+        for ino in (7..=all).step_by(7) {
+            assert_eq!(table.state(InodeId(ino)).inner.read().size, ino, "it is open");
+        }
+    }
 }
