@@ -185,34 +185,72 @@ impl Family {
         stays
     }
 
-    /// A holder who sees all that `stays` of version `id` in a place and is not far below it; see [`Family::stays`].
-    pub(super) fn viewer(
+    /// The youngest of them.
+    pub(super) fn youngest(&self) -> VersionId {
+        self.versions.last_key_value().map_or(VersionId(0), |(id, _)| *id)
+    }
+
+    /// Holders, up to `max` and not far below it, who together see all that `stays` of version `id` in a place, if so many do; see
+    /// [`Family::stays`]. `choose` gives any number below that which it is given: each of them is as likely as the others.
+    pub(super) fn viewers(
         &self,
         id: VersionId,
         own: &BTreeMap<VersionKey, Own>,
         stays: &BTreeMap<VersionKey, Own>,
         below: &dyn Fn(u64) -> Blocks,
-    ) -> Option<VersionId> {
-        let wanted = stays.get(&self.versions.get(&id)?.key)?.all();
-        let sees = |holder: &VersionRecord| {
-            let mut at = holder;
+        (max, choose): (usize, &mut dyn FnMut(u64) -> u64),
+    ) -> Vec<VersionId> {
+        let wanted = self.versions.get(&id).and_then(|version| stays.get(&version.key));
+        let mut left = wanted.map_or(Blocks::NONE, |own| own.all());
+        let sees = |holder: &VersionRecord, wanted: Blocks| {
+            let (mut at, mut seen) = (holder, wanted);
             for _ in 0..STEPS_MAX {
-                let hidden = own.get(&at.key).map_or(Blocks::NONE, |own| own.all());
-                let limited = at.limit != NO_LIMIT && !wanted.without(below(at.limit)).is_empty();
-                let Some(parent) =
-                    at.parent.filter(|p| *p >= id && hidden.and(wanted).is_empty() && !limited)
-                else {
-                    return false;
-                };
-                if parent == id {
-                    return true;
+                seen = seen.without(own.get(&at.key).map_or(Blocks::NONE, |own| own.all()));
+                if at.limit != NO_LIMIT {
+                    seen = seen.and(below(at.limit));
                 }
-                let Some(next) = self.versions.get(&parent) else { return false };
-                at = next;
+                match at.parent.filter(|parent| *parent >= id && !seen.is_empty()) {
+                    Some(parent) if parent == id => return seen,
+                    Some(parent) => match self.versions.get(&parent) {
+                        Some(next) => at = next,
+                        None => break,
+                    },
+                    None => break,
+                }
             }
-            false
+            Blocks::NONE
         };
-        let younger = self.versions.range(VersionId(id.0.saturating_add(1))..);
-        younger.filter(|(_, version)| version.refs > 0).find(|(_, version)| sees(version)).map(|(at, _)| *at)
+        let mut chosen = Vec::new();
+        while chosen.len() < max && !left.is_empty() {
+            // Of those who see all of it so many as there is room for, or else one of those who see some. Each takes the place of one
+            // before it with the chance that makes all as likely (reservoir sampling; Knuth, "The Art of Computer Programming",
+            // volume 2, 3.4.2, algorithm R).
+            let (mut all, mut some, mut met) = (Vec::new(), None, [0; 2]);
+            let room = max - chosen.len();
+            let younger = self.versions.range(VersionId(id.0.saturating_add(1))..);
+            for (at, version) in younger.filter(|(_, version)| version.refs > 0) {
+                let seen = sees(version, left);
+                if seen == left {
+                    met[0] += 1;
+                    match choose(met[0]) as usize {
+                        _ if all.len() < room => all.push(*at),
+                        place if place < room => all[place] = *at,
+                        _ => {}
+                    }
+                } else if !seen.is_empty() {
+                    met[1] += 1;
+                    if choose(met[1]) == 0 {
+                        some = Some((*at, seen));
+                    }
+                }
+            }
+            let Some((at, seen)) = some.filter(|_| all.is_empty()) else {
+                chosen.extend(all);
+                break;
+            };
+            chosen.push(at);
+            left = left.without(seen);
+        }
+        chosen
     }
 }

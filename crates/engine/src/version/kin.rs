@@ -5,6 +5,11 @@
 //! first, and the one that was the answer the last time before all others; only when none of them sees it, the family is
 //! read as a whole, and mostly something goes then. What is remembered is a hint: it is asked anew each time, and
 //! nothing depends on it but the time it takes.
+//!
+//! Which holders are remembered is left to chance. Those who hide something do it one after the other in some order; the
+//! first in ours who still sees it would be the next of them in most, and who comes late finds none near it. One chosen
+//! by chance outlives half of those who are left, whatever their order: of n holders, a family is read some log n times.
+//! What different holders see of one place takes several of them.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,14 +24,54 @@ use super::{Planted, Read, Result, planted};
 const ASKED_MAX: usize = 64;
 /// Versions between a holder and the one that is rechecked, when a few are asked.
 pub(super) const STEPS_MAX: usize = 8;
+/// Of these, chosen by chance among all, when it is known how far they go.
+const CHOSEN_MAX: usize = 16;
+/// Holders remembered of a version.
+const WITNESSES_MAX: usize = 8;
 /// Records looked at for the best of the children of a version.
 const CHILDREN_MAX: usize = 256;
 /// Hints kept: all are dropped when there are more.
 const HINTS_MAX: usize = 4096;
 
-/// Of versions that were rechecked a holder who sees what they have. Kept from step to step, or not.
+/// Of versions that were rechecked holders who see what they have. Kept from step to step, or not.
 #[derive(Default, Debug)]
-pub(super) struct Witnesses(HashMap<(FamilyId, VersionId), VersionId>);
+pub(super) struct Witnesses {
+    hints: HashMap<(FamilyId, VersionId), Hint>,
+    /// What the next choice comes from. The same choices each time: they need not surprise anybody.
+    chance: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Hint {
+    /// In front those that were an answer last.
+    witnesses: Vec<VersionId>,
+    /// The youngest version of the family that was met.
+    youngest: VersionId,
+}
+
+impl Witnesses {
+    /// A number below `many`, which is not 0.
+    fn choose(&mut self, many: u64) -> u64 {
+        // SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
+        self.chance = self.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.chance;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ mixed >> 31) % many
+    }
+}
+
+/// Whether somebody sees what a version has in a place, while a few are asked.
+struct Asking<'a> {
+    id: VersionId,
+    /// What nobody has said to see yet.
+    left: Blocks,
+    asked: usize,
+    /// Who sees something that those before do not.
+    found: Vec<VersionId>,
+    own: &'a mut dyn FnMut(VersionKey) -> Result<Own>,
+    below: &'a dyn Fn(u64) -> Blocks,
+}
 
 /// A family as one step of the reaper sees it.
 pub(super) struct Kin<'a> {
@@ -94,60 +139,69 @@ impl<'a> Kin<'a> {
         own: &mut dyn FnMut(VersionKey) -> Result<Own>,
         below: &dyn Fn(u64) -> Blocks,
     ) -> Result<bool> {
-        let hint = self.witnesses.0.get(&(self.family, id)).copied();
-        let (mut left, mut asked) = (wanted, 0);
-        let mut from = hint.unwrap_or(after(id));
+        let hint = self.witnesses.hints.get(&(self.family, id)).cloned();
+        let mut asking = Asking { id, left: wanted, asked: 0, found: Vec::new(), own, below };
+        let mut from = after(id);
+        if let Some(Hint { witnesses, youngest }) = &hint {
+            // The last answers, and then any.
+            let mut answers = witnesses.iter().copied();
+            while asking.asked < CHOSEN_MAX && !asking.left.is_empty() {
+                let any = self.witnesses.choose(youngest.0.saturating_sub(id.0).max(1));
+                let at = answers.next().unwrap_or(VersionId(after(id).0.saturating_add(any)));
+                self.ask(&mut asking, &self.some(at, 1)?)?;
+            }
+            from = witnesses.first().map_or(from, |first| after(*first));
+        }
         // From the last answer on, and then from the oldest on.
-        let mut batch = 1;
-        while asked < ASKED_MAX && !left.is_empty() {
+        let (begun, mut batch) = (from, 1);
+        while asking.asked < ASKED_MAX && !asking.left.is_empty() {
             let some = self.some(from, batch)?;
             let Some((last, _)) = some.last() else {
-                if hint.is_none() || from <= after(id) {
+                if begun <= after(id) || from <= after(id) {
                     break;
                 }
                 // The younger ones have been asked.
                 from = after(id);
-                asked = asked.max(ASKED_MAX / 2);
+                asking.asked = asking.asked.max(ASKED_MAX / 2);
                 continue;
             };
             from = after(*last);
-            for (at, version) in &some {
-                asked += 1;
-                if version.refs == 0 {
-                    continue;
-                }
-                let sees = left.and(self.sees(*version, id, left, own, below)?);
-                if !sees.is_empty() {
-                    left = left.without(sees);
-                    self.remember(id, *at);
-                }
-                if left.is_empty() {
-                    break;
-                }
-            }
+            self.ask(&mut asking, &some)?;
             batch = (2 * batch).min(16);
         }
+        let (left, found) = (asking.left, asking.found);
+        self.remember(id, found, None);
         Ok(left.is_empty() || planted(Planted::AlwaysSeen))
     }
 
-    /// What of `wanted` of version `id` the holder of a version sees, if it is not far below.
-    fn sees(
-        &self,
-        holder: VersionRecord,
-        id: VersionId,
-        wanted: Blocks,
-        own: &mut dyn FnMut(VersionKey) -> Result<Own>,
-        below: &dyn Fn(u64) -> Blocks,
-    ) -> Result<Blocks> {
-        let (mut at, mut left) = (holder, wanted);
-        for _ in 0..STEPS_MAX {
-            let Some(parent) = at.parent.filter(|parent| *parent >= id) else { break };
-            if at.limit != NO_LIMIT {
-                left = left.and(below(at.limit));
+    /// Asks the holders of `some`, until all is seen.
+    fn ask(&self, asking: &mut Asking<'_>, some: &[(VersionId, VersionRecord)]) -> Result<()> {
+        // That there is none has been asked, too.
+        asking.asked += some.len().max(1);
+        for (at, version) in some.iter().filter(|(_, version)| version.refs > 0) {
+            let sees = self.sees(*version, asking)?;
+            if !sees.is_empty() {
+                asking.left = asking.left.without(sees);
+                asking.found.push(*at);
             }
-            let here = own(at.key)?;
+            if asking.left.is_empty() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// What of what is asked about the holder of a version sees, if it is not far below.
+    fn sees(&self, holder: VersionRecord, asking: &mut Asking<'_>) -> Result<Blocks> {
+        let (mut at, mut left) = (holder, asking.left);
+        for _ in 0..STEPS_MAX {
+            let Some(parent) = at.parent.filter(|parent| *parent >= asking.id) else { break };
+            if at.limit != NO_LIMIT {
+                left = left.and((asking.below)(at.limit));
+            }
+            let here = (asking.own)(at.key)?;
             left = left.without(here.all());
-            if left.is_empty() || parent == id {
+            if left.is_empty() || parent == asking.id {
                 return Ok(left);
             }
             at = self.version(parent)?;
@@ -155,11 +209,21 @@ impl<'a> Kin<'a> {
         Ok(Blocks::NONE)
     }
 
-    fn remember(&mut self, id: VersionId, witness: VersionId) {
-        if self.witnesses.0.len() >= HINTS_MAX {
-            self.witnesses.0.clear();
+    /// Remembers these, which were an answer, in front of others; of `youngest` that there is such a version.
+    fn remember(&mut self, id: VersionId, mut found: Vec<VersionId>, youngest: Option<VersionId>) {
+        let hints = &mut self.witnesses.hints;
+        let Some(youngest) = youngest.max(found.iter().max().copied()) else { return };
+        if hints.len() >= HINTS_MAX {
+            hints.clear();
         }
-        self.witnesses.0.insert((self.family, id), witness);
+        let hint = hints.entry((self.family, id)).or_insert(Hint { witnesses: Vec::new(), youngest });
+        hint.youngest = hint.youngest.max(youngest);
+        found.dedup();
+        found.extend(
+            hint.witnesses.iter().filter(|before| !found.contains(before)).copied().collect::<Vec<_>>(),
+        );
+        found.truncate(WITNESSES_MAX);
+        hint.witnesses = found;
     }
 
     /// What stays in a place ([`Family::stays`]), from all versions. Remembers of `id` who sees what stays of it.
@@ -169,12 +233,13 @@ impl<'a> Kin<'a> {
         own: &BTreeMap<VersionKey, Own>,
         below: &dyn Fn(u64) -> Blocks,
     ) -> Result<BTreeMap<VersionKey, Own>> {
-        let all = self.all()?;
+        self.all()?;
+        let Some(all) = &self.all else { unreachable!("it has just been read") };
         let stays = all.stays(own, below);
-        let witness = all.viewer(id, own, &stays, below);
-        if let Some(witness) = witness {
-            self.remember(id, witness);
-        }
+        let mut choose = |many| self.witnesses.choose(many);
+        let viewers = all.viewers(id, own, &stays, below, (WITNESSES_MAX, &mut choose));
+        let youngest = all.youngest();
+        self.remember(id, viewers, Some(youngest));
         Ok(stays)
     }
 

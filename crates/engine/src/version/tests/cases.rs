@@ -332,11 +332,11 @@ fn holders_share_and_branch() {
 }
 
 /// Goal: of many clones of an origin that is gone each overwrites what all see at the cost of a few entries, and what the
-/// last one has overwritten goes. Method: 1,000 clones, the reaper after each write; count what is met, in two orders and
-/// with one clone that never writes.
+/// last one has overwritten goes. Method: 4,000 clones, the reaper after each write or, as when it is slow, after each seventy;
+/// count what is met, in two orders, with one clone that never writes, and from the last to the first.
 #[test]
 fn a_star_is_rechecked_at_the_cost_of_a_few() {
-    const CLONES: u64 = 1000;
+    const CLONES: u64 = 4000;
     let mut world = world_with_one_file();
     write(&mut world, 0, 5000, 8);
     let (mut origin, mut clones, mut tx) = (world.files[0].holder, Vec::new(), Transaction::new());
@@ -357,7 +357,7 @@ fn a_star_is_rechecked_at_the_cost_of_a_few() {
         world.apply(&tx);
     };
     for (n, clone) in (0..).zip(&mut clones) {
-        put(&mut world, clone, 0, 10_000 + n);
+        put(&mut world, clone, 0, 100_000 + n);
     }
     release(&world.maps, &mut tx, origin).unwrap();
     world.apply(&tx);
@@ -366,20 +366,32 @@ fn a_star_is_rechecked_at_the_cost_of_a_few() {
         !world.live.contains(&5000) && world.live.contains(&5001),
         "all have overwritten the first block"
     );
-    // In order, and in an order without order; then all but the first of them.
-    for (at, step, from) in [(1, 1, 0), (2, 617, 0), (3, 1, 1)] {
+    // In order, and in an order without order; then all but the first of them. Then with a reaper that is late.
+    let (late, backwards) = (70, CLONES - 1);
+    let orders = [
+        (1, 1, 0, 1),
+        (2, 617, 0, 1),
+        (3, 1, 1, 1),
+        (4, 1, 0, late),
+        (5, 617, 0, late),
+        (6, backwards, 0, late),
+    ];
+    for (at, step, from, late) in orders {
         world.maps.met.set(0);
         world.maps.descents.set(0);
         for n in from..CLONES {
             let last = from == 0 && n == CLONES - 1;
             let which = (n * step % CLONES) as usize;
-            put(&mut world, &mut clones[which], at, 20_000 + 10_000 * at + n);
+            put(&mut world, &mut clones[which], at, 200_000 + 10_000 * at + n);
             assert!(world.live.contains(&(5000 + at)));
+            if !last && (n + 1) % late > 0 {
+                continue;
+            }
             while world.reap(FamilyId(5)) {}
             assert_eq!(world.live.contains(&(5000 + at)), !last, "it goes with the last sight of it");
         }
         let cost = (world.maps.met.get() / CLONES, world.maps.descents.get() / CLONES);
-        assert!(cost.0 < 120 && cost.1 < 90, "{cost:?} entries met and descents for a write");
+        assert!(cost.0 < 60 && cost.1 < 40, "block {at}: {cost:?} entries met and descents for a write");
     }
 }
 
