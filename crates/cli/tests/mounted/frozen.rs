@@ -26,6 +26,10 @@ const WHOLE_EVERY: usize = 100;
 /// Of the others, the files touched by so many steps before and after, and so many others.
 const NEAR_STEPS: usize = 100;
 const REST_SAMPLE: u64 = 100;
+/// So many of them stay when the others are deleted, all at once.
+const STAYING: usize = 4;
+/// How long the reaper may take for what hundreds of snapshots held of a tree that was worked on for ten minutes.
+const REAPED_IN: Duration = Duration::from_secs(1800);
 /// What the compiler is given to do, again and again.
 const BUILD: &str = "cd \"$1\"; n=0; while :; do n=$((n + 1)); echo \"int f$n(void) { return $n; }\" > part.c; \
                      cc -c part.c -o part.o.new && mv part.o.new part$((n % 50)).o; done";
@@ -239,8 +243,9 @@ fn files_of(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
         .collect()
 }
 
-// Goal: a snapshot of a tree at work is the tree at one time, and stays so. Method: see the module. `VARVE_TEST_FULL=1`:
-// 100,000 files, a snapshot a second for ten minutes (VARVE_FROZEN_SECONDS).
+// Goal: a snapshot of a tree at work is the tree at one time, and stays so, also when hundreds of others are deleted at once.
+// Method: see the module; the first, the last and two others stay, and are looked at once more when the reaper has nothing to do.
+// `VARVE_TEST_FULL=1`: 100,000 files, a snapshot a second for ten minutes (VARVE_FROZEN_SECONDS).
 #[test]
 fn snapshots_of_a_tree_at_work_stay() {
     if !can_mount("snapshots_of_a_tree_at_work_stay") {
@@ -305,14 +310,18 @@ fn snapshots_of_a_tree_at_work_stay() {
     let steps: usize = writers.iter().map(Writer::steps).sum();
     assert!(steps as u64 > snapshots, "the writers made {steps} steps");
 
-    let mut compared = 0;
-    for (number, (path, before, after, built)) in taken.iter().enumerate() {
-        let whole = !is_full() || number % WHOLE_EVERY == 0 || number + 1 == taken.len();
-        let look = if whole { Look::All } else { Look::Some };
+    let compare = |(path, before, after, built): &(PathBuf, Vec<usize>, Vec<usize>, _), look: Look| {
+        let mut compared = 0;
         for ((writer, before), after) in writers.iter().zip(before).zip(after) {
             compared += writer.compare(path, (*before, *after), look).unwrap_or_else(|what| panic!("{what}"));
         }
         assert_eq!(files_of(&path.join("build")), *built, "{}", path.display());
+        compared
+    };
+    let mut compared = 0;
+    for (number, snapshot) in taken.iter().enumerate() {
+        let whole = !is_full() || number % WHOLE_EVERY == 0 || number + 1 == taken.len();
+        compared += compare(snapshot, if whole { Look::All } else { Look::Some });
     }
     // What the tree has become since is none of its snapshots: this would be seen.
     let (_, before, after, _) = &taken[0];
@@ -324,6 +333,21 @@ fn snapshots_of_a_tree_at_work_stay() {
          at most {:.1} ms",
         times[times.len() / 2].as_secs_f64() * 1e3,
         times[times.len() - 1].as_secs_f64() * 1e3
+    ));
+    let last = taken.len() - 1;
+    let stays = |number: usize| (0..STAYING).any(|part| part * last / (STAYING - 1) == number);
+    let (staying, going): (Vec<_>, Vec<_>) = (0..).zip(taken).partition(|(number, _)| stays(*number));
+    let asked = Instant::now();
+    succeed(varve(&["subvolume", "delete"]).args(going.iter().map(|(_, (path, ..))| path)));
+    let deleted = asked.elapsed();
+    mount.wait_reaped(REAPED_IN);
+    let reaped = asked.elapsed().as_secs_f64();
+    let compared: u64 = staying.iter().map(|(_, snapshot)| compare(snapshot, Look::All)).sum();
+    say(&format!(
+        "{} of them deleted in {:.2} s, reaped in {reaped:.1} s; {compared} files of {} others compared once more",
+        going.len(),
+        deleted.as_secs_f64(),
+        staying.len()
     ));
     mount.unmount();
     check(&pool);

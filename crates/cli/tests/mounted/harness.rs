@@ -236,6 +236,21 @@ impl Mount {
         mount
     }
 
+    /// Waits until the reaper has nothing to do; what is not durable yet is made so, since nothing of that is reaped.
+    pub fn wait_reaped(&self, at_most: Duration) {
+        self.sync();
+        let end = Instant::now() + at_most;
+        loop {
+            let said = succeed(varve(&["stats", "--json"]).arg(&self.point));
+            let stats: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+            if stats["reap"]["backlog_count"] == 0 {
+                return;
+            }
+            assert!(Instant::now() < end, "not all is reaped after {at_most:?}: {said}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.point.join(name)
     }

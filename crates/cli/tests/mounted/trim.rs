@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -25,17 +25,7 @@ fn trim(path: &Path) -> Value {
 /// Deletes a file, and waits until nothing of it is left.
 fn delete(mount: &Mount, name: &str) {
     fs::remove_file(mount.path(name)).expect("a file");
-    mount.sync();
-    let end = Instant::now() + PATIENCE;
-    loop {
-        let said = succeed(varve(&["stats", "--json"]).arg(&mount.point));
-        let stats: Value = serde_json::from_str(&said).expect("JSON");
-        if stats["reap"]["backlog_count"] == 0 {
-            return;
-        }
-        assert!(Instant::now() < end, "{name} is not reaped: {said}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    mount.wait_reaped(PATIENCE);
 }
 
 /// Goal: what is deleted takes no space in the pool's file any more, by `varve trim` of a mount and of a pool that is not
