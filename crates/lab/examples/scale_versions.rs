@@ -115,12 +115,12 @@ fn star(many: usize) {
     }
     fs.sync().expect("sync");
     for block in 0..CLONE_BLOCKS_WRITTEN {
-        // In turn, one of each, as many of each, and each as often the first of the two: neither has fewer files to find, nor
-        // the better moment.
+        // In turn, one of each, as many of each, and either the first of the two by chance: neither has fewer files to find, nor the
+        // better moment. (In a fixed order it is the same of the two whose write fills a batch of 256 each time, and commits it.)
         let [mut plain, mut clones] = [const { Times(Vec::new()) }; 2];
         for n in 0..many {
             let mut both = [(&mut plain, "p"), (&mut clones, "c")];
-            if n % 2 == 1 {
+            if (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 63 == 1 {
                 both.reverse();
             }
             for (times, directory) in both {
