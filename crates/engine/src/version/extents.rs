@@ -234,15 +234,38 @@ impl Extents<'_> {
         if kin.is_seen(id, has.all(), &mut own_of, &|limit| below(limit, segment))? {
             return Ok(Looked::Seen);
         }
-        let lists = lists_of(read, family, segment)?;
-        let own = lists.iter().map(|(key, list)| (*key, own_blocks(list))).collect();
+        let own = own_of_all(read, family, segment)?;
         let stays = kin.stays(id, &own, &|limit| below(limit, segment))?;
-        for (version, list) in &lists {
-            let place = Place { family, segment, version: *version };
-            keep(read, &mut self.changes, &place, list, list, &stays)?;
+        // Both in the order of their keys; nearly all of nearly all stays.
+        let mut had = own.iter();
+        for (version, left) in &stays {
+            if had.find(|(key, _)| *key == version).is_none_or(|(_, own)| own != left) {
+                let place = Place { family, segment, version: *version };
+                load_all(read, &place, &mut list)?;
+                keep(read, &mut self.changes, &place, &list, &list, &stays)?;
+            }
         }
         Ok(Looked::Swept)
     }
+}
+
+/// The blocks of each version of a family in a segment.
+fn own_of_all(read: &dyn Read, family: FamilyId, segment: u64) -> Result<BTreeMap<VersionKey, Own>> {
+    let start = DataKey { family, segment, version: VersionKey(u64::MAX), offset: 0 };
+    let mut all: Vec<(VersionKey, Own)> = Vec::new();
+    scan(read, &start, |key, extent| {
+        if key.segment == segment {
+            if all.last().is_none_or(|(version, _)| *version != key.version) {
+                all.push((key.version, Own::default()));
+            }
+            if let Some((_, own)) = all.last_mut() {
+                add_blocks(own, &Entry { off: key.offset, extent });
+            }
+        }
+        key.segment == segment
+    })?;
+    // Younger versions come first.
+    Ok(all.into_iter().rev().collect())
 }
 
 /// What each version of a family has in a segment.
@@ -300,14 +323,16 @@ pub(super) fn keep(
 /// The blocks of a version's list in a segment.
 pub(super) fn own_blocks(list: &[Entry]) -> Own {
     let mut own = Own::default();
-    for entry in list {
-        let blocks = Blocks::range(block(entry.off), block(entry.end()));
-        match entry.extent.kind {
-            ExtentKind::Hole => own.holes = own.holes.or(blocks),
-            ExtentKind::Data | ExtentKind::Reserved => own.something = own.something.or(blocks),
-        }
-    }
+    list.iter().for_each(|entry| add_blocks(&mut own, entry));
     own
+}
+
+fn add_blocks(own: &mut Own, entry: &Entry) {
+    let blocks = Blocks::range(block(entry.off), block(entry.end()));
+    match entry.extent.kind {
+        ExtentKind::Hole => own.holes = own.holes.or(blocks),
+        ExtentKind::Data | ExtentKind::Reserved => own.something = own.something.or(blocks),
+    }
 }
 
 /// The blocks of a segment that lie below a limit.

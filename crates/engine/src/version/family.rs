@@ -134,10 +134,14 @@ impl Family {
         if versions.is_empty() {
             versions.insert(VersionId(family.0), VersionRecord::implicit(family));
         }
+        // Many have the parent that the one before has.
+        let mut known = None;
         for (id, version) in &versions {
-            if version.parent.is_some_and(|parent| parent >= *id || !versions.contains_key(&parent)) {
+            let Some(parent) = version.parent else { continue };
+            if parent >= *id || (known != Some(parent) && !versions.contains_key(&parent)) {
                 return Err(no_parent(family, *id));
             }
+            known = Some(parent);
         }
         Ok(Family { versions })
     }
@@ -156,33 +160,49 @@ impl Family {
     ) -> BTreeMap<VersionKey, Own> {
         let ids: Vec<VersionId> = self.versions.keys().copied().collect();
         let versions: Vec<&VersionRecord> = self.versions.values().collect();
-        let parents: Vec<Option<usize>> =
-            versions.iter().map(|v| v.parent.and_then(|p| ids.binary_search(&p).ok())).collect();
+        let mut last = None;
+        let parent_of = |version: &&VersionRecord| {
+            let parent = version.parent?;
+            if last.is_none_or(|(known, _)| known != parent) {
+                last = Some((parent, ids.binary_search(&parent).ok()?));
+            }
+            last.map(|(_, at)| at)
+        };
+        let parents: Vec<Option<usize>> = versions.iter().map(parent_of).collect();
         let held = |v: &&VersionRecord| if v.refs > 0 { Blocks::ALL } else { Blocks::NONE };
         let mut demand: Vec<Blocks> = versions.iter().map(held).collect();
-        let has = |v: &VersionRecord| own.get(&v.key).copied().unwrap_or_default();
+        // The keys ascend with the versions, but for those that have been exchanged.
+        let mut next = own.iter().peekable();
+        let own_of = |v: &&VersionRecord| {
+            while next.next_if(|(key, _)| **key < v.key).is_some() {}
+            match next.next_if(|(key, _)| **key == v.key) {
+                Some((_, own)) => Some(*own),
+                None => own.get(&v.key).copied(),
+            }
+        };
+        let has: Vec<Option<Own>> = versions.iter().map(own_of).collect();
         let seen_below = |v: &VersionRecord| if v.limit == NO_LIMIT { Blocks::ALL } else { below(v.limit) };
         // Children are younger than their parents.
         for at in (0..versions.len()).rev() {
-            let (version, here) = (versions[at], has(versions[at]));
+            let (version, here) = (versions[at], has[at].unwrap_or_default());
             if let Some(parent) = parents[at] {
                 let rest = demand[at].without(here.all()).and(seen_below(version));
                 demand[parent] = demand[parent].or(rest);
             }
         }
         let mut shows = vec![Blocks::NONE; versions.len()];
-        let mut stays = BTreeMap::new();
+        let mut stays = Vec::new();
         for at in 0..versions.len() {
-            let (version, here) = (versions[at], has(versions[at]));
+            let (version, here) = (versions[at], has[at].unwrap_or_default());
             let beneath = parents[at].map_or(Blocks::NONE, |p| shows[p].and(seen_below(version)));
             let something = here.something.and(demand[at]);
             let holes = here.holes.and(demand[at]).and(beneath);
             shows[at] = something.or(beneath.without(holes));
-            if own.contains_key(&version.key) {
-                stays.insert(version.key, Own { something, holes });
+            if has[at].is_some() {
+                stays.push((version.key, Own { something, holes }));
             }
         }
-        stays
+        stays.into_iter().collect()
     }
 
     /// The youngest of them.
