@@ -30,6 +30,15 @@ impl Hasher for NumberHasher {
 /// A map by such a number.
 pub type Numbered<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
 
+/// The next of a row of numbers that look like chance, and are the same each time (Steele, Lea, Flood: "Fast splittable pseudorandom
+/// number generators", 2014: SplitMix64). `state` is where the row stands.
+pub(crate) fn split_mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (*state ^ *state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;

@@ -19,6 +19,7 @@ use varve_format::{FamilyId, TreeId, VersionId, VersionKey};
 use super::family::{Blocks, Family, Own};
 use super::pending::{State, corrupt, record, state};
 use super::{Planted, Read, Result, planted};
+use crate::numbers::split_mix;
 
 /// Holders asked before the family is read as a whole.
 const ASKED_MAX: usize = 64;
@@ -52,12 +53,7 @@ struct Hint {
 impl Witnesses {
     /// A number below `many`, which is not 0.
     fn choose(&mut self, many: u64) -> u64 {
-        // SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
-        self.chance = self.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.chance;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % many
+        split_mix(&mut self.chance) % many
     }
 }
 
@@ -102,15 +98,6 @@ impl<'a> Kin<'a> {
         let Some(value) = self.read.get(TreeId::VERSIONS, &key)? else { return Ok(None) };
         let version = VersionRecord::decode(&value).map_err(|why| corrupt(self.family, id, why))?;
         Ok(Some(version).filter(|version| version.refs == 0))
-    }
-
-    /// All of them.
-    pub(super) fn all(&mut self) -> Result<&Family> {
-        let all = match self.all.take() {
-            Some(all) => all,
-            None => Family::load(self.read, self.family)?,
-        };
-        Ok(self.all.insert(all))
     }
 
     /// Up to `max` versions from `from` on, older first.
@@ -233,12 +220,15 @@ impl<'a> Kin<'a> {
         own: &BTreeMap<VersionKey, Own>,
         below: &dyn Fn(u64) -> Blocks,
     ) -> Result<BTreeMap<VersionKey, Own>> {
-        self.all()?;
-        let Some(all) = &self.all else { unreachable!("it has just been read") };
+        let all = match self.all.take() {
+            Some(all) => all,
+            None => Family::load(self.read, self.family)?,
+        };
         let stays = all.stays(own, below);
         let mut choose = |many| self.witnesses.choose(many);
         let viewers = all.viewers(id, own, &stays, below, (WITNESSES_MAX, &mut choose));
         let youngest = all.youngest();
+        self.all = Some(all);
         self.remember(id, viewers, Some(youngest));
         Ok(stays)
     }

@@ -7,6 +7,7 @@ use varve_format::record::version::VersionRecord;
 use varve_format::{FamilyId, TreeId, VersionId};
 
 use super::{Keyframes, Read, Result, Trunks};
+use crate::numbers::split_mix;
 use crate::{Lsn, Transaction};
 
 /// So many entries in a segment are too many.
@@ -93,10 +94,7 @@ pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        split_mix(&mut self.0)
     }
     pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.next() % n
