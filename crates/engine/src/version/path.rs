@@ -175,6 +175,23 @@ impl Path {
     pub fn has_inner(&self) -> bool {
         self.inner
     }
+    /// The place of its version in a walk through the tree of the family's versions that goes down before it goes on: who looks
+    /// at holders in this order, or against it, meets those one after the other that have most in common. Paths of one family;
+    /// costs the logarithm of their length.
+    pub fn order(&self, other: &Path) -> std::cmp::Ordering {
+        let (ours, theirs) = (self.versions(), other.versions());
+        let id = |path: &Path, from_root: usize| path.step(path.versions() - 1 - from_root).id;
+        // Two that have a version in common have all in common that are older.
+        let (mut low, mut high) = (0, ours.min(theirs));
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if id(self, middle) == id(other, middle) { low = middle + 1 } else { high = middle }
+        }
+        match low == ours || low == theirs {
+            true => ours.cmp(&theirs),
+            false => id(self, low).cmp(&id(other, low)),
+        }
+    }
     /// The holder's own version.
     pub(super) fn head(&self) -> Step {
         self.head

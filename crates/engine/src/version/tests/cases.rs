@@ -1,11 +1,14 @@
 //! Single cases: what things cost, hostile stores, what the walk finds.
 
+use std::cmp::Ordering;
+
 use varve_format::VersionKey;
 use varve_format::record::extent::{DataKey, Extent};
 use varve_format::record::held::held_key;
 use varve_format::record::reap::{Work, reap_key};
-use varve_format::record::version::{self, VersionRecord};
+use varve_format::record::version::{self, NO_LIMIT, VersionRecord};
 
+use super::super::pending::State;
 use super::super::resolve::FILE_END;
 use super::*;
 use crate::transaction::Op;
@@ -329,6 +332,34 @@ fn holders_share_and_branch() {
     world.apply(&tx);
     assert_eq!(world.maps.count(TreeId::REAP, family), 1);
     assert!(release(&world.maps, &mut Transaction::new(), first).is_err(), "nobody is left to let go");
+}
+
+// Goal: the order of holders is that of a walk down the tree of versions, whatever order they come in. Method: a chain with branches
+// and a branch of a branch, sorted from several orders.
+#[test]
+fn holders_have_the_order_of_a_walk_down() {
+    let family = FamilyId(1);
+    let of = |ids: &[u64]| {
+        let mut path = Path::implicit(Holder::new(family));
+        ids.iter().for_each(|id| path.open_child(VersionId(*id), NO_LIMIT, State::Held));
+        path
+    };
+    let walk: [&[u64]; 8] = [&[], &[2], &[2, 3], &[2, 3, 9], &[2, 3, 9, 12], &[2, 5], &[4], &[4, 11]];
+    for turn in 0..walk.len() {
+        let mut paths: Vec<(usize, Path)> = walk.iter().map(|ids| of(ids)).enumerate().collect();
+        paths.rotate_left(turn);
+        paths.swap(0, 5);
+        paths.sort_by(|(_, a), (_, b)| a.order(b));
+        assert_eq!(paths.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7]);
+    }
+    // As long as it takes for steps to be shared.
+    let long: Vec<u64> = (2..400).collect();
+    for at in (0..long.len()).step_by(7) {
+        let (whole, part) = (of(&long), of(&long[..at]));
+        assert_eq!((part.order(&whole), whole.order(&part)), (Ordering::Less, Ordering::Greater));
+        assert_eq!(of(&[&long[..at], &[1000]].concat()).order(&whole), Ordering::Greater);
+    }
+    assert_eq!(of(&long).order(&of(&long)), Ordering::Equal);
 }
 
 /// Goal: of many clones of an origin that is gone each overwrites what all see at the cost of a few entries, and what the
