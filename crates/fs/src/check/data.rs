@@ -1,12 +1,14 @@
 //! Extents against their inodes, what is reserved, and what of files is lost.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 
-use varve_engine::version::{self, Mapping};
+use varve_engine::version::{self, Holder, Mapping};
 use varve_engine::{BLOCK_BYTES, FamilyId, InodeId, Problem, ProblemKind as Kind, Problems, Run, TreeId};
-use varve_format::SEGMENT_BYTES;
+use varve_format::record::inode::inode_key;
+use varve_format::{SEGMENT_BYTES, VersionKey};
 
 use super::Check;
+use super::owners::{Owner, Owners, Place};
 use crate::Result;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -20,44 +22,54 @@ pub(super) struct DataRun {
 
 impl Check<'_> {
     pub(super) fn extents(&mut self) -> Result<()> {
-        let mut owners: HashMap<FamilyId, Vec<InodeId>> = HashMap::new();
-        for (ino, seen) in &self.inodes {
-            owners.entry(seen.holder.family).or_default().push(*ino);
-        }
-        let holders = self.holders()?;
+        let sharing = self.core.sharing();
+        let owners = std::mem::take(&mut self.owners);
+        let mut namespaces: HashSet<FamilyId> = self.namespaces.iter().map(|names| names.family).collect();
+        // Those that are being deleted, too.
+        let others = crate::table::subvolumes::others(&self.view).unwrap_or_default();
+        namespaces.extend(others.iter().flat_map(|(_, record)| record).map(|record| record.family));
         let (mut after, mut reserved) = (None, 0);
         while let Some(family) = version::next_family(&self.view, after)? {
             after = Some(family);
-            if self.is_namespace(family) {
+            if namespaces.contains(&family) {
                 continue;
             }
-            let owners = owners.get(&family).map_or(&[][..], Vec::as_slice);
-            let owner = owners.first().copied();
-            let holders = holders.get(&family).map_or(&[][..], Vec::as_slice);
+            let of_family = owners.of(family);
+            let holders: Vec<Holder> = of_family
+                .iter()
+                .filter(|owner| !owner.inline || !sharing)
+                .map(|owner| Holder { has_versions: owner.holder.has_versions | sharing, ..owner.holder })
+                .collect();
             let (mut found, mut last) = (Vec::new(), 0);
             let runs = &mut self.runs;
             let mut each = |offset: u64, run: Run| {
                 last = last.max(offset + run.bytes());
                 runs.push(DataRun { run, family, offset });
             };
-            reserved += version::walk_family(&self.view, family, holders, &mut each, &mut found)?;
+            reserved += version::walk_family(&self.view, family, &holders, &mut each, &mut found)?;
             let sound = found.is_empty();
-            for mut problem in found {
-                if problem.kind == Kind::ExtentOwnerless && self.inode_is_lost(InodeId(family.0)) {
-                    continue;
+            if !sound {
+                let seen_as = |owner: &Owner| owner.seen_as(&self.view, &self.namespaces, 1);
+                let owner = of_family.iter().flat_map(seen_as).next();
+                for mut problem in found {
+                    let owner_lost =
+                        problem.kind == Kind::ExtentOwnerless && self.record_is_lost(&owners, family);
+                    if !owner_lost {
+                        problem.inode = owner.map(|ino| ino.0);
+                        self.problems.add(problem);
+                    }
                 }
-                problem.inode = owner.map(|ino| ino.0);
-                self.problems.add(problem);
             }
             self.taken("a family of data", family.0);
             // Without records nothing else says that a version is none that ever was.
-            for holder in holders {
+            for holder in &holders {
                 self.taken("a version of data", holder.version.0);
             }
-            for ino in owners {
-                self.beyond_size(*ino, last, sound);
+            for owner in of_family {
+                self.beyond_size(owner, last, sound);
             }
         }
+        self.owners = owners;
         let says = crate::table::subvolumes::first_in(&self.view).ok().flatten();
         let says = says.map_or(reserved, |record| record.reserved_blocks);
         if reserved != says && !self.has_lost(TreeId::EXTENTS) {
@@ -67,24 +79,25 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Whether a family is not of data.
-    fn is_namespace(&self, family: FamilyId) -> bool {
-        self.namespaces.iter().any(|names| names.family == family)
-            || crate::table::subvolumes::others(&self.view)
-                .is_ok_and(|others| others.iter().flat_map(|(_, r)| r).any(|record| record.family == family))
+    /// Whether the record of the inode that bears the number of a family may have been lost.
+    fn record_is_lost(&self, owners: &Owners, family: FamilyId) -> bool {
+        let first = &self.namespaces[0];
+        let key = inode_key(first.family, InodeId(family.0), VersionKey(first.version.0));
+        self.lost.covers(TreeId::INODES, &key) || owners.malformed.contains(&InodeId(family.0))
     }
 
     /// Data where an inode has none; `last` is where that of its family ends.
-    fn beyond_size(&mut self, ino: InodeId, last: u64, sound: bool) {
-        let Some(seen) = self.inodes.get(&ino) else { return };
-        let (mut holder, end) = (seen.holder, seen.size.next_multiple_of(BLOCK));
-        let sharing = self.core.sharing();
-        if seen.inline && !seen.orphan && !sharing {
+    fn beyond_size(&mut self, owner: &Owner, last: u64, sound: bool) {
+        let (mut holder, end) = (owner.holder, owner.size.next_multiple_of(BLOCK));
+        let (sharing, orphan) = (self.core.sharing(), matches!(owner.place, Place::Orphan(_)));
+        let seen_as = |me: &Self| owner.seen_as(&me.view, &me.namespaces, 1).first().copied();
+        if owner.inline && !orphan && !sharing {
+            let Some(ino) = seen_as(self) else { return };
             let text = format!("inode {} has its contents in its record, and extents", ino.0);
             return self.of(Kind::InodeSenseless, ino, text);
         }
         // What is cut off and not yet reaped lies behind a limit.
-        if seen.orphan || seen.inline || last <= end || !sound {
+        if orphan || owner.inline || last <= end || !sound {
             return;
         }
         holder.has_versions |= sharing;
@@ -94,11 +107,12 @@ impl Check<'_> {
         let beyond = match beyond {
             Ok(beyond) => beyond,
             Err(error) => {
+                let Some(ino) = seen_as(self) else { return };
                 return self.of(Kind::VersionMalformed, ino, format!("data of inode {}: {error}", ino.0));
             }
         };
         let piece = beyond.iter().find(|piece| matches!(piece.what, Mapping::Data { .. }));
-        if let Some(piece) = piece {
+        if let Some((piece, ino)) = piece.zip(piece.and_then(|_| seen_as(self))) {
             let bytes = Some((piece.offset, piece.offset + piece.len));
             let text = format!("inode {} has data beyond its size", ino.0);
             self.problems.add(Problem { bytes, ..Problem::of_inode(Kind::ExtentBeyondSize, ino.0, text) });
@@ -108,14 +122,15 @@ impl Check<'_> {
     /// Files of which extents were in nodes that are gone.
     pub(super) fn lost_parts(&mut self) {
         let mut found = Problems::default();
-        for lost in self.lost.keys.get(&TreeId::EXTENTS).into_iter().flatten() {
+        for (at, lost) in self.lost.keys.get(&TreeId::EXTENTS).into_iter().flatten().enumerate() {
             let family = |key: &[u8]| key.first_chunk::<8>().map(|bytes| InodeId(u64::from_be_bytes(*bytes)));
             let first = family(&lost.low).unwrap_or_default();
             let last = lost.high.as_deref().and_then(family).unwrap_or(InodeId(u64::MAX));
             // A file's family bears the number of its inode.
             for (ino, seen) in self.inodes.range(first..=last.max(first)) {
-                let prefix = seen.holder.family.0.to_be_bytes();
-                if seen.inline || seen.size == 0 || seen.orphan {
+                let Some(says) = &seen.says else { continue };
+                let prefix = says.data.0.to_be_bytes();
+                if says.inline || says.size == 0 {
                     continue;
                 }
                 // Where in the file a key lies; a key of another family is before or behind all of it.
@@ -125,7 +140,7 @@ impl Check<'_> {
                     whole[..len].copy_from_slice(&key[..len]);
                     let segment = u64::from_be_bytes(whole[8..16].try_into().expect("8 of 28 bytes"));
                     match key.starts_with(&prefix) {
-                        true => segment.saturating_mul(SEGMENT_BYTES).min(seen.size),
+                        true => segment.saturating_mul(SEGMENT_BYTES).min(says.size),
                         false => otherwise,
                     }
                 };
@@ -133,14 +148,16 @@ impl Check<'_> {
                 let to = match &lost.high {
                     // Part of the segment of the end may be lost, too.
                     Some(high) if high.starts_with(&prefix) && high.len() > 16 => {
-                        offset(high, seen.size).saturating_add(SEGMENT_BYTES).min(seen.size)
+                        offset(high, says.size).saturating_add(SEGMENT_BYTES).min(says.size)
                     }
-                    Some(high) => offset(high, seen.size),
-                    None => seen.size,
+                    Some(high) => offset(high, says.size),
+                    None => says.size,
                 };
-                if from >= to {
+                // One subvolume or snapshot that has it is enough.
+                if from >= to || !self.told.insert((at, *ino, says.data)) {
                     continue;
                 }
+                let ino = self.namespace.slot.full(*ino);
                 let text = format!("what inode {} has here is lost where it was data", ino.0);
                 let bytes = Some((from, to));
                 found.add(Problem { bytes, ..Problem::of_inode(Kind::ExtentsLost, ino.0, text) });

@@ -4,14 +4,15 @@
 //! where extents name the same blocks. Who sees an extent is found by reading as that file does, so a version that nobody
 //! sees any more names nobody.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use varve_engine::version::{self, Mapping};
-use varve_engine::{FamilyId, InodeId, Problem, View};
+use varve_engine::{Problem, View};
 use varve_format::SEGMENT_BYTES;
 
-use super::Inodes;
 use super::data::DataRun;
+use super::owners::{Owner, Owners};
+use crate::table::Namespace;
 use varve_engine::FileRange;
 
 /// Files looked at for all problems of a check together. Beyond, their number is not known.
@@ -19,19 +20,24 @@ const LOOKS_MAX: u64 = 1 << 17;
 
 /// Where data is, and who may have it.
 pub(super) struct Files<'a> {
-    view: View,
+    view: &'a View,
     sharing: bool,
     /// By address.
     runs: &'a [DataRun],
-    inodes: &'a Inodes,
-    /// Those who hold some version of a family. Made when it is first needed: most checks find nothing.
-    owners: Option<HashMap<FamilyId, Vec<InodeId>>>,
+    owners: &'a Owners,
+    namespaces: &'a [Namespace],
     looks_left: u64,
 }
 
 impl<'a> Files<'a> {
-    pub(super) fn new(view: View, sharing: bool, runs: &'a [DataRun], inodes: &'a Inodes) -> Files<'a> {
-        Files { view, sharing, runs, inodes, owners: None, looks_left: LOOKS_MAX }
+    pub(super) fn new(
+        view: &'a View,
+        sharing: bool,
+        runs: &'a [DataRun],
+        owners: &'a Owners,
+        namespaces: &'a [Namespace],
+    ) -> Files<'a> {
+        Files { view, sharing, runs, owners, namespaces, looks_left: LOOKS_MAX }
     }
 
     /// Adds the files, and the bytes of them, that a problem of blocks is about.
@@ -46,13 +52,20 @@ impl<'a> Files<'a> {
             let low = addr.max(data.run.addr.0);
             let high = (addr + len).min(data.run.addr.0 + data.run.bytes());
             let first = data.offset + (low - data.run.addr.0);
-            for ino in self.owners(data.family) {
+            for owner in self.owners.of(data.family).iter().filter(|owner| !owner.inline) {
                 if self.looks_left == 0 {
                     problem.files_uncounted = true;
                     break;
                 }
                 self.looks_left -= 1;
-                self.seen(ino, first, low, high, &mut found);
+                let ranges = self.ranges(owner, first, low, high);
+                if ranges.is_empty() {
+                    continue;
+                }
+                let seen_as = owner.seen_as(self.view, self.namespaces, usize::MAX);
+                self.looks_left = self.looks_left.saturating_sub(seen_as.len() as u64);
+                let all = seen_as.iter().flat_map(|ino| ranges.iter().map(|(from, to)| (*ino, *from, *to)));
+                found.extend(all);
             }
         }
         let mut files: Vec<FileRange> = Vec::new();
@@ -69,40 +82,23 @@ impl<'a> Files<'a> {
         problem.files = files;
     }
 
-    fn owners(&mut self, family: FamilyId) -> Vec<InodeId> {
-        let inodes = self.inodes;
-        let owners = self.owners.get_or_insert_with(|| {
-            let mut owners: HashMap<FamilyId, Vec<InodeId>> = HashMap::new();
-            for (ino, seen) in inodes.iter().filter(|(_, seen)| !seen.inline) {
-                owners.entry(seen.holder.family).or_default().push(*ino);
-            }
-            owners
-        });
-        owners.get(&family).cloned().unwrap_or_default()
-    }
-
-    /// Adds the ranges in which a file has the blocks from `low` to `high` at its byte `first`.
-    fn seen(&self, ino: InodeId, first: u64, low: u64, high: u64, found: &mut BTreeSet<(InodeId, u64, u64)>) {
-        let Some(file) = self.inodes.get(&ino) else { return };
-        let mut holder = file.holder;
+    /// The ranges in which who holds `owner` has the blocks from `low` to `high`, at its byte `first`.
+    fn ranges(&self, owner: &Owner, first: u64, low: u64, high: u64) -> Vec<(u64, u64)> {
+        let mut holder = owner.holder;
         holder.has_versions |= self.sharing;
         let last = first + (high - low);
-        let pieces = version::Path::load(&self.view, holder)
-            .and_then(|path| version::resolve_upto(&self.view, &path, first, last, usize::MAX));
-        match pieces {
-            Ok(pieces) => {
-                for piece in pieces {
-                    if let Mapping::Data { addr, .. } = piece.what
-                        && addr.0.checked_sub(low) == Some(piece.offset - first)
-                    {
-                        found.insert((ino, piece.offset, piece.offset + piece.len));
-                    }
-                }
-            }
-            // What it sees cannot be told, which is a problem of its own: it may have them.
-            Err(_) => {
-                found.insert((ino, first, last));
-            }
-        }
+        let pieces = version::Path::load(self.view, holder)
+            .and_then(|path| version::resolve_upto(self.view, &path, first, last, usize::MAX));
+        // What it sees cannot be told, which is a problem of its own: it may have them.
+        let Ok(pieces) = pieces else { return vec![(first, last)] };
+        let has = |piece: &version::Mapped| match piece.what {
+            Mapping::Data { addr, .. } => addr.0.checked_sub(low) == Some(piece.offset - first),
+            _ => false,
+        };
+        pieces
+            .iter()
+            .filter(|piece| has(piece))
+            .map(|piece| (piece.offset, piece.offset + piece.len))
+            .collect()
     }
 }

@@ -1,18 +1,23 @@
 //! The offline check: compares all that is derived with a full scan.
 //!
-//! Reads one view and changes nothing. Names against inodes both ways, link counts, parents, the tree of directories,
-//! attributes and their sums, extents against their inodes, orphans, versions; then the engine's own check, which gets
-//! the data runs seen here. Meant for a quiet filesystem: what is in flight would look lost. Memory: about 150 bytes an
-//! inode and 32 a run.
+//! Reads one view and changes nothing. Of each subvolume and snapshot: names against inodes both ways, link counts, parents,
+//! the tree of directories, attributes and their sums; of what all of them have together: extents against the inodes that hold
+//! them, orphans, versions; then the engine's own check, which gets the data runs seen here. Meant for a quiet filesystem: what
+//! is in flight would look lost.
+//!
+//! Subvolumes of one family are looked at in the order of their versions, and of each but the first only that in which it
+//! differs from the one before ([`differences`]): a pool with hundreds of snapshots costs one of them and all changes. Where
+//! anything is found that way, and where what tells the differences is damaged, that subvolume is looked at as a whole. So what is
+//! wrong in several of them is told of the youngest, and what follows from it in another may not be.
+//! Memory: about 120 bytes for each inode of one subvolume, 100 for each record of an inode in any version, 32 a run.
 //!
 //! An entry that does not decode is a problem and the next one is looked at. Of a pool that was opened to be checked,
 //! tree nodes may be missing: what would follow from that alone is not reported as damage of its own, but as what is
 //! lost (an inode's record, part of a file).
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use varve_engine::version::{Holder, points};
+use varve_engine::version::points;
 use varve_engine::{
     CheckReport, FamilyId, InodeId, LostKeys, Problem, ProblemKind as Kind, Problems, TreeId, View,
 };
@@ -25,67 +30,87 @@ use crate::Result;
 use crate::api::FileFlags;
 use crate::core::Core;
 use crate::subvolume::{Slot, Subvolume, local};
-use crate::table::{Namespace, extents};
+use crate::table::Namespace;
 
 mod data;
+mod differences;
 mod files;
 mod names;
+mod owners;
+mod paths;
 mod subvolumes;
+mod tree;
 mod xattrs;
 
 use data::DataRun;
+use owners::Owners;
+use subvolumes::Places;
 
-/// An inode as its record and the entries about it show it.
+/// An inode as the subvolume that is being looked at shows it: what its record says, and what was counted.
+#[derive(Default)]
 struct Seen {
-    kind: InodeKind,
-    links: u32,
-    size: u64,
-    parent: InodeId,
-    holder: Holder,
-    inline: bool,
-    xattr_count: u32,
-    xattr_bytes: u32,
-    orphan: bool,
-    /// Counted while scanning.
+    /// `None`: there is no record that can be read.
+    says: Option<Says>,
+    /// There is a record, and it cannot be read.
+    malformed: bool,
+    /// Names that lead to it, and the directory of the last of them.
     names: u32,
     name_parent: InodeId,
-    name: Vec<u8>,
+    /// Names in it, and how many of them are of directories.
     entries: u64,
-    /// Directories in it, and what the record says, if it says anything.
     directories: u32,
-    directories_said: Option<u32>,
+    /// Its attributes, and what they come to.
     xattrs: u32,
     bytes: u32,
 }
 
-impl Seen {
-    fn new(ino: InodeId, record: &InodeRecord, orphan: bool) -> Seen {
-        Seen {
+/// What is looked at of a record of an inode.
+struct Says {
+    kind: InodeKind,
+    links: u32,
+    size: u64,
+    parent: InodeId,
+    /// Whose data it has.
+    data: FamilyId,
+    inline: bool,
+    xattr_count: u32,
+    xattr_bytes: u32,
+    /// Directories in it, if it says anything about that.
+    directories: Option<u32>,
+}
+
+impl Says {
+    fn new(record: &InodeRecord) -> Says {
+        Says {
             kind: record.kind,
             links: record.links,
             size: record.size,
-            parent: Slot::of(ino).full(record.parent),
-            holder: extents::holder(record),
+            parent: record.parent,
+            data: record.data.family,
             inline: record.inline.is_some(),
             xattr_count: record.xattr_count,
             xattr_bytes: record.xattr_bytes,
-            orphan,
-            names: 0,
-            name_parent: InodeId(0),
-            name: Vec::new(),
-            entries: 0,
-            directories: 0,
-            directories_said: record.rdev.checked_sub(1).filter(|_| record.kind == InodeKind::Directory),
-            xattrs: 0,
-            bytes: 0,
+            directories: record.rdev.checked_sub(1).filter(|_| record.kind == InodeKind::Directory),
         }
+    }
+}
+
+impl Seen {
+    /// Whether there is nothing to be known of it any more.
+    fn is_nothing(&self) -> bool {
+        let counted = (self.names, self.entries, self.xattrs);
+        self.says.is_none() && !self.malformed && counted == (0, 0, 0)
     }
 }
 
 /// Entries looked at in one go.
 const PIECE: usize = 4096;
 
+/// By their numbers without the slot.
 type Inodes = BTreeMap<InodeId, Seen>;
+
+/// Inodes that a step from one subvolume to the next was about, without the slot.
+type Touched = BTreeSet<InodeId>;
 
 /// Gets the check, a key and a value.
 type EachEntry<'e, 'a> = &'e mut dyn FnMut(&mut Check<'a>, &[u8], &[u8]);
@@ -94,8 +119,6 @@ type EachEntry<'e, 'a> = &'e mut dyn FnMut(&mut Check<'a>, &[u8], &[u8]);
 struct Lost {
     /// By tree; ranges of one tree do not overlap.
     keys: HashMap<TreeId, Vec<LostKeys>>,
-    /// Inodes whose records do not decode.
-    inodes: HashSet<InodeId>,
 }
 
 impl Lost {
@@ -105,7 +128,7 @@ impl Lost {
             keys.entry(lost.tree).or_default().push(lost);
         }
         keys.values_mut().for_each(|keys| keys.sort_unstable_by(|a, b| a.low.cmp(&b.low)));
-        Lost { keys, inodes: HashSet::new() }
+        Lost { keys }
     }
 
     fn covers(&self, tree: TreeId, key: &[u8]) -> bool {
@@ -119,17 +142,38 @@ impl Lost {
 struct Check<'a> {
     core: &'a Core,
     view: View,
-    /// The one being checked.
+    /// The one being looked at.
     namespace: Namespace,
-    /// All of them, the first subvolume's first.
-    namespaces: Vec<Namespace>,
+    /// What it shows.
     inodes: Inodes,
+    /// How many of them are malformed.
+    malformed: usize,
+    /// All subvolumes, the first's first.
+    namespaces: Vec<Namespace>,
+    /// Families whose versions are not what they should be, so that nothing can be told from them.
+    unsound: BTreeSet<FamilyId>,
+    /// Inodes that have no names and are open, or going, with their slots.
+    orphans: BTreeSet<InodeId>,
+    owners: Owners,
+    places: Places,
+    /// Ranges of extents that are lost, by their places, and inodes of which was said that they had data there.
+    told: HashSet<(usize, InodeId, FamilyId)>,
     runs: Vec<DataRun>,
     lost: Lost,
     id_floor: u64,
     problems: Problems,
     /// Whether an inode may have flags that users set.
     flagged: bool,
+    looks: Looks,
+}
+
+/// How subvolumes were looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Looks {
+    /// As a whole.
+    pub whole: usize,
+    /// By that in which they differ from another.
+    pub differences: usize,
 }
 
 /// Where to go on behind the entry at `key`: the next key, or, where only one of the entries of a prefix can be seen, the
@@ -158,16 +202,21 @@ impl Core {
     }
 
     /// Where the roots of subvolumes are.
-    fn above(&self) -> names::Above {
+    fn above(&self) -> paths::Above {
         let place = |subvolume: &Subvolume| {
             let (dir, position) = (*subvolume.place.lock())?;
             let name = self.subvolumes.nested.name(dir, position)?;
-            Some((subvolume.slot.full(self.root()), (dir, name)))
+            Some((subvolume.slot, (dir, name)))
         };
         self.subvolumes.all().iter().filter_map(|subvolume| place(subvolume)).collect()
     }
 
     pub(crate) fn check(&self, verify_data: bool) -> Result<CheckReport> {
+        self.check_as(verify_data, false).map(|(report, _)| report)
+    }
+
+    /// The same; with `whole` every subvolume is looked at as a whole, however many others are like it. And how many were.
+    pub(crate) fn check_as(&self, verify_data: bool, whole: bool) -> Result<(CheckReport, Looks)> {
         let problems = self.subvolume_problems.clone();
         let view = self.store.view();
         // A record that cannot be read is another problem.
@@ -176,49 +225,51 @@ impl Core {
             core: self,
             view,
             namespace: Namespace::clone(&*self.names(self.root())?),
-            namespaces: self.namespaces()?,
             inodes: Inodes::new(),
+            malformed: 0,
+            namespaces: self.namespaces()?,
+            unsound: BTreeSet::new(),
+            orphans: BTreeSet::new(),
+            owners: Owners::default(),
+            places: Places::default(),
+            told: HashSet::new(),
             runs: Vec::new(),
             lost: Lost::new(self.store.lost_keys()),
             id_floor: self.store.id_floor(),
             problems,
             flagged: first.is_none_or(|record| record.flags & SUBVOLUME_FLAGGED != 0),
+            looks: Looks::default(),
         };
         if !self.store.is_hopeless() {
             check.foreign()?;
             check.versions()?;
-            for namespace in check.namespaces.clone() {
-                check.namespace = namespace;
-                check.inodes()?;
-            }
             check.orphans()?;
-            for namespace in check.namespaces.clone() {
-                check.namespace = namespace;
-                check.names()?;
-                check.xattrs()?;
-            }
-            check.namespace = check.namespaces[0].clone();
-            check.tree();
             check.places()?;
-            check.sums();
+            for family in check.in_order() {
+                let mut before = None;
+                for namespace in family {
+                    check.namespace = namespace.clone();
+                    check.look(before.replace(namespace).filter(|_| !whole).as_ref())?;
+                }
+            }
+            (check.inodes, check.malformed) = (Inodes::new(), 0);
+            check.owners = check.all_owners()?;
             check.extents()?;
             check.counts()?;
-            check.lost_parts();
         }
-        let Check { view, inodes, mut runs, mut problems, .. } = check;
+        let Check { view, namespaces, owners, mut runs, mut problems, looks, .. } = check;
         drop(view);
         let mut report = self.store.check(&mut runs.iter().map(|data| data.run), verify_data)?;
         // The engine knows addresses: say whose they are.
         runs.sort_unstable_by_key(|data| data.run.addr);
-        let mut files = files::Files::new(self.store.view(), self.sharing(), &runs, &inodes);
+        let view = self.store.view();
+        let mut files = files::Files::new(&view, self.sharing(), &runs, &owners, &namespaces);
         report.problems.iter_mut().for_each(|problem| files.locate(problem));
-        let above = self.above();
-        for problem in problems.list.iter_mut().chain(&mut report.problems) {
-            names::name_path(problem, &inodes, self.root(), &above);
-        }
+        let all = problems.list.iter_mut().chain(&mut report.problems).collect();
+        paths::name(all, &view, &namespaces, self.root(), &self.above());
         report.omitted += problems.omitted;
         report.problems.splice(0..0, problems.list);
-        Ok(report)
+        Ok((report, looks))
     }
 }
 
@@ -241,14 +292,59 @@ impl<'a> Check<'a> {
         Ok(entries)
     }
 
-    /// Calls `each` with every entry of a tree that the namespace being checked shows.
+    /// The subvolumes, by family, those with most in common one after the other.
+    fn in_order(&self) -> Vec<Vec<Namespace>> {
+        let mut families: Vec<Vec<Namespace>> = Vec::new();
+        let mut places: HashMap<FamilyId, usize> = HashMap::new();
+        for namespace in &self.namespaces {
+            let at = *places.entry(namespace.family).or_insert(families.len());
+            match families.get_mut(at) {
+                Some(family) => family.push(namespace.clone()),
+                None => families.push(vec![namespace.clone()]),
+            }
+        }
+        // The youngest first: what is wrong in several is told of that.
+        families.iter_mut().for_each(|family| family.sort_by(|a, b| b.path.order(&a.path)));
+        families
+    }
+
+    /// Looks at one subvolume: all of it, or that in which it differs from another that has been looked at just before.
+    fn look(&mut self, before: Option<&Namespace>) -> Result<()> {
+        let differs = match before {
+            Some(before) if self.tells_differences(before) => self.differences(before),
+            _ => false,
+        };
+        self.looks.differences += usize::from(differs);
+        self.looks.whole += usize::from(!differs);
+        if !differs {
+            (self.inodes, self.malformed) = (Inodes::new(), 0);
+            self.inodes()?;
+            self.names()?;
+            self.xattrs()?;
+            self.tree(None);
+        }
+        self.nameless();
+        self.places_here();
+        self.lost_parts();
+        Ok(())
+    }
+
+    /// The number that users see of an inode of the subvolume that is being looked at.
+    fn full(&self, ino: InodeId) -> InodeId {
+        self.namespace.slot.full(ino)
+    }
+
+    /// Calls `each` with every entry of a tree that the subvolume being looked at shows.
     fn each(&mut self, tree: TreeId, each: EachEntry<'_, 'a>) -> Result<()> {
         let family = self.namespace.family.0.to_be_bytes();
         let mut from: Vec<u8> = family.to_vec();
         loop {
             // A piece at a time: `each` wants all of this, and the scan has part of it.
             let mut piece: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
-            let scanned = self.namespace.piece(&self.view, tree, &from, &family, PIECE, &mut piece);
+            let scanned = self.namespace.each(&self.view, tree, &from, &family, &mut |key, value| {
+                piece.push((key.to_vec(), value.to_vec()));
+                piece.len() < PIECE
+            });
             if let Err(error) = scanned {
                 self.problem(Kind::KeyMalformed, format!("a namespace in the {} tree: {error}", tree.name()));
             }
@@ -303,6 +399,7 @@ impl<'a> Check<'a> {
             families.entry(namespace.family).or_default().push((namespace.version, 1));
         }
         for (family, mut standing) in families {
+            let before = self.problems.list.len() as u64 + self.problems.omitted;
             standing.sort_unstable();
             standing.dedup_by(|next, first| {
                 let same = next.0 == first.0;
@@ -315,33 +412,11 @@ impl<'a> Check<'a> {
             let mut found = Vec::new();
             points::walk_points(&self.view, family, &standing, &mut found, &mut |_, _, _| {})?;
             found.into_iter().for_each(|problem| self.problems.add(problem));
+            if self.problems.list.len() as u64 + self.problems.omitted > before {
+                self.unsound.insert(family);
+            }
         }
         Ok(())
-    }
-
-    /// All who hold data: the records of inodes as they are stored, in whatever version, and orphans.
-    fn holders(&mut self) -> Result<HashMap<FamilyId, Vec<Holder>>> {
-        let mut holders: HashMap<FamilyId, Vec<Holder>> = HashMap::new();
-        let mut add = |record: &InodeRecord| {
-            let mut holder = extents::holder(record);
-            holder.has_versions |= self.core.sharing();
-            if record.inline.is_none() || !self.core.sharing() {
-                holders.entry(holder.family).or_default().push(holder);
-            }
-        };
-        self.view.scan(TreeId::INODES, &[], &mut |_, value| {
-            if let Ok(record) = InodeRecord::decode(value) {
-                add(&record);
-            }
-            true
-        })?;
-        self.view.scan(TreeId::ORPHANS, &[], &mut |_, value| {
-            if let Ok(record) = OrphanRecord::decode(value) {
-                add(&record.inode);
-            }
-            true
-        })?;
-        Ok(holders)
     }
 
     fn bad_key(&mut self, tree: TreeId, why: Corrupt) {
@@ -357,38 +432,50 @@ impl<'a> Check<'a> {
     }
 
     fn has_lost(&self, tree: TreeId) -> bool {
-        self.lost.keys.contains_key(&tree) || (tree == TreeId::INODES && !self.lost.inodes.is_empty())
+        self.lost.keys.contains_key(&tree) || (tree == TreeId::INODES && self.malformed > 0)
     }
 
+    /// Whether the record of an inode of the subvolume that is being looked at may have been lost.
     fn inode_is_lost(&self, ino: InodeId) -> bool {
+        if self.malformed == 0 && self.lost.keys.is_empty() {
+            return false;
+        }
         let version = VersionKey(self.namespace.version.0);
-        let key = inode_key(self.namespace.family, local(ino), version);
-        self.lost.inodes.contains(&ino) || self.lost.covers(TreeId::INODES, &key)
+        let key = inode_key(self.namespace.family, ino, version);
+        self.lost.covers(TreeId::INODES, &key) || self.inodes.get(&ino).is_some_and(|seen| seen.malformed)
     }
 
     fn inodes(&mut self) -> Result<()> {
-        self.each(TreeId::INODES, &mut |me, key, value| {
-            let ino = match decode_inode_key(key) {
-                Ok((_, ino, _)) => me.namespace.slot.full(ino),
-                Err(why) => return me.bad_key(TreeId::INODES, why),
-            };
-            me.taken("inode", local(ino).0);
+        self.each(TreeId::INODES, &mut |me, key, value| match decode_inode_key(key) {
+            Ok((_, ino, _)) => me.inode(ino, Some(value)),
+            Err(why) => me.bad_key(TreeId::INODES, why),
+        })
+    }
+
+    /// An inode has this record.
+    fn inode(&mut self, ino: InodeId, value: Option<&[u8]>) {
+        let (full, mut says, mut malformed) = (self.full(ino), None, false);
+        if let Some(value) = value {
+            self.taken("inode", ino.0);
             match InodeRecord::decode(value) {
                 Ok(record) => {
                     if record.links == 0 {
-                        let text = format!("inode {} has no links and is not an orphan", ino.0);
-                        me.of(Kind::InodeUnlinked, ino, text);
+                        let text = format!("inode {} has no links and is not an orphan", full.0);
+                        self.of(Kind::InodeUnlinked, full, text);
                     }
-                    me.fields(ino, &record);
-                    me.inodes.insert(ino, Seen::new(ino, &record, false));
+                    self.fields(full, &record);
+                    says = Some(Says::new(&record));
                 }
                 Err(why) => {
-                    me.of(Kind::InodeMalformed, ino, format!("the record of inode {}: {why}", ino.0));
+                    self.of(Kind::InodeMalformed, full, format!("the record of inode {}: {why}", full.0));
                     // Its names lead somewhere all the same.
-                    me.lost.inodes.insert(ino);
+                    malformed = true;
                 }
             }
-        })
+        }
+        let seen = self.inodes.entry(ino).or_default();
+        self.malformed = self.malformed + usize::from(malformed) - usize::from(seen.malformed);
+        (seen.says, seen.malformed) = (says, malformed);
     }
 
     /// Fields of a record against each other.
@@ -450,13 +537,20 @@ impl<'a> Check<'a> {
                 let text = format!("orphan {} has {} links", ino.0, record.inode.links);
                 self.of(Kind::OrphanLinked, ino, text);
             }
-            if let Entry::Vacant(place) = self.inodes.entry(ino) {
-                place.insert(Seen::new(ino, &record.inode, true));
-            } else {
+            self.orphans.insert(ino);
+        }
+        Ok(())
+    }
+
+    /// Orphans of the subvolume that is being looked at must not be in it.
+    fn nameless(&mut self) {
+        let (first, last) = (self.full(InodeId(0)), self.full(local(InodeId(u64::MAX))));
+        let orphans: Vec<InodeId> = self.orphans.range(first..=last).copied().collect();
+        for ino in orphans {
+            if self.inodes.get(&local(ino)).is_some_and(|seen| seen.says.is_some()) {
                 self.of(Kind::OrphanLive, ino, format!("inode {} is an orphan and in the namespace", ino.0));
             }
         }
-        Ok(())
     }
 
     /// The stored number of inodes.

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use varve_engine::{InodeId, ProblemKind as Kind};
+use varve_engine::ProblemKind as Kind;
 use varve_format::record::inode::InodeKind;
 use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::{FIRST_SUBVOLUME, SUBVOLUME_DELETING, SubvolumePlace};
@@ -13,9 +13,12 @@ use super::Check;
 use crate::Result;
 use crate::subvolume::Slot;
 
+/// Where subvolumes are in directories of others, by the slot of those.
+pub(super) type Places = HashMap<Slot, Vec<(u64, SubvolumePlace)>>;
+
 impl Check<'_> {
-    /// Each subvolume but the first is in a directory of a subvolume, at a place that nothing else has, and not below
-    /// itself.
+    /// Each subvolume but the first is in a subvolume, at a place that nothing else has, and not below itself. Notes in which
+    /// directories they are.
     pub(super) fn places(&mut self) -> Result<()> {
         let open: HashMap<u64, Slot> =
             self.core.subvolumes.all().iter().map(|subvolume| (subvolume.id, subvolume.slot)).collect();
@@ -32,17 +35,17 @@ impl Check<'_> {
                 continue;
             };
             above.insert(id, place.parent);
-            let known = open.get(&place.parent);
-            let dir = known.map(|slot| slot.full(place.directory));
-            if let Some(why) = self.no_place(&place, dir) {
-                let text = format!("subvolume {id} ({}) {why}", escape(&place.name));
-                self.problem(Kind::SubvolumePlace, text);
-            } else if !taken.insert((place.parent, place.directory, place.name.clone()))
+            let Some(slot) = open.get(&place.parent) else {
+                let why = format!("is in subvolume {}, which cannot be had", place.parent);
+                self.misplaced(id, &place, &why);
+                continue;
+            };
+            if !taken.insert((place.parent, place.directory, place.name.clone()))
                 || !taken.insert((place.parent, place.directory, place.position.0.to_be_bytes().to_vec()))
             {
-                let text = format!("subvolume {id} ({}) is where another one is", escape(&place.name));
-                self.problem(Kind::SubvolumePlace, text);
+                self.misplaced(id, &place, "is where another one is");
             }
+            self.places.entry(*slot).or_default().push((id, place));
         }
         for id in above.keys() {
             let (mut at, mut steps) = (*id, 0);
@@ -56,14 +59,25 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Why a subvolume cannot be in this directory (`None`: of a subvolume that there is not).
-    fn no_place(&self, place: &SubvolumePlace, dir: Option<InodeId>) -> Option<String> {
-        let Some(dir) = dir else {
-            return Some(format!("is in subvolume {}, which cannot be had", place.parent));
-        };
-        match self.inodes.get(&dir) {
-            _ if self.inode_is_lost(dir) => None,
-            Some(seen) if seen.orphan || seen.kind != InodeKind::Directory => {
+    fn misplaced(&mut self, id: u64, place: &SubvolumePlace, why: &str) {
+        self.problem(Kind::SubvolumePlace, format!("subvolume {id} ({}) {why}", escape(&place.name)));
+    }
+
+    /// Those that are in the subvolume which is being looked at are in its directories.
+    pub(super) fn places_here(&mut self) {
+        for (id, place) in self.places.remove(&self.namespace.slot).unwrap_or_default() {
+            if let Some(why) = self.no_place(&place) {
+                self.misplaced(id, &place, &why);
+            }
+        }
+    }
+
+    /// Why a subvolume cannot be in the directory it is in.
+    fn no_place(&self, place: &SubvolumePlace) -> Option<String> {
+        let dir = self.full(place.directory);
+        match self.inodes.get(&place.directory).and_then(|seen| seen.says.as_ref()) {
+            _ if self.inode_is_lost(place.directory) => None,
+            Some(says) if says.kind != InodeKind::Directory => {
                 Some(format!("is in inode {}, which is no directory", dir.0))
             }
             Some(_) => {

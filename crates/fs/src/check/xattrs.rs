@@ -1,8 +1,8 @@
-//! Extended attributes, their pieces, and their sums in the inodes.
+//! Extended attributes and their pieces.
 
 use std::collections::HashSet;
 
-use varve_engine::{InodeId, Problem, ProblemKind as Kind, Problems, TreeId};
+use varve_engine::{InodeId, ProblemKind as Kind, TreeId};
 use varve_format::record::name::NamePosition;
 use varve_format::record::xattr::{XATTR_CHUNK_BYTES, XattrHead, decode_xattr_key};
 
@@ -12,107 +12,96 @@ use super::Check;
 use crate::Result;
 use crate::ops::xattr::{cost, is_known};
 
+/// Attributes that are being read, one inode after the other.
+#[derive(Default)]
+pub(super) struct Reading {
+    /// The last one: inode, position, number of the next piece, bytes of value still to come.
+    open: Option<(InodeId, NamePosition, u16, usize)>,
+    /// Names of one inode and hash.
+    bucket: (InodeId, u64, HashSet<Vec<u8>>),
+}
+
 impl Check<'_> {
     pub(super) fn xattrs(&mut self) -> Result<()> {
-        // The attribute being read: inode, position, number of the next piece, bytes of value still to come.
-        let mut open: Option<(InodeId, NamePosition, u16, usize)> = None;
-        // Names of one inode and hash.
-        let mut bucket: (InodeId, u64, HashSet<Vec<u8>>) = (InodeId(0), 0, HashSet::new());
-        let incomplete = |me: &mut Self, open: &Option<(InodeId, NamePosition, u16, usize)>| {
-            if let Some((ino, _, _, left)) = open
-                && *left > 0
-            {
-                let kind = if me.has_lost(TreeId::XATTRS) { Kind::XattrsLost } else { Kind::XattrIncomplete };
-                me.of(kind, *ino, format!("an attribute of inode {} lacks {left} bytes", ino.0));
-            }
-        };
-        self.each(TreeId::XATTRS, &mut |me, key, value| {
-            let (ino, position, chunk) = match decode_xattr_key(key) {
-                Ok((_, ino, position, chunk, _)) => (me.namespace.slot.full(ino), position, chunk),
-                Err(why) => return me.bad_key(TreeId::XATTRS, why),
-            };
-            if chunk > 0 {
-                match &mut open {
-                    Some((i, p, next, left))
-                        if (*i, *p, *next) == (ino, position, chunk)
-                            && *left > 0
-                            && value.len() == (*left).min(XATTR_CHUNK_BYTES) =>
-                    {
-                        *left -= value.len();
-                        *next += 1;
-                    }
-                    _ if me.has_lost(TreeId::XATTRS) => {}
-                    _ => {
-                        let text = format!("inode {} has a stray piece of an attribute", ino.0);
-                        me.of(Kind::XattrPiece, ino, text);
-                    }
-                }
-                return;
-            }
-            incomplete(me, &open);
-            open = None;
-            let head = match XattrHead::decode(value) {
-                Ok(head) => head,
-                Err(why) => {
-                    return me.of(
-                        Kind::XattrMalformed,
-                        ino,
-                        format!("an attribute of inode {}: {why}", ino.0),
-                    );
-                }
-            };
-            open = Some((ino, position, 1, head.value_len as usize - head.start.len()));
-            let name = escape(&head.name);
-            let hash = me.namespace.hasher.hash(&head.name);
-            if NamePosition::new(hash, position.sequence()) != position {
-                let text = format!("attribute \"{name}\" of inode {} is not at the place of its hash", ino.0);
-                me.of(Kind::XattrMisplaced, ino, text);
-            }
-            if !is_known(&head.name) {
-                let text = format!("attribute \"{name}\" of inode {} is of no known namespace", ino.0);
-                me.of(Kind::XattrNamespace, ino, text);
-            }
-            if (bucket.0, bucket.1) != (ino, position.0 >> 8) {
-                bucket = (ino, position.0 >> 8, HashSet::new());
-            }
-            if !bucket.2.insert(head.name.clone()) {
-                let text = format!("attribute \"{name}\" of inode {} is there twice", ino.0);
-                me.of(Kind::XattrDuplicate, ino, text);
-            }
-            let lost = me.inode_is_lost(ino);
-            match me.inodes.get_mut(&ino) {
-                Some(seen) => {
-                    seen.xattrs += 1;
-                    seen.bytes = seen.bytes.saturating_add(cost(&head.name, head.value_len as usize));
-                }
-                None if lost => {}
-                // A snapshot may have been taken while the file was open and had no name.
-                None if me.namespace.forked => {}
-                None => {
-                    let text = format!("attribute \"{name}\" of inode {}, which does not exist", ino.0);
-                    me.problem(Kind::XattrStray, text);
-                }
-            }
-        })?;
-        incomplete(self, &open);
+        let mut reading = Reading::default();
+        self.each(TreeId::XATTRS, &mut |me, key, value| me.xattr_entry(&mut reading, key, value))?;
+        self.xattrs_end(&reading);
         Ok(())
     }
 
-    /// What the attributes that were seen come to, against what the inodes say.
-    pub(super) fn sums(&mut self) {
-        let lost = self.has_lost(TreeId::XATTRS);
-        let mut found = Problems::default();
-        for (ino, seen) in self.inodes.iter().filter(|(_, seen)| !seen.orphan) {
-            let (has, says) = ((seen.xattrs, seen.bytes), (seen.xattr_count, seen.xattr_bytes));
-            if has != says {
-                let kind = if lost && has < says { Kind::XattrsLost } else { Kind::XattrCount };
-                let text = format!(
-                    "inode {} has {} attributes of {} bytes and says {} of {}",
-                    ino.0, has.0, has.1, says.0, says.1
-                );
-                found.add(Problem::of_inode(kind, ino.0, text));
-            }
+    /// The attribute that was being read must be whole.
+    pub(super) fn xattrs_end(&mut self, reading: &Reading) {
+        if let Some((ino, _, _, left)) = reading.open
+            && left > 0
+        {
+            let kind = if self.has_lost(TreeId::XATTRS) { Kind::XattrsLost } else { Kind::XattrIncomplete };
+            let ino = self.full(ino);
+            self.of(kind, ino, format!("an attribute of inode {} lacks {left} bytes", ino.0));
         }
-        self.problems.append(found);
+    }
+
+    /// An entry of the attributes.
+    pub(super) fn xattr_entry(&mut self, reading: &mut Reading, key: &[u8], value: &[u8]) {
+        let (ino, position, chunk) = match decode_xattr_key(key) {
+            Ok((_, ino, position, chunk, _)) => (ino, position, chunk),
+            Err(why) => return self.bad_key(TreeId::XATTRS, why),
+        };
+        let full = self.full(ino);
+        if chunk > 0 {
+            match &mut reading.open {
+                Some((i, p, next, left))
+                    if (*i, *p, *next) == (ino, position, chunk)
+                        && *left > 0
+                        && value.len() == (*left).min(XATTR_CHUNK_BYTES) =>
+                {
+                    *left -= value.len();
+                    *next += 1;
+                }
+                _ if self.has_lost(TreeId::XATTRS) => {}
+                _ => {
+                    let text = format!("inode {} has a stray piece of an attribute", full.0);
+                    self.of(Kind::XattrPiece, full, text);
+                }
+            }
+            return;
+        }
+        self.xattrs_end(reading);
+        reading.open = None;
+        let head = match XattrHead::decode(value) {
+            Ok(head) => head,
+            Err(why) => {
+                let text = format!("an attribute of inode {}: {why}", full.0);
+                return self.of(Kind::XattrMalformed, full, text);
+            }
+        };
+        reading.open = Some((ino, position, 1, head.value_len as usize - head.start.len()));
+        let name = escape(&head.name);
+        let hash = self.namespace.hasher.hash(&head.name);
+        if NamePosition::new(hash, position.sequence()) != position {
+            let text = format!("attribute \"{name}\" of inode {} is not at the place of its hash", full.0);
+            self.of(Kind::XattrMisplaced, full, text);
+        }
+        if !is_known(&head.name) {
+            let text = format!("attribute \"{name}\" of inode {} is of no known namespace", full.0);
+            self.of(Kind::XattrNamespace, full, text);
+        }
+        let bucket = &mut reading.bucket;
+        if (bucket.0, bucket.1) != (ino, position.0 >> 8) {
+            *bucket = (ino, position.0 >> 8, HashSet::new());
+        }
+        if !bucket.2.insert(head.name.clone()) {
+            let text = format!("attribute \"{name}\" of inode {} is there twice", full.0);
+            self.of(Kind::XattrDuplicate, full, text);
+        }
+        // A snapshot may have been taken while the file was open and had no name.
+        let nameless = self.namespace.forked || self.orphans.contains(&full);
+        let there = self.inodes.get(&ino).is_some_and(|seen| seen.says.is_some()) || self.inode_is_lost(ino);
+        if !there && !nameless {
+            let text = format!("attribute \"{name}\" of inode {}, which does not exist", full.0);
+            self.problem(Kind::XattrStray, text);
+        }
+        let seen = self.inodes.entry(ino).or_default();
+        seen.xattrs += 1;
+        seen.bytes = seen.bytes.saturating_add(cost(&head.name, head.value_len as usize));
     }
 }

@@ -124,28 +124,22 @@ impl Namespace {
 }
 
 impl Namespace {
-    /// For the check: adds to `out` up to `max` entries that can be seen from `from` on, whole keys and values.
-    pub(crate) fn piece(
+    /// For the check: calls `each` with the entries that can be seen from `from` on at keys that begin with `prefix`, whole keys
+    /// and values, until it returns false. What is no version's is passed over.
+    pub(crate) fn each(
         &self,
         view: &View,
         tree: TreeId,
         from: &[u8],
         prefix: &[u8],
-        max: usize,
-        out: &mut Vec<(Vec<u8>, Vec<u8>)>,
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<()> {
-        if !self.forked {
-            let version = (!self.key().0).to_be_bytes();
-            return view.scan(tree, from, &mut |key, value| {
-                if key.ends_with(&version) && key.starts_with(prefix) {
-                    out.push((key.to_vec(), value.to_vec()));
-                }
-                key.starts_with(prefix) && out.len() < max
-            });
+        if self.forked {
+            return self.scan_in(view, tree, from, prefix, &mut |key, value| Ok(each(key, value)));
         }
-        points::scan(view, &self.path, tree, from, prefix, &mut |at, version, value| {
-            out.push(([at, &(!version.0).to_be_bytes()].concat(), value.to_vec()));
-            Ok(out.len() < max)
+        let version = (!self.key().0).to_be_bytes();
+        view.scan(tree, from, &mut |key, value| {
+            key.starts_with(prefix) && (!key.ends_with(&version) || each(key, value))
         })
     }
 }

@@ -158,8 +158,12 @@ impl Fixture {
 
     /// Nothing is wrong.
     pub(super) fn check(&self) {
-        let report = self.fs.check(true).unwrap();
+        let (report, looks) = self.fs.core().check_as(true, false).unwrap();
         assert!(report.problems.is_empty(), "check found: {:#?}", report.problems);
+        // A subvolume in which nothing is wrong is told by that in which it differs from another of its family.
+        let subvolumes = self.fs.core().subvolumes.all();
+        let families: std::collections::BTreeSet<_> = subvolumes.iter().map(|one| one.family).collect();
+        assert_eq!((looks.whole, looks.whole + looks.differences), (families.len(), subvolumes.len()));
     }
 
     pub(super) fn create(&self, name: &[u8]) -> InodeId {

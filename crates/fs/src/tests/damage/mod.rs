@@ -33,6 +33,7 @@ use image::{Array, Image};
 use single::{BYTES, Plant, RECORDS};
 use subvolumes::FORKED;
 
+mod differences;
 mod forged;
 mod image;
 mod reading;
