@@ -7,7 +7,8 @@
 
 mod shares;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use varve_device::AlignedBuf;
@@ -81,7 +82,14 @@ pub(crate) struct Walk<'a> {
     /// The entries, by tree.
     trees: BTreeMap<TreeId, u64>,
     data_blocks: u64,
+    /// Blocks of data that are to be read.
+    unread: Option<Range<u64>>,
+    /// Blocks of nodes that were read together, before they are looked at.
+    ahead: HashMap<PoolAddr, AlignedBuf>,
 }
+
+/// Children of a node whose blocks are read in one group of requests.
+const TOGETHER: usize = 64;
 
 impl<'a> Walk<'a> {
     /// A walk that adds to `problems`.
@@ -98,6 +106,8 @@ impl<'a> Walk<'a> {
             entries: 0,
             trees: BTreeMap::new(),
             data_blocks: 0,
+            unread: None,
+            ahead: HashMap::new(),
         }
     }
 
@@ -191,7 +201,15 @@ impl<'a> Walk<'a> {
         let mut block = AlignedBuf::new(BLOCK_BYTES);
         for addr in ptr.copies() {
             for copy in 0..self.store.pool.copies(addr) {
-                match self.store.pool.read_copy(addr, &mut block, copy) {
+                let read_ahead = if copy == 0 { self.ahead.remove(&addr) } else { None };
+                let read = match read_ahead {
+                    Some(ahead) => {
+                        block = ahead;
+                        Ok(())
+                    }
+                    None => self.store.pool.read_copy(addr, &mut block, copy),
+                };
+                match read {
                     Ok(()) if block_checksum(&block) == ptr.checksum => {
                         good.get_or_insert_with(|| AlignedBuf::from_slice(&block));
                     }
@@ -209,6 +227,23 @@ impl<'a> Walk<'a> {
             self.problems.add(Problem { blocks: Some((addr.0, BLOCK)), ..Problem::new(kind, text) });
         }
         good
+    }
+
+    /// Reads all copies of the nodes behind these links, which are looked at next: one by one each would be waited for. What cannot
+    /// be read is read again when it is looked at.
+    fn read_ahead(&mut self, links: &[Link]) {
+        let ptrs = links.iter().filter_map(|link| match link {
+            Link::Disk(ptr) => Some(*ptr),
+            Link::Mem(_) => None,
+        });
+        let addrs: Vec<PoolAddr> = ptrs.flat_map(|ptr| ptr.copies().collect::<Vec<_>>()).collect();
+        let mut blocks = AlignedBuf::new(addrs.len() * BLOCK_BYTES);
+        let read = self.store.pool.read_blocks(&addrs, &mut blocks);
+        for ((addr, block), read) in addrs.into_iter().zip(blocks.chunks_exact(BLOCK_BYTES)).zip(read) {
+            if read {
+                self.ahead.insert(addr, AlignedBuf::from_slice(block));
+            }
+        }
     }
 
     /// Reads a node; says what is wrong with it if it cannot be used.
@@ -275,6 +310,7 @@ impl<'a> Walk<'a> {
                 }
                 let outside = (0..leaf.len()).filter(|i| !inside(&leaf.key(*i))).count();
                 if outside == 0 {
+                    self.keep(link, &node);
                     return Some(link.clone());
                 }
                 let text = format!("{outside} keys of a leaf of the {} tree at {at:#x}", tree.name());
@@ -298,6 +334,9 @@ impl<'a> Walk<'a> {
                 let (mut keys, mut children) = (Vec::new(), Vec::new());
                 let mut changed = false;
                 for (i, child) in n.children.iter().enumerate() {
+                    if i % TOGETHER == 0 {
+                        self.read_ahead(&n.children[i..][..TOGETHER.min(n.children.len() - i)]);
+                    }
                     let from = if i == 0 { low } else { n.keys()[i].as_slice() };
                     let to = n.keys().get(i + 1).map(|k| k.as_slice()).or(high);
                     let usable = self.node(tree, child, level - 1, from, to);
@@ -312,6 +351,7 @@ impl<'a> Walk<'a> {
                     }
                 }
                 if !changed {
+                    self.keep(link, &node);
                     return Some(link.clone());
                 }
                 if children.is_empty() {
@@ -327,21 +367,41 @@ impl<'a> Walk<'a> {
         Some(Link::Mem(Arc::new(rebuilt)))
     }
 
+    /// A sound node is likely to be read again.
+    fn keep(&self, link: &Link, node: &Arc<Node>) {
+        if let Link::Disk(ptr) = link {
+            self.store.cache.insert(ptr.addr[0].0, node.clone());
+        }
+    }
+
+    /// Blocks of data, whose addresses ascend; with `verify` they are read, those that lie side by side together.
     fn data(&mut self, run: Run, verify: bool) {
         if !self.claim(run, "an extent", Kind::ExtentOutside) || !verify {
             return;
         }
-        const PART_BLOCKS: u32 = 256;
-        let mut done = 0;
-        while done < run.blocks {
-            let n = PART_BLOCKS.min(run.blocks - done);
-            let first = run.addr.block() + u64::from(done);
+        let (first, end) = (run.addr.block(), run.addr.block() + u64::from(run.blocks));
+        match &mut self.unread {
+            Some(unread) if unread.end == first => unread.end = end,
+            unread => {
+                if let Some(unread) = unread.replace(first..end) {
+                    self.verify(unread);
+                }
+            }
+        }
+    }
+
+    /// Reads these blocks of data.
+    fn verify(&mut self, blocks: Range<u64>) {
+        const PART_BLOCKS: u64 = 256;
+        let mut first = blocks.start;
+        while first < blocks.end {
+            let n = PART_BLOCKS.min(blocks.end - first);
             let mut buf = AlignedBuf::new(n as usize * BLOCK_BYTES);
             if self.store.read_data(PoolAddr::from_block(first), &mut buf).is_err() {
-                self.bad_data(first, u64::from(n));
+                self.bad_data(first, n);
             }
-            self.data_blocks += u64::from(n);
-            done += n;
+            self.data_blocks += n;
+            first += n;
         }
     }
 
@@ -433,6 +493,9 @@ impl Store {
             let mut named: Vec<Run> = data_runs.collect();
             for run in walk.count_names(&mut named, &view)? {
                 walk.data(run, verify_data);
+            }
+            if let Some(unread) = walk.unread.take() {
+                walk.verify(unread);
             }
             let core = self.core.lock();
             if damage.is_none() {
