@@ -80,7 +80,12 @@ impl ShownProblem {
 /// Runs the command.
 pub fn run(args: &CheckArgs) -> Result<Outcome> {
     let started = Instant::now();
-    let (filesystem, recovery) = match pool::open_to_check(&args.pool)? {
+    // Nothing else wants this memory, and of a pool of few files little of it is used.
+    let memory = rustix::system::sysinfo();
+    let eighth = memory.totalram.saturating_mul(memory.mem_unit.into()) / 8;
+    let cache_bytes =
+        crate::options::cache_bytes(args.cache_size.or(Some(eighth.clamp(256 << 20, 4 << 30))))?;
+    let (filesystem, recovery) = match pool::open_to_check(&args.pool, cache_bytes)? {
         ToCheck::Open(filesystem, recovery) => (filesystem, recovery),
         ToCheck::Unopenable(error) if args.json => return unopenable(args, started, &error),
         ToCheck::Unopenable(error) => return Err(error),

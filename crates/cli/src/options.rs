@@ -19,6 +19,14 @@ const DIRTY_BYTES_MIN: u64 = 1 << 20;
 /// Threads that serve requests, at most.
 const THREADS_MAX: usize = 64;
 
+/// The size of a cache that was asked for, or as much as is usual.
+pub fn cache_bytes(asked: Option<u64>) -> std::result::Result<u64, Usage> {
+    match asked.unwrap_or(CACHE_BYTES_DEFAULT) {
+        bytes if bytes >= CACHE_BYTES_MIN => Ok(bytes),
+        _ => Err(Usage("a cache below 4M is too small to work with; give a cache size of 4M or more".into())),
+    }
+}
+
 /// What an unknown option is answered with.
 const KNOWN: &str = "there are: ro, rw, noatime, relatime, strictatime, nodiratime, nodev, nosuid, noexec, \
     nosymfollow, sync, dirsync and their opposites; lazytime, discard, nodiscard; remount; allow_other, default_permissions, direct_io; cache_size=SIZE, dirty_bytes=SIZE, threads=N, rings, norings, \
@@ -100,11 +108,7 @@ impl Options {
                 return Err(Usage(format!("there is no mount option {word}; {KNOWN}")));
             }
         }
-        if self.cache_bytes < CACHE_BYTES_MIN {
-            return Err(Usage(
-                "a cache below 4M is too small to work with; give cache_size=4M or more".into(),
-            ));
-        }
+        cache_bytes(Some(self.cache_bytes))?;
         if self.dirty_bytes_max < DIRTY_BYTES_MIN {
             return Err(Usage("dirty_bytes below 1M is too small to work with; give 1M or more".into()));
         }

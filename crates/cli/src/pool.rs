@@ -164,13 +164,16 @@ pub enum ToCheck {
     Unopenable(anyhow::Error),
 }
 
-/// Opens the pool at `path` to check it, changing nothing. Fails if its device cannot be looked at.
-pub fn open_to_check(path: &Path) -> Result<ToCheck> {
+/// Opens the pool at `path` to check it, changing nothing, with a cache of `cache_bytes`. Fails if its device cannot be
+/// looked at.
+pub fn open_to_check(path: &Path, cache_bytes: u64) -> Result<ToCheck> {
     let device: Arc<dyn Device> = Arc::new(open_device(path, OpenMode::ReadOnly)?);
     if let Err(error) = require_contents(path, device.as_ref(), false) {
         return Ok(ToCheck::Unopenable(error));
     }
-    Ok(match Filesystem::open_to_check(vec![device.clone()], looking()) {
+    let mut options = looking();
+    options.store.cache_bytes = cache_bytes;
+    Ok(match Filesystem::open_to_check(vec![device.clone()], options) {
         Ok((filesystem, report)) => ToCheck::Open(Box::new(filesystem), report),
         Err(error) => ToCheck::Unopenable(explain_contents(path, device.as_ref(), false, &error.to_string())),
     })

@@ -78,7 +78,10 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
     let device = Arc::new(pool::open_device(&place.pool, OpenMode::ReadWrite)?);
     let pool_file = std::fs::metadata(&place.pool).map(|meta| (meta.dev(), meta.ino())).ok();
     let options = OpenOptions {
-        store: StoreOptions { cache_bytes: args.cache_size.unwrap_or(256 << 20), ..StoreOptions::default() },
+        store: StoreOptions {
+            cache_bytes: crate::options::cache_bytes(args.cache_size)?,
+            ..StoreOptions::default()
+        },
         dirty_bytes_max: DIRTY_BYTES_MAX,
         clock: Arc::new(SystemClock),
         on_data_logged: None,

@@ -158,6 +158,7 @@ fn options_that_are_of_no_use_are_refused() {
         ("mount -o remount,ro --cache-size 64M pool.img dir", remount),
         ("mount -o remount,ro --log x pool.img dir", remount),
         ("mount -o remount,ro --foreground pool.img dir", remount),
+        ("check --cache-size 1K pool.img", "a cache below 4M is too small to work with"),
         ("lab commit --loops 5 --on varve", "--loops is for the experiment aging"),
         ("lab commit --days 5 --on varve", "--days is for the experiment aging"),
         (
