@@ -230,8 +230,8 @@ impl<'a> Walk<'a> {
     }
 
     /// Reads all copies of the nodes behind these links, which are looked at next: one by one each would be waited for. What cannot
-    /// be read is read again when it is looked at.
-    fn read_ahead(&mut self, links: &[Link]) {
+    /// be read is read again when it is looked at. Gives what is to be forgotten when they have been looked at.
+    fn read_ahead(&mut self, links: &[Link]) -> Vec<PoolAddr> {
         let ptrs = links.iter().filter_map(|link| match link {
             Link::Disk(ptr) => Some(*ptr),
             Link::Mem(_) => None,
@@ -239,11 +239,12 @@ impl<'a> Walk<'a> {
         let addrs: Vec<PoolAddr> = ptrs.flat_map(|ptr| ptr.copies().collect::<Vec<_>>()).collect();
         let mut blocks = AlignedBuf::new(addrs.len() * BLOCK_BYTES);
         let read = self.store.pool.read_blocks(&addrs, &mut blocks);
-        for ((addr, block), read) in addrs.into_iter().zip(blocks.chunks_exact(BLOCK_BYTES)).zip(read) {
+        for ((addr, block), read) in addrs.iter().zip(blocks.chunks_exact(BLOCK_BYTES)).zip(read) {
             if read {
-                self.ahead.insert(addr, AlignedBuf::from_slice(block));
+                self.ahead.insert(*addr, AlignedBuf::from_slice(block));
             }
         }
+        addrs
     }
 
     /// Reads a node; says what is wrong with it if it cannot be used.
@@ -332,10 +333,12 @@ impl<'a> Walk<'a> {
                     return None;
                 }
                 let (mut keys, mut children) = (Vec::new(), Vec::new());
-                let mut changed = false;
+                let (mut changed, mut read) = (false, Vec::new());
                 for (i, child) in n.children.iter().enumerate() {
                     if i % TOGETHER == 0 {
-                        self.read_ahead(&n.children[i..][..TOGETHER.min(n.children.len() - i)]);
+                        // Of those that turned out to be somebody else's there may be some left.
+                        read.iter().for_each(|addr| _ = self.ahead.remove(addr));
+                        read = self.read_ahead(&n.children[i..][..TOGETHER.min(n.children.len() - i)]);
                     }
                     let from = if i == 0 { low } else { n.keys()[i].as_slice() };
                     let to = n.keys().get(i + 1).map(|k| k.as_slice()).or(high);
@@ -350,6 +353,7 @@ impl<'a> Walk<'a> {
                         children.push(usable);
                     }
                 }
+                read.iter().for_each(|addr| _ = self.ahead.remove(addr));
                 if !changed {
                     self.keep(link, &node);
                     return Some(link.clone());
