@@ -18,7 +18,7 @@ use varve_format::{BLOCK_BYTES, PoolAddr, Run, TreeId, block_checksum};
 use crate::EngineError;
 use crate::checkpoint::Durable;
 use crate::key::Key;
-use crate::options::CheckReport;
+use crate::options::{CheckReport, CheckStage};
 use crate::problem::{Problem, ProblemKind as Kind, Problems};
 use crate::space::bits::Bits;
 use crate::store::Store;
@@ -299,6 +299,7 @@ impl<'a> Walk<'a> {
             return None;
         };
         self.nodes += 1;
+        self.store.options.progress.step(1);
         let at = node.location.get().map_or(0, |ptr| ptr.addr[0].0);
         let inside = |key: &[u8]| key >= low && high.is_none_or(|h| key < h);
         let body = match &node.body {
@@ -405,6 +406,7 @@ impl<'a> Walk<'a> {
                 self.bad_data(first, n);
             }
             self.data_blocks += n;
+            self.store.options.progress.step(n);
             first += n;
         }
     }
@@ -495,7 +497,10 @@ impl Store {
         let arrays_lost = walk.problems.has(Kind::ArrayUnreadable);
         if !walk.problems.has(Kind::RootUnreadable) {
             let mut named: Vec<Run> = data_runs.collect();
-            for run in walk.count_names(&mut named, &view)? {
+            let runs = walk.count_names(&mut named, &view)?;
+            let blocks = runs.iter().map(|run| u64::from(run.blocks)).sum();
+            self.options.progress.begin(CheckStage::Data, if verify_data { blocks } else { 0 });
+            for run in runs {
                 walk.data(run, verify_data);
             }
             if let Some(unread) = walk.unread.take() {

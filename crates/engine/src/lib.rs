@@ -29,7 +29,8 @@ pub use check::LostKeys;
 pub use error::EngineError;
 pub use numbers::Numbered;
 pub use options::{
-    CheckReport, FormatOptions, Profile, RecoveryReport, SpaceStats, StoreOptions, StoreStats,
+    CheckProgress, CheckReport, CheckStage, FormatOptions, Profile, RecoveryReport, SpaceStats, StoreOptions,
+    StoreStats,
 };
 pub use problem::{FileRange, Problem, ProblemKind, Problems};
 pub use store::{Reservation, Store, Trimmed, View};

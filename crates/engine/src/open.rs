@@ -102,10 +102,9 @@ impl Store {
     /// [`Store::check`] says what was found. An error means that it cannot even be told what the pool is.
     pub fn open_to_check(
         devices: Vec<Arc<dyn Device>>,
-        cache_bytes: u64,
+        options: StoreOptions,
     ) -> Result<(Arc<Store>, RecoveryReport)> {
-        let options =
-            StoreOptions { read_only: true, cache_bytes, background: false, ..StoreOptions::default() };
+        let options = StoreOptions { read_only: true, background: false, ..options };
         Store::open_as(devices, options, Judge::Note(Problems::default()))
     }
 

@@ -1,7 +1,9 @@
 //! Options, reports and figures of the store.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use varve_device::HistogramSnapshot;
 use varve_format::{Lsn, TreeId};
 
@@ -44,11 +46,54 @@ pub struct StoreOptions {
     /// Who passes more entries than this in a megabyte of a file with many versions wants a keyframe there
     /// ([`Store::keyframes`](crate::Store::keyframes)). No option changes what is read.
     pub keyframe_entries: u32,
+    /// Where a check says how far it has come.
+    pub progress: Arc<CheckProgress>,
 }
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        StoreOptions { read_only: false, cache_bytes: 256 << 20, background: true, keyframe_entries: 256 }
+        StoreOptions {
+            read_only: false,
+            cache_bytes: 256 << 20,
+            background: true,
+            keyframe_entries: 256,
+            progress: Arc::default(),
+        }
+    }
+}
+
+/// What a check is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum CheckStage {
+    /// Reading the nodes of all trees.
+    #[default]
+    Nodes,
+    /// Comparing what subvolumes and snapshots show.
+    Subvolumes,
+    /// Comparing what files hold, one family of data after the other.
+    Files,
+    /// Reading blocks of data.
+    Data,
+}
+
+/// How far a check has come, for who watches it from another thread.
+#[derive(Debug, Default)]
+pub struct CheckProgress(Mutex<(CheckStage, u64, u64)>);
+
+impl CheckProgress {
+    /// A stage begins, of so many steps; 0: nobody knows.
+    pub fn begin(&self, stage: CheckStage, steps: u64) {
+        *self.0.lock() = (stage, 0, steps);
+    }
+
+    /// So many steps of the stage have been done since.
+    pub fn step(&self, steps: u64) {
+        self.0.lock().1 += steps;
+    }
+
+    /// The stage, how many of its steps are done, and how many there are; 0: nobody knows.
+    pub fn now(&self) -> (CheckStage, u64, u64) {
+        *self.0.lock()
     }
 }
 

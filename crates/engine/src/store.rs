@@ -20,7 +20,7 @@ use crate::checkpoint::checksums::{self, Found, SumCache, SumPage};
 use crate::core::{Core, Fetched, Obstacle, PENDING_BYTES_SOFT, Purse, RECORD_BYTES_MAX, missed_in};
 use crate::journal::{Commits, PanicStops};
 use crate::numbers::Numbered;
-use crate::options::{SpaceStats, StoreOptions, StoreStats};
+use crate::options::{CheckProgress, SpaceStats, StoreOptions, StoreStats};
 use crate::planted::{Planted, is};
 use crate::pool::Pool;
 use crate::space::readers::{Readers, Reading};
@@ -548,6 +548,11 @@ impl Store {
     /// What keyframes are wanted: whoever holds the locks of families makes them ([`crate::version::make_keyframes`]).
     pub fn keyframes(&self) -> &Keyframes {
         &self.keyframes
+    }
+
+    /// Where a check says how far it has come.
+    pub fn progress(&self) -> &CheckProgress {
+        &self.options.progress
     }
 
     /// Where the space is.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use varve_format::record::inode::{self, InodeRecord};
 
 pub use varve_engine::{
-    CheckReport, FileRange, FormatOptions, InodeId, Lsn, Problem, ProblemKind, Profile, RecoveryReport,
-    SpaceStats, StoreOptions, StoreStats, Trimmed,
+    CheckProgress, CheckReport, CheckStage, FileRange, FormatOptions, InodeId, Lsn, Problem, ProblemKind,
+    Profile, RecoveryReport, SpaceStats, StoreOptions, StoreStats, Trimmed,
 };
 
 /// The root directory of a pool's first subvolume.

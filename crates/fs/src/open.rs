@@ -111,7 +111,7 @@ impl Core {
         mut options: OpenOptions,
     ) -> Result<(Core, RecoveryReport)> {
         options.store = StoreOptions { read_only: true, background: false, ..options.store };
-        let (store, report) = Store::open_to_check(devices, options.store.cache_bytes)?;
+        let (store, report) = Store::open_to_check(devices, options.store.clone())?;
         let found = match subvolumes::first(&store) {
             Ok(Some(record)) => Ok(record),
             Ok(None) => Err("the pool has no record of its filesystem".to_owned()),

@@ -34,6 +34,7 @@ impl Check<'_> {
             if namespaces.contains(&family) {
                 continue;
             }
+            self.core.store.progress().step(1);
             let of_family = owners.of(family);
             let holders: Vec<Holder> = of_family
                 .iter()

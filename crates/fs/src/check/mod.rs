@@ -19,7 +19,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use varve_engine::version::points;
 use varve_engine::{
-    CheckReport, FamilyId, InodeId, LostKeys, Problem, ProblemKind as Kind, Problems, TreeId, View,
+    CheckReport, CheckStage, FamilyId, InodeId, LostKeys, Problem, ProblemKind as Kind, Problems, TreeId,
+    View,
 };
 use varve_format::record::inode::{InodeKind, InodeRecord, decode_inode_key, inode_key};
 use varve_format::record::orphan::{OrphanRecord, decode_orphan_key};
@@ -245,14 +246,18 @@ impl Core {
             check.versions()?;
             check.orphans()?;
             check.places()?;
+            let progress = self.store.progress();
+            progress.begin(CheckStage::Subvolumes, check.namespaces.len() as u64);
             for family in check.in_order() {
                 let mut before = None;
                 for namespace in family {
                     check.namespace = namespace.clone();
                     check.look(before.replace(namespace).filter(|_| !whole).as_ref())?;
+                    progress.step(1);
                 }
             }
             (check.inodes, check.malformed) = (Inodes::new(), 0);
+            progress.begin(CheckStage::Files, 0);
             check.owners = check.all_owners()?;
             check.extents()?;
             check.counts()?;

@@ -278,7 +278,7 @@ pub fn run(disk: &Disk, seed: u64, crashes: u64) -> Result<u64, (Option<u64>, Vi
 fn work(disk: &Disk, seed: u64) -> Result<Vec<Vec<State>>, Violation> {
     let mut rng = Rng::new(seed);
     let options = OpenOptions {
-        store: StoreOptions { read_only: false, cache_bytes: 8 << 20, background: true, keyframe_entries: 1 },
+        store: StoreOptions { cache_bytes: 8 << 20, keyframe_entries: 1, ..StoreOptions::default() },
         dirty_bytes_max: [256 << 10, 4 << 20][rng.index(2)],
         clock: StepClock::new(1_000_002_000),
         on_data_logged: None,

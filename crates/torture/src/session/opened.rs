@@ -85,6 +85,7 @@ impl Opened {
                 background: false,
                 // Wherever versions meet, so that keyframes are made and used all the time.
                 keyframe_entries: 1,
+                ..StoreOptions::default()
             },
             dirty_bytes_max: setup.dirty_bytes_max,
             clock: clock.clone(),

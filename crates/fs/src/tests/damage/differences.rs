@@ -44,6 +44,40 @@ fn aged() -> Image {
     Image::of(&f.device)
 }
 
+// Goal: who watches a check sees how far it is, to the end. Method: the pool with snapshots; the last stage and its numbers, and each
+// stage seen from another thread is none before one seen earlier.
+#[test]
+fn a_check_says_how_far_it_is() {
+    let image = aged();
+    let progress = Arc::new(CheckProgress::default());
+    let watched = progress.clone();
+    let (sender, receiver) = mpsc::channel::<()>();
+    let watcher = std::thread::spawn(move || {
+        let mut seen = vec![];
+        while receiver.try_recv() == Err(mpsc::TryRecvError::Empty) {
+            let (stage, done, of) = watched.now();
+            assert!(of == 0 || done <= of, "{stage:?}: {done} of {of}");
+            if seen.last() != Some(&(stage as u8)) {
+                seen.push(stage as u8);
+            }
+        }
+        seen
+    });
+    let store = StoreOptions { cache_bytes: 1 << 20, progress: progress.clone(), ..StoreOptions::default() };
+    let clock = Arc::new(TestClock(SimClock::new(1_700_000_000, 1000)));
+    let options = OpenOptions { store, dirty_bytes_max: 0, clock, on_data_logged: None };
+    let (fs, _) = Filesystem::open_to_check(vec![image.device.clone()], options).unwrap();
+    let (stage, nodes, _) = progress.now();
+    assert_eq!(stage, CheckStage::Nodes);
+    let report = fs.check(true).unwrap();
+    assert_eq!((report.problems.len(), report.nodes), (0, nodes));
+    assert_eq!(progress.now(), (CheckStage::Data, report.data_blocks, report.data_blocks));
+    assert!(report.data_blocks > 0);
+    drop(sender);
+    let seen = watcher.join().unwrap();
+    assert!(seen.is_sorted(), "{seen:?}");
+}
+
 /// What a check finds, and how it looked.
 fn look(device: &Arc<MemoryDevice>, whole: bool) -> (Vec<Problem>, crate::check::Looks) {
     let options = OpenOptions {
