@@ -1,14 +1,18 @@
 //! `varve check`: reads everything in an unmounted pool and reports what does not agree. Changes nothing.
 
-use std::time::Instant;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use varve_fs::{FileRange, Problem, ProblemKind};
+use varve_fs::{CheckProgress, CheckStage, FileRange, Problem, ProblemKind};
 
 use crate::args::CheckArgs;
 use crate::names::{Shown, escape};
 use crate::pool::{self, ToCheck};
+use crate::progress::Progress;
 use crate::{Outcome, show};
 
 /// The report of `--json`.
@@ -77,6 +81,52 @@ impl ShownProblem {
     }
 }
 
+/// A line on the terminal that says how far the check has come, until this is dropped.
+struct Watched {
+    progress: Arc<CheckProgress>,
+    line: Progress,
+    /// Ends the thread that moves the line.
+    ends: Option<Sender<()>>,
+    moves: Option<JoinHandle<()>>,
+}
+
+impl Watched {
+    fn start() -> Watched {
+        let (progress, line) = (Arc::<CheckProgress>::default(), Progress::start());
+        let (ends, end) = mpsc::channel();
+        let moves = line.is_shown().then(|| {
+            let (progress, line) = (progress.clone(), line.clone());
+            thread::spawn(move || {
+                while end.recv_timeout(Duration::from_millis(200)) == Err(RecvTimeoutError::Timeout) {
+                    let (stage, done, of) = progress.now();
+                    line.at_step(said_of(stage), done, of);
+                }
+            })
+        });
+        Watched { progress, line, ends: Some(ends), moves }
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        drop(self.ends.take());
+        if let Some(moves) = self.moves.take() {
+            let _ = moves.join();
+        }
+        self.line.end();
+    }
+}
+
+/// What is counted in a stage of a check.
+fn said_of(stage: CheckStage) -> &'static str {
+    match stage {
+        CheckStage::Nodes => "tree nodes read",
+        CheckStage::Subvolumes => "subvolumes and snapshots compared",
+        CheckStage::Files => "files' extents compared",
+        CheckStage::Data => "blocks of data read",
+    }
+}
+
 /// Runs the command.
 pub fn run(args: &CheckArgs) -> Result<Outcome> {
     let started = Instant::now();
@@ -85,7 +135,9 @@ pub fn run(args: &CheckArgs) -> Result<Outcome> {
     let eighth = memory.totalram.saturating_mul(memory.mem_unit.into()) / 8;
     let cache_bytes =
         crate::options::cache_bytes(args.cache_size.or(Some(eighth.clamp(256 << 20, 4 << 30))))?;
-    let (filesystem, recovery) = match pool::open_to_check(&args.pool, cache_bytes)? {
+    let watched = Watched::start();
+    let opened = pool::open_to_check(&args.pool, cache_bytes, watched.progress.clone());
+    let (filesystem, recovery) = match opened? {
         ToCheck::Open(filesystem, recovery) => (filesystem, recovery),
         ToCheck::Unopenable(error) if args.json => return unopenable(args, started, &error),
         ToCheck::Unopenable(error) => return Err(error),
@@ -93,6 +145,7 @@ pub fn run(args: &CheckArgs) -> Result<Outcome> {
     let found = filesystem
         .check(true)
         .with_context(|| format!("the check of {} could not be finished", args.pool.shown()))?;
+    drop(watched);
     let report = Report {
         pool: args.pool.shown(),
         problems_count: found.problems.len() as u64 + found.omitted,

@@ -23,6 +23,7 @@ mod mountinfo;
 mod names;
 mod options;
 mod pool;
+mod progress;
 mod remount;
 mod shutdown;
 mod size;

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use varve_device::{AlignedBuf, Device, DeviceError, FileDevice, OpenMode, Operation};
 use varve_format::BLOCK_BYTES;
 use varve_format::superblock::{self, Label, SLOT_BYTES, SLOTS_PER_END, Superblock};
-use varve_fs::{Filesystem, OpenOptions, RecoveryReport, StoreOptions};
+use varve_fs::{CheckProgress, Filesystem, OpenOptions, RecoveryReport, StoreOptions};
 
 use crate::clock::SystemClock;
 use crate::mountinfo::MountTable;
@@ -164,15 +164,15 @@ pub enum ToCheck {
     Unopenable(anyhow::Error),
 }
 
-/// Opens the pool at `path` to check it, changing nothing, with a cache of `cache_bytes`. Fails if its device cannot be
-/// looked at.
-pub fn open_to_check(path: &Path, cache_bytes: u64) -> Result<ToCheck> {
+/// Opens the pool at `path` to check it, changing nothing, with a cache of `cache_bytes`; `progress` tells how far that and
+/// the check have come. Fails if its device cannot be looked at.
+pub fn open_to_check(path: &Path, cache_bytes: u64, progress: Arc<CheckProgress>) -> Result<ToCheck> {
     let device: Arc<dyn Device> = Arc::new(open_device(path, OpenMode::ReadOnly)?);
     if let Err(error) = require_contents(path, device.as_ref(), false) {
         return Ok(ToCheck::Unopenable(error));
     }
     let mut options = looking();
-    options.store.cache_bytes = cache_bytes;
+    (options.store.cache_bytes, options.store.progress) = (cache_bytes, progress);
     Ok(match Filesystem::open_to_check(vec![device.clone()], options) {
         Ok((filesystem, report)) => ToCheck::Open(Box::new(filesystem), report),
         Err(error) => ToCheck::Unopenable(explain_contents(path, device.as_ref(), false, &error.to_string())),

@@ -1,4 +1,4 @@
-//! What a person sees while a tree is copied: a line on the terminal that says how far it is.
+//! What a person sees while a tree is copied, or a pool checked: a line on the terminal that says how far it is.
 
 use std::io::{IsTerminal, stderr};
 use std::time::Duration;
@@ -43,6 +43,18 @@ impl Progress {
             self.bar.set_position(entries);
             self.bar.set_message(show_size(bytes));
         }
+    }
+
+    /// So many of something are done, of so many; 0: nobody knows.
+    pub fn at_step(&self, what: &'static str, done: u64, of: u64) {
+        let template = match of {
+            0 => "{spinner} {human_pos} {msg}, {elapsed}",
+            _ => "{bar:30} {human_pos} of {human_len} {msg}, {elapsed}",
+        };
+        self.bar.set_style(style(template));
+        self.bar.set_length(of.max(done));
+        self.bar.set_position(done);
+        self.bar.set_message(what);
     }
 
     /// Everything in front of this byte is done, of so many.

@@ -17,8 +17,9 @@ use crate::args::TrimArgs;
 use crate::clock::SystemClock;
 use crate::mountinfo::{self, Mount, MountTable};
 use crate::names::{Shown, in_words};
+use crate::progress::Progress;
 use crate::size::show_size;
-use crate::transfer::{Progress, Stop};
+use crate::transfer::Stop;
 use crate::{Outcome, pool, show, stats, sync};
 
 /// How long the process that serves a mount works before it says how far it is.

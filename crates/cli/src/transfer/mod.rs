@@ -8,7 +8,6 @@ mod finisher;
 mod host;
 mod import;
 mod place;
-mod progress;
 mod tally;
 
 pub use export::run as export;
@@ -23,8 +22,8 @@ use std::thread;
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-pub use self::progress::Progress;
 use self::tally::Summary;
+use crate::progress::Progress;
 use crate::{Outcome, show};
 
 /// Whether somebody wants what is being done to end.

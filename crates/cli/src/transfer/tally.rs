@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::progress::Progress;
 use crate::names::Shown;
+use crate::progress::Progress;
 use crate::size::show_size;
 
 /// Problems kept for `--json`; all of them are counted and said on standard error.
