@@ -92,7 +92,7 @@ struct Watched {
 
 impl Watched {
     fn start() -> Watched {
-        let (progress, line) = (Arc::<CheckProgress>::default(), Progress::start());
+        let (progress, line) = (Arc::<CheckProgress>::default(), Progress::start_steps());
         let (ends, end) = mpsc::channel();
         let moves = line.is_shown().then(|| {
             let (progress, line) = (progress.clone(), line.clone());
@@ -121,6 +121,7 @@ impl Drop for Watched {
 fn said_of(stage: CheckStage) -> &'static str {
     match stage {
         CheckStage::Nodes => "tree nodes read",
+        CheckStage::Entries => "entries compared with their versions",
         CheckStage::Subvolumes => "subvolumes and snapshots compared",
         CheckStage::Files => "files' extents compared",
         CheckStage::Data => "blocks of data read",

@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, stderr};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::size::show_size;
 
@@ -16,10 +16,19 @@ pub struct Progress {
 impl Progress {
     /// Begins, with nothing done and the end not known.
     pub fn start() -> Progress {
+        Progress::start_as("{spinner} {human_pos} entries, {msg}, {per_sec}, {elapsed}")
+    }
+
+    /// The same, for steps ([`Progress::at_step`]).
+    pub fn start_steps() -> Progress {
+        Progress::start_as("{spinner} {msg}, {elapsed}")
+    }
+
+    fn start_as(template: &str) -> Progress {
         let target =
             if stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(None, target);
-        bar.set_style(style("{spinner} {human_pos} entries, {msg}, {per_sec}, {elapsed}"));
+        bar.set_style(style(template));
         bar.enable_steady_tick(Duration::from_millis(200));
         Progress { bar }
     }
@@ -46,15 +55,12 @@ impl Progress {
     }
 
     /// So many of something are done, of so many; 0: nobody knows.
-    pub fn at_step(&self, what: &'static str, done: u64, of: u64) {
-        let template = match of {
-            0 => "{spinner} {human_pos} {msg}, {elapsed}",
-            _ => "{bar:30} {human_pos} of {human_len} {msg}, {elapsed}",
+    pub fn at_step(&self, what: &str, done: u64, of: u64) {
+        let of_all = match of {
+            0 => String::new(),
+            _ => format!(" of {} ({}%)", HumanCount(of), 100 * u128::from(done) / u128::from(of)),
         };
-        self.bar.set_style(style(template));
-        self.bar.set_length(of.max(done));
-        self.bar.set_position(done);
-        self.bar.set_message(what);
+        self.bar.set_message(format!("{}{of_all} {what}", HumanCount(done)));
     }
 
     /// Everything in front of this byte is done, of so many.

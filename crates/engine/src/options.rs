@@ -68,6 +68,8 @@ pub enum CheckStage {
     /// Reading the nodes of all trees.
     #[default]
     Nodes,
+    /// Comparing what is stored for subvolumes with their versions, one entry after the other.
+    Entries,
     /// Comparing what subvolumes and snapshots show.
     Subvolumes,
     /// Comparing what files hold, one family of data after the other.

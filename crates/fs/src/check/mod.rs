@@ -242,11 +242,12 @@ impl Core {
             looks: Looks::default(),
         };
         if !self.store.is_hopeless() {
+            let progress = self.store.progress();
+            progress.begin(CheckStage::Entries, 0);
             check.foreign()?;
             check.versions()?;
             check.orphans()?;
             check.places()?;
-            let progress = self.store.progress();
             progress.begin(CheckStage::Subvolumes, check.namespaces.len() as u64);
             for family in check.in_order() {
                 let mut before = None;
@@ -414,8 +415,8 @@ impl<'a> Check<'a> {
             for (version, _) in &standing {
                 self.taken("a version of a namespace", version.0);
             }
-            let mut found = Vec::new();
-            points::walk_points(&self.view, family, &standing, &mut found, &mut |_, _, _| {})?;
+            let (mut found, progress) = (Vec::new(), self.core.store.progress());
+            points::walk_points(&self.view, family, &standing, &mut found, &mut |_, _, _| progress.step(1))?;
             found.into_iter().for_each(|problem| self.problems.add(problem));
             if self.problems.list.len() as u64 + self.problems.omitted > before {
                 self.unsound.insert(family);
