@@ -510,7 +510,7 @@ fn fstrim_can_be_interrupted() {
     assert_eq!(fs::read(mount.path("file")).unwrap(), b"meanwhile");
     for (i, fstrim) in running.iter_mut().enumerate() {
         let pid = rustix::process::Pid::from_child(fstrim);
-        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         assert!(!fstrim.wait().unwrap().success());
         reach(&mount.verbs.trims.1, i as u64 + 1);
     }
