@@ -82,8 +82,8 @@ pub(crate) struct Walk<'a> {
     /// The entries, by tree.
     trees: BTreeMap<TreeId, u64>,
     data_blocks: u64,
-    /// Blocks of data that are to be read.
-    unread: Option<Range<u64>>,
+    /// Runs of data that are to be read, side by side.
+    unread: Vec<Range<u64>>,
     /// Blocks of nodes that were read together, before they are looked at.
     ahead: HashMap<PoolAddr, AlignedBuf>,
 }
@@ -106,7 +106,7 @@ impl<'a> Walk<'a> {
             entries: 0,
             trees: BTreeMap::new(),
             data_blocks: 0,
-            unread: None,
+            unread: Vec::new(),
             ahead: HashMap::new(),
         }
     }
@@ -385,25 +385,31 @@ impl<'a> Walk<'a> {
             return;
         }
         let (first, end) = (run.addr.block(), run.addr.block() + u64::from(run.blocks));
-        match &mut self.unread {
-            Some(unread) if unread.end == first => unread.end = end,
-            unread => {
-                if let Some(unread) = unread.replace(first..end) {
-                    self.verify(unread);
-                }
-            }
+        if self.unread.last().is_none_or(|last| last.end != first) {
+            self.verify();
         }
+        self.unread.push(first..end);
     }
 
-    /// Reads these blocks of data.
-    fn verify(&mut self, blocks: Range<u64>) {
+    /// Reads the runs that wait for it.
+    fn verify(&mut self) {
         const PART_BLOCKS: u64 = 256;
-        let mut first = blocks.start;
-        while first < blocks.end {
-            let n = PART_BLOCKS.min(blocks.end - first);
+        let runs = std::mem::take(&mut self.unread);
+        let (Some(mut first), Some(end)) =
+            (runs.first().map(|run| run.start), runs.last().map(|run| run.end))
+        else {
+            return;
+        };
+        while first < end {
+            let n = PART_BLOCKS.min(end - first);
             let mut buf = AlignedBuf::new(n as usize * BLOCK_BYTES);
             if self.store.read_data(PoolAddr::from_block(first), &mut buf).is_err() {
-                self.bad_data(first, n);
+                // What is bad is told of each run by itself: they belong to different files.
+                let from = runs.partition_point(|run| run.end <= first);
+                for run in runs[from..].iter().take_while(|run| run.start < first + n) {
+                    let start = run.start.max(first);
+                    self.bad_data(start, run.end.min(first + n) - start);
+                }
             }
             self.data_blocks += n;
             self.store.options.progress.step(n);
@@ -503,9 +509,7 @@ impl Store {
             for run in runs {
                 walk.data(run, verify_data);
             }
-            if let Some(unread) = walk.unread.take() {
-                walk.verify(unread);
-            }
+            walk.verify();
             let core = self.core.lock();
             if damage.is_none() {
                 for replaced in &core.replaced {

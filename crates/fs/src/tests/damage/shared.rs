@@ -2,6 +2,37 @@
 
 use super::*;
 
+// Goal: of blocks that lie side by side and are damaged, each file is named for its own. Method: forty files of one block, read
+// together by the check; those of every third are spoilt, and two next to each other.
+#[test]
+fn neighbours_are_told_apart() {
+    let f = Fixture::new(64 * MIB);
+    let names: Vec<String> = (0..40).map(|n| format!("file{n}")).collect();
+    for (n, name) in names.iter().enumerate() {
+        let file = f.create(name.as_bytes());
+        f.write(file, 0, &pattern(n as u64, BLOCK_BYTES));
+    }
+    f.fs.sync().unwrap();
+    let address = |name: &String| {
+        let file = f.fs.lookup(ROOT, name.as_bytes()).unwrap().ino;
+        f.fs.map(file, 0, 1).unwrap().pieces[0].address.expect("it has data")
+    };
+    let addresses: Vec<u64> = names.iter().map(address).collect();
+    let beside = addresses.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) == BLOCK_BYTES as u64).count();
+    assert!(beside > 30, "they do not lie side by side: {addresses:?}");
+    f.fs.close().unwrap();
+    let image = Image::of(&f.device);
+    let spoilt: BTreeSet<usize> = (0..40).filter(|n| n % 3 == 0 || *n == 16).collect();
+    spoilt.iter().for_each(|n| image.write(PoolAddr(addresses[*n]), &[0x5a; BLOCK_BYTES]));
+    let problems = check(&image.device);
+    assert!(problems.iter().all(|problem| problem.kind == Kind::DataUnreadable), "{problems:?}");
+    let named: BTreeSet<String> = problems
+        .into_iter()
+        .map(|problem| String::from_utf8(problem.path.expect("a path")).unwrap())
+        .collect();
+    assert_eq!(named, spoilt.iter().map(|n| format!("/{}", names[*n])).collect());
+}
+
 // Goal: of a damaged block every file is named that sees it, in whatever subvolume and at whatever place, and none that does not;
 // of very many, some, and how many more. Method: a file with a clone, a range of it in another file and at a second place of its own, and
 // snapshots, in one of which the block was written again, and in another of which the file was removed; one block of it is spoilt.
