@@ -116,7 +116,7 @@ kinds! {
     VersionAge "version-age" "A version is not younger than its parent (or its own ancestor).";
     VersionChildren "version-children" "A version counts its children wrongly.";
     VersionHolders "version-holders" "A version counts its holders wrongly.";
-    VersionKey "version-key" "Two versions have one key.";
+    VersionKey "version-key" "Two versions have one key, or one has a key that is older than its family.";
     VersionDrain "version-drain" "A version is being merged into one that is in use.";
     VersionLimit "version-limit" "A version limits what it sees of a parent it does not have.";
     VersionOfInode "version-of-inode" "An inode stands at a version that does not exist, or does not know of its versions.";

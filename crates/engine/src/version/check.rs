@@ -354,6 +354,10 @@ pub(super) fn check_versions(
                 Some(_) => (),
             }
         }
+        // The index leaves out what is at the family's own number: only a version without a parent may be there.
+        if version.key.0 < family.0 {
+            problem(Kind::VersionKey, format!("{here} has a key that is older than its family"));
+        }
         if version.parent.is_none() && version.limit != NO_LIMIT {
             problem(Kind::VersionLimit, format!("{here} has no parent and a limit"));
         }

@@ -230,6 +230,7 @@ fn the_walk_names_the_damage() {
         (record(50, &VersionRecord { refs: 2, ..child }), "counts 2 holders and has 1"),
         (record(5, &VersionRecord { children: 2, ..root }), "counts its children wrongly"),
         (record(50, &VersionRecord { key: VersionKey(4), ..child }), "not younger"),
+        (record(5, &VersionRecord { key: VersionKey(4), ..root }), "older than its family"),
         (((TreeId::HELD.0, held(50, 1)), Vec::new()), "where it has nothing"),
         (((TreeId::HELD.0, held(50, 0)), vec![1]), "index of family 5 is not one"),
         (entry(50, 256, &data(300, 1)), "does not name segment 1"),
