@@ -20,6 +20,9 @@ const BUCKET_BYTES: usize = 23;
 /// Bytes of a prefix that say whose attributes they are: family, inode.
 const INODE_BYTES: usize = 16;
 
+/// Whole keys and values.
+type Entries = Vec<(Vec<u8>, Vec<u8>)>;
+
 impl Check<'_> {
     /// Whether the differences between a subvolume and the one that is being looked at can be told.
     pub(super) fn tells_differences(&self, before: &Namespace) -> bool {
@@ -28,7 +31,7 @@ impl Check<'_> {
         forked
             && before.family == self.namespace.family
             && !self.unsound.contains(&before.family)
-            && !trees.iter().any(|tree| self.lost.keys.contains_key(tree))
+            && !trees.iter().any(|tree| self.lost.overlaps(*tree, &before.family.0.to_be_bytes()))
     }
 
     /// Looks at that in which the subvolume differs from `before`, which is what has been counted. False: something is wrong, or could
@@ -42,15 +45,19 @@ impl Check<'_> {
 
     /// The same, whose problems say no more than that there are any.
     fn all_differences(&mut self, before: &Namespace) -> Result<bool> {
-        let (mut touched, mut same_kinds) = (Touched::new(), true);
+        let (mut touched, mut plain) = (Touched::new(), true);
         self.each_difference(before, TreeId::INODES, &mut |me, changed| {
             let ino = number(&changed.prefix, 8);
             let kind = |me: &Self| Some(me.inodes.get(&ino)?.says.as_ref()?.kind);
             let was = kind(me);
+            // What was wrong there may be hiding something else.
+            let odd = me.inodes.get(&ino).is_some_and(|seen| {
+                seen.malformed || (seen.says.is_none() && (seen.names, seen.entries) != (0, 0))
+            });
             me.inode(ino, changed.new.as_deref());
             touched.insert(ino);
             // A number is never given out again.
-            same_kinds &= was.zip(kind(me)).is_none_or(|(was, is)| was == is);
+            plain &= !odd && was.zip(kind(me)).is_none_or(|(was, is)| was == is);
             Ok(())
         })?;
         let mut last = Vec::new();
@@ -58,11 +65,18 @@ impl Check<'_> {
             let prefix = &changed.prefix[..BUCKET_BYTES];
             if prefix != last {
                 last = prefix.to_vec();
-                for (key, value) in me.entries_of(before, TreeId::NAMES, prefix)? {
+                let (Some(gone), Some(there)) = (
+                    me.entries_of(before, TreeId::NAMES, prefix)?,
+                    me.entries_of(&me.namespace, TreeId::NAMES, prefix)?,
+                ) else {
+                    plain = false;
+                    return Ok(());
+                };
+                for (key, value) in gone {
                     touched.extend(me.name_gone(&key, &value).into_iter().flatten());
                 }
                 let mut bucket = Bucket::default();
-                for (key, value) in me.entries_of(&me.namespace, TreeId::NAMES, prefix)? {
+                for (key, value) in there {
                     touched.extend(me.name_entry(&mut bucket, &key, &value).into_iter().flatten());
                 }
             }
@@ -78,7 +92,11 @@ impl Check<'_> {
                 let seen = me.inodes.entry(ino).or_default();
                 (seen.xattrs, seen.bytes) = (0, 0);
                 let mut reading = Reading::default();
-                for (key, value) in me.entries_of(&me.namespace, TreeId::XATTRS, prefix)? {
+                let Some(there) = me.entries_of(&me.namespace, TreeId::XATTRS, prefix)? else {
+                    plain = false;
+                    return Ok(());
+                };
+                for (key, value) in there {
                     me.xattr_entry(&mut reading, &key, &value);
                 }
                 me.xattrs_end(&reading);
@@ -94,7 +112,7 @@ impl Check<'_> {
                 return Ok(false);
             }
         }
-        Ok(same_kinds)
+        Ok(plain)
     }
 
     /// Calls `each` with every place of a tree where `before` and the subvolume that is being looked at differ.
@@ -117,19 +135,14 @@ impl Check<'_> {
         }
     }
 
-    /// What `namespace` shows at keys that begin with `prefix`.
-    fn entries_of(
-        &self,
-        namespace: &Namespace,
-        tree: TreeId,
-        prefix: &[u8],
-    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    /// What `namespace` shows at keys that begin with `prefix`; `None`: more than can be right.
+    fn entries_of(&self, namespace: &Namespace, tree: TreeId, prefix: &[u8]) -> Result<Option<Entries>> {
         let mut entries = Vec::new();
         namespace.each(&self.view, tree, prefix, prefix, &mut |key, value| {
             entries.push((key.to_vec(), value.to_vec()));
-            true
+            entries.len() <= PIECE
         })?;
-        Ok(entries)
+        Ok((entries.len() <= PIECE).then_some(entries))
     }
 }
 

@@ -63,7 +63,7 @@ impl<'a> Files<'a> {
                     continue;
                 }
                 let seen_as = owner.seen_as(self.view, self.namespaces, usize::MAX);
-                self.looks_left = self.looks_left.saturating_sub(seen_as.len() as u64);
+                self.looks_left = self.looks_left.saturating_sub(self.namespaces.len() as u64);
                 let all = seen_as.iter().flat_map(|ino| ranges.iter().map(|(from, to)| (*ino, *from, *to)));
                 found.extend(all);
             }

@@ -132,6 +132,15 @@ impl Lost {
         Lost { keys }
     }
 
+    /// Whether some keys of a tree that begin with `prefix` cannot be had.
+    fn overlaps(&self, tree: TreeId, prefix: &[u8]) -> bool {
+        let within = |lost: &LostKeys| {
+            let begins = lost.low[..] <= *prefix || lost.low.starts_with(prefix);
+            begins && lost.high.as_ref().is_none_or(|high| high[..] > *prefix)
+        };
+        self.keys.get(&tree).is_some_and(|ranges| ranges.iter().any(within))
+    }
+
     fn covers(&self, tree: TreeId, key: &[u8]) -> bool {
         let Some(ranges) = self.keys.get(&tree) else { return false };
         let after = ranges.partition_point(|lost| lost.low[..] <= *key);
@@ -166,6 +175,20 @@ struct Check<'a> {
     /// Whether an inode may have flags that users set.
     flagged: bool,
     looks: Looks,
+}
+
+/// Whether a problem of a family's versions leaves it to be told what each of them has: what is too much, and work that nobody
+/// does.
+fn idle(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::WhiteoutIdle
+            | Kind::EntryUnseen
+            | Kind::HeldStray
+            | Kind::ReapMalformed
+            | Kind::ReapMissing
+            | Kind::ReapStray
+    )
 }
 
 /// How subvolumes were looked at.
@@ -355,11 +378,13 @@ impl<'a> Check<'a> {
                 self.problem(Kind::KeyMalformed, format!("a namespace in the {} tree: {error}", tree.name()));
             }
             let Some((last, _)) = piece.last() else { return Ok(()) };
-            from = behind(last, self.namespace.forked);
+            let next = behind(last, self.namespace.forked);
+            let is_last = next <= from;
+            from = next;
             for (key, value) in &piece {
                 each(self, key, value);
             }
-            if piece.len() < PIECE {
+            if piece.len() < PIECE || is_last {
                 return Ok(());
             }
         }
@@ -405,8 +430,9 @@ impl<'a> Check<'a> {
             families.entry(namespace.family).or_default().push((namespace.version, 1));
         }
         for (family, mut standing) in families {
-            let before = self.problems.list.len() as u64 + self.problems.omitted;
             standing.sort_unstable();
+            let floor = self.id_floor;
+            let mut unsound = standing.iter().any(|(version, _)| version.0 >= floor);
             standing.dedup_by(|next, first| {
                 let same = next.0 == first.0;
                 first.1 += if same { next.1 } else { 0 };
@@ -417,8 +443,9 @@ impl<'a> Check<'a> {
             }
             let (mut found, progress) = (Vec::new(), self.core.store.progress());
             points::walk_points(&self.view, family, &standing, &mut found, &mut |_, _, _| progress.step(1))?;
+            unsound |= found.iter().any(|problem| !idle(problem.kind));
             found.into_iter().for_each(|problem| self.problems.add(problem));
-            if self.problems.list.len() as u64 + self.problems.omitted > before {
+            if unsound {
                 self.unsound.insert(family);
             }
         }
@@ -542,6 +569,11 @@ impl<'a> Check<'a> {
             if record.inode.links != 0 {
                 let text = format!("orphan {} has {} links", ino.0, record.inode.links);
                 self.of(Kind::OrphanLinked, ino, text);
+            }
+            let directories = record.inode.rdev > 1;
+            if record.inode.kind == InodeKind::Directory && (record.inode.size > 0 || directories) {
+                let what = if directories { "has directories in it" } else { "has entries" };
+                self.of(Kind::DirectorySize, ino, format!("orphan {} {what} and no name", ino.0));
             }
             self.orphans.insert(ino);
         }

@@ -50,14 +50,21 @@ impl Paths<'_> {
         for ino in inodes {
             wanted.entry(Slot::of(ino)).or_default().insert(ino);
         }
-        while let Some((slot, inodes)) = wanted.pop_last() {
+        // First all subvolumes on the way, so that the names of each are read once.
+        let mut slots: Vec<Slot> = wanted.keys().copied().collect();
+        while let Some(slot) = slots.pop() {
+            let Some((dir, _)) = self.above.get(&slot) else { continue };
+            let above = Slot::of(*dir);
+            if !wanted.contains_key(&above) {
+                slots.push(above);
+            }
+            wanted.entry(above).or_default().insert(*dir);
+        }
+        for (slot, inodes) in wanted {
             let names = self.names(slot);
             for ino in inodes {
                 let way = self.way(&names, local(ino));
                 self.known.insert(ino, way);
-            }
-            if let Some((dir, _)) = self.above.get(&slot).filter(|(dir, _)| !self.known.contains_key(dir)) {
-                wanted.entry(Slot::of(*dir)).or_default().insert(*dir);
             }
         }
     }

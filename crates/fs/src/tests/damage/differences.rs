@@ -1,5 +1,6 @@
 //! Damage in pools of many snapshots, which are looked at by that in which they differ.
 
+use varve_format::record::held::decode_held_key;
 use varve_format::record::name::decode_name_key;
 
 use super::*;
@@ -150,6 +151,19 @@ fn what_differs_shows_what_the_whole_shows() {
     // The first subvolume and the other family.
     assert_eq!(looks.whole, 2);
     assert!(looks.differences >= 10, "{looks:?}");
+    // What is too much in an index hides no difference.
+    let mut damaged = Image::of(&image.device);
+    let held = damaged.entries(TreeId::HELD).into_iter().map(|(key, _)| key);
+    let of_names = held.map(|key| {
+        decode_held_key(&key).map(|(family, version, tree, place)| (family, version, tree, place.to_vec()))
+    });
+    let (family, version, tree, mut place) =
+        of_names.flatten().find(|(_, _, tree, _)| *tree == TreeId::NAMES).expect("a version has a name");
+    place[3] ^= 1;
+    damaged.put(TreeId::HELD, &held_key(family, version, tree, &place), &[]);
+    let (problems, seen) = look(&damaged.device, false);
+    assert_eq!(problems.iter().map(|problem| problem.kind).collect::<Vec<_>>(), [Kind::HeldStray]);
+    assert_eq!(seen, looks);
     let unreachable = Kind::DirectoryUnreachable.name();
     let (mut rng, mut found) = (Rng::new(5), 0);
     while found < 150 {

@@ -200,6 +200,11 @@ pub const RECORDS: &[(Kind, Plant)] = &[
     (Kind::OrphanMalformed, |w| w.image.put(TreeId::ORPHANS, &orphan_key(InodeId(20)), b"\x07")),
     (Kind::OrphanLinked, |w| w.orphan(InodeId(15), 1)),
     (Kind::OrphanLive, |w| w.orphan(w.small, 0)),
+    (Kind::DirectorySize, |w| {
+        let inode = InodeRecord { links: 0, size: 5, ..w.inode(w.inner) };
+        let record = OrphanRecord { state: OrphanState::Open, inode };
+        w.image.put(TreeId::ORPHANS, &orphan_key(InodeId(15)), &record.encode());
+    }),
     (Kind::XattrMalformed, |w| {
         let mut head = XattrHead { name: b"user.huge".to_vec(), value_len: 0, start: Vec::new() }.encode();
         head[1..5].copy_from_slice(&100_000u32.to_le_bytes());
