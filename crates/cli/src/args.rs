@@ -240,8 +240,8 @@ pub struct StatsArgs {
 pub struct CheckArgs {
     /// File or block device that holds the pool
     pub pool: PathBuf,
-    /// Memory for metadata that is kept ready: what does not fit is read several times [default: an eighth of this
-    /// machine's, at least 256M and at most 4G]
+    /// Memory for metadata that is kept ready: what does not fit is read several times [default: an eighth of what
+    /// this machine has or the control group allows, at least 256M and at most 4G]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub cache_size: Option<u64>,
     /// Print the report as JSON; docs/json.md and docs/check.md explain the keys

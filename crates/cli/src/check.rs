@@ -1,5 +1,6 @@
 //! `varve check`: reads everything in an unmounted pool and reports what does not agree. Changes nothing.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
@@ -128,14 +129,26 @@ fn said_of(stage: CheckStage) -> &'static str {
     }
 }
 
+/// The memory of this machine, or as much of it as the control groups of this process allow (cgroup v2, `memory.max`; what cannot
+/// be read does not count).
+fn memory_bytes() -> u64 {
+    let machine = rustix::system::sysinfo();
+    let mut least = machine.totalram.saturating_mul(machine.mem_unit.into());
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"));
+    for group in group.iter().flat_map(|group| Path::new(group).ancestors()) {
+        let limit = std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(group).join("memory.max"));
+        least = least.min(limit.ok().and_then(|limit| limit.trim().parse().ok()).unwrap_or(u64::MAX));
+    }
+    least
+}
+
 /// Runs the command.
 pub fn run(args: &CheckArgs) -> Result<Outcome> {
     let started = Instant::now();
     // Nothing else wants this memory, and of a pool of few files little of it is used.
-    let memory = rustix::system::sysinfo();
-    let eighth = memory.totalram.saturating_mul(memory.mem_unit.into()) / 8;
-    let cache_bytes =
-        crate::options::cache_bytes(args.cache_size.or(Some(eighth.clamp(256 << 20, 4 << 30))))?;
+    let usual = (memory_bytes() / 8).clamp(256 << 20, 4 << 30);
+    let cache_bytes = crate::options::cache_bytes(Some(args.cache_size.unwrap_or(usual)))?;
     let watched = Watched::start();
     let opened = pool::open_to_check(&args.pool, cache_bytes, watched.progress.clone());
     let (filesystem, recovery) = match opened? {
