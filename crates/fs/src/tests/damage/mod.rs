@@ -364,6 +364,30 @@ fn a_log_that_cannot_be_read_is_named() {
     assert_eq!(kinds, [Kind::LogUnreadable]);
 }
 
+// Goal: of nodes that are read in groups, one copy that the device cannot read is told and the other is used. Method: reads of one
+// copy of a leaf among others fail, and then those of both.
+#[test]
+fn a_node_that_cannot_be_read_among_others_is_named() {
+    let world = build();
+    let key = world.middle(TreeId::INODES);
+    let copies: Vec<PoolAddr> = world.image.node_ptr(TreeId::INODES, &key, 0).copies().collect();
+    assert_eq!(copies.len(), 2);
+    let kinds = |bad: &[PoolAddr]| {
+        let places = bad.iter().map(|addr| world.image.offset(*addr));
+        let rule = |at| {
+            FaultRule::new(Operation::Read, Trigger::From(1), Fault::Error)
+                .within(at..at + BLOCK_BYTES as u64)
+        };
+        let device = FaultyDevice::new(world.image.device.snapshot(), 1, places.map(rule).collect());
+        let problems = check_on(Arc::new(device)).expect("it can be checked");
+        problems.iter().map(|problem| problem.kind).collect::<BTreeSet<Kind>>()
+    };
+    for copy in &copies {
+        assert_eq!(kinds(&[*copy]), [Kind::NodeCopyDamaged].into());
+    }
+    assert!(kinds(&copies).contains(&Kind::NodeUnreadable));
+}
+
 // Goal: no image makes opening or checking panic, hang or run away. Method: random bytes of random blocks of metadata
 // changed, a few at a time, with the checksums redone up to the superblock; opened as usual (read-only) and to be
 // checked; one seed a round, for some seconds, and in any case a number of rounds.
