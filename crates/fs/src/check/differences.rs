@@ -11,17 +11,14 @@ use varve_engine::{InodeId, TreeId};
 
 use super::names::Bucket;
 use super::xattrs::Reading;
-use super::{Check, PIECE, Touched};
+use super::{Check, Entries, PIECE, Touched};
 use crate::Result;
-use crate::table::Namespace;
+use crate::table::{Namespace, number};
 
 /// Bytes of a name's prefix that say in which bucket it is: family, directory, hash without the number of the entry.
 const BUCKET_BYTES: usize = 23;
 /// Bytes of a prefix that say whose attributes they are: family, inode.
 const INODE_BYTES: usize = 16;
-
-/// Whole keys and values.
-type Entries = Vec<(Vec<u8>, Vec<u8>)>;
 
 impl Check<'_> {
     /// Whether the differences between a subvolume and the one that is being looked at can be told.
@@ -47,7 +44,7 @@ impl Check<'_> {
     fn all_differences(&mut self, before: &Namespace) -> Result<bool> {
         let (mut touched, mut plain) = (Touched::new(), true);
         self.each_difference(before, TreeId::INODES, &mut |me, changed| {
-            let ino = number(&changed.prefix, 8);
+            let ino = InodeId(number(&changed.prefix, 8));
             let kind = |me: &Self| Some(me.inodes.get(&ino)?.says.as_ref()?.kind);
             let was = kind(me);
             // What was wrong there may be hiding something else.
@@ -87,7 +84,7 @@ impl Check<'_> {
             let prefix = &changed.prefix[..INODE_BYTES];
             if prefix != last {
                 last = prefix.to_vec();
-                let ino = number(prefix, 8);
+                let ino = InodeId(number(prefix, 8));
                 touched.insert(ino);
                 let seen = me.inodes.entry(ino).or_default();
                 (seen.xattrs, seen.bytes) = (0, 0);
@@ -144,10 +141,4 @@ impl Check<'_> {
         })?;
         Ok((entries.len() <= PIECE).then_some(entries))
     }
-}
-
-/// The number at byte `at` of a prefix.
-fn number(prefix: &[u8], at: usize) -> InodeId {
-    let bytes = prefix.get(at..at + 8).and_then(|bytes| bytes.first_chunk());
-    InodeId(bytes.map_or(0, |bytes| u64::from_be_bytes(*bytes)))
 }

@@ -110,6 +110,9 @@ const PIECE: usize = 4096;
 /// By their numbers without the slot.
 type Inodes = BTreeMap<InodeId, Seen>;
 
+/// Whole keys and values.
+type Entries = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// Inodes that a step from one subvolume to the next was about, without the slot.
 type Touched = BTreeSet<InodeId>;
 
@@ -311,8 +314,8 @@ impl<'a> Check<'a> {
         self.problems.add(Problem::of_inode(kind, ino.0, text));
     }
 
-    /// All entries of a tree of the namespace. Those of other namespaces and versions are problems.
-    fn entries(&mut self, tree: TreeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    /// All entries of a tree, whoever's they are.
+    fn entries(&self, tree: TreeId) -> Result<Entries> {
         let mut entries = Vec::new();
         self.view.scan(tree, &[], &mut |key, value| {
             entries.push((key.to_vec(), value.to_vec()));
@@ -369,7 +372,7 @@ impl<'a> Check<'a> {
         let mut from: Vec<u8> = family.to_vec();
         loop {
             // A piece at a time: `each` wants all of this, and the scan has part of it.
-            let mut piece: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+            let mut piece = Entries::new();
             let scanned = self.namespace.each(&self.view, tree, &from, &family, &mut |key, value| {
                 piece.push((key.to_vec(), value.to_vec()));
                 piece.len() < PIECE

@@ -165,6 +165,11 @@ impl Change {
     }
 }
 
+/// The number at byte `at` of a key or the beginning of one; 0 where that is shorter.
+pub(crate) fn number(key: &[u8], at: usize) -> u64 {
+    key.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_be_bytes)
+}
+
 /// Names the entry that does not decode.
 pub(crate) fn corrupt(what: impl FnOnce() -> String) -> impl FnOnce(Corrupt) -> EngineError {
     |why| EngineError::corrupt(what(), why)

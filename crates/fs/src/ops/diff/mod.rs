@@ -15,12 +15,12 @@ use varve_format::TreeId;
 use varve_format::record::inode::{InodeKind, InodeRecord};
 use varve_format::record::name::NamePosition;
 
-use self::side::{Side, entry, number, record};
+use self::side::{Side, entry, record};
 use crate::api::FileFlags;
 use crate::changes::{Change, DiffPage};
 use crate::core::Core;
 use crate::subvolume::Slot;
-use crate::table::extents;
+use crate::table::{extents, number};
 use crate::{FsError, Result};
 
 const CREATED: u8 = 0;

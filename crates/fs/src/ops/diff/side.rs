@@ -12,6 +12,7 @@ use varve_format::{Corrupt, FamilyId, TreeId};
 
 use crate::Result;
 use crate::api::ROOT_INODE;
+use crate::table::number;
 
 /// Directories within one another, at most: bounds walks in a damaged pool.
 const DEPTH_MAX: usize = 1 << 20;
@@ -26,11 +27,6 @@ pub(super) struct Side {
 
 pub(super) fn corrupt(what: String) -> impl FnOnce(Corrupt) -> EngineError {
     |why| EngineError::corrupt(what, why)
-}
-
-/// A number in a prefix.
-pub(super) fn number(prefix: &[u8], at: usize) -> u64 {
-    prefix.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_be_bytes)
 }
 
 pub(super) fn record(inode: u64, value: &[u8]) -> Result<InodeRecord> {
