@@ -97,7 +97,7 @@ impl Store {
                 }
                 continue;
             }
-            let wait = inner.enter(upto);
+            let wait = inner.enter(upto, self.commits.batch(upto));
             // Somebody whom no batch covers may have waited only for this arrival.
             let wakes = inner.call();
             drop(inner);
@@ -265,6 +265,7 @@ impl Store {
             transactions: pending.transactions,
             payload_bytes: pending.payload.len() as u32,
         };
+        self.commits.cut(header.last);
         let at = core.log.head;
         core.log.head += (blocks * BLOCK_BYTES) as u64;
         core.log.sequence += 1;

@@ -2,7 +2,8 @@
 //!
 //! At most [`IN_FLIGHT_MAX`] batches are in flight: one being sealed and written, the others written and not yet known to
 //! be flushed. Who comes when a batch may be begun leads it. Else it waits in a list, and is woken exactly when its
-//! batch is durable, or when it is the first that no batch in flight covers and one may be begun.
+//! batch is durable, or when it is the first that no batch in flight covers and one may be begun. All for whom a batch was are
+//! woken with one system call.
 //!
 //! Few threads ([`FEW`]) do better with one batch at a time and as many as possible in it: flushes that overlap wait
 //! for each other in the device, and what the threads do between two commits is short. So among few, a batch is not begun early, and
@@ -17,13 +18,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicU8};
-use std::thread::Thread;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use varve_device::Stopwatch;
+use varve_device::{EventCount, Stopwatch};
 use varve_format::Lsn;
 
 use super::Done;
@@ -45,6 +45,10 @@ pub struct Commits {
     pub(super) inner: Mutex<Inner>,
     /// Set after `Inner::stopped`: every change asks, and most of the time the answer is no.
     stopped: AtomicBool,
+    /// Batches whose end has been fixed, see [`Commits::cut`].
+    cuts: AtomicU32,
+    /// Where the last of them ends.
+    cut: AtomicU64,
 }
 
 /// A batch that has been written.
@@ -88,6 +92,10 @@ pub(super) struct Inner {
     freezer: Option<Waiter>,
     waiters: Vec<Waiter>,
     callbacks: Vec<Callback>,
+    /// Where those in the list sleep.
+    sleepers: Arc<EventCount>,
+    /// How many have entered the list.
+    entered: u32,
     pub stopped: Option<String>,
     stopped_at: Option<Stopwatch>,
 }
@@ -96,8 +104,33 @@ struct Waiter {
     upto: Lsn,
     /// It wakes by itself when patience ends.
     timed: bool,
-    thread: Thread,
+    groups: Groups,
+    sleepers: Arc<EventCount>,
     state: Arc<AtomicU8>,
+}
+
+/// The groups that a waiter sleeps in. All for whom a batch is are woken together; who is called to lead, alone. As there
+/// are few groups, somebody else may wake for nothing, and sleeps again.
+#[derive(Clone, Copy)]
+struct Groups {
+    /// Of the batch that is to cover it.
+    batch: u32,
+    /// Its own.
+    own: u32,
+}
+
+/// Batches that groups tell apart: two in flight, one that gathers, and some.
+const BATCH_GROUPS: u32 = 8;
+/// Threads that groups tell apart.
+const OWN_GROUPS: u32 = u32::BITS - BATCH_GROUPS;
+
+impl Groups {
+    fn new(batch: u32, own: u32) -> Groups {
+        Groups { batch: 1 << (batch % BATCH_GROUPS), own: 1 << (BATCH_GROUPS + own % OWN_GROUPS) }
+    }
+    fn all(self) -> u32 {
+        self.batch | self.own
+    }
 }
 
 struct Callback {
@@ -108,31 +141,37 @@ struct Callback {
 
 /// The side of a [`Waiter`] that waits.
 pub(super) struct Wait {
+    groups: Groups,
+    sleepers: Arc<EventCount>,
     state: Arc<AtomicU8>,
     /// After which it wakes by itself.
     patience: Option<Duration>,
 }
 
 const WAITING: u8 = 0;
-const CALLED: u8 = 1;
-const DURABLE: u8 = 2;
+/// It has gone to sleep, and needs a wake-up.
+const ASLEEP: u8 = 1;
+const CALLED: u8 = 2;
+const DURABLE: u8 = 3;
 
 impl Wait {
     /// Returns whether what was waited for is durable; if not, look again.
     pub fn wait(mut self, commits: &Commits) -> bool {
         let begun = Stopwatch::start();
         loop {
-            match self.state.load(Acquire) {
-                WAITING => {}
-                state => return state == DURABLE,
+            // Whoever changes the state after this one has been looked at finds a sleeper, and moves the count.
+            let seen = self.sleepers.seen();
+            match self.state.compare_exchange(WAITING, ASLEEP, AcqRel, Acquire) {
+                Ok(_) | Err(ASLEEP) => {}
+                Err(state) => return state == DURABLE,
             }
             let Some(patience) = self.patience else {
-                std::thread::park();
+                self.sleepers.wait(seen, self.groups.all(), None);
                 continue;
             };
             let left = patience.saturating_sub(begun.elapsed());
             if !left.is_zero() {
-                std::thread::park_timeout(left);
+                self.sleepers.wait(seen, self.groups.all(), Some(left));
             } else if commits.inner.lock().patience_ends(&self.state) {
                 return false;
             } else {
@@ -162,11 +201,21 @@ impl Wakes {
     }
 
     fn tell(&mut self, stopped: Option<&str>, mut each_callback: impl FnMut(&Stopwatch)) {
-        if let Some(waiter) = self.called.take() {
-            waiter.wake(CALLED);
+        let (mut asleep, mut groups) = (None, 0);
+        if let Some(waiter) = self.called.take()
+            && waiter.tell(CALLED)
+        {
+            groups |= waiter.groups.own;
+            asleep = Some(waiter.sleepers);
         }
         for (waiter, state) in self.waiters.drain(..) {
-            waiter.wake(state);
+            if waiter.tell(state) {
+                groups |= waiter.groups.batch;
+                asleep.get_or_insert(waiter.sleepers);
+            }
+        }
+        if let Some(asleep) = asleep {
+            asleep.wake(groups);
         }
         // One by one: if a callback panics, the others are still here.
         self.callbacks.reverse();
@@ -188,14 +237,9 @@ impl Drop for Wakes {
 }
 
 impl Waiter {
-    fn new(upto: Lsn) -> (Waiter, Wait) {
-        let state = Arc::new(AtomicU8::new(WAITING));
-        let waiter = Waiter { upto, timed: false, thread: std::thread::current(), state: state.clone() };
-        (waiter, Wait { state, patience: None })
-    }
-    fn wake(self, state: u8) {
-        self.state.store(state, Release);
-        self.thread.unpark();
+    /// Whether it must be woken to hear of it.
+    fn tell(&self, state: u8) -> bool {
+        self.state.swap(state, AcqRel) == ASLEEP
     }
 }
 
@@ -263,9 +307,18 @@ impl Inner {
         self.expected = self.expected.saturating_sub(1);
     }
 
-    /// Enters the list. The caller lets go of the lock, wakes whom [`Inner::call`] says and waits.
-    pub fn enter(&mut self, upto: Lsn) -> Wait {
-        let (mut waiter, mut wait) = Waiter::new(upto);
+    fn waiter(&mut self, upto: Lsn, batch: u32) -> (Waiter, Wait) {
+        self.entered = self.entered.wrapping_add(1);
+        let groups = Groups::new(batch, self.entered);
+        let (sleepers, state) = (self.sleepers.clone(), Arc::new(AtomicU8::new(WAITING)));
+        let wait = Wait { groups, sleepers: sleepers.clone(), state: state.clone(), patience: None };
+        (Waiter { upto, timed: false, groups, sleepers, state }, wait)
+    }
+
+    /// Enters the list; `batch` is what [`Commits::batch`] says. The caller lets go of the lock, wakes whom [`Inner::call`]
+    /// says and waits.
+    pub fn enter(&mut self, upto: Lsn, batch: u32) -> Wait {
+        let (mut waiter, mut wait) = self.waiter(upto, batch);
         if upto > self.sealed && self.may_lead_at_once() && self.written.is_empty() {
             // Only patience keeps it from leading.
             waiter.timed = true;
@@ -277,7 +330,7 @@ impl Inner {
 
     /// As [`Inner::enter`], for a checkpoint that may not lead yet.
     pub fn enter_freezer(&mut self) -> Wait {
-        let (waiter, wait) = Waiter::new(Lsn(u64::MAX));
+        let (waiter, wait) = self.waiter(Lsn(u64::MAX), 0);
         self.freezer = Some(waiter);
         wait
     }
@@ -366,7 +419,19 @@ impl Commits {
             named_sequence: flushed_sequence,
             ..Inner::default()
         };
-        Commits { inner: Mutex::new(inner), stopped: AtomicBool::new(false) }
+        let cut = AtomicU64::new(durable.0);
+        Commits { inner: Mutex::new(inner), stopped: AtomicBool::new(false), cuts: AtomicU32::new(0), cut }
+    }
+    /// A batch that is about to be written ends with `last`.
+    pub(super) fn cut(&self, last: Lsn) {
+        self.cuts.fetch_add(1, Relaxed);
+        self.cut.store(last.0, Release);
+    }
+    /// Which batch is likely to cover `upto`, the one that gathers or the last that does not any more: who waits is woken with
+    /// all others for whom that one is.
+    pub(super) fn batch(&self, upto: Lsn) -> u32 {
+        let gathers = upto.0 > self.cut.load(Acquire);
+        self.cuts.load(Relaxed).wrapping_add(u32::from(gathers))
     }
     /// Replay has ended here.
     pub fn recovered(&self, end: Lsn) {
