@@ -3,7 +3,8 @@
 //!
 //! 1. Look through the whole ring of every device and take the longest run of whole, chained batches from the checkpoint on.
 //! 2. Beyond the known-flushed position P, verify every data block that these batches placed. A block placed in
-//!    batch i and freed in batch f (never: infinity) that does not verify excludes the end points i..f-1.
+//!    batch i and freed in batch f (never: infinity) that does not verify excludes the end points i..f-1. Whether one that
+//!    no copy gives up had arrived is not known: if the end hangs on it, nothing is cut and the pool is not opened.
 //! 3. The end is the largest end point that is not excluded. It is never before an acknowledged fsync: a batch that
 //!    was flushed was flushed with its data, and blocks are reused only when the record that frees them is durable.
 //! 4. Before anything is served: bad copies of the tail are rewritten, everything is flushed, and a superblock with
@@ -12,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use varve_device::AlignedBuf;
+use varve_device::{AlignedBuf, DeviceError};
 use varve_format::batch::{self, BatchHeader, OpRef};
 use varve_format::superblock::Superblock;
 use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, block_checksum};
@@ -110,7 +111,14 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Resu
         judge.hear(Kind::LogDamaged, e)?;
     }
     let keep = match end_point(pool, superblock, &batches, flushed) {
-        Ok(keep) => keep,
+        Ok(End { keep, unknown: None }) => keep,
+        Ok(End { keep, unknown: Some(error) }) => {
+            let refused = EngineError::Refused(format!(
+                "data that the last batches of the log name cannot be read, so that it is not known whether they count: {error}. Opening without them might lose acknowledged changes. Try again; if it stays so, restore the device from its mirror or a backup"
+            ));
+            judge.hear(Kind::LogUnreadable, refused)?;
+            keep
+        }
         Err(e) => {
             judge.hear(Kind::LogSenseless, e)?;
             0
@@ -224,7 +232,7 @@ fn look_for_rot(pool: &Pool, superblock: &Superblock, rings: &[Ring<'_>], batche
 }
 
 /// Step 2 and 3: how many batches count.
-fn end_point(pool: &Pool, superblock: &Superblock, batches: &[Found], flushed: u64) -> Result<usize> {
+fn end_point(pool: &Pool, superblock: &Superblock, batches: &[Found], flushed: u64) -> Result<End> {
     let last = batches.len();
     // excluded[n]: the log may not end after n batches.
     let mut excluded = vec![false; last + 1];
@@ -256,25 +264,39 @@ fn end_point(pool: &Pool, superblock: &Superblock, batches: &[Found], flushed: u
     }
     placements.extend(live.into_iter().map(|(block, (placed, sum))| (block, placed, last + 1, sum)));
     if is(Planted::UnverifiedTail) {
-        return Ok(last);
+        return Ok(End { keep: last, unknown: None });
     }
     placements.sort_unstable();
-    for torn in verify_placements(pool, &placements)? {
-        let (_, placed, freed, _) = placements[torn];
-        if is(Planted::FirstMismatch) {
-            excluded[placed..].fill(true);
-        } else {
-            excluded[placed..freed].fill(true);
-        }
-    }
-    Ok((0..=last).rev().find(|n| !excluded[*n]).unwrap_or(0))
+    let bad = verify_placements(pool, &placements);
+    let end = |excluded: &[bool]| (0..=last).rev().find(|n| !excluded[*n]).unwrap_or(0);
+    let exclude = |excluded: &mut [bool], at: usize| {
+        let (_, placed, freed, _) = placements[at];
+        let upto = if is(Planted::FirstMismatch) { excluded.len() } else { freed };
+        excluded[placed..upto].fill(true);
+    };
+    bad.iter().filter(|(_, error)| error.is_none()).for_each(|(at, _)| exclude(&mut excluded, *at));
+    let keep = end(&excluded);
+    bad.iter().filter(|(_, error)| error.is_some()).for_each(|(at, _)| exclude(&mut excluded, *at));
+    let matters = end(&excluded) < keep;
+    Ok(End { keep, unknown: bad.into_iter().find_map(|(_, error)| error).filter(|_| matters) })
 }
 
-/// Indices of placements whose block no copy of which holds what it should. Bad copies beside a good one are
-/// rewritten when the pool is opened for writing.
-fn verify_placements(pool: &Pool, placements: &[(u64, usize, usize, u32)]) -> Result<Vec<usize>> {
+/// Where the log ends.
+struct End {
+    /// How many batches count, if what cannot be read had arrived.
+    keep: usize,
+    /// Why that is not known: fewer would count if it had not.
+    unknown: Option<DeviceError>,
+}
+
+/// Indices of placements whose block no copy of which holds what it should, and why if a copy could not be read. Bad copies
+/// beside a good one are rewritten when the pool is opened for writing.
+fn verify_placements(
+    pool: &Pool,
+    placements: &[(u64, usize, usize, u32)],
+) -> Vec<(usize, Option<DeviceError>)> {
     const READ_BLOCKS: usize = 256;
-    let mut torn = Vec::new();
+    let mut bad = Vec::new();
     let mut i = 0;
     let mut buf = AlignedBuf::new(READ_BLOCKS * BLOCK_BYTES);
     while i < placements.len() {
@@ -286,20 +308,26 @@ fn verify_placements(pool: &Pool, placements: &[(u64, usize, usize, u32)]) -> Re
         let blocks = (placements[j - 1].0 - first + 1) as usize;
         let addr = PoolAddr::from_block(first);
         let mut good = vec![false; j - i];
+        let mut unread = vec![None; j - i];
         for copy in 0..pool.copies(addr) {
             let bytes = &mut buf[..blocks * BLOCK_BYTES];
-            if pool.read_copy(addr, bytes, copy).is_err() {
-                continue;
-            }
+            let all = pool.read_copy(addr, bytes, copy).is_ok();
             for (k, (block, _, _, sum)) in placements[i..j].iter().enumerate() {
                 let at = (block - first) as usize * BLOCK_BYTES;
-                good[k] |= block_checksum(&bytes[at..at + BLOCK_BYTES]) == *sum;
+                let bytes = &mut bytes[at..at + BLOCK_BYTES];
+                // One bad sector, perhaps of a block that nobody placed, is not to hide its neighbours.
+                match if all { Ok(()) } else { pool.read_copy(PoolAddr::from_block(*block), bytes, copy) } {
+                    Ok(()) => good[k] |= block_checksum(bytes) == *sum,
+                    Err(EngineError::Device(error)) => unread[k] = Some(error),
+                    Err(_) => {}
+                }
             }
         }
-        torn.extend(good.iter().enumerate().filter(|(_, g)| !**g).map(|(k, _)| i + k));
+        let all = good.into_iter().zip(unread).enumerate();
+        bad.extend(all.filter(|(_, (good, _))| !good).map(|(k, (_, unread))| (i + k, unread)));
         i = j;
     }
-    Ok(torn)
+    bad
 }
 
 /// The transactions of a batch as owned steps.

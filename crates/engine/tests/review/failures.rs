@@ -323,6 +323,57 @@ fn opens_with_unreadable_sectors_where_no_batch_counts() {
     }
 }
 
+// Goal: a read error where recovery looks for the data of the last batches cuts nothing: of a block that nobody placed it does not
+// matter, of one that was placed the pool is not opened, unless a later batch says that it was flushed. Method: a pool that was killed with an
+// acknowledged batch of two blocks, one free block between them, and perhaps one that frees the first; the device cannot read one of
+// the three, always or once.
+#[test]
+fn a_read_error_in_the_tail_cuts_nothing() {
+    for (freed, bad, trigger) in [false, true].into_iter().flat_map(|freed| {
+        (0..3).flat_map(move |bad| [Trigger::From(1), Trigger::Nth(1)].map(|t| (freed, bad, t)))
+    }) {
+        let what = format!("block {bad}, freed {freed}, {trigger:?}");
+        let device = Arc::new(FaultyDevice::new(MemoryDevice::new(POOL_BYTES), 1, vec![]));
+        format(&device, Profile::Single, Profile::Dup);
+        let store = open(&device);
+        let mut r = store.reserve(3, 3, 60).expect("room");
+        let runs = store.allocate(&mut r, 3, PoolAddr::NULL).expect("reserved");
+        assert_eq!(runs.len(), 1);
+        let one = |n: u64| Run { addr: PoolAddr(runs[0].addr.0 + n * 4096), blocks: 1 };
+        let mut tx = Transaction::new();
+        for n in [0, 2] {
+            tx.place_riding(one(n), block_data(n as u8 + 1, 1));
+        }
+        tx.put(TREE, b"k", b"v");
+        let lsn = store.apply(tx, Some(&mut r)).expect("applies");
+        store.commit(lsn).expect("commits");
+        if freed {
+            let mut tx = Transaction::new();
+            tx.free(one(0));
+            let lsn = store.apply(tx, None).expect("applies");
+            store.commit(lsn).expect("commits");
+        }
+        drop((r, store));
+        let from = DATA_START + one(bad).addr.0;
+        let rule = FaultRule::new(Operation::Read, trigger, Fault::Error).within(from..from + 4096);
+        let killed = device.inner().snapshot();
+        let device = Arc::new(FaultyDevice::new(killed, 1, vec![rule]));
+        let opened = try_open(&device);
+        let needed = bad != 1 && !freed;
+        assert_eq!(opened.is_err(), needed && trigger == Trigger::From(1), "{what}");
+        if let Err(error) = &opened {
+            assert!(
+                matches!(error, EngineError::Refused(_)) && error.to_string().contains("cannot be read"),
+                "{error}"
+            );
+        }
+        drop(opened);
+        device.set_rules(vec![]);
+        let (store, _) = try_open(&device).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert!(store.get(TREE, b"k").expect("reads").is_some(), "{what}: an acknowledged batch is lost");
+    }
+}
+
 // Goal: a panic in whoever writes or flushes a batch, or in a checkpoint, gives everybody else an error instead of letting them
 // wait for ever, and nothing is acknowledged. Method: the device panics once, in a flush or in a write, while the first of
 // several is in it and the others have come after it; one waits by a callback. Then everything is asked again.
