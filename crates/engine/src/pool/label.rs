@@ -70,23 +70,24 @@ fn read_label(device: &dyn Device) -> Result<Label> {
         return refuse(format!("{} is too small to hold a pool", device.name()));
     }
     let mut block = AlignedBuf::new(BLOCK_BYTES);
-    let (mut why, mut unreadable) = (None, None);
+    let (mut why, mut unreadable, mut newer) = (None, None, None);
     for offset in [0, size - BLOCK_BYTES as u64] {
         if let Err(e) = device.read_at(offset, &mut block) {
             unreadable = Some(e);
             continue;
         }
         match Label::decode(&block) {
-            Ok(label) if label.version != FORMAT_VERSION => {
-                return refuse(format!(
-                    "{} has format version {}, and this program knows version {FORMAT_VERSION}: open it with a program that knows that version",
-                    device.name(),
-                    label.version
-                ));
-            }
+            // Of a label of another version nothing else is known, not even whether it is damaged: then the other one says better.
+            Ok(label) if label.version != FORMAT_VERSION => newer = newer.or(Some(label.version)),
             Ok(label) => return Ok(label),
             Err(e) => why = why.or(Some(e)),
         }
+    }
+    if let Some(version) = newer {
+        return refuse(format!(
+            "{} has format version {version}, and this program knows version {FORMAT_VERSION}: open it with a program that knows that version",
+            device.name()
+        ));
     }
     if let Some(e) = unreadable {
         return Err(e.into());
@@ -176,6 +177,14 @@ pub fn examine_labels(device: &dyn Device, size_bytes: u64, problems: &mut Probl
     for offset in [0, size_bytes - BLOCK_BYTES as u64] {
         let found = device.read_at(offset, &mut block).map_err(|e| e.to_string());
         match found.and_then(|()| Label::decode(&block).map_err(|e| e.to_string())) {
+            Ok(label) if label.version != FORMAT_VERSION => {
+                let text = format!(
+                    "the label at byte {offset} of {}: format version {}",
+                    device.name(),
+                    label.version
+                );
+                problems.add(Problem::new(Kind::LabelDamaged, text));
+            }
             Ok(label) => labels.push(label),
             Err(why) => {
                 let text = format!("the label at byte {offset} of {}: {why}", device.name());

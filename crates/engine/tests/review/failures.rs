@@ -202,6 +202,29 @@ fn opens_with_an_unreadable_label_or_slot() {
     }
 }
 
+// Goal: a label whose version has rotted is as damaged as any other, and the other one is used; a pool of another version is refused
+// as such. Method: one bit of the version's field in either label, and in both.
+#[test]
+fn a_rotten_version_is_a_damaged_label() {
+    let device = Arc::new(MemoryDevice::new(POOL_BYTES));
+    format(&device, Profile::Single, Profile::Dup);
+    let flip = |at: u64| {
+        let mut block = AlignedBuf::new(4096);
+        device.read_at(at, &mut block).expect("reads");
+        block[8] ^= 1;
+        device.write_at(at, &block).expect("writes");
+    };
+    for ends in [&[0][..], &[POOL_BYTES - 4096], &[0, POOL_BYTES - 4096]] {
+        ends.iter().for_each(|at| flip(*at));
+        match (try_open(&device), ends.len()) {
+            (Ok(_), 1) => {}
+            (Err(error), 2) => assert!(error.to_string().contains("format version 1"), "{error}"),
+            (opened, _) => panic!("{ends:?}: {:?}", opened.err()),
+        }
+        ends.iter().for_each(|at| flip(*at));
+    }
+}
+
 // Goal: a copy of a node or of data that cannot be read, or that lies, is served and repaired from the other; when both
 // are bad the answer is an error. Method: spoil one copy, read, look at both; spoil both, read.
 #[test]

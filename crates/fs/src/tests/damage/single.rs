@@ -307,6 +307,12 @@ pub const BYTES: &[(Kind, Plant)] = &[
         let at = w.image.device.size_bytes() - BLOCK_BYTES as u64;
         w.image.device.write_at(at, &AlignedBuf::from_slice(&[0x5a; BLOCK_BYTES])).unwrap();
     }),
+    (Kind::LabelDamaged, |w| {
+        let mut label = AlignedBuf::new(BLOCK_BYTES);
+        w.image.device.read_at(0, &mut label).unwrap();
+        label[8] ^= 1;
+        w.image.device.write_at(0, &label).unwrap();
+    }),
     (Kind::SuperblockDamaged, |w| {
         let at = slot_offset(w.older_slot(), w.image.device.size_bytes());
         w.image.device.write_at(at, &AlignedBuf::from_slice(&[0x5a; BLOCK_BYTES])).unwrap();
