@@ -36,6 +36,8 @@ type Result<T> = std::result::Result<T, EngineError>;
 
 /// How often the background thread looks around.
 const TICK: Duration = Duration::from_millis(1000);
+/// After so many ticks a transaction is durable, whoever has asked for it or not, and however many follow it.
+const COMMITTED_TICKS: usize = 5;
 
 fn sum_pages(total_blocks: u64) -> usize {
     total_blocks.div_ceil(PAGE_BLOCKS) as usize
@@ -470,7 +472,8 @@ impl Store {
     fn start_background(self: &Arc<Self>) {
         let weak: Weak<Store> = self.me.clone();
         let spawned = std::thread::Builder::new().name("varve-store".into()).spawn(move || {
-            let mut seen = Lsn(0);
+            // Where the log was at the last ticks, the oldest first.
+            let mut seen = [Lsn(0); COMMITTED_TICKS];
             while let Some(store) = weak.upgrade() {
                 let due = {
                     let mut wake = store.background.wake.lock();
@@ -482,16 +485,18 @@ impl Store {
                     }
                     std::mem::take(&mut wake.checkpoint)
                 };
-                // An idle log is committed when nothing has joined it for a tick.
+                // An idle log is committed when nothing has joined it for a tick, and one that never is when something in it has
+                // grown old.
                 let position = store.position();
-                let idle = position == seen;
-                seen = position;
+                let (idle, old) = (position == seen[COMMITTED_TICKS - 1], seen[0]);
+                seen.rotate_left(1);
+                seen[COMMITTED_TICKS - 1] = position;
                 let result = if due {
                     store.checkpoint_when_due()
                 } else if idle {
                     store.maintain()
                 } else {
-                    Ok(())
+                    store.commit(old)
                 };
                 if let Err(e) = result {
                     tracing::error!("background work: {e}");

@@ -71,3 +71,21 @@ fn a_view_on_a_full_pool_does_not_stop_it() {
     }
     sound(&store, &runs);
 }
+
+// Goal: what nobody asks to be durable is so after some seconds, also where the log is never idle. Method: a change every fifth of a
+// second, and a look at how far the log is durable; before, it was when a MiB had gathered.
+#[test]
+fn a_trickle_of_changes_becomes_durable() {
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Dup);
+    let options = StoreOptions { cache_bytes: 1 << 20, ..StoreOptions::default() };
+    let (store, _) = Store::open(vec![device.clone() as Arc<dyn Device>], options).expect("opens");
+    let first = put(&store, b"first", b"v");
+    let begun = Instant::now();
+    while store.durable_position() < first {
+        assert!(begun.elapsed() < PATIENCE / 4, "the first change is not durable after {:?}", begun.elapsed());
+        std::thread::sleep(Duration::from_millis(200));
+        put(&store, b"more", b"v");
+    }
+    store.close().expect("closes");
+}
