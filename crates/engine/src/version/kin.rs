@@ -257,8 +257,11 @@ impl<'a> Kin<'a> {
         loop {
             let some = self.some(from, batch)?;
             let Some((last, _)) = some.last() else { return Ok(best) };
+            // Behind the last id there is can be nothing: a forged one would be met for ever.
+            let end = last.0 == u64::MAX;
             (from, looked_at, batch) = (after(*last), looked_at + some.len(), (2 * batch).min(CHILDREN_MAX));
-            for (child_id, child) in some.into_iter().filter(|(_, child)| child.parent == Some(id)) {
+            let children = some.into_iter().filter(|(at, child)| child.parent == Some(id) && *at > id);
+            for (child_id, child) in children {
                 let rank = match state(&child) {
                     State::Held if child.limit == NO_LIMIT => 3,
                     State::Held => 2,
@@ -272,7 +275,7 @@ impl<'a> Kin<'a> {
                     return Ok(best);
                 }
             }
-            if looked_at >= CHILDREN_MAX && best.is_some() {
+            if end || looked_at >= CHILDREN_MAX && best.is_some() {
                 return Ok(best);
             }
         }

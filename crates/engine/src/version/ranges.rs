@@ -90,13 +90,6 @@ pub fn share_range(
 /// beyond the segment: so a hole costs nothing, however long it is.
 fn skip_holes(read: &dyn Read, source: &Path, target: &Path, range: Range) -> Result<u64> {
     let Range { from, to, len } = range;
-    let first = resolve_upto(read, source, from, from + len, 1)?;
-    let hole = match first.first() {
-        Some(piece) if matches!(piece.what, Mapping::Hole | Mapping::Reserved) => {
-            (piece.offset + piece.len).saturating_sub(from).min(len)
-        }
-        _ => return Ok(0),
-    };
     let segment = to / SEGMENT_BYTES;
     let start = DataKey { family: target.family(), segment, version: VersionKey(u64::MAX), offset: 0 };
     let mut next = u64::MAX;
@@ -104,7 +97,17 @@ fn skip_holes(read: &dyn Read, source: &Path, target: &Path, range: Range) -> Re
         next = key.segment * SEGMENT_BYTES;
         false
     })?;
-    Ok(next.saturating_sub(to).min(hole))
+    // No further: what others of the source's family have in a long hole would be passed once for each segment of the target.
+    let len = len.min(next.saturating_sub(to));
+    if len == 0 {
+        return Ok(0);
+    }
+    Ok(match resolve_upto(read, source, from, from + len, 1)?.first() {
+        Some(piece) if matches!(piece.what, Mapping::Hole | Mapping::Reserved) => {
+            (piece.offset + piece.len).saturating_sub(from).min(len)
+        }
+        _ => 0,
+    })
 }
 
 /// What `source` sees in `len` bytes from `from` on, as entries that cover as much from `off` on: data and holes.
