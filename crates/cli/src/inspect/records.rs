@@ -122,6 +122,9 @@ fn decoded(tree: TreeId, key: &[u8], value: &[u8]) -> Result<Doc, Corrupt> {
                 Work::Place(id, of, place) => map! {
                     "work": "recheck", "version": id.0, "tree": of.name(), "place": Doc::hex(place),
                 },
+                Work::Rest(of, place) => map! {
+                    "work": "recheck the rest", "tree": of.name(), "place": Doc::hex(place),
+                },
             });
             doc.extend(map! { "cursor": Doc::hex(value) });
             doc

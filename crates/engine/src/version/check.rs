@@ -268,7 +268,7 @@ pub(super) fn check_work(
             }
             Ok(Work::Going(id)) => (!going.remove(&id)).then_some(id),
             Ok(Work::Recheck(id)) => (!inner(id)).then_some(id),
-            Ok(Work::Place(_, tree, _)) => {
+            Ok(Work::Place(_, tree, _) | Work::Rest(tree, _)) => {
                 if !trees.contains(&tree) {
                     let text = format!("a place to be reaped of family {} is in {}", family.0, tree.name());
                     problems.push(Problem::new(Kind::ReapMalformed, text));

@@ -8,13 +8,15 @@ use std::collections::BTreeMap;
 
 use varve_format::record::extent::{DataKey, ExtentKind, SEGMENT_MAX};
 use varve_format::record::held::{HELD_KEY_BYTES_MIN, held_key, held_prefix};
+use varve_format::record::reap::Work;
 use varve_format::record::version::{Drain, NO_LIMIT};
 use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, SEGMENT_BYTES, TreeId, VersionId, VersionKey};
 
 use super::family::{Blocks, Own};
 use super::joining::{Beneath, block, bytes};
 use super::kin::Kin;
-use super::reap::{self, Contents, Looked, Outcome, Pair, ReaperMemory};
+use super::pending::mark;
+use super::reap::{self, Contents, GOING_RATIO, Looked, Outcome, Pair, ReaperMemory};
 use super::resolve::scan;
 use super::segment::{Changes, Entry, Place, load_all, push_joined};
 use super::sweep;
@@ -195,7 +197,9 @@ impl Contents for Extents<'_> {
             // Further on the witnesses may have nothing before the next of theirs.
             segment = found;
             if found == candidate {
-                self.recheck_segment(read, kin, (id, key), found)?;
+                if self.recheck_segment(read, kin, Some((id, key)), found)? == Looked::Begun {
+                    mark(self.tx(), family, Work::Rest(TreeId::EXTENTS, &found.to_be_bytes()), &[]);
+                }
                 segment += 1;
             }
         }
@@ -205,7 +209,7 @@ impl Contents for Extents<'_> {
         &mut self,
         read: &dyn Read,
         kin: &mut Kin,
-        of: (VersionId, VersionKey),
+        of: Option<(VersionId, VersionKey)>,
         tree: TreeId,
         place: &[u8],
     ) -> Result<Looked> {
@@ -215,12 +219,13 @@ impl Contents for Extents<'_> {
 }
 
 impl Extents<'_> {
-    /// Removes what nobody sees from a segment, whoever has it, unless somebody sees all that version `id` has there.
+    /// Removes what nobody sees from a segment, whoever has it, unless somebody sees all that version `of` has there. If that is
+    /// much, part of it, and data first: without what they hide, holes hide nothing, and can go one by one.
     fn recheck_segment(
         &mut self,
         read: &dyn Read,
         kin: &mut Kin,
-        (id, key): (VersionId, VersionKey),
+        of: Option<(VersionId, VersionKey)>,
         segment: u64,
     ) -> Result<Looked> {
         let family = kin.family();
@@ -230,22 +235,48 @@ impl Extents<'_> {
             load_all(read, &Place { family, segment, version }, &mut list)?;
             Ok(own_blocks(&list))
         };
-        let has = own_of(key)?;
-        if kin.is_seen(id, has.all(), &mut own_of, &|limit| below(limit, segment))? {
-            return Ok(Looked::Seen);
-        }
-        let own = own_of_all(read, family, segment)?;
-        let stays = kin.stays(id, &own, &|limit| below(limit, segment))?;
-        // Both in the order of their keys; nearly all of nearly all stays.
-        let mut had = own.iter();
-        for (version, left) in &stays {
-            if had.find(|(key, _)| *key == version).is_none_or(|(_, own)| own != left) {
-                let place = Place { family, segment, version: *version };
-                load_all(read, &place, &mut list)?;
-                keep(read, &mut self.changes, &place, &list, &list, &stays)?;
+        if let Some((id, key)) = of {
+            let has = own_of(key)?;
+            if kin.is_seen(id, has.all(), &mut own_of, &|limit| below(limit, segment))? {
+                return Ok(Looked::Seen);
             }
         }
-        Ok(Looked::Swept)
+        let own = own_of_all(read, family, segment)?;
+        let id = of.map_or(VersionId(family.0), |(id, _)| id);
+        let mut stays = kin.stays(id, &own, &|limit| below(limit, segment))?;
+        // Both in the order of their keys; nearly all of nearly all stays.
+        let mut had = own.iter();
+        let mut going: Vec<(bool, VersionKey)> = Vec::new();
+        for (version, left) in &stays {
+            match had.find(|(key, _)| *key == version) {
+                Some((_, own)) if own == left => {}
+                own => going.push((own.is_some_and(|(_, own)| own.something == left.something), *version)),
+            }
+        }
+        let most = self.changes_max.saturating_mul(GOING_RATIO).max(1);
+        let begun = going.len() as u64 > most;
+        if begun {
+            going.sort_unstable();
+            if planted(Planted::HolesFirst) {
+                going.reverse();
+            }
+            let data = going.iter().take_while(|(only_holes, _)| !only_holes).count() as u64;
+            going.truncate(most as usize);
+            if data > most && !planted(Planted::HolesFirst) {
+                // Some of what they hide is still there.
+                going.iter().for_each(|(_, version)| {
+                    if let (Some(stays), Some(own)) = (stays.get_mut(version), own.get(version)) {
+                        stays.holes = own.holes;
+                    }
+                });
+            }
+        }
+        for (_, version) in going {
+            let place = Place { family, segment, version };
+            load_all(read, &place, &mut list)?;
+            keep(read, &mut self.changes, &place, &list, &list, &stays)?;
+        }
+        Ok(if begun && !planted(Planted::RestForgotten) { Looked::Begun } else { Looked::Swept })
     }
 }
 

@@ -304,6 +304,10 @@ enum Planted {
     KeyframesStay,
     /// A keyframe is used whatever limits there are.
     KeyframesUnlimited,
+    /// Of much that nobody sees in a place holes go first, while what they hide is there.
+    HolesFirst,
+    /// What is left of much that nobody sees in a place is forgotten.
+    RestForgotten,
     /// No error: the larger side drains, so that both directions are met equally often.
     LargerSide,
     /// No error: the youngest collapse goes first, as it may with forks, so that both versions have older ones beneath.

@@ -107,6 +107,8 @@ enum Planted {
     WhiteoutsStay,
     /// Nobody hears of what was hidden in a version that collapses.
     HiddenUnheard,
+    /// Of much that nobody sees in a place whiteouts go first, while what they hide is there.
+    HolesFirst,
     /// No error: the larger side drains, so that both directions are met equally often.
     LargerSide,
 }

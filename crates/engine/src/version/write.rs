@@ -3,16 +3,18 @@
 //! While the holder's version drains up, new entries go to its parent's key and its own are cut: the side that drains
 //! must not gain entries (invariant 4).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use varve_format::record::extent::{DataKey, Extent};
-use varve_format::{BLOCK_BYTES, PoolAddr, Run, SEGMENT_BYTES, VersionKey};
+use varve_format::record::reap::Work;
+use varve_format::{BLOCK_BYTES, PoolAddr, Run, SEGMENT_BYTES, TreeId, VersionKey};
 
 use super::extents::{below, keep, lists_of, own_blocks};
 use super::family::{Blocks, Family};
 use super::joining::bytes;
 use super::path::Path;
-use super::pending::State;
+use super::pending::{self, State};
 use super::resolve::{FILE_END, resolve, resolve_behind, scan, scan_covering, scan_path};
 use super::segment::{Changes, Entry, Place, load, load_all, overlay, push_joined, subtract};
 use super::{Mapped, Mapping, Planted, Progress, Read, Result, planted};
@@ -263,6 +265,9 @@ pub fn spend_reserved(
     })
 }
 
+/// Others in whose lists something goes with a reservation, in one transaction; more are left to the reaper.
+const OTHERS_MAX: usize = if cfg!(test) { 2 } else { 4096 };
+
 /// Takes the reservations that a path sees in `wanted` blocks of a segment from all who see them, and then what nobody sees
 /// of the family there: the holes that hid them, and holes that take their place and hide nothing.
 fn spend_shared(
@@ -284,9 +289,16 @@ fn spend_shared(
         let under = std::mem::take(list);
         overlay(&gaps, &under, list, changes);
     }
-    let own = lists.iter().map(|(key, list)| (*key, own_blocks(list))).collect();
+    let own: BTreeMap<_, _> = lists.iter().map(|(key, list)| (*key, own_blocks(list))).collect();
     let stays = Family::load(read, family)?.stays(&own, &|limit| below(limit, segment));
-    for (version, list) in &lists {
+    let on_path: BTreeSet<_> = (0..path.versions()).map(|at| path.step(at).key).collect();
+    let goes = |key: &VersionKey| stays.get(key).is_some_and(|stays| own.get(key) != Some(stays));
+    let many = lists.keys().filter(|key| !on_path.contains(*key) && goes(key)).count() > OTHERS_MAX;
+    if many {
+        // All or none of them, for of what nobody sees data has to go before the holes that hide it.
+        pending::mark(changes.finish(), family, Work::Rest(TreeId::EXTENTS, &segment.to_be_bytes()), &[]);
+    }
+    for (version, list) in lists.iter().filter(|(key, _)| !many || on_path.contains(*key)) {
         keep(read, changes, &Place { family, segment, version: *version }, &stored[version], list, &stays)?;
     }
     Ok(())

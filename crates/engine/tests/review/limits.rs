@@ -83,7 +83,11 @@ fn a_trickle_of_changes_becomes_durable() {
     let first = put(&store, b"first", b"v");
     let begun = Instant::now();
     while store.durable_position() < first {
-        assert!(begun.elapsed() < PATIENCE / 4, "the first change is not durable after {:?}", begun.elapsed());
+        assert!(
+            begun.elapsed() < PATIENCE / 4,
+            "the first change is not durable after {:?}",
+            begun.elapsed()
+        );
         std::thread::sleep(Duration::from_millis(200));
         put(&store, b"more", b"v");
     }

@@ -1,8 +1,8 @@
 //! Entries of the reap tree: what the reaper has to do, and how far it has come.
 //!
 //! Key (big-endian): family (8), kind (1), the id of a version (8), and for a place of it a tree (1) and the place (as in
-//! the held tree). Value: for a version a cursor, empty or a tree (1) and a place: everything before it has been dealt
-//! with. For a place nothing. A family without work has no entry, so that finding work costs what is to be done.
+//! the held tree); for a place from which something has been taken already the place alone. Value: for a version a cursor,
+//! empty or a tree (1) and a place: everything before it has been dealt with. For a place nothing. A family without work has no entry, so that finding work costs what is to be done.
 
 use super::held;
 use crate::codec::Reader;
@@ -20,6 +20,8 @@ pub enum Work<'a> {
     Recheck(VersionId),
     /// A place where this version, without holders, may have something that nobody sees any more.
     Place(VersionId, TreeId, &'a [u8]),
+    /// A place from which only part of what nobody sees has been taken away, whoever has it.
+    Rest(TreeId, &'a [u8]),
 }
 
 /// The first bytes of all work in a family.
@@ -46,6 +48,11 @@ pub fn reap_key(family: FamilyId, work: Work) -> Vec<u8> {
             out.push(tree.0 as u8);
             out.extend_from_slice(place);
         }
+        Work::Rest(tree, place) => {
+            out.push(4);
+            out.push(tree.0 as u8);
+            out.extend_from_slice(place);
+        }
     }
     out
 }
@@ -58,8 +65,13 @@ pub fn decode_reap_key(bytes: &[u8]) -> Result<(FamilyId, Work<'_>), Corrupt> {
     let mut reader = Reader::new(bytes);
     let family = FamilyId(reader.u64_be()?);
     let kind = reader.u8()?;
-    if !(1..=3).contains(&kind) {
+    if !(1..=4).contains(&kind) {
         return reader.corrupt("unknown work of the reaper");
+    }
+    if kind == 4 {
+        let (tree, place) = held::place(&mut reader)?;
+        reader.finish()?;
+        return Ok((family, Work::Rest(tree, place)));
     }
     let id = VersionId(reader.u64_be()?);
     if id.0 == 0 || id.0 < family.0 {
@@ -83,7 +95,7 @@ pub fn decode_reap_key(bytes: &[u8]) -> Result<(FamilyId, Work<'_>), Corrupt> {
 /// A cursor that is no place; a value where there is none.
 pub fn check_reap_value(work: Work, value: &[u8]) -> Result<(), Corrupt> {
     let mut reader = Reader::new(value);
-    if !value.is_empty() && !matches!(work, Work::Place(..)) {
+    if !value.is_empty() && !matches!(work, Work::Place(..) | Work::Rest(..)) {
         held::place(&mut reader)?;
     }
     reader.finish()
@@ -103,6 +115,8 @@ mod tests {
             Work::Recheck(VersionId(u64::MAX)),
             Work::Place(VersionId(8), TreeId::EXTENTS, &segment),
             Work::Place(VersionId(8), TreeId::NAMES, &name),
+            Work::Rest(TreeId::EXTENTS, &segment),
+            Work::Rest(TreeId::NAMES, &name),
         ] {
             let key = reap_key(FamilyId(7), work);
             assert!(key.len() <= crate::KEY_BYTES_MAX && key.starts_with(&reap_prefix(FamilyId(7))));

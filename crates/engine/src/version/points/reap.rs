@@ -10,12 +10,14 @@
 use std::collections::BTreeMap;
 
 use varve_format::record::held::{HELD_KEY_BYTES_MIN, decode_held_key, held_key, held_prefix};
+use varve_format::record::reap::Work;
 use varve_format::record::version::Drain;
 use varve_format::{Corrupt, FamilyId, TreeId, VersionId, VersionKey};
 
 use super::super::family::{Blocks, Own};
 use super::super::kin::Kin;
-use super::super::reap::{self, Contents, Looked, Outcome, Pair, ReaperMemory};
+use super::super::pending::mark;
+use super::super::reap::{self, Contents, GOING_RATIO, Looked, Outcome, Pair, ReaperMemory};
 use super::super::{Holder, Path, Progress, Read, Result};
 use super::reads::entries_at;
 use super::{Planted, TREES, entry_key, is_listed, place_of, planted, split};
@@ -174,8 +176,13 @@ impl Contents for Points<'_> {
             if upto.as_ref().is_some_and(|upto| here >= *upto) {
                 break;
             }
-            if self.full() || self.recheck_prefix(read, kin, of, tree, &prefix)? == Looked::Later {
+            if self.full() {
                 return Ok(Outcome::Stopped(here));
+            }
+            match self.recheck_prefix(read, kin, Some(of), tree, &prefix)? {
+                Looked::Seen | Looked::Swept => {}
+                Looked::Later => return Ok(Outcome::Stopped(here)),
+                Looked::Begun => mark(self.tx, kin.family(), Work::Rest(tree, place_of(&prefix)), &[]),
             }
         }
         Ok(upto.map_or(Outcome::Done, Outcome::Stopped))
@@ -185,7 +192,7 @@ impl Contents for Points<'_> {
         &mut self,
         read: &dyn Read,
         kin: &mut Kin,
-        of: (VersionId, VersionKey),
+        of: Option<(VersionId, VersionKey)>,
         tree: TreeId,
         place: &[u8],
     ) -> Result<Looked> {
@@ -197,13 +204,13 @@ impl Contents for Points<'_> {
 }
 
 impl Points<'_> {
-    /// If nobody sees what version `id` has at a prefix: removes what nobody sees there, whoever has it, and whiteouts that
-    /// hide nothing.
+    /// If nobody sees what version `of` has at a prefix: removes what nobody sees there, whoever has it, and whiteouts that
+    /// hide nothing. If that is much, part of it, values first.
     fn recheck_prefix(
         &mut self,
         read: &dyn Read,
         kin: &mut Kin,
-        (id, key): (VersionId, VersionKey),
+        of: Option<(VersionId, VersionKey)>,
         tree: TreeId,
         prefix: &[u8],
     ) -> Result<Looked> {
@@ -211,11 +218,13 @@ impl Points<'_> {
         let mut own_of_version = |version| {
             Ok(read.get(tree, &entry_key(prefix, version))?.map_or(Own::default(), |value| own_of(&value)))
         };
-        let has = own_of_version(key)?;
-        // Whether a whiteout hides anything is not asked of those who see it.
-        let whiteout = !has.holes.is_empty();
-        if !whiteout && kin.is_seen(id, has.something, &mut own_of_version, &|_| Blocks::ALL)? {
-            return Ok(Looked::Seen);
+        if let Some((id, key)) = of {
+            let has = own_of_version(key)?;
+            // Whether a whiteout hides anything is not asked of those who see it.
+            let whiteout = !has.holes.is_empty();
+            if !whiteout && kin.is_seen(id, has.something, &mut own_of_version, &|_| Blocks::ALL)? {
+                return Ok(Looked::Seen);
+            }
         }
         let (mut found, mut failed) = (BTreeMap::new(), None);
         read.scan(tree, prefix, &mut |key, value| {
@@ -234,17 +243,23 @@ impl Points<'_> {
             return Ok(Looked::Swept);
         }
         let own = found.iter().map(|(version, value)| (*version, own_of(value))).collect();
+        let id = of.map_or(VersionId(family.0), |(id, _)| id);
         let stays = kin.stays(id, &own, &|_| Blocks::ALL)?;
         // Of a version that does not exist nothing is said: it is left to the check.
         let goes = |version: &VersionKey| stays.get(version) == Some(&Own::default());
-        if !goes(&key) {
+        if of.is_some_and(|(_, key)| !goes(&key)) {
             return Ok(Looked::Seen);
         }
         // Should one be put off, the next step has to find that something goes, and whiteouts go last: what they hide
         // must be gone.
         let mut going: Vec<_> = found.iter().filter(|(version, _)| goes(version)).collect();
-        going.sort_by_key(|(version, value)| (value.is_empty(), **version == key));
-        for (version, value) in going {
+        going.sort_by_key(|(version, value)| (value.is_empty(), of.is_some_and(|(_, key)| **version == key)));
+        let most = self.entries_max.saturating_mul(GOING_RATIO).max(1) as usize;
+        let begun = going.len() > most;
+        if planted(Planted::HolesFirst) && begun {
+            going.reverse();
+        }
+        for (version, value) in going.into_iter().take(most) {
             if value.is_empty() && planted(Planted::WhiteoutsStay) {
                 continue;
             }
@@ -253,7 +268,7 @@ impl Points<'_> {
             }
             self.delete(family, tree, prefix, *version);
         }
-        Ok(Looked::Swept)
+        Ok(if begun { Looked::Begun } else { Looked::Swept })
     }
 
     /// The next places where `key` has entries, as many as the step may change, and how far that is.

@@ -12,6 +12,7 @@ use crate::Transaction;
 mod cases;
 mod implicit;
 mod keyframes;
+mod many;
 mod model;
 mod reserving;
 mod sharing;

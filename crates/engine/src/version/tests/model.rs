@@ -70,7 +70,7 @@ fn beside_a_naive_model_for_long() {
 fn planted_errors_are_caught() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
-    let errors: [&[Planted]; 18] = [
+    let errors: [&[Planted]; 20] = [
         &[Planted::NoRangeKill],
         &[Planted::LimitNotCarried],
         &[Planted::CursorSkips],
@@ -89,6 +89,8 @@ fn planted_errors_are_caught() {
         &[Planted::HeldOnceForgotten],
         &[Planted::KeyframesStay],
         &[Planted::KeyframesUnlimited],
+        &[Planted::HolesFirst],
+        &[Planted::RestForgotten],
     ];
     let caught: Vec<_> = errors
         .into_iter()

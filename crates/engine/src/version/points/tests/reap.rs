@@ -402,3 +402,22 @@ fn hostile_stores_do_not_panic() {
     }
     assert!(noticed > 150, "the walk noticed {noticed} of 400");
 }
+
+/// Goal: when the last who saw something deletes it, the whiteouts of all others hide nothing any more, and go a few a step, to
+/// the last. Method: 300 writable clones of an origin that is gone delete the same inode; each step is bounded ([`reap_all`]), and
+/// nothing is left of it.
+#[test]
+fn whiteouts_that_hide_nothing_go_a_few_a_step() {
+    let (mut maps, mut origin) = plain(2);
+    let mut clones: Vec<_> = (0..300).map(|_| fork(&mut maps, &mut origin)).collect();
+    let_go(&mut maps, origin);
+    for (n, clone) in (100..).zip(&mut clones) {
+        open(&mut maps, clone, n);
+        delete_one(&mut maps, *clone, TreeId::INODES, 0);
+    }
+    let (steps, _, dead) = reap_all(&mut maps, 10);
+    assert_eq!(dead, vec![b"first".to_vec()]);
+    assert!(steps >= 30, "{steps} steps");
+    assert_eq!(maps.of(TreeId::INODES).count(), 1);
+    assert_eq!((maps.of(TreeId::HELD).count(), maps.of(TreeId::REAP).count()), (0, 0));
+}

@@ -388,11 +388,12 @@ fn beside_full_copies_for_long() {
 fn planted_errors_are_caught() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
-    let errors: [&'static [Planted]; 4] = [
+    let errors: [&'static [Planted]; 5] = [
         &[Planted::HiddenNotNoted],
         &[Planted::PathIgnored],
         &[Planted::WhiteoutsStay],
         &[Planted::HiddenUnheard],
+        &[Planted::HolesFirst],
     ];
     let caught = || (0..200).find(|seed| run(*seed).is_err());
     let mut all = Vec::new();
