@@ -5,7 +5,11 @@
 //! **What is equal is left alone**, so that an interrupted export that is run again finishes: a file is taken to be there
 //! when kind, size and modification time (to the nanosecond) are those of the pool. That is safe because times are set
 //! last, many files at a time, after the target's filesystem has been synced. Attributes are mended also of what is
-//! equal. What differs is removed and copied anew; what the pool does not have stays.
+//! equal. What differs is copied anew and takes the place of what is there when it is whole, and not before: what cannot be read
+//! from the pool leaves the older copy alone. What the pool does not have stays.
+//!
+//! **No link is followed** below the target, not by what comes later either (times, flags, second names): whoever owns a directory
+//! there could put one in the place of what was made.
 //!
 //! **Flags come last** (chattr), as in an import ([`super::import`]): of a file after its times, of a directory after all that
 //! is in it, of a file with several names in the end. A target that does not take them, or not from this user, goes without.
@@ -14,6 +18,7 @@
 //! are told one by one.
 
 use std::cell::Cell;
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -43,6 +48,8 @@ const PIECE_BYTES: u64 = 1 << 20;
 const WAITING_FILES_MAX: usize = 1 << 16;
 /// Bytes of their contents.
 const WAITING_BYTES_MAX: u64 = 4 << 30;
+/// What takes the place of something is made under this name, next to it. It stays there only if this is killed in between.
+const NEW_NAME: &[u8] = b".varve-export.new";
 /// Longest path that calls take (PATH_MAX less the NUL).
 const PATH_BYTES_MAX: usize = 4095;
 
@@ -82,6 +89,7 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
         waiting_bytes: 0,
         waiting_since: Instant::now(),
         waiting_time_max: args.commit_every,
+        filesystems: HashMap::new(),
         owners_left_out: false,
         room: Vec::new(),
     };
@@ -141,6 +149,8 @@ struct Export<'a> {
     waiting_since: Instant,
     /// How long the first of them waits.
     waiting_time_max: Duration,
+    /// Of each filesystem that something was made on a directory: the target may have others mounted in it.
+    filesystems: HashMap<u64, OwnedFd>,
     owners_left_out: bool,
     room: Vec<u8>,
 }
@@ -236,17 +246,17 @@ impl Export<'_> {
         if let Some(have) = &equal {
             self.mend(dir, path, name, &from, have)?;
         } else {
-            make_room(dir, name, existing)?;
+            open_up(dir, existing)?;
         }
         match from.kind {
             FileKind::File if equal.is_some() => self.tally.summary.files_equal_count += 1,
             FileKind::File => {
-                self.file(dir, path, name, &from)?;
+                self.file(dir, path, name, &from, existing)?;
                 self.tally.summary.files_copied_count += 1;
             }
             kind => {
                 if equal.is_none() {
-                    self.special(dir, name, &from)?;
+                    self.special(dir, name, &from, existing)?;
                 }
                 match kind {
                     FileKind::Symlink => self.tally.summary.symlinks_count += 1,
@@ -304,12 +314,19 @@ impl Export<'_> {
         match existing {
             Some(have) if have.kind == FileKind::Directory => {}
             _ => {
-                make_room(dir, name, existing)?;
+                open_up(dir, existing)?;
+                if existing.is_some() {
+                    let unlink = || rustix::fs::unlinkat(&dir.target, name, AtFlags::empty());
+                    freed(dir.target.as_fd(), name, unlink)?;
+                }
                 rustix::fs::mkdirat(&dir.target, name, Mode::RWXU)?;
             }
         }
         let target = host::open_at(dir.target.as_fd(), name, OFlags::DIRECTORY)?;
         let have = host::stat_of(&target)?;
+        if let Entry::Vacant(vacant) = self.filesystems.entry(have.id.0) {
+            vacant.insert(target.try_clone().map_err(|error| Trouble::Entry(error.to_string()))?);
+        }
         if !self.superuser && have.mode & 0o700 != 0o700 {
             // What is in it comes first; it gets its own bits when that is done.
             rustix::fs::fchmod(&target, Mode::from_raw_mode(have.mode | 0o700))?;
@@ -321,28 +338,39 @@ impl Export<'_> {
     }
 
     fn link(&mut self, dir: &Level, name: &[u8], first: &Path, existing: Option<HostStat>) -> Step<()> {
-        let wanted = host::stat_at(self.root.as_fd(), first.as_os_str().as_bytes())?;
+        let (of, first) = host::parent_of(&self.root, first)?;
+        let wanted = host::stat_at(of.as_fd(), first)?;
         if existing.is_none_or(|have| have.id != wanted.id) {
-            make_room(dir, name, existing)?;
-            let link = || rustix::fs::linkat(&self.root, first, &dir.target, name, AtFlags::empty());
-            freed(self.root.as_fd(), first.as_os_str().as_bytes(), link)?;
+            open_up(dir, existing)?;
+            place(dir, name, existing, |name| {
+                freed(of.as_fd(), first, || {
+                    rustix::fs::linkat(&of, first, &dir.target, name, AtFlags::empty())
+                })
+            })?;
         }
         self.tally.summary.hard_links_count += 1;
         Ok(())
     }
 
-    fn file(&mut self, dir: &Level, path: &Path, name: &[u8], from: &Attr) -> Step<()> {
+    fn file(
+        &mut self,
+        dir: &Level,
+        path: &Path,
+        name: &[u8],
+        from: &Attr,
+        existing: Option<HostStat>,
+    ) -> Step<()> {
         let mode = Mode::RUSR | Mode::WUSR;
         // It gets its name when it is whole, so that nobody finds half of it there when this ends before.
         let nameless = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
         let target = match rustix::fs::openat(&dir.target, ".", nameless, mode) {
             Ok(target) => {
                 self.contents(from, &target)?;
-                host::give_name(&target, dir.target.as_fd(), name)?;
+                place(dir, name, existing, |name| Ok(host::give_name(&target, dir.target.as_fd(), name)?))?;
                 target
             }
             // Not every filesystem has files without a name.
-            Err(_) => {
+            Err(_) => place(dir, name, existing, |name| {
                 let flags =
                     OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let target = rustix::fs::openat(&dir.target, name, flags, mode)?;
@@ -351,8 +379,8 @@ impl Export<'_> {
                     let _ = rustix::fs::unlinkat(&dir.target, name, AtFlags::empty());
                     return Err(trouble);
                 }
-                target
-            }
+                Ok(target)
+            })?,
         };
         let have = host::stat_of(&target)?;
         // It may have some from its directory.
@@ -419,11 +447,13 @@ impl Export<'_> {
         Ok(())
     }
 
-    fn special(&mut self, dir: &Level, name: &[u8], from: &Attr) -> Step<()> {
+    fn special(&mut self, dir: &Level, name: &[u8], from: &Attr, existing: Option<HostStat>) -> Step<()> {
         let kind = match from.kind {
             FileKind::Symlink => {
                 let target = self.filesystem.readlink(from.ino).map_err(unreadable)?;
-                rustix::fs::symlinkat(&target[..], &dir.target, name)?;
+                place(dir, name, existing, |name| {
+                    Ok(rustix::fs::symlinkat(&target[..], &dir.target, name)?)
+                })?;
                 None
             }
             FileKind::Fifo => Some(FileType::Fifo),
@@ -432,8 +462,10 @@ impl Export<'_> {
             _ => Some(FileType::BlockDevice),
         };
         if let Some(kind) = kind {
-            let mode = Mode::from_raw_mode(from.mode);
-            rustix::fs::mknodat(&dir.target, name, kind, mode, host::device_number(from.rdev))?;
+            let (mode, device) = (Mode::from_raw_mode(from.mode & 0o777), host::device_number(from.rdev));
+            place(dir, name, existing, |name| {
+                Ok(rustix::fs::mknodat(&dir.target, name, kind, mode, device)?)
+            })?;
         }
         let have = host::stat_at(dir.target.as_fd(), name)?;
         self.attributes(from, &have, dir.target.as_fd(), name, &mut Flagged::of(None))?;
@@ -447,15 +479,17 @@ impl Export<'_> {
 
     /// Makes durable what was written, and gives it its times.
     fn finish_waiting(&mut self) -> Step<()> {
-        host::sync_filesystem(&self.root).map_err(|errno| {
-            Trouble::Fatal(anyhow!("syncing the target failed: {}", std::io::Error::from(errno)))
-        })?;
+        for filesystem in [&self.root].into_iter().chain(self.filesystems.values()) {
+            host::sync_filesystem(filesystem).map_err(|errno| {
+                Trouble::Fatal(anyhow!("syncing the target failed: {}", std::io::Error::from(errno)))
+            })?;
+        }
         self.waiting_bytes = 0;
         for file in std::mem::take(&mut self.waiting) {
             let times = host::times(file.atime, file.mtime);
-            if let Err(errno) =
-                rustix::fs::utimensat(&self.root, &file.path, &times, AtFlags::SYMLINK_NOFOLLOW)
-            {
+            let set = host::parent_of(&self.root, &file.path)
+                .and_then(|(dir, name)| rustix::fs::utimensat(dir, name, &times, AtFlags::SYMLINK_NOFOLLOW));
+            if let Err(errno) = set {
                 let error = format!("its times cannot be set: {}", std::io::Error::from(errno));
                 self.tally.problem(&file.path, error);
             }
@@ -476,7 +510,9 @@ impl Export<'_> {
 
     /// The same of what is at `path` below the target.
     fn flag_at(&mut self, path: &Path, wanted: FileFlags) {
-        let file = host::open_at(self.root.as_fd(), path.as_os_str().as_bytes(), OFlags::empty()).ok();
+        let file = host::parent_of(&self.root, path)
+            .and_then(|(dir, name)| host::open_at(dir.as_fd(), name, OFlags::empty()))
+            .ok();
         self.flag(&mut Flagged::of(file.as_ref().map(AsFd::as_fd)), wanted);
     }
 
@@ -503,9 +539,17 @@ impl Export<'_> {
         changed |= self.xattrs(from, dir, name, flags)?;
         // Last: a new owner and an access list change the bits.
         let have = if changed { host::stat_at(dir, name)? } else { *have };
-        if from.kind != FileKind::Symlink && from.mode != have.mode {
+        // A program that runs as its owner is not to run as somebody else.
+        let mut mode = from.mode;
+        if from.uid != have.uid {
+            mode &= !0o4000;
+        }
+        if from.gid != have.gid && from.kind != FileKind::Directory {
+            mode &= !0o2000;
+        }
+        if from.kind != FileKind::Symlink && mode != have.mode {
             flags.free();
-            rustix::fs::chmodat(dir, name, Mode::from_raw_mode(from.mode), AtFlags::empty())?;
+            host::set_mode(dir, name, mode)?;
             changed = true;
         }
         Ok(changed)
@@ -552,8 +596,8 @@ fn slot(ino: InodeId) -> u64 {
     ino.0 >> LOCAL_INODE_BITS
 }
 
-/// Makes room for `name`.
-fn make_room(dir: &Level, name: &[u8], existing: Option<HostStat>) -> Step<()> {
+/// Has a directory take something in the place of what is `existing`, which stays where it is.
+fn open_up(dir: &Level, existing: Option<HostStat>) -> Step<()> {
     if existing.is_some_and(|have| have.kind == FileKind::Directory) {
         return Err(Trouble::Entry(
             "there is a directory in its place; remove that, or export to another place".to_owned(),
@@ -564,8 +608,30 @@ fn make_room(dir: &Level, name: &[u8], existing: Option<HostStat>) -> Step<()> {
         dir.had.set(Some(flags.had));
         flags.free();
     }
-    let unlink = || rustix::fs::unlinkat(&dir.target, name, AtFlags::empty());
-    existing.map_or(Ok(()), |_| freed(dir.target.as_fd(), name, unlink))
+    Ok(())
+}
+
+/// Has `make` make something under the name that it is given, and gives that the place of what is `existing`.
+fn place<T>(
+    dir: &Level,
+    name: &[u8],
+    existing: Option<HostStat>,
+    make: impl FnOnce(&[u8]) -> Step<T>,
+) -> Step<T> {
+    if existing.is_none() {
+        return make(name);
+    }
+    // One that was left there by an export that was killed.
+    let remove = || rustix::fs::unlinkat(&dir.target, NEW_NAME, AtFlags::empty());
+    if host::stat_at(dir.target.as_fd(), NEW_NAME).is_ok() {
+        remove()?;
+    }
+    let made = make(NEW_NAME)?;
+    let replace = || rustix::fs::renameat(&dir.target, NEW_NAME, &dir.target, name);
+    let replaced = freed(dir.target.as_fd(), name, replace);
+    // Also where both were names of one file, which are left as they are.
+    let _ = remove();
+    replaced.map(|()| made)
 }
 
 /// Gives `name` in `dir` another name, or takes it away, whatever its flags.

@@ -3,8 +3,11 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 
-use rustix::fs::{AtFlags, FileType, IFlags, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{
+    AtFlags, FileType, IFlags, Mode, OFlags, ResolveFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags,
+};
 use rustix::io::Errno;
 use varve_fs::{FileFlags, FileKind, Timestamp};
 
@@ -142,6 +145,37 @@ pub fn give_name(file: &OwnedFd, dir: BorrowedFd<'_>, name: &[u8]) -> Result<(),
     rustix::fs::linkat(rustix::fs::CWD, path, dir, name, AtFlags::SYMLINK_FOLLOW)
 }
 
+/// Sets the permission bits of `name` in `dir`, which is no symbolic link: of one they would be those of what it leads to.
+pub fn set_mode(dir: BorrowedFd<'_>, name: &[u8], mode: u32) -> Result<(), Errno> {
+    let file =
+        rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    if stat_of(&file)?.kind == FileKind::Symlink {
+        return Err(Errno::LOOP);
+    }
+    // What is open cannot be exchanged for something else any more.
+    rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), Mode::from_raw_mode(mode))
+}
+
+/// Opens the directory that `path` below `root` lies in, without following a link on the way, and gives it with the last name.
+pub fn parent_of<'p>(root: &OwnedFd, path: &'p std::path::Path) -> Result<(OwnedFd, &'p [u8]), Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let name = path.file_name().ok_or(Errno::INVAL)?.as_bytes();
+    let parent = path.parent().unwrap_or(std::path::Path::new(""));
+    let way = if parent.as_os_str().is_empty() { std::path::Path::new(".") } else { parent };
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    match rustix::fs::openat2(root, way, flags, Mode::empty(), resolve) {
+        // Not there, or not for this process.
+        Err(Errno::NOSYS | Errno::PERM) => {
+            let mut at = rustix::fs::openat(root, ".", flags, Mode::empty())?;
+            for name in parent.components() {
+                at = rustix::fs::openat(&at, name.as_os_str(), flags, Mode::empty())?;
+            }
+            Ok((at, name))
+        }
+        at => Ok((at?, name)),
+    }
+}
+
 /// The extended attributes of `name` in `dir` that a pool can keep, sorted, and how many others there are.
 pub fn xattrs(dir: BorrowedFd<'_>, name: &[u8], room: &mut Vec<u8>) -> Result<(Vec<Xattr>, u64), Errno> {
     let path = through_proc(dir, name);
@@ -259,4 +293,41 @@ pub fn open_directory(path: &std::path::Path) -> io::Result<OwnedFd> {
 /// Makes what was written to the filesystem of `fd` durable.
 pub fn sync_filesystem(fd: &impl AsFd) -> Result<(), Errno> {
     rustix::fs::syncfs(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::Path;
+
+    use super::*;
+
+    // Goal: what is done to a name, or to a path below the target, never goes where a link leads that somebody has put there. Method:
+    // a link in the place of a file and of a directory; the bits of what it leads to, and the answers.
+    #[test]
+    fn no_link_is_followed() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let (target, outside) = (scratch.path().join("target"), scratch.path().join("outside"));
+        for dir in [&target, &outside, &target.join("dir")] {
+            std::fs::create_dir(dir).expect("a directory");
+        }
+        std::fs::write(outside.join("file"), "somebody's").expect("a file");
+        std::fs::set_permissions(outside.join("file"), std::fs::Permissions::from_mode(0o600)).expect("bits");
+        symlink(outside.join("file"), target.join("file")).expect("a link");
+        symlink(&outside, target.join("way")).expect("a link");
+        std::fs::write(target.join("dir/own"), "ours").expect("a file");
+        let root = open_directory(&target).expect("it is there");
+        assert_eq!(set_mode(root.as_fd(), b"file", 0o777), Err(Errno::LOOP));
+        let bits = |path: &Path| std::fs::metadata(path).expect("it is there").permissions().mode() & 0o7777;
+        assert_eq!(bits(&outside.join("file")), 0o600);
+        assert!(parent_of(&root, Path::new("way/file")).is_err());
+        let (dir, name) = parent_of(&root, Path::new("dir/own")).expect("no link there");
+        set_mode(dir.as_fd(), name, 0o640).expect("it is ours");
+        assert_eq!(bits(&target.join("dir/own")), 0o640);
+        let (dir, name) = parent_of(&root, Path::new("file")).expect("no link on the way");
+        assert_eq!(
+            (stat_at(dir.as_fd(), name).map(|stat| stat.kind), name),
+            (Ok(FileKind::Symlink), &b"file"[..])
+        );
+    }
 }

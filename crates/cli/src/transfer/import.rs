@@ -3,7 +3,8 @@
 //! **What is equal is left alone**, so that an interrupted import that is run again finishes: a file is taken to be
 //! there when kind, size and modification time (to the nanosecond) are those of the source. That is safe because a
 //! file's time is set after its contents are in the log ([`super::finisher`]). Attributes are compared and mended one by
-//! one, also of what is equal. What differs is removed and copied anew; what the source does not have stays.
+//! one, also of what is equal. What differs is copied anew, and takes the place of what is there when its contents are in
+//! the log and not before: what cannot be read leaves the older copy alone. What the source does not have stays.
 //!
 //! **Flags come last** (chattr): of a file when it has its times, of a directory when all that is in it is there, of a file with
 //! several names when everything is. What an earlier import has made immutable or append only is freed of that while something
@@ -25,8 +26,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::fs::OFlags;
 use varve_device::OpenMode;
 use varve_fs::{
-    Attr, Caller, FileFlags, FileKind, Filesystem, FsError, InodeId, OpenOptions, ROOT_INODE, SetAttr,
-    SetTime, StoreOptions, XattrMode,
+    Attr, Caller, FileFlags, FileKind, Filesystem, FsError, InodeId, NewNameless, OpenOptions, ROOT_INODE,
+    SetAttr, SetTime, StoreOptions, XattrMode,
 };
 
 use super::finisher::{Finisher, Written};
@@ -263,8 +264,8 @@ impl Import {
         }
     }
 
-    /// Makes room for `name`.
-    fn make_room(&self, dir: &Level, name: &[u8], existing: Option<Attr>) -> Step<()> {
+    /// Has a directory take something in the place of what is `existing`, which stays where it is.
+    fn open_up(&self, dir: &Level, existing: Option<Attr>) -> Step<()> {
         if existing.is_some_and(|attr| attr.kind == FileKind::Directory) {
             return Err(Trouble::Entry(
                 "in the pool this is a directory; remove it there, or import to another place".to_owned(),
@@ -275,6 +276,12 @@ impl Import {
             dir.had.set(Some(flags));
             self.free(dir.target.ino, &mut flags)?;
         }
+        Ok(())
+    }
+
+    /// Makes room for `name`.
+    fn make_room(&self, dir: &Level, name: &[u8], existing: Option<Attr>) -> Step<()> {
+        self.open_up(dir, existing)?;
         existing.map_or(Ok(()), |attr| self.freed(attr, || self.filesystem.unlink(dir.target.ino, name)))
     }
 
@@ -382,14 +389,18 @@ impl Import {
                 "it was replaced while it was read; run the same command again".to_owned(),
             ));
         }
-        self.make_room(dir, name, existing)?;
-        let attr = self.filesystem.create(caller(&stat), dir.target.ino, name, stat.mode)?;
-        let copied = self.contents(&source, &stat, attr.ino);
-        if let Err(trouble) = copied {
-            // Half a file is worse than none. What went wrong is the news.
-            let _ = self.filesystem.unlink(dir.target.ino, name);
-            return Err(trouble);
-        }
+        self.open_up(dir, existing)?;
+        let attr = if existing.is_some() {
+            self.in_place_of(dir, name, existing, &source, &stat)?
+        } else {
+            let attr = self.filesystem.create(caller(&stat), dir.target.ino, name, stat.mode)?;
+            if let Err(trouble) = self.contents(&source, &stat, attr.ino) {
+                // Half a file is worse than none. What went wrong is the news.
+                let _ = self.filesystem.unlink(dir.target.ino, name);
+                return Err(trouble);
+            }
+            attr
+        };
         self.attributes(attr, &stat, dir.source.as_fd(), name, None)?;
         let flags = host::flags(source.as_fd()).filter(|flags| *flags != attr.flags);
         let after = host::stat_of(&source)?;
@@ -407,6 +418,27 @@ impl Import {
             return Err(Trouble::Fatal(anyhow!("the pool failed")));
         }
         Ok(attr.ino)
+    }
+
+    /// Copies a file without a name, and gives it the name of what is `existing`.
+    fn in_place_of(
+        &mut self,
+        dir: &Level,
+        name: &[u8],
+        existing: Option<Attr>,
+        source: &OwnedFd,
+        stat: &HostStat,
+    ) -> Step<Attr> {
+        let new = NewNameless { mode: stat.mode, umask: 0, linkable: true };
+        let made = self.filesystem.tmpfile(caller(stat), dir.target.ino, new)?;
+        let named = self.contents(source, stat, made.ino).and_then(|()| {
+            // Whoever finds it by its name finds its contents, also after a crash.
+            self.filesystem.flush_file(made.ino)?;
+            self.make_room(dir, name, existing)?;
+            Ok(self.filesystem.link(made.ino, dir.target.ino, name)?)
+        });
+        let released = self.filesystem.release_inode(made.ino);
+        named.and_then(|attr| Ok(released.map(|()| attr)?))
     }
 
     fn contents(&mut self, source: &OwnedFd, stat: &HostStat, ino: InodeId) -> Step<()> {

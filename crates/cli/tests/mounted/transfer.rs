@@ -431,3 +431,88 @@ fn half_a_file_has_no_name() {
     done(&export(&pool, "/", &out));
     assert!(fs::read(out.join("file")).expect("a file") == vec![7; 8 << 20]);
 }
+
+/// Spoils each place of a pool that holds `pattern`.
+fn spoil(pool: &Path, pattern: &[u8]) {
+    let file = fs::File::options().read(true).write(true).open(pool).expect("the pool");
+    let bytes = fs::read(pool).expect("the pool");
+    let places: Vec<usize> = (0..bytes.len() - pattern.len())
+        .step_by(4096)
+        .filter(|at| bytes[*at..].starts_with(pattern))
+        .collect();
+    assert!(!places.is_empty(), "the pattern is nowhere in the pool");
+    for at in places {
+        file.write_all_at(b"spoiled", at as u64).expect("the pool");
+    }
+}
+
+/// Goal: what cannot be read takes nothing's place: an older copy of it stays, in a directory and in a pool. Method: a file one block
+/// of which is spoiled in a pool is exported over an older copy; and imported over one, from a mount of that pool.
+#[test]
+fn what_cannot_be_read_leaves_the_older_copy() {
+    let scratch = Scratch::new("older");
+    let (tree, out) = (scratch.subdir("tree"), scratch.subdir("out"));
+    let mut bytes = vec![1; 200_000];
+    bytes[8192..12_288].fill(0xc5);
+    fs::write(tree.join("file"), &bytes).expect("a file");
+    fs::write(tree.join("other"), "whole").expect("a file");
+    let pool = scratch.pool("pool", "256M");
+    done(&import(&tree, &pool, "/"));
+    spoil(&pool, &[0xc5; 4096]);
+    fs::write(out.join("file"), "the older copy").expect("a file");
+    let exported = export(&pool, "/", &out);
+    assert_eq!(exported.status.code(), Some(1), "{exported:?}");
+    assert_eq!(fs::read(out.join("file")).expect("it is there"), b"the older copy");
+    assert_eq!(fs::read(out.join("other")).expect("it is there"), b"whole");
+    assert_eq!(fs::read_dir(&out).expect("a directory").count(), 2, "something else is left there");
+    if !can_mount("what_cannot_be_read_leaves_the_older_copy") {
+        return;
+    }
+    let second = scratch.pool("second", "256M");
+    done(&import(&out, &second, "/"));
+    let point = scratch.subdir("mnt");
+    let mount = Mount::start_with(&pool, &point, &["-o", "ro"]);
+    let imported = import(&point, &second, "/");
+    mount.unmount();
+    assert_eq!(imported.status.code(), Some(1), "{imported:?}");
+    check(&second);
+    let back = scratch.path("back");
+    done(&export(&second, "/", &back));
+    assert_eq!(fs::read(back.join("file")).expect("it is there"), b"the older copy");
+    assert_eq!(fs::read_dir(&back).expect("a directory").count(), 2, "something else is left there");
+}
+
+/// Goal: a program that ran as its owner does not run as whoever exports it, and that is how it stays. Method: a set-id file of
+/// another owner, exported by an ordinary user twice.
+#[test]
+fn an_ordinary_export_gives_no_set_ids() {
+    if !rustix::process::geteuid().is_root() {
+        return say("*** skipped: only root can make another user's file ***");
+    }
+    let as_user = || {
+        let mut command = std::process::Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(env!("CARGO_BIN_EXE_varve"));
+        command
+    };
+    if !as_user().arg("--version").output().is_ok_and(|out| out.status.success()) {
+        return say("*** skipped: other users cannot enter the directory of the program ***");
+    }
+    let scratch = Scratch::new("setid");
+    let (tree, out) = (scratch.subdir("tree"), scratch.subdir("out"));
+    fs::write(tree.join("tool"), "#!/bin/sh").expect("a file");
+    fs::set_permissions(tree.join("tool"), fs::Permissions::from_mode(0o6755)).expect("bits");
+    let pool = scratch.pool("pool", "64M");
+    done(&import(&tree, &pool, "/"));
+    let user = rustix::fs::Uid::from_raw(65_534);
+    rustix::fs::chown(&out, Some(user), None).expect("an owner");
+    fs::set_permissions(&pool, fs::Permissions::from_mode(0o644)).expect("bits");
+    for changed in [1, 0] {
+        let mut command = as_user();
+        command.args(["export", "--json"]).arg(format!("{}:/", pool.display())).arg(&out);
+        let summary = done(&output(&mut command));
+        assert_eq!(summary["files_copied_count"], changed, "{summary}");
+        let meta = fs::metadata(out.join("tool")).expect("it is there");
+        assert_eq!((meta.permissions().mode() & 0o7777, meta.uid()), (0o755, 65_534));
+        assert!(changed == 1 || summary["attributes_changed_count"] == 0, "{summary}");
+    }
+}
