@@ -72,10 +72,12 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         start_server(&mounted, &current, &pool, options),
         utab::Note::add(&mount_options.source, &mountpoint),
     ));
-    if let Err(error) = shutdown::on_signals(mountpoint.clone(), closing.clone()).and_then(|()| {
-        rustix::fs::statvfs(&mountpoint).context("the mount does not answer")?;
-        tell_ready(args, options)
-    }) {
+    if let Err(error) =
+        shutdown::on_signals(mountpoint.clone(), mounted.device(), closing.clone()).and_then(|()| {
+            rustix::fs::statvfs(&mountpoint).context("the mount does not answer")?;
+            tell_ready(args, options)
+        })
+    {
         // Nobody would know of this mount: take it away again.
         let _ = varve_mount::unmount(&mountpoint, true);
         let _ = closing.finish();
@@ -83,10 +85,11 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
     }
     tracing::info!("mounted {} at {}", pool.shown(), mountpoint.shown());
 
+    let device = mounted.device();
     if let Err(error) = mounted.wait() {
         tracing::error!("{error}; unmounting {}", mountpoint.shown());
-        // Perhaps it is gone already.
-        let _ = varve_mount::unmount(&mountpoint, true);
+        // Perhaps it is gone already, and another one there.
+        let _ = varve_mount::unmount_device(&mountpoint, device, true);
     }
     match closing.finish() {
         Ok(()) => Ok(Outcome::Done),

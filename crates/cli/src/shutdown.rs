@@ -16,33 +16,35 @@ use crate::names::Shown;
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Handles the signals on a thread of its own, from now on.
-pub fn on_signals(mountpoint: PathBuf, closing: Arc<Closing>) -> Result<()> {
+pub fn on_signals(mountpoint: PathBuf, device: (u32, u32), closing: Arc<Closing>) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot handle signals")?;
     thread::Builder::new()
         .name("signals".into())
         .spawn(move || {
             for signal in &mut signals {
-                end(signal, &mountpoint, &closing);
+                end(signal, &mountpoint, device, &closing);
             }
         })
         .context("cannot start the thread that handles signals")?;
     Ok(())
 }
 
-/// Unmounts. If that works the session ends, and with it the program, elsewhere.
-fn end(signal: i32, mountpoint: &std::path::Path, closing: &Closing) {
+/// Unmounts. With the last place where it is mounted the session ends, and with it the program, elsewhere.
+fn end(signal: i32, mountpoint: &std::path::Path, device: (u32, u32), closing: &Closing) {
     tracing::info!("signal {signal}: unmounting {}", mountpoint.shown());
-    let Err(error) = varve_mount::unmount(mountpoint, false) else { return };
-    tracing::warn!(
-        "{} cannot be unmounted at once ({error}); open files have {} s",
-        mountpoint.shown(),
-        GRACE.as_secs()
-    );
-    if let Err(error) = varve_mount::unmount(mountpoint, true) {
-        tracing::warn!("{} cannot be detached: {error}", mountpoint.shown());
+    if let Err(error) = varve_mount::unmount_device(mountpoint, device, false) {
+        tracing::warn!(
+            "{} cannot be unmounted at once ({error}); open files have {} s",
+            mountpoint.shown(),
+            GRACE.as_secs()
+        );
+        if let Err(error) = varve_mount::unmount_device(mountpoint, device, true) {
+            tracing::warn!("{} cannot be detached: {error}", mountpoint.shown());
+        }
     }
     thread::sleep(GRACE);
-    // Still here: somebody holds files open. What was written is made durable; their next call fails.
+    // Still here: somebody holds files open, it is mounted in other places, or something has been mounted over it. What was
+    // written is made durable; their next call fails.
     let status = i32::from(closing.finish().is_err());
     std::process::exit(status);
 }

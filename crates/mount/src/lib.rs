@@ -30,5 +30,5 @@ pub use health::Health;
 pub use kernel::switch::RingSwitch;
 pub use outside::Outside;
 pub use policy::Policy;
-pub use session::{FILESYSTEM_TYPE, MountError, MountOptions, Mounted, Rings, unmount};
+pub use session::{FILESYSTEM_TYPE, MountError, MountOptions, Mounted, Rings, unmount, unmount_device};
 pub use verbs::Verbs;

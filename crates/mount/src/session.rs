@@ -13,9 +13,11 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{self, JoinHandle};
 
+use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
@@ -181,9 +183,12 @@ impl Mounted {
         };
         let (tell, told) = mpsc::channel();
         let (threads, at) = (options.threads, mountpoint.to_path_buf());
+        let known = Arc::new(OnceLock::new());
+        let (number, aborted) = (known.clone(), AtomicBool::new(false));
         let abort = Arc::new(move || {
-            if rustix::mount::unmount(&at, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW).is_err() {
-                let _ = unmount(&at, true);
+            // Several threads may give up; what lies beneath is not to go with the second.
+            if !aborted.swap(true, Relaxed) {
+                end_by_force(&at, number.get().copied());
             }
         });
         let session = Session { device, threads, rings, make, tell, abort };
@@ -218,6 +223,7 @@ impl Mounted {
             }
         };
         let device = (rustix::fs::major(number), rustix::fs::minor(number));
+        let _ = known.set(device);
         tune_readahead(device);
         let mountpoint = mountpoint.to_path_buf();
         Ok(Started::Mounted(Box::new(Mounted { mountpoint, server, health, policy, outside, device, rings })))
@@ -278,6 +284,43 @@ pub fn unmount(mountpoint: &Path, detach: bool) -> io::Result<()> {
         Ok(()) => Ok(()),
         Err(Errno::PERM) => fusermount::unmount(mountpoint, detach),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// [`unmount`] of the mount with this device number, and of no other one that has come over it or in its place.
+///
+/// # Errors
+/// As there; EINVAL if the topmost mount there is not this one.
+pub fn unmount_device(mountpoint: &Path, device: (u32, u32), detach: bool) -> io::Result<()> {
+    if !is_topmost(mountpoint, device) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "something else is mounted there"));
+    }
+    unmount(mountpoint, detach)
+}
+
+/// Whether what is mounted at `mountpoint`, topmost, has this device number. Asks nobody who might not answer.
+fn is_topmost(mountpoint: &Path, (major, minor): (u32, u32)) -> bool {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    rustix::fs::statx(rustix::fs::CWD, mountpoint, flags, StatxFlags::TYPE)
+        .is_ok_and(|stat| (stat.stx_dev_major, stat.stx_dev_minor) == (major, minor))
+}
+
+/// Ends a mount whose requests nobody answers any more, for those who wait for an answer. Unknown is the number of one that has
+/// only just begun.
+fn end_by_force(mountpoint: &Path, device: Option<(u32, u32)>) {
+    if let Some((_, minor)) = device {
+        // Also for users, and whatever has been mounted over it; not everywhere is that filesystem mounted.
+        let abort = format!("/sys/fs/fuse/connections/{minor}/abort");
+        if std::fs::write(&abort, "1").is_ok() {
+            return;
+        }
+    }
+    if device.is_some_and(|device| !is_topmost(mountpoint, device)) {
+        tracing::error!("{} stays: something else is mounted over it", mountpoint.display());
+        return;
+    }
+    if rustix::mount::unmount(mountpoint, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW).is_err() {
+        let _ = unmount(mountpoint, true);
     }
 }
 

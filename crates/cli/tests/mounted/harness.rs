@@ -287,6 +287,19 @@ impl Mount {
         assert!(status.success(), "the daemon ended with {status}:\n{}", self.messages());
     }
 
+    /// SIGTERM: the daemon must end soon, without an error.
+    pub fn terminate(&mut self) {
+        let mut daemon = self.daemon.take().unwrap();
+        rustix::process::kill_process(rustix::process::Pid::from_child(&daemon), Signal::TERM)
+            .expect("our own child");
+        let status = wait(&mut daemon, COMMAND_LIMIT);
+        let Some(status) = status else {
+            self.daemon = Some(daemon);
+            panic!("the daemon has not ended");
+        };
+        assert!(status.success(), "the daemon ended with {status}:\n{}", self.messages());
+    }
+
     /// SIGKILL, as a crash of the program: nothing is written any more. The dead mount is taken away.
     pub fn kill(mut self) {
         let mut daemon = self.daemon.take().unwrap();
@@ -326,7 +339,7 @@ pub fn mount_points() -> Vec<PathBuf> {
 }
 
 /// Takes a mount of ours away, whatever state it is in.
-fn detach(point: &Path) {
+pub fn detach(point: &Path) {
     for (program, flags) in [("umount", &["-l"][..]), ("fusermount3", &["-u", "-z"])] {
         if !mount_points().iter().any(|mounted| mounted == point) {
             return;

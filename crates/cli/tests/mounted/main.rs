@@ -29,6 +29,7 @@ mod refuse;
 mod remount;
 mod rings;
 mod scale;
+mod signals;
 mod transfer;
 mod tree;
 mod trim;

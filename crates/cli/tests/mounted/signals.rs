@@ -1,0 +1,71 @@
+//! SIGTERM: how a service is stopped.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::harness::{Mount, Scratch, can_mount, check, detach, mount_points, program, say, succeed};
+
+/// Whatever is mounted there by the test goes with it, however it ends.
+struct Cleared(PathBuf, usize);
+
+impl Drop for Cleared {
+    fn drop(&mut self) {
+        for _ in 0..self.1 {
+            detach(&self.0);
+        }
+    }
+}
+
+/// Goal: SIGTERM ends the daemon and leaves the pool closed, also where that is mounted in a second place, with a file open. Method:
+/// bind the mount elsewhere, write there, keep a file open, and send the signal; the log, the pool, and the dead second place.
+#[test]
+fn a_signal_ends_a_pool_that_is_mounted_twice() {
+    let test = "a_signal_ends_a_pool_that_is_mounted_twice";
+    if !can_mount(test) || !rustix::process::geteuid().is_root() {
+        return say(&format!("*** {test} skipped: it takes /dev/fuse, and root ***"));
+    }
+    let scratch = Scratch::new("signals");
+    let (pool, other) = (scratch.pool("pool", "64M"), scratch.subdir("other"));
+    let mut mount = Mount::start(&pool, &scratch.path("mnt"));
+    let second = Cleared(other.clone(), 1);
+    succeed(program("mount", &other, &["--bind"]).arg(&mount.point).arg(&other));
+    fs::write(other.join("file"), "not synced").expect("a file");
+    let open = fs::File::open(other.join("file")).expect("a file");
+    mount.terminate();
+    drop((open, second));
+    let said = mount.messages();
+    assert!(said.contains("everything is durable"), "{said}");
+    assert!(!mount_points().contains(&mount.point), "the mount is still there");
+    check(&pool);
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    assert_eq!(fs::read(mount.path("file")).expect("it was written"), b"not synced");
+    assert!(!mount.messages().contains("recovered"), "{}", mount.messages());
+    mount.unmount();
+}
+
+/// Goal: SIGTERM takes nobody else's mount away: what has been mounted over the pool stays, and the daemon ends all the same.
+/// Method: a tmpfs with a file over the mount; the signal.
+#[test]
+fn a_signal_leaves_what_is_mounted_over_the_pool() {
+    let test = "a_signal_leaves_what_is_mounted_over_the_pool";
+    if !can_mount(test) || !rustix::process::geteuid().is_root() {
+        return say(&format!("*** {test} skipped: it takes /dev/fuse, and root ***"));
+    }
+    let scratch = Scratch::new("over");
+    let pool = scratch.pool("pool", "64M");
+    let mut mount = Mount::start(&pool, &scratch.path("mnt"));
+    fs::write(mount.path("file"), "of the pool").expect("a file");
+    let point = mount.point.clone();
+    // The tmpfs, and what the daemon leaves beneath it.
+    let both = Cleared(point.clone(), 2);
+    succeed(program("mount", &scratch.path(""), &["-t", "tmpfs", "none"]).arg(&point));
+    fs::write(point.join("other"), "of the tmpfs").expect("a file");
+    mount.terminate();
+    assert_eq!(fs::read(point.join("other")).expect("it stays"), b"of the tmpfs");
+    drop(both);
+    assert!(!mount_points().contains(&point));
+    check(&pool);
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    assert_eq!(fs::read(mount.path("file")).expect("it was written"), b"of the pool");
+    mount.unmount();
+}
