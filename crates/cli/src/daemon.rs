@@ -169,6 +169,9 @@ impl Service for Served {
             "dirty_bytes": self.options.dirty_bytes_max,
             "threads": self.options.threads,
             "direct_io": self.options.direct_io,
+            "allow_other": self.options.allow_other,
+            "rings": self.rings,
+            "log": self.options.log.as_ref().map(|log| log.shown()),
         }))
     }
 }

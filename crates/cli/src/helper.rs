@@ -4,6 +4,8 @@
 //! [-o OPTIONS] [-t TYPE]` and `umount.TYPE DIRECTORY [-nlfvr] [-N NAMESPACE] [-t TYPE]`. So are the exit statuses
 //! (mount(8), "EXIT STATUS"), which mount(8) hands on.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -27,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub struct HelperArgs {
     /// Everything
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
-    pub words: Vec<String>,
+    pub words: Vec<OsString>,
 }
 
 /// A command line of libmount's, taken apart.
@@ -46,10 +48,22 @@ impl Parsed {
 }
 
 /// `letters` are those that mean something.
-fn parse(words: &[String], letters: &str) -> Result<Parsed> {
+fn parse(words: &[OsString], letters: &str) -> Result<Parsed> {
     let mut parsed = Parsed::default();
     let mut words = words.iter();
+    let text = |word: &'_ OsStr| match word.to_str() {
+        Some(text) => Ok(text.to_owned()),
+        None => bail!(Usage(format!("{} is no option: it is not UTF-8", word.shown()))),
+    };
     while let Some(word) = words.next() {
+        // A path may be any bytes.
+        let word = match word.to_str() {
+            None if !word.as_bytes().starts_with(b"-") => {
+                parsed.paths.push(word.into());
+                continue;
+            }
+            _ => text(word)?,
+        };
         let Some(flags) = word.strip_prefix('-').filter(|flags| !flags.is_empty()) else {
             parsed.paths.push(word.into());
             continue;
@@ -64,10 +78,14 @@ fn parse(words: &[String], letters: &str) -> Result<Parsed> {
                 continue;
             }
             // Takes the rest of the word, or the next.
-            let value = if rest.is_empty() { words.next().map(String::as_str) } else { Some(rest) };
+            let value = if rest.is_empty() {
+                words.next().map(|word| text(word)).transpose()?
+            } else {
+                Some(rest.to_owned())
+            };
             let Some(value) = value else { bail!(Usage(format!("a value is missing after -{letter}"))) };
             match letter {
-                'o' => parsed.options.push(value.to_owned()),
+                'o' => parsed.options.push(value),
                 // The type, which is ours.
                 't' => {}
                 _ => bail!(
@@ -98,7 +116,7 @@ fn status(name: &str, result: Result<()>) -> ExitCode {
     ExitCode::from(if error.is::<Usage>() { STATUS_USAGE } else { STATUS_FAILED })
 }
 
-fn run_mount(words: &[String]) -> Result<()> {
+fn run_mount(words: &[OsString]) -> Result<()> {
     let parsed = parse(words, "sfnv")?;
     let [pool, mountpoint] = &parsed.paths[..] else {
         bail!(Usage(
@@ -126,7 +144,7 @@ fn run_mount(words: &[String]) -> Result<()> {
     Ok(())
 }
 
-fn run_unmount(words: &[String]) -> Result<()> {
+fn run_unmount(words: &[OsString]) -> Result<()> {
     // -f (force) ends nothing early here: what was written is kept.
     let parsed = parse(words, "nlfvr")?;
     let [mountpoint] = &parsed.paths[..] else {
@@ -167,7 +185,7 @@ mod tests {
     use super::*;
 
     fn parse_line(line: &str) -> Result<Parsed> {
-        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
         parse(&words, "sfnv")
     }
 
@@ -179,6 +197,18 @@ mod tests {
         assert_eq!(parsed.options, ["rw,noatime"]);
         assert_eq!(parsed.letters, ['s', 'v']);
         assert_eq!(parse_line("-n /pool /mnt -oro").expect("also right").options, ["ro"]);
+    }
+
+    // Goal: a path may be any bytes, an option not. Method: a byte that is no UTF-8 in either.
+    #[test]
+    fn paths_are_any_bytes() {
+        let words = |path: &[u8], option: &[u8]| {
+            [path, b"/mnt", b"-o", option].map(|word| OsStr::from_bytes(word).to_owned())
+        };
+        let parsed = parse(&words(b"/pool\xff", b"ro"), "sfnv").expect("a path");
+        assert_eq!(parsed.paths[0].as_os_str().as_bytes(), b"/pool\xff");
+        assert!(parse(&words(b"/pool", b"log=/\xff"), "sfnv").is_err());
+        assert!(parse(&words(b"-\xff", b"ro"), "sfnv").is_err());
     }
 
     // Goal: what is not understood is refused. Method: an unknown letter, a value that is missing, a namespace.

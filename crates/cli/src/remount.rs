@@ -13,9 +13,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::io::Errno;
 use serde_json::Value;
 use varve_device::file_of_storage;
-use varve_mount::{AccessTimes, Flags};
+use varve_mount::{AccessTimes, Flags, Rings};
 
 use crate::mountinfo::{self, Mount, MountTable};
+use crate::names::Shown;
 use crate::options::Options;
 use crate::{Outcome, sync};
 
@@ -84,15 +85,33 @@ pub fn run(pool: Option<&Path>, mountpoint: &Path, lists: &[String], complete: b
     if options.source.as_ref().is_some_and(|source| Path::new(source) != mount.source) {
         stays("fsname");
     }
-    if options.direct_io && answer.get("direct_io").and_then(Value::as_bool) == Some(false) {
-        stays("direct_io");
+    let words = || lists.iter().flat_map(|list| list.split(','));
+    let is = |name: &str| answer.get(name).and_then(Value::as_bool);
+    for (name, wanted) in
+        [("direct_io", options.direct_io), ("allow_other", words().any(|word| word == "allow_other"))]
+    {
+        if wanted && is(name) == Some(false) {
+            stays(name);
+        }
+    }
+    let rings = match options.rings {
+        Rings::Wanted => is("rings") == Some(false),
+        Rings::Never => is("rings") == Some(true),
+        Rings::Offered => false,
+    };
+    if rings {
+        stays(if options.rings == Rings::Wanted { "norings" } else { "rings" });
+    }
+    let log = options.log.as_ref().map(|log| log.shown());
+    if log.is_some() && answer.get("log").is_some_and(|has| has.as_str() != log.as_deref()) {
+        stays("log");
     }
     for (name, wanted) in [
         ("cache_size", options.cache_bytes),
         ("dirty_bytes", options.dirty_bytes_max),
         ("threads", options.threads as u64),
     ] {
-        let named = lists.iter().flat_map(|list| list.split(',')).any(|word| word.starts_with(name));
+        let named = words().any(|word| word.starts_with(name));
         let has = answer.get(name).and_then(Value::as_u64);
         if named && has.is_some_and(|has| has != wanted) {
             stays(name);

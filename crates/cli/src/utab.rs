@@ -6,6 +6,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use rustix::fs::FlockOperation;
@@ -90,6 +91,8 @@ fn try_rewrite(directory: &Path, change: impl FnOnce(&str) -> String) -> io::Res
     }
     let temporary = directory.join("utab.varve-new");
     fs::write(&temporary, after)?;
+    // Whoever asks what is mounted reads it, whatever this process's umask.
+    fs::set_permissions(&temporary, fs::Permissions::from_mode(0o644))?;
     fs::rename(&temporary, &path)
 }
 

@@ -118,7 +118,7 @@ impl PoolOptions {
         self
     }
 
-    /// File data that may wait in memory before writers wait, in bytes (default 256 MiB).
+    /// File data that may wait in memory before writers wait, in bytes (default 64 MiB).
     #[must_use]
     pub fn dirty_bytes_max(mut self, bytes: u64) -> Self {
         self.dirty_bytes_max = bytes;

@@ -135,7 +135,15 @@ impl Printer<'_> {
         let mut from = Some(0);
         let mut size = 0;
         while let Some(at) = from {
-            let page = source.page(self.inode, at)?;
+            let page = match source.page(self.inode, at) {
+                Err(error) if at > 0 && self.args.json => {
+                    // What has been printed is to be read, and the reason why there is no more of it.
+                    let said = serde_json::to_string(&format!("{error:#}"))?;
+                    writeln!(output, "\n],\"error\":{said}}}")?;
+                    return Err(error);
+                }
+                page => page?,
+            };
             if at == 0 {
                 self.begin(output)?;
             }

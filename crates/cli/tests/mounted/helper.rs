@@ -196,6 +196,9 @@ mount -t fuse.varve -o dirsync "$S/pool" "$S/mnt"
 shows " - fuse.varve $S/pool rw,dirsync,user_id=0"
 durable names
 "$V" mount -o remount,nodirsync none "$S/mnt" 2>&1 | grep "dirsync stays as it is" || fail "it is not said"
+"$V" mount -o remount,log=/elsewhere none "$S/mnt" 2>&1 | grep "log stays as it is" || fail "it is not said of the log"
+said=$(for list in rings norings; do "$V" mount -o remount,$list none "$S/mnt" 2>&1; done)
+[ "$(grep -c "rings stays as it is" <<< "$said")" = 1 ] || fail "it is not said of rings, or of what is so: $said"
 durable names
 umount "$S/mnt"
 "#,
