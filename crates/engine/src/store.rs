@@ -259,6 +259,12 @@ impl Store {
         PanicStops::new(&self.commits, what)
     }
 
+    /// Ends all writing, because of `why`: what is in memory cannot be trusted any more. What has been made durable is there
+    /// when the pool is opened again; who waits for more is told.
+    pub fn stop(&self, why: &str) {
+        self.commits.stop(why.to_owned());
+    }
+
     /// The name the pool was created with.
     pub fn pool_id(&self) -> [u8; 16] {
         self.pool.pool_id

@@ -348,6 +348,11 @@ impl Filesystem {
         self.core.thawing(|| self.core.flush_file(ino))?;
         self.core.complete_with(ino)
     }
+    /// Ends all writing, also in the background, because of `why`: a bug was met, and what is in memory cannot be trusted any more.
+    /// What has been made durable is there when the pool is opened again. Reading goes on; all else says EIO.
+    pub fn stop(&self, why: &str) {
+        self.core.store.stop(why);
+    }
     /// Makes everything durable.
     pub fn sync(&self) -> Result<()> {
         self.core.sync()

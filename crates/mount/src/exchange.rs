@@ -101,5 +101,6 @@ impl<V: Verbs> Verbs for Exchange<V> {
         trim(range: Range<u64>, minimum_bytes: u64, goes_on: &dyn Fn() -> bool) -> Result<Trimmed>;
         wants_durable(ino: InodeId, names: bool) -> bool;
         statfs() -> Result<StatFs>;
+        stop(why: &str) -> ();
     }
 }

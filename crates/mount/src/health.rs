@@ -1,8 +1,10 @@
 //! Whether the mount may still change anything.
 //!
 //! A panic in a verb is a bug of ours. The request it belonged to is answered with EIO, and from then on nothing more
-//! is written: what is in memory can no longer be trusted, what is on disk can. The pool is left as after a crash.
+//! is written, nor in the background: what is in memory can no longer be trusted, what is on disk can. The pool is left as after a
+//! crash.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Errors beyond these are logged only once in [`ERRORS_LOGGED_EVERY`].
@@ -10,10 +12,21 @@ const ERRORS_LOGGED_FIRST: u64 = 20;
 const ERRORS_LOGGED_EVERY: u64 = 1000;
 
 /// Shared between the threads of a mount and its owner.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Health {
     panicked: AtomicBool,
     errors_count: AtomicU64,
+    /// Ends all writing.
+    stop: OnceLock<Stop>,
+}
+
+type Stop = Box<dyn Fn(&str) + Send + Sync>;
+
+impl std::fmt::Debug for Health {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Health { panicked, errors_count, stop: _ } = self;
+        f.debug_struct("Health").field("panicked", panicked).field("errors_count", errors_count).finish()
+    }
 }
 
 impl Health {
@@ -22,9 +35,17 @@ impl Health {
         self.panicked.load(Relaxed)
     }
 
-    /// Remembers that `verb` has panicked, and says so.
+    /// Has `stop` called when something panics, once, with what it was.
+    pub(crate) fn on_panic(&self, stop: Stop) {
+        let _ = self.stop.set(stop);
+    }
+
+    /// Remembers that `verb` has panicked, ends all writing and says so.
     pub(crate) fn note_panic(&self, verb: &str) {
         if !self.panicked.swap(true, Relaxed) {
+            if let Some(stop) = self.stop.get() {
+                stop(&format!("{verb} has panicked"));
+            }
             tracing::error!(
                 "{verb} panicked: a bug in VarveFS. Nothing more is written from now on. Unmount and mount again: \
                  everything that was synced is there. Please report the message above this one."

@@ -159,6 +159,8 @@ impl Mounted {
         let cannot_use = |error| MountError::Mountpoint { path: mountpoint.to_path_buf(), error };
         let metadata = mountpoint.metadata().map_err(cannot_use)?;
         let health = Arc::new(Health::default());
+        let stopping = verbs.clone();
+        health.on_panic(Box::new(move |why| stopping.stop(why)));
         let policy = Arc::new(Policy::new(options.flags));
         let fuse = match mount_directly(mountpoint, &metadata, options)? {
             Some(fuse) => fuse,

@@ -118,6 +118,10 @@ pub trait Verbs: Send + Sync + 'static {
     }
     /// See [`Filesystem::statfs`].
     fn statfs(&self) -> Result<StatFs>;
+    /// See [`Filesystem::stop`]. A verb has panicked. Filesystems that write nothing by themselves leave it as it is.
+    fn stop(&self, why: &str) {
+        let _ = why;
+    }
 }
 
 impl Verbs for Filesystem {
@@ -234,5 +238,8 @@ impl Verbs for Filesystem {
     }
     fn statfs(&self) -> Result<StatFs> {
         Filesystem::statfs(self)
+    }
+    fn stop(&self, why: &str) {
+        Filesystem::stop(self, why);
     }
 }

@@ -43,6 +43,8 @@ pub struct Double {
     pub taken: AtomicU64,
     /// Trims that have begun, and that have ended: none does before it is interrupted.
     pub trims: (AtomicU64, AtomicU64),
+    /// Why all writing is to end.
+    pub stopped: Mutex<Vec<String>>,
 }
 
 fn node(ino: InodeId, kind: FileKind, mode: u32, caller: Caller, parent: InodeId) -> Node {
@@ -78,6 +80,7 @@ impl Default for Double {
             fsyncs: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             trims: Default::default(),
+            stopped: Mutex::default(),
         }
     }
 }
@@ -368,5 +371,8 @@ impl Verbs for Double {
 
     fn statfs(&self) -> Result<StatFs> {
         Ok(StatFs { total_bytes: 1 << 30, free_bytes: 1 << 29, files: self.tree.lock().nodes.len() as u64 })
+    }
+    fn stop(&self, why: &str) {
+        self.stopped.lock().push(why.to_owned());
     }
 }

@@ -336,8 +336,8 @@ fn nodes_direct_io_and_space() {
     assert_eq!(space.f_namemax, 255);
 }
 
-// Goal: a panic in a verb neither hangs nor ends the mount, and nothing is changed after it. Method: the double panics
-// when "panic" is unlinked.
+// Goal: a panic in a verb neither hangs nor ends the mount, nothing is changed after it, and the filesystem is told once to write
+// nothing by itself. Method: the double panics when "panic" is unlinked.
 #[test]
 fn panics_stop_changes_and_not_the_mount() {
     let Some(mount) = TestMount::start("panics_stop_changes_and_not_the_mount") else { return };
@@ -347,12 +347,14 @@ fn panics_stop_changes_and_not_the_mount() {
     // The reply is sent while the stack unwinds, the note is made after that.
     let health = mount.mounted.as_ref().unwrap().health();
     for _ in 0..12_000 {
-        if health.panicked() {
+        if health.panicked() && !mount.verbs.stopped.lock().is_empty() {
             break;
         }
         std::thread::sleep(Duration::from_millis(10));
     }
     assert!(health.panicked());
+    assert_eq!(fs::remove_file(mount.path("panic")).unwrap_err().raw_os_error(), Some(5));
+    assert_eq!(*mount.verbs.stopped.lock(), ["unlink has panicked"]);
     assert_eq!(fs::read(mount.path("other")).unwrap(), b"y");
     assert_eq!(fs::remove_file(mount.path("other")).unwrap_err().raw_os_error(), Some(5));
     assert_eq!(fs::write(mount.path("other"), b"z").unwrap_err().raw_os_error(), Some(5));
