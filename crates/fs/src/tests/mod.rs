@@ -166,6 +166,12 @@ impl Fixture {
         assert_eq!((looks.whole, looks.whole + looks.differences), (families.len(), subvolumes.len()));
     }
 
+    /// Bytes in the blocks that may be handed out. One that nothing will ever refer to and nobody gives back is missing here
+    /// alone: the check knows nothing of it.
+    pub(super) fn unused_bytes(&self) -> u64 {
+        self.fs.trim(0..u64::MAX, 0, &mut |_| true).unwrap().discarded_bytes
+    }
+
     pub(super) fn create(&self, name: &[u8]) -> InodeId {
         self.fs.create(Caller::ROOT, ROOT, name, 0o644).unwrap().ino
     }

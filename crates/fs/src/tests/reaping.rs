@@ -16,7 +16,7 @@ fn orphans(fs: &Filesystem) -> Vec<InodeId> {
 }
 
 /// Puts garbage in place of what a tree has of a family; gives what was there.
-fn spoil(fs: &Filesystem, tree: TreeId, family: FamilyId) -> Vec<(Vec<u8>, Vec<u8>)> {
+pub(super) fn spoil(fs: &Filesystem, tree: TreeId, family: FamilyId) -> Vec<(Vec<u8>, Vec<u8>)> {
     let (core, prefix) = (fs.core(), family.0.to_be_bytes());
     let (mut entries, mut tx) = (Vec::new(), Transaction::new());
     core.store
@@ -40,7 +40,7 @@ fn data_of(fs: &Filesystem, ino: InodeId) -> FamilyId {
 }
 
 /// Puts back what was there.
-fn mend(fs: &Filesystem, tree: TreeId, entries: &[(Vec<u8>, Vec<u8>)]) {
+pub(super) fn mend(fs: &Filesystem, tree: TreeId, entries: &[(Vec<u8>, Vec<u8>)]) {
     let mut tx = Transaction::new();
     entries.iter().for_each(|(key, value)| tx.put(tree, key, value));
     fs.core().apply(tx).unwrap();

@@ -1,7 +1,11 @@
 //! A pool without space.
 
+use varve_engine::TreeId;
+
+use super::reaping::{mend, spoil};
 use super::*;
-use crate::writeback::Group;
+use crate::subvolume::Slot;
+use crate::writeback::{Group, Ride};
 
 fn fill(f: &Fixture, name: &[u8]) -> (varve_engine::InodeId, u64) {
     let ino = f.create(name);
@@ -345,6 +349,42 @@ fn who_fails_together_keeps_his_own_space() {
         fill(&f, b"big");
         f.fs.flush_file(second).unwrap();
         assert!(f.read_all(second) == pattern(second.0, pages * 4096));
+        f.fs.sync().unwrap();
+        f.check();
+    }
+}
+
+// Goal: data whose place in the versions cannot be read when it is to be logged keeps its space and leaks none, and is logged
+// when that can be read again. Method: a file taken for write-back, alone or beside another, and then frozen by a snapshot; the
+// versions of its namespace are garbage while the group is written.
+#[test]
+fn what_cannot_be_placed_keeps_its_space() {
+    for alone in [true, false] {
+        let f = Fixture::new(64 * MIB);
+        let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+        let names: &[&[u8]] = if alone { &[b"a"] } else { &[b"a", b"b"] };
+        let files: Vec<_> =
+            names.iter().map(|name| f.fs.create(Caller::ROOT, sub, name, 0o644).unwrap().ino).collect();
+        for ino in &files {
+            f.write(*ino, 0, &pattern(ino.0, 20 * 4096));
+        }
+        let core = f.fs.core();
+        let mut group = Group::default();
+        for ino in &files {
+            assert!(core.take(core.state(*ino).turn(), u64::MAX, &mut group).unwrap().is_none());
+        }
+        f.fs.snapshot(sub, ROOT, b"snapshot", true, false).unwrap();
+        let family = core.subvolumes.get(Slot::of(sub)).unwrap().family;
+        let entries = spoil(&f.fs, TreeId::VERSIONS, family);
+        let unused = f.unused_bytes();
+        let written = core.write_group(&mut group, Ride::Allowed);
+        mend(&f.fs, TreeId::VERSIONS, &entries);
+        refused(core.finish(group, written).map(|turns| turns.len()), 5);
+        assert_eq!(f.unused_bytes(), unused, "{} files", files.len());
+        for ino in &files {
+            f.fs.flush_file(*ino).unwrap();
+            assert!(f.read_all(*ino) == pattern(ino.0, 20 * 4096));
+        }
         f.fs.sync().unwrap();
         f.check();
     }

@@ -258,12 +258,11 @@ impl Core {
     fn log_piece(&self, job: &FileJob, piece: &Piece<'_>, reservation: &mut Reservation) -> Result<()> {
         let change = match self.change_to_log(&job.state) {
             Ok(change) => change,
-            Err(FsError::Stale) => {
-                // Its subvolume has been deleted: nobody wants this.
+            Err(error) => {
                 self.give_back(reservation, piece.addrs);
-                return Ok(());
+                // If its subvolume has been deleted, nobody wants this.
+                return if matches!(error, FsError::Stale) { Ok(()) } else { Err(error) };
             }
-            Err(error) => return Err(error),
         };
         let mut guard = job.state.inner.write();
         let inner = &mut *guard;
