@@ -46,17 +46,15 @@ impl Background {
                         return;
                     }
                 }
-                match core.maintain_some() {
-                    Ok(all) => (failing, more) = (false, !all),
-                    Err(error) => {
-                        more = false;
-                        // What failed is tried again; whoever waits for that data gets the error himself.
-                        if !failing {
-                            tracing::error!(%error, "background work failed");
-                        }
-                        failing = true;
-                    }
+                let (all_reaped, result) = core.maintain_some();
+                more = !all_reaped;
+                // What failed is tried again; whoever waits for that data gets the error himself.
+                if let Err(error) = &result
+                    && !failing
+                {
+                    tracing::error!(%error, "background work failed");
                 }
+                failing = result.is_err();
             }
         };
         let thread = std::thread::Builder::new().name("varve-background".into()).spawn(run);

@@ -289,37 +289,41 @@ impl Core {
 
     /// Does the background work that is due.
     pub(crate) fn maintain(&self) -> Result<()> {
-        self.maintain_with(|| {
+        let reap = || {
             self.reap_all()?;
             self.make_keyframes(true)
-        })
-        .map(|_| ())
+        };
+        self.maintain_with(reap).1
     }
 
     /// The same for the background, which reaps a little at a time. False: there may be more to reap.
-    pub(crate) fn maintain_some(&self) -> Result<bool> {
+    pub(crate) fn maintain_some(&self) -> (bool, Result<()>) {
         self.maintain_with(|| Ok(self.reap_some()? && self.make_keyframes(false)?))
     }
 
-    fn maintain_with(&self, reap: impl FnOnce() -> Result<bool>) -> Result<bool> {
+    /// What fails keeps the rest from nothing; the error is the first.
+    fn maintain_with(&self, reap: impl FnOnce() -> Result<bool>) -> (bool, Result<()>) {
         self.streams.tire();
         if self.read_only || self.closed.load(Ordering::Acquire) {
-            return Ok(true);
+            return (true, Ok(()));
         }
-        self.write_back_old()?;
-        self.complete(|_| true)?;
+        let mut result = self.write_back_old();
+        result = result.and(self.complete(|_| true));
         if self.dirty.bytes() == 0 {
             self.buffers.clear();
         }
-        let all_reaped = reap()?;
+        let reaped = reap();
+        // What has failed is not tried again at once.
+        let all_reaped = !matches!(reaped, Ok(false));
+        result = result.and(reaped.map(drop));
         if self.reserved_is_short() {
-            self.take_reserved()?;
+            result = result.and(self.take_reserved().map(drop));
         }
-        self.count_files()?;
+        result = result.and(self.count_files());
         if !self.background {
-            self.store.maintain()?;
+            result = result.and(self.store.maintain().map_err(FsError::from));
         }
-        Ok(all_reaped)
+        (all_reaped, result)
     }
 
     /// The root, which has no name, is its own parent.

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use parking_lot::Condvar;
 use varve_device::Operation;
-use varve_engine::{Transaction, TreeId};
+use varve_engine::{FamilyId, TreeId};
 use varve_sim::{Fault, FaultRule, FaultyDevice, Trigger};
 
 use super::*;
+use crate::subvolume::local;
 use crate::table::orphans;
 
 /// Longer than anything here takes; whoever has not ended by then hangs.
@@ -185,23 +186,60 @@ fn a_rename_over_a_file_waits_for_data_that_another_writes() {
     }
 }
 
-/// Makes write-back of `ino`, which has data outside its record, fail for good.
-fn spoil(f: &Fixture, ino: InodeId) {
+/// Makes write-back of `ino`, which has data outside its record, fail for good; gives what was there.
+fn spoil(f: &Fixture, ino: InodeId) -> reaping::Entries {
+    reaping::spoil(&f.fs, TreeId::EXTENTS, FamilyId(local(ino).0))
+}
+
+/// A pool in which a dirty file cannot be written back, and a snapshot waits for it. With what its extents were.
+fn with_a_bad_file() -> (Fixture, InodeId, reaping::Entries) {
+    let f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let bad = f.fs.create(Caller::ROOT, sub, b"bad", 0o644).unwrap().ino;
+    f.write(bad, 0, &pattern(9, 50_000));
+    f.fs.sync().unwrap();
+    let extents = spoil(&f, bad);
+    f.write(bad, 0, &pattern(8, 20_480));
+    f.fs.snapshot(sub, ROOT, b"snapshot", true, false).unwrap();
+    (f, bad, extents)
+}
+
+/// Deleted files that wait to be reaped: what has reservations is not deleted at once.
+fn delete_later(f: &Fixture, files: u64, bytes: u64) {
+    let names = || (0..files).map(|number| format!("deleted{number}").into_bytes());
+    for name in names() {
+        let ino = f.create(&name);
+        f.fs.fallocate(Caller::ROOT, ino, 0, bytes, Allocate::Reserve { keep_size: true }).unwrap();
+    }
+    names().for_each(|name| f.fs.unlink(ROOT, &name).unwrap());
+    assert_eq!(f.fs.reap_backlog(), files);
+}
+
+// Goal: a file that cannot be written back keeps the background from nothing else, and from no more of it. Method: such a file,
+// also frozen, beside an old dirty one, deleted ones and reservations without space; one turn of the background, which says
+// that there is more to reap, and then all.
+#[test]
+fn the_background_goes_on_past_a_bad_file() {
+    let (f, bad, extents) = with_a_bad_file();
+    let reserved = f.create(b"reserved");
+    f.fs.fallocate(Caller::ROOT, reserved, 0, MIB, Allocate::Reserve { keep_size: true }).unwrap();
+    let good = f.create(b"good");
+    f.write(good, 0, &pattern(7, 20_480));
+    delete_later(&f, 300, 4096);
     let core = f.fs.core();
-    let mut keys = Vec::new();
-    core.store
-        .view()
-        .scan(TreeId::EXTENTS, &ino.0.to_be_bytes(), &mut |key, _| {
-            if key[..8] == ino.0.to_be_bytes() {
-                keys.push(key.to_vec());
-            }
-            true
-        })
-        .unwrap();
-    assert!(!keys.is_empty());
-    let mut tx = Transaction::new();
-    keys.iter().for_each(|key| tx.put(TreeId::EXTENTS, key, b"garbage"));
-    core.apply(tx).unwrap();
+    core.forget_reserved();
+    f.clock.0.advance(10_000_000_000);
+    let (all_reaped, result) = core.maintain_some();
+    refused(result, 5);
+    assert!(!all_reaped && (1..300).contains(&f.fs.reap_backlog()), "{}", f.fs.reap_backlog());
+    refused(f.fs.maintain(), 5);
+    assert_eq!((f.fs.reap_backlog(), core.reserved_is_short()), (0, false));
+    assert_eq!(core.dirty.bytes(), 20_480, "what was old and could be written");
+    reaping::mend(&f.fs, TreeId::EXTENTS, &extents);
+    f.fs.maintain().unwrap();
+    assert!(f.read_all(bad)[..20_480] == pattern(8, 20_480));
+    assert_eq!(core.dirty.bytes(), 0);
+    f.check();
 }
 
 // Goal: a file that cannot be written back keeps nobody else's data from the pool, neither in a sync nor in closing, and

@@ -15,10 +15,13 @@ fn orphans(fs: &Filesystem) -> Vec<InodeId> {
     found
 }
 
+/// Keys and values of a tree.
+pub(super) type Entries = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// Puts garbage in place of what a tree has of a family; gives what was there.
-pub(super) fn spoil(fs: &Filesystem, tree: TreeId, family: FamilyId) -> Vec<(Vec<u8>, Vec<u8>)> {
+pub(super) fn spoil(fs: &Filesystem, tree: TreeId, family: FamilyId) -> Entries {
     let (core, prefix) = (fs.core(), family.0.to_be_bytes());
-    let (mut entries, mut tx) = (Vec::new(), Transaction::new());
+    let (mut entries, mut tx) = (Entries::new(), Transaction::new());
     core.store
         .view()
         .scan(tree, &prefix, &mut |key, value| {
