@@ -242,6 +242,38 @@ fn the_background_goes_on_past_a_bad_file() {
     f.check();
 }
 
+// Goal: who needs space has that of what was deleted, though a dirty file cannot be written back. Method: all space is taken,
+// but for what a deleted file had reserved.
+#[test]
+fn space_is_found_past_a_bad_file() {
+    let (f, ..) = with_a_bad_file();
+    delete_later(&f, 1, MIB);
+    let store = &f.fs.core().store;
+    let mut taken = Vec::new();
+    for blocks in [1024, 64, 1] {
+        while let Ok(reservation) = store.reserve(blocks, 0, 0) {
+            taken.push(reservation);
+        }
+    }
+    assert_eq!(f.fs.reap_backlog(), 1);
+    let ino = f.create(b"new");
+    f.write(ino, 0, &pattern(1, 100_000));
+    assert_eq!(f.fs.reap_backlog(), 0);
+    // When there is nothing left it is space that is missing.
+    while let Ok(reservation) = store.reserve(1, 0, 0) {
+        taken.push(reservation);
+    }
+    let create = |n: u64| f.fs.create(Caller::ROOT, ROOT, format!("{n:0200}").as_bytes(), 0o644).map(drop);
+    let write = |n: u64| f.fs.write(Caller::ROOT, ino, MIB + n * 4096, &[1; 4096]).map(drop);
+    let verbs: [&dyn Fn(u64) -> crate::Result<()>; 2] = [&create, &write];
+    for verb in verbs {
+        let refusal = (0..1000).find_map(|n| verb(n).err());
+        assert_eq!(refusal.map(|error| error.errno()), Some(28));
+    }
+    drop(taken);
+    f.fs.fsync(ino).unwrap();
+}
+
 // Goal: a file that cannot be written back keeps nobody else's data from the pool, neither in a sync nor in closing, and
 // both report it. Method: the extents of the oldest of three dirty files are garbage.
 #[test]
