@@ -353,15 +353,14 @@ impl Filesystem {
     pub fn stop(&self, why: &str) {
         self.core.store.stop(why);
     }
-    /// Makes everything durable.
+    /// Makes everything durable. A file that cannot be written keeps none of the others from it; the error is its.
     pub fn sync(&self) -> Result<()> {
         self.core.sync()
     }
     /// Logs all dirty data, without waiting for a flush: what was written before has its place in the log
     /// ([`Filesystem::position`]) when this returns, and so has every snapshot that was taken before.
     pub fn flush_all(&self) -> Result<()> {
-        self.core.write_back_all()?;
-        self.core.complete(|_| true)
+        self.core.flush_all()
     }
     /// Makes the log durable up to `upto`. Costs nothing if it is already; shares a flush with whoever waits too.
     pub fn commit(&self, upto: Lsn) -> Result<()> {

@@ -278,8 +278,7 @@ impl Core {
         let mut result = Ok(());
         if !self.read_only {
             // What fails keeps the rest from nothing: the store is closed all the same, with all that could be logged.
-            result = self.write_back_all();
-            result = result.and(self.complete(|_| true));
+            result = self.flush_all();
             result = result.and(self.log_accesses());
             result = result.and(self.reap_all());
             result = result.and(self.count_files().and_then(|()| self.store_count()));

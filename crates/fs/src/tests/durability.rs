@@ -274,6 +274,29 @@ fn space_is_found_past_a_bad_file() {
     f.fs.fsync(ino).unwrap();
 }
 
+// Goal: a sync makes durable what it can, though it tells of a file that cannot be written back. Method: such a file, also frozen,
+// beside another that is dirty, one that a snapshot waits for, and one whose access was noted; a kill after the sync.
+#[test]
+fn a_sync_goes_on_past_a_bad_file() {
+    let (mut f, ..) = with_a_bad_file();
+    let good = f.create(b"good");
+    f.write(good, 0, &pattern(7, 20_480));
+    let other = f.fs.create_subvolume(Caller::ROOT, ROOT, b"other", 0o755).unwrap().ino;
+    let frozen = f.fs.create(Caller::ROOT, other, b"frozen", 0o644).unwrap().ino;
+    f.write(frozen, 0, &pattern(6, 20_480));
+    f.fs.snapshot(other, ROOT, b"complete", true, false).unwrap();
+    let read = f.create(b"read");
+    f.fs.note_access(read, AccessRule::Always).unwrap();
+    let accessed = f.fs.getattr(read).unwrap().atime;
+    refused(f.fs.sync(), 5);
+    f.kill();
+    assert!(f.read_all(good) == pattern(7, 20_480) && f.read_all(frozen) == pattern(6, 20_480));
+    assert_eq!(f.list(f.fs.lookup(ROOT, b"complete").unwrap().ino), [b"frozen"]);
+    assert_eq!(f.fs.getattr(read).unwrap().atime, accessed);
+    // What was not complete is gone.
+    refused(f.fs.lookup(ROOT, b"snapshot"), 2);
+}
+
 // Goal: a file that cannot be written back keeps nobody else's data from the pool, neither in a sync nor in closing, and
 // both report it. Method: the extents of the oldest of three dirty files are garbage.
 #[test]

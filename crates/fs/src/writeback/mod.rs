@@ -193,19 +193,27 @@ impl Core {
         self.write_back_files(files)
     }
 
-    /// Makes everything durable.
+    /// Logs all data that is dirty now, and completes the snapshots that wait for some of it.
+    pub(crate) fn flush_all(&self) -> Result<()> {
+        let written = self.write_back_all();
+        written.and(self.complete(|_| true))
+    }
+
+    /// Makes everything durable. What fails keeps the rest from nothing; the error is the first.
     pub(crate) fn sync(&self) -> Result<()> {
         let seen = self.rounds.begun.load(Ordering::Acquire);
         let mut succeeded = self.rounds.succeeded.lock();
+        let mut result = Ok(());
         // A round with a larger number began after this call and covers all that was dirty then.
         if *succeeded <= seen {
             let round = self.rounds.begun.fetch_add(1, Ordering::AcqRel) + 1;
-            self.write_back_all()?;
-            self.complete(|_| true)?;
-            self.log_accesses()?;
-            *succeeded = round;
+            result = self.flush_all();
+            result = result.and(self.log_accesses());
+            if result.is_ok() {
+                *succeeded = round;
+            }
         }
         drop(succeeded);
-        self.commit(self.store.position())
+        result.and(self.commit(self.store.position()))
     }
 }
