@@ -186,6 +186,7 @@ pub(crate) struct InodeState {
     /// who asks waits for nobody who changes it.
     directory: AtomicBool,
     dirty_from: AtomicU64,
+    stuck: AtomicBool,
     turn: Mutex<bool>,
     turn_ended: Condvar,
     /// Whether anybody wants nothing new to be written: nearly always nobody does.
@@ -249,6 +250,7 @@ impl InodeState {
             inner: RwLock::new(inner),
             directory: AtomicBool::new(false),
             dirty_from: AtomicU64::new(0),
+            stuck: AtomicBool::new(false),
             turn: Mutex::new(false),
             turn_ended: Condvar::new(),
             stilled: AtomicBool::new(false),
@@ -277,6 +279,16 @@ impl InodeState {
     /// For the list of dirty files, under its lock. When the file leaves the list, all of it has its place in the log.
     pub(crate) fn set_dirty_from(&self, place: u64) {
         self.dirty_from.store(place, Ordering::Release);
+    }
+
+    /// Whether it could not be written back when that was last tried. Only a hint of whom it is better to leave out.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.stuck.load(Ordering::Relaxed)
+    }
+
+    /// Its data has been taken for write-back, or could not be written back.
+    pub(crate) fn set_stuck(&self, stuck: bool) {
+        self.stuck.store(stuck, Ordering::Relaxed);
     }
 
     /// Waits for the turn. The caller holds neither an inode nor another turn.

@@ -119,6 +119,7 @@ impl Core {
         self.permit(ino, Touch::Write(offset))?;
         let state = self.state(ino);
         state.wait_while_still();
+        self.require_room(&state)?;
         let empty = data.is_empty();
         let data = &data[..data.len().min(FILE_BYTES_MAX.saturating_sub(offset) as usize)];
         let chunks = match chunk {

@@ -297,6 +297,78 @@ fn a_sync_goes_on_past_a_bad_file() {
     refused(f.fs.lookup(ROOT, b"snapshot"), 2);
 }
 
+// Goal: whoever writes more than may be dirty hears nothing of a stranger's file that cannot be written back, and his own is
+// written back; who writes to that file itself is refused before anything is accepted, so that what is dirty stays bounded.
+// Method: two such files, of which the first is larger than the bound, beside others that are written to by turns; then what
+// was damaged is mended.
+#[test]
+fn strangers_write_past_a_bad_file() {
+    let f = Fixture::with(128 * MIB, HASH_KIND_SIPHASH13, MIB);
+    let [bad, small, good, other] = [b"bad", b"sml", b"gud", b"oth"].map(|name| f.create(name));
+    for ino in [bad, small] {
+        f.write(ino, 0, &pattern(9, 53_248));
+    }
+    f.fs.sync().unwrap();
+    let extents = [bad, small].map(|ino| spoil(&f, ino));
+    f.write(small, 0, &pattern(8, 20_480));
+    let core = f.fs.core();
+    let (step, most) = (65_536, MIB + 65_536);
+    for n in 0..40 {
+        for ino in [good, other] {
+            f.write(ino, n * step, &pattern(n, step as usize));
+            assert!(core.dirty.bytes() <= most, "{} bytes are dirty", core.dirty.bytes());
+        }
+    }
+    f.write(bad, 53_248, &pattern(7, 2 * MIB as usize));
+    let stuck = core.dirty.bytes();
+    assert_eq!(stuck, 2 * MIB + 20_480, "all others could be written");
+    for n in 40..50 {
+        for (ino, size) in [(bad, 53_248 + 2 * MIB), (small, 53_248)] {
+            refused(f.fs.write(Caller::ROOT, ino, size, &[1; 4096]), 5);
+            assert_eq!(f.fs.getattr(ino).unwrap().size, size);
+        }
+        for ino in [good, other] {
+            f.write(ino, n * step, &pattern(n, step as usize));
+            assert_eq!(core.dirty.bytes(), stuck);
+        }
+    }
+    extents.iter().for_each(|entries| reaping::mend(&f.fs, TreeId::EXTENTS, entries));
+    f.write(small, 53_248, &[1; 4096]);
+    f.write(bad, 53_248 + 2 * MIB, &[1; 4096]);
+    assert!(core.dirty.bytes() <= 2 * 4096);
+    f.fs.sync().unwrap();
+    assert!(f.read_all(bad)[53_248..][..2 << 20] == pattern(7, 2 << 20));
+    assert!(f.read_all(small) == [&pattern(8, 20_480), &pattern(9, 53_248)[20_480..], &[1; 4096]].concat());
+    f.check();
+}
+
+// Goal: what can be written ahead is, beside a file that cannot, frozen or not. Method: such a file that is larger than what
+// this begins at, beside one that can be written; the thread's work is done here, twice.
+#[test]
+fn writing_ahead_goes_on_past_a_bad_file() {
+    for frozen in [true, false] {
+        let f = Fixture::new(128 * MIB);
+        let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+        let bad = f.fs.create(Caller::ROOT, sub, b"bad", 0o644).unwrap().ino;
+        f.write(bad, 0, &pattern(9, 53_248));
+        f.fs.sync().unwrap();
+        spoil(&f, bad);
+        f.write(bad, 53_248, &pattern(8, 3 * MIB as usize));
+        if frozen {
+            f.fs.snapshot(sub, ROOT, b"snapshot", true, false).unwrap();
+        }
+        let core = f.fs.core();
+        for n in 0..2 {
+            let good = f.create(format!("good{n}").as_bytes());
+            f.write(good, 0, &pattern(n, MIB as usize));
+            let result = core.write_ahead();
+            // Who has been told of the file is told again by who needs it.
+            assert_eq!(result.is_err(), frozen || n == 0);
+            assert_eq!(core.dirty.bytes(), 3 * MIB);
+        }
+    }
+}
+
 // Goal: a file that cannot be written back keeps nobody else's data from the pool, neither in a sync nor in closing, and
 // both report it. Method: the extents of the oldest of three dirty files are garbage.
 #[test]

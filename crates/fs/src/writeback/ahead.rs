@@ -125,18 +125,19 @@ impl Core {
         size > self.dirty_bytes_max / SHARE_OF_LONG
     }
 
-    /// Writes back what snapshots wait for, and then the oldest files until less is dirty than what this begins at.
-    fn write_ahead(&self) -> Result<()> {
-        self.complete(|_| !self.dirty.ahead.stopped())?;
+    /// Writes back what snapshots wait for, and then the oldest files until less is dirty than what this begins at, or only what
+    /// cannot be written back. That keeps the rest from nothing; the error is the first.
+    pub(crate) fn write_ahead(&self) -> Result<()> {
+        let mut result = self.complete(|_| !self.dirty.ahead.stopped());
         while self.dirty.bytes() > self.dirty_bytes_max / self.dirty.ahead.share()
             && !self.dirty.ahead.stopped()
         {
-            let files = self.dirty.oldest(GROUP_FILES_MAX / 8, |_| true);
+            let files = self.dirty.oldest_to_write(GROUP_FILES_MAX / 8);
             if files.is_empty() {
                 break;
             }
-            self.write_back_files(files)?;
+            result = result.and(self.write_back_files(files));
         }
-        Ok(())
+        result
     }
 }

@@ -58,6 +58,7 @@ impl DirtyList {
         (share.files, share.newest) = (share.files + 1, place);
         // Under this lock, so that it is known of every file whether it came before a snapshot.
         state.set_dirty_from(place);
+        state.set_stuck(false);
         listed.files.insert(place, DirtyFile { state, since });
         place
     }
@@ -69,12 +70,14 @@ impl DirtyList {
         divide(listed.shares.get(&slot).map(|share| share.newest), listed.next)
     }
 
-    /// Moves the file at `place` to the young end; returns its place there. At no instant is it in neither.
+    /// Its pages have been taken: moves the file at `place` to the young end; returns its place there. At no instant is it in
+    /// neither.
     pub(crate) fn renew(&self, place: u64, since: Timestamp) -> u64 {
         let mut listed = self.listed.lock();
         listed.next += 1;
         let next = listed.next;
         if let Some(file) = listed.files.remove(&place) {
+            file.state.set_stuck(false);
             listed.files.insert(next, DirtyFile { since, ..file });
         }
         next
@@ -97,6 +100,13 @@ impl DirtyList {
     /// The oldest `count_max` files that `wanted` accepts, oldest first; stops at the first it does not.
     pub(crate) fn oldest(&self, count_max: usize, wanted: impl Fn(&DirtyFile) -> bool) -> Vec<DirtyFile> {
         self.listed.lock().files.values().take(count_max).take_while(|file| wanted(file)).cloned().collect()
+    }
+
+    /// For who makes room: the oldest `count_max` files, oldest first, but for those that could not be written back when that
+    /// was last tried. The background tries those again when they are old, and whoever needs them does.
+    pub(crate) fn oldest_to_write(&self, count_max: usize) -> Vec<DirtyFile> {
+        let listed = self.listed.lock();
+        listed.files.values().filter(|file| !file.state.is_stuck()).take(count_max).cloned().collect()
     }
 
     /// All files, oldest first.

@@ -100,7 +100,9 @@ impl Core {
             return Ok(());
         }
         let turn = state.turn();
-        self.write_back_in_turn(turn, u64::MAX, ride).map(drop)
+        let written = self.write_back_in_turn(turn, u64::MAX, ride).map(drop);
+        state.set_stuck(written.is_err());
+        written
     }
 
     /// Writes back the pages of one file up to `size_max`, as if the file ended there; the caller has its turn, and
@@ -169,6 +171,9 @@ impl Core {
 
     /// Keeps dirty data within its bound: the writer that exceeds it writes back the oldest files, if the thread that
     /// writes ahead ([`ahead`]) does not keep up. `large`: what has been written lies in chunks, in a long file.
+    ///
+    /// His own data has been accepted, and he hears nothing of others' that cannot be written back: what waits for that is
+    /// bounded by [`Core::require_room`].
     pub(crate) fn throttle(&self, large: bool) -> Result<()> {
         self.dirty.ahead.written(large, self.dirty.bytes(), self.dirty_bytes_max);
         // Bounded: each turn writes back everything of the oldest file, and other writers run into the bound too.
@@ -177,11 +182,23 @@ impl Core {
                 break;
             }
             // Half of the bound in one go, so that there is something to pack.
-            let files = self.dirty.oldest(GROUP_FILES_MAX / 8, |_| true);
+            let files = self.dirty.oldest_to_write(GROUP_FILES_MAX / 8);
             if files.is_empty() {
                 break;
             }
-            self.write_back_files(files)?;
+            if let Err(error) = self.write_back_files(files) {
+                self.require_running()?;
+                tracing::debug!(%error, "writing back to make room failed");
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a write, before anything of it is accepted, to a file that cannot be written back while more is dirty than may
+    /// be. So each such file is over the bound by no more than what was accepted before that was known.
+    pub(crate) fn require_room(&self, state: &Arc<InodeState>) -> Result<()> {
+        if self.dirty.bytes() > self.dirty_bytes_max && state.is_stuck() {
+            self.write_back(state, Ride::Allowed)?;
         }
         Ok(())
     }
