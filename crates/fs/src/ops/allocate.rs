@@ -81,9 +81,10 @@ impl Core {
     /// Returns whether the times and the mode have changed with it.
     fn punch(&self, caller: Caller, state: &Arc<InodeState>, from: u64, to: u64) -> Result<bool> {
         let (first, floor) = (from.next_multiple_of(BLOCK), to / BLOCK * BLOCK);
-        let mut stamped = self.zero_bytes(caller, state, None, from, to.min(first))?;
-        let mut tail_zeroed = floor == to || floor < first;
+        // The file is not cut while this is held: zeros that were written beyond its end would make it grow.
         let mut turn = state.turn();
+        let mut stamped = self.zero_bytes(caller, &turn, from, to.min(first))?;
+        let mut tail_zeroed = floor == to || floor < first;
         let mut at = first;
         loop {
             let change = self.change(state.ino)?;
@@ -94,7 +95,7 @@ impl Core {
             if inner.size > to && !tail_zeroed {
                 drop(guard);
                 drop(change);
-                stamped |= self.zero_bytes(caller, state, Some(&turn), floor, to)?;
+                stamped |= self.zero_bytes(caller, &turn, floor, to)?;
                 tail_zeroed = true;
                 continue;
             }
@@ -152,14 +153,8 @@ impl Core {
     }
 
     /// Writes zeros over part of a block, unless there is nothing but zeros. Returns whether it has written.
-    fn zero_bytes(
-        &self,
-        caller: Caller,
-        state: &Arc<InodeState>,
-        turn: Option<&Turn>,
-        from: u64,
-        to: u64,
-    ) -> Result<bool> {
+    fn zero_bytes(&self, caller: Caller, turn: &Turn, from: u64, to: u64) -> Result<bool> {
+        let state = turn.state();
         let to = {
             let inner = self.read_lock(state)?;
             let to = to.min(inner.size);
@@ -180,7 +175,7 @@ impl Core {
             }
             to
         };
-        self.write_zeros(caller, state, turn, from, (to - from) as usize)?;
+        self.write_zeros(caller, turn, from, (to - from) as usize)?;
         Ok(true)
     }
 

@@ -199,18 +199,11 @@ impl Core {
     }
 
     /// Writes zeros to part of a file.
-    pub(super) fn write_zeros(
-        &self,
-        caller: Caller,
-        state: &Arc<InodeState>,
-        turn: Option<&Turn>,
-        offset: u64,
-        len: usize,
-    ) -> Result<()> {
+    pub(super) fn write_zeros(&self, caller: Caller, turn: &Turn, offset: u64, len: usize) -> Result<()> {
         let mut done = 0;
         while done < len {
             let zeros = vec![0; len - done];
-            done += self.write_pages(caller, state, turn, offset + done as u64, &zeros, &[])?;
+            done += self.write_pages(caller, turn.state(), Some(turn), offset + done as u64, &zeros, &[])?;
         }
         Ok(())
     }

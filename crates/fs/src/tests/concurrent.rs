@@ -221,6 +221,31 @@ fn a_file_that_is_always_written_to_is_cloned() {
     assert!(report.problems.is_empty(), "check found: {:#?}", report.problems);
 }
 
+// Goal: a hole that is punched while the file is cut makes it no longer than it was cut to. Method: a hole that ends in the
+// middle of the only block, and a cut to nothing, at the same time, again and again, of a file whose data is logged or not.
+#[test]
+fn a_hole_does_not_grow_what_is_cut() {
+    let f = Fixture::new(64 * MIB);
+    let ino = f.create(b"file");
+    let begin = std::sync::Barrier::new(2);
+    for round in 0..2000 {
+        f.write(ino, 0, &[1; 4000]);
+        if round % 2 == 0 {
+            f.fs.flush_file(ino).unwrap();
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                begin.wait();
+                f.fs.fallocate(Caller::ROOT, ino, 10, 3990, Allocate::Punch).unwrap();
+            });
+            begin.wait();
+            f.truncate(ino, 0);
+        });
+        assert_eq!(f.fs.getattr(ino).unwrap().size, 0, "round {round}");
+    }
+    f.check();
+}
+
 // Goal: who looks for a name does not wait for who changes the directory, found or not, so that threads that make files in one
 // directory meet at its lock once a file. Method: its lock is held by a thread that goes on only when all has been looked for.
 #[test]
