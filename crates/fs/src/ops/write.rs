@@ -19,7 +19,7 @@ use crate::core::{Core, Rounds};
 use crate::inode::{Inner, InodeState, Turn};
 use crate::table::extents;
 use crate::writeback::buffers::{CHUNK_BYTES_MIN, Chunk};
-use crate::writeback::pages::{PageBuf, zero_page};
+use crate::writeback::pages::{Page, PageBuf, zero_page};
 use crate::writeback::{ENTRIES_PER_PAGE, ENTRY_BYTES, reserve, reserve_more};
 use crate::{FsError, Result};
 
@@ -33,7 +33,7 @@ type Filled = (u64, Arc<Chunk>);
 /// What a write does to a file's pages.
 #[derive(PartialEq, Eq, Debug)]
 struct WritePlan {
-    /// Pages that become dirty.
+    /// Pages that become dirty, or need space again.
     fresh: u64,
     /// Pages that need the bytes they have now.
     bases: Vec<u64>,
@@ -49,7 +49,8 @@ fn plan(inner: &Inner, offset: u64, len: usize) -> WritePlan {
     let pages = &inner.pages;
     let (begin, stop) = if len == 0 { (0, 0) } else { (offset / BLOCK, end.div_ceil(BLOCK)) };
     let mut out = WritePlan { fresh: 0, bases: Vec::new(), extra: Vec::new(), first: pages.dirty == 0 };
-    out.fresh = (stop - begin) - pages.map.range(begin..stop).filter(|(_, page)| page.dirty).count() as u64;
+    let have_space = pages.map.range(begin..stop).filter(|(_, page)| page.has_space());
+    out.fresh = (stop - begin) - have_space.count() as u64;
     // The first page and, if it is another one, the last.
     let edges = [(begin < stop).then_some(begin), (begin + 1 < stop).then(|| stop - 1)];
     for index in edges.into_iter().flatten() {
@@ -366,7 +367,7 @@ impl Core {
     }
 
     /// How far a write goes before it comes from pages that are reserved to others, or from others to such; and whether it
-    /// begins with reserved ones. What is dirty needs no space and lies in either.
+    /// begins with reserved ones. What has space lies in either.
     fn first_stretch(&self, inner: &Inner, offset: u64, len: usize) -> Result<(usize, bool)> {
         let view = self.store.view();
         let path = extents::path(&view, &inner.record, self.sharing())?;
@@ -377,7 +378,7 @@ impl Core {
             for piece in &pieces {
                 let reserved = piece.what == Mapping::Reserved;
                 for index in at / BLOCK..(piece.offset + piece.len).min(to) / BLOCK {
-                    if inner.pages.map.get(index).is_some_and(|page| page.dirty) {
+                    if inner.pages.map.get(index).is_some_and(Page::has_space) {
                         continue;
                     }
                     if *first.get_or_insert(reserved) != reserved {

@@ -389,3 +389,40 @@ fn what_cannot_be_placed_keeps_its_space() {
         f.check();
     }
 }
+
+// Goal: what is written to a page that has just been logged as far as a cut will leave it has space of its own. Method: a file
+// taken and logged as a cut in its last page does it, or still on its way; before the cut comes, that page is written to; then
+// others take all the space there is.
+#[test]
+fn a_page_that_is_logged_cut_has_space_when_written_to() {
+    for in_flight in [false, true] {
+        let f = Fixture::new(64 * MIB);
+        let ino = f.create(b"file");
+        let mut data = pattern(1, 12_288);
+        f.write(ino, 0, &data);
+        let core = f.fs.core();
+        let mut group = Group::default();
+        assert!(core.take(core.state(ino).turn(), 9000, &mut group).unwrap().is_none());
+        let write = || f.write(ino, 8200, b"x");
+        data[8200] = b'x';
+        if in_flight {
+            write();
+        }
+        let written = core.write_group(&mut group, Ride::Allowed);
+        drop(core.finish(group, written).unwrap());
+        if !in_flight {
+            write();
+        }
+        let mut taken = Vec::new();
+        for blocks in [1024, 64, 1] {
+            while let Ok(reservation) = core.store.reserve(blocks, 0, 0) {
+                taken.push(reservation);
+            }
+        }
+        f.fs.flush_file(ino).unwrap();
+        assert!(f.read_all(ino) == data && core.dirty.bytes() == 0);
+        drop(taken);
+        f.fs.sync().unwrap();
+        f.check();
+    }
+}

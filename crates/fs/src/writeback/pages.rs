@@ -2,7 +2,8 @@
 //!
 //! A page is dirty (its data is newer than the log), or in flight (a write-back has a copy and will log it), or both
 //! (overwritten since the copy was taken: the buffer is copied on write). It leaves the map when it is neither.
-//! The reservation covers exactly the dirty pages; that of pages in flight belongs to the write-back.
+//! The reservation covers exactly the dirty pages, but for one that is logged cut ([`Page::has_space`]); that of pages in flight
+//! belongs to the write-back.
 //!
 //! The pages of a large write lie in chunks, and are written to the device from there. A chunk stays whole while one of
 //! its pages is in memory. All of its pages come at once, to where no page is; each leaves when it is logged (the others
@@ -92,6 +93,14 @@ pub(crate) struct Page {
     pub logged_to: Option<u64>,
 }
 
+impl Page {
+    /// Whether space is set aside for it. That of a page which is logged cut has been used for that: it stays dirty until the cut
+    /// comes, and needs space again if it is written to before.
+    pub fn has_space(&self) -> bool {
+        self.dirty && self.logged_to.is_none()
+    }
+}
+
 /// The dirty pages of one file, by page number.
 #[derive(Default)]
 pub(crate) struct DirtyPages {
@@ -117,7 +126,7 @@ impl DirtyPages {
     }
 
     /// Writes `bytes` at `at` of page `index`, which starts as `base` if it is not in memory. Returns (newly in memory,
-    /// newly dirty).
+    /// in need of space that it had not).
     pub(crate) fn write(
         &mut self,
         index: u64,
@@ -135,14 +144,14 @@ impl DirtyPages {
             };
             Page { data, dirty: false, job: 0, logged_to: None }
         });
+        let needs_space = !page.has_space();
         if !fresh {
             page.data.make_mut()[at..at + bytes.len()].copy_from_slice(bytes);
             page.logged_to = None;
         }
-        let newly = !page.dirty;
+        self.dirty += u64::from(!page.dirty);
         page.dirty = true;
-        self.dirty += u64::from(newly);
-        (fresh, newly)
+        (fresh, needs_space)
     }
 
     /// Whether none of these pages is in memory.
@@ -161,7 +170,7 @@ impl DirtyPages {
         self.dirty += chunk.pages() as u64;
     }
 
-    /// Drops the pages from `index` on. Returns (pages dropped, dirty pages dropped).
+    /// Drops the pages from `index` on. Returns (pages dropped, how many of them had space).
     pub(crate) fn drop_from(&mut self, index: u64) -> (u64, u64) {
         let dropped = self.map.split_off(index);
         // Those in front of them in the same chunk shall not keep all of it.
@@ -174,9 +183,8 @@ impl DirtyPages {
                 }
             });
         }
-        let dirty = dropped.values().filter(|page| page.dirty).count() as u64;
-        self.dirty -= dirty;
-        (dropped.len() as u64, dirty)
+        self.dirty -= dropped.values().filter(|page| page.dirty).count() as u64;
+        (dropped.len() as u64, dropped.values().filter(|page| page.has_space()).count() as u64)
     }
 
     /// The file ends at `size` from now on: zeroes what lies beyond it in its page. True if the page is logged like

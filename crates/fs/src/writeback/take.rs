@@ -94,8 +94,8 @@ impl Core {
 
     /// Drops the pages from `index` on, and hands their space back.
     pub(crate) fn drop_pages(&self, inner: &mut Inner, index: u64) {
-        let (pages, dirty) = inner.pages.drop_from(index);
-        self.pages_gone(inner, pages, dirty);
+        let (pages, with_space) = inner.pages.drop_from(index);
+        self.pages_gone(inner, pages, with_space);
     }
 
     /// The file ends at `size` from now on: drops what is in memory beyond.
@@ -106,12 +106,13 @@ impl Core {
         self.drop_pages(inner, size.div_ceil(BLOCK_BYTES as u64));
     }
 
-    fn pages_gone(&self, inner: &mut Inner, pages: u64, dirty: u64) {
+    fn pages_gone(&self, inner: &mut Inner, pages: u64, with_space: u64) {
         self.dirty.pages_removed(pages);
         if inner.pages.dirty == 0 {
             inner.pages.reservation = None;
         } else if let Some(reservation) = &mut inner.pages.reservation {
-            self.store.hand_back(reservation, dirty, dirty * super::ENTRIES_PER_PAGE, super::ENTRY_BYTES);
+            let entries = with_space * super::ENTRIES_PER_PAGE;
+            self.store.hand_back(reservation, with_space, entries, super::ENTRY_BYTES);
         }
         self.unlist(inner);
     }
