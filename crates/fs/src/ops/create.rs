@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use varve_device::AlignedBuf;
 use varve_engine::{
-    BLOCK_BYTES, Data, FamilyId, InodeId, PoolAddr, Reservation, Run, Transaction, VersionId, version,
+    BLOCK_BYTES, Data, FamilyId, InodeId, PoolAddr, Reservation, Run, Store, Transaction, VersionId, version,
 };
 use varve_format::record::inode::{DataPointer, INLINE_BYTES_MAX, InodeKind, InodeRecord, Time};
 
@@ -31,6 +31,22 @@ pub(super) enum Content<'a> {
     Target(&'a [u8]),
     /// All data of another file, with its permission bits.
     CloneOf(InodeId),
+}
+
+/// The block of a symbolic link's target. It is given back when this is dropped, unless a transaction has placed it.
+struct TargetBlock<'a> {
+    store: &'a Store,
+    reservation: Reservation,
+    run: Run,
+    is_placed: bool,
+}
+
+impl Drop for TargetBlock<'_> {
+    fn drop(&mut self) {
+        if !self.is_placed {
+            self.store.deallocate(&mut self.reservation, &[self.run]);
+        }
+    }
 }
 
 impl Core {
@@ -157,7 +173,7 @@ impl Core {
         let applied = match &from {
             Some(_) => self.apply_sharing(tx, &record),
             None => {
-                let reservation = block.as_mut().map(|(reservation, _)| reservation);
+                let reservation = block.as_mut().map(|block| &mut block.reservation);
                 self.store.apply(tx, reservation).map_err(FsError::from)
             }
         };
@@ -165,12 +181,12 @@ impl Core {
             Ok(lsn) => lsn,
             Err(error) => {
                 inner.presence = Presence::Gone;
-                if let Some((reservation, run)) = &mut block {
-                    self.store.deallocate(reservation, &[*run]);
-                }
                 return Err(error);
             }
         };
+        if let Some(block) = &mut block {
+            block.is_placed = true;
+        }
         self.files.add(1);
         drop(counting);
         dir.size = dir_record.size;
@@ -190,14 +206,13 @@ impl Core {
         Ok((self.names(source)?, self.state(source)))
     }
 
-    /// Puts a symbolic link's target into the record, or, when it is too long, into a block of the inode's data, which
-    /// is to be given back if the transaction fails.
+    /// Puts a symbolic link's target into the record, or, when it is too long, into a block of the inode's data.
     fn place_target(
         &self,
         tx: &mut Transaction,
         record: &mut InodeRecord,
         target: &[u8],
-    ) -> Result<Option<(Reservation, Run)>> {
+    ) -> Result<Option<TargetBlock<'_>>> {
         if target.len() <= INLINE_BYTES_MAX {
             record.inline = Some(target.to_vec());
             return Ok(None);
@@ -207,13 +222,11 @@ impl Core {
         let path = extents::path(&view, record, false)?;
         let mut reservation = self.store.reserve(1, 1, crate::writeback::ENTRY_BYTES)?;
         let run = self.store.allocate(&mut reservation, 1, PoolAddr::NULL)?[0];
+        let block = TargetBlock { store: &self.store, reservation, run, is_placed: false };
         let buf = Arc::new(AlignedBuf::from_slice(target));
         tx.place_riding(run, Data { buf, offset: 0, len: BLOCK_BYTES });
-        if let Err(error) = version::put_extents(&view, tx, &path, &[(0, run)]) {
-            self.store.deallocate(&mut reservation, &[run]);
-            return Err(error.into());
-        }
-        Ok(Some((reservation, run)))
+        version::put_extents(&view, tx, &path, &[(0, run)])?;
+        Ok(Some(block))
     }
 }
 

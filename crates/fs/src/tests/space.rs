@@ -426,3 +426,24 @@ fn a_page_that_is_logged_cut_has_space_when_written_to() {
         f.check();
     }
 }
+
+// Goal: a symbolic link that is refused leaves nothing behind of a long target. Method: the record of its directory, which a
+// snapshot shows too, is garbage where it is to be copied.
+#[test]
+fn a_refused_link_gives_its_block_back() {
+    let f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let dir = f.mkdir(sub, b"dir");
+    f.fs.snapshot(sub, ROOT, b"snapshot", true, true).unwrap();
+    let family = f.fs.core().subvolumes.get(Slot::of(sub)).unwrap().family;
+    let entries = spoil(&f.fs, TreeId::INODES, family);
+    let unused = f.unused_bytes();
+    let target = [b'x'; 4000];
+    refused(f.fs.symlink(Caller::ROOT, dir, b"link", &target), 5);
+    assert_eq!(f.unused_bytes(), unused);
+    mend(&f.fs, TreeId::INODES, &entries);
+    let link = f.fs.symlink(Caller::ROOT, dir, b"link", &target).unwrap().ino;
+    assert_eq!(f.unused_bytes(), unused - 4096);
+    assert_eq!(f.fs.readlink(link).unwrap(), target);
+    f.check();
+}
