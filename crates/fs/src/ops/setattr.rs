@@ -62,7 +62,8 @@ impl Core {
         if let Some(size) = set.size {
             if set.mode.is_some() {
                 self.setattr(caller, ino, SetAttr { size: None, ..set })?;
-                return self.setattr(caller, ino, SetAttr { size: set.size, ..SetAttr::default() });
+                // The times once more: a new size sets those of now, unless others are wanted.
+                return self.setattr(caller, ino, SetAttr { mode: None, uid: None, gid: None, ..set });
             }
             return self.with_space(|| self.set_size(caller, ino, size, &set));
         }

@@ -338,6 +338,13 @@ fn attributes() {
     f.reopen();
     let attr = f.fs.getattr(ino).unwrap();
     assert_eq!((attr.mtime, attr.mode, attr.gid, attr.size), (time, 0o711, 7, 2));
+    // Everything that is set at once is, beside a mode and a size, too.
+    let (atime, mtime) = (Timestamp { seconds: 11, ..time }, Timestamp { seconds: 12, ..time });
+    let times = SetAttr { atime: Some(SetTime::At(atime)), mtime: Some(SetTime::At(mtime)), ..none };
+    let set = SetAttr { mode: Some(0o640), uid: Some(3), gid: Some(4), size: Some(1), ..times };
+    let attr = f.fs.setattr(Caller::ROOT, ino, set).unwrap();
+    assert_eq!((attr.atime, attr.mtime), (atime, mtime));
+    assert_eq!((attr.mode, attr.uid, attr.gid, attr.size), (0o640, 3, 4, 1));
     // A set-group-id directory gives its group, and its bit to directories.
     let dir = f.fs.mkdir(Caller { uid: 0, gid: 50 }, ROOT, b"d", 0o2775).unwrap().ino;
     assert_eq!(f.fs.create(user, dir, b"f", 0o644).unwrap().gid, 50);
