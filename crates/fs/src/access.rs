@@ -69,40 +69,51 @@ impl Core {
         Ok(())
     }
 
-    /// Logs the access times that were noted. Where there is no space for one, it is forgotten.
+    /// Logs the access times that were noted. One that cannot be logged is forgotten, so that it is noted again at the next access,
+    /// and keeps no other from it; the error is the first, but for lack of space.
     pub(crate) fn log_accesses(&self) -> Result<()> {
         let waiting = std::mem::take(&mut *self.accesses.waiting.lock());
+        let mut result = Ok(());
         for state in waiting {
-            let change = loop {
-                let change = self.change(state.ino);
-                if change.is_err() || self.frozen_at(&state).is_none() {
-                    break change;
-                }
-                // The access came after what a snapshot waits for.
-                drop(change);
-                self.write_back(&state, Ride::Allowed)?;
-            };
-            let change = match change {
-                Ok(change) => change,
-                // Its subvolume is gone.
-                Err(FsError::Stale) => continue,
-                Err(error) => return Err(error),
-            };
-            let mut inner = state.inner.write();
-            let Some(accessed) = inner.accessed.take() else { continue };
-            if !matches!(inner.presence, Presence::Live | Presence::Orphan) {
-                continue;
+            let logged = self.log_access(&state);
+            if logged.is_err() {
+                state.inner.write().accessed = None;
             }
-            // What a write has changed is logged with its data; this is only about the access.
-            let mut record = inner.record.clone();
-            record.atime = accessed;
-            let mut tx = Transaction::new();
-            self.put_record(&change, &mut tx, state.ino, &inner, &mut record)?;
-            match self.apply(tx) {
-                Ok(_) => inner.logged(&change, record),
-                Err(FsError::Engine(varve_engine::EngineError::NoSpace)) => {}
-                Err(error) => return Err(error),
+            result = result.and(logged);
+        }
+        result
+    }
+
+    fn log_access(&self, state: &Arc<InodeState>) -> Result<()> {
+        let change = loop {
+            let change = self.change(state.ino);
+            if change.is_err() || self.frozen_at(state).is_none() {
+                break change;
             }
+            // The access came after what a snapshot waits for.
+            drop(change);
+            self.write_back(state, Ride::Allowed)?;
+        };
+        let change = match change {
+            Ok(change) => change,
+            // Its subvolume is gone.
+            Err(FsError::Stale) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let mut inner = state.inner.write();
+        let Some(accessed) = inner.accessed.take() else { return Ok(()) };
+        if !matches!(inner.presence, Presence::Live | Presence::Orphan) {
+            return Ok(());
+        }
+        // What a write has changed is logged with its data; this is only about the access.
+        let mut record = inner.record.clone();
+        record.atime = accessed;
+        let mut tx = Transaction::new();
+        self.put_record(&change, &mut tx, state.ino, &inner, &mut record)?;
+        match self.apply(tx) {
+            Ok(_) => inner.logged(&change, record),
+            Err(FsError::Engine(varve_engine::EngineError::NoSpace)) => {}
+            Err(error) => return Err(error),
         }
         Ok(())
     }

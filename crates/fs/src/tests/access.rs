@@ -1,6 +1,10 @@
 //! Access times.
 
+use varve_engine::TreeId;
+
+use super::reaping::{mend, spoil};
 use super::*;
+use crate::subvolume::Slot;
 
 fn accessed(f: &Fixture, ino: InodeId) -> Timestamp {
     f.fs.getattr(ino).unwrap().atime
@@ -88,5 +92,47 @@ fn notes_about_deleted_files_are_forgotten() {
     f.fs.release_inode(open).unwrap();
     refused(f.fs.note_access(open, AccessRule::Always), 2);
     f.reopen();
+    f.check();
+}
+
+/// Goal: an access time that cannot be logged keeps no other from it, and is noted again when the file is read again. Method:
+/// the first of three files that were read is in a subvolume whose versions are garbage while all are to be logged; a kill
+/// after that, and another when it is mended.
+#[test]
+fn one_bad_note_does_not_hold_up_the_others() {
+    let mut f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let bad = f.fs.create(Caller::ROOT, sub, b"bad", 0o644).unwrap().ino;
+    let files = [bad, f.create(b"a"), f.create(b"b")];
+    f.fs.sync().unwrap();
+    let note = |f: &Fixture| {
+        files.map(|ino| {
+            f.fs.note_access(ino, AccessRule::Always).unwrap();
+            accessed(f, ino)
+        })
+    };
+    let noted = note(&f);
+    // So that the record is to be copied.
+    f.fs.snapshot(sub, ROOT, b"snapshot", true, false).unwrap();
+    let family = f.fs.core().subvolumes.get(Slot::of(sub)).unwrap().family;
+    let entries = spoil(&f.fs, TreeId::VERSIONS, family);
+    refused(f.fs.sync(), 5);
+    mend(&f.fs, TreeId::VERSIONS, &entries);
+    f.fs.commit(f.fs.position()).unwrap();
+    f.kill();
+    for (ino, time) in files.into_iter().zip(noted).skip(1) {
+        assert_eq!(accessed(&f, ino), time);
+    }
+    // Again, in one life.
+    let before = note(&f);
+    f.fs.snapshot(sub, ROOT, b"another", true, false).unwrap();
+    let entries = spoil(&f.fs, TreeId::VERSIONS, family);
+    refused(f.fs.sync(), 5);
+    mend(&f.fs, TreeId::VERSIONS, &entries);
+    let noted = note(&f);
+    assert!(noted.iter().zip(before).all(|(after, before)| *after > before));
+    f.fs.sync().unwrap();
+    f.kill();
+    assert_eq!(files.map(|ino| accessed(&f, ino)), noted);
     f.check();
 }
