@@ -412,14 +412,10 @@ impl Core {
 
     /// Removes what is left of a subvolume that has been deleted. False: as for names.
     fn reap_subvolume(&self, id: u64, slot: Slot, family: FamilyId, pace: &Pace) -> Result<bool> {
-        let mut orphans = Vec::new();
-        crate::table::orphans::each(&self.store.view(), &mut |ino| {
-            if Slot::of(ino) == slot {
-                orphans.push(ino);
-            }
-        })?;
+        let mut found = Vec::new();
+        orphans::each_of(&self.store.view(), slot, &mut |ino| found.push(ino))?;
         let mut damaged = None;
-        for ino in orphans {
+        for ino in found {
             match self.reap_orphan(ino, pace) {
                 Ok(true) => {}
                 Ok(false) => return Ok(false),

@@ -130,6 +130,44 @@ fn a_subvolume_is_reaped_past_a_bad_orphan() {
     }
 }
 
+// Goal: who reaps a deleted subvolume looks at no other's files without names. Method: three subvolumes with such files, each
+// with one; in front of and behind those of the second are keys that are none, at which whoever meets them fails.
+#[test]
+fn a_subvolume_is_reaped_without_a_look_at_others() {
+    let mut f = Fixture::new(64 * MIB);
+    let names: [&[u8]; 3] = [b"a", b"b", b"c"];
+    let files = names.map(|name| {
+        let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, name, 0o755).unwrap().ino;
+        let ino = f.fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
+        f.write(ino, 0, &pattern(1, 40_000));
+        f.fs.open_inode(Caller::ROOT, ino, false).unwrap();
+        f.fs.unlink(sub, b"file").unwrap();
+        ino
+    });
+    assert!(files.is_sorted() && orphans(&f.fs) == files);
+    let core = f.fs.core();
+    let of = |slot: Slot| {
+        let mut found = Vec::new();
+        crate::table::orphans::each_of(&core.store.view(), slot, &mut |ino| found.push(ino)).unwrap();
+        found
+    };
+    assert!(files.iter().all(|ino| of(Slot::of(*ino)) == [*ino]));
+    let before = [&orphan_key(files[0])[..], &[0]].concat();
+    let after = [&orphan_key(Slot(Slot::of(files[1]).0 + 1).full(InodeId(0)))[..], &[0]].concat();
+    let mut tx = Transaction::new();
+    [&before, &after].into_iter().for_each(|key| tx.put(TreeId::ORPHANS, key, b"garbage"));
+    core.apply(tx).unwrap();
+    f.fs.delete_subvolume(ROOT, b"b").unwrap();
+    f.fs.maintain().unwrap();
+    let mut tx = Transaction::new();
+    [&before, &after].into_iter().for_each(|key| tx.delete(TreeId::ORPHANS, key));
+    core.apply(tx).unwrap();
+    assert_eq!((orphans(&f.fs), f.fs.reap_backlog()), (vec![files[0], files[2]], 0));
+    assert_eq!(crate::table::subvolumes::others(&core.store.view()).unwrap().len(), 2);
+    f.reopen();
+    f.check();
+}
+
 /// A pool with an open file that has no name any more, nothing of which is in memory, on a device that can fail.
 fn open_and_unlinked() -> (Arc<FaultyDevice<MemoryDevice>>, Filesystem, InodeId) {
     let f = Fixture::new(64 * MIB);
