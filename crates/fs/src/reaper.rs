@@ -241,6 +241,12 @@ impl Core {
                     // It keeps its space, and keeps nothing else from being reaped; the next opening finds it again.
                     tracing::error!("{task:?} cannot be reaped: {error}; `varve check` says what is damaged");
                 }
+                Err(FsError::Engine(EngineError::Refused(why))) => {
+                    // A step that no log would take: trying it again changes nothing, and others are to have their turn.
+                    tracing::error!(
+                        "{task:?} cannot be reaped: {why}; it keeps its space, the next opening tries again"
+                    );
+                }
                 Err(FsError::Engine(EngineError::NoSpace)) if self.reap.tasks.lock().refuse(task) => continue,
                 Err(error) => return Err(error),
             }
