@@ -397,6 +397,35 @@ fn a_read_error_in_the_tail_cuts_nothing() {
     }
 }
 
+// Goal: a block that the tail has freed again and that cannot be read keeps nobody from opening, whatever else its copies hold. Method:
+// data in two copies; a batch places a block and frees it, and is not known to be flushed; the device cannot read one copy, or either.
+#[test]
+fn a_block_that_the_tail_has_freed_need_not_be_readable() {
+    let device = Hooked::new();
+    format(&device, Profile::Dup, Profile::Dup);
+    let store = open(&device);
+    let (run, _) = place(&store, b"data", 5).expect("places");
+    let mut tx = Transaction::new();
+    tx.free(run);
+    tx.delete(EXTENTS, b"data");
+    store.apply(tx, None).expect("applies");
+    let key = put(&store, b"k", b"v");
+    store.commit(key).expect("commits");
+    drop(store);
+    let killed = device.inner.snapshot();
+    let half = (POOL_BYTES - DATA_START - (512 << 10)) / 8192 * 4096;
+    for copies in [&[0][..], &[half], &[0, half]] {
+        let bad = copies.iter().map(|copy| {
+            let from = DATA_START + copy + run.addr.0;
+            FaultRule::new(Operation::Read, Trigger::From(1), Fault::Error).within(from..from + 4096)
+        });
+        let device = Arc::new(FaultyDevice::new(killed.snapshot(), 1, bad.collect()));
+        let (store, report) = try_open(&device).unwrap_or_else(|e| panic!("{copies:?}: {e}"));
+        assert_eq!(report.batches_cut, 0, "{copies:?}");
+        assert!(store.get(TREE, b"k").expect("reads").is_some(), "{copies:?}");
+    }
+}
+
 // Goal: a panic in whoever writes or flushes a batch, or in a checkpoint, gives everybody else an error instead of letting them
 // wait for ever, and nothing is acknowledged. Method: the device panics once, in a flush or in a write, while the first of
 // several is in it and the others have come after it; one waits by a callback. Then everything is asked again.
