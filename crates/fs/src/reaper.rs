@@ -318,8 +318,9 @@ impl Core {
                     Ok((lsn, _)) => applied = Some(lsn),
                     Err(error) => {
                         self.reap.memory.lock().forget();
-                        let no_space = matches!(error, FsError::Engine(EngineError::NoSpace));
-                        if !no_space || cramped {
+                        // A smaller step may fit into the space there is, or into the log.
+                        use EngineError::{NoSpace, Refused};
+                        if cramped || !matches!(error, FsError::Engine(NoSpace | Refused(_))) {
                             return Err(error);
                         }
                         cramped = true;

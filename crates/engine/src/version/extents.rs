@@ -4,7 +4,7 @@
 //! segments are found by leaping from segment to segment of the family, and a cursor remembers how far that has come.
 //! Lists of a segment are joined as a whole, at most 512 entries, and that is the smallest step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use varve_format::record::extent::{DataKey, ExtentKind, SEGMENT_MAX};
 use varve_format::record::held::{HELD_KEY_BYTES_MIN, held_key, held_prefix};
@@ -16,7 +16,7 @@ use super::family::{Blocks, Own};
 use super::joining::{Beneath, block, bytes};
 use super::kin::Kin;
 use super::pending::mark;
-use super::reap::{self, Contents, GOING_RATIO, Looked, Outcome, Pair, ReaperMemory};
+use super::reap::{self, Contents, Looked, Outcome, Pair, ReaperMemory, going_max};
 use super::resolve::scan;
 use super::segment::{Changes, Entry, Place, load_all, push_joined};
 use super::sweep;
@@ -241,7 +241,7 @@ impl Extents<'_> {
                 return Ok(Looked::Seen);
             }
         }
-        let own = own_of_all(read, family, segment)?;
+        let (own, counts) = own_of_all(read, family, segment)?;
         let id = of.map_or(VersionId(family.0), |(id, _)| id);
         let mut stays = kin.stays(id, &own, &|limit| below(limit, segment))?;
         // Both in the order of their keys; nearly all of nearly all stays.
@@ -253,16 +253,25 @@ impl Extents<'_> {
                 own => going.push((own.is_some_and(|(_, own)| own.something == left.something), *version)),
             }
         }
-        let most = self.changes_max.saturating_mul(GOING_RATIO).max(1);
-        let begun = going.len() as u64 > most;
+        let mut left = going_max(self.changes_max);
+        let all: u64 = going.iter().filter_map(|(_, version)| counts.get(version)).sum();
+        let mut begun = all > left;
         if begun {
             going.sort_unstable();
             if planted(Planted::HolesFirst) {
                 going.reverse();
             }
-            let data = going.iter().take_while(|(only_holes, _)| !only_holes).count() as u64;
-            going.truncate(most as usize);
-            if data > most && !planted(Planted::HolesFirst) {
+            // As many as fit, and one at least.
+            let fits = going.iter().take_while(|(_, version)| {
+                let some = left > 0;
+                left = left.saturating_sub(counts.get(version).copied().unwrap_or(1).max(1));
+                some
+            });
+            let fits = fits.count();
+            begun = fits < going.len();
+            let data = going.iter().take_while(|(only_holes, _)| !only_holes).count();
+            going.truncate(fits);
+            if data > fits && !planted(Planted::HolesFirst) {
                 // Some of what they hide is still there.
                 going.iter().for_each(|(_, version)| {
                     if let (Some(stays), Some(own)) = (stays.get_mut(version), own.get(version)) {
@@ -280,8 +289,11 @@ impl Extents<'_> {
     }
 }
 
-/// The blocks of each version of a family in a segment.
-fn own_of_all(read: &dyn Read, family: FamilyId, segment: u64) -> Result<BTreeMap<VersionKey, Own>> {
+/// Of each version of a family in a segment its blocks, and how many entries they are.
+type Owned = (BTreeMap<VersionKey, Own>, HashMap<VersionKey, u64>);
+
+fn own_of_all(read: &dyn Read, family: FamilyId, segment: u64) -> Result<Owned> {
+    let mut counts: HashMap<VersionKey, u64> = HashMap::new();
     let start = DataKey { family, segment, version: VersionKey(u64::MAX), offset: 0 };
     let mut all: Vec<(VersionKey, Own)> = Vec::new();
     scan(read, &start, |key, extent| {
@@ -291,12 +303,13 @@ fn own_of_all(read: &dyn Read, family: FamilyId, segment: u64) -> Result<BTreeMa
             }
             if let Some((_, own)) = all.last_mut() {
                 add_blocks(own, &Entry { off: key.offset, extent });
+                *counts.entry(key.version).or_default() += 1;
             }
         }
         key.segment == segment
     })?;
     // Younger versions come first.
-    Ok(all.into_iter().rev().collect())
+    Ok((all.into_iter().rev().collect(), counts))
 }
 
 /// What each version of a family has in a segment.

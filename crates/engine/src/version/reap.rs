@@ -70,9 +70,13 @@ pub(super) enum Looked {
     Begun,
 }
 
-/// What nobody sees in one place goes in so many pieces as a step may change, times this: all clones of a file may have a hole
-/// there that hides nothing once the last of them has one. (In unit tests often, so that the models meet it.)
-pub(super) const GOING_RATIO: u64 = if cfg!(test) { 1 } else { 8 };
+/// How many entries that nobody sees go from one place in a step that changes `entries_max`: all clones of a file may have a hole
+/// there that hides nothing once the last of them has one. More than elsewhere, since all that is there is read each time, but for
+/// a step that was made small because there is no space. (In unit tests never, so that the models meet what does not fit.)
+pub(super) fn going_max(entries_max: u64) -> u64 {
+    let many = entries_max >= 256 && !cfg!(test);
+    entries_max.saturating_mul(if many { 8 } else { 1 }).max(1)
+}
 
 /// A version that goes, and the child that takes its place.
 pub(super) struct Pair {

@@ -265,7 +265,7 @@ pub fn spend_reserved(
     })
 }
 
-/// Others in whose lists something goes with a reservation, in one transaction; more are left to the reaper.
+/// Entries of the lists of others from which something goes with a reservation, in one transaction; more are left to the reaper.
 const OTHERS_MAX: usize = if cfg!(test) { 2 } else { 4096 };
 
 /// Takes the reservations that a path sees in `wanted` blocks of a segment from all who see them, and then what nobody sees
@@ -293,7 +293,8 @@ fn spend_shared(
     let stays = Family::load(read, family)?.stays(&own, &|limit| below(limit, segment));
     let on_path: BTreeSet<_> = (0..path.versions()).map(|at| path.step(at).key).collect();
     let goes = |key: &VersionKey| stays.get(key).is_some_and(|stays| own.get(key) != Some(stays));
-    let many = lists.keys().filter(|key| !on_path.contains(*key) && goes(key)).count() > OTHERS_MAX;
+    let others = lists.iter().filter(|(key, _)| !on_path.contains(*key) && goes(key));
+    let many = others.map(|(_, list)| list.len()).sum::<usize>() > OTHERS_MAX;
     if many {
         // All or none of them, for of what nobody sees data has to go before the holes that hide it.
         pending::mark(changes.finish(), family, Work::Rest(TreeId::EXTENTS, &segment.to_be_bytes()), &[]);

@@ -17,6 +17,7 @@ use super::{require_file, without_set_ids};
 use crate::api::{Caller, FILE_BYTES_MAX};
 use crate::core::{Core, Rounds};
 use crate::inode::{Inner, InodeState, Turn};
+use crate::reaper::Task;
 use crate::table::extents;
 use crate::writeback::buffers::{CHUNK_BYTES_MIN, Chunk};
 use crate::writeback::pages::{Page, PageBuf, zero_page};
@@ -415,7 +416,7 @@ impl Core {
         while at < to {
             let mut tx = Transaction::new();
             let mut record = inner.record.clone();
-            let (freed, next) = {
+            let (freed, next, alone) = {
                 let (view, path) = self.data_to_write(&change, &mut tx, &mut record)?;
                 let pieces = version::resolve_upto(&view, &path, at, to, 64)?;
                 let reserved = pieces.iter().find(|piece| piece.what == Mapping::Reserved);
@@ -426,13 +427,17 @@ impl Core {
                 };
                 let end = (piece.offset + piece.len).min(to);
                 let progress = version::spend_reserved(&view, &mut tx, &path, piece.offset, end, 128)?;
-                (progress.reserved_freed, progress.next)
+                (progress.reserved_freed, progress.next, path.sole())
             };
             if record.data != inner.record.data {
                 self.put_record(&change, &mut tx, state.ino, &inner, &mut record)?;
             }
             tx.privileged();
             let (_, part) = self.apply_freeing(tx, None, freed)?;
+            if !alone {
+                // What it was taken from may have left something to the reaper.
+                self.reap.push(Task::Family(record.data.family));
+            }
             inner.logged(&change, record);
             inner.mapping += 1;
             at = next;

@@ -17,7 +17,7 @@ use varve_format::{Corrupt, FamilyId, TreeId, VersionId, VersionKey};
 use super::super::family::{Blocks, Own};
 use super::super::kin::Kin;
 use super::super::pending::mark;
-use super::super::reap::{self, Contents, GOING_RATIO, Looked, Outcome, Pair, ReaperMemory};
+use super::super::reap::{self, Contents, Looked, Outcome, Pair, ReaperMemory, going_max};
 use super::super::{Holder, Path, Progress, Read, Result};
 use super::reads::entries_at;
 use super::{Planted, TREES, entry_key, is_listed, place_of, planted, split};
@@ -254,7 +254,7 @@ impl Points<'_> {
         // must be gone.
         let mut going: Vec<_> = found.iter().filter(|(version, _)| goes(version)).collect();
         going.sort_by_key(|(version, value)| (value.is_empty(), of.is_some_and(|(_, key)| **version == key)));
-        let most = self.entries_max.saturating_mul(GOING_RATIO).max(1) as usize;
+        let most = going_max(self.entries_max) as usize;
         let begun = going.len() > most;
         if planted(Planted::HolesFirst) && begun {
             going.reverse();

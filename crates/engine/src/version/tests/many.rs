@@ -69,12 +69,17 @@ fn a_star_is_rechecked_at_the_cost_of_a_few() {
 }
 
 /// Goal: when the last who saw a block punches it, the holes of all others hide nothing any more, and go a few a step, to the last.
-/// Method: 300 clones of a file whose source is gone punch the same block; the largest step, and what is left.
+/// Method: 300 clones of a file whose source is gone punch the same block, or sixty blocks apart; the largest step, and what is left.
 #[test]
 fn holes_that_hide_nothing_go_a_few_a_step() {
-    const PACE: u64 = 20;
+    holes_go_a_few_a_step(1);
+    holes_go_a_few_a_step(60);
+}
+
+fn holes_go_a_few_a_step(holes: u64) {
+    const PACE: u64 = 60;
     let mut world = world_with_one_file();
-    write(&mut world, 0, 5000, 2);
+    write(&mut world, 0, 5000, 2 * holes as u32);
     let (mut origin, mut clones, mut tx) = (world.files[0].holder, Vec::new(), Transaction::new());
     for _ in 0..300 {
         share(&world.maps, &mut tx, &mut origin).unwrap();
@@ -86,8 +91,13 @@ fn holes_that_hide_nothing_go_a_few_a_step() {
     for (n, clone) in (0..).zip(&mut clones) {
         let mut tx = Transaction::new();
         let path = branch(&world.maps, &mut tx, clone, &mut || VersionId(100_000 + n), false).unwrap();
-        punch(&world.maps, &mut tx, &path, 0, BLOCK, 100).unwrap();
         world.apply(&tx);
+        for hole in 0..holes {
+            let (mut tx, at) = (Transaction::new(), 2 * hole * BLOCK);
+            let path = if hole == 0 { path.clone() } else { Path::load(&world.maps, *clone).unwrap() };
+            punch(&world.maps, &mut tx, &path, at, at + BLOCK, 100).unwrap();
+            world.apply(&tx);
+        }
     }
     let (mut memory, mut largest, mut steps) = (ReaperMemory::default(), 0, 0);
     loop {
@@ -111,7 +121,7 @@ fn holes_that_hide_nothing_go_a_few_a_step() {
     }
     assert!(largest as u64 <= 4 * PACE + 8, "{largest} steps of a transaction");
     assert!(!world.live.contains(&5000) && world.live.contains(&5001), "what nobody sees is free");
-    assert_eq!(world.maps.count(TreeId::EXTENTS, FamilyId(5)), 1, "what they share is left");
+    assert_eq!(world.maps.count(TreeId::EXTENTS, FamilyId(5)) as u64, holes, "what they share is left");
     assert_eq!(world.maps.count(TreeId::HELD, FamilyId(5)) + world.maps.count(TreeId::REAP, FamilyId(5)), 0);
 }
 
