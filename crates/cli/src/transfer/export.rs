@@ -37,7 +37,7 @@ use super::host::{self, Flagged, HostStat, Xattr};
 use super::import::find_directory;
 use super::place::PoolPath;
 use super::tally::{Tally, Trouble};
-use super::{Stop, finish};
+use super::{Stop, finish, new_names, too_many};
 use crate::args::ExportArgs;
 use crate::names::{Shown, in_words};
 use crate::{Outcome, pool};
@@ -48,8 +48,8 @@ const PIECE_BYTES: u64 = 1 << 20;
 const WAITING_FILES_MAX: usize = 1 << 16;
 /// Bytes of their contents.
 const WAITING_BYTES_MAX: u64 = 4 << 30;
-/// What takes the place of something is made under this name, next to it. It stays there only if this is killed in between.
-const NEW_NAME: &[u8] = b".varve-export.new";
+/// What takes the place of something is made under such a name, next to it. It stays there only if this is killed in between.
+const NEW_NAME: &str = ".varve-export.new";
 /// Longest path that calls take (PATH_MAX less the NUL).
 const PATH_BYTES_MAX: usize = 4095;
 
@@ -342,11 +342,16 @@ impl Export<'_> {
         let wanted = host::stat_at(of.as_fd(), first)?;
         if existing.is_none_or(|have| have.id != wanted.id) {
             open_up(dir, existing)?;
-            place(dir, name, existing, |name| {
-                freed(of.as_fd(), first, || {
-                    rustix::fs::linkat(&of, first, &dir.target, name, AtFlags::empty())
-                })
-            })?;
+            // What is immutable gets no name, and none of its names is changed.
+            let open = || host::open_at(of.as_fd(), first, OFlags::empty()).ok();
+            let file = (wanted.kind == FileKind::File).then(open).flatten();
+            let mut flags = Flagged::of(file.as_ref().map(AsFd::as_fd));
+            flags.free();
+            let placed = place(dir, name, existing, |name| {
+                Ok(rustix::fs::linkat(&of, first, &dir.target, name, AtFlags::empty())?)
+            });
+            flags.set(flags.had);
+            placed?;
         }
         self.tally.summary.hard_links_count += 1;
         Ok(())
@@ -621,13 +626,11 @@ fn place<T>(
     if existing.is_none() {
         return make(name);
     }
-    // One that was left there by an export that was killed.
-    let remove = || rustix::fs::unlinkat(&dir.target, NEW_NAME, AtFlags::empty());
-    if host::stat_at(dir.target.as_fd(), NEW_NAME).is_ok() {
-        remove()?;
-    }
-    let made = make(NEW_NAME)?;
-    let replace = || rustix::fs::renameat(&dir.target, NEW_NAME, &dir.target, name);
+    let is_free = |new: &String| host::stat_at(dir.target.as_fd(), new.as_bytes()) == Err(Errno::NOENT);
+    let new = new_names(NEW_NAME).find(is_free).ok_or_else(|| too_many(NEW_NAME))?;
+    let remove = || rustix::fs::unlinkat(&dir.target, &new, AtFlags::empty());
+    let made = make(new.as_bytes())?;
+    let replace = || rustix::fs::renameat(&dir.target, &new, &dir.target, name);
     let replaced = freed(dir.target.as_fd(), name, replace);
     // Also where both were names of one file, which are left as they are.
     let _ = remove();

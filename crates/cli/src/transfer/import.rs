@@ -27,14 +27,14 @@ use rustix::fs::OFlags;
 use varve_device::OpenMode;
 use varve_fs::{
     Attr, Caller, FileFlags, FileKind, Filesystem, FsError, InodeId, NewNameless, OpenOptions, ROOT_INODE,
-    SetAttr, SetTime, StoreOptions, XattrMode,
+    RenameMode, SetAttr, SetTime, StoreOptions, XattrMode,
 };
 
 use super::finisher::{Finisher, Written};
 use super::host::{self, HostStat, Xattr};
 use super::place::PoolPath;
 use super::tally::{Summary, Tally, Trouble};
-use super::{Stop, finish};
+use super::{Stop, finish, new_names, too_many};
 use crate::args::ImportArgs;
 use crate::clock::SystemClock;
 use crate::names::{Shown, escape, in_words};
@@ -44,6 +44,8 @@ use crate::{Outcome, pool};
 const PIECE_BYTES: usize = 1 << 20;
 /// File data that waits in memory while it is written back.
 const DIRTY_BYTES_MAX: u64 = 128 << 20;
+/// What takes the place of something has such a name for a moment. It stays there only if this is killed in between.
+const NEW_NAME: &str = ".varve-import.new";
 /// Permission bits of directories on the way to the target.
 const DIRECTORY_MODE: u32 = 0o755;
 
@@ -390,7 +392,7 @@ impl Import {
             ));
         }
         self.open_up(dir, existing)?;
-        let attr = if existing.is_some() {
+        let attr = if let Some(existing) = existing {
             self.in_place_of(dir, name, existing, &source, &stat)?
         } else {
             let attr = self.filesystem.create(caller(&stat), dir.target.ino, name, stat.mode)?;
@@ -425,20 +427,37 @@ impl Import {
         &mut self,
         dir: &Level,
         name: &[u8],
-        existing: Option<Attr>,
+        existing: Attr,
         source: &OwnedFd,
         stat: &HostStat,
     ) -> Step<Attr> {
         let new = NewNameless { mode: stat.mode, umask: 0, linkable: true };
         let made = self.filesystem.tmpfile(caller(stat), dir.target.ino, new)?;
-        let named = self.contents(source, stat, made.ino).and_then(|()| {
-            // Whoever finds it by its name finds its contents, also after a crash.
-            self.filesystem.flush_file(made.ino)?;
-            self.make_room(dir, name, existing)?;
-            Ok(self.filesystem.link(made.ino, dir.target.ino, name)?)
-        });
+        let copied = self.contents(source, stat, made.ino);
+        let named = copied.and_then(|()| self.replace(dir, name, existing, made.ino));
         let released = self.filesystem.release_inode(made.ino);
         named.and_then(|attr| Ok(released.map(|()| attr)?))
+    }
+
+    /// Gives a file without a name that of what is `existing`, in one step: it has one that is nobody's before.
+    fn replace(&self, dir: &Level, name: &[u8], existing: Attr, ino: InodeId) -> Step<Attr> {
+        // Whoever finds it by its name finds its contents, also after a crash.
+        self.filesystem.flush_file(ino)?;
+        let directory = dir.target.ino;
+        for new in new_names(NEW_NAME) {
+            let attr = match self.filesystem.link(ino, directory, new.as_bytes()) {
+                Err(FsError::Exists) => continue,
+                linked => linked?,
+            };
+            let rename =
+                || self.filesystem.rename(directory, new.as_bytes(), directory, name, RenameMode::Replace);
+            let replaced = self.freed(existing, rename);
+            if replaced.is_err() {
+                let _ = self.filesystem.unlink(directory, new.as_bytes());
+            }
+            return replaced.map(|()| attr);
+        }
+        Err(too_many(NEW_NAME))
     }
 
     fn contents(&mut self, source: &OwnedFd, stat: &HostStat, ino: InodeId) -> Step<()> {

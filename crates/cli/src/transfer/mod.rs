@@ -22,7 +22,7 @@ use std::thread;
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use self::tally::Summary;
+use self::tally::{Summary, Trouble};
 use crate::progress::Progress;
 use crate::{Outcome, show};
 
@@ -68,6 +68,16 @@ fn count_in_background(dir: &Path, progress: &Progress, stop: &Stop) {
         }
         progress.expect(entries);
     });
+}
+
+/// Names next to something for what takes its place: `name`, and if somebody has that, with numbers.
+fn new_names(name: &str) -> impl Iterator<Item = String> {
+    std::iter::once(name.to_owned()).chain((1..1000).map(move |number| format!("{name}.{number}")))
+}
+
+/// All of them are somebody's.
+fn too_many(name: &str) -> Trouble {
+    Trouble::Entry(format!("there are too many {name} in its directory; remove them"))
 }
 
 /// Reports and decides the exit status.

@@ -133,8 +133,8 @@ fn there_and_back(tree: &Path, pool: &Path, back: &Path) -> (Value, Value) {
 }
 
 /// Goal: flags go in and out, what has them is changed all the same when the source was, and what is equal is left alone. Method: a
-/// tree with all of them, there and back, and once more; then it is freed, changed in every way, flagged again, and copied again:
-/// what is immutable in the pool and in the target is in the way of that.
+/// tree with all of them, there and back, and once more; then it is freed, changed in every way, flagged again, and copied again,
+/// twice: what is immutable in the pool and in the target is in the way of that.
 #[test]
 fn flags_go_in_and_out() {
     let scratch = Scratch::new("flags");
@@ -170,6 +170,13 @@ fn flags_go_in_and_out() {
     assert_eq!(into["files_copied_count"], 4, "{into}");
     // The log's attribute, inside's mode, and the flags of two.
     assert_eq!((&into["attributes_changed_count"], &out["attributes_changed_count"]), (&4.into(), &4.into()));
+
+    // What is immutable gets another name, where something else has been.
+    free(&tree);
+    fs::remove_file(tree.join("three")).expect("our own file");
+    fs::hard_link(tree.join("one"), tree.join("three")).expect("a hard link");
+    flag(&tree);
+    there_and_back(&tree, &pool, &back);
 }
 
 /// Goal: where the target takes no flags, or this user may not set them, all else is there, and one line says how many were left
