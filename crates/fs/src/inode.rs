@@ -11,12 +11,13 @@
 //! waited for while holding an inode or a gate. Who waits while a file is still ([`Still`]) holds none of these.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use varve_engine::{FamilyId, InodeId, Numbered, PoolAddr, VersionId};
 use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, Time};
+use varve_format::record::subvolume::LOCAL_INODE_BITS;
 
 use crate::api::{Caller, ROOT_INODE};
 use crate::subvolume::{Change, Slot};
@@ -340,7 +341,7 @@ struct Shard {
 
 impl Shard {
     /// The state of `ino`, made if there is none.
-    fn state(&mut self, ino: InodeId) -> Arc<InodeState> {
+    fn state(&mut self, ino: InodeId, met: &MetSlots) -> Arc<InodeState> {
         if let Some(state) = self.states.get(&ino.0) {
             return state.clone();
         }
@@ -359,6 +360,7 @@ impl Shard {
             None => None,
         };
         let state = state.unwrap_or_else(|| Arc::new(InodeState::new(ino)));
+        met.set(Slot::of(ino));
         self.states.insert(ino.0, state.clone());
         self.oldest.push_back(ino.0);
         state
@@ -375,16 +377,56 @@ impl Shard {
     }
 }
 
+/// Bits in the number of a slot.
+const SLOT_BITS: u32 = u64::BITS - LOCAL_INODE_BITS;
+
+/// Which subvolumes may have inodes in the table, a bit each: one that nobody has looked into has none, and whoever deletes
+/// thousands of those need not look for them. Changed and asked under the lock of a shard, or before all of them are taken.
+struct MetSlots([OnceLock<Box<SlotBits>>; 1 << (SLOT_BITS - SLOT_BITS_EACH)]);
+
+/// The bits of so many slots (two to the power of this) come into being together, when the first is set.
+const SLOT_BITS_EACH: u32 = 15;
+type SlotBits = [AtomicU64; 1 << (SLOT_BITS_EACH - 6)];
+
+impl Default for MetSlots {
+    fn default() -> Self {
+        MetSlots(std::array::from_fn(|_| OnceLock::new()))
+    }
+}
+
+impl MetSlots {
+    /// Where a slot's bit is: which part, which word of it, and the bit.
+    fn place(slot: Slot) -> (usize, usize, u64) {
+        let at = slot.0 as usize;
+        (at >> SLOT_BITS_EACH, (at >> 6) % (1 << (SLOT_BITS_EACH - 6)), 1 << (at % 64))
+    }
+
+    fn set(&self, slot: Slot) {
+        let (part, word, bit) = Self::place(slot);
+        let part = self.0[part].get_or_init(|| Box::new(std::array::from_fn(|_| AtomicU64::new(0))));
+        if part[word].load(Ordering::Relaxed) & bit == 0 {
+            part[word].fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it was set; it is not any more.
+    fn take(&self, slot: Slot) -> bool {
+        let (part, word, bit) = Self::place(slot);
+        self.0[part].get().is_some_and(|part| part[word].fetch_and(!bit, Ordering::Relaxed) & bit != 0)
+    }
+}
+
 /// All inodes in use.
 #[derive(Default)]
 pub(crate) struct InodeTable {
     shards: [Mutex<Shard>; SHARDS],
+    met: MetSlots,
 }
 
 impl InodeTable {
     /// The state of `ino`, made if there is none. Bound: twice as many as are in use, or [`UNUSED_PER_SHARD_MAX`] a shard.
     pub(crate) fn state(&self, ino: InodeId) -> Arc<InodeState> {
-        self.shards[ino.0 as usize % SHARDS].lock().state(ino)
+        self.shards[ino.0 as usize % SHARDS].lock().state(ino, &self.met)
     }
 
     /// The state of `ino`, if there is one.
@@ -407,11 +449,21 @@ impl InodeTable {
         open
     }
 
-    /// Calls `each` with every inode of a subvolume.
+    /// Calls `each` with every inode of a subvolume. Costs nothing if there is none, and has never been one since the last time.
     pub(crate) fn each_of(&self, slot: Slot, mut each: impl FnMut(&Arc<InodeState>)) {
+        // Whoever comes from now on sets it again; who came before is found.
+        if !self.met.take(slot) {
+            return;
+        }
         for shard in &self.shards {
-            let states: Vec<_> =
-                shard.lock().states.values().filter(|state| Slot::of(state.ino) == slot).cloned().collect();
+            let states: Vec<_> = {
+                let shard = shard.lock();
+                let of_slot = shard.states.iter().filter(|(ino, _)| Slot::of(InodeId(**ino)) == slot);
+                of_slot.map(|(_, state)| state.clone()).collect()
+            };
+            if !states.is_empty() {
+                self.met.set(slot);
+            }
             states.iter().for_each(&mut each);
         }
     }
@@ -429,6 +481,33 @@ fn in_use(state: &Arc<InodeState>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Goal: of a subvolume each inode is met that is in the table, and a subvolume without any is not looked for. Method: three
+    // subvolumes, one of which comes back after it was asked for; what is met, and the marks.
+    #[test]
+    fn inodes_of_a_subvolume_are_met() {
+        let table = InodeTable::default();
+        let met = |slot: u32| {
+            let mut met = Vec::new();
+            table.each_of(Slot(slot), |state| met.push(state.ino));
+            met.sort_unstable();
+            met
+        };
+        let full = |slot: u32, local: u64| Slot(slot).full(InodeId(local));
+        let last = (1 << SLOT_BITS) - 1;
+        for local in 1..100 {
+            table.state(full(5, local));
+            table.state(full(last, local));
+        }
+        assert_eq!((met(4), met(6)), (vec![], vec![]));
+        for slot in [5, last, 5] {
+            assert_eq!(met(slot), (1..100).map(|local| full(slot, local)).collect::<Vec<_>>());
+        }
+        table.shards.iter().for_each(|shard| *shard.lock() = Shard::default());
+        assert!(met(5).is_empty() && !table.met.take(Slot(5)), "nothing is left, and nothing is looked for");
+        table.state(full(5, 7));
+        assert_eq!(met(5), [full(5, 7)]);
+    }
 
     // Goal: who is in use keeps the state there is, whoever comes finds a new one, and unused ones are bounded. Method: many more
     // inodes than a table keeps, each with marks of its own; every fifth held, every seventh open.
