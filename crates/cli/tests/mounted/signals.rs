@@ -16,13 +16,21 @@ impl Drop for Cleared {
     }
 }
 
+/// Whether things can be mounted over and beside a pool; says so loudly if not.
+fn can_mount_over(test: &str) -> bool {
+    let can = can_mount(test) && rustix::process::geteuid().is_root();
+    if !can {
+        say(&format!("*** {test} skipped: it takes /dev/fuse, and root ***"));
+    }
+    can
+}
+
 /// Goal: SIGTERM ends the daemon and leaves the pool closed, also where that is mounted in a second place, with a file open. Method:
 /// bind the mount elsewhere, write there, keep a file open, and send the signal; the log, the pool, and the dead second place.
 #[test]
 fn a_signal_ends_a_pool_that_is_mounted_twice() {
-    let test = "a_signal_ends_a_pool_that_is_mounted_twice";
-    if !can_mount(test) || !rustix::process::geteuid().is_root() {
-        return say(&format!("*** {test} skipped: it takes /dev/fuse, and root ***"));
+    if !can_mount_over("a_signal_ends_a_pool_that_is_mounted_twice") {
+        return;
     }
     let scratch = Scratch::new("signals");
     let (pool, other) = (scratch.pool("pool", "64M"), scratch.subdir("other"));
@@ -47,9 +55,8 @@ fn a_signal_ends_a_pool_that_is_mounted_twice() {
 /// Method: a tmpfs with a file over the mount; the signal.
 #[test]
 fn a_signal_leaves_what_is_mounted_over_the_pool() {
-    let test = "a_signal_leaves_what_is_mounted_over_the_pool";
-    if !can_mount(test) || !rustix::process::geteuid().is_root() {
-        return say(&format!("*** {test} skipped: it takes /dev/fuse, and root ***"));
+    if !can_mount_over("a_signal_leaves_what_is_mounted_over_the_pool") {
+        return;
     }
     let scratch = Scratch::new("over");
     let pool = scratch.pool("pool", "64M");

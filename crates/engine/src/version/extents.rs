@@ -289,9 +289,10 @@ impl Extents<'_> {
     }
 }
 
-/// Of each version of a family in a segment its blocks, and how many entries they are.
+/// Of each version its blocks, and how many entries they are.
 type Owned = (BTreeMap<VersionKey, Own>, HashMap<VersionKey, u64>);
 
+/// What each version of a family has in a segment.
 fn own_of_all(read: &dyn Read, family: FamilyId, segment: u64) -> Result<Owned> {
     let mut counts: HashMap<VersionKey, u64> = HashMap::new();
     let start = DataKey { family, segment, version: VersionKey(u64::MAX), offset: 0 };
