@@ -7,9 +7,9 @@
 //! `varve lab commit` makes the claims; this is for finding out what a change does to them. Each round visits every
 //! number of threads, VarveFS in process and the bare protocol in turn; printed are medians, and the median of the ratios
 //! within rounds. Processor time is that of this process, in microseconds a file: what a loop device's own
-//! threads take is not in it.
+//! threads take is not in it. `idle` is the part of all processors' time that nobody used, as the mean.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::time::{ClockId, clock_gettime};
@@ -23,17 +23,28 @@ fn cpu_us() -> f64 {
     now.tv_sec as f64 * 1e6 + now.tv_nsec as f64 / 1e3
 }
 
+/// How long all processors together have been idle, in seconds.
+fn idle_s() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/stat").ok()?;
+    // Also while something waits for a disk.
+    let ticks = stat.lines().next()?.split_whitespace().skip(4).take(2).map(str::parse::<f64>);
+    let ticks: f64 = ticks.collect::<Result<Vec<_>, _>>().ok()?.iter().sum();
+    Some(ticks / rustix::param::clock_ticks_per_second() as f64)
+}
+
 #[derive(Default)]
 struct Column {
     rates: Vec<f64>,
     cpu_us: Vec<f64>,
+    /// Of a processor, on average.
+    idle: Vec<f64>,
     flushes: Vec<f64>,
 }
 
 fn measure(target: &dyn Target, directory: &str, threads: usize, ms: u64, into: &mut Column) -> Result<f64> {
     target.create_dir(directory)?;
     target.settle()?;
-    let (before, cpu) = (target.counters()?, cpu_us());
+    let (before, cpu, idle, begun) = (target.counters()?, cpu_us(), idle_s(), Instant::now());
     let duration = Duration::from_millis(ms);
     let done = load::synced_files(
         target,
@@ -41,6 +52,10 @@ fn measure(target: &dyn Target, directory: &str, threads: usize, ms: u64, into: 
         Load { threads, file_bytes: 10_240, duration, files_max: 6_000 },
     )?;
     let files = done.files_count() as f64;
+    if let (Some(before), Some(after)) = (idle, idle_s()) {
+        let processors = std::thread::available_parallelism()?.get() as f64;
+        into.idle.push((after - before) / begun.elapsed().as_secs_f64() / processors);
+    }
     into.cpu_us.push((cpu_us() - cpu) / files);
     if let (Some(before), Some(after)) = (before, target.counters()?) {
         into.flushes.push((after - before).flushes_count as f64 / files);
@@ -95,11 +110,12 @@ fn main() -> Result<()> {
             ratios[i].push(rates[0] / rates[1]);
         }
     }
-    println!("threads   files/s      bare   ratio   cpu us  bare   flushes  bare");
+    println!("threads   files/s      bare   ratio   cpu us  bare   flushes  bare   idle  bare");
     for ((t, [varve, bare]), ratios) in threads.iter().zip(&columns).zip(&ratios) {
         let of = |values: &[f64]| median(values).unwrap_or(f64::NAN);
+        let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
         println!(
-            "{t:>7} {:>9.0} {:>9.0} {:>7.2} {:>8.1} {:>5.1} {:>9.3} {:>5.3}",
+            "{t:>7} {:>9.0} {:>9.0} {:>7.2} {:>8.1} {:>5.1} {:>9.3} {:>5.3} {:>6.2} {:>5.2}",
             of(&varve.rates),
             of(&bare.rates),
             of(ratios),
@@ -107,6 +123,8 @@ fn main() -> Result<()> {
             of(&bare.cpu_us),
             of(&varve.flushes),
             of(&bare.flushes),
+            mean(&varve.idle),
+            mean(&bare.idle),
         );
     }
     for target in targets {
