@@ -28,6 +28,8 @@ const SHARDS: usize = 16;
 const UNUSED_PER_SHARD_MAX: usize = 1024;
 /// How many of its oldest it looks at for each new one then. So no more are unused than are in use, or were when they were looked at.
 const OLDEST_LOOKED_AT: usize = 2;
+/// Numbers that a shard keeps beyond those of its states, and as many again, before it sorts them out.
+const VOID_MAX: usize = 64;
 
 /// Where an inode is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -335,8 +337,10 @@ impl InodeState {
 #[derive(Default)]
 struct Shard {
     states: Numbered<u64, Arc<InodeState>>,
-    /// Their numbers, each once; in front those that came, or were looked at, first.
+    /// Their numbers; in front those that came, or were looked at, first.
     oldest: VecDeque<u64>,
+    /// Numbers there whose states have been let go of, or that are there twice.
+    oldest_void: usize,
 }
 
 impl Shard {
@@ -373,7 +377,27 @@ impl Shard {
             self.oldest.push_back(ino);
             return None;
         }
-        self.states.remove(&ino)
+        let unused = self.states.remove(&ino);
+        if unused.is_none() {
+            self.oldest_void -= 1;
+        }
+        unused
+    }
+
+    /// Takes out `state` if only the caller uses it.
+    fn let_go(&mut self, state: &Arc<InodeState>) -> Option<Arc<InodeState>> {
+        if Arc::strong_count(state) > 2
+            || !self.states.get(&state.ino.0).is_some_and(|known| Arc::ptr_eq(known, state))
+        {
+            return None;
+        }
+        let unused = self.states.remove(&state.ino.0);
+        self.oldest_void += 1;
+        if self.oldest_void > self.states.len() + VOID_MAX {
+            self.oldest.retain(|ino| self.states.contains_key(ino));
+            self.oldest_void = self.oldest.len() - self.states.len();
+        }
+        unused
     }
 }
 
@@ -432,6 +456,12 @@ impl InodeTable {
     /// The state of `ino`, if there is one.
     pub(crate) fn known(&self, ino: InodeId) -> Option<Arc<InodeState>> {
         self.shards[ino.0 as usize % SHARDS].lock().states.get(&ino.0).cloned()
+    }
+
+    /// Nobody will look for the inode any more: what the caller has of it goes, and so does all else unless somebody else has it.
+    pub(crate) fn let_go(&self, state: Arc<InodeState>) {
+        let unused = self.shards[state.ino.0 as usize % SHARDS].lock().let_go(&state);
+        drop((unused, state));
     }
 
     /// Every inode that is open, and how often.
@@ -538,7 +568,11 @@ mod tests {
         assert!(states >= in_use && states <= 2 * in_use, "{states} states, {in_use} in use");
         for shard in &table.shards {
             let shard = shard.lock();
-            assert_eq!(shard.oldest.len(), shard.states.len(), "each is listed once");
+            assert_eq!(
+                (shard.oldest.len(), shard.oldest_void),
+                (shard.states.len(), 0),
+                "each is listed once"
+            );
             assert!(shard.oldest.iter().all(|ino| shard.states.contains_key(ino)));
         }
         for state in held {
@@ -547,6 +581,45 @@ mod tests {
         }
         for ino in (7..=all).step_by(7) {
             assert_eq!(table.state(InodeId(ino)).inner.read().size, ino, "it is open");
+        }
+    }
+
+    // Goal: what is let go of is not in the table any more, unless somebody has it, and the list of numbers stays bounded, also
+    // when the same numbers come again and when old ones make room. Method: inodes that come and go, three in four of them, more
+    // than the table keeps; some held meanwhile, some looked for once more.
+    #[test]
+    fn what_is_let_go_of_leaves_nothing_behind() {
+        let table = InodeTable::default();
+        let all = 4 * (SHARDS * UNUSED_PER_SHARD_MAX) as u64;
+        for ino in 1..=all {
+            let state = table.state(InodeId(ino));
+            let held = (ino % 5 == 0).then(|| state.clone());
+            if ino % 4 == 0 {
+                continue;
+            }
+            table.let_go(state);
+            assert_eq!(table.known(InodeId(ino)).is_some(), held.is_some(), "inode {ino}");
+            if let Some(held) = held {
+                assert!(Arc::ptr_eq(&held, &table.state(InodeId(ino))));
+                table.let_go(held);
+                assert!(table.known(InodeId(ino)).is_none(), "inode {ino}, let go of by its last");
+            }
+            if ino % 3 == 0 {
+                // It comes again, and may go again.
+                let again = table.state(InodeId(ino));
+                if ino % 2 == 0 {
+                    table.let_go(again);
+                }
+            }
+        }
+        for shard in &table.shards {
+            let shard = shard.lock();
+            assert_eq!(shard.oldest.len(), shard.states.len() + shard.oldest_void);
+            assert!(shard.states.len() <= UNUSED_PER_SHARD_MAX);
+            assert!(shard.oldest_void <= shard.states.len() + VOID_MAX);
+            let mut listed: Vec<u64> = shard.oldest.iter().copied().collect();
+            listed.sort_unstable();
+            assert!(shard.states.keys().all(|ino| listed.binary_search(ino).is_ok()), "each can be found");
         }
     }
 }

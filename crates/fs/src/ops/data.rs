@@ -48,6 +48,7 @@ impl Core {
                 self.reap.push(Task::Orphan(ino));
             }
         }
+        self.part_with(state);
         ended
     }
 

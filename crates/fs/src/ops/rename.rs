@@ -317,6 +317,10 @@ impl Core {
         }
         if let Some((ino, dropped)) = dropped {
             self.take_over_dropped(&change, ino, locked.get(ino), dropped);
+            drop(locked);
+            if let Some(at) = states.iter().position(|state| state.ino == ino) {
+                self.part_with(states.swap_remove(at));
+            }
         }
         Ok(true)
     }

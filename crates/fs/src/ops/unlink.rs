@@ -1,5 +1,7 @@
 //! Removing names, and what follows when it was the last one.
 
+use std::sync::Arc;
+
 use parking_lot::RwLockWriteGuard;
 use varve_engine::planted::{Planted, is};
 use varve_engine::{InodeId, Transaction};
@@ -9,7 +11,7 @@ use varve_format::record::orphan::OrphanState;
 use super::flags::{Touch, require_unprotected};
 use super::require_directory;
 use crate::core::{Core, touch, touch_directory};
-use crate::inode::{Inner, Presence};
+use crate::inode::{Inner, InodeState, Presence};
 use crate::reaper::Task;
 use crate::subvolume::Change;
 use crate::table::names::{Bucket, Found};
@@ -67,7 +69,10 @@ impl Core {
             if found.ino > parent {
                 // As a rule: what is in a directory is younger than it.
                 let mut child = self.write_lock(&child_state)?;
-                return self.remove_locked(&change, parent, &mut dir, bucket, found, &mut child);
+                self.remove_locked(&change, parent, &mut dir, bucket, found, &mut child)?;
+                drop((child, dir));
+                self.part_with(child_state);
+                return Ok(());
             }
             // In ascending order, then, and see whether the name still means the same.
             drop(dir);
@@ -79,7 +84,10 @@ impl Core {
             let mut dir = self.write_lock(&state)?;
             let (bucket, again) = self.find_to_remove(&change, &dir, parent, name, directory)?;
             if again.ino == found.ino {
-                return self.remove_locked(&change, parent, &mut dir, bucket, again, &mut child);
+                self.remove_locked(&change, parent, &mut dir, bucket, again, &mut child)?;
+                drop((child, dir));
+                self.part_with(child_state);
+                return Ok(());
             }
             // Each time round somebody else has changed the name.
         }
@@ -210,6 +218,17 @@ impl Core {
                 self.forget(inner);
                 self.reap.push(Task::Orphan(ino));
             }
+        }
+    }
+
+    /// Keeps nothing of the inode in memory if it is gone and nobody else uses it. The caller holds no lock on it.
+    pub(crate) fn part_with(&self, state: Arc<InodeState>) {
+        let gone = {
+            let inner = state.inner.read();
+            inner.presence == Presence::Gone && inner.opens == 0
+        };
+        if gone {
+            self.inodes.let_go(state);
         }
     }
 
