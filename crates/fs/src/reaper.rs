@@ -32,6 +32,8 @@ pub(crate) use self::tasks::Task;
 
 /// Entries deleted in one transaction.
 const ENTRIES_PER_STEP: usize = 128;
+/// The same for names, where that is too much.
+const ENTRIES_WHEN_CRAMPED: u64 = 32;
 /// Entries of a family of data that one transaction changes, where there is space for the nodes that takes.
 const SWEPT_PER_STEP: u64 = 512;
 /// The same where little waits to be reaped: fewer steps, for each that others meet is one too many.
@@ -318,9 +320,7 @@ impl Core {
                     Ok((lsn, _)) => applied = Some(lsn),
                     Err(error) => {
                         self.reap.memory.lock().forget();
-                        // A smaller step may fit into the space there is, or into the log.
-                        use EngineError::{NoSpace, Refused};
-                        if cramped || !matches!(error, FsError::Engine(NoSpace | Refused(_))) {
+                        if cramped || !is_too_large(&error) {
                             return Err(error);
                         }
                         cramped = true;
@@ -345,6 +345,7 @@ impl Core {
     /// False: there is more to do, and others have their turn.
     fn reap_names(&self, family: FamilyId, pace: &Pace) -> Result<bool> {
         let gate = self.subvolumes.gate(family);
+        let mut cramped = false;
         while !pace.is_over() {
             let mut applied = None;
             let (more, dead) = {
@@ -375,15 +376,25 @@ impl Core {
                     }
                     Ok(true)
                 };
-                let steps = ENTRIES_PER_STEP as u64;
+                let entries = if cramped { ENTRIES_WHEN_CRAMPED } else { ENTRIES_PER_STEP as u64 };
                 let progress = {
                     let mut memory = self.reap.memory.lock();
-                    points::reap_points_step(&view, &mut tx, family, steps, &mut memory, &mut on_dead)?
+                    points::reap_points_step(&view, &mut tx, family, entries, &mut memory, &mut on_dead)?
                 };
                 if !tx.is_empty() {
                     tx.privileged();
                     let changes = tx.len();
-                    applied = Some(Step::of(self.apply(tx)?, changes));
+                    match self.apply(tx) {
+                        Ok(lsn) => applied = Some(Step::of(lsn, changes)),
+                        Err(error) => {
+                            self.reap.memory.lock().forget();
+                            if cramped || !is_too_large(&error) {
+                                return Err(error);
+                            }
+                            cramped = true;
+                            continue;
+                        }
+                    }
                     shown.changed();
                     self.files.add(-records);
                 }
@@ -475,6 +486,11 @@ impl Core {
             }
         }
     }
+}
+
+/// Whether a smaller step may fit into the space there is, or into the log.
+fn is_too_large(error: &FsError) -> bool {
+    matches!(error, FsError::Engine(EngineError::NoSpace | EngineError::Refused(_)))
 }
 
 #[cfg(test)]

@@ -27,6 +27,8 @@ use crate::{EngineError, Transaction};
 const LOOKED_AT_RATIO: u64 = 4;
 /// Segments counted to find out which of two versions has fewer.
 const COUNTED_MAX: u64 = 256;
+/// A step of fewer changes than this is one that was made small.
+const STEP_CHANGES: u64 = 256;
 
 /// One small step towards what holders see and nothing else, in a data family: collapses a version without holders into
 /// its only child, removes one that nobody sees, or what nobody sees of one. Apply `tx` (which becomes privileged) after
@@ -253,8 +255,17 @@ impl Extents<'_> {
                 own => going.push((own.is_some_and(|(_, own)| own.something == left.something), *version)),
             }
         }
-        let mut left = going_max(self.changes_max);
-        let all: u64 = going.iter().filter_map(|(_, version)| counts.get(version)).sum();
+        let mut left = going_max(self.changes_max, STEP_CHANGES);
+        // Entries that go and that come in their place, and what becomes free.
+        let changes = |version: &VersionKey| {
+            let (own, stays) = (own.get(version).copied(), stays.get(version).copied().unwrap_or_default());
+            let pieces = stays.something.runs() + stays.holes.runs();
+            let freed = own.map_or(0, |own| own.something.without(stays.something).runs());
+            counts.get(version).copied().unwrap_or(1).max(1) + pieces + freed
+        };
+        let mut going: Vec<_> =
+            going.into_iter().map(|(only_holes, version)| (only_holes, version, changes(&version))).collect();
+        let all: u64 = going.iter().map(|(_, _, changes)| changes).sum();
         let mut begun = all > left;
         if begun {
             going.sort_unstable();
@@ -262,25 +273,25 @@ impl Extents<'_> {
                 going.reverse();
             }
             // As many as fit, and one at least.
-            let fits = going.iter().take_while(|(_, version)| {
+            let fits = going.iter().take_while(|(_, _, changes)| {
                 let some = left > 0;
-                left = left.saturating_sub(counts.get(version).copied().unwrap_or(1).max(1));
+                left = left.saturating_sub(*changes);
                 some
             });
             let fits = fits.count();
             begun = fits < going.len();
-            let data = going.iter().take_while(|(only_holes, _)| !only_holes).count();
+            let data = going.iter().take_while(|(only_holes, _, _)| !only_holes).count();
             going.truncate(fits);
             if data > fits && !planted(Planted::HolesFirst) {
                 // Some of what they hide is still there.
-                going.iter().for_each(|(_, version)| {
+                going.iter().for_each(|(_, version, _)| {
                     if let (Some(stays), Some(own)) = (stays.get_mut(version), own.get(version)) {
                         stays.holes = own.holes;
                     }
                 });
             }
         }
-        for (_, version) in going {
+        for (_, version, _) in going {
             let place = Place { family, segment, version };
             load_all(read, &place, &mut list)?;
             keep(read, &mut self.changes, &place, &list, &list, &stays)?;
@@ -469,7 +480,11 @@ fn next_with(read: &dyn Read, family: FamilyId, key: VersionKey, from: u64, look
             None => return Ok(Next::End),
             Some(at) if at.version == key => return Ok(Next::Found(at.segment)),
             // Within a segment nothing is older than the first version: this is a later one.
-            Some(at) => from = at.segment,
+            Some(at) if at.segment > from => from = at.segment,
+            Some(_) => {
+                let why = Corrupt { what: "extent older than the first version", at: 0 };
+                return Err(EngineError::corrupt(format!("the data of family {}", family.0), why));
+            }
         }
         if *looks == 0 {
             return Ok(Next::Stopped(from));

@@ -57,6 +57,15 @@ impl Blocks {
     pub(super) fn run_end(self, from: usize, upto: usize) -> usize {
         (from + 1..upto).find(|block| self.has(*block) != self.has(from)).unwrap_or(upto)
     }
+    /// How many runs of blocks it consists of.
+    pub(super) fn runs(self) -> u64 {
+        let mut last = 0;
+        let begin = |word: &u64| {
+            let before = std::mem::replace(&mut last, word >> 63);
+            u64::from((word & !(word << 1 | before)).count_ones())
+        };
+        self.0.iter().map(begin).sum()
+    }
     /// Block `block` alone.
     pub(super) fn one(block: usize) -> Blocks {
         let mut words = [0; 4];

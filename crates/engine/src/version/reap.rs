@@ -27,6 +27,7 @@ use varve_format::record::reap::{Work, decode_reap_key, reap_key, reap_prefix};
 use varve_format::record::version::{Drain, NO_LIMIT, VersionRecord};
 use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, TreeId, VersionId, VersionKey};
 
+use super::family::no_parent;
 use super::kin::{Kin, Witnesses};
 use super::pending::{self, State, corrupt, cursor, mark, record, state, unmark};
 use super::sweep::Memory;
@@ -70,12 +71,16 @@ pub(super) enum Looked {
     Begun,
 }
 
-/// How many entries that nobody sees go from one place in a step that changes `entries_max`: all clones of a file may have a hole
-/// there that hides nothing once the last of them has one. More than elsewhere, since all that is there is read each time, but for
-/// a step that was made small because there is no space. (In unit tests never, so that the models meet what does not fit.)
-pub(super) fn going_max(entries_max: u64) -> u64 {
-    let many = entries_max >= 256 && !cfg!(test);
-    entries_max.saturating_mul(if many { 8 } else { 1 }).max(1)
+/// So many times as much as elsewhere goes from one place in a step: all that is there is read each time. (Not in unit tests, so
+/// that the models meet what does not fit.)
+const GOING_RATIO: u64 = if cfg!(test) { 1 } else { 8 };
+
+/// How many changes what nobody sees in one place may be in a step of `changes_max`: all clones of a file may have a hole there that
+/// hides nothing once the last of them has one. More than elsewhere, but for a step that is smaller than is `usual`, since there is
+/// no space for that or no room in the log.
+pub(super) fn going_max(changes_max: u64, usual: u64) -> u64 {
+    let ratio = if changes_max < usual { 1 } else { GOING_RATIO };
+    changes_max.saturating_mul(ratio).max(1)
 }
 
 /// A version that goes, and the child that takes its place.
@@ -378,6 +383,10 @@ fn recheck(
     at: &[u8],
 ) -> Result<()> {
     let (family, version) = (kin.family(), kin.version(id)?);
+    // Else marks could be handed round for ever.
+    if version.parent.is_some_and(|parent| parent >= id) {
+        return Err(no_parent(family, id));
+    }
     let parent = version.parent.map(|id| kin.version(id).map(|version| (id, version))).transpose()?;
     match contents.recheck(read, kin, id, at)? {
         Outcome::Stopped(at) => mark(contents.tx(), family, Work::Recheck(id), &at),

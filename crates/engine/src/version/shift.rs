@@ -4,13 +4,13 @@
 //! would be a file that never was.
 
 use varve_format::record::extent::{DataKey, Extent, ExtentKind};
-use varve_format::{BLOCK_BYTES, FamilyId, PoolAddr, Run, SEGMENT_BYTES, TreeId, VersionKey};
+use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, PoolAddr, Run, SEGMENT_BYTES, TreeId, VersionKey};
 
 use super::path::Path;
 use super::resolve::{FILE_END, resolve_upto, scan};
 use super::segment::{Changes, Entry, Place};
 use super::{Mapping, Read, Result};
-use crate::Transaction;
+use crate::{EngineError, Transaction};
 
 /// Most bytes of log that a move may take: a good part of what one transaction may.
 const LOG_BYTES_MAX: u64 = 3 << 20;
@@ -76,7 +76,7 @@ pub fn shift(
         gone.extend(part(low.max(at), high.min(taken_end)));
         if let Some(moves) = part(low.max(taken_end), high) {
             let to = low.max(taken_end) - remove + insert;
-            assert!(to < FILE_END - u64::from(moves.len), "the caller bounds the size of a file");
+            within(path, to, u64::from(moves.len))?;
             new.push(to, moves);
         }
     }
@@ -133,15 +133,16 @@ pub fn shift_away(
             let low = piece.offset;
             from = low + piece.len;
             let Mapping::Data { addr, .. } = piece.what else { continue };
-            let mut keep = |begin: u64, end: u64, to: u64| {
+            let mut keep = |begin: u64, end: u64, to: u64| -> Result<()> {
                 if begin < end {
-                    assert!(to < FILE_END - (end - begin), "the caller bounds the size of a file");
+                    within(path, to, end - begin)?;
                     new.push_data(to, PoolAddr(addr.0 + (begin - low)), end - begin);
                 }
+                Ok(())
             };
-            keep(low, from.min(at), low);
+            keep(low, from.min(at), low)?;
             let behind = low.max(at + remove);
-            keep(behind, from, behind - remove + insert);
+            keep(behind, from, behind - remove + insert)?;
         }
         if new.list.len() > puts_max {
             return Ok(None);
@@ -152,6 +153,15 @@ pub fn shift_away(
         extent.run().into_iter().for_each(|run| tx.share(run));
     }
     Ok(Some(Shifted { entries: new.list.len() as u64, ..Shifted::default() }))
+}
+
+/// `len` bytes from `to` on must be within what a file can have. The caller bounds its size, and nothing lies so far beyond that.
+fn within(path: &Path, to: u64, len: u64) -> Result<()> {
+    if to < FILE_END - len {
+        return Ok(());
+    }
+    let why = Corrupt { what: "extent far beyond the end of a file", at: 0 };
+    Err(EngineError::corrupt(format!("the data of family {}", path.family().0), why))
 }
 
 /// Moves the entries of `segment` from the front of `list` into `out`.

@@ -27,6 +27,8 @@ use crate::{EngineError, Transaction};
 const LOOKED_AT_RATIO: u64 = 16;
 /// Entries looked at to guess which of two versions has fewer.
 const SAMPLE_ENTRIES: u64 = 2048;
+/// A step of fewer entries than this is one that was made small.
+const STEP_ENTRIES: u64 = 128;
 
 /// Hears of a value that ceases to exist: the tree, the prefix, the value, and the transaction in which that happens, to
 /// which it may add. False: not in this one (say, because it has changed the same family of data already); the first
@@ -254,7 +256,7 @@ impl Points<'_> {
         // must be gone.
         let mut going: Vec<_> = found.iter().filter(|(version, _)| goes(version)).collect();
         going.sort_by_key(|(version, value)| (value.is_empty(), of.is_some_and(|(_, key)| **version == key)));
-        let most = going_max(self.entries_max) as usize;
+        let most = going_max(self.entries_max, STEP_ENTRIES) as usize;
         let begun = going.len() > most;
         if planted(Planted::HolesFirst) && begun {
             going.reverse();

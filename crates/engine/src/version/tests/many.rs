@@ -210,3 +210,51 @@ fn many_versions_go_in_one_sweep() {
         assert!(leaves.written < 4 * leaves_before, "{} leaves of {leaves_before}", leaves.written);
     }
 }
+
+/// Goal: a step is bounded by what it changes, not by what is stored: of one entry every second block may go. Method: a file that is
+/// written as a whole, snapshots of it after each time, and of each a clone that overwrites every second block; all of them go but
+/// the clones. Then the number of operations in the largest step.
+#[test]
+fn a_step_is_bounded_by_what_it_changes() {
+    const VERSIONS: u64 = 50;
+    const CHANGES: u64 = 60;
+    let mut world = world_with_one_file();
+    let (mut main, mut next) = (world.files[0].holder, 5000);
+    let run = |at: u64, blocks| Run { addr: PoolAddr::from_block(at), blocks };
+    for n in 0..=VERSIONS {
+        let mut tx = Transaction::new();
+        let path = Path::load(&world.maps, main).unwrap();
+        put_extents(&world.maps, &mut tx, &path, &[(0, run(next, SEGMENT_BLOCKS as u32))]).unwrap();
+        world.live.extend(next..next + SEGMENT_BLOCKS);
+        next += 300;
+        world.apply(&std::mem::take(&mut tx));
+        if n == VERSIONS {
+            break;
+        }
+        share(&world.maps, &mut tx, &mut main).unwrap();
+        world.apply(&std::mem::take(&mut tx));
+        let mut clone = main;
+        let path = branch(&world.maps, &mut tx, &mut clone, &mut || VersionId(1000 + 2 * n), false).unwrap();
+        let pieces: Vec<_> =
+            (0..SEGMENT_BLOCKS / 2).map(|at| (2 * at * BLOCK, run(next + 2 * at, 1))).collect();
+        put_extents(&world.maps, &mut tx, &path, &pieces).unwrap();
+        world.live.extend((0..SEGMENT_BLOCKS / 2).map(|at| next + 2 * at));
+        next += 300;
+        world.apply(&std::mem::take(&mut tx));
+        branch(&world.maps, &mut tx, &mut main, &mut || VersionId(1001 + 2 * n), false).unwrap();
+        world.apply(&tx);
+    }
+    let (mut memory, mut largest, mut all) = (ReaperMemory::default(), 0, 0);
+    loop {
+        let mut tx = Transaction::new();
+        let more = reap_step(&world.maps, &mut tx, FamilyId(5), CHANGES, &mut memory).unwrap().more;
+        (largest, all) = (largest.max(tx.ops().len()), all + tx.ops().len());
+        world.apply(&tx);
+        if !more {
+            break;
+        }
+    }
+    assert!(all > 10_000, "there is something to do: {all}");
+    // Lists of one place are joined as a whole, 512 entries at most.
+    assert!(largest as u64 <= 4 * CHANGES + 512, "{largest} operations in a step");
+}
