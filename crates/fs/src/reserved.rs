@@ -118,7 +118,7 @@ impl Core {
         let (wanted, purse) = self.missing_reserved();
         drop(purse);
         // It may have to wait for a checkpoint; no lock is held meanwhile.
-        let all = if wanted > 0 { self.store.reserve_again(wanted, ENTRY_BYTES)? } else { None };
+        let all = if wanted > 0 { self.store.reserve_again(wanted, wanted, ENTRY_BYTES)? } else { None };
         Ok(wanted == 0 || all.is_some_and(|all| self.add_reserved(all) == 0))
     }
 

@@ -55,11 +55,17 @@ impl Store {
         })
     }
 
-    /// As [`Store::reserve`], one entry for each block, for what had been set aside when the pool was last in use: privileged
-    /// work may have gone into the protected part then, so that it is found there again. `None`: it is not all there.
-    pub fn reserve_again(&self, data_blocks: u64, entry_bytes: u64) -> Result<Option<Reservation>> {
+    /// As [`Store::reserve`], for what had been set aside before, when the pool was last in use or for what was logged in part
+    /// meanwhile: privileged work may have gone into the protected part then, so that it is found there again. `None`: it is not all
+    /// there.
+    pub fn reserve_again(
+        &self,
+        data_blocks: u64,
+        entries: u64,
+        entry_bytes: u64,
+    ) -> Result<Option<Reservation>> {
         self.check_writable()?;
-        let all = || self.set_aside(Urgency::Privileged, data_blocks, data_blocks, entry_bytes);
+        let all = || self.set_aside(Urgency::Privileged, data_blocks, entries, entry_bytes);
         if let Some(all) = all() {
             return Ok(Some(all));
         }

@@ -247,9 +247,9 @@ fn what_was_set_aside_is_found_again() {
     let most = store.reserve_part(1 << 20, 24, true).unwrap();
     assert!(most.data_blocks() * 4096 > 40 * MIB, "{}", most.data_blocks());
     assert!(store.reserve_part(1 << 20, 24, true).unwrap().data_blocks() <= 1);
-    assert!(store.reserve_again(1 << 20, 24).unwrap().is_none());
+    assert!(store.reserve_again(1 << 20, 1 << 20, 24).unwrap().is_none());
     // The other half of what is protected.
-    assert!(store.reserve_again(300, 24).unwrap().is_some());
+    assert!(store.reserve_again(300, 300, 24).unwrap().is_some());
     drop(most);
     let ino = f.create(b"reserved");
     f.fs.fallocate(Caller::ROOT, ino, 0, 16 * MIB, Allocate::Reserve { keep_size: true }).unwrap();
