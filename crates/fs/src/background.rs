@@ -46,7 +46,10 @@ impl Background {
                         return;
                     }
                 }
+                // Nobody would do this any more, nor hear of it.
+                let panics = core.store.stop_on_panic("background work");
                 let (all_reaped, result) = core.maintain_some();
+                panics.done();
                 more = !all_reaped;
                 // What failed is tried again; whoever waits for that data gets the error himself.
                 if let Err(error) = &result

@@ -7,6 +7,7 @@
 
 use crate::codec::{Reader, Writer};
 use crate::record::inode::InodeKind;
+use crate::record::subvolume::LOCAL_INODE_BITS;
 use crate::{Corrupt, FamilyId, InodeId, VersionKey};
 
 /// Longest name, in bytes.
@@ -132,6 +133,9 @@ impl<'a> NameView<'a> {
             return r.corrupt("unknown inode kind in a directory entry");
         };
         let ino = InodeId(r.u64()?);
+        if !(1..1 << LOCAL_INODE_BITS).contains(&ino.0) {
+            return r.corrupt("inode number in a directory entry out of range");
+        }
         let len = r.remaining();
         if len == 0 || len > NAME_BYTES_MAX {
             return r.corrupt("length of a name");

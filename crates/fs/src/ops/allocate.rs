@@ -47,6 +47,11 @@ impl Core {
         }
         self.drop_capability(&state)?;
         let zeroes = !matches!(how, Allocate::Reserve { .. });
+        // Parts of blocks are zeroed in memory, and wait like what is written.
+        let waits = zeroes && !(offset.is_multiple_of(BLOCK) && end.is_multiple_of(BLOCK));
+        if waits {
+            self.require_room(&state)?;
+        }
         let mut stamped = zeroes && self.with_space(|| self.punch(caller, &state, offset, end))?;
         if how != Allocate::Punch {
             // That changes the ctime alone.
@@ -59,7 +64,7 @@ impl Core {
             let set = SetAttr::default();
             self.with_space(|| self.set_size_if(caller, ino, end, &set, |size| size < end))?;
         }
-        Ok(())
+        if waits { self.throttle(false) } else { Ok(()) }
     }
 
     /// There was nothing to do: only the times and the mode change.

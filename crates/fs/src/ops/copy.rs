@@ -52,6 +52,9 @@ impl Core {
         }
         // To the end that the source has now: a copy within one file must not follow the end that it moves.
         let len = len.min(SHARED_BYTES_MAX).min(sizes[0].saturating_sub(from_offset));
+        if len == 0 {
+            return Ok(0);
+        }
         let ends = [from_offset, to_offset].map(|offset| offset.checked_add(len));
         let [Some(from_end), Some(to_end)] = ends else { return Err(FsError::FileTooBig) };
         if from == to && from_offset < to_end && to_offset < from_end && len > 0 {

@@ -20,7 +20,7 @@ use crate::table::extents;
 use crate::{FsError, Result};
 
 /// Longest target of a symbolic link, in bytes.
-const TARGET_BYTES_MAX: usize = 4095;
+pub(super) const TARGET_BYTES_MAX: usize = 4095;
 
 /// What a new inode holds.
 #[derive(Clone, Copy)]

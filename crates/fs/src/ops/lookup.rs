@@ -1,9 +1,11 @@
 //! Finding: lookup, getattr, readlink, readdir, statfs.
 
-use varve_engine::InodeId;
+use varve_engine::{EngineError, InodeId};
+use varve_format::Corrupt;
 use varve_format::record::inode::InodeKind;
 use varve_format::record::name::NamePosition;
 
+use super::create::TARGET_BYTES_MAX;
 use crate::api::{Attr, DirEntry, NAME_BYTES_MAX, ROOT_INODE, StatFs};
 use crate::core::{Core, attr};
 use crate::table::Namespace;
@@ -97,6 +99,10 @@ impl Core {
         let inner = self.read_lock(&state)?;
         if inner.record.kind != InodeKind::Symlink {
             return Err(FsError::Invalid);
+        }
+        if inner.size > TARGET_BYTES_MAX as u64 {
+            let why = Corrupt { what: "length of a symbolic link's target", at: 0 };
+            return Err(EngineError::corrupt(format!("inode {}", ino.0), why).into());
         }
         let mut target = vec![0; inner.size as usize];
         let plan = self.plan_read(ino, &inner, 0, &mut target)?;

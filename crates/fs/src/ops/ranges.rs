@@ -213,7 +213,7 @@ impl Core {
                 // Small contents lie in the record: they are copied.
                 let copied = self.copy_bytes(caller, (from, rest.from), (to, rest.to), rest.len)?;
                 done += copied;
-                if copied == 0 {
+                if copied == 0 || (done < len && !done.is_multiple_of(BLOCK)) {
                     // The source has been cut meanwhile.
                     return Err(FsError::Invalid);
                 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use parking_lot::RwLockWriteGuard;
 use varve_engine::planted::{Planted, is};
-use varve_engine::{InodeId, Transaction};
+use varve_engine::{EngineError, InodeId, Transaction};
+use varve_format::Corrupt;
 use varve_format::record::inode::{InodeKind, InodeRecord, Time};
 use varve_format::record::orphan::OrphanState;
 
@@ -114,6 +115,10 @@ impl Core {
                 None => FsError::NotFound,
             });
         };
+        if found.ino == parent {
+            let why = Corrupt { what: "entry that leads to its own directory", at: 0 };
+            return Err(EngineError::corrupt(format!("directory {}", parent.0), why).into());
+        }
         match (found.kind == InodeKind::Directory, directory) {
             (true, false) => Err(FsError::IsDirectory),
             (false, true) => Err(FsError::NotDirectory),

@@ -55,7 +55,8 @@ impl Slot {
     }
     /// The number that users see of the inode `local` in this slot.
     pub(crate) fn full(self, local: InodeId) -> InodeId {
-        InodeId(u64::from(self.0) << LOCAL_INODE_BITS | local.0)
+        // A damaged record must not lead into another one.
+        InodeId(u64::from(self.0) << LOCAL_INODE_BITS | local.0 & LOCAL_MASK)
     }
 }
 

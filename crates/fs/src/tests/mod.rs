@@ -27,6 +27,7 @@ mod edges;
 mod flags;
 mod forks;
 mod frozen;
+mod hostile;
 mod keyframes;
 mod map;
 mod nameless;

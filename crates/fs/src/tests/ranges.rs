@@ -1,5 +1,7 @@
 //! Ranges that files share: whole blocks of one become a part of another.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use varve_engine::TreeId;
 use varve_format::record::shares::SharedRun;
 use varve_sim::Rng;
@@ -402,4 +404,61 @@ fn shared_data_moves() {
     assert!(f.read_all(file) == collapsed);
     assert_eq!(f.shared(), (0, 0));
     f.check();
+}
+
+// Goal: a source that is cut and grows again while a range of it is cloned is told to whoever clones, or cloned as it was at some time.
+// Method: a thread that cuts it in the middle of a block and writes it again, beside clones.
+#[test]
+fn a_source_that_is_cut_and_grows_again() {
+    let f = Fixture::new(64 * MIB);
+    let (source, target) = (f.create(b"source"), f.create(b"target"));
+    let data = pattern(1, 12_288);
+    f.write(source, 0, &data);
+    f.fs.fsync(source).unwrap();
+    let done = AtomicBool::new(false);
+    let (mut cloned, mut refusals) = (0, 0);
+    std::thread::scope(|scope| {
+        let (f, done, data) = (&f, &done, &data);
+        scope.spawn(move || {
+            while !done.load(Ordering::SeqCst) {
+                f.truncate(source, 5000);
+                f.write(source, 0, data);
+                f.fs.fsync(source).unwrap();
+            }
+        });
+        let cloner = scope.spawn(move || {
+            let (mut cloned, mut refusals) = (0, 0);
+            for _ in 0..3_000 {
+                f.truncate(target, 0);
+                match f.fs.clone_range(Caller::ROOT, (source, 0), (target, 0), 12_288) {
+                    Ok(()) => cloned += 1,
+                    Err(error) => {
+                        assert_eq!(error.errno(), 22, "{error}");
+                        refusals += 1;
+                    }
+                }
+            }
+            (cloned, refusals)
+        });
+        let result = cloner.join();
+        done.store(true, Ordering::SeqCst);
+        (cloned, refusals) = result.unwrap();
+    });
+    assert!(cloned > 0 && refusals > 0, "{cloned} cloned, {refusals} refused");
+    f.check();
+}
+
+// Goal: a copy from beyond all that a file can have copies nothing. Method: offsets up to the last there is.
+#[test]
+fn a_copy_from_far_beyond_the_end_is_empty() {
+    let f = Fixture::new(64 * MIB);
+    let (source, target) = (f.create(b"source"), f.create(b"target"));
+    f.write(source, 0, &pattern(1, 12_288));
+    f.write(target, 0, &pattern(2, 12_288));
+    for from in [12_288, 1 << 62, u64::MAX - 4095, u64::MAX] {
+        for to in [0, 4095, 12_288] {
+            assert_eq!(f.fs.copy_range(Caller::ROOT, (source, from), (target, to), 4096).unwrap(), 0);
+        }
+    }
+    assert!(f.read_all(target) == pattern(2, 12_288));
 }

@@ -447,3 +447,101 @@ fn a_refused_link_gives_its_block_back() {
     assert_eq!(f.fs.readlink(link).unwrap(), target);
     f.check();
 }
+
+// Goal: a cut beside a snapshot keeps the file from nothing on a full pool: what was logged cut is logged once more, as the snapshot
+// shows it. Method: a file is logged as a cut does it, then a snapshot comes before the cut, and others take all the space there is;
+// the cut, a sync, and deleting all of it; or the same without the cut, or with another one in the same page, less or more.
+#[test]
+fn a_cut_beside_a_snapshot_on_a_full_pool() {
+    for then in [Some(9000), None, Some(8500), Some(10_000)] {
+        let f = Fixture::new(64 * MIB);
+        let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+        let ino = f.fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
+        let data = pattern(1, 12_288);
+        f.write(ino, 0, &data);
+        let core = f.fs.core();
+        let turn = core.write_back_in_turn(core.state(ino).turn(), 9000, Ride::Allowed).unwrap();
+        let snapshot = f.fs.snapshot(sub, ROOT, b"snap", true, false).unwrap();
+        drop(turn);
+        let mut taken = Vec::new();
+        for blocks in [1024, 64, 1] {
+            while let Ok(reservation) = core.store.reserve(blocks, 0, 0) {
+                taken.push(reservation);
+            }
+        }
+        if let Some(size) = then {
+            f.truncate(ino, size);
+        }
+        f.fs.fsync(ino).unwrap();
+        f.fs.sync().unwrap();
+        assert!(f.read_all(ino) == data[..then.unwrap_or(12_288) as usize]);
+        assert!(f.read_all(f.fs.lookup(snapshot, b"file").unwrap().ino) == data);
+        f.check();
+        f.fs.unlink(sub, b"file").unwrap();
+        f.fs.delete_subvolume(ROOT, b"snap").unwrap();
+        f.fs.delete_subvolume(ROOT, b"sub").unwrap();
+        drop(taken);
+        f.fs.sync().unwrap();
+        f.check();
+    }
+}
+
+// Goal: the same without a snapshot: a page that was logged cut and is then cut elsewhere has what it needs, and no more is set aside
+// than is dirty. Method: cuts in the same page to less and to more, on a full pool; what is read, now and after a kill.
+#[test]
+fn a_page_that_was_logged_cut_is_cut_elsewhere() {
+    for size in [8193, 8500, 9000, 9001, 12_000] {
+        let mut f = Fixture::new(64 * MIB);
+        let ino = f.create(b"file");
+        let data = pattern(1, 12_288);
+        f.write(ino, 0, &data);
+        let core = f.fs.core();
+        drop(core.write_back_in_turn(core.state(ino).turn(), 9000, Ride::Allowed).unwrap());
+        let mut taken = Vec::new();
+        for blocks in [1024, 64, 1] {
+            while let Ok(reservation) = core.store.reserve(blocks, 0, 0) {
+                taken.push(reservation);
+            }
+        }
+        f.truncate(ino, size);
+        {
+            let state = core.state(ino);
+            let inner = state.inner.read();
+            let pages = &inner.pages;
+            let set_aside = pages.reservation.as_ref().map_or(0, |all| all.data_blocks());
+            assert_eq!(pages.dirty, set_aside, "cut to {size}");
+        }
+        f.fs.fsync(ino).unwrap();
+        drop(taken);
+        // Growing shows nothing of what was behind the cut.
+        f.truncate(ino, 12_288);
+        let mut wanted = data[..size as usize].to_vec();
+        wanted.resize(12_288, 0);
+        assert!(f.read_all(ino) == wanted, "cut to {size}");
+        f.fs.sync().unwrap();
+        f.kill();
+        assert!(f.read_all(ino) == wanted, "cut to {size}, after a kill");
+        f.check();
+    }
+}
+
+// Goal: what zeroes parts of blocks waits within the bound of dirty data like what is written. Method: a small hole in each block of
+// 64 MiB, with a bound of 2; and in a file that cannot be written back.
+#[test]
+fn small_holes_keep_to_the_bound_of_dirty_data() {
+    let f = Fixture::with(256 * MIB, HASH_KIND_SIPHASH13, 2 * MIB);
+    let ino = f.create(b"a");
+    for at in 0..64 {
+        f.write(ino, at * MIB, &pattern(1, MIB as usize));
+    }
+    f.fs.sync().unwrap();
+    let punch = |block: u64| f.fs.fallocate(Caller::ROOT, ino, block * 4096 + 1, 100, Allocate::Punch);
+    let mut most = 0;
+    for block in 0..64 * 256 {
+        punch(block).unwrap();
+        most = most.max(f.fs.core().dirty.bytes());
+    }
+    assert!((MIB..=2 * MIB + 4096).contains(&most), "{most}");
+    f.fs.sync().unwrap();
+    f.check();
+}

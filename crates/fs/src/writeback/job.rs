@@ -128,16 +128,6 @@ impl Core {
         // Small files first: whoever waits for one of them does not wait for the large ones.
         jobs.sort_by_key(|job| job.pages.len());
         let Some(first) = jobs.first() else { return Ok(()) };
-        // What an earlier failure has left may be less than the pages need.
-        let missing =
-            (*pages as u64).saturating_sub(reservation.as_ref().map_or(0, Reservation::data_blocks));
-        if missing > 0 {
-            let more = super::reserve(&self.store, missing, true)?;
-            match &mut *reservation {
-                Some(all) => self.store.merge(all, more),
-                none => *none = Some(more),
-            }
-        }
         let Some(reservation) = reservation.as_mut() else { return Ok(()) };
         let ride = ride == Ride::Allowed && *pages as u64 <= RIDING_PAGES_MAX;
         let mut source = Source { near: first.near, left: *pages, job: 0, page: 0, ride };
@@ -348,7 +338,7 @@ impl Core {
         debug_assert!(size == record.size || record.flags & INODE_FLAG_STALE_TAIL == 0);
         record.inline = None;
         record.size = size;
-        record.change += 1;
+        record.change = record.change.wrapping_add(1);
         let replaced = self.put_data(change, &mut tx, &mut record, &extents_put)?;
         self.put_record(change, &mut tx, ino, inner, &mut record)?;
         tx.privileged();

@@ -213,8 +213,10 @@ impl Core {
 
     /// Writes back what has waited long enough.
     pub(crate) fn write_back_old(&self) -> Result<()> {
-        let until = self.now().seconds - AGE_SECONDS;
-        let files = self.dirty.oldest(usize::MAX, |file| file.since.seconds <= until);
+        let now = self.now().seconds;
+        // What will only be dirty in the time to come was so before the clock was set back.
+        let waits = now.saturating_sub(AGE_SECONDS) + 1..=now;
+        let files = self.dirty.oldest(usize::MAX, |file| !waits.contains(&file.since.seconds));
         self.write_back_files(files)
     }
 

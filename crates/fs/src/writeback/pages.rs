@@ -187,12 +187,12 @@ impl DirtyPages {
         (dropped.len() as u64, dropped.values().filter(|page| page.has_space()).count() as u64)
     }
 
-    /// The file ends at `size` from now on: zeroes what lies beyond it in its page. True if the page is logged like
-    /// that already, and has left memory.
+    /// The file ends at `size` from now on: zeroes what lies beyond it in its page. True if the page is logged so far already, or
+    /// farther (the cut marks what lies behind it), and has left memory.
     pub(crate) fn cut_tail(&mut self, size: u64) -> bool {
         let (index, at) = (size / BLOCK_BYTES as u64, (size % BLOCK_BYTES as u64) as usize);
         let Some(page) = self.map.get_mut(index).filter(|_| at != 0) else { return false };
-        if page.logged_to == Some(size) && page.job == 0 && page.dirty {
+        if page.logged_to.is_some_and(|to| to >= size) && page.job == 0 && page.dirty {
             self.map.remove(index);
             self.dirty -= 1;
             return true;

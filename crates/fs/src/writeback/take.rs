@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use varve_engine::{BLOCK_BYTES, Transaction};
+use varve_engine::{BLOCK_BYTES, EngineError, Reservation, Transaction};
 use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
 
 use super::job::{FileJob, Group};
@@ -39,6 +39,7 @@ impl Core {
             return Ok(Some(turn));
         }
         let end = size.div_ceil(BLOCK_BYTES as u64);
+        self.make_up(inner, size, end)?;
         let id = self.next_job.fetch_add(1, Ordering::Relaxed) + 1;
         let mut pages = Vec::with_capacity(inner.pages.dirty as usize);
         let mut taken = 0;
@@ -74,6 +75,32 @@ impl Core {
             reservation,
         );
         Ok(None)
+    }
+
+    /// Sets aside what is missing of the space for the dirty pages in front of page `end`, when the file is to be taken up to
+    /// `size`. A page that was logged cut has used its own; if the cut has not come, because a snapshot came before it or it was
+    /// refused, the page is logged once more. It was accepted, and what it replaces becomes free: so there is room for it on a full
+    /// pool, too, where the file could not even be deleted otherwise if a snapshot waits for it.
+    fn make_up(&self, inner: &mut Inner, size: u64, end: u64) -> Result<()> {
+        let pages = &inner.pages;
+        let wanted = if size < inner.size {
+            let here = pages.map.range(..end).filter(|(_, page)| page.dirty).count();
+            here + pages.map.range(end..).filter(|(_, page)| page.has_space()).count()
+        } else {
+            pages.dirty as usize
+        };
+        let missing =
+            (wanted as u64).saturating_sub(pages.reservation.as_ref().map_or(0, Reservation::data_blocks));
+        if missing > 0 {
+            let entries = super::entries(missing, true);
+            let more = self.store.reserve_again(missing, entries, super::ENTRY_BYTES)?;
+            let more = more.ok_or(EngineError::NoSpace)?;
+            match &mut inner.pages.reservation {
+                Some(mine) => self.store.merge(mine, more),
+                none => *none = Some(more),
+            }
+        }
+        Ok(())
     }
 
     /// Takes a file out of the list if no page of it waits to be logged, in flight or not.
@@ -137,7 +164,7 @@ impl Core {
         record.inline = Some(contents);
         record.size = size;
         record.flags &= !INODE_FLAG_STALE_TAIL;
-        record.change += 1;
+        record.change = record.change.wrapping_add(1);
         let mut tx = Transaction::new();
         self.put_record(change, &mut tx, state.ino, inner, &mut record)?;
         tx.privileged();

@@ -112,7 +112,7 @@ fn use_all(fs: &Filesystem) {
         match kind {
             FileKind::File => use_file(fs, *ino),
             FileKind::Directory => use_directory(fs, *ino),
-            _ => {}
+            _ => drop(fs.readlink(*ino)),
         }
         let _ = fs.link(*ino, ROOT, b"linked");
         let _ = fs.unlink(ROOT, b"linked");

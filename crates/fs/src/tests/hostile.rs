@@ -1,0 +1,177 @@
+//! Records that lead where they must not, and clocks and background work that do what they should not.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use varve_engine::{Transaction, TreeId};
+use varve_format::record::inode::InodeRecord;
+use varve_format::record::name::NameRecord;
+
+use super::*;
+use crate::subvolume::local;
+
+/// Longer than anything here takes; whoever has not ended by then hangs.
+const LONG: Duration = Duration::from_secs(120);
+/// Between two looks.
+const SHORT: Duration = Duration::from_millis(20);
+
+/// Changes each value of a tree for which `change` has another.
+fn forge(fs: &Filesystem, tree: TreeId, change: impl Fn(&[u8]) -> Option<Vec<u8>>) {
+    let mut tx = Transaction::new();
+    let mut each = |key: &[u8], value: &[u8]| {
+        if let Some(other) = change(value) {
+            tx.put(tree, key, &other);
+        }
+        true
+    };
+    fs.core().store.view().scan(tree, &[], &mut each).unwrap();
+    assert!(!tx.is_empty());
+    fs.core().apply(tx).unwrap();
+}
+
+/// Makes every entry `wanted` lead to `ino`.
+fn lead(fs: &Filesystem, wanted: &[u8], ino: InodeId) {
+    forge(fs, TreeId::NAMES, |value| match NameRecord::decode(value) {
+        Ok(NameRecord::Entry { kind, name, chained, .. }) if name == wanted => {
+            Some(NameRecord::Entry { kind, ino, name, chained }.encode())
+        }
+        _ => None,
+    });
+}
+
+// Goal: an entry of a directory that leads to the directory itself is damage, and keeps nobody waiting. Method: every verb that takes
+// a name away or gives it, each with a limit of time.
+#[test]
+fn an_entry_that_leads_to_its_own_directory() {
+    for kind in [FileKind::Directory, FileKind::File] {
+        let f = Fixture::new(64 * MIB);
+        let dir = f.mkdir(ROOT, b"dir");
+        if kind == FileKind::Directory {
+            f.mkdir(dir, b"inside");
+        } else {
+            f.fs.create(Caller::ROOT, dir, b"inside", 0o644).unwrap();
+        }
+        f.create(b"other");
+        f.fs.sync().unwrap();
+        lead(&f.fs, b"inside", local(dir));
+        let (told, tell) = mpsc::channel();
+        std::thread::spawn(move || {
+            let fs = &f.fs;
+            told.send(fs.rmdir(dir, b"inside").is_err()).unwrap();
+            told.send(fs.unlink(dir, b"inside").is_err()).unwrap();
+            // As of anything that is there once more, a move makes nothing worse.
+            drop(fs.rename(dir, b"inside", ROOT, b"moved", RenameMode::Replace));
+            drop(fs.rename(ROOT, b"other", dir, b"inside", RenameMode::Replace));
+            told.send(true).unwrap();
+        });
+        for _ in 0..3 {
+            assert!(tell.recv_timeout(LONG).expect("it ends"));
+        }
+    }
+}
+
+// Goal: an entry cannot lead into another subvolume. Method: a file of a read-only snapshot, named with its slot by an entry of the
+// source; looking at it, reading, writing and removing.
+#[test]
+fn an_entry_leads_into_no_other_subvolume() {
+    let f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let kept = f.fs.create(Caller::ROOT, sub, b"kept", 0o644).unwrap().ino;
+    f.write(kept, 0, &pattern(1, 20_000));
+    f.fs.create(Caller::ROOT, sub, b"forged", 0o644).unwrap();
+    let snapshot = f.fs.snapshot(sub, ROOT, b"snapshot", true, true).unwrap();
+    let shown = f.fs.lookup(snapshot, b"kept").unwrap().ino;
+    assert!(shown.0 > u64::from(u32::MAX), "the number names the slot");
+    f.fs.create(Caller::ROOT, sub, b"forged as well", 0o644).unwrap();
+    lead(&f.fs, b"forged as well", shown);
+    refused(f.fs.lookup(sub, b"forged as well"), 5);
+    refused(f.fs.unlink(sub, b"forged as well"), 5);
+    assert_eq!(f.read_all(shown), pattern(1, 20_000));
+    assert_eq!(f.read_all(kept), pattern(1, 20_000));
+}
+
+// Goal: the target of a link takes no more memory than one can have. Method: its record says 2^62 bytes, and one more than there can be.
+#[test]
+fn a_target_of_any_length_is_refused() {
+    for size in [4096, 1 << 62] {
+        let mut f = Fixture::new(64 * MIB);
+        let link = f.fs.symlink(Caller::ROOT, ROOT, b"link", b"target").unwrap().ino;
+        f.fs.sync().unwrap();
+        forge(&f.fs, TreeId::INODES, |value| {
+            let record = InodeRecord::decode(value).ok()?;
+            let is_link = record.kind == FileKind::Symlink;
+            is_link.then(|| InodeRecord { size, ..record }.encode())
+        });
+        f.reopen();
+        refused(f.fs.readlink(link), 5);
+    }
+}
+
+/// A clock that is set.
+struct Set(AtomicI64);
+
+impl Clock for Set {
+    fn now(&self) -> Timestamp {
+        Timestamp { seconds: self.0.load(Ordering::SeqCst), nanoseconds: 0 }
+    }
+}
+
+fn open_with(f: &Fixture, clock: Arc<dyn Clock>, background: bool) -> Filesystem {
+    f.fs.close().unwrap();
+    let options = OpenOptions {
+        store: StoreOptions { background, ..StoreOptions::default() },
+        dirty_bytes_max: 8 * MIB,
+        clock,
+        on_data_logged: None,
+    };
+    Filesystem::open(vec![f.device.clone()], options).unwrap().0
+}
+
+// Goal: data is written back when it has waited, also if the clock is set back meanwhile. Method: a file that becomes dirty an hour
+// before another, by the clock, and after it in truth; a minute later both are logged. Without a step neither is at once.
+#[test]
+fn a_clock_that_is_set_back_keeps_nothing_waiting() {
+    for step in [0, 3600] {
+        let f = Fixture::new(64 * MIB);
+        let (a, b) = (f.create(b"a"), f.create(b"b"));
+        let clock = Arc::new(Set(AtomicI64::new(1_700_000_000)));
+        let fs = open_with(&f, clock.clone(), false);
+        fs.write(Caller::ROOT, a, 0, &[1; 4096]).unwrap();
+        fs.maintain().unwrap();
+        assert_eq!(fs.core().dirty.bytes(), 4096, "it may wait for some seconds");
+        clock.0.fetch_sub(step, Ordering::SeqCst);
+        fs.write(Caller::ROOT, b, 0, &[1; 4096]).unwrap();
+        clock.0.fetch_add(60, Ordering::SeqCst);
+        fs.maintain().unwrap();
+        assert_eq!(fs.core().dirty.bytes(), 0);
+    }
+}
+
+/// A clock that panics once in the thread that does the background work.
+struct Panics(AtomicBool);
+
+impl Clock for Panics {
+    fn now(&self) -> Timestamp {
+        let here = std::thread::current().name() == Some("varve-background");
+        assert!(!here || self.0.swap(true, Ordering::SeqCst), "planted");
+        Timestamp { seconds: 1_700_000_000, nanoseconds: 0 }
+    }
+}
+
+// Goal: when the thread of the background ends by a panic, the pool says so and takes nothing more. Method: its clock panics.
+#[test]
+fn a_panic_in_the_background_stops_the_pool() {
+    let f = Fixture::new(64 * MIB);
+    let a = f.create(b"a");
+    let fs = open_with(&f, Arc::new(Panics(AtomicBool::new(false))), true);
+    fs.write(Caller::ROOT, a, 0, &[1; 4096]).unwrap();
+    let (_never, tell) = mpsc::channel::<()>();
+    let told = (0..LONG.as_millis() / SHORT.as_millis()).any(|_| {
+        let _ = tell.recv_timeout(SHORT);
+        fs.stopped().is_some()
+    });
+    assert!(told, "nobody says so");
+    refused(fs.write(Caller::ROOT, a, 0, &[1; 4096]).and(fs.fsync(a)), 5);
+    assert!(fs.close().is_err());
+}
