@@ -428,7 +428,7 @@ fn a_source_that_is_cut_and_grows_again() {
         });
         let cloner = scope.spawn(move || {
             let (mut cloned, mut refusals) = (0, 0);
-            for _ in 0..3_000 {
+            for _ in 0..120_000 {
                 f.truncate(target, 0);
                 match f.fs.clone_range(Caller::ROOT, (source, 0), (target, 0), 12_288) {
                     Ok(()) => cloned += 1,
