@@ -12,6 +12,7 @@ use varve_sim::SimClock;
 use crate::api::*;
 use crate::{DataSums, ExtentSums, Filesystem, FsError};
 
+mod accepted;
 mod access;
 mod allocate;
 mod check;

@@ -137,11 +137,17 @@ impl Core {
         self.dirty.pages_removed(pages);
         if inner.pages.dirty == 0 {
             inner.pages.reservation = None;
-        } else if let Some(reservation) = &mut inner.pages.reservation {
-            let entries = with_space * super::ENTRIES_PER_PAGE;
-            self.store.hand_back(reservation, with_space, entries, super::ENTRY_BYTES);
+        } else {
+            self.give_up(inner, with_space);
         }
         self.unlist(inner);
+    }
+
+    /// So many pages have no space any more.
+    fn give_up(&self, inner: &mut Inner, pages: u64) {
+        if let Some(reservation) = &mut inner.pages.reservation {
+            self.store.hand_back(reservation, pages, pages * super::ENTRIES_PER_PAGE, super::ENTRY_BYTES);
+        }
     }
 
     /// Logs a file whose contents fit into its record.
@@ -176,7 +182,10 @@ impl Core {
             inner.pages.dirty -= 1;
             self.dirty.pages_removed(1);
         } else if let Some(page) = inner.pages.map.get_mut(0) {
+            // No block was used, but it has none from now on, as if one had been.
+            let had_space = u64::from(page.has_space());
             page.logged_to = Some(size);
+            self.give_up(inner, had_space);
         }
         if inner.pages.dirty == 0 {
             inner.pending = Pending::default();
