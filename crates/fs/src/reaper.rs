@@ -12,6 +12,7 @@ mod pace;
 mod tasks;
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::lock_api::ArcMutexGuard;
 use parking_lot::{Condvar, Mutex, MutexGuard, RawMutex};
@@ -73,6 +74,8 @@ pub(crate) struct ReapQueue {
     hurry: Condvar,
     /// What steps leave for the next ones: bounded, and nothing depends on it but time.
     memory: Mutex<ReaperMemory>,
+    /// A step for names was too large for the space there is, or the log: others are small until one task has ended.
+    cramped: AtomicBool,
 }
 
 /// While it lives, the reaper takes no rest.
@@ -345,9 +348,9 @@ impl Core {
     /// False: there is more to do, and others have their turn.
     fn reap_names(&self, family: FamilyId, pace: &Pace) -> Result<bool> {
         let gate = self.subvolumes.gate(family);
-        let mut cramped = false;
         while !pace.is_over() {
             let mut applied = None;
+            let cramped = self.reap.cramped.load(Ordering::Relaxed);
             let (more, dead) = {
                 let mut shown = gate.write();
                 let _counting = self.counting()?;
@@ -391,7 +394,7 @@ impl Core {
                             if cramped || !is_too_large(&error) {
                                 return Err(error);
                             }
-                            cramped = true;
+                            self.reap.cramped.store(true, Ordering::Relaxed);
                             continue;
                         }
                     }
@@ -422,6 +425,7 @@ impl Core {
                 return Err(error);
             }
             if !more {
+                self.reap.cramped.store(false, Ordering::Relaxed);
                 return Ok(true);
             }
         }

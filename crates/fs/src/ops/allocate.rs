@@ -40,7 +40,11 @@ impl Core {
         self.permit(ino, if reserve { Touch::Mildly } else { Touch::Otherwise })?;
         let state = self.state(ino);
         state.wait_while_still();
-        require_file(&*self.read_lock(&state)?)?;
+        let size = {
+            let inner = self.read_lock(&state)?;
+            require_file(&inner)?;
+            inner.size
+        };
         let end = offset.checked_add(len).filter(|end| *end <= FILE_BYTES_MAX).ok_or(FsError::FileTooBig)?;
         if len == 0 {
             return Err(FsError::Invalid);
@@ -48,8 +52,10 @@ impl Core {
         self.drop_capability(&state)?;
         let zeroes = !matches!(how, Allocate::Reserve { .. });
         // Parts of blocks are zeroed in memory, and wait like what is written.
-        let waits = zeroes && !(offset.is_multiple_of(BLOCK) && end.is_multiple_of(BLOCK));
-        if waits {
+        let part = |at: u64| !at.is_multiple_of(BLOCK) && at < size;
+        let waits = zeroes && (part(offset) || part(end));
+        // What gives space back is not kept waiting for it.
+        if waits && end / BLOCK <= offset.div_ceil(BLOCK) {
             self.require_room(&state)?;
         }
         let mut stamped = zeroes && self.with_space(|| self.punch(caller, &state, offset, end))?;

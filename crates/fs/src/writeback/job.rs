@@ -128,7 +128,7 @@ impl Core {
         // Small files first: whoever waits for one of them does not wait for the large ones.
         jobs.sort_by_key(|job| job.pages.len());
         let Some(first) = jobs.first() else { return Ok(()) };
-        let Some(reservation) = reservation.as_mut() else { return Ok(()) };
+        let reservation = reservation.as_mut().expect("pages that are taken have their space");
         let ride = ride == Ride::Allowed && *pages as u64 <= RIDING_PAGES_MAX;
         let mut source = Source { near: first.near, left: *pages, job: 0, page: 0, ride };
         if *pages > PIECE_PAGES_MAX && self.background {

@@ -95,7 +95,7 @@ pub(crate) struct Page {
 
 impl Page {
     /// Whether space is set aside for it. That of a page which is logged cut has been used for that: it stays dirty until the cut
-    /// comes, and needs space again if it is written to before.
+    /// comes, and needs space again if it is written to or taken before.
     pub fn has_space(&self) -> bool {
         self.dirty && self.logged_to.is_none()
     }

@@ -203,7 +203,6 @@ impl Core {
     pub(crate) fn finish(&self, group: Group, result: Result<()>) -> Result<Vec<Turn>> {
         let (jobs, mut reservation) = group.into_parts();
         let mut turns = Vec::with_capacity(jobs.len());
-        let alone = jobs.len() == 1;
         for job in jobs {
             if result.is_err() || job.partial {
                 let mut inner = job.state.inner.write();
@@ -215,19 +214,18 @@ impl Core {
                 }
                 inner.pages.dirty += again;
                 if inner.pages.dirty > 0 {
-                    // Of a file that was taken in part (it is alone then) this is the space of the rest.
-                    let space = match &mut reservation {
-                        Some(all) if !alone && again > 0 => {
-                            let entries = super::entries(again, true);
-                            Some(self.store.split(all, again, entries, super::ENTRY_BYTES))
+                    // What was overwritten in flight has got a block of its own meanwhile.
+                    let with_space =
+                        inner.pages.map.range(..).filter(|(_, page)| page.has_space()).count() as u64;
+                    let mine = inner.pages.reservation.as_ref().map_or(0, Reservation::data_blocks);
+                    let missing = with_space.saturating_sub(mine);
+                    if let Some(all) = reservation.as_mut().filter(|_| missing > 0) {
+                        let entries = super::entries(missing, true);
+                        let space = self.store.split(all, missing, entries, super::ENTRY_BYTES);
+                        match &mut inner.pages.reservation {
+                            Some(mine) => self.store.merge(mine, space),
+                            none => *none = Some(space),
                         }
-                        Some(_) if !alone => None,
-                        all => all.take(),
-                    };
-                    match (&mut inner.pages.reservation, space) {
-                        (Some(mine), Some(all)) => self.store.merge(mine, all),
-                        (mine @ None, all) => *mine = all,
-                        (Some(_), None) => {}
                     }
                     self.enlist(&job.state, &mut inner);
                 }
