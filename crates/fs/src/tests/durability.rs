@@ -344,13 +344,15 @@ fn strangers_write_past_a_bad_file() {
     f.check();
 }
 
-// Goal: however many files cannot be written back, what is dirty is bounded, and who writes more hears of it. Method: sixty files whose
-// extents cannot be read, 64 KiB written to each; the bound is a MiB.
+// Goal: however many files cannot be written back, what is dirty is bounded, and who writes more hears of it, but not who gives space
+// back. Method: sixty files whose extents cannot be read, 64 KiB written to each; the bound is a MiB. Then another is zeroed in part,
+// punched as a whole, cut and removed.
 #[test]
 fn many_bad_files_are_bounded() {
     let f = Fixture::with(128 * MIB, HASH_KIND_SIPHASH13, MIB);
     let files: Vec<InodeId> = (0..60).map(|n| f.create(format!("file {n}").as_bytes())).collect();
-    for ino in &files {
+    let good = f.create(b"good");
+    for ino in files.iter().chain([&good]) {
         f.write(*ino, 0, &pattern(9, 53_248));
     }
     f.fs.sync().unwrap();
@@ -359,6 +361,12 @@ fn many_bad_files_are_bounded() {
         files.iter().filter(|ino| f.fs.write(Caller::ROOT, **ino, 0, &pattern(8, 65_536)).is_ok()).count();
     let dirty = f.fs.core().dirty.bytes();
     assert!(written < 40 && dirty <= 2 * MIB + 65_536, "{written} files with {dirty} bytes in all");
+    let punch = |from, len| f.fs.fallocate(Caller::ROOT, good, from, len, Allocate::Punch);
+    refused(punch(1, 100), 5);
+    punch(1, 53_247).unwrap();
+    punch(0, 53_247).unwrap();
+    f.truncate(good, 1);
+    f.fs.unlink(ROOT, b"good").unwrap();
     extents.iter().for_each(|entries| reaping::mend(&f.fs, TreeId::EXTENTS, entries));
     f.fs.sync().unwrap();
     f.write(files[59], 0, b"as before");
