@@ -11,17 +11,6 @@ const STEPS: u64 = 60;
 /// Workloads, each in a pool of its own; `VARVE_ACCEPTED_SEEDS` sets another.
 const SEEDS: u64 = 600;
 
-/// All space that an ordinary request may take.
-fn take_all(f: &Fixture) -> Vec<Reservation> {
-    let (store, mut taken) = (&f.fs.core().store, Vec::new());
-    for blocks in [1024, 64, 8, 1] {
-        while let Ok(all) = store.reserve(blocks, 0, 0) {
-            taken.push(all);
-        }
-    }
-    taken
-}
-
 /// Each page that waits has its block, and no file has more.
 fn look(f: &Fixture, inodes: &[InodeId], what: &str) {
     for ino in inodes {
@@ -134,13 +123,13 @@ fn what_was_accepted_has_its_block() {
                 }
                 11 => {
                     situations[3] += u32::from(taken.is_empty());
-                    taken = if taken.is_empty() { take_all(&f) } else { Vec::new() };
+                    taken = if taken.is_empty() { f.take_all() } else { Vec::new() };
                 }
                 _ => f.fs.fsync(ino).unwrap(),
             }
             look(&f, &inodes, &format!("seed {seed}, step {step}, {what}"));
         }
-        taken.extend(take_all(&f));
+        taken.extend(f.take_all());
         for (ino, data) in inodes.iter().zip(&contents) {
             f.fs.fsync(*ino).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             assert!(f.read_all(*ino) == *data, "seed {seed}: inode {}", ino.0);

@@ -249,12 +249,7 @@ fn space_is_found_past_a_bad_file() {
     let (f, ..) = with_a_bad_file();
     delete_later(&f, 1, MIB);
     let store = &f.fs.core().store;
-    let mut taken = Vec::new();
-    for blocks in [1024, 64, 1] {
-        while let Ok(reservation) = store.reserve(blocks, 0, 0) {
-            taken.push(reservation);
-        }
-    }
+    let mut taken = f.take_all();
     assert_eq!(f.fs.reap_backlog(), 1);
     let ino = f.create(b"new");
     f.write(ino, 0, &pattern(1, 100_000));
@@ -468,13 +463,7 @@ fn verbs_that_hold_a_turn_end_on_a_full_pool() {
             f.fs.sync().unwrap();
             f.truncate(ino, 90_001);
             f.fs.checkpoint().unwrap();
-            let store = f.fs.core().store.clone();
-            let mut taken = Vec::new();
-            for blocks in [1024, 64, 1] {
-                while let Ok(reservation) = store.reserve(blocks, 0, 0) {
-                    taken.push(reservation);
-                }
-            }
+            let mut taken = f.take_all();
             // Room for one dirty page of a clean file, and a little more.
             for _ in 0..5 + left {
                 taken.pop();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use varve_device::{AlignedBuf, Device, DeviceError, Discarded, MemoryDevice, Request, StatsSnapshot};
-use varve_engine::{FormatOptions, InodeId, Profile, StoreOptions};
+use varve_engine::{FormatOptions, InodeId, Profile, Reservation, StoreOptions};
 use varve_format::record::subvolume::HASH_KIND_SIPHASH13;
 use varve_sim::SimClock;
 
@@ -172,6 +172,17 @@ impl Fixture {
     /// alone: the check knows nothing of it.
     pub(super) fn unused_bytes(&self) -> u64 {
         self.fs.trim(0..u64::MAX, 0, &mut |_| true).unwrap().discarded_bytes
+    }
+
+    /// All space that an ordinary request may take, as long as what is given lives.
+    pub(super) fn take_all(&self) -> Vec<Reservation> {
+        let (store, mut taken) = (&self.fs.core().store, Vec::new());
+        for blocks in [1024, 64, 1] {
+            while let Ok(reservation) = store.reserve(blocks, 0, 0) {
+                taken.push(reservation);
+            }
+        }
+        taken
     }
 
     pub(super) fn create(&self, name: &[u8]) -> InodeId {

@@ -413,12 +413,7 @@ fn a_page_that_is_logged_cut_has_space_when_written_to() {
         if !in_flight {
             write();
         }
-        let mut taken = Vec::new();
-        for blocks in [1024, 64, 1] {
-            while let Ok(reservation) = core.store.reserve(blocks, 0, 0) {
-                taken.push(reservation);
-            }
-        }
+        let taken = f.take_all();
         f.fs.flush_file(ino).unwrap();
         assert!(f.read_all(ino) == data && core.dirty.bytes() == 0);
         drop(taken);
@@ -463,12 +458,7 @@ fn a_cut_beside_a_snapshot_on_a_full_pool() {
         let turn = core.write_back_in_turn(core.state(ino).turn(), 9000, Ride::Allowed).unwrap();
         let snapshot = f.fs.snapshot(sub, ROOT, b"snap", true, false).unwrap();
         drop(turn);
-        let mut taken = Vec::new();
-        for blocks in [1024, 64, 1] {
-            while let Ok(reservation) = core.store.reserve(blocks, 0, 0) {
-                taken.push(reservation);
-            }
-        }
+        let taken = f.take_all();
         if let Some(size) = then {
             f.truncate(ino, size);
         }
@@ -497,12 +487,7 @@ fn a_page_that_was_logged_cut_is_cut_elsewhere() {
         f.write(ino, 0, &data);
         let core = f.fs.core();
         drop(core.write_back_in_turn(core.state(ino).turn(), 9000, Ride::Allowed).unwrap());
-        let mut taken = Vec::new();
-        for blocks in [1024, 64, 1] {
-            while let Ok(reservation) = core.store.reserve(blocks, 0, 0) {
-                taken.push(reservation);
-            }
-        }
+        let taken = f.take_all();
         f.truncate(ino, size);
         {
             let state = core.state(ino);
