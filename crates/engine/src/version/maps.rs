@@ -8,6 +8,7 @@ use varve_format::{FamilyId, TreeId, VersionId};
 
 use super::{Keyframes, Read, Result, Trunks};
 use crate::numbers::split_mix;
+use crate::transaction::Op;
 use crate::{Lsn, Transaction};
 
 /// So many entries in a segment are too many.
@@ -52,6 +53,23 @@ impl Maps {
         self.known.position += 1;
         self.known.trunks.note(tx.ops(), Lsn(self.known.position));
         self.known.keyframes.note(tx.ops());
+    }
+
+    /// As the engine does it: a delete of nothing is nothing, and of several steps on a key the last one counts. What becomes of
+    /// blocks is nobody's concern here.
+    pub(crate) fn put_in(&mut self, tx: &Transaction) {
+        self.note(tx);
+        for op in tx.ops() {
+            match op {
+                Op::Put { tree, key, value } => {
+                    self.trees.insert((tree.0, key.to_vec()), value.to_vec());
+                }
+                Op::Delete { tree, key } => {
+                    self.trees.remove(&(tree.0, key.to_vec()));
+                }
+                Op::IdFloor(_) | Op::Place { .. } | Op::Free { .. } => {}
+            }
+        }
     }
 }
 

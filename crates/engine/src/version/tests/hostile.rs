@@ -7,7 +7,6 @@ use varve_format::record::version::{self, VersionRecord};
 
 use super::cases::{world_with_one_file, write};
 use super::*;
-use crate::transaction::Op;
 
 const FAMILY: FamilyId = FamilyId(5);
 /// More than anything here takes.
@@ -19,28 +18,12 @@ pub(super) fn reap_ends(maps: &mut Maps, family: FamilyId) {
     for _ in 0..STEPS_MAX {
         let mut tx = Transaction::new();
         let Ok(progress) = reap_step(maps, &mut tx, family, 128, &mut memory) else { return };
-        put_in(maps, &tx);
+        maps.put_in(&tx);
         if !progress.more {
             return;
         }
     }
     panic!("the reaper does not end");
-}
-
-/// Applies a transaction to a store of which nothing else is asked.
-fn put_in(maps: &mut Maps, tx: &Transaction) {
-    for op in tx.ops() {
-        match op {
-            Op::Put { tree, key, value } => {
-                maps.trees.insert((tree.0, key.to_vec()), value.to_vec());
-            }
-            Op::Delete { tree, key } => {
-                maps.trees.remove(&(tree.0, key.to_vec()));
-            }
-            _ => {}
-        }
-    }
-    maps.note(tx);
 }
 
 fn put_version(world: &mut World, id: u64, version: VersionRecord) {

@@ -21,21 +21,10 @@ mod world;
 const FAMILY: FamilyId = FamilyId(5);
 
 impl Maps {
-    /// As the engine does it: a delete of nothing is nothing, and of several steps on a key the last one counts.
+    /// Points have no blocks.
     fn apply(&mut self, tx: &Transaction) {
-        self.note(tx);
-        for op in tx.ops() {
-            match op {
-                Op::Put { tree, key, value } => {
-                    self.trees.insert((tree.0, key.to_vec()), value.to_vec());
-                }
-                Op::Delete { tree, key } => {
-                    self.trees.remove(&(tree.0, key.to_vec()));
-                }
-                Op::IdFloor(_) => (),
-                Op::Place { .. } | Op::Free { .. } => panic!("points have no blocks"),
-            }
-        }
+        assert!(!tx.ops().iter().any(|op| matches!(op, Op::Place { .. } | Op::Free { .. })));
+        self.put_in(tx);
     }
     fn of(&self, tree: TreeId) -> impl Iterator<Item = (&Vec<u8>, &Vec<u8>)> {
         self.trees.range((tree.0, vec![])..(tree.0 + 1, vec![])).map(|((_, key), value)| (key, value))
