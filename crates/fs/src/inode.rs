@@ -337,10 +337,8 @@ impl InodeState {
 #[derive(Default)]
 struct Shard {
     states: Numbered<u64, Arc<InodeState>>,
-    /// Their numbers; in front those that came, or were looked at, first.
+    /// Their numbers, and some whose states have been let go of; in front those that came, or were looked at, first.
     oldest: VecDeque<u64>,
-    /// Numbers there whose states have been let go of, or that are there twice.
-    oldest_void: usize,
 }
 
 impl Shard {
@@ -377,11 +375,7 @@ impl Shard {
             self.oldest.push_back(ino);
             return None;
         }
-        let unused = self.states.remove(&ino);
-        if unused.is_none() {
-            self.oldest_void -= 1;
-        }
-        unused
+        self.states.remove(&ino)
     }
 
     /// Takes out `state` if only the caller uses it.
@@ -392,10 +386,8 @@ impl Shard {
             return None;
         }
         let unused = self.states.remove(&state.ino.0);
-        self.oldest_void += 1;
-        if self.oldest_void > self.states.len() + VOID_MAX {
+        if self.oldest.len() > 2 * self.states.len() + VOID_MAX {
             self.oldest.retain(|ino| self.states.contains_key(ino));
-            self.oldest_void = self.oldest.len() - self.states.len();
         }
         unused
     }
@@ -568,11 +560,7 @@ mod tests {
         assert!(states >= in_use && states <= 2 * in_use, "{states} states, {in_use} in use");
         for shard in &table.shards {
             let shard = shard.lock();
-            assert_eq!(
-                (shard.oldest.len(), shard.oldest_void),
-                (shard.states.len(), 0),
-                "each is listed once"
-            );
+            assert_eq!(shard.oldest.len(), shard.states.len(), "each is listed once");
             assert!(shard.oldest.iter().all(|ino| shard.states.contains_key(ino)));
         }
         for state in held {
@@ -614,9 +602,8 @@ mod tests {
         }
         for shard in &table.shards {
             let shard = shard.lock();
-            assert_eq!(shard.oldest.len(), shard.states.len() + shard.oldest_void);
             assert!(shard.states.len() <= UNUSED_PER_SHARD_MAX);
-            assert!(shard.oldest_void <= shard.states.len() + VOID_MAX);
+            assert!(shard.oldest.len() <= 2 * shard.states.len() + VOID_MAX);
             let mut listed: Vec<u64> = shard.oldest.iter().copied().collect();
             listed.sort_unstable();
             assert!(shard.states.keys().all(|ino| listed.binary_search(ino).is_ok()), "each can be found");
