@@ -558,6 +558,50 @@ mod tests {
         f.check();
     }
 
+    // Goal: a step for names that finds no space is tried again with less, and then waits; with a little space all goes, in small steps
+    // until the task has ended. Method: a snapshot of names that are gone, deleted where nothing at all is free, not even what is kept
+    // for deleting, and then a block; the same with all there is.
+    #[test]
+    fn names_wait_for_space() {
+        const FILES: usize = 2_000;
+        let steps = [false, true].map(|full| {
+            let f = Fixture::new(64 * MIB);
+            let core = f.fs.core();
+            let home = f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap().ino;
+            let name = |i: usize| format!("{i}{}", "x".repeat(100)).into_bytes();
+            for i in 0..FILES {
+                f.fs.create(Caller::ROOT, home, &name(i), 0o644).unwrap();
+            }
+            f.fs.snapshot(home, ROOT, b"snapshot", false, false).unwrap();
+            (0..FILES).for_each(|i| f.fs.unlink(home, &name(i)).unwrap());
+            f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+            let position = core.store.position();
+            let mut taken = Vec::new();
+            if full {
+                taken = f.take_all();
+                for blocks in [64, 1] {
+                    while let Some(more) = core.store.reserve_again(blocks, 0, 0).unwrap() {
+                        taken.push(more);
+                    }
+                }
+                let (backlog, inodes) = (core.reap.backlog(), f.fs.statfs().unwrap().files);
+                assert_eq!(f.fs.maintain().unwrap_err().errno(), 28);
+                assert!(core.reap.cramped.load(Ordering::Relaxed));
+                let unchanged = (core.store.position(), core.reap.backlog(), f.fs.statfs().unwrap().files);
+                assert_eq!(unchanged, (position, backlog, inodes));
+                taken.pop();
+            }
+            f.fs.maintain().unwrap();
+            assert_eq!(core.reap.backlog(), 0);
+            assert!(!core.reap.cramped.load(Ordering::Relaxed), "it has ended");
+            let steps = core.store.position().0 - position.0;
+            drop(taken);
+            f.check();
+            steps
+        });
+        assert!(steps[1] > 3 * steps[0], "{steps:?}");
+    }
+
     // Goal: what finds no space waits for the families that free it, and is refused when there are none. Method: an orphan
     // that finds none beside two families.
     #[test]
