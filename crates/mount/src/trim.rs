@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use varve_fs::Caller;
 
@@ -17,7 +17,13 @@ use crate::kernel::reply::Reply;
 
 /// Trims under way.
 #[derive(Default)]
-pub(crate) struct Trims(Arc<Mutex<Vec<Trim>>>);
+pub(crate) struct Trims(Arc<Running>);
+
+#[derive(Default)]
+struct Running {
+    list: Mutex<Vec<Trim>>,
+    fewer: Condvar,
+}
 
 /// By the number of the request, and whether nobody waits for it any more.
 struct Trim {
@@ -25,16 +31,28 @@ struct Trim {
     over: Arc<AtomicBool>,
 }
 
+impl Running {
+    /// This one is over.
+    fn remove(&self, unique: u64) {
+        self.list.lock().retain(|trim| trim.unique != unique);
+        self.fewer.notify_all();
+    }
+}
+
 impl Trims {
     /// Whoever waits for this request wants it to end.
     pub(crate) fn interrupt(&self, unique: u64) {
-        let trims = self.0.lock();
+        let trims = self.0.list.lock();
         trims.iter().filter(|trim| trim.unique == unique).for_each(|trim| trim.over.store(true, Relaxed));
     }
 
-    /// The mount is gone.
+    /// The mount is gone: they end, and are waited for.
     pub(crate) fn end(&self) {
-        self.0.lock().iter().for_each(|trim| trim.over.store(true, Relaxed));
+        let mut trims = self.0.list.lock();
+        trims.iter().for_each(|trim| trim.over.store(true, Relaxed));
+        while !trims.is_empty() {
+            self.0.fewer.wait(&mut trims);
+        }
     }
 }
 
@@ -46,14 +64,14 @@ impl<V: Verbs> Adapter<V> {
         }
         let Some(asked) = abi::ioctl_trim(data) else { return reply.error(Errno::INVAL) };
         let over = Arc::new(AtomicBool::new(false));
-        self.trims.0.lock().push(Trim { unique, over: over.clone() });
+        self.trims.0.list.lock().push(Trim { unique, over: over.clone() });
         let (verbs, health, trims) = (self.verbs.clone(), self.health.clone(), self.trims.0.clone());
         let work = move || {
             varve_device::unpin_thread();
             let range = asked.start..asked.start.saturating_add(asked.len);
             let trim = || verbs.trim(range, asked.minimum, &|| !over.load(Relaxed));
             let done = catch_unwind(AssertUnwindSafe(trim));
-            trims.lock().retain(|trim| trim.unique != unique);
+            trims.remove(unique);
             match done {
                 Ok(Ok(done)) if !done.is_supported => reply.error(Errno::OPNOTSUPP),
                 // Nothing of that is in the pool.
@@ -72,7 +90,7 @@ impl<V: Verbs> Adapter<V> {
         };
         // Without a thread the reply goes with the work, and answers EIO.
         if let Err(error) = thread::Builder::new().name("varve-trim".into()).spawn(work) {
-            self.trims.0.lock().retain(|trim| trim.unique != unique);
+            self.trims.0.remove(unique);
             tracing::error!("no thread for fstrim: {error}");
         }
     }

@@ -518,3 +518,33 @@ fn fstrim_can_be_interrupted() {
     }
     mount.wait_for_no_open_handles();
 }
+
+// Goal: a mount that is ended by force under a trim that takes long ends, through rings too, and so do the trim and whoever asked
+// for it. Method: two of them, on a double whose trims go on until they are told to end.
+#[test]
+fn fstrim_ends_with_its_mount() {
+    let Some(mut mount) = TestMount::start("fstrim_ends_with_its_mount") else { return };
+    let here = Command::new("fstrim").arg("--version").output().is_ok_and(|out| out.status.success());
+    if !here || !rustix::process::geteuid().is_root() {
+        return eprintln!("SKIPPED, nothing shown: fstrim_ends_with_its_mount: no fstrim, or not root");
+    }
+    let mut running: Vec<_> =
+        (0..2).map(|_| Command::new("fstrim").arg(mount.directory.path()).spawn().unwrap()).collect();
+    for _ in 0..12_000 {
+        if mount.verbs.trims.0.load(Relaxed) == 2 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!((mount.verbs.trims.0.load(Relaxed), mount.verbs.trims.1.load(Relaxed)), (2, 0));
+    // Those who asked have it open, so that it is aborted and stays in the tree.
+    let forced = rustix::mount::unmount(mount.directory.path(), rustix::mount::UnmountFlags::FORCE);
+    assert_eq!(forced, Err(rustix::io::Errno::BUSY));
+    for fstrim in &mut running {
+        assert!(!fstrim.wait().unwrap().success());
+    }
+    unmount(mount.directory.path(), true).unwrap();
+    // Everybody has left when this returns.
+    mount.mounted.take().unwrap().wait().unwrap();
+    assert_eq!(mount.verbs.trims.1.load(Relaxed), 2);
+}
