@@ -7,9 +7,15 @@
 //! its end.
 #![deny(unsafe_code)]
 
+#[cfg(test)]
+extern crate self as varve_mount;
+
 mod adapter;
 mod convert;
 mod dispatch;
+#[cfg(test)]
+#[path = "../tests/double.rs"]
+mod double;
 mod exchange;
 mod file_flags;
 mod flags;

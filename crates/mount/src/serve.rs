@@ -344,3 +344,74 @@ fn answer<V: Verbs>(adapter: &Adapter<V>, device: &Arc<Device>) -> io::Result<()
 fn is_passing(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NOMEM | Errno::FAULT))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
+    use zerocopy::IntoBytes;
+
+    use super::*;
+    use crate::double::Double;
+    use crate::kernel::abi::{InHeader, InitIn, init, opcode};
+    use crate::trim::Trims;
+    use crate::{Flags, Health, Policy};
+
+    /// Longer than anything here takes; who is not told by then hangs.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn adapter(agreed: Agreed) -> Adapter<Double> {
+        Adapter {
+            verbs: Arc::new(Double::default()),
+            health: Arc::new(Health::default()),
+            pins: crate::pins::Pins::default(),
+            policy: Arc::new(Policy::new(Flags::default())),
+            agreed,
+            trims: Trims::default(),
+            direct_io: false,
+            owner: None,
+        }
+    }
+
+    // Goal: when the kernel has agreed on rings and takes none, whoever mounts hears why, nobody ends anything by force, and all threads
+    // leave with the mount. Method: a socket in the place of the device, over which a kernel is played that has rings; the real one
+    // refuses a command for them on a socket.
+    #[test]
+    fn rings_that_are_refused() {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, kernel) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let device = Arc::new(Device::new(ours));
+        if plan().is_none() || Seat::new(device.clone(), 0).is_err() {
+            return eprintln!("SKIPPED, nothing shown: rings_that_are_refused: no io_uring here");
+        }
+        let known = init::OVER_IO_URING | init::INIT_EXT;
+        let head = InitIn { major: 7, minor: 45, max_readahead: 4096, flags: known as u32 };
+        let upper = (known >> 32) as u32;
+        let rest = [head.as_bytes(), upper.as_bytes(), &[0; 44]].concat();
+        let len = (size_of::<InHeader>() + rest.len()) as u32;
+        let header = InHeader { len, opcode: opcode::INIT, unique: 2, ..InHeader::default() };
+        let message = [header.as_bytes(), &rest].concat();
+        assert_eq!(rustix::net::send(&kernel, &message, SendFlags::empty()).unwrap(), message.len());
+        let (tell, told) = mpsc::channel();
+        let aborted = Arc::new(AtomicU32::new(0));
+        let abort = {
+            let aborted = aborted.clone();
+            Arc::new(move || {
+                aborted.fetch_add(1, Relaxed);
+            })
+        };
+        let session = Session { device, threads: 2, rings: true, make: adapter, tell, abort };
+        let (end, ended) = mpsc::channel();
+        thread::spawn(move || end.send(super::session(session).is_err()));
+        let Told::NoRings(error) = told.recv_timeout(PATIENCE).expect("it is told") else {
+            panic!("not refused")
+        };
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::OPNOTSUPP), "{error}");
+        // As the kernel does when the mount goes.
+        drop(kernel);
+        ended.recv_timeout(PATIENCE).expect("all threads leave");
+        assert_eq!(aborted.load(Relaxed), 0);
+    }
+}

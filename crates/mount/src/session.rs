@@ -356,3 +356,50 @@ fn mount_directly(
         Err(error) => Err(MountError::Mount { path: mountpoint.to_path_buf(), error: error.into() }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::double::Double;
+    use crate::kernel::ring::REFUSED;
+
+    // Goal: where the kernel agrees on rings and then takes none, the mount is made again without them, and nothing is left of the first.
+    // Method: a real mount whose seats are refused.
+    #[test]
+    fn rings_that_are_refused_are_done_without() {
+        let directory = tempfile::tempdir().unwrap();
+        let start = |rings| {
+            let options = MountOptions {
+                source: "double".into(),
+                flags: Flags::default(),
+                allow_other: false,
+                threads: 2,
+                direct_io: false,
+                rings,
+            };
+            Mounted::start(Arc::new(Double::default()), directory.path(), &options)
+        };
+        match start(Rings::Wanted) {
+            Ok(mounted) => {
+                unmount(directory.path(), true).unwrap();
+                let rings = mounted.rings();
+                mounted.wait().unwrap();
+                if !rings {
+                    return eprintln!("SKIPPED, nothing shown: rings_that_are_refused: no rings here");
+                }
+            }
+            Err(error) => return eprintln!("SKIPPED, nothing shown: rings_that_are_refused: {error}"),
+        }
+        REFUSED.store(1, Relaxed);
+        let started = start(Rings::Wanted);
+        assert!(REFUSED.swap(0, Relaxed) > 1, "no seats were refused");
+        let mounted = started.unwrap();
+        let written = std::fs::write(directory.path().join("file"), b"hello");
+        let read = std::fs::read(directory.path().join("file"));
+        let rings = mounted.rings();
+        unmount(directory.path(), true).unwrap();
+        mounted.wait().unwrap();
+        assert_eq!((written.is_ok(), read.unwrap(), rings), (true, b"hello".to_vec(), false));
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "another one is mounted there");
+    }
+}

@@ -35,6 +35,10 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// How often who waits for an answer looks whether the mount is gone.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Not 0: the kernel takes no seats, and one is added for each.
+#[cfg(test)]
+pub static REFUSED: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+
 type Uring = IoUring<Entry128, cqueue::Entry>;
 
 /// What a seat shares with the kernel, and with whoever answers. The kernel has it from the submission of a command to
@@ -132,6 +136,11 @@ impl Seat {
 
     /// Tells the kernel of it: from here on there may be a request.
     pub fn register(&mut self) -> io::Result<()> {
+        #[cfg(test)]
+        if REFUSED.load(Relaxed) > 0 {
+            REFUSED.fetch_add(1, Relaxed);
+            return Err(Errno::OPNOTSUPP.into());
+        }
         self.submit_command();
         let mut attempts = 0;
         loop {
