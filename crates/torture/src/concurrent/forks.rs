@@ -11,7 +11,7 @@ use std::sync::Arc;
 use varve_fs::{Caller, Filesystem, InodeId, ROOT_INODE};
 use varve_sim::Rng;
 
-use super::{Contents, Entries, Names, Reason, Worker, agrees, look, patchwork};
+use super::{Contents, Entries, Names, Reason, Worker, agrees, guests, look, patchwork};
 use crate::call::fill;
 use crate::session::Violation;
 use crate::violation;
@@ -22,7 +22,7 @@ const SNAPSHOTS_MAX: u64 = 1;
 const CLONES_MAX: u64 = 3;
 
 /// What a snapshot shows of the directory of the thread that took it.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Snapshot {
     entries: Entries,
     /// What the patchwork may hold: each page as one of these has it.
@@ -165,6 +165,11 @@ pub fn agree(
     }
     for ((name, snapshot), root) in expected.iter().zip(found.values()) {
         let name = name.escape_ascii();
+        let guests = guests::find(fs, *root).map_err(|Violation(what)| violation!("in {name}: {what}"))?;
+        if guests[thread] != snapshot.entries.guests {
+            let (found, expected) = (guests[thread], snapshot.entries.guests);
+            return Err(violation!("in {name}: {found:?}, not {expected:?}"));
+        }
         let shown = look(fs, inside(fs, *root, thread)?)?;
         if !agrees(&snapshot.entries, &shown) {
             let differs: Vec<_> = snapshot

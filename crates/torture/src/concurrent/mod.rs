@@ -7,9 +7,10 @@
 //!
 //! Beside whole files each directory has one file that is changed in place in every way there is ([`patchwork`]), nodes,
 //! and extended attributes of its own; and it takes snapshots of everything, changes and deletes them ([`forks`]), and
-//! clones files, while the reaper runs.
+//! clones files, while the reaper runs. Something of each moves between the directories of all ([`guests`]).
 
 mod forks;
+mod guests;
 mod patchwork;
 
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ use crate::session::{Opened, Setup, StepClock, Violation};
 use crate::trial::POOL_BYTES;
 use crate::violation;
 use forks::Snapshot;
+use guests::Guests;
 use patchwork::Patchwork;
 
 /// Threads at work.
@@ -67,12 +69,25 @@ type Names = BTreeMap<Vec<u8>, Contents>;
 
 /// What is in the log as a whole or not at all: files by name, nodes with their device numbers, the directory's own
 /// extended attributes.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Entries {
+    guests: Guests,
     names: Names,
     nodes: BTreeMap<Vec<u8>, u32>,
     attributes: BTreeMap<Vec<u8>, Vec<u8>>,
     snapshots: BTreeMap<Vec<u8>, Arc<Snapshot>>,
+}
+
+impl Entries {
+    fn of(thread: u64) -> Entries {
+        Entries {
+            guests: Guests::of(thread),
+            names: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            attributes: BTreeMap::new(),
+            snapshots: BTreeMap::new(),
+        }
+    }
 }
 
 /// One thread's directory after one of its calls.
@@ -92,6 +107,8 @@ struct Worker<'a> {
     fs: &'a Filesystem,
     disk: &'a Disk,
     directory: InodeId,
+    /// All threads' directories, and those of each that move.
+    homes: &'a [(InodeId, InodeId)],
     thread: u64,
     entries: Entries,
     patchwork: Patchwork,
@@ -127,7 +144,7 @@ impl Worker<'_> {
             let len = 1 + rng.below(longest) as usize;
             let contents = Contents { seed: self.thread << 32 | number, len, whole: None };
             let slot = format!("slot{}", rng.below(SLOTS)).into_bytes();
-            match rng.below(20) {
+            match rng.below(22) {
                 0..3 => self.replace(slot, contents, false)?,
                 3..6 => self.replace(slot, contents, true)?,
                 6 => {
@@ -159,6 +176,7 @@ impl Worker<'_> {
                 14 => self.small_thing(&mut rng, number)?,
                 15..18 => self.fork(&mut rng, number)?,
                 18 => self.clone_file(&mut rng, &slot)?,
+                19 | 20 => self.move_guest(&mut rng)?,
                 _ => self.fs.checkpoint().map_err(|error| self.failed("checkpoint", error))?,
             }
         }
@@ -287,25 +305,26 @@ fn work(disk: &Disk, seed: u64) -> Result<Vec<Vec<State>>, Violation> {
     disk.set_flush_duration(FLUSH_DURATIONS[rng.index(3)]);
     let device: Arc<dyn Device> = disk.device();
     let (fs, _) = Filesystem::open(vec![device], options).map_err(|e| violation!("open fails: {e}"))?;
-    let mut directories = Vec::new();
+    let (mut directories, mut homes) = (Vec::new(), Vec::new());
     for number in 0..THREADS {
         let name = format!("thread{number}").into_bytes();
         let made = fs.mkdir(Caller::ROOT, ROOT_INODE, &name, 0o755);
         let directory = made.map_err(|error| violation!("mkdir fails: {error}"))?.ino;
+        homes.push((directory, guests::make(&fs, directory, number)?));
         let made = fs.create(Caller::ROOT, directory, patchwork::NAME, 0o644);
         directories.push((directory, made.map_err(|error| violation!("create fails: {error}"))?.ino));
     }
     fs.sync().map_err(|error| violation!("sync fails: {error}"))?;
     let (fs, begun) = (&fs, disk.events());
-    let directories = &directories;
+    let (directories, homes) = (&directories, &homes);
     let states = thread::scope(|scope| {
         let running: Vec<_> = (0..THREADS)
             .zip(directories)
             .map(|(thread, (directory, patched))| {
-                let (entries, patchwork) = (Entries::default(), Patchwork::new(*patched));
+                let (entries, patchwork) = (Entries::of(thread), Patchwork::new(*patched));
                 let directory = *directory;
                 let mut worker =
-                    Worker { fs, disk, directory, thread, entries, patchwork, states: Vec::new() };
+                    Worker { fs, disk, directory, homes, thread, entries, patchwork, states: Vec::new() };
                 worker.push(begun, true);
                 worker.acknowledge();
                 scope.spawn(move || worker.work(seed).map(|()| worker.states))
@@ -319,8 +338,14 @@ fn work(disk: &Disk, seed: u64) -> Result<Vec<Vec<State>>, Violation> {
         joined.collect::<Result<Vec<_>, _>>()
     })?;
     fs.maintain().map_err(|error| violation!("maintain fails: {error}"))?;
+    let places =
+        guests::find(fs, ROOT_INODE).map_err(|Violation(what)| violation!("while running: {what}"))?;
     for (thread, (states, (directory, _))) in states.iter().zip(directories).enumerate() {
         let last = states.last().expect("there is a first state");
+        if last.entries.guests != places[thread] {
+            let (found, expected) = (places[thread], last.entries.guests);
+            return Err(violation!("thread {thread}, while running: {found:?}, not {expected:?}"));
+        }
         let found = look(fs, *directory)?;
         forks::agree(fs, thread, &last.entries.snapshots, &found.snapshots)
             .map_err(|Violation(what)| violation!("thread {thread}, while running: {what}"))?;
@@ -358,11 +383,12 @@ fn judge(disk: &Disk, cut: &Cut, states: &[Vec<State>], rng: &mut Rng) -> Result
     if !report.problems.is_empty() {
         return Err(violation!("after recovery check finds:\n  {}", report.describe()));
     }
+    let places = guests::find(&opened.fs, ROOT_INODE)?;
     for (thread, states) in states.iter().enumerate() {
         let name = format!("thread{thread}").into_bytes();
         let directory =
             opened.fs.lookup(ROOT_INODE, &name).map_err(|e| violation!("thread{thread} is lost: {e}"))?;
-        judge_directory(&opened.fs, thread, directory.ino, states, cut.events)
+        judge_directory(&opened.fs, thread, directory.ino, places[thread], states, cut.events)
             .map_err(|Violation(what)| violation!("thread {thread}: {what}"))?;
     }
     Ok(())
@@ -387,7 +413,8 @@ fn look(fs: &Filesystem, directory: InodeId) -> Result<Found, Violation> {
         true
     })
     .map_err(|error| violation!("readdir fails: {error}"))?;
-    for entry in entries.into_iter().filter(|entry| entry.name != b"." && entry.name != b"..") {
+    let of_thread = |name: &[u8]| name != b"." && name != b".." && !guests::is_one(name);
+    for entry in entries.into_iter().filter(|entry| of_thread(&entry.name)) {
         let attr = fs.getattr(entry.ino).map_err(|error| violation!("getattr fails: {error}"))?;
         if entry.kind == FileKind::Directory {
             found.snapshots.insert(entry.name, entry.ino);
@@ -416,6 +443,7 @@ fn judge_directory(
     fs: &Filesystem,
     thread: usize,
     directory: InodeId,
+    guests: Guests,
     states: &[State],
     events: usize,
 ) -> Result<(), Violation> {
@@ -433,7 +461,8 @@ fn judge_directory(
         )
     })?;
     let mut of_snapshots = None;
-    for state in states[least..end].iter().filter(|state| agrees(&state.entries, &found)) {
+    let moved = |state: &&State| state.entries.guests == guests;
+    for state in states[least..end].iter().filter(moved).filter(|state| agrees(&state.entries, &found)) {
         match forks::agree(fs, thread, &state.entries.snapshots, &found.snapshots) {
             Ok(()) => return Ok(()),
             Err(why) => of_snapshots = Some(why),
@@ -452,7 +481,7 @@ fn judge_directory(
         entries.names.iter().map(|(name, c)| format!("{} {c:?}", name.escape_ascii())).collect();
     let keys = |attributes: &BTreeMap<Vec<u8>, Vec<u8>>| attributes.keys().cloned().collect::<Vec<_>>();
     Err(violation!(
-        "the directory holds {names:?}, nodes {:?}, attributes {:?}, which no state from the acknowledged one (call \
+        "the directory holds {names:?}, nodes {:?}, attributes {:?}, and {guests:?}, which no state from the acknowledged one (call \
          {least} of {}: {wanted:?}, nodes {:?}, attributes {:?}) to the {} later possible ones explains",
         found.nodes,
         keys(&found.attributes),
