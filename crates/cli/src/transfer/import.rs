@@ -30,6 +30,8 @@ use varve_fs::{
     RenameMode, SetAttr, SetTime, StoreOptions, XattrMode,
 };
 
+use varve_format::record::subvolume::LOCAL_INODE_BITS;
+
 use super::finisher::{Finisher, Written};
 use super::host::{self, HostStat, Xattr};
 use super::place::PoolPath;
@@ -153,8 +155,9 @@ struct Import {
     filesystem: Arc<Filesystem>,
     tally: Tally,
     finisher: Finisher,
-    /// Files with several names: where the first of them went, and how many are still to come.
-    links: HashMap<(u64, u64), (InodeId, u64)>,
+    /// Files with several names, for each subvolume of the pool, which no link leaves: where the first of them went, and how many
+    /// are still to come at most.
+    links: HashMap<((u64, u64), u64), (InodeId, u64)>,
     /// Inodes of the pool with several names that some file of the source has become.
     claimed: HashSet<InodeId>,
     /// Files with several names, and the flags they get when all of them are there.
@@ -281,10 +284,35 @@ impl Import {
         Ok(())
     }
 
-    /// Makes room for `name`.
-    fn make_room(&self, dir: &Level, name: &[u8], existing: Option<Attr>) -> Step<()> {
+    /// Has `make` make something under the name that it is given, and gives that the place of what is `existing`: it stays there
+    /// until then.
+    fn put<T>(
+        &self,
+        dir: &Level,
+        name: &[u8],
+        existing: Option<Attr>,
+        make: impl Fn(&[u8]) -> Step<T>,
+    ) -> Step<T> {
         self.open_up(dir, existing)?;
-        existing.map_or(Ok(()), |attr| self.freed(attr, || self.filesystem.unlink(dir.target.ino, name)))
+        let Some(existing) = existing else { return make(name) };
+        let directory = dir.target.ino;
+        let is_free = |new: &String| {
+            matches!(self.filesystem.lookup(directory, new.as_bytes()), Err(FsError::NotFound))
+        };
+        let new = new_names(NEW_NAME).find(is_free).ok_or_else(|| too_many(NEW_NAME))?;
+        let new = new.as_bytes();
+        let made = make(new)?;
+        // A directory does not take a file's place in one step; they change places.
+        let exchange = || self.filesystem.rename(directory, new, directory, name, RenameMode::Exchange);
+        let placed = self.freed(existing, exchange);
+        // Now that is what was there before, or what was made, if that has failed.
+        let gone = if placed.is_ok() {
+            self.freed(existing, || self.filesystem.unlink(directory, new))
+        } else {
+            let _ = self.filesystem.unlink(directory, new).or_else(|_| self.filesystem.rmdir(directory, new));
+            Ok(())
+        };
+        placed.and(gone).map(|()| made)
     }
 
     /// Takes away what forbids changes of an inode that has these flags.
@@ -323,8 +351,9 @@ impl Import {
         if let Some(attr) = existing.filter(|attr| attr.kind == FileKind::Directory) {
             return self.open_level(source, *stat, Target { ino: attr.ino, fresh: false });
         }
-        self.make_room(dir, name, existing)?;
-        let made = self.filesystem.mkdir(caller(stat), dir.target.ino, name, stat.mode)?;
+        let (fs, parent) = (self.filesystem.clone(), dir.target.ino);
+        let made =
+            self.put(dir, name, existing, |name| Ok(fs.mkdir(caller(stat), parent, name, stat.mode)?))?;
         self.open_level(source, *stat, Target { ino: made.ino, fresh: true })
     }
 
@@ -337,17 +366,18 @@ impl Import {
 
     fn file(&mut self, dir: &Level, name: &[u8], stat: &HostStat, existing: Option<Attr>) -> Step<()> {
         if stat.links > 1
-            && let Some((first, left)) = self.links.get_mut(&stat.id)
+            && let Some((first, left)) = self.links.get_mut(&link_key(stat, dir))
         {
             let first = *first;
             *left -= 1;
             if *left == 0 {
-                self.links.remove(&stat.id);
+                self.links.remove(&link_key(stat, dir));
             }
             if existing.is_none_or(|attr| attr.ino != first) {
-                self.make_room(dir, name, existing)?;
                 let attr = self.filesystem.getattr(first)?;
-                self.freed(attr, || self.filesystem.link(first, dir.target.ino, name))?;
+                self.put(dir, name, existing, |name| {
+                    self.freed(attr, || self.filesystem.link(first, dir.target.ino, name))
+                })?;
             }
             self.tally.summary.hard_links_count += 1;
             return Ok(());
@@ -367,7 +397,7 @@ impl Import {
             _ => self.copy(dir, name, existing)?,
         };
         if stat.links > 1 {
-            self.links.insert(stat.id, (ino, stat.links - 1));
+            self.links.insert(link_key(stat, dir), (ino, stat.links - 1));
             self.claimed.insert(ino);
         }
         Ok(())
@@ -521,16 +551,17 @@ impl Import {
         existing: Option<Attr>,
         link: Option<Vec<u8>>,
     ) -> Step<()> {
-        if let Some((first, _)) = self.links.get(&stat.id).copied() {
+        if let Some((first, _)) = self.links.get(&link_key(stat, dir)).copied() {
             if existing.is_none_or(|attr| attr.ino != first) {
-                self.make_room(dir, name, existing)?;
-                self.filesystem.link(first, dir.target.ino, name)?;
+                self.put(dir, name, existing, |name| {
+                    Ok(self.filesystem.link(first, dir.target.ino, name).map(drop)?)
+                })?;
             }
             self.tally.summary.hard_links_count += 1;
             return Ok(());
         }
         let attr = self.make_special(dir, name, stat, existing, link)?;
-        self.links.insert(stat.id, (attr.ino, stat.links - 1));
+        self.links.insert(link_key(stat, dir), (attr.ino, stat.links - 1));
         self.count_special(stat);
         self.attributes(attr, stat, dir.source.as_fd(), name, Some(attr.flags)).map(drop)
     }
@@ -543,12 +574,12 @@ impl Import {
         existing: Option<Attr>,
         link: Option<Vec<u8>>,
     ) -> Step<Attr> {
-        self.make_room(dir, name, existing)?;
-        Ok(match link {
-            Some(target) => self.filesystem.symlink(caller(stat), dir.target.ino, name, &target)?,
-            None => {
-                self.filesystem.mknod(caller(stat), dir.target.ino, name, stat.kind, stat.mode, stat.rdev)?
-            }
+        let (fs, directory) = (self.filesystem.clone(), dir.target.ino);
+        self.put(dir, name, existing, |name| {
+            Ok(match &link {
+                Some(target) => fs.symlink(caller(stat), directory, name, target)?,
+                None => fs.mknod(caller(stat), directory, name, stat.kind, stat.mode, stat.rdev)?,
+            })
         })
     }
 
@@ -634,6 +665,11 @@ impl Import {
         }
         Ok(changed)
     }
+}
+
+/// Under what the first name of a file with several is remembered.
+fn link_key(stat: &HostStat, dir: &Level) -> ((u64, u64), u64) {
+    (stat.id, dir.target.ino.0 >> LOCAL_INODE_BITS)
 }
 
 /// Whoever owns it makes it.
