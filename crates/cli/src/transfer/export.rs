@@ -21,8 +21,10 @@ use std::cell::Cell;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
+use std::fs::Permissions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::vec::IntoIter;
@@ -53,6 +55,9 @@ const NEW_NAME: &str = ".varve-export.new";
 /// Longest path that calls take (PATH_MAX less the NUL).
 const PATH_BYTES_MAX: usize = 4095;
 
+/// Whoever exports needs these of a directory of his own, to change what is in it.
+const OWNER_BITS: u32 = 0o700;
+
 type Step<T> = std::result::Result<T, Trouble>;
 
 /// Runs the command.
@@ -61,13 +66,15 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
     let shown = args.dir.shown();
     host::raise_open_files_limit();
     let (filesystem, recovery) = pool::open_read_only(&place.pool)?;
+    let pool_file = std::fs::metadata(&place.pool).map(|meta| (meta.dev(), meta.ino())).ok();
     if let Some(text) = pool::describe_recovery(&recovery) {
         eprintln!("varve export: {}: {text} (in memory only)", place.pool.shown());
     }
     let from = find_directory(&filesystem, &place)?;
     std::fs::create_dir_all(&args.dir)
         .map_err(|error| anyhow!("cannot make the directory {shown}: {}", in_words(&error)))?;
-    let root = host::open_directory(&args.dir)
+    let superuser = rustix::process::geteuid().is_root();
+    let root = open_root(&args.dir, superuser)
         .map_err(|error| anyhow!("cannot open {shown}: {}", in_words(&error)))?;
     let stop = Stop::on_signals()?;
     let tally = Tally::start("export", place.to_string(), args.dir.shown());
@@ -78,13 +85,15 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
     }
     let mut export = Export {
         filesystem: &filesystem,
-        superuser: rustix::process::geteuid().is_root(),
+        superuser,
+        pool_file,
         one_subvolume: args.one_file_system,
         root,
         tally,
         links: HashMap::new(),
         claimed: HashSet::new(),
         flags_last: Vec::new(),
+        bits_last: Vec::new(),
         waiting: Vec::new(),
         waiting_bytes: 0,
         waiting_since: Instant::now(),
@@ -99,6 +108,11 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
     for (path, flags) in std::mem::take(&mut export.flags_last) {
         export.flag_at(&path, flags);
     }
+    for (path, mode) in std::mem::take(&mut export.bits_last) {
+        export.bits_at(&path, mode);
+    }
+    // The times, flags and bits that have just been given, too.
+    let synced = synced.and_then(|()| export.sync());
     let result = match copied.and(synced) {
         Ok(()) => Ok(()),
         Err(Trouble::Fatal(error)) => Err(error),
@@ -133,6 +147,8 @@ struct Waiting {
 struct Export<'a> {
     filesystem: &'a Filesystem,
     superuser: bool,
+    /// The pool itself, should it lie in the target.
+    pool_file: Option<(u64, u64)>,
     /// Subvolumes and snapshots below the directory are made as empty directories.
     one_subvolume: bool,
     /// The target directory.
@@ -144,6 +160,9 @@ struct Export<'a> {
     claimed: HashSet<(u64, u64)>,
     /// Files with several names, and the flags they get when all of them are there.
     flags_last: Vec<(PathBuf, FileFlags)>,
+    /// Directories that keep their owner out, who makes them, and the bits they get when nothing in them is touched any more: those
+    /// that are in others first.
+    bits_last: Vec<(PathBuf, u32)>,
     waiting: Vec<Waiting>,
     waiting_bytes: u64,
     waiting_since: Instant,
@@ -171,7 +190,7 @@ impl Export<'_> {
                     self.entry(level, &path, &name, ino)
                 }
                 None => {
-                    let done = self.leave(level).map(|()| None);
+                    let done = self.leave(level, &path).map(|()| None);
                     levels.pop();
                     done
                 }
@@ -207,12 +226,19 @@ impl Export<'_> {
     }
 
     /// Everything in a directory is there: now its own attributes.
-    fn leave(&mut self, level: &Level) -> Step<()> {
+    fn leave(&mut self, level: &Level, path: &Path) -> Step<()> {
         self.tally.summary.directories_count += 1;
+        let mut from = level.from;
+        if !self.superuser && from.mode & OWNER_BITS != OWNER_BITS && path.as_os_str().len() <= PATH_BYTES_MAX
+        {
+            // Files in it wait for their times.
+            self.bits_last.push((path.to_path_buf(), from.mode));
+            from.mode |= OWNER_BITS;
+        }
         let have = host::stat_at(level.target.as_fd(), b".")?;
         let mut flags = Flagged::of(Some(level.target.as_fd()));
         flags.had = level.had.get().unwrap_or(flags.had);
-        let mut changed = self.attributes(&level.from, &have, level.target.as_fd(), b".", &mut flags)?;
+        let mut changed = self.attributes(&from, &have, level.target.as_fd(), b".", &mut flags)?;
         if (have.atime, have.mtime) != (level.from.atime, level.from.mtime) {
             flags.free();
             rustix::fs::futimens(&level.target, &host::times(level.from.atime, level.from.mtime))?;
@@ -229,6 +255,9 @@ impl Export<'_> {
             Err(Errno::NOENT) => None,
             Err(errno) => return Err(errno.into()),
         };
+        if existing.is_some_and(|have| Some(have.id) == self.pool_file) {
+            return Err(Trouble::Entry("this is the pool itself in its place; it is left out".to_owned()));
+        }
         if from.kind == FileKind::Directory {
             return self.directory(dir, name, from, existing).map(Some);
         }
@@ -312,7 +341,12 @@ impl Export<'_> {
 
     fn directory(&mut self, dir: &Level, name: &[u8], from: Attr, existing: Option<HostStat>) -> Step<Level> {
         match existing {
-            Some(have) if have.kind == FileKind::Directory => {}
+            Some(have) if have.kind == FileKind::Directory => {
+                if !self.superuser && have.mode & OWNER_BITS != OWNER_BITS {
+                    // If it cannot be, opening it says why.
+                    let _ = host::set_mode(dir.target.as_fd(), name, have.mode | OWNER_BITS);
+                }
+            }
             _ => {
                 open_up(dir, existing)?;
                 if existing.is_some() {
@@ -326,10 +360,6 @@ impl Export<'_> {
         let have = host::stat_of(&target)?;
         if let Entry::Vacant(vacant) = self.filesystems.entry(have.id.0) {
             vacant.insert(target.try_clone().map_err(|error| Trouble::Entry(error.to_string()))?);
-        }
-        if !self.superuser && have.mode & 0o700 != 0o700 {
-            // What is in it comes first; it gets its own bits when that is done.
-            rustix::fs::fchmod(&target, Mode::from_raw_mode(have.mode | 0o700))?;
         }
         if self.one_subvolume && slot(from.ino) != slot(dir.from.ino) {
             return Ok(Level { from, target, entries: Vec::new().into_iter(), had: Cell::default() });
@@ -482,13 +512,19 @@ impl Export<'_> {
         Ok(rustix::fs::utimensat(&dir.target, name, &times, AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
-    /// Makes durable what was written, and gives it its times.
-    fn finish_waiting(&mut self) -> Step<()> {
+    /// Makes durable what has been done.
+    fn sync(&self) -> Step<()> {
         for filesystem in [&self.root].into_iter().chain(self.filesystems.values()) {
             host::sync_filesystem(filesystem).map_err(|errno| {
                 Trouble::Fatal(anyhow!("syncing the target failed: {}", std::io::Error::from(errno)))
             })?;
         }
+        Ok(())
+    }
+
+    /// Makes durable what was written, and gives it its times.
+    fn finish_waiting(&mut self) -> Step<()> {
+        self.sync()?;
         self.waiting_bytes = 0;
         for file in std::mem::take(&mut self.waiting) {
             let times = host::times(file.atime, file.mtime);
@@ -519,6 +555,19 @@ impl Export<'_> {
             .and_then(|(dir, name)| host::open_at(dir.as_fd(), name, OFlags::empty()))
             .ok();
         self.flag(&mut Flagged::of(file.as_ref().map(AsFd::as_fd)), wanted);
+    }
+
+    /// Gives the directory at `path` below the target its bits.
+    fn bits_at(&mut self, path: &Path, mode: u32) {
+        let set = match path.as_os_str().is_empty() {
+            true => host::set_mode(self.root.as_fd(), b".", mode),
+            false => host::parent_of(&self.root, path)
+                .and_then(|(dir, name)| host::set_mode(dir.as_fd(), name, mode)),
+        };
+        if let Err(errno) = set {
+            let error = format!("its mode cannot be set: {}", std::io::Error::from(errno));
+            self.tally.problem(path, error);
+        }
     }
 
     /// Gives what is there owner, bits and extended attributes, where they differ. Gives whether any did.
@@ -575,8 +624,9 @@ impl Export<'_> {
         let (have, _) = host::xattrs(dir, name, &mut self.room)?;
         let mut changed = false;
         for (xattr, _) in &have {
-            // What the system puts on files itself is its own business.
-            if !xattr.starts_with(b"security.") && wanted.iter().all(|(wanted, _)| wanted != xattr) {
+            // What the system puts on files itself is its own business; what a program may do that is run is not.
+            let by_system = xattr.starts_with(b"security.") && xattr != b"security.capability";
+            if !by_system && wanted.iter().all(|(wanted, _)| wanted != xattr) {
                 flags.free();
                 host::remove_xattr(dir, name, xattr)?;
                 changed = true;
@@ -594,6 +644,18 @@ impl Export<'_> {
         }
         Ok(changed)
     }
+}
+
+/// Opens the target directory, which may keep its owner out since it was exported to before.
+fn open_root(dir: &Path, superuser: bool) -> std::io::Result<OwnedFd> {
+    let root = host::open_directory(dir);
+    if superuser || root.is_ok() {
+        return root;
+    }
+    let widened = std::fs::metadata(dir).and_then(|have| {
+        std::fs::set_permissions(dir, Permissions::from_mode((have.mode() & 0o7777) | OWNER_BITS))
+    });
+    if widened.is_ok() { host::open_directory(dir) } else { root }
 }
 
 /// Which subvolume an inode is in.
