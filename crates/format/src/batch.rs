@@ -6,8 +6,12 @@
 //! 48  superblock generation known durable u64 · last sequence known flushed u64
 //! 64  first position u64 · last position u64 (of its transactions; last = first - 1 when it has none)
 //! 80  transactions u32 · payload length u32 · blocks u32 · flags u32
-//! 96  reserved to 128, then the payload
+//! 96  mask u64 · reserved to 128, then the payload
 //! ```
+//! Recovery looks for batches wherever a block of the log begins with the magic, so that no other block may: whoever knows the
+//! pool's id could have a file or an attribute hold what looks like a batch. The mask is laid over (exclusive or) the first eight
+//! bytes of each block of the batch but the first, and is 0 unless one of them would be the magic without it.
+//!
 //! A transaction: position u64, ops u32, length u32, ops. An op: type u8, flags u8 (bit 0: a reader
 //! that does not know the type may skip it), length u32, body.
 
@@ -22,6 +26,8 @@ pub const BATCH_MAGIC: u64 = 0x4854_4142_4556_5256; // "VRVEBATH"
 pub const BATCH_HEADER_BYTES: usize = 128;
 /// Largest batch, in bytes.
 pub const BATCH_BYTES_MAX: usize = 8 << 20;
+/// Where the mask is.
+const MASK_AT: usize = 96;
 /// Bytes before a transaction's ops.
 pub const TRANSACTION_HEADER_BYTES: usize = 16;
 /// Bytes before an op's body.
@@ -81,9 +87,14 @@ pub fn batch_blocks(payload_bytes: usize) -> usize {
     (BATCH_HEADER_BYTES + payload_bytes).div_ceil(BLOCK_BYTES)
 }
 
-/// Writes the header into `batch`, whose payload is in place and whose tail is zero, and returns the checksum.
+/// Writes the header into `batch`, whose payload is in place and whose tail is zero, masks what is in place where it has to be, and
+/// returns the checksum. The bytes are then what is written, and [`unmasked`] gives the payload back.
 pub fn seal(header: &BatchHeader, batch: &mut [u8]) -> u32 {
     let blocks = (batch.len() / BLOCK_BYTES) as u32;
+    let mask = mask_of(batch);
+    if mask != 0 {
+        lay(mask, batch);
+    }
     let mut h = &mut batch[..BATCH_HEADER_BYTES];
     h.put_u64(BATCH_MAGIC);
     h.put_bytes(&header.pool_id);
@@ -99,10 +110,45 @@ pub fn seal(header: &BatchHeader, batch: &mut [u8]) -> u32 {
     h.put_u32(header.payload_bytes);
     h.put_u32(blocks);
     h.put_u32(0);
+    h.put_u64(mask);
     h.fill(0);
     let sum = block_checksum(batch);
     batch[44..48].copy_from_slice(&sum.to_le_bytes());
     sum
+}
+
+/// The first eight bytes of each block but the first.
+fn heads(batch: &[u8]) -> impl Iterator<Item = u64> {
+    let head = |block: &[u8]| u64::from_le_bytes(block[..8].try_into().expect("eight bytes"));
+    batch.chunks_exact(BLOCK_BYTES).skip(1).map(head)
+}
+
+/// The mask that a batch needs.
+fn mask_of(batch: &[u8]) -> u64 {
+    if heads(batch).all(|head| head != BATCH_MAGIC) {
+        return 0;
+    }
+    // Each block forbids one.
+    let forbidden: std::collections::HashSet<u64> = heads(batch).map(|head| head ^ BATCH_MAGIC).collect();
+    (1..).find(|mask| !forbidden.contains(mask)).expect("there are fewer blocks than masks")
+}
+
+fn lay(mask: u64, batch: &mut [u8]) {
+    for block in batch.chunks_exact_mut(BLOCK_BYTES).skip(1) {
+        for (byte, mask) in block.iter_mut().zip(mask.to_le_bytes()) {
+            *byte ^= mask;
+        }
+    }
+}
+
+/// A whole batch as it was before [`seal`] masked it; `None`: it is not masked.
+pub fn unmasked(batch: &[u8]) -> Option<Vec<u8>> {
+    let mask = u64::from_le_bytes(batch.get(MASK_AT..MASK_AT + 8)?.try_into().expect("eight bytes"));
+    (mask != 0).then(|| {
+        let mut batch = batch.to_vec();
+        lay(mask, &mut batch);
+        batch
+    })
 }
 
 /// Reads a header if one is there: magic, pool and bounds are checked, the checksum is not.

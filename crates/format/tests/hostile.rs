@@ -145,6 +145,33 @@ fn payload_of<'b>(header: &BatchHeader, bytes: &'b [u8]) -> &'b [u8] {
     &bytes[batch::BATCH_HEADER_BYTES..batch::BATCH_HEADER_BYTES + header.payload_bytes as usize]
 }
 
+// Goal: no block of a batch but the first looks like the beginning of one, whatever is in it, and what was in it comes back. Method: a
+// payload whose blocks begin with the magic, with what the first masks make the magic, and with other things.
+#[test]
+fn no_other_block_begins_like_a_batch() {
+    let magic = batch::BATCH_MAGIC;
+    for (heads, mask) in
+        [(vec![0, 7], 0), (vec![magic], 1), (vec![5, magic, magic ^ 1, magic ^ 2, magic ^ 9], 3)]
+    {
+        let mut payload = vec![3; BLOCK_BYTES * (heads.len() + 1) - batch::BATCH_HEADER_BYTES];
+        for (i, head) in heads.iter().enumerate() {
+            let at = BLOCK_BYTES * (i + 1) - batch::BATCH_HEADER_BYTES;
+            payload[at..at + 8].copy_from_slice(&head.to_le_bytes());
+        }
+        let header = BatchHeader { payload_bytes: payload.len() as u32, ..sealed_batch().0 };
+        let mut bytes = vec![0; batch::batch_blocks(payload.len()) * BLOCK_BYTES];
+        bytes[batch::BATCH_HEADER_BYTES..].copy_from_slice(&payload);
+        let checksum = batch::seal(&header, &mut bytes);
+        assert_eq!(bytes[96..104], u64::to_le_bytes(mask));
+        assert!(bytes.chunks(BLOCK_BYTES).skip(1).all(|block| block[..8] != magic.to_le_bytes()));
+        assert!(batch::verify(&bytes, checksum));
+        assert_eq!(batch::decode_header(&bytes, &POOL), Ok((header, checksum, bytes.len())));
+        let found = batch::unmasked(&bytes);
+        assert_eq!(found.is_some(), mask != 0);
+        assert_eq!(payload_of(&header, found.as_ref().unwrap_or(&bytes)), payload);
+    }
+}
+
 // Goal: what is written is read back. Method: one of each structure, all fields set.
 #[test]
 fn structures_survive_a_round_trip() {

@@ -314,6 +314,7 @@ impl<'d> State<'d> {
             if !batch::verify(&bytes, checksum) {
                 break;
             }
+            let bytes = batch::unmasked(&bytes).unwrap_or(bytes);
             self.batches.push(Batch { position: at, header, bytes });
             previous = checksum;
             // Only a superblock that was made up begins its log there.

@@ -33,14 +33,17 @@ pub struct Found {
     pub header: BatchHeader,
     /// Its checksum.
     pub checksum: u32,
-    /// Header, payload and padding.
+    /// Header, payload and padding, as they are written.
     pub bytes: Vec<u8>,
+    /// The same without its mask, if it has one.
+    unmasked: Option<Vec<u8>>,
 }
 
 impl Found {
     /// The transactions.
     pub fn payload(&self) -> &[u8] {
-        &self.bytes[batch::BATCH_HEADER_BYTES..batch::BATCH_HEADER_BYTES + self.header.payload_bytes as usize]
+        let bytes = self.unmasked.as_ref().unwrap_or(&self.bytes);
+        &bytes[batch::BATCH_HEADER_BYTES..batch::BATCH_HEADER_BYTES + self.header.payload_bytes as usize]
     }
 }
 
@@ -181,7 +184,10 @@ fn chain(pool: &Pool, superblock: &Superblock, rings: &[Ring<'_>]) -> Vec<Found>
                 return None;
             }
             let bytes = ring.read(at, len);
-            batch::verify(&bytes, checksum).then_some(Found { header, checksum, bytes })
+            batch::verify(&bytes, checksum).then(|| {
+                let unmasked = batch::unmasked(&bytes);
+                Found { header, checksum, bytes, unmasked }
+            })
         });
         let Some(found) = found else { break };
         at += found.bytes.len() as u64;

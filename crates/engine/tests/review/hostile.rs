@@ -361,3 +361,55 @@ fn an_id_floor_beyond_all_numbers_is_refused() {
     let result = try_open(&device);
     assert!(matches!(result, Err(EngineError::Corrupt { .. })), "{:?}", result.map(|r| r.1));
 }
+
+// Goal: what is put into a pool keeps it from nothing, though it looks like the log's own: the pool opens after a crash and after a
+// clean end, and has it. Method: values that begin a block of the log, with the header of a batch that contradicts the superblock, too long
+// to be looked at twice; and one that would verify.
+#[test]
+fn values_that_look_like_batches() {
+    use varve_format::batch::{BATCH_BYTES_MAX, BATCH_HEADER_BYTES, BatchHeader, batch_blocks, seal};
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Dup);
+    let mut header = BatchHeader {
+        pool_id: *b"0123456789abcdef",
+        epoch: 1,
+        sequence: 9,
+        previous: 0,
+        superblock_generation: u64::MAX,
+        flushed: 9,
+        first: Lsn(2),
+        last: Lsn(2),
+        transactions: 1,
+        payload_bytes: (BATCH_BYTES_MAX - BATCH_HEADER_BYTES) as u32,
+    };
+    let mut batch = vec![0; batch_blocks(header.payload_bytes as usize) * 4096];
+    seal(&header, &mut batch);
+    // Its block is followed by the zeros that end a batch.
+    header.payload_bytes = 0;
+    let mut whole = vec![0; 4096];
+    seal(&header, &mut whole);
+    for clean in [false, true] {
+        let store = open(&device);
+        for value in
+            [&batch[..BATCH_HEADER_BYTES], &batch[..BATCH_HEADER_BYTES], &whole[..BATCH_HEADER_BYTES]]
+        {
+            let mut tx = Transaction::new();
+            for key in [b"a", b"b", b"c"] {
+                tx.put(TREE, key, &[1; 1304]);
+            }
+            // 128 of the batch's header, 16 of the transaction's, three times 10 and 1304, and 10: a block.
+            tx.put(TREE, b"d", value);
+            let lsn = store.apply(tx, None).expect("applies");
+            store.commit(lsn).expect("commits");
+        }
+        if clean {
+            store.close().expect("closes");
+        }
+        drop(store);
+        let opened = device.clone();
+        let result = within("opening", move || try_open(&opened));
+        let (store, _) = result.unwrap_or_else(|error| panic!("clean: {clean}: {error}"));
+        let found = store.get(TREE, b"d").expect("reads");
+        assert_eq!(found.as_deref(), Some(&whole[..BATCH_HEADER_BYTES]));
+    }
+}
