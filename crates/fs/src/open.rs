@@ -226,7 +226,7 @@ impl Core {
                 }
             };
             let slot = Slot(record.slot);
-            self.subvolumes.take_slot(slot);
+            self.subvolumes.keep_slot(slot);
             if record.flags & SUBVOLUME_DELETING != 0 {
                 continue;
             }

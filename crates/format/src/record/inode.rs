@@ -5,7 +5,7 @@
 //! beyond the inline bytes, the rest reads as zeros.
 
 use crate::codec::{Reader, Writer};
-use crate::{Corrupt, FamilyId, InodeId, VersionId, VersionKey};
+use crate::{BLOCK_BYTES, Corrupt, FamilyId, InodeId, VersionId, VersionKey};
 
 /// Longest contents kept inside the record, in bytes.
 pub const INLINE_BYTES_MAX: usize = 1700;
@@ -205,6 +205,9 @@ impl InodeRecord {
         if size > 1 << 62 {
             return r.corrupt("inode size out of range");
         }
+        // A file that ends with its last block has nothing behind its end.
+        let stale = if size.is_multiple_of(BLOCK_BYTES as u64) { INODE_FLAG_STALE_TAIL } else { 0 };
+        let flags = flags & !stale;
         let data = DataPointer {
             family: FamilyId(r.u64()?),
             version: VersionId(r.u64()?),

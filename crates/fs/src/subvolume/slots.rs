@@ -1,5 +1,6 @@
 //! The subvolumes there are, by slot, and their families' gates.
 
+use std::collections::HashSet;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -28,7 +29,50 @@ pub(crate) struct Subvolumes {
     pub nested: Nested,
     /// Held by who makes, moves or deletes a subvolume: before all gates.
     pub topology: Mutex<()>,
-    next: Mutex<u32>,
+    free: Mutex<FreeSlots>,
+}
+
+/// Slots that may be given out: those in which nothing was when the pool was opened, each once while it is open. Those behind
+/// all that were in use come first.
+#[derive(Debug)]
+struct FreeSlots {
+    /// In use when the pool was opened. Four bytes each.
+    used: HashSet<u32>,
+    /// Where those in use when it was opened end.
+    used_end: u32,
+    /// The next behind them.
+    high: u32,
+    /// The next in front of them, once there are none behind.
+    low: u32,
+    /// Slots that there are, the first subvolume's too.
+    all: u32,
+}
+
+impl FreeSlots {
+    fn new(all: u32) -> FreeSlots {
+        FreeSlots { used: HashSet::new(), used_end: 1, high: 1, low: 1, all }
+    }
+
+    fn in_use(&mut self, slot: u32) {
+        self.used.insert(slot);
+        self.used_end = self.used_end.max(slot.saturating_add(1));
+        self.high = self.used_end;
+    }
+
+    fn next(&self) -> Option<u32> {
+        if self.high < self.all {
+            return Some(self.high);
+        }
+        (self.low..self.used_end.min(self.all)).find(|slot| !self.used.contains(slot))
+    }
+
+    fn taken(&mut self, slot: u32) {
+        if slot >= self.used_end {
+            self.high = self.high.max(slot + 1);
+        } else if !self.used.contains(&slot) {
+            self.low = self.low.max(slot + 1);
+        }
+    }
 }
 
 /// A subvolume that was looked up.
@@ -70,7 +114,7 @@ impl Subvolumes {
             gates: Mutex::new(gates),
             nested: Nested::default(),
             topology: Mutex::new(()),
-            next: Mutex::new(1),
+            free: Mutex::new(FreeSlots::new(SUBVOLUME_SLOTS)),
         }
     }
 
@@ -101,7 +145,7 @@ impl Subvolumes {
 
     /// Adds a subvolume, which takes its slot.
     pub(crate) fn add(&self, subvolume: Subvolume) {
-        self.take_slot(subvolume.slot);
+        self.free.lock().taken(subvolume.slot.0);
         self.others.write().insert(subvolume.slot, Arc::new(subvolume));
     }
 
@@ -119,13 +163,37 @@ impl Subvolumes {
     /// one then leads to another. For who holds the topology lock and makes a subvolume: it is taken when that is added,
     /// and of one that is refused nothing is left but what the sets of frozen files may know of it.
     pub(crate) fn next_slot(&self) -> Result<Slot> {
-        let next = *self.next.lock();
-        if next < SUBVOLUME_SLOTS { Ok(Slot(next)) } else { Err(FsError::NumbersUsedUp) }
+        self.free.lock().next().map(Slot).ok_or(FsError::NumbersUsedUp)
     }
 
-    /// Keeps a slot from being given out: there is a subvolume in it, or something is left of one.
-    pub(crate) fn take_slot(&self, slot: Slot) {
-        let mut next = self.next.lock();
-        *next = (*next).max(slot.0 + 1);
+    /// Keeps a slot from being given out as long as the pool is open: when it was opened there was a subvolume in it, or something was
+    /// left of one. Before anything is added.
+    pub(crate) fn keep_slot(&self, slot: Slot) {
+        self.free.lock().in_use(slot.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: of the slots that were free at first each is given out once, and no other. Method: some in use, the last one among them or
+    // not; all that there are, some asked for twice.
+    #[test]
+    fn free_slots_are_given_out_once() {
+        for used in [&[][..], &[3], &[1, 2], &[2, 9], &[1, 2, 3, 4, 5, 6, 7, 8, 9]] {
+            let mut free = FreeSlots::new(10);
+            used.iter().for_each(|slot| free.in_use(*slot));
+            let mut given = Vec::new();
+            while let Some(slot) = free.next() {
+                // One that is refused takes none.
+                assert_eq!(free.next(), Some(slot));
+                free.taken(slot);
+                given.push(slot);
+            }
+            given.sort_unstable();
+            let expected: Vec<u32> = (1..10).filter(|slot| !used.contains(slot)).collect();
+            assert_eq!(given, expected, "{used:?}");
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use varve_engine::{Transaction, TreeId};
-use varve_format::record::inode::InodeRecord;
+use varve_format::record::inode::{INODE_FLAG_STALE_TAIL, InodeRecord};
 use varve_format::record::name::NameRecord;
 
 use super::*;
@@ -174,4 +174,45 @@ fn a_panic_in_the_background_stops_the_pool() {
     assert!(told, "nobody says so");
     refused(fs.write(Caller::ROOT, a, 0, &[1; 4096]).and(fs.fsync(a)), 5);
     assert!(fs.close().is_err());
+}
+
+// Goal: what a record says of the bytes behind a file's end means nothing where the file ends with its block, and keeps nobody waiting.
+// Method: such a record, and each verb that lets a file grow or looks behind its end, with a limit of time.
+#[test]
+fn a_stale_tail_behind_whole_blocks() {
+    type Verb = fn(&Filesystem, InodeId) -> Result<(), FsError>;
+    let verbs: [(&str, Verb); 6] = [
+        ("setattr", |fs, ino| {
+            fs.setattr(Caller::ROOT, ino, SetAttr { size: Some(10_000), ..Default::default() }).map(drop)
+        }),
+        ("write", |fs, ino| fs.write(Caller::ROOT, ino, 20_000, &[2; 100]).map(drop)),
+        ("reserve", |fs, ino| {
+            fs.fallocate(Caller::ROOT, ino, 8192, 8192, Allocate::Reserve { keep_size: false })
+        }),
+        ("punch", |fs, ino| fs.fallocate(Caller::ROOT, ino, 4096, 8192, Allocate::Punch)),
+        ("insert", |fs, ino| fs.insert_range(Caller::ROOT, ino, 0, 4096)),
+        ("clone", |fs, ino| fs.clone_file(Caller::ROOT, ino, ROOT, b"clone").map(drop)),
+    ];
+    for (what, verb) in verbs {
+        let mut f = Fixture::new(64 * MIB);
+        let ino = f.create(b"f");
+        f.write(ino, 0, &[1; 4096]);
+        f.fs.sync().unwrap();
+        forge(&f.fs, TreeId::INODES, |value| {
+            let record = InodeRecord::decode(value).ok()?;
+            let flags = record.flags | INODE_FLAG_STALE_TAIL;
+            (record.size == 4096).then(|| InodeRecord { flags, ..record }.encode())
+        });
+        f.reopen();
+        let (told, tell) = mpsc::channel();
+        std::thread::spawn(move || {
+            let done = verb(&f.fs, ino);
+            let grown = f.fs.setattr(Caller::ROOT, ino, SetAttr { size: Some(30_000), ..Default::default() });
+            let data = f.fs.read(ino, if what == "insert" { 4096 } else { 0 }, 4096);
+            let synced = f.fs.sync();
+            f.check();
+            told.send((done.is_ok(), grown.is_ok(), data.is_ok_and(|d| d == [1; 4096]), synced.is_ok())).unwrap();
+        });
+        assert_eq!(tell.recv_timeout(LONG).expect(what), (true, true, true, true), "{what}");
+    }
 }

@@ -1,6 +1,8 @@
 //! Subvolumes and snapshots: each verb, what crosses no border, and what shares what.
 
 use super::*;
+use varve_format::record::subvolume::SUBVOLUME_SLOTS;
+
 use crate::subvolume::Slot;
 
 pub(super) fn make(f: &Fixture, parent: InodeId, name: &[u8]) -> InodeId {
@@ -567,4 +569,28 @@ fn long_list() {
     };
     let expected: Vec<_> = kept.map(|info| SubvolumeInfo { path: now(&info.path), ..info.clone() }).collect();
     assert_eq!((pages, listed), (7, expected));
+}
+
+// Goal: subvolumes can be made as long as there are not too many, however many there have been. Method: a pool whose newest one has the
+// last number there is, opened again.
+#[test]
+fn numbers_of_subvolumes_are_used_again() {
+    let mut f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    f.fs.core().subvolumes.keep_slot(Slot(SUBVOLUME_SLOTS - 2));
+    let kept = f.fs.snapshot(sub, ROOT, b"kept", true, true).unwrap();
+    assert_eq!(Slot::of(kept).0, SUBVOLUME_SLOTS - 1);
+    f.reopen();
+    let mut slots = Vec::new();
+    for n in 0..20 {
+        let name = format!("next{n}").into_bytes();
+        slots.push(Slot::of(f.fs.create_subvolume(Caller::ROOT, ROOT, &name, 0o755).unwrap().ino).0);
+        f.fs.delete_subvolume(ROOT, &name).unwrap();
+        f.fs.maintain().unwrap();
+    }
+    slots.sort_unstable();
+    slots.dedup();
+    assert_eq!(slots.len(), 20, "none twice while the pool is open");
+    assert!(!slots.contains(&Slot::of(sub).0) && !slots.contains(&0));
+    f.check();
 }
