@@ -142,6 +142,9 @@ impl Filesystem {
             with_existing(fs, source, Last::Follow, |attr| {
                 let place = find(fs, dest, Last::New).map_err(Fault::in_second)?;
                 let name = free(&place).map_err(Fault::in_second)?;
+                if place.directory {
+                    return Err(Fault::from(Reason::NotFound).in_second());
+                }
                 fs.clone_file(self.caller(), attr.ino, place.parent, name).map_err(of_new)?;
                 Ok(())
             })

@@ -54,3 +54,15 @@ fn clones_go_their_own_way() {
     assert_eq!(fs.clone_file("/a", "/b").unwrap_err().kind(), ErrorKind::AlreadyExists);
     assert_eq!(fs.clone_file("/", "/c").unwrap_err().kind(), ErrorKind::IsADirectory);
 }
+
+// Goal: a clone is a file, and is not made under the name of a directory. Method: a slash at the end, where nothing is.
+#[test]
+fn a_clone_is_no_directory() {
+    let pool = quiet().in_memory(64 * MIB).unwrap();
+    let fs = pool.filesystem();
+    fs.write("/a", b"x").unwrap();
+    assert_eq!(fs.clone_file("/a", "/b/").unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(names(&fs, "/"), ["a"]);
+    fs.clone_file("/a", "/b").unwrap();
+    assert_eq!(fs.read("/b").unwrap(), b"x");
+}
