@@ -52,6 +52,11 @@ impl Core {
                 return Err(crate::FsError::Invalid);
             }
         }
+        if let (Some(_), Some(_)) = (set.size, set.mode) {
+            // First what may be refused. The times once more: a new size sets those of now, unless others are wanted.
+            self.setattr(caller, ino, SetAttr { size: set.size, ..SetAttr::default() })?;
+            return self.setattr(caller, ino, SetAttr { size: None, ..set });
+        }
         if set.uid.is_some() || set.gid.is_some() {
             let state = self.state(ino);
             let kind = self.read_lock(&state)?.record.kind;
@@ -60,11 +65,6 @@ impl Core {
             }
         }
         if let Some(size) = set.size {
-            if set.mode.is_some() {
-                self.setattr(caller, ino, SetAttr { size: None, ..set })?;
-                // The times once more: a new size sets those of now, unless others are wanted.
-                return self.setattr(caller, ino, SetAttr { mode: None, uid: None, gid: None, ..set });
-            }
             return self.with_space(|| self.set_size(caller, ino, size, &set));
         }
         self.with_space(|| {

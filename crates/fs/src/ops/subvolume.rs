@@ -205,7 +205,10 @@ impl Core {
             Ok(())
         })();
         match result {
-            Err(FsError::Engine(varve_engine::EngineError::NoSpace)) => Ok(()),
+            // Or it has been removed meanwhile itself.
+            Err(FsError::Engine(varve_engine::EngineError::NoSpace) | FsError::NotFound | FsError::Stale) => {
+                Ok(())
+            }
             result => result,
         }
     }

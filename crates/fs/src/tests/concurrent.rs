@@ -276,3 +276,33 @@ fn looking_for_names_waits_for_no_change_of_the_directory() {
         assert_eq!(missing, [true, true]);
     });
 }
+
+// Goal: who deletes a subvolume hears that it is done, though its directory goes at the same moment. Method: one that makes and deletes
+// one, over and over, beside one that removes the directory whenever it is empty.
+#[test]
+fn a_directory_goes_with_its_last_subvolume() {
+    let f = Fixture::new(64 * MIB);
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                let _ = f.fs.rmdir(ROOT, b"dir");
+            }
+        });
+        let mut failed = None;
+        for _ in 0..30_000 {
+            let dir = match f.fs.mkdir(Caller::ROOT, ROOT, b"dir", 0o755) {
+                Ok(attr) => attr.ino,
+                Err(FsError::Exists) => f.fs.lookup(ROOT, b"dir").map_or(ROOT, |attr| attr.ino),
+                Err(error) => panic!("{error}"),
+            };
+            if failed.is_none() && f.fs.create_subvolume(Caller::ROOT, dir, b"s", 0o755).is_ok() {
+                failed = f.fs.delete_subvolume(dir, b"s").err();
+            }
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(failed.is_none(), "{failed:?}");
+    });
+    f.fs.maintain().unwrap();
+    f.check();
+}

@@ -86,3 +86,24 @@ fn what_cannot_be_opened_is_let_go_of() {
         assert_eq!(Arc::strong_count(&device), 1);
     }
 }
+
+// Goal: of a change of size and bits together nothing has happened when it is refused, and both when not. Method: a size that no file
+// has, a size of a directory, and one that is right, with a time of its own and without.
+#[test]
+fn size_and_bits_change_together() {
+    let f = Fixture::new(64 * MIB);
+    let (ino, dir) = (f.create(b"f"), f.mkdir(ROOT, b"dir"));
+    let set = |size| SetAttr { mode: Some(0o600), uid: Some(5), size: Some(size), ..SetAttr::default() };
+    for (ino, size, errno) in [(ino, (1 << 62) + 1, 27), (dir, 0, 21)] {
+        let before = f.fs.getattr(ino).unwrap();
+        refused(f.fs.setattr(Caller::ROOT, ino, set(size)), errno);
+        assert_eq!(f.fs.getattr(ino).unwrap(), before);
+    }
+    let before = f.fs.getattr(ino).unwrap();
+    let attr = f.fs.setattr(Caller::ROOT, ino, set(100)).unwrap();
+    assert_eq!((attr.mode, attr.uid, attr.size), (0o600, 5, 100));
+    assert!(attr.mtime > before.mtime);
+    let at = Timestamp { seconds: 7, nanoseconds: 8 };
+    let attr = f.fs.setattr(Caller::ROOT, ino, SetAttr { mtime: Some(SetTime::At(at)), ..set(200) }).unwrap();
+    assert_eq!((attr.mtime, attr.size), (at, 200));
+}

@@ -211,7 +211,8 @@ fn a_stale_tail_behind_whole_blocks() {
             let data = f.fs.read(ino, if what == "insert" { 4096 } else { 0 }, 4096);
             let synced = f.fs.sync();
             f.check();
-            told.send((done.is_ok(), grown.is_ok(), data.is_ok_and(|d| d == [1; 4096]), synced.is_ok())).unwrap();
+            told.send((done.is_ok(), grown.is_ok(), data.is_ok_and(|d| d == [1; 4096]), synced.is_ok()))
+                .unwrap();
         });
         assert_eq!(tell.recv_timeout(LONG).expect(what), (true, true, true, true), "{what}");
     }
