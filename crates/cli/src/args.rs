@@ -376,10 +376,13 @@ pub enum InspectWhat {
     },
 }
 
+/// Thirty years: moments so far away can be reckoned with.
+const SECONDS_MAX: f64 = 1e9;
+
 fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().filter(|seconds| *seconds >= 0.01);
+    let seconds = text.parse().ok().filter(|seconds| (0.01..=SECONDS_MAX).contains(seconds));
     let duration = seconds.and_then(|seconds: f64| Duration::try_from_secs_f64(seconds).ok());
-    duration.ok_or_else(|| "a number of seconds, at least 0.01".to_owned())
+    duration.ok_or_else(|| "a number of seconds, at least 0.01 and at most a billion".to_owned())
 }
 
 fn parse_address(text: &str) -> Result<u64, String> {
@@ -429,6 +432,18 @@ mod tests {
 
     fn parse(words: &[&str]) -> Result<Cli, clap::Error> {
         Cli::try_parse_from(std::iter::once("varve").chain(words.iter().copied()))
+    }
+
+    // Goal: a time that nobody means is refused, not reckoned with. Method: bounds and beyond.
+    #[test]
+    fn seconds_have_bounds() {
+        for (text, right) in [("0.01", true), ("1e9", true), ("0.001", false), ("-1", false), ("NaN", false)]
+        {
+            assert_eq!(parse_seconds(text).is_ok(), right, "{text}");
+        }
+        for text in ["1e10", "1e19", "inf", "18446744073709551615"] {
+            assert!(parse_seconds(text).is_err(), "{text}");
+        }
     }
 
     // Goal: the table contradicts itself nowhere. Method: clap's own check.

@@ -70,7 +70,13 @@ pub fn to_file(path: &Path) -> Result<()> {
 
 /// From now on messages go to the system's log, or nowhere if there is none.
 pub fn to_system() {
-    let socket = UnixDatagram::unbound().and_then(|socket| socket.connect(SYSTEM_LOG).map(|()| socket));
+    // Like a file's: one whose reader is slow stops nothing, neither requests nor the end of the daemon; it misses messages.
+    let connected = |socket: UnixDatagram| {
+        socket.connect(SYSTEM_LOG)?;
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    };
+    let socket = UnixDatagram::unbound().and_then(connected);
     set(socket.map_or(Target::Nowhere, Target::System));
 }
 

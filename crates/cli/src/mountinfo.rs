@@ -101,11 +101,8 @@ impl MountTable {
 
     /// The mount that an absolute path without symbolic links lies in.
     pub fn containing(&self, path: &Path) -> Option<&Mount> {
-        self.0
-            .iter()
-            .filter(|mount| path.starts_with(&mount.mountpoint))
-            // Of two on the same directory the later one hides the earlier.
-            .max_by_key(|mount| mount.mountpoint.components().count())
+        // The last: it hides those before it, also those that are mounted below its directory.
+        self.0.iter().rev().find(|mount| path.starts_with(&mount.mountpoint))
     }
 
     /// Mounts of ours.
@@ -265,6 +262,19 @@ not a line
         );
         assert_eq!(table.ours().count(), 2);
         assert_eq!(table.at(Path::new("/mnt")), None);
+    }
+
+    // Goal: what is mounted over a directory hides what was mounted below it. Method: two mounts, one in the other, and a third over both.
+    #[test]
+    fn what_is_hidden_contains_nothing() {
+        let line = |id: u32, at: &str| format!("{id} 1 0:{id} / {at} rw - fuse.varve pool rw\n");
+        let text = [line(40, "/"), line(50, "/a"), line(51, "/a/b"), line(52, "/a"), line(53, "/c")].concat();
+        let found = |lines: usize, path: &str| {
+            let text: String = text.split_inclusive('\n').take(lines).collect();
+            MountTable::parse(text.as_bytes()).containing(Path::new(path)).map(|mount| mount.device.1)
+        };
+        assert_eq!((found(3, "/a/b/x"), found(3, "/a/x"), found(3, "/x")), (Some(51), Some(50), Some(40)));
+        assert_eq!((found(5, "/a/b/x"), found(5, "/a/x"), found(5, "/c")), (Some(52), Some(52), Some(53)));
     }
 
     // Goal: a path belongs to the innermost and topmost mount. Method: paths on the borders.

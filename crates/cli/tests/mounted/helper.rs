@@ -114,6 +114,37 @@ wait "$waiter" || fail "it did not end well: $(cat "$S/heard")"
     );
 }
 
+/// Goal: a system log that takes nothing stops nothing: the pool is mounted, used, unmounted and closed. Method: a socket in the place of
+/// the log that nobody reads and that is full.
+#[test]
+fn a_log_that_nobody_reads_stops_nothing() {
+    if !Command::new("perl").args(["-MSocket", "-e", "1"]).status().is_ok_and(|status| status.success()) {
+        return say("\n*** SKIPPED a_log_that_nobody_reads_stops_nothing: no perl here ***\n");
+    }
+    script(
+        "full_log",
+        r#"
+mkdir "$S/dev"
+mount -t tmpfs none "$S/dev"
+for node in null zero urandom random fuse tty; do touch "$S/dev/$node"; mount --bind "/dev/$node" "$S/dev/$node"; done
+mount --move "$S/dev" /dev
+perl -MSocket -e '
+    socket(L, PF_UNIX, SOCK_DGRAM, 0) or die; bind(L, sockaddr_un("/dev/log")) or die;
+    socket(S, PF_UNIX, SOCK_DGRAM, 0) or die; connect(S, sockaddr_un("/dev/log")) or die;
+    use Fcntl; fcntl(S, F_SETFL, O_NONBLOCK) or die;
+    1 while defined send(S, "full", 0);
+    open(my $told, ">", "$ENV{S}/full") or die; close($told); sleep 1000' & filler=$!
+for _ in $(seq 300); do [ -e "$S/full" ] && break; sleep 0.1; done
+[ -e "$S/full" ] || fail "the log is not full"
+timeout 60 "$V" mount "$S/pool" "$S/mnt" || fail "it is not mounted"
+echo one > "$S/mnt/file"
+timeout 60 "$V" unmount "$S/mnt" || fail "it is not unmounted"
+timeout 60 "$V" check "$S/pool" || fail "the pool stays open"
+kill "$filler"
+"#,
+    );
+}
+
 /// Goal: `mount -o remount` changes what it names, the kernel enforces it, and what was written is durable when a mount
 /// has become read-only. Method: flags there and back, seen in the kernel's table; a write to a read-only mount; a file
 /// open for writing; the daemon killed right after going read-only, with nothing synced before; then the same beginning
