@@ -219,7 +219,7 @@ impl Store {
     pub(crate) fn read_metadata(&self, ptr: varve_format::root::NodePtr, what: &str) -> Result<AlignedBuf> {
         let mut block = AlignedBuf::new(BLOCK_BYTES);
         let good = |b: &[u8]| block_checksum(b) == ptr.checksum;
-        self.pool.read_verified(&mut ptr.copies(), &mut block, !self.options.read_only, &good).map_err(
+        self.pool.read_verified(&mut ptr.copies(), &mut block, self.repairs(), &good).map_err(
             |e| match e {
                 EngineError::Checksum { addr } => EngineError::corrupt(
                     format!("{what} block at {addr:#x}"),
@@ -229,6 +229,11 @@ impl Store {
             },
         )?;
         Ok(block)
+    }
+
+    /// Whether a bad copy is written again from a good one that was read: not where nothing is written.
+    fn repairs(&self) -> bool {
+        self.check_writable().is_ok()
     }
 
     pub(crate) fn check_writable(&self) -> Result<()> {
@@ -539,7 +544,7 @@ impl Store {
                 let good = |b: &[u8]| block_checksum(b) == sums[i];
                 if from_device(i) && !(whole.is_ok() && good(block)) {
                     let at = PoolAddr::from_block(first + i as u64);
-                    self.pool.read_verified(&mut [at].into_iter(), block, !self.options.read_only, &good)?;
+                    self.pool.read_verified(&mut [at].into_iter(), block, self.repairs(), &good)?;
                 }
             }
         }

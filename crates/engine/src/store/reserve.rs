@@ -125,8 +125,11 @@ impl Store {
         let mut core = self.core.lock();
         let more = purse(data_blocks, entries, entry_bytes, core.space.copies);
         let mine = reservation.as_ref().map_or(Purse::default(), |r| r.purse);
-        let sum =
-            Purse { data: mine.data + more.data, metadata_bytes: mine.metadata_bytes + more.metadata_bytes };
+        // What is never there stays so.
+        let sum = Purse {
+            data: mine.data.saturating_add(more.data),
+            metadata_bytes: mine.metadata_bytes.saturating_add(more.metadata_bytes),
+        };
         let blocks = sum.blocks() - mine.blocks();
         if !core.space.fits(blocks, Urgency::Ordinary) {
             return Ok(false);
