@@ -30,6 +30,8 @@ pub const POOL_BYTES_MIN: u64 = 64 << 20;
 pub const CHUNKS_MAX: usize = 1024;
 /// Most cuts of the log between two checkpoints.
 pub const CUTS_MAX: usize = 64;
+/// Bytes of a cut.
+const CUT_BYTES: usize = 16;
 /// Incompatible feature: extents in their short forms.
 pub const SHORT_EXTENTS: u64 = 1;
 /// Incompatible feature: the only version of a family may have no record, whatever its id.
@@ -301,6 +303,10 @@ impl Superblock {
         let (cut_count, chunk_count) = (r.u16()? as usize, r.u16()? as usize);
         if cut_count > CUTS_MAX || chunk_count > CHUNKS_MAX || chunk_count == 0 {
             return r.corrupt("too many cuts or chunks");
+        }
+        // Recovery may add cuts, and they must fit.
+        if len + (CUTS_MAX - cut_count) * CUT_BYTES + 4 > SLOT_BYTES as usize {
+            return r.corrupt("superblock without room for cuts of the log");
         }
         if !log_start.is_multiple_of(BLOCK_BYTES as u64) || total_blocks > u64::MAX >> (BLOCK_SHIFT + 1) {
             return r.corrupt("log position or size out of bounds");

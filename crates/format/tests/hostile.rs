@@ -145,6 +145,27 @@ fn payload_of<'b>(header: &BatchHeader, bytes: &'b [u8]) -> &'b [u8] {
     &bytes[batch::BATCH_HEADER_BYTES..batch::BATCH_HEADER_BYTES + header.payload_bytes as usize]
 }
 
+// Goal: a superblock that has no room for the cuts that recovery may add is refused, not written out of its slot. Method: one as long as a
+// slot, which has all of them already and one less than that.
+#[test]
+fn superblocks_leave_room_for_cuts() {
+    let chunk = |at: u64, stripes: usize| Chunk {
+        start: at * BLOCK_BYTES as u64,
+        len_bytes: BLOCK_BYTES as u64,
+        stripes: vec![Stripe { device: 0, offset: 0 }; stripes],
+        ..superblock().chunks[0].clone()
+    };
+    for (stripes, right) in [(240, true), (247, false)] {
+        let mut long = superblock();
+        long.cuts.clear();
+        long.chunks = (0..26).map(|at| chunk(at, stripes)).collect();
+        long.total_blocks = 26;
+        let bytes = long.encode();
+        assert!(bytes.len() as u64 <= varve_format::superblock::SLOT_BYTES);
+        assert_eq!(Superblock::decode(&bytes).is_ok(), right, "{stripes} stripes");
+    }
+}
+
 // Goal: no block of a batch but the first looks like the beginning of one, whatever is in it, and what was in it comes back. Method: a
 // payload whose blocks begin with the magic, with what the first masks make the magic, and with other things.
 #[test]

@@ -1,5 +1,6 @@
 //! Labels, superblock slots and foreign signatures: how a device is recognised, and how a pool is laid out on it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use varve_device::{AlignedBuf, Device};
@@ -64,6 +65,37 @@ pub fn read_labels(devices: Vec<Arc<dyn Device>>) -> Result<Labelled> {
     Ok(found.into_iter().map(|(l, d)| (d, l)).unzip())
 }
 
+/// Where a device may have a label: at its beginning, at its end, and, looked for only then, where a pool ends that is shorter, should
+/// the device have become longer.
+fn label_places(device: &dyn Device) -> impl Iterator<Item = u64> {
+    let size = device.size_bytes() / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+    let ends = [0, size.saturating_sub(BLOCK_BYTES as u64)];
+    ends.into_iter().chain(std::iter::once_with(move || inner_places(device, size)).flatten())
+}
+
+/// The superblocks at the beginning say where their chunks end. Behind that lie the tail and, of the pool's last blocks, those that
+/// are too few for one of each copy.
+fn inner_places(device: &dyn Device, size_bytes: u64) -> BTreeSet<u64> {
+    let block = BLOCK_BYTES as u64;
+    let mut places = BTreeSet::new();
+    let mut slot = AlignedBuf::new(SLOT_BYTES as usize);
+    for i in 0..SLOTS_PER_END {
+        let at = slot_offset(i, size_bytes);
+        if at + SLOT_BYTES > size_bytes || device.read_at(at, &mut slot).is_err() {
+            continue;
+        }
+        let Ok(superblock) = Superblock::decode(&slot) else { continue };
+        let stripes = superblock.chunks.iter().flat_map(|chunk| {
+            chunk.stripes.iter().map(|stripe| stripe.offset.saturating_add(chunk.len_bytes))
+        });
+        let end = stripes.max().unwrap_or(0).saturating_add(TAIL_BYTES - block);
+        let copies = superblock.chunks.iter().map(|chunk| chunk.stripes.len() as u64).max().unwrap_or(0);
+        let found = (0..copies).map(|more| end.saturating_add(more * block));
+        places.extend(found.filter(|place| place.is_multiple_of(block) && *place < size_bytes));
+    }
+    places
+}
+
 fn read_label(device: &dyn Device) -> Result<Label> {
     let size = device.size_bytes() / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
     if size < 2 * BLOCK_BYTES as u64 {
@@ -71,7 +103,7 @@ fn read_label(device: &dyn Device) -> Result<Label> {
     }
     let mut block = AlignedBuf::new(BLOCK_BYTES);
     let (mut why, mut unreadable, mut newer) = (None, None, None);
-    for offset in [0, size - BLOCK_BYTES as u64] {
+    for offset in label_places(device) {
         if let Err(e) = device.read_at(offset, &mut block) {
             unreadable = Some(e);
             continue;
@@ -157,12 +189,28 @@ pub fn newest_superblock(devices: &[Arc<dyn Device>], labels: &[Label]) -> Resul
         let why = varve_format::Corrupt { what: "numbers out of bounds", at: 0 };
         return Err(EngineError::corrupt(format!("the superblock of {}", devices[0].name()), why));
     }
+    let mut stripes = Vec::new();
     for chunk in &best.chunks {
+        if chunk.stripes.len() != usize::from(chunk.profile.copies) {
+            return refuse(format!("{}: a chunk has not as many stripes as copies", devices[0].name()));
+        }
         for s in &chunk.stripes {
-            if s.offset + chunk.len_bytes > labels[s.device as usize].size_bytes - TAIL_BYTES {
+            let label = &labels[s.device as usize];
+            if s.offset + chunk.len_bytes > label.size_bytes - TAIL_BYTES {
                 return refuse(format!("{}: a chunk lies outside its device", devices[0].name()));
             }
+            if s.offset < RING_START + label.ring_bytes || !s.offset.is_multiple_of(BLOCK_BYTES as u64) {
+                return refuse(format!(
+                    "{}: a chunk lies where the log is, or between blocks",
+                    devices[0].name()
+                ));
+            }
+            stripes.push((s.device, s.offset, s.offset + chunk.len_bytes));
         }
+    }
+    stripes.sort_unstable();
+    if stripes.windows(2).any(|pair| pair[0].0 == pair[1].0 && pair[1].1 < pair[0].2) {
+        return refuse(format!("{}: chunks lie over each other", devices[0].name()));
     }
     if best.chunks.iter().rev().skip(1).any(|c| c.len_bytes != best.chunks[0].len_bytes) {
         return refuse(format!("{}: chunks of unequal length", devices[0].name()));
@@ -318,7 +366,7 @@ pub fn format_devices(devices: &[Arc<dyn Device>], options: &FormatOptions) -> R
             return refuse(format!("{} holds {what}; --force overwrites it", device.name()));
         }
         let mut block = AlignedBuf::new(BLOCK_BYTES);
-        for offset in [0, size_bytes - BLOCK_BYTES as u64] {
+        for offset in label_places(device) {
             device.read_at(offset, &mut block)?;
             if Label::decode(&block).is_ok() {
                 return refuse(format!("{} holds a VarveFS pool; --force overwrites it", device.name()));

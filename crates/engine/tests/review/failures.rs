@@ -181,6 +181,37 @@ fn a_failed_flush_stops_the_pool() {
     }
 }
 
+// Goal: a pool that has stopped, or been closed, is read from and not written to: no bad copy is made good. Method: a block whose first
+// copy has rotted, read after a failed flush, after a clean end, and before either.
+#[test]
+fn who_has_stopped_repairs_nothing() {
+    for way in ["works", "stopped", "closed"] {
+        let device = Arc::new(FaultyDevice::new(MemoryDevice::new(POOL_BYTES), 1, vec![]));
+        format(&device, Profile::Dup, Profile::Dup);
+        let store = open(&device);
+        let (run, _) = place(&store, b"a", 7).expect("places");
+        store.checkpoint().expect("checkpoint");
+        device.write_at(DATA_START + run.addr.0, &AlignedBuf::new(4096)).expect("writes");
+        match way {
+            "stopped" => {
+                device.set_rules(vec![FaultRule::new(Operation::Flush, Trigger::Nth(1), Fault::Error)]);
+                let mut tx = Transaction::new();
+                tx.put(TREE, b"k", b"v");
+                let lsn = store.apply(tx, None).expect("applies");
+                store.commit(lsn).expect_err("the flush fails");
+            }
+            "closed" => store.close().expect("closes"),
+            _ => {}
+        }
+        let writes = device.stats().write_bytes;
+        let mut buf = AlignedBuf::new(4096);
+        store.read_data(run.addr, &mut buf).expect("the other copy is good");
+        assert!(buf.iter().all(|b| *b == 7), "{way}");
+        let written = device.stats().write_bytes - writes;
+        assert_eq!(written, if way == "works" { 4096 } else { 0 }, "{way}");
+    }
+}
+
 // Goal: one unreadable label or superblock slot is no reason not to open. Method: EIO in each of them in turn.
 #[test]
 fn opens_with_an_unreadable_label_or_slot() {
@@ -199,6 +230,34 @@ fn opens_with_an_unreadable_label_or_slot() {
         let (store, report) = try_open(&device).unwrap_or_else(|e| panic!("slot at {offset:#x}: {e}"));
         assert!(report.clean, "slot at {offset:#x}");
         assert!(store.get(TREE, b"k").expect("reads").is_some(), "slot at {offset:#x}");
+    }
+}
+
+// Goal: on a device that has become longer than its pool the second label is found, too, and nothing is made over it. Method: a pool with
+// data once and twice, copied to a longer device, without its first block.
+#[test]
+fn the_second_label_of_a_longer_device() {
+    for data in [Profile::Single, Profile::Dup] {
+        for size in [POOL_BYTES, POOL_BYTES + 4096, POOL_BYTES + 12_288] {
+            let small = Arc::new(MemoryDevice::new(size));
+            format(&small, data, Profile::Dup);
+            let store = open(&small);
+            put(&store, b"k", b"v");
+            store.close().expect("closes");
+            drop(store);
+            let long = Arc::new(MemoryDevice::new(size + (16 << 20)));
+            let mut all = AlignedBuf::new(size as usize);
+            small.read_at(0, &mut all).expect("reads");
+            all[..4096].fill(0);
+            long.write_at(0, &all).expect("writes");
+            let devices = [long.clone() as Arc<dyn Device>];
+            let options =
+                FormatOptions { data, metadata: Profile::Dup, pool_id: [9; 16], hash_seed: 1, force: false };
+            assert!(matches!(Store::format(&devices, &options), Err(EngineError::Refused(_))), "{size}");
+            let (store, report) = try_open(&long).unwrap_or_else(|e| panic!("{size} bytes: {e}"));
+            assert!(report.clean);
+            assert_eq!(store.get(TREE, b"k").expect("reads").as_deref(), Some(&b"v"[..]));
+        }
     }
 }
 

@@ -413,3 +413,35 @@ fn values_that_look_like_batches() {
         assert_eq!(found.as_deref(), Some(&whole[..BATCH_HEADER_BYTES]));
     }
 }
+
+// Goal: a table of chunks that lie over each other, over the log, between blocks, or that are not as many as copies is refused before
+// anything is made of it. Method: each.
+#[test]
+fn chunks_that_cannot_be_are_refused() {
+    type Change = fn(&mut Vec<varve_format::superblock::Stripe>);
+    let changes: [(&str, Change); 4] = [
+        ("as many stripes", |stripes| stripes.push(stripes[0])),
+        ("where the log is", |stripes| stripes[0].offset = RING_START),
+        ("between blocks", |stripes| stripes[0].offset -= 8),
+        ("over each other", |_| ()),
+    ];
+    for (what, change) in changes {
+        let device = forged(
+            |superblock, _| {
+                change(&mut superblock.chunks[0].stripes);
+                if what == "over each other" {
+                    let mut second = superblock.chunks[0].clone();
+                    second.start += second.len_bytes;
+                    superblock.total_blocks *= 2;
+                    superblock.chunks.push(second);
+                }
+            },
+            &[],
+        );
+        let result = within("opening", move || try_open(&device)).map(|r| r.1);
+        assert!(
+            matches!(&result, Err(EngineError::Refused(why)) if why.contains(what)),
+            "{what}: {result:?}"
+        );
+    }
+}
