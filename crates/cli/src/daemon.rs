@@ -3,7 +3,7 @@
 //! Order of the end: the session is over (no request is being served), the pool is closed (everything is durable), those
 //! who wait are told, the process ends (the lock on the pool goes with it).
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
@@ -44,7 +44,7 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
     let current = Arc::new(Current::open(opening)?);
 
     let mount_options = MountOptions {
-        source: options.source.clone().unwrap_or_else(|| pool.display().to_string()),
+        source: options.source.clone().map_or_else(|| pool.clone().into_os_string(), OsString::from),
         flags: options.flags,
         allow_other: options.allow_other,
         threads: options.threads,
@@ -70,7 +70,7 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         current.clone(),
         mounted.health().clone(),
         start_server(&mounted, &current, &pool, options),
-        utab::Note::add(&mount_options.source, &mountpoint),
+        utab::Note::add(&mount_options.source.to_string_lossy(), &mountpoint),
     ));
     if let Err(error) =
         shutdown::on_signals(mountpoint.clone(), mounted.device(), closing.clone()).and_then(|()| {

@@ -3,9 +3,11 @@
 //! The end of a session unmounts nothing: if another filesystem has been mounted there meanwhile (after `fusermount3 -u
 //! -z`, with files still open in the first), it would disappear.
 
+use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -96,8 +98,10 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
 /// The options as the program wants them. It knows nothing of `dev` and `suid` for ordinary users and forces the
 /// opposites, and shows `relatime` unless told otherwise. It refuses `nodiratime`, which is ours to heed anyway: who serves
 /// the mount notes the access times.
-fn words(options: &MountOptions) -> String {
-    let mut words = format!("fsname={},subtype=varve,default_permissions", escape(&options.source));
+fn words(options: &MountOptions) -> OsString {
+    let mut words = OsString::from("fsname=");
+    words.push(escape(&options.source));
+    words.push(",subtype=varve,default_permissions");
     let flags = options.flags;
     for (wanted, word) in [
         (flags.read_only, ",ro"),
@@ -109,22 +113,22 @@ fn words(options: &MountOptions) -> String {
         (options.allow_other, ",allow_other"),
     ] {
         if wanted {
-            words.push_str(word);
+            words.push(word);
         }
     }
     words
 }
 
 /// `fusermount3` splits its options at commas unless a backslash stands before them.
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        if matches!(character, ',' | '\\') {
-            escaped.push('\\');
+fn escape(text: &OsStr) -> OsString {
+    let mut escaped = Vec::with_capacity(text.len());
+    for byte in text.as_bytes() {
+        if matches!(byte, b',' | b'\\') {
+            escaped.push(b'\\');
         }
-        escaped.push(character);
+        escaped.push(*byte);
     }
-    escaped
+    OsString::from_vec(escaped)
 }
 
 #[cfg(test)]
@@ -135,8 +139,8 @@ mod tests {
     // Goal: a pool's name cannot smuggle in mount options. Method: a name with a comma and a backslash.
     #[test]
     fn sources_are_escaped() {
-        assert_eq!(escape("/a,allow_other\\b"), "/a\\,allow_other\\\\b");
-        assert_eq!(escape("/plain"), "/plain");
+        assert_eq!(escape(OsStr::new("/a,allow_other\\b")), "/a\\,allow_other\\\\b");
+        assert_eq!(escape(OsStr::new("/plain")), "/plain");
         let options = MountOptions {
             source: "a,b".into(),
             flags: Flags { read_only: true, durable: true, durable_names: true, ..Flags::default() },

@@ -7,7 +7,7 @@
 //! umount(8) does not wait for the process that serves a mount: whoever needs to know that everything is durable
 //! waits for [`Mounted::wait`], closes the filesystem, and says so.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsString};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -41,7 +41,7 @@ const READAHEAD_KIB: u32 = 1024;
 #[derive(Clone, Debug)]
 pub struct MountOptions {
     /// Shown as the source by mount(8): the pool's path.
-    pub source: String,
+    pub source: OsString,
     /// What the kernel enforces.
     pub flags: Flags,
     /// Users other than the one who mounts may use it.
@@ -350,7 +350,7 @@ fn mount_directly(
     }
     let flags = options.flags.bits();
     let data = CString::new(data).expect("numbers and fixed words hold no NUL");
-    match rustix::mount::mount(options.source.as_str(), mountpoint, FILESYSTEM_TYPE, flags, data.as_c_str()) {
+    match rustix::mount::mount(&*options.source, mountpoint, FILESYSTEM_TYPE, flags, data.as_c_str()) {
         Ok(()) => Ok(Some(device.into())),
         Err(Errno::PERM) => Ok(None),
         Err(error) => Err(MountError::Mount { path: mountpoint.to_path_buf(), error: error.into() }),

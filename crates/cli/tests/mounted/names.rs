@@ -168,6 +168,21 @@ fn a_pool_with_an_odd_name() {
             assert_eq!(unescape(name.as_str().expect("a name")), pool.as_os_str().as_bytes());
         }
         is_plain(&succeed(varve(&["stats"]).arg(&pool)));
+        if can_mount("a_pool_with_an_odd_name") {
+            // Who names the pool means the mount.
+            let mount = Mount::start(&pool, &scratch.path("mnt"));
+            let stats = json(varve(&["stats", "--json"]).arg(&pool));
+            assert_eq!(
+                stats["mountpoint"].as_str(),
+                mount.path("").to_str().map(|path| path.trim_end_matches('/'))
+            );
+            succeed(varve(&["mount", "-o", "remount,ro"]).arg(&pool).arg(mount.path("")));
+            let refused = output(varve(&["check"]).arg(&pool));
+            let said = String::from_utf8(refused.stderr).expect("text");
+            assert!(said.contains("it is mounted at"), "{said}");
+            is_plain(&said);
+            mount.unmount();
+        }
         for pool in [&missing, &damaged] {
             for mut command in [
                 varve(&["check"]),

@@ -110,7 +110,7 @@ impl Served {
         let mountpoint = tempfile::Builder::new().prefix(name).tempdir_in(directory)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let options = MountOptions {
-            source: format!("varve-lab-{name}"),
+            source: format!("varve-lab-{name}").into(),
             flags: Flags {
                 no_dev: true,
                 no_suid: true,
