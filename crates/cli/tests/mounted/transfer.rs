@@ -10,7 +10,10 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, SeekFrom, Timespec, Timestamps, XattrFlags};
 use serde_json::Value;
 
-use crate::harness::{Mount, Random, Scratch, can_mount, check, output, say, scale, seed, succeed, varve};
+use crate::harness::{
+    Loop, Mount, Random, Scratch, can_loop, can_mount, check, detach, output, say, scale, seed, succeed,
+    varve,
+};
 use crate::tree::{assert_equal, generate};
 
 /// An access control list: owner, user 7, group, mask, others.
@@ -663,5 +666,61 @@ fn an_ordinary_export_of_closed_directories() {
                 "{name}"
             );
         }
+    }
+}
+
+/// A filesystem of the kernel's, mounted until this is dropped.
+struct Kernels<'a>(&'a Path);
+
+impl Kernels<'_> {
+    fn mount<'a>(device: &Loop, point: &'a Path) -> Kernels<'a> {
+        succeed(std::process::Command::new("mount").args(["-t", "ext4"]).arg(&device.device).arg(point));
+        Kernels(point)
+    }
+}
+
+impl Drop for Kernels<'_> {
+    fn drop(&mut self) {
+        detach(self.0);
+    }
+}
+
+/// Goal: an export that says that it has finished is durable, with all times and flags. Method: onto ext4 on a loop device, whose file is
+/// copied at that moment; the copy shows what a cut of power would leave.
+#[test]
+fn a_finished_export_is_durable() {
+    if !can_loop("a_finished_export_is_durable") {
+        return;
+    }
+    let scratch = Scratch::new("export-durable");
+    let tree = scratch.subdir("tree");
+    let past = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+    for n in 0..50 {
+        let name = tree.join(format!("file{n}"));
+        fs::write(&name, format!("{n}")).expect("a file");
+        fs::File::options().write(true).open(&name).and_then(|file| file.set_modified(past)).expect("a time");
+    }
+    let pool = scratch.pool("pool", "64M");
+    done(&import(&tree, &pool, "/"));
+    let disk = Loop::new(&scratch, "disk", 64 << 20);
+    if !std::process::Command::new("mkfs.ext4")
+        .arg("-q")
+        .arg(&disk.device)
+        .status()
+        .is_ok_and(|status| status.success())
+    {
+        return say("*** skipped: ext4 cannot be made here ***");
+    }
+    let (point, copied) = (scratch.subdir("point"), scratch.subdir("copied"));
+    let mounted = Kernels::mount(&disk, &point);
+    done(&export(&pool, "/", &point.join("out")));
+    fs::copy(scratch.path("disk"), scratch.path("copy")).expect("a copy");
+    drop(mounted);
+    let copy = Loop::over(&scratch.path("copy"), &[]);
+    let _mounted = Kernels::mount(&copy, &copied);
+    for n in 0..50 {
+        let name = copied.join(format!("out/file{n}"));
+        assert_eq!(fs::read_to_string(&name).expect("a file"), format!("{n}"));
+        assert_eq!(fs::metadata(&name).and_then(|meta| meta.modified()).expect("a time"), past, "file{n}");
     }
 }
