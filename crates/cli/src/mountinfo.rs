@@ -74,8 +74,12 @@ pub fn is_not_connected(error: &io::Error) -> bool {
     )
 }
 
-/// The table, in the order of mounting.
-pub struct MountTable(Vec<Mount>);
+/// The table, mostly in the order of mounting.
+pub struct MountTable {
+    mounts: Vec<Mount>,
+    /// Of each its number, and that of the mount that its directory is in.
+    numbers: Vec<(u32, u32)>,
+}
 
 impl MountTable {
     /// Reads it.
@@ -86,28 +90,50 @@ impl MountTable {
     }
 
     fn parse(text: &[u8]) -> MountTable {
-        MountTable(text.split(|byte| *byte == b'\n').filter_map(parse_line).collect())
+        let lines = text.split(|byte| *byte == b'\n');
+        let (mounts, numbers) = lines.filter_map(|line| Some((parse_line(line)?, numbers(line)?))).unzip();
+        MountTable { mounts, numbers }
     }
 
     /// Directories on which the device is mounted.
     fn of(&self, device: (u32, u32)) -> impl Iterator<Item = String> {
-        self.0.iter().filter(move |mount| mount.device == device).map(|mount| mount.mountpoint.shown())
+        self.mounts.iter().filter(move |mount| mount.device == device).map(|mount| mount.mountpoint.shown())
     }
 
     /// What is mounted exactly on `path`, topmost.
     pub fn at(&self, path: &Path) -> Option<&Mount> {
-        self.0.iter().rev().find(|mount| mount.mountpoint == path)
+        self.mounts.iter().rev().find(|mount| mount.mountpoint == path)
     }
 
     /// The mount that an absolute path without symbolic links lies in.
     pub fn containing(&self, path: &Path) -> Option<&Mount> {
-        // The last: it hides those before it, also those that are mounted below its directory.
-        self.0.iter().rev().find(|mount| path.starts_with(&mount.mountpoint))
+        let is_above = |at: &usize| {
+            let (id, parent) = self.numbers[*at];
+            id == parent || self.numbers.iter().all(|(other, _)| *other != parent)
+        };
+        let mut here = (0..self.mounts.len())
+            .filter(is_above)
+            .find(|at| self.mounts[*at].mountpoint == Path::new("/"))?;
+        // As the kernel goes along the path: from a directory into what is mounted on it, which hides all that is mounted below it
+        // in the same mount.
+        for _ in 0..self.mounts.len() {
+            let (id, _) = self.numbers[here];
+            let inside = |at: &usize| {
+                let (other, parent) = self.numbers[*at];
+                parent == id && other != id && path.starts_with(&self.mounts[*at].mountpoint)
+            };
+            let depth = |at: &usize| self.mounts[*at].mountpoint.components().count();
+            match (0..self.mounts.len()).filter(inside).min_by_key(depth) {
+                Some(next) => here = next,
+                None => break,
+            }
+        }
+        Some(&self.mounts[here])
     }
 
     /// Mounts of ours.
     pub fn ours(&self) -> impl Iterator<Item = &Mount> {
-        self.0.iter().filter(|mount| mount.is_ours())
+        self.mounts.iter().filter(|mount| mount.is_ours())
     }
 }
 
@@ -140,6 +166,12 @@ pub fn everywhere(device: (u32, u32)) -> Vec<String> {
         places.extend(there.iter().map(|place| format!("{place} as process {id} ({name}) sees it")));
     }
     places
+}
+
+/// The first two fields of a line.
+fn numbers(line: &[u8]) -> Option<(u32, u32)> {
+    let mut fields = line.split(|byte| *byte == b' ').map(|field| str::from_utf8(field).ok()?.parse().ok());
+    Some((fields.next()??, fields.next()??))
 }
 
 /// `36 35 98:0 /root /mnt rw,noatime shared:1 - fuse.varve /pool.img rw,user_id=0`. `None`: not such a line.
@@ -264,17 +296,28 @@ not a line
         assert_eq!(table.at(Path::new("/mnt")), None);
     }
 
-    // Goal: what is mounted over a directory hides what was mounted below it. Method: two mounts, one in the other, and a third over both.
+    // Goal: what is mounted over a directory hides what was mounted below it, in whatever order the table has them. Method: two mounts,
+    // one in the other, and a third over both; a mount that was moved behind one that is younger; a root that came last.
     #[test]
     fn what_is_hidden_contains_nothing() {
-        let line = |id: u32, at: &str| format!("{id} 1 0:{id} / {at} rw - fuse.varve pool rw\n");
-        let text = [line(40, "/"), line(50, "/a"), line(51, "/a/b"), line(52, "/a"), line(53, "/c")].concat();
-        let found = |lines: usize, path: &str| {
-            let text: String = text.split_inclusive('\n').take(lines).collect();
+        let line =
+            |id: u32, parent: u32, at: &str| format!("{id} {parent} 0:{id} / {at} rw - fuse.varve pool rw\n");
+        let found = |lines: &[(u32, u32, &str)], path: &str| {
+            let text: String = lines.iter().map(|(id, parent, at)| line(*id, *parent, at)).collect();
             MountTable::parse(text.as_bytes()).containing(Path::new(path)).map(|mount| mount.device.1)
         };
-        assert_eq!((found(3, "/a/b/x"), found(3, "/a/x"), found(3, "/x")), (Some(51), Some(50), Some(40)));
-        assert_eq!((found(5, "/a/b/x"), found(5, "/a/x"), found(5, "/c")), (Some(52), Some(52), Some(53)));
+        let nested = [(40, 1, "/"), (50, 40, "/a"), (51, 50, "/a/b")];
+        let all = |path| found(&nested, path);
+        assert_eq!((all("/a/b/x"), all("/a/x"), all("/x")), (Some(51), Some(50), Some(40)));
+        let over = [&nested[..], &[(52, 50, "/a"), (53, 40, "/c")]].concat();
+        let all = |path| found(&over, path);
+        assert_eq!((all("/a/b/x"), all("/a/x"), all("/c")), (Some(52), Some(52), Some(53)));
+        let moved = [(40, 1, "/"), (50, 52, "/a/b"), (52, 40, "/a")];
+        let all = |path| found(&moved, path);
+        assert_eq!((all("/a/b/x"), all("/a/x")), (Some(50), Some(52)));
+        let late = [(22, 27, "/proc"), (27, 2, "/")];
+        let all = |path| found(&late, path);
+        assert_eq!((all("/proc/x"), all("/x")), (Some(22), Some(27)));
     }
 
     // Goal: a path belongs to the innermost and topmost mount. Method: paths on the borders.

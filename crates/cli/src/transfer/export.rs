@@ -341,12 +341,7 @@ impl Export<'_> {
 
     fn directory(&mut self, dir: &Level, name: &[u8], from: Attr, existing: Option<HostStat>) -> Step<Level> {
         match existing {
-            Some(have) if have.kind == FileKind::Directory => {
-                if !self.superuser && have.mode & OWNER_BITS != OWNER_BITS {
-                    // If it cannot be, opening it says why.
-                    let _ = host::set_mode(dir.target.as_fd(), name, have.mode | OWNER_BITS);
-                }
-            }
+            Some(have) if have.kind == FileKind::Directory => {}
             _ => {
                 open_up(dir, existing)?;
                 if existing.is_some() {
@@ -355,6 +350,13 @@ impl Export<'_> {
                 }
                 rustix::fs::mkdirat(&dir.target, name, Mode::RWXU)?;
             }
+        }
+        if !self.superuser
+            && let Ok(have) = host::stat_at(dir.target.as_fd(), name)
+            && have.mode & OWNER_BITS != OWNER_BITS
+        {
+            // If it cannot be, opening it says why.
+            let _ = host::set_mode(dir.target.as_fd(), name, have.mode | OWNER_BITS);
         }
         let target = host::open_at(dir.target.as_fd(), name, OFlags::DIRECTORY)?;
         let have = host::stat_of(&target)?;
@@ -648,14 +650,15 @@ impl Export<'_> {
 
 /// Opens the target directory, which may keep its owner out since it was exported to before.
 fn open_root(dir: &Path, superuser: bool) -> std::io::Result<OwnedFd> {
-    let root = host::open_directory(dir);
-    if superuser || root.is_ok() {
-        return root;
+    if !superuser
+        && let Ok(have) = std::fs::metadata(dir)
+        && have.mode() & OWNER_BITS != OWNER_BITS
+    {
+        // If it cannot be, what is done there says why.
+        let bits = Permissions::from_mode((have.mode() & 0o7777) | OWNER_BITS);
+        let _ = std::fs::set_permissions(dir, bits);
     }
-    let widened = std::fs::metadata(dir).and_then(|have| {
-        std::fs::set_permissions(dir, Permissions::from_mode((have.mode() & 0o7777) | OWNER_BITS))
-    });
-    if widened.is_ok() { host::open_directory(dir) } else { root }
+    host::open_directory(dir)
 }
 
 /// Which subvolume an inode is in.

@@ -303,16 +303,14 @@ impl Import {
         let new = new.as_bytes();
         let made = make(new)?;
         // A directory does not take a file's place in one step; they change places.
-        let exchange = || self.filesystem.rename(directory, new, directory, name, RenameMode::Exchange);
-        let placed = self.freed(existing, exchange);
-        // Now that is what was there before, or what was made, if that has failed.
-        let gone = if placed.is_ok() {
-            self.freed(existing, || self.filesystem.unlink(directory, new))
-        } else {
+        let placed = self.freed(existing, || {
+            self.filesystem.rename(directory, new, directory, name, RenameMode::Exchange)?;
+            Ok(self.filesystem.unlink(directory, new)?)
+        });
+        if placed.is_err() {
             let _ = self.filesystem.unlink(directory, new).or_else(|_| self.filesystem.rmdir(directory, new));
-            Ok(())
-        };
-        placed.and(gone).map(|()| made)
+        }
+        placed.map(|()| made)
     }
 
     /// Takes away what forbids changes of an inode that has these flags.
@@ -325,7 +323,7 @@ impl Import {
     }
 
     /// Gives an inode another name, or takes one away, whatever its flags.
-    fn freed<T>(&self, attr: Attr, change: impl FnOnce() -> Result<T, FsError>) -> Step<()> {
+    fn freed<T>(&self, attr: Attr, change: impl FnOnce() -> Step<T>) -> Step<()> {
         let mut flags = attr.flags;
         self.free(attr.ino, &mut flags)?;
         let changed = change();
@@ -374,10 +372,10 @@ impl Import {
                 self.links.remove(&link_key(stat, dir));
             }
             if existing.is_none_or(|attr| attr.ino != first) {
+                // What is immutable gets no name, and none of its names is changed.
                 let attr = self.filesystem.getattr(first)?;
-                self.put(dir, name, existing, |name| {
-                    self.freed(attr, || self.filesystem.link(first, dir.target.ino, name))
-                })?;
+                let link = |name: &[u8]| Ok(self.filesystem.link(first, dir.target.ino, name)?);
+                self.freed(attr, || self.put(dir, name, existing, link))?;
             }
             self.tally.summary.hard_links_count += 1;
             return Ok(());
@@ -479,8 +477,9 @@ impl Import {
                 Err(FsError::Exists) => continue,
                 linked => linked?,
             };
-            let rename =
-                || self.filesystem.rename(directory, new.as_bytes(), directory, name, RenameMode::Replace);
+            let rename = || {
+                Ok(self.filesystem.rename(directory, new.as_bytes(), directory, name, RenameMode::Replace)?)
+            };
             let replaced = self.freed(existing, rename);
             if replaced.is_err() {
                 let _ = self.filesystem.unlink(directory, new.as_bytes());
