@@ -217,3 +217,34 @@ fn a_stale_tail_behind_whole_blocks() {
         assert_eq!(tell.recv_timeout(LONG).expect(what), (true, true, true, true), "{what}");
     }
 }
+
+// Goal: directories that lie in each other have no way to the root, and a diff does not go round in them. Method: a file that has changed
+// below two such, against a snapshot of before; paths that were found, with a limit of time.
+#[test]
+fn a_ring_of_directories_in_a_diff() {
+    let mut f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let d = f.fs.mkdir(Caller::ROOT, sub, b"d", 0o711).unwrap().ino;
+    let e = f.mkdir(d, b"e");
+    f.fs.create(Caller::ROOT, e, b"x", 0o644).unwrap();
+    let file = f.fs.create(Caller::ROOT, e, b"f", 0o644).unwrap().ino;
+    f.fs.sync().unwrap();
+    let old = f.fs.snapshot(sub, ROOT, b"old", true, true).unwrap();
+    f.write(file, 0, b"changed");
+    f.fs.sync().unwrap();
+    lead(&f.fs, b"x", local(d));
+    forge(&f.fs, TreeId::INODES, |value| {
+        let record = InodeRecord::decode(value).ok()?;
+        (record.mode == 0o711).then(|| InodeRecord { parent: local(e), ..record }.encode())
+    });
+    f.reopen();
+    let (told, tell) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut longest = 0;
+        if let Ok(page) = f.fs.diff(old, sub, &[], 100) {
+            longest = page.new_paths.iter().map(|(_, path)| path.len()).max().unwrap_or(0);
+        }
+        told.send(longest).unwrap();
+    });
+    assert!(tell.recv_timeout(LONG).expect("it ends") < 1_000);
+}

@@ -184,7 +184,11 @@ impl Side {
         }
         let path = |inode: u64| {
             let (mut names, mut at) = (Vec::new(), inode);
-            while at != ROOT_INODE.0 && names.len() < DEPTH_MAX {
+            while at != ROOT_INODE.0 {
+                // Directories that lie in each other lead nowhere.
+                if names.len() > known.len().min(DEPTH_MAX) {
+                    return None;
+                }
                 let (parent, name) = known.get(&at)?;
                 names.push(name.as_slice());
                 at = *parent;
