@@ -299,7 +299,8 @@ pub(super) fn claims(month: &Month) -> Vec<Claim> {
             format!(
                 "rotation: p99 of a synced write while reaping by that while idle: at most {FOREGROUND_BOUND}"
             ),
-            ratio(month.reaping.p99_ns, month.idle.p99_ns),
+            // Nothing may have been reaped.
+            ratio(month.reaping.p99_ns, month.idle.p99_ns).filter(|_| month.reaping.p99_ns > 0.0),
             FOREGROUND_BOUND,
         ),
     ]

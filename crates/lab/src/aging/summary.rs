@@ -60,14 +60,17 @@ impl Figures {
     fn tenths(&self, figure: impl Fn(&Loop) -> f64) -> (Option<f64>, Option<f64>) {
         let tenth = self.loops.len().div_ceil(10);
         let of = |loops: &[Loop]| median(&loops.iter().map(&figure).collect::<Vec<_>>());
-        (of(&self.loops[..tenth]), of(&self.loops[self.loops.len() - tenth..]))
+        // The first loop is not its own end.
+        let last = (self.loops.len() > 1).then(|| of(&self.loops[self.loops.len() - tenth..])).flatten();
+        (of(&self.loops[..tenth]), last)
     }
     /// Of the first and the last tenth the rate of a loop by that of the file without forks just afterwards: medians of the pairs.
     fn rates_by_control(&self) -> (Option<f64>, Option<f64>) {
         let tenth = self.loops.len().div_ceil(10);
         let pair = |l: &Loop| ratio(l.control_ns? as f64, (l.write_ns + l.sync_ns) as f64);
         let of = |loops: &[Loop]| median(&loops.iter().filter_map(pair).collect::<Vec<_>>());
-        (of(&self.loops[..tenth]), of(&self.loops[self.loops.len() - tenth..]))
+        let last = (self.loops.len() > 1).then(|| of(&self.loops[self.loops.len() - tenth..])).flatten();
+        (of(&self.loops[..tenth]), last)
     }
     fn rate(plan: &Plan, one: &Loop) -> f64 {
         plan.writes as f64 * 1e9 / (one.write_ns + one.sync_ns).max(1) as f64
