@@ -54,7 +54,12 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let done = match Args::parse().command {
+    let args = Args::parse();
+    if let Err(error) = process::heed_signals() {
+        eprintln!("error: {error:#}");
+        return ExitCode::FAILURE;
+    }
+    let done = match args.command {
         Command::Demo => demo::run(),
         Command::Test(args) => test::run(&args),
         Command::Check => check::run(),

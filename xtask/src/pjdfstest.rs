@@ -68,7 +68,8 @@ pub fn run(args: &PjdfstestArgs) -> Result<()> {
     let program = suite::program(args.program.as_deref())?;
     match run_on(&program)? {
         Some(counts) if counts.failed > 0 => bail!("{} cases failed", counts.failed),
-        _ => Ok(()),
+        Some(_) => Ok(()),
+        None => bail!("pjdfstest has not run"),
     }
 }
 

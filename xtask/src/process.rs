@@ -1,14 +1,18 @@
-//! Running other programs: always with a time limit, always ending the whole process group that was started.
+//! Running other programs: always with a time limit, always ending the whole process group that was started, also when this
+//! program is asked to end.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// The directory of the workspace: the parent of this crate's.
 pub fn root() -> PathBuf {
@@ -115,19 +119,85 @@ fn finish(what: &str, status: ExitStatus) -> Result<()> {
     Ok(())
 }
 
+/// How long whoever is asked to end may take.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Somebody wants this program to end. A second signal ends it at once.
+static ASKED_TO_END: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// From now on a signal ends what runs, and then this program, by its own way out: what was changed is put back.
+pub fn heed_signals() -> Result<()> {
+    let asked = ASKED_TO_END.get_or_init(Arc::default);
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register_conditional_shutdown(signal, 1, asked.clone())
+            .and_then(|_| signal_hook::flag::register(signal, asked.clone()))
+            .context("cannot handle signals")?;
+    }
+    Ok(())
+}
+
 /// Waits for a process that leads its own group; at the limit the group is ended.
-fn wait(mut child: Child, limit: Duration) -> Result<ExitStatus> {
+fn wait(child: Child, limit: Duration) -> Result<ExitStatus> {
+    wait_unless(child, limit, ASKED_TO_END.get_or_init(Arc::default))
+}
+
+fn wait_unless(mut child: Child, limit: Duration, asked: &AtomicBool) -> Result<ExitStatus> {
     let started = Instant::now();
+    let end = |child: &mut Child, signal: &str| -> Result<()> {
+        let group = format!("-{}", child.id());
+        Command::new("kill").args([signal, "--", &group]).status().context("cannot run kill").map(drop)
+    };
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
+        if asked.load(Ordering::Relaxed) {
+            end(&mut child, "-TERM")?;
+            let since = Instant::now();
+            while child.try_wait()?.is_none() && since.elapsed() < GRACE {
+                thread::sleep(Duration::from_millis(50));
+            }
+            // Also those of the group that outlive it.
+            let _ = end(&mut child, "-KILL");
+            child.wait()?;
+            bail!("interrupted");
+        }
         if started.elapsed() > limit {
-            let group = format!("-{}", child.id());
-            Command::new("kill").args(["-KILL", "--", &group]).status().context("cannot run kill")?;
+            end(&mut child, "-KILL")?;
             child.wait()?;
             bail!("stopped: it took longer than {} minutes", limit.as_secs().div_ceil(60));
         }
         thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: who is asked to end ends what it has started, the whole group of it, one that does not listen too. Method: a shell with a
+    // sleeping child, and one that heeds no signal; they are asked for afterwards.
+    #[test]
+    fn whoever_is_asked_ends_what_runs() {
+        for script in ["sleep 1000 & wait", "trap '' TERM; sleep 1000 & wait"] {
+            let mut command = Command::new("sh");
+            let child = command.args(["-c", script]).process_group(0).spawn().expect("a shell");
+            let group = child.id();
+            let asked = AtomicBool::new(false);
+            let ended = thread::scope(|scope| {
+                let waits = scope.spawn(|| wait_unless(child, Duration::from_secs(600), &asked));
+                thread::sleep(Duration::from_millis(200));
+                asked.store(true, Ordering::Relaxed);
+                waits.join().expect("no panic")
+            });
+            assert_eq!(ended.expect_err("it was interrupted").to_string(), "interrupted");
+            let there = || Command::new("kill").args(["-0", "--", &format!("-{group}")]).output();
+            // What was killed may be gone a moment later.
+            let gone = (0..100).any(|_| {
+                thread::sleep(Duration::from_millis(20));
+                there().is_ok_and(|out| !out.status.success())
+            });
+            assert!(gone, "{script}");
+        }
     }
 }
