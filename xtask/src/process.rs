@@ -120,7 +120,7 @@ fn finish(what: &str, status: ExitStatus) -> Result<()> {
 }
 
 /// How long whoever is asked to end may take.
-const GRACE: Duration = Duration::from_secs(10);
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Somebody wants this program to end. A second signal ends it at once.
 static ASKED_TO_END: OnceLock<Arc<AtomicBool>> = OnceLock::new();

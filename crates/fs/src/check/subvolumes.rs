@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use varve_engine::ProblemKind as Kind;
+use varve_engine::{InodeId, ProblemKind as Kind};
 use varve_format::record::inode::InodeKind;
 use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::{FIRST_SUBVOLUME, SUBVOLUME_DELETING, SubvolumePlace};
@@ -72,6 +72,18 @@ impl Check<'_> {
         }
     }
 
+    /// Whether the directory has the subvolume's name or something at its position, among the names whose hash begins at `base`. What
+    /// cannot be read is said elsewhere.
+    fn name_there(&self, dir: InodeId, place: &SubvolumePlace, base: NamePosition) -> bool {
+        let (last, mut found) = (base.0.saturating_add(255), false);
+        let each = &mut |position: NamePosition, _: InodeKind, _: InodeId, name: Vec<u8>| {
+            found |= position == place.position || name == place.name;
+            !found && position.0 < last
+        };
+        let _ = self.namespace.each_name_in(&self.view, dir, base.0.saturating_sub(1), each);
+        found
+    }
+
     /// Why a subvolume cannot be in the directory it is in.
     fn no_place(&self, place: &SubvolumePlace) -> Option<String> {
         let dir = self.full(place.directory);
@@ -82,8 +94,11 @@ impl Check<'_> {
             }
             Some(_) => {
                 let hash = self.namespace.hasher.hash(&place.name);
-                let there = NamePosition::new(hash, place.position.sequence()) == place.position;
-                (!there).then(|| "is not at the place of its name's hash".into())
+                if NamePosition::new(hash, place.position.sequence()) != place.position {
+                    return Some("is not at the place of its name's hash".into());
+                }
+                let hides = self.name_there(dir, place, NamePosition::new(hash, 0));
+                hides.then(|| "hides a name of its directory, or is at its place".into())
             }
             None => Some(format!("is in directory {}, which does not exist", dir.0)),
         }

@@ -79,6 +79,11 @@ pub const FORKED: &[(Kind, Plant)] = &[
         edit(w, b"inner", |record| record.place = there);
     }),
     (Kind::SubvolumePlace, |w| {
+        // Where a file is.
+        let position = NamePosition::new(w.hasher.hash(b"small"), 0);
+        place(w, b"taken", |place| (place.name, place.position) = (b"small".to_vec(), position));
+    }),
+    (Kind::SubvolumePlace, |w| {
         // In a directory of the one that is in it.
         let deepest = id(w, b"deepest");
         place(w, b"taken", |place| (place.parent, place.directory) = (deepest, ROOT));
