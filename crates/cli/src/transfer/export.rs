@@ -21,10 +21,9 @@ use std::cell::Cell;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
-use std::fs::Permissions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::vec::IntoIter;
@@ -55,9 +54,6 @@ const NEW_NAME: &str = ".varve-export.new";
 /// Longest path that calls take (PATH_MAX less the NUL).
 const PATH_BYTES_MAX: usize = 4095;
 
-/// Whoever exports needs these of a directory of his own, to change what is in it.
-const OWNER_BITS: u32 = 0o700;
-
 type Step<T> = std::result::Result<T, Trouble>;
 
 /// Runs the command.
@@ -74,7 +70,7 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
     std::fs::create_dir_all(&args.dir)
         .map_err(|error| anyhow!("cannot make the directory {shown}: {}", in_words(&error)))?;
     let superuser = rustix::process::geteuid().is_root();
-    let root = open_root(&args.dir, superuser)
+    let root = host::open_target(&args.dir, superuser)
         .map_err(|error| anyhow!("cannot open {shown}: {}", in_words(&error)))?;
     let stop = Stop::on_signals()?;
     let tally = Tally::start("export", place.to_string(), args.dir.shown());
@@ -229,11 +225,13 @@ impl Export<'_> {
     fn leave(&mut self, level: &Level, path: &Path) -> Step<()> {
         self.tally.summary.directories_count += 1;
         let mut from = level.from;
-        if !self.superuser && from.mode & OWNER_BITS != OWNER_BITS && path.as_os_str().len() <= PATH_BYTES_MAX
+        if !self.superuser
+            && from.mode & host::OWNER_BITS != host::OWNER_BITS
+            && path.as_os_str().len() <= PATH_BYTES_MAX
         {
             // Files in it wait for their times.
             self.bits_last.push((path.to_path_buf(), from.mode));
-            from.mode |= OWNER_BITS;
+            from.mode |= host::OWNER_BITS;
         }
         let have = host::stat_at(level.target.as_fd(), b".")?;
         let mut flags = Flagged::of(Some(level.target.as_fd()));
@@ -346,17 +344,17 @@ impl Export<'_> {
                 open_up(dir, existing)?;
                 if existing.is_some() {
                     let unlink = || rustix::fs::unlinkat(&dir.target, name, AtFlags::empty());
-                    freed(dir.target.as_fd(), name, unlink)?;
+                    host::freed(dir.target.as_fd(), name, unlink)?;
                 }
                 rustix::fs::mkdirat(&dir.target, name, Mode::RWXU)?;
             }
         }
         if !self.superuser
             && let Ok(have) = host::stat_at(dir.target.as_fd(), name)
-            && have.mode & OWNER_BITS != OWNER_BITS
+            && have.mode & host::OWNER_BITS != host::OWNER_BITS
         {
             // If it cannot be, opening it says why.
-            let _ = host::set_mode(dir.target.as_fd(), name, have.mode | OWNER_BITS);
+            let _ = host::set_mode(dir.target.as_fd(), name, have.mode | host::OWNER_BITS);
         }
         let target = host::open_at(dir.target.as_fd(), name, OFlags::DIRECTORY)?;
         let have = host::stat_of(&target)?;
@@ -648,19 +646,6 @@ impl Export<'_> {
     }
 }
 
-/// Opens the target directory, which may keep its owner out since it was exported to before.
-fn open_root(dir: &Path, superuser: bool) -> std::io::Result<OwnedFd> {
-    if !superuser
-        && let Ok(have) = std::fs::metadata(dir)
-        && have.mode() & OWNER_BITS != OWNER_BITS
-    {
-        // If it cannot be, what is done there says why.
-        let bits = Permissions::from_mode((have.mode() & 0o7777) | OWNER_BITS);
-        let _ = std::fs::set_permissions(dir, bits);
-    }
-    host::open_directory(dir)
-}
-
 /// Which subvolume an inode is in.
 fn slot(ino: InodeId) -> u64 {
     ino.0 >> LOCAL_INODE_BITS
@@ -696,27 +681,10 @@ fn place<T>(
     let remove = || rustix::fs::unlinkat(&dir.target, &new, AtFlags::empty());
     let made = make(new.as_bytes())?;
     let replace = || rustix::fs::renameat(&dir.target, &new, &dir.target, name);
-    let replaced = freed(dir.target.as_fd(), name, replace);
+    let replaced = host::freed(dir.target.as_fd(), name, replace);
     // Also where both were names of one file, which are left as they are.
     let _ = remove();
-    replaced.map(|()| made)
-}
-
-/// Gives `name` in `dir` another name, or takes it away, whatever its flags.
-fn freed(dir: BorrowedFd<'_>, name: &[u8], change: impl Fn() -> Result<(), Errno>) -> Step<()> {
-    match change() {
-        // To open anything else may have effects of its own, and that has no flags.
-        Err(Errno::PERM) if host::stat_at(dir, name).is_ok_and(|have| have.kind == FileKind::File) => {
-            let file = host::open_at(dir, name, OFlags::empty())?;
-            let mut flags = Flagged::of(Some(file.as_fd()));
-            flags.free();
-            let changed = change();
-            // It may have other names.
-            flags.set(flags.had);
-            Ok(changed?)
-        }
-        result => Ok(result?),
-    }
+    Ok(replaced.map(|()| made)?)
 }
 
 /// What the pool cannot give is left out; the rest may be whole.

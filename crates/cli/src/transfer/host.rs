@@ -1,9 +1,12 @@
 //! What a tree on this system has, read and written without following a link.
 
 use std::ffi::CString;
+use std::fs::Permissions;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 
 use rustix::fs::{
     AtFlags, FileType, IFlags, Mode, OFlags, ResolveFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags,
@@ -26,6 +29,9 @@ const FLAGS: [(IFlags, FileFlags); 6] = [
     (IFlags::APPEND, FileFlags::APPEND_ONLY),
     (IFlags::IMMUTABLE, FileFlags::IMMUTABLE),
 ];
+
+/// Whoever exports needs these of a directory of his own, to change what is in it.
+pub const OWNER_BITS: u32 = 0o700;
 
 /// Name and value.
 pub type Xattr = (Vec<u8>, Vec<u8>);
@@ -157,11 +163,11 @@ pub fn set_mode(dir: BorrowedFd<'_>, name: &[u8], mode: u32) -> Result<(), Errno
 }
 
 /// Opens the directory that `path` below `root` lies in, without following a link on the way, and gives it with the last name.
-pub fn parent_of<'p>(root: &OwnedFd, path: &'p std::path::Path) -> Result<(OwnedFd, &'p [u8]), Errno> {
+pub fn parent_of<'p>(root: &OwnedFd, path: &'p Path) -> Result<(OwnedFd, &'p [u8]), Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let name = path.file_name().ok_or(Errno::INVAL)?.as_bytes();
-    let parent = path.parent().unwrap_or(std::path::Path::new(""));
-    let way = if parent.as_os_str().is_empty() { std::path::Path::new(".") } else { parent };
+    let parent = path.parent().unwrap_or(Path::new(""));
+    let way = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     match rustix::fs::openat2(root, way, flags, Mode::empty(), resolve) {
         // Not there, or not for this process.
@@ -285,7 +291,7 @@ pub fn raise_open_files_limit() {
 }
 
 /// Opens the directory `path`, links followed.
-pub fn open_directory(path: &std::path::Path) -> io::Result<OwnedFd> {
+pub fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     // Nothing else is opened: to open a pipe is to wait for somebody at its other end.
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
@@ -293,6 +299,36 @@ pub fn open_directory(path: &std::path::Path) -> io::Result<OwnedFd> {
 /// Makes what was written to the filesystem of `fd` durable.
 pub fn sync_filesystem(fd: &impl AsFd) -> Result<(), Errno> {
     rustix::fs::syncfs(fd)
+}
+
+/// Opens the target directory, which may keep its owner out since it was exported to before.
+pub fn open_target(dir: &Path, superuser: bool) -> io::Result<OwnedFd> {
+    if !superuser
+        && let Ok(have) = std::fs::metadata(dir)
+        && have.mode() & OWNER_BITS != OWNER_BITS
+    {
+        // If it cannot be, what is done there says why.
+        let bits = Permissions::from_mode((have.mode() & 0o7777) | OWNER_BITS);
+        let _ = std::fs::set_permissions(dir, bits);
+    }
+    open_directory(dir)
+}
+
+/// Gives `name` in `dir` another name, or takes it away, whatever its flags.
+pub fn freed(dir: BorrowedFd<'_>, name: &[u8], change: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
+    match change() {
+        // To open anything else may have effects of its own, and that has no flags.
+        Err(Errno::PERM) if stat_at(dir, name).is_ok_and(|have| have.kind == FileKind::File) => {
+            let file = open_at(dir, name, OFlags::empty())?;
+            let mut flags = Flagged::of(Some(file.as_fd()));
+            flags.free();
+            let changed = change();
+            // It may have other names.
+            flags.set(flags.had);
+            changed
+        }
+        result => result,
+    }
 }
 
 #[cfg(test)]
