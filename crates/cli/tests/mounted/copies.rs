@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::fs::{CWD, Mode, XattrFlags};
 
 use crate::harness::{Loop, Mount, Scratch, can_loop, can_mount, check, detach, output, say, succeed, varve};
-use crate::transfer::{done, export, import};
+use crate::transfer::{done, export, import, ordinary_user};
 
 /// Goal: an export does not put anything in the place of the pool that it reads. Method: a pool that lies in the directory which it
 /// is exported to and has an entry with its own name, a file and a directory.
@@ -106,17 +106,7 @@ fn capabilities_go_again() {
 /// directories, and in such a directory at the top, exported by an ordinary user twice.
 #[test]
 fn an_ordinary_export_of_closed_directories() {
-    if !rustix::process::geteuid().is_root() {
-        return say("*** skipped: only root can be somebody else ***");
-    }
-    let as_user = || {
-        let mut command = std::process::Command::new("setpriv");
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(env!("CARGO_BIN_EXE_varve"));
-        command
-    };
-    if !as_user().arg("--version").output().is_ok_and(|out| out.status.success()) {
-        return say("*** skipped: other users cannot enter the directory of the program ***");
-    }
+    let Some(as_user) = ordinary_user() else { return };
     let scratch = Scratch::new("closed");
     let (tree, out) = (scratch.subdir("tree"), scratch.subdir("out"));
     let past = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);

@@ -482,21 +482,29 @@ fn what_cannot_be_read_leaves_the_older_copy() {
     assert_eq!(fs::read_dir(&back).expect("a directory").count(), 2, "something else is left there");
 }
 
-/// Goal: a program that ran as its owner does not run as whoever exports it, and that is how it stays. Method: a set-id file of
-/// another owner, exported by an ordinary user twice.
-#[test]
-fn an_ordinary_export_gives_no_set_ids() {
-    if !rustix::process::geteuid().is_root() {
-        return say("*** skipped: only root can make another user's file ***");
-    }
+/// The program as an ordinary user runs it. `None`: that cannot be done here, and it has been said.
+pub fn ordinary_user() -> Option<impl Fn() -> std::process::Command> {
     let as_user = || {
         let mut command = std::process::Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(env!("CARGO_BIN_EXE_varve"));
         command
     };
-    if !as_user().arg("--version").output().is_ok_and(|out| out.status.success()) {
-        return say("*** skipped: other users cannot enter the directory of the program ***");
+    if !rustix::process::geteuid().is_root() {
+        say("*** skipped: only root can be somebody else ***");
+        return None;
     }
+    if !as_user().arg("--version").output().is_ok_and(|out| out.status.success()) {
+        say("*** skipped: other users cannot enter the directory of the program ***");
+        return None;
+    }
+    Some(as_user)
+}
+
+/// Goal: a program that ran as its owner does not run as whoever exports it, and that is how it stays. Method: a set-id file of
+/// another owner, exported by an ordinary user twice.
+#[test]
+fn an_ordinary_export_gives_no_set_ids() {
+    let Some(as_user) = ordinary_user() else { return };
     let scratch = Scratch::new("setid");
     let (tree, out) = (scratch.subdir("tree"), scratch.subdir("out"));
     fs::write(tree.join("tool"), "#!/bin/sh").expect("a file");
