@@ -360,7 +360,7 @@ fn mount_directly(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::double::Double;
+    use crate::double::{Double, options};
     use crate::kernel::ring::REFUSED;
 
     // Goal: where the kernel agrees on rings and then takes none, the mount is made again without them, and nothing is left of the first.
@@ -368,17 +368,7 @@ mod tests {
     #[test]
     fn rings_that_are_refused_are_done_without() {
         let directory = tempfile::tempdir().unwrap();
-        let start = |rings| {
-            let options = MountOptions {
-                source: "double".into(),
-                flags: Flags::default(),
-                allow_other: false,
-                threads: 2,
-                direct_io: false,
-                rings,
-            };
-            Mounted::start(Arc::new(Double::default()), directory.path(), &options)
-        };
+        let start = |rings| Mounted::start(Arc::new(Double::default()), directory.path(), &options(rings));
         match start(Rings::Wanted) {
             Ok(mounted) => {
                 unmount(directory.path(), true).unwrap();

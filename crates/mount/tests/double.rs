@@ -12,7 +12,7 @@ use varve_fs::{
     Allocate, Attr, Caller, DirEntry, FileKind, FsError, InodeId, NewInode, ROOT_INODE, RenameMode, SeekTo,
     SetAttr, SetTime, StatFs, Timestamp, Trimmed, XattrMode,
 };
-use varve_mount::Verbs;
+use varve_mount::{Flags, MountOptions, Rings, Verbs};
 
 type Result<T> = std::result::Result<T, FsError>;
 
@@ -45,6 +45,18 @@ pub struct Double {
     pub trims: (AtomicU64, AtomicU64),
     /// Why all writing is to end.
     pub stopped: Mutex<Vec<String>>,
+}
+
+/// How a double is mounted.
+pub fn options(rings: Rings) -> MountOptions {
+    MountOptions {
+        source: "double".into(),
+        flags: Flags::default(),
+        allow_other: false,
+        threads: 4,
+        direct_io: false,
+        rings,
+    }
 }
 
 fn node(ino: InodeId, kind: FileKind, mode: u32, caller: Caller, parent: InodeId) -> Node {

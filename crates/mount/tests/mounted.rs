@@ -38,10 +38,8 @@ impl TestMount {
         let options = MountOptions {
             source: "double,with=comma".into(),
             flags: Flags { no_dev: true, no_suid: true, ..Flags::default() },
-            allow_other: false,
-            threads: 4,
             direct_io,
-            rings: varve_mount::Rings::Offered,
+            ..double::options(varve_mount::Rings::Offered)
         };
         match Mounted::start(verbs.clone(), directory.path(), &options) {
             Ok(mounted) => {

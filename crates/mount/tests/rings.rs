@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use double::Double;
-use varve_mount::{Flags, MountOptions, Mounted, Rings, unmount};
+use double::{Double, options};
+use varve_mount::{Mounted, Rings, unmount};
 
 /// Longer than anything here takes; who is not told by then hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -41,15 +41,7 @@ fn rings() -> Vec<RawFd> {
 fn a_thread_that_gives_up_ends_the_mount() {
     let directory = tempfile::tempdir().unwrap();
     let verbs = Arc::new(Double::default());
-    let options = MountOptions {
-        source: "double".into(),
-        flags: Flags::default(),
-        allow_other: false,
-        threads: 2,
-        direct_io: false,
-        rings: Rings::Wanted,
-    };
-    let mounted = match Mounted::start(verbs, directory.path(), &options) {
+    let mounted = match Mounted::start(verbs, directory.path(), &options(Rings::Wanted)) {
         Ok(mounted) => mounted,
         Err(error) => return eprintln!("SKIPPED, nothing shown: a_thread_that_gives_up: {error}"),
     };
