@@ -8,8 +8,9 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use varve_format::batch;
+use varve_format::node::HEIGHT_MAX;
 use varve_format::root::NodePtr;
-use varve_format::{BLOCK_BYTES, Lsn, Run, TreeId};
+use varve_format::{BLOCK_BYTES, Corrupt, Lsn, Run, TreeId};
 
 use crate::EngineError;
 use crate::checkpoint::checksums::{Checksums, SumCache, SumPins};
@@ -123,7 +124,7 @@ pub enum Obstacle {
     NoSpace,
     /// It frees blocks nothing refers to, or refers to blocks twice.
     Blocks(Run),
-    /// The tree of shares or of keyframes cannot be read, or says what cannot be.
+    /// The tree of shares or of keyframes cannot be read, or says what cannot be; or a tree would grow higher than any can be.
     Derived(EngineError),
     /// It takes more bytes than the log takes at once.
     TooLarge(usize),
@@ -244,9 +245,11 @@ impl Core {
         };
         step::sort(&mut steps);
         for of_tree in steps.chunk_by_mut(|a, b| a.tree == b.tree) {
-            self.trees[of_tree[0].tree.0 as usize - 1]
-                .prepare(of_tree, &mut asked)
-                .map_err(Obstacle::Node)?;
+            let tree = &self.trees[of_tree[0].tree.0 as usize - 1];
+            let levels = tree.prepare(of_tree, &mut asked).map_err(Obstacle::Node)?;
+            if levels > 0 && usize::from(tree.height) + levels > usize::from(HEIGHT_MAX) {
+                return Err(Obstacle::Derived(too_high(tree)));
+            }
         }
         let forecast = asked.forecast;
         let all = steps.len();
@@ -502,6 +505,12 @@ impl NodeSource for InMemory<'_> {
     }
 }
 
+/// Only a forged tree comes that far: nodes of a block, half full, make one of this height larger than all that can be addressed.
+fn too_high(tree: &Tree) -> EngineError {
+    let why = Corrupt { what: "more levels than a tree can have", at: 0 };
+    EngineError::corrupt(format!("the {} tree, which would grow", tree.id.name()), why)
+}
+
 /// The tree, as it is now, in which a node was missed.
 pub fn missed_in<T>(core: &Core, result: &Result<T, Obstacle>) -> Option<Tree> {
     match result {
@@ -520,4 +529,46 @@ pub fn record_bytes(ops: &[Op]) -> usize {
         Op::IdFloor(_) => 8,
     };
     batch::TRANSACTION_HEADER_BYTES + ops.iter().map(|o| batch::OP_HEADER_BYTES + op(o)).sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FormatOptions, Profile, Store, StoreOptions};
+    use varve_device::{Device, MemoryDevice};
+
+    // Goal: a forged tree of the greatest height does not grow beyond it: the change is refused, all else goes on, and the pool
+    // opens again. Method: the height of a small tree is made the greatest; a change that splits its root, and one that does not.
+    #[test]
+    fn no_tree_grows_too_high() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(64 << 20));
+        let options = FormatOptions {
+            data: Profile::Single,
+            metadata: Profile::Single,
+            pool_id: [1; 16],
+            hash_seed: 7,
+            force: false,
+        };
+        Store::format(std::slice::from_ref(&device), &options).expect("formats");
+        let options = || StoreOptions { background: false, ..StoreOptions::default() };
+        let (store, _) = Store::open(vec![device.clone()], options()).expect("opens");
+        let put = |key: u8, bytes: usize| {
+            let mut tx = Transaction::new();
+            tx.put(TreeId::NAMES, &[key; 8], &vec![key; bytes]);
+            store.apply(tx, None)
+        };
+        put(1, 1500).and(put(2, 1500)).expect("one leaf holds both");
+        let set = |height: u8| store.core.lock().trees[TreeId::NAMES.0 as usize - 1].height = height;
+        set(HEIGHT_MAX);
+        let refused = put(3, 1500).expect_err("it would be a level more");
+        assert!(refused.is_damage() && refused.to_string().contains("names"), "{refused}");
+        put(4, 10).expect("it has room");
+        set(1);
+        put(3, 1500).expect("a small tree grows");
+        store.close().expect("closes");
+        let (store, _) = Store::open(vec![device], options()).expect("opens again");
+        let lens =
+            [1, 2, 3, 4].map(|key| store.get(TreeId::NAMES, &[key; 8]).expect("reads").map(|v| v.len()));
+        assert_eq!(lens, [Some(1500), Some(1500), Some(1500), Some(10)]);
+    }
 }

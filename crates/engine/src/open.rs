@@ -330,12 +330,12 @@ impl Store {
                     fetched.sums.insert(checksums::key(ptr), self.load_sums(ptr)?);
                 }
                 Err(Obstacle::Blocks(run)) => return Err(senseless(run)),
+                Err(Obstacle::Derived(error)) => return Err(error),
                 Err(
                     Obstacle::LogFull
                     | Obstacle::BatchFull
                     | Obstacle::RideFull
                     | Obstacle::NoSpace
-                    | Obstacle::Derived(_)
                     | Obstacle::TooLarge(_),
                 ) => {
                     unreachable!("replay logs nothing, asks for no space, and what it frees has been settled")

@@ -186,8 +186,8 @@ impl Below {
 
 impl Tree {
     /// Adds to the forecast what `steps` will need, which are sorted and all of this tree. Those that delete what is not
-    /// there become [`Change::Nothing`].
-    pub fn prepare(&self, steps: &mut [Step<'_>], asked: &mut Asked<'_>) -> Result<(), Miss> {
+    /// there become [`Change::Nothing`]. Gives how many levels they may add at most.
+    pub fn prepare(&self, steps: &mut [Step<'_>], asked: &mut Asked<'_>) -> Result<usize, Miss> {
         asked.route.note_tree();
         let below = match &self.root {
             Some(root) => self.prepare_below(root, self.height - 1, steps, asked)?,
@@ -198,12 +198,13 @@ impl Tree {
             }
         };
         // New roots.
-        let mut splits = below.splits;
+        let (mut splits, mut levels) = (below.splits, 0);
         while splits > 0 {
             splits = interior_splits(NODE_HEADER_BYTES + (splits + 1) * INTERIOR_ENTRY_BYTES_MAX);
             asked.forecast.added += 1 + splits as u64;
+            levels += 1;
         }
-        Ok(())
+        Ok(levels)
     }
 
     fn prepare_below(

@@ -119,14 +119,14 @@ fn prepared(
     generation: u64,
     cache: &NodeCache,
     (disk, pins): (&Disk, &mut Pins),
-) -> (Forecast, Route) {
+) -> (Forecast, Route, usize) {
     let mut route = Route::default();
     loop {
         route.clear();
         let (pins, route_of) = (&mut *pins, &mut route);
         let mut asked = Asked { generation, cache, pins, forecast: Forecast::default(), route: route_of };
         match tree.prepare(steps, &mut asked) {
-            Ok(()) => return (asked.forecast, route),
+            Ok(levels) => return (asked.forecast, route, levels),
             Err(miss) => {
                 let node = disk.load(miss, tree).expect("on disk");
                 pins.insert(miss.ptr.addr[0].0, node);
@@ -154,7 +154,8 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
         let mut pins = Pins::new();
         let change = if put { Change::Put(&value) } else { Change::Delete };
         let mut one = [Step { tree: tree.id, key: &key, change }];
-        let (forecast, route) = prepared(&tree, &mut one, generation, &cache, (&disk, &mut pins));
+        let (forecast, route, levels) = prepared(&tree, &mut one, generation, &cache, (&disk, &mut pins));
+        let height = usize::from(tree.height.max(1));
         let there = one[0].change != Change::Nothing;
         assert_eq!(there, put || model.contains_key(&key), "seed {seed} step {step}");
         let mut replaced = Vec::new();
@@ -172,6 +173,7 @@ fn run(seed: u64, steps: usize, key_space: u64, value_max: u64) {
         if there {
             tree.change(&mut m, &one);
         }
+        assert!(usize::from(tree.height) <= height + levels, "seed {seed} step {step}: levels are counted");
         let forecast = (forecast.dirtied + forecast.added + SPARE_NODES - m.spare) as i64;
         assert!(
             m.dirty_delta <= forecast,

@@ -170,7 +170,7 @@ proptest! {
             for key in keys.iter().map(|key| key.to_be_bytes()) {
                 let mut step = [Step { tree: loose.tree.id, key: &key, change: Change::Put(&value) }];
                 let disk = (&Disk::default(), &mut Pins::new());
-                let (forecast, _) = prepared(&loose.tree, &mut step, 1, &loose.cache, disk);
+                let (forecast, ..) = prepared(&loose.tree, &mut step, 1, &loose.cache, disk);
                 let (before, mut spent) = (loose.nodes, 0);
                 loose.change(spare, |tree, m| {
                     tree.change(m, &step);

@@ -64,7 +64,7 @@ impl Beside {
         }
         step::sort(&mut steps);
         let mut pins = Pins::new();
-        let (forecast, mut route) =
+        let (forecast, mut route, _) =
             prepared(&self.tree, &mut steps, self.generation, &self.cache, (&self.disk, &mut pins));
         for step in &steps {
             let nothing = step.change == Change::Delete || step.change == Change::Nothing;

@@ -39,7 +39,7 @@ fn only_what_others_hold_is_copied() {
 
     let mut steps =
         keys.each_ref().map(|key| Step { tree: tree.id, key, change: Change::Put(b"something new") });
-    let (forecast, _) = prepared(&tree, &mut steps, 2, &cache, (&disk, &mut pins));
+    let (forecast, ..) = prepared(&tree, &mut steps, 2, &cache, (&disk, &mut pins));
     let mut replaced = Vec::new();
     let mut m = mutation(2, &cache, &mut pins, &mut replaced);
     tree.change(&mut m, &steps);
