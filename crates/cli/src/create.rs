@@ -220,7 +220,7 @@ fn format(args: &CreateArgs, device: FileDevice) -> Result<Created> {
     })
 }
 
-fn format_options(data: Profile, metadata: Profile, force: bool) -> Result<FormatOptions> {
+pub fn format_options(data: Profile, metadata: Profile, force: bool) -> Result<FormatOptions> {
     let mut pool_id = [0; 16];
     let mut hash_seed = [0; 8];
     let source = "/dev/urandom";

@@ -349,11 +349,13 @@ impl<'d> State<'d> {
         Ok(bytes)
     }
 
+    /// The entries from `from` on below a node whose keys are at least `range.0` and, if there is an end, less. A node that two
+    /// pointers name has no key that both may have, so that a forged tree is not longer than what is read of it.
     fn scan_below(
         &self,
         tree: TreeId,
-        ptr: &NodePtr,
-        level: u8,
+        (ptr, level): (&NodePtr, u8),
+        range: (&[u8], Option<&[u8]>),
         from: &[u8],
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<bool> {
@@ -363,13 +365,22 @@ impl<'d> State<'d> {
         if node.header.tree != tree || node.header.level != level {
             bail!("{} at {:#x} is another node than its parent says", what(), ptr.addr[0].0);
         }
+        // The first key of an interior node is not kept.
+        let mut keys = node.entries.iter().skip(usize::from(level > 0)).map(|(key, _)| key.as_slice());
+        let first = keys.next();
+        let last = keys.next_back().or(first);
+        if first.is_some_and(|key| key < range.0) || last.zip(range.1).is_some_and(|(key, end)| key >= end) {
+            bail!("{} at {:#x} holds keys that its parent has elsewhere", what(), ptr.addr[0].0);
+        }
         for (index, (key, value)) in node.entries.iter().enumerate() {
             if level > 0 {
+                let next = node.entries.get(index + 1).map(|(next, _)| next.as_slice());
                 // What lies before `from` is passed over.
-                if node.entries.get(index + 1).is_some_and(|(next, _)| next.as_slice() <= from) {
+                if next.is_some_and(|next| next <= from) {
                     continue;
                 }
-                if !self.scan_below(tree, &pointer(value)?, level - 1, from, each)? {
+                let range = (range.0.max(key.as_slice()), next.or(range.1));
+                if !self.scan_below(tree, (&pointer(value)?, level - 1), range, from, each)? {
                     return Ok(false);
                 }
             } else if key.as_slice() >= from && !each(key, value) {
@@ -392,7 +403,7 @@ impl Entries for State<'_> {
         let mut go_on = true;
         if let Some(root) = self.root.trees.iter().find(|root| root.tree == tree && !root.ptr.is_null()) {
             let level = root.height - 1;
-            go_on = self.scan_below(tree, &root.ptr, level, from, &mut |key, value| {
+            go_on = self.scan_below(tree, (&root.ptr, level), (&[], None), from, &mut |key, value| {
                 while let Some((logged_key, logged_value)) = logged.next_if(|(logged, _)| *logged < key) {
                     if logged_value.is_some_and(|value| !each(logged_key, value)) {
                         return false;
@@ -418,4 +429,87 @@ impl Entries for State<'_> {
 /// The value of an entry of an interior node.
 pub fn pointer(value: &[u8]) -> Result<NodePtr> {
     NodePtr::decode(&mut Reader::new(value)).map_err(|corrupt| anyhow!("a pointer: {corrupt}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use varve_device::{Device, FileDevice, OpenMode};
+    use varve_format::root::TreeRoot;
+    use varve_format::superblock::slot_offset;
+    use varve_fs::{Caller, Filesystem};
+
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::create::format_options;
+
+    const TREE: TreeId = TreeId::NAMES;
+    const LEVELS: u8 = 10;
+
+    /// A pool in a file whose tree of names is made of one node a level, each of which names the one below fifty times over, and
+    /// one leaf at the bottom.
+    fn exploding(path: &Path) {
+        const POOL_BYTES: u64 = 64 << 20;
+        let device = FileDevice::open(path, OpenMode::Create { size_bytes: POOL_BYTES }).expect("a file");
+        let devices: Vec<Arc<dyn Device>> = vec![Arc::new(device)];
+        let single = varve_fs::Profile::Single;
+        let options = format_options(single, single, false).expect("options");
+        Filesystem::format(&devices, &options, Caller::ROOT, &SystemClock).expect("formats");
+        drop(devices);
+
+        let disk = Disk::open(path).expect("opens");
+        let mut state = State::load(&disk, false).expect("a pool");
+        let file = File::options().write(true).open(path).expect("opens");
+        let write = |state: &State<'_>, addr: PoolAddr, block: &[u8]| {
+            let place = state.places(addr)[0];
+            file.write_all_at(block, place).expect("writes");
+            block_checksum(block)
+        };
+        let pool_tag = u64::from_le_bytes(state.label.pool_id[..8].try_into().expect("eight bytes"));
+        let mut below: Option<NodePtr> = None;
+        for level in 0..LEVELS {
+            let header = node::NodeHeader { tree: TREE, level, birth: 1, pool_tag };
+            let mut block = vec![0; BLOCK_BYTES];
+            let mut value = Vec::new();
+            match below {
+                None => node::encode(header, &[], [(&b"k"[..], &b"v"[..])].into_iter(), &mut block),
+                Some(ptr) => {
+                    ptr.encode(&mut value);
+                    let keys: Vec<Vec<u8>> =
+                        (0..50).map(|i| if i == 0 { Vec::new() } else { vec![i] }).collect();
+                    node::encode(header, &[], keys.iter().map(|key| (&key[..], &value[..])), &mut block);
+                }
+            }
+            let addr = PoolAddr::from_block(9000 + u64::from(level));
+            let checksum = write(&state, addr, &block);
+            below = Some(NodePtr { addr: [addr, PoolAddr::NULL], birth: 1, checksum });
+        }
+        let ptr = below.expect("there are levels");
+        state.root.trees.retain(|root| root.tree != TREE);
+        state.root.trees.push(TreeRoot { tree: TREE, height: LEVELS, ptr });
+        let root = state.root.encode();
+        let addr = state.superblock.root.addr[0];
+        state.superblock.root.checksum = write(&state, addr, &root);
+        let slot = state.superblock.generation % SLOTS_PER_END;
+        for slot in [slot, slot + SLOTS_PER_END] {
+            let bytes = state.superblock.encode();
+            file.write_all_at(&bytes, slot_offset(slot, POOL_BYTES)).expect("writes");
+        }
+    }
+
+    // Goal: what is looked for in a forged tree whose pointers meet is not looked for as often as they do. Method: 50^9 ways to one
+    // leaf; a key in front of its only one, one behind it, and all entries.
+    #[test]
+    fn pointers_that_meet_are_refused() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("pool");
+        exploding(&path);
+        let disk = Disk::open(&path).expect("opens");
+        let state = State::load(&disk, true).expect("a root that can be read");
+        for from in [&b""[..], b"a", b"z"] {
+            let error = state.scan(TREE, from, &mut |_, _| true).expect_err("it is no tree");
+            assert!(error.to_string().contains("elsewhere"), "{error}");
+        }
+    }
 }
