@@ -66,7 +66,7 @@ pub enum Command {
 /// something: then nothing is changed, and --force is needed to overwrite it. Of a file everything is looked at, and any
 /// byte that is not zero counts. Of a block device the first 128 KiB are searched for what other filesystems, partition
 /// tables, swap and LUKS begin with, and both ends for a pool: what is elsewhere on it is not noticed.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Clone)]
 pub struct CreateArgs {
     /// File or block device that will hold the pool
     pub pool: PathBuf,
@@ -342,7 +342,8 @@ pub enum InspectWhat {
     },
     /// The root block: trees, checksums of data, bitmap of used blocks
     Roots,
-    /// Entries of a tree: inodes, names, xattrs, extents, versions, orphans, subvolumes, held, reap or shares
+    /// Entries of a tree: inodes, names, xattrs, extents, versions, orphans, subvolumes, held, reap, shares
+    /// or keyframes
     Tree {
         /// Name of the tree
         name: String,

@@ -1,7 +1,8 @@
 //! `varve create`: a new, empty pool.
 //!
 //! Nothing that is there is overwritten without `--force`: the engine knows the signatures of others, a pool is known by its
-//! superblocks too, and a regular file must be empty or full of zeros besides, from end to end. A file made here is removed again if the pool cannot be written.
+//! superblocks too, and a regular file must be empty or full of zeros besides, from end to end. A file made
+//! here has its name when the pool in it is whole.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,7 +14,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use serde::Serialize;
-use varve_device::{Device, FileDevice, FileOptions, OpenMode};
+use varve_device::{Device, DeviceError, FileDevice, FileOptions, OpenMode};
 use varve_fs::{Caller, Filesystem, FormatOptions, Profile};
 
 use crate::args::CreateArgs;
@@ -88,26 +89,48 @@ fn create(args: &CreateArgs) -> Result<Created> {
         .into());
     }
     let existing = path.metadata().ok();
-    let (device, is_new) = match (&existing, args.size) {
+    let device = match (&existing, args.size) {
         (None, None) => {
             bail!("{shown} does not exist; give --size SIZE to make it as a file, such as --size 10G")
         }
-        (None, Some(size_bytes)) => {
-            (open_device(path, OpenMode::Create { size_bytes: whole(size_bytes) })?, true)
-        }
+        (None, Some(size_bytes)) => return create_new(args, size_bytes),
         (Some(metadata), size) => {
             if metadata.is_file() && !args.force {
                 refuse_content(path)?;
             }
-            (open_existing(path, metadata, size, args.force)?, false)
+            open_existing(path, metadata, size, args.force)?
         }
     };
-    let result = format(args, device);
-    if result.is_err() && is_new {
-        // Only what was made a moment ago goes; the error is the news, whatever becomes of the file.
-        let _ = std::fs::remove_file(path);
+    format(args, Arc::new(device))
+}
+
+/// Makes the file too. It has its name when the pool in it is whole: a command that is killed leaves nothing under it.
+fn create_new(args: &CreateArgs, size_bytes: u64) -> Result<Created> {
+    let path = &args.pool;
+    // Over what a command that was killed has left behind.
+    let args = &CreateArgs { force: true, ..args.clone() };
+    let mut created = None;
+    let made = FileDevice::create_whole(path, size_bytes, |device| {
+        created = Some(format(args, device).map_err(Unmade::Pool)?);
+        Ok(())
+    });
+    made.map_err(|error| match error {
+        Unmade::File(error) => explain(path, OpenMode::Create { size_bytes }, &error),
+        Unmade::Pool(error) => error,
+    })?;
+    Ok(created.expect("it was made"))
+}
+
+/// Why there is no new pool.
+enum Unmade {
+    File(DeviceError),
+    Pool(anyhow::Error),
+}
+
+impl From<DeviceError> for Unmade {
+    fn from(error: DeviceError) -> Unmade {
+        Unmade::File(error)
     }
-    result
 }
 
 /// A size cut down to whole blocks.
@@ -187,7 +210,7 @@ fn first_content(path: &Path) -> Result<Option<u64>> {
     Ok(None)
 }
 
-fn format(args: &CreateArgs, device: FileDevice) -> Result<Created> {
+fn format(args: &CreateArgs, device: Arc<FileDevice>) -> Result<Created> {
     let path = &args.pool;
     let size_bytes = device.size_bytes();
     if size_bytes < POOL_BYTES_MIN {
@@ -208,7 +231,7 @@ fn format(args: &CreateArgs, device: FileDevice) -> Result<Created> {
     }
     let options = format_options(args.data, args.metadata, args.force)?;
     let owner = Caller { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
-    let devices: [Arc<dyn Device>; 1] = [Arc::new(device)];
+    let devices: [Arc<dyn Device>; 1] = [device];
     Filesystem::format(&devices, &options, owner, &SystemClock)
         .map_err(|error| anyhow!("{}", with_name(path, &error.to_string())))?;
     Ok(Created {

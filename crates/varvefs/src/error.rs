@@ -109,7 +109,9 @@ pub enum Reason {
     #[error("the two paths lie in different subvolumes")]
     CrossesSubvolumes,
     /// A read-only snapshot is not removed as a directory is.
-    #[error("it is a read-only snapshot, which is deleted as one (`varve subvolume delete`)")]
+    #[error(
+        "it is a read-only snapshot, which is deleted as one (with delete_subvolume, or `varve subvolume delete`)"
+    )]
     IsSubvolume,
     /// A subvolume was needed, and this is something else.
     #[error("not a subvolume")]

@@ -20,7 +20,7 @@ const DIRECTORY_MODE: u32 = 0o755;
 /// A filesystem of an open pool. Cheap to clone; all verbs take `&self` and may be called from many threads.
 ///
 /// A verb that changes names or attributes has happened, whole, when it returns, and survives a crash after a sync of
-/// anything later; a crash before leaves all or nothing of it. Symbolic links are followed except where a verb is about
+/// anything later ([`Filesystem::snapshot`] needs a little more); a crash before leaves all or nothing of it. Symbolic links are followed except where a verb is about
 /// the name itself (removing, renaming, linking).
 #[derive(Clone)]
 pub struct Filesystem {

@@ -52,7 +52,8 @@
 //!
 //! After a crash at any instant the filesystem is what it was at one moment of its history: everything up to a point,
 //! nothing after it. That point is never before what [`File::sync_all`], [`Filesystem::sync`] or [`Pool::close`] had
-//! made durable when they returned. A verb on names happens wholly or not at all. Bytes that were written and not
+//! made durable when they returned. A verb on names happens wholly or not at all. A snapshot that nobody has made durable
+//! ([`SnapshotOptions::new`] says how) is whole or not there, also where later changes are. Bytes that were written and not
 //! synced may be lost, but a rename over a file never shows an empty or half-written one, synced or not. [`MemoryDisk`]
 //! lets your own tests cut the power.
 //!

@@ -101,7 +101,8 @@ impl Flags {
 pub struct Metadata {
     /// Kind.
     pub file_type: FileType,
-    /// Inode number, unique in the pool and never used again.
+    /// Inode number, unique in the pool, and not used again while the pool is open: what a deleted subvolume had may be given out
+    /// after the next opening.
     pub inode: u64,
     /// Permission bits, with set-id and sticky (07777).
     pub mode: u32,

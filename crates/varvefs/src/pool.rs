@@ -104,7 +104,8 @@ impl PoolOptions {
         PoolOptions::default()
     }
 
-    /// Refuse every change and write nothing to the device; a pool that was not closed is recovered in memory.
+    /// Refuse every change and write nothing to the device; a pool that was not closed is recovered in memory. Nor is a pool made
+    /// then ([`Reason::ReadOnly`]).
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;
@@ -174,16 +175,28 @@ impl PoolOptions {
     /// Errors: [`Reason::Exists`] if there is anything at `path`; [`Reason::Refused`] with what to do.
     pub fn create(&self, path: impl AsRef<Path>, size_bytes: u64) -> Result<Pool> {
         let path = path.as_ref();
-        place::create(path, size_bytes, |device| self.format_device(device, true))
+        // It appears under its name only when the pool in it is whole.
+        self.may_write()
+            .and_then(|()| {
+                varve_device::FileDevice::create_whole(path, size_bytes, |device| {
+                    self.format_device(device, true)
+                })
+            })
             .map_err(|fault| Error::pool("create", &shown(path), fault))?;
         self.open(path)
+    }
+
+    /// What is read-only makes no pool.
+    fn may_write(&self) -> std::result::Result<(), Fault> {
+        if self.read_only { Err(Reason::ReadOnly.into()) } else { Ok(()) }
     }
 
     /// Makes a pool in a file or block device that is there, and opens it. Refused if it bears another pool or the
     /// signature of something else, unless [`PoolOptions::force`].
     pub fn format(&self, path: impl AsRef<Path>) -> Result<Pool> {
         let path = path.as_ref();
-        place::open(path, false)
+        self.may_write()
+            .and_then(|()| place::open(path, false))
             .and_then(|device| self.format_device(device, self.force))
             .map_err(|fault| Error::pool("create", &shown(path), fault))?;
         self.open(path)

@@ -20,8 +20,9 @@ pub struct SnapshotOptions {
 }
 
 impl SnapshotOptions {
-    /// A snapshot that can be written to, and is durable with the next [`Filesystem::sync`], or
-    /// sync of a file in it. Before, a crash may remove it, as a whole.
+    /// A snapshot that can be written to, and is durable with the next [`Filesystem::sync`], or a sync of a file in it or of the
+    /// directory that it is in. Before, a crash may remove it, as a whole, also where a later sync of something else has made
+    /// later changes durable.
     pub fn new() -> SnapshotOptions {
         SnapshotOptions::default()
     }
@@ -88,8 +89,8 @@ impl Filesystem {
     }
 
     /// Makes a snapshot of the subvolume `source` (or, with "/", of the whole filesystem): another subvolume, `dest`, that
-    /// shows what the source shows now, but for the subvolumes in it. One small record, whatever is in the source;
-    /// what of it waits in memory is written first. From then on each side goes its own way and pays for what it changes.
+    /// shows what the source shows now, but for the subvolumes in it. One small record, whatever is in the source or waits
+    /// in memory, which is written for both afterwards. From then on each side goes its own way and pays for what it changes.
     pub fn snapshot(&self, source: impl AsPath, dest: impl AsPath, options: SnapshotOptions) -> Result<()> {
         let (source, dest) = (source.as_path_bytes(), dest.as_path_bytes());
         self.run_two("take a snapshot of", source, dest, |fs| {

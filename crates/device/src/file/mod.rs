@@ -11,6 +11,7 @@ mod loops;
 mod open;
 mod reopen;
 mod uring;
+mod whole;
 
 #[cfg(test)]
 mod tests;

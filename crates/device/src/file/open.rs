@@ -17,6 +17,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Setter, ioctl, opcode};
 
+use super::FileId;
 use super::lock::{self, Lock, locked_error};
 use super::uring::RingPool;
 use super::{Backend, FileDevice, FileOptions, FlushTurn, OpenMode};
@@ -77,6 +78,12 @@ impl FileDevice {
         })?;
         let locks = lock::take(&file, &path, mode, is_block_device)?;
         if let OpenMode::Create { size_bytes } = mode {
+            // While the lock was waited for it may have got another name, with something in it that is to stay.
+            let named = std::fs::metadata(&path);
+            let is_named = named.and_then(|named| Ok(FileId::of(&named) == FileId::of(&file.metadata()?)));
+            if !is_named.unwrap_or(false) {
+                return Err(DeviceError::AlreadyExists { device: name });
+            }
             let made =
                 file.set_len(size_bytes).and_then(|()| file.sync_all()).and_then(|()| sync_parent(&path));
             made.map_err(|error| {
@@ -180,7 +187,7 @@ pub(super) fn is_same(one: &File, other: &File) -> bool {
 }
 
 /// A new file's name is durable only when its directory is.
-fn sync_parent(path: &Path) -> io::Result<()> {
+pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

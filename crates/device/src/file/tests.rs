@@ -244,6 +244,69 @@ fn the_holder_of_an_inherited_lock_is_named() {
     drop(FileDevice::open(&path, OpenMode::ReadWrite).unwrap());
 }
 
+// Goal: who waits for the lock of a file that somebody else is making, and gets it when that one is done, leaves alone what was made.
+// Method: flock(1), which has ended, has the lock of an unfinished file by a descriptor that is kept here, so that no living process
+// seems to have it; the file gets its name while somebody else waits to make the same.
+#[test]
+fn what_got_its_name_meanwhile_is_left_alone() {
+    use std::process::Command;
+    let dir = tempfile::tempdir().unwrap();
+    let (path, unfinished) = (dir.path().join("pool"), dir.path().join(".pool.creating"));
+    std::fs::write(&unfinished, b"a pool that somebody has synced").unwrap();
+    let held = std::fs::File::open(&unfinished).unwrap();
+    let taken = Command::new("flock").args(["-x", "-n", "0"]).stdin(held.try_clone().unwrap()).status();
+    assert!(taken.unwrap().success());
+    let (told, tell) = std::sync::mpsc::channel();
+    let made = std::thread::spawn({
+        let path = path.clone();
+        move || {
+            told.send(()).unwrap();
+            FileDevice::create_whole(&path, MIB, |_| -> Result<(), DeviceError> { panic!("it is filled") })
+        }
+    });
+    tell.recv().unwrap();
+    // It waits for two seconds at most; whatever it does first, it finds the name taken.
+    std::thread::sleep(Duration::from_millis(300));
+    std::fs::rename(&unfinished, &path).unwrap();
+    drop(held);
+    match made.join().expect("no panic") {
+        Err(DeviceError::AlreadyExists { .. } | DeviceError::LockedBy(_)) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(std::fs::read(&path).unwrap(), b"a pool that somebody has synced");
+}
+
+// Goal: a file has its name when it is whole, and is of the size asked for; an error leaves nothing; what a killed attempt left is no
+// hindrance. Method: each of them.
+#[test]
+fn a_file_appears_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, unfinished) = (dir.path().join("pool"), dir.path().join(".pool.creating"));
+    std::fs::write(&unfinished, vec![7; 3 << 20]).unwrap();
+    let failed = FileDevice::create_whole(&path, MIB, |_| {
+        assert!(!path.exists());
+        Err(DeviceError::NotFound { device: "planted".into() })
+    });
+    assert_eq!(failed, Err(DeviceError::NotFound { device: "planted".into() }));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    std::fs::write(&unfinished, vec![7; 3 << 20]).unwrap();
+    FileDevice::create_whole(&path, MIB + 5, |device| {
+        device.write_at(0, &AlignedBuf::from_slice(&[1; 4096]))
+    })
+    .unwrap();
+    let names: Vec<_> =
+        std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["pool"]);
+    let bytes = std::fs::read(&path).unwrap();
+    assert_eq!((bytes.len(), &bytes[..4096]), (MIB as usize, &[1; 4096][..]));
+    let again =
+        FileDevice::create_whole(&path, MIB, |_| -> Result<(), DeviceError> { panic!("it is there") });
+    assert!(matches!(again, Err(DeviceError::AlreadyExists { .. })), "{again:?}");
+    let nowhere = dir.path().join("none/pool");
+    let nowhere = FileDevice::create_whole(&nowhere, MIB, |_| Ok::<(), DeviceError>(())).unwrap_err();
+    assert!(nowhere.to_string().ends_with("none/pool does not exist"), "{nowhere}");
+}
+
 // Goal: a reader becomes a writer where nobody else reads, keeps its lock where somebody does, and gives it to what it was
 // reopened as. Method: on both backends one reader beside another and alone; who may open it beside each; the file under
 // another name meanwhile.

@@ -65,6 +65,22 @@ fn errors_become_io_errors() {
     assert_eq!(takes_question_mark(&fs).unwrap_err().kind(), ErrorKind::AlreadyExists);
 }
 
+// Goal: what is read-only makes no pool and overwrites none. Method: each way to make one.
+#[test]
+fn what_is_read_only_makes_no_pool() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pool");
+    let options = || varvefs::PoolOptions::new().read_only(true).force(true);
+    let size = varvefs::POOL_BYTES_MIN;
+    for result in [options().create(&path, size), options().open_or_create(&path, size)] {
+        assert_eq!(*result.map(drop).unwrap_err().reason(), Reason::ReadOnly);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+    quiet().create(&path, size).unwrap().filesystem().write("/f", b"kept").unwrap();
+    assert_eq!(*options().format(&path).map(drop).unwrap_err().reason(), Reason::ReadOnly);
+    assert_eq!(options().open_or_create(&path, size).unwrap().filesystem().read("/f").unwrap(), b"kept");
+}
+
 // Goal: making and opening pools fails with what to do. Method: missing, existing, foreign, too small, in use.
 #[test]
 fn pools_say_why_they_cannot_be_opened() {
