@@ -277,6 +277,12 @@ impl Client {
         Ok(None)
     }
 
+    /// The process at the other end; `None`: the kernel does not say, because it is in another container.
+    pub fn server(&self) -> Option<i32> {
+        let credentials = rustix::net::sockopt::socket_peercred(self.reader.get_ref()).ok()?;
+        Some(credentials.pid.as_raw_nonzero().get())
+    }
+
     /// Sends a request and waits for its answer, however long that takes.
     pub fn request(&mut self, word: &str) -> Result<Value> {
         self.reader

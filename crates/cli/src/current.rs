@@ -23,6 +23,7 @@ use varve_fs::{Filesystem, OpenOptions, RecoveryReport, StoreOptions};
 use varve_mount::{Exchange, Outside};
 
 use crate::clock::SystemClock;
+use crate::names::Shown;
 use crate::options::Options;
 use crate::pool;
 
@@ -140,7 +141,7 @@ impl Current {
                  mount again"
             ),
         }
-        tracing::info!("{} is open for writing now", reading.opening.pool.display());
+        tracing::info!("{} is open for writing now", reading.opening.pool.shown());
         let now = reading.exchange.current();
         let before = std::mem::replace(&mut state.filesystem, now);
         state.reading = None;
@@ -172,7 +173,7 @@ impl Reading {
         let written = device.stats().writes_count > 0;
         self.written.store(written, Ordering::Release);
         drop(device);
-        let pool = self.opening.pool.display();
+        let pool = self.opening.pool.shown();
         let advice = if written {
             format!("opening it {BEGUN}")
         } else if error.is::<Changed>() {
@@ -246,7 +247,7 @@ fn continues(filesystem: &Filesystem, recovery: &RecoveryReport, before: &Filesy
 }
 
 fn explain(pool: &Path, error: &DeviceError) -> anyhow::Error {
-    let shown = pool.display();
+    let shown = pool.shown();
     match error {
         DeviceError::LockedBy(who) => {
             anyhow!("{who}; who writes to a pool must be alone with it: end that, then try again")
@@ -265,7 +266,7 @@ fn recorded(record_log: Option<&Path>, device: Arc<FileDevice>) -> Result<Arc<dy
         None => Ok(device),
         Some(path) => {
             let device = varve_sim::LoggingDevice::create(device, path)
-                .with_context(|| format!("cannot record to {}", path.display()))?;
+                .with_context(|| format!("cannot record to {}", path.shown()))?;
             Ok(Arc::new(device))
         }
     }

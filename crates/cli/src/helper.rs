@@ -111,7 +111,7 @@ pub fn unmount(args: &HelperArgs) -> ExitCode {
 fn status(name: &str, result: Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     if !error.is::<mount::Reported>() {
-        eprintln!("{name}: {error:#}");
+        crate::tell(&format!("{name}: {error:#}"));
     }
     ExitCode::from(if error.is::<Usage>() { STATUS_USAGE } else { STATUS_FAILED })
 }
@@ -139,7 +139,7 @@ fn run_mount(words: &[OsString]) -> Result<()> {
     };
     mount::run(&args)?;
     if parsed.has('v') {
-        println!("{} is mounted on {}", pool.shown(), mountpoint.shown());
+        crate::show(&format!("{} is mounted on {}\n", pool.shown(), mountpoint.shown()))?;
     }
     Ok(())
 }
@@ -156,16 +156,16 @@ fn run_unmount(words: &[OsString]) -> Result<()> {
     match unmount::unmount("umount.fuse.varve", mountpoint, Some(PATIENCE)) {
         Err(error) if parsed.has('r') => {
             remount::run(None, mountpoint, &["remount,ro".to_owned()], false)?;
-            eprintln!("umount.fuse.varve: {error:#}; it is read-only now");
+            crate::tell(&format!("umount.fuse.varve: {error:#}; it is read-only now"));
         }
         result => {
             if let unmount::Ended::InUse(why) = result? {
-                eprintln!("umount.fuse.varve: {why}");
+                crate::tell(&format!("umount.fuse.varve: {why}"));
             }
         }
     }
     if parsed.has('v') {
-        println!("{} is unmounted", mountpoint.shown());
+        crate::show(&format!("{} is unmounted\n", mountpoint.shown()))?;
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::names::Shown;
-use crate::{Outcome, show};
+use crate::{Outcome, Usage, show};
 
 /// Teach mount(8), fstab and systemd about pools.
 ///
@@ -74,6 +74,7 @@ const UNIT: Installed = Installed {
     program: false,
     text: "@MARK@
 # One mount as a service, for those who do not want it in /etc/fstab. The name is the directory:
+#   mkdir -p /etc/varve
 #   echo 'POOL=/srv/pool.img' > \"/etc/varve/$(systemd-escape --path /mnt/pool).conf\"
 #   systemctl enable --now \"varve@$(systemd-escape --path /mnt/pool).service\"
 # OPTIONS= in the same file is what mount -o takes; without it: rw.
@@ -110,7 +111,7 @@ pub fn run(args: &InstallArgs) -> Result<Outcome> {
     }
     let program = match &args.program {
         Some(path) if !path.is_absolute() => {
-            bail!("--program {} must be the whole path, from /", path.shown())
+            bail!(Usage(format!("--program {} must be the whole path, from /", path.shown())))
         }
         Some(path) => path.clone(),
         None => std::env::current_exe().context("cannot find out where this program is")?,

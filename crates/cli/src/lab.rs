@@ -98,7 +98,7 @@ pub fn run(args: &LabArgs) -> Result<Outcome> {
         // Rather no run than one without.
         drop(RingSwitch::on()?);
     }
-    let words: Vec<_> = std::env::args().collect();
+    let words: Vec<_> = std::env::args_os().map(|word| word.shown()).collect();
     let options = Options {
         targets: args.on.clone(),
         scale: args.scale,

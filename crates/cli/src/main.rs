@@ -3,6 +3,8 @@
 //! Here the command line becomes one of the commands, and its outcome an exit status: 0 done, 1 a problem was found
 //! or the operation failed, 2 wrong usage. Everything else is in the module of the command's name.
 #![forbid(unsafe_code)]
+// These panic where nobody listens: see `show` and `tell`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
 mod check;
@@ -100,10 +102,16 @@ fn main() -> ExitCode {
         Ok(Outcome::ProblemsFound) => ExitCode::from(STATUS_FAILED),
         Err(error) if error.is::<mount::Reported>() => ExitCode::from(STATUS_FAILED),
         Err(error) => {
-            eprintln!("varve {name}: {}", names::one_line(&format!("{error:#}")));
+            tell(&format!("varve {name}: {error:#}"));
             ExitCode::from(if error.is::<Usage>() { STATUS_USAGE } else { STATUS_FAILED })
         }
     }
+}
+
+/// A line on standard error, whatever is in the names it speaks of. Where that cannot be written nobody hears of it, and all
+/// else goes on.
+pub fn tell(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", names::one_line(text));
 }
 
 /// Writes to standard output. Somebody who has stopped reading (`| head`) is no error.

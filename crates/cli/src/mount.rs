@@ -66,8 +66,8 @@ pub fn run(args: &MountArgs) -> Result<Outcome> {
         return daemon::serve(args, &options);
     }
     if options.discard {
-        eprintln!(
-            "varve mount: the option discard changes nothing: run fstrim or varve trim once a week or so instead"
+        crate::tell(
+            "varve mount: the option discard changes nothing: run fstrim or varve trim once a week or so instead",
         );
     }
     free_mountpoint(&args.mountpoint)?;
@@ -92,10 +92,10 @@ fn free_mountpoint(mountpoint: &Path) -> Result<()> {
             Some(mount) if control::has_ended(mount) => {
                 varve_mount::unmount(&path, true)
                     .with_context(|| format!("cannot take the dead mount on {shown} away"))?;
-                eprintln!(
+                crate::tell(&format!(
                     "varve mount: took away a dead mount of {} on {shown}; the process that served it had ended",
                     mount.source.shown()
-                );
+                ));
             }
             Some(mount) => bail!(
                 "{} is mounted on {shown} already; unmount it first (varve unmount {shown}) or use another directory",

@@ -79,7 +79,7 @@ impl Progress {
 
     /// A line on standard error, above the bar.
     pub fn say(&self, line: &str) {
-        self.bar.suspend(|| eprintln!("{line}"));
+        self.bar.suspend(|| crate::tell(line));
     }
 
     /// Takes the line away.

@@ -6,7 +6,7 @@
 //!   be read by nobody else.
 //! - To read-only: the kernel first, so that nothing more is changed; then the process makes everything durable.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -28,7 +28,7 @@ const BUSY_PAUSE: Duration = Duration::from_millis(20);
 /// named. `complete`: the lists are mount(8)'s, which names all that is to hold, and none of the words that say that
 /// something does not (`async`, `exec`).
 pub fn run(pool: Option<&Path>, mountpoint: &Path, lists: &[String], complete: bool) -> Result<Outcome> {
-    let shown = mountpoint.display();
+    let shown = mountpoint.shown();
     let path = mountinfo::resolve(mountpoint).with_context(|| format!("cannot find {shown}"))?;
     let table = MountTable::read()?;
     let Some(mount) = table.at(&path).filter(|mount| mount.is_ours()) else {
@@ -36,8 +36,11 @@ pub fn run(pool: Option<&Path>, mountpoint: &Path, lists: &[String], complete: b
             "no pool is mounted on {shown}, so there is nothing to remount; leave remount out to mount one"
         );
     };
-    let stays =
-        |name| eprintln!("varve mount: {name} stays as it is until {shown} is unmounted and mounted again");
+    let stays = |name| {
+        crate::tell(&format!(
+            "varve mount: {name} stays as it is until {shown} is unmounted and mounted again"
+        ))
+    };
     let options = Options::parse_remount(lists, if complete { unnamed(mount.flags) } else { mount.flags })?;
     // In a remount the kernel passes over this one. What it shows would come back with the next.
     let durable_names =
@@ -135,18 +138,19 @@ fn require_source(mount: &Mount, pool: &Path, mountpoint: &Path) -> Result<()> {
     }
     // The table may show a name of the user's choice (fsname=); who serves the mount knows the pool.
     let served = sync::connect(mount).and_then(|mut server| server.request("stats"));
-    let source = served
-        .ok()
-        .and_then(|stats| stats.get("pool").and_then(Value::as_str).map(PathBuf::from))
-        .unwrap_or_else(|| mount.source.clone());
-    if is_same(&source) {
+    let source = served.ok().and_then(|stats| stats.get("pool").and_then(Value::as_str).map(str::to_owned));
+    // As it is printed, which only a name without anything unusual is too.
+    let same = |source: &String| {
+        pool.canonicalize().is_ok_and(|pool| pool.shown() == *source) || is_same(Path::new(source))
+    };
+    if source.as_ref().is_some_and(same) {
         return Ok(());
     }
     bail!(
         "{} is mounted on {}, not {}; nothing was changed: name that pool, or the other mount point",
-        source.display(),
-        mountpoint.display(),
-        pool.display()
+        source.unwrap_or_else(|| mount.source.shown()),
+        mountpoint.shown(),
+        pool.shown()
     )
 }
 
@@ -169,7 +173,7 @@ fn remount_soon(path: &Path, flags: Flags, bind: bool) -> std::io::Result<()> {
 }
 
 fn explain(mountpoint: &Path, error: &std::io::Error) -> anyhow::Error {
-    let shown = mountpoint.display();
+    let shown = mountpoint.shown();
     match Errno::from_io_error(error) {
         Some(Errno::BUSY) => anyhow!(
             "{shown} cannot become read-only while files in it are open for writing; close them and try again \

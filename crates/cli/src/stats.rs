@@ -17,7 +17,8 @@ use crate::args::StatsArgs;
 use crate::mountinfo::{self, Mount, MountTable};
 use crate::names::{Shown, in_words, one_line};
 use crate::size::show_size;
-use crate::{Outcome, pool, show, sync};
+use crate::sync::Server;
+use crate::{Outcome, pool, show};
 
 /// Nothing is written any more.
 const STOPPED: &str = "stopped";
@@ -260,7 +261,7 @@ pub fn run(args: &StatsArgs) -> Result<Outcome> {
         return watch(mount, interval, args);
     }
     let stats = match mount {
-        Some(mount) => ask(mount)?,
+        Some(mount) => ask(&Server::of(mount))?,
         None => {
             let file_type =
                 path.metadata().map_err(|error| anyhow!("cannot look at {shown}: {}", in_words(&error)))?;
@@ -280,21 +281,22 @@ pub fn run(args: &StatsArgs) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The figures of the process that serves `mount`.
-fn ask(mount: &Mount) -> Result<Stats> {
-    let answer = sync::connect(mount)?.request("stats")?;
+/// The figures of a mount.
+fn ask(server: &Server<'_>) -> Result<Stats> {
+    let answer = server.request("stats")?;
     serde_json::from_value(answer).context("this mount is served by another version of varve")
 }
 
-/// Shows the figures again and again, until nobody reads them any more, the mount is gone or it was often enough.
+/// Shows the figures again and again, until nobody reads them any more or it was often enough. That the mount has gone is an error.
 fn watch(mount: &Mount, interval: Duration, args: &StatsArgs) -> Result<Outcome> {
     let mut output = std::io::stdout();
     // On a terminal each picture takes the place of the one before.
     let clear = if output.is_terminal() && !args.json { "\x1b[H\x1b[2J" } else { "" };
     let mut before: Option<(Stats, Instant)> = None;
+    let server = Server::of(mount);
     let mut left = args.count.unwrap_or(u64::MAX);
     while left > 0 {
-        let (stats, now) = (ask(mount)?, Instant::now());
+        let (stats, now) = (ask(&server)?, Instant::now());
         let text = if args.json {
             format!("{}\n", serde_json::to_string(&stats)?)
         } else {
@@ -314,7 +316,6 @@ fn watch(mount: &Mount, interval: Duration, args: &StatsArgs) -> Result<Outcome>
     Ok(Outcome::Done)
 }
 
-/// The mount that `path` lies in, or that is of the pool `path`.
 /// The mount that `path` lies in, or whose pool it is.
 pub fn find_mount<'a>(table: &'a MountTable, path: &Path) -> Option<&'a Mount> {
     table

@@ -1,8 +1,10 @@
 //! `varve sync`: everything written to a mount is durable when it returns.
 
+use std::cell::Cell;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
+use serde_json::Value;
 
 use crate::Outcome;
 use crate::args::SyncArgs;
@@ -25,6 +27,34 @@ pub fn run(args: &SyncArgs) -> Result<Outcome> {
         .request("sync")
         .with_context(|| format!("syncing {} failed", mount.mountpoint.shown()))?;
     Ok(Outcome::Done)
+}
+
+/// Who is asked more than once, each time with a connection of its own. The kernel gives the number of a device again, and with it
+/// the name of the socket: the mount must not be another one meanwhile.
+pub struct Server<'a> {
+    mount: &'a Mount,
+    process: Cell<Option<i32>>,
+}
+
+impl<'a> Server<'a> {
+    /// Whoever serves `mount` when the first request comes.
+    pub fn of(mount: &'a Mount) -> Server<'a> {
+        Server { mount, process: Cell::new(None) }
+    }
+
+    /// Sends a request and waits for its answer.
+    pub fn request(&self, word: &str) -> Result<Value> {
+        let mut client = connect(self.mount)?;
+        let process = client.server();
+        let before = self.process.replace(process);
+        if before.is_some() && before != process {
+            bail!(
+                "{} has been unmounted; the same number serves another mount now",
+                self.mount.mountpoint.shown()
+            );
+        }
+        client.request(word)
+    }
 }
 
 /// The process that serves `mount`, or a sentence about why it does not answer.

@@ -78,8 +78,9 @@ pub fn run(args: &TrimArgs) -> Result<Outcome> {
     let table = MountTable::read()?;
     match stats::find_mount(&table, &path) {
         Some(mount) => {
+            let server = sync::Server::of(mount);
             let ask = |at: u64| -> Result<Turn> {
-                let answer = sync::connect(mount)?.request(&format!("trim {at} {minimum}"))?;
+                let answer = server.request(&format!("trim {at} {minimum}"))?;
                 serde_json::from_value(answer).context("this mount is served by another version of varve")
             };
             let doing = || format!("trimming {} failed", mount.mountpoint.shown());
@@ -100,7 +101,7 @@ fn unmounted(args: &TrimArgs, path: &Path, minimum: u64) -> Result<Outcome> {
     };
     let (filesystem, recovery) = pool::open(path, device, options)?;
     if let Some(text) = pool::describe_recovery(&recovery) {
-        eprintln!("varve trim: {}: {text}", path.shown());
+        crate::tell(&format!("varve trim: {}: {text}", path.shown()));
     }
     let stop = Stop::on_signals()?;
     // What was deleted when the pool was last in use, and the nodes that went with it.

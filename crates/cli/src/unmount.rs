@@ -134,7 +134,7 @@ impl Server {
     fn wait(mut self, name: &str, mount: &Mount, limit: Option<Duration>) -> Result<Ended> {
         let silence = limit.map_or(SILENCE, |limit| limit.min(SILENCE));
         if !self.client.speaks_within(silence)? {
-            eprintln!("{name}: {}", self.what_it_waits_for(mount));
+            crate::tell(&format!("{name}: {}", self.what_it_waits_for(mount)));
             if let Some(limit) = limit
                 && !self.client.speaks_within(limit.saturating_sub(silence))?
                 && let Some(why) = self.make_durable(mount)?
@@ -175,8 +175,12 @@ impl Server {
 
     /// Nobody waits any longer: what was written until now is made durable at least. `None`: the pool is just being closed.
     fn make_durable(&self, mount: &Mount) -> Result<Option<String>> {
-        let Some(mut client) = Client::connect(mount)? else { return Ok(None) };
         let (shown, id) = (mount.mountpoint.shown(), self.id.as_raw_nonzero());
+        let client = Client::connect(mount)?;
+        // A mount that was made meanwhile may have the number of the device, and so the socket's name.
+        let Some(mut client) = client.filter(|client| client.server() == Some(id.get())) else {
+            return Ok(None);
+        };
         client.request("sync").with_context(|| {
             format!("{shown} is unmounted, but what was written to it could not be made durable")
         })?;

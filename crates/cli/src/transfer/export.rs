@@ -64,7 +64,7 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
     let (filesystem, recovery) = pool::open_read_only(&place.pool)?;
     let pool_file = std::fs::metadata(&place.pool).map(|meta| (meta.dev(), meta.ino())).ok();
     if let Some(text) = pool::describe_recovery(&recovery) {
-        eprintln!("varve export: {}: {text} (in memory only)", place.pool.shown());
+        crate::tell(&format!("varve export: {}: {text} (in memory only)", place.pool.shown()));
     }
     let from = find_directory(&filesystem, &place)?;
     std::fs::create_dir_all(&args.dir)

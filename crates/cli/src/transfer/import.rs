@@ -93,7 +93,7 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
     };
     let (filesystem, recovery) = pool::open(&place.pool, device, options)?;
     if let Some(text) = pool::describe_recovery(&recovery) {
-        eprintln!("varve import: {}: {text}", place.pool.shown());
+        crate::tell(&format!("varve import: {}: {text}", place.pool.shown()));
     }
     let filesystem = Arc::new(filesystem);
     let stop = Stop::on_signals()?;

@@ -1,6 +1,6 @@
 //! Trees between this system and a pool that is not mounted: `varve import` and `varve export`.
 //!
-//! Both go through the library, so neither needs FUSE, and both work the same way: a depth-first walk with one level of
+//! Both open the pool themselves, so neither needs FUSE, and both work the same way: a depth-first walk with one level of
 //! names in memory for each level of depth, a tally of what was done and what went wrong, and a rule for what is equal.
 
 mod export;

@@ -113,7 +113,7 @@ pub struct ExtentsArgs {
 ///
 /// It takes as long as what was changed is much, not what is in them. One line for each file or directory: A for one that NEW
 /// has and OLD has not, D for the reverse, R for a new name (of a directory: alone, whatever is in it), M for changes of data,
-/// size, permission bits, owner, time or extended attributes. A directory in which something was changed is not shown for
+/// size, permission bits, owner, time, flags (chattr) or extended attributes. A directory in which something was changed is not shown for
 /// that. Data that was written again counts as changed, also if it is the same. Other subvolumes inside are left out. While
 /// one of the two is being changed the answer may mix before and after: compare read-only snapshots.
 ///
@@ -129,7 +129,7 @@ pub struct DiffArgs {
     pub new: OsString,
     /// Print as JSON: change (created, deleted, renamed, modified), kind, inode, path, and where it applies old_path,
     /// links_added, links_removed, size_bytes (the new size), data (offset_bytes, len_bytes, zeros), attributes (mode, uid,
-    /// gid, mtime), xattrs (name: set or removed) of each
+    /// gid, mtime), flags (letters of chattr), xattrs (name: set or removed) of each
     #[arg(long)]
     pub json: bool,
 }

@@ -15,7 +15,6 @@ use varve_fs::{Change, DiffPage, FileKind, Filesystem, InodeId};
 use super::{Request, answer, args::DiffArgs, find, same_pool};
 use crate::mountinfo::Mount;
 use crate::names::{Shown, escape};
-use crate::transfer::PoolPath;
 use crate::{Outcome, pool, show};
 
 /// Steps in a page, at most.
@@ -194,11 +193,7 @@ impl Source {
 
 /// Both subvolumes: paths in a mount if there is something, else POOL:/PATH of one pool.
 fn open(old: &OsStr, new: &OsStr) -> Result<(Source, u64, u64)> {
-    let there = |path: &OsStr| Path::new(path).symlink_metadata().is_ok();
-    if let (Ok(from), Ok(to)) = (PoolPath::parse(old), PoolPath::parse(new))
-        && !there(old)
-        && !there(new)
-    {
+    if let (Some(from), Some(to)) = (super::unmounted(old)?, super::unmounted(new)?) {
         let path = pool::resolve(&from.pool)?;
         if path != pool::resolve(&to.pool)? {
             bail!("they are in different pools, which share nothing");

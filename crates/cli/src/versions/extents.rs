@@ -12,7 +12,6 @@ use varve_fs::{DataSums, ExtentSums, FilePiece, Filesystem, InodeId, PieceKind};
 
 use super::{Found, Request, answer, args::ExtentsArgs, find};
 use crate::names::Shown;
-use crate::transfer::PoolPath;
 use crate::{Outcome, pool};
 
 /// Pieces in a page.
@@ -77,8 +76,8 @@ enum Source {
 /// The file: a path in a mount if there is something, else POOL:/PATH.
 fn open(args: &ExtentsArgs) -> Result<(u64, Source)> {
     let path = Path::new(&args.file);
-    match PoolPath::parse(&args.file) {
-        Ok(place) if path.symlink_metadata().is_err() => {
+    match super::unmounted(&args.file)? {
+        Some(place) => {
             let filesystem = pool::open_read_only(&pool::resolve(&place.pool)?)?.0;
             let inode = super::walk(&filesystem, &place)?;
             if filesystem.getattr(inode)?.kind != varve_fs::FileKind::File {
@@ -86,7 +85,7 @@ fn open(args: &ExtentsArgs) -> Result<(u64, Source)> {
             }
             Ok((inode.0, Source::Pool(Box::new(filesystem))))
         }
-        _ => {
+        None => {
             let found = find(path)?;
             if !found.metadata.is_file() {
                 bail!("it is not a regular file; only those have extents");

@@ -14,6 +14,7 @@ pub use diff::run as diff;
 pub use extents::run as extents;
 pub use serve::serve;
 
+use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -28,7 +29,7 @@ use varve_fs::{Filesystem, InodeId, ROOT_INODE};
 use crate::control::VERSIONS;
 use crate::mountinfo::{self, Mount, MountTable, is_not_connected};
 use crate::transfer::PoolPath;
-use crate::{Outcome, pool, show, sync};
+use crate::{Outcome, Usage, pool, show, sync};
 use args::SubvolumeVerb;
 
 use crate::names::{Shown, in_words};
@@ -144,6 +145,9 @@ pub fn clone(args: &CloneArgs) -> Result<Outcome> {
                 args.file.shown()
             );
         }
+        if args.dest.as_os_str().as_bytes().ends_with(b"/") {
+            bail!("{} names a directory, and the clone of a file is none", args.dest.shown());
+        }
         let place = to_make(&args.dest)?;
         same_pool(&source, &place.directory)?;
         let request =
@@ -181,10 +185,13 @@ fn list(path: &Path, json: bool) -> Result<Outcome> {
     let mount =
         table.ours().find(|mount| mount.device == device(&file_type) || mount.source == resolved).cloned();
     let listed = match mount {
-        Some(mount) => pages(|after| {
-            serde_json::from_value(answer(&mount, &Request::List { after })?)
-                .context("this mount is served by another version of varve")
-        })?,
+        Some(mount) => {
+            let server = sync::Server::of(&mount);
+            pages(|after| {
+                serde_json::from_value(server.request(&line_of(&Request::List { after })?)?)
+                    .context("this mount is served by another version of varve")
+            })?
+        }
         None if file_type.is_dir() => {
             bail!("{shown} is not inside a mounted pool; mount the pool, or name its file or block device")
         }
@@ -227,7 +234,7 @@ fn each(paths: &[PathBuf], mut act: impl FnMut(&Path) -> Result<()>) -> Result<O
             if paths.len() == 1 {
                 return Err(error);
             }
-            eprintln!("varve subvolume: {error:#}");
+            crate::tell(&format!("varve subvolume: {error:#}"));
             outcome = Outcome::ProblemsFound;
         }
     }
@@ -263,13 +270,23 @@ fn find(path: &Path) -> Result<Found> {
         .and_then(|file| file.metadata().map(|metadata| (file, metadata)));
     let (held, metadata) = held.map_err(|error| explain(&error).context(path.shown()))?;
     let table = MountTable::read()?;
-    let Some(mount) = table.ours().find(|mount| mount.device == device(&metadata)) else {
+    let is_here = |mount: &&Mount| mount.is_ours() && mount.device == device(&metadata);
+    // Of several places at which the pool is mounted, that one: its flags count. What has no path any more lies in any.
+    let here = mountinfo::resolve(path).ok().and_then(|path| table.containing(&path).filter(is_here));
+    let Some(mount) = here.or_else(|| table.ours().find(is_here)) else {
         bail!(
             "{} is not inside a mounted pool; mount the pool first: varve mount POOL MOUNTPOINT",
             path.shown()
         );
     };
     Ok(Found { _held: held, metadata, mount: mount.clone() })
+}
+
+/// The place in a pool that is not mounted that an argument names; `None`: it is a path, to be looked for in a mount.
+fn unmounted(argument: &OsStr) -> Result<Option<PoolPath>, Usage> {
+    let path = Path::new(argument);
+    let is_path = path.symlink_metadata().is_ok() || !argument.as_bytes().windows(2).any(|two| two == b":/");
+    if is_path { Ok(None) } else { PoolPath::parse(argument).map(Some) }
 }
 
 /// What is at a place in a pool that is not mounted. Symbolic links are not followed.
@@ -339,8 +356,12 @@ fn ask(mount: &Mount, request: &Request) -> Result<()> {
     answer(mount, request).map(drop)
 }
 
+fn line_of(request: &Request) -> Result<String> {
+    Ok(format!("{VERSIONS}{}", serde_json::to_string(request)?))
+}
+
 fn answer(mount: &Mount, request: &Request) -> Result<serde_json::Value> {
-    sync::connect(mount)?.request(&format!("{VERSIONS}{}", serde_json::to_string(request)?))
+    sync::connect(mount)?.request(&line_of(request)?)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //! Sizes: small by default; `VARVE_TEST_FULL=1` (`cargo xtask test --full`) is the size the figures in docs/status.md
 //! come from, `VARVE_TEST_FILES` and `VARVE_TEST_KILLS` set one of them alone.
 
+mod answers;
 mod copies;
 mod cost;
 mod crash;

@@ -1,0 +1,178 @@
+//! What a command does where nobody hears it, with words that are odd, when it is killed, and when what it asks has become
+//! another.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::{Mount, Scratch, can_mount, check, output, succeed, varve};
+
+/// Runs it with a standard error to which nothing can be written.
+fn unheard(command: &mut Command) -> Output {
+    let full = fs::File::options().write(true).open("/dev/full").expect("/dev/full");
+    command.stderr(full).output().expect("it starts")
+}
+
+/// Goal: what cannot be told stops nothing: the rest is done, and the exit status is what it is. Method: a standard error that is
+/// full; an import in which some things cannot be copied and others can.
+#[test]
+fn who_cannot_be_told_stops_nothing() {
+    let scratch = Scratch::new("unheard");
+    let pool = scratch.pool("pool.img", "64M");
+    assert_eq!(unheard(varve(&["check"]).arg(scratch.path("none"))).status.code(), Some(1));
+    assert_eq!(unheard(&mut varve(&["snapshot"])).status.code(), Some(2));
+    let (first, second) = (scratch.subdir("first"), scratch.subdir("second"));
+    let at = |name: &str| {
+        let mut at = pool.clone().into_os_string();
+        at.push(format!(":/{name}"));
+        at
+    };
+    for name in ["a", "b", "c"] {
+        fs::create_dir(first.join(name)).expect("a directory");
+        fs::write(first.join(name).join("in the way"), name).expect("a file");
+        fs::write(second.join(name), name).expect("a file");
+    }
+    for name in ["x", "y"] {
+        fs::write(second.join(name), name).expect("a file");
+    }
+    succeed(varve(&["import"]).arg(&first).arg(at("t")));
+    let out = unheard(varve(&["import", "--json"]).arg(&second).arg(at("t")));
+    assert_eq!(out.status.code(), Some(1), "{out:?}");
+    let report: Value = serde_json::from_slice(&out.stdout).expect("a report");
+    assert!(report.is_object(), "{report}");
+    let found = scratch.path("found");
+    succeed(varve(&["export"]).arg(at("t")).arg(&found));
+    for name in ["x", "y"] {
+        assert_eq!(fs::read(found.join(name)).expect("it was imported"), name.as_bytes());
+    }
+}
+
+/// Goal: odd words are refused as wrong usage, or taken, without a panic, and nothing that is printed moves a terminal. Method: each of them.
+#[test]
+fn odd_words_are_taken_or_refused() {
+    let scratch = Scratch::new("odd");
+    scratch.pool("p.img", "64M");
+    let run = |words: &[&[u8]]| {
+        let words = words.iter().map(|word| OsStr::from_bytes(word));
+        let out = output(varve(&[]).args(words).current_dir(scratch.path("")));
+        let said = [out.stdout, out.stderr].concat();
+        assert!(!said.contains(&0x1b) && !said.windows(8).any(|part| part == b"panicked"), "{said:?}");
+        (out.status.code(), String::from_utf8(said).expect("text"))
+    };
+    for words in [
+        &[&b"extents"[..], b"p.img:/t/../x"][..],
+        &[b"diff", b"p.img:/t/..", b"p.img:/t"],
+        &[b"diff", b"p.img:/t", b"p.img:/t/.."],
+        &[b"install-helper", b"--program", b"rel"],
+    ] {
+        assert_eq!(run(words).0, Some(2), "{words:?}");
+    }
+    let html = [scratch.path("").as_os_str().as_bytes(), b"\xff.html"].concat();
+    let (status, said) = run(&[b"lab", b"floor", b"--dir", b"/nope", b"--html", &html]);
+    assert!(status == Some(1) && said.contains("/nope"), "{said}");
+    let (status, said) = run(&[b"mount-helper", b"p.img", b"q\x1b[31mr", b"-o", b"remount,ro"]);
+    assert!(status != Some(0) && said.contains(r"q\x1b[31mr"), "{said}");
+    let (status, said) = run(&[b"mount", b"-o", b"remount,ro", b"p.img", b"q\xffr"]);
+    assert!(status != Some(0) && said.contains(r"q\xffr"), "{said}");
+}
+
+/// Goal: a command that is killed while it makes a pool leaves nothing under the pool's name, and the next one begins anew. Method:
+/// kills after more and more time.
+#[test]
+fn a_creation_that_is_killed_leaves_no_name() {
+    let scratch = Scratch::new("killed-create");
+    let pool = scratch.path("pool.img");
+    let create = || {
+        let mut command = varve(&["create", "--size", "256M"]);
+        command.arg(&pool);
+        command
+    };
+    let mut early = 0;
+    for round in 0..24 {
+        let mut child = create().stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+        thread::sleep(Duration::from_micros(500 * round));
+        // It may have ended.
+        let _ = child.kill();
+        child.wait().expect("our child");
+        if pool.exists() {
+            check(&pool);
+            fs::remove_file(&pool).expect("a file");
+        } else {
+            early += 1;
+        }
+    }
+    assert!(early > 0, "no kill came in time");
+    succeed(&mut create());
+    check(&pool);
+    let left = fs::read_dir(scratch.path("")).expect("a directory").count();
+    assert_eq!(left, 1, "what was left of others is in it");
+}
+
+/// Goal: who asks a mount again and again asks that one, and hears of its end, though another has got the number of its device.
+/// Method: statistics every tenth of a second of a mount that ends, with others after it.
+#[test]
+fn another_mount_does_not_answer_for_one_that_has_gone() {
+    if !can_mount("another_mount_does_not_answer_for_one_that_has_gone") {
+        return;
+    }
+    let scratch = Scratch::new("gone");
+    let pools = ["a.img", "b.img"].map(|name| scratch.pool(name, "64M"));
+    let first = Mount::start(&pools[0], &scratch.path("first"));
+    let mut watch = varve(&["stats", "--watch=0.3", "--json", "--count=40"]);
+    let watch =
+        watch.arg(&first.point).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    thread::sleep(Duration::from_millis(500));
+    first.unmount();
+    let second = Mount::start(&pools[1], &scratch.path("second"));
+    let out = watch.wait_with_output().expect("our child");
+    second.unmount();
+    let lines: Vec<Value> = String::from_utf8(out.stdout)
+        .expect("text")
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a line of JSON"))
+        .collect();
+    let pool = pools[0].to_str().expect("text");
+    assert!(!lines.is_empty() && lines.iter().all(|line| line["pool"] == pool), "{lines:?}");
+    assert_eq!(out.status.code(), Some(1), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
+fn mount(arguments: &[&str], places: &[&Path]) {
+    succeed(Command::new("mount").args(arguments).args(places));
+}
+
+/// Goal: it is the place that is named whose flags count, of several at which a pool is mounted. Method: one that cannot be written to
+/// beside one that can; snapshots and clones through both.
+#[test]
+fn the_place_that_is_named_counts() {
+    if !can_mount("the_place_that_is_named_counts") || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let scratch = Scratch::new("places");
+    let mounted = Mount::start(&scratch.pool("pool.img", "64M"), &scratch.path("mnt"));
+    succeed(varve(&["subvolume", "create"]).arg(mounted.path("w")));
+    fs::write(mounted.path("f"), "x").expect("a file");
+    let bound = scratch.subdir("bound");
+    mount(&["--bind"], &[&mounted.point, &bound]);
+    mount(&["-o", "remount,bind,ro"], &[&bound]);
+    let snapshot = |at: &Path, name: &str| output(varve(&["snapshot"]).arg(at.join("w")).arg(at.join(name)));
+    let clone = |at: &Path, name: &str| output(varve(&["clone"]).arg(at.join("f")).arg(at.join(name)));
+    for out in [snapshot(&bound, "s"), clone(&bound, "c")] {
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.code() == Some(1) && said.contains("read-only"), "{said}");
+    }
+    assert!(!mounted.path("s").exists() && !mounted.path("c").exists());
+    for out in [snapshot(&mounted.point, "s"), clone(&mounted.point, "c")] {
+        assert!(out.status.success(), "{out:?}");
+    }
+    let out = clone(&mounted.point, "new/");
+    assert_eq!(out.status.code(), Some(1), "a file is no directory: {out:?}");
+    assert!(!mounted.path("new").exists());
+    succeed(Command::new("umount").arg(&bound));
+    mounted.unmount();
+}
