@@ -393,15 +393,11 @@ fn rewrite_bad_copies(pool: &Pool, run: Run, checksums: &[u32]) -> Result<()> {
     if pool.copies(run.addr) < 2 {
         return Ok(());
     }
-    let mut block = AlignedBuf::new(BLOCK_BYTES);
     for (i, sum) in checksums.iter().enumerate() {
         let addr = PoolAddr::from_block(run.addr.block() + i as u64);
-        // A block that was freed and reused within the tail verifies for its last placement only; that one repairs it.
-        match pool.read_verified(&mut [addr].into_iter(), &mut block, true, &|b| block_checksum(b) == *sum) {
-            // The end does not hang on one that no copy gives up, or this would not have been reached.
-            Ok(()) | Err(EngineError::Checksum { .. } | EngineError::Device(_)) => {}
-            Err(e) => return Err(e),
-        }
+        // A block that was freed and reused within the tail verifies for its last placement only; that one repairs it. The end does
+        // not hang on one that no copy gives up, or this would not have been reached.
+        pool.repair_copies(addr, &|b| block_checksum(b) == *sum);
     }
     Ok(())
 }

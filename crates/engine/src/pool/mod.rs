@@ -272,6 +272,22 @@ impl Pool {
         Err(last_error.unwrap_or(EngineError::Checksum { addr }))
     }
 
+    /// Looks at every copy of a block, and rewrites those that are not `good` from one that is, if there is one.
+    pub fn repair_copies(&self, addr: PoolAddr, good: &dyn Fn(&[u8]) -> bool) {
+        let mut block = AlignedBuf::new(BLOCK_BYTES);
+        let (mut whole, mut bad) = (None, Vec::new());
+        for copy in 0..self.copies(addr) {
+            if self.read_copy(addr, &mut block, copy).is_ok() && good(&block) {
+                whole.get_or_insert_with(|| AlignedBuf::from_slice(&block));
+            } else {
+                bad.push(copy);
+            }
+        }
+        for (copy, whole) in bad.into_iter().filter_map(|copy| Some((copy, whole.as_ref()?))) {
+            self.rewrite_copy(addr, whole, copy);
+        }
+    }
+
     /// Rewrites one copy of a block. A failure is logged: the good copy has been served.
     fn rewrite_copy(&self, addr: PoolAddr, data: &[u8], copy: usize) {
         let Some(p) = self.pieces(addr, data.len()).next() else { return };
