@@ -27,6 +27,7 @@ use crate::problem::{Judge, Problem, ProblemKind as Kind, Problems};
 use crate::space::Space;
 use crate::space::bits::{Bits, PAGE_BITS, PAGE_WORDS};
 use crate::store::{Background, Counters, Store};
+use crate::transaction::Op;
 use crate::tree::node::Link;
 use crate::tree::{NodeSource, Route, Tree};
 use crate::unchanged::LogEnd;
@@ -225,7 +226,7 @@ impl Store {
             store.take_up_features()?;
         }
         if store.options.background && !read_only {
-            store.start_background();
+            store.start_background()?;
         }
         if report.batches_cut > 0 {
             tracing::warn!(
@@ -252,6 +253,8 @@ impl Store {
     }
 
     fn replay(&self, log: &Log, total: u64, metadata: &Bits, report: &mut RecoveryReport) -> Result<()> {
+        // Without the bitmap: what has been freed since the checkpoint and not placed again.
+        let mut gone = self.bitmap_lost.is_some().then(|| Bits::new(total));
         for found in &log.batches[..log.keep] {
             let (header, position) = (&found.header, self.position());
             if header.first.0 != position.0 + 1
@@ -261,8 +264,19 @@ impl Store {
                 return Err(EngineError::corrupt(format!("batch {} of the log", header.sequence), why));
             }
             for (position, ops) in recovery::transactions(found, total)? {
-                self.assume_used(&ops, total, metadata);
+                if let Some(gone) = &gone {
+                    self.assume_used(&ops, total, metadata, gone);
+                }
                 self.replay_one(position, &ops, metadata)?;
+                if let Some(gone) = &mut gone {
+                    for op in &ops {
+                        match op {
+                            Op::Free { run } => gone.write(*run, true, &mut |_| {}),
+                            Op::Place { run, .. } => gone.write(*run, false, &mut |_| {}),
+                            _ => 0,
+                        };
+                    }
+                }
                 report.transactions_replayed += 1;
             }
             // Also those that changed nothing have their positions.
@@ -271,16 +285,14 @@ impl Store {
         Ok(())
     }
 
-    /// Without the bitmap, what a transaction frees is taken for used.
-    fn assume_used(&self, ops: &[crate::transaction::Op], total: u64, metadata: &Bits) {
-        if self.bitmap_lost.is_none() {
-            return;
-        }
+    /// Without the bitmap, what a transaction frees is taken for used, unless it is `gone` already.
+    fn assume_used(&self, ops: &[Op], total: u64, metadata: &Bits, gone: &Bits) {
         let mut core = self.core.lock();
         for op in ops {
-            if let crate::transaction::Op::Free { run } = op {
+            if let Op::Free { run } = op {
                 let (first, end) = (run.addr.block(), run.addr.block().saturating_add(run.blocks.into()));
-                if first > 0 && end <= total && metadata.next(first, end, true).is_none() {
+                let free = |bits: &Bits| bits.next(first, end, true).is_none();
+                if first > 0 && end <= total && free(metadata) && free(gone) {
                     core.space.assume_used(*run);
                 }
             }
@@ -288,14 +300,14 @@ impl Store {
     }
 
     /// `metadata` are the blocks of the checkpoint's nodes and pages: no transaction may give them back.
-    fn replay_one(&self, position: Lsn, ops: &[crate::transaction::Op], metadata: &Bits) -> Result<()> {
+    fn replay_one(&self, position: Lsn, ops: &[Op], metadata: &Bits) -> Result<()> {
         let senseless = |run: Run| {
             let why = Corrupt { what: "blocks used twice, or freed and not in use", at: run.addr.0 as usize };
             EngineError::corrupt(format!("transaction {} of the log", position.0), why)
         };
         let mut fetched = Fetched::default();
         for op in ops {
-            if let crate::transaction::Op::Put { tree, .. } | crate::transaction::Op::Delete { tree, .. } = op
+            if let Op::Put { tree, .. } | Op::Delete { tree, .. } = op
                 && !TreeId::ALL.contains(tree)
             {
                 return Err(EngineError::Refused(format!(
@@ -303,12 +315,12 @@ impl Store {
                     tree.0
                 )));
             }
-            if let crate::transaction::Op::Free { run } = op
+            if let Op::Free { run } = op
                 && metadata.next(run.addr.block(), run.addr.block() + u64::from(run.blocks), true).is_some()
             {
                 return Err(senseless(*run));
             }
-            if let crate::transaction::Op::IdFloor(floor) = op
+            if let Op::IdFloor(floor) = op
                 && *floor > NUMBER_MAX
             {
                 let why = Corrupt { what: "number that is never reached", at: 0 };
@@ -469,7 +481,8 @@ impl Store {
         Ok(sum)
     }
 
-    fn start_background(self: &Arc<Self>) {
+    /// Without its thread a store makes nothing durable by itself: it is not opened then.
+    fn start_background(self: &Arc<Self>) -> Result<()> {
         let weak: Weak<Store> = self.me.clone();
         let spawned = std::thread::Builder::new().name("varve-store".into()).spawn(move || {
             // Where the log was at the last ticks, the oldest first.
@@ -506,10 +519,10 @@ impl Store {
                 }
             }
         });
-        match spawned {
-            Ok(thread) => *self.background.thread.lock() = Some(thread),
-            Err(e) => tracing::error!("no background thread: {e}"),
-        }
+        let thread =
+            spawned.map_err(|e| EngineError::Refused(format!("no thread for background work: {e}")))?;
+        *self.background.thread.lock() = Some(thread);
+        Ok(())
     }
 
     pub(crate) fn stop_background(&self) {

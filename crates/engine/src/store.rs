@@ -24,7 +24,7 @@ use crate::options::{CheckProgress, SpaceStats, StoreOptions, StoreStats};
 use crate::planted::{Planted, is};
 use crate::pool::Pool;
 use crate::space::readers::{Readers, Reading};
-use crate::tree::node::Node;
+use crate::tree::node::{Body, Node};
 use crate::tree::{Miss, NODE_MEMORY_BYTES, NodeCache, NodeSource, Tree};
 use crate::unchanged::LogEnd;
 use crate::version::{Keyframes, Trunks};
@@ -203,6 +203,11 @@ impl Store {
         let (header, node) = Node::decode(block, miss.ptr).map_err(|e| EngineError::corrupt(what(), e))?;
         if header.tree != miss.tree || header.level != miss.level || header.pool_tag != self.pool_tag {
             let why = varve_format::Corrupt { what: "node of another tree, level or pool", at: 0 };
+            return Err(EngineError::corrupt(what(), why));
+        }
+        if matches!(&node.body, Body::Leaf(leaf) if leaf.len() == 0) {
+            // It would lead nowhere, and whoever looks for the entry before a key would go through any number of them.
+            let why = varve_format::Corrupt { what: "leaf without an entry", at: 0 };
             return Err(EngineError::corrupt(what(), why));
         }
         if !tree.leads_to(miss, &node, self)? {

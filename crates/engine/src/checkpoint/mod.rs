@@ -188,8 +188,13 @@ impl Store {
         let durable = self.durable.lock();
         self.check_writable()?;
         // Nothing has changed, or another checkpoint that was waited for has covered it. Many cuts of the log want one
-        // all the same: there is room for so many of them only.
-        if !closed && durable.position >= asked_at && self.superblock.lock().cuts.len() < CUTS_MAX / 2 {
+        // all the same: there is room for so many of them only. So does a log that is full of nothing, as no store leaves it: whoever
+        // waits for room in it would wait for ever.
+        let is_covered = durable.position >= asked_at && {
+            let log = self.core.lock().log;
+            log.used() <= log.ring_bytes / 2
+        };
+        if !closed && is_covered && self.superblock.lock().cuts.len() < CUTS_MAX / 2 {
             return Ok(());
         }
         self.checkpoint_with(durable, closed)

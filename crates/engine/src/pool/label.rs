@@ -194,6 +194,9 @@ pub fn newest_superblock(devices: &[Arc<dyn Device>], labels: &[Label]) -> Resul
         if chunk.stripes.len() != usize::from(chunk.profile.copies) {
             return refuse(format!("{}: a chunk has not as many stripes as copies", devices[0].name()));
         }
+        if chunk.profile != best.data {
+            return refuse(format!("{}: a chunk keeps other copies than the pool", devices[0].name()));
+        }
         for s in &chunk.stripes {
             let label = &labels[s.device as usize];
             if s.offset + chunk.len_bytes > label.size_bytes - TAIL_BYTES {

@@ -155,11 +155,10 @@ impl Space {
 
     /// Where it is not known what is in use: blocks of `run` that nothing has claimed are taken for data.
     pub fn assume_used(&mut self, run: Run) {
-        let first = run.addr.block();
-        for block in first..first + u64::from(run.blocks) {
-            if !self.referenced.get(block) {
-                self.place(Run { addr: PoolAddr::from_block(block), blocks: 1 }, false);
-            }
+        let (mut at, end) = (run.addr.block(), run.addr.block() + u64::from(run.blocks));
+        while let Some(first) = self.referenced.next(at, end, false) {
+            at = self.referenced.next(first, end, true).unwrap_or(end);
+            self.place(Run { addr: PoolAddr::from_block(first), blocks: (at - first) as u32 }, false);
         }
     }
 

@@ -419,16 +419,26 @@ fn values_that_look_like_batches() {
 #[test]
 fn chunks_that_cannot_be_are_refused() {
     type Change = fn(&mut Vec<varve_format::superblock::Stripe>);
-    let changes: [(&str, Change); 4] = [
+    let changes: [(&str, Change); 5] = [
         ("as many stripes", |stripes| stripes.push(stripes[0])),
         ("where the log is", |stripes| stripes[0].offset = RING_START),
         ("between blocks", |stripes| stripes[0].offset -= 8),
         ("over each other", |_| ()),
+        ("other copies than the pool", |stripes| {
+            let mut second = stripes[0];
+            second.offset += 16 << 20;
+            stripes.push(second);
+        }),
     ];
     for (what, change) in changes {
         let device = forged(
             |superblock, _| {
                 change(&mut superblock.chunks[0].stripes);
+                if what.contains("copies than") {
+                    superblock.chunks[0].len_bytes = 16 << 20;
+                    superblock.chunks[0].profile.copies = 2;
+                    superblock.total_blocks = (16 << 20) / 4096;
+                }
                 if what == "over each other" {
                     let mut second = superblock.chunks[0].clone();
                     second.start += second.len_bytes;
@@ -444,4 +454,123 @@ fn chunks_that_cannot_be_are_refused() {
             "{what}: {result:?}"
         );
     }
+}
+
+// Goal: a log full of batches in which nothing is, each whole, keeps nobody from writing. Method: as many of them as the ring has
+// blocks, as the end of an idle log is written; then a change.
+#[test]
+fn a_log_full_of_nothing_is_written_over() {
+    use varve_format::batch::{BatchHeader, seal};
+    let mut found = None;
+    let device = forged(|superblock, _| found = Some(superblock.clone()), &[]);
+    let end = found.expect("the superblock is shown");
+    let mut previous = end.log_previous;
+    for i in 0..RING_BYTES / 4096 {
+        let header = BatchHeader {
+            pool_id: end.pool_id,
+            epoch: end.epoch,
+            sequence: end.log_sequence + i,
+            previous,
+            superblock_generation: 1,
+            flushed: end.log_sequence + i - 1,
+            first: Lsn(end.position.0 + 1),
+            last: end.position,
+            transactions: 0,
+            payload_bytes: 0,
+        };
+        let mut batch = vec![0; 4096];
+        previous = seal(&header, &mut batch);
+        let at = (end.log_start + i * 4096) % RING_BYTES;
+        device.inner.write_at(RING_START + at, &AlignedBuf::from_slice(&batch)).expect("writes");
+    }
+    within("a change", move || {
+        let store = open(&device);
+        put(&store, b"x", b"y");
+        store.close().expect("closes");
+        assert_eq!(open(&device).get(TREE, b"x").expect("reads").as_deref(), Some(&b"y"[..]));
+    });
+}
+
+// Goal: a leaf without entries, which no store leaves, is refused by whoever reads it. Method: a tree that is one.
+#[test]
+fn an_empty_leaf_is_refused() {
+    use varve_format::node::{NodeHeader, encode};
+    let pool_tag = u64::from_le_bytes(*b"01234567");
+    let mut block = vec![0; 4096];
+    let none: [(&[u8], &[u8]); 0] = [];
+    encode(NodeHeader { tree: TREE, level: 0, birth: 1, pool_tag }, &[], none.into_iter(), &mut block);
+    let mut addr = PoolAddr::NULL;
+    let device = forged(
+        |_, root| {
+            let tree = root.trees.iter_mut().find(|t| t.tree == TREE).expect("the names tree");
+            assert_eq!(tree.height, 1);
+            tree.ptr.checksum = varve_format::block_checksum(&block);
+            addr = tree.ptr.addr[0];
+        },
+        &[],
+    );
+    device.inner.write_at(DATA_START + addr.0, &AlignedBuf::from_slice(&block)).expect("writes");
+    let read = within("opening", move || try_open(&device).and_then(|(store, _)| store.get(TREE, b"k")));
+    let refused = read.expect_err("it leads nowhere").to_string();
+    assert!(refused.contains("leaf without an entry"), "{refused}");
+}
+
+// Goal: without a bitmap, a log that frees the same blocks over and over is refused for a cost in proportion to the log. Method: a whole
+// batch, as long as one can be, of transactions that each free most of the pool, in a part of the log that is taken for flushed; the
+// pool is opened for reading.
+#[test]
+fn endless_frees_without_a_bitmap_are_refused_soon() {
+    use varve_format::batch::{
+        BATCH_BYTES_MAX, BATCH_HEADER_BYTES, BatchHeader, batch_blocks, begin_transaction, end_transaction,
+        free_op, seal,
+    };
+    let mut found = None;
+    let device = forged(
+        |superblock, root| {
+            // Its checksum is another one.
+            root.bitmap.ptr.checksum ^= 1;
+            found = Some(superblock.clone());
+        },
+        &[],
+    );
+    let end = found.expect("the superblock is shown");
+    let mut payload = Vec::new();
+    let mut count = 0;
+    while payload.len() + 128 < BATCH_BYTES_MAX - (64 << 10) {
+        count += 1;
+        let at = begin_transaction(&mut payload, Lsn(end.position.0 + count));
+        free_op(
+            &mut payload,
+            Run { addr: PoolAddr::from_block(4000), blocks: end.total_blocks as u32 - 4000 },
+        );
+        end_transaction(&mut payload, at, 1);
+    }
+    let header = BatchHeader {
+        pool_id: end.pool_id,
+        epoch: end.epoch,
+        sequence: end.log_sequence,
+        previous: end.log_previous,
+        superblock_generation: 1,
+        flushed: end.log_sequence,
+        first: Lsn(end.position.0 + 1),
+        last: Lsn(end.position.0 + count),
+        transactions: count as u32,
+        payload_bytes: payload.len() as u32,
+    };
+    let mut batch = vec![0; batch_blocks(payload.len()) * 4096];
+    batch[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + payload.len()].copy_from_slice(&payload);
+    seal(&header, &mut batch);
+    let at = end.log_start % RING_BYTES;
+    let first = batch.len().min((RING_BYTES - at) as usize);
+    device.inner.write_at(RING_START + at, &AlignedBuf::from_slice(&batch[..first])).expect("writes");
+    if first < batch.len() {
+        device.inner.write_at(RING_START, &AlignedBuf::from_slice(&batch[first..])).expect("writes");
+    }
+    let begun = Instant::now();
+    let result = within("opening", move || {
+        let options = StoreOptions { read_only: true, background: false, ..StoreOptions::default() };
+        Store::open(vec![device.clone() as Arc<dyn Device>], options).map(|r| r.1)
+    });
+    assert!(matches!(result, Err(EngineError::Corrupt { .. })), "{result:?}");
+    assert!(begun.elapsed() < PATIENCE / 4, "{count} frees took {:?}", begun.elapsed());
 }
