@@ -20,7 +20,9 @@ use super::PIECE_PAGES_MAX;
 /// Buffers kept for gathering: as many as are used at once, two being written and one being filled or logged.
 const GATHER_SPARE_MAX: usize = 3;
 /// Pages of a chunk, largest first. A write is cut into these; what is left is too small to gain by it.
-const CHUNK_PAGES: [usize; 4] = [256, 128, 64, 32];
+const CHUNK_PAGES: [usize; 4] = [CHUNK_PAGES_MAX, 128, 64, 32];
+/// Pages of the largest.
+pub(super) const CHUNK_PAGES_MAX: usize = 256;
 
 /// Bytes of the smallest of these: writes of less have none, but for small ones ([`Buffers::small_chunk`]).
 pub(crate) const CHUNK_BYTES_MIN: usize = CHUNK_PAGES[CHUNK_PAGES.len() - 1] * BLOCK_BYTES;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use varve_device::SharedPage;
 use varve_engine::{BLOCK_BYTES, Reservation};
 
-use super::buffers::Chunk;
+use super::buffers::{CHUNK_PAGES_MAX, Chunk};
 use super::page_map::PageMap;
 
 /// Contents of a page. Copies share the bytes.
@@ -173,16 +173,13 @@ impl DirtyPages {
     /// Drops the pages from `index` on. Returns (pages dropped, how many of them had space).
     pub(crate) fn drop_from(&mut self, index: u64) -> (u64, u64) {
         let dropped = self.map.split_off(index);
-        // Those in front of them in the same chunk shall not keep all of it.
-        let first = dropped.values().next().map(|page| &page.data);
-        if let Some(PageBuf::Part(chunk, _)) = first {
-            let same = |data: &PageBuf| matches!(data, PageBuf::Part(of, _) if Arc::ptr_eq(of, chunk));
-            self.map.range_mut(index.saturating_sub(chunk.pages() as u64)..).for_each(|(_, page)| {
-                if same(&page.data) {
-                    page.data.leave_chunk();
-                }
-            });
-        }
+        // Those in front of them in the same chunk shall not keep all of it, whoever has left it before.
+        self.map.range_mut(index.saturating_sub(CHUNK_PAGES_MAX as u64)..).for_each(|(at, page)| {
+            let cut = index - at;
+            if matches!(&page.data, PageBuf::Part(chunk, of) if *of as u64 + cut < chunk.pages() as u64) {
+                page.data.leave_chunk();
+            }
+        });
         self.dirty -= dropped.values().filter(|page| page.dirty).count() as u64;
         (dropped.len() as u64, dropped.values().filter(|page| page.has_space()).count() as u64)
     }
@@ -227,6 +224,23 @@ mod tests {
             assert_eq!(Arc::strong_count(&chunk), 1, "cut at {cut}");
             assert_eq!(pages.dirty, 1 + cut);
             assert!(pages.map.range(10..).all(|(_, page)| page.data[..] == [5; BLOCK_BYTES]));
+        }
+    }
+
+    // Goal: the same where the page that is cut first, or others, have left the chunk before. Method: each cut of a chunk of which every
+    // third page, and the one that is cut first, was overwritten; pages of another chunk in front keep theirs.
+    #[test]
+    fn what_is_cut_keeps_no_chunk_that_some_have_left() {
+        for cut in 0..32 {
+            let (mut pages, chunk) = with_chunk(50);
+            let front = Buffers::new(1 << 20).chunk(&[3; 32 * BLOCK_BYTES]).unwrap();
+            pages.insert_chunk(10, &front);
+            for page in (0..32).step_by(3).chain([cut]) {
+                pages.write(50 + page, 0, &[6], None);
+            }
+            pages.drop_from(50 + cut);
+            assert_eq!(Arc::strong_count(&chunk), 1, "cut at {cut}");
+            assert_eq!(Arc::strong_count(&front), 33);
         }
     }
 
