@@ -374,3 +374,31 @@ fn a_refused_snapshot_completes_no_other() {
     assert!(content(&f, snap, b"second") == pattern(3, 300_000));
     f.check();
 }
+
+// Goal: what a later snapshot waits for concerns nobody who looks at an earlier one. Method: a file in a snapshot that is complete is
+// read for the first time while the live file is dirty and a second snapshot waits for it; the second then shows what it should.
+#[test]
+fn an_earlier_snapshot_waits_for_nothing() {
+    let (mut f, sub) = world(64 * MIB);
+    file(&f, sub, b"file", &pattern(1, 9000));
+    f.fs.sync().unwrap();
+    let before = snapshot(&f, sub, b"before", true);
+    f.fs.sync().unwrap();
+    assert!(!is_pending(&f, before));
+    f.reopen();
+    let live = f.fs.lookup(sub, b"file").unwrap().ino;
+    f.write(live, 0, &pattern(2, 9000));
+    let after = snapshot(&f, sub, b"after", true);
+    let dirty = f.fs.core().dirty.bytes();
+    assert!(dirty > 0 && is_pending(&f, after));
+    assert_eq!(content(&f, before, b"file"), pattern(1, 9000));
+    assert_eq!(f.fs.core().dirty.bytes(), dirty, "what is dirty is left alone");
+    assert!(is_pending(&f, after));
+    assert_eq!(content(&f, after, b"file"), pattern(2, 9000));
+    f.write(live, 0, &pattern(3, 9000));
+    for (root, n) in [(before, 1), (after, 2), (sub, 3)] {
+        assert_eq!(content(&f, root, b"file"), pattern(n, 9000));
+    }
+    f.fs.sync().unwrap();
+    f.check();
+}

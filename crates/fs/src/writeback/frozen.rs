@@ -128,12 +128,13 @@ impl Core {
         sets.iter().find(|set| from != 0 && set.source == slot && from <= set.upto).map(|set| set.version)
     }
 
-    /// The file of another subvolume that must be logged before the record of `ino` is read.
+    /// The file of another subvolume that must be logged before the record of `ino` is read: the same file, if `ino` is in a snapshot
+    /// that waits for it. Each such snapshot has a set of its own, and nobody else shares the version.
     pub(crate) fn frozen_elsewhere(&self, ino: InodeId) -> Option<InodeId> {
         if !self.frozen.any() {
             return None;
         }
-        let sources = self.frozen.matching(|set| set.source != Slot::of(ino));
+        let sources = self.frozen.matching(|set| set.snapshot == Slot::of(ino));
         let files = sources.iter().filter_map(|set| self.inodes.known(set.source.full(local(ino))));
         files.filter(|state| self.frozen_at(state).is_some()).map(|state| state.ino).next()
     }
