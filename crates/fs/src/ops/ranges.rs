@@ -9,7 +9,7 @@ use std::sync::Arc;
 use varve_device::AlignedBuf;
 use varve_engine::version::{self, Mapping, Range};
 use varve_engine::{BLOCK_BYTES, InodeId, PoolAddr, Transaction, View};
-use varve_format::record::inode::INODE_FLAG_STALE_TAIL;
+use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
 
 use super::flags::Touch;
 use super::require_file;
@@ -134,6 +134,10 @@ impl Core {
         require_file(target)?;
         // A part of a block is shared only where both files end with it: either may have grown since that was asked.
         let at_end = at_source_end && target.size <= part.to + part.len;
+        // What lies behind the source's end would have to be written over before what is set aside behind it can be used, and on a
+        // full pool there is no block for that: the end is copied.
+        let is_reserved = target.record.flags & INODE_FLAG_RESERVED != 0;
+        let at_end = at_end && !(is_reserved && before.flags & INODE_FLAG_STALE_TAIL != 0);
         let part = Part { len: if at_end { part.len } else { part.len / BLOCK * BLOCK }, ..part };
         if part.len == 0 {
             return Ok(Err(Hindrance::Grown));

@@ -180,6 +180,35 @@ fn reserved_space_pays_for_no_other_pages() {
     assert!(f.fs.read(ino, MIB, 1 << 20).unwrap() == data[..1 << 20]);
 }
 
+// Goal: space that is set aside behind the end of a file is still enough for it when the end has been shared from a file that was
+// longer before. Method: such an end is cloned in front of reserved pages; on a full pool all of these are written.
+#[test]
+fn a_shared_end_takes_nothing_of_what_is_reserved() {
+    let f = Fixture::new(64 * MIB);
+    let (ino, source) = (f.create(b"reserved"), f.create(b"source"));
+    for ino in [ino, source] {
+        f.write(ino, 0, &pattern(1, 8192));
+        f.fs.flush_file(ino).unwrap();
+    }
+    allocate(&f, ino, 0, MIB, Allocate::Reserve { keep_size: true });
+    f.truncate(source, 6000);
+    f.fs.clone_range(Caller::ROOT, (source, 0), (ino, 8192), 6000).unwrap();
+    f.fs.sync().unwrap();
+    assert_eq!(f.fs.getattr(ino).unwrap().size, 8192 + 6000);
+    fill(&f);
+    let (from, end) = (16384, MIB);
+    for at in (from..end).step_by(4096) {
+        f.write(ino, at, &pattern(at, 4096));
+    }
+    f.fs.sync().unwrap();
+    f.check();
+    assert_eq!(
+        f.fs.read(ino, 8192, 8192).unwrap(),
+        [pattern(1, 8192)[..6000].to_vec(), vec![0; 2192]].concat()
+    );
+    assert_eq!(f.fs.read(ino, from, 4096).unwrap(), pattern(from, 4096));
+}
+
 // Goal: reserved space is there when nothing else is, also after a kill. Method: reserve, fill the pool with another
 // file, write all of the reservation, in any order; sync and compare.
 #[test]
