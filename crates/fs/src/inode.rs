@@ -233,6 +233,27 @@ impl Drop for Still {
     }
 }
 
+/// Rounds of a verb that writes a file back and finds it dirty again, because others write to it beside. From then on they wait.
+const ROUNDS_BESIDE_WRITERS: u32 = 4;
+
+/// Brings a verb to an end that can only be done while nothing of a file waits.
+#[derive(Default)]
+pub(crate) struct Calm {
+    count: u32,
+    still: Option<Still>,
+}
+
+impl Calm {
+    /// Another round of `state` begins.
+    pub(crate) fn next(&mut self, state: &Arc<InodeState>) {
+        self.count += 1;
+        if self.count >= ROUNDS_BESIDE_WRITERS && self.still.is_none() {
+            // Those who have begun end, and each makes the file dirty once more at most.
+            self.still = Some(state.still());
+        }
+    }
+}
+
 impl InodeState {
     fn new(ino: InodeId) -> InodeState {
         let inner = Inner {

@@ -13,7 +13,7 @@ use super::flags::Touch;
 use super::{require_file, without_set_ids};
 use crate::api::{Allocate, Caller, FILE_BYTES_MAX, SetAttr};
 use crate::core::{Core, touch};
-use crate::inode::{Inner, InodeState, Pending, Turn};
+use crate::inode::{Calm, Inner, InodeState, Pending, Turn};
 use crate::subvolume::Change;
 use crate::table::extents;
 use crate::writeback::Ride;
@@ -94,6 +94,7 @@ impl Core {
         let (first, floor) = (from.next_multiple_of(BLOCK), to / BLOCK * BLOCK);
         // The file is not cut while this is held: zeros that were written beyond its end would make it grow.
         let mut turn = state.turn();
+        let mut calm = Calm::default();
         let mut stamped = self.zero_bytes(caller, &turn, from, to.min(first))?;
         let mut tail_zeroed = floor == to || floor < first;
         let mut at = first;
@@ -117,6 +118,7 @@ impl Core {
             if inner.growth_waits() || in_the_way {
                 drop(guard);
                 drop(change);
+                calm.next(state);
                 turn = self.write_back_in_turn(turn, u64::MAX, Ride::Allowed)?;
                 continue;
             }

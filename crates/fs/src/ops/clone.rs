@@ -17,7 +17,7 @@ use super::flags::Touch;
 use super::{require_file, without_set_ids};
 use crate::api::{Attr, Caller, DataLogged, FileKind, NewInode};
 use crate::core::{Core, touch};
-use crate::inode::{Inner, Presence};
+use crate::inode::{Calm, Inner, Presence};
 use crate::subvolume::Change;
 use crate::table::extents;
 use crate::writeback::Ride;
@@ -25,8 +25,6 @@ use crate::{FsError, Result};
 
 /// Rounds in which the source is dirty again when it is looked at.
 const ROUNDS_MAX: u32 = 16;
-/// Rounds of these in which others write to it beside. From then on they wait.
-const ROUNDS_BESIDE_WRITERS: u32 = 4;
 
 impl Core {
     /// As a verb that logs by itself what is in its way ([`Core::thawing`]).
@@ -37,15 +35,11 @@ impl Core {
         parent: InodeId,
         name: &[u8],
     ) -> Result<Attr> {
-        let (mut rounds, mut still) = (0, None);
+        let mut calm = Calm::default();
         self.thawing(|| {
             let made = self.clone_file_once(caller, source, parent, name);
             if matches!(&made, Err(FsError::Frozen(ino)) if *ino == source) {
-                rounds += 1;
-                if rounds >= ROUNDS_BESIDE_WRITERS && still.is_none() {
-                    // Those who have begun end, and each makes the file dirty once more at most.
-                    still = Some(self.state(source).still());
-                }
+                calm.next(&self.state(source));
             }
             made
         })

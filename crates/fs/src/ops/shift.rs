@@ -14,7 +14,7 @@ use super::flags::Touch;
 use super::require_file;
 use crate::api::{Caller, FILE_BYTES_MAX};
 use crate::core::Core;
-use crate::inode::InodeState;
+use crate::inode::{Calm, InodeState};
 use crate::reaper::Task;
 use crate::subvolume::Change;
 use crate::table::extents;
@@ -77,6 +77,7 @@ impl Core {
         let mut reaps_left = REAPS_MAX;
         // No page is in flight while this is held.
         let mut turn = state.turn();
+        let mut calm = Calm::default();
         loop {
             let change = self.change(state.ino)?;
             let mut guard = self.write_lock(state)?;
@@ -86,6 +87,7 @@ impl Core {
             if inner.growth_waits() || in_the_way {
                 drop(guard);
                 drop(change);
+                calm.next(state);
                 turn = self.write_back_in_turn(turn, u64::MAX, Ride::Allowed)?;
                 continue;
             }

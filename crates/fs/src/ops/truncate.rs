@@ -11,7 +11,7 @@ use super::setattr::set_attributes;
 use super::{require_file, without_set_ids};
 use crate::api::{Attr, Caller, FILE_BYTES_MAX, SetAttr};
 use crate::core::{Core, attr};
-use crate::inode::Pending;
+use crate::inode::{Calm, Pending};
 use crate::reaper::Task;
 use crate::table::extents;
 use crate::writeback::Ride;
@@ -40,6 +40,7 @@ impl Core {
         self.drop_capability(&state)?;
         // No page is in flight while this is held.
         let mut turn = state.turn();
+        let mut calm = Calm::default();
         loop {
             let change = self.change(ino)?;
             let mut guard = self.write_lock(&state)?;
@@ -55,12 +56,14 @@ impl Core {
             if size > logged && waits {
                 drop(guard);
                 drop(change);
+                calm.next(&state);
                 turn = self.write_back_in_turn(turn, size, Ride::Allowed)?;
                 continue;
             }
             if size > logged && inner.record.flags & INODE_FLAG_STALE_TAIL != 0 {
                 drop(guard);
                 drop(change);
+                calm.next(&state);
                 self.dirty_tail(&turn, size)?;
                 turn = self.write_back_in_turn(turn, u64::MAX, Ride::Allowed)?;
                 continue;

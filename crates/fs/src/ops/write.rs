@@ -83,6 +83,10 @@ fn plan(inner: &Inner, offset: u64, len: usize) -> WritePlan {
     out
 }
 
+/// So often what a write has read of the file may be out of date when it comes back with the lock. From then on it keeps others from
+/// logging the file meanwhile.
+const OUTDATED_READS_MAX: u32 = 8;
+
 impl Core {
     pub(crate) fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
         self.write_from(caller, ino, offset, data, None)
@@ -119,6 +123,8 @@ impl Core {
     ) -> Result<usize> {
         self.admit(ino)?;
         self.permit(ino, Touch::Write(offset))?;
+        // What is written over waits in memory already, and would be taken without a look at the store.
+        self.require_running()?;
         let state = self.state(ino);
         state.wait_while_still();
         self.require_room(&state)?;
@@ -225,7 +231,10 @@ impl Core {
         let rounds = if turn.is_some() { Rounds::none() } else { Rounds::default() };
         let mut space = Space { rounds, ..Space::default() };
         let mut len = data.len();
+        let mut outdated = 0;
         loop {
+            // While this is held nothing of the file is logged, so that what is read stays where it is.
+            let held = (outdated >= OUTDATED_READS_MAX && turn.is_none()).then(|| state.turn());
             let (wanted, mapping, reads) = {
                 let inner = self.read_lock(state)?;
                 let wanted = plan(&inner, offset, len);
@@ -241,6 +250,7 @@ impl Core {
                 match self.widen(&mut space, &wanted) {
                     Ok(()) => {}
                     Err(EngineError::NoSpace) if space.rounds.are_left() => {
+                        drop(held);
                         // What it had is given back first.
                         space = Space { rounds: space.rounds, ..Space::default() };
                         self.reclaim(&mut space.rounds)?;
@@ -248,11 +258,13 @@ impl Core {
                     }
                     Err(EngineError::NoSpace) if !space.asked_reserved => {
                         space.asked_reserved = true;
+                        drop(held);
                         // A page must not be paid for by what is set aside for another one that is refused then.
                         len = self.use_reserved(state, &mut space, offset, len)?;
                         continue;
                     }
                     Err(EngineError::NoSpace) => {
+                        drop(held);
                         len = self.shorten(state, &mut space, offset, len, &wanted)?;
                         continue;
                     }
@@ -268,6 +280,7 @@ impl Core {
             let now = plan(&inner, offset, len);
             let have_bases = now.bases.iter().all(|index| bases.iter().any(|(i, _)| i == index));
             if !space.covers(&now) || !have_bases || (inner.mapping != mapping && !now.bases.is_empty()) {
+                outdated += 1;
                 continue;
             }
             self.install(caller, state, &mut inner, offset, &data[..len], &now, &bases, chunks, space);

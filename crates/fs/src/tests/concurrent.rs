@@ -221,6 +221,132 @@ fn a_file_that_is_always_written_to_is_cloned() {
     assert!(report.problems.is_empty(), "check found: {:#?}", report.problems);
 }
 
+// Goal: holes, shifts and growth come to an end beside somebody who makes the file grow without a pause. Method: a thread appends,
+// more than rides with the log while each write-back waits, until the file is so large that nobody would wait for more; another thread
+// does each, and is done long before.
+#[test]
+fn a_file_that_always_grows_can_be_changed() {
+    let f = Fixture::new(512 * MIB);
+    let ino = f.create(b"file");
+    f.fs.close().unwrap();
+    let appended = Arc::new(AtomicU64::new(0));
+    let device = Arc::new(Through(Slow {
+        inner: f.device.snapshot(),
+        number: appended.clone(),
+        slow: AtomicBool::new(false),
+        waiting: Mutex::default(),
+        turn: Condvar::new(),
+    }));
+    let options = OpenOptions {
+        store: StoreOptions { background: false, ..StoreOptions::default() },
+        dirty_bytes_max: 64 * MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    let part = vec![7; 2 << 20];
+    fs.write(Caller::ROOT, ino, 0, &part).unwrap();
+    fs.sync().unwrap();
+    device.slow.store(true, Ordering::Relaxed);
+    let stop = AtomicBool::new(false);
+    let (told, tell) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let at = fs.getattr(ino).unwrap().size;
+                if at < 300 << 20 {
+                    fs.write(Caller::ROOT, ino, at, &part).unwrap();
+                    appended.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        scope.spawn(|| {
+            let done = fs
+                .fallocate(Caller::ROOT, ino, 0, 4096, Allocate::Punch)
+                .and_then(|()| fs.collapse_range(Caller::ROOT, ino, 4096, 4096))
+                .and_then(|()| {
+                    fs.setattr(Caller::ROOT, ino, SetAttr { size: Some(400 << 20), ..SetAttr::default() })
+                });
+            told.send(done.map(|_| appended.load(Ordering::Relaxed))).unwrap();
+        });
+        let done = tell.recv_timeout(Duration::from_secs(60));
+        stop.store(true, Ordering::Relaxed);
+        device.slow.store(false, Ordering::Relaxed);
+        let beside = done.expect("it comes to an end").unwrap();
+        assert!(beside < 75, "{beside} times others were quicker");
+    });
+    assert_eq!(fs.read(ino, 0, 4096).unwrap(), [0; 4096]);
+    let report = fs.check(true).unwrap();
+    assert!(report.problems.is_empty(), "check found: {:#?}", report.problems);
+}
+
+/// A disk whose reads last, while `slow`, until a number has gone up by two, or not for ever.
+struct SlowToRead(Slow);
+
+impl Between for SlowToRead {
+    fn behind(&self) -> &dyn Device {
+        &self.0.inner
+    }
+    fn pass(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+        let reads = requests.iter().any(|request| request.operation() == Operation::Read);
+        let (first, mut left) = (self.0.number.load(Ordering::Relaxed), 300);
+        while reads
+            && self.0.slow.load(Ordering::Relaxed)
+            && self.0.number.load(Ordering::Relaxed) < first + 2
+            && left > 0
+        {
+            self.0.turn.wait_for(&mut self.0.waiting.lock(), Duration::from_millis(1));
+            left -= 1;
+        }
+        self.0.inner.run(requests)
+    }
+}
+
+// Goal: a write into the middle of a block that is not in memory comes to an end beside somebody who writes and syncs another block of the
+// file without a pause. Method: each read of the device lasts until the other has synced once more.
+#[test]
+fn a_part_of_a_block_is_written_beside_who_syncs() {
+    let f = Fixture::new(64 * MIB);
+    let ino = f.create(b"file");
+    f.write(ino, 0, &[7; 40960]);
+    f.fs.close().unwrap();
+    let synced = Arc::new(AtomicU64::new(0));
+    let device = Arc::new(Through(SlowToRead(Slow {
+        inner: f.device.snapshot(),
+        number: synced.clone(),
+        slow: AtomicBool::new(false),
+        waiting: Mutex::default(),
+        turn: Condvar::new(),
+    })));
+    let options = OpenOptions {
+        store: StoreOptions { background: false, ..StoreOptions::default() },
+        dirty_bytes_max: 8 * MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    assert_eq!(fs.read(ino, 36864, 1).unwrap(), [7]);
+    device.0.0.slow.store(true, Ordering::Relaxed);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                fs.write(Caller::ROOT, ino, 36864, &[1; 4096]).unwrap();
+                fs.flush_file(ino).unwrap();
+                synced.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let (told, tell) = std::sync::mpsc::channel();
+        let fs = &fs;
+        scope.spawn(move || told.send(fs.write(Caller::ROOT, ino, 100, b"part")).unwrap());
+        let written = tell.recv_timeout(Duration::from_secs(30));
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(written.expect("it comes to an end").unwrap(), 4);
+    });
+    device.0.0.slow.store(false, Ordering::Relaxed);
+    assert_eq!(fs.read(ino, 98, 8).unwrap(), *b"\x07\x07part\x07\x07");
+}
+
 // Goal: a hole that is punched while the file is cut makes it no longer than it was cut to. Method: a hole that ends in the
 // middle of the only block, and a cut to nothing, at the same time, again and again, of a file whose data is logged or not.
 #[test]
