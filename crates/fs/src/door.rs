@@ -151,9 +151,20 @@ impl Filesystem {
     }
 
     /// Makes an empty subvolume: a directory with a namespace of its own, of which snapshots can be taken. Renames and
-    /// links do not cross its border. Gives the attributes of its root.
+    /// links do not cross its border. Gives the attributes of its root, which inherits what a directory would.
     pub fn create_subvolume(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
-        self.core.create_subvolume(caller, parent, name, mode)
+        self.create_subvolume_masked(caller, parent, name, mode, 0)
+    }
+    /// [`Filesystem::create_subvolume`] with a umask, which counts where the directory has no default access list.
+    pub fn create_subvolume_masked(
+        &self,
+        caller: Caller,
+        parent: InodeId,
+        name: &[u8],
+        mode: u32,
+        umask: u32,
+    ) -> Result<Attr> {
+        self.core.create_subvolume(caller, parent, name, (mode, umask))
     }
     /// Makes a snapshot of the subvolume whose root is `source`: another subvolume, at `name` in `parent`, that shows what
     /// the source shows now, with everything written before this call, but for the subvolumes in it. Costs one small

@@ -39,7 +39,7 @@ use crate::names::{Shown, in_words};
 #[serde(rename_all = "snake_case")]
 enum Request {
     /// Make an empty subvolume.
-    Create { directory: u64, name: Vec<u8>, mode: u32 },
+    Create { directory: u64, name: Vec<u8>, mode: u32, umask: u32 },
     /// Delete the subvolume with this root.
     Delete { directory: u64, name: Vec<u8>, root: u64 },
     /// Make a snapshot of the subvolume with this root.
@@ -93,9 +93,9 @@ pub fn subvolume(args: &SubvolumeArgs) -> Result<Outcome> {
         SubvolumeVerb::Create { paths } => {
             each(paths, |path| {
                 let place = to_make(path).with_context(|| cannot("make the subvolume", path))?;
-                // As mkdir does: 0777 without what the umask takes away.
-                let mode = 0o777 & !umask();
-                let request = Request::Create { directory: place.directory.number(), name: place.name, mode };
+                // As mkdir does.
+                let (directory, name) = (place.directory.number(), place.name);
+                let request = Request::Create { directory, name, mode: 0o777, umask: umask() };
                 ask(&place.directory.mount, &request).with_context(|| cannot("make the subvolume", path))
             })
         }

@@ -11,10 +11,10 @@ use varve_format::record::inode::{DataPointer, INLINE_BYTES_MAX, InodeKind, Inod
 use super::clone::require_clean;
 use super::flags::{Touch, inherited};
 use super::require_directory;
-use crate::acl;
+use crate::acl::{self, Acl};
 use crate::api::{Attr, Caller, DataLogged, NewInode};
 use crate::core::{Core, attr, check_name, touch_directory};
-use crate::inode::{InodeState, Presence, blank_record};
+use crate::inode::{Inner, InodeState, Presence, blank_record};
 use crate::subvolume::{Names, local};
 use crate::table::extents;
 use crate::{FsError, Result};
@@ -124,22 +124,14 @@ impl Core {
         if bucket.find(name).is_some() || nested.find(parent, bucket.base(), name).is_some() {
             return Err(FsError::Exists);
         }
-        let inherited = match kind {
-            InodeKind::Symlink => None,
-            _ => self.acl(parent, &dir, acl::DEFAULT)?,
-        };
-        let access = inherited.as_ref().map(|list| list.inherit(mode as u16));
-        let mode = match &access {
-            Some(list) => mode & 0o7000 | u32::from(list.mode()),
-            None => mode & !umask,
-        };
+        let lists = self.lists_in(parent, &dir, kind, (mode, umask))?;
         let target = match content {
             Content::Target(target) => target,
             _ => b"",
         };
         let number = self.new_inode_number()?;
         let ino = change.slot.full(number);
-        let mut record = record_in(&dir.record, kind, number, caller, mode, now);
+        let mut record = record_in(&dir.record, kind, number, caller, lists.mode, now);
         record.size = target.len() as u64;
         if matches!(kind, InodeKind::CharDevice | InodeKind::BlockDevice) {
             record.rdev = rdev;
@@ -153,11 +145,8 @@ impl Core {
         tx.claim_id(number.0);
         let counting = self.counting()?;
         let mut block = self.place_target(&mut tx, &mut record, target)?;
-        if let Some(list) = access.filter(|list| !list.is_minimal()) {
-            self.put_first_xattr(&change, &mut tx, ino, &mut record, acl::ACCESS, &list.encode())?;
-        }
-        if let Some(list) = inherited.filter(|_| kind == InodeKind::Directory) {
-            self.put_first_xattr(&change, &mut tx, ino, &mut record, acl::DEFAULT, &list.encode())?;
+        for (name, value) in lists.xattrs(kind) {
+            self.put_first_xattr(&change, &mut tx, ino, &mut record, name, &value)?;
         }
         change.put_bucket(&mut tx, &bucket)?;
         let mut dir_record = dir.record.clone();
@@ -230,6 +219,46 @@ impl Core {
     }
 }
 
+/// What a new inode has of its directory's default access list.
+pub(super) struct Lists {
+    /// The permission bits that are left of those asked for, with set-id and sticky.
+    pub mode: u32,
+    access: Option<Acl>,
+    default: Option<Acl>,
+}
+
+impl Lists {
+    /// The attributes it has for that, as a new inode of `kind`.
+    pub fn xattrs(&self, kind: InodeKind) -> impl Iterator<Item = (&'static [u8], Vec<u8>)> {
+        let access = self.access.as_ref().filter(|list| !list.is_minimal());
+        let default = self.default.as_ref().filter(|_| kind == InodeKind::Directory);
+        let named = access.map(|list| (acl::ACCESS, list.encode()));
+        named.into_iter().chain(default.map(|list| (acl::DEFAULT, list.encode())))
+    }
+}
+
+impl Core {
+    /// For an inode of `kind` that is made in the directory `parent`, which is locked, with `mode` asked for and a umask.
+    pub(super) fn lists_in(
+        &self,
+        parent: InodeId,
+        dir: &Inner,
+        kind: InodeKind,
+        (mode, umask): (u32, u32),
+    ) -> Result<Lists> {
+        let default = match kind {
+            InodeKind::Symlink => None,
+            _ => self.acl(parent, dir, acl::DEFAULT)?,
+        };
+        let access = default.as_ref().map(|list| list.inherit(mode as u16));
+        let mode = match &access {
+            Some(list) => mode & 0o7000 | u32::from(list.mode()),
+            None => mode & !umask,
+        };
+        Ok(Lists { mode, access, default })
+    }
+}
+
 /// The record of a new inode, number `number`, in a directory with the record `dir`.
 pub(super) fn record_in(
     dir: &InodeRecord,
@@ -256,6 +285,10 @@ pub(super) fn record_in(
         record.gid = dir.gid;
         if kind == InodeKind::Directory {
             record.mode |= 0o2000;
+        } else if record.mode & 0o2010 == 0o2010 && caller.uid != 0 && caller.gid != dir.gid {
+            // Nobody makes a program that runs as a group that he is not in. Newer kernels see to that themselves; who is in
+            // that group besides his own is not known here.
+            record.mode &= !0o2000;
         }
     }
     record

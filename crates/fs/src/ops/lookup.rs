@@ -8,6 +8,7 @@ use varve_format::record::name::NamePosition;
 use super::create::TARGET_BYTES_MAX;
 use crate::api::{Attr, DirEntry, NAME_BYTES_MAX, ROOT_INODE, StatFs};
 use crate::core::{Core, attr};
+use crate::inode::Inner;
 use crate::table::Namespace;
 use crate::{FsError, Result};
 
@@ -21,7 +22,7 @@ impl Core {
                     return Err(FsError::NotDirectory);
                 }
                 if name == b"." {
-                    return Ok(attr(parent, &inner));
+                    return Ok(self.attr_of(parent, &inner));
                 }
                 drop(inner);
                 let up = self.up(parent)?;
@@ -86,12 +87,17 @@ impl Core {
     pub(crate) fn getattr(&self, ino: InodeId) -> Result<Attr> {
         let state = self.state(ino);
         let inner = self.read_lock(&state)?;
-        let mut attr = attr(ino, &inner);
+        Ok(self.attr_of(ino, &inner))
+    }
+
+    /// The attributes of an inode that is locked.
+    pub(super) fn attr_of(&self, ino: InodeId, inner: &Inner) -> Attr {
+        let mut attr = attr(ino, inner);
         if attr.kind == InodeKind::Directory && attr.links > 1 {
             // The ".." of the subvolumes in it.
             attr.links = attr.links.saturating_add(self.subvolumes.nested.count_in(ino) as u32);
         }
-        Ok(attr)
+        attr
     }
 
     pub(crate) fn readlink(&self, ino: InodeId) -> Result<Vec<u8>> {

@@ -9,7 +9,7 @@ use super::flags::Touch;
 use super::without_set_ids;
 use crate::Result;
 use crate::api::{Attr, Caller, SetAttr, SetTime};
-use crate::core::{Core, attr, touch};
+use crate::core::{Core, touch};
 use crate::inode::Pending;
 
 /// Makes the changes of `set` other than the size.
@@ -90,7 +90,7 @@ impl Core {
                 ctime: None,
                 mode: inner.pending.mode.filter(|_| !chosen),
             };
-            Ok(attr(ino, &inner))
+            Ok(self.attr_of(ino, &inner))
         })
     }
 }

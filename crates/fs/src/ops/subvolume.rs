@@ -18,15 +18,19 @@ use varve_format::record::subvolume::{
     SUBVOLUME_DELETING, SUBVOLUME_PENDING, SUBVOLUME_READ_ONLY, SUBVOLUME_SHARING, SubvolumePlace,
     SubvolumeRecord,
 };
+use varve_format::record::xattr::xattr_key;
 
+use super::create::record_in;
 use super::flags::{Touch, require_unprotected};
 use super::require_directory;
+use super::xattr::note_first_xattr;
 use crate::api::{Attr, Caller, ROOT_INODE, RenameMode};
 use crate::core::{Core, check_name, touch_directory};
-use crate::inode::{Inner, root_record};
+use crate::inode::Inner;
 use crate::reaper::Task;
 use crate::subvolume::nested::Vacancy;
 use crate::subvolume::{Change, Shown, Slot, Subvolume, local};
+use crate::table::xattrs::xattr_entries;
 use crate::table::{Namespace, subvolumes};
 use crate::writeback::frozen::Freeze;
 use crate::{FsError, Result};
@@ -76,16 +80,23 @@ impl Core {
         caller: Caller,
         parent: InodeId,
         name: &[u8],
-        mode: u32,
+        modes: (u32, u32),
     ) -> Result<Attr> {
         self.admit(parent)?;
         self.permit(parent, Touch::NewName)?;
         check_name(name)?;
-        let slot = self.with_space(|| self.create_subvolume_once(caller, parent, name, mode))?;
+        let slot = self.with_space(|| self.create_subvolume_once(caller, parent, name, modes))?;
         self.getattr(slot.full(ROOT_INODE))
     }
 
-    fn create_subvolume_once(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Slot> {
+    /// `modes`: the permission bits that are asked for, and the umask.
+    fn create_subvolume_once(
+        &self,
+        caller: Caller,
+        parent: InodeId,
+        name: &[u8],
+        modes: (u32, u32),
+    ) -> Result<Slot> {
         let _topology = self.topology(|set| set.snapshot == Slot::of(parent))?;
         let id = self.store.new_id();
         let slot = self.subvolumes.next_slot()?;
@@ -99,7 +110,17 @@ impl Core {
         let holder = Holder::new(FamilyId(id));
         let record = self.new_record(id, slot, holder, (parent, position, name, now), 0, 0)?;
         subvolumes::put(&mut tx, id, &record);
-        let root = root_record(caller, (mode & 0o7777) as u16, now);
+        let lists = self.lists_in(parent, &dir, InodeKind::Directory, modes)?;
+        let mut root = record_in(&dir.record, InodeKind::Directory, ROOT_INODE, caller, lists.mode, now);
+        root.parent = ROOT_INODE;
+        for (name, value) in lists.xattrs(InodeKind::Directory) {
+            let position = change.first_xattr_position(name, root.xattr_count as u8);
+            note_first_xattr(&mut root, name, &value);
+            for (chunk, entry) in xattr_entries(name, &value) {
+                let key = xattr_key(FamilyId(id), ROOT_INODE, position, chunk, VersionKey(id));
+                tx.put_owned(TreeId::XATTRS, &key, entry);
+            }
+        }
         tx.put(TreeId::INODES, &inode_key(FamilyId(id), ROOT_INODE, VersionKey(id)), &root.encode());
         let counting = self.counting()?;
         let noted = self.note_change(&change, &mut tx, parent, &dir, now)?;

@@ -17,6 +17,12 @@ pub(crate) const XATTRS_PER_INODE_BYTES_MAX: u32 = 256 << 10;
 /// What an attribute costs beside its name and value.
 const XATTR_OVERHEAD_BYTES: usize = 64;
 
+/// Counts an attribute more of an inode that is being made.
+pub(super) fn note_first_xattr(record: &mut InodeRecord, name: &[u8], value: &[u8]) {
+    record.xattr_count += 1;
+    record.xattr_bytes += cost(name, value.len());
+}
+
 /// What an attribute counts for its inode's limit.
 pub(crate) fn cost(name: &[u8], value_len: usize) -> u32 {
     (name.len() + value_len + XATTR_OVERHEAD_BYTES) as u32
@@ -196,8 +202,7 @@ impl Core {
         value: &[u8],
     ) -> Result<()> {
         let position = change.first_xattr_position(name, record.xattr_count as u8);
-        record.xattr_count += 1;
-        record.xattr_bytes += cost(name, value.len());
+        note_first_xattr(record, name, value);
         Ok(change.put_xattr(tx, ino, position, name, value, None)?)
     }
 

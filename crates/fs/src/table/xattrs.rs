@@ -75,6 +75,15 @@ impl Namespace {
     }
 }
 
+/// The entries of an attribute, by the number of the chunk: the head with the name, and what of the value does not fit there.
+pub(crate) fn xattr_entries(name: &[u8], value: &[u8]) -> impl Iterator<Item = (u16, Box<[u8]>)> {
+    let start = value[..value.len().min(XATTR_CHUNK_BYTES)].to_vec();
+    let head = XattrHead { name: name.to_vec(), value_len: value.len() as u32, start };
+    let rest = value.chunks(XATTR_CHUNK_BYTES).enumerate().skip(1);
+    let rest = rest.map(|(chunk, bytes)| (chunk as u16, bytes.into()));
+    std::iter::once((0, head.encode().into())).chain(rest)
+}
+
 impl Change {
     /// Stores an attribute, over `old_len` bytes of an earlier value at the same position.
     pub(crate) fn put_xattr(
@@ -87,11 +96,8 @@ impl Change {
         old_len: Option<u32>,
     ) -> Result<()> {
         let key = |chunk| xattr_key(self.family, local(ino), position, chunk, self.key());
-        let start = value[..value.len().min(XATTR_CHUNK_BYTES)].to_vec();
-        let head = XattrHead { name: name.to_vec(), value_len: value.len() as u32, start };
-        self.put(tx, TreeId::XATTRS, &key(0), head.encode().into())?;
-        for (chunk, bytes) in value.chunks(XATTR_CHUNK_BYTES).enumerate().skip(1) {
-            self.put(tx, TreeId::XATTRS, &key(chunk as u16), bytes.into())?;
+        for (chunk, entry) in xattr_entries(name, value) {
+            self.put(tx, TreeId::XATTRS, &key(chunk), entry)?;
         }
         let old = old_len.map_or(0, |len| xattr_chunks(len as usize));
         for chunk in xattr_chunks(value.len())..old {

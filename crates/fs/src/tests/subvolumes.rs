@@ -594,3 +594,105 @@ fn numbers_of_subvolumes_are_used_again() {
     assert!(!slots.contains(&Slot::of(sub).0) && !slots.contains(&0));
     f.check();
 }
+
+// Goal: what a directory would inherit, the root of a subvolume does: group, set-group-id, flags, what the default list leaves of the
+// permissions, and the lists. Method: a directory and a subvolume made in one that has all of it, and in one that has nothing, with each
+// of several modes and umasks; what was made is compared, also after the pool has been opened again.
+#[test]
+fn the_root_inherits_what_a_directory_does() {
+    let mut f = Fixture::new(64 * MIB);
+    let user = Caller { uid: 7, gid: 8 };
+    let list = |group: u8, other: u8| {
+        let mut list = vec![2, 0, 0, 0];
+        for (tag, bits, id) in [
+            (1, 7, u32::MAX),
+            (2, 6, 1234),
+            (4, group, u32::MAX),
+            (0x10, 7, u32::MAX),
+            (0x20, other, u32::MAX),
+        ] {
+            list.extend([tag, 0, bits, 0]);
+            list.extend(id.to_le_bytes());
+        }
+        list
+    };
+    let bare = f.mkdir(ROOT, b"bare");
+    let team = f.mkdir(ROOT, b"team");
+    let set = SetAttr { mode: Some(0o2770), gid: Some(50), ..SetAttr::default() };
+    f.fs.setattr(Caller::ROOT, team, set).unwrap();
+    f.fs.setxattr(team, crate::acl::DEFAULT, &list(5, 0), XattrMode::Set).unwrap();
+    f.fs.set_flags(Caller::ROOT, team, FileFlags::NO_DUMP | FileFlags::DURABLE).unwrap();
+    let mut pairs = Vec::new();
+    for (n, (above, mode, umask)) in [bare, team]
+        .into_iter()
+        .flat_map(|above| [(above, 0o777, 0o22), (above, 0o755, 0), (above, 0o700, 0o77)])
+        .enumerate()
+    {
+        let new = NewInode { kind: FileKind::Directory, mode, umask, rdev: 0 };
+        let directory = f.fs.make(user, above, format!("d{n}").as_bytes(), new).unwrap();
+        let name = format!("s{n}");
+        let sub = f.fs.create_subvolume_masked(user, above, name.as_bytes(), mode, umask).unwrap();
+        pairs.push((directory.ino, sub.ino));
+        assert_eq!((directory.mode, directory.gid), (sub.mode, sub.gid), "{n}");
+        file(&f, sub.ino, b"file", b"x");
+    }
+    assert_eq!(f.fs.getattr(pairs[3].1).unwrap().mode, 0o2770);
+    for _ in 0..2 {
+        for (directory, sub) in &pairs {
+            let seen = |ino: InodeId| {
+                let attr = f.fs.getattr(ino).unwrap();
+                let mut xattrs: Vec<_> = f.fs.listxattr(ino).unwrap();
+                xattrs.sort();
+                let values: Vec<_> = xattrs.iter().map(|name| f.fs.getxattr(ino, name).unwrap()).collect();
+                (attr.mode, attr.uid, attr.gid, attr.flags, xattrs, values)
+            };
+            assert_eq!(seen(*directory), seen(*sub));
+        }
+        f.check();
+        f.reopen();
+    }
+}
+
+// Goal: nobody makes a program that runs as a group that he is not in. Method: files in a directory with the set-group-id bit, by its
+// group and by others.
+#[test]
+fn set_group_id_is_not_inherited_by_strangers() {
+    let f = Fixture::new(64 * MIB);
+    let dir = f.mkdir(ROOT, b"dir");
+    let set = SetAttr { mode: Some(0o2777), gid: Some(50), ..SetAttr::default() };
+    f.fs.setattr(Caller::ROOT, dir, set).unwrap();
+    for (n, (uid, gid, mode, made)) in [
+        (7, 8, 0o2775, 0o775),
+        (7, 8, 0o2765, 0o2765),
+        (7, 50, 0o2775, 0o2775),
+        (0, 0, 0o2775, 0o2775),
+        (7, 8, 0o6775, 0o4775),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let caller = Caller { uid, gid };
+        let attr = f.fs.create(caller, dir, n.to_string().as_bytes(), mode).unwrap();
+        assert_eq!((attr.mode, attr.gid), (made, 50), "{n}");
+        let nameless = f.fs.tmpfile(caller, dir, NewNameless { mode, umask: 0, linkable: true }).unwrap();
+        assert_eq!((nameless.mode, nameless.gid), (made, 50), "{n}");
+    }
+}
+
+// Goal: whoever asks hears of the same number of links. Method: a directory with subvolumes in it, by each verb that tells.
+#[test]
+fn links_are_counted_by_every_verb() {
+    let f = Fixture::new(64 * MIB);
+    let dir = f.mkdir(ROOT, b"dir");
+    make(&f, dir, b"one");
+    make(&f, dir, b"two");
+    f.mkdir(dir, b"three");
+    let set = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+    let links = [
+        f.fs.setattr(Caller::ROOT, dir, set).unwrap().links,
+        f.fs.getattr(dir).unwrap().links,
+        f.fs.lookup(ROOT, b"dir").unwrap().links,
+        f.fs.lookup(dir, b".").unwrap().links,
+    ];
+    assert_eq!(links, [5; 4]);
+}

@@ -339,7 +339,7 @@ impl Model {
     }
 
     /// A new inode with one link, made in the directory `parent`.
-    fn new_inode(
+    pub(super) fn new_inode(
         &self,
         parent: InodeId,
         (mode, umask): (u32, u32),
@@ -365,6 +365,11 @@ impl Model {
             gid = above.gid;
             if matches!(body, Body::Directory { .. }) {
                 mode |= SET_GID;
+            } else if mode & (SET_GID | 0o010) == SET_GID | 0o010
+                && cx.caller.uid != 0
+                && cx.caller.gid != gid
+            {
+                mode &= !SET_GID;
             }
         }
         Ok(Inode {

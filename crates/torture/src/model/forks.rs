@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use varve_fs::{FileFlags, InodeId, NAME_BYTES_MAX, ROOT_INODE, RenameMode};
+use varve_fs::{InodeId, NAME_BYTES_MAX, ROOT_INODE, RenameMode};
 
 use super::apply::{EEXIST, EINVAL, EISDIR, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTEMPTY, EOPNOTSUPP, Errno};
-use super::{Body, Choice, Context, Inode, Model, PAGE_BYTES};
+use super::{Body, Context, Inode, Model, PAGE_BYTES};
 use crate::call::Call;
 
 pub(super) const EROFS: Errno = 30;
@@ -202,21 +202,8 @@ impl Model {
         self.free_name(parent, name)?;
         // Nothing is put into, and nothing taken of, what may not be there tomorrow.
         self.require(|at, _| at == slot(parent));
-        let root = Inode {
-            flags: FileFlags::NONE,
-            mode: Choice::new(mode),
-            uid: cx.caller.uid,
-            gid: cx.caller.gid,
-            links: 1,
-            atime: cx.now,
-            mtime: Choice::new(cx.now),
-            ctime: Choice::new(cx.now),
-            btime: cx.now,
-            xattrs: BTreeMap::new(),
-            body: Body::Directory { entries: Arc::default(), parent },
-            opens: 0,
-            linkable: false,
-        };
+        let root =
+            self.new_inode(parent, (mode, 0), Body::Directory { entries: Arc::default(), parent }, cx)?;
         self.inodes.insert(cx.created, root);
         self.entries_mut(parent).insert(name.to_vec(), cx.created);
         self.touch(parent, cx.now);
