@@ -1,6 +1,7 @@
 //! fstrim(8): an ioctl that takes as long as the device does. It has a thread of its own, so that requests are answered
 //! meanwhile, however few threads there are for them; and it is the one request that an interruption ends.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -21,9 +22,20 @@ pub(crate) struct Trims(Arc<Running>);
 
 #[derive(Default)]
 struct Running {
-    list: Mutex<Vec<Trim>>,
+    lists: Mutex<Lists>,
     fewer: Condvar,
 }
+
+#[derive(Default)]
+struct Lists {
+    trims: Vec<Trim>,
+    /// Requests that were interrupted before, or instead of, a trim of that number: another thread may have been quicker than the one
+    /// that has it. The kernel says it once.
+    early: VecDeque<u64>,
+}
+
+/// So many of these are remembered.
+const EARLY_MAX: usize = 64;
 
 /// By the number of the request, and whether nobody waits for it any more.
 struct Trim {
@@ -34,24 +46,40 @@ struct Trim {
 impl Running {
     /// This one is over.
     fn remove(&self, unique: u64) {
-        self.list.lock().retain(|trim| trim.unique != unique);
+        self.lists.lock().trims.retain(|trim| trim.unique != unique);
         self.fewer.notify_all();
+    }
+}
+
+impl Lists {
+    fn add(&mut self, unique: u64) -> Arc<AtomicBool> {
+        let over = Arc::new(AtomicBool::new(self.early.contains(&unique)));
+        self.trims.push(Trim { unique, over: over.clone() });
+        over
     }
 }
 
 impl Trims {
     /// Whoever waits for this request wants it to end.
     pub(crate) fn interrupt(&self, unique: u64) {
-        let trims = self.0.list.lock();
-        trims.iter().filter(|trim| trim.unique == unique).for_each(|trim| trim.over.store(true, Relaxed));
+        let mut lists = self.0.lists.lock();
+        match lists.trims.iter().find(|trim| trim.unique == unique) {
+            Some(trim) => trim.over.store(true, Relaxed),
+            None => {
+                if lists.early.len() == EARLY_MAX {
+                    lists.early.pop_front();
+                }
+                lists.early.push_back(unique);
+            }
+        }
     }
 
     /// The mount is gone: they end, and are waited for.
     pub(crate) fn end(&self) {
-        let mut trims = self.0.list.lock();
-        trims.iter().for_each(|trim| trim.over.store(true, Relaxed));
-        while !trims.is_empty() {
-            self.0.fewer.wait(&mut trims);
+        let mut lists = self.0.lists.lock();
+        lists.trims.iter().for_each(|trim| trim.over.store(true, Relaxed));
+        while !lists.trims.is_empty() {
+            self.0.fewer.wait(&mut lists);
         }
     }
 }
@@ -63,8 +91,7 @@ impl<V: Verbs> Adapter<V> {
             return reply.error(Errno::PERM);
         }
         let Some(asked) = abi::ioctl_trim(data) else { return reply.error(Errno::INVAL) };
-        let over = Arc::new(AtomicBool::new(false));
-        self.trims.0.list.lock().push(Trim { unique, over: over.clone() });
+        let over = self.trims.0.lists.lock().add(unique);
         let (verbs, health, trims) = (self.verbs.clone(), self.health.clone(), self.trims.0.clone());
         let work = move || {
             varve_device::unpin_thread();
@@ -93,5 +120,26 @@ impl<V: Verbs> Adapter<V> {
             self.trims.0.remove(unique);
             tracing::error!("no thread for fstrim: {error}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: an interruption is heard of, also by a trim that another thread begins a moment later; one of something else is not. Method:
+    // both orders, and more interruptions than are remembered.
+    #[test]
+    fn interruptions_are_heard_of() {
+        let trims = Trims::default();
+        let begin = |unique: u64| trims.0.lists.lock().add(unique);
+        let (first, other) = (begin(2), begin(4));
+        trims.interrupt(2);
+        assert!(first.load(Relaxed) && !other.load(Relaxed));
+        trims.interrupt(6);
+        assert!(begin(6).load(Relaxed) && !begin(8).load(Relaxed));
+        (100..100 + EARLY_MAX as u64).for_each(|unique| trims.interrupt(unique));
+        assert_eq!(trims.0.lists.lock().early.len(), EARLY_MAX);
+        assert!(begin(100).load(Relaxed));
     }
 }
