@@ -218,6 +218,10 @@ impl Filesystem {
     pub fn note_access(&self, ino: InodeId, rule: AccessRule) -> Result<()> {
         self.core.thawing(|| self.core.note_access(&self.core.state(ino), rule))
     }
+    /// Refuses an inode of which nothing can be changed, whoever asks: in a read-only snapshot, or in a subvolume that is gone.
+    pub fn admit(&self, ino: InodeId) -> Result<()> {
+        self.core.admit(ino)
+    }
     /// Counts an open handle: while there is one, an unlinked inode lives on. `truncate` empties it first.
     pub fn open_inode(&self, caller: Caller, ino: InodeId, truncate: bool) -> Result<()> {
         self.core.thawing(|| self.core.open_inode(caller, ino, truncate))

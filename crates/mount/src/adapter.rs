@@ -17,6 +17,7 @@ use crate::kernel::abi::{self, InHeader, OpenOut, open, setattr};
 use crate::kernel::listing::Listing;
 use crate::kernel::reply::Reply;
 use crate::kernel::request::{self, Body};
+use crate::pins::Pins;
 use crate::policy::Change;
 use crate::{Verbs, convert, file_flags};
 
@@ -60,14 +61,14 @@ impl<V: Verbs> Adapter<V> {
             // The filesystem counts open handles and no lookups.
             Body::Forget => {
                 reply.none();
-                self.pins.unpin(verbs, ino);
+                self.pins.forget(verbs, ino);
             }
             Body::BatchForget { list } => {
                 reply.none();
-                request::forgotten(list).for_each(|ino| self.pins.unpin(verbs, InodeId(ino)));
+                request::forgotten(list).for_each(|ino| self.pins.forget(verbs, InodeId(ino)));
             }
-            Body::Getattr => self.reply_attr(verb, number, verbs.getattr(ino), reply),
-            Body::Statx => match verbs.getattr(ino) {
+            Body::Getattr => self.reply_attr(verb, number, self.attributes(ino), reply),
+            Body::Statx => match self.attributes(ino) {
                 Ok(attr) => reply.body(&convert::statx_out(&attr)),
                 Err(error) => reply.error(self.errno(verb, number, &error)),
             },
@@ -101,10 +102,16 @@ impl<V: Verbs> Adapter<V> {
                 self.reply_named(verb, number, verbs.make(who, ino, name, new), reply);
             }
             Body::Unlink { name } => {
-                self.reply_done(Change::Names, verb, number, verbs.unlink(ino, name), reply)
+                let last = Pins::last(verbs, ino, name);
+                let result = verbs.unlink(ino, name);
+                self.pins.note_gone(verbs, last.filter(|_| result.is_ok()));
+                self.reply_done(Change::Names, verb, number, result, reply)
             }
             Body::Rmdir { name } => {
-                self.reply_done(Change::Names, verb, number, verbs.rmdir(ino, name), reply)
+                let last = Pins::last(verbs, ino, name);
+                let result = verbs.rmdir(ino, name);
+                self.pins.note_gone(verbs, last.filter(|_| result.is_ok()));
+                self.reply_done(Change::Names, verb, number, result, reply)
             }
             Body::Rename { name, new_parent, new_name, flags } => {
                 let Some(mode) = rename_mode(flags, who) else { return reply.error(Errno::INVAL) };
@@ -218,15 +225,24 @@ impl<V: Verbs> Adapter<V> {
         (new_parent, new_name): (InodeId, &[u8]),
         mode: RenameMode,
     ) -> Result<(), FsError> {
-        let pin = match mode.replaces() {
-            true => self.pins.pin_target(&*self.verbs, new_parent, new_name),
-            false => None,
-        };
-        let result = self.verbs.rename(parent, name, new_parent, new_name, mode);
-        if let (Some(ino), Err(_)) = (pin, &result) {
-            self.pins.unpin(&*self.verbs, ino);
+        let verbs = &*self.verbs;
+        let last = if mode.replaces() { Pins::last(verbs, new_parent, new_name) } else { None };
+        let pin = last.as_ref().and_then(|last| self.pins.pin(verbs, last));
+        let result = verbs.rename(parent, name, new_parent, new_name, mode);
+        match (pin, &result) {
+            (Some(ino), Err(_)) => self.pins.unpin(verbs, ino),
+            (None, Ok(())) => self.pins.note_gone(verbs, last),
+            _ => {}
         }
         result
+    }
+
+    /// The attributes of an inode, also of one that has gone and that somebody has open all the same.
+    fn attributes(&self, ino: InodeId) -> Result<Attr, FsError> {
+        self.verbs.getattr(ino).or_else(|error| match error {
+            FsError::NotFound | FsError::Stale => self.pins.gone(ino).ok_or(error),
+            error => Err(error),
+        })
     }
 
     fn open(&self, who: Caller, ino: u64, flags: i32, reply: Reply) {
@@ -237,6 +253,13 @@ impl<V: Verbs> Adapter<V> {
             return reply.error(Errno::PERM);
         }
         let truncate = flags & O_TRUNC != 0;
+        // The pages of what is open for writing can be changed in the kernel's memory, whoever reads them, also of a snapshot in which
+        // nothing can be.
+        if (truncate || flags & O_ACCMODE != 0)
+            && let Err(error) = self.verbs.admit(InodeId(ino))
+        {
+            return reply.error(self.errno("open", ino, &error));
+        }
         if truncate && self.health.panicked() {
             return reply.error(Errno::IO);
         }

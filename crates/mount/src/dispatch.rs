@@ -4,7 +4,7 @@
 //! after a panic nothing is changed any more; no verb is called with a lock held.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
 use varve_device::AlignedBuf;
@@ -13,6 +13,7 @@ use varve_fs::{
 };
 
 use crate::kernel::abi::{self, EntryOut, InHeader, open};
+use crate::kernel::device::Device;
 use crate::kernel::handshake::Agreed;
 use crate::kernel::inbox::Inbox;
 use crate::kernel::listing::Listing;
@@ -58,6 +59,8 @@ pub(crate) struct Adapter<V> {
     pub policy: Arc<Policy>,
     pub agreed: Agreed,
     pub trims: Trims,
+    /// For what the kernel is told unasked.
+    pub device: Weak<Device>,
     /// Files are opened so that reads and writes go past the kernel's cache.
     pub direct_io: bool,
     /// The only user who may ask anything; `None`: the kernel decides.
@@ -73,7 +76,7 @@ impl<V: Verbs> Adapter<V> {
             Ok(body) => body,
             Err(errno) => return reply.error(errno),
         };
-        if self.owner.is_some_and(|owner| owner != header.uid) && !body.of_nobody() {
+        if self.owner.is_some_and(|owner| owner != header.uid) && !body.of_others() {
             return reply.error(Errno::ACCESS);
         }
         if body.changes() && self.health.panicked() {

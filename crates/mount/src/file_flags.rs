@@ -84,6 +84,13 @@ impl<V: Verbs> Adapter<V> {
             Some(flags) => self.verbs.set_flags(who, ino, flags),
             None => Err(FsError::NotSupported),
         };
+        // The time of the change is new, and the kernel does not ask for it by itself.
+        if result.is_ok()
+            && let Some(device) = self.device.upgrade()
+            && let Err(error) = device.forget_attributes(number)
+        {
+            tracing::debug!("the kernel cannot be told to forget attributes: {error}");
+        }
         let answer = |(), reply: Reply| reply.body(&IoctlOut::default());
         self.reply_change(Change::Inode, "ioctl", number, result, reply, answer);
     }

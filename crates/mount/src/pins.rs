@@ -1,38 +1,68 @@
-//! Inodes that were renamed over and are kept until the kernel has forgotten them.
+//! Inodes that are no more and that the kernel still asks for.
 //!
 //! A reader of `f` may have found the old inode in the kernel's cache, and ask to open it when a rename has just put
 //! another file in its place. The name was there all the time, so the open must not fail. The old inode therefore
 //! counts as open from before the rename until FORGET, which the kernel sends when no such reader is left.
-//! (An unlinked name is different: for a moment it was not there, and "no such file" is a right answer.)
+//! (An unlinked name is different: for a moment it was not there, and "no such file" is a right answer to who opens it.)
 //!
-//! Bounded by the inodes that the kernel has in its cache. No verb is called with the lock held.
+//! Of what somebody has open the kernel does not always tell: not of directories, fifos, sockets and devices, nor of what is open with
+//! O_PATH. When the last name of such an inode goes, it goes; who has it open may look at it all the same. So the
+//! attributes of what has just gone are kept, with no links, until FORGET, which comes at once where nobody has it open.
+//!
+//! Bounded by the inodes that the kernel has in its cache. No verb is called with a lock held.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use parking_lot::Mutex;
-use varve_fs::{Caller, FileKind, InodeId};
+use varve_fs::{Attr, Caller, FileKind, InodeId};
 
 use crate::Verbs;
 
-/// The pinned inodes of a mount.
+/// The pinned inodes of a mount, and those that have gone.
 #[derive(Default)]
 pub struct Pins {
     pinned: Mutex<HashSet<InodeId>>,
+    gone: Mutex<HashMap<InodeId, Attr>>,
 }
 
 impl Pins {
-    /// Pins the inode that a rename to this name is about to remove, if there is one.
-    pub fn pin_target(&self, verbs: &impl Verbs, parent: InodeId, name: &[u8]) -> Option<InodeId> {
+    /// What loses its last name when this one goes; `None`: nothing.
+    pub fn last(verbs: &impl Verbs, parent: InodeId, name: &[u8]) -> Option<Attr> {
         let attr = verbs.lookup(parent, name).ok()?;
-        if attr.kind == FileKind::Directory || attr.links > 1 {
+        (attr.kind == FileKind::Directory || attr.links <= 1).then_some(attr)
+    }
+
+    /// Keeps the attributes of what has just lost its last name, if it is no more.
+    pub fn note_gone(&self, verbs: &impl Verbs, last: Option<Attr>) {
+        if let Some(attr) = last
+            && verbs.getattr(attr.ino).is_err()
+        {
+            self.gone.lock().insert(attr.ino, Attr { links: 0, ..attr });
+        }
+    }
+
+    /// The attributes of what has gone, as they were.
+    pub fn gone(&self, ino: InodeId) -> Option<Attr> {
+        self.gone.lock().get(&ino).copied()
+    }
+
+    /// The kernel has forgotten an inode.
+    pub fn forget(&self, verbs: &impl Verbs, ino: InodeId) {
+        self.gone.lock().remove(&ino);
+        self.unpin(verbs, ino);
+    }
+
+    /// Pins what a rename is about to remove, unless it is a directory.
+    pub fn pin(&self, verbs: &impl Verbs, last: &Attr) -> Option<InodeId> {
+        if last.kind == FileKind::Directory {
             return None;
         }
-        verbs.open_inode(Caller::ROOT, attr.ino, false).ok()?;
-        if self.pinned.lock().insert(attr.ino) {
-            return Some(attr.ino);
+        verbs.open_inode(Caller::ROOT, last.ino, false).ok()?;
+        if self.pinned.lock().insert(last.ino) {
+            return Some(last.ino);
         }
         // Pinned by a rename that failed meanwhile, or by one to another name of it: one pin is enough.
-        self.release(verbs, attr.ino);
+        self.release(verbs, last.ino);
         None
     }
 

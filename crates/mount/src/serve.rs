@@ -369,6 +369,7 @@ mod tests {
             policy: Arc::new(Policy::new(Flags::default())),
             agreed,
             trims: Trims::default(),
+            device: std::sync::Weak::new(),
             direct_io: false,
             owner: None,
         }

@@ -172,6 +172,7 @@ impl Mounted {
             let (verbs, health, policy) = (verbs.clone(), health.clone(), policy.clone());
             let direct_io = options.direct_io;
             let owner = (!options.allow_other).then(|| rustix::process::geteuid().as_raw());
+            let device = Arc::downgrade(&device);
             move |agreed| Adapter {
                 verbs,
                 health,
@@ -179,6 +180,7 @@ impl Mounted {
                 policy,
                 agreed,
                 trims: Trims::default(),
+                device,
                 direct_io,
                 owner,
             }

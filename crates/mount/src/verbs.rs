@@ -48,6 +48,11 @@ pub trait Verbs: Send + Sync + 'static {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()>;
+    /// See [`Filesystem::admit`]. Filesystems in which everything can be changed leave it as it is.
+    fn admit(&self, ino: InodeId) -> Result<()> {
+        let _ = ino;
+        Ok(())
+    }
     /// See [`Filesystem::open_inode`].
     fn open_inode(&self, caller: Caller, ino: InodeId, truncate: bool) -> Result<()>;
     /// See [`Filesystem::release_inode`].
@@ -164,6 +169,9 @@ impl Verbs for Filesystem {
         mode: RenameMode,
     ) -> Result<()> {
         Filesystem::rename(self, parent, name, new_parent, new_name, mode)
+    }
+    fn admit(&self, ino: InodeId) -> Result<()> {
+        Filesystem::admit(self, ino)
     }
     fn open_inode(&self, caller: Caller, ino: InodeId, truncate: bool) -> Result<()> {
         Filesystem::open_inode(self, caller, ino, truncate)

@@ -71,7 +71,7 @@ impl Core {
     /// What every verb that changes something at `ino` asks first. In what is read-only it is refused as that, whatever else
     /// is wrong with it: so the answer depends neither on which inodes there are, nor on whether their records can be read,
     /// nor on which of its steps a verb begins with. POSIX leaves open which of several errors is given.
-    fn admit(&self, ino: InodeId) -> Result<()> {
+    pub(crate) fn admit(&self, ino: InodeId) -> Result<()> {
         self.require_writable()?;
         self.require_changeable(ino)
     }

@@ -76,6 +76,12 @@ impl Device {
         self.notify(abi::notify::INVAL_INODE, body.as_bytes(), &[])
     }
 
+    /// The kernel forgets the attributes of an inode alone: whoever waits for an answer may hold its lock. False: it knew of none.
+    pub fn forget_attributes(&self, ino: u64) -> io::Result<bool> {
+        let body = NotifyInvalInode { ino, offset: -1, len: 0 };
+        self.notify(abi::notify::INVAL_INODE, body.as_bytes(), &[])
+    }
+
     /// The kernel forgets what it knows of a name. False: that was nothing.
     pub fn forget_entry(&self, parent: u64, name: &[u8]) -> io::Result<bool> {
         let namelen = u32::try_from(name.len()).map_err(|_| io::Error::from(Errno::NAMETOOLONG))?;

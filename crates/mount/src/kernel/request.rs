@@ -209,12 +209,19 @@ impl Body<'_> {
         )
     }
 
-    /// Whether the kernel asks it in nobody's name, too.
-    pub fn of_nobody(&self) -> bool {
+    /// Whether it may come in the name of others than the one who may use the mount: of nobody, or of who has a file from him that is
+    /// open already. The kernel keeps others from all paths.
+    pub fn of_others(&self) -> bool {
         matches!(
             self,
             Body::Forget
                 | Body::BatchForget { .. }
+                | Body::Getattr
+                | Body::Statx
+                | Body::Lseek { .. }
+                | Body::Fallocate(_)
+                | Body::Copy(_)
+                | Body::Other
                 | Body::Read { .. }
                 | Body::Write { .. }
                 | Body::Fsync

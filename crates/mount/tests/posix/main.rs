@@ -12,6 +12,7 @@ mod attributes;
 mod data;
 mod faults;
 mod flags;
+mod gone;
 mod handles;
 mod nodes;
 
@@ -52,12 +53,30 @@ impl Mount {
         Mount::start_in(test, size_bytes, &at, directory)
     }
 
+    /// As [`Mount::start`], with other options.
+    fn start_by(test: &str, size_bytes: u64, options: &MountOptions) -> Option<Mount> {
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path().to_path_buf();
+        Mount::start_as(test, size_bytes, &at, directory, options)
+    }
+
     /// As [`Mount::start`], at a directory that somebody else looks after.
     fn start_at(test: &str, size_bytes: u64, at: &Path) -> Option<Mount> {
         Mount::start_in(test, size_bytes, at, tempfile::tempdir().unwrap())
     }
 
     fn start_in(test: &str, size_bytes: u64, at: &Path, directory: tempfile::TempDir) -> Option<Mount> {
+        Mount::start_as(test, size_bytes, at, directory, &mount_options(test))
+    }
+
+    fn start_as(
+        test: &str,
+        size_bytes: u64,
+        at: &Path,
+        directory: tempfile::TempDir,
+        options: &MountOptions,
+    ) -> Option<Mount> {
+        let mount_options = options;
         let devices: Vec<Arc<dyn Device>> = vec![Arc::new(MemoryDevice::new(size_bytes))];
         let format = FormatOptions {
             data: Profile::Single,
@@ -74,7 +93,7 @@ impl Mount {
             on_data_logged: None,
         };
         let fs = Arc::new(Filesystem::open(devices, options).unwrap().0);
-        match Mounted::start(fs.clone(), at, &mount_options(test)) {
+        match Mounted::start(fs.clone(), at, mount_options) {
             Ok(mounted) => Some(Mount { fs, at: at.to_path_buf(), mounted: Some(mounted), directory }),
             Err(error @ (MountError::NoFuse(_) | MountError::Mount { .. })) => {
                 eprintln!("SKIPPED, nothing shown: {test}: {error}");
