@@ -83,6 +83,10 @@ pub(super) fn going_max(changes_max: u64, usual: u64) -> u64 {
     changes_max.saturating_mul(ratio).max(1)
 }
 
+/// Marks of places that go in one step at most. One may outlive its version: then nothing is looked at there and nothing changes,
+/// which a step counts nowhere else, and there may be as many as there are places.
+const MARKS_MAX: usize = 256;
+
 /// A version that goes, and the child that takes its place.
 pub(super) struct Pair {
     pub(super) family: FamilyId,
@@ -405,7 +409,8 @@ fn recheck(
 fn recheck_places(read: &dyn Read, contents: &mut dyn Contents, kin: &mut Kin, first: Vec<u8>) -> Result<()> {
     let family = kin.family();
     let (prefix, mut next, mut swept) = (reap_prefix(family), Some(first), BTreeSet::new());
-    while let Some(key) = next.take() {
+    for _ in 0..MARKS_MAX {
+        let Some(key) = next.take() else { break };
         let (_, work) = decode(&key)?;
         let Work::Place(id, tree, place) = work else { break };
         // What a transaction has changed it does not look at again; nor need it.
