@@ -21,7 +21,7 @@ impl Core {
     /// wanted.
     pub(crate) fn make_keyframes(&self, all: bool) -> Result<bool> {
         let _running = self.reap.running.lock();
-        let pace = self.pace();
+        let pace = self.pace(u32::MAX);
         let _hurry = all.then(|| self.reap.hurry());
         let mut steps = 0;
         while all || (steps < STEPS_AT_A_TIME && !pace.is_over()) {

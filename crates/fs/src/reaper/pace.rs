@@ -53,8 +53,10 @@ impl Step {
     }
 }
 
-/// What the reaper has done since its last rest.
+/// What the reaper has done since its last rest, and what it may still do.
 pub(super) struct Pace {
+    /// Steps that are left.
+    left: Cell<u32>,
     /// The log after its last step.
     position: Cell<Lsn>,
     /// Whether others have changed something.
@@ -66,9 +68,17 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// It has rested so often that others have their turn.
+    /// It has done so many steps, or rested so often, that others have their turn.
     pub(super) fn is_over(&self) -> bool {
-        self.rests.get() >= RESTS_AT_A_TIME
+        self.left.get() == 0 || self.rests.get() >= RESTS_AT_A_TIME
+    }
+    /// Steps that are left.
+    pub(super) fn left(&self) -> u32 {
+        self.left.get()
+    }
+    /// A step has been done, or looked for in vain.
+    pub(super) fn step(&self) {
+        self.left.set(self.left.get().saturating_sub(1));
     }
 }
 
@@ -101,9 +111,10 @@ impl ReapQueue {
 }
 
 impl Core {
-    /// The reaper begins to work.
-    pub(super) fn pace(&self) -> Pace {
+    /// The reaper begins to work, for so many steps at most.
+    pub(super) fn pace(&self, steps: u32) -> Pace {
         Pace {
+            left: Cell::new(steps),
             position: Cell::new(self.store.position()),
             others: Cell::new(false),
             changes: Cell::new(0),
@@ -114,6 +125,7 @@ impl Core {
     /// The reaper has done this step, and holds no lock: a rest, where it is due.
     pub(super) fn rest_after(&self, step: Step, pace: &Pace) {
         let Step { position, changes, large } = step;
+        pace.step();
         let before = pace.position.replace(position);
         pace.others.set(pace.others.get() || position.0 > before.0 + 1);
         pace.changes.set(pace.changes.get() + changes);
