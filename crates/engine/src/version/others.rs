@@ -32,6 +32,7 @@ struct Changed {
     own: Blocks,
     /// What those of its children want of it that are changed, too.
     wanted: Blocks,
+    /// These children, the youngest first.
     children: Vec<usize>,
 }
 
@@ -44,6 +45,9 @@ pub(super) struct Others {
     by_key: Vec<(VersionKey, usize)>,
     /// What others see of the versions that are changed, in the place that was looked at last, by key.
     seen: Vec<(VersionKey, Blocks)>,
+    /// How often a version was compared with a changed one.
+    #[cfg(test)]
+    pub(super) compared: std::cell::Cell<u64>,
 }
 
 impl Others {
@@ -95,7 +99,14 @@ impl Others {
         }
         let mut by_key: Vec<_> = nodes.iter().enumerate().map(|(at, node)| (node.key, at)).collect();
         by_key.sort_unstable();
-        Ok(Others { nodes, children, by_key, seen: Vec::new() })
+        Ok(Others {
+            nodes,
+            children,
+            by_key,
+            seen: Vec::new(),
+            #[cfg(test)]
+            compared: Default::default(),
+        })
     }
 
     /// The children of the version at `at`, by where what others see of them ends, the last first.
@@ -148,14 +159,21 @@ impl Others {
                 left.entry(at).or_default().own = *blocks;
             }
         }
-        // Children are younger than their parents.
+        // Children are younger than their parents, and the youngest come first.
         while let Some((at, changed)) = left.pop_last() {
             let node = &self.nodes[at];
-            let rest = self.children(at).iter().find(|(_, child)| !changed.children.contains(child));
-            let seen = match (node.held, rest) {
-                (true, _) => Blocks::ALL,
-                (false, Some((upto, _))) => below(*upto).or(changed.wanted),
-                (false, None) => changed.wanted,
+            let is_changed = |child: &usize| {
+                let order = |known: &usize| {
+                    #[cfg(test)]
+                    self.compared.set(self.compared.get() + 1);
+                    child.cmp(known)
+                };
+                changed.children.binary_search_by(order).is_ok()
+            };
+            let rest = || self.children(at).iter().find(|(_, child)| !is_changed(child));
+            let seen = match node.held {
+                true => Blocks::ALL,
+                false => rest().map_or(Blocks::NONE, |(upto, _)| below(*upto)).or(changed.wanted),
             };
             self.seen.push((node.key, seen));
             let Some(parent) = node.parent else { continue };

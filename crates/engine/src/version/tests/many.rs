@@ -1,8 +1,26 @@
 //! What many versions cost: stars of clones, and chains that go.
 
+use varve_format::VersionKey;
+
+use super::super::extents::below;
+use super::super::family::Blocks;
+use super::super::others::Others;
 use super::cases::{keep_version, world_with_one_file, write};
 use super::*;
 use crate::transaction::Op;
+
+/// Clones of the only file, none of which has anything of its own, and who they are clones of.
+fn star(world: &mut World, clones: u64) -> (Holder, Vec<Holder>) {
+    let mut origin = world.files[0].holder;
+    let clone = |_| {
+        let mut tx = Transaction::new();
+        share(&world.maps, &mut tx, &mut origin).unwrap();
+        world.apply(&tx);
+        origin
+    };
+    let clones = (0..clones).map(clone).collect();
+    (origin, clones)
+}
 
 /// Goal: of many clones of an origin that is gone each overwrites what all see at the cost of a few entries, and what the
 /// last one has overwritten goes. Method: 4,000 clones, the reaper after each write or, as when it is slow, after each seventy;
@@ -12,12 +30,7 @@ fn a_star_is_rechecked_at_the_cost_of_a_few() {
     const CLONES: u64 = 4000;
     let mut world = world_with_one_file();
     write(&mut world, 0, 5000, 8);
-    let (mut origin, mut clones, mut tx) = (world.files[0].holder, Vec::new(), Transaction::new());
-    for _ in 0..CLONES {
-        share(&world.maps, &mut tx, &mut origin).unwrap();
-        world.apply(&std::mem::take(&mut tx));
-        clones.push(origin);
-    }
+    let (origin, mut clones) = star(&mut world, CLONES);
     let put = |world: &mut World, holder: &mut Holder, at: u64, block: u64| {
         let mut tx = Transaction::new();
         let mut path = Path::load(&world.maps, *holder).unwrap();
@@ -32,6 +45,7 @@ fn a_star_is_rechecked_at_the_cost_of_a_few() {
     for (n, clone) in (0..).zip(&mut clones) {
         put(&mut world, clone, 0, 100_000 + n);
     }
+    let mut tx = Transaction::new();
     release(&world.maps, &mut tx, origin).unwrap();
     world.apply(&tx);
     while world.reap(FamilyId(5)) {}
@@ -80,12 +94,8 @@ fn holes_go_a_few_a_step(holes: u64) {
     const PACE: u64 = 60;
     let mut world = world_with_one_file();
     write(&mut world, 0, 5000, 2 * holes as u32);
-    let (mut origin, mut clones, mut tx) = (world.files[0].holder, Vec::new(), Transaction::new());
-    for _ in 0..300 {
-        share(&world.maps, &mut tx, &mut origin).unwrap();
-        world.apply(&std::mem::take(&mut tx));
-        clones.push(origin);
-    }
+    let (origin, mut clones) = star(&mut world, 300);
+    let mut tx = Transaction::new();
     release(&world.maps, &mut tx, origin).unwrap();
     world.apply(&tx);
     for (n, clone) in (0..).zip(&mut clones) {
@@ -123,6 +133,27 @@ fn holes_go_a_few_a_step(holes: u64) {
     assert!(!world.live.contains(&5000) && world.live.contains(&5001), "what nobody sees is free");
     assert_eq!(world.maps.count(TreeId::EXTENTS, FamilyId(5)) as u64, holes, "what they share is left");
     assert_eq!(world.maps.count(TreeId::HELD, FamilyId(5)) + world.maps.count(TreeId::REAP, FamilyId(5)), 0);
+}
+
+/// Goal: what others see in a place where all clones of a star have something costs what is stored there, and not each with each.
+/// Method: 2,000 clones with the same block of their own; count how often one is compared with another.
+#[test]
+fn a_place_of_a_star_is_looked_at_once() {
+    const CLONES: u64 = 2000;
+    let mut world = world_with_one_file();
+    let (origin, mut clones) = star(&mut world, CLONES);
+    for (n, clone) in (100_000..).zip(&mut clones) {
+        let mut tx = Transaction::new();
+        branch(&world.maps, &mut tx, clone, &mut || VersionId(n), false).unwrap();
+        world.apply(&tx);
+    }
+    let own: Vec<_> = clones.iter().map(|clone| (VersionKey(clone.version.0), Blocks::one(0))).collect();
+    let mut others = Others::load(&world.maps, origin).unwrap();
+    others.look(&own, &|limit| below(limit, 0));
+    let seen = others.seen(VersionKey(origin.family.0), &|limit| below(limit, 0));
+    assert_eq!(seen, Blocks::ALL.without(Blocks::one(0)));
+    let compared = others.compared.get();
+    assert!(compared < 40 * CLONES, "{compared} comparisons for {CLONES} clones");
 }
 
 /// A file of so many segments that has been written to in each of them in `versions` versions, a holder each and the
