@@ -11,6 +11,7 @@ mod keyframes;
 mod pace;
 mod tasks;
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::lock_api::ArcMutexGuard;
@@ -461,34 +462,52 @@ impl Core {
         Ok(true)
     }
 
-    /// Finds what an earlier life left to be reaped.
+    /// Finds what an earlier life left to be reaped: at the cost of that, and of a look at the records of subvolumes.
     pub(crate) fn find_reap_work(&self) -> Result<()> {
         let view = self.store.view();
         orphans::each(&view, &mut |ino| self.reap.push(Task::Orphan(ino)))?;
-        let mut names: Vec<FamilyId> =
+        let mut names: HashSet<FamilyId> =
             self.subvolumes.all().iter().map(|subvolume| subvolume.family).collect();
         if self.sharing() {
-            names.sort_unstable();
-            names.dedup();
-            names.iter().for_each(|family| self.reap.push(Task::Names(*family)));
+            let pending = |after| points::pending_points_families(&view, after, FAMILIES_PER_SCAN);
+            all_pages(pending, |family| {
+                // Who is deleted looks after what has been its own.
+                if names.contains(&family) {
+                    self.reap.push(Task::Names(family));
+                }
+            })?;
         }
         for (id, record) in subvolumes::others(&view)? {
             let record = record.map_err(corrupt(|| format!("the record of subvolume {id}")))?;
             if record.flags & SUBVOLUME_DELETING != 0 {
-                names.push(record.family);
+                names.insert(record.family);
                 self.reap.push(Task::Subvolume { id, slot: Slot(record.slot), family: record.family });
             }
         }
-        let mut after: Option<FamilyId> = None;
-        loop {
-            let (families, next) = version::pending_families(&view, after, FAMILIES_PER_SCAN)?;
-            for family in families.into_iter().filter(|family| !names.contains(family)) {
+        let pending = |after| version::pending_families(&view, after, FAMILIES_PER_SCAN);
+        all_pages(pending, |family| {
+            if !names.contains(&family) {
                 self.reap.push(Task::Family(family));
             }
-            match next {
-                Some(next) => after = Some(next),
-                None => return Ok(()),
-            }
+        })
+    }
+}
+
+/// Some families, and after which the next ones are.
+type Page = (Vec<FamilyId>, Option<FamilyId>);
+
+/// Calls `found` with all families, of which `page` gives those after one.
+fn all_pages(
+    page: impl Fn(Option<FamilyId>) -> std::result::Result<Page, EngineError>,
+    mut found: impl FnMut(FamilyId),
+) -> Result<()> {
+    let mut after = None;
+    loop {
+        let (families, next) = page(after)?;
+        families.into_iter().for_each(&mut found);
+        match next {
+            Some(next) => after = Some(next),
+            None => return Ok(()),
         }
     }
 }
@@ -500,8 +519,6 @@ fn is_too_large(error: &FsError) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use super::*;
     use crate::api::{Allocate, Caller};
     use crate::reaper::pace::{RESTS_AT_A_TIME, SPELL};
@@ -595,6 +612,35 @@ mod tests {
             assert!(turns > 10, "{turns} turns");
             assert_eq!(core.reap.backlog(), 0);
         }
+        f.check();
+    }
+
+    // Goal: opening a pool finds the namespaces with work in them and no others, however many there are. Method: fifty subvolumes and a
+    // clone of one, when all is reaped, and again when both have deleted a file that they share.
+    #[test]
+    fn only_namespaces_with_work_are_found() {
+        let f = Fixture::new(64 * MIB);
+        let core = f.fs.core();
+        let make = |n: usize| {
+            let name = format!("{n}").into_bytes();
+            let root = f.fs.create_subvolume(Caller::ROOT, ROOT, &name, 0o755).unwrap().ino;
+            f.fs.create(Caller::ROOT, root, b"file", 0o644).unwrap();
+            root
+        };
+        let roots: Vec<InodeId> = (0..50).map(make).collect();
+        let clone = f.fs.snapshot(roots[7], ROOT, b"clone", false, false).unwrap();
+        f.fs.maintain().unwrap();
+        core.find_reap_work().unwrap();
+        assert_eq!(core.reap.backlog(), 0, "nothing is to be done");
+        [roots[7], clone].into_iter().for_each(|root| f.fs.unlink(root, b"file").unwrap());
+        // As opening does: nothing is known of it yet.
+        *core.reap.tasks.lock() = Tasks::default();
+        core.find_reap_work().unwrap();
+        let family = core.subvolumes.get(Slot::of(clone)).unwrap().family;
+        let found = core.reap.tasks.lock().begin();
+        assert_eq!((core.reap.backlog(), found), (1, Some(Task::Names(family))));
+        f.fs.maintain().unwrap();
+        assert_eq!(core.reap.backlog(), 0);
         f.check();
     }
 
