@@ -46,7 +46,8 @@ pub fn reap_step(
     memory: &mut ReaperMemory,
 ) -> Result<Progress> {
     let looks = entries_max.saturating_mul(LOOKED_AT_RATIO).max(64);
-    let mut extents = Extents { changes: Changes::new(tx), changes_max: entries_max, looks, visits: 0 };
+    let changes = Changes::new(tx);
+    let mut extents = Extents { changes, changes_max: entries_max, looks, looks_max: looks, visits: 0 };
     let more = sweep::step(read, &mut extents, family, &mut memory.sweep)?
         || reap::step(read, &mut extents, family, &mut memory.witnesses)?;
     if !more {
@@ -81,6 +82,7 @@ pub(super) struct Extents<'a> {
     pub(super) changes: Changes<'a>,
     pub(super) changes_max: u64,
     looks: u64,
+    looks_max: u64,
     /// Lists that a sweep has come by: each may be in a leaf of the index of its own.
     pub(super) visits: u64,
 }
@@ -246,6 +248,7 @@ impl Extents<'_> {
         let (own, counts) = own_of_all(read, family, segment)?;
         let id = of.map_or(VersionId(family.0), |(id, _)| id);
         let mut stays = kin.stays(id, &own, &|limit| below(limit, segment))?;
+        self.looks = self.looks.saturating_sub(kin.weight(self.looks_max));
         // Both in the order of their keys; nearly all of nearly all stays.
         let mut had = own.iter();
         let mut going: Vec<(bool, VersionKey)> = Vec::new();

@@ -214,6 +214,11 @@ impl Family {
         stays.into_iter().collect()
     }
 
+    /// How many they are.
+    pub(super) fn len(&self) -> u64 {
+        self.versions.len() as u64
+    }
+
     /// The youngest of them.
     pub(super) fn youngest(&self) -> VersionId {
         self.versions.last_key_value().map_or(VersionId(0), |(id, _)| *id)

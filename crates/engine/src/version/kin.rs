@@ -31,6 +31,10 @@ const CHOSEN_MAX: usize = 16;
 const WITNESSES_MAX: usize = 8;
 /// Records looked at for the best of the children of a version.
 const CHILDREN_MAX: usize = 256;
+/// Versions of a family that count as one look when all are looked at: they are in memory.
+const VERSIONS_A_LOOK: u64 = 8;
+/// Looks at all versions that a step may take in any case.
+const WHOLES_MIN: u64 = 8;
 /// Hints kept: all are dropped when there are more.
 const HINTS_MAX: usize = 4096;
 
@@ -40,6 +44,9 @@ pub(super) struct Witnesses {
     hints: HashMap<(FamilyId, VersionId), Hint>,
     /// What the next choice comes from. The same choices each time: they need not surprise anybody.
     chance: u64,
+    /// How often all versions of a family were looked at.
+    #[cfg(test)]
+    pub(super) wholes: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -225,12 +232,23 @@ impl<'a> Kin<'a> {
             None => Family::load(self.read, self.family)?,
         };
         let stays = all.stays(own, below);
+        #[cfg(test)]
+        {
+            self.witnesses.wholes += 1;
+        }
         let mut choose = |many| self.witnesses.choose(many);
         let viewers = all.viewers(id, own, &stays, below, (WITNESSES_MAX, &mut choose));
         let youngest = all.youngest();
         self.all = Some(all);
         self.remember(id, viewers, Some(youngest));
         Ok(stays)
+    }
+
+    /// As how many of the `looks_max` that a step may take one look at all versions ([`Kin::stays`]) counts. An eighth of them at
+    /// most: reading all versions is not worth it for one place.
+    pub(super) fn weight(&self, looks_max: u64) -> u64 {
+        let versions = self.all.as_ref().map_or(0, Family::len);
+        (versions / VERSIONS_A_LOOK).min(looks_max / WHOLES_MIN)
     }
 
     /// Keys of the versions on the way from below `id` to one that is held, and the smallest limit on it. What of `id`

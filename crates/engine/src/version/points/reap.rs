@@ -52,7 +52,7 @@ pub fn reap_points_step(
 ) -> Result<Progress> {
     let entries_max = entries_max.max(1);
     let looks = entries_max.saturating_mul(LOOKED_AT_RATIO).max(64);
-    let mut points = Points { tx, entries_max, looks, entries: 0, postponed: false, on_dead };
+    let mut points = Points { tx, entries_max, looks, wholes: 0, entries: 0, postponed: false, on_dead };
     let more = reap::step(read, &mut points, family, &mut memory.witnesses)?;
     Ok(Progress { more, entries: points.entries, ..Progress::default() })
 }
@@ -78,6 +78,8 @@ struct Points<'a> {
     tx: &'a mut Transaction,
     entries_max: u64,
     looks: u64,
+    /// What looks at all versions count as, in entries.
+    wholes: u64,
     entries: u64,
     /// A value may not die in this transaction: the step ends.
     postponed: bool,
@@ -90,7 +92,7 @@ impl Contents for Points<'_> {
     }
 
     fn full(&self) -> bool {
-        self.postponed || self.entries >= self.entries_max
+        self.postponed || self.entries + self.wholes >= self.entries_max
     }
 
     fn kill(
@@ -247,6 +249,7 @@ impl Points<'_> {
         let own = found.iter().map(|(version, value)| (*version, own_of(value))).collect();
         let id = of.map_or(VersionId(family.0), |(id, _)| id);
         let stays = kin.stays(id, &own, &|_| Blocks::ALL)?;
+        self.wholes += kin.weight(self.entries_max.saturating_mul(LOOKED_AT_RATIO)) / LOOKED_AT_RATIO;
         // Of a version that does not exist nothing is said: it is left to the check.
         let goes = |version: &VersionKey| stays.get(version) == Some(&Own::default());
         if of.is_some_and(|(_, key)| !goes(&key)) {

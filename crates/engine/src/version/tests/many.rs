@@ -156,6 +156,35 @@ fn a_place_of_a_star_is_looked_at_once() {
     assert!(compared < 40 * CLONES, "{compared} comparisons for {CLONES} clones");
 }
 
+/// Goal: places that nobody sees are a few a step in a family of many versions, all of which are looked at for each of them.
+/// Method: 2,000 clones of a file of 256 segments, all cut to nothing, and the source gone; count in the steps until all is free.
+#[test]
+fn what_nobody_of_many_sees_goes_a_few_places_a_step() {
+    const SEGMENTS: u64 = 256;
+    let mut world = world_with_one_file();
+    for segment in 0..SEGMENTS {
+        write(&mut world, segment * SEGMENT_BLOCKS, 5000 + segment, 1);
+    }
+    let (origin, mut clones) = star(&mut world, 2000);
+    for (n, clone) in (100_000..).zip(&mut clones) {
+        let mut tx = Transaction::new();
+        truncate(&world.maps, &mut tx, clone, &mut || VersionId(n), 0, None).unwrap();
+        world.apply(&tx);
+    }
+    let mut tx = Transaction::new();
+    release(&world.maps, &mut tx, origin).unwrap();
+    world.apply(&tx);
+    let (mut memory, mut most, mut steps, mut more) = (ReaperMemory::default(), 0, 0, true);
+    while more {
+        let (mut tx, before) = (Transaction::new(), memory.witnesses.wholes);
+        more = reap_step(&world.maps, &mut tx, FamilyId(5), 512, &mut memory).unwrap().more;
+        (most, steps) = (most.max(memory.witnesses.wholes - before), steps + 1);
+        world.apply(&tx);
+    }
+    assert!(world.live.is_empty(), "nobody sees anything");
+    assert!(most <= 10, "{most} looks at all versions in one of {steps} steps");
+}
+
 /// A file of so many segments that has been written to in each of them in `versions` versions, a holder each and the
 /// last one's being file 0.
 fn many_versions(versions: u64, segments: u64) -> World {
