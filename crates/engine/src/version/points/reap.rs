@@ -52,7 +52,8 @@ pub fn reap_points_step(
 ) -> Result<Progress> {
     let entries_max = entries_max.max(1);
     let looks = entries_max.saturating_mul(LOOKED_AT_RATIO).max(64);
-    let mut points = Points { tx, entries_max, looks, wholes: 0, entries: 0, postponed: false, on_dead };
+    let mut points =
+        Points { tx, entries_max, looks, wholes: 0, entries: 0, postponed: false, beneath: None, on_dead };
     let more = reap::step(read, &mut points, family, &mut memory.witnesses)?;
     Ok(Progress { more, entries: points.entries, ..Progress::default() })
 }
@@ -83,6 +84,8 @@ struct Points<'a> {
     entries: u64,
     /// A value may not die in this transaction: the step ends.
     postponed: bool,
+    /// What is above the version whose whiteout was looked at last.
+    beneath: Option<(VersionId, Beneath)>,
     on_dead: OnDead<'a>,
 }
 
@@ -224,9 +227,9 @@ impl Points<'_> {
         };
         if let Some((id, key)) = of {
             let has = own_of_version(key)?;
-            // Whether a whiteout hides anything is not asked of those who see it.
-            let whiteout = !has.holes.is_empty();
-            if !whiteout && kin.is_seen(id, has.something, &mut own_of_version, &|_| Blocks::ALL)? {
+            let seen = kin.is_seen(id, has.all(), &mut own_of_version, &|_| Blocks::ALL)?;
+            // What a whiteout hides may go, too: whoever hides or lets go of that has it looked at.
+            if seen && (has.holes.is_empty() || self.hides(read, kin, id, tree, prefix)?) {
                 return Ok(Looked::Seen);
             }
         }
@@ -274,6 +277,23 @@ impl Points<'_> {
             self.delete(family, tree, prefix, *version);
         }
         Ok(if begun { Looked::Begun } else { Looked::Swept })
+    }
+
+    /// Whether there is something for a whiteout of version `id` to hide.
+    fn hides(
+        &mut self,
+        read: &dyn Read,
+        kin: &Kin,
+        id: VersionId,
+        tree: TreeId,
+        prefix: &[u8],
+    ) -> Result<bool> {
+        let beneath = match self.beneath.take() {
+            Some((of, beneath)) if of == id => beneath,
+            _ => Beneath { version: kin.version(id)?.parent, path: None },
+        };
+        let (_, beneath) = self.beneath.insert((id, beneath));
+        beneath.shows(read, kin.family(), tree, prefix)
     }
 
     /// The next places where `key` has entries, as many as the step may change, and how far that is.

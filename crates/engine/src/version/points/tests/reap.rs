@@ -446,3 +446,42 @@ fn marks_of_a_version_that_is_gone_go_a_few_a_step() {
     assert!(largest <= 600, "{largest} operations in one of {steps} steps");
     assert_eq!((maps.of(TreeId::INODES).count(), maps.of(TreeId::REAP).count()), (5_000, 0));
 }
+
+/// Goal: of many clones of an origin that is gone each puts anew what the origin has deleted at the cost of a few entries, and the
+/// whiteout goes with the last who sees it. Method: an older snapshot that is held and has an inode, which 1,000 clones of the next
+/// version lack and then put one after the other; count what is met.
+#[test]
+fn a_whiteout_of_a_star_is_rechecked_at_the_cost_of_a_few() {
+    const CLONES: u64 = 1000;
+    let (mut maps, mut origin) = plain(2);
+    let snapshot = fork(&mut maps, &mut origin);
+    open(&mut maps, &mut origin, 100);
+    delete_one(&mut maps, origin, TreeId::INODES, 0);
+    let mut clones: Vec<_> = (0..CLONES).map(|_| fork(&mut maps, &mut origin)).collect();
+    for (n, clone) in (200..).zip(&mut clones) {
+        open(&mut maps, clone, n);
+    }
+    let_go(&mut maps, origin);
+    let whiteouts = |maps: &Maps| maps.of(TreeId::INODES).filter(|(_, value)| value.is_empty()).count();
+    let (mut memory, mut met, mut descents) = (ReaperMemory::default(), 0, 0);
+    for (n, clone) in clones.iter().enumerate() {
+        assert_eq!(whiteouts(&maps), 1, "clone {n} sees it");
+        put_one(&mut maps, *clone, TreeId::INODES, 0, b"clone");
+        let mut more = true;
+        while more {
+            let mut tx = Transaction::new();
+            let cost = maps.cost(|| {
+                let on_dead = &mut |_: &mut Transaction, _: TreeId, _: &[u8], _: &[u8]| Ok(true);
+                more = reap_points_step(&maps, &mut tx, FAMILY, 50, &mut memory, on_dead).unwrap().more;
+            });
+            (descents, met) = (descents + cost.0, met + cost.1);
+            maps.apply(&tx);
+        }
+    }
+    assert_eq!(
+        (whiteouts(&maps), found(&maps, snapshot, TreeId::INODES, 0)),
+        (0, Some((5, b"first".to_vec())))
+    );
+    let (met, descents) = (met / CLONES, descents / CLONES);
+    assert!(met < 60 && descents < 60, "{met} entries met and {descents} descents for a clone");
+}
