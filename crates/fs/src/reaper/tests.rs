@@ -1,0 +1,192 @@
+//! Tests of the reaper from within: its tasks, its steps, and what it finds.
+
+use super::*;
+use crate::api::{Allocate, Caller};
+use crate::reaper::pace::{RESTS_AT_A_TIME, SPELL};
+use crate::tests::{Fixture, MIB, ROOT};
+
+// Goal: a long task keeps the background from nothing else: when the reaper has rested often enough it stops, wherever it is,
+// and goes on there in its next turn. Method: each kind of task, begun when its time is over, and then again.
+#[test]
+fn no_task_goes_on_when_its_time_is_over() {
+    let f = Fixture::new(64 * MIB);
+    let home = f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap().ino;
+    let ino = f.fs.create(Caller::ROOT, home, b"f", 0o644).unwrap().ino;
+    f.write(ino, 0, &[1; 16384]);
+    let snapshot = f.fs.snapshot(home, ROOT, b"snapshot", false, false).unwrap();
+    f.fs.unlink(snapshot, b"f").unwrap();
+    let reserved = f.create(b"reserved");
+    f.fs.fallocate(Caller::ROOT, reserved, 0, MIB, Allocate::Reserve { keep_size: true }).unwrap();
+    f.fs.unlink(ROOT, b"reserved").unwrap();
+    f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+    f.fs.sync().unwrap();
+    let core = f.fs.core();
+    let over = core.pace(u32::MAX);
+    for _ in 0..RESTS_AT_A_TIME {
+        assert!(!over.is_over());
+        over.others.set(true);
+        core.rest_after(Step::of(core.store.position(), SPELL), &over);
+    }
+    assert!(over.is_over());
+    let task = |pace: &Pace| {
+        let task = core.reap.tasks.lock().begin()?;
+        let done = match task {
+            Task::Orphan(ino) => core.reap_orphan(ino, pace),
+            Task::Names(family) => core.reap_names(family, pace),
+            Task::Subvolume { id, slot, family } => core.reap_subvolume(id, slot, family, pace),
+            Task::Family(family) => core.reap_family_while(family, pace, |_| true),
+        };
+        Some((task, done.unwrap()))
+    };
+    let mut kinds = HashSet::new();
+    loop {
+        let position = core.store.position();
+        let Some((begun, done)) = task(&over) else { break };
+        // A family looks after a step whether there is time for another.
+        if !matches!(begun, Task::Family(_)) {
+            assert!(!done && core.store.position() == position, "{begun:?}");
+            kinds.insert(std::mem::discriminant(&begun));
+        }
+        let (again, done) = task(&core.pace(u32::MAX)).unwrap();
+        assert!(again == begun && done, "{begun:?}");
+        core.reap.tasks.lock().done(begun);
+    }
+    assert!(kinds.len() >= 2, "{kinds:?}");
+    f.fs.maintain().unwrap();
+    assert_eq!(core.reap.backlog(), 0);
+    f.check();
+}
+
+// Goal: who asks for a few steps, because somebody waits for space, gets these and not all of a task, which goes on from there.
+// Method: a file of 8,000 scattered blocks and a subvolume of 1,000 files, deleted; four steps, then the rest four by four.
+#[test]
+fn a_long_task_takes_no_more_steps_than_are_allowed() {
+    const STEPS: u32 = 4;
+    let f = Fixture::new(128 * MIB);
+    let core = f.fs.core();
+    let scattered = f.create(b"scattered");
+    (0..8_000).for_each(|block| f.write(scattered, block * 8192, &[1; 4096]));
+    let home = f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap().ino;
+    for i in 0..1_000 {
+        let ino = f.fs.create(Caller::ROOT, home, format!("{i}").as_bytes(), 0o644).unwrap().ino;
+        f.write(ino, 0, &[1; 4096]);
+    }
+    f.fs.sync().unwrap();
+    let (delete_file, delete_home) =
+        (|| f.fs.unlink(ROOT, b"scattered").unwrap(), || f.fs.delete_subvolume(ROOT, b"home").unwrap());
+    let deletions: [&dyn Fn(); 2] = [&delete_file, &delete_home];
+    for delete in deletions {
+        delete();
+        assert!(core.reap.has_work());
+        let mut turns = 0;
+        loop {
+            let position = core.store.position();
+            let all = core.reap_at_once(STEPS).unwrap();
+            let steps = core.store.position().0 - position.0;
+            assert!(steps <= u64::from(STEPS), "{steps} steps in turn {turns}");
+            if all {
+                break;
+            }
+            turns += 1;
+            assert!(turns < 1_000, "it never ends");
+        }
+        assert!(turns > 10, "{turns} turns");
+        assert_eq!(core.reap.backlog(), 0);
+    }
+    f.check();
+}
+
+// Goal: opening a pool finds the namespaces with work in them and no others, however many there are. Method: fifty subvolumes and a
+// clone of one, when all is reaped, and again when both have deleted a file that they share.
+#[test]
+fn only_namespaces_with_work_are_found() {
+    let f = Fixture::new(64 * MIB);
+    let core = f.fs.core();
+    let make = |n: usize| {
+        let name = format!("{n}").into_bytes();
+        let root = f.fs.create_subvolume(Caller::ROOT, ROOT, &name, 0o755).unwrap().ino;
+        f.fs.create(Caller::ROOT, root, b"file", 0o644).unwrap();
+        root
+    };
+    let roots: Vec<InodeId> = (0..50).map(make).collect();
+    let clone = f.fs.snapshot(roots[7], ROOT, b"clone", false, false).unwrap();
+    f.fs.maintain().unwrap();
+    core.find_reap_work().unwrap();
+    assert_eq!(core.reap.backlog(), 0, "nothing is to be done");
+    [roots[7], clone].into_iter().for_each(|root| f.fs.unlink(root, b"file").unwrap());
+    // As opening does: nothing is known of it yet.
+    *core.reap.tasks.lock() = Tasks::default();
+    core.find_reap_work().unwrap();
+    let family = core.subvolumes.get(Slot::of(clone)).unwrap().family;
+    let found = core.reap.tasks.lock().begin();
+    assert_eq!((core.reap.backlog(), found), (1, Some(Task::Names(family))));
+    f.fs.maintain().unwrap();
+    assert_eq!(core.reap.backlog(), 0);
+    f.check();
+}
+
+// Goal: a step for names that finds no space is tried again with less, and then waits; with a little space all goes, in small steps
+// until the task has ended. Method: a snapshot of names that are gone, deleted where nothing at all is free, not even what is kept
+// for deleting, and then a block; the same with all there is.
+#[test]
+fn names_wait_for_space() {
+    const FILES: usize = 2_000;
+    let steps = [false, true].map(|full| {
+        let f = Fixture::new(64 * MIB);
+        let core = f.fs.core();
+        let home = f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap().ino;
+        let name = |i: usize| format!("{i}{}", "x".repeat(100)).into_bytes();
+        for i in 0..FILES {
+            f.fs.create(Caller::ROOT, home, &name(i), 0o644).unwrap();
+        }
+        f.fs.snapshot(home, ROOT, b"snapshot", false, false).unwrap();
+        (0..FILES).for_each(|i| f.fs.unlink(home, &name(i)).unwrap());
+        f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+        let position = core.store.position();
+        let mut taken = Vec::new();
+        if full {
+            taken = f.take_all();
+            for blocks in [64, 1] {
+                while let Some(more) = core.store.reserve_again(blocks, 0, 0).unwrap() {
+                    taken.push(more);
+                }
+            }
+            let (backlog, inodes) = (core.reap.backlog(), f.fs.statfs().unwrap().files);
+            assert_eq!(f.fs.maintain().unwrap_err().errno(), 28);
+            assert!(core.reap.cramped.load(Ordering::Relaxed));
+            let unchanged = (core.store.position(), core.reap.backlog(), f.fs.statfs().unwrap().files);
+            assert_eq!(unchanged, (position, backlog, inodes));
+            taken.pop();
+        }
+        f.fs.maintain().unwrap();
+        assert_eq!(core.reap.backlog(), 0);
+        assert!(!core.reap.cramped.load(Ordering::Relaxed), "it has ended");
+        let steps = core.store.position().0 - position.0;
+        drop(taken);
+        f.check();
+        steps
+    });
+    assert!(steps[1] > 3 * steps[0], "{steps:?}");
+}
+
+// Goal: what finds no space waits for the families that free it, and is refused when there are none. Method: an orphan
+// that finds none beside two families.
+#[test]
+fn families_free_space() {
+    let queue = ReapQueue::default();
+    let orphan = Task::Orphan(InodeId(1));
+    queue.push(orphan);
+    queue.push(Task::Family(FamilyId(1)));
+    queue.push(Task::Family(FamilyId(2)));
+    let begin = || queue.tasks.lock().begin();
+    assert_eq!(begin(), Some(orphan));
+    assert!(queue.tasks.lock().refuse(orphan));
+    for family in [1, 2] {
+        let task = Task::Family(FamilyId(family));
+        assert_eq!(begin(), Some(task));
+        assert!(queue.family_goes_on(STEPS_IN_A_TURN), "to its end");
+        queue.tasks.lock().done(task);
+        assert_eq!(begin(), Some(orphan), "it is tried again after each");
+        assert_eq!(queue.tasks.lock().refuse(orphan), family == 1);
+    }
+}
