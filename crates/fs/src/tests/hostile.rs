@@ -248,3 +248,30 @@ fn a_ring_of_directories_in_a_diff() {
     });
     assert!(tell.recv_timeout(LONG).expect("it ends") < 1_000);
 }
+
+// Goal: what a record says of the directory it is in is not believed for ever. Method: a file that has changed and says that it is in
+// itself, or in another one that says the same of it, while its name is where it was; the path is found by its name.
+#[test]
+fn files_that_are_in_themselves_in_a_diff() {
+    for other in [false, true] {
+        let mut f = Fixture::new(64 * MIB);
+        let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+        let files = [b"f", b"g"].map(|name| f.fs.create(Caller::ROOT, sub, name, 0o711).unwrap().ino);
+        f.fs.sync().unwrap();
+        let old = f.fs.snapshot(sub, ROOT, b"old", true, true).unwrap();
+        files.iter().for_each(|file| f.write(*file, 0, b"changed"));
+        f.fs.sync().unwrap();
+        forge(&f.fs, TreeId::INODES, |value| {
+            let record = InodeRecord::decode(value).ok()?;
+            let at = files.iter().position(|file| record.data.family.0 == local(*file).0)?;
+            Some(InodeRecord { parent: local(files[(at + usize::from(other)) % 2]), ..record }.encode())
+        });
+        f.reopen();
+        let (told, tell) = mpsc::channel();
+        std::thread::spawn(move || {
+            let page = f.fs.diff(old, sub, &[], 100).unwrap();
+            told.send(page.new_paths.len()).unwrap();
+        });
+        assert_eq!(tell.recv_timeout(LONG).expect("it ends"), 2);
+    }
+}

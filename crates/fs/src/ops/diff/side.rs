@@ -1,6 +1,6 @@
 //! One of the two subvolumes of a diff, as it is in one view.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use varve_engine::version::Path;
 use varve_engine::version::points::{self, find};
@@ -146,10 +146,12 @@ impl Side {
         // Of each inode the directory it is in, and its name there.
         let mut known: HashMap<u64, (u64, Vec<u8>)> = HashMap::new();
         let (mut left, mut lost) = (wanted.clone(), BTreeSet::new());
+        // Each is looked for once: a record may name any directory as its own, also itself.
+        let mut sought: HashSet<u64> = HashSet::new();
         while !left.is_empty() {
             let mut by_parent: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
             for inode in std::mem::take(&mut left) {
-                if inode == ROOT_INODE.0 || known.contains_key(&inode) {
+                if inode == ROOT_INODE.0 || known.contains_key(&inode) || !sought.insert(inode) {
                     continue;
                 }
                 let parent = self.inode(view, inode)?.map_or(0, |record| record.parent.0);
@@ -167,7 +169,7 @@ impl Side {
                 lost.append(&mut inodes);
                 left.insert(parent);
             }
-            left.remove(&0);
+            left.retain(|inode| *inode != 0 && !sought.contains(inode));
             if left.is_empty() && !lost.is_empty() {
                 self.scan(view, TreeId::NAMES, &self.family.0.to_be_bytes(), &mut |prefix, value| {
                     let parent = number(prefix, 8);
