@@ -379,6 +379,13 @@ pub(super) fn check_versions(
         }
     }
     for version in counts.keys() {
+        // Whoever stands at it reads nothing then. Between versions that become one keys are exchanged: of those nobody stands at.
+        if versions.get(version).is_some_and(|record| record.key.0 > version.0) {
+            problem(
+                Kind::VersionKey,
+                format!("version {} of family {} has a key that is younger than it", version.0, family.0),
+            );
+        }
         let implicit = versions.is_empty() && version.0 >= family.0;
         if !implicit && !versions.contains_key(version) {
             problem(

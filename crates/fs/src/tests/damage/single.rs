@@ -264,6 +264,7 @@ pub const RECORDS: &[(Kind, Plant)] = &[
     (Kind::VersionChildren, |w| w.versions(|root, _| root.children_xor ^= 8)),
     (Kind::VersionHolders, |w| w.versions(|_, child| child.refs = 2)),
     (Kind::VersionKey, |w| w.versions(|root, child| child.key = root.key)),
+    (Kind::VersionKey, |w| w.versions(|_, child| child.key = VersionKey(child.key.0 + 1000))),
     (Kind::VersionDrain, |w| {
         w.versions(|root, child| (root.refs, child.drain, child.limit) = (1, Drain::Up, NO_LIMIT));
     }),
