@@ -39,12 +39,23 @@ pub fn step(seed: u64, index: u64) -> Step {
 /// Workload number `index` of `kind`, beginning at `seed`.
 pub fn turn(kind: Kind, seed: u64, index: u64) -> Step {
     let seed = match kind {
-        Kind::Pair => (seed % exhaustive::PAIRS + index % exhaustive::PAIRS * STRIDE) % exhaustive::PAIRS,
-        _ => seed.wrapping_mul(1_000_003).wrapping_add(index),
+        // The sequence goes by the remainder; where it is trimmed, cut and torn, by all of it, so that neither another suite seed nor
+        // another lap sees the same images.
+        Kind::Pair => {
+            let sequence =
+                (seed % exhaustive::PAIRS + index % exhaustive::PAIRS * STRIDE) % exhaustive::PAIRS;
+            let lap = seed.wrapping_add(index / exhaustive::PAIRS) % LAPS;
+            sequence + lap * exhaustive::PAIRS
+        }
+        // A kind comes every so many steps: without the second part its seeds would have one remainder by all powers of two up to
+        // that, by which workloads choose what to begin with.
+        _ => seed.wrapping_mul(1_000_003).wrapping_add(index).wrapping_add(index / 64),
     };
     Step { kind, seed }
 }
 
+/// Seeds of pairs stay below 2^63.
+const LAPS: u64 = (1 << 62) / exhaustive::PAIRS;
 /// Shares no factor with the number of sequences, so that every one has its turn.
 const STRIDE: u64 = 2_741;
 const _: () = assert!(gcd(STRIDE, exhaustive::PAIRS) == 1, "some sequence would never be visited");

@@ -134,7 +134,8 @@ fn batches_overlap_in_the_concurrent_workload() {
 #[test]
 fn trials_repeat() {
     let count = || run(Kind::Random, 12, Wanted::All).map(|counts| counts.crashes);
-    assert_eq!(count().map_err(|f| f.to_string()), count().map_err(|f| f.to_string()));
+    let first = count().unwrap_or_else(|failure| panic!("{failure}"));
+    assert_eq!(first, count().unwrap_or_else(|failure| panic!("{failure}")));
 }
 
 // Goal: what a long run found once stays mended. Method: those trials again, whole. The first: space set aside by
