@@ -57,28 +57,33 @@ pub fn synced_files(target: &dyn Target, directory: &str, load: Load) -> Result<
         let workers: Vec<_> = (0..load.threads)
             .map(|thread| {
                 let start = &start;
-                scope.spawn(move || -> Result<(usize, Instant)> {
+                scope.spawn(move || -> Result<(usize, Instant, Instant)> {
                     let mut bytes: Vec<u8> = (0..load.file_bytes).map(|i| (i * 31 + thread) as u8).collect();
                     start.wait();
-                    let until = Instant::now() + load.duration;
+                    let begun = Instant::now();
+                    let until = begun + load.duration;
                     let mut made = 0;
                     while made == 0 || (made < each_max && Instant::now() < until && !guard::interrupted()) {
                         bytes[..8].copy_from_slice(&(made as u64).to_le_bytes());
                         target.write_synced(&path(directory, thread, made), &bytes)?;
                         made += 1;
                     }
-                    Ok((made, Instant::now()))
+                    Ok((made, begun, Instant::now()))
                 })
             })
             .collect();
         start.wait();
-        let begun = Instant::now();
-        let mut done = Done { files: Vec::with_capacity(load.threads), elapsed: Duration::ZERO };
+        let mut files = Vec::with_capacity(load.threads);
+        // From when the first began: who watches may get a processor only when some files have been made.
+        let mut times: Option<(Instant, Instant)> = None;
         for worker in workers {
-            let (made, ended) = worker.join().map_err(|_| anyhow!("a thread of the load panicked"))??;
-            done.files.push(made);
-            done.elapsed = done.elapsed.max(ended.saturating_duration_since(begun));
+            let (made, begun, ended) =
+                worker.join().map_err(|_| anyhow!("a thread of the load panicked"))??;
+            files.push(made);
+            times = Some(times.map_or((begun, ended), |(first, last)| (first.min(begun), last.max(ended))));
         }
+        let elapsed = times.map_or(Duration::ZERO, |(first, last)| last.saturating_duration_since(first));
+        let done = Done { files, elapsed };
         guard::check()?;
         Ok(done)
     })
