@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use varve_engine::EngineError;
+
+use crate::Result;
 use crate::core::Core;
 use crate::streams::ReadAheadThreads;
 use crate::writeback::ahead::AheadThread;
@@ -30,7 +33,8 @@ pub(crate) struct Background {
 
 impl Background {
     /// Starts them.
-    pub(crate) fn start(core: &Arc<Core>) -> Background {
+    /// Without the thread nothing would be written by its age, nor reaped: it is an error.
+    pub(crate) fn start(core: &Arc<Core>) -> Result<Background> {
         let (_ahead, _readers) = (AheadThread::start(core), ReadAheadThreads::start(core));
         let stop = Arc::new(Stop::default());
         let (core, told) = (core.clone(), stop.clone());
@@ -61,13 +65,9 @@ impl Background {
             }
         };
         let thread = std::thread::Builder::new().name("varve-background".into()).spawn(run);
-        match thread {
-            Ok(thread) => Background { stop, thread: Some(thread), _ahead, _readers },
-            Err(error) => {
-                tracing::error!(%error, "no thread for background work: data waits until it is synced");
-                Background { stop, thread: None, _ahead, _readers }
-            }
-        }
+        let thread = thread
+            .map_err(|error| EngineError::Refused(format!("no thread for background work: {error}")))?;
+        Ok(Background { stop, thread: Some(thread), _ahead, _readers })
     }
 }
 

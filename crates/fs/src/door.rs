@@ -45,7 +45,7 @@ impl Filesystem {
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<(Filesystem, RecoveryReport)> {
         let (core, report) = Core::open(devices, options)?;
         let core = Arc::new(core);
-        let background = core.background.then(|| Background::start(&core));
+        let background = core.background.then(|| Background::start(&core)).transpose()?;
         Ok((Filesystem { core, background: Mutex::new(background) }, report))
     }
     /// Opens a pool to check it, damaged as it may be: read-only, and without the parts that cannot be used. An error

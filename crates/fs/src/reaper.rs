@@ -230,19 +230,16 @@ impl Core {
                 Task::Names(family) => self.reap_names(family, &pace),
                 Task::Subvolume { id, slot, family } => self.reap_subvolume(id, slot, family, &pace),
             };
-            let progress = pace.left() < left;
-            if !progress {
+            if pace.left() < left {
+                // Whatever came of it: who found no space before is tried again.
+                self.reap.tasks.lock().progress();
+            } else {
                 pace.step();
             }
             match reaped {
                 Ok(true) => {}
                 // It goes on with that one, or with what has its turn.
-                Ok(false) => {
-                    if progress {
-                        self.reap.tasks.lock().progress();
-                    }
-                    continue;
-                }
+                Ok(false) => continue,
                 Err(FsError::Engine(error)) if error.is_damage() => {
                     // It keeps its space, and keeps nothing else from being reaped; the next opening finds it again.
                     tracing::error!("{task:?} cannot be reaped: {error}; `varve check` says what is damaged");

@@ -104,13 +104,13 @@ impl<V: Verbs> Adapter<V> {
             Body::Unlink { name } => {
                 let last = Pins::last(verbs, ino, name);
                 let result = verbs.unlink(ino, name);
-                self.pins.note_gone(verbs, last.filter(|_| result.is_ok()));
+                self.pins.note_gone(last.filter(|_| result.is_ok()));
                 self.reply_done(Change::Names, verb, number, result, reply)
             }
             Body::Rmdir { name } => {
                 let last = Pins::last(verbs, ino, name);
                 let result = verbs.rmdir(ino, name);
-                self.pins.note_gone(verbs, last.filter(|_| result.is_ok()));
+                self.pins.note_gone(last.filter(|_| result.is_ok()));
                 self.reply_done(Change::Names, verb, number, result, reply)
             }
             Body::Rename { name, new_parent, new_name, flags } => {
@@ -231,7 +231,7 @@ impl<V: Verbs> Adapter<V> {
         let result = verbs.rename(parent, name, new_parent, new_name, mode);
         match (pin, &result) {
             (Some(ino), Err(_)) => self.pins.unpin(verbs, ino),
-            (None, Ok(())) => self.pins.note_gone(verbs, last),
+            (None, Ok(())) => self.pins.note_gone(last),
             _ => {}
         }
         result

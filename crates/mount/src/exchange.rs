@@ -81,6 +81,7 @@ impl<V: Verbs> Verbs for Exchange<V> {
         unlink(parent: InodeId, name: &[u8]) -> Result<()>;
         rmdir(parent: InodeId, name: &[u8]) -> Result<()>;
         rename(parent: InodeId, name: &[u8], new_parent: InodeId, new_name: &[u8], mode: RenameMode) -> Result<()>;
+        admit(ino: InodeId) -> Result<()>;
         open_inode(caller: Caller, ino: InodeId, truncate: bool) -> Result<()>;
         release_inode(ino: InodeId) -> Result<()>;
         read_into(ino: InodeId, offset: u64, out: &mut [u8]) -> Result<usize>;

@@ -32,11 +32,9 @@ impl Pins {
         (attr.kind == FileKind::Directory || attr.links <= 1).then_some(attr)
     }
 
-    /// Keeps the attributes of what has just lost its last name, if it is no more.
-    pub fn note_gone(&self, verbs: &impl Verbs, last: Option<Attr>) {
-        if let Some(attr) = last
-            && verbs.getattr(attr.ino).is_err()
-        {
+    /// Keeps the attributes of what has just lost its last name: it is no more, or will be when it is not open any more as we know.
+    pub fn note_gone(&self, last: Option<Attr>) {
+        if let Some(attr) = last {
             self.gone.lock().insert(attr.ino, Attr { links: 0, ..attr });
         }
     }

@@ -48,11 +48,8 @@ pub trait Verbs: Send + Sync + 'static {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()>;
-    /// See [`Filesystem::admit`]. Filesystems in which everything can be changed leave it as it is.
-    fn admit(&self, ino: InodeId) -> Result<()> {
-        let _ = ino;
-        Ok(())
-    }
+    /// See [`Filesystem::admit`].
+    fn admit(&self, ino: InodeId) -> Result<()>;
     /// See [`Filesystem::open_inode`].
     fn open_inode(&self, caller: Caller, ino: InodeId, truncate: bool) -> Result<()>;
     /// See [`Filesystem::release_inode`].

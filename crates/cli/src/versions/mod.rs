@@ -39,7 +39,8 @@ use crate::names::{Shown, in_words};
 #[serde(rename_all = "snake_case")]
 enum Request {
     /// Make an empty subvolume.
-    Create { directory: u64, name: Vec<u8>, mode: u32, umask: u32 },
+    /// (`asked` is not called `mode`: programs from before there was a umask take that for what is left of it.)
+    Create { directory: u64, name: Vec<u8>, asked: u32, umask: u32 },
     /// Delete the subvolume with this root.
     Delete { directory: u64, name: Vec<u8>, root: u64 },
     /// Make a snapshot of the subvolume with this root.
@@ -95,7 +96,7 @@ pub fn subvolume(args: &SubvolumeArgs) -> Result<Outcome> {
                 let place = to_make(path).with_context(|| cannot("make the subvolume", path))?;
                 // As mkdir does.
                 let (directory, name) = (place.directory.number(), place.name);
-                let request = Request::Create { directory, name, mode: 0o777, umask: umask() };
+                let request = Request::Create { directory, name, asked: 0o777, umask: umask() };
                 ask(&place.directory.mount, &request).with_context(|| cannot("make the subvolume", path))
             })
         }

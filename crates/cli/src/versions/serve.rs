@@ -37,11 +37,11 @@ pub fn serve(filesystem: &Filesystem, outside: &Outside, caller: Caller, request
             let page = diff::page(filesystem, old, new, &cursor, steps).map_err(advise)?;
             return Ok(serde_json::to_value(page)?);
         }
-        Request::Create { directory, name, mode, umask } => {
+        Request::Create { directory, name, asked, umask } => {
             let directory = InodeId(directory);
             may_change(filesystem, caller, directory)?;
             change(outside, "create_subvolume", directory, &name, || {
-                filesystem.create_subvolume_masked(caller, directory, &name, mode & 0o777, umask & 0o777)
+                filesystem.create_subvolume_masked(caller, directory, &name, asked & 0o777, umask & 0o777)
             })?;
         }
         Request::Delete { directory, name, root } => {

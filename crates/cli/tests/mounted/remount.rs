@@ -110,6 +110,13 @@ fn who_uses_it_goes_on() {
     assert!(rest == contents[0][4096..], "an open file reads otherwise");
     drop(file);
 
+    // What nothing can change is not opened for writing here, either.
+    succeed(varve(&["subvolume", "create"]).arg(mount.path("sub")));
+    fs::write(mount.path("sub/file"), "x").expect("it can be written to");
+    succeed(varve(&["snapshot", "--read-only"]).args([mount.path("sub"), mount.path("snap")]));
+    let refused = fs::File::options().write(true).open(mount.path("snap/file")).expect_err("it is read-only");
+    assert_eq!(refused.raw_os_error(), Some(30));
+
     succeed(&mut remount(&pool, &mount.point, "ro"));
     is_read_only(&mount);
     succeed(&mut remount(&pool, &mount.point, "rw"));

@@ -270,10 +270,32 @@ fn what_got_its_name_meanwhile_is_left_alone() {
     std::fs::rename(&unfinished, &path).unwrap();
     drop(held);
     match made.join().expect("no panic") {
-        Err(DeviceError::AlreadyExists { .. } | DeviceError::LockedBy(_)) => {}
+        Err(DeviceError::AlreadyExists { .. }) => {}
         other => panic!("{other:?}"),
     }
     assert_eq!(std::fs::read(&path).unwrap(), b"a pool that somebody has synced");
+}
+
+// Goal: who waits for somebody else's attempt, which fails, makes the file himself. Method: as above, with the unfinished file removed
+// while it is waited for.
+#[test]
+fn an_attempt_that_fails_is_no_hindrance() {
+    use std::process::Command;
+    let dir = tempfile::tempdir().unwrap();
+    let (path, unfinished) = (dir.path().join("pool"), dir.path().join(".pool.creating"));
+    std::fs::write(&unfinished, b"half of it").unwrap();
+    let held = std::fs::File::open(&unfinished).unwrap();
+    let taken = Command::new("flock").args(["-x", "-n", "0"]).stdin(held.try_clone().unwrap()).status();
+    assert!(taken.unwrap().success());
+    let made = std::thread::spawn({
+        let path = path.clone();
+        move || FileDevice::create_whole(&path, MIB, |_| Ok::<(), DeviceError>(()))
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    std::fs::remove_file(&unfinished).unwrap();
+    drop(held);
+    made.join().expect("no panic").unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), MIB);
 }
 
 // Goal: a file has its name when it is whole, and is of the size asked for; an error leaves nothing; what a killed attempt left is no

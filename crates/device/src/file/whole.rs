@@ -39,8 +39,13 @@ impl FileDevice {
         };
         let mode = OpenMode::Create { size_bytes: size_bytes - size_bytes % ALIGN_BYTES as u64 };
         let options = FileOptions { reuse_existing: true, ..FileOptions::from_env() };
-        let device =
-            FileDevice::open_with(&unfinished, mode, options).map_err(|error| error.called(&name))?;
+        // Whoever had its lock may have removed it, or given it its name: then it is looked at once more.
+        let open = || FileDevice::open_with(&unfinished, mode, options);
+        let device = open().or_else(|error| match error {
+            DeviceError::AlreadyExists { .. } if fs::symlink_metadata(path).is_err() => open(),
+            error => Err(error),
+        });
+        let device = device.map_err(|error| error.called(&name))?;
         let device = Arc::new(device);
         // The file stays locked until it has its name, so that of two who make the same one is refused.
         let made = fill(device.clone()).and_then(|()| {

@@ -38,6 +38,7 @@ impl Core {
         self.admit(ino)?;
         let reserve = matches!(how, Allocate::Reserve { .. });
         self.permit(ino, if reserve { Touch::Mildly } else { Touch::Otherwise })?;
+        self.require_running()?;
         let state = self.state(ino);
         state.wait_while_still();
         let size = {
@@ -143,6 +144,8 @@ impl Core {
             self.changed_to(&change, inner, record);
             stamped = true;
             at = next;
+            // Others write again, for as long as they do not keep the next step from being done.
+            calm = Calm::default();
         }
     }
 

@@ -96,6 +96,7 @@ impl Core {
                 drop(guard);
                 drop(change);
                 drop(turn);
+                calm = Calm::default();
                 self.leave_record(caller, state)?;
                 turn = state.turn();
                 continue;
@@ -129,6 +130,8 @@ impl Core {
                     reaps_left = reaps_left.checked_sub(1).ok_or(FsError::NotSupported)?;
                     drop(guard);
                     drop(change);
+                    // That may take long: others write meanwhile.
+                    calm = Calm::default();
                     self.reap_family(record.data.family)?;
                     continue;
                 }

@@ -587,6 +587,7 @@ fn nothing_is_written_after_a_stop() {
         f.fs.maintain().unwrap_err(),
         f.fs.unlink(ROOT, b"file").unwrap_err(),
         f.fs.write(Caller::ROOT, ino, 0, b"over it").unwrap_err(),
+        f.fs.fallocate(Caller::ROOT, ino, 0, 4, Allocate::Punch).unwrap_err(),
         f.fs.write(Caller::ROOT, ino, 0, &[1; 4096]).unwrap_err(),
     ] {
         assert!(error.to_string().contains("a test has panicked"), "{error}");

@@ -92,6 +92,9 @@ impl Verbs for NullFs {
     fn rename(&self, _: InodeId, _: &[u8], _: InodeId, _: &[u8], _: RenameMode) -> Result<()> {
         Ok(())
     }
+    fn admit(&self, _: InodeId) -> Result<()> {
+        Ok(())
+    }
     fn open_inode(&self, _: Caller, _: InodeId, _: bool) -> Result<()> {
         Ok(())
     }

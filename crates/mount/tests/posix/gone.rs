@@ -40,6 +40,23 @@ fn what_is_open_can_be_looked_at() {
         assert_eq!((seen.ino(), seen.nlink()), (inode, 0));
     }
     assert!(fifo.metadata().unwrap().file_type().is_fifo() && directory.metadata().unwrap().is_dir());
+    // Also when it was open as we know, too, and is not any more.
+    fs::write(at("both"), b"text").unwrap();
+    let (known, path) = (open("both", OFlags::empty()), open("both", OFlags::PATH));
+    let inode = path.metadata().unwrap().ino();
+    fs::remove_file(at("both")).unwrap();
+    assert_eq!(path.metadata().unwrap().nlink(), 0);
+    drop(known);
+    // The kernel tells of that later; it is to ask again.
+    std::thread::sleep(Duration::from_millis(200));
+    let sync = rustix::fs::statx(
+        &path,
+        "",
+        rustix::fs::AtFlags::EMPTY_PATH | rustix::fs::AtFlags::STATX_FORCE_SYNC,
+        rustix::fs::StatxFlags::BASIC_STATS,
+    );
+    let seen = sync.unwrap();
+    assert_eq!((seen.stx_ino, seen.stx_nlink), (inode, 0));
     for name in ["removed", "file", "fifo"] {
         assert_eq!(fs::metadata(at(name)).unwrap_err().raw_os_error(), Some(2), "{name}");
     }
