@@ -104,6 +104,17 @@ impl Claim {
         Claim::judged(claim.into(), value, |value| value >= bound)
     }
 
+    /// What is left of the claims of a target, `of`, that stopped before its end: none of them has been measured, and it has not ended.
+    /// Nothing is changed if it has.
+    pub(crate) fn stopped(claims: &mut Vec<Claim>, from: usize, of: &str, why: Option<&str>) {
+        let Some(why) = why else { return };
+        for claim in &mut claims[from..] {
+            (claim.measured, claim.holds) = (String::new(), None);
+        }
+        let claim = format!("{of}: runs to its end");
+        claims.push(Claim { claim, measured: why.to_owned(), holds: Some(false) });
+    }
+
     fn judged(claim: String, value: Option<f64>, judge: impl Fn(f64) -> bool) -> Claim {
         Claim {
             claim,
@@ -129,5 +140,24 @@ impl Claim {
             Some(false) => "DOES NOT HOLD",
             None => "not measured",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: of a target that stopped before its end nothing is said to hold, and that is said; others keep what they have. Method: claims of
+    // two targets, of which the second stops.
+    #[test]
+    fn what_stopped_holds_nothing() {
+        let claim = |of: &str| Claim::at_most(format!("{of}: at most 2"), Some(1.0), 2.0);
+        let mut claims = vec![claim("first")];
+        Claim::stopped(&mut claims, 0, "first", None);
+        claims.extend([claim("second"), claim("second")]);
+        Claim::stopped(&mut claims, 1, "second", Some("at loop 3: no space"));
+        let verdicts: Vec<_> = claims.iter().map(Claim::verdict).collect();
+        assert_eq!(verdicts, ["holds", "not measured", "not measured", "DOES NOT HOLD"]);
+        assert_eq!(claims[3].measured, "at loop 3: no space");
     }
 }

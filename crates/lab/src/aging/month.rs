@@ -256,10 +256,10 @@ pub(super) fn plots(months: &[Month]) -> Vec<Plot> {
 
 /// What VarveFS has to show here.
 pub(super) fn claims(months: &[Month]) -> Vec<Claim> {
-    let ours = months.iter().filter(|month| month.name.starts_with("varve"));
-    ours.flat_map(|month| {
-        let name = &month.name;
-        [
+    let mut claims = Vec::new();
+    for month in months.iter().filter(|month| month.name.starts_with("varve")) {
+        let (name, from) = (&month.name, claims.len());
+        claims.extend([
             Claim::at_most(
                 format!("{name}, rotation: tasks left by the calmest hour of the last day: at most {BACKLOG_BOUND}"),
                 // Of a month without deletions it says nothing.
@@ -273,7 +273,8 @@ pub(super) fn claims(months: &[Month]) -> Vec<Claim> {
                 ratio(month.deleting.p99_ns, month.before.p99_ns).filter(|_| month.deleting.p99_ns > 0.0),
                 FOREGROUND_BOUND,
             ),
-        ]
-    })
-    .collect()
+        ]);
+        Claim::stopped(&mut claims, from, &format!("{name}, rotation"), month.stopped.as_deref());
+    }
+    claims
 }

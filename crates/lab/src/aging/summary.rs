@@ -198,7 +198,7 @@ pub(super) fn plots(plan: &Plan, figures: &[Figures]) -> Vec<Plot> {
 pub(super) fn claims(plan: &Plan, figures: &[Figures]) -> Vec<Claim> {
     let mut claims = Vec::new();
     for f in figures.iter().filter(|f| f.is_ours()) {
-        let name = &f.name;
+        let (name, from) = (&f.name, claims.len());
         let last = f.loops.len().saturating_sub(1);
         let (first_fork, last_fork) = f.tenths(|one| one.fork_ns as f64);
         let (first_rate, last_rate) = f.rates_by_control();
@@ -262,6 +262,7 @@ pub(super) fn claims(plan: &Plan, figures: &[Figures]) -> Vec<Claim> {
             )
             .remark(&format!("{} alone", cell(by(last_alone, first_alone), 3))),
         );
+        Claim::stopped(&mut claims, from, name, f.stopped.as_deref());
     }
     claims
 }
