@@ -59,7 +59,7 @@ kinds! {
     DataUnreadable "data-unreadable" "Data fails its checksum, or cannot be read, in every copy.";
     SubvolumeMissing "subvolume-missing" "There is no readable record of the filesystem.";
     SubvolumeMalformed "subvolume-malformed" "The record of a subvolume or snapshot is not one.";
-    SubvolumeVersion "subvolume-version" "A subvolume stands at a version that does not exist.";
+    SubvolumeVersion "subvolume-version" "A subvolume stands at a version that does not exist, or shares one where nothing is said to be shared.";
     SubvolumeSlot "subvolume-slot" "Two subvolumes would show their inodes under the same numbers.";
     SubvolumePlace "subvolume-place" "A subvolume is nowhere, or not where its record says: no path leads to it.";
     EntryForeign "entry-foreign" "An entry belongs to a namespace or version that does not exist.";

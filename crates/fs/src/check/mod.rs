@@ -25,6 +25,7 @@ use varve_engine::{
 use varve_format::record::inode::{InodeKind, InodeRecord, decode_inode_key, inode_key};
 use varve_format::record::orphan::{OrphanRecord, decode_orphan_key};
 use varve_format::record::subvolume::SUBVOLUME_FLAGGED;
+use varve_format::record::version::encode_key;
 use varve_format::{Corrupt, VersionId, VersionKey};
 
 use crate::Result;
@@ -426,8 +427,28 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
+    /// Where the pool says that nothing in it was ever shared, each subvolume has a family of its own, of which there are no versions:
+    /// what two stood at would be changed for both.
+    fn unforked(&mut self) -> Result<()> {
+        let mut alone = HashSet::new();
+        let mut shared = Vec::new();
+        for namespace in self.namespaces.iter().filter(|namespace| !namespace.forked) {
+            let key = encode_key(namespace.family, namespace.version);
+            let recorded = self.view.get(TreeId::VERSIONS, &key)?.is_some();
+            if !alone.insert(namespace.family) || recorded {
+                shared.push(namespace.family);
+            }
+        }
+        for family in shared {
+            let text = format!("family {} of names is shared, and the pool says that nothing is", family.0);
+            self.problem(Kind::SubvolumeVersion, text);
+        }
+        Ok(())
+    }
+
     /// Versions of the namespaces against what stands at them.
     fn versions(&mut self) -> Result<()> {
+        self.unforked()?;
         let mut families: BTreeMap<FamilyId, Vec<(VersionId, u64)>> = BTreeMap::new();
         for namespace in self.namespaces.iter().filter(|namespace| namespace.forked) {
             families.entry(namespace.family).or_default().push((namespace.version, 1));

@@ -130,6 +130,29 @@ fn who_opens_hears_which_subvolume_is_damaged() {
     }
 }
 
+// Goal: a pool that says that nothing in it is shared, and in which a snapshot has just been taken, is not taken for sound: what is
+// written to the source would show in the snapshot. Method: the flag is cleared; without that nothing is found.
+#[test]
+fn what_is_shared_is_said_to_be() {
+    let f = Fixture::new(64 * MIB);
+    let inner = f.fs.create_subvolume(Caller::ROOT, ROOT, b"inner", 0o755).unwrap().ino;
+    let file = f.fs.create(Caller::ROOT, inner, b"file", 0o644).unwrap().ino;
+    f.write(file, 0, &pattern(1, 10_000));
+    f.fs.sync().unwrap();
+    f.fs.snapshot(inner, ROOT, b"taken", false, false).unwrap();
+    f.fs.close().unwrap();
+    let image = Image::of(&f.device);
+    let hasher = NameHasher::new(HASH_KIND_SIPHASH13, image.superblock.hash_seed).unwrap();
+    let mut world = World { image, hasher, dir: inner, inner, file, small: file, link: file, big: file };
+    let kinds = |world: &World| -> Vec<Kind> {
+        check(&world.image.device).iter().map(|problem| problem.kind).collect()
+    };
+    assert_eq!(kinds(&world), []);
+    world.subvolume(|record| record.flags &= !varve_format::record::subvolume::SUBVOLUME_SHARING);
+    world.image.commit();
+    assert!(kinds(&world).contains(&Kind::SubvolumeVersion), "{:?}", kinds(&world));
+}
+
 // Goal: what is lost in a subvolume is said by its path from the pool's root. Method: a block of a file in one is spoilt.
 #[test]
 fn what_is_lost_in_a_subvolume_has_a_path() {
