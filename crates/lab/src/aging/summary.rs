@@ -245,7 +245,7 @@ pub(super) fn claims(plan: &Plan, figures: &[Figures]) -> Vec<Claim> {
         }
         at_most(
             format!(
-                "{name}: p99 of a write while forks are deleted by that just before: at most {FOREGROUND_BOUND}"
+                "{name}: p99 of a write into memory or through a mount, not synced, while forks are deleted by that just before: at most {FOREGROUND_BOUND}"
             ),
             // Not measured if deleting ended early.
             ratio(f.deleting.p99_ns, f.before.p99_ns).filter(|_| f.deleting.p99_ns > 0.0),
