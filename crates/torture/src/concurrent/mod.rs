@@ -15,6 +15,7 @@ mod patchwork;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -101,6 +102,25 @@ struct State {
     acknowledged: Option<usize>,
     /// Device events when the call was made: before it the state cannot be there.
     begun: usize,
+    /// When the call had returned, in ticks that all threads share.
+    returned: u64,
+}
+
+/// A sync of all, which makes durable what any thread's call had done that had returned before it began.
+#[derive(Clone, Copy)]
+struct Synced {
+    /// The tick before it began.
+    begun: u64,
+    /// Device events when it had returned.
+    events: usize,
+}
+
+/// What the threads did.
+struct Worked {
+    /// Of each thread.
+    states: Vec<Vec<State>>,
+    /// Of all.
+    syncs: Vec<Synced>,
 }
 
 struct Worker<'a> {
@@ -113,9 +133,15 @@ struct Worker<'a> {
     entries: Entries,
     patchwork: Patchwork,
     states: Vec<State>,
+    ticks: &'a AtomicU64,
+    syncs: Vec<Synced>,
 }
 
 impl Worker<'_> {
+    fn tick(&self) -> u64 {
+        self.ticks.fetch_add(1, Ordering::SeqCst)
+    }
+
     fn failed(&self, what: &str, error: varve_fs::FsError) -> Violation {
         violation!("thread {}: {what} fails: {error}", self.thread)
     }
@@ -129,7 +155,8 @@ impl Worker<'_> {
     /// The directory is now as `self` says, not yet acknowledged.
     fn push(&mut self, begun: usize, settled: bool) {
         let (entries, patchwork) = (self.entries.clone(), self.patchwork.bytes());
-        self.states.push(State { entries, patchwork, settled, acknowledged: None, begun });
+        let returned = self.tick();
+        self.states.push(State { entries, patchwork, settled, acknowledged: None, begun, returned });
     }
 
     fn acknowledge(&mut self) {
@@ -162,8 +189,9 @@ impl Worker<'_> {
                     self.acknowledge();
                 }
                 8 => {
-                    let begun = self.disk.events();
+                    let (begun, tick) = (self.disk.events(), self.tick());
                     self.fs.sync().map_err(|error| self.failed("sync", error))?;
+                    self.syncs.push(Synced { begun: tick, events: self.disk.events() });
                     let names = &mut self.entries.names;
                     names.values_mut().for_each(|contents| contents.whole = Some(Reason::Sync));
                     let snapshots = self.entries.snapshots.values_mut();
@@ -282,18 +310,18 @@ impl Worker<'_> {
 /// Runs the threads of `seed` on `disk`, which holds an empty filesystem, then judges `crashes` images. Gives the
 /// number of crashes survived; a broken promise comes with the number of its crash.
 pub fn run(disk: &Disk, seed: u64, crashes: u64) -> Result<u64, (Option<u64>, Violation)> {
-    let states = work(disk, seed).map_err(|violation| (None, violation))?;
+    let worked = work(disk, seed).map_err(|violation| (None, violation))?;
     let mut rng = Rng::new(seed).fork("crashes");
     let mut cuts: Vec<Cut> = (0..crashes).map(|_| Cut::seeded(disk, 0, &mut rng)).collect();
     cuts.sort_by_key(|cut| cut.events);
     for (number, cut) in cuts.iter().enumerate() {
-        judge(disk, cut, &states, &mut rng)
+        judge(disk, cut, &worked, &mut rng)
             .map_err(|Violation(what)| (Some(number as u64), violation!("crash at {cut}: {what}")))?;
     }
     Ok(crashes)
 }
 
-fn work(disk: &Disk, seed: u64) -> Result<Vec<Vec<State>>, Violation> {
+fn work(disk: &Disk, seed: u64) -> Result<Worked, Violation> {
     let mut rng = Rng::new(seed);
     let options = OpenOptions {
         store: StoreOptions { cache_bytes: 8 << 20, keyframe_entries: 1, ..StoreOptions::default() },
@@ -317,17 +345,19 @@ fn work(disk: &Disk, seed: u64) -> Result<Vec<Vec<State>>, Violation> {
     fs.sync().map_err(|error| violation!("sync fails: {error}"))?;
     let (fs, begun) = (&fs, disk.events());
     let (directories, homes) = (&directories, &homes);
-    let states = thread::scope(|scope| {
+    let ticks = &AtomicU64::new(0);
+    let worked = thread::scope(|scope| {
         let running: Vec<_> = (0..THREADS)
             .zip(directories)
             .map(|(thread, (directory, patched))| {
                 let (entries, patchwork) = (Entries::of(thread), Patchwork::new(*patched));
                 let directory = *directory;
+                let (states, syncs) = (Vec::new(), Vec::new());
                 let mut worker =
-                    Worker { fs, disk, directory, homes, thread, entries, patchwork, states: Vec::new() };
+                    Worker { fs, disk, directory, homes, thread, entries, patchwork, states, ticks, syncs };
                 worker.push(begun, true);
                 worker.acknowledge();
-                scope.spawn(move || worker.work(seed).map(|()| worker.states))
+                scope.spawn(move || worker.work(seed).map(|()| (worker.states, worker.syncs)))
             })
             .collect();
         let trimmed = scope.spawn(|| trim(fs, seed)).join();
@@ -337,10 +367,12 @@ fn work(disk: &Disk, seed: u64) -> Result<Vec<Vec<State>>, Violation> {
         });
         joined.collect::<Result<Vec<_>, _>>()
     })?;
+    let (states, syncs): (Vec<_>, Vec<_>) = worked.into_iter().unzip();
+    let worked = Worked { states, syncs: syncs.into_iter().flatten().collect() };
     fs.maintain().map_err(|error| violation!("maintain fails: {error}"))?;
     let places =
         guests::find(fs, ROOT_INODE).map_err(|Violation(what)| violation!("while running: {what}"))?;
-    for (thread, (states, (directory, _))) in states.iter().zip(directories).enumerate() {
+    for (thread, (states, (directory, _))) in worked.states.iter().zip(directories).enumerate() {
         let last = states.last().expect("there is a first state");
         if last.entries.guests != places[thread] {
             let (found, expected) = (places[thread], last.entries.guests);
@@ -354,7 +386,7 @@ fn work(disk: &Disk, seed: u64) -> Result<Vec<Vec<State>>, Violation> {
     fs.sync().map_err(|error| violation!("sync fails: {error}"))?;
     let report = fs.check(true).map_err(|error| violation!("check fails: {error}"))?;
     match report.problems.is_empty() {
-        true => Ok(states),
+        true => Ok(worked),
         false => Err(violation!("check of the running filesystem finds:\n  {}", report.describe())),
     }
 }
@@ -371,7 +403,10 @@ fn trim(fs: &Filesystem, seed: u64) -> Result<(), Violation> {
     Ok(())
 }
 
-fn judge(disk: &Disk, cut: &Cut, states: &[Vec<State>], rng: &mut Rng) -> Result<(), Violation> {
+fn judge(disk: &Disk, cut: &Cut, worked: &Worked, rng: &mut Rng) -> Result<(), Violation> {
+    let Worked { states, syncs } = worked;
+    // Whoever it was who synced: what had returned before is there.
+    let synced = syncs.iter().filter(|sync| sync.events <= cut.events).map(|sync| sync.begun).max();
     let first = states.first().and_then(|states| states.first()).map_or(0, |state| state.begun);
     if cut.events < first {
         return Ok(());
@@ -388,7 +423,8 @@ fn judge(disk: &Disk, cut: &Cut, states: &[Vec<State>], rng: &mut Rng) -> Result
         let name = format!("thread{thread}").into_bytes();
         let directory =
             opened.fs.lookup(ROOT_INODE, &name).map_err(|e| violation!("thread{thread} is lost: {e}"))?;
-        judge_directory(&opened.fs, thread, directory.ino, places[thread], states, cut.events)
+        let promised = Promised { events: cut.events, synced: synced.unwrap_or(0) };
+        judge_directory(&opened.fs, thread, directory.ino, places[thread], states, promised)
             .map_err(|Violation(what)| violation!("thread {thread}: {what}"))?;
     }
     Ok(())
@@ -439,19 +475,32 @@ fn look(fs: &Filesystem, directory: InodeId) -> Result<Found, Violation> {
     Ok(found)
 }
 
+/// What must be there after a crash.
+#[derive(Clone, Copy)]
+struct Promised {
+    /// Device events at the crash: what had been acknowledged by then.
+    events: usize,
+    /// The tick before which all that had returned was synced by somebody.
+    synced: u64,
+}
+
 fn judge_directory(
     fs: &Filesystem,
     thread: usize,
     directory: InodeId,
     guests: Guests,
     states: &[State],
-    events: usize,
+    Promised { events, synced }: Promised,
 ) -> Result<(), Violation> {
     let found = look(fs, directory)?;
-    let acknowledged = |state: &State| state.acknowledged.is_some_and(|at| at <= events);
+    let by_others = |state: &State| state.returned < synced;
+    let acknowledged = |state: &State| state.acknowledged.is_some_and(|at| at <= events) || by_others(state);
     let least = states.iter().rposition(acknowledged).unwrap_or(0);
     let end = states.iter().position(|state| state.begun > events).unwrap_or(states.len());
-    let settled = states.iter().rposition(|state| state.settled && acknowledged(state)).unwrap_or(0);
+    let settled = states
+        .iter()
+        .rposition(|state| (state.settled && acknowledged(state)) || by_others(state))
+        .unwrap_or(0);
     let patches: Vec<_> = states[settled..end].iter().map(|state| &state.patchwork).collect();
     let bytes = found.patchwork.as_ref().ok_or_else(|| violation!("the patchwork is lost"))?;
     patchwork::explains(&patches, bytes).map_err(|why| {
