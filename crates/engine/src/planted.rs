@@ -67,13 +67,15 @@ pub enum Planted {
     HiddenUnheard,
     /// Data that was dirty when a snapshot was taken is overwritten in place.
     FrozenOverwritten,
+    /// Recovery does not flush the part of the log that it counts before it says so.
+    TailUnflushed,
     /// A trim discards nodes that the present state has replaced and the durable checkpoint refers to.
     TrimsCheckpoint,
 }
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 30] = [
+    pub const ALL: [Planted; 31] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -104,6 +106,7 @@ impl Planted {
         Planted::HiddenUnheard,
         Planted::FrozenOverwritten,
         Planted::TrimsCheckpoint,
+        Planted::TailUnflushed,
     ];
 }
 

@@ -164,6 +164,17 @@ impl CrashCutter {
         &self.durable
     }
 
+    /// What is left when the process that wrote is killed at this instant and the machine goes on: all that was issued completes, and
+    /// nothing of what is in doubt has been flushed by whoever comes next.
+    #[must_use]
+    pub fn killed(mut self) -> Self {
+        let in_flight = std::mem::take(&mut self.in_flight);
+        self.completed
+            .extend(in_flight.into_iter().map(|pending| PendingWrite { completed: true, ..pending }));
+        self.flushes.clear();
+        self
+    }
+
     /// The writes in doubt, in the order in which images apply them: completed ones, then those in flight.
     pub fn pending(&self) -> impl Iterator<Item = &PendingWrite> {
         self.completed.iter().chain(&self.in_flight)

@@ -13,7 +13,7 @@ use varve_device::{
 };
 
 use crate::Rng;
-use crate::cutter::{CrashCutter, CrashPolicy};
+use crate::cutter::{CrashCutter, CrashPolicy, Fate};
 use crate::event::{CrashPoint, Event, Recording, WriteEvent};
 use crate::image::{Image, PAGE_BYTES};
 
@@ -77,12 +77,19 @@ impl RecordingDevice {
     /// A device that holds `image`, all of it durable: what a machine finds after power has come back.
     #[must_use]
     pub fn from_image(image: Image) -> Self {
-        let cutter = CrashCutter::new(image.clone());
+        Self::from_cutter(CrashCutter::new(image))
+    }
+
+    /// A device that goes on from where a recording was: reads see every write that has completed, of which some are still in doubt. No
+    /// write may be in flight ([`CrashCutter::killed`]).
+    #[must_use]
+    pub fn from_cutter(cutter: CrashCutter) -> Self {
+        let live = cutter.image_with(|_, _| Fate::Keep);
         Self {
-            size_bytes: image.size_bytes(),
+            size_bytes: live.size_bytes(),
             state: RwLock::new(State {
                 recording: Recording::new(cutter.clone()),
-                live: image,
+                live,
                 next_id: 0,
                 flushes_count: 0,
                 is_off: false,

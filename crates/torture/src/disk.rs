@@ -55,6 +55,12 @@ impl Disk {
         (writes, flushes)
     }
 
+    /// The disk that is found when the process is killed after `events` events and the machine goes on: all that was written is there,
+    /// and what no flush has covered is still in doubt. Events are counted on.
+    pub fn killed(&self, events: usize) -> Disk {
+        Disk(Arc::new(RecordingDevice::from_cutter(self.0.cutter_at(CrashPoint(events)).killed())))
+    }
+
     /// Events recorded so far.
     pub fn events(&self) -> usize {
         self.0.events()

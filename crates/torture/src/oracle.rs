@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use varve_fs::{Caller, FsError, InodeId};
-use varve_sim::Rng;
+use varve_sim::{CrashPolicy, Rng};
 
 use crate::call::Call;
 use crate::compare::{Differences, compare};
@@ -112,6 +112,42 @@ pub fn judge(
             )
         })?;
         crashes += 1;
+    }
+    Ok(crashes)
+}
+
+/// Judges what is left when the process is killed after `events` events, the pool is opened again, and the power fails meanwhile or
+/// just afterwards. Gives the number of crashes simulated.
+pub fn judge_kill(
+    timeline: &Timeline,
+    disk: &Disk,
+    events: usize,
+    setup: &Setup,
+    rng: &mut Rng,
+) -> Result<u64, Violation> {
+    let (least, most) = timeline.bounds(events);
+    let disk = disk.killed(events);
+    let begun = disk.events();
+    let expected = Expected { timeline, least, most, recovered: None };
+    let Recovered { opened, disk, model, .. } = recover(disk, &expected, setup)?;
+    let (end, served) = (opened.report.end.0, disk.events());
+    drop(opened);
+    let mut instants = disk.flush_boundaries();
+    instants.retain(|instant| (begun..served).contains(instant));
+    instants.push(served);
+    let mut crashes = 0;
+    for events in instants {
+        let policies = [CrashPolicy::DropAll, CrashPolicy::Seeded, CrashPolicy::Seeded, CrashPolicy::Seeded];
+        for policy in policies {
+            let cut = Cut { events, policy, tear_within: false };
+            // What has been served is durable.
+            let (least, most) = if events < served { (least, most) } else { (end, end) };
+            let expected = Expected { timeline, least, most, recovered: Some((end, &model)) };
+            recover(disk.cut(&cut, rng), &expected, setup).map_err(|Violation(what)| {
+                violation!("crash ({cut}) while it is opened again, which recovered to {end}: {what}")
+            })?;
+            crashes += 1;
+        }
     }
     Ok(crashes)
 }

@@ -17,7 +17,7 @@ use crate::compare::compare;
 use crate::concurrent;
 use crate::disk::{Cut, Disk};
 use crate::model::Model;
-use crate::oracle::{Depth, judge};
+use crate::oracle::{Depth, judge, judge_kill};
 use crate::session::{Opened, Session, Setup, StepClock, Violation};
 use crate::timeline::Timeline;
 use crate::violation;
@@ -195,7 +195,32 @@ pub fn run(kind: Kind, seed: u64, wanted: Wanted) -> Result<Counts, Box<Failure>
             failure(Some(number), counts.crashes, format!("crash at {cut}: {what}"), calls.clone())
         })?;
     }
+    for (number, events) in kills(kind, seed, &timeline, &disk).into_iter().enumerate() {
+        let number = (cuts.len() + number) as u64;
+        if wanted == Wanted::None || matches!(wanted, Wanted::One(one) if one != number) {
+            continue;
+        }
+        let mut rng = Rng::new(seed.wrapping_mul(0x9e37_79b9).wrapping_add(number).wrapping_add(1));
+        let judged = guarded(|| judge_kill(&timeline, &disk, events, &setup, &mut rng));
+        counts.crashes += judged.map_err(|Violation(what)| {
+            let what = format!("killed at event {events}: {what}");
+            failure(Some(number), counts.crashes, what, calls.clone())
+        })?;
+    }
     Ok(counts)
+}
+
+/// Instants at which the process of trial `seed` is killed while the machine goes on: where writes are in doubt, just before a flush
+/// returns.
+fn kills(kind: Kind, seed: u64, timeline: &Timeline, disk: &Disk) -> Vec<usize> {
+    let mut rng = Rng::new(seed).fork("kills");
+    let probability = if matches!(kind, Kind::Pair | Kind::Triple) { 0.1 } else { 0.5 };
+    if !rng.chance(probability) {
+        return Vec::new();
+    }
+    let mut instants = disk.flush_boundaries();
+    instants.retain(|events| *events >= timeline.first_event() && disk.pending_count(*events) > 0);
+    rng.pick(&instants).copied().into_iter().collect()
 }
 
 /// Whether there are trims between the calls of trial `seed`, and how likely each is: in one of four.

@@ -80,6 +80,7 @@ control! { suite:
     revived_batch_is_found: RevivedBatch,
     checkpoint_ahead_is_found: CheckpointAhead,
     trim_of_what_the_checkpoint_has_is_found: TrimsCheckpoint,
+    tail_that_is_counted_and_not_flushed_is_found: TailUnflushed,
     two_step_refund_is_found: TwoStepRefund,
 }
 

@@ -375,7 +375,7 @@ pub fn rewrite_tail(pool: &Pool, superblock: &Superblock, log: &Log) -> Result<(
         }
         at += found.bytes.len() as u64;
     }
-    pool.flush()
+    if is(Planted::TailUnflushed) { Ok(()) } else { pool.flush() }
 }
 
 /// Only copies that differ are written: what is whole may have been acknowledged, and a write that power cuts short

@@ -218,3 +218,36 @@ fn faults_strike_as_ruled() {
     assert!((200..400).contains(&failed), "{failed}");
     assert_eq!(device.injected_count() as usize, 1 + 3 + 1 + 2 + 1 + 1 + failed);
 }
+
+// Goal: what a killed process has written is there for the next one, and in doubt until that one flushes. Method: a flushed write, one that
+// has completed and one in flight when the process is killed; reads, crashes before and after the next flush, and one of a device that
+// was made of the first recording's end.
+#[test]
+fn what_was_written_before_a_kill_stays_in_doubt() {
+    let device = RecordingDevice::new(1 << 20);
+    let write = |at: u64, n: u64| device.write_at(at, &stamped(n, 1)).unwrap();
+    write(0, 1);
+    device.flush().unwrap();
+    write(4096, 2);
+    write(8192, 3);
+    // Before the third has completed: its issue is the last event but one.
+    let at = CrashPoint(device.mark().0 - 1);
+    let next = RecordingDevice::from_cutter(device.cutter_at(at).killed());
+    let block = |device: &dyn Device, at: u64| {
+        let mut block = AlignedBuf::new(4096);
+        device.read_at(at, &mut block).unwrap();
+        block
+    };
+    let stamps = [1, 2, 3].map(|n| stamped(n, 1));
+    for (i, stamp) in stamps.iter().enumerate() {
+        assert!(block(&next, i as u64 * 4096)[..] == stamp[..], "block {i}");
+    }
+    let there = |image: &Image, i: usize| image.page(i as u64)[..] == stamps[i][..];
+    let mut rng = Rng::new(1);
+    let image = next.crash_image(next.mark(), &mut rng, CrashPolicy::DropAll);
+    assert_eq!([0, 1, 2].map(|i| there(&image, i)), [true, false, false]);
+    assert_eq!(next.cutter_at(next.mark()).pending_count(), 2);
+    next.flush().unwrap();
+    let image = next.crash_image(next.mark(), &mut rng, CrashPolicy::DropAll);
+    assert_eq!([0, 1, 2].map(|i| there(&image, i)), [true; 3]);
+}
