@@ -135,6 +135,8 @@ struct Figures {
     /// Before the first write of the first loop.
     used_before_bytes: u64,
     loops: Vec<Loop>,
+    /// What was written after the last of them, of what they had put off.
+    settled: Option<Counters>,
     maps: Vec<Map>,
     /// Writes before there was any fork.
     fresh: Latency,
@@ -299,6 +301,7 @@ fn age(
         name: name.to_owned(),
         used_before_bytes,
         loops: Vec::with_capacity(plan.loops),
+        settled: None,
         maps: Vec::new(),
         fresh,
         before: Latency::default(),
@@ -324,6 +327,11 @@ fn age(
                 break;
             }
         }
+    }
+    if figures.stopped.is_none() {
+        let before = subject.counters()?;
+        subject.settle()?;
+        figures.settled = subject.counters()?.zip(before).map(|(now, before)| now - before);
     }
     let forks = figures.loops.len();
     let maps = plan.maps.min(forks);

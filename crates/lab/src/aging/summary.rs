@@ -29,7 +29,9 @@ impl Figures {
     }
     fn device_all(&self, plan: &Plan) -> Option<f64> {
         let sum: Option<u64> = self.loops.iter().map(|l| Some(l.device?.written_bytes)).sum();
-        ratio(sum? as f64, Self::written(plan, self.loops.len().checked_sub(1)?))
+        // What they have put off belongs to them: at a small scale that is all of the trees.
+        let sum = sum? + self.settled?.written_bytes;
+        ratio(sum as f64, Self::written(plan, self.loops.len().checked_sub(1)?))
     }
     /// The last ten loops in a few words, for whoever waits.
     pub(super) fn lately(&self, plan: &Plan) -> String {
