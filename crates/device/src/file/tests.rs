@@ -244,60 +244,6 @@ fn the_holder_of_an_inherited_lock_is_named() {
     drop(FileDevice::open(&path, OpenMode::ReadWrite).unwrap());
 }
 
-// Goal: who waits for the lock of a file that somebody else is making, and gets it when that one is done, leaves alone what was made.
-// Method: flock(1), which has ended, has the lock of an unfinished file by a descriptor that is kept here, so that no living process
-// seems to have it; the file gets its name while somebody else waits to make the same.
-#[test]
-fn what_got_its_name_meanwhile_is_left_alone() {
-    use std::process::Command;
-    let dir = tempfile::tempdir().unwrap();
-    let (path, unfinished) = (dir.path().join("pool"), dir.path().join(".pool.creating"));
-    std::fs::write(&unfinished, b"a pool that somebody has synced").unwrap();
-    let held = std::fs::File::open(&unfinished).unwrap();
-    let taken = Command::new("flock").args(["-x", "-n", "0"]).stdin(held.try_clone().unwrap()).status();
-    assert!(taken.unwrap().success());
-    let (told, tell) = std::sync::mpsc::channel();
-    let made = std::thread::spawn({
-        let path = path.clone();
-        move || {
-            told.send(()).unwrap();
-            FileDevice::create_whole(&path, MIB, |_| -> Result<(), DeviceError> { panic!("it is filled") })
-        }
-    });
-    tell.recv().unwrap();
-    // It waits for two seconds at most; whatever it does first, it finds the name taken.
-    std::thread::sleep(Duration::from_millis(300));
-    std::fs::rename(&unfinished, &path).unwrap();
-    drop(held);
-    match made.join().expect("no panic") {
-        Err(DeviceError::AlreadyExists { .. }) => {}
-        other => panic!("{other:?}"),
-    }
-    assert_eq!(std::fs::read(&path).unwrap(), b"a pool that somebody has synced");
-}
-
-// Goal: who waits for somebody else's attempt, which fails, makes the file himself. Method: as above, with the unfinished file removed
-// while it is waited for.
-#[test]
-fn an_attempt_that_fails_is_no_hindrance() {
-    use std::process::Command;
-    let dir = tempfile::tempdir().unwrap();
-    let (path, unfinished) = (dir.path().join("pool"), dir.path().join(".pool.creating"));
-    std::fs::write(&unfinished, b"half of it").unwrap();
-    let held = std::fs::File::open(&unfinished).unwrap();
-    let taken = Command::new("flock").args(["-x", "-n", "0"]).stdin(held.try_clone().unwrap()).status();
-    assert!(taken.unwrap().success());
-    let made = std::thread::spawn({
-        let path = path.clone();
-        move || FileDevice::create_whole(&path, MIB, |_| Ok::<(), DeviceError>(()))
-    });
-    std::thread::sleep(Duration::from_millis(300));
-    std::fs::remove_file(&unfinished).unwrap();
-    drop(held);
-    made.join().expect("no panic").unwrap();
-    assert_eq!(std::fs::metadata(&path).unwrap().len(), MIB);
-}
-
 // Goal: a file has its name when it is whole, and is of the size asked for; an error leaves nothing; what a killed attempt left is no
 // hindrance. Method: each of them.
 #[test]
