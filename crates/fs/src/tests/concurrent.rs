@@ -138,6 +138,31 @@ struct Slow {
     begun: AtomicU64,
 }
 
+impl Slow {
+    /// Over a copy of the fixture's device, not slow yet.
+    fn over(f: &Fixture, number: &Arc<AtomicU64>) -> Slow {
+        Slow {
+            inner: f.device.snapshot(),
+            number: number.clone(),
+            slow: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            turn: Condvar::new(),
+            begun: AtomicU64::new(0),
+        }
+    }
+}
+
+/// The fixture's filesystem on another device.
+fn opened(f: &Fixture, device: Arc<dyn Device>, dirty_bytes_max: u64) -> Filesystem {
+    let options = OpenOptions {
+        store: StoreOptions { background: false, ..StoreOptions::default() },
+        dirty_bytes_max,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    Filesystem::open(vec![device], options).unwrap().0
+}
+
 impl Between for Slow {
     fn behind(&self) -> &dyn Device {
         &self.inner
@@ -172,21 +197,8 @@ fn a_file_that_is_always_written_to_is_cloned() {
     let source = f.create(b"source");
     f.fs.close().unwrap();
     let next = Arc::new(AtomicU64::new(1));
-    let device = Arc::new(Through(Slow {
-        inner: f.device.snapshot(),
-        number: next.clone(),
-        slow: AtomicBool::new(false),
-        waiting: Mutex::default(),
-        turn: Condvar::new(),
-        begun: AtomicU64::new(0),
-    }));
-    let options = OpenOptions {
-        store: StoreOptions { background: false, ..StoreOptions::default() },
-        dirty_bytes_max: 8 * MIB,
-        clock: f.clock.clone(),
-        on_data_logged: None,
-    };
-    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    let device = Arc::new(Through(Slow::over(&f, &next)));
+    let fs = opened(&f, device.clone(), 8 * MIB);
     let contents = |number: u64| number.to_le_bytes().repeat(len / 8);
     fs.write(Caller::ROOT, source, 0, &contents(0)).unwrap();
     fs.sync().unwrap();
@@ -237,21 +249,8 @@ fn a_file_that_always_grows_can_be_changed() {
     let ino = f.create(b"file");
     f.fs.close().unwrap();
     let appended = Arc::new(AtomicU64::new(0));
-    let device = Arc::new(Through(Slow {
-        inner: f.device.snapshot(),
-        number: appended.clone(),
-        slow: AtomicBool::new(false),
-        waiting: Mutex::default(),
-        turn: Condvar::new(),
-        begun: AtomicU64::new(0),
-    }));
-    let options = OpenOptions {
-        store: StoreOptions { background: false, ..StoreOptions::default() },
-        dirty_bytes_max: 64 * MIB,
-        clock: f.clock.clone(),
-        on_data_logged: None,
-    };
-    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    let device = Arc::new(Through(Slow::over(&f, &appended)));
+    let fs = opened(&f, device.clone(), 64 * MIB);
     let part = vec![7; 5 << 18];
     fs.write(Caller::ROOT, ino, 0, &part).unwrap();
     fs.sync().unwrap();
@@ -320,21 +319,8 @@ fn a_part_of_a_block_is_written_beside_who_syncs() {
     f.write(ino, 0, &[7; 40960]);
     f.fs.close().unwrap();
     let synced = Arc::new(AtomicU64::new(0));
-    let device = Arc::new(Through(SlowToRead(Slow {
-        inner: f.device.snapshot(),
-        number: synced.clone(),
-        slow: AtomicBool::new(false),
-        waiting: Mutex::default(),
-        turn: Condvar::new(),
-        begun: AtomicU64::new(0),
-    })));
-    let options = OpenOptions {
-        store: StoreOptions { background: false, ..StoreOptions::default() },
-        dirty_bytes_max: 8 * MIB,
-        clock: f.clock.clone(),
-        on_data_logged: None,
-    };
-    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    let device = Arc::new(Through(SlowToRead(Slow::over(&f, &synced))));
+    let fs = opened(&f, device.clone(), 8 * MIB);
     assert_eq!(fs.read(ino, 36864, 1).unwrap(), [7]);
     device.0.0.slow.store(true, Ordering::Relaxed);
     let stop = AtomicBool::new(false);
