@@ -24,8 +24,8 @@ use varve_engine::{
 };
 use varve_format::record::inode::{InodeKind, InodeRecord, decode_inode_key, inode_key};
 use varve_format::record::orphan::{OrphanRecord, decode_orphan_key};
-use varve_format::record::subvolume::SUBVOLUME_FLAGGED;
-use varve_format::record::version::encode_key;
+use varve_format::record::subvolume::{SUBVOLUME_DELETING, SUBVOLUME_FLAGGED};
+use varve_format::record::version::{VersionRecord, encode_key};
 use varve_format::{Corrupt, VersionId, VersionKey};
 
 use crate::Result;
@@ -446,9 +446,44 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
+    /// What is being deleted has let go of its version when it was marked: that is held by nobody, or gone with all that it held. The next
+    /// opening would delete one that has not.
+    fn deleted(&mut self) -> Result<()> {
+        let live: HashSet<FamilyId> = self.namespaces.iter().map(|namespace| namespace.family).collect();
+        let mut held = Vec::new();
+        for (id, record) in crate::table::subvolumes::others(&self.view)? {
+            let Ok(record) = record else { continue };
+            if record.flags & SUBVOLUME_DELETING == 0 || live.contains(&record.family) {
+                continue;
+            }
+            let family = record.family.0.to_be_bytes();
+            let (mut versions, mut refs, mut inodes) = (0u64, 0u64, false);
+            self.view.scan(TreeId::VERSIONS, &family, &mut |key, value| {
+                let version = VersionRecord::decode(value).ok().filter(|_| key.starts_with(&family));
+                versions += u64::from(version.is_some());
+                refs += version.as_ref().map_or(0, |version| u64::from(version.refs > 0));
+                key.starts_with(&family)
+            })?;
+            self.view.scan(TreeId::INODES, &family, &mut |key, _| {
+                inodes = key.starts_with(&family);
+                false
+            })?;
+            if refs > 0 || (versions == 0 && inodes) {
+                held.push(id);
+            }
+        }
+        for id in held {
+            let text =
+                format!("subvolume {id} is marked as being deleted, and has not let go of its version");
+            self.problem(Kind::SubvolumeVersion, text);
+        }
+        Ok(())
+    }
+
     /// Versions of the namespaces against what stands at them.
     fn versions(&mut self) -> Result<()> {
         self.unforked()?;
+        self.deleted()?;
         let mut families: BTreeMap<FamilyId, Vec<(VersionId, u64)>> = BTreeMap::new();
         for namespace in self.namespaces.iter().filter(|namespace| namespace.forked) {
             families.entry(namespace.family).or_default().push((namespace.version, 1));

@@ -153,6 +153,49 @@ fn what_is_shared_is_said_to_be() {
     assert!(kinds(&world).contains(&Kind::SubvolumeVersion), "{:?}", kinds(&world));
 }
 
+// Goal: a subvolume that is in use and marked as being deleted, which the next opening would delete, is reported. Method: one that was never
+// forked, and a snapshot that has changed since; and what is really being deleted is not reported, whatever is left of it.
+#[test]
+fn what_is_marked_as_deleted_and_is_not() {
+    let deleting = varve_format::record::subvolume::SUBVOLUME_DELETING;
+    for name in [&b"deepest"[..], b"taken"] {
+        let mut world = build();
+        assert_eq!(check(&world.image.device).len(), 0);
+        edit(&mut world, name, |record| record.flags |= deleting);
+        world.image.commit();
+        let kinds: Vec<Kind> = check(&world.image.device).iter().map(|problem| problem.kind).collect();
+        assert!(!kinds.is_empty(), "{}", name.escape_ascii());
+        assert!(name != b"deepest" || kinds.contains(&Kind::SubvolumeVersion), "{kinds:?}");
+    }
+    let mut f = Fixture::new(64 * MIB);
+    for (n, snapshot) in [false, true].into_iter().enumerate() {
+        let name = format!("sub{n}");
+        let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, name.as_bytes(), 0o755).unwrap().ino;
+        for i in 0..300 {
+            f.fs.create(Caller::ROOT, sub, format!("{i}").as_bytes(), 0o644).unwrap();
+        }
+        if snapshot {
+            f.fs.snapshot(sub, ROOT, b"snapshot", false, false).unwrap();
+            f.fs.create(Caller::ROOT, sub, b"after", 0o644).unwrap();
+            f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+        }
+        f.fs.delete_subvolume(ROOT, name.as_bytes()).unwrap();
+    }
+    // Some of it is reaped, step by step, and a crash may come after each.
+    for _ in 0..200 {
+        f.fs.sync().unwrap();
+        let device = Arc::new(f.device.snapshot());
+        assert_eq!(check(&device).iter().map(|problem| problem.kind).collect::<Vec<_>>(), []);
+        if f.fs.core().reap.backlog() == 0 {
+            break;
+        }
+        f.fs.core().reap_at_once(3).unwrap();
+    }
+    assert_eq!(f.fs.core().reap.backlog(), 0);
+    f.reopen();
+    f.check();
+}
+
 // Goal: what is lost in a subvolume is said by its path from the pool's root. Method: a block of a file in one is spoilt.
 #[test]
 fn what_is_lost_in_a_subvolume_has_a_path() {
