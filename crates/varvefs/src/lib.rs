@@ -85,7 +85,6 @@ mod metadata;
 mod open_options;
 mod path;
 mod pending;
-mod place;
 mod pool;
 mod shared;
 mod stats;

@@ -11,7 +11,6 @@ use crate::error::{Error, Fault, Reason, Result};
 use crate::filesystem::Filesystem;
 use crate::memory::MemoryDisk;
 use crate::metadata::timestamp;
-use crate::place;
 use crate::shared::Shared;
 use crate::stats::{CheckReport, Recovery, Stats, Trimmed};
 
@@ -196,7 +195,7 @@ impl PoolOptions {
     pub fn format(&self, path: impl AsRef<Path>) -> Result<Pool> {
         let path = path.as_ref();
         self.may_write()
-            .and_then(|()| place::open(path, false))
+            .and_then(|()| open_place(path, false))
             .and_then(|device| self.format_device(device, self.force))
             .map_err(|fault| Error::pool("create", &shown(path), fault))?;
         self.open(path)
@@ -208,7 +207,7 @@ impl PoolOptions {
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Pool> {
         let path = path.as_ref();
         let device =
-            place::open(path, self.read_only).map_err(|fault| Error::pool("open", &shown(path), fault))?;
+            open_place(path, self.read_only).map_err(|fault| Error::pool("open", &shown(path), fault))?;
         self.open_device(shown(path), device)
     }
 
@@ -404,4 +403,10 @@ impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Pool").field("name", &self.shared.name).finish_non_exhaustive()
     }
+}
+
+/// Opens the device of a pool.
+fn open_place(path: &Path, read_only: bool) -> std::result::Result<Arc<dyn varve_device::Device>, Fault> {
+    let mode = if read_only { varve_device::OpenMode::ReadOnly } else { varve_device::OpenMode::ReadWrite };
+    Ok(Arc::new(varve_device::FileDevice::open(path, mode)?))
 }

@@ -191,9 +191,7 @@ fn features_that_writers_must_know_are_heeded() {
 /// A pool whose log goes on with one whole batch: a transaction with the steps that `steps` writes, who is told how many blocks
 /// the pool has and says how many steps there are. `is_flushed`: the batch says so of itself.
 fn with_batch(is_flushed: bool, steps: impl FnOnce(&mut Vec<u8>, u64) -> u32) -> Arc<Hooked> {
-    use varve_format::batch::{
-        BATCH_HEADER_BYTES, BatchHeader, batch_blocks, begin_transaction, end_transaction, seal,
-    };
+    use varve_format::batch::{BatchHeader, begin_transaction, end_transaction};
     let mut found = None;
     let device = forged(|superblock, _| found = Some(superblock.clone()), &[]);
     let end = found.expect("the superblock is shown");
@@ -214,13 +212,19 @@ fn with_batch(is_flushed: bool, steps: impl FnOnce(&mut Vec<u8>, u64) -> u32) ->
         transactions: 1,
         payload_bytes: payload.len() as u32,
     };
+    write_batch(&device, &header, &payload, end.log_start);
+    device
+}
+
+/// Writes a batch at a position of the log.
+fn write_batch(device: &Hooked, header: &varve_format::batch::BatchHeader, payload: &[u8], position: u64) {
+    use varve_format::batch::{BATCH_HEADER_BYTES, batch_blocks, seal};
     let mut batch = vec![0; batch_blocks(payload.len()) * 4096];
-    batch[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + payload.len()].copy_from_slice(&payload);
-    seal(&header, &mut batch);
-    let at = end.log_start % RING_BYTES;
+    batch[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + payload.len()].copy_from_slice(payload);
+    seal(header, &mut batch);
+    let at = position % RING_BYTES;
     assert!(at + batch.len() as u64 <= RING_BYTES, "the batch does not wrap");
     device.inner.write_at(RING_START + at, &AlignedBuf::from_slice(&batch)).expect("writes");
-    device
 }
 
 // Goal: a log that frees the same blocks over and over is refused for a cost in proportion to the log. Method: a whole batch, as long
@@ -520,10 +524,7 @@ fn an_empty_leaf_is_refused() {
 // pool is opened for reading.
 #[test]
 fn endless_frees_without_a_bitmap_are_refused_soon() {
-    use varve_format::batch::{
-        BATCH_BYTES_MAX, BATCH_HEADER_BYTES, BatchHeader, batch_blocks, begin_transaction, end_transaction,
-        free_op, seal,
-    };
+    use varve_format::batch::{BATCH_BYTES_MAX, BatchHeader, begin_transaction, end_transaction, free_op};
     let mut found = None;
     let device = forged(
         |superblock, root| {
@@ -557,15 +558,7 @@ fn endless_frees_without_a_bitmap_are_refused_soon() {
         transactions: count as u32,
         payload_bytes: payload.len() as u32,
     };
-    let mut batch = vec![0; batch_blocks(payload.len()) * 4096];
-    batch[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + payload.len()].copy_from_slice(&payload);
-    seal(&header, &mut batch);
-    let at = end.log_start % RING_BYTES;
-    let first = batch.len().min((RING_BYTES - at) as usize);
-    device.inner.write_at(RING_START + at, &AlignedBuf::from_slice(&batch[..first])).expect("writes");
-    if first < batch.len() {
-        device.inner.write_at(RING_START, &AlignedBuf::from_slice(&batch[first..])).expect("writes");
-    }
+    write_batch(&device, &header, &payload, end.log_start);
     let begun = Instant::now();
     let result = within("opening", move || {
         let options = StoreOptions { read_only: true, background: false, ..StoreOptions::default() };
