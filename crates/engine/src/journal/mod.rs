@@ -226,8 +226,10 @@ impl Store {
 
     /// Steps 1 and 2.
     fn write_batch(&self, what: Lead) -> Result<Sent> {
-        let flushed = self.commits.inner.lock().flushed_sequence;
         let mut core = self.core.lock();
+        // Under the mutex: whatever this batch places on blocks that have become allocatable, it names a P from which recovery
+        // sees that they had been freed before.
+        let flushed = self.commits.inner.lock().flushed_sequence;
         // Who had this lock before may have left half a transaction behind: neither log nor checkpoint may have it.
         if let Some(why) = self.commits.stopped() {
             return Err(EngineError::Stopped(why));
@@ -325,11 +327,12 @@ impl Store {
         let mut leaders = 0;
         while inner.written.front().is_some_and(|batch| batch.sequence <= inner.flushed_upto) {
             let batch = inner.written.pop_front().expect("just looked at");
+            // Before its frees are allocatable.
+            inner.flushed_sequence = batch.sequence;
             drop(inner);
             more.extend(landed.replace(self.land(batch.pending)));
             inner = self.commits.inner.lock();
             inner.durable = batch.last;
-            inner.flushed_sequence = batch.sequence;
             leaders += usize::from(batch.leader_waits);
             inner.take_durable(&mut wakes, leaders);
         }

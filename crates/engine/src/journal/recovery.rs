@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use varve_device::{AlignedBuf, DeviceError};
 use varve_format::batch::{self, BatchHeader, OpRef};
 use varve_format::superblock::Superblock;
-use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, block_checksum};
+use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, block_checksum};
 
 use crate::EngineError;
 use crate::key::Key;
@@ -360,20 +360,37 @@ pub fn transactions(found: &Found, total_blocks: u64) -> Result<Vec<(Lsn, Vec<Op
 }
 
 /// Step 4, first half: makes the part of the log that counts, and the data it names, durable on every copy.
+///
+/// Of data only what is there in the end: a block that was freed and placed again within the tail may still hold in one copy what was
+/// there first, and that is not to be written over the other.
 pub fn rewrite_tail(pool: &Pool, superblock: &Superblock, log: &Log) -> Result<()> {
     let mut at = superblock.log_start;
+    // Blocks and checksums.
+    let mut live: BTreeMap<u64, u32> = BTreeMap::new();
     for found in &log.batches[..log.keep] {
         if found.header.sequence > log.flushed {
             rewrite_bad_batches(pool, at, &found.bytes)?;
-            for (_, ops) in transactions(found, superblock.total_blocks)? {
-                for op in ops {
-                    if let Op::Place { run, checksums } = op {
-                        rewrite_bad_copies(pool, run, &checksums)?;
+            for op in transactions(found, superblock.total_blocks)?.into_iter().flat_map(|(_, ops)| ops) {
+                match op {
+                    Op::Place { run, checksums } => {
+                        live.extend((run.addr.block()..).zip(checksums.iter().copied()));
                     }
+                    Op::Free { run } => {
+                        let blocks = run.addr.block()..run.addr.block() + u64::from(run.blocks);
+                        live.extract_if(blocks, |_, _| true).for_each(drop);
+                    }
+                    _ => {}
                 }
             }
         }
         at += found.bytes.len() as u64;
+    }
+    for (block, sum) in live {
+        let addr = PoolAddr::from_block(block);
+        if pool.copies(addr) > 1 {
+            // The end does not hang on one that no copy gives up, or this would not have been reached.
+            pool.repair_copies(addr, &|b| block_checksum(b) == sum);
+        }
     }
     if is(Planted::TailUnflushed) { Ok(()) } else { pool.flush() }
 }
@@ -385,19 +402,6 @@ fn rewrite_bad_batches(pool: &Pool, at: u64, bytes: &[u8]) -> Result<()> {
         if pool.read_log(device, at, bytes.len())? != bytes {
             pool.write_log(device, at, &AlignedBuf::from_slice(bytes))?;
         }
-    }
-    Ok(())
-}
-
-fn rewrite_bad_copies(pool: &Pool, run: Run, checksums: &[u32]) -> Result<()> {
-    if pool.copies(run.addr) < 2 {
-        return Ok(());
-    }
-    for (i, sum) in checksums.iter().enumerate() {
-        let addr = PoolAddr::from_block(run.addr.block() + i as u64);
-        // A block that was freed and reused within the tail verifies for its last placement only; that one repairs it. The end does
-        // not hang on one that no copy gives up, or this would not have been reached.
-        pool.repair_copies(addr, &|b| block_checksum(b) == *sum);
     }
     Ok(())
 }

@@ -592,14 +592,7 @@ fn recovery_writes_every_copy_of_data() {
         let (run, lsn) = place(&store, b"k", 5).expect("places");
         store.commit(lsn).expect("commits");
         drop(store);
-        let mut superblock = None;
-        let mut slot = AlignedBuf::new(64 << 10);
-        for i in 0..8 {
-            let at = varve_format::superblock::slot_offset(i, POOL_BYTES);
-            device.inner.read_at(at, &mut slot).expect("reads");
-            superblock = superblock.or(varve_format::superblock::Superblock::decode(&slot).ok());
-        }
-        let stripes = superblock.expect("a superblock").chunks[0].stripes.clone();
+        let stripes = superblock_of(&device).chunks[0].stripes.clone();
         let place = |copy: usize| stripes[copy].offset + run.addr.0;
         let nothing = AlignedBuf::new(4096);
         device.inner.write_at(place(spoilt), &nothing).expect("writes");
@@ -612,5 +605,54 @@ fn recovery_writes_every_copy_of_data() {
         device.inner.write_at(place(1 - spoilt), &nothing).expect("writes");
         store.read_data(run.addr, &mut block).expect("the other one is there");
         assert!(block.iter().all(|byte| *byte == 5));
+    }
+}
+
+// Goal: recovery writes no copy of a block over with what the block held before. Method: two copies, and a log in which a block is
+// placed, freed and placed again; of the last write one copy has arrived, the other still holds what was there first.
+#[test]
+fn recovery_repairs_with_what_is_there_in_the_end() {
+    use varve_format::batch::{BatchHeader, begin_transaction, end_transaction, free_op, place_op};
+    for late in 0..2 {
+        let device = Hooked::new();
+        format(&device, Profile::Dup, Profile::Dup);
+        let end = superblock_of(&device);
+        let run = Run { addr: PoolAddr::from_block(end.total_blocks / 3), blocks: 1 };
+        let contents = [1, 2].map(|fill| AlignedBuf::from_slice(&[fill; 4096]));
+        let sums = contents.each_ref().map(|bytes| varve_format::block_checksum(bytes));
+        let mut payload = Vec::new();
+        for n in 0..3 {
+            let at = begin_transaction(&mut payload, Lsn(end.position.0 + 1 + n));
+            match n {
+                1 => free_op(&mut payload, run),
+                _ => place_op(&mut payload, run, &[sums[n as usize / 2]]),
+            }
+            end_transaction(&mut payload, at, 1);
+        }
+        let header = BatchHeader {
+            pool_id: end.pool_id,
+            epoch: end.epoch,
+            sequence: end.log_sequence,
+            previous: end.log_previous,
+            superblock_generation: 1,
+            flushed: end.log_sequence - 1,
+            first: Lsn(end.position.0 + 1),
+            last: Lsn(end.position.0 + 3),
+            transactions: 3,
+            payload_bytes: payload.len() as u32,
+        };
+        super::hostile::write_batch(&device, &header, &payload, end.log_start);
+        for (copy, stripe) in end.chunks[0].stripes.iter().enumerate() {
+            let there = &contents[usize::from(copy != late)];
+            device.inner.write_at(stripe.offset + run.addr.0, there).expect("writes");
+        }
+        let (store, report) = try_open(&device).expect("opens");
+        assert_eq!((report.batches_replayed, report.batches_cut), (1, 0));
+        let mut block = AlignedBuf::new(4096);
+        store.read_data(run.addr, &mut block).expect("one copy is whole");
+        for stripe in &end.chunks[0].stripes {
+            device.inner.read_at(stripe.offset + run.addr.0, &mut block).expect("reads");
+            assert!(block.iter().all(|byte| *byte == 2), "where copy {late} was late");
+        }
     }
 }

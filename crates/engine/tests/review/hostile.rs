@@ -57,13 +57,7 @@ fn a_node_is_not_freed_as_data() {
 
 /// A node of the newest checkpoint.
 fn node(device: &Hooked) -> Run {
-    use varve_format::superblock::{Superblock, slot_offset};
-    let mut slot = AlignedBuf::new(64 << 10);
-    let newest = (0..8).filter_map(|i| {
-        device.inner.read_at(slot_offset(i, POOL_BYTES), &mut slot).expect("reads");
-        Superblock::decode(&slot).ok()
-    });
-    let superblock = newest.max_by_key(|s| s.generation).expect("a superblock");
+    let superblock = superblock_of(device);
     let mut block = AlignedBuf::new(4096);
     device.inner.read_at(DATA_START + superblock.root.addr[0].0, &mut block).expect("reads");
     let root = varve_format::root::RootBlock::decode(&block).expect("a root");
@@ -77,21 +71,13 @@ fn forged(
     blocks: &[(PoolAddr, Vec<u8>)],
 ) -> Arc<Hooked> {
     use varve_format::root::RootBlock;
-    use varve_format::superblock::{Superblock, slot_offset};
     let device = Hooked::new();
     format(&device, Profile::Single, Profile::Single);
     let store = open(&device);
     put(&store, b"k", b"v");
     store.close().expect("closes");
     drop(store);
-    let mut slot = AlignedBuf::new(64 << 10);
-    let mut superblock = (0..8)
-        .filter_map(|i| {
-            device.inner.read_at(slot_offset(i, POOL_BYTES), &mut slot).expect("reads");
-            Superblock::decode(&slot).ok()
-        })
-        .max_by_key(|s| s.generation)
-        .expect("a superblock");
+    let mut superblock = superblock_of(&device);
     let mut block = AlignedBuf::new(4096);
     let at = DATA_START + superblock.root.addr[0].0;
     device.inner.read_at(at, &mut block).expect("reads");
@@ -217,7 +203,12 @@ fn with_batch(is_flushed: bool, steps: impl FnOnce(&mut Vec<u8>, u64) -> u32) ->
 }
 
 /// Writes a batch at a position of the log.
-fn write_batch(device: &Hooked, header: &varve_format::batch::BatchHeader, payload: &[u8], position: u64) {
+pub(super) fn write_batch(
+    device: &Hooked,
+    header: &varve_format::batch::BatchHeader,
+    payload: &[u8],
+    position: u64,
+) {
     use varve_format::batch::{BATCH_HEADER_BYTES, batch_blocks, seal};
     let mut batch = vec![0; batch_blocks(payload.len()) * 4096];
     batch[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + payload.len()].copy_from_slice(payload);

@@ -27,6 +27,7 @@ use varve_engine::{
     Data, EngineError, FormatOptions, Lsn, PoolAddr, Profile, RecoveryReport, Reservation, Run, Store,
     StoreOptions, Transaction, TreeId,
 };
+use varve_format::superblock::{Superblock, slot_offset};
 use varve_sim::{
     CrashPolicy, Fate, Fault, FaultRule, FaultyDevice, RecordingDevice, Rng, SectorSet, Trigger,
 };
@@ -54,6 +55,16 @@ fn try_open(device: &Arc<impl Device>) -> Result<(Arc<Store>, RecoveryReport), E
 
 fn open(device: &Arc<impl Device>) -> Arc<Store> {
     try_open(device).expect("opens").0
+}
+
+/// The newest superblock of a pool.
+fn superblock_of(device: &Hooked) -> Superblock {
+    let mut slot = AlignedBuf::new(64 << 10);
+    let all = (0..8).filter_map(|i| {
+        device.inner.read_at(slot_offset(i, POOL_BYTES), &mut slot).expect("reads");
+        Superblock::decode(&slot).ok()
+    });
+    all.max_by_key(|s| s.generation).expect("a superblock")
 }
 
 fn block_data(fill: u8, blocks: u32) -> Data {
