@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::Cache;
-use varve_device::{AlignedBuf, Device};
-use varve_format::root::{ArrayRoot, NodePtr, RootBlock};
+use varve_device::Device;
+use varve_format::root::NodePtr;
 use varve_format::superblock::{CUTS_MAX, Cut, INCOMPATIBLE_KNOWN, READ_ONLY_COMPATIBLE_KNOWN, Superblock};
-use varve_format::{BLOCK_BYTES, Corrupt, Lsn, Run, TreeId, block_checksum};
+use varve_format::{BLOCK_BYTES, Corrupt, Lsn, Run, TreeId};
 
 use crate::EngineError;
 use crate::check::{Damage, Walk};
@@ -25,13 +25,17 @@ use crate::planted::{Planted, is};
 use crate::pool::{NUMBER_MAX, Pool, format_devices};
 use crate::problem::{Judge, Problem, ProblemKind as Kind, Problems};
 use crate::space::Space;
-use crate::space::bits::{Bits, PAGE_BITS, PAGE_WORDS};
+use crate::space::bits::{Bits, PAGE_BITS};
 use crate::store::{Background, Counters, Store};
 use crate::transaction::Op;
 use crate::tree::node::Link;
 use crate::tree::{NodeSource, Route, Tree};
 use crate::unchanged::LogEnd;
 use crate::version::Keyframes;
+
+mod load;
+
+use load::{load_bitmap, load_pages, load_root, load_roots};
 
 type Result<T> = std::result::Result<T, EngineError>;
 
@@ -127,7 +131,8 @@ impl Store {
         let log = recovery::read_log(&pool, &superblock, &mut judge)?;
         let total = superblock.total_blocks;
         let root = load_root(&pool, &superblock, &mut judge)?;
-        let sums = load_pages(&pool, sum_pages(total), root.checksums, "checksum", &mut judge)?;
+        let readers_only = options.read_only && matches!(judge, Judge::Refuse);
+        let sums = load_pages(&pool, sum_pages(total), root.checksums, "checksum", readers_only, &mut judge)?;
         let (bitmap, mut bits, wrong) = load_bitmap(&pool, root.bitmap, total)?;
         let bitmap_lost = match (&mut judge, wrong.list.first()) {
             (_, None) => None,
@@ -413,7 +418,8 @@ impl Store {
 
     /// Blocks of data and of nodes in the durable checkpoint: the bitmap says how many in all, the trees' share is
     /// what is left without array pages and data. Returns the blocks of nodes and pages: each is in use by the bitmap,
-    /// and has one pointer to it, so that the walk ends and nothing is ever given back twice.
+    /// and has one pointer to it, so that the walk ends and nothing is ever given back twice. For who only reads, what is behind a
+    /// node that cannot be had is left out: it is missing to whoever looks for it, and to nobody else.
     fn count_nodes(&self) -> Result<Bits> {
         let (trees, referenced, total) = {
             let core = self.core.lock();
@@ -470,7 +476,13 @@ impl Store {
         if level == 0 {
             return Ok(sum);
         }
-        let node = self.load(crate::tree::Miss { ptr, tree: tree.id, level }, tree)?;
+        let node = match self.load(crate::tree::Miss { ptr, tree: tree.id, level }, tree) {
+            Err(e) if self.options.read_only && e.is_damage() => {
+                tracing::warn!("{e}: the pool can be read but for what is behind that");
+                return Ok(sum);
+            }
+            node => node?,
+        };
         if let crate::tree::node::Body::Interior(n) = &node.body {
             for child in &n.children {
                 if let Link::Disk(ptr) = child {
@@ -535,117 +547,6 @@ impl Store {
             let _ = thread.join();
         }
     }
-}
-
-fn read_block(pool: &Pool, ptr: NodePtr, what: &str) -> Result<AlignedBuf> {
-    let mut block = AlignedBuf::new(BLOCK_BYTES);
-    let good = |b: &[u8]| block_checksum(b) == ptr.checksum;
-    pool.read_verified(&mut ptr.copies(), &mut block, false, &good).map_err(|e| match e {
-        EngineError::Checksum { addr } => EngineError::corrupt(
-            format!("{what} block at {addr:#x}"),
-            varve_format::Corrupt { what: "checksum wrong in every copy", at: 0 },
-        ),
-        e => e,
-    })?;
-    Ok(block)
-}
-
-/// The root block; when it cannot be had and that is only noted, one that refers to nothing.
-fn load_root(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Result<RootBlock> {
-    let block = read_block(pool, superblock.root, "root");
-    let decoded =
-        block.and_then(|b| RootBlock::decode(&b).map_err(|e| EngineError::corrupt("the root block", e)));
-    let mut root = match decoded {
-        Ok(root) => root,
-        Err(e) => {
-            judge.hear(Kind::RootUnreadable, e)?;
-            let pages = |pages: usize| ArrayRoot { pages: pages as u64, ptr: NodePtr::NULL };
-            return Ok(RootBlock {
-                position: superblock.position,
-                generation: superblock.generation,
-                next_id: 0,
-                trees: Vec::new(),
-                checksums: pages(sum_pages(superblock.total_blocks)),
-                bitmap: pages(bitmap_pages(superblock.total_blocks)),
-            });
-        }
-    };
-    if root.generation > NUMBER_MAX || root.next_id > NUMBER_MAX || root.position.0 > NUMBER_MAX {
-        let why = Corrupt { what: "numbers out of bounds", at: 0 };
-        judge.hear(Kind::RootSenseless, EngineError::corrupt("the root block", why))?;
-        root.generation = root.generation.min(NUMBER_MAX);
-        root.next_id = root.next_id.min(NUMBER_MAX);
-        root.position.0 = root.position.0.min(NUMBER_MAX);
-    }
-    if root.position != superblock.position {
-        let text = "the superblock and its root block disagree about the log position";
-        judge.hear(Kind::RootSenseless, EngineError::Refused(text.into()))?;
-    }
-    Ok(root)
-}
-
-fn load_pages(pool: &Pool, pages: usize, root: ArrayRoot, what: &str, judge: &mut Judge) -> Result<PagePtrs> {
-    let mut read = |ptr: NodePtr, what: &str| read_block(pool, ptr, what).map(|b| b.to_vec());
-    match PagePtrs::load(pages, root, what, &mut read) {
-        Err(e) => judge.hear(Kind::ArrayUnreadable, e).map(|()| PagePtrs::new(pages)),
-        loaded => loaded,
-    }
-}
-
-/// The bitmap, as much of it as there is, and what is wrong with it.
-fn load_bitmap(pool: &Pool, root: ArrayRoot, total: u64) -> Result<(PagePtrs, Bits, Problems)> {
-    let mut judge = Judge::Note(Problems::default());
-    let ptrs = load_pages(pool, bitmap_pages(total), root, "bitmap", &mut judge)?;
-    let bits = load_bits(pool, &ptrs, total, &mut judge)?;
-    let Judge::Note(wrong) = judge else { unreachable!("it notes") };
-    Ok((ptrs, bits, wrong))
-}
-
-fn load_bits(pool: &Pool, ptrs: &PagePtrs, total: u64, judge: &mut Judge) -> Result<Bits> {
-    let mut bits = Bits::new(total);
-    for i in 0..bits.page_count() {
-        let ptr = ptrs.leaf(i);
-        if ptr.is_null() {
-            continue;
-        }
-        let block = match read_block(pool, ptr, "bitmap") {
-            Ok(block) => block,
-            Err(e) => {
-                judge.hear(Kind::ArrayUnreadable, e)?;
-                continue;
-            }
-        };
-        let mut page = [0u64; PAGE_WORDS];
-        for (w, b) in page.iter_mut().zip(block.chunks_exact(8)) {
-            *w = u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]);
-        }
-        bits.set_page(i, Some(Arc::new(page)));
-    }
-    if bits.get(0) || bits.next(total, bits.page_count() as u64 * PAGE_BITS, true).is_some() {
-        let text = "the bitmap marks blocks that the pool does not have: run `varve check`";
-        judge.hear(Kind::BitmapBeyondPool, EngineError::Refused(text.into()))?;
-    }
-    Ok(bits)
-}
-
-fn load_roots(root: &RootBlock, judge: &mut Judge) -> Result<Vec<Tree>> {
-    let mut trees: Vec<Tree> = TreeId::ALL.iter().map(|id| Tree::empty(*id)).collect();
-    for t in &root.trees {
-        let Some(tree) = trees.iter_mut().find(|k| k.id == t.tree) else {
-            return Err(EngineError::Refused(format!(
-                "the pool has a tree {} that this program does not know: open it with a newer program",
-                t.tree.0
-            )));
-        };
-        if tree.root.is_some() {
-            let why = Corrupt { what: "tree that is there twice", at: 0 };
-            judge.hear(Kind::RootSenseless, EngineError::corrupt("the root block", why))?;
-            continue;
-        }
-        tree.height = t.height;
-        tree.root = (t.height > 0).then_some(Link::Disk(t.ptr));
-    }
-    Ok(trees)
 }
 
 /// What is kept of how a pool was found.

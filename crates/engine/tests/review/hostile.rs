@@ -98,6 +98,58 @@ fn forged(
     device
 }
 
+// Goal: a node or a page of checksums that is lost takes along what is behind it, and nothing else, for who opens the pool for reading;
+// for writing it is not opened. Method: the root of a tree of some height is spoilt, or the page above all checksums; the other tree
+// and, in the first case, data can be read.
+#[test]
+fn what_is_lost_keeps_nobody_from_reading_the_rest() {
+    use varve_format::root::RootBlock;
+    for tree_is_lost in [true, false] {
+        let device = Hooked::new();
+        format(&device, Profile::Single, Profile::Single);
+        let store = open(&device);
+        for n in 0..400u64 {
+            put(&store, &n.to_be_bytes(), &[7; 1000]);
+        }
+        let (run, _) = place(&store, b"data", 5).expect("places");
+        let mut tx = Transaction::new();
+        tx.put(TreeId::ORPHANS, b"key", b"value");
+        store.apply(tx, None).expect("applies");
+        store.close().expect("closes");
+        drop(store);
+        let mut block = AlignedBuf::new(4096);
+        let at = DATA_START + superblock_of(&device).root.addr[0].0;
+        device.inner.read_at(at, &mut block).expect("reads");
+        let root = RootBlock::decode(&block).expect("a root");
+        let names = root.trees.iter().find(|tree| tree.tree == TREE).expect("the tree");
+        assert!(names.height > 1, "it has a node above others");
+        let lost = if tree_is_lost { names.ptr } else { root.checksums.ptr };
+        device.inner.write_at(DATA_START + lost.addr[0].0, &AlignedBuf::new(4096)).expect("writes");
+        try_open(&device).map(drop).expect_err("not for writing");
+        let options = StoreOptions {
+            read_only: true,
+            cache_bytes: 1 << 20,
+            background: false,
+            ..StoreOptions::default()
+        };
+        let (store, _) = Store::open(vec![device.clone() as Arc<dyn Device>], options).expect("for reading");
+        assert_eq!(store.get(TreeId::ORPHANS, b"key").expect("reads").as_deref(), Some(&b"value"[..]));
+        let name = store.get(TREE, &7u64.to_be_bytes());
+        let data = store.read_data(run.addr, &mut block);
+        match tree_is_lost {
+            true => {
+                assert!(name.expect_err("it is lost").is_damage());
+                data.expect("its checksum is there");
+                assert!(block.iter().all(|byte| *byte == 5));
+            }
+            false => {
+                assert_eq!(name.expect("reads").as_deref(), Some(&[7; 1000][..]));
+                assert!(data.expect_err("nobody knows its checksum").is_damage());
+            }
+        }
+    }
+}
+
 // Goal: a tree whose nodes are shared many times over is refused in time proportional to the pool. Method: interior
 // nodes of 50 pointers that all name the same child, ten levels of them.
 #[test]
