@@ -8,6 +8,7 @@ mod trim;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use varve_device::{AlignedBuf, Device, Histogram};
@@ -40,6 +41,8 @@ type Result<T> = std::result::Result<T, EngineError>;
 pub(crate) const DEVICES_MAX: usize = 1;
 /// Data that may be written and not flushed: recovery verifies at most about twice as much.
 const UNFLUSHED_BYTES_MAX: u64 = 96 << 20;
+/// For so long who is refused space waits for those who read what has been freed: many reads of a disk take less.
+const READERS_PATIENCE: Duration = Duration::from_millis(50);
 
 /// Monotonic counters, and latencies.
 #[derive(Default)]
@@ -466,6 +469,12 @@ impl Store {
         self.checkpoint()?;
         self.release_retired();
         Ok(())
+    }
+
+    /// For who is refused space and holds no view: waits for those who were reading what has been freed, for a moment. Whether
+    /// that has given anything back.
+    pub fn wait_for_readers(&self) -> bool {
+        self.readers.wait(READERS_PATIENCE) && self.release_retired()
     }
 
     /// The place of the last applied transaction.

@@ -93,6 +93,8 @@ impl Locked<'_> {
 pub(crate) struct Rounds {
     /// Number of the next one; `None`: all has been done.
     next: Option<u32>,
+    /// Whether those are still to be waited for who were reading what has been freed.
+    readers: bool,
 }
 
 /// Steps of the reaper in the first round; four times as many in each that follows, so that few are enough and most of what
@@ -101,14 +103,14 @@ const STEPS_AT_FIRST: u32 = 64;
 
 impl Default for Rounds {
     fn default() -> Rounds {
-        Rounds { next: Some(0) }
+        Rounds { next: Some(0), readers: true }
     }
 }
 
 impl Rounds {
     /// For who must not look for space.
     pub(crate) fn none() -> Rounds {
-        Rounds { next: None }
+        Rounds { next: None, readers: false }
     }
     /// Whether another round may find some.
     pub(crate) fn are_left(self) -> bool {
@@ -211,13 +213,17 @@ impl Core {
     }
 
     /// One round: in the first logs all dirty data; reaps some of what is deleted; makes it durable. False if there was
-    /// nothing to do, in the first round: later others may have done the rest while this one looked, and it looks once more.
+    /// nothing to do, in the first round: later others may have done the rest while this one looked, and it looks once more. In
+    /// the end it waits for those who were reading what has been freed.
     pub(crate) fn reclaim(&self, rounds: &mut Rounds) -> Result<bool> {
-        let Some(round) = rounds.next else { return Ok(false) };
+        let Some(round) = rounds.next else {
+            // A view of who was refused kept it from him, too: it is gone by now.
+            return Ok(std::mem::take(&mut rounds.readers) && self.store.wait_for_readers());
+        };
         self.find_hidden();
         if self.dirty.bytes() == 0 && !self.reap.has_work() {
             rounds.next = None;
-            return Ok(round > 0);
+            return if round > 0 { Ok(true) } else { self.reclaim(rounds) };
         }
         if round == 0
             && let Err(error) = self.write_back_all()

@@ -2,14 +2,17 @@
 //! before has ended.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use varve_format::Run;
 
 /// Readers by the epoch in which they began, and freed runs by the epoch in which they were retired.
 #[derive(Default)]
 pub struct Readers {
     inner: Mutex<Inner>,
+    /// Told when a reader leaves, if anybody waits.
+    left: Condvar,
 }
 
 /// A read under way.
@@ -38,6 +41,14 @@ struct Inner {
     /// a queue, because most begin and end in the newest epoch and it needs no memory for that.
     active: VecDeque<(u64, usize)>,
     retired: VecDeque<(u64, Vec<Run>)>,
+    waiting: usize,
+}
+
+impl Inner {
+    /// Whether what has been retired in `epoch` may be given back.
+    fn is_over(&self, epoch: u64) -> bool {
+        self.active.front().is_none_or(|(oldest, _)| epoch < *oldest)
+    }
 }
 
 impl Readers {
@@ -67,6 +78,20 @@ impl Readers {
         while inner.active.back().is_some_and(|(_, count)| *count == 0) {
             inner.active.pop_back();
         }
+        if inner.waiting > 0 {
+            self.left.notify_all();
+        }
+    }
+    /// Waits until all that has been retired by now may be given back, or `patience` ends. Whether there is something to be given
+    /// back.
+    pub fn wait(&self, patience: Duration) -> bool {
+        let mut inner = self.inner.lock();
+        let Some((newest, _)) = inner.retired.back() else { return false };
+        let newest = *newest;
+        inner.waiting += 1;
+        self.left.wait_while_for(&mut inner, |inner| !inner.is_over(newest), patience);
+        inner.waiting -= 1;
+        inner.retired.front().is_some_and(|(epoch, _)| inner.is_over(*epoch))
     }
     /// These blocks are free as soon as every read that has begun by now has ended.
     pub fn retire(&self, runs: Vec<Run>) {
@@ -81,9 +106,8 @@ impl Readers {
     /// Runs that nobody reads any more.
     pub fn drain(&self) -> Vec<Run> {
         let mut inner = self.inner.lock();
-        let oldest = inner.active.front().map_or(u64::MAX, |(epoch, _)| *epoch);
         let mut out = Vec::new();
-        while inner.retired.front().is_some_and(|(epoch, _)| *epoch < oldest) {
+        while inner.retired.front().is_some_and(|(epoch, _)| inner.is_over(*epoch)) {
             out.extend(inner.retired.pop_front().expect("just looked at").1);
         }
         out

@@ -207,9 +207,10 @@ impl Core {
             return Ok(None);
         }
         record.inline = None;
+        // Before the view, which would keep from it what is being freed.
+        let mut reservation = self.store.reserve(1, 1, crate::writeback::ENTRY_BYTES)?;
         let view = self.store.view();
         let path = extents::path(&view, record, false)?;
-        let mut reservation = self.store.reserve(1, 1, crate::writeback::ENTRY_BYTES)?;
         let run = self.store.allocate(&mut reservation, 1, PoolAddr::NULL)?[0];
         let block = TargetBlock { store: &self.store, reservation, run, is_placed: false };
         let buf = Arc::new(AlignedBuf::from_slice(target));

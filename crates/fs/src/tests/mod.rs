@@ -38,6 +38,7 @@ mod ranges;
 mod reaping;
 mod rmdir;
 mod space;
+mod stalls;
 mod streams;
 mod subvolumes;
 mod versions;
