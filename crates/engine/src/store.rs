@@ -438,7 +438,9 @@ impl Store {
             // A checkpoint that runs holds a quarter of the cache's memory, what gathers meanwhile another.
             now: core.log.used() > core.log.ring_bytes / 4 * 3
                 || space.dirty_nodes > (cache_nodes / 2).max(128)
-                || space.squeezed(),
+                // Not for nothing, each time: what a checkpoint gives back are the places of nodes, and what its commit frees.
+                || (space.squeezed()
+                    && space.held + core.replaced.len() as u64 * space.copies > space.protected / 8),
         }
     }
 

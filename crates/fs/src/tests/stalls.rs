@@ -32,3 +32,33 @@ fn what_has_been_freed_is_there_for_the_next() {
     f.fs.insert_range(Caller::ROOT, shared, BLOCK, BLOCK).unwrap();
     drop(taken);
 }
+
+// Goal: on a full pool whose protected part is half used, and stays so, not every change pays for a checkpoint: only those that get
+// something back by it. Method: all space is taken, and names go that a snapshot still shows, so that each adds something.
+#[test]
+fn a_full_pool_writes_no_checkpoint_for_nothing() {
+    const FILES: usize = 12_000;
+    let f = Fixture::new(64 * MIB);
+    let dir = f.mkdir(ROOT, b"dir");
+    let name = |i: usize| format!("{i:05}{}", "x".repeat(150)).into_bytes();
+    for i in 0..FILES {
+        f.fs.create(Caller::ROOT, dir, &name(i), 0o644).unwrap();
+    }
+    f.fs.snapshot(ROOT, ROOT, b"snapshot", true, true).unwrap();
+    f.fs.sync().unwrap();
+    f.fs.maintain().unwrap();
+    let _taken = f.take_all();
+    let core = f.fs.core();
+    let checkpoints = || core.store.stats().checkpoints_count;
+    let (before, mut squeezed) = (checkpoints(), 0);
+    for i in 0..FILES {
+        if f.fs.unlink(dir, &name(i)).is_err() {
+            break;
+        }
+        let space = core.store.space();
+        squeezed += usize::from(space.free_bytes == 0);
+    }
+    assert!(squeezed > 1_000, "{squeezed}");
+    // 323; 3,228 when the state of the protected part was all that counted.
+    assert!(checkpoints() - before < 600, "{} for {squeezed} changes", checkpoints() - before);
+}
