@@ -96,8 +96,10 @@ impl Core {
             let target = self.state(to);
             match hindrance {
                 Hindrance::Dirty(ino) => self.write_back(&self.state(ino), Ride::Allowed)?,
-                Hindrance::Inline => self.leave_record(caller.unwrap_or(Caller::ROOT), &target)?,
-                Hindrance::Tail => self.settle_tail(&target, rest.to + rest.len)?,
+                Hindrance::Inline => {
+                    self.with_space(|| self.leave_record(caller.unwrap_or(Caller::ROOT), &target))?
+                }
+                Hindrance::Tail => self.with_space(|| self.settle_tail(&target, rest.to + rest.len))?,
                 Hindrance::Source | Hindrance::Grown | Hindrance::Changed => break,
             }
         }

@@ -55,7 +55,7 @@ impl Core {
         }
         check_name(new_name)?;
         if self.nested(parent, name)?.is_some() || self.nested(new_parent, new_name)?.is_some() {
-            return self.rename_subvolume((parent, name), (new_parent, new_name), mode);
+            return self.with_space(|| self.rename_subvolume((parent, name), (new_parent, new_name), mode));
         }
         if Slot::of(parent) != Slot::of(new_parent) {
             return Err(FsError::CrossDevice);

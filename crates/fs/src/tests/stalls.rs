@@ -33,6 +33,41 @@ fn what_has_been_freed_is_there_for_the_next() {
     drop(taken);
 }
 
+// Goal: a subvolume that moves, and a range that is shared into a file that lies in its record, find the space of what is deleted and
+// not yet reaped. Method: all space is taken, and a snapshot goes that alone has a file.
+#[test]
+fn what_is_not_yet_reaped_is_there_for_all() {
+    let verbs: [&dyn Fn(&Fixture, InodeId) -> crate::Result<()>; 2] =
+        [&|f, dir| f.fs.rename(ROOT, b"sub", dir, b"moved", RenameMode::Replace), &|f, dir| {
+            let [from, to] = [b"from".as_slice(), b"to"].map(|name| f.fs.lookup(dir, name).unwrap().ino);
+            f.fs.clone_range(Caller::ROOT, (from, 0), (to, BLOCK), 4 * BLOCK)
+        }];
+    for (number, verb) in verbs.into_iter().enumerate() {
+        let f = Fixture::new(64 * MIB);
+        let dir = f.mkdir(ROOT, b"dir");
+        f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap();
+        for (name, len) in [(b"from".as_slice(), 8 << 12), (b"to", 100)] {
+            let ino = f.fs.create(Caller::ROOT, dir, name, 0o644).unwrap().ino;
+            f.write(ino, 0, &pattern(1, len));
+        }
+        let big = f.create(b"big");
+        f.write(big, 0, &pattern(1, 4 << 20));
+        f.fs.snapshot(ROOT, ROOT, b"snapshot", true, true).unwrap();
+        f.fs.unlink(ROOT, b"big").unwrap();
+        f.fs.sync().unwrap();
+        f.fs.maintain().unwrap();
+        // Each adds up to some blocks of nodes, and what earlier ones have left is there, too.
+        let taken = f.take_all();
+        f.fs.sync().unwrap();
+        let rest = f.take_all();
+        f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+        assert!(f.fs.core().reap.has_work(), "nothing is reaped yet");
+        verb(&f, dir).unwrap_or_else(|error| panic!("verb {number}: {error}"));
+        drop((taken, rest));
+        f.check();
+    }
+}
+
 // Goal: on a full pool whose protected part is half used, and stays so, not every change pays for a checkpoint: only those that get
 // something back by it. Method: all space is taken, and names go that a snapshot still shows, so that each adds something.
 #[test]
