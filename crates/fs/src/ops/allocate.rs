@@ -59,6 +59,11 @@ impl Core {
         if waits && end / BLOCK <= offset.div_ceil(BLOCK) {
             self.require_room(&state)?;
         }
+        if let Allocate::Zero { .. } = how {
+            // Who is refused has lost nothing: what becomes of data its own blocks are there for.
+            let (from, to) = (offset / BLOCK * BLOCK, end.next_multiple_of(BLOCK));
+            self.with_space(|| self.reserve_blocks(self.holes(&state, from, to)?).map(drop))?;
+        }
         let mut stamped = zeroes && self.with_space(|| self.punch(caller, &state, offset, end))?;
         if how != Allocate::Punch {
             // That changes the ctime alone.

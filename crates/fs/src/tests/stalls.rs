@@ -68,6 +68,29 @@ fn what_is_not_yet_reaped_is_there_for_all() {
     }
 }
 
+// Goal: zeroing a range that finds no space for its holes leaves the data in it as it is. Method: a range far longer than the pool over
+// a file with data.
+#[test]
+fn refused_zeroing_changes_nothing() {
+    let f = Fixture::new(64 * MIB);
+    let ino = f.create(b"file");
+    let data = pattern(3, 1 << 20);
+    f.write(ino, 0, &data);
+    for sync in [false, true] {
+        if sync {
+            f.fs.sync().unwrap();
+        }
+        for keep_size in [false, true] {
+            let zero = Allocate::Zero { keep_size };
+            assert_eq!(f.fs.fallocate(Caller::ROOT, ino, 100, 10 << 30, zero).unwrap_err().errno(), 28);
+            assert!(f.read_all(ino) == data);
+        }
+    }
+    f.fs.fallocate(Caller::ROOT, ino, 0, 1 << 20, Allocate::Zero { keep_size: false }).unwrap();
+    assert!(f.read_all(ino) == vec![0; 1 << 20]);
+    f.check();
+}
+
 // Goal: on a full pool whose protected part is half used, and stays so, not every change pays for a checkpoint: only those that get
 // something back by it. Method: all space is taken, and names go that a snapshot still shows, so that each adds something.
 #[test]
