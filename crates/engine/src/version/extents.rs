@@ -198,6 +198,8 @@ impl Contents for Extents<'_> {
             if self.full() {
                 return Ok(Outcome::Stopped(encode_cursor(found)));
             }
+            // Also where the two do not meet, however often.
+            self.looks = self.looks.saturating_sub(1 + witnesses.len() as u64);
             // Further on the witnesses may have nothing before the next of theirs.
             segment = found;
             if found == candidate {

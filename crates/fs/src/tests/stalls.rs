@@ -120,3 +120,34 @@ fn a_full_pool_writes_no_checkpoint_for_nothing() {
     // 323; 3,228 when the state of the protected part was all that counted.
     assert!(checkpoints() - before < 600, "{} for {squeezed} changes", checkpoints() - before);
 }
+
+// Goal: a step of the reaper looks at so many places and no more, also where those that it compares have nothing in common. Method: a
+// version of a file that has every other MiB, and whose witness has the others; it is looked at again when a clone of it goes.
+#[test]
+fn a_step_looks_at_so_many_places() {
+    const MIBS: u64 = 30_000;
+    let f = Fixture::new(512 * MIB);
+    let file = f.create(b"file");
+    f.write(file, 0, &[1; 4096]);
+    f.fs.sync().unwrap();
+    let clone = |name: &[u8]| f.fs.clone_file(Caller::ROOT, file, ROOT, name).unwrap().ino;
+    clone(b"kept");
+    (1..MIBS).step_by(2).for_each(|mib| f.write(file, mib * MIB, &[2; 4096]));
+    f.fs.sync().unwrap();
+    let other = clone(b"other");
+    clone(b"gone");
+    (2..MIBS).step_by(2).for_each(|mib| f.write(other, mib * MIB, &[3; 4096]));
+    f.write(file, (MIBS + 10) * MIB, &[4; 4096]);
+    f.fs.sync().unwrap();
+    f.fs.maintain().unwrap();
+    f.fs.unlink(ROOT, b"gone").unwrap();
+    f.fs.sync().unwrap();
+    let core = f.fs.core();
+    let mut turns = 0;
+    while !core.reap_at_once(1).unwrap() {
+        turns += 1;
+        assert!(turns < 1_000, "it never ends");
+    }
+    assert!(turns > 5, "{turns} steps for {MIBS} places");
+    f.check();
+}
