@@ -367,9 +367,16 @@ impl Core {
                         return Ok(true);
                     }
                     records += 1;
-                    let record = InodeRecord::decode(value).map_err(|why| {
-                        EngineError::corrupt("the record of an inode that nobody sees", why)
-                    })?;
+                    let record = match InodeRecord::decode(value) {
+                        Ok(record) => record,
+                        Err(why) => {
+                            // What data it had keeps its space, and keeps nothing else from being reaped.
+                            tracing::error!(
+                                "the record of an inode that nobody sees: {why}; `varve check` says what is damaged"
+                            );
+                            return Ok(true);
+                        }
+                    };
                     if record.inline.is_none() {
                         let id = self.store.new_id();
                         tx.claim_id(id);
@@ -461,20 +468,31 @@ impl Core {
         Ok(true)
     }
 
-    /// Finds what an earlier life left to be reaped: at the cost of that, and of a look at the records of subvolumes.
+    /// Finds what an earlier life left to be reaped: at the cost of that, and of a look at the records of subvolumes. What cannot be
+    /// found because of damage keeps its space, and the pool is opened all the same.
     pub(crate) fn find_reap_work(&self) -> Result<()> {
+        let pass = |result: Result<()>| match result {
+            Err(FsError::Engine(error)) if error.is_damage() => {
+                tracing::error!(
+                    "some of what is deleted cannot be found: {error}; `varve check` says what is damaged"
+                );
+                Ok(())
+            }
+            result => result,
+        };
         let view = self.store.view();
-        orphans::each(&view, &mut |ino| self.reap.push(Task::Orphan(ino)))?;
+        pass(orphans::each(&view, &mut |ino| self.reap.push(Task::Orphan(ino))).map_err(FsError::from))?;
         let mut names: HashSet<FamilyId> =
             self.subvolumes.all().iter().map(|subvolume| subvolume.family).collect();
         if self.sharing() {
             let pending = |after| points::pending_points_families(&view, after, FAMILIES_PER_SCAN);
-            all_pages(pending, |family| {
-                // Who is deleted looks after what has been its own.
+            // Who is deleted looks after what has been its own.
+            let found = all_pages(pending, |family| {
                 if names.contains(&family) {
                     self.reap.push(Task::Names(family));
                 }
-            })?;
+            });
+            pass(found)?;
         }
         for (id, record) in subvolumes::others(&view)? {
             let record = record.map_err(corrupt(|| format!("the record of subvolume {id}")))?;
@@ -484,11 +502,11 @@ impl Core {
             }
         }
         let pending = |after| version::pending_families(&view, after, FAMILIES_PER_SCAN);
-        all_pages(pending, |family| {
+        pass(all_pages(pending, |family| {
             if !names.contains(&family) {
                 self.reap.push(Task::Family(family));
             }
-        })
+        }))
     }
 }
 

@@ -71,6 +71,75 @@ fn dead_records_are_reaped_past_a_bad_one() {
     f.check();
 }
 
+// Goal: an inode's record that makes no sense keeps nothing else of what is deleted from being reaped. Method: of three files of a
+// deleted subvolume the second has garbage for its record.
+#[test]
+fn what_is_deleted_is_reaped_past_a_bad_record() {
+    let mut f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let files = [b"a", b"b", b"c"].map(|name| f.fs.create(Caller::ROOT, sub, name, 0o644).unwrap().ino);
+    for ino in files {
+        f.write(ino, 0, &pattern(1, 40_000));
+    }
+    f.fs.sync().unwrap();
+    let core = f.fs.core();
+    let family = core.subvolumes.get(Slot::of(sub)).unwrap().family;
+    let (mut keys, mut tx) = (Vec::new(), Transaction::new());
+    let prefix = family.0.to_be_bytes();
+    let each = &mut |key: &[u8], _: &[u8]| {
+        keys.extend(key.starts_with(&prefix).then(|| key.to_vec()));
+        key.starts_with(&prefix)
+    };
+    core.store.view().scan(TreeId::INODES, &prefix, each).unwrap();
+    assert_eq!(keys.len(), 4);
+    let datas = files.map(|ino| data_of(&f.fs, ino));
+    tx.put(TreeId::INODES, &keys[2], b"garbage");
+    core.apply(tx).unwrap();
+    f.fs.delete_subvolume(ROOT, b"sub").unwrap();
+    f.fs.maintain().unwrap();
+    assert_eq!((orphans(&f.fs).len(), f.fs.reap_backlog()), (0, 0));
+    let left = |tree: TreeId, family: FamilyId| {
+        let (prefix, mut count) = (family.0.to_be_bytes(), 0);
+        let each = &mut |key: &[u8], _: &[u8]| {
+            count += usize::from(key.starts_with(&prefix));
+            key.starts_with(&prefix)
+        };
+        core.store.view().scan(tree, &prefix, each).unwrap();
+        count
+    };
+    assert_eq!(left(TreeId::INODES, family), 0);
+    // Nobody knows what the second one had.
+    assert_eq!(datas.map(|data| left(TreeId::EXTENTS, data) > 0), [false, true, false]);
+    f.reopen();
+    assert_eq!(f.fs.reap_backlog(), 0);
+}
+
+// Goal: what is to be reaped and cannot be told, or looked at, keeps no pool from being opened for writing, nor the rest from being
+// reaped. Method: beside a file that is being deleted a key among what is to be reaped that is none.
+#[test]
+fn senseless_work_keeps_nobody_from_opening() {
+    let mut f = Fixture::new(64 * MIB);
+    let ino = f.create(b"file");
+    (0..2_000).for_each(|block| f.write(ino, block * 8192, &[1; 4096]));
+    f.fs.sync().unwrap();
+    f.fs.clone_file(Caller::ROOT, ino, ROOT, b"clone").unwrap();
+    for name in [b"file".as_slice(), b"clone"] {
+        f.fs.unlink(ROOT, name).unwrap();
+    }
+    let mut tx = Transaction::new();
+    for key in [[0; 8].as_slice(), &[0xff; 9], &[0, 0, 0, 0, 0, 0, 1, 0, 77, 1]] {
+        tx.put(TreeId::REAP, key, b"");
+    }
+    f.fs.core().apply(tx).unwrap();
+    f.fs.sync().unwrap();
+    f.kill();
+    f.fs.maintain().unwrap();
+    assert_eq!((orphans(&f.fs).len(), f.fs.reap_backlog()), (0, 0));
+    f.create(b"another");
+    f.fs.sync().unwrap();
+    f.reopen();
+}
+
 // Goal: a file without a name that cannot be let go of keeps nothing else of a deleted subvolume from being reaped, not in this
 // life and not in the next, and the subvolume's slot is not given out while it is there. Method: of three open files without
 // names in a deleted subvolume, beside one with a name, the first has garbage for extents, or for its own record.
