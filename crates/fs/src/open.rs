@@ -311,6 +311,7 @@ impl Core {
         if self.dirty.bytes() == 0 {
             self.buffers.clear();
         }
+        self.reap.look_at_the_ailing();
         let reaped = reap();
         // What has failed is not tried again at once.
         let all_reaped = !matches!(reaped, Ok(false));

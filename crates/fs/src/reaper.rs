@@ -76,9 +76,21 @@ pub(crate) struct ReapQueue {
     hurry: Condvar,
     /// What steps leave for the next ones: bounded, and nothing depends on it but time.
     memory: Mutex<ReaperMemory>,
+    /// What a device that failed has kept from being reaped; it may be well again.
+    ailing: Mutex<Ailing>,
     /// A step for names was too large for the space there is, or the log: others are small until one task has ended.
     cramped: AtomicBool,
 }
+
+/// Tasks that met a device that failed, and how often the background has looked around since they were last tried.
+#[derive(Default)]
+struct Ailing {
+    tasks: Vec<Task>,
+    looks: u32,
+}
+
+/// The background tries them again when it has looked around so often: some seconds.
+const LOOKS_AT_THE_AILING: u32 = 20;
 
 /// While it lives, the reaper takes no rest.
 pub(crate) struct Hurry<'a>(&'a ReapQueue);
@@ -106,8 +118,19 @@ impl ReapQueue {
     }
     /// How many tasks there are.
     pub(crate) fn backlog(&self) -> u64 {
-        let tasks = self.tasks.lock();
-        tasks.len() as u64
+        let waiting = self.tasks.lock().len();
+        (waiting + self.ailing.lock().tasks.len()) as u64
+    }
+    /// The background looks around: now and then what met a device that failed is work again.
+    pub(crate) fn look_at_the_ailing(&self) {
+        let mut ailing = self.ailing.lock();
+        ailing.looks += 1;
+        if ailing.looks < LOOKS_AT_THE_AILING || ailing.tasks.is_empty() {
+            return;
+        }
+        for task in std::mem::take(&mut *ailing).tasks {
+            self.push(task);
+        }
     }
     /// Whether the family that has its turn goes on after so many steps.
     fn family_goes_on(&self, steps: u32) -> bool {
@@ -116,7 +139,7 @@ impl ReapQueue {
     }
     /// Whether there is work.
     pub(crate) fn has_work(&self) -> bool {
-        self.backlog() > 0
+        self.tasks.lock().len() > 0
     }
 }
 
@@ -240,6 +263,12 @@ impl Core {
                 Ok(true) => {}
                 // It goes on with that one, or with what has its turn.
                 Ok(false) => continue,
+                Err(FsError::Engine(EngineError::Device(error))) => {
+                    tracing::error!("{task:?} cannot be reaped now: {error}; it is tried again");
+                    let mut ailing = self.reap.ailing.lock();
+                    ailing.looks = 0;
+                    ailing.tasks.push(task);
+                }
                 Err(FsError::Engine(error)) if error.is_damage() => {
                     // It keeps its space, and keeps nothing else from being reaped; the next opening finds it again.
                     tracing::error!("{task:?} cannot be reaped: {error}; `varve check` says what is damaged");

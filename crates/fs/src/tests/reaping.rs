@@ -140,6 +140,37 @@ fn senseless_work_keeps_nobody_from_opening() {
     f.reopen();
 }
 
+// Goal: a device that fails and is well again keeps nothing deleted for the rest of the pool's time. Method: a snapshot that alone has
+// files is deleted while all reads fail; later they do not, and the background goes round some times.
+#[test]
+fn what_met_a_sick_device_is_reaped_when_it_is_well() {
+    let f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    for i in 0..3_000 {
+        f.fs.create(Caller::ROOT, sub, format!("{i:0100}").as_bytes(), 0o644).unwrap();
+    }
+    f.fs.close().unwrap();
+    let device = Arc::new(FaultyDevice::new(f.device.snapshot(), 1, Vec::new()));
+    let options = OpenOptions {
+        store: StoreOptions { background: false, cache_bytes: 1 << 20, ..StoreOptions::default() },
+        dirty_bytes_max: 8 * MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![device.clone() as Arc<dyn Device>], options).unwrap().0;
+    fs.delete_subvolume(ROOT, b"sub").unwrap();
+    device.set_rules(vec![FaultRule::new(Operation::Read, Trigger::From(1), Fault::Error)]);
+    let _ = fs.maintain();
+    assert!(fs.reap_backlog() > 0, "nobody has forgotten it");
+    device.set_rules(Vec::new());
+    for _ in 0..40 {
+        fs.maintain().unwrap();
+    }
+    assert_eq!(fs.reap_backlog(), 0);
+    let report = fs.check(true).unwrap();
+    assert!(report.problems.is_empty(), "check found: {:#?}", report.problems);
+}
+
 // Goal: a file without a name that cannot be let go of keeps nothing else of a deleted subvolume from being reaped, not in this
 // life and not in the next, and the subvolume's slot is not given out while it is there. Method: of three open files without
 // names in a deleted subvolume, beside one with a name, the first has garbage for extents, or for its own record.
