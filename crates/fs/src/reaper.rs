@@ -493,6 +493,7 @@ impl Core {
         subvolumes::delete(&mut tx, id);
         tx.privileged();
         let (changes, lsn) = (tx.len(), self.apply(tx)?);
+        self.subvolumes.let_go_of_gate(family);
         self.rest_after(Step::of(lsn, changes), pace);
         Ok(true)
     }

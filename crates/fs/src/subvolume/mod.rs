@@ -138,6 +138,9 @@ impl Shown {
         subvolume.version.store(0, Ordering::Release);
         if let Some(at) = self.places.remove(&subvolume.slot) {
             self.heads.swap_remove(at);
+            if self.heads.is_empty() {
+                self.heads.shrink_to_fit();
+            }
             if let Some(moved) = self.heads.get(at) {
                 self.places.insert(moved.namespace.slot, at);
             }

@@ -143,6 +143,20 @@ impl Subvolumes {
         self.gates.lock().entry(family).or_default().clone()
     }
 
+    /// Forgets the gate of a family of which perhaps nobody is left. Who has it, or is about to, has a part in it.
+    pub(crate) fn let_go_of_gate(&self, family: FamilyId) {
+        let mut gates = self.gates.lock();
+        if gates.get(&family).is_some_and(|gate| Arc::strong_count(gate) == 1) {
+            gates.remove(&family);
+        }
+    }
+
+    /// How many families have one.
+    #[cfg(test)]
+    pub(crate) fn gates_count(&self) -> usize {
+        self.gates.lock().len()
+    }
+
     /// Adds a subvolume, which takes its slot.
     pub(crate) fn add(&self, subvolume: Subvolume) {
         self.free.lock().taken(subvolume.slot.0);

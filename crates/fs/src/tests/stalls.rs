@@ -91,6 +91,28 @@ fn refused_zeroing_changes_nothing() {
     f.check();
 }
 
+// Goal: nothing stays in memory of a subvolume that has come and gone. Method: some, with a file each, made, deleted and reaped.
+#[test]
+fn subvolumes_that_are_gone_leave_no_gates() {
+    let f = Fixture::new(64 * MIB);
+    let gates = || f.fs.core().subvolumes.gates_count();
+    let before = gates();
+    for i in 0..50 {
+        let name = format!("{i}").into_bytes();
+        let root = f.fs.create_subvolume(Caller::ROOT, ROOT, &name, 0o755).unwrap().ino;
+        f.fs.create(Caller::ROOT, root, b"file", 0o644).unwrap();
+        if i % 2 == 0 {
+            // Two of one family.
+            f.fs.snapshot(root, ROOT, b"snapshot", false, false).unwrap();
+            f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+        }
+        f.fs.delete_subvolume(ROOT, &name).unwrap();
+    }
+    f.fs.maintain().unwrap();
+    assert_eq!((f.fs.core().reap.backlog(), gates()), (0, before));
+    f.check();
+}
+
 // Goal: on a full pool whose protected part is half used, and stays so, not every change pays for a checkpoint: only those that get
 // something back by it. Method: all space is taken, and names go that a snapshot still shows, so that each adds something.
 #[test]
