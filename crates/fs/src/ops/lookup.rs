@@ -9,8 +9,12 @@ use super::create::TARGET_BYTES_MAX;
 use crate::api::{Attr, DirEntry, NAME_BYTES_MAX, ROOT_INODE, StatFs};
 use crate::core::{Core, attr};
 use crate::inode::Inner;
+use crate::subvolume::Slot;
 use crate::table::Namespace;
 use crate::{FsError, Result};
+
+/// Names of subvolumes that a listing takes along at once.
+const NESTED_AT_A_TIME: usize = 512;
 
 impl Core {
     pub(crate) fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Attr> {
@@ -147,13 +151,11 @@ impl Core {
         if cookie < 2 && !each(DirEntry { name: b"..".to_vec(), ino: up, kind, cookie: 2 }) {
             return Ok(());
         }
-        let nested = self.subvolumes.nested.list(ino, cookie.max(2));
-        let mut nested = nested.into_iter().peekable();
+        let mut nested = NestedNames::behind(self, ino, cookie.max(2));
         let mut more = true;
         names.each_name_in(&view, ino, cookie.max(2), &mut |position, kind, ino, name| {
-            while let Some((at, name, slot)) = nested.next_if(|(at, ..)| *at <= position) {
-                let ino = slot.full(ROOT_INODE);
-                more &= each(DirEntry { name, ino, kind: InodeKind::Directory, cookie: at.0 });
+            while let Some(entry) = nested.next_upto(position) {
+                more &= each(entry);
                 if !more {
                     return false;
                 }
@@ -161,12 +163,8 @@ impl Core {
             more = each(DirEntry { name, ino, kind, cookie: position.0 });
             more
         })?;
-        for (at, name, slot) in nested {
-            let entry =
-                DirEntry { name, ino: slot.full(ROOT_INODE), kind: InodeKind::Directory, cookie: at.0 };
-            if !more || !each(entry) {
-                break;
-            }
+        while let Some(entry) = nested.next_upto(NamePosition(u64::MAX)).filter(|_| more) {
+            more = each(entry);
         }
         Ok(())
     }
@@ -175,5 +173,31 @@ impl Core {
         let space = self.store.space();
         let total_bytes = space.total_bytes.saturating_sub(space.fixed_bytes + space.protected_bytes);
         Ok(StatFs { total_bytes, free_bytes: space.free_bytes.min(total_bytes), files: self.files.get() })
+    }
+}
+
+/// The subvolumes in a directory, as entries of it: some at a time, for who reads a part of a long listing.
+struct NestedNames<'c> {
+    core: &'c Core,
+    dir: InodeId,
+    /// The place of the last that was fetched; `None`: there are no more.
+    after: Option<u64>,
+    fetched: std::iter::Peekable<std::vec::IntoIter<(NamePosition, Vec<u8>, Slot)>>,
+}
+
+impl<'c> NestedNames<'c> {
+    fn behind(core: &'c Core, dir: InodeId, after: u64) -> NestedNames<'c> {
+        NestedNames { core, dir, after: Some(after), fetched: Vec::new().into_iter().peekable() }
+    }
+
+    /// The next one that lies no further than `position`.
+    fn next_upto(&mut self, position: NamePosition) -> Option<DirEntry> {
+        if self.fetched.peek().is_none() {
+            let nested = self.core.subvolumes.nested.list(self.dir, self.after?, NESTED_AT_A_TIME);
+            self.after = nested.get(NESTED_AT_A_TIME - 1).map(|(at, ..)| at.0);
+            self.fetched = nested.into_iter().peekable();
+        }
+        let (at, name, slot) = self.fetched.next_if(|(at, ..)| *at <= position)?;
+        Some(DirEntry { name, ino: slot.full(ROOT_INODE), kind: InodeKind::Directory, cookie: at.0 })
     }
 }

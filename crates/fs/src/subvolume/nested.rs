@@ -129,15 +129,21 @@ impl Nested {
         free.map_or(Vacancy::Full, |sequence| Vacancy::At(base.with_sequence(sequence)))
     }
 
-    /// Those in `dir` behind `after`, in order; without those that are being made.
-    pub(crate) fn list(&self, dir: InodeId, after: u64) -> Vec<(NamePosition, Vec<u8>, Slot)> {
+    /// Up to `count_max` of those in `dir` behind `after`, in order; without those that are being made.
+    pub(crate) fn list(
+        &self,
+        dir: InodeId,
+        after: u64,
+        count_max: usize,
+    ) -> Vec<(NamePosition, Vec<u8>, Slot)> {
         if !self.any() {
             return Vec::new();
         }
         let directories = self.directories.read();
         let Some(directory) = directories.get(&dir) else { return Vec::new() };
         let range = directory.range(NamePosition(after.saturating_add(1))..);
-        range.filter_map(|(at, entry)| Some((*at, entry.name.to_vec(), entry.slot?))).collect()
+        let there = range.filter_map(|(at, entry)| Some((*at, entry.name.to_vec(), entry.slot?)));
+        there.take(count_max).collect()
     }
 
     /// The name at a place.

@@ -113,6 +113,47 @@ fn subvolumes_that_are_gone_leave_no_gates() {
     f.check();
 }
 
+// Goal: a listing shows subvolumes among names, each once and in its place, and takes no more of them along than it needs. Method: more
+// of both than are fetched at once, listed in pieces.
+#[test]
+fn subvolumes_are_listed_some_at_a_time() {
+    const COUNT: usize = 1_100;
+    let f = Fixture::new(64 * MIB);
+    let mut expected = Vec::new();
+    for i in 0..COUNT {
+        let name = format!("sub{i}").into_bytes();
+        f.fs.create_subvolume(Caller::ROOT, ROOT, &name, 0o755).unwrap();
+        expected.push(name);
+        if i % 3 == 0 {
+            let name = format!("file{i}").into_bytes();
+            f.create(&name);
+            expected.push(name);
+        }
+    }
+    expected.sort_unstable();
+    for piece in [1_000_000, 611, 512, 50] {
+        let (mut found, mut cookie, mut last) = (Vec::new(), 2, false);
+        while !last {
+            let (mut left, from) = (piece, cookie);
+            last = true;
+            let mut each = |entry: DirEntry| {
+                assert!(entry.cookie > cookie, "in order");
+                if left == 0 {
+                    last = false;
+                    return false;
+                }
+                (left, cookie) = (left - 1, entry.cookie);
+                found.push(entry.name);
+                true
+            };
+            f.fs.readdir(ROOT, from, &mut each).unwrap();
+        }
+        found.sort_unstable();
+        assert!(found == expected, "in pieces of {piece}: {} of {}", found.len(), expected.len());
+    }
+    assert_eq!(f.fs.core().subvolumes.nested.list(ROOT, 2, 512).len(), 512);
+}
+
 // Goal: on a full pool whose protected part is half used, and stays so, not every change pays for a checkpoint: only those that get
 // something back by it. Method: all space is taken, and names go that a snapshot still shows, so that each adds something.
 #[test]
