@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::Duration;
 
 use parking_lot::lock_api::ArcRwLockReadGuard;
 use parking_lot::{Mutex, RawRwLock, RwLock};
@@ -15,6 +16,9 @@ use varve_format::record::subvolume::SubvolumeRecord;
 use crate::Result;
 use crate::core::Core;
 use crate::table::subvolumes;
+
+/// For so long a count by scanning waits for its beginning.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// The count of inodes.
 pub(crate) struct FileCount {
@@ -54,6 +58,18 @@ impl FileCount {
 impl Core {
     /// To be held around a transaction that changes the count, and the note of it.
     pub(crate) fn counting(&self) -> Result<ArcRwLockReadGuard<RawRwLock, ()>> {
+        self.first_count()?;
+        Ok(self.files.gate.read_arc_recursive())
+    }
+
+    /// The same for who holds neither this nor an inode: behind whoever waits to count.
+    pub(crate) fn counting_first(&self) -> Result<ArcRwLockReadGuard<RawRwLock, ()>> {
+        self.first_count()?;
+        Ok(self.files.gate.read_arc())
+    }
+
+    /// The stored number is not known from the first change on.
+    fn first_count(&self) -> Result<()> {
         if self.files.stored_known.load(Ordering::Acquire) {
             let mut stored = self.files.stored.lock();
             if stored.files_known {
@@ -63,7 +79,7 @@ impl Core {
                 self.files.stored_known.store(false, Ordering::Release);
             }
         }
-        Ok(self.files.gate.read_arc_recursive())
+        Ok(())
     }
 
     fn store_subvolume(&self, record: &SubvolumeRecord) -> Result<()> {
@@ -81,7 +97,9 @@ impl Core {
             return Ok(());
         }
         let (view, before) = {
-            let _alone = self.files.gate.write();
+            // Those who hold it may wait for each other's inodes, one after the other without an end: then it is tried again, for
+            // the background has other things to do.
+            let Some(_alone) = self.files.gate.try_write_for(PATIENCE) else { return Ok(()) };
             (self.store.view(), self.files.count.load(Ordering::Relaxed))
         };
         let counted = crate::table::inodes::count(&view)? as i64;

@@ -39,7 +39,7 @@ impl Core {
                     return self.getattr(ino);
                 }
                 for _ in 0..super::RETRIES_MAX {
-                    let Some(found) = self.names(parent)?.lookup_at(parent, base, name)? else { break };
+                    let Some(found) = self.names_first(parent)?.lookup_at(parent, base, name)? else { break };
                     match self.getattr(found.ino) {
                         // Another file has been renamed over it meanwhile: the name was there all the time.
                         Err(FsError::NotFound) => {}
@@ -62,7 +62,7 @@ impl Core {
                 if let Some(ino) = self.subvolume_at(parent, base, name) {
                     return Ok((ino, InodeKind::Directory));
                 }
-                let Some(found) = self.names(parent)?.lookup_at(parent, base, name)? else {
+                let Some(found) = self.names_first(parent)?.lookup_at(parent, base, name)? else {
                     self.require_way(parent)?;
                     return Err(FsError::NotFound);
                 };
@@ -142,7 +142,7 @@ impl Core {
         // the reaper may have given the keys of versions on the path to others, when the subvolume has been deleted
         // since or has moved on.
         let (names, view) = {
-            let names = self.names(ino)?;
+            let names = self.names_first(ino)?;
             (Namespace::clone(&names), self.store.view())
         };
         if cookie < 1 && !each(DirEntry { name: b".".to_vec(), ino, kind, cookie: 1 }) {

@@ -65,7 +65,7 @@ impl Core {
     }
 
     fn look(&self, place: Place<'_>) -> Result<Option<Found>> {
-        Ok(self.names(place.parent)?.lookup(place.parent, place.name)?)
+        Ok(self.names_first(place.parent)?.lookup(place.parent, place.name)?)
     }
 
     fn rename_once(&self, from: Place<'_>, to: Place<'_>, mode: RenameMode) -> Result<()> {

@@ -290,12 +290,26 @@ impl Core {
 
     /// What the subvolume of `ino` shows. May be taken while a [`Change`] of it or an inode is held.
     pub(crate) fn names(&self, ino: InodeId) -> Result<Names> {
+        self.names_by(ino, |gate| gate.read_arc_recursive())
+    }
+
+    /// The same for who holds neither of them, nor a gate: behind whoever waits to have the gate alone. Many who read from a disk
+    /// would keep him waiting, and with him everybody who wants to change something.
+    pub(crate) fn names_first(&self, ino: InodeId) -> Result<Names> {
+        self.names_by(ino, |gate| gate.read_arc())
+    }
+
+    fn names_by(
+        &self,
+        ino: InodeId,
+        enter: impl Fn(&Gate) -> ArcRwLockReadGuard<RawRwLock, Shown>,
+    ) -> Result<Names> {
         let slot = Slot::of(ino);
         let mut tried = false;
         loop {
             let subvolume = self.subvolumes.get(slot)?;
             // Not behind whoever waits to have the gate alone: he waits for a holder who may be waiting for us.
-            let shown = subvolume.gate.read_arc_recursive();
+            let shown = enter(&subvolume.gate);
             if let Some(at) = shown.find_fresh(slot) {
                 return Ok(Names { shown, at, fresh: None });
             }
@@ -364,7 +378,7 @@ impl Core {
         if namespace.path.has_inner() && !shown.told.swap(true, Ordering::Relaxed) {
             self.reap.may_hide(namespace.family);
         }
-        let counting = if self.sharing() { Some(self.counting()?) } else { None };
+        let counting = if self.sharing() { Some(self.counting_first()?) } else { None };
         let (families, copied) = (RefCell::new(None), Cell::new(0));
         Ok(Change { shown, at, families, files: self.files.clone(), _counting: counting, copied, before })
     }

@@ -1,8 +1,12 @@
 //! Nobody is refused what is there, waits without an end for who does not stop, or pays for how much there is of something else.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use varve_engine::BLOCK_BYTES;
 
 use super::*;
+use crate::subvolume::Slot;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -152,6 +156,55 @@ fn subvolumes_are_listed_some_at_a_time() {
         assert!(found == expected, "in pieces of {piece}: {} of {}", found.len(), expected.len());
     }
     assert_eq!(f.fs.core().subvolumes.nested.list(ROOT, 2, 512).len(), 512);
+}
+
+// Goal: the background is not held up by who changes the number of files, however long: it counts another time. Method: one who holds the
+// right to, when a count is due after a crash.
+#[test]
+fn counting_waits_for_nobody() {
+    let mut f = Fixture::new(64 * MIB);
+    for i in 0..20 {
+        f.create(format!("{i}").as_bytes());
+    }
+    f.fs.sync().unwrap();
+    f.kill();
+    let core = f.fs.core();
+    let holding = core.counting().unwrap();
+    core.count_files().unwrap();
+    drop(holding);
+    core.count_files().unwrap();
+    // The root, too.
+    assert_eq!(f.fs.statfs().unwrap().files, 21);
+}
+
+// Goal: who only looks does not go before who waits to have a subvolume alone, so that looking without a pause keeps nobody from it. Method:
+// one holds the gate, one waits for it alone, and then one looks for a name: the last is not done before the second.
+#[test]
+fn who_looks_waits_behind_who_waits() {
+    let f = Fixture::new(64 * MIB);
+    f.create(b"file");
+    let core = f.fs.core();
+    let subvolume = core.subvolumes.get(Slot::FIRST).unwrap();
+    let (alone, looked) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let first = core.names_first(ROOT).unwrap();
+        scope.spawn(|| {
+            let _gate = subvolume.gate.write();
+            assert!(!looked.load(Ordering::SeqCst), "who came later was first");
+            alone.store(true, Ordering::SeqCst);
+        });
+        // It waits as soon as another who is no second look of the same is not let in.
+        while subvolume.gate.try_read().is_some() {
+            std::thread::yield_now();
+        }
+        scope.spawn(|| {
+            f.fs.lookup(ROOT, b"file").unwrap();
+            looked.store(true, Ordering::SeqCst);
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!looked.load(Ordering::SeqCst) && !alone.load(Ordering::SeqCst));
+        drop(first);
+    });
 }
 
 // Goal: on a full pool whose protected part is half used, and stays so, not every change pays for a checkpoint: only those that get
