@@ -31,22 +31,64 @@ impl Core {
             }
             SeekTo::Hole => {
                 let mut at = offset;
-                while at < inner.size {
-                    if inner.pages.map.contains_key(at / BLOCK) {
-                        at = (at / BLOCK + 1) * BLOCK;
-                        continue;
+                let mut inner = inner;
+                loop {
+                    let (end, goes_on) = self.data_until(ino, &inner, at)?;
+                    if !goes_on || end >= inner.size {
+                        return Ok(Some(end.min(inner.size)));
                     }
-                    match self.next_logged(ino, &inner, at)? {
-                        Some((from, end)) if from <= at => {
-                            debug_assert!(end > at);
-                            at = end;
-                        }
-                        _ => break,
+                    // Others have their turn with the file: the answer may be old when it is heard in any case.
+                    at = end;
+                    drop(inner);
+                    inner = self.read_lock(&state)?;
+                    if at >= inner.size {
+                        return Ok(Some(inner.size.max(offset)));
                     }
                 }
-                Ok(Some(at.min(inner.size)))
             }
         }
+    }
+
+    /// How far there is data from `offset` on without a hole, as far as one look goes, and whether it perhaps goes on from there.
+    fn data_until(&self, ino: InodeId, inner: &Inner, offset: u64) -> Result<(u64, bool)> {
+        let in_memory = |mut at: u64, end: u64| {
+            // What begins in the middle of a block goes on at the next.
+            while at < end && inner.pages.map.contains_key(at / BLOCK) {
+                at = (at / BLOCK + 1) * BLOCK;
+            }
+            at.min(end)
+        };
+        let mut at = in_memory(offset, inner.size);
+        let mut pieces = Vec::new();
+        if let Some(contents) = &inner.record.inline {
+            pieces.push((0, (contents.len() as u64).next_multiple_of(BLOCK), true));
+        } else if at < inner.record.size {
+            let view = self.view_of(ino)?;
+            let path = extents::path(&view, &inner.record, self.sharing())?;
+            let resolved = version::resolve_upto(&view, &path, at, inner.record.size, PIECES_MAX)?;
+            let data = |what| matches!(what, Mapping::Data { .. });
+            pieces.extend(
+                resolved.iter().map(|piece| (piece.offset, piece.offset + piece.len, data(piece.what))),
+            );
+        }
+        let looked_upto = pieces.last().map_or(at, |(_, end, _)| *end);
+        for (from, end, data) in pieces {
+            if end <= at {
+                continue;
+            }
+            if data && from <= at {
+                at = in_memory(end, inner.size);
+            } else {
+                at = in_memory(at, inner.size);
+                if at < end {
+                    return Ok((at, false));
+                }
+            }
+        }
+        let at = in_memory(at, inner.size);
+        // All of the logged part has been looked at: behind it is what is in memory alone.
+        let goes_on = inner.record.inline.is_none() && at >= looked_upto && at < inner.record.size;
+        Ok((at, goes_on))
     }
 
     /// The first run of logged data that ends behind `offset`, in whole blocks.

@@ -207,6 +207,35 @@ fn who_looks_waits_behind_who_waits() {
     });
 }
 
+// Goal: where a file's data ends is found, however many extents it has, in memory and logged. Method: a file of very many, whole, with a
+// hole near its end, and with data in memory over that, behind it and behind a hole of its own.
+#[test]
+fn the_next_hole_is_found_behind_many_extents() {
+    const BLOCKS: u64 = 6_000;
+    let f = Fixture::new(64 * MIB);
+    let ino = f.create(b"file");
+    // Backwards: no two lie side by side.
+    for block in (0..BLOCKS).rev().step_by(2).chain((0..BLOCKS).rev().skip(1).step_by(2)) {
+        f.write(ino, block * BLOCK, &[1; 4096]);
+    }
+    f.fs.sync().unwrap();
+    let hole = |from: u64| f.fs.seek(ino, from, SeekTo::Hole).unwrap();
+    assert_eq!(hole(0), Some(BLOCKS * BLOCK));
+    assert_eq!(hole(17), Some(BLOCKS * BLOCK));
+    f.fs.fallocate(Caller::ROOT, ino, 5_000 * BLOCK, BLOCK, Allocate::Punch).unwrap();
+    assert_eq!(hole(0), Some(5_000 * BLOCK));
+    assert_eq!(hole(5_000 * BLOCK + 1), Some(5_000 * BLOCK + 1));
+    f.write(ino, 5_000 * BLOCK + 7, &[1]);
+    assert_eq!(hole(0), Some(BLOCKS * BLOCK), "what waits in memory is data");
+    f.write(ino, BLOCKS * BLOCK, &[1; 10_000]);
+    assert_eq!(hole(3), Some(BLOCKS * BLOCK + 10_000));
+    f.write(ino, (BLOCKS + 9) * BLOCK, &[1]);
+    assert_eq!(hole(3), Some((BLOCKS + 3) * BLOCK), "behind what waits in memory");
+    f.fs.sync().unwrap();
+    assert_eq!(hole(3), Some((BLOCKS + 3) * BLOCK));
+    assert_eq!(hole((BLOCKS + 9) * BLOCK), Some((BLOCKS + 9) * BLOCK + 1));
+}
+
 // Goal: on a full pool whose protected part is half used, and stays so, not every change pays for a checkpoint: only those that get
 // something back by it. Method: all space is taken, and names go that a snapshot still shows, so that each adds something.
 #[test]
