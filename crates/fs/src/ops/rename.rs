@@ -69,6 +69,17 @@ impl Core {
     }
 
     fn rename_once(&self, from: Place<'_>, to: Place<'_>, mode: RenameMode) -> Result<()> {
+        // Before the lock: others do not wait until it is written.
+        let mut written = None;
+        if from.parent != to.parent
+            && mode.replaces()
+            && let Some(source) = self.look(from)?
+            && source.kind == InodeKind::File
+            && self.look(to)?.is_some_and(|target| target.ino != source.ino)
+        {
+            self.write_back(&self.state(source.ino), Ride::Never)?;
+            written = Some(source.ino);
+        }
         let _topology = (from.parent != to.parent).then(|| self.rename_lock.lock());
         for _ in 0..super::RETRIES_MAX {
             for parent in [from.parent, to.parent] {
@@ -86,9 +97,11 @@ impl Core {
                 && let Some(target) = target
                 && target.ino != source.ino
                 && source.kind == InodeKind::File
+                && written != Some(source.ino)
             {
                 // Not while holding inodes. What is written after this call began is not its business.
                 self.write_back(&self.state(source.ino), Ride::Never)?;
+                written = Some(source.ino);
             }
             if self.rename_locked(from, to, mode, source, target)? {
                 return Ok(());
