@@ -45,7 +45,9 @@ impl Filesystem {
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<(Filesystem, RecoveryReport)> {
         let (core, report) = Core::open(devices, options)?;
         let core = Arc::new(core);
-        let background = core.background.then(|| Background::start(&core)).transpose()?;
+        let background = core.background.then(|| Background::start(&core)).transpose();
+        // As where anything else fails: nobody writes to the devices any more.
+        let background = background.inspect_err(|_| core.store.abandon())?;
         Ok((Filesystem { core, background: Mutex::new(background) }, report))
     }
     /// Opens a pool to check it, damaged as it may be: read-only, and without the parts that cannot be used. An error
