@@ -16,7 +16,7 @@ use super::family::{Blocks, Own};
 use super::joining::{Beneath, block, bytes};
 use super::kin::Kin;
 use super::pending::mark;
-use super::reap::{self, Contents, Looked, Outcome, Pair, ReaperMemory, going_max};
+use super::reap::{self, Contents, Looked, Outcome, Pair, ReaperMemory, Rechecked, going_max};
 use super::resolve::scan;
 use super::segment::{Changes, Entry, Place, load_all, push_joined};
 use super::sweep;
@@ -27,6 +27,8 @@ use crate::{EngineError, Transaction};
 const LOOKED_AT_RATIO: u64 = 4;
 /// Segments counted to find out which of two versions has fewer.
 const COUNTED_MAX: u64 = 256;
+/// Versions one above the other that are rechecked together: each is looked for in each segment.
+const RECHECKED_MAX: usize = 16;
 /// A step of fewer changes than this is one that was made small.
 const STEP_CHANGES: u64 = 256;
 
@@ -178,19 +180,26 @@ impl Contents for Extents<'_> {
         }
     }
 
-    fn recheck(&mut self, read: &dyn Read, kin: &mut Kin, id: VersionId, cursor: &[u8]) -> Result<Outcome> {
-        let (family, key) = (kin.family(), kin.version(id)?.key);
-        let (witnesses, limit) = kin.witness(id)?;
-        let limit = if limit == NO_LIMIT { u64::MAX } else { limit / SEGMENT_BYTES };
+    fn recheck(
+        &mut self,
+        read: &dyn Read,
+        kin: &mut Kin,
+        those: &Rechecked,
+        cursor: &[u8],
+    ) -> Result<Outcome> {
+        let family = kin.family();
+        let keys: Vec<VersionKey> = those.versions.iter().map(|(_, key)| *key).collect();
+        let (witnesses, limit) = &those.witness;
+        let limit = if *limit == NO_LIMIT { u64::MAX } else { *limit / SEGMENT_BYTES };
         let mut segment = decode_cursor(family, cursor)?;
         loop {
-            let candidate = match first_of(read, family, &witnesses, segment, &mut self.looks)? {
+            let candidate = match first_of(read, family, witnesses, segment, &mut self.looks)? {
                 Next::Found(found) => Some(found.min(segment.max(limit))),
                 Next::Stopped(segment) => return Ok(Outcome::Stopped(encode_cursor(segment))),
                 Next::End => (limit != u64::MAX).then(|| segment.max(limit)),
             };
             let Some(candidate) = candidate else { return Ok(Outcome::Done) };
-            let found = match next_with(read, family, key, candidate, &mut self.looks)? {
+            let found = match first_of(read, family, &keys, candidate, &mut self.looks)? {
                 Next::Found(segment) => segment,
                 Next::Stopped(segment) => return Ok(Outcome::Stopped(encode_cursor(segment))),
                 Next::End => return Ok(Outcome::Done),
@@ -199,16 +208,28 @@ impl Contents for Extents<'_> {
                 return Ok(Outcome::Stopped(encode_cursor(found)));
             }
             // Also where the two do not meet, however often.
-            self.looks = self.looks.saturating_sub(1 + witnesses.len() as u64);
+            self.looks = self.looks.saturating_sub((keys.len() + witnesses.len()) as u64);
             // Further on the witnesses may have nothing before the next of theirs.
             segment = found;
             if found == candidate {
-                if self.recheck_segment(read, kin, Some((id, key)), found)? == Looked::Begun {
-                    mark(self.tx(), family, Work::Rest(TreeId::EXTENTS, &found.to_be_bytes()), &[]);
+                for of in &those.versions {
+                    match self.recheck_segment(read, kin, Some(*of), found)? {
+                        Looked::Begun => {
+                            mark(self.tx(), family, Work::Rest(TreeId::EXTENTS, &found.to_be_bytes()), &[]);
+                        }
+                        Looked::Swept => {}
+                        Looked::Seen | Looked::Later => continue,
+                    }
+                    // All that any version has there has been looked at.
+                    break;
                 }
                 segment += 1;
             }
         }
+    }
+
+    fn rechecked_max(&self) -> usize {
+        RECHECKED_MAX
     }
 
     fn recheck_place(

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 use varve_format::record::version::{self, NO_LIMIT, VersionRecord};
 use varve_format::{FamilyId, TreeId, VersionId, VersionKey};
 
-use super::family::{Blocks, Family, Own};
+use super::family::{Blocks, Family, Own, no_parent};
 use super::pending::{State, corrupt, record, state};
 use super::{Planted, Read, Result, planted};
 use crate::numbers::split_mix;
@@ -31,6 +31,8 @@ const CHOSEN_MAX: usize = 16;
 const WITNESSES_MAX: usize = 8;
 /// Records looked at for the best of the children of a version.
 const CHILDREN_MAX: usize = 256;
+/// The same where none that is held has been found among them.
+const INDIRECT_MAX: usize = 4096;
 /// Versions of a family that count as one look when all are looked at: they are in memory.
 const VERSIONS_A_LOOK: u64 = 8;
 /// Looks at all versions that a step may take in any case.
@@ -251,6 +253,34 @@ impl<'a> Kin<'a> {
         (versions / VERSIONS_A_LOOK).min(looks_max / WHOLES_MIN)
     }
 
+    /// Version `id` and those above it that nobody holds and several inherit from, up to `max` with nothing else between them, and the
+    /// next one that is such a version, if there are more.
+    ///
+    /// # Errors
+    /// [`EngineError::Corrupt`] where a parent is no older than its child: that would have no end.
+    pub(super) fn unheld_above(
+        &self,
+        id: VersionId,
+        max: usize,
+    ) -> Result<(Vec<(VersionId, VersionKey)>, Option<VersionId>)> {
+        let (mut found, mut at, mut version) = (Vec::new(), id, self.version(id)?);
+        loop {
+            found.push((at, version.key));
+            let Some(parent) = version.parent else { return Ok((found, None)) };
+            if parent >= at {
+                return Err(no_parent(self.family, at));
+            }
+            version = self.version(parent)?;
+            if state(&version) != State::Inner {
+                return Ok((found, None));
+            }
+            if found.len() >= max {
+                return Ok((found, Some(parent)));
+            }
+            at = parent;
+        }
+    }
+
     /// Keys of the versions on the way from below `id` to one that is held, and the smallest limit on it. What of `id`
     /// is seen by nobody is hidden from that one too: by an entry of one of these, or by the limit. With nobody below,
     /// no keys and the limit 0.
@@ -293,7 +323,9 @@ impl<'a> Kin<'a> {
                     return Ok(best);
                 }
             }
-            if end || looked_at >= CHILDREN_MAX && best.is_some() {
+            // One that is not held leads on to others: it is worth looking for a better one for longer.
+            let enough = if best.is_some_and(|(rank, ..)| rank > 1) { CHILDREN_MAX } else { INDIRECT_MAX };
+            if end || looked_at >= enough && best.is_some() {
                 return Ok(best);
             }
         }

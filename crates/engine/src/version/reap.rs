@@ -27,7 +27,6 @@ use varve_format::record::reap::{Work, decode_reap_key, reap_key, reap_prefix};
 use varve_format::record::version::{Drain, NO_LIMIT, VersionRecord};
 use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, TreeId, VersionId, VersionKey};
 
-use super::family::no_parent;
 use super::kin::{Kin, Witnesses};
 use super::pending::{self, State, corrupt, cursor, mark, record, state, unmark};
 use super::sweep::Memory;
@@ -115,8 +114,16 @@ pub(super) trait Contents {
     fn smaller(&self, read: &dyn Read, pair: &Pair) -> Result<Drain>;
     /// Moves the entries of the side that drains. Nothing beyond a limit is left.
     fn drain(&mut self, read: &dyn Read, pair: &Pair, cursor: &[u8]) -> Result<Outcome>;
-    /// Removes what no holder sees in places in which version `id` has something.
-    fn recheck(&mut self, read: &dyn Read, kin: &mut Kin, id: VersionId, cursor: &[u8]) -> Result<Outcome>;
+    /// Removes what no holder sees in places in which one of these has something that their witness does not see.
+    fn recheck(
+        &mut self,
+        read: &dyn Read,
+        kin: &mut Kin,
+        those: &Rechecked,
+        cursor: &[u8],
+    ) -> Result<Outcome>;
+    /// How many versions, one above the other, are rechecked together at most.
+    fn rechecked_max(&self) -> usize;
     /// Removes what no holder sees in one place, unless all is seen that the version `of` has there. Of no version: without
     /// asking.
     fn recheck_place(
@@ -360,16 +367,14 @@ fn end(read: &dyn Read, contents: &mut dyn Contents, pair: &Pair) -> Result<()> 
         VersionRecord { key, drain: Drain::None, limit: parent.limit, parent: parent.parent, ..child };
     pending::update(read, tx, family, child_id, &child, &after)?;
     pending::remove(tx, family, parent_id);
-    let mut again = (state(&after) == State::Inner).then_some(child_id);
+    // Who let go of the parent saw more of it than the child does, and more of what is above both.
+    let mut again = [(state(&after) == State::Inner).then_some(child_id), None];
     if let Some(id) = parent.parent {
         let before = record(read, family, id)?;
         pending::update(read, tx, family, id, &before, &relinked(before, parent_id, Some(child_id)))?;
-        // Who let go of the parent saw more of it than the child does.
-        if state(&before) == State::Inner && state(&after) == State::Held {
-            again = Some(id);
-        }
+        again[1] = (state(&before) == State::Inner).then_some(id);
     }
-    if let Some(id) = again.filter(|_| !planted(Planted::NoRecheck)) {
+    for id in again.into_iter().flatten().filter(|_| !planted(Planted::NoRecheck)) {
         mark(tx, family, Work::Recheck(id), &[]);
     }
     Ok(())
@@ -384,7 +389,20 @@ pub(super) fn relinked(mut version: VersionRecord, gone: VersionId, new: Option<
     version
 }
 
-/// A step of removing what none of a version's children sees.
+/// Versions that nobody holds, each the parent of the one before, the first of which has lost somebody below it.
+///
+/// What may have lost its last sight is what that one saw, and he saw of each place the nearest entry at or above the first. Where the
+/// way down to the witness has no entry, and no limit, the witness sees the same: nothing is lost there. So one pass over what is on that
+/// way does for all of them.
+pub(super) struct Rechecked {
+    /// The lowest first.
+    pub(super) versions: Vec<(VersionId, VersionKey)>,
+    /// Keys of the versions on the way from below the first to one that is held, and the smallest limit on it. With nobody
+    /// below, no keys and the limit 0.
+    pub(super) witness: (Vec<VersionKey>, u64),
+}
+
+/// A step of removing what nobody below a version sees any more, of it and of those above it.
 fn recheck(
     read: &dyn Read,
     contents: &mut dyn Contents,
@@ -392,19 +410,18 @@ fn recheck(
     id: VersionId,
     at: &[u8],
 ) -> Result<()> {
-    let (family, version) = (kin.family(), kin.version(id)?);
-    // Else marks could be handed round for ever.
-    if version.parent.is_some_and(|parent| parent >= id) {
-        return Err(no_parent(family, id));
-    }
-    let parent = version.parent.map(|id| kin.version(id).map(|version| (id, version))).transpose()?;
-    match contents.recheck(read, kin, id, at)? {
+    let family = kin.family();
+    let witness = kin.witness(id)?;
+    // Without a witness nothing is known of those above.
+    let alone = witness.0.is_empty();
+    let (versions, beyond) = kin.unheld_above(id, if alone { 1 } else { contents.rechecked_max() })?;
+    match contents.recheck(read, kin, &Rechecked { versions, witness }, at)? {
         Outcome::Stopped(at) => mark(contents.tx(), family, Work::Recheck(id), &at),
         Outcome::Done => {
             let tx = contents.tx();
             unmark(tx, family, Work::Recheck(id));
-            if let Some((parent, _)) = parent.filter(|(_, parent)| state(parent) == State::Inner) {
-                mark(tx, family, Work::Recheck(parent), &[]);
+            if let Some(beyond) = beyond {
+                mark(tx, family, Work::Recheck(beyond), &[]);
             }
         }
     }

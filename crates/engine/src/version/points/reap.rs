@@ -7,7 +7,7 @@
 //! The caller hears of every value that ceases to exist, in the transaction in which it does, and may put it off: then
 //! the step ends before it, and the next one asks again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use varve_format::record::held::{HELD_KEY_BYTES_MIN, decode_held_key, held_key, held_prefix};
 use varve_format::record::reap::Work;
@@ -17,7 +17,7 @@ use varve_format::{Corrupt, FamilyId, TreeId, VersionId, VersionKey};
 use super::super::family::{Blocks, Own};
 use super::super::kin::Kin;
 use super::super::pending::mark;
-use super::super::reap::{self, Contents, Looked, Outcome, Pair, ReaperMemory, going_max};
+use super::super::reap::{self, Contents, Looked, Outcome, Pair, ReaperMemory, Rechecked, going_max};
 use super::super::{Holder, Path, Progress, Read, Result};
 use super::reads::entries_at;
 use super::{Planted, TREES, entry_key, is_listed, place_of, planted, split};
@@ -27,6 +27,8 @@ use crate::{EngineError, Transaction};
 const LOOKED_AT_RATIO: u64 = 16;
 /// Entries looked at to guess which of two versions has fewer.
 const SAMPLE_ENTRIES: u64 = 2048;
+/// Versions one above the other that are rechecked together: their records are read in each step.
+const RECHECKED_MAX: usize = 1024;
 /// A step of fewer entries than this is one that was made small.
 const STEP_ENTRIES: u64 = 128;
 
@@ -107,7 +109,7 @@ impl Contents for Points<'_> {
         cursor: &[u8],
     ) -> Result<Outcome> {
         no_limit(family, from == 0)?;
-        let (places, next) = self.places(read, family, key, cursor)?;
+        let (places, next) = self.places(read, family, key, cursor, self.entries_max)?;
         for (tree, prefix) in places {
             let value = read.get(tree, &entry_key(&prefix, key))?;
             if !self.dies(tree, &prefix, value.as_deref())? {
@@ -140,7 +142,7 @@ impl Contents for Points<'_> {
         no_limit(family, child.limit == u64::MAX)?;
         let up = child.drain == Drain::Up;
         let (moving, staying) = if up { (child.key, parent.key) } else { (parent.key, child.key) };
-        let (places, next) = self.places(read, family, moving, cursor)?;
+        let (places, next) = self.places(read, family, moving, cursor, self.entries_max)?;
         let mut beneath = Beneath { version: parent.parent, path: None };
         for (tree, prefix) in places {
             let upper = read.get(tree, &entry_key(&prefix, child.key))?;
@@ -166,33 +168,49 @@ impl Contents for Points<'_> {
         Ok(from_the_front(family, moving, next))
     }
 
-    fn recheck(&mut self, read: &dyn Read, kin: &mut Kin, id: VersionId, cursor: &[u8]) -> Result<Outcome> {
-        let of = (id, kin.version(id)?.key);
-        // What nobody sees is hidden from this one too: it lies where one of these has something.
-        let (witnesses, _) = kin.witness(id)?;
+    fn recheck(
+        &mut self,
+        read: &dyn Read,
+        kin: &mut Kin,
+        those: &Rechecked,
+        cursor: &[u8],
+    ) -> Result<Outcome> {
+        let family = kin.family();
+        let of: HashMap<VersionKey, VersionId> = those.versions.iter().map(|(id, key)| (*key, *id)).collect();
+        let lowest = those.versions.first().map_or(VersionKey(0), |(_, key)| *key);
+        // What nobody sees is hidden from the witness too: it lies where one of these has something. Of many that is a few places each.
+        let witnesses = &those.witness.0;
+        let each = (2 * self.entries_max / (witnesses.len() as u64).max(1)).clamp(2, self.entries_max.max(2));
         let mut places: BTreeMap<Vec<u8>, At> = BTreeMap::new();
         let mut upto: Option<Vec<u8>> = None;
         for key in witnesses {
-            let (some, next) = self.places(read, kin.family(), key, cursor)?;
+            let (some, next) = self.places(read, family, *key, cursor, each)?;
             places.extend(some.into_iter().map(|at| (encode_cursor(at.0, &at.1), at)));
             if let Outcome::Stopped(next) = next {
                 upto = Some(upto.map_or(next.clone(), |upto| upto.min(next)));
             }
         }
+        let mut begun = false;
         for (here, (tree, prefix)) in places {
             if upto.as_ref().is_some_and(|upto| here >= *upto) {
                 break;
             }
-            if self.full() {
+            if self.full() || begun && self.looks == 0 {
                 return Ok(Outcome::Stopped(here));
             }
-            match self.recheck_prefix(read, kin, Some(of), tree, &prefix)? {
+            begun = true;
+            let Some(nearest) = self.nearest(read, tree, &prefix, lowest, &of)? else { continue };
+            match self.recheck_prefix(read, kin, Some(nearest), tree, &prefix)? {
                 Looked::Seen | Looked::Swept => {}
                 Looked::Later => return Ok(Outcome::Stopped(here)),
-                Looked::Begun => mark(self.tx, kin.family(), Work::Rest(tree, place_of(&prefix)), &[]),
+                Looked::Begun => mark(self.tx, family, Work::Rest(tree, place_of(&prefix)), &[]),
             }
         }
         Ok(upto.map_or(Outcome::Done, Outcome::Stopped))
+    }
+
+    fn rechecked_max(&self) -> usize {
+        RECHECKED_MAX
     }
 
     fn recheck_place(
@@ -279,6 +297,32 @@ impl Points<'_> {
         Ok(if begun { Looked::Begun } else { Looked::Swept })
     }
 
+    /// Which of the versions `of`, the lowest of which has the key `lowest`, has the nearest entry at a prefix, seen from below.
+    fn nearest(
+        &mut self,
+        read: &dyn Read,
+        tree: TreeId,
+        prefix: &[u8],
+        lowest: VersionKey,
+        of: &HashMap<VersionKey, VersionId>,
+    ) -> Result<Option<(VersionId, VersionKey)>> {
+        let (mut found, mut failed, mut met) = (None, None, 1);
+        // Younger ones come first, and keys grow on the way down.
+        read.scan(tree, &entry_key(prefix, lowest), &mut |key, _| {
+            if !key.starts_with(prefix) {
+                return false;
+            }
+            met += 1;
+            match split(tree, key) {
+                Ok((_, key)) => found = of.get(&key).map(|id| (*id, key)),
+                Err(error) => failed = Some(error),
+            }
+            found.is_none() && failed.is_none()
+        })?;
+        self.looks = self.looks.saturating_sub(met);
+        failed.map_or(Ok(found), Err)
+    }
+
     /// Whether there is something for a whiteout of version `id` to hide.
     fn hides(
         &mut self,
@@ -296,18 +340,19 @@ impl Points<'_> {
         beneath.shows(read, kin.family(), tree, prefix)
     }
 
-    /// The next places where `key` has entries, as many as the step may change, and how far that is.
+    /// The next places where `key` has entries, up to `places_max`, and how far that is.
     fn places(
         &mut self,
         read: &dyn Read,
         family: FamilyId,
         key: VersionKey,
         cursor: &[u8],
+        places_max: u64,
     ) -> Result<(Vec<At>, Outcome)> {
         if is_listed(family, key) {
-            self.listed_places(read, family, key, cursor)
+            self.listed_places(read, family, key, cursor, places_max)
         } else {
-            self.first_places(read, family, cursor)
+            self.first_places(read, family, cursor, places_max)
         }
     }
 
@@ -317,6 +362,7 @@ impl Points<'_> {
         family: FamilyId,
         key: VersionKey,
         cursor: &[u8],
+        places_max: u64,
     ) -> Result<(Vec<At>, Outcome)> {
         let all = [&family.0.to_be_bytes()[..], &key.0.to_be_bytes()].concat();
         let (mut places, mut next, mut failed) = (Vec::new(), Outcome::Done, None);
@@ -328,7 +374,7 @@ impl Points<'_> {
                 .map_err(|why| EngineError::corrupt("an index entry", why))
                 .and_then(|(_, _, tree, place)| known(family, tree).map(|()| (tree, place)));
             match at {
-                Ok((tree, place)) if (places.len() as u64) < self.entries_max => {
+                Ok((tree, place)) if (places.len() as u64) < places_max => {
                     places.push((tree, [&family.0.to_be_bytes(), place].concat()));
                     return true;
                 }
@@ -346,6 +392,7 @@ impl Points<'_> {
         read: &dyn Read,
         family: FamilyId,
         cursor: &[u8],
+        places_max: u64,
     ) -> Result<(Vec<At>, Outcome)> {
         let first = VersionKey(family.0);
         let all = family.0.to_be_bytes();
@@ -370,7 +417,7 @@ impl Points<'_> {
                 };
                 // Only between prefixes, so that each step gets past at least one.
                 if prefix != last {
-                    let enough = self.looks == 0 || places.len() as u64 >= self.entries_max;
+                    let enough = self.looks == 0 || places.len() as u64 >= places_max;
                     if enough && !last.is_empty() {
                         next = Some(encode_cursor(tree, prefix));
                         return false;
