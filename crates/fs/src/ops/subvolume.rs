@@ -32,7 +32,7 @@ use crate::subvolume::nested::Vacancy;
 use crate::subvolume::{Change, Shown, Slot, Subvolume, local};
 use crate::table::xattrs::xattr_entries;
 use crate::table::{Namespace, subvolumes};
-use crate::writeback::frozen::Freeze;
+use crate::writeback::frozen::{Freeze, FrozenSet};
 use crate::{FsError, Result};
 
 /// Subvolumes within one another, at most: bounds walks in a damaged pool.
@@ -443,11 +443,14 @@ impl Core {
     }
 
     fn delete_found(&self, parent: InodeId, name: &[u8], which: Which) -> Result<()> {
-        // What another one waits for is logged before the versions between them change.
+        // What others of its family wait for is logged first: a crash that removes a snapshot is not to find the one that it came after
+        // deleted. What it waits for itself nobody needs any more.
         let (topology, position, subvolume) = loop {
             let (_, subvolume) = self.find_to_delete(parent, name)?;
-            let family = subvolume.family;
-            let topology = self.topology(|set| set.family == family)?;
+            let (slot, family) = (subvolume.slot, subvolume.family);
+            let others = |set: &FrozenSet| set.family == family && set.snapshot != slot;
+            // What is dirty of it goes from memory with it; all else that cannot be written stays as it is, whoever goes.
+            let topology = self.topology_past_damage(others, |set| set.source != slot)?;
             let (position, again) = self.find_to_delete(parent, name)?;
             if Arc::ptr_eq(&subvolume, &again) {
                 break (topology, position, subvolume);
@@ -496,6 +499,8 @@ impl Core {
         self.apply_record(tx, subvolume, |record| {
             record.flags = record.flags & !SUBVOLUME_PENDING | SUBVOLUME_DELETING;
         })?;
+        // Before anybody logs anything: from now on it belongs to the source alone.
+        self.waits_no_more(subvolume.slot);
         shown.remove(subvolume);
         Ok(holder.family)
     }

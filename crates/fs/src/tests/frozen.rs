@@ -402,3 +402,62 @@ fn an_earlier_snapshot_waits_for_nothing() {
     f.fs.sync().unwrap();
     f.check();
 }
+
+// Goal: a file that cannot be written back keeps no snapshot from being deleted, neither those that wait for it nor others; its source it
+// does. What a snapshot waits for that goes is the source's alone from then on. Method: two old snapshots and two that wait for such a
+// file; one of each goes, and when it can be written again another; what is left shows what it should at each point, and after a crash.
+#[test]
+fn what_cannot_be_written_keeps_no_snapshot() {
+    use super::reaping::{mend, spoil};
+    let (mut f, sub) = world(64 * MIB);
+    let ino = file(&f, sub, b"file", &pattern(1, 100_000));
+    f.fs.sync().unwrap();
+    for name in [b"old1", b"old2"] {
+        snapshot(&f, sub, name, true);
+    }
+    // Its own version of the record, so that the damage is met only when it is written back.
+    f.write(ino, 0, b"own");
+    file(&f, sub, b"other", b"other");
+    f.fs.sync().unwrap();
+    f.write(ino, 4096, b"dirty");
+    let mut expected = pattern(1, 100_000);
+    expected[..3].copy_from_slice(b"own");
+    expected[4096..4101].copy_from_slice(b"dirty");
+    let waiting = [b"new1", b"new2"].map(|name| snapshot(&f, sub, name, true));
+    assert!(waiting.iter().all(|root| is_pending(&f, *root)));
+    let data = f.fs.core().state(ino).inner.read().record.data.family;
+    let entries = spoil(&f.fs, varve_engine::TreeId::EXTENTS, data);
+    let dirty = f.fs.core().dirty.bytes();
+    f.fs.delete_subvolume(ROOT, b"old1").unwrap();
+    f.fs.delete_subvolume(ROOT, b"new1").unwrap();
+    f.fs.delete_subvolume(ROOT, b"sub").expect_err("the data of the other would go with it");
+    assert!(f.fs.core().dirty.bytes() == dirty && is_pending(&f, waiting[1]));
+    mend(&f.fs, varve_engine::TreeId::EXTENTS, &entries);
+    f.write(ino, 8192, b"later");
+    f.fs.sync().unwrap();
+    assert!(!is_pending(&f, waiting[1]));
+    f.fs.maintain().unwrap();
+    let shown = |f: &Fixture| {
+        assert!(content(f, waiting[1], b"file") == expected, "what was dirty");
+        let old = f.fs.lookup(ROOT, b"old2").unwrap().ino;
+        assert!(content(f, old, b"file") == pattern(1, 100_000));
+    };
+    shown(&f);
+    f.check();
+    f.kill();
+    shown(&f);
+    // The last that waits: what it waits for is logged for the source alone.
+    f.write(ino, 12_288, b"last");
+    let last = snapshot(&f, sub, b"last", false);
+    assert!(is_pending(&f, last));
+    f.fs.create(Caller::ROOT, sub, b"a version of its own", 0o644).unwrap();
+    f.fs.delete_subvolume(ROOT, b"last").unwrap();
+    f.fs.sync().unwrap();
+    f.fs.maintain().unwrap();
+    f.check();
+    f.kill();
+    expected[8192..8197].copy_from_slice(b"later");
+    expected[12_288..12_292].copy_from_slice(b"last");
+    assert!(content(&f, sub, b"file") == expected);
+    f.check();
+}

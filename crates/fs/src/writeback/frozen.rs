@@ -14,8 +14,8 @@
 //!   written to a version that has other holders.
 //! - A file is frozen for the oldest snapshot that waits for it. What becomes dirty later belongs to the source alone:
 //!   if that still shares the version of an older snapshot, it gets one of its own before the next is taken.
-//! - Nothing durable depends on a pending snapshot: who wants it deleted, shared, or to hold a subvolume, and who makes
-//!   something in it durable, completes it first.
+//! - Nothing durable depends on a pending snapshot: who wants another of its family deleted, it shared, or to hold a subvolume, and who
+//!   makes something in it durable, completes it first.
 //!
 //! Lock order: after gates and inodes; the list of dirty files after this.
 
@@ -35,6 +35,9 @@ use crate::{FsError, Result};
 /// How often a verb is tried that meets frozen files: each time one has been logged, and there can be only so many in
 /// what one verb is about, unless snapshots are taken all the time.
 const THAWS_MAX: usize = 1000;
+
+/// How often somebody who needs pending snapshots to be complete looks again because others have taken new ones.
+const TOPOLOGY_ROUNDS: usize = 4;
 
 /// What one snapshot waits for. Two that are equal wait for the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -186,7 +189,7 @@ impl Core {
         }
         let _completing = self.frozen.completing.lock();
         let Ok(snapshot) = self.subvolumes.get(set.snapshot) else { return Ok(()) };
-        // A deletion waits for this, so that no record is put that has been removed. And a snapshot that has been refused
+        // A deletion waits for this, so that no record is put that is to go. And a snapshot that has been refused
         // since leaves its slot to the next one, which may wait for more than was logged here.
         if !self.frozen.has(|other| other == set) {
             return Ok(());
@@ -196,6 +199,15 @@ impl Core {
         self.apply_record(tx, &snapshot, |record| record.flags &= !SUBVOLUME_PENDING)?;
         self.frozen.remove(set.snapshot);
         Ok(())
+    }
+
+    /// The snapshot in `snapshot` is being deleted: it waits for nothing any more. The caller has the gate alone.
+    pub(crate) fn waits_no_more(&self, snapshot: Slot) {
+        if self.frozen.any() {
+            // Whoever is about to declare it complete puts its record, which is to go.
+            let _completing = self.frozen.completing.lock();
+            self.frozen.remove(snapshot);
+        }
     }
 
     /// Completes the pending snapshots that become durable with `ino`: the one it is in, and those in this directory.
@@ -211,12 +223,36 @@ impl Core {
 
     /// The right to make, move and delete subvolumes, with none pending that `wanted` accepts.
     pub(crate) fn topology(&self, wanted: impl Fn(&FrozenSet) -> bool) -> Result<MutexGuard<'_, ()>> {
-        loop {
-            self.complete(&wanted)?;
+        self.topology_past_damage(wanted, |_| false)
+    }
+
+    /// The same, unless what one waits for cannot be written that `spared` accepts: nobody can complete that.
+    pub(crate) fn topology_past_damage(
+        &self,
+        wanted: impl Fn(&FrozenSet) -> bool,
+        spared: impl Fn(&FrozenSet) -> bool,
+    ) -> Result<MutexGuard<'_, ()>> {
+        let complete = || {
+            self.complete(|set| wanted(set) && !spared(set))?;
+            match self.complete(|set| wanted(set) && spared(set)) {
+                Err(FsError::Engine(error)) if error.is_damage() => {
+                    tracing::warn!("a snapshot stays incomplete: {error}");
+                    Ok(false)
+                }
+                result => result.map(|()| true),
+            }
+        };
+        for _ in 0..TOPOLOGY_ROUNDS {
+            let all = complete()?;
             let topology = self.subvolumes.topology.lock();
-            if !self.frozen.has(&wanted) {
+            let waits = |set: &FrozenSet| wanted(set) && (all || !spared(set));
+            if !self.frozen.has(waits) {
                 return Ok(topology);
             }
         }
+        // Others take snapshots all the time: they wait for this.
+        let topology = self.subvolumes.topology.lock();
+        complete()?;
+        Ok(topology)
     }
 }
