@@ -47,9 +47,9 @@ pub fn turn(kind: Kind, seed: u64, index: u64) -> Step {
             let lap = seed.wrapping_add(index / exhaustive::PAIRS) % LAPS;
             sequence + lap * exhaustive::PAIRS
         }
-        // A kind comes every so many steps: without the second part its seeds would have one remainder by all powers of two up to
-        // that, by which workloads choose what to begin with.
-        _ => seed.wrapping_mul(1_000_003).wrapping_add(index).wrapping_add(index / 64),
+        // A kind comes every 64 steps: without the second part its seeds would have one remainder by all powers of two up to that, by
+        // which workloads choose what to begin with. With it they are 67 apart, which shares no factor with any choice.
+        _ => seed.wrapping_mul(1_000_003).wrapping_add(index).wrapping_add(index / 64 * 3),
     };
     Step { kind, seed }
 }
@@ -108,4 +108,50 @@ fn run_all(first: u64, stride: u64, steps: u64, budget: Duration, step: &dyn Fn(
         outcome.next = first + (number + 1) * stride;
     }
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+    use crate::trial::{killed, trims};
+
+    /// The seeds of each kind in the first `laps` rounds of a suite.
+    fn seeds(suite: u64, laps: u64) -> BTreeMap<Kind, Vec<u64>> {
+        let mut seeds: BTreeMap<Kind, Vec<u64>> = BTreeMap::new();
+        for Step { kind, seed } in (0..64 * laps).map(|index| step(suite, index)) {
+            seeds.entry(kind).or_default().push(seed);
+        }
+        seeds
+    }
+
+    // Goal: no kind of workload always makes the same choice. Method: count, over the first steps of some suites, the workloads of
+    // each kind that close their pool, are trimmed and are killed, and those that are not.
+    #[test]
+    fn every_kind_closes_trims_and_is_killed_now_and_then() {
+        for suite in 1..=8 {
+            for (kind, seeds) in seeds(suite, 32) {
+                let both = |what: &str, does: &dyn Fn(u64) -> bool| {
+                    let count = seeds.iter().filter(|seed| does(**seed)).count();
+                    let all = seeds.len();
+                    assert!((1..all).contains(&count), "suite {suite}: {count} of {all} {kind} {what}");
+                };
+                both("close", &|seed| kind.closes(seed));
+                both("are trimmed", &|seed| trims(kind, seed).is_some());
+                both("are killed", &|seed| killed(kind, seed).is_some());
+            }
+        }
+    }
+
+    // Goal: what a workload chooses by a remainder of its seed differs from lap to lap. Method: every remainder by small numbers.
+    #[test]
+    fn seeds_of_a_kind_have_every_remainder() {
+        for (kind, seeds) in seeds(1, 64).into_iter().filter(|(kind, _)| *kind != Kind::Pair) {
+            for by in 2..=16 {
+                let remainders: BTreeSet<u64> = seeds.iter().map(|seed| seed % by).collect();
+                assert_eq!(remainders.len() as u64, by, "{kind} by {by}: {remainders:?}");
+            }
+        }
+    }
 }

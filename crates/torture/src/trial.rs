@@ -213,18 +213,21 @@ pub fn run(kind: Kind, seed: u64, wanted: Wanted) -> Result<Counts, Box<Failure>
 /// Instants at which the process of trial `seed` is killed while the machine goes on: where writes are in doubt, just before a flush
 /// returns.
 fn kills(kind: Kind, seed: u64, timeline: &Timeline, disk: &Disk) -> Vec<usize> {
-    let mut rng = Rng::new(seed).fork("kills");
-    let probability = if matches!(kind, Kind::Pair | Kind::Triple) { 0.1 } else { 0.5 };
-    if !rng.chance(probability) {
-        return Vec::new();
-    }
+    let Some(mut rng) = killed(kind, seed) else { return Vec::new() };
     let mut instants = disk.flush_boundaries();
     instants.retain(|events| *events >= timeline.first_event() && disk.pending_count(*events) > 0);
     rng.pick(&instants).copied().into_iter().collect()
 }
 
+/// Whether the process of trial `seed` is killed.
+pub(crate) fn killed(kind: Kind, seed: u64) -> Option<Rng> {
+    let mut rng = Rng::new(seed).fork("kills");
+    let probability = if matches!(kind, Kind::Pair | Kind::Triple) { 0.1 } else { 0.5 };
+    rng.chance(probability).then_some(rng)
+}
+
 /// Whether there are trims between the calls of trial `seed`, and how likely each is: in one of four.
-fn trims(kind: Kind, seed: u64) -> Option<(Rng, f64)> {
+pub(crate) fn trims(kind: Kind, seed: u64) -> Option<(Rng, f64)> {
     let mut rng = Rng::new(seed).fork("trims");
     let probability = match kind {
         Kind::Pair | Kind::Triple => 0.3,

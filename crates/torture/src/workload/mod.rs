@@ -13,6 +13,8 @@ pub mod tree;
 use std::fmt;
 use std::str::FromStr;
 
+use varve_sim::Rng;
+
 use crate::model::Model;
 use crate::session::{Session, Setup, Violation};
 
@@ -100,7 +102,7 @@ impl Kind {
 
     /// Whether workload number `seed` ends with a clean close.
     pub fn closes(self, seed: u64) -> bool {
-        seed.is_multiple_of(5)
+        Rng::new(seed).fork("closes").below(5) == 0
     }
 }
 
