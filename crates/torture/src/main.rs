@@ -149,8 +149,9 @@ fn main() -> ExitCode {
             }
         },
         Command::Soak { minutes, seed, threads, state, kind } => {
-            // A panic inside a trial is reported as its failure, with its seed.
-            std::panic::set_hook(Box::new(|_| {}));
+            // A panic inside a trial is reported as its failure, with its seed; where threads decide it may not come again, so that
+            // one line says where it was.
+            std::panic::set_hook(Box::new(|panic| println!("{panic}")));
             match soak(&state, seed, threads.max(1), Duration::from_secs_f64(minutes * 60.0), kind) {
                 Ok(state) => {
                     println!("{}", state.summary());

@@ -3,6 +3,7 @@
 //! A trial depends on its kind and seed alone; crash number k of it depends on those and on k, so that a single crash
 //! can be repeated without the others.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -142,8 +143,15 @@ fn open(disk: Disk, setup: &Setup, model: Model, clock_seconds: i64) -> Result<S
     Ok(Session::new(opened, disk, clock, *setup, model))
 }
 
-/// Runs trial `seed` of `kind`.
+/// Runs trial `seed` of `kind`. A panic anywhere in it is its failure.
 pub fn run(kind: Kind, seed: u64, wanted: Wanted) -> Result<Counts, Box<Failure>> {
+    catch_unwind(AssertUnwindSafe(|| run_all(kind, seed, wanted))).unwrap_or_else(|panic| {
+        let (Violation(what), history) = (panicked(&*panic), String::new());
+        Err(Box::new(Failure { kind, seed, crash: None, crashes_before: 0, what, history }))
+    })
+}
+
+fn run_all(kind: Kind, seed: u64, wanted: Wanted) -> Result<Counts, Box<Failure>> {
     let setup = kind.setup(seed);
     let session = Mutex::new(None);
     let failure = |crash, crashes_before, what: String, history: String| {
@@ -240,7 +248,7 @@ pub(crate) fn trims(kind: Kind, seed: u64) -> Option<(Rng, f64)> {
 fn concurrent(seed: u64, wanted: Wanted) -> Result<Counts, (Option<u64>, Violation)> {
     let crashes = if wanted == Wanted::None { 0 } else { Kind::Concurrent.crashes().seeded as u64 };
     let (disk, ..) = prepared(Base::Empty).map_err(|violation| (None, violation))?;
-    let crashes = concurrent::run(&disk, seed, crashes)?;
+    let crashes = concurrent::run(&disk, seed, crashes, &|| {})?;
     Ok(Counts { workloads: 1, crashes })
 }
 
@@ -259,12 +267,15 @@ fn reopen_cleanly(session: &Session, setup: &Setup) -> Result<(), Violation> {
 }
 
 /// Turns a panic of what is tested into a violation, so that its seed is printed.
-fn guarded<T>(f: impl FnOnce() -> Result<T, Violation>) -> Result<T, Violation> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        Err(violation!("panic: {}", text.unwrap_or_else(|| "of an unknown kind".into())))
-    })
+pub(crate) fn guarded<T>(f: impl FnOnce() -> Result<T, Violation>) -> Result<T, Violation> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| Err(panicked(&*panic)))
+}
+
+/// What a panic has said.
+fn panicked(panic: &(dyn Any + Send)) -> Violation {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    violation!("panic: {}", text.unwrap_or("of an unknown kind"))
 }
 
 fn cuts(kind: Kind, seed: u64, timeline: &Timeline, disk: &Disk) -> Vec<Cut> {

@@ -1,5 +1,6 @@
 //! The part of the suite that continuous integration runs: real filesystems, simulated crashes.
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -120,7 +121,7 @@ fn batches_overlap_in_the_concurrent_workload() {
         }
         let disk = Disk::new(POOL_BYTES);
         format(&disk, Profile::Single).unwrap_or_else(|violation| panic!("{}", violation.0));
-        if let Err((_, violation)) = varve_torture::concurrent::run(&disk, seed, 0) {
+        if let Err((_, violation)) = varve_torture::concurrent::run(&disk, seed, 0, &|| {}) {
             panic!("seed {seed}: {}", violation.0);
         }
         let (w, f) = disk.overlaps();
@@ -128,6 +129,16 @@ fn batches_overlap_in_the_concurrent_workload() {
     }
     println!("{writes} writes and {flushes} flushes were begun while a flush was under way");
     assert!(writes > 100 && flushes > 20, "{writes} writes, {flushes} flushes");
+}
+
+// Goal: a panic of a thread is the failure of its workload, with what it said. Method: a thread that panics first of all.
+#[test]
+fn a_panic_among_threads_is_a_violation() {
+    let disk = Disk::new(POOL_BYTES);
+    format(&disk, Profile::Single).unwrap_or_else(|violation| panic!("{}", violation.0));
+    let found = varve_torture::concurrent::run(&disk, SEED, 1, &|| resume_unwind(Box::new("planted")));
+    let (crash, violation) = found.expect_err("all threads have panicked");
+    assert_eq!((crash, violation.0.contains("panic: planted")), (None, true), "{}", violation.0);
 }
 
 // Goal: a trial depends on its seed alone. Method: the same workload twice gives the same number of crashes.

@@ -27,8 +27,9 @@ use varve_sim::Rng;
 
 use crate::call::{fill, write};
 use crate::disk::{Cut, Disk};
+use crate::overlap::Prepare;
 use crate::session::{Opened, Setup, StepClock, Violation};
-use crate::trial::POOL_BYTES;
+use crate::trial::{POOL_BYTES, guarded};
 use crate::violation;
 use forks::Snapshot;
 use guests::Guests;
@@ -308,20 +309,25 @@ impl Worker<'_> {
 }
 
 /// Runs the threads of `seed` on `disk`, which holds an empty filesystem, then judges `crashes` images. Gives the
-/// number of crashes survived; a broken promise comes with the number of its crash.
-pub fn run(disk: &Disk, seed: u64, crashes: u64) -> Result<u64, (Option<u64>, Violation)> {
-    let worked = work(disk, seed).map_err(|violation| (None, violation))?;
+/// number of crashes survived; a broken promise comes with the number of its crash. Threads call `prepare` first.
+pub fn run(
+    disk: &Disk,
+    seed: u64,
+    crashes: u64,
+    prepare: Prepare<'_>,
+) -> Result<u64, (Option<u64>, Violation)> {
+    let worked = guarded(|| work(disk, seed, prepare)).map_err(|violation| (None, violation))?;
     let mut rng = Rng::new(seed).fork("crashes");
     let mut cuts: Vec<Cut> = (0..crashes).map(|_| Cut::seeded(disk, 0, &mut rng)).collect();
     cuts.sort_by_key(|cut| cut.events);
     for (number, cut) in cuts.iter().enumerate() {
-        judge(disk, cut, &worked, &mut rng)
+        guarded(|| judge(disk, cut, &worked, &mut rng))
             .map_err(|Violation(what)| (Some(number as u64), violation!("crash at {cut}: {what}")))?;
     }
     Ok(crashes)
 }
 
-fn work(disk: &Disk, seed: u64) -> Result<Worked, Violation> {
+fn work(disk: &Disk, seed: u64, prepare: Prepare<'_>) -> Result<Worked, Violation> {
     let mut rng = Rng::new(seed);
     let options = OpenOptions {
         store: StoreOptions { cache_bytes: 8 << 20, keyframe_entries: 1, ..StoreOptions::default() },
@@ -357,14 +363,17 @@ fn work(disk: &Disk, seed: u64) -> Result<Worked, Violation> {
                     Worker { fs, disk, directory, homes, thread, entries, patchwork, states, ticks, syncs };
                 worker.push(begun, true);
                 worker.acknowledge();
-                scope.spawn(move || worker.work(seed).map(|()| (worker.states, worker.syncs)))
+                scope.spawn(move || {
+                    guarded(|| {
+                        prepare();
+                        worker.work(seed)
+                    })
+                    .map(|()| (worker.states, worker.syncs))
+                })
             })
             .collect();
-        let trimmed = scope.spawn(|| trim(fs, seed)).join();
-        trimmed.unwrap_or_else(|_| Err(Violation("a trim panicked, see above".into())))?;
-        let joined = running.into_iter().map(|thread| {
-            thread.join().unwrap_or_else(|_| Err(Violation("a thread panicked, see above".into())))
-        });
+        guarded(|| trim(fs, seed))?;
+        let joined = running.into_iter().map(|thread| thread.join().expect("its panics are caught"));
         joined.collect::<Result<Vec<_>, _>>()
     })?;
     let (states, syncs): (Vec<_>, Vec<_>) = worked.into_iter().unzip();
