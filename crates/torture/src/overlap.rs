@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use varve_sim::{
 };
 
 use crate::session::Violation;
-use crate::trial::POOL_BYTES;
+use crate::trial::{POOL_BYTES, guarded};
 use crate::violation;
 
 const NAMES: TreeId = TreeId::NAMES;
@@ -237,6 +237,33 @@ struct Applied {
 struct History {
     applied: BTreeMap<u64, Applied>,
     acknowledged: Vec<(u64, usize)>,
+    /// How many transactions, and how many commits, were asked for.
+    wanted: (usize, usize),
+    /// What failed first.
+    failed: Option<EngineError>,
+}
+
+impl History {
+    fn fail(&mut self, error: EngineError) {
+        self.failed.get_or_insert(error);
+    }
+
+    /// On a device that is sound nothing may fail, and all that was wanted is done.
+    fn is_whole(&self) -> Result<(), Violation> {
+        if let Some(error) = &self.failed {
+            return Err(violation!("on a sound device something fails: {error}"));
+        }
+        let done = (self.applied.len(), self.acknowledged.len());
+        if done != self.wanted {
+            let (wanted, commits) = self.wanted;
+            return Err(violation!(
+                "of {wanted} transactions {} were applied, and of {commits} commits {} acknowledged",
+                done.0,
+                done.1
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// Applies one transaction: a name, perhaps with a block that rides.
@@ -258,60 +285,80 @@ fn step(store: &Store, key: Vec<u8>, rng: &mut Rng) -> Result<(Lsn, Applied), En
     Ok((store.apply(tx, reservation.as_mut())?, Applied { key, fill }))
 }
 
-/// Threads commit at once until they have made their transactions or the pool stops.
+fn locked(history: &Mutex<History>) -> MutexGuard<'_, History> {
+    history.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Threads commit at once until they have made their transactions, whatever fails.
 fn life(
     store: &Arc<Store>,
-    events: &Arc<RecordingDevice>,
+    device: &Arc<RecordingDevice>,
     rng: &mut Rng,
     prepare: Prepare<'_>,
 ) -> Result<History, Violation> {
     let history = Arc::new(Mutex::new(History::default()));
     let (threads, calls) = (rng.between(2, 6), rng.between(4, 20));
     thread::scope(|scope| {
-        for thread in 0..threads {
-            let mut rng = rng.fork(&format!("thread {thread}"));
-            let history = history.clone();
-            scope.spawn(move || {
-                prepare();
-                for number in 0..calls {
-                    let key = [thread.to_be_bytes(), number.to_be_bytes()].concat();
-                    let Ok((lsn, applied)) = step(store, key, &mut rng) else { return };
-                    let lock = |h: &Arc<Mutex<History>>, f: &mut dyn FnMut(&mut History)| {
-                        f(&mut h.lock().unwrap_or_else(PoisonError::into_inner));
-                    };
-                    lock(&history, &mut |h| {
-                        h.applied.insert(lsn.0, applied.clone());
-                    });
-                    match rng.below(8) {
-                        0 => {}
-                        1 => {
-                            let history = history.clone();
-                            let device = events.clone();
-                            store.commit_then(
-                                lsn,
-                                Box::new(move |result| {
-                                    if result.is_ok() {
-                                        let events = device.events();
-                                        lock(&history, &mut |h| h.acknowledged.push((lsn.0, events)));
-                                    }
-                                }),
-                            );
-                        }
-                        2 if rng.chance(0.3) => {
-                            let _ = store.checkpoint();
-                        }
-                        _ => {
-                            if store.commit(lsn).is_ok() {
-                                let events = events.events();
-                                lock(&history, &mut |h| h.acknowledged.push((lsn.0, events)));
+        let running: Vec<_> = (0..threads)
+            .map(|thread| {
+                let mut rng = rng.fork(&format!("thread {thread}"));
+                let (history, device) = (&history, device);
+                scope.spawn(move || {
+                    guarded(|| {
+                        prepare();
+                        for number in 0..calls {
+                            let key = [thread.to_be_bytes(), number.to_be_bytes()].concat();
+                            // Who goes on after a failure must not be told that anything is durable.
+                            if let Err(error) = call(store, device, history, key, &mut rng) {
+                                locked(history).fail(error);
                             }
                         }
+                        Ok(())
+                    })
+                })
+            })
+            .collect();
+        running.into_iter().try_for_each(|thread| thread.join().expect("its panics are caught"))
+    })?;
+    Ok(std::mem::take(&mut locked(&history)))
+}
+
+/// Applies a transaction and has it committed in one of all ways, or not.
+fn call(
+    store: &Arc<Store>,
+    device: &Arc<RecordingDevice>,
+    history: &Arc<Mutex<History>>,
+    key: Vec<u8>,
+    rng: &mut Rng,
+) -> Result<(), EngineError> {
+    locked(history).wanted.0 += 1;
+    let (lsn, applied) = step(store, key, rng)?;
+    locked(history).applied.insert(lsn.0, applied);
+    match rng.below(8) {
+        0 => {}
+        1 => {
+            let (history, device) = (history.clone(), device.clone());
+            locked(&history).wanted.1 += 1;
+            store.commit_then(
+                lsn,
+                Box::new(move |result| {
+                    let events = device.events();
+                    match result {
+                        Ok(()) => locked(&history).acknowledged.push((lsn.0, events)),
+                        Err(error) => locked(&history).fail(error),
                     }
-                }
-            });
+                }),
+            );
         }
-    });
-    Ok(std::mem::take(&mut history.lock().unwrap_or_else(PoisonError::into_inner)))
+        2 if rng.chance(0.3) => store.checkpoint()?,
+        _ => {
+            locked(history).wanted.1 += 1;
+            store.commit(lsn)?;
+            let events = device.events();
+            locked(history).acknowledged.push((lsn.0, events));
+        }
+    }
+    Ok(())
 }
 
 /// What is found after a crash at `events` is what was applied up to some position, which it gives.
@@ -373,7 +420,8 @@ pub fn random(seed: u64, prepare: Prepare<'_>) -> Result<u64, Violation> {
     let recording = Arc::new(formatted()?);
     recording.set_flush_duration(Duration::from_micros([0, 50, 200, 1_000][rng.index(4)]));
     let mut rules = Vec::new();
-    if rng.chance(0.3) {
+    let is_faulty = rng.chance(0.3);
+    if is_faulty {
         rules.push(FaultRule::new(Operation::Flush, Trigger::Nth(rng.between(2, 30)), Fault::Error));
         // Others return while it is about to fail.
         let late = Fault::Stall(Duration::from_micros(500));
@@ -383,6 +431,9 @@ pub fn random(seed: u64, prepare: Prepare<'_>) -> Result<u64, Violation> {
     let (store, _) = open(device)?;
     let first = recording.events();
     let history = life(&store, &recording, &mut rng, prepare)?;
+    if !is_faulty {
+        history.is_whole()?;
+    }
     // Without a close.
     drop(store);
     let last = recording.events();
@@ -398,6 +449,7 @@ pub fn random(seed: u64, prepare: Prepare<'_>) -> Result<u64, Violation> {
         let kept = report.end.0;
         crashed.set_flush_duration(Duration::from_micros(100));
         let second = life(&store, &crashed, &mut rng, prepare)?;
+        second.is_whole().map_err(|Violation(what)| violation!("after a crash at {events}: {what}"))?;
         drop(store);
         let end = crashed.events();
         let again = rng.between(0, end as u64) as usize;
