@@ -3,16 +3,20 @@
 use std::time::{Duration, Instant};
 
 use varve_engine::planted::{Planted, set};
-use varve_torture::overlap;
+use varve_fs::Profile;
+use varve_torture::disk::Disk;
 use varve_torture::session::Violation;
 use varve_torture::suite::{Outcome, run_kind, run_steps};
-use varve_torture::trial::{Wanted, run};
+use varve_torture::trial::{POOL_BYTES, Wanted, format, run};
 use varve_torture::workload::Kind;
+use varve_torture::{concurrent, overlap};
 
 /// Only a machine that has come to a stop takes so long: the steps are what bounds the search.
 const BUDGET: Duration = Duration::from_secs(900);
 const STEPS: u64 = 2_000;
 const SEED: u64 = 1;
+/// Workloads of threads.
+const THREADED: u64 = 60;
 
 /// The ordinary suite, all kinds of workloads in turn.
 fn suite() -> Outcome {
@@ -138,6 +142,39 @@ macro_rules! control_overlap {
 control_overlap! {
     flush_that_counts_alone_is_found: FlushAlone, failed_flush;
     leftover_revived_is_found: LeftoverRevived, leftover;
+}
+
+/// As [`caught`], for threads. Which of them comes first is not repeated.
+fn caught_among_threads(test: &str, bug: Planted) {
+    if varve_torture::tuned::test(test) {
+        return;
+    }
+    let trial = |seed, prepare: overlap::Prepare<'_>| {
+        let disk = Disk::new(POOL_BYTES);
+        format(&disk, Profile::Single).unwrap_or_else(|violation| panic!("{}", violation.0));
+        concurrent::run(&disk.fork(), seed, Kind::Concurrent.crashes().seeded as u64, prepare)
+    };
+    for seed in SEED..SEED + THREADED {
+        let Err((crash, Violation(what))) = trial(seed, &|| set(Some(bug))) else { continue };
+        if let Err((crash, Violation(what))) = trial(seed, &|| set(None)) {
+            panic!("this fails without {bug:?}, too: seed {seed}, crash {crash:?}: {what}");
+        }
+        println!("{bug:?}: found among threads, seed {seed}, crash {crash:?}: {what}");
+        return;
+    }
+    panic!("{bug:?} was not found among threads");
+}
+
+// Goal: the workload of threads sees what breaks its promises. Method: a bug planted in each of the threads.
+#[test]
+fn missing_flush_is_found_among_threads() {
+    caught_among_threads("missing_flush_is_found_among_threads", Planted::MissingFlush);
+}
+
+// Goal and method as above.
+#[test]
+fn frozen_data_overwritten_is_found_among_threads() {
+    caught_among_threads("frozen_data_overwritten_is_found_among_threads", Planted::FrozenOverwritten);
 }
 
 // Goal: no bug is left out. Method: every one of the list has its test above.

@@ -25,9 +25,11 @@ const CLONES_MAX: u64 = 3;
 #[derive(Clone)]
 pub struct Snapshot {
     entries: Entries,
-    /// What the patchwork may hold: each page as one of these has it.
-    patchwork: Vec<Arc<Vec<u8>>>,
+    /// What the patchwork may hold: each page as one of these has it, each from a tick on.
+    patchwork: Vec<(u64, Arc<Vec<u8>>)>,
     read_only: bool,
+    /// The tick at which it had been taken: a sync that began later, whoever's it was, made it durable.
+    taken: u64,
     /// A crash does not take it away.
     pub(super) required: bool,
 }
@@ -52,8 +54,9 @@ impl Worker<'_> {
                 // It waits for what is dirty of the source.
                 whole(&mut self.entries.names);
             }
-            let patchwork = vec![self.patchwork.bytes()];
-            let snapshot = Snapshot { entries, patchwork, read_only, required: sync };
+            let taken = self.tick();
+            let patchwork = vec![(taken, self.patchwork.bytes())];
+            let snapshot = Snapshot { entries, patchwork, read_only, taken, required: sync };
             self.entries.snapshots.insert(name, Arc::new(snapshot));
             self.push(begun, sync);
             if sync {
@@ -81,7 +84,8 @@ impl Worker<'_> {
             _ => {
                 let ino = self.fs.lookup(found, patchwork::NAME);
                 let ino = ino.map_err(|error| self.failed("lookup in a snapshot", error))?.ino;
-                let mut bytes = changed.patchwork.last().map_or_else(Vec::new, |bytes| (**bytes).clone());
+                let mut bytes =
+                    changed.patchwork.last().map_or_else(Vec::new, |(_, bytes)| (**bytes).clone());
                 let data = fill(self.thread << 40 | number, 1 + rng.below(30_000) as usize);
                 let offset = rng.below(bytes.len() as u64 + 1) as usize;
                 let mut done = 0;
@@ -91,7 +95,7 @@ impl Worker<'_> {
                 }
                 bytes.resize(bytes.len().max(offset + data.len()), 0);
                 bytes[offset..offset + data.len()].copy_from_slice(&data);
-                changed.patchwork.push(Arc::new(bytes));
+                changed.patchwork.push((self.tick(), Arc::new(bytes)));
                 self.entries.snapshots.insert(name.clone(), Arc::new(changed.clone()));
                 self.push(begun, false);
                 self.fs.fsync(ino).map_err(|error| self.failed("fsync in a snapshot", error))?;
@@ -124,7 +128,7 @@ impl Worker<'_> {
         cloned.map_err(|error| self.failed("clone", error))?;
         // The name comes first and leads to nothing yet.
         self.note(begun, |names| {
-            names.insert(name.clone(), Contents { whole: None, ..contents });
+            names.insert(name.clone(), Contents { whole: None, written: None, ..contents });
         });
         self.note(begun, |names| {
             for name in [slot, &name[..]] {
@@ -148,15 +152,18 @@ fn inside(fs: &Filesystem, root: InodeId, thread: usize) -> Result<InodeId, Viol
     Ok(found.map_err(|error| violation!("a snapshot has no directory of its thread: {error}"))?.ino)
 }
 
-/// Whether the snapshots found under these roots are the `expected` ones.
+/// Whether the snapshots found under these roots are the `expected` ones, after somebody has synced all that had returned
+/// before tick `synced`.
 pub fn agree(
     fs: &Filesystem,
     thread: usize,
     expected: &BTreeMap<Vec<u8>, Arc<Snapshot>>,
     found: &BTreeMap<Vec<u8>, InodeId>,
+    synced: u64,
 ) -> Result<(), Violation> {
+    let durable = |snapshot: &Snapshot| snapshot.required || snapshot.taken < synced;
     let expected: BTreeMap<_, _> =
-        expected.iter().filter(|(name, snapshot)| snapshot.required || found.contains_key(*name)).collect();
+        expected.iter().filter(|(name, snapshot)| durable(snapshot) || found.contains_key(*name)).collect();
     if !expected.keys().copied().eq(found.keys()) {
         let names = |name: &Vec<u8>| name.escape_ascii().to_string();
         let (found, expected): (Vec<_>, Vec<_>) =
@@ -171,7 +178,7 @@ pub fn agree(
             return Err(violation!("in {name}: {found:?}, not {expected:?}"));
         }
         let shown = look(fs, inside(fs, *root, thread)?)?;
-        if !agrees(&snapshot.entries, &shown) {
+        if !agrees(&snapshot.entries, &shown, synced) {
             let differs: Vec<_> = snapshot
                 .entries
                 .names
@@ -191,7 +198,8 @@ pub fn agree(
             ));
         }
         let bytes = shown.patchwork.ok_or_else(|| violation!("{name} has lost the patchwork"))?;
-        let states: Vec<_> = snapshot.patchwork.iter().collect();
+        let settled = snapshot.patchwork.iter().rposition(|(at, _)| *at < synced).unwrap_or(0);
+        let states: Vec<_> = snapshot.patchwork[settled..].iter().map(|(_, bytes)| bytes).collect();
         patchwork::explains(&states, &bytes)
             .map_err(|why| violation!("of the patchwork in {name}: {why}"))?;
     }

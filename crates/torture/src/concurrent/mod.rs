@@ -56,6 +56,8 @@ struct Contents {
     len: usize,
     /// Why the name leads to the whole file in every state that has the name so.
     whole: Option<Reason>,
+    /// The tick at which all was written: a sync that began later, whoever's it was, brought all of it into the log.
+    written: Option<u64>,
 }
 
 /// What brought all bytes of a file into the log before its name.
@@ -165,12 +167,18 @@ impl Worker<'_> {
         self.states.last_mut().expect("there is a first state").acknowledged = Some(events);
     }
 
+    /// The snapshots in the directory are durable.
+    fn require_snapshots(&mut self) {
+        let snapshots = self.entries.snapshots.values_mut();
+        snapshots.for_each(|snapshot| Arc::make_mut(snapshot).required = true);
+    }
+
     fn work(&mut self, seed: u64) -> Result<(), Violation> {
         let mut rng = Rng::new(seed).fork(&format!("thread {}", self.thread));
         for number in 0..CALLS {
             let longest = [1_500, 12_000, 90_000, 1_400_000][rng.index(4)];
             let len = 1 + rng.below(longest) as usize;
-            let contents = Contents { seed: self.thread << 32 | number, len, whole: None };
+            let contents = Contents { seed: self.thread << 32 | number, len, whole: None, written: None };
             let slot = format!("slot{}", rng.below(SLOTS)).into_bytes();
             match rng.below(22) {
                 0..3 => self.replace(slot, contents, false)?,
@@ -186,7 +194,10 @@ impl Worker<'_> {
                     }
                 }
                 7 => {
+                    let begun = self.disk.events();
                     self.fs.fsync(self.directory).map_err(|error| self.failed("fsync", error))?;
+                    self.require_snapshots();
+                    self.push(begun, false);
                     self.acknowledge();
                 }
                 8 => {
@@ -195,8 +206,7 @@ impl Worker<'_> {
                     self.syncs.push(Synced { begun: tick, events: self.disk.events() });
                     let names = &mut self.entries.names;
                     names.values_mut().for_each(|contents| contents.whole = Some(Reason::Sync));
-                    let snapshots = self.entries.snapshots.values_mut();
-                    snapshots.for_each(|snapshot| Arc::make_mut(snapshot).required = true);
+                    self.require_snapshots();
                     self.push(begun, true);
                     self.acknowledge();
                 }
@@ -289,6 +299,8 @@ impl Worker<'_> {
             let written = write(self.fs, caller, ino, at as u64, &bytes[at..end]);
             at += written.map_err(|error| self.failed("write", error))?;
         }
+        let written = self.tick();
+        self.note(begun, |names| names.get_mut(&new).expect("made above").written = Some(written));
         if sync {
             self.fs.fsync(ino).map_err(|error| self.failed("fsync", error))?;
             self.note(begun, |names| names.get_mut(&new).expect("made above").whole = Some(Reason::Fsync));
@@ -388,7 +400,7 @@ fn work(disk: &Disk, seed: u64, prepare: Prepare<'_>) -> Result<Worked, Violatio
             return Err(violation!("thread {thread}, while running: {found:?}, not {expected:?}"));
         }
         let found = look(fs, *directory)?;
-        forks::agree(fs, thread, &last.entries.snapshots, &found.snapshots)
+        forks::agree(fs, thread, &last.entries.snapshots, &found.snapshots, u64::MAX)
             .map_err(|Violation(what)| violation!("thread {thread}, while running: {what}"))?;
     }
     // A check compares what it reads one after the other: nothing may be left that is written back meanwhile.
@@ -520,8 +532,10 @@ fn judge_directory(
     })?;
     let mut of_snapshots = None;
     let moved = |state: &&State| state.entries.guests == guests;
-    for state in states[least..end].iter().filter(moved).filter(|state| agrees(&state.entries, &found)) {
-        match forks::agree(fs, thread, &state.entries.snapshots, &found.snapshots) {
+    for state in
+        states[least..end].iter().filter(moved).filter(|state| agrees(&state.entries, &found, synced))
+    {
+        match forks::agree(fs, thread, &state.entries.snapshots, &found.snapshots, synced) {
             Ok(()) => return Ok(()),
             Err(why) => of_snapshots = Some(why),
         }
@@ -550,7 +564,8 @@ fn judge_directory(
     ))
 }
 
-fn agrees(entries: &Entries, found: &Found) -> bool {
+/// Whether a directory holds these entries, after somebody has synced all that had returned before tick `synced`.
+fn agrees(entries: &Entries, found: &Found, synced: u64) -> bool {
     found.snapshots.keys().all(|name| entries.snapshots.contains_key(name))
         && entries.nodes == found.nodes
         && entries.attributes == found.attributes
@@ -558,10 +573,40 @@ fn agrees(entries: &Entries, found: &Found) -> bool {
         && entries.names.iter().all(|(name, contents)| {
             let Some(bytes) = found.files.get(name) else { return false };
             let right = fill(contents.seed, contents.len);
-            if contents.whole.is_some() {
+            if contents.whole.is_some() || contents.written.is_some_and(|at| at < synced) {
                 return *bytes == right;
             }
             // Written from its front on, and a size comes no earlier than the bytes: never zeros, not even in part.
             right.starts_with(bytes)
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: what may be found of a file that threads wrote is a prefix, and all of it after a sync that began when it had been
+    // written. Method: one file by hand, as it is found in several ways, before and after such a sync.
+    #[test]
+    fn judge_takes_prefixes_and_after_a_sync_the_whole() {
+        let (seed, len) = (7, 10_000);
+        let mut entries = Entries::of(0);
+        entries.names.insert(b"f".to_vec(), Contents { seed, len, whole: None, written: Some(5) });
+        let whole = fill(seed, len);
+        let agrees_with = |bytes: &[u8], synced| {
+            let files = BTreeMap::from([(b"f".to_vec(), bytes.to_vec())]);
+            agrees(&entries, &Found { files, ..Found::default() }, synced)
+        };
+        for (bytes, before, after) in [
+            (whole.clone(), true, true),
+            (whole[..5_000].to_vec(), true, false),
+            (Vec::new(), true, false),
+            // A size that is there before its bytes.
+            ([&whole[..4_096], &[0; 4_096]].concat(), false, false),
+            (vec![0; len], false, false),
+            ([&whole[..], &[0]].concat(), false, false),
+        ] {
+            assert_eq!((agrees_with(&bytes, 5), agrees_with(&bytes, 6)), (before, after), "{}", bytes.len());
+        }
+    }
 }
