@@ -224,7 +224,7 @@ impl Store {
             // replaces is about to be overwritten.
             let superblock = store.superblock.lock().clone();
             store.pool.repair_slots(&superblock);
-            store.pool.flush()?;
+            (if is(Planted::CleanUnflushed) { Ok(()) } else { store.pool.flush() })?;
         }
         store.keyframes.begin(store.core.lock().tree(TreeId::KEYFRAMES).root.is_some());
         if !read_only {

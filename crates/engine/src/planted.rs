@@ -69,13 +69,15 @@ pub enum Planted {
     FrozenOverwritten,
     /// Recovery does not flush the part of the log that it counts before it says so.
     TailUnflushed,
+    /// Opening a pool that was closed does not flush what a process that was killed meanwhile has left.
+    CleanUnflushed,
     /// A trim discards nodes that the present state has replaced and the durable checkpoint refers to.
     TrimsCheckpoint,
 }
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 31] = [
+    pub const ALL: [Planted; 32] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -107,6 +109,7 @@ impl Planted {
         Planted::FrozenOverwritten,
         Planted::TrimsCheckpoint,
         Planted::TailUnflushed,
+        Planted::CleanUnflushed,
     ];
 }
 

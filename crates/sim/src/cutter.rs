@@ -164,13 +164,19 @@ impl CrashCutter {
         &self.durable
     }
 
-    /// What is left when the process that wrote is killed at this instant and the machine goes on: all that was issued completes, and
-    /// nothing of what is in doubt has been flushed by whoever comes next.
+    /// What is left when the process that wrote is killed at this instant and the machine goes on: nothing of what is in doubt has
+    /// been flushed by whoever comes next, and of each write in flight as many pages from its front complete as `landed` says.
     #[must_use]
-    pub fn killed(mut self) -> Self {
-        let in_flight = std::mem::take(&mut self.in_flight);
-        self.completed
-            .extend(in_flight.into_iter().map(|pending| PendingWrite { completed: true, ..pending }));
+    pub fn killed(mut self, mut landed: impl FnMut(&WriteEvent) -> usize) -> Self {
+        for mut pending in std::mem::take(&mut self.in_flight) {
+            let count = landed(&pending.write).min(pending.write.pages.len());
+            if count < pending.write.pages.len() {
+                pending.write.pages = pending.write.pages[..count].into();
+            }
+            if count > 0 {
+                self.completed.push_back(PendingWrite { completed: true, ..pending });
+            }
+        }
         self.flushes.clear();
         self
     }

@@ -56,9 +56,16 @@ impl Disk {
     }
 
     /// The disk that is found when the process is killed after `events` events and the machine goes on: all that was written is there,
-    /// and what no flush has covered is still in doubt. Events are counted on.
-    pub fn killed(&self, events: usize) -> Disk {
-        Disk(Arc::new(RecordingDevice::from_cutter(self.0.cutter_at(CrashPoint(events)).killed())))
+    /// and what no flush has covered is still in doubt. Of what was on its way all is written, some of the writes, or pages from the
+    /// front of each. Events are counted on.
+    pub fn killed(&self, events: usize, rng: &mut Rng) -> Disk {
+        let way = rng.below(3);
+        let cutter = self.0.cutter_at(CrashPoint(events)).killed(|write| match way {
+            0 => write.pages.len(),
+            1 => rng.index(2) * write.pages.len(),
+            _ => rng.index(write.pages.len() + 1),
+        });
+        Disk(Arc::new(RecordingDevice::from_cutter(cutter)))
     }
 
     /// Events recorded so far.

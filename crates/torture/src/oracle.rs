@@ -6,6 +6,8 @@
 //! 4. Work goes on, and is made durable.
 //! 5. A crash during that recovery, or during the work after it, is judged in the same way. Once the first recovery has
 //!    served, later ones start from its E: what it cut never comes back.
+//!
+//! The same holds when the process is killed and the machine goes on: then what the first recovery reads is still in doubt.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -66,6 +68,37 @@ pub fn judge(
         read_only(&image, &expected, setup)?;
     }
     let recovered = recover(image, &expected, setup)?;
+    go_on(recovered, &expected, 0, setup, depth, rng)
+}
+
+/// Judges what is left when the process is killed after `events` events, the pool is opened again and used, and the power fails
+/// during the opening or afterwards. Gives the number of crashes simulated.
+pub fn judge_kill(
+    timeline: &Timeline,
+    disk: &Disk,
+    events: usize,
+    setup: &Setup,
+    rng: &mut Rng,
+) -> Result<u64, Violation> {
+    let (least, most) = timeline.bounds(events);
+    let disk = disk.killed(events, rng);
+    let begun = disk.events();
+    let expected = Expected { timeline, least, most, recovered: None };
+    let recovered = recover(disk, &expected, setup)?;
+    let depth = Depth { calls_after: 12, crashes_after: 6, read_only_too: false };
+    go_on(recovered, &expected, begun, setup, &depth, rng)
+}
+
+/// Steps 4 and 5, after a recovery that began at event `begun` of its disk and had to find what was `before`. Gives the number of
+/// crashes simulated, the one before it included.
+fn go_on(
+    recovered: Recovered,
+    before: &Expected<'_>,
+    begun: usize,
+    setup: &Setup,
+    depth: &Depth,
+    rng: &mut Rng,
+) -> Result<u64, Violation> {
     // What was cut must stay cut: look harder.
     let was_cut = recovered.opened.report.batches_cut > 0;
     let calls_after = if was_cut { depth.calls_after.max(6) } else { depth.calls_after };
@@ -84,7 +117,7 @@ pub fn judge(
     let mut worked = Ok(());
     if was_cut || rng.chance(0.5) {
         // The same data may find the same blocks: a batch that was cut would verify now, if it could still count.
-        worked = repeat(&mut session, timeline.undone(end), calls_after);
+        worked = repeat(&mut session, before.timeline.undone(end), calls_after);
     }
     let repeated = session.disk().events();
     worked
@@ -92,14 +125,29 @@ pub fn judge(
         .map_err(|Violation(what)| violation!("after recovery to {end}: {what}\n{}", session.history(40)))?;
     let history = session.history(40);
     let (second, disk, _) = session.end();
-    let mut crashes = 1;
-    for _ in 0..crashes_after {
-        let mut cut = Cut::seeded(&disk, 0, rng);
-        if was_cut && rng.chance(0.5) {
-            cut.events = rng.between(served as u64, repeated as u64) as usize;
+    let mut cuts: Vec<Cut> = Vec::new();
+    if begun > 0 {
+        // On a disk whose writes before it are still in doubt the opening itself is what is dangerous.
+        let boundaries = disk.flush_boundaries();
+        let opening = boundaries.iter().filter(|instant| (begun..served).contains(instant));
+        // With nothing flushed since, unless the opening has done it.
+        let first = boundaries.iter().find(|instant| **instant >= served);
+        for events in opening.chain([&served]).chain(first).copied() {
+            let policies = [CrashPolicy::DropAll, CrashPolicy::Seeded, CrashPolicy::Seeded];
+            cuts.extend(policies.map(|policy| Cut { events, policy, tear_within: false }));
         }
+    }
+    let mut crashes = 1;
+    for number in 0..cuts.len() as u64 + crashes_after {
+        let cut = cuts.get(number as usize).copied().unwrap_or_else(|| {
+            let mut cut = Cut::seeded(&disk, begun, rng);
+            if was_cut && rng.chance(0.5) {
+                cut.events = rng.between(served as u64, repeated as u64) as usize;
+            }
+            cut
+        });
         let expected = if cut.events < served {
-            Expected { timeline, least, most, recovered: Some((end, &model)) }
+            Expected { recovered: Some((end, &model)), ..*before }
         } else {
             let (least, most) = second.bounds(cut.events);
             Expected { timeline: &second, least, most, recovered: None }
@@ -112,42 +160,6 @@ pub fn judge(
             )
         })?;
         crashes += 1;
-    }
-    Ok(crashes)
-}
-
-/// Judges what is left when the process is killed after `events` events, the pool is opened again, and the power fails meanwhile or
-/// just afterwards. Gives the number of crashes simulated.
-pub fn judge_kill(
-    timeline: &Timeline,
-    disk: &Disk,
-    events: usize,
-    setup: &Setup,
-    rng: &mut Rng,
-) -> Result<u64, Violation> {
-    let (least, most) = timeline.bounds(events);
-    let disk = disk.killed(events);
-    let begun = disk.events();
-    let expected = Expected { timeline, least, most, recovered: None };
-    let Recovered { opened, disk, model, .. } = recover(disk, &expected, setup)?;
-    let (end, served) = (opened.report.end.0, disk.events());
-    drop(opened);
-    let mut instants = disk.flush_boundaries();
-    instants.retain(|instant| (begun..served).contains(instant));
-    instants.push(served);
-    let mut crashes = 0;
-    for events in instants {
-        let policies = [CrashPolicy::DropAll, CrashPolicy::Seeded, CrashPolicy::Seeded, CrashPolicy::Seeded];
-        for policy in policies {
-            let cut = Cut { events, policy, tear_within: false };
-            // What has been served is durable.
-            let (least, most) = if events < served { (least, most) } else { (end, end) };
-            let expected = Expected { timeline, least, most, recovered: Some((end, &model)) };
-            recover(disk.cut(&cut, rng), &expected, setup).map_err(|Violation(what)| {
-                violation!("crash ({cut}) while it is opened again, which recovered to {end}: {what}")
-            })?;
-            crashes += 1;
-        }
     }
     Ok(crashes)
 }

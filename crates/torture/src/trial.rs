@@ -218,19 +218,29 @@ fn run_all(kind: Kind, seed: u64, wanted: Wanted) -> Result<Counts, Box<Failure>
     Ok(counts)
 }
 
-/// Instants at which the process of trial `seed` is killed while the machine goes on: where writes are in doubt, just before a flush
-/// returns.
+/// Instants at which the process of trial `seed` is killed while the machine goes on: any, one at which writes are in doubt, just
+/// before a flush returns, or the last of those if the pool is closed by it.
 fn kills(kind: Kind, seed: u64, timeline: &Timeline, disk: &Disk) -> Vec<usize> {
     let Some(mut rng) = killed(kind, seed) else { return Vec::new() };
-    let mut instants = disk.flush_boundaries();
-    instants.retain(|events| *events >= timeline.first_event() && disk.pending_count(*events) > 0);
-    rng.pick(&instants).copied().into_iter().collect()
+    let first = timeline.first_event();
+    let mut doubtful = disk.flush_boundaries();
+    doubtful.retain(|events| *events >= first && disk.pending_count(*events) > 0);
+    let instant = match rng.below(4) {
+        0 | 1 if kind.closes(seed) => doubtful.last().copied(),
+        0 | 1 => rng.pick(&doubtful).copied(),
+        _ => Some(rng.between(first as u64, disk.events() as u64) as usize),
+    };
+    instant.into_iter().collect()
 }
 
 /// Whether the process of trial `seed` is killed.
 pub(crate) fn killed(kind: Kind, seed: u64) -> Option<Rng> {
     let mut rng = Rng::new(seed).fork("kills");
-    let probability = if matches!(kind, Kind::Pair | Kind::Triple) { 0.1 } else { 0.5 };
+    let probability = match (kind, kind.closes(seed)) {
+        (Kind::Pair | Kind::Triple, false) => 0.1,
+        // Of workloads that close few are killed just then.
+        _ => 0.5,
+    };
     rng.chance(probability).then_some(rng)
 }
 

@@ -232,7 +232,7 @@ fn what_was_written_before_a_kill_stays_in_doubt() {
     write(8192, 3);
     // Before the third has completed: its issue is the last event but one.
     let at = CrashPoint(device.mark().0 - 1);
-    let next = RecordingDevice::from_cutter(device.cutter_at(at).killed());
+    let next = RecordingDevice::from_cutter(device.cutter_at(at).killed(|write| write.pages.len()));
     let block = |device: &dyn Device, at: u64| {
         let mut block = AlignedBuf::new(4096);
         device.read_at(at, &mut block).unwrap();
@@ -250,4 +250,21 @@ fn what_was_written_before_a_kill_stays_in_doubt() {
     next.flush().unwrap();
     let image = next.crash_image(next.mark(), &mut rng, CrashPolicy::DropAll);
     assert_eq!([0, 1, 2].map(|i| there(&image, i)), [true; 3]);
+}
+
+// Goal: of what was on its way when a process was killed as much is there as is said, from the front. Method: a write of three pages in
+// flight, of which each number lands.
+#[test]
+fn part_of_a_write_lands_before_a_kill() {
+    let device = RecordingDevice::new(1 << 20);
+    device.write_at(0, &stamped(1, 3)).unwrap();
+    for landed in 0..=3 {
+        let cutter = device.cutter_at(CrashPoint(1)).killed(|_| landed);
+        assert_eq!(cutter.pending_count(), usize::from(landed > 0));
+        let next = RecordingDevice::from_cutter(cutter);
+        let there = |page: usize| {
+            next.live_image().page(page as u64)[..] == stamped(1, 3)[page * PAGE_BYTES..][..PAGE_BYTES]
+        };
+        assert_eq!([0, 1, 2].map(there), [0, 1, 2].map(|page| page < landed));
+    }
 }
