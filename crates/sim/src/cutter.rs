@@ -1,7 +1,8 @@
 //! Walks along a recording and cuts crash images: what the medium could hold if power failed here.
 //!
 //! Invariants: `durable` holds exactly the writes and discards that a returned flush covers; every other write issued so
-//! far is in `completed` or `in_flight`. Feeding is linear in the events, cutting in the pending writes.
+//! far is in `completed` or `in_flight`, but for pages that a failed flush has let go of and a durable write has replaced.
+//! Feeding is linear in the events (but for failed flushes), cutting in the pending writes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -30,10 +31,16 @@ impl PendingWrite {
         self.write.pages.len() * SECTORS_PER_PAGE
     }
 
+    /// Its bytes, from the first to the end, exclusive.
+    fn range(&self) -> (u64, u64) {
+        (self.write.offset, self.write.offset + self.write.len_bytes())
+    }
+
     /// Whether it touches `[start, end)`, in bytes.
     #[must_use]
     pub fn overlaps(&self, start: u64, end: u64) -> bool {
-        self.write.offset < end && start < self.write.offset + self.write.len_bytes()
+        let (first, last) = self.range();
+        first < end && start < last
     }
 }
 
@@ -130,12 +137,31 @@ pub struct CrashCutter {
     position: usize,
     durable: Image,
     /// Completed and not durable, in the order of completion.
-    completed: VecDeque<PendingWrite>,
+    completed: VecDeque<Completed>,
     in_flight: Vec<PendingWrite>,
-    /// Number of completed writes that have become durable.
-    retired_count: u64,
-    /// For every flush under way: how many writes had completed when it began.
-    flushes: BTreeMap<u64, u64>,
+    /// Number of writes that have completed.
+    completed_count: u64,
+    /// Every flush under way.
+    flushes: BTreeMap<u64, Flush>,
+}
+
+/// A completed write that no flush has made durable yet.
+#[derive(Clone)]
+struct Completed {
+    /// The how manieth it was; a flush covers those below the count at its begin.
+    number: u64,
+    /// It is a page of which a failed flush has let go.
+    let_go: bool,
+    pending: PendingWrite,
+}
+
+/// A flush under way.
+#[derive(Clone, Copy)]
+struct Flush {
+    /// Number of events before it.
+    begun: usize,
+    /// How many writes had completed by then.
+    covers: u64,
 }
 
 impl CrashCutter {
@@ -147,7 +173,7 @@ impl CrashCutter {
             durable: base,
             completed: VecDeque::new(),
             in_flight: Vec::new(),
-            retired_count: 0,
+            completed_count: 0,
             flushes: BTreeMap::new(),
         }
     }
@@ -174,7 +200,7 @@ impl CrashCutter {
                 pending.write.pages = pending.write.pages[..count].into();
             }
             if count > 0 {
-                self.completed.push_back(PendingWrite { completed: true, ..pending });
+                self.complete(pending);
             }
         }
         self.flushes.clear();
@@ -183,7 +209,7 @@ impl CrashCutter {
 
     /// The writes in doubt, in the order in which images apply them: completed ones, then those in flight.
     pub fn pending(&self) -> impl Iterator<Item = &PendingWrite> {
-        self.completed.iter().chain(&self.in_flight)
+        self.completed.iter().map(|write| &write.pending).chain(&self.in_flight)
     }
 
     /// How many writes are in doubt.
@@ -202,22 +228,68 @@ impl CrashCutter {
             }),
             Event::GroupDone { group } => {
                 let done = self.in_flight.extract_if(.., |pending| pending.write.group == *group);
-                self.completed.extend(done.map(|pending| PendingWrite { completed: true, ..pending }));
+                for pending in done.collect::<Vec<_>>() {
+                    self.complete(pending);
+                }
             }
             Event::FlushBegin { flush } => {
-                self.flushes.insert(*flush, self.retired_count + self.completed.len() as u64);
+                self.flushes.insert(*flush, Flush { begun: self.position, covers: self.completed_count });
             }
             Event::FlushDone { flush } => {
                 // Another flush may have covered some of it meanwhile. A flush nobody began covers nothing.
-                let covered = self.flushes.remove(flush).unwrap_or(0);
-                while self.retired_count < covered {
-                    let Some(pending) = self.completed.pop_front() else { break };
-                    apply(&mut self.durable, &pending, &Fate::Keep);
-                    self.retired_count += 1;
+                let covered = self.flushes.remove(flush).map_or(0, |flush| flush.covers);
+                self.retire(covered);
+            }
+            Event::FlushFailed { flush } => {
+                if let Some(failed) = self.flushes.remove(flush) {
+                    self.let_go(failed);
                 }
             }
         }
         self.position += 1;
+    }
+
+    fn complete(&mut self, pending: PendingWrite) {
+        let pending = PendingWrite { completed: true, ..pending };
+        self.completed.push_back(Completed { number: self.completed_count, let_go: false, pending });
+        self.completed_count += 1;
+    }
+
+    /// Makes those below `covered` durable, but for what a failed flush has let go of: that is replaced only.
+    fn retire(&mut self, covered: u64) {
+        let mut let_go: VecDeque<Completed> = VecDeque::new();
+        while self.completed.front().is_some_and(|write| write.number < covered || write.let_go) {
+            let Some(write) = self.completed.pop_front() else { break };
+            if write.let_go {
+                let_go.push_back(write);
+                continue;
+            }
+            apply(&mut self.durable, &write.pending, &Fate::Keep);
+            let (start, end) = write.pending.range();
+            let_go.retain(|older| !older.pending.overlaps(start, end));
+        }
+        let_go.append(&mut self.completed);
+        self.completed = let_go;
+    }
+
+    /// A flush has failed: nobody makes durable what it should have covered, except one that had begun before.
+    fn let_go(&mut self, failed: Flush) {
+        let earlier = self.flushes.values().filter(|flush| flush.begun < failed.begun);
+        let first = earlier.map(|flush| flush.covers).max().unwrap_or(0);
+        for write in std::mem::take(&mut self.completed) {
+            if write.let_go || !(first..failed.covers).contains(&write.number) {
+                self.completed.push_back(write);
+                continue;
+            }
+            // Page by page, since each may be replaced by itself.
+            let offsets = (write.pending.write.offset..).step_by(PAGE_BYTES);
+            for (offset, page) in offsets.zip(write.pending.write.pages.iter()) {
+                let pages = [page.clone()].into();
+                let event = WriteEvent { offset, pages, ..write.pending.write };
+                let pending = PendingWrite { write: event, ..write.pending };
+                self.completed.push_back(Completed { let_go: true, pending, ..write });
+            }
+        }
     }
 
     /// The image in which each pending write has the fate that `choose(index, write)` gives it.

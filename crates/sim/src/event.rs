@@ -74,6 +74,13 @@ pub enum Event {
         /// Which one.
         flush: u64,
     },
+    /// The flush fails. What it should have covered stays in doubt until it is written again: no later flush has it, since a
+    /// kernel or a drive that has reported an error has let go of it. A device that fails on purpose says so just after the begin,
+    /// so that this holds for flushes that begin and return meanwhile.
+    FlushFailed {
+        /// Which one.
+        flush: u64,
+    },
 }
 
 /// A stretch of a device's life: what was there at its start, and every event since.

@@ -20,6 +20,8 @@ const EIO: i32 = 5;
 pub enum Fault {
     /// The request fails with EIO and nothing is transferred.
     Error,
+    /// The request fails with EIO. Of a write pages from its front have landed, by seed none, some or all.
+    ErrorInPart,
     /// One bit of the transferred bytes is wrong: what is read, or what lands on the medium.
     FlipBit,
     /// A write or discard is answered with success and not done; a flush is answered and not done.
@@ -80,6 +82,8 @@ struct Rules {
 #[derive(Default)]
 struct Verdict {
     error: bool,
+    /// How many bytes of a failing write land, in whole pages.
+    landed_bytes: u64,
     lose: bool,
     flip: Option<u64>,
     stall: Duration,
@@ -89,13 +93,24 @@ struct Verdict {
 pub struct FaultyDevice<D> {
     inner: D,
     rules: Mutex<Rules>,
+    /// Told of each flush that will fail, when it begins.
+    on_failed_flush: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl<D: Device> FaultyDevice<D> {
     /// Spoils `inner` by `rules`; `seed` decides chances and bits.
     pub fn new(inner: D, seed: u64, rules: Vec<FaultRule>) -> Self {
         let rules = rules.into_iter().map(|rule| (rule, 0)).collect();
-        Self { inner, rules: Mutex::new(Rules { rules, rng: Rng::new(seed), injected_count: 0 }) }
+        let rules = Mutex::new(Rules { rules, rng: Rng::new(seed), injected_count: 0 });
+        Self { inner, rules, on_failed_flush: None }
+    }
+
+    /// Tells `told` of each flush that will fail, when it begins: a recording has to know
+    /// ([`RecordingDevice::fail_flush`](crate::RecordingDevice::fail_flush)).
+    #[must_use]
+    pub fn on_failed_flush(mut self, told: impl Fn() + Send + Sync + 'static) -> Self {
+        self.on_failed_flush = Some(Box::new(told));
+        self
     }
 
     /// Replaces the rules, from now on. An empty list makes the device sound.
@@ -138,6 +153,11 @@ impl<D: Device> FaultyDevice<D> {
             *injected_count += 1;
             match rule.fault {
                 Fault::Error => verdict.error = true,
+                Fault::ErrorInPart => {
+                    verdict.error = true;
+                    let page_bytes = ALIGN_BYTES as u64;
+                    verdict.landed_bytes = rng.below(len_bytes / page_bytes + 1) * page_bytes;
+                }
                 Fault::Lose => verdict.lose = true,
                 Fault::FlipBit => verdict.flip = Some(rng.below(len_bytes * 8)),
                 Fault::Stall(duration) => verdict.stall += duration,
@@ -197,12 +217,17 @@ impl<D: Device> Device for FaultyDevice<D> {
             })
             .collect();
         let mut results: Vec<Result<(), DeviceError>> = Vec::with_capacity(requests.len());
-        let mut passed: Vec<Request<'_>> = Vec::new();
+        let (mut passed, mut partly): (Vec<Request<'_>>, Vec<Request<'_>>) = (Vec::new(), Vec::new());
         let mut passed_index: Vec<usize> = Vec::new();
         for (i, (request, verdict)) in requests.iter_mut().zip(&verdicts).enumerate() {
             let is_write = request.operation() == Operation::Write;
             if verdict.error {
                 results.push(Err(self.error(request.operation(), request.offset(), request.len_bytes())));
+                if let Request::Write { offset, buf } = request
+                    && let Some(landed) = buf.get(..verdict.landed_bytes as usize).filter(|b| !b.is_empty())
+                {
+                    partly.push(Request::Write { offset: *offset, buf: landed });
+                }
                 continue;
             }
             results.push(Ok(()));
@@ -217,6 +242,8 @@ impl<D: Device> Device for FaultyDevice<D> {
                 }
             });
         }
+        // Those that fail are answered so, whatever becomes of them.
+        passed.append(&mut partly);
         for (i, result) in passed_index.into_iter().zip(self.inner.run(&mut passed)) {
             results[i] = result;
         }
@@ -231,6 +258,9 @@ impl<D: Device> Device for FaultyDevice<D> {
 
     fn flush(&self) -> Result<(), DeviceError> {
         let verdict = self.judge(Operation::Flush, 0, 0);
+        if let Some(told) = self.on_failed_flush.as_ref().filter(|_| verdict.error) {
+            told();
+        }
         if !verdict.stall.is_zero() {
             std::thread::sleep(verdict.stall);
         }

@@ -13,7 +13,8 @@
 //! ```text
 //! header   "VARVELOG", version u32 = 1, zero u32, device size u64
 //! record   kind u8, zero [u8; 7], id u64, offset u64, length u64, then `length` bytes if kind is 1
-//! kinds    1 write (id: group), 2 group done, 3 flush begin (id: flush), 4 flush done, 5 discard (id: group)
+//! kinds    1 write (id: group), 2 group done, 3 flush begin (id: flush), 4 flush done, 5 discard (id: group),
+//!          6 flush failed
 //! ```
 
 use std::fs::File;
@@ -42,6 +43,7 @@ const KIND_GROUP_DONE: u8 = 2;
 const KIND_FLUSH_BEGIN: u8 = 3;
 const KIND_FLUSH_DONE: u8 = 4;
 const KIND_DISCARD: u8 = 5;
+const KIND_FLUSH_FAILED: u8 = 6;
 
 /// Why a log cannot be read.
 #[derive(Debug)]
@@ -190,8 +192,13 @@ impl<D: Device> Device for LoggingDevice<D> {
 
     fn flush(&self) -> Result<(), DeviceError> {
         let flush = self.append_new(Operation::Flush, KIND_FLUSH_BEGIN, 0, 0)?;
-        self.inner.flush()?;
-        self.append_end(Operation::Flush, KIND_FLUSH_DONE, flush)
+        match self.inner.flush() {
+            Ok(()) => self.append_end(Operation::Flush, KIND_FLUSH_DONE, flush),
+            Err(error) => {
+                self.append_end(Operation::Flush, KIND_FLUSH_FAILED, flush)?;
+                Err(error)
+            }
+        }
     }
 
     fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError> {
@@ -284,6 +291,7 @@ impl LogReader {
             KIND_GROUP_DONE => Event::GroupDone { group: id },
             KIND_FLUSH_BEGIN => Event::FlushBegin { flush: id },
             KIND_FLUSH_DONE => Event::FlushDone { flush: id },
+            KIND_FLUSH_FAILED => Event::FlushFailed { flush: id },
             _ => return Err(LogError::Malformed { at, what: "an unknown kind of record" }),
         };
         self.offset += RECORD_BYTES as u64 + data_bytes;

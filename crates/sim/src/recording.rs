@@ -152,6 +152,15 @@ impl RecordingDevice {
         }
     }
 
+    /// A flush begins of which it is certain that it will fail, whatever the caller does until it says so.
+    pub fn fail_flush(&self) {
+        let mut state = self.state.write();
+        let flush = state.id();
+        // Without power nothing is flushed anyway.
+        let _ =
+            state.push(Event::FlushBegin { flush }).and_then(|()| state.push(Event::FlushFailed { flush }));
+    }
+
     /// Whether power is off.
     #[must_use]
     pub fn is_powered_off(&self) -> bool {

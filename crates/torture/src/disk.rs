@@ -47,7 +47,7 @@ impl Disk {
                     flushes += usize::from(running > 0);
                     running += 1;
                 }
-                Event::FlushDone { .. } => running = running.saturating_sub(1),
+                Event::FlushDone { .. } | Event::FlushFailed { .. } => running = running.saturating_sub(1),
                 Event::Write(_) => writes += usize::from(running > 0),
                 Event::GroupDone { .. } => {}
             }

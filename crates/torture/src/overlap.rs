@@ -420,14 +420,21 @@ pub fn random(seed: u64, prepare: Prepare<'_>) -> Result<u64, Violation> {
     let recording = Arc::new(formatted()?);
     recording.set_flush_duration(Duration::from_micros([0, 50, 200, 1_000][rng.index(4)]));
     let mut rules = Vec::new();
-    let is_faulty = rng.chance(0.3);
-    if is_faulty {
-        rules.push(FaultRule::new(Operation::Flush, Trigger::Nth(rng.between(2, 30)), Fault::Error));
+    if rng.chance(0.3) {
+        let (operation, nth) = match rng.chance(0.75) {
+            true => (Operation::Flush, Trigger::Nth(rng.between(2, 30))),
+            false => (Operation::Write, Trigger::Nth(rng.between(2, 60))),
+        };
+        rules.push(FaultRule::new(operation, nth, Fault::ErrorInPart));
         // Others return while it is about to fail.
         let late = Fault::Stall(Duration::from_micros(500));
+        rules.push(FaultRule::new(Operation::Flush, nth, late));
         rules.push(FaultRule::new(Operation::Flush, Trigger::Chance(0.2), late));
     }
-    let device = Arc::new(FaultyDevice::new(recording.clone(), seed, rules));
+    let is_faulty = !rules.is_empty();
+    let told = recording.clone();
+    let device = FaultyDevice::new(recording.clone(), seed, rules);
+    let device = Arc::new(device.on_failed_flush(move || told.fail_flush()));
     let (store, _) = open(device)?;
     let first = recording.events();
     let history = life(&store, &recording, &mut rng, prepare)?;

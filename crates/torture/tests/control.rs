@@ -15,6 +15,8 @@ use varve_torture::{concurrent, overlap};
 const BUDGET: Duration = Duration::from_secs(900);
 const STEPS: u64 = 2_000;
 const SEED: u64 = 1;
+/// Workloads of batches in flight together.
+const CHANCES: u64 = 100;
 /// Workloads of threads.
 const THREADED: u64 = 60;
 
@@ -143,6 +145,17 @@ macro_rules! control_overlap {
 control_overlap! {
     flush_that_counts_alone_is_found: FlushAlone, failed_flush;
     leftover_revived_is_found: LeftoverRevived, leftover;
+}
+
+// Goal: chance finds it too that a flush counts though one before it fails. Method: threads that commit at once.
+#[test]
+fn flush_that_counts_alone_is_found_by_chance() {
+    caught_in(Planted::FlushAlone, |prepare| {
+        (1..=CHANCES).try_for_each(|seed| {
+            let judged = overlap::random(seed, prepare);
+            judged.map(drop).map_err(|Violation(what)| Violation(format!("overlap, seed {seed}: {what}")))
+        })
+    });
 }
 
 /// As [`caught`], for threads. Which of them comes first is not repeated.

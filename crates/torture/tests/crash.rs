@@ -202,8 +202,10 @@ fn a_failed_device_acknowledges_nothing() {
         format(&disk, Profile::Single).expect("format");
         let disk = disk.fork();
         let operation = [Operation::Flush, Operation::Write][rng.index(2)];
-        let rule = FaultRule::new(operation, Trigger::Nth(2 + rng.below(20)), Fault::Error);
-        let device: Arc<dyn Device> = Arc::new(FaultyDevice::new(Shared(disk.device()), seed, vec![rule]));
+        let rule = FaultRule::new(operation, Trigger::Nth(2 + rng.below(20)), Fault::ErrorInPart);
+        let told = disk.device();
+        let device = FaultyDevice::new(Shared(disk.device()), seed, vec![rule]);
+        let device: Arc<dyn Device> = Arc::new(device.on_failed_flush(move || told.fail_flush()));
         let options = OpenOptions {
             store: StoreOptions { background: false, ..StoreOptions::default() },
             dirty_bytes_max: 1 << 20,

@@ -40,9 +40,11 @@ fn random_recording(rng: &mut Rng, events_count: usize) -> Recording {
             }
             6 if !flushes.is_empty() => {
                 let flush = flushes.swap_remove(rng.index(flushes.len()));
-                // One in four fails: it returned, but covers nothing.
-                if rng.chance(0.75) {
-                    recording.push(Event::FlushDone { flush });
+                // Of one in eight nothing is heard any more.
+                match rng.below(8) {
+                    0 => {}
+                    1 | 2 => recording.push(Event::FlushFailed { flush }),
+                    _ => recording.push(Event::FlushDone { flush }),
                 }
             }
             _ => {}
@@ -61,28 +63,49 @@ fn model_at(base: &Image, events: &[Event], point: usize) -> Model {
     let sectors = (base.size_bytes() as usize) / SECTOR_BYTES;
     let events = &events[..point];
     let index_of = |wanted: &dyn Fn(&Event) -> bool| events.iter().position(wanted);
-    // (done index, issue index, write) of every durable write; the rest apart.
+    let begin_of = |flush: u64| index_of(&|e| matches!(e, Event::FlushBegin { flush: f } if *f == flush));
+    // Whether a flush that began between `from` and `to` has its end, good or bad, by `by`: the index of that.
+    let ended = |flush: u64, good: bool, by: usize| {
+        events[..by].iter().position(|event| match event {
+            Event::FlushDone { flush: f } => good && *f == flush,
+            Event::FlushFailed { flush: f } => !good && *f == flush,
+            _ => false,
+        })
+    };
+    let begun = |from: usize, to: usize| {
+        events[from..to].iter().filter_map(|event| match event {
+            Event::FlushBegin { flush } => Some(*flush),
+            _ => None,
+        })
+    };
+    // When a write that had completed at `done` became durable, or was let go.
+    let fate = |done: usize| {
+        (done..events.len()).find_map(|i| match events[i] {
+            Event::FlushDone { flush } => begin_of(flush).is_some_and(|begin| begin > done).then_some(true),
+            Event::FlushFailed { flush } => {
+                let begin = begin_of(flush).filter(|begin| *begin > done)?;
+                // Unless one that began earlier may still have it.
+                let running = |f: u64| ended(f, true, i).is_none() && ended(f, false, i).is_none();
+                (!begun(done, begin).any(running)).then_some(false)
+            }
+            _ => None,
+        })
+    };
+    // (done index, issue index, write) of every durable write; the rest apart, and by when one must be durable to replace it.
     let (mut durable_writes, mut doubtful) = (Vec::new(), Vec::new());
     for (i, event) in events.iter().enumerate() {
         let Event::Write(write) = event else { continue };
         let done = index_of(&|e| matches!(e, Event::GroupDone { group } if *group == write.group));
-        let covered = done.is_some_and(|done| {
-            events[done..].iter().any(|event| match event {
-                Event::FlushBegin { flush } => {
-                    index_of(&|e| matches!(e, Event::FlushDone { flush: other } if other == flush)).is_some()
-                }
-                _ => false,
-            })
-        });
-        match (covered, done) {
-            (true, Some(done)) => durable_writes.push((done, i, write)),
-            _ => doubtful.push(write),
+        match done.map(|done| (done, fate(done))) {
+            Some((done, Some(true))) => durable_writes.push((done, i, write)),
+            Some((done, _)) => doubtful.push(((done, i), write)),
+            None => doubtful.push(((usize::MAX, i), write)),
         }
     }
     durable_writes.sort_by_key(|(done, issued, _)| (*done, *issued));
     let mut bytes = vec![0; base.size_bytes() as usize];
     base.read(0, &mut bytes);
-    for (_, _, write) in durable_writes {
+    for (_, _, write) in &durable_writes {
         for (i, page) in write.pages.iter().enumerate() {
             let at = write.offset as usize + i * PAGE_BYTES;
             bytes[at..at + PAGE_BYTES].copy_from_slice(&page[..]);
@@ -90,8 +113,15 @@ fn model_at(base: &Image, events: &[Event], point: usize) -> Model {
     }
     let durable: Vec<Vec<u8>> = bytes.chunks(SECTOR_BYTES).map(<[u8]>::to_vec).collect();
     let mut admissible: Vec<HashSet<Vec<u8>>> = durable.iter().map(|d| HashSet::from([d.clone()])).collect();
-    for write in doubtful {
+    for (place, write) in doubtful {
         for (i, page) in write.pages.iter().enumerate() {
+            let offset = write.offset + (i * PAGE_BYTES) as u64;
+            let replaces = |(done, issued, later): &(usize, usize, &WriteEvent)| {
+                (*done, *issued) > place && (later.offset..later.offset + later.len_bytes()).contains(&offset)
+            };
+            if durable_writes.iter().any(replaces) {
+                continue;
+            }
             for (j, sector) in page.chunks(SECTOR_BYTES).enumerate() {
                 let index = (write.offset as usize + i * PAGE_BYTES) / SECTOR_BYTES + j;
                 admissible[index].insert(sector.to_vec());

@@ -7,7 +7,8 @@ use varve_device::{AlignedBuf, Device, DeviceError, Discarded, MemoryDevice, Ope
 
 use super::{random_step, stamped};
 use crate::{
-    CrashPoint, CrashPolicy, Fault, FaultRule, FaultyDevice, Image, PAGE_BYTES, RecordingDevice, Rng, Trigger,
+    CrashCutter, CrashPoint, CrashPolicy, Event, Fault, FaultRule, FaultyDevice, Image, PAGE_BYTES,
+    RecordingDevice, Rng, Trigger, WriteEvent,
 };
 
 const SIZE_BYTES: u64 = 1 << 20;
@@ -267,4 +268,74 @@ fn part_of_a_write_lands_before_a_kill() {
         };
         assert_eq!([0, 1, 2].map(there), [0, 1, 2].map(|page| page < landed));
     }
+}
+
+// Goal: no later flush makes durable what a failed one should have, but for what is written again. Method: pages written before and
+// after the failure, some again; images in which nothing in doubt survives, after a flush that began meanwhile.
+#[test]
+fn a_failed_flush_is_not_healed() {
+    let device = Arc::new(RecordingDevice::new(SIZE_BYTES));
+    let told = Arc::clone(&device);
+    let rules = vec![FaultRule::new(Operation::Flush, Trigger::Nth(2), Fault::Error)];
+    let faulty = FaultyDevice::new(Arc::clone(&device), 1, rules).on_failed_flush(move || told.fail_flush());
+    let write = |page: u64, stamp: u64, pages: usize| {
+        faulty.write_at(page * PAGE_BYTES as u64, &stamped(stamp, pages)).unwrap();
+    };
+    write(0, 1, 1);
+    faulty.flush().unwrap();
+    write(1, 2, 3);
+    assert!(faulty.flush().is_err());
+    write(4, 3, 1);
+    faulty.flush().unwrap();
+    let durable = |page: u64| {
+        let image = device.crash_image(device.mark(), &mut Rng::new(0), CrashPolicy::DropAll);
+        image.page(page).iter().any(|byte| *byte != 0)
+    };
+    assert_eq!([0, 1, 2, 3, 4].map(durable), [true, false, false, false, true]);
+    // The middle of the three again: that one is safe, and the old one never comes back over it.
+    write(2, 4, 1);
+    faulty.flush().unwrap();
+    assert_eq!([1, 2, 3].map(durable), [false, true, false]);
+    let kept = device.crash_image(device.mark(), &mut Rng::new(0), CrashPolicy::KeepAll);
+    assert_eq!(kept.first_difference(&device.live_image()), None);
+    assert!(kept.page(2)[..] == stamped(4, 1)[..]);
+}
+
+// Goal: a flush that had begun before a failing one still counts for what it covers. Method: events by hand.
+#[test]
+fn an_earlier_flush_outlives_a_failed_one() {
+    let mut cutter = CrashCutter::new(Image::new(SIZE_BYTES));
+    let write = |group: u64| Event::Write(WriteEvent::new(group, group * 4096, &stamped(group + 1, 1)));
+    let mut feed = |event: &Event| cutter.feed(event);
+    feed(&write(0));
+    feed(&Event::GroupDone { group: 0 });
+    feed(&Event::FlushBegin { flush: 10 });
+    feed(&write(1));
+    feed(&Event::GroupDone { group: 1 });
+    feed(&Event::FlushBegin { flush: 11 });
+    feed(&Event::FlushFailed { flush: 11 });
+    feed(&Event::FlushBegin { flush: 12 });
+    feed(&Event::FlushDone { flush: 12 });
+    feed(&Event::FlushDone { flush: 10 });
+    let there = |page: u64| cutter.durable().page(page).iter().any(|byte| *byte != 0);
+    assert_eq!([0, 1].map(there), [true, false]);
+    assert_eq!(cutter.pending_count(), 1);
+}
+
+// Goal: of a write that fails in part, pages from its front are there and no others. Method: many writes that fail.
+#[test]
+fn a_failed_write_lands_in_part() {
+    let mut seen = [0; 4];
+    for seed in 0..40 {
+        let rules = vec![FaultRule::new(Operation::Write, Trigger::Nth(1), Fault::ErrorInPart)];
+        let device = FaultyDevice::new(MemoryDevice::new(SIZE_BYTES), seed, rules);
+        let new = stamped(1, 3);
+        assert!(device.write_at(4096, &new).is_err());
+        let bytes = contents(&device);
+        let landed = bytes[4096..].chunks(4096).take_while(|page| page.iter().any(|byte| *byte != 0)).count();
+        assert!(bytes[4096..][..landed * 4096] == new[..landed * 4096]);
+        assert!(bytes[4096 + landed * 4096..].iter().all(|byte| *byte == 0));
+        seen[landed] += 1;
+    }
+    assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
 }

@@ -148,6 +148,7 @@ fn kinds(path: &PathBuf) -> String {
         Event::GroupDone { .. } => 'd',
         Event::FlushBegin { .. } => 'b',
         Event::FlushDone { .. } => 'f',
+        Event::FlushFailed { .. } => 'x',
     };
     recording.events().iter().map(kind).collect()
 }
@@ -219,8 +220,8 @@ fn failures_end_nothing() {
     assert_eq!(logging.run(group).iter().filter(|result| result.is_err()).count(), 1);
     assert!(logging.flush().is_err());
     assert!(logging.discard(0, 4096).is_err());
-    assert_eq!(kinds(&log_path), "wwbw");
+    assert_eq!(kinds(&log_path), "wwbxw");
     // A refused request never reaches the device, nor the log.
     assert!(logging.write_at(SIZE_BYTES, &page).is_err());
-    assert_eq!(kinds(&log_path), "wwbw");
+    assert_eq!(kinds(&log_path), "wwbxw");
 }
