@@ -10,6 +10,9 @@ pub mod record;
 
 use serde::{Deserialize, Serialize};
 
+/// How many files are replaced in turn: file number n gets the versions of remainder n.
+const REPLACED: u64 = 5;
+
 /// One line of the journal.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Line {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use varve_sim::Rng;
 
-use super::{Fact, Line, version_bytes};
+use super::{Fact, Line, REPLACED, version_bytes};
 use crate::call::fill;
 
 /// Bytes the plain files may take together.
@@ -185,7 +185,7 @@ impl Journal {
         let mut version = 0;
         while self.working() {
             version += 1;
-            let path = format!("replaced/{}", version % 5);
+            let path = format!("replaced/{}", version % REPLACED);
             let new = directory.join("new");
             let mut file = File::create(&new)?;
             file.write_all(&version_bytes(version))?;
