@@ -169,19 +169,6 @@ impl DeviceError {
         }
     }
 
-    /// The same about a device of another name.
-    pub(crate) fn called(mut self, name: &str) -> Self {
-        match &mut self {
-            Self::Io { device, .. }
-            | Self::NotPermitted { device, .. }
-            | Self::NotFound { device }
-            | Self::AlreadyExists { device }
-            | Self::Unsupported { device, .. } => name.clone_into(device),
-            _ => {}
-        }
-        self
-    }
-
     /// The OS error number behind this error, if there is one.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {

@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "what is waited for is somebody else's lock")]
 
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
@@ -18,6 +19,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// that is kept in what this gives.
 fn locked(unfinished: &Path, bytes: &[u8]) -> File {
     std::fs::write(unfinished, bytes).unwrap();
+    std::fs::set_permissions(unfinished, PermissionsExt::from_mode(0o600)).unwrap();
     let held = File::open(unfinished).unwrap();
     let taken = Command::new("flock").args(["-x", "-n", "0"]).stdin(held.try_clone().unwrap()).status();
     assert!(taken.unwrap().success());
@@ -46,7 +48,7 @@ fn what_got_its_name_meanwhile_is_left_alone() {
     std::thread::sleep(Duration::from_millis(300));
     std::fs::rename(&unfinished, &path).unwrap();
     drop(held);
-    match made.join().expect("no panic") {
+    match made.join().expect("no panic").map(drop) {
         Err(DeviceError::AlreadyExists { .. }) => {}
         other => panic!("{other:?}"),
     }

@@ -171,18 +171,20 @@ impl PoolOptions {
 
     /// Makes a pool in a new sparse file of `size_bytes` ([`POOL_BYTES_MIN`] or more) and opens it.
     ///
-    /// Errors: [`Reason::Exists`] if there is anything at `path`; [`Reason::Refused`] with what to do.
+    /// Errors: [`Reason::Exists`] if there is anything at `path`; [`Reason::InUse`] if somebody else is making it;
+    /// [`Reason::Refused`] with what to do.
     pub fn create(&self, path: impl AsRef<Path>, size_bytes: u64) -> Result<Pool> {
         let path = path.as_ref();
-        // It appears under its name only when the pool in it is whole.
-        self.may_write()
+        // It appears under its name only when the pool in it is whole, and is locked from before that on.
+        let device = self
+            .may_write()
             .and_then(|()| {
                 varve_device::FileDevice::create_whole(path, size_bytes, |device| {
                     self.format_device(device, true)
                 })
             })
             .map_err(|fault| Error::pool("create", &shown(path), fault))?;
-        self.open(path)
+        self.open_device(shown(path), device)
     }
 
     /// What is read-only makes no pool.
@@ -211,7 +213,8 @@ impl PoolOptions {
         self.open_device(shown(path), device)
     }
 
-    /// [`PoolOptions::open`], or [`PoolOptions::create`] if there is nothing at `path`.
+    /// [`PoolOptions::open`], or [`PoolOptions::create`] if there is nothing at `path`. Of several who do this at once one makes the
+    /// pool and has it open; the others are refused ([`Reason::InUse`]) until that one has closed it, as by `open`.
     pub fn open_or_create(&self, path: impl AsRef<Path>, size_bytes: u64) -> Result<Pool> {
         let path = path.as_ref();
         if fs::symlink_metadata(path).is_ok() {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::hash::{DefaultHasher, Hasher};
 use std::io::Read;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -89,6 +89,33 @@ fn refuses_a_second_mount() {
     assert_eq!(fs::read(mount.path("file")).expect("the first mount works on"), b"first");
     fs::write(mount.path("file"), b"again").expect("the first mount works on");
     mount.unmount();
+    check(&pool);
+}
+
+/// Goal: a new pool is made in a new file, and nothing that lies where it is made is followed, filled or removed. Method: a link to a file
+/// there, and another name of a file; then what a killed creation leaves, which is no hindrance.
+#[test]
+fn refuses_what_is_in_the_way_of_a_new_pool() {
+    let scratch = Scratch::new("in-the-way");
+    let (pool, way) = (scratch.path("pool.img"), scratch.path(".pool.img.creating"));
+    let data = scratch.path("data");
+    fs::write(&data, b"somebody's").expect("room");
+    let create = || {
+        let mut create = varve(&["create", "--size", "64M"]);
+        create.arg(&pool);
+        create
+    };
+    std::os::unix::fs::symlink(&data, &way).expect("a link");
+    refused(&mut create(), FAILED, &[".pool.img.creating", "symbolic link", "remove it"], &[&data]);
+    fs::remove_file(&way).expect("it is still there");
+    fs::hard_link(&data, &way).expect("a link");
+    refused(&mut create(), FAILED, &[".pool.img.creating", "other names"], &[&data]);
+    fs::remove_file(&way).expect("it is still there");
+    fs::write(&way, b"half a pool").expect("room");
+    fs::set_permissions(&way, fs::Permissions::from_mode(0o600)).expect("it is ours");
+    succeed(&mut create());
+    assert!(!way.exists());
+    assert_eq!(fs::metadata(&pool).expect("a pool").permissions().mode() & 0o7777, 0o600);
     check(&pool);
 }
 

@@ -187,12 +187,16 @@ pub(super) fn is_same(one: &File, other: &File) -> bool {
 }
 
 /// A new file's name is durable only when its directory is.
-pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
-    let parent = match path.parent() {
+fn sync_parent(path: &Path) -> io::Result<()> {
+    open_parent(path)?.sync_all()
+}
+
+/// The directory that a path ends in.
+pub(super) fn open_parent(path: &Path) -> io::Result<File> {
+    File::open(match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
-    };
-    File::open(parent)?.sync_all()
+    })
 }
 
 /// Switches `file` to direct I/O and tries it on the first block. `false`: the filesystem does not have it.

@@ -1,6 +1,6 @@
 //! Tests of the file device: equivalence with memory on both backends, locks, short devices, block devices.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
 
 use super::*;
@@ -250,14 +250,18 @@ fn the_holder_of_an_inherited_lock_is_named() {
 fn a_file_appears_whole() {
     let dir = tempfile::tempdir().unwrap();
     let (path, unfinished) = (dir.path().join("pool"), dir.path().join(".pool.creating"));
-    std::fs::write(&unfinished, vec![7; 3 << 20]).unwrap();
+    let leave = || {
+        std::fs::write(&unfinished, vec![7; 3 << 20]).unwrap();
+        std::fs::set_permissions(&unfinished, PermissionsExt::from_mode(0o600)).unwrap();
+    };
+    leave();
     let failed = FileDevice::create_whole(&path, MIB, |_| {
         assert!(!path.exists());
         Err(DeviceError::NotFound { device: "planted".into() })
     });
-    assert_eq!(failed, Err(DeviceError::NotFound { device: "planted".into() }));
+    assert_eq!(failed.map(drop), Err(DeviceError::NotFound { device: "planted".into() }));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-    std::fs::write(&unfinished, vec![7; 3 << 20]).unwrap();
+    leave();
     FileDevice::create_whole(&path, MIB + 5, |device| {
         device.write_at(0, &AlignedBuf::from_slice(&[1; 4096]))
     })
@@ -268,10 +272,12 @@ fn a_file_appears_whole() {
     let bytes = std::fs::read(&path).unwrap();
     assert_eq!((bytes.len(), &bytes[..4096]), (MIB as usize, &[1; 4096][..]));
     let again =
-        FileDevice::create_whole(&path, MIB, |_| -> Result<(), DeviceError> { panic!("it is there") });
+        FileDevice::create_whole(&path, MIB, |_| -> Result<(), DeviceError> { panic!("it is there") })
+            .map(drop);
     assert!(matches!(again, Err(DeviceError::AlreadyExists { .. })), "{again:?}");
     let nowhere = dir.path().join("none/pool");
-    let nowhere = FileDevice::create_whole(&nowhere, MIB, |_| Ok::<(), DeviceError>(())).unwrap_err();
+    let nowhere =
+        FileDevice::create_whole(&nowhere, MIB, |_| Ok::<(), DeviceError>(())).map(drop).unwrap_err();
     assert!(nowhere.to_string().ends_with("none/pool does not exist"), "{nowhere}");
 }
 

@@ -166,7 +166,9 @@ fn unlinked_open_files_do_not_survive_a_crash() {
 fn an_interrupted_creation_begins_anew() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pool");
-    std::fs::write(dir.path().join(".pool.creating"), vec![b'x'; 1 << 20]).unwrap();
+    let unfinished = dir.path().join(".pool.creating");
+    std::fs::write(&unfinished, vec![b'x'; 1 << 20]).unwrap();
+    std::fs::set_permissions(&unfinished, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let pool = Pool::open_or_create(&path, 64 * MIB).unwrap();
     pool.filesystem().write("/f", b"x").unwrap();
     pool.close().unwrap();
