@@ -231,13 +231,16 @@ impl PoolOptions {
     pub fn in_memory(&self, size_bytes: u64) -> Result<Pool> {
         let device: Arc<dyn varve_device::Device> = Arc::new(varve_device::MemoryDevice::new(size_bytes));
         let name = device.name();
-        self.format_device(device.clone(), true).map_err(|fault| Error::pool("create", &name, fault))?;
+        self.may_write()
+            .and_then(|()| self.format_device(device.clone(), true))
+            .map_err(|fault| Error::pool("create", &name, fault))?;
         self.open_device(name, device)
     }
 
     /// Makes a pool on `disk`, whatever was there, and opens it.
     pub fn create_on(&self, disk: &MemoryDisk) -> Result<Pool> {
-        disk.device()
+        self.may_write()
+            .and_then(|()| disk.device())
             .and_then(|device| self.format_device(device, true))
             .map_err(|fault| Error::pool("create", "memory", fault))?;
         self.open_on(disk)

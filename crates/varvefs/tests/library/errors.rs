@@ -79,6 +79,12 @@ fn what_is_read_only_makes_no_pool() {
     quiet().create(&path, size).unwrap().filesystem().write("/f", b"kept").unwrap();
     assert_eq!(*options().format(&path).map(drop).unwrap_err().reason(), Reason::ReadOnly);
     assert_eq!(options().open_or_create(&path, size).unwrap().filesystem().read("/f").unwrap(), b"kept");
+    let disk = MemoryDisk::new(size);
+    quiet().create_on(&disk).unwrap().filesystem().write("/f", b"kept").unwrap();
+    for result in [options().create_on(&disk), options().in_memory(size)] {
+        assert_eq!(*result.map(drop).unwrap_err().reason(), Reason::ReadOnly);
+    }
+    assert_eq!(options().open_on(&disk).unwrap().filesystem().read("/f").unwrap(), b"kept");
 }
 
 // Goal: making and opening pools fails with what to do. Method: missing, existing, foreign, too small, in use.
