@@ -127,7 +127,10 @@ struct Served {
 
 impl Service for Served {
     fn versions(&self, caller: Caller, request: &str) -> Result<Value> {
-        self.current.with(|filesystem| versions::serve(filesystem, &self.outside, caller, request))
+        self.current.with(|filesystem| {
+            let mounted = versions::Mounted { filesystem, outside: &self.outside, policy: &self.policy };
+            versions::serve(&mounted, caller, request)
+        })
     }
 
     fn stats(&self) -> Result<Value> {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use varve_fs::{
     Attr, Caller, EngineError, FileFlags, FileKind, Filesystem, FsError, InodeId, SubvolumeInfo, Timestamp,
 };
-use varve_mount::Outside;
+use varve_mount::{Outside, Policy};
 
 use super::{ListPage, Listed, Request, diff, extents};
 use crate::names::escape;
@@ -17,8 +17,16 @@ use crate::names::escape;
 const READ: u32 = 4;
 const WRITE_AND_SEARCH: u32 = 3;
 
+/// What a request is about: the filesystem, and the mount that it is served through.
+pub struct Mounted<'a> {
+    pub filesystem: &'a Filesystem,
+    pub outside: &'a Outside,
+    pub policy: &'a Policy,
+}
+
 /// Does what a request asks.
-pub fn serve(filesystem: &Filesystem, outside: &Outside, caller: Caller, request: &str) -> Result<Value> {
+pub fn serve(mounted: &Mounted<'_>, caller: Caller, request: &str) -> Result<Value> {
+    let filesystem = mounted.filesystem;
     let request =
         serde_json::from_str(request).context("this mount is served by another version of varve")?;
     match request {
@@ -40,9 +48,10 @@ pub fn serve(filesystem: &Filesystem, outside: &Outside, caller: Caller, request
         Request::Create { directory, name, asked, umask } => {
             let directory = InodeId(directory);
             may_change(filesystem, caller, directory)?;
-            change(outside, "create_subvolume", directory, &name, || {
+            mounted.change("create_subvolume", directory, &name, || {
                 filesystem.create_subvolume_masked(caller, directory, &name, asked & 0o777, umask & 0o777)
             })?;
+            mounted.settle(directory)?;
         }
         Request::Delete { directory, name, root } => {
             let (directory, root) = (InodeId(directory), InodeId(root));
@@ -52,7 +61,7 @@ pub fn serve(filesystem: &Filesystem, outside: &Outside, caller: Caller, request
             }
             must_own(caller, &attr)?;
             may_change(filesystem, caller, directory)?;
-            let done = attempt(outside, "delete_subvolume", directory, &name, || {
+            let done = mounted.attempt("delete_subvolume", directory, &name, || {
                 filesystem.delete_subvolume(directory, &name)
             });
             done?.map_err(|error| match error {
@@ -63,13 +72,15 @@ pub fn serve(filesystem: &Filesystem, outside: &Outside, caller: Caller, request
                 error => advise(error),
             })?;
             // Whoever is in it or has it open sees that it is gone.
-            outside.forget_inode(root);
+            mounted.outside.forget_inode(root);
+            mounted.settle(directory)?;
         }
         Request::Snapshot { source, directory, name, read_only, sync } => {
             let (source, directory) = (InodeId(source), InodeId(directory));
             must_own(caller, &filesystem.getattr(source).map_err(advise)?)?;
             may_change(filesystem, caller, directory)?;
-            change(outside, "snapshot", directory, &name, || {
+            let sync = sync || mounted.wants_durable(directory);
+            mounted.change("snapshot", directory, &name, || {
                 filesystem.snapshot(source, directory, &name, read_only, sync)
             })?;
         }
@@ -80,38 +91,57 @@ pub fn serve(filesystem: &Filesystem, outside: &Outside, caller: Caller, request
                 bail!("you may not read it; have its owner or root clone it");
             }
             may_change(filesystem, caller, directory)?;
-            change(outside, "clone_file", directory, &name, || {
+            mounted.change("clone_file", directory, &name, || {
                 filesystem.clone_file(caller, source, directory, &name)
             })?;
+            mounted.settle(directory)?;
         }
     }
     Ok(json!("done"))
 }
 
-/// Changes a name in a directory, and says what to do about what went wrong.
-fn change<T>(
-    outside: &Outside,
-    verb: &'static str,
-    directory: InodeId,
-    name: &[u8],
-    body: impl FnOnce() -> Result<T, FsError>,
-) -> Result<T> {
-    attempt(outside, verb, directory, name, body)?.map_err(advise)
-}
+/// A bug was met, in this request or one before.
+const PANICKED: &str = "the process that serves the mount has met a bug in itself and changes nothing any more; unmount and mount again";
 
-/// Changes a name in a directory. The kernel is told also after a failure, which may have come in the middle.
-fn attempt<T>(
-    outside: &Outside,
-    verb: &'static str,
-    directory: InodeId,
-    name: &[u8],
-    body: impl FnOnce() -> Result<T, FsError>,
-) -> Result<Result<T, FsError>> {
-    let result = outside.change(verb, body);
-    outside.forget_name(directory, name);
-    result.context(
-        "the process that serves the mount has met a bug in itself and changes nothing any more; unmount and mount again",
-    )
+impl Mounted<'_> {
+    /// Changes a name in a directory, and says what to do about what went wrong.
+    fn change<T>(
+        &self,
+        verb: &'static str,
+        directory: InodeId,
+        name: &[u8],
+        body: impl FnOnce() -> Result<T, FsError>,
+    ) -> Result<T> {
+        self.attempt(verb, directory, name, body)?.map_err(advise)
+    }
+
+    /// Changes a name in a directory. The kernel is told also after a failure, which may have come in the middle.
+    fn attempt<T>(
+        &self,
+        verb: &'static str,
+        directory: InodeId,
+        name: &[u8],
+        body: impl FnOnce() -> Result<T, FsError>,
+    ) -> Result<Result<T, FsError>> {
+        let result = self.outside.change(verb, body);
+        self.outside.forget_name(directory, name);
+        result.context(PANICKED)
+    }
+
+    /// Whether changes of names in a directory are durable before they are answered, as those that come through the kernel are: the
+    /// mount may want it (`sync`, `dirsync`), or the directory (chattr +S, +D).
+    fn wants_durable(&self, directory: InodeId) -> bool {
+        self.policy.durable() || self.policy.durable_names() || self.filesystem.wants_durable(directory, true)
+    }
+
+    /// A name in a directory has been changed: makes that durable, where it is to be.
+    fn settle(&self, directory: InodeId) -> Result<()> {
+        if !self.wants_durable(directory) {
+            return Ok(());
+        }
+        let synced = self.outside.change("fsync", || self.filesystem.fsync(directory));
+        synced.context(PANICKED)?.context("it is done, and making that durable failed")
+    }
 }
 
 /// Subvolumes in a page. A page fits into a line of the control socket ([`crate::control`]) with long paths, too.
