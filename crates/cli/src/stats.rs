@@ -282,7 +282,7 @@ pub fn run(args: &StatsArgs) -> Result<Outcome> {
 }
 
 /// The figures of a mount.
-fn ask(server: &Server<'_>) -> Result<Stats> {
+fn ask(server: &Server) -> Result<Stats> {
     let answer = server.request("stats")?;
     serde_json::from_value(answer).context("this mount is served by another version of varve")
 }

@@ -31,20 +31,20 @@ pub fn run(args: &SyncArgs) -> Result<Outcome> {
 
 /// Who is asked more than once, each time with a connection of its own. The kernel gives the number of a device again, and with it
 /// the name of the socket: the mount must not be another one meanwhile.
-pub struct Server<'a> {
-    mount: &'a Mount,
+pub struct Server {
+    mount: Mount,
     process: Cell<Option<i32>>,
 }
 
-impl<'a> Server<'a> {
+impl Server {
     /// Whoever serves `mount` when the first request comes.
-    pub fn of(mount: &'a Mount) -> Server<'a> {
-        Server { mount, process: Cell::new(None) }
+    pub fn of(mount: &Mount) -> Server {
+        Server { mount: mount.clone(), process: Cell::new(None) }
     }
 
     /// Sends a request and waits for its answer.
     pub fn request(&self, word: &str) -> Result<Value> {
-        let mut client = connect(self.mount)?;
+        let mut client = connect(&self.mount)?;
         let process = client.server();
         let before = self.process.replace(process);
         if before.is_some() && before != process {

@@ -12,10 +12,9 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use varve_fs::{Change, DiffPage, FileKind, Filesystem, InodeId};
 
-use super::{Request, answer, args::DiffArgs, find, same_pool};
-use crate::mountinfo::Mount;
+use super::{Found, Request, args::DiffArgs, find, line_of, same_pool};
 use crate::names::{Shown, escape};
-use crate::{Outcome, pool, show};
+use crate::{Outcome, pool, show, sync};
 
 /// Steps in a page, at most.
 pub const PAGE_STEPS: usize = 2048;
@@ -173,7 +172,11 @@ pub fn run(args: &DiffArgs) -> Result<Outcome> {
 
 /// Where the pages come from.
 enum Source {
-    Mounted(Mount),
+    /// As long as something in it is held open, no other mount gets the number of its device.
+    Mounted {
+        server: sync::Server,
+        _held: Box<[Found; 2]>,
+    },
     Pool(Box<Filesystem>),
 }
 
@@ -181,9 +184,9 @@ impl Source {
     fn page(&self, old: u64, new: u64, cursor: &str, steps: usize) -> Result<Page> {
         let page = match self {
             Source::Pool(filesystem) => page(filesystem, old, new, cursor, steps)?,
-            Source::Mounted(mount) => {
+            Source::Mounted { server, .. } => {
                 let request = Request::Diff { old, new, cursor: cursor.to_owned(), steps };
-                serde_json::from_value(answer(mount, &request)?)
+                serde_json::from_value(server.request(&line_of(&request)?)?)
                     .context("this mount is served by another version of varve")?
             }
         };
@@ -209,7 +212,9 @@ fn open(old: &OsStr, new: &OsStr) -> Result<(Source, u64, u64)> {
             bail!("both must be subvolumes or snapshots (varve subvolume list shows them)");
         }
     }
-    Ok((Source::Mounted(old.mount.clone()), old.number(), new.number()))
+    let numbers = (old.number(), new.number());
+    let server = sync::Server::of(&old.mount);
+    Ok((Source::Mounted { server, _held: Box::new([old, new]) }, numbers.0, numbers.1))
 }
 
 /// What was changed of one inode.

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use varve_fs::{DataSums, ExtentSums, FilePiece, Filesystem, InodeId, PieceKind};
 
-use super::{Found, Request, answer, args::ExtentsArgs, find};
+use super::{Found, Request, args::ExtentsArgs, find, line_of};
 use crate::names::Shown;
-use crate::{Outcome, pool};
+use crate::{Outcome, pool, sync};
 
 /// Pieces in a page.
 const PAGE_PIECES: usize = 8192;
@@ -69,7 +69,11 @@ pub fn run(args: &ExtentsArgs) -> Result<Outcome> {
 
 /// Where the pages come from.
 enum Source {
-    Mounted(Box<Found>),
+    /// As long as something in it is held open, no other mount gets the number of its device.
+    Mounted {
+        server: sync::Server,
+        _held: Box<Found>,
+    },
     Pool(Box<Filesystem>),
 }
 
@@ -90,7 +94,8 @@ fn open(args: &ExtentsArgs) -> Result<(u64, Source)> {
             if !found.metadata.is_file() {
                 bail!("it is not a regular file; only those have extents");
             }
-            Ok((found.number(), Source::Mounted(Box::new(found))))
+            let server = sync::Server::of(&found.mount);
+            Ok((found.number(), Source::Mounted { server, _held: Box::new(found) }))
         }
     }
 }
@@ -99,9 +104,9 @@ impl Source {
     fn page(&self, inode: u64, from: u64) -> Result<Page> {
         match self {
             Source::Pool(filesystem) => Ok(page(filesystem, InodeId(inode), from, PAGE_PIECES)?),
-            Source::Mounted(found) => {
+            Source::Mounted { server, .. } => {
                 let request = Request::Extents { inode, from, limit: PAGE_PIECES };
-                serde_json::from_value(answer(&found.mount, &request)?)
+                serde_json::from_value(server.request(&line_of(&request)?)?)
                     .context("this mount is served by another version of varve")
             }
         }

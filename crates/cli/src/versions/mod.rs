@@ -354,15 +354,11 @@ fn ask(mount: &Mount, request: &Request) -> Result<()> {
             mount.mountpoint.shown()
         );
     }
-    answer(mount, request).map(drop)
+    sync::connect(mount)?.request(&line_of(request)?).map(drop)
 }
 
 fn line_of(request: &Request) -> Result<String> {
     Ok(format!("{VERSIONS}{}", serde_json::to_string(request)?))
-}
-
-fn answer(mount: &Mount, request: &Request) -> Result<serde_json::Value> {
-    sync::connect(mount)?.request(&line_of(request)?)
 }
 
 #[cfg(test)]

@@ -4,14 +4,15 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
-use crate::harness::{Mount, Scratch, can_mount, check, output, succeed, varve};
+use crate::harness::{COMMAND_LIMIT, Mount, Scratch, can_mount, check, output, succeed, varve};
 
 /// Runs it with a standard error to which nothing can be written.
 fn unheard(command: &mut Command) -> Output {
@@ -140,6 +141,70 @@ fn another_mount_does_not_answer_for_one_that_has_gone() {
     let pool = pools[0].to_str().expect("text");
     assert!(!lines.is_empty() && lines.iter().all(|line| line["pool"] == pool), "{lines:?}");
     assert_eq!(out.status.code(), Some(1), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
+/// Waits until the process has asked somebody, and stops it when it does not.
+fn stop_between_requests(process: Pid) {
+    let proc = PathBuf::from(format!("/proc/{}", process.as_raw_nonzero()));
+    let is_socket = |file: fs::DirEntry| {
+        fs::read_link(file.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"))
+    };
+    let asks = || fs::read_dir(proc.join("fd")).expect("it runs").flatten().any(is_socket);
+    let is_stopped = || fs::read_to_string(proc.join("stat")).expect("it runs").contains(") T ");
+    let begun = Instant::now();
+    let signal = |signal| rustix::process::kill_process(process, signal).expect("our own child");
+    let wait = |is_so: &dyn Fn() -> bool| {
+        while !is_so() {
+            assert!(begun.elapsed() < COMMAND_LIMIT, "it asks nobody");
+            thread::sleep(Duration::from_micros(50));
+        }
+    };
+    wait(&asks);
+    wait(&|| {
+        signal(Signal::STOP);
+        wait(&is_stopped);
+        let is_between = !asks();
+        if !is_between {
+            signal(Signal::CONT);
+        }
+        is_between
+    });
+}
+
+/// Goal: what differs is told by one mount from the beginning to the end: the number of its device is nobody else's meanwhile. Method:
+/// a comparison of many pages that is stopped on its way; its mount is killed and another one comes, of a pool in which everything has
+/// the same numbers.
+#[test]
+fn differences_are_told_by_one_mount() {
+    if !can_mount("differences_are_told_by_one_mount") {
+        return;
+    }
+    let scratch = Scratch::new("diff-gone");
+    let mounted = |name: &str| {
+        let mount = Mount::start(&scratch.pool(&format!("{name}.img"), "64M"), &scratch.path(name));
+        succeed(varve(&["subvolume", "create"]).arg(mount.path("w")));
+        succeed(varve(&["snapshot"]).arg(mount.path("w")).arg(mount.path("s")));
+        (0..10_000).for_each(|n| fs::write(mount.path("w").join(format!("{name}{n}")), "").expect("room"));
+        mount.sync();
+        mount
+    };
+    let second = mounted("second");
+    let pool = scratch.path("second.img");
+    second.unmount();
+    let first = mounted("first");
+    let mut diff = varve(&["diff"]);
+    diff.arg(first.path("s")).arg(first.path("w")).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let diff = diff.spawn().expect("it starts");
+    let process = Pid::from_child(&diff);
+    stop_between_requests(process);
+    first.kill();
+    let second = Mount::start(&pool, &scratch.path("second"));
+    rustix::process::kill_process(process, Signal::CONT).expect("our own child");
+    let out = diff.wait_with_output().expect("our child");
+    second.unmount();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.code() == Some(1) && said.contains("the process that serve"), "{said}");
+    assert!(out.stdout.is_empty(), "it tells of one mount or of two");
 }
 
 fn mount(arguments: &[&str], places: &[&Path]) {
