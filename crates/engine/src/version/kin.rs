@@ -78,6 +78,9 @@ struct Asking<'a> {
     below: &'a dyn Fn(u64) -> Blocks,
 }
 
+/// Versions and their keys.
+pub(super) type Keyed = Vec<(VersionId, VersionKey)>;
+
 /// A family as one step of the reaper sees it.
 pub(super) struct Kin<'a> {
     read: &'a dyn Read,
@@ -258,11 +261,7 @@ impl<'a> Kin<'a> {
     ///
     /// # Errors
     /// [`EngineError::Corrupt`] where a parent is no older than its child: that would have no end.
-    pub(super) fn unheld_above(
-        &self,
-        id: VersionId,
-        max: usize,
-    ) -> Result<(Vec<(VersionId, VersionKey)>, Option<VersionId>)> {
+    pub(super) fn unheld_above(&self, id: VersionId, max: usize) -> Result<(Keyed, Option<VersionId>)> {
         let (mut found, mut at, mut version) = (Vec::new(), id, self.version(id)?);
         loop {
             found.push((at, version.key));

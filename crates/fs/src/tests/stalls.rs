@@ -41,7 +41,8 @@ fn what_has_been_freed_is_there_for_the_next() {
 // not yet reaped. Method: all space is taken, and a snapshot goes that alone has a file.
 #[test]
 fn what_is_not_yet_reaped_is_there_for_all() {
-    let verbs: [&dyn Fn(&Fixture, InodeId) -> crate::Result<()>; 2] =
+    type Verb<'a> = &'a dyn Fn(&Fixture, InodeId) -> crate::Result<()>;
+    let verbs: [Verb<'_>; 2] =
         [&|f, dir| f.fs.rename(ROOT, b"sub", dir, b"moved", RenameMode::Replace), &|f, dir| {
             let [from, to] = [b"from".as_slice(), b"to"].map(|name| f.fs.lookup(dir, name).unwrap().ino);
             f.fs.clone_range(Caller::ROOT, (from, 0), (to, BLOCK), 4 * BLOCK)
@@ -186,6 +187,7 @@ fn who_looks_waits_behind_who_waits() {
     let core = f.fs.core();
     let subvolume = core.subvolumes.get(Slot::FIRST).unwrap();
     let (alone, looked) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (told, tell) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         let first = core.names_first(ROOT).unwrap();
         scope.spawn(|| {
@@ -200,8 +202,9 @@ fn who_looks_waits_behind_who_waits() {
         scope.spawn(|| {
             f.fs.lookup(ROOT, b"file").unwrap();
             looked.store(true, Ordering::SeqCst);
+            told.send(()).unwrap();
         });
-        std::thread::sleep(Duration::from_millis(50));
+        tell.recv_timeout(Duration::from_millis(50)).expect_err("it waits");
         assert!(!looked.load(Ordering::SeqCst) && !alone.load(Ordering::SeqCst));
         drop(first);
     });
