@@ -261,13 +261,16 @@ impl<D: Device> Device for FaultyDevice<D> {
         if let Some(told) = self.on_failed_flush.as_ref().filter(|_| verdict.error) {
             told();
         }
+        let flushed = match (verdict.error, verdict.lose) {
+            (true, _) => Err(self.error(Operation::Flush, 0, 0)),
+            (false, true) => Ok(()),
+            (false, false) => self.inner.flush(),
+        };
+        // It has begun: flushes keep their order where one of them fails. The answer comes late.
         if !verdict.stall.is_zero() {
             std::thread::sleep(verdict.stall);
         }
-        if verdict.error {
-            return Err(self.error(Operation::Flush, 0, 0));
-        }
-        if verdict.lose { Ok(()) } else { self.inner.flush() }
+        flushed
     }
 
     fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError> {

@@ -422,13 +422,13 @@ pub fn random(seed: u64, prepare: Prepare<'_>) -> Result<u64, Violation> {
     let mut rules = Vec::new();
     if rng.chance(0.3) {
         let (operation, nth) = match rng.chance(0.75) {
-            true => (Operation::Flush, Trigger::Nth(rng.between(2, 30))),
-            false => (Operation::Write, Trigger::Nth(rng.between(2, 60))),
+            true => (Operation::Flush, Trigger::Nth(rng.between(2, 16))),
+            false => (Operation::Write, Trigger::Nth(rng.between(2, 30))),
         };
         rules.push(FaultRule::new(operation, nth, Fault::ErrorInPart));
-        // Others return while it is about to fail.
+        // Others begin and return while it is about to fail.
+        rules.push(FaultRule::new(Operation::Flush, nth, Fault::Stall(Duration::from_millis(2))));
         let late = Fault::Stall(Duration::from_micros(500));
-        rules.push(FaultRule::new(Operation::Flush, nth, late));
         rules.push(FaultRule::new(Operation::Flush, Trigger::Chance(0.2), late));
     }
     let is_faulty = !rules.is_empty();
@@ -446,7 +446,8 @@ pub fn random(seed: u64, prepare: Prepare<'_>) -> Result<u64, Violation> {
     let last = recording.events();
     let mut judged = 0;
     for _ in 0..CRASHES {
-        let events = rng.between(first as u64, last as u64) as usize;
+        // At the end everything is in doubt that a failed flush has let go of.
+        let events = if rng.chance(0.25) { last } else { rng.between(first as u64, last as u64) as usize };
         let image = recording.crash_image(CrashPoint(events), &mut rng, CrashPolicy::Seeded);
         let crashed = Arc::new(RecordingDevice::from_image(image));
         let (store, report) = open(crashed.clone())?;
