@@ -71,13 +71,15 @@ pub enum Planted {
     TailUnflushed,
     /// Opening a pool that was closed does not flush what a process that was killed meanwhile has left.
     CleanUnflushed,
+    /// A commit of what later changes have overtaken does not wait for it.
+    OvertakenUnflushed,
     /// A trim discards nodes that the present state has replaced and the durable checkpoint refers to.
     TrimsCheckpoint,
 }
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 32] = [
+    pub const ALL: [Planted; 33] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -110,6 +112,7 @@ impl Planted {
         Planted::TrimsCheckpoint,
         Planted::TailUnflushed,
         Planted::CleanUnflushed,
+        Planted::OvertakenUnflushed,
     ];
 }
 

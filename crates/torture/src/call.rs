@@ -148,8 +148,15 @@ pub enum Call {
     Fsync {
         ino: InodeId,
     },
+    /// Logs what was written to a file, and starts a sync by that: [`Call::Commit`] is the rest.
     FlushFile {
         ino: InodeId,
+    },
+    /// As [`Call::FlushFile`], for everything.
+    FlushAll,
+    /// Ends one of the syncs that were started, counted from the last.
+    Commit {
+        nth: usize,
     },
     Sync,
     Checkpoint,
@@ -176,6 +183,8 @@ impl Call {
             | Call::RemoveXattr { .. }
             | Call::Fsync { .. }
             | Call::FlushFile { .. }
+            | Call::FlushAll
+            | Call::Commit { .. }
             | Call::Sync
             | Call::Checkpoint
             | Call::Maintain
@@ -255,7 +264,13 @@ impl Call {
             | Call::RemoveXattr { ino, .. }
             | Call::SetFlags { ino, .. } => vec![(*ino, true)],
             Call::Release { ino } | Call::Fsync { ino } | Call::FlushFile { ino } => vec![(*ino, false)],
-            Call::Sync | Call::Checkpoint | Call::Maintain | Call::Trim { .. } | Call::Close => Vec::new(),
+            Call::FlushAll
+            | Call::Commit { .. }
+            | Call::Sync
+            | Call::Checkpoint
+            | Call::Maintain
+            | Call::Trim { .. }
+            | Call::Close => Vec::new(),
         }
     }
 
@@ -291,7 +306,13 @@ impl Call {
             | Call::SetFlags { ino, .. }
             | Call::Fsync { ino }
             | Call::FlushFile { ino } => *ino = map(*ino),
-            Call::Sync | Call::Checkpoint | Call::Maintain | Call::Trim { .. } | Call::Close => {}
+            Call::FlushAll
+            | Call::Commit { .. }
+            | Call::Sync
+            | Call::Checkpoint
+            | Call::Maintain
+            | Call::Trim { .. }
+            | Call::Close => {}
         }
         call
     }
@@ -390,6 +411,8 @@ impl fmt::Debug for Call {
             }
             Call::Fsync { ino } => write!(f, "fsync({})", ino.0),
             Call::FlushFile { ino } => write!(f, "flush_file({})", ino.0),
+            Call::FlushAll => write!(f, "flush_all"),
+            Call::Commit { nth } => write!(f, "commit(of {nth} before the last)"),
             Call::Sync => write!(f, "sync"),
             Call::Checkpoint => write!(f, "checkpoint"),
             Call::Maintain => write!(f, "maintain"),

@@ -290,6 +290,7 @@ fn work(session: &mut Session, calls: u64, rng: &mut Rng) -> Result<(), Violatio
         // Where there are forks there are more.
         forks: if session.live().subvolumes().count() > 1 { 120 } else { 0 },
         rare: 0,
+        started: 0,
         protects: false,
     };
     let mut generator = Generator::new(character);

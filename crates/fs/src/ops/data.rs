@@ -1,5 +1,6 @@
 //! Handles and durability: open, release, fsync.
 
+use varve_engine::planted::{Planted, is};
 use varve_engine::{EngineError, InodeId, Lsn, Transaction};
 use varve_format::record::orphan::OrphanState;
 
@@ -103,6 +104,9 @@ impl Core {
     /// Makes the log durable up to `upto`.
     pub(crate) fn commit(&self, upto: Lsn) -> Result<()> {
         self.require_running()?;
+        if is(Planted::OvertakenUnflushed) && upto < self.store.position() {
+            return Ok(());
+        }
         if upto > self.store.durable_position() {
             self.store.commit(upto)?;
         }

@@ -185,7 +185,8 @@ impl Model {
             Call::SetFlags { ino, flags } => self.set_flags(*ino, *flags, cx),
             Call::CloneFile { source, parent, name } => self.clone_file(*source, *parent, name, cx),
             Call::Fsync { ino } | Call::FlushFile { ino } => self.get(*ino).map(drop).ok_or(ENOENT),
-            Call::Sync | Call::Checkpoint | Call::Maintain | Call::Trim { .. } | Call::Close => Ok(()),
+            Call::FlushAll | Call::Commit { .. } | Call::Sync => Ok(()),
+            Call::Checkpoint | Call::Maintain | Call::Trim { .. } | Call::Close => Ok(()),
         }
     }
 

@@ -243,11 +243,10 @@ impl Session {
         }
         if succeeded {
             match call {
-                Call::Fsync { ino } => {
+                Call::Fsync { ino } | Call::FlushFile { ino } => {
                     // With the snapshot it is in, and those in the directory it is.
                     self.logged.require(|at, above| at == slot(*ino) || above == *ino);
                     self.settle_pending(call, &[*ino], after)?;
-                    acknowledged = after;
                 }
                 Call::Snapshot { sync: true, .. } => {
                     let made = self.timeline.last_created().map(slot);
@@ -255,12 +254,18 @@ impl Session {
                     self.settle_pending(call, &[], after)?;
                     acknowledged = after;
                 }
-                Call::Sync | Call::Close => {
+                Call::Sync | Call::Close | Call::FlushAll => {
                     self.logged.require(|_, _| true);
                     let all: Vec<InodeId> = self.pending.iter().copied().collect();
                     self.settle_pending(call, &all, after)?;
-                    acknowledged = after;
                 }
+                _ => {}
+            }
+            match call {
+                Call::Fsync { .. } | Call::Sync | Call::Close => acknowledged = after,
+                // What they have logged is durable later.
+                Call::FlushFile { .. } | Call::FlushAll => self.started.push(after),
+                Call::Commit { nth } => acknowledged = acknowledged.max(self.started(*nth).unwrap_or(0)),
                 Call::Checkpoint => acknowledged = acknowledged.max(before),
                 _ => {}
             }
@@ -346,6 +351,8 @@ fn is_logged_verb(call: &Call) -> bool {
             | Call::Release { .. }
             | Call::Fsync { .. }
             | Call::FlushFile { .. }
+            | Call::FlushAll
+            | Call::Commit { .. }
             | Call::Sync
             | Call::Checkpoint
             | Call::Maintain

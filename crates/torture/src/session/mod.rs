@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use varve_fs::{Allocate, Filesystem, FsError, InodeId, NewInode, NewNameless, RenameMode};
+use varve_fs::{Allocate, Filesystem, FsError, InodeId, Lsn, NewInode, NewNameless, RenameMode};
 use varve_sim::Rng;
 
 use crate::call::{Call, fill, write};
@@ -117,6 +117,8 @@ pub struct Session {
     calls: u64,
     /// Trims between the calls, and how likely each is.
     trims: Option<(Rng, f64)>,
+    /// Where the log was when a sync had been started.
+    started: Vec<u64>,
 }
 
 impl Session {
@@ -140,6 +142,7 @@ impl Session {
             history: Vec::new(),
             calls: 0,
             trims: None,
+            started: Vec::new(),
         }
     }
 
@@ -172,6 +175,11 @@ impl Session {
     /// The last calls with their positions and results, for reports.
     pub fn history(&self, last: usize) -> String {
         self.history[self.history.len().saturating_sub(last)..].join("\n")
+    }
+
+    /// Where the log was when the sync `nth` before the last had been started.
+    fn started(&self, nth: usize) -> Option<u64> {
+        self.started.iter().rev().nth(nth).copied()
     }
 
     fn execute(&self, call: &Call) -> Result<(InodeId, usize), FsError> {
@@ -239,6 +247,10 @@ impl Session {
             }
             Call::Fsync { ino } => fs.fsync(*ino).map(|()| none)?,
             Call::FlushFile { ino } => fs.flush_file(*ino).map(|()| none)?,
+            Call::FlushAll => fs.flush_all().map(|()| none)?,
+            Call::Commit { nth } => {
+                self.started(*nth).map_or(Ok(()), |upto| fs.commit(Lsn(upto))).map(|()| none)?
+            }
             Call::Sync => fs.sync().map(|()| none)?,
             Call::Checkpoint => fs.checkpoint().map(|()| none)?,
             Call::Maintain => fs.maintain().map(|()| none)?,

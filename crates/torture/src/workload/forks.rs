@@ -5,7 +5,7 @@
 use varve_fs::{Caller, InodeId, ROOT_INODE, SetAttr};
 use varve_sim::Rng;
 
-use super::random::{Character, Generator, rarely};
+use super::random::{Character, Generator, rarely, starts};
 use crate::call::Call;
 use crate::model::{PAGE_BYTES, is_subvolume, slot};
 use crate::session::{Session, Setup, Violation};
@@ -43,6 +43,7 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
         maintain: [0, 30, 150][rng.index(3)],
         forks: [80, 150, 400][rng.index(3)],
         rare: rarely(seed),
+        started: starts(seed),
         protects: false,
     };
     if rng.below(2) == 0 {

@@ -5,7 +5,7 @@
 use varve_fs::{Allocate, Caller, InodeId, ROOT_INODE, SetAttr};
 use varve_sim::Rng;
 
-use super::random::{Character, Generator, rarely};
+use super::random::{Character, Generator, rarely, starts};
 use crate::call::Call;
 use crate::model::{Inode, PAGE_BYTES, is_subvolume, slot};
 use crate::session::{Session, Setup, Violation};
@@ -54,6 +54,7 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
         maintain: 40,
         forks: if forks { 100 } else { 0 },
         rare: rarely(seed),
+        started: starts(seed),
         protects: false,
     };
     let mut generator = Generator::new(character);

@@ -27,6 +27,9 @@ const COPY_PIECE_BYTES: u64 = 1 << 20;
 /// Chosen so that the seeds of what has failed once give 0 in its highest bit, and half of all others do.
 const RARE_FACTOR: u64 = 0xe544_6dd4_552b_82f7;
 
+/// As [`RARE_FACTOR`], for syncs that are started.
+const STARTED_FACTOR: u64 = 0x121b_4d92_fa3f_da3f;
+
 /// How often things happen in one workload; drawn by its seed, so that workloads differ in character.
 #[derive(Clone, Copy, Debug)]
 pub struct Character {
@@ -48,6 +51,8 @@ pub struct Character {
     pub forks: u64,
     /// Of 1,000 calls: what [`rarely`] says.
     pub rare: u64,
+    /// Of 1,000 calls: a sync that is started, or the end of one.
+    pub started: u64,
     /// Flags are set, too, that keep something from changing.
     pub protects: bool,
 }
@@ -56,6 +61,11 @@ pub struct Character {
 /// something keep to the calls that there were then.
 pub fn rarely(seed: u64) -> u64 {
     [0, 60][(seed.wrapping_mul(RARE_FACTOR) >> 63) as usize]
+}
+
+/// How often syncs are started and ended later, behind a bit of the seed as in [`rarely`].
+pub fn starts(seed: u64) -> u64 {
+    [0, 80][(seed.wrapping_mul(STARTED_FACTOR) >> 63) as usize]
 }
 
 /// The character of workload `seed`.
@@ -71,6 +81,7 @@ pub fn character(seed: u64) -> Character {
         maintain: [0, 20, 100][rng.index(3)],
         forks: 0,
         rare: rarely(seed),
+        started: starts(seed),
         protects: true,
     }
 }
@@ -220,6 +231,14 @@ impl Generator {
             && let Some(ino) = file
         {
             return Call::FlushFile { ino };
+        }
+        if below(character.started) {
+            return match (rng.below(5), file) {
+                (0, _) => Call::FlushAll,
+                (1 | 2, Some(ino)) => Call::FlushFile { ino },
+                // Of one that later changes have overtaken, too.
+                _ => Call::Commit { nth: rng.index(4) },
+            };
         }
         if below(character.forks) {
             return self.fork(model, rng);
