@@ -1,6 +1,5 @@
 //! The subvolumes there are, by slot, and their families' gates.
 
-use std::collections::HashSet;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -36,8 +35,8 @@ pub(crate) struct Subvolumes {
 /// all that were in use come first.
 #[derive(Debug)]
 struct FreeSlots {
-    /// In use when the pool was opened. Four bytes each.
-    used: HashSet<u32>,
+    /// Those in use when the pool was opened, a bit for each up to the last of them.
+    used: Vec<u64>,
     /// Where those in use when it was opened end.
     used_end: u32,
     /// The next behind them.
@@ -50,26 +49,37 @@ struct FreeSlots {
 
 impl FreeSlots {
     fn new(all: u32) -> FreeSlots {
-        FreeSlots { used: HashSet::new(), used_end: 1, high: 1, low: 1, all }
+        FreeSlots { used: Vec::new(), used_end: 1, high: 1, low: 1, all }
     }
 
     fn in_use(&mut self, slot: u32) {
-        self.used.insert(slot);
+        // What no record may say is none of those that are given out.
+        if slot < self.all {
+            let word = slot as usize / 64;
+            if word >= self.used.len() {
+                self.used.resize(word + 1, 0);
+            }
+            self.used[word] |= 1 << (slot % 64);
+        }
         self.used_end = self.used_end.max(slot.saturating_add(1));
         self.high = self.used_end;
+    }
+
+    fn is_used(&self, slot: u32) -> bool {
+        self.used.get(slot as usize / 64).is_some_and(|word| word >> (slot % 64) & 1 == 1)
     }
 
     fn next(&self) -> Option<u32> {
         if self.high < self.all {
             return Some(self.high);
         }
-        (self.low..self.used_end.min(self.all)).find(|slot| !self.used.contains(slot))
+        (self.low..self.used_end.min(self.all)).find(|slot| !self.is_used(*slot))
     }
 
     fn taken(&mut self, slot: u32) {
         if slot >= self.used_end {
             self.high = self.high.max(slot + 1);
-        } else if !self.used.contains(&slot) {
+        } else if !self.is_used(slot) {
             self.low = self.low.max(slot + 1);
         }
     }
