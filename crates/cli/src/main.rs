@@ -24,6 +24,7 @@ mod mount;
 mod mountinfo;
 mod names;
 mod options;
+mod pages;
 mod pool;
 mod progress;
 mod remount;

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::fs::Metadata;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -166,6 +168,11 @@ pub fn everywhere(device: (u32, u32)) -> Vec<String> {
         places.extend(there.iter().map(|place| format!("{place} as process {id} ({name}) sees it")));
     }
     places
+}
+
+/// The number of the device that something lies on.
+pub fn device(metadata: &Metadata) -> (u32, u32) {
+    (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()))
 }
 
 /// The first two fields of a line.

@@ -6,11 +6,11 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 
-use crate::Outcome;
 use crate::args::SyncArgs;
 use crate::control::Client;
 use crate::mountinfo::{self, Mount, MountTable};
 use crate::names::{Shown, in_words};
+use crate::{Outcome, pages};
 
 /// Runs the command.
 pub fn run(args: &SyncArgs) -> Result<Outcome> {
@@ -23,9 +23,11 @@ pub fn run(args: &SyncArgs) -> Result<Outcome> {
             args.path.shown()
         );
     };
-    connect(mount)?
-        .request("sync")
-        .with_context(|| format!("syncing {} failed", mount.mountpoint.shown()))?;
+    let failed = || format!("syncing {} failed", mount.mountpoint.shown());
+    let mut client = connect(mount)?;
+    let written = pages::write_back_mount(mount, &path);
+    client.request("sync").with_context(failed)?;
+    written.context("what was changed through mmap cannot be written").with_context(failed)?;
     Ok(Outcome::Done)
 }
 

@@ -296,6 +296,15 @@ pub fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
+/// FUSE, as statfs(2) tells types.
+const FUSE: i64 = 0x6573_5546;
+
+/// Whether a process answers for the filesystem of `fd`. It may see what is changed through mmap when the kernel writes it back, and
+/// no sooner; and syncfs(2) makes it make nothing durable.
+pub fn is_in_user_space(fd: &impl AsFd) -> bool {
+    rustix::fs::fstatfs(fd).is_ok_and(|stat| stat.f_type as i64 == FUSE)
+}
+
 /// Makes what was written to the filesystem of `fd` durable.
 pub fn sync_filesystem(fd: &impl AsFd) -> Result<(), Errno> {
     rustix::fs::syncfs(fd)

@@ -40,7 +40,7 @@ use super::{Stop, finish, new_names, too_many};
 use crate::args::ImportArgs;
 use crate::clock::SystemClock;
 use crate::names::{Shown, escape, in_words};
-use crate::{Outcome, pool};
+use crate::{Outcome, pages, pool};
 
 /// Contents copied with one read and one write.
 const PIECE_BYTES: usize = 1 << 20;
@@ -111,6 +111,7 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
         flags_last: Vec::new(),
         pool_file,
         one_file_system: args.one_file_system.then_some(stat.id.0),
+        settled: HashSet::new(),
         buffer: vec![0; PIECE_BYTES],
         room: Vec::new(),
     };
@@ -165,6 +166,8 @@ struct Import {
     /// The pool itself, should it lie in the tree.
     pool_file: Option<(u64, u64)>,
     one_file_system: Option<u64>,
+    /// Filesystems whose files were written back.
+    settled: HashSet<u64>,
     buffer: Vec<u8>,
     room: Vec<u8>,
 }
@@ -189,10 +192,19 @@ impl Import {
         Ok(target)
     }
 
+    /// A filesystem in user space knows neither data nor times of what the kernel has not yet written back to it. What it is then
+    /// shows in a time, as with everything that is changed while it is read.
+    fn settle(&mut self, source: &OwnedFd, stat: &HostStat) -> Step<()> {
+        if self.settled.insert(stat.id.0) && host::is_in_user_space(source) {
+            pages::write_back_filesystem(source).map_err(|error| Trouble::Entry(error.to_string()))?;
+        }
+        Ok(())
+    }
+
     /// Copies a directory with all that is in it.
     fn tree(&mut self, dir: &Path, source: OwnedFd, stat: HostStat, target: Target, stop: &Stop) -> Step<()> {
         let mut path = PathBuf::from(dir);
-        let mut levels = vec![self.level(source, stat, target)?];
+        let mut levels = vec![self.open_level(source, stat, target)?];
         while let Some(level) = levels.last_mut() {
             if stop.asked() {
                 return Ok(());
@@ -355,10 +367,11 @@ impl Import {
         self.open_level(source, *stat, Target { ino: made.ino, fresh: true })
     }
 
-    fn open_level(&self, source: OwnedFd, stat: HostStat, target: Target) -> Step<Level> {
+    fn open_level(&mut self, source: OwnedFd, stat: HostStat, target: Target) -> Step<Level> {
         if self.one_file_system.is_some_and(|device| device != stat.id.0) {
             return Ok(Level { source, stat, target, names: Vec::new().into_iter(), had: Cell::default() });
         }
+        self.settle(&source, &stat)?;
         self.level(source, stat, target)
     }
 
@@ -412,6 +425,7 @@ impl Import {
 
     fn copy(&mut self, dir: &Level, name: &[u8], existing: Option<Attr>) -> Step<InodeId> {
         let source = host::open_at(dir.source.as_fd(), name, OFlags::empty())?;
+        pages::write_back(&source);
         // What is open may be another file than what was looked at: this one counts.
         let stat = host::stat_of(&source)?;
         if stat.kind != FileKind::File {

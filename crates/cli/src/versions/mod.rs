@@ -17,6 +17,7 @@ pub use serve::{Mounted, serve};
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -29,7 +30,7 @@ use varve_fs::{Filesystem, InodeId, ROOT_INODE};
 use crate::control::VERSIONS;
 use crate::mountinfo::{self, Mount, MountTable, is_not_connected};
 use crate::transfer::PoolPath;
-use crate::{Outcome, Usage, pool, show, sync};
+use crate::{Outcome, Usage, pages, pool, show, sync};
 use args::SubvolumeVerb;
 
 use crate::names::{Shown, in_words};
@@ -77,7 +78,7 @@ struct ListPage {
 
 /// Something in a mounted pool: held open, so that its number stays its own.
 struct Found {
-    _held: File,
+    held: File,
     metadata: Metadata,
     mount: Mount,
 }
@@ -120,6 +121,8 @@ pub fn snapshot(args: &SnapshotArgs) -> Result<Outcome> {
         }
         let place = to_make(&args.dest)?;
         same_pool(&source, &place.directory)?;
+        pages::write_back_mount(&source.mount, &source.path())
+            .context("what was changed through mmap cannot be written")?;
         let request = Request::Snapshot {
             source: source.number(),
             directory: place.directory.number(),
@@ -151,6 +154,7 @@ pub fn clone(args: &CloneArgs) -> Result<Outcome> {
         }
         let place = to_make(&args.dest)?;
         same_pool(&source, &place.directory)?;
+        pages::write_back_at(&source.path());
         let request =
             Request::Clone { source: source.number(), directory: place.directory.number(), name: place.name };
         ask(&place.directory.mount, &request)
@@ -183,8 +187,10 @@ fn list(path: &Path, json: bool) -> Result<Outcome> {
     })?;
     let table = MountTable::read()?;
     let resolved = mountinfo::resolve(path).with_context(|| cannot("find", path))?;
-    let mount =
-        table.ours().find(|mount| mount.device == device(&file_type) || mount.source == resolved).cloned();
+    let mount = table
+        .ours()
+        .find(|mount| mount.device == mountinfo::device(&file_type) || mount.source == resolved)
+        .cloned();
     let listed = match mount {
         Some(mount) => {
             let server = sync::Server::of(&mount);
@@ -251,14 +257,15 @@ impl Found {
         self.metadata.ino()
     }
 
+    /// A path to it, wherever it lies now.
+    fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.held.as_raw_fd()))
+    }
+
     /// The root of every subvolume has the same number, below that of its slot.
     fn is_subvolume(&self) -> bool {
         self.number() & ((1 << LOCAL_INODE_BITS) - 1) == ROOT_INODE.0 && self.metadata.is_dir()
     }
-}
-
-fn device(metadata: &Metadata) -> (u32, u32) {
-    (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()))
 }
 
 /// What `path` leads to, and the mount of ours that it is in.
@@ -271,7 +278,7 @@ fn find(path: &Path) -> Result<Found> {
         .and_then(|file| file.metadata().map(|metadata| (file, metadata)));
     let (held, metadata) = held.map_err(|error| explain(&error).context(path.shown()))?;
     let table = MountTable::read()?;
-    let is_here = |mount: &&Mount| mount.is_ours() && mount.device == device(&metadata);
+    let is_here = |mount: &&Mount| mount.is_ours() && mount.device == mountinfo::device(&metadata);
     // Of several places at which the pool is mounted, that one: its flags count. What has no path any more lies in any.
     let here = mountinfo::resolve(path).ok().and_then(|path| table.containing(&path).filter(is_here));
     let Some(mount) = here.or_else(|| table.ours().find(is_here)) else {
@@ -280,7 +287,7 @@ fn find(path: &Path) -> Result<Found> {
             path.shown()
         );
     };
-    Ok(Found { _held: held, metadata, mount: mount.clone() })
+    Ok(Found { held, metadata, mount: mount.clone() })
 }
 
 /// The place in a pool that is not mounted that an argument names; `None`: it is a path, to be looked for in a mount.

@@ -22,6 +22,7 @@ mod helper;
 mod json;
 mod lab;
 mod look;
+mod mapped;
 mod messages;
 mod names;
 mod overlay;

@@ -1,0 +1,128 @@
+//! What programs change through mmap and do not msync: the kernel has it, and the mount hears of it later. What commands do to a mount
+//! must not depend on that.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::harness::{Mount, Scratch, can_mount, check, output, succeed, varve};
+use crate::transfer::{done, export, import};
+
+const LEN: usize = 64 << 10;
+/// What is written through the mapping, and where.
+const TEXT: &[u8] = b"through mmap";
+const AT: usize = 40_000;
+/// The kernel writes back by itself after five seconds or more: that is not what is waited for.
+const TRIES: usize = 3;
+
+/// A file that is mapped to be changed. It is not open: to close it is to have it written back, and so is to start a program.
+struct Mapped {
+    at: *mut u8,
+}
+
+impl Mapped {
+    fn new(path: &Path) -> Mapped {
+        let file = fs::File::options().read(true).write(true).open(path).expect("a file");
+        assert!(file.metadata().expect("a file").len() >= LEN as u64);
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses the place, and nobody else knows of it.
+        let at = unsafe { mmap(std::ptr::null_mut(), LEN, protection, MapFlags::SHARED, &file, 0) };
+        Mapped { at: at.expect("a mapping").cast() }
+    }
+
+    /// Changes the file, of which nobody is told.
+    fn change(&self) {
+        // SAFETY: it lies within the mapping, which is as long as the file at most and that of this value alone.
+        unsafe { std::ptr::copy_nonoverlapping(TEXT.as_ptr(), self.at.add(AT), TEXT.len()) };
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped by this value, and goes with it.
+        unsafe { munmap(self.at.cast(), LEN) }.expect("it is mapped");
+    }
+}
+
+fn is_changed(path: &Path) -> bool {
+    let bytes = fs::read(path).expect("a file");
+    assert_eq!(bytes.len(), LEN);
+    &bytes[AT..AT + TEXT.len()] == TEXT
+}
+
+fn assert_changed(path: &Path) {
+    assert!(is_changed(path), "{}", path.display());
+}
+
+/// Goal: snapshots and clones show what every program sees in their source when the command begins, and a sync makes it durable. Method:
+/// files that are changed through mappings; the daemon is killed after the sync.
+#[test]
+fn what_is_mapped_is_not_left_out() {
+    if !can_mount("what_is_mapped_is_not_left_out") {
+        return;
+    }
+    let scratch = Scratch::new("mapped");
+    let pool = scratch.pool("pool.img", "64M");
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    succeed(varve(&["subvolume", "create"]).arg(mount.path("sub")));
+    for name in ["synced", "cloned", "sub/file"] {
+        fs::write(mount.path(name), vec![b'.'; LEN]).expect("room");
+    }
+    mount.sync();
+    let mapped = ["synced", "cloned", "sub/file"].map(|name| Mapped::new(&mount.path(name)));
+    mapped[1].change();
+    succeed(varve(&["clone"]).arg(mount.path("cloned")).arg(mount.path("clone")));
+    assert_changed(&mount.path("clone"));
+    mapped[2].change();
+    for _ in 0..TRIES {
+        // Writing back is asked for, and waited for a moment only.
+        let _ = output(varve(&["subvolume", "delete"]).arg(mount.path("snap")));
+        succeed(varve(&["snapshot", "--read-only"]).arg(mount.path("sub")).arg(mount.path("snap")));
+        if is_changed(&mount.path("snap/file")) {
+            break;
+        }
+    }
+    assert_changed(&mount.path("snap/file"));
+    mapped[0].change();
+    (0..TRIES).for_each(|_| drop(succeed(varve(&["sync"]).arg(mount.path("sub")))));
+    mount.kill();
+    drop(mapped);
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    for name in ["synced", "clone", "cloned", "sub/file", "snap/file"] {
+        assert_changed(&mount.path(name));
+    }
+    mount.unmount();
+    check(&pool);
+}
+
+/// Goal: an import from a mount takes what every program sees there, also in what is a hole otherwise and in what it has copied before.
+/// Method: two sparse files that are changed through mappings, one of them after a first import.
+#[test]
+fn what_is_mapped_is_imported() {
+    if !can_mount("what_is_mapped_is_imported") {
+        return;
+    }
+    let scratch = Scratch::new("mapped-import");
+    let mount = Mount::start(&scratch.pool("from.img", "64M"), &scratch.path("mnt"));
+    let to = scratch.pool("to.img", "64M");
+    let tree = mount.path("tree");
+    fs::create_dir(&tree).expect("room");
+    for name in ["first", "later"] {
+        fs::File::create(tree.join(name)).and_then(|file| file.set_len(LEN as u64)).expect("a sparse file");
+    }
+    let [first, later] = ["first", "later"].map(|name| Mapped::new(&tree.join(name)));
+    first.change();
+    let summary = done(&import(&tree, &to, "/"));
+    assert_eq!(summary["files_copied_count"], 2, "{summary}");
+    later.change();
+    (0..TRIES).for_each(|_| drop(done(&import(&tree, &to, "/"))));
+    let out = scratch.path("out");
+    done(&export(&to, "/", &out));
+    for name in ["first", "later"] {
+        assert_changed(&out.join(name));
+    }
+    drop([first, later]);
+    mount.unmount();
+    check(&to);
+}
