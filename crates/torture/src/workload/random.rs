@@ -65,7 +65,7 @@ pub fn rarely(seed: u64) -> u64 {
 
 /// How often syncs are started and ended later, behind a bit of the seed as in [`rarely`].
 pub fn starts(seed: u64) -> u64 {
-    [0, 80][(seed.wrapping_mul(STARTED_FACTOR) >> 63) as usize]
+    [0, 150][(seed.wrapping_mul(STARTED_FACTOR) >> 63) as usize]
 }
 
 /// The character of workload `seed`.
