@@ -152,7 +152,11 @@ impl<V: Verbs> Adapter<V> {
                 self.reply_size(verb, number, written.map(|count| count as u64), size, reply);
             }
             Body::Release => self.reply_empty(verb, number, verbs.release_inode(ino), reply),
-            Body::Fsync | Body::Fsyncdir => self.when_durable(verb, number, reply, Reply::empty),
+            Body::Fsync | Body::Fsyncdir => {
+                // Of what has gone there is nothing to be made durable but that, and whatever was before.
+                let of = if self.is_gone(ino) { abi::ROOT } else { number };
+                self.when_durable(verb, of, reply, Reply::empty);
+            }
             Body::Opendir => self.opendir(reply),
             Body::Releasedir => reply.empty(),
             Body::Readdir { cookie, size } => {
@@ -177,10 +181,18 @@ impl<V: Verbs> Adapter<V> {
                 self.reply_done(Change::Inode, verb, number, result, reply);
             }
             Body::Getxattr { name, size } => {
-                self.reply_xattr(verb, number, size, verbs.getxattr(ino, name), reply);
+                let result = verbs.getxattr(ino, name).map_err(|error| match error {
+                    FsError::NotFound | FsError::Stale if self.is_gone(ino) => FsError::NoAttribute,
+                    error => error,
+                });
+                self.reply_xattr(verb, number, size, result, reply);
             }
             Body::Listxattr { size } => {
-                let result = verbs.listxattr(ino).map(|names| list_for(who, names));
+                let names = verbs.listxattr(ino).or_else(|error| match error {
+                    FsError::NotFound | FsError::Stale if self.is_gone(ino) => Ok(Vec::new()),
+                    error => Err(error),
+                });
+                let result = names.map(|names| list_for(who, names));
                 self.reply_xattr(verb, number, size, result, reply);
             }
             Body::Removexattr { name } => {
@@ -243,6 +255,12 @@ impl<V: Verbs> Adapter<V> {
             FsError::NotFound | FsError::Stale => self.pins.gone(ino).ok_or(error),
             error => Err(error),
         })
+    }
+
+    /// Whether an inode is no more, and somebody may have it open all the same.
+    fn is_gone(&self, ino: InodeId) -> bool {
+        self.pins.gone(ino).is_some()
+            && matches!(self.verbs.getattr(ino), Err(FsError::NotFound | FsError::Stale))
     }
 
     fn open(&self, who: Caller, ino: u64, flags: i32, reply: Reply) {

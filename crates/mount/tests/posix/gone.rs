@@ -1,6 +1,7 @@
 //! What somebody has open when its last name goes, what somebody else was given, and what nobody may change.
 
 use std::fs::{self, File};
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -61,6 +62,44 @@ fn what_is_open_can_be_looked_at() {
         assert_eq!(fs::metadata(at(name)).unwrap_err().raw_os_error(), Some(2), "{name}");
     }
     assert_ne!(fs::metadata(at("replaced")).unwrap().ino(), inodes[1]);
+}
+
+// Goal: what has gone and is open answers as on other filesystems: it has no extended attributes, and a sync of it succeeds and makes
+// durable what was before; also to another user, whose permission is in a list that the kernel asks for. Method: a removed directory with
+// an attribute and a list, by its descriptor, and by stat(1) of a user who is in it.
+#[test]
+fn what_is_gone_has_no_attributes() {
+    let Some(mount) = Mount::start_as_root("what_is_gone_has_no_attributes", 64 << 20) else { return };
+    let path = mount.path("dir");
+    fs::create_dir(&path).unwrap();
+    rustix::fs::setxattr(&path, "user.name", b"value", rustix::fs::XattrFlags::empty()).unwrap();
+    let script = "echo here; read -r _; exec stat --format=%h:%F .";
+    let mut other = Command::new("sh")
+        .args(["-c", script])
+        .current_dir(&path)
+        .uid(1001)
+        .gid(1001)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = [0; 5];
+    other.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+    let directory = File::open(&path).unwrap();
+    fs::remove_dir(&path).unwrap();
+    let before = mount.fs.store_stats().journal_batches_count;
+    fs::write(mount.path("file"), b"text").unwrap();
+    directory.sync_all().unwrap();
+    assert!(mount.fs.store_stats().journal_batches_count > before, "what was before is not durable");
+    let mut room = [0; 64];
+    let value = rustix::fs::fgetxattr(&directory, "user.name", &mut room[..]);
+    assert_eq!(value, Err(rustix::io::Errno::NODATA));
+    assert_eq!(rustix::fs::flistxattr(&directory, &mut room[..]), Ok(0));
+    other.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let seen = other.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&seen.stderr);
+    assert_eq!(String::from_utf8_lossy(&seen.stdout), "0:directory\n", "{said}");
 }
 
 // Goal: the time of a change of flags is seen at once. Method: twice, on a file and a directory.
