@@ -73,13 +73,15 @@ pub enum Planted {
     CleanUnflushed,
     /// A commit of what later changes have overtaken does not wait for it.
     OvertakenUnflushed,
+    /// Ranges are shared when the first half of them has been compared.
+    HalfCompared,
     /// A trim discards nodes that the present state has replaced and the durable checkpoint refers to.
     TrimsCheckpoint,
 }
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 33] = [
+    pub const ALL: [Planted; 34] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -113,6 +115,7 @@ impl Planted {
         Planted::TailUnflushed,
         Planted::CleanUnflushed,
         Planted::OvertakenUnflushed,
+        Planted::HalfCompared,
     ];
 }
 

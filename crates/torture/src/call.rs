@@ -109,6 +109,14 @@ pub enum Call {
         to_offset: u64,
         len: u64,
     },
+    /// Lets the same bytes of two files lie in the pool once.
+    DedupeRange {
+        from: InodeId,
+        from_offset: u64,
+        to: InodeId,
+        to_offset: u64,
+        len: u64,
+    },
     SetXattr {
         ino: InodeId,
         name: Vec<u8>,
@@ -210,6 +218,7 @@ impl Call {
             | Call::Fallocate { ino, .. }
             | Call::Shift { ino, .. }
             | Call::CopyRange { to: ino, .. }
+            | Call::DedupeRange { to: ino, .. }
             | Call::Link { ino, .. }
             | Call::SetXattr { ino, .. }
             | Call::RemoveXattr { ino, .. }
@@ -254,7 +263,9 @@ impl Call {
             // In another subvolume nothing would be changed, and in the same one both are as changeable.
             Call::Link { ino, parent, .. } => vec![(*ino, false), (*parent, true)],
             Call::Rename { parent, new_parent, .. } => vec![(*parent, true), (*new_parent, true)],
-            Call::CopyRange { from, to, .. } => vec![(*from, false), (*to, true)],
+            Call::CopyRange { from, to, .. } | Call::DedupeRange { from, to, .. } => {
+                vec![(*from, false), (*to, true)]
+            }
             Call::Open { ino, truncate } => vec![(*ino, *truncate)],
             Call::SetAttr { ino, .. }
             | Call::Write { ino, .. }
@@ -294,7 +305,9 @@ impl Call {
             Call::Rename { parent, new_parent, .. } => {
                 (*parent, *new_parent) = (map(*parent), map(*new_parent))
             }
-            Call::CopyRange { from, to, .. } => (*from, *to) = (map(*from), map(*to)),
+            Call::CopyRange { from, to, .. } | Call::DedupeRange { from, to, .. } => {
+                (*from, *to) = (map(*from), map(*to));
+            }
             Call::SetAttr { ino, .. }
             | Call::Open { ino, .. }
             | Call::Release { ino }
@@ -390,6 +403,10 @@ impl fmt::Debug for Call {
             Call::CopyRange { from, from_offset, to, to_offset, len } => {
                 let (from, to) = (from.0, to.0);
                 write!(f, "copy_range({from} at {from_offset}, {to} at {to_offset}, {len} bytes)")
+            }
+            Call::DedupeRange { from, from_offset, to, to_offset, len } => {
+                let (from, to) = (from.0, to.0);
+                write!(f, "dedupe_range({from} at {from_offset}, {to} at {to_offset}, {len} bytes)")
             }
             Call::SetXattr { ino, name, value, mode } => {
                 write!(f, "setxattr({}, {}, {} bytes, {mode:?})", ino.0, text(name), value.len())

@@ -291,6 +291,7 @@ fn work(session: &mut Session, calls: u64, rng: &mut Rng) -> Result<(), Violatio
         forks: if session.live().subvolumes().count() > 1 { 120 } else { 0 },
         rare: 0,
         started: 0,
+        twins: 0,
         protects: false,
     };
     let mut generator = Generator::new(character);

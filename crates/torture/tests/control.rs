@@ -88,6 +88,7 @@ control! { suite:
     trim_of_what_the_checkpoint_has_is_found: TrimsCheckpoint,
     tail_that_is_counted_and_not_flushed_is_found: TailUnflushed,
     clean_opening_that_flushes_nothing_is_found: CleanUnflushed,
+    ranges_that_are_half_compared_are_found: HalfCompared,
     overtaken_commit_that_waits_for_nothing_is_found: OvertakenUnflushed,
     two_step_refund_is_found: TwoStepRefund,
 }

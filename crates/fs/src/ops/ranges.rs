@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use varve_device::AlignedBuf;
+use varve_engine::planted::{Planted, is};
 use varve_engine::version::{self, Mapping, Range};
 use varve_engine::{BLOCK_BYTES, InodeId, PoolAddr, Transaction, View};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
@@ -247,7 +248,7 @@ impl Core {
             let rest = Part { from: part.from + done, to: part.to + done, len: piece };
             let looked = (self.read_range(from, rest.from, piece)?, self.read_range(to, rest.to, piece)?);
             let (Some(source), Some(target)) = looked else { break };
-            let compared = piece as usize;
+            let compared = if is(Planted::HalfCompared) { piece as usize / 2 } else { piece as usize };
             if source.bytes[..compared] != target.bytes[..compared] {
                 return Ok(if done > 0 { Deduped::Same(done) } else { Deduped::Differs });
             }

@@ -167,6 +167,9 @@ impl Model {
                 }
                 self.write(*to, *to_offset, &bytes, cx)
             }
+            Call::DedupeRange { from, from_offset, to, to_offset, len } => {
+                self.dedupe((*from, *from_offset), (*to, *to_offset), *len, cx)
+            }
             Call::SetXattr { ino, name, value, mode } => self.set_xattr(*ino, name, value, *mode, cx),
             Call::RemoveXattr { ino, name } => {
                 let inode = self.get_mut(*ino).ok_or(ENOENT)?;

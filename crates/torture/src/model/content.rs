@@ -267,6 +267,18 @@ impl Content {
         }
     }
 
+    /// `len` bytes from page `to` on lie in the pool once, with those of `source` from page `from` on, which are the same: data
+    /// where that has some, perhaps, and nothing set aside.
+    pub fn share(&mut self, source: &Content, from: u64, to: u64, len: u64) {
+        self.spend(to * PAGE_BYTES, len);
+        for page in 0..len.div_ceil(PAGE_BYTES) {
+            if source.may_be_data(from + page) {
+                let blank = || Slot { page: zeros(), others: Vec::new() };
+                self.pages.entry(to + page).or_insert_with(blank);
+            }
+        }
+    }
+
     /// Whether space is set aside for every byte of this range.
     pub fn is_reserved(&self, offset: u64, len: u64) -> bool {
         (offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES))

@@ -8,6 +8,7 @@
 mod acl;
 mod apply;
 mod content;
+mod dedupe;
 mod flags;
 mod forks;
 

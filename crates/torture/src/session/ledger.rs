@@ -347,6 +347,7 @@ fn is_logged_verb(call: &Call) -> bool {
         call,
         Call::Write { .. }
             | Call::CopyRange { .. }
+            | Call::DedupeRange { .. }
             | Call::Open { truncate: false, .. }
             | Call::Release { .. }
             | Call::Fsync { .. }

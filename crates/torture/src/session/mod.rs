@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use varve_fs::{Allocate, Filesystem, FsError, InodeId, Lsn, NewInode, NewNameless, RenameMode};
+use varve_fs::{Allocate, Deduped, Filesystem, FsError, InodeId, Lsn, NewInode, NewNameless, RenameMode};
 use varve_sim::Rng;
 
 use crate::call::{Call, fill, write};
@@ -230,6 +230,12 @@ impl Session {
                 let copied = fs.copy_range(caller, (*from, *from_offset), (*to, *to_offset), *len)?;
                 (InodeId(0), copied as usize)
             }
+            Call::DedupeRange { from, from_offset, to, to_offset, len } => {
+                match fs.dedupe_range((*from, *from_offset), (*to, *to_offset), *len)? {
+                    Deduped::Same(bytes) => (InodeId(0), bytes as usize),
+                    Deduped::Differs => none,
+                }
+            }
             Call::SetXattr { ino, name, value, mode } => {
                 fs.setxattr_as(caller, *ino, name, value, *mode).map(|()| none)?
             }
@@ -430,6 +436,12 @@ impl Session {
             _ => None,
         };
         match (result, expected) {
+            (Ok(_), Ok(())) if let Call::DedupeRange { from, from_offset, to, to_offset, len } = call => {
+                match old.same_bytes((*from, *from_offset), (*to, *to_offset), *len) {
+                    same if same == written as u64 => Ok(()),
+                    same => Err(violation!("{call:?} shares {written} bytes, of which {same} are the same")),
+                }
+            }
             (Ok(_), Ok(())) => match whole {
                 Some(whole)
                     if written > whole
@@ -453,6 +465,14 @@ impl Session {
             // So it is of a name that is not there, and would be moved across a border if it were: what is repeated after a
             // crash may lack what a snapshot has taken with it.
             (Err(error), Err(ENOENT)) if error.errno() == EXDEV && matches!(call, Call::Rename { .. }) => {
+                Ok(())
+            }
+            // What lies in an inode's record is shared with nobody.
+            (Err(error), Ok(()))
+                if error.errno() == EOPNOTSUPP
+                    && let Call::DedupeRange { from, .. } = call
+                    && size.min(old.get(*from).map_or(0, Inode::size)) <= PAGE_BYTES =>
+            {
                 Ok(())
             }
             // There is one list of extents to move, or none.

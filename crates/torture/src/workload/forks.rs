@@ -5,7 +5,7 @@
 use varve_fs::{Caller, InodeId, ROOT_INODE, SetAttr};
 use varve_sim::Rng;
 
-use super::random::{Character, Generator, rarely, starts};
+use super::random::{Character, Generator, rarely, starts, twins};
 use crate::call::Call;
 use crate::model::{PAGE_BYTES, is_subvolume, slot};
 use crate::session::{Session, Setup, Violation};
@@ -44,6 +44,7 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
         forks: [80, 150, 400][rng.index(3)],
         rare: rarely(seed),
         started: starts(seed),
+        twins: twins(seed),
         protects: false,
     };
     if rng.below(2) == 0 {

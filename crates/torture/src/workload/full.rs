@@ -55,6 +55,7 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
         forks: if forks { 100 } else { 0 },
         rare: rarely(seed),
         started: starts(seed),
+        twins: 0,
         protects: false,
     };
     let mut generator = Generator::new(character);

@@ -30,6 +30,11 @@ const RARE_FACTOR: u64 = 0xe544_6dd4_552b_82f7;
 /// As [`RARE_FACTOR`], for syncs that are started.
 const STARTED_FACTOR: u64 = 0x121b_4d92_fa3f_da3f;
 
+/// As [`RARE_FACTOR`], for the same bytes in several places.
+const TWINS_FACTOR: u64 = 0x01df_e2d9_1f1d_869f;
+/// Writes whose bytes may be written elsewhere, too.
+const REMEMBERED_MAX: usize = 6;
+
 /// How often things happen in one workload; drawn by its seed, so that workloads differ in character.
 #[derive(Clone, Copy, Debug)]
 pub struct Character {
@@ -53,6 +58,8 @@ pub struct Character {
     pub rare: u64,
     /// Of 1,000 calls: a sync that is started, or the end of one.
     pub started: u64,
+    /// Of 1,000 calls: the same bytes in another place, or having them share.
+    pub twins: u64,
     /// Flags are set, too, that keep something from changing.
     pub protects: bool,
 }
@@ -66,6 +73,11 @@ pub fn rarely(seed: u64) -> u64 {
 /// How often syncs are started and ended later, behind a bit of the seed as in [`rarely`].
 pub fn starts(seed: u64) -> u64 {
     [0, 150][(seed.wrapping_mul(STARTED_FACTOR) >> 63) as usize]
+}
+
+/// How often the same bytes are written in two places and made to share, behind a bit of the seed as in [`rarely`].
+pub fn twins(seed: u64) -> u64 {
+    [0, 150][(seed.wrapping_mul(TWINS_FACTOR) >> 63) as usize]
 }
 
 /// The character of workload `seed`.
@@ -82,6 +94,7 @@ pub fn character(seed: u64) -> Character {
         forks: 0,
         rare: rarely(seed),
         started: starts(seed),
+        twins: twins(seed),
         protects: true,
     }
 }
@@ -113,6 +126,8 @@ pub struct Generator {
     character: Character,
     open: Vec<InodeId>,
     counter: u64,
+    /// The last writes of whole pages: file, offset, length and seed.
+    written: Vec<(InodeId, u64, usize, u64)>,
 }
 
 struct Tree {
@@ -156,7 +171,7 @@ fn pick<T: Clone>(rng: &mut Rng, from: &[T]) -> Option<T> {
 impl Generator {
     /// A generator with nothing open.
     pub fn new(character: Character) -> Self {
-        Generator { character, open: Vec::new(), counter: 0 }
+        Generator { character, open: Vec::new(), counter: 0, written: Vec::new() }
     }
 
     /// What is open.
@@ -174,6 +189,12 @@ impl Generator {
                 let at =
                     self.open.iter().position(|open| open == ino).expect("only what is open is released");
                 self.open.swap_remove(at);
+            }
+            Call::Write { ino, offset, len, seed }
+                if errno == 0 && offset.is_multiple_of(PAGE_BYTES) && *len as u64 >= PAGE_BYTES =>
+            {
+                self.written.truncate(REMEMBERED_MAX - 1);
+                self.written.insert(0, (*ino, *offset, *len, *seed));
             }
             _ => {}
         }
@@ -239,6 +260,11 @@ impl Generator {
                 // Of one that later changes have overtaken, too.
                 _ => Call::Commit { nth: rng.index(4) },
             };
+        }
+        if below(character.twins)
+            && let Some(call) = self.twin(model, &tree, rng)
+        {
+            return call;
         }
         if below(character.forks) {
             return self.fork(model, rng);
@@ -492,6 +518,25 @@ impl Generator {
         let left = size(from).saturating_sub(from_offset).min(3 << 20);
         let len = if rng.below(2) == 0 { left } else { rng.below(left + 1) };
         Call::CopyRange { from, from_offset, to, to_offset, len: len.max(1) }
+    }
+
+    /// Writes what was written elsewhere, or has two such places share their bytes, if they still have them.
+    fn twin(&self, model: &Model, tree: &Tree, rng: &mut Rng) -> Option<Call> {
+        let (from, from_offset, len, seed) = pick(rng, &self.written)?;
+        let others = self.written.iter().filter(|(ino, offset, _, other)| {
+            *other == seed && (*ino, *offset) != (from, from_offset) && model.get(*ino).is_some()
+        });
+        let other = pick(rng, &others.collect::<Vec<_>>());
+        match other.filter(|_| model.get(from).is_some()) {
+            Some((to, to_offset, ..)) if rng.below(3) > 0 => {
+                let len = len as u64 / PAGE_BYTES * PAGE_BYTES;
+                Some(Call::DedupeRange { from, from_offset, to: *to, to_offset: *to_offset, len })
+            }
+            _ => {
+                let (ino, offset) = (pick(rng, &tree.files)?, rng.below(40) * PAGE_BYTES);
+                Some(Call::Write { ino, offset, len, seed })
+            }
+        }
     }
 
     fn write(&mut self, model: &Model, ino: InodeId, rng: &mut Rng) -> Call {
