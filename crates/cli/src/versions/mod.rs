@@ -121,8 +121,11 @@ pub fn snapshot(args: &SnapshotArgs) -> Result<Outcome> {
         }
         let place = to_make(&args.dest)?;
         same_pool(&source, &place.directory)?;
-        pages::write_back_mount(&source.mount, &source.path())
-            .context("what was changed through mmap cannot be written")?;
+        if args.sync {
+            // Without it a snapshot waits for nothing, whatever is dirty.
+            pages::write_back_mount(&source.mount, &source.path())
+                .context("what was changed through mmap cannot be written")?;
+        }
         let request = Request::Snapshot {
             source: source.number(),
             directory: place.directory.number(),

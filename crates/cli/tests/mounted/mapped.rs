@@ -55,7 +55,7 @@ fn assert_changed(path: &Path) {
     assert!(is_changed(path), "{}", path.display());
 }
 
-/// Goal: snapshots and clones show what every program sees in their source when the command begins, and a sync makes it durable. Method:
+/// Goal: durable snapshots and clones show what every program sees in their source when the command begins, and a sync makes it durable. Method:
 /// files that are changed through mappings; the daemon is killed after the sync.
 #[test]
 fn what_is_mapped_is_not_left_out() {
@@ -78,7 +78,7 @@ fn what_is_mapped_is_not_left_out() {
     for _ in 0..TRIES {
         // Writing back is asked for, and waited for a moment only.
         let _ = output(varve(&["subvolume", "delete"]).arg(mount.path("snap")));
-        succeed(varve(&["snapshot", "--read-only"]).arg(mount.path("sub")).arg(mount.path("snap")));
+        succeed(varve(&["snapshot", "--read-only", "--sync"]).arg(mount.path("sub")).arg(mount.path("snap")));
         if is_changed(&mount.path("snap/file")) {
             break;
         }
