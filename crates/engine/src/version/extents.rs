@@ -111,7 +111,7 @@ impl Contents for Extents<'_> {
         let mut cursor = decode_cursor(family, cursor)?.max(from / SEGMENT_BYTES);
         let (mut old, mut new) = (Vec::new(), Vec::new());
         loop {
-            let segment = match next_with(read, family, key, cursor, &mut self.looks)? {
+            let segment = match next_with(read, family, key, cursor, u64::MAX, &mut self.looks)? {
                 Next::Found(segment) => segment,
                 Next::Stopped(segment) => return Ok(stopped(family, key, segment)),
                 Next::End => return Ok(Outcome::Done),
@@ -164,7 +164,7 @@ impl Contents for Extents<'_> {
         let mut lists = [(child.key, Vec::new()), (parent.key, Vec::new())];
         let mut cursor = decode_cursor(family, cursor)?;
         loop {
-            let segment = match next_with(read, family, moving, cursor, &mut self.looks)? {
+            let segment = match next_with(read, family, moving, cursor, u64::MAX, &mut self.looks)? {
                 Next::Found(segment) => segment,
                 Next::Stopped(segment) => return Ok(stopped(family, moving, segment)),
                 Next::End => return Ok(Outcome::Done),
@@ -192,6 +192,8 @@ impl Contents for Extents<'_> {
         let (witnesses, limit) = &those.witness;
         let limit = if *limit == NO_LIMIT { u64::MAX } else { *limit / SEGMENT_BYTES };
         let mut segment = decode_cursor(family, cursor)?;
+        // Each step looks at one place at least.
+        let mut begun = false;
         loop {
             let candidate = match first_of(read, family, witnesses, segment, &mut self.looks)? {
                 Next::Found(found) => Some(found.min(segment.max(limit))),
@@ -204,9 +206,10 @@ impl Contents for Extents<'_> {
                 Next::Stopped(segment) => return Ok(Outcome::Stopped(encode_cursor(segment))),
                 Next::End => return Ok(Outcome::Done),
             };
-            if self.full() {
+            if begun && self.full() {
                 return Ok(Outcome::Stopped(encode_cursor(found)));
             }
+            begun = true;
             // Also where the two do not meet, however often.
             self.looks = self.looks.saturating_sub((keys.len() + witnesses.len()) as u64);
             // Further on the witnesses may have nothing before the next of theirs.
@@ -466,20 +469,31 @@ fn first_of(
     from: u64,
     looks: &mut u64,
 ) -> Result<Next> {
-    let mut first = Next::End;
+    let (mut first, mut stopped) = (u64::MAX, u64::MAX);
     for key in keys {
-        match (next_with(read, family, *key, from, looks)?, &first) {
-            (Next::Found(segment), Next::Found(before)) if segment >= *before => (),
-            (Next::Found(segment), _) => first = Next::Found(segment),
-            (Next::Stopped(_), _) => return Ok(Next::Stopped(from)),
-            (Next::End, _) => (),
+        // Nobody asks what lies behind the first that has been found.
+        match next_with(read, family, *key, from, first, looks)? {
+            Next::Found(segment) => first = first.min(segment),
+            Next::Stopped(segment) => stopped = stopped.min(segment),
+            Next::End => (),
         }
     }
-    Ok(first)
+    Ok(match (first, stopped) {
+        (u64::MAX, u64::MAX) => Next::End,
+        (first, stopped) if first <= stopped => Next::Found(first),
+        (_, stopped) => Next::Stopped(stopped),
+    })
 }
 
-/// The first segment from `from` on in which `key` has entries: the index says; without one, by leaps.
-fn next_with(read: &dyn Read, family: FamilyId, key: VersionKey, from: u64, looks: &mut u64) -> Result<Next> {
+/// The first segment from `from` on in which `key` has entries: the index says; without one, by leaps, up to one behind `upto`.
+fn next_with(
+    read: &dyn Read,
+    family: FamilyId,
+    key: VersionKey,
+    from: u64,
+    upto: u64,
+    looks: &mut u64,
+) -> Result<Next> {
     if key.0 != family.0 {
         let prefix = held_prefix(family, key, TreeId::EXTENTS);
         let mut found = None;
@@ -512,7 +526,7 @@ fn next_with(read: &dyn Read, family: FamilyId, key: VersionKey, from: u64, look
                 return Err(EngineError::corrupt(format!("the data of family {}", family.0), why));
             }
         }
-        if *looks == 0 {
+        if *looks == 0 || from > upto {
             return Ok(Next::Stopped(from));
         }
         *looks -= 1;
@@ -532,7 +546,7 @@ pub(super) fn count(read: &dyn Read, family: FamilyId, key: VersionKey, max: u64
     }
     let (mut segments, mut from, mut looks) = (0, 0, COUNTED_MAX);
     while segments < max {
-        match next_with(read, family, key, from, &mut looks)? {
+        match next_with(read, family, key, from, u64::MAX, &mut looks)? {
             Next::Found(segment) => (segments, from) = (segments + 1, segment + 1),
             Next::Stopped(_) | Next::End => break,
         }

@@ -31,7 +31,7 @@ const CHOSEN_MAX: usize = 16;
 const WITNESSES_MAX: usize = 8;
 /// Records looked at for the best of the children of a version.
 const CHILDREN_MAX: usize = 256;
-/// The same where none that is held has been found among them.
+/// How many more where none that is held has been found among them, on one way down.
 const INDIRECT_MAX: usize = 4096;
 /// Versions of a family that count as one look when all are looked at: they are in memory.
 const VERSIONS_A_LOOK: u64 = 8;
@@ -285,8 +285,11 @@ impl<'a> Kin<'a> {
     /// no keys and the limit 0.
     pub(super) fn witness(&self, id: VersionId) -> Result<(Vec<VersionKey>, u64)> {
         let (mut keys, mut limit, mut at) = (Vec::new(), NO_LIMIT, id);
+        let mut longer = INDIRECT_MAX;
         loop {
-            let Some((rank, child_id, child)) = self.best_child(at)? else { return Ok((Vec::new(), 0)) };
+            let Some((rank, child_id, child)) = self.best_child(at, &mut longer)? else {
+                return Ok((Vec::new(), 0));
+            };
             keys.push(child.key);
             limit = limit.min(child.limit);
             if rank > 1 {
@@ -297,8 +300,12 @@ impl<'a> Kin<'a> {
     }
 
     /// The child that is the best witness: held rather than not, without a limit rather than with one. The best of all
-    /// that are looked at, at least [`CHILDREN_MAX`] versions if there are so many.
-    fn best_child(&self, id: VersionId) -> Result<Option<(u8, VersionId, VersionRecord)>> {
+    /// that are looked at, at least [`CHILDREN_MAX`] versions if there are so many, and up to `longer` more as long as none is held.
+    fn best_child(
+        &self,
+        id: VersionId,
+        longer: &mut usize,
+    ) -> Result<Option<(u8, VersionId, VersionRecord)>> {
         let mut best: Option<(u8, VersionId, VersionRecord)> = None;
         let (mut from, mut looked_at, mut batch) = (after(id), 0, 4);
         loop {
@@ -322,10 +329,13 @@ impl<'a> Kin<'a> {
                     return Ok(best);
                 }
             }
-            // One that is not held leads on to others: it is worth looking for a better one for longer.
-            let enough = if best.is_some_and(|(rank, ..)| rank > 1) { CHILDREN_MAX } else { INDIRECT_MAX };
-            if end || looked_at >= enough && best.is_some() {
-                return Ok(best);
+            if end || looked_at >= CHILDREN_MAX && best.is_some() {
+                // One that is not held leads on to others: it is worth looking for a better one for longer.
+                let is_held = best.is_some_and(|(rank, ..)| rank > 1);
+                if end || is_held || *longer == 0 {
+                    return Ok(best);
+                }
+                *longer = longer.saturating_sub(batch);
             }
         }
     }
