@@ -114,7 +114,7 @@ impl Rounds {
     }
     /// Whether another round may find some.
     pub(crate) fn are_left(self) -> bool {
-        self.next.is_some()
+        self.next.is_some() || self.readers
     }
 }
 

@@ -6,8 +6,8 @@
 //!   [`Inner::pending`] and [`Inner::pages`].
 //! - A state that is open, has dirty pages or is referred to by anybody stays; all others may go at any moment.
 //!
-//! Lock order (each may be taken while holding those before it): rename lock; turn of **one** file (more only by
-//! trying); the topology of subvolumes; gates; inodes in ascending order; families of data; dirty list; engine. A turn is never
+//! Lock order (each may be taken while holding those before it): rename lock; the topology of subvolumes; turn of **one** file (more
+//! only by trying); gates; inodes in ascending order; families of data; dirty list; engine. A turn is never
 //! waited for while holding an inode or a gate. Who waits while a file is still ([`Still`]) holds none of these.
 
 use std::collections::VecDeque;

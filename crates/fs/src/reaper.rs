@@ -502,6 +502,8 @@ impl Core {
     /// found because of damage keeps its space, and the pool is opened all the same.
     pub(crate) fn find_reap_work(&self) -> Result<()> {
         let pass = |result: Result<()>| match result {
+            // It may be well the next time: then all of it is found.
+            Err(FsError::Engine(EngineError::Device(error))) => Err(EngineError::Device(error).into()),
             Err(FsError::Engine(error)) if error.is_damage() => {
                 tracing::error!(
                     "some of what is deleted cannot be found: {error}; `varve check` says what is damaged"

@@ -232,27 +232,31 @@ impl Core {
         wanted: impl Fn(&FrozenSet) -> bool,
         spared: impl Fn(&FrozenSet) -> bool,
     ) -> Result<MutexGuard<'_, ()>> {
-        let complete = || {
-            self.complete(|set| wanted(set) && !spared(set))?;
-            match self.complete(|set| wanted(set) && spared(set)) {
-                Err(FsError::Engine(error)) if error.is_damage() => {
-                    tracing::warn!("a snapshot stays incomplete: {error}");
-                    Ok(false)
+        // Those that cannot be completed, of which nothing more is expected.
+        let mut incomplete: Vec<FrozenSet> = Vec::new();
+        let complete = |incomplete: &mut Vec<FrozenSet>| {
+            let mut result = Ok(());
+            for set in self.frozen.matching(|set| wanted(set) && !incomplete.contains(set)) {
+                match self.complete_set(&set) {
+                    Err(FsError::Engine(error)) if spared(&set) && error.is_damage() => {
+                        tracing::warn!("a snapshot stays incomplete: {error}");
+                        incomplete.push(set);
+                    }
+                    done => result = result.and(done),
                 }
-                result => result.map(|()| true),
             }
+            result
         };
         for _ in 0..TOPOLOGY_ROUNDS {
-            let all = complete()?;
+            complete(&mut incomplete)?;
             let topology = self.subvolumes.topology.lock();
-            let waits = |set: &FrozenSet| wanted(set) && (all || !spared(set));
-            if !self.frozen.has(waits) {
+            if !self.frozen.has(|set| wanted(set) && !incomplete.contains(set)) {
                 return Ok(topology);
             }
         }
         // Others take snapshots all the time: they wait for this.
         let topology = self.subvolumes.topology.lock();
-        complete()?;
+        complete(&mut incomplete)?;
         Ok(topology)
     }
 }
