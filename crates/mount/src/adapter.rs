@@ -10,7 +10,7 @@
 
 use rustix::io::Errno;
 use varve_device::AlignedBuf;
-use varve_fs::{Attr, Caller, FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, RenameMode};
+use varve_fs::{Allocate, Attr, Caller, FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, RenameMode};
 
 use crate::dispatch::{Adapter, Scratch, allocate, caller, rename_mode, seek_to, xattr_mode};
 use crate::kernel::abi::{self, InHeader, OpenOut, open, setattr};
@@ -201,8 +201,14 @@ impl<V: Verbs> Adapter<V> {
             Body::Lseek { offset, whence } => self.lseek(number, offset, whence, reply),
             Body::Fallocate(asked) => {
                 let Some(how) = allocate(asked.mode) else { return reply.error(Errno::OPNOTSUPP) };
-                let result = verbs.fallocate(who, ino, asked.offset, asked.length, how);
-                self.reply_done(Change::Inode, verb, number, result, reply);
+                match (verbs.fallocate(who, ino, asked.offset, asked.length, how), how) {
+                    // It may have zeroed a part.
+                    (Err(error @ FsError::Engine(_)), Allocate::Punch | Allocate::Zero { .. }) => {
+                        let errno = self.errno(verb, number, &error);
+                        self.forget_then(number, (asked.offset, asked.length), move || reply.error(errno));
+                    }
+                    (result, _) => self.reply_done(Change::Inode, verb, number, result, reply),
+                }
             }
             Body::Copy(asked) => {
                 let (from, to) = ((ino, asked.offset_from), (InodeId(asked.nodeid_to), asked.offset_to));

@@ -5,6 +5,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
+use std::thread;
 
 use rustix::io::Errno;
 use varve_device::AlignedBuf;
@@ -248,6 +249,25 @@ impl<V: Verbs> Adapter<V> {
                 }
             }),
         );
+    }
+
+    /// Has the kernel forget a range of a file (offset and length, in bytes), and then answers. To do that it may need answers of ours,
+    /// to reads and writes of the file, which no thread that serves requests can wait for.
+    pub(crate) fn forget_then(&self, ino: u64, range: (u64, u64), answer: impl FnOnce() + Send + 'static) {
+        let device = self.device.clone();
+        let work = move || {
+            varve_device::unpin_thread();
+            if let Some(device) = device.upgrade()
+                && let Err(error) = device.forget_range(ino, range)
+            {
+                tracing::debug!("the kernel cannot be told to forget a part of a file: {error}");
+            }
+            answer();
+        };
+        // Without a thread the answer goes with the work: a reply that is dropped answers EIO.
+        if let Err(error) = thread::Builder::new().name("varve-forget".into()).spawn(work) {
+            tracing::error!("no thread to have a part of a file forgotten: {error}");
+        }
     }
 
     /// Fills `listing` with entries and their attributes. An entry that vanishes meanwhile is left out; one whose inode

@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use varve_device::AlignedBuf;
 use varve_fs::{
-    Allocate, Attr, Caller, DirEntry, FileKind, FsError, InodeId, NewInode, ROOT_INODE, RenameMode, SeekTo,
-    SetAttr, SetTime, StatFs, Timestamp, Trimmed, XattrMode,
+    Allocate, Attr, Caller, DirEntry, EngineError, FileKind, FsError, InodeId, NewInode, ROOT_INODE,
+    RenameMode, SeekTo, SetAttr, SetTime, StatFs, Timestamp, Trimmed, XattrMode,
 };
 use varve_mount::{Flags, MountOptions, Rings, Verbs};
 
@@ -41,6 +41,8 @@ pub struct Double {
     pub fsyncs: AtomicU64,
     /// Writes that came in a buffer of their own, all of it theirs, and were taken with it.
     pub taken: AtomicU64,
+    /// fallocate zeroes what it is asked to and fails then.
+    pub half_zeroes: AtomicBool,
     /// Trims that have begun, and that have ended: none does before it is interrupted.
     pub trims: (AtomicU64, AtomicU64),
     /// Why all writing is to end.
@@ -91,6 +93,7 @@ impl Default for Double {
             opens: AtomicU64::new(0),
             fsyncs: AtomicU64::new(0),
             taken: AtomicU64::new(0),
+            half_zeroes: AtomicBool::new(false),
             trims: Default::default(),
             stopped: Mutex::default(),
         }
@@ -320,8 +323,12 @@ impl Verbs for Double {
         self.write(caller, ino, offset, &taken)
     }
 
-    fn fallocate(&self, _: Caller, _: InodeId, _: u64, _: u64, _: Allocate) -> Result<()> {
-        Err(FsError::NotSupported)
+    fn fallocate(&self, _: Caller, ino: InodeId, offset: u64, len: u64, _: Allocate) -> Result<()> {
+        if !self.half_zeroes.load(Relaxed) {
+            return Err(FsError::NotSupported);
+        }
+        self.tree.lock().get(ino)?.data[offset as usize..][..len as usize].fill(0);
+        Err(FsError::Engine(EngineError::NoSpace))
     }
 
     fn seek(&self, _: InodeId, _: u64, _: SeekTo) -> Result<Option<u64>> {

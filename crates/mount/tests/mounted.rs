@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use double::Double;
-use rustix::fs::{AtFlags, RenameFlags, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{AtFlags, FallocateFlags, RenameFlags, Timespec, Timestamps, XattrFlags};
 use varve_device::AlignedBuf;
 use varve_fs::ROOT_INODE;
 use varve_mount::{Exchange, Flags, MountError, MountOptions, Mounted, Verbs, unmount};
@@ -545,4 +545,27 @@ fn fstrim_ends_with_its_mount() {
     // Everybody has left when this returns.
     mount.mounted.take().unwrap().wait().unwrap();
     assert_eq!(mount.verbs.trims.1.load(Relaxed), 2);
+}
+
+/// Goal: what a fallocate has zeroed before it failed is not read from the kernel's cache as it was. Method: a file whose pages the kernel
+/// has; zeros in a part of it, by both ways to ask for them, and an error.
+#[test]
+fn what_is_zeroed_in_part_is_not_cached() {
+    let Some(mount) = TestMount::start("what_is_zeroed_in_part_is_not_cached") else { return };
+    let path = mount.path("file");
+    let mut expected = vec![b'x'; 64 << 10];
+    fs::write(&path, &expected).unwrap();
+    let file = fs::File::options().read(true).write(true).open(&path).unwrap();
+    assert!(fs::read(&path).unwrap() == expected);
+    mount.verbs.half_zeroes.store(true, Relaxed);
+    let zero = FallocateFlags::ZERO_RANGE;
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    for (flags, from, to) in [(zero, 8192, 20_000), (punch, 30_000, 50_000)] {
+        let done = rustix::fs::fallocate(&file, flags, from as u64, (to - from) as u64);
+        assert_eq!(done, Err(rustix::io::Errno::NOSPC));
+        expected[from..to].fill(0);
+        assert!(fs::read(&path).unwrap() == expected, "{from} to {to}");
+    }
+    mount.verbs.half_zeroes.store(false, Relaxed);
+    assert_eq!(rustix::fs::fallocate(&file, punch, 0, 4096), Err(rustix::io::Errno::OPNOTSUPP));
 }

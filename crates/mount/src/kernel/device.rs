@@ -76,6 +76,15 @@ impl Device {
         self.notify(abi::notify::INVAL_INODE, body.as_bytes(), &[])
     }
 
+    /// The kernel forgets the attributes of an inode, and its data from an offset on for so many bytes. What of that is dirty it writes
+    /// back first. False: it knew of none.
+    pub fn forget_range(&self, ino: u64, (offset, len): (u64, u64)) -> io::Result<bool> {
+        // Files end before what does not fit. No bytes would be all that follow.
+        let [offset, len] = [offset, len.max(1)].map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
+        let body = NotifyInvalInode { ino, offset, len: len.min(i64::MAX - offset) };
+        self.notify(abi::notify::INVAL_INODE, body.as_bytes(), &[])
+    }
+
     /// The kernel forgets the attributes of an inode alone: whoever waits for an answer may hold its lock. False: it knew of none.
     pub fn forget_attributes(&self, ino: u64) -> io::Result<bool> {
         let body = NotifyInvalInode { ino, offset: -1, len: 0 };
