@@ -4,7 +4,7 @@
 //!
 //! **What is equal is left alone**, so that an interrupted export that is run again finishes: a file is taken to be there
 //! when kind, size and modification time (to the nanosecond) are those of the pool. That is safe because times are set
-//! last, many files at a time, after the target's filesystem has been synced. Attributes are mended also of what is
+//! last, many files at a time, after the target's filesystem has been synced ([`super::target`]). Attributes are mended also of what is
 //! equal. What differs is copied anew and takes the place of what is there when it is whole, and not before: what cannot be read
 //! from the pool leaves the older copy alone. What the pool does not have stays.
 //!
@@ -18,7 +18,6 @@
 //! are told one by one.
 
 use std::cell::Cell;
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -38,7 +37,8 @@ use super::host::{self, Flagged, HostStat, Xattr};
 use super::import::find_directory;
 use super::place::PoolPath;
 use super::tally::{Tally, Trouble};
-use super::{Stop, finish, new_names, too_many};
+use super::target::{Filesystems, place, sync_file};
+use super::{Stop, finish};
 use crate::args::ExportArgs;
 use crate::names::{Shown, in_words};
 use crate::{Outcome, pool};
@@ -49,8 +49,6 @@ const PIECE_BYTES: u64 = 1 << 20;
 const WAITING_FILES_MAX: usize = 1 << 16;
 /// Bytes of their contents.
 const WAITING_BYTES_MAX: u64 = 4 << 30;
-/// What takes the place of something is made under such a name, next to it. It stays there only if this is killed in between.
-const NEW_NAME: &str = ".varve-export.new";
 /// Longest path that calls take (PATH_MAX less the NUL).
 const PATH_BYTES_MAX: usize = 4095;
 
@@ -94,11 +92,11 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
         waiting_bytes: 0,
         waiting_since: Instant::now(),
         waiting_time_max: args.commit_every,
-        filesystems: HashMap::new(),
+        filesystems: Filesystems::default(),
         owners_left_out: false,
         room: Vec::new(),
     };
-    let copied = export.tree(&args.dir, from, &stop);
+    let copied = export.begin(&args.dir).and_then(|()| export.tree(&args.dir, from, &stop));
     export.tally.progress.note("making it durable");
     let synced = export.finish_waiting();
     for (path, flags) in std::mem::take(&mut export.flags_last) {
@@ -164,17 +162,24 @@ struct Export<'a> {
     waiting_since: Instant,
     /// How long the first of them waits.
     waiting_time_max: Duration,
-    /// Of each filesystem that something was made on a directory: the target may have others mounted in it.
-    filesystems: HashMap<u64, OwnedFd>,
+    /// Those that something is made on.
+    filesystems: Filesystems,
     owners_left_out: bool,
     room: Vec<u8>,
 }
 
 impl Export<'_> {
+    /// The target directory is there, perhaps since just now.
+    fn begin(&mut self, dir: &Path) -> Step<()> {
+        let device = host::stat_of(&self.root)?.id.0;
+        self.filesystems.add(device, &self.root)?;
+        Ok(self.filesystems.made(device, dir)?)
+    }
+
     fn tree(&mut self, dir: &Path, from: Attr, stop: &Stop) -> Step<()> {
         // Below the target.
         let mut path = PathBuf::new();
-        let target = self.root.try_clone().map_err(|error| Trouble::Entry(error.to_string()))?;
+        let target = self.root.try_clone()?;
         let mut levels = vec![self.level(from, target)?];
         while let Some(level) = levels.last_mut() {
             if stop.asked() {
@@ -243,7 +248,7 @@ impl Export<'_> {
         }
         changed |= self.flag(&mut flags, level.from.flags);
         self.tally.summary.attributes_changed_count += u64::from(changed);
-        Ok(())
+        Ok(sync_file(&level.target, self.filesystems.wants_each(have.id.0))?)
     }
 
     fn entry(&mut self, dir: &Level, path: &Path, name: &[u8], ino: InodeId) -> Step<Option<Level>> {
@@ -305,7 +310,8 @@ impl Export<'_> {
         let file = (from.kind == FileKind::File).then(open).flatten();
         let mut flags = Flagged::of(file.as_ref().map(AsFd::as_fd));
         let mut changed = self.attributes(from, have, dir.target.as_fd(), name, &mut flags)?;
-        if (have.atime, have.mtime) != (from.atime, from.mtime) {
+        let differ = (have.atime, have.mtime) != (from.atime, from.mtime);
+        if differ {
             flags.free();
             self.set_times(dir, name, from)?;
         }
@@ -317,7 +323,8 @@ impl Export<'_> {
             changed |= self.flag(&mut flags, now);
         }
         self.tally.summary.attributes_changed_count += u64::from(changed);
-        Ok(())
+        let each = (changed || differ) && self.filesystems.wants_each(have.id.0);
+        Ok(file.map_or(Ok(()), |file| sync_file(&file, each))?)
     }
 
     /// Whether what is there is what should be there. What shares its inode with another name must do so in the pool.
@@ -358,9 +365,7 @@ impl Export<'_> {
         }
         let target = host::open_at(dir.target.as_fd(), name, OFlags::DIRECTORY)?;
         let have = host::stat_of(&target)?;
-        if let Entry::Vacant(vacant) = self.filesystems.entry(have.id.0) {
-            vacant.insert(target.try_clone().map_err(|error| Trouble::Entry(error.to_string()))?);
-        }
+        self.filesystems.add(have.id.0, &target)?;
         if self.one_subvolume && slot(from.ino) != slot(dir.from.ino) {
             return Ok(Level { from, target, entries: Vec::new().into_iter(), had: Cell::default() });
         }
@@ -377,7 +382,7 @@ impl Export<'_> {
             let file = (wanted.kind == FileKind::File).then(open).flatten();
             let mut flags = Flagged::of(file.as_ref().map(AsFd::as_fd));
             flags.free();
-            let placed = place(dir, name, existing, |name| {
+            let placed = place(&dir.target, name, existing, |name| {
                 Ok(rustix::fs::linkat(&of, first, &dir.target, name, AtFlags::empty())?)
             });
             flags.set(flags.had);
@@ -401,11 +406,13 @@ impl Export<'_> {
         let target = match rustix::fs::openat(&dir.target, ".", nameless, mode) {
             Ok(target) => {
                 self.contents(from, &target)?;
-                place(dir, name, existing, |name| Ok(host::give_name(&target, dir.target.as_fd(), name)?))?;
+                place(&dir.target, name, existing, |name| {
+                    Ok(host::give_name(&target, dir.target.as_fd(), name)?)
+                })?;
                 target
             }
             // Not every filesystem has files without a name.
-            Err(_) => place(dir, name, existing, |name| {
+            Err(_) => place(&dir.target, name, existing, |name| {
                 let flags =
                     OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let target = rustix::fs::openat(&dir.target, name, flags, mode)?;
@@ -421,12 +428,17 @@ impl Export<'_> {
         // It may have some from its directory.
         let mut flags = Flagged::of(Some(target.as_fd()));
         self.attributes(from, &have, dir.target.as_fd(), name, &mut flags)?;
-        if path.as_os_str().len() > PATH_BYTES_MAX {
-            // Too deep to be found again by its path: on its own.
+        let (each, deep) = (self.filesystems.wants_each(have.id.0), path.as_os_str().len() > PATH_BYTES_MAX);
+        if each || deep {
+            // To be synced by itself, or too deep to be found again by its path.
             rustix::fs::fsync(&target)?;
             self.set_times(dir, name, from)?;
-            self.flag(&mut flags, from.flags);
-            return Ok(());
+            if deep || from.links == 1 {
+                self.flag(&mut flags, from.flags);
+            } else if from.flags != flags.now {
+                self.flags_last.push((path.to_path_buf(), from.flags));
+            }
+            return Ok(sync_file(&target, each)?);
         }
         let flags = (from.flags != flags.now).then_some(from.flags);
         let (now, last) = if from.links > 1 { (None, flags) } else { (flags, None) };
@@ -486,7 +498,7 @@ impl Export<'_> {
         let kind = match from.kind {
             FileKind::Symlink => {
                 let target = self.filesystem.readlink(from.ino).map_err(unreadable)?;
-                place(dir, name, existing, |name| {
+                place(&dir.target, name, existing, |name| {
                     Ok(rustix::fs::symlinkat(&target[..], &dir.target, name)?)
                 })?;
                 None
@@ -498,7 +510,7 @@ impl Export<'_> {
         };
         if let Some(kind) = kind {
             let (mode, device) = (Mode::from_raw_mode(from.mode & 0o777), host::device_number(from.rdev));
-            place(dir, name, existing, |name| {
+            place(&dir.target, name, existing, |name| {
                 Ok(rustix::fs::mknodat(&dir.target, name, kind, mode, device)?)
             })?;
         }
@@ -514,12 +526,7 @@ impl Export<'_> {
 
     /// Makes durable what has been done.
     fn sync(&self) -> Step<()> {
-        for filesystem in [&self.root].into_iter().chain(self.filesystems.values()) {
-            host::sync_filesystem(filesystem).map_err(|errno| {
-                Trouble::Fatal(anyhow!("syncing the target failed: {}", std::io::Error::from(errno)))
-            })?;
-        }
-        Ok(())
+        self.filesystems.sync().map_err(Trouble::Fatal)
     }
 
     /// Makes durable what was written, and gives it its times.
@@ -555,18 +562,35 @@ impl Export<'_> {
             .and_then(|(dir, name)| host::open_at(dir.as_fd(), name, OFlags::empty()))
             .ok();
         self.flag(&mut Flagged::of(file.as_ref().map(AsFd::as_fd)), wanted);
+        self.settle(path, file);
     }
 
     /// Gives the directory at `path` below the target its bits.
     fn bits_at(&mut self, path: &Path, mode: u32) {
-        let set = match path.as_os_str().is_empty() {
-            true => host::set_mode(self.root.as_fd(), b".", mode),
-            false => host::parent_of(&self.root, path)
-                .and_then(|(dir, name)| host::set_mode(dir.as_fd(), name, mode)),
+        let at = match path.as_os_str().is_empty() {
+            true => self.root.try_clone().map(|root| (root, &b"."[..])).map_err(|_| Errno::MFILE),
+            false => host::parent_of(&self.root, path),
         };
-        if let Err(errno) = set {
-            let error = format!("its mode cannot be set: {}", std::io::Error::from(errno));
-            self.tally.problem(path, error);
+        let set = at.and_then(|(dir, name)| {
+            let open = host::open_at(dir.as_fd(), name, OFlags::DIRECTORY).ok();
+            host::set_mode(dir.as_fd(), name, mode).map(|()| open)
+        });
+        match set {
+            Ok(open) => self.settle(path, open),
+            Err(errno) => {
+                let error = format!("its mode cannot be set: {}", std::io::Error::from(errno));
+                self.tally.problem(path, error);
+            }
+        }
+    }
+
+    /// What is open has been changed after it was synced: once more, where each is by itself.
+    fn settle(&mut self, path: &Path, open: Option<OwnedFd>) {
+        let Some(open) = open else { return };
+        let synced =
+            host::stat_of(&open).and_then(|have| sync_file(&open, self.filesystems.wants_each(have.id.0)));
+        if let Err(errno) = synced {
+            self.tally.problem(path, format!("it cannot be synced: {}", std::io::Error::from(errno)));
         }
     }
 
@@ -664,27 +688,6 @@ fn open_up(dir: &Level, existing: Option<HostStat>) -> Step<()> {
         flags.free();
     }
     Ok(())
-}
-
-/// Has `make` make something under the name that it is given, and gives that the place of what is `existing`.
-fn place<T>(
-    dir: &Level,
-    name: &[u8],
-    existing: Option<HostStat>,
-    make: impl FnOnce(&[u8]) -> Step<T>,
-) -> Step<T> {
-    if existing.is_none() {
-        return make(name);
-    }
-    let is_free = |new: &String| host::stat_at(dir.target.as_fd(), new.as_bytes()) == Err(Errno::NOENT);
-    let new = new_names(NEW_NAME).find(is_free).ok_or_else(|| too_many(NEW_NAME))?;
-    let remove = || rustix::fs::unlinkat(&dir.target, &new, AtFlags::empty());
-    let made = make(new.as_bytes())?;
-    let replace = || rustix::fs::renameat(&dir.target, &new, &dir.target, name);
-    let replaced = host::freed(dir.target.as_fd(), name, replace);
-    // Also where both were names of one file, which are left as they are.
-    let _ = remove();
-    Ok(replaced.map(|()| made)?)
 }
 
 /// What the pool cannot give is left out; the rest may be whole.

@@ -196,7 +196,7 @@ impl Import {
     /// shows in a time, as with everything that is changed while it is read.
     fn settle(&mut self, source: &OwnedFd, stat: &HostStat) -> Step<()> {
         if self.settled.insert(stat.id.0) && host::is_in_user_space(source) {
-            pages::write_back_filesystem(source).map_err(|error| Trouble::Entry(error.to_string()))?;
+            pages::write_back_filesystem(source)?;
         }
         Ok(())
     }

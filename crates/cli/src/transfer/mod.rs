@@ -9,6 +9,7 @@ mod host;
 mod import;
 mod place;
 mod tally;
+mod target;
 
 pub use export::run as export;
 pub use import::run as import;

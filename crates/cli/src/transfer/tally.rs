@@ -26,6 +26,12 @@ impl From<rustix::io::Errno> for Trouble {
     }
 }
 
+impl From<std::io::Error> for Trouble {
+    fn from(error: std::io::Error) -> Trouble {
+        Trouble::Entry(error.to_string())
+    }
+}
+
 /// One entry that could not be copied.
 #[derive(Serialize, Debug)]
 pub struct Problem {

@@ -215,3 +215,44 @@ fn a_finished_export_is_durable() {
         assert_eq!(fs::metadata(&name).and_then(|meta| meta.modified()).expect("a time"), past, "file{n}");
     }
 }
+
+/// Goal: an export into a mounted pool that says that it has finished is durable, with all times, as onto a disk. Method: the daemon is
+/// killed then; once it is asked by its socket, and once it has none, so that each file has to be synced.
+#[test]
+fn a_finished_export_into_a_mount_is_durable() {
+    if !can_mount("a_finished_export_into_a_mount_is_durable") {
+        return;
+    }
+    let scratch = Scratch::new("export-mount");
+    let tree = scratch.subdir("tree");
+    let past = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+    fs::create_dir_all(tree.join("d/empty")).expect("a directory");
+    for n in 0..20 {
+        let name = tree.join(format!("d/file{n}"));
+        fs::write(&name, vec![n; 10_000]).expect("a file");
+        fs::File::options().write(true).open(&name).and_then(|file| file.set_modified(past)).expect("a time");
+    }
+    fs::hard_link(tree.join("d/file0"), tree.join("link")).expect("a link");
+    std::os::unix::fs::symlink("file", tree.join("symlink")).expect("a link");
+    let pool = scratch.pool("from.img", "64M");
+    done(&import(&tree, &pool, "/"));
+    for has_socket in [true, false] {
+        let (to, point) = (scratch.pool(&format!("to-{has_socket}.img"), "64M"), scratch.path("mnt"));
+        let mount = Mount::start(&to, &point);
+        if !has_socket {
+            let device = fs::metadata(&point).expect("a mount").dev();
+            let name = format!("{}-{}.sock", rustix::fs::major(device), rustix::fs::minor(device));
+            let user = rustix::process::geteuid().as_raw();
+            let run = if user == 0 { "/run/varve".into() } else { format!("/run/user/{user}/varve") };
+            let sockets = [run, format!("/tmp/varve-{user}")].map(|dir| Path::new(&dir).join(&name));
+            let removed = sockets.iter().filter(|socket| fs::remove_file(socket).is_ok()).count();
+            assert_eq!(removed, 1, "the daemon has a socket");
+        }
+        done(&export(&pool, "/", &point.join("new/out")));
+        mount.kill();
+        let mount = Mount::start(&to, &point);
+        crate::tree::assert_equal(&tree, &point.join("new/out"));
+        mount.unmount();
+        check(&to);
+    }
+}

@@ -1,0 +1,117 @@
+//! How what an export makes takes the place of something, and becomes durable.
+//!
+//! The target may have other filesystems mounted in it, each with its own way: syncfs(2) does it for those of the kernel. Those in
+//! user space do not hear of that: one of ours is asked by its socket, and of the others each file and directory is synced by itself.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use anyhow::Context;
+use rustix::fs::{AtFlags, major, minor};
+use rustix::io::Errno;
+
+use super::host::{self, HostStat};
+use super::tally::Trouble;
+use super::{new_names, too_many};
+use crate::mountinfo::MountTable;
+use crate::sync::{self, Server};
+
+/// What takes the place of something is made under such a name, next to it. It stays there only if this is killed in between.
+const NEW_NAME: &str = ".varve-export.new";
+
+/// The filesystems of a target, by the number of their device.
+#[derive(Default)]
+pub struct Filesystems(HashMap<u64, How>);
+
+enum How {
+    Whole(OwnedFd),
+    Asked(Server),
+    EachFile,
+}
+
+impl Filesystems {
+    /// Something is going to be made in `dir`, which lies on `device`.
+    pub fn add(&mut self, device: u64, dir: &OwnedFd) -> io::Result<()> {
+        if let Entry::Vacant(vacant) = self.0.entry(device) {
+            vacant.insert(match host::is_in_user_space(dir) {
+                true => ours(device).map_or(How::EachFile, How::Asked),
+                false => How::Whole(dir.try_clone()?),
+            });
+        }
+        Ok(())
+    }
+
+    /// The directory `dir` on `device` may have been made just now, with some around it.
+    pub fn made(&self, device: u64, dir: &Path) -> io::Result<()> {
+        if !self.wants_each(device) {
+            return Ok(());
+        }
+        for above in dir.canonicalize()?.ancestors().skip(1) {
+            match File::open(above) {
+                Ok(above) if above.metadata()?.dev() == device => above.sync_all()?,
+                // Whoever may not read it has made nothing in it.
+                _ => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether what is made on `device` has to be synced by itself.
+    pub fn wants_each(&self, device: u64) -> bool {
+        matches!(self.0.get(&device), Some(How::EachFile))
+    }
+
+    /// Makes durable what has been done, but for what is synced by itself.
+    pub fn sync(&self) -> anyhow::Result<()> {
+        for how in self.0.values() {
+            match how {
+                How::Whole(dir) => host::sync_filesystem(dir).map_err(io::Error::from),
+                How::Asked(server) => {
+                    server.request("sync").context("syncing the target failed")?;
+                    Ok(())
+                }
+                How::EachFile => Ok(()),
+            }
+            .context("syncing the target failed")?;
+        }
+        Ok(())
+    }
+}
+
+/// Who serves this filesystem, if it is a pool, and answers this user.
+fn ours(device: u64) -> Option<Server> {
+    let table = MountTable::read().ok()?;
+    let mount = table.ours().find(|mount| mount.device == (major(device), minor(device)))?;
+    sync::connect(mount).ok().map(|_| Server::of(mount))
+}
+
+/// Syncs an open file, if it is to be.
+pub fn sync_file(file: &impl AsFd, wanted: bool) -> rustix::io::Result<()> {
+    if wanted { rustix::fs::fsync(file) } else { Ok(()) }
+}
+
+/// Has `make` make something under the name that it is given, and gives that the place of what is `existing`.
+pub fn place<T>(
+    dir: &OwnedFd,
+    name: &[u8],
+    existing: Option<HostStat>,
+    make: impl FnOnce(&[u8]) -> Result<T, Trouble>,
+) -> Result<T, Trouble> {
+    if existing.is_none() {
+        return make(name);
+    }
+    let is_free = |new: &String| host::stat_at(dir.as_fd(), new.as_bytes()) == Err(Errno::NOENT);
+    let new = new_names(NEW_NAME).find(is_free).ok_or_else(|| too_many(NEW_NAME))?;
+    let remove = || rustix::fs::unlinkat(dir, &new, AtFlags::empty());
+    let made = make(new.as_bytes())?;
+    let replace = || rustix::fs::renameat(dir, &new, dir, name);
+    let replaced = host::freed(dir.as_fd(), name, replace);
+    // Also where both were names of one file, which are left as they are.
+    let _ = remove();
+    Ok(replaced.map(|()| made)?)
+}
