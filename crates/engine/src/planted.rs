@@ -75,13 +75,15 @@ pub enum Planted {
     OvertakenUnflushed,
     /// Ranges are shared when the first half of them has been compared.
     HalfCompared,
+    /// A sync logs no access times.
+    AccessesForgotten,
     /// A trim discards nodes that the present state has replaced and the durable checkpoint refers to.
     TrimsCheckpoint,
 }
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 34] = [
+    pub const ALL: [Planted; 35] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -116,6 +118,7 @@ impl Planted {
         Planted::CleanUnflushed,
         Planted::OvertakenUnflushed,
         Planted::HalfCompared,
+        Planted::AccessesForgotten,
     ];
 }
 

@@ -7,7 +7,8 @@ use std::fmt;
 
 use varve_device::AlignedBuf;
 use varve_fs::{
-    Allocate, Caller, FileFlags, FileKind, Filesystem, FsError, InodeId, RenameMode, SetAttr, XattrMode,
+    AccessRule, Allocate, Caller, FileFlags, FileKind, Filesystem, FsError, InodeId, RenameMode, SetAttr,
+    XattrMode,
 };
 
 use crate::model::PAGE_BYTES;
@@ -80,6 +81,10 @@ pub enum Call {
     },
     Release {
         ino: InodeId,
+    },
+    NoteAccess {
+        ino: InodeId,
+        rule: AccessRule,
     },
     /// `len` bytes generated from `seed` (see [`fill`]).
     Write {
@@ -187,6 +192,7 @@ impl Call {
             | Call::Rmdir { .. }
             | Call::DeleteSubvolume { .. }
             | Call::Release { .. }
+            | Call::NoteAccess { .. }
             | Call::Open { .. }
             | Call::RemoveXattr { .. }
             | Call::Fsync { .. }
@@ -214,6 +220,7 @@ impl Call {
         match self {
             Call::SetAttr { ino, .. }
             | Call::Open { ino, .. }
+            | Call::NoteAccess { ino, .. }
             | Call::Write { ino, .. }
             | Call::Fallocate { ino, .. }
             | Call::Shift { ino, .. }
@@ -274,7 +281,10 @@ impl Call {
             | Call::SetXattr { ino, .. }
             | Call::RemoveXattr { ino, .. }
             | Call::SetFlags { ino, .. } => vec![(*ino, true)],
-            Call::Release { ino } | Call::Fsync { ino } | Call::FlushFile { ino } => vec![(*ino, false)],
+            Call::Release { ino }
+            | Call::NoteAccess { ino, .. }
+            | Call::Fsync { ino }
+            | Call::FlushFile { ino } => vec![(*ino, false)],
             Call::FlushAll
             | Call::Commit { .. }
             | Call::Sync
@@ -311,6 +321,7 @@ impl Call {
             Call::SetAttr { ino, .. }
             | Call::Open { ino, .. }
             | Call::Release { ino }
+            | Call::NoteAccess { ino, .. }
             | Call::Write { ino, .. }
             | Call::Fallocate { ino, .. }
             | Call::Shift { ino, .. }
@@ -390,6 +401,7 @@ impl fmt::Debug for Call {
             Call::SetAttr { ino, set } => write!(f, "setattr({}, {set:?})", ino.0),
             Call::Open { ino, truncate } => write!(f, "open({}, truncate: {truncate})", ino.0),
             Call::Release { ino } => write!(f, "release({})", ino.0),
+            Call::NoteAccess { ino, rule } => write!(f, "note_access({}, {rule:?})", ino.0),
             Call::Write { ino, offset, len, seed } => {
                 write!(f, "write({}, {offset}..{}, seed {seed})", ino.0, offset + *len as u64)
             }

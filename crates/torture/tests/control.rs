@@ -89,6 +89,7 @@ control! { suite:
     tail_that_is_counted_and_not_flushed_is_found: TailUnflushed,
     clean_opening_that_flushes_nothing_is_found: CleanUnflushed,
     ranges_that_are_half_compared_are_found: HalfCompared,
+    access_times_that_no_sync_logs_are_found: AccessesForgotten,
     overtaken_commit_that_waits_for_nothing_is_found: OvertakenUnflushed,
     two_step_refund_is_found: TwoStepRefund,
 }

@@ -124,6 +124,7 @@ impl Model {
                 }
                 Ok(())
             }
+            Call::NoteAccess { ino, rule } => self.note_access(*ino, *rule, cx),
             Call::Write { ino, offset, len, seed } => {
                 self.file(*ino)?;
                 self.write(*ino, *offset, &fill(*seed, *len)[..cx.written], cx)
@@ -382,7 +383,7 @@ impl Model {
             uid: cx.caller.uid,
             gid,
             links: 1,
-            atime: cx.now,
+            atime: Choice::new(cx.now),
             mtime: Choice::new(cx.now),
             ctime: Choice::new(cx.now),
             btime: cx.now,
@@ -579,7 +580,7 @@ impl Model {
             SetTime::At(at) => at,
         };
         if let Some(atime) = set.atime {
-            inode.atime = time(atime);
+            inode.atime.set(time(atime));
         }
         if let Some(mtime) = set.mtime {
             inode.mtime.set(time(mtime));

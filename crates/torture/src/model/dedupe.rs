@@ -32,6 +32,13 @@ impl Model {
         Ok(())
     }
 
+    /// Whether what a file holds may lie in its inode's record: none of it is behind the first page.
+    pub fn may_be_inline(&self, ino: InodeId) -> bool {
+        self.get(ino).and_then(Inode::content).is_some_and(|content| {
+            content.stored_bytes() == 0 || content.stored_bytes() == PAGE_BYTES && content.may_be_data(0)
+        })
+    }
+
     /// How many bytes from the front of two ranges are found to be the same.
     pub fn same_bytes(&self, from: (InodeId, u64), to: (InodeId, u64), len: u64) -> u64 {
         let [from, to] = [from, to].map(|(ino, offset)| {

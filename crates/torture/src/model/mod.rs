@@ -5,6 +5,7 @@
 //! *logged* state (what the log holds at one position: data of `write` is missing until it is logged).
 //! Cloning is cheap, so that there can be one state a log position.
 
+mod access;
 mod acl;
 mod apply;
 mod content;
@@ -90,7 +91,7 @@ pub struct Inode {
     pub uid: u32,
     pub gid: u32,
     pub links: u32,
-    pub atime: Timestamp,
+    pub atime: Choice<Timestamp>,
     pub mtime: Choice<Timestamp>,
     pub ctime: Choice<Timestamp>,
     pub btime: Timestamp,
@@ -117,7 +118,8 @@ impl Inode {
     }
     /// Whether an attribute has several acceptable values.
     pub fn has_choices(&self) -> bool {
-        self.mode.is_open() || self.mtime.is_open() || self.ctime.is_open()
+        let times = [&self.atime, &self.mtime, &self.ctime];
+        self.mode.is_open() || times.iter().any(|time| time.is_open())
     }
     /// Content of a regular file.
     pub fn content(&self) -> Option<&Content> {
@@ -202,7 +204,7 @@ impl Model {
             uid,
             gid,
             links: 1,
-            atime: now,
+            atime: Choice::new(now),
             mtime: Choice::new(now),
             ctime: Choice::new(now),
             btime: now,

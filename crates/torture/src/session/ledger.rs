@@ -254,7 +254,13 @@ impl Session {
                     self.settle_pending(call, &[], after)?;
                     acknowledged = after;
                 }
+                Call::NoteAccess { ino, .. } => {
+                    self.accessed.insert(*ino);
+                }
                 Call::Sync | Call::Close | Call::FlushAll => {
+                    if *call != Call::FlushAll {
+                        self.settle_accesses();
+                    }
                     self.logged.require(|_, _| true);
                     let all: Vec<InodeId> = self.pending.iter().copied().collect();
                     self.settle_pending(call, &all, after)?;
@@ -289,6 +295,15 @@ impl Session {
             self.pending.remove(ino);
         }
         Ok(())
+    }
+
+    /// Every access that was noted is in the log.
+    fn settle_accesses(&mut self) {
+        for ino in std::mem::take(&mut self.accessed) {
+            if let (Some(live), Some(logged)) = (self.live.get(ino), self.logged.get_mut(ino)) {
+                logged.atime.set(live.atime.get());
+            }
+        }
     }
 
     /// Everything written to `files` must be in the log now, with its times.
@@ -350,6 +365,7 @@ fn is_logged_verb(call: &Call) -> bool {
             | Call::DedupeRange { .. }
             | Call::Open { truncate: false, .. }
             | Call::Release { .. }
+            | Call::NoteAccess { .. }
             | Call::Fsync { .. }
             | Call::FlushFile { .. }
             | Call::FlushAll

@@ -119,6 +119,8 @@ pub struct Session {
     trims: Option<(Rng, f64)>,
     /// Where the log was when a sync had been started.
     started: Vec<u64>,
+    /// Inodes whose last access may not be in the log.
+    accessed: BTreeSet<InodeId>,
 }
 
 impl Session {
@@ -143,6 +145,7 @@ impl Session {
             calls: 0,
             trims: None,
             started: Vec::new(),
+            accessed: BTreeSet::new(),
         }
     }
 
@@ -214,6 +217,7 @@ impl Session {
             Call::SetAttr { ino, set } => fs.setattr(caller, *ino, *set).map(|_| none)?,
             Call::Open { ino, truncate } => fs.open_inode(caller, *ino, *truncate).map(|()| none)?,
             Call::Release { ino } => fs.release_inode(*ino).map(|()| none)?,
+            Call::NoteAccess { ino, rule } => fs.note_access(*ino, *rule).map(|()| none)?,
             Call::Write { ino, offset, len, seed } => {
                 (InodeId(0), write(fs, caller, *ino, *offset, &fill(*seed, *len))?)
             }
@@ -467,11 +471,11 @@ impl Session {
             (Err(error), Err(ENOENT)) if error.errno() == EXDEV && matches!(call, Call::Rename { .. }) => {
                 Ok(())
             }
-            // What lies in an inode's record is shared with nobody.
+            // What lies in an inode's record is shared with nobody, however far the file reaches.
             (Err(error), Ok(()))
                 if error.errno() == EOPNOTSUPP
-                    && let Call::DedupeRange { from, .. } = call
-                    && size.min(old.get(*from).map_or(0, Inode::size)) <= PAGE_BYTES =>
+                    && let Call::DedupeRange { from, to, .. } = call
+                    && [from, to].into_iter().any(|ino| old.may_be_inline(*ino)) =>
             {
                 Ok(())
             }

@@ -45,6 +45,7 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
         rare: rarely(seed),
         started: starts(seed),
         twins: twins(seed),
+        reads: 0,
         protects: false,
     };
     if rng.below(2) == 0 {

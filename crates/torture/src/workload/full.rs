@@ -56,6 +56,7 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
         rare: rarely(seed),
         started: starts(seed),
         twins: 0,
+        reads: 0,
         protects: false,
     };
     let mut generator = Generator::new(character);

@@ -2,8 +2,8 @@
 //! with the log, open and unlinked files, checkpoints and background work at random.
 
 use varve_fs::{
-    Allocate, Caller, FileFlags, FileKind, InodeId, ROOT_INODE, RenameMode, SetAttr, SetTime, Timestamp,
-    XattrMode,
+    AccessRule, Allocate, Caller, FileFlags, FileKind, InodeId, ROOT_INODE, RenameMode, SetAttr, SetTime,
+    Timestamp, XattrMode,
 };
 use varve_sim::Rng;
 
@@ -32,6 +32,8 @@ const STARTED_FACTOR: u64 = 0x121b_4d92_fa3f_da3f;
 
 /// As [`RARE_FACTOR`], for the same bytes in several places.
 const TWINS_FACTOR: u64 = 0x01df_e2d9_1f1d_869f;
+/// As [`RARE_FACTOR`], for access times.
+const READS_FACTOR: u64 = 0xfcdc_fc22_9e5e_be0d;
 /// Writes whose bytes may be written elsewhere, too.
 const REMEMBERED_MAX: usize = 6;
 
@@ -60,6 +62,8 @@ pub struct Character {
     pub started: u64,
     /// Of 1,000 calls: the same bytes in another place, or having them share.
     pub twins: u64,
+    /// Of 1,000 calls: something has been read. Where there are no snapshots, which show one or the other access time.
+    pub reads: u64,
     /// Flags are set, too, that keep something from changing.
     pub protects: bool,
 }
@@ -95,6 +99,7 @@ pub fn character(seed: u64) -> Character {
         rare: rarely(seed),
         started: starts(seed),
         twins: twins(seed),
+        reads: [0, 60][(seed.wrapping_mul(READS_FACTOR) >> 63) as usize],
         protects: true,
     }
 }
@@ -265,6 +270,13 @@ impl Generator {
             && let Some(call) = self.twin(model, &tree, rng)
         {
             return call;
+        }
+        if below(character.reads) {
+            let open = pick(rng, &self.open).filter(|_| rng.below(4) == 0);
+            if let Some(ino) = open.or(pick(rng, &tree.names).map(|(.., ino)| ino)) {
+                let rule = [AccessRule::Relative, AccessRule::Always][rng.index(2)];
+                return Call::NoteAccess { ino, rule };
+            }
         }
         if below(character.forks) {
             return self.fork(model, rng);
