@@ -34,8 +34,7 @@ use varve_format::record::subvolume::LOCAL_INODE_BITS;
 use varve_fs::{Attr, FileFlags, FileKind, Filesystem, InodeId, SeekTo, Timestamp};
 
 use super::host::{self, Flagged, HostStat, Xattr};
-use super::import::find_directory;
-use super::place::PoolPath;
+use super::place::{PoolPath, find_directory};
 use super::tally::{Tally, Trouble};
 use super::target::{Filesystems, place, sync_file};
 use super::{Stop, finish};

@@ -302,7 +302,7 @@ const FUSE: i64 = 0x6573_5546;
 /// Whether a process answers for the filesystem of `fd`. It may see what is changed through mmap when the kernel writes it back, and
 /// no sooner; and syncfs(2) makes it make nothing durable.
 pub fn is_in_user_space(fd: &impl AsFd) -> bool {
-    rustix::fs::fstatfs(fd).is_ok_and(|stat| stat.f_type as i64 == FUSE)
+    rustix::fs::fstatfs(fd).is_ok_and(|stat| stat.f_type == FUSE)
 }
 
 /// Makes what was written to the filesystem of `fd` durable.

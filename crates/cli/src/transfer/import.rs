@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::vec::IntoIter;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use rustix::fs::OFlags;
 use varve_device::OpenMode;
 use varve_fs::{
@@ -688,19 +688,4 @@ fn link_key(stat: &HostStat, dir: &Level) -> ((u64, u64), u64) {
 /// Whoever owns it makes it.
 fn caller(stat: &HostStat) -> Caller {
     Caller { uid: stat.uid, gid: stat.gid }
-}
-
-/// Looks for the directory `place` of an open pool.
-pub fn find_directory(filesystem: &Filesystem, place: &PoolPath) -> Result<Attr> {
-    let mut attr = filesystem.getattr(ROOT_INODE)?;
-    for name in &place.names {
-        attr = match filesystem.lookup(attr.ino, name) {
-            Ok(attr) => attr,
-            Err(error) => bail!("{place}: {}: {error}", OsStr::from_bytes(name).shown()),
-        };
-        if attr.kind != FileKind::Directory {
-            bail!("{place}: {} is not a directory", OsStr::from_bytes(name).shown());
-        }
-    }
-    Ok(attr)
 }

@@ -4,6 +4,9 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use anyhow::{Result, bail};
+use varve_fs::{Attr, FileKind, Filesystem, ROOT_INODE};
+
 use crate::Usage;
 use crate::names::Shown;
 
@@ -57,6 +60,21 @@ impl std::fmt::Display for PoolPath {
 
 fn pool_of(bytes: &[u8], split: usize) -> PathBuf {
     PathBuf::from(OsString::from_vec(bytes[..split].to_vec()))
+}
+
+/// Looks for the directory `place` of an open pool.
+pub fn find_directory(filesystem: &Filesystem, place: &PoolPath) -> Result<Attr> {
+    let mut attr = filesystem.getattr(ROOT_INODE)?;
+    for name in &place.names {
+        attr = match filesystem.lookup(attr.ino, name) {
+            Ok(attr) => attr,
+            Err(error) => bail!("{place}: {}: {error}", OsStr::from_bytes(name).shown()),
+        };
+        if attr.kind != FileKind::Directory {
+            bail!("{place}: {} is not a directory", OsStr::from_bytes(name).shown());
+        }
+    }
+    Ok(attr)
 }
 
 #[cfg(test)]
