@@ -10,7 +10,10 @@
 
 use rustix::io::Errno;
 use varve_device::AlignedBuf;
-use varve_fs::{Allocate, Attr, Caller, FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, RenameMode};
+use varve_fs::{
+    Allocate, Attr, Caller, FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, ROOT_INODE as ROOT,
+    RenameMode, subvolume_root,
+};
 
 use crate::dispatch::{Adapter, Scratch, allocate, caller, rename_mode, seek_to, xattr_mode};
 use crate::kernel::abi::{self, InHeader, OpenOut, open, setattr};
@@ -153,9 +156,14 @@ impl<V: Verbs> Adapter<V> {
             }
             Body::Release => self.reply_empty(verb, number, verbs.release_inode(ino), reply),
             Body::Fsync | Body::Fsyncdir => {
-                // Of what has gone there is nothing to be made durable but that, and whatever was before.
-                let of = if self.is_gone(ino) { abi::ROOT } else { number };
-                self.when_durable(verb, of, reply, Reply::empty);
+                // Of what has gone there is nothing to be made durable but that, and whatever was before in its subvolume.
+                let of = match self.is_gone(ino) {
+                    false => ino,
+                    true => {
+                        Some(subvolume_root(ino)).filter(|root| verbs.getattr(*root).is_ok()).unwrap_or(ROOT)
+                    }
+                };
+                self.when_durable(verb, of.0, reply, Reply::empty);
             }
             Body::Opendir => self.opendir(reply),
             Body::Releasedir => reply.empty(),
