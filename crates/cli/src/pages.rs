@@ -37,8 +37,10 @@ pub fn write_back_at(path: &Path) {
 /// and does not wait for the answers. Where it tells how many requests wait, a moment with none is waited for.
 pub fn write_back_filesystem(file: impl AsFd) -> io::Result<()> {
     rustix::fs::syncfs(&file)?;
-    let minor = rustix::fs::minor(rustix::fs::fstat(&file)?.st_dev);
-    let waiting = format!("/sys/fs/fuse/connections/{minor}/waiting");
+    // The kernel's own form of the number: of a filesystem on a block device it has a major part.
+    let device = rustix::fs::fstat(&file)?.st_dev;
+    let number = rustix::fs::major(device) << 20 | rustix::fs::minor(device);
+    let waiting = format!("/sys/fs/fuse/connections/{number}/waiting");
     let begun = Instant::now();
     loop {
         // Not there (nobody has mounted it), or not for this user: then the answers come unseen.

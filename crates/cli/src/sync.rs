@@ -24,9 +24,10 @@ pub fn run(args: &SyncArgs) -> Result<Outcome> {
         );
     };
     let failed = || format!("syncing {} failed", mount.mountpoint.shown());
-    let mut client = connect(mount)?;
+    // Who may not, or whom nobody answers, hears of it first; and nobody is kept waiting meanwhile.
+    drop(connect(mount)?);
     let written = pages::write_back_mount(mount, &path);
-    client.request("sync").with_context(failed)?;
+    connect(mount)?.request("sync").with_context(failed)?;
     written.context("what was changed through mmap cannot be written").with_context(failed)?;
     Ok(Outcome::Done)
 }

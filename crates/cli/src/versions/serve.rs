@@ -79,10 +79,13 @@ pub fn serve(mounted: &Mounted<'_>, caller: Caller, request: &str) -> Result<Val
             let (source, directory) = (InodeId(source), InodeId(directory));
             must_own(caller, &filesystem.getattr(source).map_err(advise)?)?;
             may_change(filesystem, caller, directory)?;
-            let sync = sync || mounted.wants_durable(directory);
             mounted.change("snapshot", directory, &name, || {
                 filesystem.snapshot(source, directory, &name, read_only, sync)
             })?;
+            if !sync {
+                // What is in the directory becomes durable with it. Should that fail, the snapshot is there all the same.
+                mounted.settle(directory)?;
+            }
         }
         Request::Clone { source, directory, name } => {
             let (source, directory) = (InodeId(source), InodeId(directory));
