@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use varve_format::record::inode::{self, InodeRecord};
 
+use crate::subvolume::Slot;
+
 pub use varve_engine::{
     CheckProgress, CheckReport, CheckStage, FileRange, FormatOptions, InodeId, Lsn, Problem, ProblemKind,
     Profile, RecoveryReport, SpaceStats, StoreOptions, StoreStats, Trimmed,
@@ -12,6 +14,12 @@ pub use varve_engine::{
 /// The root directory of a pool's first subvolume.
 pub const ROOT_INODE: InodeId = InodeId(1);
 pub use varve_format::record::name::NAME_BYTES_MAX;
+/// The root directory of the subvolume that an inode is or was in, by its number alone.
+#[must_use]
+pub fn subvolume_root(ino: InodeId) -> InodeId {
+    Slot::of(ino).full(ROOT_INODE)
+}
+
 /// Largest file.
 pub const FILE_BYTES_MAX: u64 = 1 << 62;
 

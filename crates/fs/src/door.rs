@@ -31,11 +31,6 @@ impl Filesystem {
     }
 }
 
-/// The root directory of the subvolume that an inode is or was in, by its number alone.
-pub fn subvolume_root(ino: InodeId) -> InodeId {
-    crate::subvolume::Slot::of(ino).full(crate::api::ROOT_INODE)
-}
-
 impl Filesystem {
     /// Writes a new pool with an empty root directory (mode 0755, owned by `owner`).
     pub fn format(

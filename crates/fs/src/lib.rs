@@ -34,7 +34,7 @@ mod writeback;
 
 pub use api::*;
 pub use changes::{Change, DiffPage};
-pub use door::{Filesystem, subvolume_root};
+pub use door::Filesystem;
 pub use error::FsError;
 pub use sums::{DataSums, ExtentSums};
 /// What is in [`FsError::Engine`].

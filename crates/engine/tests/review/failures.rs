@@ -612,7 +612,7 @@ fn recovery_writes_every_copy_of_data() {
 // placed, freed and placed again; of the last write one copy has arrived, the other still holds what was there first.
 #[test]
 fn recovery_repairs_with_what_is_there_in_the_end() {
-    use varve_format::batch::{BatchHeader, begin_transaction, end_transaction, free_op, place_op};
+    use varve_format::batch::{begin_transaction, end_transaction, free_op, place_op};
     for late in 0..2 {
         let device = Hooked::new();
         format(&device, Profile::Dup, Profile::Dup);
@@ -629,19 +629,7 @@ fn recovery_repairs_with_what_is_there_in_the_end() {
             }
             end_transaction(&mut payload, at, 1);
         }
-        let header = BatchHeader {
-            pool_id: end.pool_id,
-            epoch: end.epoch,
-            sequence: end.log_sequence,
-            previous: end.log_previous,
-            superblock_generation: 1,
-            flushed: end.log_sequence - 1,
-            first: Lsn(end.position.0 + 1),
-            last: Lsn(end.position.0 + 3),
-            transactions: 3,
-            payload_bytes: payload.len() as u32,
-        };
-        super::hostile::write_batch(&device, &header, &payload, end.log_start);
+        super::hostile::append_batch(&device, &end, false, 3, &payload);
         for (copy, stripe) in end.chunks[0].stripes.iter().enumerate() {
             let there = &contents[usize::from(copy != late)];
             device.inner.write_at(stripe.offset + run.addr.0, there).expect("writes");

@@ -229,7 +229,7 @@ fn features_that_writers_must_know_are_heeded() {
 /// A pool whose log goes on with one whole batch: a transaction with the steps that `steps` writes, who is told how many blocks
 /// the pool has and says how many steps there are. `is_flushed`: the batch says so of itself.
 fn with_batch(is_flushed: bool, steps: impl FnOnce(&mut Vec<u8>, u64) -> u32) -> Arc<Hooked> {
-    use varve_format::batch::{BatchHeader, begin_transaction, end_transaction};
+    use varve_format::batch::{begin_transaction, end_transaction};
     let mut found = None;
     let device = forged(|superblock, _| found = Some(superblock.clone()), &[]);
     let end = found.expect("the superblock is shown");
@@ -238,29 +238,35 @@ fn with_batch(is_flushed: bool, steps: impl FnOnce(&mut Vec<u8>, u64) -> u32) ->
     let at = begin_transaction(&mut payload, position);
     let count = steps(&mut payload, end.total_blocks);
     end_transaction(&mut payload, at, count);
-    let header = BatchHeader {
+    append_batch(&device, &end, is_flushed, 1, &payload);
+    device
+}
+
+/// Has the log of a pool that was closed as `end` says go on with one whole batch of so many transactions. `is_flushed`: it says so of itself.
+pub(super) fn append_batch(
+    device: &Hooked,
+    end: &Superblock,
+    is_flushed: bool,
+    transactions: u32,
+    payload: &[u8],
+) {
+    let header = varve_format::batch::BatchHeader {
         pool_id: end.pool_id,
         epoch: end.epoch,
         sequence: end.log_sequence,
         previous: end.log_previous,
         superblock_generation: 1,
         flushed: end.log_sequence - u64::from(!is_flushed),
-        first: position,
-        last: position,
-        transactions: 1,
+        first: Lsn(end.position.0 + 1),
+        last: Lsn(end.position.0 + u64::from(transactions)),
+        transactions,
         payload_bytes: payload.len() as u32,
     };
-    write_batch(&device, &header, &payload, end.log_start);
-    device
+    write_batch(device, &header, payload, end.log_start);
 }
 
 /// Writes a batch at a position of the log.
-pub(super) fn write_batch(
-    device: &Hooked,
-    header: &varve_format::batch::BatchHeader,
-    payload: &[u8],
-    position: u64,
-) {
+fn write_batch(device: &Hooked, header: &varve_format::batch::BatchHeader, payload: &[u8], position: u64) {
     use varve_format::batch::{BATCH_HEADER_BYTES, batch_blocks, seal};
     let mut batch = vec![0; batch_blocks(payload.len()) * 4096];
     batch[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + payload.len()].copy_from_slice(payload);
@@ -567,7 +573,7 @@ fn an_empty_leaf_is_refused() {
 // pool is opened for reading.
 #[test]
 fn endless_frees_without_a_bitmap_are_refused_soon() {
-    use varve_format::batch::{BATCH_BYTES_MAX, BatchHeader, begin_transaction, end_transaction, free_op};
+    use varve_format::batch::{BATCH_BYTES_MAX, begin_transaction, end_transaction, free_op};
     let mut found = None;
     let device = forged(
         |superblock, root| {
@@ -589,19 +595,7 @@ fn endless_frees_without_a_bitmap_are_refused_soon() {
         );
         end_transaction(&mut payload, at, 1);
     }
-    let header = BatchHeader {
-        pool_id: end.pool_id,
-        epoch: end.epoch,
-        sequence: end.log_sequence,
-        previous: end.log_previous,
-        superblock_generation: 1,
-        flushed: end.log_sequence,
-        first: Lsn(end.position.0 + 1),
-        last: Lsn(end.position.0 + count),
-        transactions: count as u32,
-        payload_bytes: payload.len() as u32,
-    };
-    write_batch(&device, &header, &payload, end.log_start);
+    append_batch(&device, &end, true, count as u32, &payload);
     let begun = Instant::now();
     let result = within("opening", move || {
         let options = StoreOptions { read_only: true, background: false, ..StoreOptions::default() };

@@ -49,17 +49,23 @@ pub(super) fn mend(fs: &Filesystem, tree: TreeId, entries: &[(Vec<u8>, Vec<u8>)]
     fs.core().apply(tx).unwrap();
 }
 
-// Goal: a file whose data cannot be let go of keeps none of the others, which died in the same step, from being reaped, nor the
-// subvolume they were in. Method: of three files of a deleted subvolume the first has garbage for extents.
-#[test]
-fn dead_records_are_reaped_past_a_bad_one() {
-    let mut f = Fixture::new(64 * MIB);
+/// A subvolume of three files with data, and its root.
+fn three_files() -> (Fixture, InodeId, [InodeId; 3]) {
+    let f = Fixture::new(64 * MIB);
     let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
     let files = [b"a", b"b", b"c"].map(|name| f.fs.create(Caller::ROOT, sub, name, 0o644).unwrap().ino);
     for ino in files {
         f.write(ino, 0, &pattern(1, 40_000));
     }
     f.fs.sync().unwrap();
+    (f, sub, files)
+}
+
+// Goal: a file whose data cannot be let go of keeps none of the others, which died in the same step, from being reaped, nor the
+// subvolume they were in. Method: of three files of a deleted subvolume the first has garbage for extents.
+#[test]
+fn dead_records_are_reaped_past_a_bad_one() {
+    let (mut f, _, files) = three_files();
     let entries = spoil(&f.fs, TreeId::EXTENTS, data_of(&f.fs, files[0]));
     f.fs.delete_subvolume(ROOT, b"sub").unwrap();
     f.fs.maintain().unwrap();
@@ -75,13 +81,7 @@ fn dead_records_are_reaped_past_a_bad_one() {
 // deleted subvolume the second has garbage for its record.
 #[test]
 fn what_is_deleted_is_reaped_past_a_bad_record() {
-    let mut f = Fixture::new(64 * MIB);
-    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
-    let files = [b"a", b"b", b"c"].map(|name| f.fs.create(Caller::ROOT, sub, name, 0o644).unwrap().ino);
-    for ino in files {
-        f.write(ino, 0, &pattern(1, 40_000));
-    }
-    f.fs.sync().unwrap();
+    let (mut f, sub, files) = three_files();
     let core = f.fs.core();
     let family = core.subvolumes.get(Slot::of(sub)).unwrap().family;
     let (mut keys, mut tx) = (Vec::new(), Transaction::new());
