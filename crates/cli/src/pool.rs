@@ -271,5 +271,8 @@ pub fn describe_recovery(report: &RecoveryReport) -> Option<String> {
             report.batches_cut
         ));
     }
+    if let Some(why) = &report.replay_ended_by {
+        text.push_str(&format!("; what comes behind them in it cannot be shown, since {why}"));
+    }
     Some(text)
 }

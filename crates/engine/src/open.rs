@@ -52,6 +52,27 @@ fn bitmap_pages(total_blocks: u64) -> usize {
     total_blocks.div_ceil(PAGE_BITS) as usize
 }
 
+/// Why the log is replayed no further.
+enum Halt {
+    /// What the next transaction changes is lost.
+    Lost(EngineError),
+    /// Anything else: then nobody knows what the log says.
+    Refused(EngineError),
+}
+
+impl Halt {
+    /// What the checkpoint refers to could not be read.
+    fn reading(error: EngineError) -> Halt {
+        if error.is_damage() { Halt::Lost(error) } else { Halt::Refused(error) }
+    }
+}
+
+impl From<EngineError> for Halt {
+    fn from(error: EngineError) -> Halt {
+        Halt::Refused(error)
+    }
+}
+
 impl Store {
     /// Writes a new, empty pool.
     pub fn format(devices: &[Arc<dyn Device>], options: &FormatOptions) -> Result<()> {
@@ -203,9 +224,19 @@ impl Store {
             }
         };
         // The log goes on from where the checkpoint ends; a damaged one is replayed as far as it makes sense.
-        if let Err(e) = store.replay(&log, total, &metadata, &mut report) {
-            let Some(damage) = &mut damage else { return Err(e) };
-            damage.add(Problem::new(Kind::LogSenseless, e.to_string()));
+        match (store.replay(&log, total, &metadata, &mut report), &mut damage) {
+            (Ok(()), _) => {}
+            (Err(Halt::Lost(e) | Halt::Refused(e)), Some(damage)) => {
+                damage.add(Problem::new(Kind::LogSenseless, e.to_string()));
+            }
+            // Who only reads has what was there before: nothing of this transaction is done, nor of those behind it.
+            (Err(Halt::Lost(e)), None) if read_only => {
+                tracing::warn!(
+                    "{e}: the log can be replayed up to there, and be read; the pool cannot be written to"
+                );
+                report.replay_ended_by = Some(e.to_string());
+            }
+            (Err(Halt::Lost(e) | Halt::Refused(e)), None) => return Err(e),
         }
         if let Some(damage) = damage {
             let _ = store.damage.set(damage);
@@ -257,7 +288,13 @@ impl Store {
         walk.into_damage()
     }
 
-    fn replay(&self, log: &Log, total: u64, metadata: &Bits, report: &mut RecoveryReport) -> Result<()> {
+    fn replay(
+        &self,
+        log: &Log,
+        total: u64,
+        metadata: &Bits,
+        report: &mut RecoveryReport,
+    ) -> std::result::Result<(), Halt> {
         // Without the bitmap: what has been freed since the checkpoint and not placed again.
         let mut gone = self.bitmap_lost.is_some().then(|| Bits::new(total));
         for found in &log.batches[..log.keep] {
@@ -266,7 +303,8 @@ impl Store {
                 || header.last.0 != position.0 + u64::from(header.transactions)
             {
                 let why = Corrupt { what: "positions that do not follow those before", at: 0 };
-                return Err(EngineError::corrupt(format!("batch {} of the log", header.sequence), why));
+                let what = format!("batch {} of the log", header.sequence);
+                return Err(EngineError::corrupt(what, why).into());
             }
             for (position, ops) in recovery::transactions(found, total)? {
                 if let Some(gone) = &gone {
@@ -305,10 +343,10 @@ impl Store {
     }
 
     /// `metadata` are the blocks of the checkpoint's nodes and pages: no transaction may give them back.
-    fn replay_one(&self, position: Lsn, ops: &[Op], metadata: &Bits) -> Result<()> {
+    fn replay_one(&self, position: Lsn, ops: &[Op], metadata: &Bits) -> std::result::Result<(), Halt> {
         let senseless = |run: Run| {
             let why = Corrupt { what: "blocks used twice, or freed and not in use", at: run.addr.0 as usize };
-            EngineError::corrupt(format!("transaction {} of the log", position.0), why)
+            Halt::Refused(EngineError::corrupt(format!("transaction {} of the log", position.0), why))
         };
         let mut fetched = Fetched::default();
         for op in ops {
@@ -318,7 +356,8 @@ impl Store {
                 return Err(EngineError::Refused(format!(
                     "the log changes tree {} which this program does not know: open the pool with a newer program",
                     tree.0
-                )));
+                ))
+                .into());
             }
             if let Op::Free { run } = op
                 && metadata.next(run.addr.block(), run.addr.block() + u64::from(run.blocks), true).is_some()
@@ -329,7 +368,9 @@ impl Store {
                 && *floor > NUMBER_MAX
             {
                 let why = Corrupt { what: "number that is never reached", at: 0 };
-                return Err(EngineError::corrupt(format!("transaction {} of the log", position.0), why));
+                return Err(
+                    EngineError::corrupt(format!("transaction {} of the log", position.0), why).into()
+                );
             }
         }
         loop {
@@ -340,14 +381,16 @@ impl Store {
             match result {
                 Ok(()) => return Ok(()),
                 Err(Obstacle::Node(miss)) => {
-                    let node = self.load(miss, &missed.expect("a node is missed in a tree"))?;
+                    let tree = missed.expect("a node is missed in a tree");
+                    let node = self.load(miss, &tree).map_err(Halt::reading)?;
                     fetched.nodes.insert(miss.ptr.addr[0].0, node);
                 }
                 Err(Obstacle::Sums(ptr)) => {
-                    fetched.sums.insert(checksums::key(ptr), self.load_sums(ptr)?);
+                    let page = self.load_sums(ptr).map_err(Halt::reading)?;
+                    fetched.sums.insert(checksums::key(ptr), page);
                 }
                 Err(Obstacle::Blocks(run)) => return Err(senseless(run)),
-                Err(Obstacle::Derived(error)) => return Err(error),
+                Err(Obstacle::Derived(error)) => return Err(Halt::reading(error)),
                 Err(
                     Obstacle::LogFull
                     | Obstacle::BatchFull

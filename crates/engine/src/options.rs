@@ -112,6 +112,9 @@ pub struct RecoveryReport {
     pub end: Lsn,
     /// Whether the pool had been closed cleanly.
     pub clean: bool,
+    /// What of the pool is lost, so that the log could not be replayed to its end: what came after `end` is not seen. Only where
+    /// the pool is opened for reading.
+    pub replay_ended_by: Option<String>,
 }
 
 /// Space, in bytes. `total = fixed + used + held_back + reserved + protected + free` (free is 0 while the protected

@@ -192,6 +192,9 @@ pub struct Recovery {
     pub transactions_replayed_count: u64,
     /// Batches cut off the end, because data that belonged to them had not reached the device. Nothing that was synced.
     pub batches_cut_count: u64,
+    /// What of the pool is lost, so that the log could not be applied to its end: what it says after that is not seen. Only in a
+    /// pool that is opened for reading.
+    pub replay_ended_by: Option<String>,
 }
 
 /// What [`crate::Pool::check`] found.
@@ -305,6 +308,7 @@ impl Recovery {
             batches_replayed_count: report.batches_replayed,
             transactions_replayed_count: report.transactions_replayed,
             batches_cut_count: report.batches_cut,
+            replay_ended_by: report.replay_ended_by.clone(),
         }
     }
 }

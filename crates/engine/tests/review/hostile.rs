@@ -150,6 +150,69 @@ fn what_is_lost_keeps_nobody_from_reading_the_rest() {
     }
 }
 
+// Goal: a log that changes what is lost keeps nobody from reading what was there before; for writing the pool is not opened. Method: the
+// log has three transactions, of which the second changes what is spoilt: behind the root of a tree, in a leaf, or in a page of
+// checksums.
+#[test]
+fn a_log_that_changes_what_is_lost_is_read_up_to_there() {
+    use varve_format::codec::Reader;
+    use varve_format::root::{NodePtr, RootBlock};
+    for lost in ["root", "leaf", "checksums"] {
+        let device = Hooked::new();
+        format(&device, Profile::Single, Profile::Single);
+        let store = open(&device);
+        for n in 0..400u64 {
+            put(&store, &n.to_be_bytes(), &[7; 1000]);
+        }
+        place(&store, b"first", 5).expect("places");
+        store.checkpoint().expect("checkpoint");
+        let orphan = |key: &[u8]| {
+            let mut tx = Transaction::new();
+            tx.put(TreeId::ORPHANS, key, b"value");
+            store.apply(tx, None).expect("applies")
+        };
+        let before = orphan(b"before");
+        match lost {
+            "checksums" => drop(place(&store, b"data", 5).expect("places")),
+            _ => drop(put(&store, &0u64.to_be_bytes(), b"changed")),
+        }
+        let behind = orphan(b"behind");
+        store.commit(behind).expect("commits");
+        drop(store);
+        let mut block = AlignedBuf::new(4096);
+        let at = DATA_START + superblock_of(&device).root.addr[0].0;
+        device.inner.read_at(at, &mut block).expect("reads");
+        let root = RootBlock::decode(&block).expect("a root");
+        let names = root.trees.iter().find(|tree| tree.tree == TREE).expect("the tree");
+        assert!(names.height > 1, "it has a node above others");
+        let (mut ptr, levels) = match lost {
+            "root" => (names.ptr, 0),
+            "leaf" => (names.ptr, names.height - 1),
+            _ => (root.checksums.ptr, 1),
+        };
+        for _ in 0..levels {
+            device.inner.read_at(DATA_START + ptr.addr[0].0, &mut block).expect("reads");
+            let first = match lost {
+                "leaf" => varve_format::node::decode(&block).expect("a node").entries[0].value,
+                _ => block.iter().position(|byte| *byte != 0).expect("a page") / 64 * 64,
+            };
+            ptr = NodePtr::decode(&mut Reader::new(&block[first..])).expect("a pointer");
+        }
+        device.inner.write_at(DATA_START + ptr.addr[0].0, &AlignedBuf::new(4096)).expect("writes");
+        assert!(try_open(&device).err().expect("not for writing").is_damage());
+        let options = StoreOptions { read_only: true, background: false, ..StoreOptions::default() };
+        let (store, report) = Store::open(vec![device as Arc<dyn Device>], options).expect("for reading");
+        let found = |key: &[u8]| store.get(TreeId::ORPHANS, key).expect("reads").is_some();
+        assert!(found(b"before") && !found(b"behind"), "{lost}");
+        assert_eq!((report.end, report.transactions_replayed), (before, 1), "{lost}");
+        assert!(report.replay_ended_by.is_some());
+        if lost != "root" {
+            let last = store.get(TREE, &399u64.to_be_bytes()).expect("reads");
+            assert_eq!(last.as_deref(), Some(&[7; 1000][..]));
+        }
+    }
+}
+
 // Goal: a tree whose nodes are shared many times over is refused in time proportional to the pool. Method: interior
 // nodes of 50 pointers that all name the same child, ten levels of them.
 #[test]
