@@ -1,7 +1,8 @@
 //! The store: composes pool, journal, trees and space; applies transactions and serves reads.
 //!
 //! Locks, in the order in which they may be taken: `durable` (one checkpoint at a time; held across its I/O) →
-//! `commits` (who leads) → `core` (the apply mutex; never held across I/O) → `readers`, `rides`, `superblock`.
+//! who leads commits (no lock is held meanwhile) → `core` (the apply mutex; never held across I/O) → the lock in `commits`, which is held
+//! for moments and under which nothing is taken, `readers`, `rides`, `superblock`.
 
 mod reserve;
 mod trim;

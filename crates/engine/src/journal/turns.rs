@@ -74,7 +74,7 @@ pub(super) struct Inner {
     /// Transactions up to here are in batches that have been written.
     pub sealed: Lsn,
     pub durable: Lsn,
-    /// The last batch known to be flushed (P), and all that this brings with it done.
+    /// The last batch known to be flushed (P), set before what it frees can be handed out: whoever uses that names this P.
     pub flushed_sequence: u64,
     /// P as the last written batch names it.
     pub named_sequence: u64,
