@@ -35,7 +35,7 @@ use crate::version::Keyframes;
 
 mod load;
 
-use load::{load_bitmap, load_pages, load_root, load_roots};
+use load::{Source, load_bitmap, load_pages, load_root, load_roots};
 
 type Result<T> = std::result::Result<T, EngineError>;
 
@@ -151,10 +151,11 @@ impl Store {
         }
         let log = recovery::read_log(&pool, &superblock, &mut judge)?;
         let total = superblock.total_blocks;
-        let root = load_root(&pool, &superblock, &mut judge)?;
+        let from = Source { pool: &pool, repair: !options.read_only };
+        let root = load_root(from, &superblock, &mut judge)?;
         let readers_only = options.read_only && matches!(judge, Judge::Refuse);
-        let sums = load_pages(&pool, sum_pages(total), root.checksums, "checksum", readers_only, &mut judge)?;
-        let (bitmap, mut bits, wrong) = load_bitmap(&pool, root.bitmap, total)?;
+        let sums = load_pages(from, sum_pages(total), root.checksums, "checksum", readers_only, &mut judge)?;
+        let (bitmap, mut bits, wrong) = load_bitmap(from, root.bitmap, total)?;
         let bitmap_lost = match (&mut judge, wrong.list.first()) {
             (_, None) => None,
             (Judge::Note(problems), _) => {
@@ -254,6 +255,7 @@ impl Store {
             // A process that was killed while it closed may have left all of this in the page cache alone; what it
             // replaces is about to be overwritten.
             let superblock = store.superblock.lock().clone();
+            store.pool.repair_labels();
             store.pool.repair_slots(&superblock);
             (if is(Planted::CleanUnflushed) { Ok(()) } else { store.pool.flush() })?;
         }
@@ -411,6 +413,7 @@ impl Store {
         }
         let before = self.superblock.lock().clone();
         // Flushed with the tail, before another generation follows: no slot stays torn.
+        self.pool.repair_labels();
         self.pool.repair_slots(&before);
         recovery::rewrite_tail(&self.pool, &before, log)?;
         let superblock = {

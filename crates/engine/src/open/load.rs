@@ -16,22 +16,32 @@ use crate::space::bits::{Bits, PAGE_BITS, PAGE_WORDS};
 use crate::tree::Tree;
 use crate::tree::node::Link;
 
-fn read_block(pool: &Pool, ptr: NodePtr, what: &str) -> Result<AlignedBuf> {
-    let mut block = AlignedBuf::new(BLOCK_BYTES);
-    let good = |b: &[u8]| block_checksum(b) == ptr.checksum;
-    pool.read_verified(&mut ptr.copies(), &mut block, false, &good).map_err(|e| match e {
-        EngineError::Checksum { addr } => EngineError::corrupt(
-            format!("{what} block at {addr:#x}"),
-            varve_format::Corrupt { what: "checksum wrong in every copy", at: 0 },
-        ),
-        e => e,
-    })?;
-    Ok(block)
+/// Where the checkpoint is read from.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'p> {
+    pub pool: &'p Pool,
+    /// Copies that turn out to be bad are written again from one that is good: most of these blocks are read at no other time.
+    pub repair: bool,
+}
+
+impl Source<'_> {
+    fn block(self, ptr: NodePtr, what: &str) -> Result<AlignedBuf> {
+        let mut block = AlignedBuf::new(BLOCK_BYTES);
+        let good = |b: &[u8]| block_checksum(b) == ptr.checksum;
+        let read = self.pool.read_verified(&mut ptr.copies(), &mut block, self.repair, &good);
+        read.map(|()| block).map_err(|e| match e {
+            EngineError::Checksum { addr } => EngineError::corrupt(
+                format!("{what} block at {addr:#x}"),
+                Corrupt { what: "checksum wrong in every copy", at: 0 },
+            ),
+            e => e,
+        })
+    }
 }
 
 /// The root block; when it cannot be had and that is only noted, one that refers to nothing.
-pub(super) fn load_root(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Result<RootBlock> {
-    let block = read_block(pool, superblock.root, "root");
+pub(super) fn load_root(from: Source<'_>, superblock: &Superblock, judge: &mut Judge) -> Result<RootBlock> {
+    let block = from.block(superblock.root, "root");
     let decoded =
         block.and_then(|b| RootBlock::decode(&b).map_err(|e| EngineError::corrupt("the root block", e)));
     let mut root = match decoded {
@@ -66,14 +76,14 @@ pub(super) fn load_root(pool: &Pool, superblock: &Superblock, judge: &mut Judge)
 /// With `readers_only`, what lies below a page that cannot be had is taken for zeros, which are nobody's checksums: reading it fails,
 /// and all else goes on.
 pub(super) fn load_pages(
-    pool: &Pool,
+    from: Source<'_>,
     pages: usize,
     root: ArrayRoot,
     what: &str,
     readers_only: bool,
     judge: &mut Judge,
 ) -> Result<PagePtrs> {
-    let mut read = |ptr: NodePtr, what: &str| match read_block(pool, ptr, what) {
+    let mut read = |ptr: NodePtr, what: &str| match from.block(ptr, what) {
         Err(e) if readers_only && e.is_damage() => {
             tracing::warn!("{e}: the pool can be read but for what is behind that");
             Ok(vec![0; BLOCK_BYTES])
@@ -87,22 +97,26 @@ pub(super) fn load_pages(
 }
 
 /// The bitmap, as much of it as there is, and what is wrong with it.
-pub(super) fn load_bitmap(pool: &Pool, root: ArrayRoot, total: u64) -> Result<(PagePtrs, Bits, Problems)> {
+pub(super) fn load_bitmap(
+    from: Source<'_>,
+    root: ArrayRoot,
+    total: u64,
+) -> Result<(PagePtrs, Bits, Problems)> {
     let mut judge = Judge::Note(Problems::default());
-    let ptrs = load_pages(pool, bitmap_pages(total), root, "bitmap", false, &mut judge)?;
-    let bits = load_bits(pool, &ptrs, total, &mut judge)?;
+    let ptrs = load_pages(from, bitmap_pages(total), root, "bitmap", false, &mut judge)?;
+    let bits = load_bits(from, &ptrs, total, &mut judge)?;
     let Judge::Note(wrong) = judge else { unreachable!("it notes") };
     Ok((ptrs, bits, wrong))
 }
 
-fn load_bits(pool: &Pool, ptrs: &PagePtrs, total: u64, judge: &mut Judge) -> Result<Bits> {
+fn load_bits(from: Source<'_>, ptrs: &PagePtrs, total: u64, judge: &mut Judge) -> Result<Bits> {
     let mut bits = Bits::new(total);
     for i in 0..bits.page_count() {
         let ptr = ptrs.leaf(i);
         if ptr.is_null() {
             continue;
         }
-        let block = match read_block(pool, ptr, "bitmap") {
+        let block = match from.block(ptr, "bitmap") {
             Ok(block) => block,
             Err(e) => {
                 judge.hear(Kind::ArrayUnreadable, e)?;

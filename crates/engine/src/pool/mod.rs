@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use varve_device::{AlignedBuf, Device, DeviceError, Request};
-use varve_format::superblock::{Chunk, RING_START, Superblock};
+use varve_format::superblock::{Chunk, Label, RING_START, Superblock};
 use varve_format::{BLOCK_BYTES, PoolAddr};
 
 use crate::EngineError;
@@ -102,6 +102,36 @@ impl Pool {
                 let good = device.read_at(offset, &mut found).is_ok() && found[..] == bytes[..];
                 if !good && let Err(e) = device.write_at(offset, &bytes) {
                     tracing::warn!("the superblock slot at {offset} cannot be repaired: {e}");
+                }
+            }
+        }
+    }
+
+    /// Writes the label again at the end of a device where it cannot be used, if the one at its other end can. Not flushed. One that
+    /// cannot be written is no reason not to open the pool.
+    pub fn repair_labels(&self) {
+        for (device, size) in self.devices.iter().zip(&self.size_bytes) {
+            let places = [0, size - BLOCK_BYTES as u64];
+            let labels = places.map(|place| {
+                let mut block = AlignedBuf::new(BLOCK_BYTES);
+                let read = device.read_at(place, &mut block).is_ok();
+                (read && Label::decode(&block).is_ok()).then_some(block)
+            });
+            let (place, good) = match &labels {
+                [None, Some(good)] => (places[0], good),
+                [Some(good), None] => (places[1], good),
+                _ => continue,
+            };
+            match device.write_at(place, good) {
+                Ok(()) => {
+                    self.repaired_count.fetch_add(1, Relaxed);
+                    tracing::warn!(
+                        "wrote the label at byte {place} of {} again from the other one",
+                        device.name()
+                    );
+                }
+                Err(e) => {
+                    tracing::warn!("the label at byte {place} of {} cannot be repaired: {e}", device.name())
                 }
             }
         }

@@ -644,3 +644,45 @@ fn recovery_repairs_with_what_is_there_in_the_end() {
         }
     }
 }
+
+// Goal: a bad copy of a block that is read at opening and never after, and a bad label, are whole again after the pool has been opened
+// for writing, and untouched by who only reads. Method: the first copy of each is spoilt, then the device is looked at.
+#[test]
+fn opening_repairs_what_only_opening_reads() {
+    use varve_format::root::{NodePtr, RootBlock};
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Dup);
+    let store = open(&device);
+    put(&store, b"k", b"v");
+    place(&store, b"data", 5).expect("places");
+    store.close().expect("closes");
+    drop(store);
+    let block = |at: u64| {
+        let mut block = AlignedBuf::new(4096);
+        device.inner.read_at(at, &mut block).expect("reads");
+        block
+    };
+    let of = |ptr: NodePtr| DATA_START + ptr.addr[0].0;
+    for what in ["root", "bitmap", "checksums", "first label", "last label"] {
+        let ptr = superblock_of(&device).root;
+        let root = RootBlock::decode(&block(of(ptr))).expect("a root");
+        let at = match what {
+            "root" => of(ptr),
+            "bitmap" => of(root.bitmap.ptr),
+            "checksums" => of(root.checksums.ptr),
+            "first label" => 0,
+            _ => POOL_BYTES - 4096,
+        };
+        let good = block(at);
+        let mut bad = AlignedBuf::from_slice(&good);
+        bad[40] ^= 4;
+        device.inner.write_at(at, &bad).expect("writes");
+        let options = StoreOptions { read_only: true, background: false, ..StoreOptions::default() };
+        drop(Store::open(vec![device.clone() as Arc<dyn Device>], options).expect("opens"));
+        assert!(block(at)[..] == bad[..], "{what}: changed by who only reads");
+        let store = open(&device);
+        assert!(block(at)[..] == good[..], "{what}");
+        assert_eq!(store.stats().repaired_blocks_count, 1, "{what}");
+        store.close().expect("closes");
+    }
+}
