@@ -164,7 +164,7 @@ pub(super) fn usable(path: &Path, segment: u64) -> bool {
 }
 
 /// The nearest keyframe of a segment on the path, from place `from` on: the key of the version that sees it; `found` has what it
-/// sees. One that is not whole counts as none.
+/// sees. One that is not whole, or cannot be had, counts as none: the entries it was made of say the same.
 pub(super) fn nearest(
     read: &dyn Read,
     path: &Path,
@@ -180,7 +180,7 @@ pub(super) fn nearest(
     let (mut at, mut done) = (from, None);
     found.key = None;
     let start = KeyframeKey { family: path.family(), segment, version: path.step(from).key, piece: 0 };
-    read.scan(TreeId::KEYFRAMES, &start.encode(), &mut |key, value| {
+    let scanned = read.scan(TreeId::KEYFRAMES, &start.encode(), &mut |key, value| {
         // What is malformed is left to the check.
         let key = if key.starts_with(&prefix) { KeyframeKey::decode(key).ok() } else { None };
         let Some(key) = key else { return false };
@@ -192,8 +192,19 @@ pub(super) fn nearest(
             done = found.add(&key, value);
         }
         done.is_none()
-    })?;
-    Ok(done)
+    });
+    without_damage(scanned).map(|()| done)
+}
+
+/// What is lost of keyframes keeps nobody from reading. (Who changes what they are made of must take them away, and is refused.)
+fn without_damage(read: Result<()>) -> Result<()> {
+    match read {
+        Err(error) if error.is_damage() => {
+            tracing::debug!(%error, "read without keyframes");
+            Ok(())
+        }
+        read => read,
+    }
 }
 
 /// Has the keyframes of these segments read together, as far as they are not in memory.
@@ -203,7 +214,7 @@ pub(super) fn read_ahead(read: &dyn Read, path: &Path, segments: Range<u64>) -> 
     }
     let (family, version) = (path.family(), path.step(0).key);
     let key = |segment| KeyframeKey { family, segment, version, piece: 0 }.encode().to_vec();
-    read.read_ahead(TreeId::KEYFRAMES, &segments.map(key).collect::<Vec<_>>())
+    without_damage(read.read_ahead(TreeId::KEYFRAMES, &segments.map(key).collect::<Vec<_>>()))
 }
 
 /// The pieces of a keyframe on their way in, and the keyframe when it is whole.

@@ -86,3 +86,43 @@ fn of_snapshots() {
     let sub = f.fs.lookup(ROOT, b"sub").unwrap().ino;
     assert!(f.read_all(f.fs.lookup(sub, b"file").unwrap().ino) == contents);
 }
+
+// Goal: keyframes that are lost keep nobody from reading what they were made of. Method: every node of their tree is spoilt in a pool
+// that is closed; an old snapshot is read and mapped as before.
+#[test]
+fn that_are_lost_are_done_without() {
+    let mut f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let ino = f.fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
+    let contents = pattern(1, LEN);
+    f.write(ino, 0, &contents);
+    f.fs.snapshot(sub, ROOT, b"middle", true, false).unwrap();
+    for at in (0..LEN).step_by(8 * BLOCK) {
+        f.write(ino, at as u64, &pattern(2, BLOCK));
+    }
+    f.fs.snapshot(sub, ROOT, b"old", true, false).unwrap();
+    f.write(ino, 0, &pattern(3, BLOCK));
+    let look = |f: &Fixture| {
+        let dir = f.fs.lookup(ROOT, b"old").unwrap().ino;
+        let ino = f.fs.lookup(dir, b"file").unwrap().ino;
+        (f.read_all(ino), mapped(f, ino))
+    };
+    f.fs.flush_all().unwrap();
+    let before = look(&f);
+    f.fs.maintain().unwrap();
+    assert!(pieces(&f) > 0);
+    f.fs.close().unwrap();
+    let mut block = AlignedBuf::new(BLOCK);
+    let mut spoilt = 0;
+    for at in (0..f.device.size_bytes()).step_by(BLOCK) {
+        f.device.read_at(at, &mut block).unwrap();
+        let is_node = block[..4] == varve_format::node::NODE_MAGIC.to_le_bytes();
+        if is_node && block[4..6] == TreeId::KEYFRAMES.0.to_le_bytes() {
+            f.device.write_at(at, &AlignedBuf::new(BLOCK)).unwrap();
+            spoilt += 1;
+        }
+    }
+    assert!(spoilt > 0);
+    f.kill();
+    assert!(look(&f) == before);
+}
