@@ -64,8 +64,8 @@ pub enum Command {
 /// With --size a sparse file is made, which its owner alone may read (mode 0600): whoever can read it can read every file
 /// in it. A file or device that is there already is used as it is, unless it holds
 /// something: then nothing is changed, and --force is needed to overwrite it. Of a file everything is looked at, and any
-/// byte that is not zero counts. Of a block device the first 128 KiB are searched for what other filesystems, partition
-/// tables, swap and LUKS begin with, and both ends for a pool: what is elsewhere on it is not noticed.
+/// byte that is not zero counts. Of a block device the first and the last MiB are looked at, where pools, filesystems, partition
+/// tables, volume managers and arrays leave their signs: what is elsewhere on it is not noticed.
 #[derive(Args, Debug, Clone)]
 pub struct CreateArgs {
     /// File or block device that will hold the pool

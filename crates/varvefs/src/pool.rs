@@ -192,8 +192,8 @@ impl PoolOptions {
         if self.read_only { Err(Reason::ReadOnly.into()) } else { Ok(()) }
     }
 
-    /// Makes a pool in a file or block device that is there, and opens it. Refused if it bears another pool or the
-    /// signature of something else, unless [`PoolOptions::force`].
+    /// Makes a pool in a file or block device that is there, and opens it. Refused if it bears another pool, or
+    /// anything in its first or last MiB, unless [`PoolOptions::force`].
     pub fn format(&self, path: impl AsRef<Path>) -> Result<Pool> {
         let path = path.as_ref();
         self.may_write()

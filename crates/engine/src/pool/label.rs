@@ -323,8 +323,13 @@ fn foreign_signature(device: &dyn Device) -> Result<Option<&'static str>> {
     let mut head = AlignedBuf::new((128 << 10).min(device.size_bytes() as usize / BLOCK_BYTES * BLOCK_BYTES));
     device.read_at(0, &mut head)?;
     let has = |at: usize, magic: &[u8]| head.get(at..at + magic.len()) == Some(magic);
-    let known: [(usize, &[u8], &'static str); 8] = [
+    let known: [(usize, &[u8], &'static str); 13] = [
         (0, b"XFSB", "an XFS filesystem"),
+        (512, b"LABELONE", "a physical volume of LVM"),
+        (0, &[0xfc, 0x4e, 0x2b, 0xa9], "a member of a RAID array"),
+        (4096, &[0xfc, 0x4e, 0x2b, 0xa9], "a member of a RAID array"),
+        (1024, &[0x10, 0x20, 0xf5, 0xf2], "an F2FS filesystem"),
+        (32769, b"CD001", "an ISO 9660 image"),
         (1080, &[0x53, 0xef], "an ext2, ext3 or ext4 filesystem"),
         (65600, b"_BHRfS_M", "a btrfs filesystem"),
         (4086, b"SWAPSPACE2", "swap space"),
@@ -334,6 +339,23 @@ fn foreign_signature(device: &dyn Device) -> Result<Option<&'static str>> {
         (510, &[0x55, 0xaa], "a partition table or boot sector"),
     ];
     Ok(known.iter().find(|(at, magic, _)| has(*at, magic)).map(|k| k.2))
+}
+
+/// Bytes at either end of a device in which whatever is on it, known by its signature or not, has left something: volume managers,
+/// RAID members and filesystems begin or end there.
+const ENDS_BYTES: u64 = 1 << 20;
+
+/// The first byte at either end of a device that is not zero.
+fn written_at_ends(device: &dyn Device, size_bytes: u64) -> Result<Option<u64>> {
+    let len = ENDS_BYTES.min(size_bytes);
+    let mut end = AlignedBuf::new(len as usize);
+    for start in [0, size_bytes - len] {
+        device.read_at(start, &mut end)?;
+        if let Some(at) = end.iter().position(|byte| *byte != 0) {
+            return Ok(Some(start + at as u64));
+        }
+    }
+    Ok(None)
 }
 
 /// Bytes of ring for a pool of `size_bytes`.
@@ -374,6 +396,12 @@ pub fn format_devices(devices: &[Arc<dyn Device>], options: &FormatOptions) -> R
             if Label::decode(&block).is_ok() {
                 return refuse(format!("{} holds a VarveFS pool; --force overwrites it", device.name()));
             }
+        }
+        if let Some(at) = written_at_ends(device, size_bytes)? {
+            return refuse(format!(
+                "{} is not empty: something is written at byte {at}; --force overwrites it",
+                device.name()
+            ));
         }
     }
     let ring_bytes = geometry(size_bytes);
