@@ -40,8 +40,11 @@ type Result<T> = std::result::Result<T, EngineError>;
 
 /// Most devices a pool has for now.
 pub(crate) const DEVICES_MAX: usize = 1;
-/// Data that may be written and not flushed: recovery verifies at most about twice as much.
+/// Data that may be written and not flushed before who brings much waits for a flush; anybody does at twice as much. Recovery verifies at
+/// most about three times as much.
 const UNFLUSHED_BYTES_MAX: u64 = 96 << 20;
+/// Who logs so much data at once waits for a flush of what has gathered.
+const MUCH_BYTES: u64 = 1 << 20;
 /// For so long who is refused space waits for those who read what has been freed: many reads of a disk take less.
 const READERS_PATIENCE: Duration = Duration::from_millis(50);
 
@@ -372,10 +375,8 @@ impl Store {
                         r.allocated = r.allocated.saturating_sub(placed.sum());
                     }
                     self.counters.transactions.fetch_add(1, Relaxed);
-                    // It has been applied, whatever comes of this: an error here has stopped the pool, and whoever
-                    // waits for the transaction to be durable is told.
-                    if let Err(e) = self.after_apply(lsn, due) {
-                        tracing::error!("after transaction {}: {e}", lsn.0);
+                    if !tx.settles_later {
+                        self.after_apply(lsn, due);
                     }
                     return Ok(lsn);
                 }
@@ -432,7 +433,7 @@ impl Store {
         let reserved = space.dirty_nodes * space.copies;
         Due {
             commit: core.pending.payload.len() > PENDING_BYTES_SOFT
-                || self.unflushed_bytes() > UNFLUSHED_BYTES_MAX,
+                || self.unflushed_bytes() > 2 * UNFLUSHED_BYTES_MAX,
             checkpoint: core.log.used() > core.log.ring_bytes / 2
                 || space.dirty_nodes > (cache_nodes / 4).max(64)
                 || (reserved > 1024 && reserved as i64 > space.available() / 2),
@@ -451,17 +452,30 @@ impl Store {
         due.checkpoint || due.now
     }
 
-    fn after_apply(&self, lsn: Lsn, due: Due) -> Result<()> {
-        if due.commit {
-            self.commit(lsn)?;
-        }
+    /// What the state after transaction `lsn` calls for. An error has stopped the pool, and whoever waits for the transaction to be
+    /// durable is told.
+    fn after_apply(&self, lsn: Lsn, due: Due) {
+        let mut result = if due.commit { self.commit(lsn) } else { Ok(()) };
         if due.now || (due.checkpoint && !self.options.background) {
-            self.checkpoint_when_due()?;
+            result = result.and_then(|()| self.checkpoint_when_due());
         } else if due.checkpoint {
             self.background.wake.lock().checkpoint = true;
             self.background.turn.notify_one();
         }
-        Ok(())
+        if let Err(e) = result {
+            tracing::error!("after transaction {}: {e}", lsn.0);
+        }
+    }
+
+    /// Waits for what is due behind transactions that [settle later](Transaction::settles_later) and have logged so many bytes of
+    /// data. Who brings much of it waits sooner than others until what has gathered on the device is flushed. The caller holds no lock.
+    pub fn settle(&self, data_bytes: u64) {
+        let (lsn, mut due) = {
+            let core = self.core.lock();
+            (core.position, self.due(&core))
+        };
+        due.commit |= data_bytes >= MUCH_BYTES && self.unflushed_bytes() > UNFLUSHED_BYTES_MAX;
+        self.after_apply(lsn, due);
     }
 
     /// Makes what was freed allocatable: commit, checkpoint. One at a time; whoever waited for another finds its work.

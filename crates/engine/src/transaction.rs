@@ -167,6 +167,7 @@ pub struct Transaction {
     /// Blocks that one more extent names.
     pub(crate) shared: Vec<Run>,
     pub(crate) privileged: bool,
+    pub(crate) settles_later: bool,
 }
 
 impl Transaction {
@@ -244,6 +245,11 @@ impl Transaction {
     /// accepted against a reservation.
     pub fn privileged(&mut self) {
         self.privileged = true;
+    }
+    /// A commit or checkpoint that is due behind it is not waited for: for who holds locks and calls
+    /// [`Store::settle`](crate::Store::settle) soon, without them.
+    pub fn settles_later(&mut self) {
+        self.settles_later = true;
     }
     /// The steps so far.
     pub fn ops(&self) -> &[Op] {

@@ -26,6 +26,7 @@ mod diff;
 mod durability;
 mod edges;
 mod flags;
+mod flushes;
 mod forks;
 mod frozen;
 mod hostile;

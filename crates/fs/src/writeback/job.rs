@@ -221,7 +221,10 @@ impl Core {
                 ride: gathered.as_ref().filter(|_| ride).map(|buf| (buf, at * BLOCK_BYTES)),
             };
             at += take;
-            if let Err(error) = self.log_piece(job, &piece, reservation) {
+            let logged = self.log_piece(job, &piece, reservation);
+            // Others look at this file, and log, while this one waits for a flush.
+            self.store.settle((take * BLOCK_BYTES) as u64);
+            if let Err(error) = logged {
                 self.give_back(reservation, &addrs[at..]);
                 return Err(error);
             }
@@ -342,6 +345,7 @@ impl Core {
         let replaced = self.put_data(change, &mut tx, &mut record, &extents_put)?;
         self.put_record(change, &mut tx, ino, inner, &mut record)?;
         tx.privileged();
+        tx.settles_later();
         let (lsn, _) = self.apply_freeing(tx, Some(reservation), replaced.reserved_freed)?;
         inner.logged(change, record);
         inner.mapping += 1;
