@@ -187,7 +187,12 @@ impl Filesystem {
     /// Deletes a subvolume in which there is no other. Its name is gone at once, and what is open in it gives
     /// [`crate::FsError::Stale`]; space that only it held comes back in the background. Works on a full pool.
     pub fn delete_subvolume(&self, parent: InodeId, name: &[u8]) -> Result<()> {
-        self.core.delete_subvolume(parent, name)
+        self.core.delete_subvolume(parent, name, None)
+    }
+    /// The same with the subvolume whose root directory is `root`, or with none: [`crate::FsError::NotFound`] if it does not have
+    /// the name any more, though another one may.
+    pub fn delete_subvolume_at(&self, parent: InodeId, name: &[u8], root: InodeId) -> Result<()> {
+        self.core.delete_subvolume(parent, name, Some(root))
     }
     /// All subvolumes, oldest first. Reads the directories on the way to each. Subvolumes can be made, moved and deleted
     /// meanwhile: each is there once, as it was when its page was looked at, if it was there throughout.

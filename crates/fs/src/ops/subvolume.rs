@@ -46,8 +46,22 @@ type NewPlace<'a> = (InodeId, NamePosition, &'a [u8], Time);
 enum Which {
     /// Whatever is in it.
     Any,
+    /// The one in this slot, whatever is in it.
+    This(Slot),
     /// The one in this slot, if nothing is in it.
     Empty(Slot),
+}
+
+impl Which {
+    /// Refuses another one that has taken the name.
+    fn require(self, slot: Slot) -> Result<()> {
+        match self {
+            Which::This(meant) if meant != slot => Err(FsError::NotFound),
+            // Who removes a directory looks again.
+            Which::Empty(meant) if meant != slot => Err(FsError::NotSubvolume),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Whether the root directory of a subvolume has no entries, subvolumes aside.
@@ -418,10 +432,21 @@ impl Core {
         }
     }
 
-    pub(crate) fn delete_subvolume(&self, parent: InodeId, name: &[u8]) -> Result<()> {
+    /// `meant`: the root of the one that is meant; `None`: whichever has the name.
+    pub(crate) fn delete_subvolume(
+        &self,
+        parent: InodeId,
+        name: &[u8],
+        meant: Option<InodeId>,
+    ) -> Result<()> {
         self.admit(parent)?;
         self.permit(parent, Touch::NameGoes)?;
-        self.delete_found(parent, name, Which::Any)
+        let which = match meant {
+            None => Which::Any,
+            Some(root) if local(root) == ROOT_INODE => Which::This(Slot::of(root)),
+            Some(_) => return Err(FsError::NotSubvolume),
+        };
+        self.delete_found(parent, name, which)
     }
 
     /// As rmdir does: one with nothing in it that can be changed.
@@ -448,6 +473,8 @@ impl Core {
         let (topology, position, subvolume) = loop {
             let (_, subvolume) = self.find_to_delete(parent, name)?;
             let (slot, family) = (subvolume.slot, subvolume.family);
+            // Also when another one has taken the name while this waited: below it is the same.
+            which.require(slot)?;
             let others = |set: &FrozenSet| set.family == family && set.snapshot != slot;
             // What is dirty of it goes from memory with it; all else that cannot be written stays as it is, whoever goes.
             let topology = self.topology_past_damage(others, |set| set.source != slot)?;
@@ -457,10 +484,6 @@ impl Core {
             }
         };
         let slot = subvolume.slot;
-        if which != Which::Any && which != Which::Empty(slot) {
-            // Another one has taken the name.
-            return Err(FsError::NotSubvolume);
-        }
         self.require_unprotected_root(&subvolume)?;
         if self.subvolumes.nested.within(slot) {
             return Err(FsError::NotEmpty);
@@ -490,7 +513,9 @@ impl Core {
         let mut shown = subvolume.gate.write();
         let (at, holder, _) = self.held(subvolume, &mut shown)?;
         // Nobody is about to put something into it: he would hold the gate.
-        if which != Which::Any && !is_empty(shown.namespace(at), subvolume.slot.full(ROOT_INODE))? {
+        if matches!(which, Which::Empty(_))
+            && !is_empty(shown.namespace(at), subvolume.slot.full(ROOT_INODE))?
+        {
             return Err(FsError::NotEmpty);
         }
         let mut tx = Transaction::new();

@@ -598,3 +598,31 @@ fn nothing_is_written_after_a_stop() {
     let ino = f.fs.lookup(ROOT, b"file").unwrap().ino;
     assert_eq!(f.fs.read(ino, 0, 6).unwrap(), b"synced");
 }
+
+// Goal: who deletes a subvolume deletes that one or none, whatever takes its name while what came after it is logged. Method: the
+// deletion is held up at the device, where it completes a younger snapshot; meanwhile the one that is meant gets another name, and an
+// older one gets its.
+#[test]
+fn what_takes_the_name_meanwhile_is_not_deleted() {
+    let (gate, fs, [a, ..]) = gated();
+    let [other, meant] = [b"s0", b"s1"].map(|name| fs.snapshot(ROOT, ROOT, name, false, true).unwrap());
+    fs.write(Caller::ROOT, a, 0, &pattern(1, HELD_BYTES)).unwrap();
+    fs.snapshot(ROOT, ROOT, b"younger", true, false).unwrap();
+    let deleted = on_thread({
+        let fs = fs.clone();
+        move || fs.delete_subvolume_at(ROOT, b"s1", meant)
+    });
+    gate.wait_for_arrivals(1);
+    fs.rename(ROOT, b"s1", ROOT, b"kept", RenameMode::NoReplace).unwrap();
+    fs.rename(ROOT, b"s0", ROOT, b"s1", RenameMode::NoReplace).unwrap();
+    gate.on.store(false, Ordering::SeqCst);
+    gate.decide(false);
+    refused(deleted.recv_timeout(LONG).expect("it ends"), 2);
+    let names = [b"s1".as_slice(), b"kept"];
+    assert_eq!(names.map(|name| fs.lookup(ROOT, name).unwrap().ino), [other, meant]);
+    // What is no root of a subvolume is none that could be meant.
+    refused(fs.delete_subvolume_at(ROOT, b"s1", InodeId(other.0 + 1)), 22);
+    fs.delete_subvolume_at(ROOT, b"s1", other).unwrap();
+    refused(fs.lookup(ROOT, b"s1"), 2);
+    assert!(fs.check(true).unwrap().problems.is_empty());
+}
