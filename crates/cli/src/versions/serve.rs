@@ -62,7 +62,7 @@ pub fn serve(mounted: &Mounted<'_>, caller: Caller, request: &str) -> Result<Val
             must_own(caller, &attr)?;
             may_change(filesystem, caller, directory)?;
             let done = mounted.attempt("delete_subvolume", directory, &name, || {
-                filesystem.delete_subvolume(directory, &name)
+                filesystem.delete_subvolume_at(directory, &name, root)
             });
             done?.map_err(|error| match error {
                 FsError::NotPermitted if attr.flags.intersects(FileFlags::PROTECTING) => anyhow!(
