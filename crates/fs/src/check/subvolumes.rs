@@ -80,7 +80,7 @@ impl Check<'_> {
             found |= position == place.position || name == place.name;
             !found && position.0 < last
         };
-        let _ = self.namespace.each_name_in(&self.view, dir, base.0.saturating_sub(1), each);
+        let _ = self.namespace.each_name(&self.view, dir, base.0.saturating_sub(1), each);
         found
     }
 

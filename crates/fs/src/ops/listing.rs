@@ -14,7 +14,7 @@ use varve_format::record::subvolume::{FIRST_SUBVOLUME, SUBVOLUME_DELETING, Subvo
 use crate::api::{ROOT_INODE, SubvolumeInfo, SubvolumePage};
 use crate::core::Core;
 use crate::subvolume::{Slot, local};
-use crate::table::corrupt;
+use crate::table::{Namespace, corrupt};
 use crate::{FsError, Result};
 
 /// Most subvolumes in a page.
@@ -163,7 +163,12 @@ impl Ways {
             left.push(above);
         }
         for (above, mut dirs) in unnamed {
-            core.names(above)?.each_name(above, 0, &mut |_, _, ino, name| {
+            // As a listing does: a copy, and a view that fits it, so that nobody who wants the gate waits for all of the directory.
+            let (names, view) = {
+                let names = core.names_first(above)?;
+                (Namespace::clone(&names), core.store.view())
+            };
+            names.each_name(&view, above, 0, &mut |_, _, ino, name| {
                 #[cfg(test)]
                 {
                     self.looks += 1;

@@ -153,7 +153,7 @@ impl Core {
         }
         let mut nested = NestedNames::behind(self, ino, cookie.max(2));
         let mut more = true;
-        names.each_name_in(&view, ino, cookie.max(2), &mut |position, kind, ino, name| {
+        names.each_name(&view, ino, cookie.max(2), &mut |position, kind, ino, name| {
             while let Some(entry) = nested.next_upto(position) {
                 more &= each(entry);
                 if !more {

@@ -187,18 +187,8 @@ impl Namespace {
         Ok(Bucket { slot: self.slot, dir: local(dir), base, now: stored.clone(), stored })
     }
 
-    /// Calls `each` with the names of `dir` after `position`, in order, until it returns false.
+    /// Calls `each` with the names of `dir` after `position`, in order, until it returns false. In a view that fits this namespace.
     pub(crate) fn each_name(
-        &self,
-        dir: InodeId,
-        after: u64,
-        each: &mut dyn FnMut(NamePosition, InodeKind, InodeId, Vec<u8>) -> bool,
-    ) -> Result<()> {
-        self.each_name_in(&self.store.view(), dir, after, each)
-    }
-
-    /// The same in a view that fits this namespace.
-    pub(crate) fn each_name_in(
         &self,
         view: &View,
         dir: InodeId,

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Condvar;
+use varve_device::Operation;
 use varve_engine::BLOCK_BYTES;
 
 use super::*;
@@ -207,6 +209,76 @@ fn who_looks_waits_behind_who_waits() {
         tell.recv_timeout(Duration::from_millis(50)).expect_err("it waits");
         assert!(!looked.load(Ordering::SeqCst) && !alone.load(Ordering::SeqCst));
         drop(first);
+    });
+}
+
+/// A disk whose reads are held up while it is told to.
+struct HeldReads {
+    inner: MemoryDevice,
+    held: AtomicBool,
+    waiting: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Between for HeldReads {
+    fn behind(&self) -> &dyn Device {
+        &self.inner
+    }
+    fn pass(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+        if requests.iter().any(|request| request.operation() == Operation::Read) {
+            let mut waiting = self.waiting.lock();
+            *waiting += 1;
+            self.changed.notify_all();
+            while self.held.load(Ordering::SeqCst) {
+                self.changed.wait_for(&mut waiting, Duration::from_millis(10));
+            }
+            *waiting -= 1;
+        }
+        self.inner.run(requests)
+    }
+}
+
+// Goal: a list of subvolumes that reads large directories keeps nobody from having their subvolume alone, and so keeps nobody from looking
+// there. Method: a directory that is not in memory is held up at the device while the ways to ten directories in it are looked for.
+#[test]
+fn who_lists_subvolumes_keeps_nobody_waiting() {
+    let f = Fixture::new(256 * MIB);
+    let dirs: Vec<_> = (0..10).map(|i| f.mkdir(ROOT, format!("dir{i}").as_bytes())).collect();
+    for i in 0..20_000 {
+        f.create(format!("{i}{}", "x".repeat(200)).as_bytes());
+    }
+    f.fs.close().unwrap();
+    let device = Arc::new(Through(HeldReads {
+        inner: f.device.snapshot(),
+        held: AtomicBool::new(false),
+        waiting: Mutex::default(),
+        changed: Condvar::new(),
+    }));
+    let options = OpenOptions {
+        store: StoreOptions { background: false, cache_bytes: 1 << 20, ..StoreOptions::default() },
+        dirty_bytes_max: 8 * MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    // What they are in is known, and not what it calls them.
+    dirs.iter().for_each(|dir| assert_eq!(fs.getattr(*dir).unwrap().kind, FileKind::Directory));
+    device.held.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let listing = scope.spawn(|| {
+            let mut ways = crate::ops::listing::Ways::default();
+            ways.find(fs.core(), dirs.iter().copied())
+        });
+        let mut waiting = device.waiting.lock();
+        while *waiting == 0 {
+            assert!(!listing.is_finished(), "it is read from the device");
+            device.changed.wait_for(&mut waiting, Duration::from_millis(10));
+        }
+        drop(waiting);
+        let alone = fs.core().subvolumes.first.gate.try_write_for(Duration::from_millis(50)).is_some();
+        device.held.store(false, Ordering::SeqCst);
+        listing.join().unwrap().unwrap();
+        assert!(alone, "the list is in its way");
     });
 }
 
