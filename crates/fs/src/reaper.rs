@@ -13,7 +13,7 @@ mod tasks;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::lock_api::ArcMutexGuard;
@@ -82,10 +82,10 @@ pub(crate) struct ReapQueue {
     cramped: AtomicBool,
 }
 
-/// Tasks that met a device that failed, and how often the background has looked around since they were last tried.
+/// Tasks that met a device that failed, each once, and how often the background has looked around since the first of them did.
 #[derive(Default)]
 struct Ailing {
-    tasks: Vec<Task>,
+    tasks: BTreeSet<Task>,
     looks: u32,
 }
 
@@ -112,14 +112,25 @@ impl ReapQueue {
     pub(crate) fn push(&self, task: Task) {
         self.tasks.lock().push(task);
     }
+    /// A device that failed keeps this from being done. Those that have been put off before are not put off further.
+    fn put_off(&self, task: Task) {
+        let mut ailing = self.ailing.lock();
+        if ailing.tasks.is_empty() {
+            ailing.looks = 0;
+        }
+        ailing.tasks.insert(task);
+    }
     /// A change has begun that may hide something in this namespace from the last who sees it.
     pub(crate) fn may_hide(&self, family: FamilyId) {
         self.hidden.lock().push(family);
     }
     /// How many tasks there are.
     pub(crate) fn backlog(&self) -> u64 {
-        let waiting = self.tasks.lock().len();
-        (waiting + self.ailing.lock().tasks.len()) as u64
+        self.waiting() + self.ailing.lock().tasks.len() as u64
+    }
+    /// How many of them can be done now.
+    fn waiting(&self) -> u64 {
+        self.tasks.lock().len() as u64
     }
     /// The background looks around: now and then what met a device that failed is work again.
     pub(crate) fn look_at_the_ailing(&self) {
@@ -139,7 +150,7 @@ impl ReapQueue {
     }
     /// Whether there is work.
     pub(crate) fn has_work(&self) -> bool {
-        self.tasks.lock().len() > 0
+        self.waiting() > 0
     }
 }
 
@@ -265,9 +276,7 @@ impl Core {
                 Ok(false) => continue,
                 Err(FsError::Engine(EngineError::Device(error))) => {
                     tracing::error!("{task:?} cannot be reaped now: {error}; it is tried again");
-                    let mut ailing = self.reap.ailing.lock();
-                    ailing.looks = 0;
-                    ailing.tasks.push(task);
+                    self.reap.put_off(task);
                 }
                 Err(FsError::Engine(error)) if error.is_damage() => {
                     // It keeps its space, and keeps nothing else from being reaped; the next opening finds it again.

@@ -85,7 +85,7 @@ impl Pace {
 impl ReapQueue {
     /// Whether so little waits that what is deleted need not go any faster: then there are large steps and long rests.
     pub(super) fn at_ease(&self) -> bool {
-        self.backlog() <= TASKS_AT_EASE
+        self.waiting() <= TASKS_AT_EASE
     }
 
     /// A rest, unless somebody waits: until others have done something a number of times, or have nothing to do. `done` says
@@ -129,7 +129,7 @@ impl Core {
         let before = pace.position.replace(position);
         pace.others.set(pace.others.get() || position.0 > before.0 + 1);
         pace.changes.set(pace.changes.get() + changes);
-        if changes < SPELL && self.reap.backlog() > TASKS_IN_HASTE {
+        if changes < SPELL && self.reap.waiting() > TASKS_IN_HASTE {
             return;
         }
         if pace.others.get() && pace.changes.get() >= SPELL {

@@ -13,7 +13,7 @@ use crate::subvolume::Slot;
 const TASKS_IN_A_ROW: u32 = 64;
 
 /// Something to reap.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Task {
     /// An orphan to delete.
     Orphan(InodeId),

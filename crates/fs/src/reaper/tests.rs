@@ -190,3 +190,26 @@ fn families_free_space() {
         assert_eq!(queue.tasks.lock().refuse(orphan), family == 1);
     }
 }
+
+// Goal: what a device that failed has kept from being reaped is tried again however often something else fails meanwhile, waits once, and
+// hurries nobody. Method: one task that is put off once, and one that is put off again each time; then many that wait for nothing else.
+#[test]
+fn what_is_put_off_is_tried_again() {
+    let queue = ReapQueue::default();
+    let [once, always] = [1, 2].map(|number| Task::Orphan(InodeId(number)));
+    queue.put_off(once);
+    let mut tried = Vec::new();
+    for _ in 0..100 {
+        queue.put_off(always);
+        queue.look_at_the_ailing();
+        let begin = || queue.tasks.lock().begin();
+        while let Some(task) = begin() {
+            tried.push(task);
+            queue.tasks.lock().done(task);
+        }
+        assert!(queue.backlog() <= 2, "{}", queue.backlog());
+    }
+    assert_eq!((tried.len(), tried.iter().filter(|task| **task == once).count()), (6, 1), "{tried:?}");
+    (0..17).for_each(|number| queue.put_off(Task::Orphan(InodeId(number))));
+    assert!(queue.backlog() >= 17 && queue.at_ease());
+}
