@@ -511,12 +511,14 @@ impl Core {
     /// A subvolume lets go of its version and is being deleted from now on. Gives the family of its namespace.
     fn let_go(&self, subvolume: &Subvolume, which: Which) -> Result<FamilyId> {
         let mut shown = subvolume.gate.write();
-        let (at, holder, _) = self.held(subvolume, &mut shown)?;
-        // Nobody is about to put something into it: he would hold the gate.
-        if matches!(which, Which::Empty(_))
-            && !is_empty(shown.namespace(at), subvolume.slot.full(ROOT_INODE))?
-        {
-            return Err(FsError::NotEmpty);
+        // Not what it shows: the way from its version to the first may be long, or damaged, and nothing of that is needed.
+        let holder = subvolume.holder()?;
+        if let Which::Empty(slot) = which {
+            let at = self.fresh_head(subvolume, &mut shown)?;
+            // Nobody is about to put something into it: he would hold the gate.
+            if !is_empty(shown.namespace(at), slot.full(ROOT_INODE))? {
+                return Err(FsError::NotEmpty);
+            }
         }
         let mut tx = Transaction::new();
         version::release(&self.store.view(), &mut tx, holder)?;

@@ -196,7 +196,7 @@ impl Subvolume {
     }
 
     /// What it holds. The caller has the gate.
-    fn holder(&self) -> Result<Holder> {
+    pub(crate) fn holder(&self) -> Result<Holder> {
         let has_versions = self.has_versions.load(Ordering::Acquire);
         match self.version.load(Ordering::Acquire) {
             0 => Err(FsError::Stale),

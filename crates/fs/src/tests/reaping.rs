@@ -333,3 +333,37 @@ fn a_last_handle_that_fails_leaves_nothing() {
     }
     assert!(failed > 0);
 }
+
+// Goal: an old version that cannot be read keeps none of the younger snapshots from being deleted, nor one that is incomplete from being
+// removed. Method: snapshots with a change between each, the last of them incomplete; garbage for the oldest version's record, and a
+// crash; all but the oldest go, the youngest first.
+#[test]
+fn snapshots_are_deleted_past_a_bad_ancestor() {
+    let mut f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let names = [b"s0", b"s1", b"s2", b"s3"];
+    for name in names {
+        f.fs.create(Caller::ROOT, sub, name, 0o644).unwrap();
+        f.fs.snapshot(sub, ROOT, name, true, false).unwrap();
+    }
+    f.fs.sync().unwrap();
+    f.fs.maintain().unwrap();
+    f.write(f.fs.lookup(sub, b"s0").unwrap().ino, 0, &[1; 9000]);
+    let incomplete = f.fs.snapshot(sub, ROOT, b"incomplete", true, false).unwrap();
+    let family = f.fs.core().subvolumes.get(Slot::of(sub)).unwrap().family;
+    let entries = spoil(&f.fs, TreeId::VERSIONS, family);
+    mend(&f.fs, TreeId::VERSIONS, &entries[1..]);
+    f.fs.commit(f.fs.position()).unwrap();
+    f.kill();
+    assert!(f.fs.core().subvolumes.get(Slot::of(incomplete)).is_err());
+    refused(f.fs.lookup(sub, b"s0"), 5);
+    for name in names[1..].iter().rev() {
+        f.fs.delete_subvolume(ROOT, *name).unwrap();
+    }
+    mend(&f.fs, TreeId::VERSIONS, &entries[..1]);
+    f.reopen();
+    f.fs.maintain().unwrap();
+    assert_eq!(f.list(ROOT), [b"s0".to_vec(), b"sub".to_vec()]);
+    assert_eq!(f.list(sub), names.map(|name| name.to_vec()));
+    f.check();
+}
