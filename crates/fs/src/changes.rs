@@ -115,7 +115,7 @@ pub enum Change {
 /// A page of [`crate::Filesystem::diff`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DiffPage {
-    /// The next steps.
+    /// The next steps; there may be none though there is another page.
     pub changes: Vec<Change>,
     /// What to ask the next page with; `None`: there is none.
     pub next: Option<Vec<u8>>,

@@ -211,10 +211,11 @@ impl Filesystem {
         self.core.thawing(|| self.core.list_subvolumes(after, count_max))
     }
 
-    /// What leads from the subvolume whose root is `old` to that of `new`: a page of steps, about `changes_max` of them. The
-    /// first is asked for with an empty `cursor`, the others with [`DiffPage::next`]. Costs what was changed since the two were
-    /// one, not what is in them; what was written with the same bytes counts as changed. What waits in memory is written back
-    /// first. Only if neither is changed meanwhile (read-only snapshots are not) do the pages belong together.
+    /// What leads from the subvolume whose root is `old` to that of `new`: a page of steps, about `changes_max` of them, or
+    /// fewer, even none: it looks at so many places and no more. The first is asked for with an empty `cursor`, the others with
+    /// [`DiffPage::next`] as long as there is one. Costs what was changed since the two were one, not what is in them; what was
+    /// written with the same bytes counts as changed. What waits in memory is written back first. Only if neither is changed
+    /// meanwhile (read-only snapshots are not) do the pages belong together.
     pub fn diff(&self, old: InodeId, new: InodeId, cursor: &[u8], changes_max: usize) -> Result<DiffPage> {
         self.core.thawing(|| self.core.diff(old, new, cursor, changes_max))
     }

@@ -249,3 +249,25 @@ fn flags_are_told() {
     assert_eq!(last, expected);
     assert_eq!(changes.iter().filter(|change| matches!(change, Change::Flags { .. })).count(), 5);
 }
+
+// Goal: a page looks at so many places and no more, also where there is nothing to say of them. Method: another mode for many files,
+// which is said in a later phase; the first page ends in the first one, and all of them say what there is.
+#[test]
+fn a_page_looks_at_so_many_places() {
+    const FILES: usize = 10_000;
+    let f = Fixture::new(128 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let make = |i: usize| f.fs.create(Caller::ROOT, sub, format!("{i}").as_bytes(), 0o644).unwrap().ino;
+    let files: Vec<_> = (0..FILES).map(make).collect();
+    let old = f.fs.snapshot(sub, ROOT, b"old", true, false).unwrap();
+    for ino in files {
+        f.fs.setattr(Caller::ROOT, ino, SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    }
+    for changes_max in [100, 20_000] {
+        let page = f.fs.diff(old, sub, &[], changes_max).unwrap();
+        let next = page.next.expect("there are more");
+        assert_eq!((page.changes.len(), next[0]), (0, 0), "still among what is new");
+        let changes = whole(&f, old, sub, changes_max).unwrap();
+        assert_eq!(changes.len(), FILES);
+    }
+}

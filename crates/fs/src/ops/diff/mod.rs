@@ -32,7 +32,8 @@ const XATTRS: u8 = 4;
 const LAST: u8 = 5;
 const PHASES: u8 = 6;
 
-/// Places looked at in a page, at most.
+/// A page ends when so many places have been looked at, whatever was found there: as long as it takes, what is freed cannot be handed
+/// out. Those behind which nothing else of their phase comes are fewer, and count if they differ: a page of few changes is the only one.
 const PLACES_MAX: usize = 4096;
 
 fn tree_of(phase: u8) -> TreeId {
@@ -103,8 +104,9 @@ impl Diff {
             }
             Some((phase, rest)) => (*phase, rest.to_vec(), 0),
         };
+        let mut places_left = PLACES_MAX;
         while phase < PHASES {
-            let room = self.changes_max.saturating_sub(self.page.changes.len()).clamp(1, PLACES_MAX);
+            let room = self.changes_max.saturating_sub(self.page.changes.len()).clamp(1, places_left);
             let tree = tree_of(phase);
             let found = points::changes(&self.view, &self.old.path, &self.new.path, tree, &place, room)?;
             let mut seen = Vec::new();
@@ -117,11 +119,14 @@ impl Diff {
                 }
             }
             byte = 0;
+            let looked = if found.next.is_some() { room } else { found.changed.len() };
+            places_left -= looked.min(places_left);
             match found.next {
                 Some(next) => place = beyond(next, &seen),
                 None => (phase, place) = (phase + 1, Vec::new()),
             }
-            if self.page.changes.len() >= self.changes_max && phase < PHASES {
+            let is_full = self.page.changes.len() >= self.changes_max || places_left == 0;
+            if is_full && phase < PHASES {
                 self.page.next = Some([&[phase], &place[..]].concat());
                 return Ok(());
             }
