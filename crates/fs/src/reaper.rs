@@ -221,8 +221,10 @@ impl Core {
             return;
         }
         for family in std::mem::take(&mut *self.reap.hidden.lock()) {
+            // Without a gate the family is gone: its last subvolume was reaped with its names.
+            let Some(gate) = self.subvolumes.gate_of(family) else { continue };
             // Whoever begins a change from here on tells again; the reaper waits for those who have.
-            self.subvolumes.gate(family).read_recursive().reaper_comes();
+            gate.read_recursive().reaper_comes();
             self.reap.push(Task::Names(family));
         }
     }
@@ -264,6 +266,10 @@ impl Core {
                 Task::Names(family) => self.reap_names(family, &pace),
                 Task::Subvolume { id, slot, family } => self.reap_subvolume(id, slot, family, &pace),
             };
+            if let Task::Names(family) | Task::Subvolume { family, .. } = task {
+                // Perhaps nobody else has it any more.
+                self.subvolumes.let_go_of_gate(family);
+            }
             if pace.left() < left {
                 // Whatever came of it: who found no space before is tried again.
                 self.reap.tasks.lock().progress();
@@ -502,7 +508,6 @@ impl Core {
         subvolumes::delete(&mut tx, id);
         tx.privileged();
         let (changes, lsn) = (tx.len(), self.apply(tx)?);
-        self.subvolumes.let_go_of_gate(family);
         self.rest_after(Step::of(lsn, changes), pace);
         Ok(true)
     }

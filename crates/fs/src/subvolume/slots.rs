@@ -153,6 +153,11 @@ impl Subvolumes {
         self.gates.lock().entry(family).or_default().clone()
     }
 
+    /// The gate of a family, if there is one.
+    pub(crate) fn gate_of(&self, family: FamilyId) -> Option<Gate> {
+        self.gates.lock().get(&family).cloned()
+    }
+
     /// Forgets the gate of a family of which perhaps nobody is left. Who has it, or is about to, has a part in it.
     pub(crate) fn let_go_of_gate(&self, family: FamilyId) {
         let mut gates = self.gates.lock();

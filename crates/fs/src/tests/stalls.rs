@@ -98,7 +98,8 @@ fn refused_zeroing_changes_nothing() {
     f.check();
 }
 
-// Goal: nothing stays in memory of a subvolume that has come and gone. Method: some, with a file each, made, deleted and reaped.
+// Goal: nothing stays in memory of a subvolume that has come and gone. Method: some, with a file each, made, deleted and reaped; every other
+// one with a snapshot, and every other one of these changed where the reaper is told, as the snapshot is.
 #[test]
 fn subvolumes_that_are_gone_leave_no_gates() {
     let f = Fixture::new(64 * MIB);
@@ -107,10 +108,16 @@ fn subvolumes_that_are_gone_leave_no_gates() {
     for i in 0..50 {
         let name = format!("{i}").into_bytes();
         let root = f.fs.create_subvolume(Caller::ROOT, ROOT, &name, 0o755).unwrap().ino;
-        f.fs.create(Caller::ROOT, root, b"file", 0o644).unwrap();
+        let make = |root: InodeId, name: &[u8]| f.fs.create(Caller::ROOT, root, name, 0o644).unwrap();
+        make(root, b"file");
         if i % 2 == 0 {
             // Two of one family.
-            f.fs.snapshot(root, ROOT, b"snapshot", false, false).unwrap();
+            let snapshot = f.fs.snapshot(root, ROOT, b"snapshot", false, false).unwrap();
+            if i % 4 == 0 {
+                for (root, name) in [(snapshot, b"a"), (root, b"a"), (root, b"b")] {
+                    make(root, name);
+                }
+            }
             f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
         }
         f.fs.delete_subvolume(ROOT, &name).unwrap();
