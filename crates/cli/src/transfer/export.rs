@@ -530,11 +530,13 @@ impl Export<'_> {
         self.filesystems.sync().map_err(Trouble::Fatal)
     }
 
-    /// Makes durable what was written, and gives it its times.
+    /// Makes durable what was written, and gives it its times. What waits for a sync that fails never gets them: the next one would say
+    /// that all is well, since an error of the disk is told once, and what the kernel has dropped would look finished.
     fn finish_waiting(&mut self) -> Step<()> {
-        self.sync()?;
+        let waiting = std::mem::take(&mut self.waiting);
         self.waiting_bytes = 0;
-        for file in std::mem::take(&mut self.waiting) {
+        self.sync()?;
+        for file in waiting {
             let times = host::times(file.atime, file.mtime);
             let set = host::parent_of(&self.root, &file.path)
                 .and_then(|(dir, name)| rustix::fs::utimensat(dir, name, &times, AtFlags::SYMLINK_NOFOLLOW));

@@ -13,6 +13,7 @@ mod cost;
 mod crash;
 mod directory;
 mod durable;
+mod elsewhere;
 mod flags;
 mod forks;
 mod frozen;
