@@ -66,7 +66,7 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
         crate::tell(&format!("varve export: {}: {text} (in memory only)", place.pool.shown()));
     }
     let from = find_directory(&filesystem, &place)?;
-    std::fs::create_dir_all(&args.dir)
+    host::make_target(&args.dir)
         .map_err(|error| anyhow!("cannot make the directory {shown}: {}", in_words(&error)))?;
     let superuser = rustix::process::geteuid().is_root();
     let root = host::open_target(&args.dir, superuser)

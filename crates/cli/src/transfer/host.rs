@@ -1,11 +1,11 @@
 //! What a tree on this system has, read and written without following a link.
 
 use std::ffi::CString;
-use std::fs::Permissions;
+use std::fs::{DirBuilder, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use rustix::fs::{
@@ -30,7 +30,7 @@ const FLAGS: [(IFlags, FileFlags); 6] = [
     (IFlags::IMMUTABLE, FileFlags::IMMUTABLE),
 ];
 
-/// Whoever exports needs these of a directory of his own, to change what is in it.
+/// Whoever exports needs these of a directory of his own, to change what is in it. Nobody else has any of what has only these.
 pub const OWNER_BITS: u32 = 0o700;
 
 /// Name and value.
@@ -308,6 +308,22 @@ pub fn is_in_user_space(fd: &impl AsFd) -> bool {
 /// Makes what was written to the filesystem of `fd` durable.
 pub fn sync_filesystem(fd: &impl AsFd) -> Result<(), Errno> {
     rustix::fs::syncfs(fd)
+}
+
+/// Makes the target directory, with those above it, if it is not there. It is its owner's alone until it gets its bits, which is last:
+/// what is in it may be private because of them.
+pub fn make_target(dir: &Path) -> io::Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    if let Some(above) = dir.parent() {
+        std::fs::create_dir_all(above)?;
+    }
+    match DirBuilder::new().mode(OWNER_BITS).create(dir) {
+        // Made by somebody else in between.
+        Err(_) if dir.is_dir() => Ok(()),
+        made => made,
+    }
 }
 
 /// Opens the target directory, which may keep its owner out since it was exported to before.

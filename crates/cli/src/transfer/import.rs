@@ -176,7 +176,7 @@ impl Import {
     /// The target directory, made if it is not there.
     fn target(&self, place: &PoolPath) -> Step<Target> {
         let mut target = Target { ino: ROOT_INODE, fresh: false };
-        for name in &place.names {
+        for (depth, name) in place.names.iter().enumerate() {
             (target.ino, target.fresh) = match self.filesystem.lookup(target.ino, name) {
                 Ok(attr) if attr.kind == FileKind::Directory => (attr.ino, false),
                 Ok(_) => {
@@ -184,7 +184,10 @@ impl Import {
                     return Err(Trouble::Fatal(anyhow!("{place}: {name} is there and is not a directory")));
                 }
                 Err(FsError::NotFound) => {
-                    (self.filesystem.mkdir(Caller::ROOT, target.ino, name, DIRECTORY_MODE)?.ino, true)
+                    // Nobody's but root's until it has the bits of the source: what is in it may be private because of them.
+                    let is_last = depth + 1 == place.names.len();
+                    let mode = if is_last { host::OWNER_BITS } else { DIRECTORY_MODE };
+                    (self.filesystem.mkdir(Caller::ROOT, target.ino, name, mode)?.ino, true)
                 }
                 Err(error) => return Err(error.into()),
             };

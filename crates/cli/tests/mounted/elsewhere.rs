@@ -2,12 +2,13 @@
 //! users who may not do everything, mounts within a tree.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use crate::harness::{Loop, Scratch, can_loop, detach, output, say, succeed, varve};
-use crate::transfer::{done, import};
+use crate::transfer::{done, export, import};
 
 /// A mount until this is dropped.
 struct Mounted<'a>(&'a Path);
@@ -23,6 +24,10 @@ impl Drop for Mounted<'_> {
     fn drop(&mut self) {
         detach(self.0);
     }
+}
+
+fn bits(path: &Path) -> u32 {
+    fs::metadata(path).expect("it is there").permissions().mode() & 0o7777
 }
 
 fn past() -> SystemTime {
@@ -70,4 +75,38 @@ fn what_a_disk_has_lost_is_not_finished() {
         let copy = fs::metadata(point.join("out").join(name)).expect("it was copied");
         assert_ne!(copy.modified().expect("a time"), past(), "{name} looks finished");
     }
+}
+
+/// Goal: what is private because its directory is does not become everybody's while it is copied, nor when that is cut off. Method: a tree
+/// that others may not enter, exported by a process that the system ends in the middle of a file, and imported into a pool that is
+/// too small for it; the directories that are made, and those above them.
+#[test]
+fn what_is_private_stays_so() {
+    let scratch = Scratch::new("private");
+    let tree = scratch.subdir("tree");
+    fs::write(tree.join("file"), vec![7; 8 << 20]).expect("a file");
+    fs::set_permissions(&tree, fs::Permissions::from_mode(0o700)).expect("bits");
+    let pool = scratch.pool("pool", "64M");
+    done(&import(&tree, &pool, "/"));
+    let out = scratch.path("new/out");
+    let mut command = Command::new("bash");
+    command.args(["-c", "umask 022; ulimit -c 0; ulimit -f 4096; exec \"$@\"", "bash"]);
+    command.arg(varve(&[]).get_program());
+    let ended = output(command.arg("export").arg(format!("{}:/", pool.display())).arg(&out));
+    assert!(!ended.status.success(), "{ended:?}");
+    assert_eq!((bits(&scratch.path("new")), bits(&out)), (0o755, 0o700));
+    fs::set_permissions(&tree, fs::Permissions::from_mode(0o750)).expect("bits");
+    done(&import(&tree, &pool, "/"));
+    done(&export(&pool, "/", &out));
+    assert_eq!(bits(&out), 0o750);
+
+    for number in 0..12 {
+        fs::write(tree.join(format!("{number}")), vec![number; 8 << 20]).expect("a file");
+    }
+    let small = scratch.pool("small", "64M");
+    let imported = import(&tree, &small, "/new/tree");
+    assert_eq!(imported.status.code(), Some(1), "{imported:?}");
+    let back = scratch.path("back");
+    done(&export(&small, "/", &back));
+    assert_eq!((bits(&back.join("new")), bits(&back.join("new/tree"))), (0o755, 0o700));
 }
