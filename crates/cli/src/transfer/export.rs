@@ -406,7 +406,7 @@ impl Export<'_> {
         let nameless = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
         let target = match rustix::fs::openat(&dir.target, ".", nameless, mode) {
             Ok(target) => {
-                self.contents(from, &target)?;
+                self.contents(from, &target, existing.is_some())?;
                 place(&dir.target, name, existing, |name| {
                     Ok(host::give_name(&target, dir.target.as_fd(), name)?)
                 })?;
@@ -417,7 +417,7 @@ impl Export<'_> {
                 let flags =
                     OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let target = rustix::fs::openat(&dir.target, name, flags, mode)?;
-                if let Err(trouble) = self.contents(from, &target) {
+                if let Err(trouble) = self.contents(from, &target, existing.is_some()) {
                     // Half a file is worse than none. What went wrong is the news.
                     let _ = rustix::fs::unlinkat(&dir.target, name, AtFlags::empty());
                     return Err(trouble);
@@ -458,7 +458,9 @@ impl Export<'_> {
         Ok(())
     }
 
-    fn contents(&mut self, from: &Attr, target: &OwnedFd) -> Step<()> {
+    /// Copies what is in a file. What is going to take the place of something is durable then: if power fails after the rename and
+    /// before the next sync of the target, the name may lead to the new file, and the older copy is gone.
+    fn contents(&mut self, from: &Attr, target: &OwnedFd, replaces: bool) -> Step<()> {
         let mut end = 0;
         while let Some(begin) = self.filesystem.seek(from.ino, end, SeekTo::Data).map_err(unreadable)? {
             let stop = self.filesystem.seek(from.ino, begin, SeekTo::Hole).map_err(unreadable)?;
@@ -491,6 +493,9 @@ impl Export<'_> {
         }
         if end < from.size {
             rustix::fs::ftruncate(target, from.size)?;
+        }
+        if replaces {
+            rustix::fs::fdatasync(target)?;
         }
         Ok(())
     }

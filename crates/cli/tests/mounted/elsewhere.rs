@@ -110,3 +110,37 @@ fn what_is_private_stays_so() {
     done(&export(&small, "/", &back));
     assert_eq!((bits(&back.join("new")), bits(&back.join("new/tree"))), (0o755, 0o700));
 }
+
+/// Goal: a file that takes the place of an older copy has its bytes on the disk before, so that a cut of power leaves one of the two.
+/// Method: the calls of such an export, with a file that is new and one that is not.
+#[test]
+fn what_takes_a_place_is_durable_before() {
+    let scratch = Scratch::new("export-order");
+    let (tree, out) = (scratch.subdir("tree"), scratch.subdir("out"));
+    let log = scratch.path("calls");
+    let trace = |command: &mut Command| {
+        command.args(["-f", "-e", "trace=fdatasync,fsync,rename,renameat,renameat2,linkat", "-o"]).arg(&log);
+    };
+    let mut tried = Command::new("strace");
+    trace(&mut tried);
+    if !tried.arg("true").output().is_ok_and(|out| out.status.success()) {
+        return say("\n*** SKIPPED what_takes_a_place_is_durable_before: calls cannot be traced here ***\n");
+    }
+    for name in ["new", "old"] {
+        fs::write(tree.join(name), "the newer one").expect("a file");
+    }
+    fs::write(out.join("old"), "older").expect("a file");
+    let pool = scratch.pool("pool", "64M");
+    done(&import(&tree, &pool, "/"));
+    let mut command = Command::new("strace");
+    trace(&mut command);
+    command.arg(varve(&[]).get_program()).arg("export").arg(format!("{}:/", pool.display()));
+    succeed(command.arg(&out));
+    let calls = fs::read_to_string(&log).expect("what was called");
+    let at = |call: &str| calls.lines().position(|line| line.contains(call));
+    let (synced, replaced) = (at("sync("), at("rename"));
+    assert!(replaced.is_some() && synced.is_some() && synced < replaced, "{calls}");
+    let syncs = calls.lines().filter(|line| line.contains("sync(")).count();
+    assert_eq!(syncs, 1, "what is new needs none: {calls}");
+    assert_eq!(fs::read_to_string(out.join("old")).expect("it is there"), "the newer one");
+}
