@@ -11,6 +11,8 @@
 //! **No link is followed** below the target, not by what comes later either (times, flags, second names): whoever owns a directory
 //! there could put one in the place of what was made.
 //!
+//! **A name is nobody else's**: what was just exported is not replaced because its target takes another name for it.
+//!
 //! **Flags come last** (chattr), as in an import ([`super::import`]): of a file after its times, of a directory after all that
 //! is in it, of a file with several names in the end. A target that does not take them, or not from this user, goes without.
 //!
@@ -18,8 +20,10 @@
 //! are told one by one.
 
 mod attributes;
+#[cfg(test)]
+mod tests;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -68,8 +72,7 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
     let from = find_directory(&filesystem, &place)?;
     host::make_target(&args.dir)
         .map_err(|error| anyhow!("cannot make the directory {shown}: {}", in_words(&error)))?;
-    let superuser = rustix::process::geteuid().is_root();
-    let root = host::open_target(&args.dir, superuser)
+    let root = host::open_target(&args.dir, rustix::process::geteuid().is_root())
         .map_err(|error| anyhow!("cannot open {shown}: {}", in_words(&error)))?;
     let stop = Stop::on_signals()?;
     let tally = Tally::start("export", place.to_string(), args.dir.shown());
@@ -79,23 +82,10 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
         tally.progress.expect(statfs.files);
     }
     let mut export = Export {
-        filesystem: &filesystem,
-        superuser,
         pool_file,
         one_subvolume: args.one_file_system,
-        root,
-        tally,
-        links: HashMap::new(),
-        claimed: HashSet::new(),
-        flags_last: Vec::new(),
-        bits_last: Vec::new(),
-        waiting: Vec::new(),
-        waiting_bytes: 0,
-        waiting_since: Instant::now(),
         waiting_time_max: args.commit_every,
-        filesystems: Filesystems::default(),
-        owners_left_out: false,
-        room: Vec::new(),
+        ..Export::new(&filesystem, root, tally)
     };
     let copied = export.begin(&args.dir).and_then(|()| export.tree(&args.dir, from, &stop));
     export.tally.progress.note("making it durable");
@@ -125,8 +115,46 @@ struct Level {
     from: Attr,
     target: OwnedFd,
     entries: IntoIter<(Vec<u8>, InodeId)>,
+    /// Made by this export: nothing is in it but what this export has put there.
+    fresh: bool,
+    /// Of another: the inodes of the target that names of it lead to by now, once they have been dealt with.
+    copies: RefCell<HashSet<(u64, u64)>>,
     /// The target's flags before something in it was changed, once something is.
     had: Cell<Option<FileFlags>>,
+}
+
+impl Level {
+    fn of(from: Attr, target: OwnedFd, fresh: bool, entries: Vec<(Vec<u8>, InodeId)>) -> Level {
+        let (copies, had) = (RefCell::default(), Cell::default());
+        Level { from, target, entries: entries.into_iter(), fresh, copies, had }
+    }
+
+    /// One of its names leads there, and shall go on to.
+    fn keep(&self, id: (u64, u64)) {
+        if !self.fresh {
+            self.copies.borrow_mut().insert(id);
+        }
+    }
+
+    /// Refuses what is `existing` in the place of `name` if it is the copy of something else in this directory. A target that does not tell
+    /// upper from lower case, or one spelling of an accent from another, gives that for a name which it does not have.
+    fn refuse_another(&self, name: &[u8], existing: Option<HostStat>) -> Step<()> {
+        let Some(have) = existing else { return Ok(()) };
+        // A file with several names may have both, and lose one.
+        let has_both = || match have.links > 1 && have.kind != FileKind::Directory {
+            true => host::names(&self.target).map(|names| names.iter().any(|has| has == name)),
+            false => Ok(false),
+        };
+        let is_another = self.fresh || (self.copies.borrow().contains(&have.id) && !has_both()?);
+        if is_another {
+            return Err(Trouble::Entry(
+                "the target takes this name for that of something else which was just exported; export it to where \
+                 names differ by case"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// A file that is whole but for its times and flags.
@@ -169,7 +197,30 @@ struct Export<'a> {
     room: Vec<u8>,
 }
 
-impl Export<'_> {
+impl<'a> Export<'a> {
+    /// Nothing is done yet.
+    fn new(filesystem: &'a Filesystem, root: OwnedFd, tally: Tally) -> Export<'a> {
+        Export {
+            filesystem,
+            superuser: rustix::process::geteuid().is_root(),
+            pool_file: None,
+            one_subvolume: false,
+            root,
+            tally,
+            links: HashMap::new(),
+            claimed: HashSet::new(),
+            flags_last: Vec::new(),
+            bits_last: Vec::new(),
+            waiting: Vec::new(),
+            waiting_bytes: 0,
+            waiting_since: Instant::now(),
+            waiting_time_max: Duration::MAX,
+            filesystems: Filesystems::default(),
+            owners_left_out: false,
+            room: Vec::new(),
+        }
+    }
+
     /// The target directory is there, perhaps since just now.
     fn begin(&mut self, dir: &Path) -> Step<()> {
         let device = host::stat_of(&self.root)?.id.0;
@@ -181,7 +232,7 @@ impl Export<'_> {
         // Below the target.
         let mut path = PathBuf::new();
         let target = self.root.try_clone()?;
-        let mut levels = vec![self.level(from, target)?];
+        let mut levels = vec![self.level(from, target, false)?];
         while let Some(level) = levels.last_mut() {
             if stop.asked() {
                 return Ok(());
@@ -212,7 +263,7 @@ impl Export<'_> {
         Ok(())
     }
 
-    fn level(&self, from: Attr, target: OwnedFd) -> Step<Level> {
+    fn level(&self, from: Attr, target: OwnedFd, fresh: bool) -> Step<Level> {
         let mut entries = Vec::new();
         self.filesystem
             .readdir(from.ino, 0, &mut |entry| {
@@ -223,8 +274,8 @@ impl Export<'_> {
             })
             .map_err(unreadable)?;
         entries.sort_unstable();
-        let entries = entries.into_iter().map(|(ino, name)| (name, ino)).collect::<Vec<_>>().into_iter();
-        Ok(Level { from, target, entries, had: Cell::default() })
+        let entries = entries.into_iter().map(|(ino, name)| (name, ino)).collect();
+        Ok(Level::of(from, target, fresh, entries))
     }
 
     /// Everything in a directory is there: now its own attributes.
@@ -262,9 +313,6 @@ impl Export<'_> {
         if existing.is_some_and(|have| Some(have.id) == self.pool_file) {
             return Err(Trouble::Entry("this is the pool itself in its place; it is left out".to_owned()));
         }
-        if from.kind == FileKind::Directory {
-            return self.directory(dir, name, from, existing).map(Some);
-        }
         if from.links > 1
             && let Some((first, left)) = self.links.get_mut(&ino)
         {
@@ -274,6 +322,10 @@ impl Export<'_> {
                 self.links.remove(&ino);
             }
             return self.link(dir, name, &first, existing).map(|()| None);
+        }
+        dir.refuse_another(name, existing)?;
+        if from.kind == FileKind::Directory {
+            return self.directory(dir, name, from, existing).map(Some);
         }
         let equal = existing.filter(|have| self.is_equal(&from, have, dir, name));
         if let Some(have) = &equal {
@@ -297,10 +349,13 @@ impl Export<'_> {
                 }
             }
         }
-        if from.links > 1 {
-            let have = host::stat_at(dir.target.as_fd(), name)?;
-            self.claimed.insert(have.id);
-            self.links.insert(ino, (path.to_path_buf(), from.links - 1));
+        if from.links > 1 || !dir.fresh {
+            let have = equal.map_or_else(|| host::stat_at(dir.target.as_fd(), name), Ok)?;
+            dir.keep(have.id);
+            if from.links > 1 {
+                self.claimed.insert(have.id);
+                self.links.insert(ino, (path.to_path_buf(), from.links - 1));
+            }
         }
         Ok(None)
     }
@@ -346,8 +401,8 @@ impl Export<'_> {
     }
 
     fn directory(&mut self, dir: &Level, name: &[u8], from: Attr, existing: Option<HostStat>) -> Step<Level> {
-        match existing {
-            Some(have) if have.kind == FileKind::Directory => {}
+        let fresh = match existing {
+            Some(have) if have.kind == FileKind::Directory => false,
             _ => {
                 open_up(dir, existing)?;
                 if existing.is_some() {
@@ -355,8 +410,9 @@ impl Export<'_> {
                     host::freed(dir.target.as_fd(), name, unlink)?;
                 }
                 rustix::fs::mkdirat(&dir.target, name, Mode::RWXU)?;
+                true
             }
-        }
+        };
         if !self.superuser
             && let Ok(have) = host::stat_at(dir.target.as_fd(), name)
             && have.mode & host::OWNER_BITS != host::OWNER_BITS
@@ -366,17 +422,19 @@ impl Export<'_> {
         }
         let target = host::open_at(dir.target.as_fd(), name, OFlags::DIRECTORY)?;
         let have = host::stat_of(&target)?;
+        dir.keep(have.id);
         self.filesystems.add(have.id.0, &target)?;
         if self.one_subvolume && slot(from.ino) != slot(dir.from.ino) {
-            return Ok(Level { from, target, entries: Vec::new().into_iter(), had: Cell::default() });
+            return Ok(Level::of(from, target, fresh, Vec::new()));
         }
-        self.level(from, target)
+        self.level(from, target, fresh)
     }
 
     fn link(&mut self, dir: &Level, name: &[u8], first: &Path, existing: Option<HostStat>) -> Step<()> {
         let (of, first) = host::parent_of(&self.root, first)?;
         let wanted = host::stat_at(of.as_fd(), first)?;
         if existing.is_none_or(|have| have.id != wanted.id) {
+            dir.refuse_another(name, existing)?;
             open_up(dir, existing)?;
             // What is immutable gets no name, and none of its names is changed.
             let open = || host::open_at(of.as_fd(), first, OFlags::empty()).ok();
@@ -389,6 +447,7 @@ impl Export<'_> {
             flags.set(flags.had);
             placed?;
         }
+        dir.keep(wanted.id);
         self.tally.summary.hard_links_count += 1;
         Ok(())
     }
