@@ -33,6 +33,9 @@ const FLAGS: [(IFlags, FileFlags); 6] = [
 /// Whoever exports needs these of a directory of his own, to change what is in it. Nobody else has any of what has only these.
 pub const OWNER_BITS: u32 = 0o700;
 
+/// And these of a file of his own, to read and change its attributes.
+const READ_AND_WRITE: u32 = 0o600;
+
 /// Name and value.
 pub type Xattr = (Vec<u8>, Vec<u8>);
 
@@ -337,6 +340,30 @@ pub fn open_target(dir: &Path, superuser: bool) -> io::Result<OwnedFd> {
         let _ = std::fs::set_permissions(dir, bits);
     }
     open_directory(dir)
+}
+
+/// Reads or changes what needs permission to read or write `name` in `dir`, also where its bits keep its owner out, who may change them:
+/// as they do from attributes `user.`, and from nothing else that an export gives.
+pub fn as_owner<T>(
+    dir: BorrowedFd<'_>,
+    name: &[u8],
+    mut call: impl FnMut() -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    match call() {
+        Err(Errno::ACCESS) => {
+            let have = stat_at(dir, name)?;
+            let mode = have.mode | READ_AND_WRITE;
+            if have.kind != FileKind::File || mode == have.mode {
+                return Err(Errno::ACCESS);
+            }
+            set_mode(dir, name, mode).map_err(|_| Errno::ACCESS)?;
+            // If this is killed now, the next export finds other bits and sets them.
+            let done = call();
+            let closed = set_mode(dir, name, have.mode);
+            done.and_then(|done| closed.map(|()| done))
+        }
+        result => result,
+    }
 }
 
 /// Gives `name` in `dir` another name, or takes it away, whatever its flags.

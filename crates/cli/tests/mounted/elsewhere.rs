@@ -7,8 +7,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
+use rustix::fs::XattrFlags;
+
 use crate::harness::{Loop, Scratch, can_loop, detach, output, say, succeed, varve};
-use crate::transfer::{done, export, import};
+use crate::transfer::{done, export, import, ordinary_user};
 
 /// A mount until this is dropped.
 struct Mounted<'a>(&'a Path);
@@ -143,4 +145,51 @@ fn what_takes_a_place_is_durable_before() {
     let syncs = calls.lines().filter(|line| line.contains("sync(")).count();
     assert_eq!(syncs, 1, "what is new needs none: {calls}");
     assert_eq!(fs::read_to_string(out.join("old")).expect("it is there"), "the newer one");
+}
+
+/// Goal: an ordinary user's export mends the attributes of files that he may not read or write, and finds nothing to do the next time.
+/// Method: such files with attributes that change between two exports, and one that has no attribute any more; their bits in the end.
+#[test]
+fn attributes_of_closed_files_are_mended() {
+    let Some(as_user) = ordinary_user() else { return };
+    let scratch = Scratch::new("closed-files");
+    let (tree, out) = (scratch.subdir("tree"), scratch.subdir("out"));
+    let closed = [("read", 0o444), ("write", 0o200), ("closed", 0), ("bare", 0o400)];
+    let set = |name: &str, value: &[u8]| {
+        rustix::fs::setxattr(tree.join(name), "user.a", value, XattrFlags::empty()).expect("an attribute");
+    };
+    for (name, mode) in closed {
+        fs::write(tree.join(name), name).expect("a file");
+        set(name, b"before");
+        fs::set_permissions(tree.join(name), fs::Permissions::from_mode(mode)).expect("bits");
+    }
+    let pool = scratch.pool("pool", "64M");
+    done(&import(&tree, &pool, "/"));
+    rustix::fs::chown(&out, Some(rustix::fs::Uid::from_raw(65_534)), None).expect("an owner");
+    fs::set_permissions(&pool, fs::Permissions::from_mode(0o644)).expect("bits");
+    for (round, (copied, mended)) in [(4, 0), (0, 0), (0, 4), (0, 0)].into_iter().enumerate() {
+        if round == 2 {
+            for (name, _) in &closed[..3] {
+                set(name, b"after");
+            }
+            rustix::fs::removexattr(tree.join("bare"), "user.a").expect("it is there");
+            done(&import(&tree, &pool, "/"));
+        }
+        let mut command = as_user();
+        command.args(["export", "--json"]).arg(format!("{}:/", pool.display())).arg(&out);
+        let summary = done(&output(&mut command));
+        assert_eq!(summary["files_copied_count"], copied, "{summary}");
+        assert!(round == 0 || summary["attributes_changed_count"] == mended, "{round}: {summary}");
+        for (name, mode) in closed {
+            let mut room = [0; 16];
+            let found = rustix::fs::getxattr(out.join(name), "user.a", &mut room[..]);
+            let value = found.map(|len| room[..len].to_vec());
+            let wanted = match (round, name) {
+                (0 | 1, _) => Ok(b"before".to_vec()),
+                (_, "bare") => Err(rustix::io::Errno::NODATA),
+                _ => Ok(b"after".to_vec()),
+            };
+            assert_eq!((value, bits(&out.join(name))), (wanted, mode), "{name}");
+        }
+    }
 }

@@ -109,20 +109,21 @@ impl Export<'_> {
             let value = self.filesystem.getxattr(from.ino, &xattr).map_err(unreadable)?;
             wanted.push((xattr, value));
         }
-        let (have, _) = host::xattrs(dir, name, &mut self.room)?;
+        let room = &mut self.room;
+        let (have, _) = host::as_owner(dir, name, || host::xattrs(dir, name, room))?;
         let mut changed = false;
         for (xattr, _) in &have {
             // What the system puts on files itself is its own business; what a program may do that is run is not.
             let by_system = xattr.starts_with(b"security.") && xattr != b"security.capability";
             if !by_system && wanted.iter().all(|(wanted, _)| wanted != xattr) {
                 flags.free();
-                host::remove_xattr(dir, name, xattr)?;
+                host::as_owner(dir, name, || host::remove_xattr(dir, name, xattr))?;
                 changed = true;
             }
         }
         for xattr in wanted.iter().filter(|xattr| !have.contains(xattr)) {
             flags.free();
-            match host::set_xattr(dir, name, xattr) {
+            match host::as_owner(dir, name, || host::set_xattr(dir, name, xattr)) {
                 Ok(()) => changed = true,
                 Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSPC | Errno::RANGE | Errno::TOOBIG) => {
                     self.tally.summary.xattrs_left_out_count += 1;
