@@ -13,7 +13,7 @@
 //! Nothing is synced on the way but a commit every few seconds; one commit at the end makes everything durable.
 
 use std::cell::Cell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -34,6 +34,7 @@ use varve_format::record::subvolume::LOCAL_INODE_BITS;
 
 use super::finisher::{Finisher, Written};
 use super::host::{self, HostStat, Xattr};
+use super::links::Links;
 use super::place::PoolPath;
 use super::tally::{Summary, Tally, Trouble};
 use super::{Stop, finish, new_names, too_many};
@@ -106,7 +107,7 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
         filesystem: filesystem.clone(),
         tally,
         finisher,
-        links: HashMap::new(),
+        links: Links::default(),
         claimed: HashSet::new(),
         flags_last: Vec::new(),
         pool_file,
@@ -156,9 +157,8 @@ struct Import {
     filesystem: Arc<Filesystem>,
     tally: Tally,
     finisher: Finisher,
-    /// Files with several names, for each subvolume of the pool, which no link leaves: where the first of them went, and how many
-    /// are still to come at most.
-    links: HashMap<((u64, u64), u64), (InodeId, u64)>,
+    /// Files with several names.
+    links: Links,
     /// Inodes of the pool with several names that some file of the source has become.
     claimed: HashSet<InodeId>,
     /// Files with several names, and the flags they get when all of them are there.
@@ -380,14 +380,7 @@ impl Import {
     }
 
     fn file(&mut self, dir: &Level, name: &[u8], stat: &HostStat, existing: Option<Attr>) -> Step<()> {
-        if stat.links > 1
-            && let Some((first, left)) = self.links.get_mut(&link_key(stat, dir))
-        {
-            let first = *first;
-            *left -= 1;
-            if *left == 0 {
-                self.links.remove(&link_key(stat, dir));
-            }
+        if let Some(first) = self.links.meet(stat, slot(dir)) {
             if existing.is_none_or(|attr| attr.ino != first) {
                 // What is immutable gets no name, and none of its names is changed.
                 let attr = self.filesystem.getattr(first)?;
@@ -412,7 +405,7 @@ impl Import {
             _ => self.copy(dir, name, existing)?,
         };
         if stat.links > 1 {
-            self.links.insert(link_key(stat, dir), (ino, stat.links - 1));
+            self.links.add(stat, slot(dir), ino);
             self.claimed.insert(ino);
         }
         Ok(())
@@ -568,7 +561,7 @@ impl Import {
         existing: Option<Attr>,
         link: Option<Vec<u8>>,
     ) -> Step<()> {
-        if let Some((first, _)) = self.links.get(&link_key(stat, dir)).copied() {
+        if let Some(first) = self.links.meet(stat, slot(dir)) {
             if existing.is_none_or(|attr| attr.ino != first) {
                 self.put(dir, name, existing, |name| {
                     Ok(self.filesystem.link(first, dir.target.ino, name).map(drop)?)
@@ -578,7 +571,7 @@ impl Import {
             return Ok(());
         }
         let attr = self.make_special(dir, name, stat, existing, link)?;
-        self.links.insert(link_key(stat, dir), (attr.ino, stat.links - 1));
+        self.links.add(stat, slot(dir), attr.ino);
         self.count_special(stat);
         self.attributes(attr, stat, dir.source.as_fd(), name, Some(attr.flags)).map(drop)
     }
@@ -684,9 +677,9 @@ impl Import {
     }
 }
 
-/// Under what the first name of a file with several is remembered.
-fn link_key(stat: &HostStat, dir: &Level) -> ((u64, u64), u64) {
-    (stat.id, dir.target.ino.0 >> LOCAL_INODE_BITS)
+/// Which subvolume of the pool a directory goes to.
+fn slot(dir: &Level) -> u64 {
+    dir.target.ino.0 >> LOCAL_INODE_BITS
 }
 
 /// Whoever owns it makes it.

@@ -7,6 +7,7 @@ mod export;
 mod finisher;
 mod host;
 mod import;
+mod links;
 mod place;
 mod tally;
 mod target;
