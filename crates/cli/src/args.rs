@@ -269,7 +269,7 @@ pub struct ImportArgs {
     /// Make durable what is copied so far every so many seconds, so that an import that is cut off goes on from there
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     pub commit_every: Duration,
-    /// Leave out what is mounted below DIR
+    /// Leave out what is mounted below DIR; an empty directory stands for each, and how many there are is said
     #[arg(short = 'x', long)]
     pub one_file_system: bool,
     /// Memory for metadata that is kept ready [default: 256M]

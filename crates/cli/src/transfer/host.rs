@@ -9,7 +9,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, FileType, IFlags, Mode, OFlags, ResolveFlags, SeekFrom, Stat, Timespec, Timestamps, XattrFlags,
+    AtFlags, FileType, IFlags, Mode, OFlags, ResolveFlags, SeekFrom, Stat, StatxAttributes, StatxFlags,
+    Timespec, Timestamps, XattrFlags,
 };
 use rustix::io::Errno;
 use varve_fs::{FileFlags, FileKind, Timestamp};
@@ -99,6 +100,13 @@ pub fn stat_at(dir: BorrowedFd<'_>, name: &[u8]) -> Result<HostStat, Errno> {
 /// Looks at an open file.
 pub fn stat_of(file: &OwnedFd) -> Result<HostStat, Errno> {
     rustix::fs::fstat(file).map(|stat| HostStat::of(&stat))
+}
+
+/// Whether something is mounted on `name` in `dir`. Kernels before 5.8 do not tell.
+pub fn is_mount_point(dir: BorrowedFd<'_>, name: &[u8]) -> bool {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    rustix::fs::statx(dir, name, flags, StatxFlags::empty())
+        .is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
 /// Opens `name` in `dir` to read it, leaving its access time alone where that is allowed.

@@ -263,8 +263,11 @@ impl Import {
         if Some(stat.id) == self.pool_file {
             return Err(Trouble::Entry("this is the pool itself; it is left out".to_owned()));
         }
-        if self.one_file_system.is_some_and(|device| device != stat.id.0) {
-            // The mount point itself is made, empty.
+        if self.one_file_system.is_some_and(|device| device != stat.id.0)
+            && (stat.kind == FileKind::Directory || host::is_mount_point(dir.source.as_fd(), name))
+        {
+            self.tally.summary.filesystems_left_out_count += 1;
+            // A directory is made, empty. Files of an overlay may lie on other devices than what they are in, with nothing mounted on them.
             if stat.kind != FileKind::Directory {
                 return Ok(None);
             }

@@ -57,6 +57,7 @@ pub struct Summary {
     pub attributes_changed_count: u64,
     pub xattrs_left_out_count: u64,
     pub flags_left_out_count: u64,
+    pub filesystems_left_out_count: u64,
     pub errors_count: u64,
     errors: Vec<Problem>,
     elapsed_ns: u64,
@@ -89,6 +90,7 @@ impl Tally {
             attributes_changed_count: 0,
             xattrs_left_out_count: 0,
             flags_left_out_count: 0,
+            filesystems_left_out_count: 0,
             errors_count: 0,
             errors: Vec::new(),
             elapsed_ns: 0,
@@ -164,6 +166,12 @@ impl Summary {
             let whose = counted(self.flags_left_out_count, "file or directory", "files and directories");
             text.push_str(&format!(
                 "flags (chattr) of {whose} were left out: the target does not take them from this user, or not at all\n"
+            ));
+        }
+        if self.filesystems_left_out_count > 0 {
+            text.push_str(&format!(
+                "what lies on {} was left out (-x)\n",
+                counted(self.filesystems_left_out_count, "other filesystem", "other filesystems")
             ));
         }
         match self.errors_count {

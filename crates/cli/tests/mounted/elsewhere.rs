@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::XattrFlags;
 
 use crate::harness::{Loop, Scratch, can_loop, detach, output, say, succeed, varve};
+use crate::helper::script;
 use crate::transfer::{done, export, import, ordinary_user};
 
 /// A mount until this is dropped.
@@ -192,4 +193,31 @@ fn attributes_of_closed_files_are_mended() {
             assert_eq!((value, bits(&out.join(name))), (wanted, mode), "{name}");
         }
     }
+}
+
+/// Goal: `import -x` takes what is in the tree and leaves out what is mounted in it, where files have other device numbers than the
+/// directory they lie in. Method: an overlay whose layers lie on different filesystems, with a directory and a file that are mount points.
+#[test]
+fn one_filesystem_may_have_several_numbers() {
+    script(
+        "import_overlay",
+        r#"
+mkdir "$S/lower" "$S/upper" "$S/merged"
+mount -t tmpfs none "$S/lower"; mount -t tmpfs none "$S/upper"
+mkdir -p "$S/lower/dir" "$S/lower/there" "$S/upper/u" "$S/upper/w"
+echo 1 > "$S/lower/file"; echo 2 > "$S/lower/dir/file"; mkfifo "$S/lower/fifo"; echo hidden > "$S/lower/bound"
+if mount -t overlay o -o "lowerdir=$S/lower,upperdir=$S/upper/u,workdir=$S/upper/w" "$S/merged"; then
+    echo 3 > "$S/merged/dir/upper"
+    mount -t tmpfs none "$S/merged/there"; echo no > "$S/merged/there/file"
+    echo no > "$S/s"; mount --bind "$S/s" "$S/merged/bound"
+    "$V" import -x --json "$S/merged" "$S/pool:/" > "$S/summary"
+    grep -q '"filesystems_left_out_count": 2' "$S/summary" || fail "$(cat "$S/summary")"
+    "$V" export "$S/pool:/" "$S/out"
+    (cd "$S/out"; find . | LC_ALL=C sort | tr '\n' ' ') > "$S/found"
+    [ "$(cat "$S/found")" = ". ./dir ./dir/file ./dir/upper ./fifo ./file ./there " ] || fail "$(cat "$S/found")"
+else
+    echo "*** skipped: overlayfs cannot be mounted here ***" >&2
+fi
+"#,
+    );
 }
