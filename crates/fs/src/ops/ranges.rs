@@ -58,7 +58,7 @@ enum Hindrance {
     Inline,
     /// The target's last block has stale bytes behind its end, and it grows.
     Tail,
-    /// The source has no extents, or ends before the range does.
+    /// The range begins with contents that lie in the source's record, or goes on behind the source's end.
     Source,
     /// One of the files goes on behind a part of a block that was to be the end of both.
     Grown,
@@ -128,7 +128,9 @@ impl Core {
             return Ok(Err(Hindrance::Dirty(from)));
         }
         let before = source.record.clone();
-        if before.inline.is_some() || before.size < part.from + part.len {
+        // What lies in the record lies in the first block: behind that there are holes.
+        let in_record = part.from < BLOCK && before.inline.as_ref().is_some_and(|bytes| !bytes.is_empty());
+        if in_record || before.size < part.from + part.len {
             let grows = source.size >= part.from + part.len && source.growth_waits();
             return Ok(Err(if grows { Hindrance::Dirty(from) } else { Hindrance::Source }));
         }
@@ -217,8 +219,10 @@ impl Core {
             let shared = self.share_part(Some(caller), from, to, rest, None)?;
             done += shared;
             if shared == 0 {
-                // Small contents lie in the record: they are copied.
-                let copied = self.copy_bytes(caller, (from, rest.from), (to, rest.to), rest.len)?;
+                // Small contents lie in the record: they are copied, and not the holes behind them.
+                let in_record = self.read_lock(&self.state(from))?.record.inline.is_some();
+                let piece = if in_record { rest.len.min(BLOCK) } else { rest.len };
+                let copied = self.copy_bytes(caller, (from, rest.from), (to, rest.to), piece)?;
                 done += copied;
                 if copied == 0 || (done < len && !done.is_multiple_of(BLOCK)) {
                     // The source has been cut meanwhile.

@@ -321,6 +321,38 @@ fn a_file_grows_before_its_last_block_is_shared() {
     }
 }
 
+// Goal: holes stay holes, also of a file whose contents lie in its record, and cost nothing, however long they are. Method: files
+// of 0 and of 100 bytes that end far behind them, larger than the pool, cloned whole and from a block in the hole on, over nothing
+// and over data.
+#[test]
+fn holes_behind_what_lies_in_a_record_stay_holes() {
+    const END: u64 = (1 << 30) + 100;
+    for (contents, from) in [(0, 0), (100, 0), (100, 8192)] {
+        let f = Fixture::new(64 * MIB);
+        let (a, b, c) = (f.create(b"a"), f.create(b"b"), f.create(b"c"));
+        f.write(a, 0, &pattern(1, contents));
+        f.fs.sync().unwrap();
+        f.truncate(a, END);
+        f.write(c, 0, &pattern(2, 20_000));
+        let before = f.free();
+        for to in [b, c] {
+            f.clone_range((a, from), (to, 4096), 0);
+            assert_eq!(f.fs.getattr(to).unwrap().size, 4096 + END - from);
+            let mut expect = pattern(2, 4096);
+            if to == b {
+                expect.fill(0);
+            }
+            expect.extend(if from == 0 { pattern(1, contents) } else { Vec::new() });
+            expect.resize(30_000, 0);
+            assert!(f.fs.read(to, 0, 30_000).unwrap() == expect);
+            let behind = f.fs.seek(to, 8192, crate::SeekTo::Data).unwrap();
+            assert_eq!(behind, None, "data behind {contents} bytes from {from} on");
+        }
+        assert!(f.free() + 10 > before);
+        f.check();
+    }
+}
+
 // Goal: a copy of so many bytes does not become a clone of a source that has more by then. Method: the clone is asked for
 // with the length that the source had before an append, and with the one it has.
 #[test]
