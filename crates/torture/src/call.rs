@@ -114,6 +114,14 @@ pub enum Call {
         to_offset: u64,
         len: u64,
     },
+    /// Makes `len` bytes of `from` (0: all to its end) a part of `to`, without a copy.
+    CloneRange {
+        from: InodeId,
+        from_offset: u64,
+        to: InodeId,
+        to_offset: u64,
+        len: u64,
+    },
     /// Lets the same bytes of two files lie in the pool once.
     DedupeRange {
         from: InodeId,
@@ -225,6 +233,7 @@ impl Call {
             | Call::Fallocate { ino, .. }
             | Call::Shift { ino, .. }
             | Call::CopyRange { to: ino, .. }
+            | Call::CloneRange { to: ino, .. }
             | Call::DedupeRange { to: ino, .. }
             | Call::Link { ino, .. }
             | Call::SetXattr { ino, .. }
@@ -239,12 +248,13 @@ impl Call {
 
 impl Call {
     /// Whether this call takes `security.capability` from the file it is about before it does anything else. `size` is
-    /// the size of a copy's source.
+    /// the size of the source of a copy or a range.
     pub fn drops_capability(&self, is_directory: bool, size: u64) -> bool {
         match self {
             Call::Write { len, .. } => *len > 0,
             Call::Fallocate { .. } | Call::Shift { .. } | Call::Open { truncate: true, .. } => true,
             Call::CopyRange { from_offset, len, .. } => *len > 0 && *from_offset < size,
+            Call::CloneRange { from_offset, .. } => *from_offset < size,
             Call::SetAttr { set, .. } => {
                 set.size.is_some() || (set.uid.is_some() || set.gid.is_some()) && !is_directory
             }
@@ -270,7 +280,9 @@ impl Call {
             // In another subvolume nothing would be changed, and in the same one both are as changeable.
             Call::Link { ino, parent, .. } => vec![(*ino, false), (*parent, true)],
             Call::Rename { parent, new_parent, .. } => vec![(*parent, true), (*new_parent, true)],
-            Call::CopyRange { from, to, .. } | Call::DedupeRange { from, to, .. } => {
+            Call::CopyRange { from, to, .. }
+            | Call::CloneRange { from, to, .. }
+            | Call::DedupeRange { from, to, .. } => {
                 vec![(*from, false), (*to, true)]
             }
             Call::Open { ino, truncate } => vec![(*ino, *truncate)],
@@ -315,7 +327,9 @@ impl Call {
             Call::Rename { parent, new_parent, .. } => {
                 (*parent, *new_parent) = (map(*parent), map(*new_parent))
             }
-            Call::CopyRange { from, to, .. } | Call::DedupeRange { from, to, .. } => {
+            Call::CopyRange { from, to, .. }
+            | Call::CloneRange { from, to, .. }
+            | Call::DedupeRange { from, to, .. } => {
                 (*from, *to) = (map(*from), map(*to));
             }
             Call::SetAttr { ino, .. }
@@ -415,6 +429,10 @@ impl fmt::Debug for Call {
             Call::CopyRange { from, from_offset, to, to_offset, len } => {
                 let (from, to) = (from.0, to.0);
                 write!(f, "copy_range({from} at {from_offset}, {to} at {to_offset}, {len} bytes)")
+            }
+            Call::CloneRange { from, from_offset, to, to_offset, len } => {
+                let (from, to) = (from.0, to.0);
+                write!(f, "clone_range({from} at {from_offset}, {to} at {to_offset}, {len} bytes)")
             }
             Call::DedupeRange { from, from_offset, to, to_offset, len } => {
                 let (from, to) = (from.0, to.0);

@@ -292,6 +292,7 @@ fn work(session: &mut Session, calls: u64, rng: &mut Rng) -> Result<(), Violatio
         rare: 0,
         started: 0,
         twins: 0,
+        ranges: 0,
         reads: 0,
         protects: false,
     };

@@ -60,7 +60,7 @@ impl Patchwork {
         let (block, blocks) = (offset / PAGE * PAGE, len.div_ceil(PAGE) * PAGE);
         let keep_size = rng.below(2) == 0;
         let allocate = |how| fs.fallocate(caller, ino, offset as u64, len as u64, how);
-        match rng.below(12) {
+        match rng.below(14) {
             0..3 => {
                 let data = fill(seed ^ self.changes << 40, len);
                 let mut done = 0;
@@ -112,6 +112,34 @@ impl Patchwork {
                 let to = (offset + data.len() + rng.index(2 * PAGE)).min(BYTES_MAX + len);
                 if to >= offset + data.len() {
                     copy(fs, (ino, offset), (ino, to), data.len())?;
+                    put(bytes, to, &data);
+                }
+            }
+            11 if let Some((from, contents)) = other => {
+                // All from a page on, where its end becomes the end of the file, or whole pages.
+                let first = rng.index(contents.len()) / PAGE * PAGE;
+                let data = &contents[first..];
+                let (to, len) = match block + data.len() >= size {
+                    true => (block, 0),
+                    false => (block, data.len() / PAGE * PAGE),
+                };
+                if to < BYTES_MAX && (len > 0 || block + data.len() >= size) {
+                    let data = if len > 0 { &data[..len] } else { data };
+                    let (from, place) = ((from, first as u64), (ino, to as u64));
+                    fs.clone_range(caller, from, place, len as u64)
+                        .map_err(|error| ("cloning a range", error))?;
+                    put(bytes, to, data);
+                }
+            }
+            12 if block + PAGE <= size => {
+                // To behind where it is taken from, as above.
+                let whole = (size - block).min(blocks) / PAGE * PAGE;
+                let to = block + whole + rng.index(3) * PAGE;
+                if to < BYTES_MAX {
+                    let data = bytes[block..block + whole].to_vec();
+                    let (from, place) = ((ino, block as u64), (ino, to as u64));
+                    fs.clone_range(caller, from, place, whole as u64)
+                        .map_err(|error| ("cloning a range", error))?;
                     put(bytes, to, &data);
                 }
             }

@@ -25,7 +25,7 @@ pub(super) const EEXIST: Errno = 17;
 pub(super) const ENOTDIR: Errno = 20;
 pub(super) const EISDIR: Errno = 21;
 pub(super) const EINVAL: Errno = 22;
-const EFBIG: Errno = 27;
+pub(super) const EFBIG: Errno = 27;
 const ENOSPC: Errno = 28;
 pub(super) const ENAMETOOLONG: Errno = 36;
 pub(super) const ENOTEMPTY: Errno = 39;
@@ -168,6 +168,7 @@ impl Model {
                 }
                 self.write(*to, *to_offset, &bytes, cx)
             }
+            Call::CloneRange { .. } => self.clone_range(call, cx),
             Call::DedupeRange { from, from_offset, to, to_offset, len } => {
                 self.dedupe((*from, *from_offset), (*to, *to_offset), *len, cx)
             }
@@ -622,7 +623,7 @@ fn set_list(inode: &mut Inode, name: &[u8], value: &[u8], cx: &Context) -> Resul
     Ok(())
 }
 
-fn clear_set_ids_unless_root(inode: &mut Inode, caller: Caller) {
+pub(super) fn clear_set_ids_unless_root(inode: &mut Inode, caller: Caller) {
     if caller.uid != 0 {
         clear_set_ids(inode);
     }

@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::Part;
+
 /// Bytes in a page.
 pub const PAGE_BYTES: u64 = 4096;
 
@@ -277,6 +279,60 @@ impl Content {
                 self.pages.entry(to + page).or_insert_with(blank);
             }
         }
+    }
+
+    /// A part of `source` lies here, too: data where that has some, holes elsewhere, and nothing set aside.
+    pub fn lay(&mut self, source: &Content, part: &Part) {
+        if part.len == 0 {
+            return;
+        }
+        let (from, to) = (part.from_offset / PAGE_BYTES, part.to_offset / PAGE_BYTES);
+        let count = part.len.div_ceil(PAGE_BYTES);
+        for number in 0..count {
+            match source.pages.get(&(from + number)) {
+                Some(slot) => self.pages.insert(to + number, slot.clone()),
+                None => self.pages.remove(&(to + number)),
+            };
+        }
+        remove_range(&mut self.reserved, to..to + count);
+        remove_range(&mut self.reserved_most, to..to + count);
+        self.size = self.size.max(part.to_offset + part.len);
+    }
+
+    /// As [`Content::lay`], of bytes that are the same in both: whether it has been done is not known.
+    pub fn lay_perhaps(&mut self, source: &Content, part: &Part) {
+        let (from, to) = (part.from_offset / PAGE_BYTES, part.to_offset / PAGE_BYTES);
+        for number in 0..part.len.div_ceil(PAGE_BYTES) {
+            if let Some(slot) = source.pages.get(&(from + number)) {
+                self.pages.entry(to + number).or_insert_with(|| slot.clone());
+            }
+        }
+        self.spend(part.to_offset, part.len);
+    }
+
+    /// `bytes` are here from `offset` on, which is a page, and the file ends at `size`.
+    pub fn set_bytes(&mut self, offset: u64, bytes: &[u8], size: u64) {
+        self.truncate(size);
+        if !bytes.is_empty() {
+            self.write(offset, bytes);
+        }
+    }
+
+    /// How much of `part` of `source` is here, from its front on, if `old` was here before: at least and at most, in whole pages
+    /// or all of it. None if what is here is no such beginning.
+    pub fn laid(&self, old: &Content, source: &Content, part: &Part) -> Option<(u64, u64)> {
+        let (from, to) = (part.from_offset / PAGE_BYTES, part.to_offset / PAGE_BYTES);
+        let count = part.len.div_ceil(PAGE_BYTES);
+        let differs = |number: u64, other: &[u8]| self.page_bytes(to + number) != other;
+        let most = (0..count).find(|number| differs(*number, source.page_bytes(from + number)));
+        let least = (0..count).rfind(|number| differs(*number, old.page_bytes(to + number)));
+        let ends = least.map_or(0, |last| last + 1)..=most.unwrap_or(count);
+        let mut done = ends.map(|pages| (pages * PAGE_BYTES).min(part.len)).filter(|done| {
+            let reach = if *done > 0 { part.to_offset + done } else { 0 };
+            self.size == old.size.max(reach)
+        });
+        let first = done.next()?;
+        Some((first, done.last().unwrap_or(first)))
     }
 
     /// Whether space is set aside for every byte of this range.

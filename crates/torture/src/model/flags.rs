@@ -43,6 +43,7 @@ impl Model {
             Call::Fallocate { ino, .. }
             | Call::Shift { ino, .. }
             | Call::CopyRange { to: ino, .. }
+            | Call::CloneRange { to: ino, .. }
             | Call::DedupeRange { to: ino, .. }
             | Call::SetXattr { ino, .. }
             | Call::RemoveXattr { ino, .. } => has(ino, I | A),

@@ -9,9 +9,9 @@ mod access;
 mod acl;
 mod apply;
 mod content;
-mod dedupe;
 mod flags;
 mod forks;
+mod ranges;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,6 +22,7 @@ pub use acl::{ACCESS, DEFAULT, list as access_list};
 pub use apply::{CAPABILITY, Context, Errno};
 pub use content::{Content, PAGE_BYTES, Punch};
 pub use forks::{Subvolume, is_subvolume, local, numbered, slot};
+pub use ranges::Part;
 
 /// A value, and others that are acceptable in its place. In a live state there are no others.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use varve_fs::{Allocate, DataLogged, InodeId};
 
 use super::{Session, Violation, drops_capability};
 use crate::call::Call;
-use crate::model::{CAPABILITY, Context, Inode, Model, PAGE_BYTES, Punch, slot};
+use crate::model::{CAPABILITY, Content, Context, Inode, Model, PAGE_BYTES, Punch, slot};
 use crate::timeline::Mark;
 use crate::violation;
 
@@ -91,14 +91,7 @@ impl Session {
         let between = |plain: &Model| {
             let mut states = vec![plain.clone()];
             if drops && let Some(ino) = file {
-                let mut state = plain.clone();
-                let times = state.get(ino).map(|inode| inode.ctime.clone());
-                state.drop_capability(ino, &effect);
-                if let (Some(inode), Some(times)) = (state.get_mut(ino), times) {
-                    inode.ctime = times;
-                    inode.ctime.allow(effect.now);
-                }
-                states.push(state);
+                states.push(without_capability(plain, ino, &effect));
             }
             if let Call::Fallocate { ino, offset, len, how, .. } = call
                 && !matches!(how, Allocate::Reserve { .. })
@@ -179,16 +172,32 @@ impl Session {
         Ok(())
     }
 
-    fn log_data(state: &mut Model, event: &DataLogged, old: &Model, live: &Model) -> Result<(), Violation> {
+    pub(super) fn log_data(
+        state: &mut Model,
+        event: &DataLogged,
+        old: &Model,
+        live: &Model,
+    ) -> Result<(), Violation> {
         // A file that lost its last name and handle in this very call has nothing to show.
-        let (Some(old), Some(inode)) = (old.get(event.ino).or(live.get(event.ino)), state.get_mut(event.ino))
-        else {
+        let Some(old) = old.get(event.ino).or(live.get(event.ino)) else { return Ok(()) };
+        if state.get(event.ino).is_none() {
             return Ok(());
-        };
+        }
         let new = live.get(event.ino).unwrap_or(old);
         let (Some(before), Some(after)) = (old.content(), new.content()) else {
             return Err(violation!("data of inode {} was logged, which is not a file", event.ino.0));
         };
+        Self::log_content(state, event, before, after)
+    }
+
+    /// Logs what a file held `before` or holds `after` the running call.
+    pub(super) fn log_content(
+        state: &mut Model,
+        event: &DataLogged,
+        before: &Content,
+        after: &Content,
+    ) -> Result<(), Violation> {
+        let Some(inode) = state.get_mut(event.ino) else { return Ok(()) };
         let most = before.size().max(after.size());
         if event.size > most {
             return Err(violation!(
@@ -349,7 +358,7 @@ fn verify_logged(call: &Call, logged: &Model, live: &Model, ino: InodeId, at: u6
 }
 
 /// The times and the mode of `ino` in the log are those that a user sees.
-fn settle(logged: &mut Model, live: &Model, ino: InodeId) {
+pub(super) fn settle(logged: &mut Model, live: &Model, ino: InodeId) {
     let (Some(live), Some(logged)) = (live.get(ino), logged.get_mut(ino)) else { return };
     logged.mode.set(live.mode.get());
     logged.mtime.set(live.mtime.get());
@@ -362,6 +371,7 @@ fn is_logged_verb(call: &Call) -> bool {
         call,
         Call::Write { .. }
             | Call::CopyRange { .. }
+            | Call::CloneRange { .. }
             | Call::DedupeRange { .. }
             | Call::Open { truncate: false, .. }
             | Call::Release { .. }
@@ -424,6 +434,18 @@ fn same_bytes(call: &Call, state: &Model, plain: &Model) -> bool {
     }
 }
 
+/// The state in which `ino` has lost its capability, and perhaps has the time of that already.
+pub(super) fn without_capability(plain: &Model, ino: InodeId, effect: &Context) -> Model {
+    let mut state = plain.clone();
+    let times = state.get(ino).map(|inode| inode.ctime.clone());
+    state.drop_capability(ino, effect);
+    if let (Some(inode), Some(times)) = (state.get_mut(ino), times) {
+        inode.ctime = times;
+        inode.ctime.allow(effect.now);
+    }
+    state
+}
+
 /// What a call that was refused for lack of space has brought into the log.
 fn log_partial_effect(state: &mut Model, call: &Call, effect: &Context, old: &Model, live: &Model) {
     let Some(ino) = call.subject() else { return };
@@ -447,7 +469,7 @@ fn log_partial_effect(state: &mut Model, call: &Call, effect: &Context, old: &Mo
 }
 
 /// Times and set-id bits of files that were written may come into the log with anything that touches them.
-fn allow_pending_of(state: &mut Model, pending: &BTreeSet<InodeId>, seen: [&Model; 2]) {
+pub(super) fn allow_pending_of(state: &mut Model, pending: &BTreeSet<InodeId>, seen: [&Model; 2]) {
     for ino in pending {
         let Some(mut inode) = state.get(*ino).cloned() else { continue };
         for seen in seen.iter().filter_map(|model| model.get(*ino)) {

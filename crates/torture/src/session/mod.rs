@@ -7,6 +7,7 @@
 
 mod ledger;
 mod opened;
+mod ranges;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -46,7 +47,7 @@ const RENAME_REFUSALS: [Errno; 7] = [17, 18, 20, 21, 22, 30, 39];
 fn drops_capability(call: &Call, old: &Model) -> bool {
     let Some(inode) = call.subject().and_then(|ino| old.get(ino)) else { return false };
     let source = match call {
-        Call::CopyRange { from, .. } => old.get(*from).map_or(0, Inode::size),
+        Call::CopyRange { from, .. } | Call::CloneRange { from, .. } => old.get(*from).map_or(0, Inode::size),
         _ => 0,
     };
     inode.xattrs.contains_key(CAPABILITY) && call.drops_capability(inode.entries().is_some(), source)
@@ -234,6 +235,9 @@ impl Session {
                 let copied = fs.copy_range(caller, (*from, *from_offset), (*to, *to_offset), *len)?;
                 (InodeId(0), copied as usize)
             }
+            Call::CloneRange { from, from_offset, to, to_offset, len } => {
+                fs.clone_range(caller, (*from, *from_offset), (*to, *to_offset), *len).map(|()| none)?
+            }
             Call::DedupeRange { from, from_offset, to, to_offset, len } => {
                 match fs.dedupe_range((*from, *from_offset), (*to, *to_offset), *len)? {
                     Deduped::Same(bytes) => (InodeId(0), bytes as usize),
@@ -327,7 +331,11 @@ impl Session {
         if errno == 0 && self.setup.tight {
             self.take_left_out_times(call, &old)?;
         }
-        self.record(call, &context, &old, (before, after), events, errno == 0)?;
+        if matches!(call, Call::CloneRange { .. }) {
+            self.record_range(call, &context, &old, (before, after), &events, errno == 0)?;
+        } else {
+            self.record(call, &context, &old, (before, after), events, errno == 0)?;
+        }
         self.promise(call, (before, after), errno == 0)?;
         if errno == 0 {
             self.verify_attributes(call, created)?;
@@ -368,6 +376,9 @@ impl Session {
         let Some(ino) = call.subject() else { return Ok(()) };
         if drops_capability(call, &self.live) {
             self.live.drop_capability(ino, context);
+        }
+        if matches!(call, Call::CloneRange { .. }) {
+            return self.take_partial_range(call, context);
         }
         let Call::Fallocate { offset, len, how, .. } = call else { return Ok(()) };
         let fails = |error: FsError| violation!("after {call:?}: {error}");
@@ -492,7 +503,7 @@ impl Session {
             }
             (Err(error), _) if error.errno() == ENOSPC && self.setup.tight && !call.must_have_space(size) => {
                 let free = self.fs.space().free_bytes;
-                if free > REFUSAL_FREE_BYTES_MAX + wanted_bytes(call, content) {
+                if free > REFUSAL_FREE_BYTES_MAX + wanted_bytes(call, content) + old.wanted_by_range(call) {
                     return Err(violation!(
                         "{call:?} is refused for lack of space while {free} bytes are free"
                     ));

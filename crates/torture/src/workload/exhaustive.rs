@@ -92,6 +92,11 @@ operations! {
     ZeroInside,
     CopyBetweenFiles,
     CopyInside,
+    CloneRangeAcross,
+    CloneRangeDirty,
+    CloneRangeInline,
+    CloneRangeInside,
+    CloneRangeThenCut,
     Collapse,
     Insert,
     TakeSnapshot,
@@ -100,6 +105,7 @@ operations! {
     UnlinkInSnapshot,
     DeleteSnapshot,
     MakeSubvolume,
+    CloneRangeFromSnapshot,
     CloneFile,
     WriteToClone,
     UnlinkCloned,
@@ -472,12 +478,45 @@ fn perform(
             to_offset: 5_000,
             len: 4_500,
         }),
+        CloneRangeAcross | CloneRangeThenCut => {
+            // The end of one, inside a page, becomes the end of the other.
+            let Some(from) = h else { return Ok(None) };
+            let (from_offset, to_offset, len) = (4_096, 8_192, 0);
+            on(session, a, &|to| Call::CloneRange { from, from_offset, to, to_offset, len })?;
+            match operation {
+                CloneRangeThenCut => on(session, h, &|ino| set_size(ino, 5_000 + step)),
+                _ => Ok(a),
+            }
+        }
+        CloneRangeDirty => {
+            let Some(from) = h else { return Ok(None) };
+            on(session, h, &|ino| Call::Write { ino, offset: 3_000, len: 3_000, seed: step })?;
+            let (from_offset, to_offset, len) = (0, 4_096, 8_192);
+            on(session, a, &|to| Call::CloneRange { from, from_offset, to, to_offset, len })
+        }
+        CloneRangeInline => {
+            let Some(from) = b else { return Ok(None) };
+            let (from_offset, to_offset, len) = (0, 12_288, 0);
+            on(session, a, &|to| Call::CloneRange { from, from_offset, to, to_offset, len })
+        }
+        CloneRangeInside => {
+            let (from_offset, to_offset, len) = (0, 8_192, 4_096);
+            on(session, a, &|to| Call::CloneRange { from: to, from_offset, to, to_offset, len })?;
+            on(session, a, &|ino| Call::Write { ino, offset: 100, len: 50, seed: step })
+        }
         Collapse => on(session, a, &|ino| Call::Shift { ino, offset: 4_096, len: 4_096, insert: false }),
         Insert => on(session, a, &|ino| Call::Shift { ino, offset: 4_096, len: 8_192, insert: true }),
-        TakeSnapshot | TakeFrozenSnapshot | WriteInSnapshot | UnlinkInSnapshot | DeleteSnapshot
-        | MakeSubvolume | CloneFile | WriteToClone | UnlinkCloned | Maintain => {
-            forks::perform(session, operation, step)
-        }
+        TakeSnapshot
+        | TakeFrozenSnapshot
+        | WriteInSnapshot
+        | UnlinkInSnapshot
+        | DeleteSnapshot
+        | MakeSubvolume
+        | CloneRangeFromSnapshot
+        | CloneFile
+        | WriteToClone
+        | UnlinkCloned
+        | Maintain => forks::perform(session, operation, step),
         SetTimesAndOwner => {
             let at = |seconds| Some(SetTime::At(Timestamp { seconds, nanoseconds: 999_999_999 }));
             let set = SetAttr {

@@ -5,7 +5,7 @@
 use varve_fs::{Caller, InodeId, ROOT_INODE, SetAttr};
 use varve_sim::Rng;
 
-use super::random::{Character, Generator, rarely, starts, twins};
+use super::random::{Character, Generator, ranges, rarely, starts, twins};
 use crate::call::Call;
 use crate::model::{PAGE_BYTES, is_subvolume, slot};
 use crate::session::{Session, Setup, Violation};
@@ -45,6 +45,7 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
         rare: rarely(seed),
         started: starts(seed),
         twins: twins(seed),
+        ranges: ranges(seed),
         reads: 0,
         protects: false,
     };

@@ -5,7 +5,7 @@
 use varve_fs::{Allocate, Caller, InodeId, ROOT_INODE, SetAttr};
 use varve_sim::Rng;
 
-use super::random::{Character, Generator, rarely, starts};
+use super::random::{Character, Generator, ranges, rarely, starts};
 use crate::call::Call;
 use crate::model::{Inode, PAGE_BYTES, is_subvolume, slot};
 use crate::session::{Session, Setup, Violation};
@@ -56,6 +56,7 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
         rare: rarely(seed),
         started: starts(seed),
         twins: 0,
+        ranges: ranges(seed),
         reads: 0,
         protects: false,
     };

@@ -34,6 +34,8 @@ const STARTED_FACTOR: u64 = 0x121b_4d92_fa3f_da3f;
 const TWINS_FACTOR: u64 = 0x01df_e2d9_1f1d_869f;
 /// As [`RARE_FACTOR`], for access times.
 const READS_FACTOR: u64 = 0xfcdc_fc22_9e5e_be0d;
+/// As [`RARE_FACTOR`], for ranges that become a part of another file.
+const RANGES_FACTOR: u64 = 0x23f5_a857_9194_6a1d;
 /// Writes whose bytes may be written elsewhere, too.
 const REMEMBERED_MAX: usize = 6;
 
@@ -62,6 +64,8 @@ pub struct Character {
     pub started: u64,
     /// Of 1,000 calls: the same bytes in another place, or having them share.
     pub twins: u64,
+    /// Of 1,000 calls: a range of one file becomes a part of another.
+    pub ranges: u64,
     /// Of 1,000 calls: something has been read. Where there are no snapshots, which show one or the other access time.
     pub reads: u64,
     /// Flags are set, too, that keep something from changing.
@@ -84,6 +88,11 @@ pub fn twins(seed: u64) -> u64 {
     [0, 150][(seed.wrapping_mul(TWINS_FACTOR) >> 63) as usize]
 }
 
+/// How often a range of one file becomes a part of another, behind a bit of the seed as in [`rarely`].
+pub fn ranges(seed: u64) -> u64 {
+    [0, 90][(seed.wrapping_mul(RANGES_FACTOR) >> 63) as usize]
+}
+
 /// The character of workload `seed`.
 pub fn character(seed: u64) -> Character {
     let mut rng = Rng::new(seed ^ 0x6368_6172);
@@ -99,6 +108,7 @@ pub fn character(seed: u64) -> Character {
         rare: rarely(seed),
         started: starts(seed),
         twins: twins(seed),
+        ranges: ranges(seed),
         reads: [0, 60][(seed.wrapping_mul(READS_FACTOR) >> 63) as usize],
         protects: true,
     }
@@ -268,6 +278,11 @@ impl Generator {
         }
         if below(character.twins)
             && let Some(call) = self.twin(model, &tree, rng)
+        {
+            return call;
+        }
+        if below(character.ranges)
+            && let Some(call) = self.clone_range(model, rng)
         {
             return call;
         }
@@ -530,6 +545,39 @@ impl Generator {
         let left = size(from).saturating_sub(from_offset).min(3 << 20);
         let len = if rng.below(2) == 0 { left } else { rng.below(left + 1) };
         Call::CopyRange { from, from_offset, to, to_offset, len: len.max(1) }
+    }
+
+    /// Makes a range of one file a part of another, or of the same: of any file, open or in a snapshot, often of one that has just
+    /// been written to, mostly to its end. Now and then what makes no sense.
+    fn clone_range(&self, model: &Model, rng: &mut Rng) -> Option<Call> {
+        let files: Vec<InodeId> =
+            model.inodes().filter(|(_, inode)| inode.content().is_some()).map(|(ino, _)| ino).collect();
+        let written = pick(rng, &self.written).map(|(ino, ..)| ino).filter(|ino| model.get(*ino).is_some());
+        let from = written.filter(|_| rng.below(3) == 0).or(pick(rng, &files))?;
+        let to = if rng.below(6) == 0 { from } else { pick(rng, &files)? };
+        let size = |ino| model.get(ino).map_or(0, Inode::size);
+        let longest = if model.stored_bytes() > STORED_BYTES_MAX { 40_000 } else { 3 << 20 };
+        let mut page = |bytes: u64| rng.below(bytes / PAGE_BYTES + 1) * PAGE_BYTES;
+        let (first, pages) = (page(size(from)), page(longest));
+        let (behind, within) = (page(20_000) + size(to).next_multiple_of(PAGE_BYTES), page(size(to)));
+        let from_offset = if rng.below(3) == 0 { 0 } else { first };
+        let left = size(from).saturating_sub(from_offset);
+        let (mut to_offset, mut len) = match rng.below(8) {
+            // All that is left, named or not, to where it is the end of the target, too.
+            0 if left <= longest => (behind, 0),
+            1..4 if left <= longest => {
+                let least = size(to).saturating_sub(left).next_multiple_of(PAGE_BYTES);
+                ([behind, least][rng.index(2)], left)
+            }
+            _ => ([behind, within, within][rng.index(3)], left.min(pages) / PAGE_BYTES * PAGE_BYTES),
+        };
+        match rng.below(24) {
+            0 => len += 1 + rng.below(PAGE_BYTES),
+            1 => to_offset += 1 + rng.below(PAGE_BYTES),
+            2 => to_offset = from_offset,
+            _ => {}
+        }
+        Some(Call::CloneRange { from, from_offset, to, to_offset, len })
     }
 
     /// Writes what was written elsewhere, or has two such places share their bytes, if they still have them.

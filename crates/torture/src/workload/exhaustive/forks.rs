@@ -51,6 +51,14 @@ pub(super) fn perform(
             session.must(&Call::Write { ino, offset: 0, len: 6_000, seed: step })?;
             Ok(Some(ino))
         }
+        CloneRangeFromSnapshot => {
+            let (_, inside) = snapshot(session)?;
+            let (from, to) = (file(session, inside, b"a"), file(session, root, b"a"));
+            let (Some(from), Some(to)) = (from, to) else { return Ok(Some(inside)) };
+            let (from_offset, to_offset, len) = (0, 12_288, 8_192);
+            session.call(&Call::CloneRange { from, from_offset, to, to_offset, len })?;
+            Ok(Some(to))
+        }
         CloneFile => {
             let Some(source) = file(session, root, b"a") else { return Ok(None) };
             let name = fresh("clone");
