@@ -8,6 +8,7 @@
 
 mod crashes;
 mod failures;
+mod foreign;
 mod hostile;
 mod limits;
 mod namespaces;

@@ -1,0 +1,61 @@
+//! Devices that hold something else.
+
+use super::*;
+
+// Goal: a device that belongs to somebody else is not taken without being told to. Method: what volume managers, arrays and filesystems
+// leave on a device, each where it leaves it, and bytes that nobody knows at both ends; a byte in the middle alone is nobody's.
+#[test]
+fn what_others_have_written_is_not_overwritten() {
+    let raid: &[u8] = &[0xfc, 0x4e, 0x2b, 0xa9];
+    let signs: &[(u64, &[u8], &str)] = &[
+        (0, b"XFSB", "XFS"),
+        (1080, &[0x53, 0xef], "ext4"),
+        (65600, b"_BHRfS_M", "btrfs"),
+        (4086, b"SWAPSPACE2", "swap"),
+        (65526, b"SWAPSPACE2", "not empty"),
+        (0, b"LUKS\xba\xbe", "LUKS"),
+        (512, b"EFI PART", "GPT"),
+        (510, &[0x55, 0xaa], "partition"),
+        (512, b"LABELONE", "LVM"),
+        (0, raid, "RAID"),
+        (4096, raid, "RAID"),
+        // Versions 1.0 and 0.90 of an array's superblock.
+        (POOL_BYTES - (8 << 10), raid, "not empty"),
+        (POOL_BYTES - (64 << 10), raid, "not empty"),
+        (1024, &[0x10, 0x20, 0xf5, 0xf2], "F2FS"),
+        (32769, b"CD001", "ISO 9660"),
+        (32768, b"JFS1", "not empty"),
+        (4096 + 24, b"\xc6\x85\x73\xf6", "not empty"),
+        ((1 << 20) - 1, b"x", "not empty"),
+        (POOL_BYTES - (1 << 20), b"x", "not empty"),
+    ];
+    let options = |force| FormatOptions {
+        data: Profile::Single,
+        metadata: Profile::Dup,
+        pool_id: *b"0123456789abcdef",
+        hash_seed: 7,
+        force,
+    };
+    for (at, sign, word) in signs {
+        let device = Arc::new(MemoryDevice::new(POOL_BYTES));
+        let first = at / 4096 * 4096;
+        let mut block = AlignedBuf::new(8192);
+        block[(at - first) as usize..][..sign.len()].copy_from_slice(sign);
+        let len = (POOL_BYTES - first).min(8192) as usize;
+        device.write_at(first, &block[..len]).expect("writes");
+        let before = device.snapshot();
+        let devices = [device.clone() as Arc<dyn Device>];
+        let error = Store::format(&devices, &options(false)).expect_err("it is somebody else's").to_string();
+        assert!(error.contains(word) && error.contains("--force"), "{at}: {error}");
+        let (mut was, mut is) = (AlignedBuf::new(1 << 20), AlignedBuf::new(1 << 20));
+        for at in (0..POOL_BYTES).step_by(1 << 20) {
+            before.read_at(at, &mut was).expect("reads");
+            device.read_at(at, &mut is).expect("reads");
+            assert!(was[..] == is[..], "{word}: something was written at {at}");
+        }
+        Store::format(&devices, &options(true)).expect("it was told to");
+    }
+    let device = Arc::new(MemoryDevice::new(POOL_BYTES));
+    device.write_at(32 << 20, &AlignedBuf::from_slice(&[1; 4096])).expect("writes");
+    Store::format(&[device as Arc<dyn Device>], &options(false)).expect("nothing is known of it");
+}
