@@ -31,7 +31,12 @@ pub(crate) struct ReservedSpace {
 impl Core {
     /// Sets space aside for `blocks` reserved blocks.
     pub(crate) fn reserve_blocks(&self, blocks: u64) -> Result<Reservation> {
-        Ok(self.store.reserve(blocks, blocks, ENTRY_BYTES)?)
+        self.reserve_lacking(blocks, blocks)
+    }
+
+    /// The same for some of which `blocks` lack their block and `entries` what logging adds.
+    pub(crate) fn reserve_lacking(&self, blocks: u64, entries: u64) -> Result<Reservation> {
+        Ok(self.store.reserve(blocks, entries, ENTRY_BYTES)?)
     }
 
     /// The part of `space` that belongs to `blocks` reserved blocks.

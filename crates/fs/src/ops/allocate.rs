@@ -3,10 +3,11 @@
 //! What waits in memory is logged first where it would be in the way, so that pages and extents never disagree. A range
 //! is changed a bounded transaction at a time, from front to back: after a crash a part of it, from the front, is done.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
-use varve_engine::version::{self, Mapping};
-use varve_engine::{BLOCK_BYTES, InodeId, Transaction};
+use varve_engine::version::{self, ExtentKind, Mapping, Path};
+use varve_engine::{BLOCK_BYTES, EngineError, InodeId, Reservation, Transaction};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL, InodeRecord};
 
 use super::flags::Touch;
@@ -24,6 +25,9 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 const ENTRIES_PER_STEP: u64 = 64;
 /// Pieces of a file looked at in one go.
 const PIECES_MAX: usize = 1024;
+
+/// What is set aside for zeros, from before anything is zeroed until they are reserved. It outlives attempts that are refused.
+type Kept = RefCell<Option<Reservation>>;
 
 impl Core {
     pub(crate) fn fallocate(
@@ -59,16 +63,19 @@ impl Core {
         if waits && end / BLOCK <= offset.div_ceil(BLOCK) {
             self.require_room(&state)?;
         }
-        if let Allocate::Zero { .. } = how {
-            // Who is refused has lost nothing: what becomes of data its own blocks are there for.
-            let (from, to) = (offset / BLOCK * BLOCK, end.next_multiple_of(BLOCK));
-            self.with_space(|| self.reserve_blocks(self.holes(&state, from, to)?).map(drop))?;
-        }
-        let mut stamped = zeroes && self.with_space(|| self.punch(caller, &state, offset, end))?;
+        // Who is refused has lost nothing.
+        let kept = Kept::new(match how {
+            Allocate::Zero { .. } => {
+                Some(self.with_space(|| self.reserve_zeros(caller, &state, offset, end))?)
+            }
+            _ => None,
+        });
+        let mut stamped = zeroes && self.with_space(|| self.punch(caller, &state, offset, end, &kept))?;
         if how != Allocate::Punch {
             // That changes the ctime alone.
-            stamped |= self.with_space(|| self.preallocate(caller, &state, offset, end))? && !zeroes;
+            stamped |= self.with_space(|| self.preallocate(caller, &state, offset, end, &kept))? && !zeroes;
         }
+        drop(kept);
         if !stamped {
             self.with_space(|| self.stamp(caller, &state, zeroes))?;
         }
@@ -95,8 +102,68 @@ impl Core {
         Ok(())
     }
 
-    /// Returns whether the times and the mode have changed with it.
-    fn punch(&self, caller: Caller, state: &Arc<InodeState>, from: u64, to: u64) -> Result<bool> {
+    /// Sets aside what [`Core::preallocate`] will need when [`Core::punch`] has made a hole of [`from`, `to`), but for what that gives
+    /// back: the blocks of data that nobody else sees, unless others take them meanwhile, and what is set aside in the range.
+    fn reserve_zeros(
+        &self,
+        caller: Caller,
+        state: &Arc<InodeState>,
+        from: u64,
+        to: u64,
+    ) -> Result<Reservation> {
+        let (from, to) = (from / BLOCK * BLOCK, to.next_multiple_of(BLOCK));
+        // These take space, too.
+        self.leave_record(caller, state)?;
+        self.settle_tail(state, to)?;
+        let waits = self.read_lock(state)?.pages.map.range(from / BLOCK..to / BLOCK).next().is_some();
+        if waits {
+            self.write_back(state, Ride::Allowed)?;
+        }
+        let reserve = |exact| {
+            let (blocks, entries) = self.lacking(state, from, to, exact)?;
+            self.reserve_lacking(blocks, entries)
+        };
+        match reserve(false) {
+            Err(FsError::Engine(EngineError::NoSpace)) => reserve(true),
+            result => result,
+        }
+    }
+
+    /// Of how many blocks in [`from`, `to`) making a hole gives no block, and of how many it gives nothing that is set aside for logging.
+    /// Where others see some of the data, who sees what is asked only if it is to be `exact`: that reads all versions.
+    fn lacking(&self, state: &Arc<InodeState>, from: u64, to: u64, exact: bool) -> Result<(u64, u64)> {
+        // Nobody forks the subvolume meanwhile.
+        let change = self.change(state.ino)?;
+        let inner = self.read_lock(state)?;
+        let view = self.store.view();
+        let inherited = change.forked && !self.is_own(&change, state.ino, &inner)?;
+        let holder = extents::holder_now(&view, &inner.record, self.sharing())?;
+        let all = (to - from) / BLOCK;
+        if inner.record.inline.is_some() || !(exact || (!inherited && Path::load(&view, holder)?.sole())) {
+            return Ok((all, all));
+        }
+        let (mut at, mut blocks, mut entries) = (from, 0, 0);
+        while at < to {
+            let page = version::map(&view, holder, inherited, at, to, PIECES_MAX)?;
+            for piece in &page.pieces {
+                let lacks = piece.shared || piece.kind == ExtentKind::Hole;
+                blocks += if lacks { piece.len / BLOCK } else { 0 };
+                entries += if lacks || piece.kind == ExtentKind::Data { piece.len / BLOCK } else { 0 };
+            }
+            at = page.next;
+        }
+        Ok((blocks, entries))
+    }
+
+    /// Returns whether the times and the mode have changed with it. What was set aside in the range is added to `kept`, if that is there.
+    fn punch(
+        &self,
+        caller: Caller,
+        state: &Arc<InodeState>,
+        from: u64,
+        to: u64,
+        kept: &Kept,
+    ) -> Result<bool> {
         let (first, floor) = (from.next_multiple_of(BLOCK), to / BLOCK * BLOCK);
         // The file is not cut while this is held: zeros that were written beyond its end would make it grow.
         let mut turn = state.turn();
@@ -145,7 +212,10 @@ impl Core {
             }
             self.put_record(&change, &mut tx, state.ino, inner, &mut record)?;
             tx.privileged();
-            self.apply_freeing(tx, None, freed)?;
+            let (_, part) = self.apply_freeing(tx, None, freed)?;
+            if let (Some(kept), Some(part)) = (&mut *kept.borrow_mut(), part) {
+                self.store.merge(kept, part);
+            }
             self.changed_to(&change, inner, record);
             stamped = true;
             at = next;
@@ -200,11 +270,32 @@ impl Core {
         Ok(true)
     }
 
-    /// Returns whether the times and the mode have changed with it.
-    fn preallocate(&self, caller: Caller, state: &Arc<InodeState>, from: u64, to: u64) -> Result<bool> {
+    /// Returns whether the times and the mode have changed with it. What is `kept` is there if the range has been zeroed.
+    fn preallocate(
+        &self,
+        caller: Caller,
+        state: &Arc<InodeState>,
+        from: u64,
+        to: u64,
+        kept: &Kept,
+    ) -> Result<bool> {
         let (from, to) = (from / BLOCK * BLOCK, to.next_multiple_of(BLOCK));
-        // All of it or nothing, as far as one can see.
-        let mut space = self.reserve_blocks(self.holes(state, from, to)?)?;
+        let holes = self.holes(state, from, to)?;
+        let (mut kept, mut fresh) = (kept.borrow_mut(), None);
+        let zeroed = kept.is_some();
+        let space = match &mut *kept {
+            Some(space) => {
+                let missing = holes.saturating_sub(space.data_blocks());
+                if missing > 0 {
+                    // The blocks that have been given back: all else has been found before.
+                    let more = self.reserve_lacking(missing, 0)?;
+                    self.store.merge(space, more);
+                }
+                space
+            }
+            // All of it or nothing, as far as one can see.
+            None => fresh.insert(self.reserve_blocks(holes)?),
+        };
         self.leave_record(caller, state)?;
         self.settle_tail(state, to)?;
         let mut stamped = false;
@@ -233,11 +324,15 @@ impl Core {
             let missing = step.blocks.saturating_sub(space.data_blocks());
             if missing > 0 {
                 let more = self.reserve_blocks(missing)?;
-                self.store.merge(&mut space, more);
+                self.store.merge(space, more);
             }
             if step.blocks > 0 {
                 self.put_record(&change, &mut tx, state.ino, inner, &mut record)?;
-                let part = self.split_blocks(&mut space, step.blocks);
+                if zeroed {
+                    // It is too late to refuse this.
+                    tx.privileged();
+                }
+                let part = self.split_blocks(space, step.blocks);
                 self.apply_reserving(tx, part, step.reserved_freed)?;
                 inner.logged(&change, record);
                 inner.pending.ctime = None;

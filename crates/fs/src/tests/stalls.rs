@@ -98,6 +98,58 @@ fn refused_zeroing_changes_nothing() {
     f.check();
 }
 
+// Goal: zeroing on a full pool is done or changes nothing, whoever else sees the data; what is set aside in the range stays so. Method: of a
+// pool without space so much is given back, a block after the other, until a range is zeroed that only its file has, that is set aside,
+// that has a few bytes, that a snapshot shows too, or another file in part.
+#[test]
+fn zeroing_is_refused_before_anything_is_zeroed() {
+    type Setup<'a> = &'a dyn Fn(&Fixture, InodeId, InodeId);
+    const LEN: u64 = 8 * MIB;
+    let cases: [(&str, u64, Setup<'_>); 5] = [
+        ("alone", 0, &|f, _, ino| f.write(ino, 0, &pattern(3, LEN as usize))),
+        ("set aside", 0, &|f, _, ino| {
+            f.fs.fallocate(Caller::ROOT, ino, 0, LEN, Allocate::Reserve { keep_size: false }).unwrap();
+        }),
+        ("small", 2_000, &|f, _, ino| f.write(ino, 0, &pattern(3, 1_000))),
+        ("with a snapshot", 2_000, &|f, sub, ino| {
+            f.write(ino, 0, &pattern(3, LEN as usize));
+            f.fs.snapshot(sub, ROOT, b"snapshot", true, true).unwrap();
+        }),
+        ("with another file", 1_000, &|f, sub, ino| {
+            f.write(ino, 0, &pattern(3, LEN as usize));
+            let other = f.fs.create(Caller::ROOT, sub, b"other", 0o644).unwrap().ino;
+            f.fs.clone_range(Caller::ROOT, (ino, 0), (other, 0), LEN / 2).unwrap();
+        }),
+    ];
+    for (what, free_blocks, setup) in cases {
+        let f = Fixture::new(64 * MIB);
+        let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+        let ino = f.fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
+        setup(&f, sub, ino);
+        f.fs.sync().unwrap();
+        f.fs.maintain().unwrap();
+        f.fs.checkpoint().unwrap();
+        let data = f.read_all(ino);
+        let free = f.fs.core().store.reserve(free_blocks, 0, 0).unwrap();
+        let mut taken: Vec<_> = (0..300).map(|_| f.fs.core().store.reserve(1, 0, 0).unwrap()).collect();
+        let rest = f.take_all();
+        drop(free);
+        let zero = Allocate::Zero { keep_size: true };
+        while let Err(error) = f.fs.fallocate(Caller::ROOT, ino, 0, LEN, zero) {
+            assert_eq!(error.errno(), 28, "{what}: {error}");
+            assert!(f.read_all(ino) == data, "{what}: refused with {} blocks taken", taken.len());
+            assert!(taken.pop().is_some(), "{what}");
+        }
+        assert!(f.read_all(ino) == vec![0; data.len()]);
+        assert!(what != "set aside" || taken.len() == 300, "it needs nothing");
+        drop((taken, rest));
+        f.fs.sync().unwrap();
+        f.check();
+        let reserved = f.fs.space().reserved_bytes;
+        assert!((LEN..LEN + MIB).contains(&reserved), "{what}: {reserved}");
+    }
+}
+
 // Goal: nothing stays in memory of a subvolume that has come and gone. Method: some, with a file each, made, deleted and reaped; every other
 // one with a snapshot, and every other one of these changed where the reaper is told, as the snapshot is.
 #[test]
