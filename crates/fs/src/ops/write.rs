@@ -251,6 +251,8 @@ impl Core {
                     Ok(()) => {}
                     Err(EngineError::NoSpace) if space.rounds.are_left() => {
                         drop(held);
+                        // What it would read keeps what others free.
+                        drop(reads);
                         // What it had is given back first.
                         space = Space { rounds: space.rounds, ..Space::default() };
                         self.reclaim(&mut space.rounds)?;
@@ -258,13 +260,13 @@ impl Core {
                     }
                     Err(EngineError::NoSpace) if !space.asked_reserved => {
                         space.asked_reserved = true;
-                        drop(held);
+                        drop((held, reads));
                         // A page must not be paid for by what is set aside for another one that is refused then.
                         len = self.use_reserved(state, &mut space, offset, len)?;
                         continue;
                     }
                     Err(EngineError::NoSpace) => {
-                        drop(held);
+                        drop((held, reads));
                         len = self.shorten(state, &mut space, offset, len, &wanted)?;
                         continue;
                     }

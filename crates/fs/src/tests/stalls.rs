@@ -39,6 +39,33 @@ fn what_has_been_freed_is_there_for_the_next() {
     drop(taken);
 }
 
+// Goal: who writes a part of a block waits for no picture of his own when he looks for space. Method: all space is taken and a file on the disk
+// goes; a byte of another is written that is not in memory; the store looks for space once.
+#[test]
+fn a_write_into_a_block_keeps_no_space_from_itself() {
+    let mut f = Fixture::new(64 * MIB);
+    for (name, len) in [(b"a", 400_000), (b"b", 4096)] {
+        let ino = f.create(name);
+        f.write(ino, 0, &pattern(1, len));
+    }
+    f.fs.sync().unwrap();
+    f.reopen();
+    f.fs.maintain().unwrap();
+    let _taken = f.take_all();
+    let ino = f.fs.lookup(ROOT, b"b").unwrap().ino;
+    f.fs.unlink(ROOT, b"a").unwrap();
+    let reclaims = || f.fs.core().store.stats().reclaims_count;
+    let before = reclaims();
+    assert_eq!(f.fs.write(Caller::ROOT, ino, 100, b"x").unwrap(), 1);
+    // Twice while what it was to read was kept.
+    assert_eq!(reclaims() - before, 1);
+    let mut expected = pattern(1, 4096);
+    expected[100] = b'x';
+    assert!(f.read_all(ino) == expected);
+    f.fs.sync().unwrap();
+    f.check();
+}
+
 // Goal: a subvolume that moves, and a range that is shared into a file that lies in its record, find the space of what is deleted and
 // not yet reaped. Method: all space is taken, and a snapshot goes that alone has a file.
 #[test]
