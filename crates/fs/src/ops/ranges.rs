@@ -9,13 +9,13 @@ use std::sync::Arc;
 use varve_device::AlignedBuf;
 use varve_engine::planted::{Planted, is};
 use varve_engine::version::{self, Mapping, Range};
-use varve_engine::{BLOCK_BYTES, InodeId, PoolAddr, Transaction, View};
+use varve_engine::{BLOCK_BYTES, EngineError, InodeId, PoolAddr, Transaction, View};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
 
 use super::flags::Touch;
 use super::require_file;
 use crate::api::{Caller, DataLogged, Deduped, FILE_BYTES_MAX};
-use crate::core::Core;
+use crate::core::{Core, Rounds};
 use crate::inode::{Inner, InodeState};
 use crate::table::extents;
 use crate::writeback::Ride;
@@ -68,7 +68,8 @@ enum Hindrance {
 
 impl Core {
     /// Makes `part` of `from` a part of `to`; gives how many bytes have been. Fewer than asked, also none, if the source's
-    /// contents lie in its record, if it has become shorter, or if one of the two is written to all the time.
+    /// contents lie in its record, if it has become shorter, or if one of the two is written to all the time. Who knows that they
+    /// are the `same` reads both, which would keep what is freed from him: he looks for space himself.
     pub(crate) fn share_part(
         &self,
         caller: Option<Caller>,
@@ -80,7 +81,8 @@ impl Core {
         let (mut done, mut rounds) = (0, 0);
         while done < part.len && rounds < ROUNDS_MAX {
             let rest = Part { from: part.from + done, to: part.to + done, len: part.len - done };
-            let step = self.with_space(|| self.share_step(caller, from, to, rest, same));
+            let step = || self.share_step(caller, from, to, rest, same);
+            let step = if same.is_some() { step() } else { self.with_space(step) };
             let hindrance = match step {
                 Ok(Ok(bytes)) => {
                     (done, rounds) = (done + bytes, 0);
@@ -246,7 +248,7 @@ impl Core {
             return Err(FsError::Invalid);
         }
         let part = whole_blocks(sizes, Part { from: from_offset, to: to_offset, len }, from == to)?;
-        let (mut done, mut rounds) = (0, 0);
+        let (mut done, mut rounds, mut space) = (0, 0, Rounds::default());
         while done < len && rounds < ROUNDS_MAX {
             let piece = (len - done).min(COMPARED_BYTES);
             let rest = Part { from: part.from + done, to: part.to + done, len: piece };
@@ -263,9 +265,15 @@ impl Core {
                 continue;
             }
             // A step may do less than a piece; what is left is compared again.
-            match self.share_part(None, from, to, rest, Some((there, here)))? {
-                0 => rounds += 1,
-                shared => (done, rounds) = (done + shared, 0),
+            match self.share_part(None, from, to, rest, Some((there, here))) {
+                Ok(0) => rounds += 1,
+                Ok(shared) => (done, rounds, space) = (done + shared, 0, Rounds::default()),
+                Err(FsError::Engine(EngineError::NoSpace)) if space.are_left() => {
+                    // What is freed while these are kept stays theirs. Then they are compared again.
+                    drop((source, target));
+                    self.reclaim(&mut space)?;
+                }
+                Err(error) => return Err(error),
             }
         }
         Ok(Deduped::Same(done))

@@ -66,6 +66,30 @@ fn a_write_into_a_block_keeps_no_space_from_itself() {
     f.check();
 }
 
+// Goal: two ranges that are the same share their bytes on a full pool, if something has been deleted: what is kept while they are compared keeps
+// that from nobody. Method: all space is taken, so that it is refused; a file on the disk goes.
+#[test]
+fn same_bytes_are_shared_with_what_has_been_freed() {
+    let f = Fixture::new(64 * MIB);
+    let [a, b, _] =
+        [(b"a", 1, 1 << 20), (b"b", 1, 1 << 20), (b"c", 2, 4_000_000)].map(|(name, seed, len)| {
+            let ino = f.create(name);
+            f.write(ino, 0, &pattern(seed, len));
+            ino
+        });
+    f.fs.sync().unwrap();
+    f.fs.maintain().unwrap();
+    let _taken = f.take_all();
+    let dedupe = || f.fs.dedupe_range((a, 0), (b, 0), MIB);
+    refused(dedupe(), 28);
+    let _rest = f.take_all();
+    f.fs.unlink(ROOT, b"c").unwrap();
+    assert_eq!(dedupe().unwrap(), Deduped::Same(MIB));
+    assert!(f.read_all(b) == pattern(1, 1 << 20));
+    f.fs.sync().unwrap();
+    f.check();
+}
+
 // Goal: a subvolume that moves, and a range that is shared into a file that lies in its record, find the space of what is deleted and
 // not yet reaped. Method: all space is taken, and a snapshot goes that alone has a file.
 #[test]
