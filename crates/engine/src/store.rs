@@ -488,10 +488,11 @@ impl Store {
         Ok(())
     }
 
-    /// For who is refused space and holds no view: waits for those who were reading what has been freed, for a moment. Whether
-    /// that has given anything back.
-    pub fn wait_for_readers(&self) -> bool {
-        self.readers.wait(READERS_PATIENCE) && self.release_retired()
+    /// For who is refused space and holds no view: waits for those who were reading what has been freed, for a moment. He looks once
+    /// more then, whatever this has found: the first who waits, or whoever commits, gives it all back.
+    pub fn wait_for_readers(&self) {
+        self.readers.wait(READERS_PATIENCE);
+        self.release_retired();
     }
 
     /// The place of the last applied transaction.

@@ -212,13 +212,17 @@ impl Core {
         }
     }
 
-    /// One round: in the first logs all dirty data; reaps some of what is deleted; makes it durable. False if there was
-    /// nothing to do, in the first round: later others may have done the rest while this one looked, and it looks once more. In
-    /// the end it waits for those who were reading what has been freed.
+    /// One round: in the first logs all dirty data; reaps some of what is deleted; makes it durable. In the last it waits for those
+    /// who were reading what has been freed. False if there is no other: after each, others may have given back what this one
+    /// found nothing of, and it looks once more.
     pub(crate) fn reclaim(&self, rounds: &mut Rounds) -> Result<bool> {
         let Some(round) = rounds.next else {
-            // A view of who was refused kept it from him, too: it is gone by now.
-            return Ok(std::mem::take(&mut rounds.readers) && self.store.wait_for_readers());
+            let last = std::mem::take(&mut rounds.readers);
+            if last {
+                // A view of who was refused kept it from him, too: it is gone by now.
+                self.store.wait_for_readers();
+            }
+            return Ok(last);
         };
         self.find_hidden();
         if self.dirty.bytes() == 0 && !self.reap.has_work() {

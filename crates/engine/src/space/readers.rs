@@ -82,16 +82,14 @@ impl Readers {
             self.left.notify_all();
         }
     }
-    /// Waits until all that has been retired by now may be given back, or `patience` ends. Whether there is something to be given
-    /// back.
-    pub fn wait(&self, patience: Duration) -> bool {
+    /// Waits until all that has been retired by now may be given back, or `patience` ends.
+    pub fn wait(&self, patience: Duration) {
         let mut inner = self.inner.lock();
-        let Some((newest, _)) = inner.retired.back() else { return false };
+        let Some((newest, _)) = inner.retired.back() else { return };
         let newest = *newest;
         inner.waiting += 1;
         self.left.wait_while_for(&mut inner, |inner| !inner.is_over(newest), patience);
         inner.waiting -= 1;
-        inner.retired.front().is_some_and(|(epoch, _)| inner.is_over(*epoch))
     }
     /// These blocks are free as soon as every read that has begun by now has ended.
     pub fn retire(&self, runs: Vec<Run>) {

@@ -1,5 +1,6 @@
 //! Nobody is refused what is there, waits without an end for who does not stop, or pays for how much there is of something else.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -88,6 +89,35 @@ fn same_bytes_are_shared_with_what_has_been_freed() {
     assert!(f.read_all(b) == pattern(1, 1 << 20));
     f.fs.sync().unwrap();
     f.check();
+}
+
+// Goal: who is refused finds what others have given back meanwhile, and not only what he gives back himself. Method: all space is taken, and
+// what a file had that is gone is still read; between the refusal and the wait for that read it ends, and another gives the space back.
+#[test]
+fn what_others_give_back_is_there_too() {
+    let f = Fixture::new(64 * MIB);
+    let ino = f.create(b"file");
+    f.write(ino, 0, &pattern(1, 400_000));
+    f.fs.sync().unwrap();
+    f.fs.maintain().unwrap();
+    let _taken = f.take_all();
+    let core = f.fs.core();
+    let reader = Cell::new(Some(core.store.view()));
+    f.fs.unlink(ROOT, b"file").unwrap();
+    f.fs.sync().unwrap();
+    f.fs.maintain().unwrap();
+    let tries = Cell::new(0);
+    let got = core.with_space(|| {
+        tries.set(tries.get() + 1);
+        let got = core.store.reserve(1, 0, 0);
+        if got.is_err() {
+            drop(reader.take());
+            core.store.maintain()?;
+        }
+        Ok(got?)
+    });
+    assert!(got.is_ok(), "refused {} times", tries.get());
+    assert_eq!(tries.get(), 2);
 }
 
 // Goal: a subvolume that moves, and a range that is shared into a file that lies in its record, find the space of what is deleted and
