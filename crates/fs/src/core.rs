@@ -292,6 +292,10 @@ impl Core {
         self.put_record(change, &mut tx, ino, inner, &mut record)?;
         // Cutting and logging must go on when the pool is full.
         tx.privileged();
+        if reservation.is_some() {
+            // Write-back, which settles when it has let go of everything.
+            tx.settles_later();
+        }
         self.store.apply(tx, reservation)?;
         inner.logged(change, record);
         Ok(())

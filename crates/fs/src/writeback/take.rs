@@ -35,8 +35,10 @@ impl Core {
         let size = inner.size.min(size_max);
         let stays_out = inner.record.flags & INODE_FLAG_RESERVED != 0;
         if inner.record.inline.is_some() && size <= INLINE_BYTES_MAX as u64 && !stays_out {
-            self.log_inline(&change, &state, inner, size)?;
-            return Ok(Some(turn));
+            let logged = self.log_inline(&change, &state, inner, size);
+            drop((guard, change));
+            self.store.settle(0);
+            return logged.map(|()| Some(turn));
         }
         let end = size.div_ceil(BLOCK_BYTES as u64);
         self.make_up(inner, size, end)?;
@@ -174,6 +176,7 @@ impl Core {
         let mut tx = Transaction::new();
         self.put_record(change, &mut tx, state.ino, inner, &mut record)?;
         tx.privileged();
+        tx.settles_later();
         let lsn = self.store.apply(tx, inner.pages.reservation.as_mut())?;
         inner.logged(change, record);
         inner.mapping += 1;
