@@ -36,9 +36,9 @@ use super::path::Path;
 use super::pending::State;
 use super::resolve::scan_path;
 use super::{Holder, Planted, Read, Result, planted};
-use crate::Transaction;
 use crate::key::Key;
 use crate::transaction::Op;
+use crate::{EngineError, Transaction};
 
 /// Keyframes of a segment, at most.
 pub(super) const KEYFRAMES_MAX: usize = if cfg!(test) { 3 } else { 16 };
@@ -172,8 +172,8 @@ pub(super) fn nearest(
     segment: u64,
     found: &mut Pieces,
 ) -> Result<Option<VersionKey>> {
-    let some = read.keyframes().is_some_and(|known| known.any.load(Relaxed));
-    if !some || path.versions() == 1 || from >= path.versions() || !usable(path, segment) {
+    let Some(known) = read.keyframes().filter(|known| known.any.load(Relaxed)) else { return Ok(None) };
+    if path.versions() == 1 || from >= path.versions() || !usable(path, segment) {
         return Ok(None);
     }
     let prefix = segment_prefix(path.family(), segment);
@@ -193,14 +193,18 @@ pub(super) fn nearest(
         }
         done.is_none()
     });
-    without_damage(scanned).map(|()| done)
+    without_damage(known, scanned).map(|()| done)
 }
 
 /// What is lost of keyframes keeps nobody from reading. (Who changes what they are made of must take them away, and is refused.)
-fn without_damage(read: Result<()>) -> Result<()> {
+/// A device that fails is not asked for any more of them, which may take it seconds each time, until some are made.
+fn without_damage(known: &Keyframes, read: Result<()>) -> Result<()> {
     match read {
         Err(error) if error.is_damage() => {
             tracing::debug!(%error, "read without keyframes");
+            if matches!(error, EngineError::Device(_)) {
+                known.any.store(false, Relaxed);
+            }
             Ok(())
         }
         read => read,
@@ -209,12 +213,10 @@ fn without_damage(read: Result<()>) -> Result<()> {
 
 /// Has the keyframes of these segments read together, as far as they are not in memory.
 pub(super) fn read_ahead(read: &dyn Read, path: &Path, segments: Range<u64>) -> Result<()> {
-    if !read.keyframes().is_some_and(|known| known.any.load(Relaxed)) {
-        return Ok(());
-    }
+    let Some(known) = read.keyframes().filter(|known| known.any.load(Relaxed)) else { return Ok(()) };
     let (family, version) = (path.family(), path.step(0).key);
     let key = |segment| KeyframeKey { family, segment, version, piece: 0 }.encode().to_vec();
-    without_damage(read.read_ahead(TreeId::KEYFRAMES, &segments.map(key).collect::<Vec<_>>()))
+    without_damage(known, read.read_ahead(TreeId::KEYFRAMES, &segments.map(key).collect::<Vec<_>>()))
 }
 
 /// The pieces of a keyframe on their way in, and the keyframe when it is whole.
