@@ -149,6 +149,9 @@ impl Store {
                  reading, or with a newer program"
             )));
         }
+        if !options.read_only {
+            pool.require_ours()?;
+        }
         let log = recovery::read_log(&pool, &superblock, &mut judge)?;
         let total = superblock.total_blocks;
         let from = Source { pool: &pool, repair: !options.read_only };

@@ -322,6 +322,11 @@ fn decode_slot(slot: &[u8]) -> std::result::Result<Superblock, varve_format::Cor
 fn foreign_signature(device: &dyn Device) -> Result<Option<&'static str>> {
     let mut head = AlignedBuf::new((128 << 10).min(device.size_bytes() as usize / BLOCK_BYTES * BLOCK_BYTES));
     device.read_at(0, &mut head)?;
+    Ok(signature_in(&head))
+}
+
+/// What these first bytes of a device say that it holds, as words for a message.
+pub fn signature_in(head: &[u8]) -> Option<&'static str> {
     let has = |at: usize, magic: &[u8]| head.get(at..at + magic.len()) == Some(magic);
     let known: [(usize, &[u8], &'static str); 13] = [
         (0, b"XFSB", "an XFS filesystem"),
@@ -338,7 +343,7 @@ fn foreign_signature(device: &dyn Device) -> Result<Option<&'static str>> {
         (0, b"hsqs", "a squashfs image"),
         (510, &[0x55, 0xaa], "a partition table or boot sector"),
     ];
-    Ok(known.iter().find(|(at, magic, _)| has(*at, magic)).map(|k| k.2))
+    known.iter().find(|(at, magic, _)| has(*at, magic)).map(|k| k.2)
 }
 
 /// Bytes at either end of a device in which whatever is on it, known by its signature or not, has left something: volume managers,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use varve_device::{AlignedBuf, Device, DeviceError, Request};
-use varve_format::superblock::{Chunk, Label, RING_START, Superblock};
+use varve_format::superblock::{Chunk, FORMAT_VERSION, LABEL_MAGIC, Label, RING_START, Superblock};
 use varve_format::{BLOCK_BYTES, PoolAddr};
 
 use crate::EngineError;
@@ -107,6 +107,25 @@ impl Pool {
         }
     }
 
+    /// Refuses a device that somebody else seems to have taken since: its last label and slots of superblocks may be there for long.
+    pub fn require_ours(&self) -> Result<()> {
+        let mut block = AlignedBuf::new(BLOCK_BYTES);
+        for device in &self.devices {
+            // One that cannot be read is nobody else's.
+            if device.read_at(0, &mut block).is_ok()
+                && block[..8] != LABEL_MAGIC
+                && let Some(what) = label::signature_in(&block)
+            {
+                return Err(EngineError::Refused(format!(
+                    "{} begins as {what} does: somebody else may have it now. The pool that was on it can be opened for reading; if it is \
+                     still the pool's, write zeros over its first 4096 bytes and open it again",
+                    device.name()
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Writes the label again at the end of a device where it cannot be used, if the one at its other end can. Not flushed. One that
     /// cannot be written is no reason not to open the pool.
     pub fn repair_labels(&self) {
@@ -115,11 +134,15 @@ impl Pool {
             let labels = places.map(|place| {
                 let mut block = AlignedBuf::new(BLOCK_BYTES);
                 let read = device.read_at(place, &mut block).is_ok();
-                (read && Label::decode(&block).is_ok()).then_some(block)
+                let ours = |label: Label| label.version == FORMAT_VERSION && label.pool_id == self.pool_id;
+                let good = read && Label::decode(&block).is_ok_and(ours);
+                // What is there may be somebody else's.
+                let was_ours = !read || block[..8] == LABEL_MAGIC || block.iter().all(|byte| *byte == 0);
+                (good, was_ours, block)
             });
             let (place, good) = match &labels {
-                [None, Some(good)] => (places[0], good),
-                [Some(good), None] => (places[1], good),
+                [(false, true, _), (true, _, good)] => (places[0], good),
+                [(true, _, good), (false, true, _)] => (places[1], good),
                 _ => continue,
             };
             match device.write_at(place, good) {

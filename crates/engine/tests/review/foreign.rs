@@ -59,3 +59,51 @@ fn what_others_have_written_is_not_overwritten() {
     device.write_at(32 << 20, &AlignedBuf::from_slice(&[1; 4096])).expect("writes");
     Store::format(&[device as Arc<dyn Device>], &options(false)).expect("nothing is known of it");
 }
+
+// Goal: a device that somebody else has taken, and on which the last label of a pool is left, is not written to; it can be read. Method:
+// the first block is another's, in a pool that was closed and in one that was not.
+#[test]
+fn what_others_have_begun_is_not_a_pool_to_write_to() {
+    for closed in [true, false] {
+        let device = Hooked::new();
+        format(&device, Profile::Single, Profile::Dup);
+        let store = open(&device);
+        let lsn = put(&store, b"k", b"v");
+        store.commit(lsn).expect("commits");
+        if closed {
+            store.close().expect("closes");
+        }
+        drop(store);
+        let block = |fill: &dyn Fn(&mut [u8])| {
+            let mut block = AlignedBuf::new(4096);
+            fill(&mut block);
+            device.inner.write_at(0, &block).expect("writes");
+        };
+        for (at, sign) in [(512, &b"LABELONE"[..]), (510, &[0x55, 0xaa]), (1080, &[0x53, 0xef])] {
+            block(&|block| block[at..at + sign.len()].copy_from_slice(sign));
+            let before = device.inner.snapshot();
+            let error = try_open(&device).err().expect("it may be another's").to_string();
+            assert!(error.contains("somebody else"), "{error}");
+            let (mut was, mut is) = (AlignedBuf::new(1 << 20), AlignedBuf::new(1 << 20));
+            for at in (0..POOL_BYTES).step_by(1 << 20) {
+                before.read_at(at, &mut was).expect("reads");
+                device.inner.read_at(at, &mut is).expect("reads");
+                assert!(was[..] == is[..], "something was written at {at}");
+            }
+            let options = StoreOptions { read_only: true, background: false, ..StoreOptions::default() };
+            let (store, _) =
+                Store::open(vec![device.clone() as Arc<dyn Device>], options).expect("for reading");
+            assert!(store.get(TREE, b"k").expect("reads").is_some());
+        }
+        // Zeros are nobody's, and then the label is there again; what nobody knows stays.
+        block(&|block| block[100] = 7);
+        drop(open(&device));
+        let mut first = AlignedBuf::new(4096);
+        device.inner.read_at(0, &mut first).expect("reads");
+        assert_eq!(first[100], 7);
+        block(&|_| {});
+        open(&device).close().expect("closes");
+        device.inner.read_at(0, &mut first).expect("reads");
+        assert_eq!(first[..8], varve_format::superblock::LABEL_MAGIC);
+    }
+}
