@@ -272,7 +272,7 @@ pub fn describe_recovery(report: &RecoveryReport) -> Option<String> {
         ));
     }
     if let Some(why) = &report.replay_ended_by {
-        text.push_str(&format!("; what comes behind them in it cannot be shown, since {why}"));
+        text.push_str(&format!("; what came last, in {} more, cannot be shown: {why}", report.batches_left));
     }
     Some(text)
 }

@@ -61,8 +61,17 @@ enum Halt {
 }
 
 impl Halt {
+    /// Reads what the checkpoint refers to. A device that fails is asked once more: that may have been for a moment.
+    fn reading<T>(read: impl Fn() -> Result<T>) -> std::result::Result<T, Halt> {
+        let result = match read() {
+            Err(EngineError::Device(_)) => read(),
+            result => result,
+        };
+        result.map_err(Halt::of)
+    }
+
     /// What the checkpoint refers to could not be read.
-    fn reading(error: EngineError) -> Halt {
+    fn of(error: EngineError) -> Halt {
         if error.is_damage() { Halt::Lost(error) } else { Halt::Refused(error) }
     }
 }
@@ -210,7 +219,6 @@ impl Store {
         let durable = Durable { sums, bitmap, root: superblock.root, position: root.position };
         let clean = superblock.closed && log.batches.is_empty() && !log.leftover;
         let mut report = RecoveryReport {
-            batches_replayed: log.keep as u64,
             batches_cut: (log.batches.len() - log.keep) as u64,
             clean,
             ..RecoveryReport::default()
@@ -239,6 +247,7 @@ impl Store {
                     "{e}: the log can be replayed up to there, and be read; the pool cannot be written to"
                 );
                 report.replay_ended_by = Some(e.to_string());
+                report.batches_left = log.keep as u64 - report.batches_replayed;
             }
             (Err(Halt::Lost(e) | Halt::Refused(e)), None) => return Err(e),
         }
@@ -329,6 +338,7 @@ impl Store {
             }
             // Also those that changed nothing have their positions.
             self.core.lock().position = header.last;
+            report.batches_replayed += 1;
         }
         Ok(())
     }
@@ -387,15 +397,15 @@ impl Store {
                 Ok(()) => return Ok(()),
                 Err(Obstacle::Node(miss)) => {
                     let tree = missed.expect("a node is missed in a tree");
-                    let node = self.load(miss, &tree).map_err(Halt::reading)?;
+                    let node = Halt::reading(|| self.load(miss, &tree))?;
                     fetched.nodes.insert(miss.ptr.addr[0].0, node);
                 }
                 Err(Obstacle::Sums(ptr)) => {
-                    let page = self.load_sums(ptr).map_err(Halt::reading)?;
+                    let page = Halt::reading(|| self.load_sums(ptr))?;
                     fetched.sums.insert(checksums::key(ptr), page);
                 }
                 Err(Obstacle::Blocks(run)) => return Err(senseless(run)),
-                Err(Obstacle::Derived(error)) => return Err(Halt::reading(error)),
+                Err(Obstacle::Derived(error)) => return Err(Halt::of(error)),
                 Err(
                     Obstacle::LogFull
                     | Obstacle::BatchFull

@@ -115,6 +115,8 @@ pub struct RecoveryReport {
     /// What of the pool is lost, so that the log could not be replayed to its end: what came after `end` is not seen. Only where
     /// the pool is opened for reading.
     pub replay_ended_by: Option<String>,
+    /// Batches that were not applied for that, or not all of them.
+    pub batches_left: u64,
 }
 
 /// Space, in bytes. `total = fixed + used + held_back + reserved + protected + free` (free is 0 while the protected

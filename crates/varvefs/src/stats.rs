@@ -195,6 +195,8 @@ pub struct Recovery {
     /// What of the pool is lost, so that the log could not be applied to its end: what it says after that is not seen. Only in a
     /// pool that is opened for reading.
     pub replay_ended_by: Option<String>,
+    /// Batches that were not applied for that, or not all of them.
+    pub batches_left_count: u64,
 }
 
 /// What [`crate::Pool::check`] found.
@@ -309,6 +311,7 @@ impl Recovery {
             transactions_replayed_count: report.transactions_replayed,
             batches_cut_count: report.batches_cut,
             replay_ended_by: report.replay_ended_by.clone(),
+            batches_left_count: report.batches_left,
         }
     }
 }

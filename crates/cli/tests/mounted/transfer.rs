@@ -524,3 +524,46 @@ fn an_ordinary_export_gives_no_set_ids() {
         assert!(changed == 1 || summary["attributes_changed_count"] == 0, "{summary}");
     }
 }
+
+/// Goal: an export without what came last, because the log of a pool cannot be replayed past something that is lost, is no success.
+/// Method: a daemon is killed with a new attribute and then a file in its log, and the leaf of all attributes is spoilt.
+#[test]
+fn an_export_says_that_the_end_of_the_log_is_missing() {
+    if !can_mount("an_export_says_that_the_end_of_the_log_is_missing") {
+        return;
+    }
+    let scratch = Scratch::new("export-log");
+    let tree = scratch.subdir("tree");
+    for name in ["with", "without"] {
+        fs::write(tree.join(name), name).expect("a file");
+    }
+    let set = |path: &Path, name: &str| {
+        rustix::fs::setxattr(path, name, b"value", XattrFlags::empty()).expect("an attribute");
+    };
+    set(&tree.join("with"), "user.first");
+    let pool = scratch.pool("pool", "64M");
+    done(&import(&tree, &pool, "/"));
+    let mount = Mount::start(&pool, &scratch.subdir("mnt"));
+    set(&mount.path("with"), "user.second");
+    fs::write(mount.path("later"), "later").expect("a file");
+    mount.sync();
+    mount.kill();
+    let mut bytes = fs::read(&pool).expect("the pool is a file");
+    for block in bytes.chunks_exact_mut(4096) {
+        if block[..4] == 0x444e_5656u32.to_le_bytes() && block[4..6] == [3, 0] {
+            block.fill(0);
+        }
+    }
+    fs::write(&pool, bytes).expect("the pool is a file");
+    let out = scratch.subdir("out");
+    let run = export(&pool, "/", &out);
+    let summary = json(&run);
+    assert_eq!(run.status.code(), Some(1), "{summary}");
+    let mut errors = summary["errors"].as_array().expect("errors").iter();
+    let of_the_pool = |error: &&Value| error["path"].as_str() == pool.to_str();
+    assert!(
+        errors.find(of_the_pool).is_some_and(|error| error["error"].to_string().contains("log")),
+        "{summary}"
+    );
+    assert!(out.join("without").exists() && !out.join("later").exists());
+}

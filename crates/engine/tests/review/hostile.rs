@@ -172,6 +172,7 @@ fn a_log_that_changes_what_is_lost_is_read_up_to_there() {
             store.apply(tx, None).expect("applies")
         };
         let before = orphan(b"before");
+        store.commit(before).expect("commits");
         match lost {
             "checksums" => drop(place(&store, b"data", 5).expect("places")),
             _ => drop(put(&store, &0u64.to_be_bytes(), b"changed")),
@@ -205,6 +206,7 @@ fn a_log_that_changes_what_is_lost_is_read_up_to_there() {
         let found = |key: &[u8]| store.get(TreeId::ORPHANS, key).expect("reads").is_some();
         assert!(found(b"before") && !found(b"behind"), "{lost}");
         assert_eq!((report.end, report.transactions_replayed), (before, 1), "{lost}");
+        assert_eq!((report.batches_replayed, report.batches_left), (1, 1));
         assert!(report.replay_ended_by.is_some());
         if lost != "root" {
             let last = store.get(TREE, &399u64.to_be_bytes()).expect("reads");
