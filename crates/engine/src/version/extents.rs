@@ -27,8 +27,9 @@ use crate::{EngineError, Transaction};
 const LOOKED_AT_RATIO: u64 = 4;
 /// Segments counted to find out which of two versions has fewer.
 const COUNTED_MAX: u64 = 256;
-/// Versions one above the other that are rechecked together: each is looked for in each segment.
-const RECHECKED_MAX: usize = 16;
+/// Versions one above the other that are rechecked together: each is looked for in each segment. (Few in unit tests, so that the
+/// models meet more.)
+const RECHECKED_MAX: usize = if cfg!(test) { 2 } else { 16 };
 /// A step of fewer changes than this is one that was made small.
 const STEP_CHANGES: u64 = 256;
 

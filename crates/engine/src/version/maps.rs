@@ -107,6 +107,20 @@ impl Read for Maps {
     }
 }
 
+/// Whether a step of the reaper has ended the recheck of a version and marked the next one above.
+pub(crate) fn hands_a_recheck_on(tx: &Transaction) -> bool {
+    let (mut ended, mut next, mut records) = (false, false, false);
+    for op in tx.ops() {
+        match op {
+            Op::Delete { tree: TreeId::REAP, key } => ended |= key.to_vec()[8] == 2,
+            Op::Put { tree: TreeId::REAP, key, .. } => next |= key.to_vec()[8] == 2,
+            Op::Put { tree, .. } | Op::Delete { tree, .. } => records |= *tree == TreeId::VERSIONS,
+            Op::IdFloor(_) | Op::Place { .. } | Op::Free { .. } => {}
+        }
+    }
+    ended && next && !records
+}
+
 /// SplitMix64.
 pub(crate) struct Random(pub(crate) u64);
 

@@ -27,8 +27,9 @@ use crate::{EngineError, Transaction};
 const LOOKED_AT_RATIO: u64 = 16;
 /// Entries looked at to guess which of two versions has fewer.
 const SAMPLE_ENTRIES: u64 = 2048;
-/// Versions one above the other that are rechecked together: their records are read in each step.
-const RECHECKED_MAX: usize = 1024;
+/// Versions one above the other that are rechecked together: their records are read in each step. (Few in unit tests, so that the
+/// models meet more.)
+const RECHECKED_MAX: usize = if cfg!(test) { 2 } else { 1024 };
 /// A step of fewer entries than this is one that was made small.
 const STEP_ENTRIES: u64 = 128;
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use varve_format::{BLOCK_BYTES, FamilyId, PoolAddr, Run, SEGMENT_BYTES, TreeId, VersionId};
 
-use super::maps::{Maps, Random};
+use super::maps::{Maps, Random, hands_a_recheck_on};
 use super::*;
 use crate::Transaction;
 

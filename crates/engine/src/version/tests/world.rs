@@ -323,6 +323,9 @@ impl World {
         assert!(progress.more || tx.is_empty());
         self.saw_rows();
         self.log.push(format!("reap {} {max}: {progress:?}", family.0));
+        if hands_a_recheck_on(&tx) {
+            self.saw("recheck handed on");
+        }
         for op in tx.ops() {
             match op {
                 Op::Delete { tree: TreeId::REAP, key } if key.to_vec()[8] == 2 => {

@@ -7,7 +7,7 @@ use varve_format::record::reap::{Work, reap_key};
 use varve_format::record::version::{self, VersionRecord};
 use varve_format::{FamilyId, TreeId, VersionId, VersionKey};
 
-use super::super::maps::{Maps, Random};
+use super::super::maps::{Maps, Random, hands_a_recheck_on};
 use super::super::{Holder, Path, ReaperMemory, branch, release, share};
 use super::*;
 use crate::Transaction;

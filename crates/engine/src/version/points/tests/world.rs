@@ -175,6 +175,9 @@ impl World {
         for value in dead {
             assert!(self.alive.remove(&value), "value {value} dies twice");
         }
+        if hands_a_recheck_on(&tx) {
+            self.saw("recheck handed on");
+        }
         for op in tx.ops() {
             let Op::Put { tree: TreeId::VERSIONS, value, .. } = op else { continue };
             match VersionRecord::decode(value).unwrap().drain {
@@ -365,7 +368,7 @@ fn run_all(seeds: std::ops::Range<u64>) {
         PLANTED.set(&[]);
         more.into_iter().for_each(|(what, n)| *seen.entry(what).or_default() += n);
     }
-    assert!(seen.len() == 6 && seen.values().all(|n| *n > 20), "a situation was hardly met: {seen:?}");
+    assert!(seen.len() == 7 && seen.values().all(|n| *n > 20), "a situation was hardly met: {seen:?}");
 }
 
 /// Goal: any sequence of puts, deletes, forks, releases and reaper steps over three trees reads like a full copy a
