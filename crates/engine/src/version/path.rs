@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use varve_format::record::version::{Drain, NO_LIMIT};
+use varve_format::record::version::{Drain, NO_LIMIT, VersionRecord};
 use varve_format::{Corrupt, FamilyId, VersionId, VersionKey};
 
 use super::pending::{State, corrupt, record, state};
@@ -91,16 +91,11 @@ impl Path {
     /// # Errors
     /// [`crate::EngineError::Corrupt`] when a record is missing, or ids or keys do not grow along the path.
     pub fn load(read: &dyn Read, holder: Holder) -> Result<Path> {
-        if !holder.has_versions && holder.version.0 == holder.family.0 {
+        if is_implicit(holder) {
             return Ok(Path::implicit(holder));
         }
         let family = holder.family;
-        let mut version = record(read, family, holder.version)?;
-        if version.key.0 > holder.version.0 {
-            let why = Corrupt { what: "key that is younger than its version", at: 0 };
-            return Err(corrupt(family, holder.version, why));
-        }
-        let head = Step { id: holder.version, key: version.key, visible: NO_LIMIT, state: state(&version) };
+        let (head, mut version) = head(read, holder)?;
         let mut path = Path::of_head(family, head, version.drain, version.refs == 1 && version.children == 0);
         let known = read.trunks();
         let trunk = known.and_then(|(trunks, at)| trunks.find(family, at));
@@ -117,13 +112,8 @@ impl Path {
                 break;
             }
             joined = None;
-            version = record(read, family, id)?;
-            // Strictly falling ids also bound this loop on hostile records.
-            if id >= last.id || version.key >= last.key {
-                let why = Corrupt { what: "version that is not younger than its parent", at: 0 };
-                return Err(corrupt(family, last.id, why));
-            }
-            last = Step { id, key: version.key, visible: limit, state: state(&version) };
+            (last, version) = parent(read, family, last, id)?;
+            last.visible = limit;
             path.inner |= last.state == State::Inner;
             path.sole &= last.state == State::Going;
             rest.push(last);
@@ -266,4 +256,52 @@ impl Path {
         self.head = Step { id, key: VersionKey(id.0), visible: NO_LIMIT, state: State::Held };
         (self.drain, self.writable) = (Drain::None, true);
     }
+}
+
+/// Whether a holder's family has no version records, and its only version is the first.
+fn is_implicit(holder: Holder) -> bool {
+    !holder.has_versions && holder.version.0 == holder.family.0
+}
+
+/// The version of a holder whose family may have records, all of it visible.
+fn head(read: &dyn Read, holder: Holder) -> Result<(Step, VersionRecord)> {
+    let version = record(read, holder.family, holder.version)?;
+    if version.key.0 > holder.version.0 {
+        let why = Corrupt { what: "key that is younger than its version", at: 0 };
+        return Err(corrupt(holder.family, holder.version, why));
+    }
+    Ok((step(holder.version, &version), version))
+}
+
+/// The parent `id` of `child`, all of it visible. Ids fall strictly, which bounds each way up, on hostile records too.
+fn parent(read: &dyn Read, family: FamilyId, child: Step, id: VersionId) -> Result<(Step, VersionRecord)> {
+    let version = record(read, family, id)?;
+    if id >= child.id || version.key >= child.key {
+        let why = Corrupt { what: "version that is not younger than its parent", at: 0 };
+        return Err(corrupt(family, child.id, why));
+    }
+    Ok((step(id, &version), version))
+}
+
+fn step(id: VersionId, version: &VersionRecord) -> Step {
+    Step { id, key: version.key, visible: NO_LIMIT, state: state(version) }
+}
+
+/// What [`Path::sole`] says of the path of `holder`, without the rest of it: that of many versions is mostly clear from the first.
+pub(super) fn is_sole(read: &dyn Read, holder: Holder) -> Result<bool> {
+    if is_implicit(holder) {
+        return Ok(true);
+    }
+    let (mut at, mut version) = head(read, holder)?;
+    if version.refs != 1 || version.children > 0 {
+        return Ok(false);
+    }
+    while let Some(id) = version.parent {
+        (at, version) = parent(read, holder.family, at, id)?;
+        // One that goes has no other child: whoever inherits from it does so through those that were passed.
+        if at.state != State::Going {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

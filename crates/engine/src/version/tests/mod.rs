@@ -17,6 +17,7 @@ mod many;
 mod model;
 mod reserving;
 mod sharing;
+mod ways;
 mod world;
 
 use world::World;

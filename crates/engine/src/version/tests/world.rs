@@ -465,6 +465,7 @@ impl World {
         }
         self.check_map();
         self.check_changes();
+        self.check_ways();
         for family in &self.families {
             let holders: Vec<Holder> =
                 self.files.iter().map(|file| file.holder).filter(|holder| holder.family == *family).collect();
