@@ -80,8 +80,8 @@ pub fn release(read: &dyn Read, tx: &mut Transaction, holder: Holder) -> Result<
 }
 
 /// Whether nobody else holds or inherits anything of this family: what `holder` does not see, nobody sees. May say no
-/// while the reaper has work in the family. Of a holder that is not alone it costs one or two reads, and one more for each version that
-/// goes between it and the first one that stays.
+/// while the reaper has work in the family, and does where that is much. Of a holder that is not alone it costs one or two reads, and one
+/// more for each version that goes between it and the first one that stays, up to a few.
 ///
 /// # Errors
 /// As [`share`].
