@@ -9,7 +9,7 @@ use varve_format::record::version::{Drain, NO_LIMIT, VersionRecord};
 use varve_format::{Corrupt, FamilyId, VersionId, VersionKey};
 
 use super::pending::{State, corrupt, record, state};
-use super::trunk::READ_MAX;
+use super::trunk::{Limit, READ_MAX, Trunk};
 use super::{Holder, Planted, Read, Result, planted};
 
 /// Steps in front of the shared ones, at most: beyond them a new shared list is made. More where that list is long, so
@@ -43,10 +43,12 @@ pub struct Path {
     head: Step,
     /// The next ones, few.
     own: Vec<Step>,
-    /// The rest, from `shared_from` on, visible below `shared_visible` at most. Plain files have none.
+    /// The rest, from `shared_from` on, visible below `shared_visible` at most, and behind each of `shared_limits` below its end, which
+    /// falls. Plain files have none.
     shared: Option<Arc<[Step]>>,
     shared_from: usize,
     shared_visible: u64,
+    shared_limits: Option<Arc<[Limit]>>,
     drain: Drain,
     writable: bool,
     /// Nobody holds or inherits from any version of the path, but its holder.
@@ -83,6 +85,7 @@ impl Path {
             shared: None,
             shared_from: 0,
             shared_visible: NO_LIMIT,
+            shared_limits: None,
             drain,
             writable,
             sole: writable,
@@ -105,7 +108,12 @@ impl Path {
         let known = read.trunks();
         let trunk = known.and_then(|(trunks, at)| trunks.find(family, at));
         let (mut last, mut limit, mut rest, mut joined) = (head, NO_LIMIT, Vec::new(), None);
+        // Those of the versions that were read: the head's place is 0.
+        let mut limits = Vec::new();
         while let Some(id) = version.parent {
+            if version.limit != NO_LIMIT {
+                limits.push(Limit { place: rest.len(), end: version.limit });
+            }
             limit = match planted(Planted::LimitNotCarried) {
                 true => version.limit,
                 false => limit.min(version.limit),
@@ -126,26 +134,33 @@ impl Path {
         if rest.len() <= READ_MAX
             && let Some((trunk, at)) = joined
         {
-            (path.shared, path.shared_from) = (Some(trunk.steps.clone()), at);
+            path.join(trunk, at);
             (path.own, path.shared_visible) = (rest, limit);
             return Ok(path);
         }
-        let limited = limit != NO_LIMIT;
+        let Some((trunks, position)) = known.filter(|_| rest.len() > READ_MAX) else {
+            path.shared = (!rest.is_empty()).then(|| rest.into());
+            return Ok(path);
+        };
+        rest.insert(0, head);
         if let Some((trunk, at)) = joined {
-            let known =
-                trunk.steps[at..].iter().map(|step| Step { visible: step.visible.min(limit), ..*step });
-            rest.extend(known);
+            let moved = |limit: &Limit| Limit { place: limit.place - at + rest.len(), ..*limit };
+            limits.extend(trunk.limits_from(at).iter().map(moved));
+            rest.extend_from_slice(&trunk.steps[at..]);
         }
-        match known.filter(|_| rest.len() > READ_MAX && !limited) {
-            Some((trunks, at)) => {
-                rest.insert(0, head);
-                let steps = rest.into();
-                trunks.keep(family, at, &steps);
-                (path.shared, path.shared_from) = (Some(steps), 1);
-            }
-            None => path.shared = (!rest.is_empty()).then(|| rest.into()),
-        }
+        let trunk = Trunk::new(rest, limits, position);
+        path.join(&trunk, 0);
+        // The head is one's own; its limit holds for all behind it.
+        path.shared_from = 1;
+        trunks.keep(family, trunk);
         Ok(path)
+    }
+
+    /// The rest of it is that of a trunk from `at` on.
+    fn join(&mut self, trunk: &Trunk, at: usize) {
+        let limits = trunk.limits_on(at);
+        (self.shared, self.shared_from) = (Some(trunk.steps.clone()), at);
+        self.shared_limits = (!limits.is_empty()).then(|| limits.into());
     }
 
     /// Whose data.
@@ -200,21 +215,36 @@ impl Path {
             None => self.head,
             Some(at) if at < self.own.len() => self.own[at],
             Some(at) => {
-                let step = self.shared()[at - self.own.len()];
-                Step { visible: step.visible.min(self.shared_visible), ..step }
+                let at = at - self.own.len();
+                let (step, limit) = (self.shared()[at], self.shared_limit(self.shared_from + at));
+                Step { visible: step.visible.min(self.shared_visible).min(limit), ..step }
             }
+        }
+    }
+    /// The smallest limit of shared versions in front of the one at `place` of their list.
+    fn shared_limit(&self, place: usize) -> u64 {
+        let Some(limits) = &self.shared_limits else { return NO_LIMIT };
+        let before = limits.partition_point(|limit| limit.place < place);
+        before.checked_sub(1).map_or(NO_LIMIT, |last| limits[last].end)
+    }
+    /// The key of [`Path::step`].
+    fn key(&self, at: usize) -> VersionKey {
+        match at.checked_sub(1) {
+            None => self.head.key,
+            Some(at) if at < self.own.len() => self.own[at].key,
+            Some(at) => self.shared()[at - self.own.len()].key,
         }
     }
     /// The place of the first step at or behind `from` whose key is at most `key`; [`Path::versions`] if there is none.
     pub(super) fn first_at_most(&self, from: usize, key: VersionKey) -> usize {
         let (mut low, mut high) = (from, self.versions());
         // Mostly it is the next one.
-        if low < high && self.step(low).key <= key {
+        if low < high && self.key(low) <= key {
             return low;
         }
         while low < high {
             let middle = low + (high - low) / 2;
-            if self.step(middle).key <= key { high = middle } else { low = middle + 1 }
+            if self.key(middle) <= key { high = middle } else { low = middle + 1 }
         }
         low
     }
@@ -255,8 +285,8 @@ impl Path {
         self.sole &= state == State::Going;
         if self.own.len() > OWN_STEPS_MAX.max(self.shared().len() / SHARED_RATIO) {
             let all: Vec<Step> = (1..self.versions()).map(|at| self.step(at)).collect();
-            (self.own, self.shared, self.shared_from, self.shared_visible) =
-                (Vec::new(), Some(all.into()), 0, NO_LIMIT);
+            (self.own, self.shared, self.shared_from) = (Vec::new(), Some(all.into()), 0);
+            (self.shared_visible, self.shared_limits) = (NO_LIMIT, None);
         }
         self.head = Step { id, key: VersionKey(id.0), visible: NO_LIMIT, state: State::Held };
         (self.drain, self.writable) = (Drain::None, true);

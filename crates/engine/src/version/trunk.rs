@@ -1,10 +1,12 @@
 //! Long ways to the root, kept and shared: of a hundred thousand snapshots in a chain each way is the end of the next, so
 //! one list serves them all, in memory and in time.
 //!
-//! A trunk is what the records say of a row of versions, nearest first, without limits. Invariants:
+//! A trunk is what the records say of a row of versions, nearest first, each with its own limit. Invariants:
 //! 1. It is true of every view from position `from` on: [`Trunks::note`] takes it away in the step in which a transaction
 //!    that changes one of its versions becomes visible. More children or holders than one change nothing.
 //! 2. It is kept only if nothing has changed in its family since the view it was read from.
+//! 3. It says of no step what is visible of it: that depends on where a way joins it, and is worked out there
+//!    ([`Trunk::limits_on`]).
 //!
 //! So a view older than `from` does not use it, and what is read from an old view is not kept for newer ones. Nothing but
 //! time depends on a trunk being there.
@@ -28,18 +30,27 @@ use crate::transaction::Op;
 
 /// Versions read one by one before what was read is kept.
 pub(super) const READ_MAX: usize = if cfg!(test) { 1 } else { 64 };
-/// Versions in all trunks: 20 MiB. All are dropped when there are more.
+/// Versions and limits in all trunks: 16 MiB. All are dropped when there are more.
 const STEPS_MAX: usize = 1 << 19;
 /// Families are told apart by this many remainders when a change is noted.
 const CHANGES: usize = 256;
 /// Records that were put last, at most: one for each remainder.
 const LATEST: usize = 32;
 
+/// Behind a place in a row of versions nothing is visible from this byte on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Limit {
+    pub(super) place: usize,
+    pub(super) end: u64,
+}
+
 /// A row of versions.
 #[derive(Clone, Debug)]
 pub(super) struct Trunk {
-    /// Nearest first.
+    /// Nearest first, all of each visible.
     pub(super) steps: Arc<[Step]>,
+    /// Of those that have a limit, in order of their places.
+    limits: Arc<[Limit]>,
     /// Views from here on may use it.
     from: Lsn,
     /// Behind the last one that is [`State::Inner`].
@@ -49,6 +60,46 @@ pub(super) struct Trunk {
 }
 
 impl Trunk {
+    /// Of these versions, nearest first, and the limits that some of them have, as a view at `from` says.
+    pub(super) fn new(mut steps: Vec<Step>, limits: Vec<Limit>, from: Lsn) -> Trunk {
+        steps.iter_mut().for_each(|step| step.visible = NO_LIMIT);
+        let end = |is: &dyn Fn(&Step) -> bool| steps.iter().rposition(is).map_or(0, |last| last + 1);
+        Trunk {
+            inner_end: end(&|step| step.state == State::Inner),
+            staying_end: end(&|step| step.state != State::Going),
+            steps: steps.into(),
+            limits: limits.into(),
+            from,
+        }
+    }
+    /// Versions and limits in it.
+    fn len(&self) -> usize {
+        self.steps.len() + self.limits.len()
+    }
+    /// The limits of the versions from `at` on.
+    pub(super) fn limits_from(&self, at: usize) -> &[Limit] {
+        &self.limits[self.limits.partition_point(|limit| limit.place < at)..]
+    }
+    /// The limit of the version at `at`.
+    fn limit(&self, at: usize) -> u64 {
+        self.limits_from(at).first().filter(|limit| limit.place == at).map_or(NO_LIMIT, |limit| limit.end)
+    }
+    /// What ends what is visible on a way that joins it at `at`: the last of these in front of a version is the smallest limit of all
+    /// from `at` up to that one. So each is smaller than the one before, those in between change nothing, and behind the byte 0 nothing
+    /// does.
+    pub(super) fn limits_on(&self, at: usize) -> Vec<Limit> {
+        let mut falling: Vec<Limit> = Vec::new();
+        for limit in self.limits_from(at) {
+            let least = falling.last().map_or(NO_LIMIT, |last| last.end);
+            if limit.end < least {
+                falling.push(*limit);
+            }
+            if limit.end == 0 {
+                break;
+            }
+        }
+        falling
+    }
     /// Where a version is on it.
     pub(super) fn position(&self, id: VersionId) -> Option<usize> {
         self.steps.binary_search_by(|step| id.cmp(&step.id)).ok()
@@ -100,7 +151,7 @@ impl Default for Inner {
 impl Inner {
     fn remove(&mut self, family: FamilyId) {
         if let Some(trunk) = self.families.remove(&family) {
-            self.steps -= trunk.steps.len();
+            self.steps -= trunk.len();
         }
     }
 }
@@ -117,24 +168,17 @@ impl Trunks {
         ((latest.family, latest.id) == (family, id) && latest.from <= at).then_some(latest.record)
     }
 
-    /// Keeps what was read of a family from a view at `at`, unless it may have changed since.
-    pub(super) fn keep(&self, family: FamilyId, at: Lsn, steps: &Arc<[Step]>) {
+    /// Keeps what was read of a family, unless it may have changed since.
+    pub(super) fn keep(&self, family: FamilyId, trunk: Trunk) {
         let mut inner = self.0.lock();
-        if inner.changed[remainder(family)] > at || steps.len() > STEPS_MAX {
+        if inner.changed[remainder(family)] > trunk.from || trunk.len() > STEPS_MAX {
             return;
         }
         inner.remove(family);
-        if inner.steps + steps.len() > STEPS_MAX {
+        if inner.steps + trunk.len() > STEPS_MAX {
             (inner.families, inner.steps) = (HashMap::new(), 0);
         }
-        let end = |is: &dyn Fn(&Step) -> bool| steps.iter().rposition(is).map_or(0, |last| last + 1);
-        let trunk = Trunk {
-            steps: steps.clone(),
-            from: at,
-            inner_end: end(&|step| step.state == State::Inner),
-            staying_end: end(&|step| step.state != State::Going),
-        };
-        inner.steps += steps.len();
+        inner.steps += trunk.len();
         inner.families.insert(family, trunk);
     }
 
@@ -157,7 +201,7 @@ impl Trunks {
             let same = record.is_some_and(|version| {
                 let (step, parent) = (trunk.steps[at], trunk.steps.get(at + 1).map(|step| step.id));
                 (version.key, state(&version), version.limit, version.parent)
-                    == (step.key, step.state, NO_LIMIT, parent)
+                    == (step.key, step.state, trunk.limit(at), parent)
             });
             if !same && !planted(Planted::TrunkStays) {
                 inner.remove(family);
@@ -198,17 +242,74 @@ mod tests {
         };
         let step =
             |id, key| Step { id: VersionId(id), key: VersionKey(key), visible: NO_LIMIT, state: State::Held };
-        let steps: Arc<[Step]> = [step(9, 9), step(5, 5)].into();
+        let keep = |at| trunks.keep(family, Trunk::new(vec![step(9, 9), step(5, 5)], Vec::new(), Lsn(at)));
         trunks.note(&[put(9, &record(Some(5), 1))], Lsn(3));
-        trunks.keep(family, Lsn(2), &steps);
+        keep(2);
         assert!(trunks.find(family, Lsn(9)).is_none(), "it is from a view before the change");
-        trunks.keep(family, Lsn(3), &steps);
+        keep(3);
         assert!(trunks.find(family, Lsn(2)).is_none() && trunks.find(family, Lsn(3)).is_some());
         // One more holder, and a version beside it.
         trunks.note(&[put(9, &record(Some(5), 2)), put(12, &record(Some(9), 1))], Lsn(4));
         assert!(trunks.find(family, Lsn(4)).is_some_and(|trunk| trunk.position(VersionId(5)) == Some(1)));
         trunks.note(&[put(9, &record(Some(5), 0))], Lsn(5));
         assert!(trunks.find(family, Lsn(5)).is_none(), "nobody holds it any more");
+    }
+
+    /// Goal: what limits the versions of a trunk have is known of each way that joins it. Method: rows of limits; where a way joins at
+    /// each place, what is visible at each is compared with the least of the limits between; then one of them changes.
+    #[test]
+    fn knows_the_limits_of_its_versions() {
+        let none = NO_LIMIT;
+        for limits in [
+            [none, none, none, none, none, none],
+            [none, 7, none, 9, 7, 3],
+            [5, 6, 4, 4, none, 2],
+            [8, none, 0, none, 0, 4],
+        ] {
+            // In blocks.
+            let limits = limits.map(|limit: u64| limit.saturating_mul(4096));
+            let step = |at: usize| Step {
+                id: VersionId(20 - at as u64),
+                key: VersionKey(20 - at as u64),
+                visible: 1,
+                state: State::Held,
+            };
+            let given = limits.iter().enumerate().filter(|(_, end)| **end != none);
+            let given = given.map(|(place, end)| Limit { place, end: *end }).collect();
+            let trunk = Trunk::new((0..limits.len()).map(step).collect(), given, Lsn(1));
+            for at in 0..limits.len() {
+                let falling = trunk.limits_on(at);
+                assert!(falling.windows(2).all(|pair| pair[0].end > pair[1].end), "{falling:?}");
+                for place in at..limits.len() {
+                    let ends = falling.iter().rev().find(|limit| limit.place < place);
+                    let least = limits[at..place].iter().min().copied().unwrap_or(none);
+                    assert_eq!(
+                        ends.map_or(none, |limit| limit.end),
+                        least,
+                        "{limits:?} from {at} to {place}"
+                    );
+                }
+            }
+            for (at, limit) in limits.iter().enumerate() {
+                for other in [none, 7 * 4096, 0] {
+                    let (family, trunks) = (FamilyId(14), Trunks::default());
+                    trunks.keep(family, trunk.clone());
+                    let parent = (at + 1 < limits.len()).then(|| step(at + 1).id);
+                    let key = step(at).key;
+                    let record =
+                        VersionRecord { parent, key, limit: other, ..VersionRecord::implicit(family) };
+                    let put = Op::Put {
+                        tree: TreeId::VERSIONS,
+                        key: crate::key::Key::new(&version::encode_key(family, step(at).id)),
+                        value: record.encode().as_slice().into(),
+                    };
+                    trunks.note(&[put], Lsn(2));
+                    assert_eq!(trunks.find(family, Lsn(2)).is_some(), other == *limit, "{limits:?} at {at}");
+                    let left = trunks.0.lock().steps;
+                    assert_eq!(left, if other == *limit { trunk.len() } else { 0 });
+                }
+            }
+        }
     }
 
     /// Goal: what was put last is known to the views that see it and to no others, and not when it has gone. Method: put a

@@ -48,7 +48,7 @@ fn run_all(seeds: std::ops::Range<u64>) {
     }
     // None, up and down for writes, holes and cuts; children; limits lowered and kept; holders of all sorts; rechecks; rows;
     // keyframes; shared reservations.
-    assert!(seen.len() == 52 && seen.values().all(|n| *n > 10), "a situation was hardly met: {seen:?}");
+    assert!(seen.len() == 53 && seen.values().all(|n| *n > 10), "a situation was hardly met: {seen:?}");
 }
 
 /// Goal: any sequence of forks, writes, shared ranges, holes, reservations, moves, truncations, releases and reaper steps reads like a

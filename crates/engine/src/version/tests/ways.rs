@@ -1,5 +1,6 @@
 //! Ways to the root: what is known of them is what the records say, and spares reading these again.
 
+use super::super::truncate::truncate_within;
 use super::cases::{keep_version, world_with_one_file, write};
 use super::*;
 
@@ -40,6 +41,10 @@ impl World {
             let holder = self.files[f].holder;
             let known = all(&Path::load(&self.maps, holder).unwrap());
             assert_eq!(known, all(&Path::load(&Bare(&self.maps), holder).unwrap()), "the way of file {f}");
+            // Beside its head a way has one version of its own at most.
+            if known.0.windows(2).skip(2).any(|two| two[1].visible < two[0].visible) {
+                self.saw("limit on what is known");
+            }
             let told = is_sole(&self.maps, holder).unwrap();
             // Where many go it does not look further.
             let many = known.0.len() > 4;
@@ -48,6 +53,41 @@ impl World {
                 self.saw("only one beneath many");
             }
         }
+    }
+}
+
+/// What is asked of the trees for the way of a file.
+fn cost_of_way(world: &World, file: usize) -> u64 {
+    world.maps.descents.set(0);
+    Path::load(&world.maps, world.files[file].holder).unwrap();
+    world.maps.descents.get()
+}
+
+/// Goal: a long way is known also where versions of it were cut. Method: the way of a file that goes on in 300 versions, and of one
+/// that is cut to nothing before, or to less and less in between; what is asked for it the second time.
+#[test]
+fn a_way_with_cuts_is_known() {
+    for cuts in [&[][..], &[0], &[0, 100, 200]] {
+        let mut world = world_with_one_file();
+        write(&mut world, 0, 5, 8);
+        world.files[0].blocks.extend((0..8).map(|at| (at, 5 + at)));
+        for id in 1000..1000 + VERSIONS {
+            keep_version(&mut world, VersionId(id));
+            let (mut tx, mut holder) = (Transaction::new(), world.files[0].holder);
+            if let Some(at) = cuts.iter().position(|cut| 1000 + cut == id) {
+                let left = 2 * (cuts.len() - 1 - at) as u64;
+                let new_id = &mut || unreachable!("what has nothing of its own gets a limit");
+                truncate_within(&world.maps, &mut tx, &mut holder, new_id, left * BLOCK, None, 0).unwrap();
+                world.apply(&tx);
+                world.files[0].blocks.retain(|at, _| *at < left);
+            }
+            write(&mut world, id, 10 * id, 1);
+            world.files[0].blocks.insert(id, 10 * id);
+        }
+        world.check();
+        cost_of_way(&world, 0);
+        let cost = cost_of_way(&world, 0);
+        assert!(cost < 20, "{cost} descents for a way with {} cuts", cuts.len());
     }
 }
 
