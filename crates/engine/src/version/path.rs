@@ -106,7 +106,6 @@ impl Path {
         let (head, mut version) = head(read, holder)?;
         let mut path = Path::of_head(family, head, version.drain, version.refs == 1 && version.children == 0);
         let known = read.trunks();
-        let trunk = known.and_then(|(trunks, at)| trunks.find(family, at));
         let (mut last, mut limit, mut rest, mut joined) = (head, NO_LIMIT, Vec::new(), None);
         // Those of the versions that were read: the head's place is 0.
         let mut limits = Vec::new();
@@ -118,13 +117,13 @@ impl Path {
                 true => version.limit,
                 false => limit.min(version.limit),
             };
-            joined = trunk.as_ref().and_then(|trunk| Some((trunk, trunk.position(id)?)));
-            if let Some((trunk, at)) = joined.filter(|(trunk, at)| trunk.steps[*at].key < last.key) {
-                path.inner |= trunk.has_inner(at);
-                path.sole &= trunk.only_going(at);
+            joined = known.and_then(|(trunks, at)| trunks.find(family, id, at));
+            joined = joined.filter(|(trunk, at)| trunk.steps[*at].key < last.key);
+            if let Some((trunk, at)) = &joined {
+                path.inner |= trunk.has_inner(*at);
+                path.sole &= trunk.only_going(*at);
                 break;
             }
-            joined = None;
             (last, version) = parent(read, family, last, id)?;
             last.visible = limit;
             path.inner |= last.state == State::Inner;
@@ -132,9 +131,9 @@ impl Path {
             rest.push(last);
         }
         if rest.len() <= READ_MAX
-            && let Some((trunk, at)) = joined
+            && let Some((trunk, at)) = &joined
         {
-            path.join(trunk, at);
+            path.join(trunk, *at);
             (path.own, path.shared_visible) = (rest, limit);
             return Ok(path);
         }

@@ -1,6 +1,8 @@
 //! Long ways to the root, kept and shared: of a hundred thousand snapshots in a chain each way is the end of the next, so
 //! one list serves them all, in memory and in time.
 //!
+//! A family has a few of them, so that some long branches are known side by side; what they have in common is in each.
+//!
 //! A trunk is what the records say of a row of versions, nearest first, each with its own limit. Invariants:
 //! 1. It is true of every view from position `from` on: [`Trunks::note`] takes it away in the step in which a transaction
 //!    that changes one of its versions becomes visible. More children or holders than one change nothing.
@@ -32,6 +34,8 @@ use crate::transaction::Op;
 pub(super) const READ_MAX: usize = if cfg!(test) { 1 } else { 64 };
 /// Versions and limits in all trunks: 16 MiB. All are dropped when there are more.
 const STEPS_MAX: usize = 1 << 19;
+/// Trunks of a family: the one used longest ago goes.
+const BRANCHES_MAX: usize = 4;
 /// Families are told apart by this many remainders when a change is noted.
 const CHANGES: usize = 256;
 /// Records that were put last, at most: one for each remainder.
@@ -100,6 +104,15 @@ impl Trunk {
         }
         falling
     }
+    /// Whether it says the same of a version as this record, or nothing.
+    fn agrees(&self, id: VersionId, record: Option<&VersionRecord>) -> bool {
+        let Some(at) = self.position(id) else { return true };
+        record.is_some_and(|version| {
+            let (step, parent) = (self.steps[at], self.steps.get(at + 1).map(|step| step.id));
+            (version.key, state(version), version.limit, version.parent)
+                == (step.key, step.state, self.limit(at), parent)
+        })
+    }
     /// Where a version is on it.
     pub(super) fn position(&self, id: VersionId) -> Option<usize> {
         self.steps.binary_search_by(|step| id.cmp(&step.id)).ok()
@@ -120,7 +133,8 @@ pub struct Trunks(Mutex<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    families: HashMap<FamilyId, Trunk>,
+    /// Of each family those used last come first. None has no trunks.
+    families: HashMap<FamilyId, Vec<Trunk>>,
     steps: usize,
     /// The last change of a family with this remainder.
     changed: [Lsn; CHANGES],
@@ -149,17 +163,29 @@ impl Default for Inner {
 }
 
 impl Inner {
-    fn remove(&mut self, family: FamilyId) {
-        if let Some(trunk) = self.families.remove(&family) {
-            self.steps -= trunk.len();
+    /// Keeps those trunks of a family of which `stays` says so.
+    fn retain(&mut self, family: FamilyId, stays: impl Fn(&Trunk) -> bool) {
+        let Some(trunks) = self.families.get_mut(&family) else { return };
+        trunks.retain(|trunk| {
+            let stays = stays(trunk);
+            self.steps -= if stays { 0 } else { trunk.len() };
+            stays
+        });
+        if trunks.is_empty() {
+            self.families.remove(&family);
         }
     }
 }
 
 impl Trunks {
-    /// The trunk of a family for a view at `at`.
-    pub(super) fn find(&self, family: FamilyId, at: Lsn) -> Option<Trunk> {
-        self.0.lock().families.get(&family).filter(|trunk| trunk.from <= at).cloned()
+    /// A trunk for a view at `at` with this version on it, and where. Any will do if there are several: from there on they are the same.
+    pub(super) fn find(&self, family: FamilyId, id: VersionId, at: Lsn) -> Option<(Trunk, usize)> {
+        let mut inner = self.0.lock();
+        let trunks = inner.families.get_mut(&family)?;
+        let place = |trunk: &Trunk| if trunk.from <= at { trunk.position(id) } else { None };
+        let (number, place) = trunks.iter().enumerate().find_map(|(number, t)| Some((number, place(t)?)))?;
+        trunks[..=number].rotate_right(1);
+        Some((trunks[0].clone(), place))
     }
 
     /// The record of a version in a view at `at`, if it is one of those that were put last.
@@ -174,12 +200,17 @@ impl Trunks {
         if inner.changed[remainder(family)] > trunk.from || trunk.len() > STEPS_MAX {
             return;
         }
-        inner.remove(family);
+        // One whose first version is on the new one is all on it.
+        inner.retain(family, |old| old.steps.first().is_some_and(|first| trunk.position(first.id).is_none()));
+        let inner = &mut *inner;
+        if let Some(trunks) = inner.families.get_mut(&family).filter(|trunks| trunks.len() == BRANCHES_MAX) {
+            inner.steps -= trunks.pop().map_or(0, |last| last.len());
+        }
         if inner.steps + trunk.len() > STEPS_MAX {
             (inner.families, inner.steps) = (HashMap::new(), 0);
         }
         inner.steps += trunk.len();
-        inner.families.insert(family, trunk);
+        inner.families.entry(family).or_default().insert(0, trunk);
     }
 
     /// To be told of every transaction, in the step in which it becomes visible, as the one at `lsn`.
@@ -196,16 +227,7 @@ impl Trunks {
             inner.changed[remainder(family)] = lsn;
             let record = value.and_then(|value| VersionRecord::decode(value).ok());
             inner.latest[place(family, id)] = record.map(|record| Latest { family, id, from: lsn, record });
-            let Some(trunk) = inner.families.get(&family) else { continue };
-            let Some(at) = trunk.position(id) else { continue };
-            let same = record.is_some_and(|version| {
-                let (step, parent) = (trunk.steps[at], trunk.steps.get(at + 1).map(|step| step.id));
-                (version.key, state(&version), version.limit, version.parent)
-                    == (step.key, step.state, trunk.limit(at), parent)
-            });
-            if !same && !planted(Planted::TrunkStays) {
-                inner.remove(family);
-            }
+            inner.retain(family, |trunk| trunk.agrees(id, record.as_ref()) || planted(Planted::TrunkStays));
         }
     }
 }
@@ -245,14 +267,16 @@ mod tests {
         let keep = |at| trunks.keep(family, Trunk::new(vec![step(9, 9), step(5, 5)], Vec::new(), Lsn(at)));
         trunks.note(&[put(9, &record(Some(5), 1))], Lsn(3));
         keep(2);
-        assert!(trunks.find(family, Lsn(9)).is_none(), "it is from a view before the change");
+        let find = |at| trunks.find(family, VersionId(5), Lsn(at)).map(|(_, place)| place);
+        assert!(find(9).is_none(), "it is from a view before the change");
         keep(3);
-        assert!(trunks.find(family, Lsn(2)).is_none() && trunks.find(family, Lsn(3)).is_some());
+        assert!(find(2).is_none() && find(3).is_some());
+        assert!(trunks.find(family, VersionId(7), Lsn(3)).is_none(), "it is not on it");
         // One more holder, and a version beside it.
         trunks.note(&[put(9, &record(Some(5), 2)), put(12, &record(Some(9), 1))], Lsn(4));
-        assert!(trunks.find(family, Lsn(4)).is_some_and(|trunk| trunk.position(VersionId(5)) == Some(1)));
+        assert_eq!(find(4), Some(1));
         trunks.note(&[put(9, &record(Some(5), 0))], Lsn(5));
-        assert!(trunks.find(family, Lsn(5)).is_none(), "nobody holds it any more");
+        assert!(find(5).is_none(), "nobody holds it any more");
     }
 
     /// Goal: what limits the versions of a trunk have is known of each way that joins it. Method: rows of limits; where a way joins at
@@ -295,7 +319,7 @@ mod tests {
                     let (family, trunks) = (FamilyId(14), Trunks::default());
                     trunks.keep(family, trunk.clone());
                     let parent = (at + 1 < limits.len()).then(|| step(at + 1).id);
-                    let key = step(at).key;
+                    let (key, key_id) = (step(at).key, step(at).id);
                     let record =
                         VersionRecord { parent, key, limit: other, ..VersionRecord::implicit(family) };
                     let put = Op::Put {
@@ -304,12 +328,63 @@ mod tests {
                         value: record.encode().as_slice().into(),
                     };
                     trunks.note(&[put], Lsn(2));
-                    assert_eq!(trunks.find(family, Lsn(2)).is_some(), other == *limit, "{limits:?} at {at}");
+                    assert_eq!(
+                        trunks.find(family, key_id, Lsn(2)).is_some(),
+                        other == *limit,
+                        "{limits:?} at {at}"
+                    );
                     let left = trunks.0.lock().steps;
                     assert_eq!(left, if other == *limit { trunk.len() } else { 0 });
                 }
             }
         }
+    }
+
+    /// Goal: of a family's branches those used last are known, and a change takes away those that it concerns. Method: six branches of one
+    /// root, kept and used in turn; one that is longer; changes of a branch and of what all have.
+    #[test]
+    fn keeps_the_branches_used_last() {
+        let (family, trunks) = (FamilyId(5), Trunks::default());
+        let step =
+            |id| Step { id: VersionId(id), key: VersionKey(id), visible: NO_LIMIT, state: State::Held };
+        let row = |ids: &[u64]| Trunk::new(ids.iter().map(|id| step(*id)).collect(), Vec::new(), Lsn(1));
+        let known = |id| trunks.find(family, VersionId(id), Lsn(1)).is_some();
+        let steps = || trunks.0.lock().steps;
+        let put = |id: u64, parent: Option<u64>, key: u64| Op::Put {
+            tree: TreeId::VERSIONS,
+            key: crate::key::Key::new(&version::encode_key(family, VersionId(id))),
+            value: VersionRecord {
+                parent: parent.map(VersionId),
+                key: VersionKey(key),
+                ..VersionRecord::implicit(family)
+            }
+            .encode()
+            .as_slice()
+            .into(),
+        };
+        for branch in 10..14 {
+            trunks.keep(family, row(&[branch, 5]));
+        }
+        assert!(known(10) && steps() == 8);
+        trunks.keep(family, row(&[14, 5]));
+        assert_eq!(
+            [10, 11, 12, 13, 14].map(known),
+            [true, false, true, true, true],
+            "11 was used longest ago"
+        );
+        trunks.keep(family, row(&[20, 12, 5]));
+        assert_eq!([10, 12, 13, 14, 20].map(known), [true; 5], "what is on a longer one is not kept twice");
+        assert_eq!(steps(), 9);
+        trunks.note(&[put(12, Some(5), 12), put(20, Some(5), 20)], Lsn(2));
+        assert_eq!(
+            [10, 12, 13, 14, 20].map(known),
+            [true, false, true, true, false],
+            "20 has another parent"
+        );
+        assert_eq!(steps(), 6);
+        trunks.note(&[put(5, None, 4)], Lsn(3));
+        assert_eq!([5, 10, 13, 14].map(known), [false; 4]);
+        assert!(steps() == 0 && trunks.0.lock().families.is_empty());
     }
 
     /// Goal: what was put last is known to the views that see it and to no others, and not when it has gone. Method: put a

@@ -91,6 +91,24 @@ fn a_way_with_cuts_is_known() {
     }
 }
 
+/// Goal: two long branches of one family are known at the same time. Method: two files that were one go on in 300 versions each;
+/// what is asked for their ways in turn.
+#[test]
+fn two_branches_are_known() {
+    let mut world = world_with_one_file();
+    write(&mut world, 0, 5000, 8);
+    world.files[0].blocks.extend((0..8).map(|at| (at, 5000 + at)));
+    world.fork(0);
+    go_on(&mut world, 1000);
+    world.files.swap(0, 1);
+    go_on(&mut world, 2000);
+    world.check();
+    for turn in 0..5 {
+        let costs = [0, 1].map(|file| cost_of_way(&world, file));
+        assert!(turn == 0 || costs.iter().all(|cost| *cost < 20), "{costs:?} descents in turn {turn}");
+    }
+}
+
 /// Goal: letting go of one of many versions costs the same however many there are. Method: of 300 versions all but the last let go, the
 /// newest first; what is asked for whether one is the only holder, and for all of it.
 #[test]
