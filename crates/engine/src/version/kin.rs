@@ -31,6 +31,11 @@ const CHOSEN_MAX: usize = 16;
 const WITNESSES_MAX: usize = 8;
 /// Records looked at for the best of the children of a version.
 const CHILDREN_MAX: usize = 256;
+/// Held children without a limit that are compared by how much they have.
+const COMPARED_MAX: usize = 16;
+/// Places of a child that are counted for that. With fewer than [`PLACES_FEW`] it is not worth to look for another.
+const PLACES_MAX: u64 = 64;
+const PLACES_FEW: u64 = 8;
 /// How many more where none that is held has been found among them, on one way down.
 const INDIRECT_MAX: usize = 4096;
 /// Versions of a family that count as one look when all are looked at: they are in memory.
@@ -299,7 +304,8 @@ impl<'a> Kin<'a> {
         }
     }
 
-    /// The child that is the best witness: held rather than not, without a limit rather than with one. The best of all
+    /// The child that is the best witness: held rather than not, without a limit rather than with one, and then with little rather than
+    /// much, because a recheck goes by all that it has. Any child is one, and another in the next step may be. The best of all
     /// that are looked at, at least [`CHILDREN_MAX`] versions if there are so many, and up to `longer` more as long as none is held.
     fn best_child(
         &self,
@@ -308,6 +314,8 @@ impl<'a> Kin<'a> {
     ) -> Result<Option<(u8, VersionId, VersionRecord)>> {
         let mut best: Option<(u8, VersionId, VersionRecord)> = None;
         let (mut from, mut looked_at, mut batch) = (after(id), 0, 4);
+        // Of the best, if it is held and without a limit, and of how many such ones it is.
+        let (mut least, mut compared) = (PLACES_MAX, 0);
         loop {
             let some = self.some(from, batch)?;
             let Some((last, _)) = some.last() else { return Ok(best) };
@@ -322,11 +330,16 @@ impl<'a> Kin<'a> {
                     _ if child.children > 0 => 1,
                     _ => continue,
                 };
-                if best.is_none_or(|(other, ..)| rank > other) {
+                let is_better = best.is_none_or(|(other, ..)| rank > other);
+                let places = if rank == 3 { self.places(child.key, least)? } else { least };
+                if is_better || places < least {
                     best = Some((rank, child_id, child));
                 }
                 if rank == 3 {
-                    return Ok(best);
+                    (least, compared) = (least.min(places), compared + 1);
+                    if least < PLACES_FEW || compared == COMPARED_MAX {
+                        return Ok(best);
+                    }
                 }
             }
             if end || looked_at >= CHILDREN_MAX && best.is_some() {
@@ -338,6 +351,17 @@ impl<'a> Kin<'a> {
                 *longer = longer.saturating_sub(batch);
             }
         }
+    }
+
+    /// In how many places a version that is not the first has something, counted up to `max`.
+    fn places(&self, key: VersionKey, max: u64) -> Result<u64> {
+        let (prefix, mut places) = ([self.family.0.to_be_bytes(), key.0.to_be_bytes()].concat(), 0);
+        self.read.scan(TreeId::HELD, &prefix, &mut |held, _| {
+            let counts = held.starts_with(&prefix) && places < max;
+            places += u64::from(counts);
+            counts
+        })?;
+        Ok(places)
     }
 }
 

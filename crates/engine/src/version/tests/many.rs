@@ -185,6 +185,53 @@ fn what_nobody_of_many_sees_goes_a_few_places_a_step() {
     assert!(most <= 10, "{most} looks at all versions in one of {steps} steps");
 }
 
+/// Goal: what nobody sees any more is looked for where the child that has least has something. Method: a file of 5,000 segments; an old
+/// clone that has been written in each, and ten with a block of their own; one of the ten goes. The steps until it is done.
+#[test]
+fn a_recheck_goes_by_who_has_least() {
+    const SEGMENTS: u64 = 5000;
+    let mut world = world_with_one_file();
+    let all = |first: u64| -> Vec<(u64, Run)> {
+        let run = |n| Run { addr: PoolAddr::from_block(first + 2 * n), blocks: 1 };
+        (0..SEGMENTS).map(|n| (n * SEGMENT_BYTES, run(n))).collect()
+    };
+    let put = |world: &mut World, holder: &mut Holder, id: u64, pieces: &[(u64, Run)]| {
+        let mut tx = Transaction::new();
+        let mut path = Path::load(&world.maps, *holder).unwrap();
+        if !path.writable() {
+            path = branch(&world.maps, &mut tx, holder, &mut || VersionId(id), false).unwrap();
+        }
+        put_extents(&world.maps, &mut tx, &path, pieces).unwrap();
+        world.live.extend(pieces.iter().map(|(_, run)| run.addr.block()));
+        world.apply(&tx);
+    };
+    let mut origin = world.files[0].holder;
+    put(&mut world, &mut origin, 0, &all(1 << 20));
+    world.files[0].holder = origin;
+    let (origin, mut clones) = star(&mut world, 11);
+    for (n, clone) in (0..).zip(&mut clones) {
+        let pieces = all(((2 + n) << 20) + n % 2);
+        put(&mut world, clone, 1000 + n, if n == 0 { &pieces } else { &pieces[n as usize..][..1] });
+    }
+    let (mut memory, mut steps) = (ReaperMemory::default(), Vec::new());
+    for holder in [origin, clones[5]] {
+        let mut tx = Transaction::new();
+        release(&world.maps, &mut tx, holder).unwrap();
+        world.apply(&tx);
+        steps.push(0);
+        loop {
+            let mut tx = Transaction::new();
+            let more = reap_step(&world.maps, &mut tx, FamilyId(5), 50, &mut memory).unwrap().more;
+            world.apply(&tx);
+            if !more {
+                break;
+            }
+            *steps.last_mut().unwrap() += 1;
+        }
+    }
+    assert!(steps[1] < 10, "{steps:?} steps");
+}
+
 /// A file of so many segments that has been written to in each of them in `versions` versions, a holder each and the
 /// last one's being file 0.
 fn many_versions(versions: u64, segments: u64) -> World {
