@@ -23,6 +23,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use serde_json::{Value, json};
 use varve_fs::Caller;
 
@@ -189,6 +190,8 @@ fn serve(stream: UnixStream, service: &dyn Service, waiting: &Mutex<Waiting>) ->
 /// this process may be gone before this thread comes to anything else.
 fn enlist(stream: UnixStream, waiting: &Mutex<Waiting>) -> io::Result<()> {
     let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    // An unmount that was refused does not wait any longer, and takes no place from the next.
+    waiting.clients.retain(is_there);
     if waiting.closed.is_none() && waiting.clients.len() >= CLIENTS_MAX {
         return reply(&stream, &json!({ "error": "too many clients wait already" }));
     }
@@ -198,6 +201,14 @@ fn enlist(stream: UnixStream, waiting: &Mutex<Waiting>) -> io::Result<()> {
         None => waiting.clients.push(stream),
     }
     Ok(())
+}
+
+/// Whether a client that waits has not gone: it sends nothing more, so there is something to read only when it has.
+fn is_there(client: &UnixStream) -> bool {
+    match recv(client, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Ok((read, _)) => read > 0,
+        Err(error) => matches!(error, Errno::AGAIN | Errno::INTR),
+    }
 }
 
 /// Who is at the other end, as the kernel knows it.
@@ -488,5 +499,36 @@ mod tests {
         let mut late = connect();
         late.request("wait").expect("a pid");
         assert_eq!(late.next_line().expect_err("it failed").to_string(), "no flush");
+    }
+
+    // Goal: who has gone away waits no longer: unmounts that are refused, however many, keep nobody from the next. Method: as many
+    // clients as may wait ask and go, one after another; then as many wait, and one goes.
+    #[test]
+    fn who_has_gone_does_not_wait() {
+        let service = Arc::new(Counting(AtomicUsize::new(0)));
+        let waiting = Arc::new(Mutex::new(Waiting::default()));
+        let wait = || {
+            let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+            let (service, waiting) = (service.clone(), waiting.clone());
+            thread::spawn(move || serve(theirs, &*service, &waiting));
+            let mut client = Client { reader: BufReader::new(ours) };
+            client.request("wait").map(|_| client)
+        };
+        for n in 0..CLIENTS_MAX {
+            drop(wait().unwrap_or_else(|error| panic!("client {n}: {error}")));
+        }
+        let mut clients = vec![wait().expect("there is room")];
+        assert_eq!(waiting.lock().expect("no panic").clients.len(), 1);
+        clients
+            .extend((1..CLIENTS_MAX).map(|n| wait().unwrap_or_else(|error| panic!("client {n}: {error}"))));
+        let error = wait().err().expect("that is one too many");
+        assert_eq!(error.to_string(), "too many clients wait already");
+        clients.pop();
+        clients.push(wait().expect("there is room again"));
+        let server = Server { path: PathBuf::new(), inode: 0, waiting: waiting.clone() };
+        server.announce(&Ok(()));
+        for mut client in clients {
+            assert_eq!(client.next_line().expect("an answer"), Some(json!("closed")));
+        }
     }
 }
