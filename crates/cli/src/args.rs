@@ -147,7 +147,7 @@ pub struct MountArgs {
     /// Pass over mount options that there are not
     #[arg(long, hide = true)]
     pub sloppy: bool,
-    /// Append messages of the background process to this file instead of the system log
+    /// Append messages of the background process to this file, which must lie outside the mount, instead of the system log
     #[arg(long, value_name = "FILE", alias = "log-file")]
     pub log: Option<PathBuf>,
     /// Write down everything that happens on the device, in this file, for tests that cut crash images out of it

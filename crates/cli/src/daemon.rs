@@ -4,6 +4,7 @@
 //! who wait are told, the process ends (the lock on the pool goes with it).
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
@@ -36,6 +37,7 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         rustix::process::setsid().context("cannot start a session")?;
     }
     let pool = pool::resolve_to_mount(&args.pool)?;
+    let log_file = options.log.as_deref().map(log::open).transpose()?;
     #[cfg(feature = "record")]
     let record_log = args.record_log.clone();
     #[cfg(not(feature = "record"))]
@@ -75,7 +77,7 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
     if let Err(error) =
         shutdown::on_signals(mountpoint.clone(), mounted.device(), closing.clone()).and_then(|()| {
             rustix::fs::statvfs(&mountpoint).context("the mount does not answer")?;
-            tell_ready(args, options)
+            tell_ready(args, log_file)
         })
     {
         // Nobody would know of this mount: take it away again.
@@ -195,9 +197,9 @@ fn tell_service_manager() {
 }
 
 /// The mount answers: whoever waits may go on, and we have no terminal any more.
-fn tell_ready(args: &MountArgs, options: &Options) -> Result<()> {
-    match &options.log {
-        Some(path) => log::to_file(path)?,
+fn tell_ready(args: &MountArgs, log_file: Option<File>) -> Result<()> {
+    match log_file {
+        Some(file) => log::to_file(file),
         None if args.daemon_child => log::to_system(),
         None => {}
     }
@@ -206,8 +208,7 @@ fn tell_ready(args: &MountArgs, options: &Options) -> Result<()> {
         return Ok(());
     }
     std::env::set_current_dir("/").context("cannot leave the current directory")?;
-    let null =
-        std::fs::File::options().read(true).write(true).open("/dev/null").context("cannot open /dev/null")?;
+    let null = File::options().read(true).write(true).open("/dev/null").context("cannot open /dev/null")?;
     let mut output = std::io::stdout();
     // If whoever waited has been killed, the mount is there all the same.
     let _ = output.write_all(READY.as_bytes()).and_then(|()| output.flush());

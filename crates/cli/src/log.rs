@@ -11,7 +11,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use tracing::field::{Field, Visit};
@@ -49,10 +49,31 @@ pub fn start() {
     }));
 }
 
-/// From now on messages are appended to `path`.
-pub fn to_file(path: &Path) -> Result<()> {
+/// Refuses a log file below `mountpoint` (absolute, without symbolic links). Where the mount hides it nobody would read it; and open in
+/// the mount itself it would keep that from ever being unmounted, and messages would wait for who writes them.
+pub fn must_lie_outside(path: &Path, mountpoint: &Path) -> Result<()> {
+    let in_its_directory = || {
+        let (parent, name) = (path.parent()?, path.file_name()?);
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        Some(parent.canonicalize().ok()?.join(name))
+    };
+    // What cannot be found cannot be opened either, and is refused then.
+    let found = path.canonicalize().ok().or_else(in_its_directory);
+    if found.is_some_and(|found| found.starts_with(mountpoint)) {
+        bail!(
+            "the log file {} lies in {}, where the pool is to be mounted; give one outside",
+            path.shown(),
+            mountpoint.shown()
+        );
+    }
+    Ok(())
+}
+
+/// Opens a file that messages are to be appended to. This comes before the mount: whatever names lead into that then, the file lies
+/// somewhere else.
+pub fn open(path: &Path) -> Result<File> {
     // A pipe that nobody reads is refused, and one whose reader is slow stops nothing.
-    let file = OpenOptions::new()
+    OpenOptions::new()
         .create(true)
         .append(true)
         .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
@@ -63,9 +84,12 @@ pub fn to_file(path: &Path) -> Result<()> {
                 path.shown()
             ),
             _ => anyhow!("cannot open the log file {}: {error}", path.shown()),
-        })?;
+        })
+}
+
+/// From now on messages are appended to this file.
+pub fn to_file(file: File) {
     set(Target::File(file));
-    Ok(())
 }
 
 /// From now on messages go to the system's log, or nowhere if there is none.

@@ -15,7 +15,7 @@ use crate::args::MountArgs;
 use crate::mountinfo::{self, MountTable};
 use crate::names::Shown;
 use crate::options::{self, Options};
-use crate::{Outcome, Usage, control, create, daemon, remount};
+use crate::{Outcome, Usage, control, create, daemon, log, remount};
 
 /// Dead mounts on top of each other that are taken away, at most.
 const DEAD_MOUNTS_MAX: usize = 16;
@@ -70,7 +70,10 @@ pub fn run(args: &MountArgs) -> Result<Outcome> {
             "varve mount: the option discard changes nothing: run fstrim or varve trim once a week or so instead",
         );
     }
-    free_mountpoint(&args.mountpoint)?;
+    let mountpoint = free_mountpoint(&args.mountpoint)?;
+    if let Some(path) = &options.log {
+        log::must_lie_outside(path, &mountpoint)?;
+    }
     if let Some(size_bytes) = args.create
         && !args.pool.exists()
     {
@@ -79,8 +82,9 @@ pub fn run(args: &MountArgs) -> Result<Outcome> {
     if args.foreground { daemon::serve(args, &options) } else { start_daemon(args) }
 }
 
-/// Makes sure that the mount point is a directory without a mount of ours on it, taking dead ones away.
-fn free_mountpoint(mountpoint: &Path) -> Result<()> {
+/// Makes sure that the mount point is a directory without a mount of ours on it, taking dead ones away; gives its path without symbolic
+/// links.
+fn free_mountpoint(mountpoint: &Path) -> Result<PathBuf> {
     let shown = mountpoint.shown();
     for _ in 0..DEAD_MOUNTS_MAX {
         let path: PathBuf = mountinfo::resolve(mountpoint).map_err(|error| match error.kind() {
@@ -107,7 +111,7 @@ fn free_mountpoint(mountpoint: &Path) -> Result<()> {
                 if !metadata.is_dir() {
                     bail!("{shown} is not a directory; a pool is mounted on a directory");
                 }
-                return Ok(());
+                return Ok(path);
             }
         }
     }

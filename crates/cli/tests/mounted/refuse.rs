@@ -273,6 +273,42 @@ fn no_advice_leads_to_loss() {
     }
 }
 
+/// Goal: a log that would lie in the mount itself, which could never be unmounted, is refused before anything is done. Method: names in a
+/// tree that is mounted on, of what is there and of what is not, also by a link, from inside, and with what --create would make; a file
+/// beside the mount point whose name begins like it is taken.
+#[test]
+fn refuses_a_log_in_its_own_mount() {
+    if !can_mount("refuses_a_log_in_its_own_mount") {
+        return;
+    }
+    let scratch = Scratch::new("refuse-log");
+    let pool = scratch.pool("pool.img", "64M");
+    let point = scratch.subdir("mnt");
+    fs::create_dir(point.join("dir")).expect("a directory");
+    fs::write(point.join("dir/old"), b"here before\n").expect("a file");
+    std::os::unix::fs::symlink(point.join("dir"), scratch.path("link")).expect("a link");
+    let logs = [point.join("log"), point.join("dir/old"), scratch.path("link/new"), point.clone()];
+    let words = ["log file", "lies in", "mnt", "outside"];
+    for log in &logs {
+        let option = format!("log={}", log.display());
+        refused(varve(&["mount", "-o", &option]).arg(&pool).arg(&point), FAILED, &words, &[&pool]);
+    }
+    let mut inside = varve(&["mount", "--foreground", "--log", "log"]);
+    refused(inside.current_dir(&point).arg(&pool).arg("."), FAILED, &words, &[&pool]);
+    let mut create = varve(&["mount", "--create", "64M", "--log"]);
+    refused(create.arg(&logs[0]).arg(scratch.path("new.img")).arg(&point), FAILED, &words, &[]);
+    assert!(!scratch.path("new.img").exists());
+    assert!(!mount_points().contains(&point));
+    for dir in [point.clone(), point.join("dir")] {
+        assert_eq!(fs::read_dir(&dir).expect("a directory").count(), 1, "{}", dir.display());
+    }
+    assert_eq!(fs::read(point.join("dir/old")).expect("a file"), b"here before\n");
+    succeed(varve(&["mount", "--log"]).arg(scratch.path("mnt.log")).arg(&pool).arg(&point));
+    succeed(varve(&["unmount"]).arg(&point));
+    let log = fs::read_to_string(scratch.path("mnt.log")).expect("a log");
+    assert!(log.contains("everything is durable"), "{log}");
+}
+
 /// Goal: nothing waits for the other end of a pipe. Method: a pipe without one as pool, as source of an import, and as log.
 #[test]
 fn refuses_pipes() {
