@@ -1,8 +1,8 @@
 //! Bytes of a file as the reference model holds them: sparse pages, cheap to clone.
 //!
 //! A page usually has one content. Where a call both changed a page and logged it, the model cannot know which of
-//! the two contents went into the log, so a page of a *logged* state may have several that are acceptable; a live
-//! state always has exactly one. Bytes beyond the size are zeros in every page. Knows nothing of the engine.
+//! the two contents went into the log, so a page of a *logged* state may have several that are acceptable, until a call tells
+//! that all is logged; a live state always has exactly one. Bytes beyond the size are zeros in every page. Knows nothing of the engine.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -477,6 +477,13 @@ impl Content {
                 page[..chunk.len()].copy_from_slice(chunk);
                 *slot = Slot { page: Arc::new(page), others: Vec::new() };
             }
+        }
+    }
+
+    /// Of several acceptable contents of a page the first one has turned out to be what is there.
+    pub fn settle_first(&mut self) {
+        for slot in self.pages.values_mut() {
+            slot.others.clear();
         }
     }
 

@@ -301,6 +301,7 @@ impl Session {
         for ino in sources {
             verify_logged(call, state, &self.live, *ino, at)?;
             settle(state, &self.live, *ino);
+            settle_bytes(state, *ino);
             self.pending.remove(ino);
         }
         Ok(())
@@ -315,11 +316,12 @@ impl Session {
         }
     }
 
-    /// Everything written to `files` must be in the log now, with its times.
+    /// Everything written to `files` must be in the log now, with its times, and nothing else.
     fn settle_pending(&mut self, call: &Call, files: &[InodeId], at: u64) -> Result<(), Violation> {
         for ino in files {
             verify_logged(call, &self.logged, &self.live, *ino, at)?;
             settle(&mut self.logged, &self.live, *ino);
+            settle_bytes(&mut self.logged, *ino);
             self.pending.remove(ino);
         }
         let state = self.logged.clone();
@@ -363,6 +365,14 @@ pub(super) fn settle(logged: &mut Model, live: &Model, ino: InodeId) {
     logged.mode.set(live.mode.get());
     logged.mtime.set(live.mtime.get());
     logged.ctime.set(live.ctime.get());
+}
+
+/// The bytes of `ino` in the log are those that a user sees, which [`verify_logged`] has found among the acceptable ones. Of a page
+/// that a call both changed and logged they were logged then: otherwise it would have been dirty, and logged again by now.
+fn settle_bytes(logged: &mut Model, ino: InodeId) {
+    if let Some(content) = logged.get_mut(ino).and_then(Inode::content_mut) {
+        content.settle_first();
+    }
 }
 
 /// Verbs whose effect is in the log when they return.

@@ -8,6 +8,8 @@
 mod ledger;
 mod opened;
 mod ranges;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -576,35 +578,5 @@ impl Session {
     /// Ends the session: what must survive, the disk, and what a user saw last.
     pub fn end(self) -> (Timeline, Disk, Model) {
         (self.timeline, self.disk, self.live)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use varve_fs::{Caller, ROOT_INODE, Timestamp};
-
-    use super::*;
-
-    // Goal: what moves many pages may want more space than what moves few. Method: a file of 300 pages, made room in its front,
-    // its middle and its last page.
-    #[test]
-    fn moving_pages_takes_space_for_each() {
-        let mut model = Model::new(0, 0, 0o755, Timestamp::default());
-        let ino = InodeId(10);
-        let (caller, now) = (Caller::ROOT, Timestamp::default());
-        let len = 300 * PAGE_BYTES as usize;
-        let context =
-            Context { now, caller, created: ino, written: len, size: 0, reservation: 1, logged: false };
-        model
-            .apply(&Call::Create { parent: ROOT_INODE, name: b"f".to_vec(), mode: 0o644 }, &context)
-            .unwrap();
-        model.apply(&Call::Write { ino, offset: 0, len, seed: 1 }, &context).unwrap();
-        let content = model.get(ino).and_then(Inode::content);
-        let wanted = |page: u64| {
-            let (offset, len) = (page * PAGE_BYTES, PAGE_BYTES);
-            wanted_bytes(&Call::Shift { ino, offset, len, insert: true }, content)
-        };
-        assert_eq!([0, 150, 299].map(wanted), [300, 150, 1].map(|pages| pages * MOVED_PAGE_BYTES_MAX));
-        assert!(wanted(0) > 69_632 - REFUSAL_FREE_BYTES_MAX, "what was free when an insert was refused");
     }
 }

@@ -1,0 +1,88 @@
+//! What the books allow, and what is wanted of the space, asked call by call.
+
+use varve_fs::{Caller, Profile, ROOT_INODE, Timestamp};
+
+use super::*;
+use crate::trial::format;
+
+/// A session on a fresh pool that keeps so much dirty data in memory.
+fn session(dirty_bytes_max: u64) -> Session {
+    let setup = Setup { dirty_bytes_max, ..Setup::default() };
+    let disk = Disk::new(POOL_BYTES);
+    let model = format(&disk, Profile::Single).unwrap();
+    let (disk, clock) = (disk.fork(), StepClock::new(1_000_000_001));
+    let opened = Opened::open(&disk, &setup, &clock, false).unwrap();
+    Session::new(opened, disk, clock, setup, model)
+}
+
+fn create(session: &mut Session, name: &[u8]) -> InodeId {
+    session.must(&Call::Create { parent: ROOT_INODE, name: name.to_vec(), mode: 0o644 }).unwrap();
+    session.last_created().unwrap()
+}
+
+/// Whether a crash may find one of several contents somewhere in the file.
+fn is_open(session: &Session, ino: InodeId) -> bool {
+    let content = session.logged.get(ino).and_then(Inode::content).unwrap();
+    content.has_choices(0, content.size())
+}
+
+// Goal: what moves many pages may want more space than what moves few. Method: a file of 300 pages, made room in its front,
+// its middle and its last page.
+#[test]
+fn moving_pages_takes_space_for_each() {
+    let mut model = Model::new(0, 0, 0o755, Timestamp::default());
+    let ino = InodeId(10);
+    let (caller, now) = (Caller::ROOT, Timestamp::default());
+    let len = 300 * PAGE_BYTES as usize;
+    let context = Context { now, caller, created: ino, written: len, size: 0, reservation: 1, logged: false };
+    model.apply(&Call::Create { parent: ROOT_INODE, name: b"f".to_vec(), mode: 0o644 }, &context).unwrap();
+    model.apply(&Call::Write { ino, offset: 0, len, seed: 1 }, &context).unwrap();
+    let content = model.get(ino).and_then(Inode::content);
+    let wanted = |page: u64| {
+        let (offset, len) = (page * PAGE_BYTES, PAGE_BYTES);
+        wanted_bytes(&Call::Shift { ino, offset, len, insert: true }, content)
+    };
+    assert_eq!([0, 150, 299].map(wanted), [300, 150, 1].map(|pages| pages * MOVED_PAGE_BYTES_MAX));
+    assert!(wanted(0) > 69_632 - REFUSAL_FREE_BYTES_MAX, "what was free when an insert was refused");
+}
+
+// Goal: what was in the log before a sync has told that it is done is no longer accepted after it. Method: a write that brings
+// itself into the log, because little may wait, over nothing and over bytes that are durable; then each way to wait for it.
+#[test]
+fn a_sync_leaves_no_choice_of_bytes() {
+    const LEN: usize = 300 << 10;
+    let mut session = session(64 << 10);
+    let ino = create(&mut session, b"f");
+    let clone = Call::CloneFile { source: ino, parent: ROOT_INODE, name: b"clone".to_vec() };
+    let waits = [
+        Call::Fsync { ino },
+        Call::Fsync { ino },
+        Call::Sync,
+        Call::FlushFile { ino },
+        Call::FlushAll,
+        clone,
+    ];
+    for (seed, wait) in (1..).zip(waits) {
+        session.must(&Call::Write { ino, offset: 0, len: LEN, seed }).unwrap();
+        assert!(is_open(&session, ino), "before {wait:?}: the call alone does not say which");
+        session.must(&wait).unwrap();
+        assert!(!is_open(&session, ino), "after {wait:?}");
+    }
+}
+
+// Goal: the same where a range has become a part of the file. Method: a source whose bytes lie in its record, far before its
+// end, over data that is durable.
+#[test]
+fn a_sync_leaves_no_choice_of_a_range() {
+    let mut session = session(8 << 20);
+    let (from, to) = (create(&mut session, b"from"), create(&mut session, b"to"));
+    let size = varve_fs::SetAttr { size: Some(64 << 10), ..varve_fs::SetAttr::default() };
+    session.must(&Call::Write { ino: from, offset: 0, len: 100, seed: 1 }).unwrap();
+    session.must(&Call::Fsync { ino: from }).unwrap();
+    session.must(&Call::SetAttr { ino: from, set: size }).unwrap();
+    session.must(&Call::Write { ino: to, offset: 0, len: 64 << 10, seed: 2 }).unwrap();
+    session.must(&Call::Sync).unwrap();
+    session.must(&Call::CloneRange { from, from_offset: 0, to, to_offset: 0, len: 0 }).unwrap();
+    session.must(&Call::Fsync { ino: to }).unwrap();
+    assert!(!is_open(&session, to));
+}
