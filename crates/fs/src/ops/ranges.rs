@@ -2,7 +2,8 @@
 //!
 //! What waits in memory of both is logged first, so that the extents say what the files hold. A long range takes several
 //! transactions, from front to back, each of which takes both inodes' locks anew: after a crash, or beside a writer, a part
-//! of it from the front is done. Nothing of the source changes, so it may lie in a read-only snapshot.
+//! of it from the front is done. What is copied, because it lies in the source's record, is logged before what follows it is shared.
+//! Nothing of the source changes, so it may lie in a read-only snapshot.
 
 use std::sync::Arc;
 
@@ -224,8 +225,18 @@ impl Core {
                 // Small contents lie in the record: they are copied, and not the holes behind them.
                 let in_record = self.read_lock(&self.state(from))?.record.inline.is_some();
                 let piece = if in_record { rest.len.min(BLOCK) } else { rest.len };
+                let goes_on = piece < rest.len;
+                if goes_on {
+                    // So that the copy is a transaction by itself below.
+                    self.write_back(&self.state(to), Ride::Allowed)?;
+                }
                 let copied = self.copy_bytes(caller, (from, rest.from), (to, rest.to), piece)?;
                 done += copied;
+                if goes_on {
+                    // What follows is shared, and in the log at once: if power fails then, this must be there, or a part of the
+                    // range is done that is not its front.
+                    self.write_back(&self.state(to), Ride::Allowed)?;
+                }
                 if copied == 0 || (done < len && !done.is_multiple_of(BLOCK)) {
                     // The source has been cut meanwhile.
                     return Err(FsError::Invalid);

@@ -353,6 +353,41 @@ fn holes_behind_what_lies_in_a_record_stay_holes() {
     }
 }
 
+// Goal: what is found of a range after a crash is a beginning of it, also where its first block is copied, because it lies in
+// the source's record, and the holes behind that are shared. Method: the transactions that log data of the target, which was
+// durable, or has blocks in memory there; what a kill leaves after all of them.
+#[test]
+fn what_lies_in_a_record_is_logged_before_the_holes_behind_it() {
+    for dirty in [false, true] {
+        let mut f = Fixture::new(64 * MIB);
+        let (a, b) = (f.create(b"a"), f.create(b"b"));
+        f.write(a, 0, &pattern(1, 100));
+        f.fs.fsync(a).unwrap();
+        f.truncate(a, 65_536);
+        f.write(b, 0, &pattern(2, 90_000));
+        f.fs.sync().unwrap();
+        if dirty {
+            f.write(b, 24_576, &pattern(3, 4096));
+        }
+        f.logged.lock().clear();
+        f.clone_range((a, 0), (b, 4096), 65_536);
+        let places: Vec<_> =
+            f.logged.lock().drain(..).map(|event| (event.ino, event.offset, event.len)).collect();
+        let mut expect = vec![(b, 4096, 4096), (b, 8192, 61_440)];
+        if dirty {
+            expect.insert(0, (b, 24_576, 4096));
+        }
+        assert_eq!(places, expect);
+        f.fs.fsync(a).unwrap();
+        f.kill();
+        let mut bytes = pattern(2, 90_000);
+        bytes[4096..69_632].fill(0);
+        bytes[4096..4196].copy_from_slice(&pattern(1, 100));
+        assert!(f.read_all(b) == bytes);
+        f.check();
+    }
+}
+
 // Goal: a copy of so many bytes does not become a clone of a source that has more by then. Method: the clone is asked for
 // with the length that the source had before an append, and with the one it has.
 #[test]

@@ -2,7 +2,8 @@
 //! the file as it is by then; what lies in an inode's record is copied, and waits as of a write.
 //!
 //! A transaction says which bytes it brings into the log. What they are comes from the calls: those that follow each other from
-//! the front of the range on are the source's, all others are what the file held.
+//! the front of the range on are the source's, all others are what the file held. Nothing of the range comes before its front, also
+//! where that is copied.
 
 use varve_fs::{DataLogged, FsError, InodeId};
 
@@ -101,6 +102,8 @@ impl Session {
             false => shown.laid(&target, &source, &part).map_or(0, |(_, most)| most),
         };
         let shared = Shared::among(events, &part.slice(0, done));
+        // Nothing of it waits that was written before.
+        let clean = !self.pending.contains(&to);
         if shared.bytes < done {
             // The rest waits in memory.
             self.pending.insert(to);
@@ -150,6 +153,7 @@ impl Session {
             self.timeline.expect(before + 1, between(&plain));
         }
         // What a user has seen of the target by then, and what is copied besides.
+        let ended = target.size() / PAGE_BYTES;
         let (mut now, mut done) = (target, 0);
         for (number, event) in events.iter().enumerate() {
             let lsn = event.lsn.0;
@@ -167,6 +171,16 @@ impl Session {
                 allow_pending_of(&mut plain, &pending, [old, &live]);
                 settle(&mut plain, &live, to);
             } else if event.ino == to {
+                // Of a file of which nothing waited this is the range, and not from its front, but for the block in which the
+                // file ended: its tail may be zeroed for the file to grow.
+                let is_tail = event.offset / PAGE_BYTES == ended && event.len <= PAGE_BYTES;
+                if clean && event.offset > part.to_offset + done && !is_tail {
+                    return Err(violation!(
+                        "{call:?} logged {} bytes from {} on at {lsn}, and before of the range {done} bytes",
+                        event.len,
+                        event.offset
+                    ));
+                }
                 let mut copied = now.clone();
                 copied.lay(&source, &rest);
                 Self::log_content(&mut plain, event, &now, &copied)?;
