@@ -24,12 +24,10 @@ impl Model {
     /// What must be free beyond that for a call that makes a range a part of a file to be accepted.
     pub(super) fn wanted_by_range(&self, call: &Call) -> u64 {
         let Ok(Some(part)) = self.part(call) else { return 0 };
-        let pages = part.len.div_ceil(PAGE_BYTES);
-        if self.may_be_inline(part.from) {
-            return pages * COPIED_PAGE_BYTES_MAX;
-        }
+        // Of what lies in a record one page is copied; the holes behind it are shared.
+        let copied = if self.may_be_inline(part.from) { COPIED_PAGE_BYTES_MAX } else { 0 };
         // What waits of both is written first.
-        pages.min(SHARED_PAGES_MAX) * SHARED_PAGE_BYTES_MAX
+        copied + part.len.div_ceil(PAGE_BYTES).min(SHARED_PAGES_MAX) * SHARED_PAGE_BYTES_MAX
     }
 }
 

@@ -86,3 +86,29 @@ fn a_sync_leaves_no_choice_of_a_range() {
     session.must(&Call::Fsync { ino: to }).unwrap();
     assert!(!is_open(&session, to));
 }
+
+// Goal: of what lies in a record one block is copied, however long the holes are behind it, and no more is wanted. Method: 100
+// bytes in a file that ends at a GiB.
+#[test]
+fn holes_behind_a_record_take_no_space() {
+    let mut model = Model::new(0, 0, 0o755, Timestamp::default());
+    let mut context = Context {
+        now: Timestamp::default(),
+        caller: Caller::ROOT,
+        created: InodeId(0),
+        written: 100,
+        size: 0,
+        reservation: 1,
+        logged: false,
+    };
+    for created in [10, 11] {
+        context.created = InodeId(created);
+        let name = created.to_string().into_bytes();
+        model.apply(&Call::Create { parent: ROOT_INODE, name, mode: 0o644 }, &context).unwrap();
+    }
+    let (from, to) = (InodeId(10), InodeId(11));
+    model.apply(&Call::Write { ino: from, offset: 0, len: 100, seed: 1 }, &context).unwrap();
+    model.get_mut(from).and_then(Inode::content_mut).unwrap().truncate(1 << 30);
+    let wanted = model.wanted_by_range(&Call::CloneRange { from, from_offset: 0, to, to_offset: 0, len: 0 });
+    assert!(wanted < 1 << 20, "{wanted} bytes");
+}
