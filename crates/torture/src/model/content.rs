@@ -332,7 +332,7 @@ impl Content {
             self.size == old.size.max(reach)
         });
         let first = done.next()?;
-        Some((first, done.last().unwrap_or(first)))
+        Some((first, done.next_back().unwrap_or(first)))
     }
 
     /// Whether space is set aside for every byte of this range.
