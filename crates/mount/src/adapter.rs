@@ -220,12 +220,22 @@ impl<V: Verbs> Adapter<V> {
             }
             Body::Copy(asked) => {
                 let (from, to) = ((ino, asked.offset_from), (InodeId(asked.nodeid_to), asked.offset_to));
-                let copied = verbs.copy_range(who, from, to, asked.len.min(COPY_BYTES_MAX));
-                let answer = |copied, reply: Reply| {
-                    let size = std::cmp::min(copied, COPY_BYTES_MAX) as u32;
-                    reply.body(&abi::SizeOut { size, padding: 0 });
-                };
-                self.reply_change(Change::Inode, verb, asked.nodeid_to, copied, reply, answer);
+                let len = asked.len.min(COPY_BYTES_MAX);
+                match verbs.copy_range(who, from, to, len) {
+                    // It may have copied a part.
+                    Err(error @ FsError::Engine(_)) => {
+                        let errno = self.errno(verb, asked.nodeid_to, &error);
+                        let range = (asked.offset_to, len);
+                        self.forget_then(asked.nodeid_to, range, move || reply.error(errno));
+                    }
+                    copied => {
+                        let answer = |copied, reply: Reply| {
+                            let size = std::cmp::min(copied, COPY_BYTES_MAX) as u32;
+                            reply.body(&abi::SizeOut { size, padding: 0 });
+                        };
+                        self.reply_change(Change::Inode, verb, asked.nodeid_to, copied, reply, answer);
+                    }
+                }
             }
             Body::Destroy => reply.empty(),
             Body::Ioctl { command: abi::ioctl::TRIM, data, out_bytes } => {

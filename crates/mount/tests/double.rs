@@ -43,6 +43,8 @@ pub struct Double {
     pub taken: AtomicU64,
     /// fallocate zeroes what it is asked to and fails then.
     pub half_zeroes: AtomicBool,
+    /// copy_range copies half of what it is asked to and fails then.
+    pub half_copies: AtomicBool,
     /// Trims that have begun, and that have ended: none does before it is interrupted.
     pub trims: (AtomicU64, AtomicU64),
     /// Why all writing is to end.
@@ -94,6 +96,7 @@ impl Default for Double {
             fsyncs: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             half_zeroes: AtomicBool::new(false),
+            half_copies: AtomicBool::new(false),
             trims: Default::default(),
             stopped: Mutex::default(),
         }
@@ -335,8 +338,19 @@ impl Verbs for Double {
         Err(FsError::NotSupported)
     }
 
-    fn copy_range(&self, _: Caller, _: (InodeId, u64), _: (InodeId, u64), _: u64) -> Result<u64> {
-        Err(FsError::NotSupported)
+    fn copy_range(
+        &self,
+        caller: Caller,
+        (from, from_offset): (InodeId, u64),
+        (to, to_offset): (InodeId, u64),
+        len: u64,
+    ) -> Result<u64> {
+        if !self.half_copies.load(Relaxed) {
+            return Err(FsError::NotSupported);
+        }
+        let half = self.tree.lock().get(from)?.data[from_offset as usize..][..len as usize / 2].to_vec();
+        self.write(caller, to, to_offset, &half)?;
+        Err(FsError::Engine(EngineError::NoSpace))
     }
 
     fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>) {

@@ -569,3 +569,27 @@ fn what_is_zeroed_in_part_is_not_cached() {
     mount.verbs.half_zeroes.store(false, Relaxed);
     assert_eq!(rustix::fs::fallocate(&file, punch, 0, 4096), Err(rustix::io::Errno::OPNOTSUPP));
 }
+
+/// Goal: what a copy has written before it failed is not hidden by the kernel's cache, nor is a size that it has changed. Method: a file
+/// whose pages and size the kernel has; half of a copy into it, inside and over its end, and an error.
+#[test]
+fn what_is_copied_in_part_is_not_cached() {
+    let Some(mount) = TestMount::start("what_is_copied_in_part_is_not_cached") else { return };
+    let (from, path) = (mount.path("from"), mount.path("to"));
+    fs::write(&from, vec![b'y'; 64 << 10]).unwrap();
+    let mut expected = vec![b'x'; 64 << 10];
+    fs::write(&path, &expected).unwrap();
+    let from = fs::File::open(&from).unwrap();
+    let to = fs::File::options().read(true).write(true).open(&path).unwrap();
+    assert!(fs::read(&path).unwrap() == expected);
+    mount.verbs.half_copies.store(true, Relaxed);
+    for at in [8192, 50_000] {
+        let (len, mut to_offset) = (60_000, at as u64);
+        let done = rustix::fs::copy_file_range(&from, Some(&mut 0), &to, Some(&mut to_offset), len);
+        assert_eq!(done, Err(rustix::io::Errno::NOSPC));
+        expected.resize(expected.len().max(at + len / 2), 0);
+        expected[at..at + len / 2].fill(b'y');
+        assert_eq!(to.metadata().unwrap().len(), expected.len() as u64);
+        assert!(fs::read(&path).unwrap() == expected, "from {at}");
+    }
+}

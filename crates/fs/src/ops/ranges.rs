@@ -98,13 +98,17 @@ impl Core {
             };
             rounds += 1;
             let target = self.state(to);
-            match hindrance {
-                Hindrance::Dirty(ino) => self.write_back(&self.state(ino), Ride::Allowed)?,
+            let removed = match hindrance {
+                Hindrance::Dirty(ino) => self.write_back(&self.state(ino), Ride::Allowed),
                 Hindrance::Inline => {
-                    self.with_space(|| self.leave_record(caller.unwrap_or(Caller::ROOT), &target))?
+                    self.with_space(|| self.leave_record(caller.unwrap_or(Caller::ROOT), &target))
                 }
-                Hindrance::Tail => self.with_space(|| self.settle_tail(&target, rest.to + rest.len))?,
+                Hindrance::Tail => self.with_space(|| self.settle_tail(&target, rest.to + rest.len)),
                 Hindrance::Source | Hindrance::Grown | Hindrance::Changed => break,
+            };
+            match removed {
+                Err(_) if done > 0 => break,
+                removed => removed?,
             }
         }
         Ok(done)
