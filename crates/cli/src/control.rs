@@ -4,7 +4,7 @@
 //! A client connects, writes one word and a newline, and reads one line of JSON: `{"ok": ...}` or
 //! `{"error": "..."}`. After `wait` the first line holds the process id, and a second line comes when the pool has
 //! been closed after the unmount. The socket is named by the mount's device number, lies in a directory that only its
-//! user can enter, and goes when the mount does.
+//! user can enter, and goes when the mount does. Should it lose its name before, it is made again, wherever it can be then.
 //!
 //! Bounded: so many clients at once, so long a request, so much patience with a client that says nothing.
 
@@ -39,6 +39,8 @@ const REQUEST_BYTES_MAX: u64 = 4096;
 /// A line of an answer: what may be longer comes in pages.
 pub const REPLY_BYTES_MAX: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks at whether the socket still has its name, while no client comes.
+const LOOK_PAUSE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// What a mount answers.
 pub trait Service: Send + Sync + 'static {
@@ -63,29 +65,45 @@ struct Waiting {
     closed: Option<Closed>,
 }
 
-/// The socket of this process's mount.
-pub struct Server {
+/// Where a socket is.
+struct Place {
     path: PathBuf,
     inode: u64,
+}
+
+impl Place {
+    /// At worst a file stays that nobody answers at; the next mount replaces it.
+    fn remove(&self) {
+        if is_inode(&self.path, self.inode) {
+            let _ = remove_inode(&self.path, self.inode);
+        }
+    }
+}
+
+/// The socket of this process's mount.
+pub struct Server {
+    /// `None`: it has been taken away.
+    place: Arc<Mutex<Option<Place>>>,
     waiting: Arc<Mutex<Waiting>>,
 }
 
 impl Server {
     /// Binds the socket and answers from threads of its own.
     pub fn start(device: (u32, u32), service: Arc<dyn Service>) -> Result<Server> {
-        let (listener, path) = bind(device)?;
-        let inode = fs::symlink_metadata(&path).map_or(0, |metadata| metadata.ino());
+        let (listener, place) = bind(device)?;
+        let place = Arc::new(Mutex::new(Some(place)));
         let waiting = Arc::new(Mutex::new(Waiting::default()));
-        let server = Server { path, inode, waiting: waiting.clone() };
-        thread::Builder::new().name("control".into()).spawn(move || accept(&listener, &service, &waiting))?;
+        let server = Server { place: place.clone(), waiting: waiting.clone() };
+        let mut door = Door { listener, device, place, has_complained: false };
+        thread::Builder::new().name("control".into()).spawn(move || accept(&mut door, &service, &waiting))?;
         Ok(server)
     }
 
     /// Takes the socket away: the mount is gone, and its device number may be another mount's now.
     pub fn remove_socket(&self) {
-        if is_inode(&self.path, self.inode) {
-            // At worst a file stays that nobody answers at; the next mount replaces it.
-            let _ = remove_inode(&self.path, self.inode);
+        let place = self.place.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(place) = place {
+            place.remove();
         }
     }
 
@@ -133,9 +151,75 @@ fn closed_line(closed: &Closed) -> Value {
     }
 }
 
-fn accept(listener: &UnixListener, service: &Arc<dyn Service>, waiting: &Arc<Mutex<Waiting>>) {
+/// What clients come through.
+struct Door {
+    listener: UnixListener,
+    device: (u32, u32),
+    /// Shared with the [`Server`].
+    place: Arc<Mutex<Option<Place>>>,
+    /// It has been said that the socket cannot be made again.
+    has_complained: bool,
+}
+
+impl Door {
+    /// The next client. `None`: the socket has been taken away, and nobody can come any more.
+    fn next(&mut self) -> Option<io::Result<UnixStream>> {
+        loop {
+            match poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&LOOK_PAUSE)) {
+                Ok(0) if !self.keep_name() => return None,
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => return Some(self.listener.accept().map(|(stream, _)| stream)),
+                Err(error) => return Some(Err(error.into())),
+            }
+        }
+    }
+
+    /// Makes the socket again if it has no name any more: systemd removes a user's directory in /run/user at the last logout, and the
+    /// mount stays. False: it has been taken away by us.
+    fn keep_name(&mut self) -> bool {
+        let path = match &*self.place.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(place) => place.path.clone(),
+            None => return false,
+        };
+        // What another has put there stays: it may be the socket of the next mount with this number.
+        let gone = fs::symlink_metadata(&path).err().map(|error| error.kind());
+        if gone != Some(io::ErrorKind::NotFound) {
+            return true;
+        }
+        match bind(self.device) {
+            Ok((listener, place)) => {
+                tracing::info!(
+                    "the control socket {} was removed; it is {} now",
+                    path.shown(),
+                    place.path.shown()
+                );
+                self.listener = listener;
+                self.has_complained = false;
+                let mut held = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+                if held.is_none() {
+                    // The mount has ended meanwhile.
+                    drop(held);
+                    place.remove();
+                    return false;
+                }
+                *held = Some(place);
+            }
+            Err(error) if !self.has_complained => {
+                tracing::warn!(
+                    "the control socket {} was removed, and {error:#}: varve sync, stats and unmount cannot reach this mount",
+                    path.shown()
+                );
+                self.has_complained = true;
+            }
+            Err(_) => {}
+        }
+        true
+    }
+}
+
+fn accept(door: &mut Door, service: &Arc<dyn Service>, waiting: &Arc<Mutex<Waiting>>) {
     let clients = Arc::new(AtomicUsize::new(0));
-    for stream in listener.incoming() {
+    while let Some(stream) = door.next() {
         let Ok(stream) = stream else {
             // Out of file descriptors, most likely: others must close some first.
             thread::sleep(Duration::from_millis(100));
@@ -375,7 +459,7 @@ fn is_private(directory: &Path, user_id: u32) -> bool {
     }
 }
 
-fn bind(device: (u32, u32)) -> Result<(UnixListener, PathBuf)> {
+fn bind(device: (u32, u32)) -> Result<(UnixListener, Place)> {
     let user_id = rustix::process::getuid().as_raw();
     let mut failure = None;
     for directory in directories(user_id) {
@@ -389,7 +473,7 @@ fn bind(device: (u32, u32)) -> Result<(UnixListener, PathBuf)> {
     Err(failure.expect("there is at least one directory to try"))
 }
 
-fn bind_in(directory: &Path, device: (u32, u32), user_id: u32) -> Result<(UnixListener, PathBuf)> {
+fn bind_in(directory: &Path, device: (u32, u32), user_id: u32) -> Result<(UnixListener, Place)> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
         _ => {}
@@ -405,7 +489,8 @@ fn bind_in(directory: &Path, device: (u32, u32), user_id: u32) -> Result<(UnixLi
     }
     let listener = UnixListener::bind(&path)?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-    Ok((listener, path))
+    let inode = fs::symlink_metadata(&path).map_or(0, |metadata| metadata.ino());
+    Ok((listener, Place { path, inode }))
 }
 
 #[cfg(test)]
@@ -444,15 +529,18 @@ mod tests {
         let path = directory.join("socket");
         let own = UnixListener::bind(&path).expect("a socket");
         let inode = fs::symlink_metadata(&path).expect("it is there").ino();
-        let server = Server { path: path.clone(), inode, waiting: Arc::default() };
+        let server = |path: &Path| {
+            let place = Some(Place { path: path.to_owned(), inode });
+            Server { place: Arc::new(Mutex::new(place)), waiting: Arc::default() }
+        };
         let kept = directory.join("kept");
         fs::rename(&path, &kept).expect("a rename");
         let _other = UnixListener::bind(&path).expect("a socket");
-        server.remove_socket();
+        server(&path).remove_socket();
         remove_inode(&path, inode).expect("it is put back");
         UnixStream::connect(&path).expect("the other answers");
         fs::rename(&kept, &path).expect("a rename");
-        server.remove_socket();
+        server(&path).remove_socket();
         assert_eq!(fs::read_dir(&directory).expect("a directory").count(), 0);
         drop(own);
         fs::remove_dir(&directory).expect("it is empty");
@@ -492,7 +580,7 @@ mod tests {
 
         let mut waiter = connect();
         assert_eq!(waiter.request("wait").expect("a pid"), json!({ "pid": std::process::id() }));
-        let server = Server { path: PathBuf::new(), inode: 0, waiting: waiting.clone() };
+        let server = Server { place: Arc::default(), waiting: waiting.clone() };
         assert_eq!(waiting.lock().expect("no panic").clients.len(), 1, "who has heard is told of the end");
         server.announce(&Err("no flush".to_owned()));
         assert_eq!(waiter.next_line().expect_err("it failed").to_string(), "no flush");
@@ -525,7 +613,7 @@ mod tests {
         assert_eq!(error.to_string(), "too many clients wait already");
         clients.pop();
         clients.push(wait().expect("there is room again"));
-        let server = Server { path: PathBuf::new(), inode: 0, waiting: waiting.clone() };
+        let server = Server { place: Arc::default(), waiting: waiting.clone() };
         server.announce(&Ok(()));
         for mut client in clients {
             assert_eq!(client.next_line().expect("an answer"), Some(json!("closed")));

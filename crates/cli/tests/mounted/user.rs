@@ -100,3 +100,36 @@ grep -q "everything is durable" "$S/log" || fail "no last message in the log fil
 "#,
     );
 }
+
+/// Goal: a user's mount goes on answering `varve` after the user's runtime directory has gone, which systemd removes at the last logout.
+/// Method: such a directory, in which the socket is; it is removed, and comes again with the next login.
+#[test]
+fn the_control_socket_outlives_a_logout() {
+    script(
+        "logout",
+        r#"
+cp "$V" "$S/varve"; V=$S/varve
+mknod "$S/fuse" c 10 229; chmod 666 "$S/fuse"; mount --bind "$S/fuse" /dev/fuse
+U=$S/user; mkdir "$U"; chown nobody "$U"
+as() { (cd "$U"; exec setpriv --reuid nobody --regid 65534 --clear-groups -- "$@"); }
+run=/run/user/$(id -u nobody)
+mkdir -p /run/user; mount -t tmpfs none /run/user
+log_in() { mkdir -m 700 "$run"; chown nobody "$run"; }
+log_in
+as "$V" create pool --size 64M
+as mkdir mnt
+as "$V" mount pool mnt --log "$U/log"
+socket=$(basename "$run"/varve/*.sock)
+[ -S "$run/varve/$socket" ] || fail "no socket in $run"
+rm -r "$run"
+for _ in $(seq 300); do as "$V" sync mnt 2>/dev/null && break; sleep 0.1; done
+as "$V" sync mnt
+as "$V" snapshot mnt mnt/snapshot
+log_in
+as "$V" stats mnt > /dev/null
+"$V" unmount "$U/mnt"
+! find "$run" "/tmp/varve-$(id -u nobody)" -name "$socket" | grep . || fail "the socket is left"
+[ "$(grep -c "control socket" "$U/log")" -eq 1 ] || fail "$(cat "$U/log")"
+"#,
+    );
+}
