@@ -296,6 +296,13 @@ impl Content {
         }
         remove_range(&mut self.reserved, to..to + count);
         remove_range(&mut self.reserved_most, to..to + count);
+        // A block that is cut by an end may be copied, or have zeros written behind the end, though a hole is there.
+        for end in [self.size, part.to_offset + part.len] {
+            if !end.is_multiple_of(PAGE_BYTES) {
+                let zeros = || Slot { page: zeros(), others: Vec::new() };
+                self.pages.entry(end / PAGE_BYTES).or_insert_with(zeros);
+            }
+        }
         self.size = self.size.max(part.to_offset + part.len);
     }
 
