@@ -444,7 +444,15 @@ impl<'a> Export<'a> {
             open_up(dir, existing)?;
             // What is immutable gets no name, and none of its names is changed.
             let open = || host::open_at(of.as_fd(), first, OFlags::empty()).ok();
-            let file = (wanted.kind == FileKind::File).then(open).flatten();
+            let is_file = wanted.kind == FileKind::File;
+            let file = is_file.then(open).flatten();
+            if existing.is_some() && is_file {
+                // Its bytes may wait for the next sync, as its first name took nobody's place.
+                match &file {
+                    Some(file) => rustix::fs::fdatasync(file)?,
+                    None => self.finish_waiting()?,
+                }
+            }
             let mut flags = Flagged::of(file.as_ref().map(AsFd::as_fd));
             flags.free();
             let placed = place(&dir.target, name, existing, |name| {

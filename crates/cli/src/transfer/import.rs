@@ -12,6 +12,9 @@
 //!
 //! Nothing is synced on the way but a commit every few seconds; one commit at the end makes everything durable.
 
+#[cfg(test)]
+mod tests;
+
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -387,6 +390,10 @@ impl Import {
             if existing.is_none_or(|attr| attr.ino != first) {
                 // What is immutable gets no name, and none of its names is changed.
                 let attr = self.filesystem.getattr(first)?;
+                if existing.is_some() {
+                    // As in [`Import::replace`]: its first name took nobody's place, and its bytes may wait.
+                    self.filesystem.flush_file(first)?;
+                }
                 let link = |name: &[u8]| Ok(self.filesystem.link(first, dir.target.ino, name)?);
                 self.freed(attr, || self.put(dir, name, existing, link))?;
             }

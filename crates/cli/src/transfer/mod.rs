@@ -11,6 +11,8 @@ mod links;
 mod place;
 mod tally;
 mod target;
+#[cfg(test)]
+mod test_pool;
 
 pub use export::run as export;
 pub use import::run as import;

@@ -114,38 +114,71 @@ fn what_is_private_stays_so() {
     assert_eq!((bits(&back.join("new")), bits(&back.join("new/tree"))), (0o755, 0o700));
 }
 
+/// Runs an export with the calls traced that sync and that give names. `None`: calls cannot be traced here.
+fn traced(export: &Command, pool: &Path, out: &Path, log: &Path) -> Option<Vec<String>> {
+    let strace = || {
+        let mut command = Command::new("strace");
+        command.args(["-f", "-e", "trace=syncfs,fdatasync,fsync,rename,renameat,renameat2,linkat", "-o"]);
+        command.arg(log);
+        command
+    };
+    if !strace().arg("true").output().is_ok_and(|out| out.status.success()) {
+        say("\n*** SKIPPED: calls cannot be traced here ***\n");
+        return None;
+    }
+    let mut command = strace();
+    command.arg(export.get_program()).args(export.get_args());
+    succeed(command.arg("export").arg(format!("{}:/", pool.display())).arg(out));
+    let calls = fs::read_to_string(log).expect("what was called");
+    Some(calls.lines().map(str::to_owned).collect())
+}
+
 /// Goal: a file that takes the place of an older copy has its bytes on the disk before, so that a cut of power leaves one of the two.
 /// Method: the calls of such an export, with a file that is new and one that is not.
 #[test]
 fn what_takes_a_place_is_durable_before() {
     let scratch = Scratch::new("export-order");
     let (tree, out) = (scratch.subdir("tree"), scratch.subdir("out"));
-    let log = scratch.path("calls");
-    let trace = |command: &mut Command| {
-        command.args(["-f", "-e", "trace=fdatasync,fsync,rename,renameat,renameat2,linkat", "-o"]).arg(&log);
-    };
-    let mut tried = Command::new("strace");
-    trace(&mut tried);
-    if !tried.arg("true").output().is_ok_and(|out| out.status.success()) {
-        return say("\n*** SKIPPED what_takes_a_place_is_durable_before: calls cannot be traced here ***\n");
-    }
     for name in ["new", "old"] {
         fs::write(tree.join(name), "the newer one").expect("a file");
     }
     fs::write(out.join("old"), "older").expect("a file");
     let pool = scratch.pool("pool", "64M");
     done(&import(&tree, &pool, "/"));
-    let mut command = Command::new("strace");
-    trace(&mut command);
-    command.arg(varve(&[]).get_program()).arg("export").arg(format!("{}:/", pool.display()));
-    succeed(command.arg(&out));
-    let calls = fs::read_to_string(&log).expect("what was called");
-    let at = |call: &str| calls.lines().position(|line| line.contains(call));
+    let Some(calls) = traced(&varve(&[]), &pool, &out, &scratch.path("calls")) else { return };
+    let at = |call: &str| calls.iter().position(|line| line.contains(call));
     let (synced, replaced) = (at("sync("), at("rename"));
-    assert!(replaced.is_some() && synced.is_some() && synced < replaced, "{calls}");
-    let syncs = calls.lines().filter(|line| line.contains("sync(")).count();
-    assert_eq!(syncs, 1, "what is new needs none: {calls}");
+    assert!(replaced.is_some() && synced.is_some() && synced < replaced, "{calls:#?}");
+    let syncs = calls.iter().filter(|line| line.contains("sync(")).count();
+    assert_eq!(syncs, 1, "what is new needs none: {calls:#?}");
     assert_eq!(fs::read_to_string(out.join("old")).expect("it is there"), "the newer one");
+}
+
+/// Goal: so has a file that takes the place by a further name, its first being nobody's before, also where its owner may not read it.
+/// Method: the calls of such exports by root and by an ordinary user.
+#[test]
+fn a_further_name_takes_a_place_with_its_bytes() {
+    let check = |name: &str, export: &Command, mode: u32| {
+        let scratch = Scratch::new(name);
+        let (tree, out) = (scratch.subdir("tree"), scratch.subdir("out"));
+        fs::write(tree.join("x"), "the newer one").expect("a file");
+        fs::set_permissions(tree.join("x"), fs::Permissions::from_mode(mode)).expect("bits");
+        fs::hard_link(tree.join("x"), tree.join("y")).expect("a link");
+        fs::write(out.join("y"), "older").expect("a file");
+        let pool = scratch.pool("pool", "64M");
+        done(&import(&tree, &pool, "/"));
+        for path in [&out, &out.join("y"), &pool] {
+            rustix::fs::chown(path, Some(rustix::fs::Uid::from_raw(65_534)), None).expect("an owner");
+        }
+        let Some(calls) = traced(export, &pool, &out, &scratch.path("calls")) else { return };
+        let at = |call: &str| calls.iter().position(|line| line.contains(call));
+        let (synced, replaced) = (at("sync"), at("rename"));
+        assert!(replaced.is_some() && synced.is_some() && synced < replaced, "{name}: {calls:#?}");
+        assert_eq!(fs::read_to_string(out.join("y")).expect("it is there"), "the newer one");
+    };
+    let Some(as_user) = ordinary_user() else { return };
+    check("export-link", &varve(&[]), 0o644);
+    check("export-link-closed", &as_user(), 0o200);
 }
 
 /// Goal: an ordinary user's export mends the attributes of files that he may not read or write, and finds nothing to do the next time.

@@ -1,34 +1,14 @@
 //! Single entries, on targets that tests play.
 
 use std::path::Path;
-use std::sync::Arc;
-
-use varve_device::{Device, MemoryDevice};
-use varve_fs::{
-    Caller, FormatOptions, OpenOptions, Profile, ROOT_INODE, SetAttr, SetTime, StoreOptions, Timestamp,
-};
+use varve_fs::{Caller, ROOT_INODE, SetAttr, SetTime, Timestamp};
 
 use super::*;
-use crate::clock::SystemClock;
+use crate::transfer::test_pool;
 
 /// A pool in memory.
 fn pool() -> Filesystem {
-    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(64 << 20));
-    let format = FormatOptions {
-        data: Profile::Single,
-        metadata: Profile::Single,
-        pool_id: [7; 16],
-        hash_seed: 7,
-        force: false,
-    };
-    Filesystem::format(std::slice::from_ref(&device), &format, Caller::ROOT, &SystemClock).expect("formats");
-    let options = OpenOptions {
-        store: StoreOptions { background: false, ..StoreOptions::default() },
-        dirty_bytes_max: 1 << 20,
-        clock: Arc::new(SystemClock),
-        on_data_logged: None,
-    };
-    Filesystem::open(vec![device], options).expect("opens").0
+    test_pool::open(test_pool::format())
 }
 
 /// A file in its root whose contents are its name and which all have one time.
