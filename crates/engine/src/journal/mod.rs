@@ -371,15 +371,14 @@ impl Store {
         }
     }
 
-    /// Gives back blocks whose freeing is durable and that nobody reads any more. Whether there were any.
-    pub(crate) fn release_retired(&self) -> bool {
+    /// Gives back blocks whose freeing is durable and that nobody reads any more.
+    pub(crate) fn release_retired(&self) {
         // Under the mutex, so that nobody finds blocks that are on their way neither here nor there.
         let mut core = self.core.lock();
         let runs = self.readers.drain();
         for run in &runs {
             core.space.release(*run);
         }
-        !runs.is_empty()
     }
 
     /// Data that has not been written yet is read from memory: for each of these blocks where it is, if it is there.

@@ -2,6 +2,16 @@
 
 use super::*;
 
+/// Nothing on `device` is other than it was `before`.
+fn untouched(before: &MemoryDevice, device: &MemoryDevice, what: &str) {
+    let (mut was, mut is) = (AlignedBuf::new(1 << 20), AlignedBuf::new(1 << 20));
+    for at in (0..POOL_BYTES).step_by(1 << 20) {
+        before.read_at(at, &mut was).expect("reads");
+        device.read_at(at, &mut is).expect("reads");
+        assert!(was[..] == is[..], "{what}: something was written at {at}");
+    }
+}
+
 // Goal: a device that belongs to somebody else is not taken without being told to. Method: what volume managers, arrays and filesystems
 // leave on a device, each where it leaves it, and bytes that nobody knows at both ends; a byte in the middle alone is nobody's.
 #[test]
@@ -47,12 +57,7 @@ fn what_others_have_written_is_not_overwritten() {
         let devices = [device.clone() as Arc<dyn Device>];
         let error = Store::format(&devices, &options(false)).expect_err("it is somebody else's").to_string();
         assert!(error.contains(word) && error.contains("--force"), "{at}: {error}");
-        let (mut was, mut is) = (AlignedBuf::new(1 << 20), AlignedBuf::new(1 << 20));
-        for at in (0..POOL_BYTES).step_by(1 << 20) {
-            before.read_at(at, &mut was).expect("reads");
-            device.read_at(at, &mut is).expect("reads");
-            assert!(was[..] == is[..], "{word}: something was written at {at}");
-        }
+        untouched(&before, &device, word);
         Store::format(&devices, &options(true)).expect("it was told to");
     }
     let device = Arc::new(MemoryDevice::new(POOL_BYTES));
@@ -84,12 +89,7 @@ fn what_others_have_begun_is_not_a_pool_to_write_to() {
             let before = device.inner.snapshot();
             let error = try_open(&device).err().expect("it may be another's").to_string();
             assert!(error.contains("somebody else"), "{error}");
-            let (mut was, mut is) = (AlignedBuf::new(1 << 20), AlignedBuf::new(1 << 20));
-            for at in (0..POOL_BYTES).step_by(1 << 20) {
-                before.read_at(at, &mut was).expect("reads");
-                device.inner.read_at(at, &mut is).expect("reads");
-                assert!(was[..] == is[..], "something was written at {at}");
-            }
+            untouched(&before, &device.inner, &error);
             let options = StoreOptions { read_only: true, background: false, ..StoreOptions::default() };
             let (store, _) =
                 Store::open(vec![device.clone() as Arc<dyn Device>], options).expect("for reading");

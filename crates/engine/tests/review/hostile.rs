@@ -57,20 +57,16 @@ fn a_node_is_not_freed_as_data() {
 
 /// A node of the newest checkpoint.
 fn node(device: &Hooked) -> Run {
-    let superblock = superblock_of(device);
-    let mut block = AlignedBuf::new(4096);
-    device.inner.read_at(DATA_START + superblock.root.addr[0].0, &mut block).expect("reads");
-    let root = varve_format::root::RootBlock::decode(&block).expect("a root");
+    let root = root_of(device);
     let tree = root.trees.iter().find(|t| t.tree == TREE).expect("the names tree");
     Run { addr: tree.ptr.addr[0], blocks: 1 }
 }
 
 /// A pool whose superblock and root block say what `change` makes of them, with `blocks` written by pool address.
 fn forged(
-    change: impl FnOnce(&mut varve_format::superblock::Superblock, &mut varve_format::root::RootBlock),
+    change: impl FnOnce(&mut varve_format::superblock::Superblock, &mut RootBlock),
     blocks: &[(PoolAddr, Vec<u8>)],
 ) -> Arc<Hooked> {
-    use varve_format::root::RootBlock;
     let device = Hooked::new();
     format(&device, Profile::Single, Profile::Single);
     let store = open(&device);
@@ -78,10 +74,8 @@ fn forged(
     store.close().expect("closes");
     drop(store);
     let mut superblock = superblock_of(&device);
-    let mut block = AlignedBuf::new(4096);
     let at = DATA_START + superblock.root.addr[0].0;
-    device.inner.read_at(at, &mut block).expect("reads");
-    let mut root = RootBlock::decode(&block).expect("a root");
+    let mut root = root_of(&device);
     superblock.generation += 1;
     change(&mut superblock, &mut root);
     let bytes = root.encode();
@@ -103,7 +97,6 @@ fn forged(
 // and, in the first case, data can be read.
 #[test]
 fn what_is_lost_keeps_nobody_from_reading_the_rest() {
-    use varve_format::root::RootBlock;
     for tree_is_lost in [true, false] {
         let device = Hooked::new();
         format(&device, Profile::Single, Profile::Single);
@@ -118,9 +111,7 @@ fn what_is_lost_keeps_nobody_from_reading_the_rest() {
         store.close().expect("closes");
         drop(store);
         let mut block = AlignedBuf::new(4096);
-        let at = DATA_START + superblock_of(&device).root.addr[0].0;
-        device.inner.read_at(at, &mut block).expect("reads");
-        let root = RootBlock::decode(&block).expect("a root");
+        let root = root_of(&device);
         let names = root.trees.iter().find(|tree| tree.tree == TREE).expect("the tree");
         assert!(names.height > 1, "it has a node above others");
         let lost = if tree_is_lost { names.ptr } else { root.checksums.ptr };
@@ -156,7 +147,7 @@ fn what_is_lost_keeps_nobody_from_reading_the_rest() {
 #[test]
 fn a_log_that_changes_what_is_lost_is_read_up_to_there() {
     use varve_format::codec::Reader;
-    use varve_format::root::{NodePtr, RootBlock};
+    use varve_format::root::NodePtr;
     for lost in ["root", "leaf", "checksums"] {
         let device = Hooked::new();
         format(&device, Profile::Single, Profile::Single);
@@ -181,9 +172,7 @@ fn a_log_that_changes_what_is_lost_is_read_up_to_there() {
         store.commit(behind).expect("commits");
         drop(store);
         let mut block = AlignedBuf::new(4096);
-        let at = DATA_START + superblock_of(&device).root.addr[0].0;
-        device.inner.read_at(at, &mut block).expect("reads");
-        let root = RootBlock::decode(&block).expect("a root");
+        let root = root_of(&device);
         let names = root.trees.iter().find(|tree| tree.tree == TREE).expect("the tree");
         assert!(names.height > 1, "it has a node above others");
         let (mut ptr, levels) = match lost {

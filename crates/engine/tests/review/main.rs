@@ -28,6 +28,7 @@ use varve_engine::{
     Data, EngineError, FormatOptions, Lsn, PoolAddr, Profile, RecoveryReport, Reservation, Run, Store,
     StoreOptions, Transaction, TreeId,
 };
+use varve_format::root::RootBlock;
 use varve_format::superblock::{Superblock, slot_offset};
 use varve_sim::{
     CrashPolicy, Fate, Fault, FaultRule, FaultyDevice, RecordingDevice, Rng, SectorSet, Trigger,
@@ -66,6 +67,14 @@ fn superblock_of(device: &Hooked) -> Superblock {
         Superblock::decode(&slot).ok()
     });
     all.max_by_key(|s| s.generation).expect("a superblock")
+}
+
+/// The root block of the newest checkpoint.
+fn root_of(device: &Hooked) -> RootBlock {
+    let mut block = AlignedBuf::new(4096);
+    let at = DATA_START + superblock_of(device).root.addr[0].0;
+    device.inner.read_at(at, &mut block).expect("reads");
+    RootBlock::decode(&block).expect("a root")
 }
 
 fn block_data(fill: u8, blocks: u32) -> Data {
