@@ -333,10 +333,15 @@ impl Session {
         if errno == 0 && self.setup.tight {
             self.take_left_out_times(call, &old)?;
         }
-        if matches!(call, Call::CloneRange { .. }) {
-            self.record_range(call, &context, &old, (before, after), &events, errno == 0)?;
-        } else {
-            self.record(call, &context, &old, (before, after), events, errno == 0)?;
+        match call {
+            Call::CloneRange { .. } if matches!(old.part(call), Ok(Some(_))) => {
+                self.record_range(call, &context, &old, (before, after), &events, errno == 0)?;
+            }
+            // It changes nothing; what it looks at may be a file that a snapshot waits for, which is logged then.
+            Call::CloneRange { .. } => {
+                self.record(&Call::Maintain, &context, &old, (before, after), events, true)?;
+            }
+            _ => self.record(call, &context, &old, (before, after), events, errno == 0)?,
         }
         self.promise(call, (before, after), errno == 0)?;
         if errno == 0 {
