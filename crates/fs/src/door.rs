@@ -29,6 +29,10 @@ impl Filesystem {
     pub(crate) fn core(&self) -> &Core {
         &self.core
     }
+
+    pub(crate) fn weak_core(&self) -> std::sync::Weak<Core> {
+        Arc::downgrade(&self.core)
+    }
 }
 
 impl Filesystem {

@@ -310,6 +310,46 @@ fn kept_buffers_and_frozen_files() {
     fixture.check();
 }
 
+// Goal: the memory of a large file is free for the next writes as soon as it is logged, not with the last of what was taken with
+// it. Method: a file of six batches, with the threads of a filesystem and without; how much is in use each time that some of it has
+// been logged.
+#[test]
+fn what_is_logged_needs_no_memory() {
+    const LEN: u64 = 24 * MIB;
+    for background in [false, true] {
+        let fixture = Fixture::with(64 * MIB, HASH_KIND_SIPHASH13, 32 * MIB);
+        fixture.fs.close().unwrap();
+        let core: Arc<std::sync::OnceLock<std::sync::Weak<crate::core::Core>>> = Arc::default();
+        let (theirs, seen) = (core.clone(), Arc::new(Mutex::new(Vec::new())));
+        let notes = seen.clone();
+        let observer = move |logged: crate::api::DataLogged| {
+            let core = theirs.get().unwrap().upgrade().unwrap();
+            notes.lock().push((logged.offset + logged.len, core.buffers.chunk_bytes_in_use()));
+        };
+        let options = OpenOptions {
+            store: StoreOptions { background, ..StoreOptions::default() },
+            dirty_bytes_max: 512 * MIB,
+            clock: Arc::new(TestClock(SimClock::new(1_800_000_000, 0))),
+            on_data_logged: Some(Arc::new(observer)),
+        };
+        let fs = Filesystem::open(vec![fixture.device.clone()], options).unwrap().0;
+        core.set(fs.weak_core()).unwrap();
+        let ino = fs.create(Caller::ROOT, ROOT, b"f", 0o644).unwrap().ino;
+        let data = pattern(1, MIB as usize);
+        for at in (0..LEN).step_by(MIB as usize) {
+            fs.write(Caller::ROOT, ino, at, &data).unwrap();
+        }
+        fs.flush_file(ino).unwrap();
+        let seen = std::mem::take(&mut *seen.lock());
+        assert_eq!(seen.last().unwrap().0, LEN, "{background}");
+        for (logged, in_use) in seen {
+            // The batch that has just been logged is let go of next.
+            assert!(in_use <= LEN - logged + 4 * MIB, "{background}: {in_use} in use with {logged} logged");
+        }
+        fs.close().unwrap();
+    }
+}
+
 // Goal: data of large writes to a long file goes to the device before much waits; that of small ones is gathered, and so is that
 // of a short file. Method: as much in pages as in large writes, near the beginning of a file and far from it, less than the
 // whole bound's quarter and more than a sixty-fourth of it, in a filesystem with its threads; the clock stands still, so that

@@ -15,13 +15,11 @@ use super::pages::{self, PageBuf};
 use crate::Result;
 use crate::core::Core;
 
-/// How far a group has been gathered: the next page's job, its number in it, how many are left, and where the next
-/// blocks would best lie.
+/// How far a group has been gathered: the next page's job, how many are left, and where the next blocks would best lie.
 pub(super) struct Source {
     pub near: PoolAddr,
     pub left: usize,
     pub job: usize,
-    pub page: usize,
     pub ride: bool,
 }
 
@@ -32,8 +30,18 @@ pub(super) struct Batch {
     pub sums: Vec<u32>,
     /// The buffer in which those were gathered that lie in no chunk, if there are any; if they ride, that of all of them.
     pub gathered: Option<Arc<AlignedBuf>>,
-    /// Job, first page in it, and how many.
-    pub parts: Vec<(usize, usize, usize)>,
+    /// The pages, in order.
+    pub parts: Vec<Part>,
+}
+
+/// Pages of one job. Let go of when they are logged, not with the whole group: the next writes come into the same memory.
+pub(super) struct Part {
+    /// Number of the job.
+    pub job: usize,
+    /// Ascending.
+    pub pages: Vec<(u64, PageBuf)>,
+    /// Whether these are the last of the job.
+    pub last: bool,
 }
 
 /// What is written where.
@@ -116,7 +124,7 @@ impl Core {
     /// chunk (or is to ride). `None`: there are no more.
     pub(super) fn gather(
         &self,
-        jobs: &[FileJob],
+        jobs: &mut [FileJob],
         reservation: &mut Reservation,
         source: &mut Source,
     ) -> Result<Option<Batch>> {
@@ -129,21 +137,29 @@ impl Core {
         source.near = runs.last().map_or(PoolAddr::NULL, |run| PoolAddr(run.addr.0 + run.bytes()));
         if source.ride
             && let [job] = jobs
-            && let Some(chunk) = pages::chunk_of(&job.pages)
+            && let Some(chunk) = pages::chunk_of(job.pages.as_slice())
             && chunk.is_small()
         {
             // It never changes, and who reads these blocks before they are on the device reads from it.
             let gathered = Some(chunk.buf().clone());
             let placed = Arc::new(Placed { runs, data: Vec::new() });
-            return Ok(Some(Batch { placed, sums: Vec::new(), gathered, parts: vec![(0, 0, count)] }));
+            let pages = std::mem::take(&mut job.pages).collect();
+            let parts = vec![Part { job: 0, pages, last: true }];
+            return Ok(Some(Batch { placed, sums: Vec::new(), gathered, parts }));
         }
         let mut parts = Vec::new();
         let mut lie = Lie::default();
         let mut filled = 0;
         while filled < count {
-            let (job, page) = (source.job, source.page);
-            let take = (jobs[job].pages.len() - page).min(count - filled);
-            for (_, data) in &jobs[job].pages[page..page + take] {
+            let (number, job) = (source.job, &mut jobs[source.job]);
+            let take = job.pages.len().min(count - filled);
+            let last = take == job.pages.len();
+            let pages: Vec<_> = match last {
+                // The vector itself, if nothing of it is gone yet.
+                true => std::mem::take(&mut job.pages).collect(),
+                false => job.pages.by_ref().take(take).collect(),
+            };
+            for (_, data) in &pages {
                 match data {
                     PageBuf::Part(chunk, page) if !source.ride && !chunk.is_small() => {
                         lie.add_part(chunk, *page)
@@ -154,12 +170,9 @@ impl Core {
                     }),
                 }
             }
-            parts.push((job, page, take));
+            parts.push(Part { job: number, pages, last });
             filled += take;
-            source.page += take;
-            if source.page == jobs[job].pages.len() {
-                (source.job, source.page) = (job + 1, 0);
-            }
+            source.job += usize::from(last);
         }
         let (data, gathered) = lie.into_data();
         let mut sums = Vec::new();

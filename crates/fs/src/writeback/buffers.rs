@@ -89,6 +89,12 @@ impl Buffers {
         Arc::new(Chunk { buf, pages: len / BLOCK_BYTES, size: Some(size), home: self.chunks.clone() })
     }
 
+    /// Bytes of the chunks that somebody uses.
+    #[cfg(test)]
+    pub(crate) fn chunk_bytes_in_use(&self) -> u64 {
+        self.chunks.kept.lock().in_use
+    }
+
     /// Lets go of all.
     pub(crate) fn clear(&self) {
         let gather = std::mem::take(&mut *self.gather.lock());

@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::{self, Scope, ScopedJoinHandle};
+use std::vec;
 
 use varve_device::AlignedBuf;
 use varve_engine::{BLOCK_BYTES, Data, InodeId, PoolAddr, Reservation, Run, Store, Transaction};
 use varve_format::record::inode::INODE_FLAG_STALE_TAIL;
 
-use super::batch::{Batch, Source};
+use super::batch::{Batch, Part, Source};
 use super::pages::{self, PageBuf};
 use super::{PIECE_PAGES_MAX, RIDING_PAGES_MAX, Ride};
 use crate::api::DataLogged;
@@ -29,8 +30,8 @@ pub(crate) struct FileJob {
     pub state: Arc<InodeState>,
     /// Marks the pages that are in flight for this job.
     pub id: u64,
-    /// The pages, ascending.
-    pub pages: Vec<(u64, PageBuf)>,
+    /// The pages, ascending: those that no batch has taken yet.
+    pub pages: vec::IntoIter<(u64, PageBuf)>,
     /// The file's size when they were taken.
     pub size: u64,
     /// Whether dirty pages were left behind, which are about to be cut off.
@@ -130,7 +131,7 @@ impl Core {
         let Some(first) = jobs.first() else { return Ok(()) };
         let reservation = reservation.as_mut().expect("pages that are taken have their space");
         let ride = ride == Ride::Allowed && *pages as u64 <= RIDING_PAGES_MAX;
-        let mut source = Source { near: first.near, left: *pages, job: 0, page: 0, ride };
+        let mut source = Source { near: first.near, left: *pages, job: 0, ride };
         if *pages > PIECE_PAGES_MAX && self.background {
             return self.write_overlapped(jobs, reservation, &mut source);
         }
@@ -208,16 +209,19 @@ impl Core {
             .iter()
             .flat_map(|run| (0..u64::from(run.blocks)).map(|i| PoolAddr(run.addr.0 + i * BLOCK_BYTES as u64)))
             .collect();
+        // Before the pages, so that nobody else refers to a chunk when its last page goes.
+        drop(placed);
         let mut at = 0;
         let alone = jobs.len() == 1;
-        for (number, page, take) in parts {
+        for Part { job: number, pages, last } in parts {
             let job = &mut jobs[number];
+            let take = pages.len();
             let piece = Piece {
                 id: job.id,
-                pages: &job.pages[page..page + take],
+                pages: &pages,
                 addrs: &addrs[at..at + take],
                 sums: if ride { &[] } else { &sums[at..at + take] },
-                last: page + take == job.pages.len(),
+                last,
                 ride: gathered.as_ref().filter(|_| ride).map(|buf| (buf, at * BLOCK_BYTES)),
             };
             at += take;
@@ -232,7 +236,6 @@ impl Core {
                 job.turn = None;
             }
         }
-        drop(placed);
         // What rides is still referred to.
         if !ride && let Some(buf) = gathered.and_then(Arc::into_inner) {
             self.buffers.give(buf);

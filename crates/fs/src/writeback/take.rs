@@ -73,7 +73,7 @@ impl Core {
         drop(guard);
         group.add(
             &self.store,
-            FileJob { state, id, pages, size, partial, near, turn: Some(turn) },
+            FileJob { state, id, pages: pages.into_iter(), size, partial, near, turn: Some(turn) },
             reservation,
         );
         Ok(None)
