@@ -309,7 +309,7 @@ impl Core {
         let mut result = self.write_back_old();
         result = result.and(self.complete(|_| true));
         if self.dirty.bytes() == 0 {
-            self.buffers.clear();
+            self.buffers.tire();
         }
         self.reap.look_at_the_ailing();
         let reaped = reap();

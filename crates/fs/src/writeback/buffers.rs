@@ -7,7 +7,7 @@
 //! spare one for it.
 //!
 //! Bound: [`GATHER_SPARE_MAX`] buffers are kept, and of chunks so many that, with those in use, they are no more than may
-//! be dirty; none while nothing is dirty for long ([`Buffers::clear`]).
+//! be dirty; [`IDLE_BYTES_MAX`] when nothing is dirty, and none while nothing was for long ([`Buffers::tire`]).
 
 use std::sync::Arc;
 
@@ -19,6 +19,11 @@ use super::PIECE_PAGES_MAX;
 
 /// Buffers kept for gathering: as many as are used at once, two being written and one being filled or logged.
 const GATHER_SPARE_MAX: usize = 3;
+/// Bytes of chunks kept when nothing is dirty: about what a stream of large writes has in use, which often goes on, or is
+/// followed by the next, after some seconds.
+const IDLE_BYTES_MAX: u64 = 32 << 20;
+/// Rounds of the background for which they are.
+const IDLE_ROUNDS_MAX: u32 = 60;
 /// Pages of a chunk, largest first. A write is cut into these; what is left is too small to gain by it.
 const CHUNK_PAGES: [usize; 4] = [CHUNK_PAGES_MAX, 128, 64, 32];
 /// Pages of the largest.
@@ -95,11 +100,12 @@ impl Buffers {
         self.chunks.kept.lock().in_use
     }
 
-    /// Lets go of all.
-    pub(crate) fn clear(&self) {
-        let gather = std::mem::take(&mut *self.gather.lock());
-        let chunks = std::mem::take(&mut self.chunks.kept.lock().spare);
-        drop((gather, chunks));
+    /// A round of the background has found nothing dirty: lets go of what is more than the next large writes are likely to
+    /// need, and of all when there have been none for [`IDLE_ROUNDS_MAX`] rounds.
+    pub(crate) fn tire(&self) {
+        let (over, all) = self.chunks.tire();
+        let gather = if all { std::mem::take(&mut *self.gather.lock()) } else { Vec::new() };
+        drop((gather, over));
         SharedPage::give_back();
     }
 }
@@ -158,6 +164,8 @@ struct Kept {
     spare: [Vec<AlignedBuf>; CHUNK_PAGES.len()],
     /// Bytes of the chunks in use.
     in_use: u64,
+    /// Rounds of the background since one was taken in which nothing was dirty.
+    idle_rounds: u32,
 }
 
 fn size_of_buffer(buf: &AlignedBuf) -> Option<usize> {
@@ -173,7 +181,23 @@ impl SpareChunks {
     fn take(&self, size: usize) -> Option<AlignedBuf> {
         let mut kept = self.kept.lock();
         kept.in_use += bytes_of(size);
+        kept.idle_rounds = 0;
         kept.spare[size].pop()
+    }
+
+    /// What is no longer kept after one more round in which nothing was dirty, and whether that is all.
+    fn tire(&self) -> (Vec<AlignedBuf>, bool) {
+        let mut kept = self.kept.lock();
+        kept.idle_rounds = kept.idle_rounds.saturating_add(1);
+        let all = kept.idle_rounds > IDLE_ROUNDS_MAX;
+        let mut left = if all { 0 } else { IDLE_BYTES_MAX };
+        let mut over = Vec::new();
+        for (size, list) in kept.spare.iter_mut().enumerate() {
+            let count = (left / bytes_of(size)).min(list.len() as u64);
+            left -= count * bytes_of(size);
+            over.extend(list.drain(count as usize..));
+        }
+        (over, all)
     }
 
     /// One is no longer in use.
@@ -227,8 +251,35 @@ mod tests {
             assert!(spare(&buffers) > BYTES_MAX / 2, "{pages} pages: {} bytes are kept", spare(&buffers));
         }
         assert_eq!(buffers.chunks.kept.lock().in_use, 0);
-        buffers.clear();
-        assert_eq!(spare(&buffers), 0);
+    }
+
+    // Goal: when nothing is dirty a little is kept for the next large writes, and nothing when none come. Method: rounds of the
+    // background after many chunks of two sizes, after one more, and as many as it takes.
+    #[test]
+    fn spare_chunks_go_when_nothing_is_written() {
+        let buffers = Buffers::new(4 * IDLE_BYTES_MAX);
+        let spare = |buffers: &Buffers| -> u64 {
+            buffers.chunks.kept.lock().spare.iter().flatten().map(|buf| buf.len() as u64).sum()
+        };
+        let write = |pages: usize, bytes: u64| {
+            let data = vec![7; pages * BLOCK_BYTES];
+            drop((0..bytes / data.len() as u64).map(|_| buffers.chunk(&data)).collect::<Vec<_>>());
+        };
+        write(32, IDLE_BYTES_MAX);
+        write(CHUNK_PAGES_MAX, IDLE_BYTES_MAX);
+        buffers.give(buffers.take());
+        assert_eq!(spare(&buffers), 2 * IDLE_BYTES_MAX);
+        for round in 0..IDLE_ROUNDS_MAX {
+            buffers.tire();
+            assert_eq!((spare(&buffers), buffers.gather.lock().len()), (IDLE_BYTES_MAX, 1), "{round}");
+        }
+        write(CHUNK_PAGES_MAX, 1 << 20);
+        for _ in 0..IDLE_ROUNDS_MAX {
+            buffers.tire();
+        }
+        assert_eq!(spare(&buffers), IDLE_BYTES_MAX);
+        buffers.tire();
+        assert_eq!((spare(&buffers), buffers.gather.lock().len()), (0, 0));
     }
 
     // Goal: buffers that writers give away are bounded like others, whichever sizes they have. Method: many are given, held
