@@ -21,7 +21,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use varve_format::record::extent::{Extent, ExtentKind};
@@ -45,6 +45,9 @@ pub(super) const KEYFRAMES_MAX: usize = if cfg!(test) { 3 } else { 16 };
 /// Of the entries that are too many, this part stays in front of a keyframe that is made: those who come from versions
 /// nearby use it, too.
 const IN_FRONT_PART: u32 = 8;
+/// Rounds of the background ([`Keyframes::rest`]) for which nobody asks a device for keyframes that has failed to read one, which
+/// may take it seconds each time.
+const REST_ROUNDS: u32 = 120;
 /// Wishes that are kept.
 const WISHES_MAX: usize = 1 << 16;
 
@@ -61,6 +64,8 @@ struct Wish {
 pub struct Keyframes {
     /// Whether there may be any.
     any: AtomicBool,
+    /// Rounds for which none are read, made or wished for.
+    resting: AtomicU32,
     /// Entries passed in a segment that are too many.
     many: u32,
     wishes: Mutex<BTreeSet<Wish>>,
@@ -72,8 +77,8 @@ pub struct Keyframes {
 impl Keyframes {
     /// Of a store in which there may be some, where whoever passes more than `many` entries in a segment wants one.
     pub(crate) fn new(many: u32) -> Keyframes {
-        let (made, made_bytes) = Default::default();
-        Keyframes { any: AtomicBool::new(true), many, wishes: Mutex::default(), made, made_bytes }
+        let (resting, made, made_bytes) = Default::default();
+        Keyframes { any: AtomicBool::new(true), resting, many, wishes: Mutex::default(), made, made_bytes }
     }
     /// Before anything is applied: whether there are some.
     pub(crate) fn begin(&self, any: bool) {
@@ -88,6 +93,22 @@ impl Keyframes {
                 self.made_bytes.fetch_add((key.len() + value.len()) as u64, Relaxed);
             }
         }
+    }
+    /// Whether there may be some for who reads.
+    fn may_be_read(&self) -> bool {
+        self.any.load(Relaxed) && self.resting.load(Relaxed) == 0
+    }
+    /// The device could not read one: they are done without for a while.
+    pub fn fail(&self) {
+        self.resting.store(REST_ROUNDS, Relaxed);
+        self.forget();
+    }
+    /// One more round of the background. True: they are still done without.
+    pub fn rest(&self) -> bool {
+        let left = self.resting.load(Relaxed);
+        // Who fails meanwhile may lose a round by it.
+        self.resting.store(left.saturating_sub(1), Relaxed);
+        left > 1
     }
     /// Keyframes made since the store was opened, and bytes of them.
     pub(crate) fn made(&self) -> (u64, u64) {
@@ -125,7 +146,8 @@ pub(super) struct Passed<'a> {
 
 impl<'a> Passed<'a> {
     pub(super) fn new(read: &'a dyn Read, path: &Path) -> Passed<'a> {
-        let known = read.keyframes().filter(|known| known.many < u32::MAX && path.versions() > 1);
+        let wanted = |known: &&Keyframes| known.many < u32::MAX && known.resting.load(Relaxed) == 0;
+        let known = read.keyframes().filter(|known| path.versions() > 1 && wanted(known));
         Passed { known, segment: 0, met: 0, place: None }
     }
     /// One more, of the version at place `at` of the path or of one in front of it.
@@ -172,7 +194,7 @@ pub(super) fn nearest(
     segment: u64,
     found: &mut Pieces,
 ) -> Result<Option<VersionKey>> {
-    let Some(known) = read.keyframes().filter(|known| known.any.load(Relaxed)) else { return Ok(None) };
+    let Some(known) = read.keyframes().filter(|known| known.may_be_read()) else { return Ok(None) };
     if path.versions() == 1 || from >= path.versions() || !usable(path, segment) {
         return Ok(None);
     }
@@ -197,13 +219,13 @@ pub(super) fn nearest(
 }
 
 /// What is lost of keyframes keeps nobody from reading. (Who changes what they are made of must take them away, and is refused.)
-/// A device that fails is not asked for any more of them, which may take it seconds each time, until some are made.
+/// A device that fails is not asked for any more of them for a while.
 fn without_damage(known: &Keyframes, read: Result<()>) -> Result<()> {
     match read {
         Err(error) if error.is_damage() => {
             tracing::debug!(%error, "read without keyframes");
             if matches!(error, EngineError::Device(_)) {
-                known.any.store(false, Relaxed);
+                known.fail();
             }
             Ok(())
         }
@@ -213,7 +235,7 @@ fn without_damage(known: &Keyframes, read: Result<()>) -> Result<()> {
 
 /// Has the keyframes of these segments read together, as far as they are not in memory.
 pub(super) fn read_ahead(read: &dyn Read, path: &Path, segments: Range<u64>) -> Result<()> {
-    let Some(known) = read.keyframes().filter(|known| known.any.load(Relaxed)) else { return Ok(()) };
+    let Some(known) = read.keyframes().filter(|known| known.may_be_read()) else { return Ok(()) };
     let (family, version) = (path.family(), path.step(0).key);
     let key = |segment| KeyframeKey { family, segment, version, piece: 0 }.encode().to_vec();
     without_damage(known, read.read_ahead(TreeId::KEYFRAMES, &segments.map(key).collect::<Vec<_>>()))

@@ -23,6 +23,9 @@ impl Core {
         let _running = self.reap.running.lock();
         let pace = self.pace(u32::MAX);
         let _hurry = all.then(|| self.reap.hurry());
+        if self.store.keyframes().rest() {
+            return Ok(true);
+        }
         let mut steps = 0;
         while all || (steps < STEPS_AT_A_TIME && !pace.is_over()) {
             steps += 1;
@@ -41,6 +44,15 @@ impl Core {
             };
             // What has to be read for them is read before anybody waits for the lock.
             let mut made = make();
+            // Nor is it asked again with the lock for what it cannot give.
+            match &made {
+                Err(EngineError::Device(_)) => {
+                    wishes.fail();
+                    return Ok(true);
+                }
+                Err(error) if error.is_damage() => continue,
+                _ => {}
+            }
             let alone = self.families.lock();
             if !made.as_ref().is_ok_and(|(_, position)| *position == self.store.position()) {
                 made = make();

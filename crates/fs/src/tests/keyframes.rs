@@ -1,5 +1,8 @@
 //! Keyframes in a filesystem: made in the background where somebody looked, durable, and gone with what they are made of.
 
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use varve_device::Operation;
 use varve_engine::TreeId;
 
 use super::*;
@@ -87,11 +90,10 @@ fn of_snapshots() {
     assert!(f.read_all(f.fs.lookup(sub, b"file").unwrap().ino) == contents);
 }
 
-// Goal: keyframes that are lost keep nobody from reading what they were made of. Method: every node of their tree is spoilt in a pool
-// that is closed; an old snapshot is read and mapped as before.
-#[test]
-fn that_are_lost_are_done_without() {
-    let mut f = Fixture::new(64 * MIB);
+/// A pool that is closed, with keyframes of a snapshot `old`, and what that shows: contents and map of its file. And where the nodes
+/// of the keyframes' tree lie.
+fn closed_with_keyframes() -> (Fixture, Shown, Vec<u64>) {
+    let f = Fixture::new(64 * MIB);
     let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
     let ino = f.fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
     let contents = pattern(1, LEN);
@@ -102,27 +104,118 @@ fn that_are_lost_are_done_without() {
     }
     f.fs.snapshot(sub, ROOT, b"old", true, false).unwrap();
     f.write(ino, 0, &pattern(3, BLOCK));
-    let look = |f: &Fixture| {
-        let dir = f.fs.lookup(ROOT, b"old").unwrap().ino;
-        let ino = f.fs.lookup(dir, b"file").unwrap().ino;
-        (f.read_all(ino), mapped(f, ino))
-    };
     f.fs.flush_all().unwrap();
-    let before = look(&f);
+    let before = look(&f.fs);
     f.fs.maintain().unwrap();
     assert!(pieces(&f) > 0);
     f.fs.close().unwrap();
-    let mut block = AlignedBuf::new(BLOCK);
-    let mut spoilt = 0;
+    let (mut block, mut nodes) = (AlignedBuf::new(BLOCK), Vec::new());
     for at in (0..f.device.size_bytes()).step_by(BLOCK) {
         f.device.read_at(at, &mut block).unwrap();
         let is_node = block[..4] == varve_format::node::NODE_MAGIC.to_le_bytes();
         if is_node && block[4..6] == TreeId::KEYFRAMES.0.to_le_bytes() {
-            f.device.write_at(at, &AlignedBuf::new(BLOCK)).unwrap();
-            spoilt += 1;
+            nodes.push(at);
         }
     }
-    assert!(spoilt > 0);
+    assert!(!nodes.is_empty());
+    (f, before, nodes)
+}
+
+/// Contents and map of a file.
+type Shown = (Vec<u8>, Vec<(u64, u64, Option<u64>, bool)>);
+
+fn look(fs: &Filesystem) -> Shown {
+    let dir = fs.lookup(ROOT, b"old").unwrap().ino;
+    let ino = fs.lookup(dir, b"file").unwrap().ino;
+    let map = fs.map(ino, 0, usize::MAX).unwrap();
+    let mapped = map.pieces.iter().map(|piece| (piece.offset, piece.len, piece.address, piece.shared));
+    (fs.read(ino, 0, LEN).unwrap(), mapped.collect())
+}
+
+// Goal: keyframes that are lost keep nobody from reading what they were made of. Method: every node of their tree is spoilt in a pool
+// that is closed; an old snapshot is read and mapped as before.
+#[test]
+fn that_are_lost_are_done_without() {
+    let (mut f, before, nodes) = closed_with_keyframes();
+    for at in nodes {
+        f.device.write_at(at, &AlignedBuf::new(BLOCK)).unwrap();
+    }
     f.kill();
-    assert!(look(&f) == before);
+    assert!(look(&f.fs) == before);
+}
+
+/// A device that cannot read some blocks, and says how often it was asked for them, and how often with the lock that orders
+/// all logging of shared data held.
+struct Failing {
+    inner: Arc<MemoryDevice>,
+    bad: Vec<u64>,
+    fails: AtomicBool,
+    asked: AtomicUsize,
+    locked: AtomicUsize,
+    core: std::sync::OnceLock<std::sync::Weak<crate::core::Core>>,
+}
+
+impl Between for Failing {
+    fn behind(&self) -> &dyn Device {
+        &self.inner
+    }
+    fn pass(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+        let bad = |request: &Request<'_>| match request {
+            Request::Read { offset, buf } => {
+                self.bad.iter().any(|at| (*offset..*offset + buf.len() as u64).contains(at))
+            }
+            Request::Write { .. } => false,
+        };
+        if !self.fails.load(Ordering::SeqCst) || !requests.iter().any(bad) {
+            return self.inner.run(requests);
+        }
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let core = self.core.get().and_then(std::sync::Weak::upgrade);
+        let locked = core.is_some_and(|core| core.families.try_lock().is_none());
+        self.locked.fetch_add(usize::from(locked), Ordering::SeqCst);
+        let error =
+            || DeviceError::from_os(Operation::Read, "failing", 0, 0, &std::io::Error::other("bad block"));
+        requests.iter().map(|_| Err(error())).collect()
+    }
+}
+
+// Goal: a device that fails to read keyframes is asked for few of them, never with the lock of shared data, and for them again when
+// some time has passed. Method: the file is read and mapped, and the background works, many times while the device fails; then
+// it is well.
+#[test]
+fn a_device_that_fails_is_left_alone() {
+    let (f, before, nodes) = closed_with_keyframes();
+    let count = nodes.len();
+    let device = Arc::new(Through(Failing {
+        inner: f.device.clone(),
+        bad: nodes,
+        fails: AtomicBool::new(false),
+        asked: AtomicUsize::new(0),
+        locked: AtomicUsize::new(0),
+        core: std::sync::OnceLock::new(),
+    }));
+    let options = OpenOptions {
+        store: StoreOptions { background: false, keyframe_entries: 1, ..StoreOptions::default() },
+        dirty_bytes_max: MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    device.core.set(fs.weak_core()).unwrap();
+    device.fails.store(true, Ordering::SeqCst);
+    for _ in 0..10 {
+        assert!(look(&fs) == before);
+        fs.maintain().unwrap();
+    }
+    let asked = device.asked.load(Ordering::SeqCst);
+    assert!((1..=2 * count).contains(&asked), "asked {asked} times for {count} blocks");
+    assert_eq!(device.locked.load(Ordering::SeqCst), 0);
+    // Well again, and after a while they are read.
+    device.fails.store(false, Ordering::SeqCst);
+    for _ in 0..200 {
+        fs.maintain().unwrap();
+    }
+    device.fails.store(true, Ordering::SeqCst);
+    assert!(look(&fs) == before);
+    assert!(device.asked.load(Ordering::SeqCst) > asked);
 }
