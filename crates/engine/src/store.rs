@@ -40,8 +40,8 @@ type Result<T> = std::result::Result<T, EngineError>;
 
 /// Most devices a pool has for now.
 pub(crate) const DEVICES_MAX: usize = 1;
-/// Data that may be written and not flushed before who brings much waits for a flush; anybody does at twice as much. Recovery verifies at
-/// most about three times as much.
+/// Data that may be written and not flushed before who brings much waits for a flush; anybody does at twice as much. Recovery verifies
+/// that, and what was on its way beside it.
 const UNFLUSHED_BYTES_MAX: u64 = 96 << 20;
 /// Who logs so much data at once waits for a flush of what has gathered.
 const MUCH_BYTES: u64 = 1 << 20;

@@ -46,14 +46,21 @@ impl Device for Gate {
     }
 }
 
-// Goal: while a file's data waits for a flush that so much of it calls for, others look at that file, log their own, take
-// snapshots and make files. Method: a pool in which something is shared, on a device whose flush does not end until all that is done.
+// Goal: while data waits for a flush that so much of it calls for, others look at a file it is of, log their own, take snapshots and
+// make files. Method: a pool in which something is shared, on a device whose flush does not end until all that is done; one large
+// file, and many that are each less than what counts as much.
 #[test]
 fn nobody_waits_for_a_flush_of_the_data_of_another() {
-    let f = Fixture::new(256 * MIB);
-    let [a, b] = [f.create(b"a"), f.create(b"b")];
+    nobody_waits(1, 27 * (4 << 20));
+    nobody_waits(240, 900 << 10);
+}
+
+fn nobody_waits(files: usize, bytes: usize) {
+    let f = Fixture::new(512 * MIB);
+    let b = f.create(b"b");
     f.write(b, 0, &pattern(1, 100_000));
     f.fs.clone_file(Caller::ROOT, b, ROOT, b"clone").unwrap();
+    let made: Vec<_> = (0..files).map(|n| f.create(format!("a{n}").as_bytes())).collect();
     f.fs.close().unwrap();
     let gate = Arc::new(Gate {
         inner: f.device.snapshot(),
@@ -63,26 +70,28 @@ fn nobody_waits_for_a_flush_of_the_data_of_another() {
     });
     let options = OpenOptions {
         store: StoreOptions { background: false, ..StoreOptions::default() },
-        dirty_bytes_max: 160 * MIB,
+        dirty_bytes_max: 400 * MIB,
         clock: f.clock.clone(),
         on_data_logged: None,
     };
     let fs = Filesystem::open(vec![gate.clone()], options).unwrap().0;
-    let data = pattern(2, 4 << 20);
-    for n in 0..27 {
-        fs.write(Caller::ROOT, a, n * (4 << 20), &data).unwrap();
+    let data = pattern(2, bytes.min(4 << 20));
+    for a in &made {
+        for at in (0..bytes).step_by(data.len()) {
+            fs.write(Caller::ROOT, *a, at as u64, &data).unwrap();
+        }
     }
     gate.shut.store(true, Ordering::SeqCst);
     let before = *gate.arrived.lock();
     std::thread::scope(|scope| {
-        let logging = scope.spawn(|| fs.flush_file(a));
+        let logging = scope.spawn(|| fs.flush_all());
         let mut arrived = gate.arrived.lock();
         while *arrived == before {
             assert!(!gate.changed.wait_for(&mut arrived, LONG).timed_out(), "so much data calls for a flush");
         }
         drop(arrived);
         let (done, all) = mpsc::channel();
-        let fs = &fs;
+        let (fs, a) = (&fs, made[0]);
         scope.spawn(move || {
             fs.getattr(a).unwrap();
             fs.write(Caller::ROOT, b, 0, &pattern(3, 5000)).unwrap();
@@ -94,7 +103,7 @@ fn nobody_waits_for_a_flush_of_the_data_of_another() {
         let in_time = all.recv_timeout(LONG / 4);
         gate.shut.store(false, Ordering::SeqCst);
         gate.changed.notify_all();
-        in_time.expect("all that is done while the flush goes on");
+        in_time.unwrap_or_else(|_| panic!("{files} files: others wait for the flush, too"));
         logging.join().unwrap().unwrap();
     });
     fs.close().unwrap();

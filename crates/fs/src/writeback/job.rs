@@ -212,6 +212,7 @@ impl Core {
         // Before the pages, so that nobody else refers to a chunk when its last page goes.
         drop(placed);
         let mut at = 0;
+        let mut brought = 0;
         let alone = jobs.len() == 1;
         for Part { job: number, pages, last } in parts {
             let job = &mut jobs[number];
@@ -226,8 +227,9 @@ impl Core {
             };
             at += take;
             let logged = self.log_piece(job, &piece, reservation);
-            // Others look at this file, and log, while this one waits for a flush.
-            self.store.settle((take * BLOCK_BYTES) as u64);
+            // Others look at this file, and log, while this one waits for a flush. Many files that are not large are much, too.
+            brought += (take * BLOCK_BYTES) as u64;
+            self.store.settle(brought);
             if let Err(error) = logged {
                 self.give_back(reservation, &addrs[at..]);
                 return Err(error);
