@@ -4,6 +4,7 @@
 //! is changed a bounded transaction at a time, from front to back: after a crash a part of it, from the front, is done.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 
 use varve_engine::version::{self, ExtentKind, Mapping, Path};
@@ -17,7 +18,7 @@ use crate::core::{Core, touch};
 use crate::inode::{Calm, Inner, InodeState, Pending, Turn};
 use crate::subvolume::Change;
 use crate::table::extents;
-use crate::writeback::Ride;
+use crate::writeback::{self, Ride};
 use crate::{FsError, Result};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -25,6 +26,8 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 const ENTRIES_PER_STEP: u64 = 64;
 /// Pieces of a file looked at in one go.
 const PIECES_MAX: usize = 1024;
+/// The same where each time all versions may be read for it.
+const PIECES_OF_ALL_MAX: usize = 1 << 16;
 
 /// What is set aside for zeros, from before anything is zeroed until they are reserved. It outlives attempts that are refused.
 type Kept = RefCell<Option<Reservation>>;
@@ -111,6 +114,7 @@ impl Core {
         from: u64,
         to: u64,
     ) -> Result<Reservation> {
+        let range = from..to;
         let (from, to) = (from / BLOCK * BLOCK, to.next_multiple_of(BLOCK));
         // These take space, too.
         self.leave_record(caller, state)?;
@@ -123,28 +127,72 @@ impl Core {
             let (blocks, entries) = self.lacking(state, from, to, exact)?;
             self.reserve_lacking(blocks, entries)
         };
-        match reserve(false) {
-            Err(FsError::Engine(EngineError::NoSpace)) => reserve(true),
-            result => result,
+        let kept = match reserve(false) {
+            Err(FsError::Engine(EngineError::NoSpace)) => reserve(true)?,
+            result => result?,
+        };
+        // Who takes it before it is used makes this be looked for once more, as with the blocks that are given back.
+        drop(self.reserve_edges(state, range)?);
+        Ok(kept)
+    }
+
+    /// Sets aside what zeroing the parts of blocks at both ends of the range will take, one after the other.
+    fn reserve_edges(&self, state: &Arc<InodeState>, range: Range<u64>) -> Result<Vec<Reservation>> {
+        let (start, end) = (range.start.next_multiple_of(BLOCK), range.end / BLOCK * BLOCK);
+        let mut edges = Vec::new();
+        for edge in [range.start..range.end.min(start), end.max(start)..range.end] {
+            let inner = self.read_lock(state)?;
+            let cut = edge.start..edge.end.min(inner.size);
+            // A block of which nothing is left goes as a whole.
+            let whole = cut.start.is_multiple_of(BLOCK) && inner.size <= range.end;
+            if whole || cut.is_empty() || !self.has_data(state, &inner, cut)? {
+                continue;
+            }
+            match writeback::reserve(&self.store, 1, edges.is_empty()) {
+                Ok(edge) => edges.push(edge),
+                // There the file's own takes its place.
+                Err(EngineError::NoSpace) if inner.record.flags & INODE_FLAG_RESERVED != 0 => {}
+                Err(error) => return Err(error.into()),
+            }
         }
+        Ok(edges)
+    }
+
+    /// Whether something but zeros is, or may be, in a part of one block.
+    fn has_data(&self, state: &Arc<InodeState>, inner: &Inner, part: Range<u64>) -> Result<bool> {
+        let data = inner.pages.map.contains_key(part.start / BLOCK);
+        if let Some(contents) = &inner.record.inline {
+            return Ok(data || part.start < contents.len() as u64);
+        }
+        if data {
+            return Ok(true);
+        }
+        let view = self.view_of(state.ino)?;
+        let path = extents::path(&view, &inner.record, self.sharing())?;
+        let pieces = version::resolve(&view, &path, part.start, part.end)?;
+        Ok(pieces.iter().any(|piece| matches!(piece.what, Mapping::Data { .. })))
     }
 
     /// Of how many blocks in [`from`, `to`) making a hole gives no block, and of how many it gives nothing that is set aside for logging.
     /// Where others see some of the data, who sees what is asked only if it is to be `exact`: that reads all versions.
     fn lacking(&self, state: &Arc<InodeState>, from: u64, to: u64, exact: bool) -> Result<(u64, u64)> {
-        // Nobody forks the subvolume meanwhile.
-        let change = self.change(state.ino)?;
-        let inner = self.read_lock(state)?;
-        let view = self.store.view();
-        let inherited = change.forked && !self.is_own(&change, state.ino, &inner)?;
-        let holder = extents::holder_now(&view, &inner.record, self.sharing())?;
+        let (view, inherited, holder, inline) = {
+            // Nobody forks the subvolume until the view is there; reading in it may take long, and keeps nobody waiting.
+            let change = self.change(state.ino)?;
+            let inner = self.read_lock(state)?;
+            let view = self.store.view();
+            let inherited = change.forked && !self.is_own(&change, state.ino, &inner)?;
+            let holder = extents::holder_now(&view, &inner.record, self.sharing())?;
+            (view, inherited, holder, inner.record.inline.is_some())
+        };
         let all = (to - from) / BLOCK;
-        if inner.record.inline.is_some() || !(exact || (!inherited && Path::load(&view, holder)?.sole())) {
+        if inline || !(exact || (!inherited && Path::load(&view, holder)?.sole())) {
             return Ok((all, all));
         }
         let (mut at, mut blocks, mut entries) = (from, 0, 0);
         while at < to {
-            let page = version::map(&view, holder, inherited, at, to, PIECES_MAX)?;
+            let pieces_max = if exact { PIECES_OF_ALL_MAX } else { PIECES_MAX };
+            let page = version::map(&view, holder, inherited, at, to, pieces_max)?;
             for piece in &page.pieces {
                 let lacks = piece.shared || piece.kind == ExtentKind::Hole;
                 blocks += if lacks { piece.len / BLOCK } else { 0 };
@@ -252,16 +300,7 @@ impl Core {
             if from >= to {
                 return Ok(false);
             }
-            let mut data = inner.pages.map.contains_key(from / BLOCK);
-            if let Some(contents) = &inner.record.inline {
-                data |= from < contents.len() as u64;
-            } else if !data {
-                let view = self.view_of(state.ino)?;
-                let path = extents::path(&view, &inner.record, self.sharing())?;
-                let pieces = version::resolve(&view, &path, from, to)?;
-                data = pieces.iter().any(|piece| matches!(piece.what, Mapping::Data { .. }));
-            }
-            if !data {
+            if !self.has_data(state, &inner, from..to)? {
                 return Ok(false);
             }
             to

@@ -180,14 +180,15 @@ fn refused_zeroing_changes_nothing() {
 }
 
 // Goal: zeroing on a full pool is done or changes nothing, whoever else sees the data; what is set aside in the range stays so. Method: of a
-// pool without space so much is given back, a block after the other, until a range is zeroed that only its file has, that is set aside,
-// that has a few bytes, that a snapshot shows too, or another file in part.
+// pool without space so much is given back, a block after the other, until a range is zeroed that only its file has, whole blocks or not, that
+// is set aside, that has a few bytes, that a snapshot shows too, or another file in part.
 #[test]
 fn zeroing_is_refused_before_anything_is_zeroed() {
     type Setup<'a> = &'a dyn Fn(&Fixture, InodeId, InodeId);
     const LEN: u64 = 8 * MIB;
-    let cases: [(&str, u64, Setup<'_>); 5] = [
+    let cases: [(&str, u64, Setup<'_>); 6] = [
         ("alone", 0, &|f, _, ino| f.write(ino, 0, &pattern(3, LEN as usize))),
+        ("parts of blocks", 0, &|f, _, ino| f.write(ino, 0, &pattern(3, LEN as usize))),
         ("set aside", 0, &|f, _, ino| {
             f.fs.fallocate(Caller::ROOT, ino, 0, LEN, Allocate::Reserve { keep_size: false }).unwrap();
         }),
@@ -216,12 +217,16 @@ fn zeroing_is_refused_before_anything_is_zeroed() {
         let rest = f.take_all();
         drop(free);
         let zero = Allocate::Zero { keep_size: true };
-        while let Err(error) = f.fs.fallocate(Caller::ROOT, ino, 0, LEN, zero) {
+        let (start, end) = if what == "parts of blocks" { (100, LEN - 100) } else { (0, LEN) };
+        let mut expected = data.clone();
+        let reach = |at: u64| data.len().min(at as usize);
+        expected[reach(start)..reach(end)].fill(0);
+        while let Err(error) = f.fs.fallocate(Caller::ROOT, ino, start, end - start, zero) {
             assert_eq!(error.errno(), 28, "{what}: {error}");
             assert!(f.read_all(ino) == data, "{what}: refused with {} blocks taken", taken.len());
             assert!(taken.pop().is_some(), "{what}");
         }
-        assert!(f.read_all(ino) == vec![0; data.len()]);
+        assert!(f.read_all(ino) == expected);
         assert!(what != "set aside" || taken.len() == 300, "it needs nothing");
         drop((taken, rest));
         f.fs.sync().unwrap();
@@ -360,6 +365,34 @@ struct HeldReads {
     changed: Condvar,
 }
 
+impl HeldReads {
+    fn wait_for_a_read(&self, is_over: &dyn Fn() -> bool) {
+        let mut waiting = self.waiting.lock();
+        while *waiting == 0 {
+            assert!(!is_over(), "it is read from the device");
+            self.changed.wait_for(&mut waiting, Duration::from_millis(10));
+        }
+    }
+}
+
+/// What is on the fixture's device, with little of it in memory, on one whose reads can be held up.
+fn held_reads(f: &Fixture) -> (Arc<Through<HeldReads>>, Filesystem) {
+    let device = Arc::new(Through(HeldReads {
+        inner: f.device.snapshot(),
+        held: AtomicBool::new(false),
+        waiting: Mutex::default(),
+        changed: Condvar::new(),
+    }));
+    let options = OpenOptions {
+        store: StoreOptions { background: false, cache_bytes: 1 << 20, ..StoreOptions::default() },
+        dirty_bytes_max: 8 * MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    (device, fs)
+}
+
 impl Between for HeldReads {
     fn behind(&self) -> &dyn Device {
         &self.inner
@@ -388,19 +421,7 @@ fn who_lists_subvolumes_keeps_nobody_waiting() {
         f.create(format!("{i}{}", "x".repeat(200)).as_bytes());
     }
     f.fs.close().unwrap();
-    let device = Arc::new(Through(HeldReads {
-        inner: f.device.snapshot(),
-        held: AtomicBool::new(false),
-        waiting: Mutex::default(),
-        changed: Condvar::new(),
-    }));
-    let options = OpenOptions {
-        store: StoreOptions { background: false, cache_bytes: 1 << 20, ..StoreOptions::default() },
-        dirty_bytes_max: 8 * MIB,
-        clock: f.clock.clone(),
-        on_data_logged: None,
-    };
-    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    let (device, fs) = held_reads(&f);
     // What they are in is known, and not what it calls them.
     dirs.iter().for_each(|dir| assert_eq!(fs.getattr(*dir).unwrap().kind, FileKind::Directory));
     device.held.store(true, Ordering::SeqCst);
@@ -409,16 +430,37 @@ fn who_lists_subvolumes_keeps_nobody_waiting() {
             let mut ways = crate::ops::listing::Ways::default();
             ways.find(fs.core(), dirs.iter().copied())
         });
-        let mut waiting = device.waiting.lock();
-        while *waiting == 0 {
-            assert!(!listing.is_finished(), "it is read from the device");
-            device.changed.wait_for(&mut waiting, Duration::from_millis(10));
-        }
-        drop(waiting);
+        device.wait_for_a_read(&|| listing.is_finished());
         let alone = fs.core().subvolumes.first.gate.try_write_for(Duration::from_millis(50)).is_some();
         device.held.store(false, Ordering::SeqCst);
         listing.join().unwrap().unwrap();
         assert!(alone, "the list is in its way");
+    });
+}
+
+// Goal: looking at a large range that is to be zeroed keeps nobody from having the subvolume alone. Method: the map of a file that is not
+// in memory is held up at the device.
+#[test]
+fn who_looks_at_what_he_zeroes_keeps_nobody_waiting() {
+    const BLOCKS: u64 = 6_000;
+    let f = Fixture::new(64 * MIB);
+    let ino = f.create(b"file");
+    // Backwards: no two lie side by side.
+    for block in (0..BLOCKS).rev().step_by(2).chain((0..BLOCKS).rev().skip(1).step_by(2)) {
+        f.write(ino, block * BLOCK, &[1; 4096]);
+    }
+    f.fs.close().unwrap();
+    let (device, fs) = held_reads(&f);
+    assert_eq!(fs.getattr(ino).unwrap().size, BLOCKS * BLOCK);
+    device.held.store(true, Ordering::SeqCst);
+    let zero = Allocate::Zero { keep_size: true };
+    std::thread::scope(|scope| {
+        let zeroing = scope.spawn(|| fs.fallocate(Caller::ROOT, ino, 0, BLOCKS * BLOCK, zero));
+        device.wait_for_a_read(&|| zeroing.is_finished());
+        let alone = fs.core().subvolumes.first.gate.try_write_for(Duration::from_millis(50)).is_some();
+        device.held.store(false, Ordering::SeqCst);
+        zeroing.join().unwrap().unwrap();
+        assert!(alone, "it is in their way");
     });
 }
 
