@@ -147,9 +147,11 @@ impl Session {
             }
             if lsn == after && visible {
                 self.log_sources(call, &mut plain, &forked, after)?;
-                // In the same transaction as the verb itself: what the file holds after it.
+                // In the same transaction as the verb itself: what the file holds after it. Bytes zeroed inside a page come later, and
+                // what was there may have left the file's record for them.
+                let before = if zeroes_inside_pages(call, context.size) { old } else { &live };
                 let state = last.get_or_insert_with(|| finished(&plain));
-                Self::log_data(state, event, &live, &live)?;
+                Self::log_data(state, event, before, &live)?;
                 continue;
             }
             // What moves is logged before it moves.

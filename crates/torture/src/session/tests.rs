@@ -87,6 +87,21 @@ fn a_sync_leaves_no_choice_of_a_range() {
     assert!(!is_open(&session, to));
 }
 
+// Goal: zeros in a part of a small file may wait behind the reservation that they come with, until a sync. Method: a file in its record,
+// zeroed from its middle on.
+#[test]
+fn zeros_inside_a_page_wait() {
+    let mut session = session(8 << 20);
+    let ino = create(&mut session, b"f");
+    session.must(&Call::Write { ino, offset: 0, len: 353, seed: 1 }).unwrap();
+    session.must(&Call::Fsync { ino }).unwrap();
+    let how = Allocate::Zero { keep_size: true };
+    session.must(&Call::Fallocate { ino, offset: 211, len: 1142, how }).unwrap();
+    assert!(is_open(&session, ino));
+    session.must(&Call::Fsync { ino }).unwrap();
+    assert!(!is_open(&session, ino));
+}
+
 // Goal: of what lies in a record one block is copied, however long the holes are behind it, and no more is wanted. Method: 100
 // bytes in a file that ends at a GiB.
 #[test]
