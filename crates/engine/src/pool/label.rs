@@ -363,6 +363,25 @@ fn written_at_ends(device: &dyn Device, size_bytes: u64) -> Result<Option<u64>> 
     Ok(None)
 }
 
+/// Read and, where there is something in it, zeroed at a time.
+const PIECE_BYTES: u64 = 64 << 10;
+
+/// Zeroes both ends of a device, slots and labels with them: a sign of somebody else that stays there brings his array or volume back at
+/// the next boot. What is zero is not written, so that a sparse file stays one. Not flushed.
+fn clear_ends(device: &dyn Device, size_bytes: u64) -> Result<()> {
+    let nothing = AlignedBuf::new(PIECE_BYTES as usize);
+    let mut piece = AlignedBuf::new(PIECE_BYTES as usize);
+    for start in [0, size_bytes - ENDS_BYTES] {
+        for at in (start..start + ENDS_BYTES).step_by(PIECE_BYTES as usize) {
+            // What cannot be read may be there again once it has been written.
+            if device.read_at(at, &mut piece).is_err() || piece.iter().any(|byte| *byte != 0) {
+                device.write_at(at, &nothing)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Bytes of ring for a pool of `size_bytes`.
 pub fn geometry(size_bytes: u64) -> u64 {
     (size_bytes / 64).clamp(RING_BYTES_MIN, RING_BYTES_MAX) / BLOCK_BYTES as u64 * BLOCK_BYTES as u64
@@ -376,7 +395,7 @@ fn profile_field(p: Profile) -> ProfileField {
 }
 
 /// Writes labels to the devices and returns the superblock to begin with (generation 0, nothing written for it yet).
-/// The slots are emptied first, so that an interrupted creation is recognised.
+/// The slots are emptied first, with all else at both ends, so that an interrupted creation is recognised.
 pub fn format_devices(devices: &[Arc<dyn Device>], options: &FormatOptions) -> Result<Superblock> {
     if devices.is_empty() || devices.len() > DEVICES_MAX {
         return refuse(format!("a pool has one device for now, and {} were given", devices.len()));
@@ -439,11 +458,8 @@ pub fn format_devices(devices: &[Arc<dyn Device>], options: &FormatOptions) -> R
         size_bytes,
         ring_bytes,
     };
-    let nothing = AlignedBuf::new(SLOT_BYTES as usize);
-    for i in 0..2 * SLOTS_PER_END {
-        device.write_at(slot_offset(i, size_bytes), &nothing)?;
-    }
-    device.write_at(RING_START, &nothing[..BLOCK_BYTES])?;
+    clear_ends(device, size_bytes)?;
+    device.write_at(RING_START, &AlignedBuf::new(BLOCK_BYTES))?;
     device.flush()?;
     let label = AlignedBuf::from_slice(&label.encode());
     device.write_at(0, &label)?;

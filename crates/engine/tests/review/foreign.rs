@@ -12,8 +12,9 @@ fn untouched(before: &MemoryDevice, device: &MemoryDevice, what: &str) {
     }
 }
 
-// Goal: a device that belongs to somebody else is not taken without being told to. Method: what volume managers, arrays and filesystems
-// leave on a device, each where it leaves it, and bytes that nobody knows at both ends; a byte in the middle alone is nobody's.
+// Goal: a device that belongs to somebody else is not taken without being told to, and then nothing of him is left that would be found.
+// Method: what volume managers, arrays and filesystems leave on a device, each where it leaves it, and bytes that nobody knows at both
+// ends; a byte in the middle alone is nobody's. On an empty device no zeros are written.
 #[test]
 fn what_others_have_written_is_not_overwritten() {
     let raid: &[u8] = &[0xfc, 0x4e, 0x2b, 0xa9];
@@ -59,10 +60,13 @@ fn what_others_have_written_is_not_overwritten() {
         assert!(error.contains(word) && error.contains("--force"), "{at}: {error}");
         untouched(&before, &device, word);
         Store::format(&devices, &options(true)).expect("it was told to");
+        device.read_at(first, &mut block[..len]).expect("reads");
+        assert_ne!(&block[(at - first) as usize..][..sign.len()], *sign, "{at}: the sign is still there");
     }
     let device = Arc::new(MemoryDevice::new(POOL_BYTES));
     device.write_at(32 << 20, &AlignedBuf::from_slice(&[1; 4096])).expect("writes");
-    Store::format(&[device as Arc<dyn Device>], &options(false)).expect("nothing is known of it");
+    Store::format(&[device.clone() as Arc<dyn Device>], &options(false)).expect("nothing is known of it");
+    assert!(device.stats().write_bytes < 1 << 20, "zeros were written over zeros");
 }
 
 // Goal: a device that somebody else has taken, and on which the last label of a pool is left, is not written to; it can be read. Method:
