@@ -12,6 +12,7 @@ use varve_format::BLOCK_BYTES;
 use varve_format::superblock::{self, Label, SLOT_BYTES, SLOTS_PER_END, Superblock};
 use varve_fs::{CheckProgress, Filesystem, OpenOptions, RecoveryReport, StoreOptions};
 
+use crate::Outcome;
 use crate::clock::SystemClock;
 use crate::mountinfo::MountTable;
 use crate::names::Shown;
@@ -140,10 +141,27 @@ pub fn mounted_at(path: &Path) -> Option<String> {
     Some(mount.mountpoint.shown())
 }
 
-/// Opens the pool at `path` to look at, changing nothing. It is recovered in memory if it was not closed.
-pub fn open_read_only(path: &Path) -> Result<(Filesystem, RecoveryReport)> {
+/// Opens the pool at `path` for `command` to look at, changing nothing. It is recovered in memory if it was not closed; that what
+/// came last cannot be shown is told here, and [`outcome`] makes it the command's.
+pub fn open_read_only(path: &Path, command: &str) -> Result<(Filesystem, RecoveryReport)> {
     let device: Arc<dyn Device> = Arc::new(open_device(path, OpenMode::ReadOnly)?);
-    open(path, device, looking())
+    let (filesystem, recovery) = open(path, device, looking())?;
+    if recovery.replay_ended_by.is_some() {
+        tell_recovery(path, command, &recovery);
+    }
+    Ok((filesystem, recovery))
+}
+
+/// Tells what recovery did, in memory only, if that is worth saying.
+pub fn tell_recovery(path: &Path, command: &str, recovery: &RecoveryReport) {
+    if let Some(text) = describe_recovery(recovery) {
+        crate::tell(&format!("varve {command}: {}: {text} (in memory only)", path.shown()));
+    }
+}
+
+/// What a command comes to that has shown a pool as recovery found it: whoever goes by what it showed would miss acknowledged changes.
+pub fn outcome(recovery: &RecoveryReport) -> Outcome {
+    if recovery.replay_ended_by.is_some() { Outcome::ProblemsFound } else { Outcome::Done }
 }
 
 /// Options for looking only.

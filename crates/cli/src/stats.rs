@@ -37,6 +37,9 @@ pub struct Stats {
     /// Whether requests come through rings.
     #[serde(default)]
     pub rings: Option<bool>,
+    /// Of a pool that is not mounted: what is lost, so that the figures are without what came last.
+    #[serde(default)]
+    log_ended_reason: Option<String>,
     space: Space,
     files_count: u64,
     devices: Vec<Device>,
@@ -201,6 +204,7 @@ pub fn collect(filesystem: &Filesystem, pool: &Path, mountpoint: Option<&Path>) 
         writing: Writing::of(filesystem),
         durable_at_once: None,
         rings: None,
+        log_ended_reason: None,
         space: Space {
             total_bytes: space.total_bytes,
             fixed_bytes: space.fixed_bytes,
@@ -260,8 +264,8 @@ pub fn run(args: &StatsArgs) -> Result<Outcome> {
         };
         return watch(mount, interval, args);
     }
-    let stats = match mount {
-        Some(mount) => ask(&Server::of(mount))?,
+    let (stats, outcome) = match mount {
+        Some(mount) => (ask(&Server::of(mount))?, Outcome::Done),
         None => {
             let file_type =
                 path.metadata().map_err(|error| anyhow!("cannot look at {shown}: {}", in_words(&error)))?;
@@ -269,8 +273,10 @@ pub fn run(args: &StatsArgs) -> Result<Outcome> {
             if !file_type.is_file() && !file_type.is_block_device() {
                 bail!("{shown} is neither inside a mounted pool nor the file or block device of a pool");
             }
-            let (filesystem, _) = pool::open_read_only(&path)?;
-            collect(&filesystem, &path, None)
+            let (filesystem, recovery) = pool::open_read_only(&path, "stats")?;
+            let outcome = pool::outcome(&recovery);
+            let stats = collect(&filesystem, &path, None);
+            (Stats { log_ended_reason: recovery.replay_ended_by, ..stats }, outcome)
         }
     };
     if args.json {
@@ -278,7 +284,7 @@ pub fn run(args: &StatsArgs) -> Result<Outcome> {
     } else {
         show(&describe(&stats, None))?;
     }
-    Ok(Outcome::Done)
+    Ok(outcome)
 }
 
 /// The figures of a mount.

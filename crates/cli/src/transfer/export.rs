@@ -64,10 +64,10 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
     let place = PoolPath::parse(&args.place)?;
     let shown = args.dir.shown();
     host::raise_open_files_limit();
-    let (filesystem, recovery) = pool::open_read_only(&place.pool)?;
+    let (filesystem, recovery) = pool::open_read_only(&place.pool, "export")?;
     let pool_file = std::fs::metadata(&place.pool).map(|meta| (meta.dev(), meta.ino())).ok();
-    if let Some(text) = pool::describe_recovery(&recovery) {
-        crate::tell(&format!("varve export: {}: {text} (in memory only)", place.pool.shown()));
+    if recovery.replay_ended_by.is_none() {
+        pool::tell_recovery(&place.pool, "export", &recovery);
     }
     let from = find_directory(&filesystem, &place)?;
     host::make_target(&args.dir)

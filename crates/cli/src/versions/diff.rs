@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
-use varve_fs::{Change, DiffPage, FileKind, Filesystem, InodeId};
+use varve_fs::{Change, DiffPage, FileKind, Filesystem, InodeId, RecoveryReport};
 
 use super::{Found, Request, args::DiffArgs, find, line_of, same_pool};
 use crate::names::{Shown, escape};
@@ -149,7 +149,7 @@ fn word(kind: FileKind) -> &'static str {
 /// Runs the command.
 pub fn run(args: &DiffArgs) -> Result<Outcome> {
     let (old, new) = (Path::new(&args.old), Path::new(&args.new));
-    let differences = (|| {
+    let (differences, outcome) = (|| {
         let (source, old, new) = open(&args.old, &args.new)?;
         let mut all = Differences::default();
         let (mut cursor, mut steps) = (Some(String::new()), PAGE_STEPS);
@@ -158,7 +158,7 @@ pub fn run(args: &DiffArgs) -> Result<Outcome> {
             steps = page.next_steps;
             cursor = all.add(page);
         }
-        Ok::<_, anyhow::Error>(all)
+        Ok::<_, anyhow::Error>((all, source.outcome()))
     })()
     .with_context(|| format!("cannot compare {} and {}", old.shown(), new.shown()))?;
     let listed = differences.listed();
@@ -167,7 +167,7 @@ pub fn run(args: &DiffArgs) -> Result<Outcome> {
     } else {
         show(&text(&listed))?;
     }
-    Ok(Outcome::Done)
+    Ok(outcome)
 }
 
 /// Where the pages come from.
@@ -177,13 +177,13 @@ enum Source {
         server: sync::Server,
         _held: Box<[Found; 2]>,
     },
-    Pool(Box<Filesystem>),
+    Pool(Box<(Filesystem, RecoveryReport)>),
 }
 
 impl Source {
     fn page(&self, old: u64, new: u64, cursor: &str, steps: usize) -> Result<Page> {
         let page = match self {
-            Source::Pool(filesystem) => page(filesystem, old, new, cursor, steps)?,
+            Source::Pool(pool) => page(&pool.0, old, new, cursor, steps)?,
             Source::Mounted { server, .. } => {
                 let request = Request::Diff { old, new, cursor: cursor.to_owned(), steps };
                 serde_json::from_value(server.request(&line_of(&request)?)?)
@@ -191,6 +191,13 @@ impl Source {
             }
         };
         page.context("it does not know where to go on")
+    }
+
+    fn outcome(&self) -> Outcome {
+        match self {
+            Source::Pool(pool) => pool::outcome(&pool.1),
+            Source::Mounted { .. } => Outcome::Done,
+        }
     }
 }
 
@@ -201,9 +208,9 @@ fn open(old: &OsStr, new: &OsStr) -> Result<(Source, u64, u64)> {
         if path != pool::resolve(&to.pool)? {
             bail!("they are in different pools, which share nothing");
         }
-        let filesystem = pool::open_read_only(&path)?.0;
+        let (filesystem, recovery) = pool::open_read_only(&path, "diff")?;
         let (old, new) = (super::walk(&filesystem, &from)?, super::walk(&filesystem, &to)?);
-        return Ok((Source::Pool(Box::new(filesystem)), old.0, new.0));
+        return Ok((Source::Pool(Box::new((filesystem, recovery))), old.0, new.0));
     }
     let (old, new) = (find(Path::new(old))?, find(Path::new(new))?);
     same_pool(&old, &new)?;

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use varve_fs::{DataSums, ExtentSums, FilePiece, Filesystem, InodeId, PieceKind};
+use varve_fs::{DataSums, ExtentSums, FilePiece, Filesystem, InodeId, PieceKind, RecoveryReport};
 
 use super::{Found, Request, args::ExtentsArgs, find, line_of};
 use crate::names::Shown;
@@ -57,14 +57,21 @@ pub fn run(args: &ExtentsArgs) -> Result<Outcome> {
     let (inode, source) = open(args).with_context(cannot)?;
     let mut output = BufWriter::new(io::stdout().lock());
     let data = ExtentSums::default();
-    let mut printer = Printer { args, inode, pieces: 0, last: None, totals: Totals::default(), data };
+    let recovery = match &source {
+        Source::Pool(pool) => pool.1.clone(),
+        Source::Mounted { .. } => RecoveryReport::default(),
+    };
+    let outcome = pool::outcome(&recovery);
+    let log_ended_reason = recovery.replay_ended_by;
+    let mut printer =
+        Printer { args, inode, log_ended_reason, pieces: 0, last: None, totals: Totals::default(), data };
     match printer.run(&mut output, &source).and_then(|()| Ok(output.flush()?)) {
         // Somebody has seen enough (`| head`).
         Err(error)
             if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) => {}
         result => result.with_context(cannot)?,
     }
-    Ok(Outcome::Done)
+    Ok(outcome)
 }
 
 /// Where the pages come from.
@@ -74,7 +81,7 @@ enum Source {
         server: sync::Server,
         _held: Box<Found>,
     },
-    Pool(Box<Filesystem>),
+    Pool(Box<(Filesystem, RecoveryReport)>),
 }
 
 /// The file: a path in a mount if there is something, else POOL:/PATH.
@@ -82,12 +89,12 @@ fn open(args: &ExtentsArgs) -> Result<(u64, Source)> {
     let path = Path::new(&args.file);
     match super::unmounted(&args.file)? {
         Some(place) => {
-            let filesystem = pool::open_read_only(&pool::resolve(&place.pool)?)?.0;
+            let (filesystem, recovery) = pool::open_read_only(&pool::resolve(&place.pool)?, "extents")?;
             let inode = super::walk(&filesystem, &place)?;
             if filesystem.getattr(inode)?.kind != varve_fs::FileKind::File {
                 bail!("it is not a regular file; only those have extents");
             }
-            Ok((inode.0, Source::Pool(Box::new(filesystem))))
+            Ok((inode.0, Source::Pool(Box::new((filesystem, recovery)))))
         }
         None => {
             let found = find(path)?;
@@ -103,7 +110,7 @@ fn open(args: &ExtentsArgs) -> Result<(u64, Source)> {
 impl Source {
     fn page(&self, inode: u64, from: u64) -> Result<Page> {
         match self {
-            Source::Pool(filesystem) => Ok(page(filesystem, InodeId(inode), from, PAGE_PIECES)?),
+            Source::Pool(pool) => Ok(page(&pool.0, InodeId(inode), from, PAGE_PIECES)?),
             Source::Mounted { server, .. } => {
                 let request = Request::Extents { inode, from, limit: PAGE_PIECES };
                 serde_json::from_value(server.request(&line_of(&request)?)?)
@@ -126,6 +133,8 @@ struct Totals {
 struct Printer<'a> {
     args: &'a ExtentsArgs,
     inode: u64,
+    /// Why the pool is shown without what came last, if it is.
+    log_ended_reason: Option<String>,
     /// Printed so far.
     pieces: u64,
     /// The last one seen: it may go on in the next page.
@@ -250,7 +259,8 @@ impl Printer<'_> {
                 "hole_count": holes,
                 "hole_bytes": hole_bytes,
             });
-            writeln!(output, "\n],\"totals\":{totals}}}")?;
+            let ended = serde_json::to_string(&self.log_ended_reason)?;
+            writeln!(output, "\n],\"totals\":{totals},\"log_ended_reason\":{ended}}}")?;
         } else {
             let again = match repeated {
                 0 => String::new(),

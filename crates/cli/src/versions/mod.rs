@@ -194,25 +194,26 @@ fn list(path: &Path, json: bool) -> Result<Outcome> {
         .ours()
         .find(|mount| mount.device == mountinfo::device(&file_type) || mount.source == resolved)
         .cloned();
-    let listed = match mount {
+    let (listed, outcome) = match mount {
         Some(mount) => {
             let server = sync::Server::of(&mount);
-            pages(|after| {
+            let listed = pages(|after| {
                 serde_json::from_value(server.request(&line_of(&Request::List { after })?)?)
                     .context("this mount is served by another version of varve")
-            })?
+            })?;
+            (listed, Outcome::Done)
         }
         None if file_type.is_dir() => {
             bail!("{shown} is not inside a mounted pool; mount the pool, or name its file or block device")
         }
         None => {
-            let filesystem = pool::open_read_only(&resolved)?.0;
-            pages(|after| serve::list(&filesystem, after))?
+            let (filesystem, recovery) = pool::open_read_only(&resolved, "subvolume")?;
+            (pages(|after| serve::list(&filesystem, after))?, pool::outcome(&recovery))
         }
     };
     if json {
         show(&format!("{}\n", serde_json::to_string_pretty(&listed)?))?;
-        return Ok(Outcome::Done);
+        return Ok(outcome);
     }
     let mut text = format!("{:>8} {:>8} {:<9}  PATH\n", "ID", "ORIGIN", "CHANGES");
     for subvolume in listed {
@@ -221,7 +222,7 @@ fn list(path: &Path, json: bool) -> Result<Outcome> {
         text.push_str(&format!("{:>8} {origin:>8} {changes:<9}  {}\n", subvolume.id, subvolume.path));
     }
     show(&text)?;
-    Ok(Outcome::Done)
+    Ok(outcome)
 }
 
 /// All that comes in pages.

@@ -525,11 +525,11 @@ fn an_ordinary_export_gives_no_set_ids() {
     }
 }
 
-/// Goal: an export without what came last, because the log of a pool cannot be replayed past something that is lost, is no success.
-/// Method: a daemon is killed with a new attribute and then a file in its log, and the leaf of all attributes is spoilt.
+/// Goal: what shows a pool without what came last, because its log cannot be replayed past something that is lost, says so and is no
+/// success. Method: a daemon is killed with a new attribute and then a file in its log, and the leaf of all attributes is spoilt.
 #[test]
-fn an_export_says_that_the_end_of_the_log_is_missing() {
-    if !can_mount("an_export_says_that_the_end_of_the_log_is_missing") {
+fn what_shows_a_pool_says_that_the_end_of_the_log_is_missing() {
+    if !can_mount("what_shows_a_pool_says_that_the_end_of_the_log_is_missing") {
         return;
     }
     let scratch = Scratch::new("export-log");
@@ -543,7 +543,11 @@ fn an_export_says_that_the_end_of_the_log_is_missing() {
     set(&tree.join("with"), "user.first");
     let pool = scratch.pool("pool", "64M");
     done(&import(&tree, &pool, "/"));
-    let mount = Mount::start(&pool, &scratch.subdir("mnt"));
+    let point = scratch.subdir("mnt");
+    let mount = Mount::start(&pool, &point);
+    succeed(varve(&["snapshot"]).args([mount.path("."), mount.path("snap")]));
+    mount.unmount();
+    let mount = Mount::start(&pool, &point);
     set(&mount.path("with"), "user.second");
     fs::write(mount.path("later"), "later").expect("a file");
     mount.sync();
@@ -559,6 +563,7 @@ fn an_export_says_that_the_end_of_the_log_is_missing() {
     let run = export(&pool, "/", &out);
     let summary = json(&run);
     assert_eq!(run.status.code(), Some(1), "{summary}");
+    assert_eq!(String::from_utf8_lossy(&run.stderr).matches("cannot be shown").count(), 1, "{run:?}");
     let mut errors = summary["errors"].as_array().expect("errors").iter();
     let of_the_pool = |error: &&Value| error["path"].as_str() == pool.to_str();
     assert!(
@@ -566,4 +571,20 @@ fn an_export_says_that_the_end_of_the_log_is_missing() {
         "{summary}"
     );
     assert!(out.join("without").exists() && !out.join("later").exists());
+    let place = |path: &str| format!("{}:{path}", pool.display());
+    let commands: [&[&str]; 4] = [
+        &["diff", &place("/snap"), &place("/")],
+        &["extents", "--json", &place("/without")],
+        &["subvolume", "list", &pool.display().to_string()],
+        &["stats", "--json", &pool.display().to_string()],
+    ];
+    for command in commands {
+        let shown = output(&mut varve(command));
+        assert_eq!(shown.status.code(), Some(1), "{shown:?}");
+        let stderr = String::from_utf8_lossy(&shown.stderr);
+        assert!(stderr.lines().count() == 1 && stderr.contains("log"), "{shown:?}");
+        if command[1] == "--json" {
+            assert!(json(&shown)["log_ended_reason"].is_string(), "{shown:?}");
+        }
+    }
 }
