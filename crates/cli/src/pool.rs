@@ -276,8 +276,13 @@ pub fn respelt(path: &Path, sentence: &str) -> String {
 
 /// What recovery did, for people. `None`: nothing worth saying.
 pub fn describe_recovery(report: &RecoveryReport) -> Option<String> {
+    let keyframes = report.keyframes_lost.as_ref().map(|why| {
+        format!(
+            "all keyframes, which make old versions faster to read and say nothing else, were thrown away and will be made again: {why}"
+        )
+    });
     if report.clean {
-        return None;
+        return keyframes;
     }
     let mut text = format!(
         "the pool was not unmounted the last time; recovered {} transactions from {} batches of its log",
@@ -291,6 +296,9 @@ pub fn describe_recovery(report: &RecoveryReport) -> Option<String> {
     }
     if let Some(why) = &report.replay_ended_by {
         text.push_str(&format!("; what came last, in {} more, cannot be shown: {why}", report.batches_left));
+    }
+    if let Some(keyframes) = keyframes {
+        text.push_str(&format!("; {keyframes}"));
     }
     Some(text)
 }

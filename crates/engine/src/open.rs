@@ -33,6 +33,7 @@ use crate::tree::{NodeSource, Route, Tree};
 use crate::unchanged::LogEnd;
 use crate::version::Keyframes;
 
+mod keyframes;
 mod load;
 
 use load::{Source, load_bitmap, load_pages, load_root, load_roots};
@@ -229,7 +230,7 @@ impl Store {
         let found = Found { superblock, log_end, bitmap_lost };
         let store = assemble(pool, found, core, durable, options, commits);
         let (metadata, mut damage) = match judge {
-            Judge::Refuse => (store.count_nodes()?, None),
+            Judge::Refuse => (store.count_nodes(&mut report)?, None),
             Judge::Note(problems) => {
                 let damage = store.leave_out_damage(problems);
                 (damage.seen().clone(), Some(damage))
@@ -270,6 +271,10 @@ impl Store {
             store.pool.repair_labels();
             store.pool.repair_slots(&superblock);
             (if is(Planted::CleanUnflushed) { Ok(()) } else { store.pool.flush() })?;
+        }
+        if report.keyframes_lost.is_some() && !read_only {
+            // As if it was being closed: then one is written though nothing else has changed.
+            store.checkpoint_as(true)?;
         }
         store.keyframes.begin(store.core.lock().tree(TreeId::KEYFRAMES).root.is_some());
         if !read_only {
@@ -320,11 +325,11 @@ impl Store {
                 let what = format!("batch {} of the log", header.sequence);
                 return Err(EngineError::corrupt(what, why).into());
             }
-            for (position, ops) in recovery::transactions(found, total)? {
+            for (position, mut ops) in recovery::transactions(found, total)? {
                 if let Some(gone) = &gone {
                     self.assume_used(&ops, total, metadata, gone);
                 }
-                self.replay_one(position, &ops, metadata)?;
+                self.replay_one(position, &mut ops, metadata, report)?;
                 if let Some(gone) = &mut gone {
                     for op in &ops {
                         match op {
@@ -358,13 +363,19 @@ impl Store {
     }
 
     /// `metadata` are the blocks of the checkpoint's nodes and pages: no transaction may give them back.
-    fn replay_one(&self, position: Lsn, ops: &[Op], metadata: &Bits) -> std::result::Result<(), Halt> {
+    fn replay_one(
+        &self,
+        position: Lsn,
+        ops: &mut Vec<Op>,
+        metadata: &Bits,
+        report: &mut RecoveryReport,
+    ) -> std::result::Result<(), Halt> {
         let senseless = |run: Run| {
             let why = Corrupt { what: "blocks used twice, or freed and not in use", at: run.addr.0 as usize };
             Halt::Refused(EngineError::corrupt(format!("transaction {} of the log", position.0), why))
         };
         let mut fetched = Fetched::default();
-        for op in ops {
+        for op in &*ops {
             if let Op::Put { tree, .. } | Op::Delete { tree, .. } = op
                 && !TreeId::ALL.contains(tree)
             {
@@ -389,6 +400,9 @@ impl Store {
             }
         }
         loop {
+            if report.keyframes_lost.is_some() {
+                ops.retain(|op| !matches!(op, Op::Put { tree, .. } | Op::Delete { tree, .. } if *tree == TreeId::KEYFRAMES));
+            }
             let mut core = self.core.lock();
             let result = core.replay(position, ops, &mut fetched, &self.cache, &self.sum_cache);
             let missed = missed_in(&core, &result);
@@ -397,8 +411,13 @@ impl Store {
                 Ok(()) => return Ok(()),
                 Err(Obstacle::Node(miss)) => {
                     let tree = missed.expect("a node is missed in a tree");
-                    let node = Halt::reading(|| self.load(miss, &tree))?;
-                    fetched.nodes.insert(miss.ptr.addr[0].0, node);
+                    match Halt::reading(|| self.load(miss, &tree)) {
+                        Ok(node) => drop(fetched.nodes.insert(miss.ptr.addr[0].0, node)),
+                        Err(Halt::Lost(why)) if miss.tree == TreeId::KEYFRAMES => {
+                            self.drop_keyframes(&why, metadata, report)?;
+                        }
+                        Err(halt) => return Err(halt),
+                    }
                 }
                 Err(Obstacle::Sums(ptr)) => {
                     let page = Halt::reading(|| self.load_sums(ptr))?;
@@ -478,8 +497,9 @@ impl Store {
     /// Blocks of data and of nodes in the durable checkpoint: the bitmap says how many in all, the trees' share is
     /// what is left without array pages and data. Returns the blocks of nodes and pages: each is in use by the bitmap,
     /// and has one pointer to it, so that the walk ends and nothing is ever given back twice. For who only reads, what is behind a
-    /// node that cannot be had is left out: it is missing to whoever looks for it, and to nobody else.
-    fn count_nodes(&self) -> Result<Bits> {
+    /// node that cannot be had is left out: it is missing to whoever looks for it, and to nobody else. For who writes, that goes for
+    /// keyframes alone, which are thrown away then.
+    fn count_nodes(&self, report: &mut RecoveryReport) -> Result<Bits> {
         let (trees, referenced, total) = {
             let core = self.core.lock();
             (core.trees.clone(), core.space.referenced.clone(), core.space.total)
@@ -497,10 +517,10 @@ impl Store {
             }
             Ok(ptr.copies().count() as u64)
         };
-        let mut nodes = 0;
+        let (mut nodes, mut lost) = (0, None);
         for tree in &trees {
             if let Some(Link::Disk(ptr)) = &tree.root {
-                nodes += self.count_below(tree, *ptr, tree.height - 1, &mut claim)?;
+                nodes += self.count_below(tree, *ptr, tree.height - 1, &mut claim, &mut lost)?;
             }
         }
         let mut pages = 0;
@@ -521,6 +541,10 @@ impl Store {
             // All of them were seen in the bitmap.
             core.space.data = referenced.count() - nodes - pages;
         }
+        drop(core);
+        if let Some(why) = lost {
+            self.drop_keyframes(&why, &metadata, report)?;
+        }
         Ok(metadata)
     }
 
@@ -530,22 +554,28 @@ impl Store {
         ptr: NodePtr,
         level: u8,
         claim: &mut dyn FnMut(NodePtr, &str) -> Result<u64>,
+        keyframes_lost: &mut Option<EngineError>,
     ) -> Result<u64> {
         let mut sum = claim(ptr, tree.id.name())?;
         if level == 0 {
             return Ok(sum);
         }
-        let node = match self.load(crate::tree::Miss { ptr, tree: tree.id, level }, tree) {
-            Err(e) if self.options.read_only && e.is_damage() => {
+        let node = match Halt::reading(|| self.load(crate::tree::Miss { ptr, tree: tree.id, level }, tree)) {
+            Ok(node) => node,
+            Err(Halt::Lost(e)) if tree.id == TreeId::KEYFRAMES => {
+                keyframes_lost.get_or_insert(e);
+                return Ok(sum);
+            }
+            Err(Halt::Lost(e)) if self.options.read_only => {
                 tracing::warn!("{e}: the pool can be read but for what is behind that");
                 return Ok(sum);
             }
-            node => node?,
+            Err(Halt::Lost(e) | Halt::Refused(e)) => return Err(e),
         };
         if let crate::tree::node::Body::Interior(n) = &node.body {
             for child in &n.children {
                 if let Link::Disk(ptr) = child {
-                    sum += self.count_below(tree, *ptr, level - 1, claim)?;
+                    sum += self.count_below(tree, *ptr, level - 1, claim, keyframes_lost)?;
                 }
             }
         }

@@ -117,6 +117,9 @@ pub struct RecoveryReport {
     pub replay_ended_by: Option<String>,
     /// Batches that were not applied for that, or not all of them.
     pub batches_left: u64,
+    /// What of the tree of keyframes is lost, so that all of them were thrown away (in memory only where the pool is opened for
+    /// reading). They are made again; what they said is in the entries.
+    pub keyframes_lost: Option<String>,
 }
 
 /// Space, in bytes. `total = fixed + used + held_back + reserved + protected + free` (free is 0 while the protected

@@ -10,6 +10,7 @@ mod crashes;
 mod failures;
 mod foreign;
 mod hostile;
+mod keyframes;
 mod limits;
 mod namespaces;
 mod stress;
