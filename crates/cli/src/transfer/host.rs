@@ -102,6 +102,16 @@ pub fn stat_of(file: &OwnedFd) -> Result<HostStat, Errno> {
     rustix::fs::fstat(file).map(|stat| HostStat::of(&stat))
 }
 
+/// The target of the symbolic link `name` in `dir`; `None`: it is not the one that was looked at any more.
+pub fn read_link(dir: BorrowedFd<'_>, name: &[u8], stat: &HostStat) -> Result<Option<Vec<u8>>, Errno> {
+    let link =
+        rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    if stat_of(&link)?.id != stat.id {
+        return Ok(None);
+    }
+    rustix::fs::readlinkat(&link, c"", Vec::new()).map(|target| Some(target.into_bytes()))
+}
+
 /// Whether something is mounted on `name` in `dir`. Kernels before 5.8 do not tell.
 pub fn is_mount_point(dir: BorrowedFd<'_>, name: &[u8]) -> bool {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;

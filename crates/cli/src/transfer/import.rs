@@ -40,7 +40,7 @@ use super::host::{self, HostStat, Xattr};
 use super::links::Links;
 use super::place::PoolPath;
 use super::tally::{Summary, Tally, Trouble};
-use super::{Stop, finish, new_names, too_many};
+use super::{Stop, finish, new_names, replaced, too_many};
 use crate::args::ImportArgs;
 use crate::clock::SystemClock;
 use crate::names::{Shown, escape, in_words};
@@ -400,7 +400,7 @@ impl Import {
             self.tally.summary.hard_links_count += 1;
             return Ok(());
         }
-        let ino = match existing {
+        let (ino, stat) = match existing {
             Some(attr) if self.is_equal(&attr, stat) => {
                 self.tally.summary.files_equal_count += 1;
                 // What cannot be opened keeps those it has.
@@ -410,12 +410,12 @@ impl Import {
                 let changed = self.attributes(attr, stat, dir.source.as_fd(), name, Some(now))?;
                 self.flags_last.extend((flags != now).then_some((attr.ino, flags)));
                 self.count_changed(changed || flags != attr.flags);
-                attr.ino
+                (attr.ino, *stat)
             }
             _ => self.copy(dir, name, existing)?,
         };
         if stat.links > 1 {
-            self.links.add(stat, slot(dir), ino);
+            self.links.add(&stat, slot(dir), ino);
             self.claimed.insert(ino);
         }
         Ok(())
@@ -430,15 +430,14 @@ impl Import {
             && (attr.links == 1 || (stat.links > 1 && !self.claimed.contains(&attr.ino)))
     }
 
-    fn copy(&mut self, dir: &Level, name: &[u8], existing: Option<Attr>) -> Step<InodeId> {
+    /// Gives what was made, and of which file: that whose further names are its own.
+    fn copy(&mut self, dir: &Level, name: &[u8], existing: Option<Attr>) -> Step<(InodeId, HostStat)> {
         let source = host::open_at(dir.source.as_fd(), name, OFlags::empty())?;
         pages::write_back(&source);
         // What is open may be another file than what was looked at: this one counts.
         let stat = host::stat_of(&source)?;
         if stat.kind != FileKind::File {
-            return Err(Trouble::Entry(
-                "it was replaced while it was read; run the same command again".to_owned(),
-            ));
+            return Err(replaced());
         }
         self.open_up(dir, existing)?;
         let attr = if let Some(existing) = existing {
@@ -468,7 +467,7 @@ impl Import {
         if !self.finisher.push(written, stat.size) {
             return Err(Trouble::Fatal(anyhow!("the pool failed")));
         }
-        Ok(attr.ino)
+        Ok((attr.ino, stat))
     }
 
     /// Copies a file without a name, and gives it the name of what is `existing`.
@@ -541,7 +540,7 @@ impl Import {
 
     fn special(&mut self, dir: &Level, name: &[u8], stat: &HostStat, existing: Option<Attr>) -> Step<()> {
         let link = match stat.kind {
-            FileKind::Symlink => Some(rustix::fs::readlinkat(&dir.source, name, Vec::new())?.into_bytes()),
+            FileKind::Symlink => Some(host::read_link(dir.source.as_fd(), name, stat)?.ok_or_else(replaced)?),
             _ => None,
         };
         let equal = existing.filter(|attr| attr.kind == stat.kind && attr.links == 1 && stat.links == 1);

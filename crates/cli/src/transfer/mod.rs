@@ -79,6 +79,11 @@ fn new_names(name: &str) -> impl Iterator<Item = String> {
     std::iter::once(name.to_owned()).chain((1..1000).map(move |number| format!("{name}.{number}")))
 }
 
+/// Something else has the name by now.
+fn replaced() -> Trouble {
+    Trouble::Entry("it was replaced while it was read; run the same command again".to_owned())
+}
+
 /// All of them are somebody's.
 fn too_many(name: &str) -> Trouble {
     Trouble::Entry(format!("there are too many {name} in its directory; remove them"))

@@ -50,3 +50,38 @@ fn a_further_name_takes_a_place_with_its_bytes() {
     let file = left.lookup(ROOT_INODE, b"y").expect("one of the two").ino;
     assert!([older, newer].contains(&left.read(file, 0, 1 << 20).expect("it can be read")));
 }
+
+// Goal: further names of a file get its contents, though its first is another file's by the time it is opened. Method: a file is put over
+// the first of three names after that has been looked at; the same of a symbolic link.
+#[test]
+fn a_name_that_is_replaced_gives_its_file_no_further_names() {
+    let pool = Arc::new(test_pool::open(test_pool::format()));
+    let scratch = tempfile::tempdir().expect("a directory");
+    let tree = scratch.path();
+    std::fs::write(tree.join("x"), b"three names").expect("a file");
+    std::os::unix::fs::symlink("three names", tree.join("l")).expect("a link");
+    for (of, names) in [("x", ["y", "z"]), ("l", ["m", "n"])] {
+        for name in names {
+            std::fs::hard_link(tree.join(of), tree.join(name)).expect("a link");
+        }
+    }
+    let (mut import, level) = begin(&pool, tree);
+    let [file, link] =
+        [b"x", b"l"].map(|name| host::stat_at(level.source.as_fd(), name).expect("it is there"));
+    std::fs::write(tree.join("other"), b"one name").expect("a file");
+    std::fs::rename(tree.join("other"), tree.join("x")).expect("its name");
+    std::os::unix::fs::symlink("one name", tree.join("other")).expect("a link");
+    std::fs::rename(tree.join("other"), tree.join("l")).expect("its name");
+    assert!(import.file(&level, b"x", &file, None).is_ok());
+    let replaced = import.special(&level, b"l", &link, None);
+    assert!(matches!(replaced, Err(Trouble::Entry(_))));
+    for name in [b"y", b"z", b"m", b"n"] {
+        assert!(import.entry(&level, name).is_ok());
+    }
+    let ino = |name: &[u8]| pool.lookup(ROOT_INODE, name).expect("it is there").ino;
+    let [x, y, z] = [b"x", b"y", b"z"].map(|name| pool.read(ino(name), 0, 100).expect("it can be read"));
+    assert_eq!((&x[..], &y[..], &z[..]), (&b"one name"[..], &b"three names"[..], &b"three names"[..]));
+    assert_eq!((ino(b"y"), ino(b"m")), (ino(b"z"), ino(b"n")));
+    assert_eq!(pool.readlink(ino(b"m")).expect("a link"), b"three names");
+    assert_eq!(import.tally.summary.hard_links_count, 2);
+}
