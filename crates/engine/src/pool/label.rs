@@ -322,17 +322,18 @@ fn decode_slot(slot: &[u8]) -> std::result::Result<Superblock, varve_format::Cor
 fn foreign_signature(device: &dyn Device) -> Result<Option<&'static str>> {
     let mut head = AlignedBuf::new((128 << 10).min(device.size_bytes() as usize / BLOCK_BYTES * BLOCK_BYTES));
     device.read_at(0, &mut head)?;
-    Ok(signature_in(&head))
+    Ok(signature_in(&head).map(|(_, what)| what))
 }
 
-/// What these first bytes of a device say that it holds, as words for a message.
-pub fn signature_in(head: &[u8]) -> Option<&'static str> {
+/// What these first bytes of a device say that it holds, as words for a message, and where they say so.
+pub fn signature_in(head: &[u8]) -> Option<(usize, &'static str)> {
     let has = |at: usize, magic: &[u8]| head.get(at..at + magic.len()) == Some(magic);
-    let known: [(usize, &[u8], &'static str); 13] = [
+    let known: [(usize, &[u8], &'static str); 14] = [
         (0, b"XFSB", "an XFS filesystem"),
         (512, b"LABELONE", "a physical volume of LVM"),
         (0, &[0xfc, 0x4e, 0x2b, 0xa9], "a member of a RAID array"),
         (4096, &[0xfc, 0x4e, 0x2b, 0xa9], "a member of a RAID array"),
+        (4120, &[0xc6, 0x85, 0x73, 0xf6], "a device of bcache or bcachefs"),
         (1024, &[0x10, 0x20, 0xf5, 0xf2], "an F2FS filesystem"),
         (32769, b"CD001", "an ISO 9660 image"),
         (1080, &[0x53, 0xef], "an ext2, ext3 or ext4 filesystem"),
@@ -343,7 +344,7 @@ pub fn signature_in(head: &[u8]) -> Option<&'static str> {
         (0, b"hsqs", "a squashfs image"),
         (510, &[0x55, 0xaa], "a partition table or boot sector"),
     ];
-    known.iter().find(|(at, magic, _)| has(*at, magic)).map(|k| k.2)
+    known.iter().find(|(at, magic, _)| has(*at, magic)).map(|k| (k.0, k.2))
 }
 
 /// Bytes at either end of a device in which whatever is on it, known by its signature or not, has left something: volume managers,

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use varve_device::{AlignedBuf, Device, DeviceError, Request};
-use varve_format::superblock::{Chunk, FORMAT_VERSION, LABEL_MAGIC, Label, RING_START, Superblock};
+use varve_format::superblock::{
+    Chunk, FORMAT_VERSION, LABEL_MAGIC, Label, RING_START, SLOTS_START, Superblock,
+};
 use varve_format::{BLOCK_BYTES, PoolAddr};
 
 use crate::EngineError;
@@ -107,21 +109,33 @@ impl Pool {
         }
     }
 
-    /// Refuses a device that somebody else seems to have taken since: its last label and slots of superblocks may be there for long.
+    /// Refuses a device that somebody else seems to have taken since: its labels and slots of superblocks may be there for long. An
+    /// array leaves the first block alone, and bcache zeroes it: both sign behind it, where no pool writes anything.
     pub fn require_ours(&self) -> Result<()> {
-        let mut block = AlignedBuf::new(BLOCK_BYTES);
+        let mut head = AlignedBuf::new(SLOTS_START as usize);
         for device in &self.devices {
-            // One that cannot be read is nobody else's.
-            if device.read_at(0, &mut block).is_ok()
-                && block[..8] != LABEL_MAGIC
-                && let Some(what) = label::signature_in(&block)
-            {
-                return Err(EngineError::Refused(format!(
-                    "{} begins as {what} does: somebody else may have it now. The pool that was on it can be opened for reading; if it is \
-                     still the pool's, write zeros over its first 4096 bytes and open it again",
-                    device.name()
-                )));
+            for (i, block) in head.chunks_exact_mut(BLOCK_BYTES).enumerate() {
+                // What cannot be read is nobody else's, nor is a label.
+                let read = device.read_at((i * BLOCK_BYTES) as u64, block);
+                if read.is_err() || (i == 0 && block[..8] == LABEL_MAGIC) {
+                    block.fill(0);
+                }
             }
+            let Some((at, what)) = label::signature_in(&head) else { continue };
+            let name = device.name();
+            return Err(EngineError::Refused(if at < BLOCK_BYTES {
+                format!(
+                    "{name} begins as {what} does: somebody else may have it now. The pool that was on it can be opened for reading; if it \
+                     is still the pool's, write zeros over its first 4096 bytes and open it again"
+                )
+            } else {
+                format!(
+                    "{name} has the sign of {what} at byte {at}: somebody else may have it now, or it was there before the pool was made. \
+                     The pool can be opened for reading. If nobody else uses the device (wipefs {name} shows whose signs are on it), zero \
+                     bytes 4096 to 65535, in which a pool has nothing, and open it again: dd if=/dev/zero of={name} bs=4096 seek=1 count=15 \
+                     conv=notrunc,fsync"
+                )
+            }));
         }
         Ok(())
     }

@@ -36,7 +36,7 @@ fn what_others_have_written_is_not_overwritten() {
         (1024, &[0x10, 0x20, 0xf5, 0xf2], "F2FS"),
         (32769, b"CD001", "ISO 9660"),
         (32768, b"JFS1", "not empty"),
-        (4096 + 24, b"\xc6\x85\x73\xf6", "not empty"),
+        (4096 + 24, b"\xc6\x85\x73\xf6", "bcache"),
         ((1 << 20) - 1, b"x", "not empty"),
         (POOL_BYTES - (1 << 20), b"x", "not empty"),
     ];
@@ -99,6 +99,32 @@ fn what_others_have_begun_is_not_a_pool_to_write_to() {
                 Store::open(vec![device.clone() as Arc<dyn Device>], options).expect("for reading");
             assert!(store.get(TREE, b"k").expect("reads").is_some());
         }
+        // Of these the label, or zeros, are in front: an array of version 1.2 and bcache.
+        let mut label = AlignedBuf::new(4096);
+        block(&|_| {});
+        drop(open(&device));
+        device.inner.read_at(0, &mut label).expect("reads");
+        assert_eq!(label[..8], varve_format::superblock::LABEL_MAGIC);
+        let second = |at: usize, sign: &[u8]| {
+            let mut block = AlignedBuf::new(4096);
+            block[at..at + sign.len()].copy_from_slice(sign);
+            device.inner.write_at(4096, &block).expect("writes");
+        };
+        for label_is_there in [true, false] {
+            for (at, sign) in [(0, &[0xfc, 0x4e, 0x2b, 0xa9][..]), (24, &[0xc6, 0x85, 0x73, 0xf6])] {
+                block(&|block| {
+                    if label_is_there {
+                        block.copy_from_slice(&label)
+                    }
+                });
+                second(at, sign);
+                let before = device.inner.snapshot();
+                let error = try_open(&device).err().expect("it may be another's").to_string();
+                assert!(error.contains("somebody else") && error.contains("dd "), "{error}");
+                untouched(&before, &device.inner, &error);
+            }
+        }
+        second(0, &[]);
         // Zeros are nobody's, and then the label is there again; what nobody knows stays.
         block(&|block| block[100] = 7);
         drop(open(&device));
