@@ -125,34 +125,31 @@ impl Core {
         }
         let reserve = |exact| {
             let (blocks, entries) = self.lacking(state, from, to, exact)?;
-            self.reserve_lacking(blocks, entries)
+            let kept = self.reserve_lacking(blocks, entries)?;
+            // Who takes this before it is used makes it be looked for once more, as with the blocks that are given back.
+            drop(self.reserve_edges(state, &range)?);
+            Ok(kept)
         };
-        let kept = match reserve(false) {
-            Err(FsError::Engine(EngineError::NoSpace)) => reserve(true)?,
-            result => result?,
-        };
-        // Who takes it before it is used makes this be looked for once more, as with the blocks that are given back.
-        drop(self.reserve_edges(state, range)?);
-        Ok(kept)
+        match reserve(false) {
+            Err(FsError::Engine(EngineError::NoSpace)) => reserve(true),
+            result => result,
+        }
     }
 
     /// Sets aside what zeroing the parts of blocks at both ends of the range will take, one after the other.
-    fn reserve_edges(&self, state: &Arc<InodeState>, range: Range<u64>) -> Result<Vec<Reservation>> {
+    fn reserve_edges(&self, state: &Arc<InodeState>, range: &Range<u64>) -> Result<Vec<Reservation>> {
         let (start, end) = (range.start.next_multiple_of(BLOCK), range.end / BLOCK * BLOCK);
         let mut edges = Vec::new();
         for edge in [range.start..range.end.min(start), end.max(start)..range.end] {
-            let inner = self.read_lock(state)?;
-            let cut = edge.start..edge.end.min(inner.size);
-            // A block of which nothing is left goes as a whole.
-            let whole = cut.start.is_multiple_of(BLOCK) && inner.size <= range.end;
-            if whole || cut.is_empty() || !self.has_data(state, &inner, cut)? {
-                continue;
-            }
-            match writeback::reserve(&self.store, 1, edges.is_empty()) {
-                Ok(edge) => edges.push(edge),
-                // There the file's own takes its place.
-                Err(EngineError::NoSpace) if inner.record.flags & INODE_FLAG_RESERVED != 0 => {}
-                Err(error) => return Err(error.into()),
+            let has_data = {
+                let inner = self.read_lock(state)?;
+                let cut = edge.start..edge.end.min(inner.size);
+                // A block of which nothing is left goes as a whole.
+                let whole = cut.start.is_multiple_of(BLOCK) && inner.size <= range.end;
+                !whole && !cut.is_empty() && self.has_data(state, &inner, cut)?
+            };
+            if has_data {
+                edges.push(writeback::reserve(&self.store, 1, edges.is_empty())?);
             }
         }
         Ok(edges)

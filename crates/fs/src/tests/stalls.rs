@@ -181,14 +181,18 @@ fn refused_zeroing_changes_nothing() {
 
 // Goal: zeroing on a full pool is done or changes nothing, whoever else sees the data; what is set aside in the range stays so. Method: of a
 // pool without space so much is given back, a block after the other, until a range is zeroed that only its file has, whole blocks or not, that
-// is set aside, that has a few bytes, that a snapshot shows too, or another file in part.
+// is set aside, or was, that has a few bytes, that a snapshot shows too, or another file in part.
 #[test]
 fn zeroing_is_refused_before_anything_is_zeroed() {
     type Setup<'a> = &'a dyn Fn(&Fixture, InodeId, InodeId);
     const LEN: u64 = 8 * MIB;
-    let cases: [(&str, u64, Setup<'_>); 6] = [
+    let cases: [(&str, u64, Setup<'_>); 7] = [
         ("alone", 0, &|f, _, ino| f.write(ino, 0, &pattern(3, LEN as usize))),
         ("parts of blocks", 0, &|f, _, ino| f.write(ino, 0, &pattern(3, LEN as usize))),
+        ("parts of blocks once set aside", 0, &|f, _, ino| {
+            f.fs.fallocate(Caller::ROOT, ino, 0, LEN, Allocate::Reserve { keep_size: false }).unwrap();
+            f.write(ino, 0, &pattern(3, LEN as usize));
+        }),
         ("set aside", 0, &|f, _, ino| {
             f.fs.fallocate(Caller::ROOT, ino, 0, LEN, Allocate::Reserve { keep_size: false }).unwrap();
         }),
@@ -217,7 +221,7 @@ fn zeroing_is_refused_before_anything_is_zeroed() {
         let rest = f.take_all();
         drop(free);
         let zero = Allocate::Zero { keep_size: true };
-        let (start, end) = if what == "parts of blocks" { (100, LEN - 100) } else { (0, LEN) };
+        let (start, end) = if what.starts_with("parts of blocks") { (100, LEN - 100) } else { (0, LEN) };
         let mut expected = data.clone();
         let reach = |at: u64| data.len().min(at as usize);
         expected[reach(start)..reach(end)].fill(0);
@@ -234,6 +238,33 @@ fn zeroing_is_refused_before_anything_is_zeroed() {
         let reserved = f.fs.space().reserved_bytes;
         assert!((LEN..LEN + MIB).contains(&reserved), "{what}: {reserved}");
     }
+}
+
+// Goal: a range of which a snapshot shows a part is not refused with more space where it is zeroed with less. Method: half of a file is
+// written again after a snapshot; around what all of the range takes, each number of free blocks.
+#[test]
+fn zeroing_takes_no_more_where_there_is_more() {
+    const LEN: u64 = MIB;
+    let done = |blocks: u64| {
+        let f = Fixture::new(64 * MIB);
+        let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+        let ino = f.fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
+        f.write(ino, 0, &pattern(3, LEN as usize));
+        f.fs.snapshot(sub, ROOT, b"snapshot", true, true).unwrap();
+        f.write(ino, 0, &pattern(4, LEN as usize / 2));
+        f.fs.sync().unwrap();
+        f.fs.maintain().unwrap();
+        f.fs.checkpoint().unwrap();
+        let free = f.fs.core().store.reserve(blocks, 0, 0).unwrap();
+        let rest = f.take_all();
+        drop(free);
+        let zero = Allocate::Zero { keep_size: true };
+        let done = f.fs.fallocate(Caller::ROOT, ino, 100, LEN - 200, zero).is_ok();
+        drop(rest);
+        done
+    };
+    let done: Vec<bool> = (130..300).map(done).collect();
+    assert!(done.is_sorted() && done[done.len() - 1] && !done[0], "{done:?}");
 }
 
 // Goal: nothing stays in memory of a subvolume that has come and gone. Method: some, with a file each, made, deleted and reaped; every other
