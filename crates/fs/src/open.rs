@@ -303,6 +303,7 @@ impl Core {
     /// What fails keeps the rest from nothing; the error is the first.
     fn maintain_with(&self, reap: impl FnOnce() -> Result<bool>) -> (bool, Result<()>) {
         self.streams.tire();
+        self.store.keyframes().rest();
         if self.read_only || self.closed.load(Ordering::Acquire) {
             return (true, Ok(()));
         }

@@ -96,19 +96,20 @@ impl Keyframes {
     }
     /// Whether there may be some for who reads.
     fn may_be_read(&self) -> bool {
-        self.any.load(Relaxed) && self.resting.load(Relaxed) == 0
+        self.any.load(Relaxed) && !self.is_resting()
     }
     /// The device could not read one: they are done without for a while.
     pub fn fail(&self) {
         self.resting.store(REST_ROUNDS, Relaxed);
         self.forget();
     }
-    /// One more round of the background. True: they are still done without.
-    pub fn rest(&self) -> bool {
-        let left = self.resting.load(Relaxed);
-        // Who fails meanwhile may lose a round by it.
-        self.resting.store(left.saturating_sub(1), Relaxed);
-        left > 1
+    /// One more round of the background.
+    pub fn rest(&self) {
+        let _ = self.resting.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+    }
+    /// Whether they are done without for now.
+    pub fn is_resting(&self) -> bool {
+        self.resting.load(Relaxed) > 0
     }
     /// Keyframes made since the store was opened, and bytes of them.
     pub(crate) fn made(&self) -> (u64, u64) {
@@ -146,7 +147,7 @@ pub(super) struct Passed<'a> {
 
 impl<'a> Passed<'a> {
     pub(super) fn new(read: &'a dyn Read, path: &Path) -> Passed<'a> {
-        let wanted = |known: &&Keyframes| known.many < u32::MAX && known.resting.load(Relaxed) == 0;
+        let wanted = |known: &&Keyframes| known.many < u32::MAX && !known.is_resting();
         let known = read.keyframes().filter(|known| path.versions() > 1 && wanted(known));
         Passed { known, segment: 0, met: 0, place: None }
     }
@@ -361,7 +362,11 @@ pub fn make_keyframes(
     let path = Path::load(read, Holder { family, version, has_versions: true })?;
     let (key, mut made) = (path.head().key, 0);
     for &segment in segments.iter().filter(|segment| usable(&path, **segment)) {
-        let there = of_segment(read, family, segment)?;
+        let there = of_segment(read, family, segment).inspect_err(|error| {
+            if let (EngineError::Device(_), Some(known)) = (error, read.keyframes()) {
+                known.fail();
+            }
+        })?;
         if there.iter().any(|one| one.version == key && one.piece == 0) {
             continue;
         }

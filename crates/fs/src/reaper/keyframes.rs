@@ -23,7 +23,7 @@ impl Core {
         let _running = self.reap.running.lock();
         let pace = self.pace(u32::MAX);
         let _hurry = all.then(|| self.reap.hurry());
-        if self.store.keyframes().rest() {
+        if self.store.keyframes().is_resting() {
             return Ok(true);
         }
         let mut steps = 0;
@@ -44,12 +44,9 @@ impl Core {
             };
             // What has to be read for them is read before anybody waits for the lock.
             let mut made = make();
-            // Nor is it asked again with the lock for what it cannot give.
+            // A device is not asked again with the lock for what it cannot give, nor in this round.
             match &made {
-                Err(EngineError::Device(_)) => {
-                    wishes.fail();
-                    return Ok(true);
-                }
+                Err(EngineError::Device(_)) => return Ok(true),
                 Err(error) if error.is_damage() => continue,
                 _ => {}
             }

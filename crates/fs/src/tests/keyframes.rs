@@ -181,9 +181,14 @@ impl Between for Failing {
 
 // Goal: a device that fails to read keyframes is asked for few of them, never with the lock of shared data, and for them again when
 // some time has passed. Method: the file is read and mapped, and the background works, many times while the device fails; then
-// it is well.
+// it is well; all that on a pool that is only read, too.
 #[test]
 fn a_device_that_fails_is_left_alone() {
+    is_left_alone(false);
+    is_left_alone(true);
+}
+
+fn is_left_alone(read_only: bool) {
     let (f, before, nodes) = closed_with_keyframes();
     let count = nodes.len();
     let device = Arc::new(Through(Failing {
@@ -195,7 +200,7 @@ fn a_device_that_fails_is_left_alone() {
         core: std::sync::OnceLock::new(),
     }));
     let options = OpenOptions {
-        store: StoreOptions { background: false, keyframe_entries: 1, ..StoreOptions::default() },
+        store: StoreOptions { background: false, read_only, keyframe_entries: 1, ..StoreOptions::default() },
         dirty_bytes_max: MIB,
         clock: f.clock.clone(),
         on_data_logged: None,
