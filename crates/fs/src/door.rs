@@ -63,7 +63,8 @@ impl Filesystem {
         let (core, report) = Core::open_to_check(devices, options)?;
         Ok((Filesystem { core: Arc::new(core), background: Mutex::new(None) }, report))
     }
-    /// Makes everything durable, writes a checkpoint and closes. Verbs called later fail.
+    /// Makes everything durable, writes a checkpoint and closes. Verbs called later fail. For who knows that none has begun and not
+    /// ended: what it says it has done may be lost.
     pub fn close(&self) -> Result<()> {
         // The background's reaper may be in the middle of something: it is waited for, and takes no more rests.
         let _hurry = self.core.reap.hurry();

@@ -149,15 +149,17 @@ struct Level {
 }
 
 /// Removes the directory `name` of `parent`, which is `ino`, with all that is in it. Follows no link, and goes down by
-/// inode. Memory: up to [`ENTRIES_PER_READ`] entries a level of depth.
+/// inode. `go_on` is asked now and then. Memory: up to [`ENTRIES_PER_READ`] entries a level of depth.
 pub(crate) fn remove_tree(
     fs: &varve_fs::Filesystem,
+    go_on: impl Fn() -> std::result::Result<(), Fault>,
     parent: varve_fs::InodeId,
     name: &[u8],
     ino: varve_fs::InodeId,
 ) -> std::result::Result<(), Fault> {
     let mut levels = vec![Level { parent, name: name.to_vec(), ino, rounds_left: None }];
     while let Some(level) = levels.last_mut() {
+        go_on()?;
         let rounds_left = match level.rounds_left {
             Some(0) => return Err(Reason::NotEmpty.into()),
             Some(left) => left - 1,

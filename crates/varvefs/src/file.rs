@@ -71,6 +71,9 @@ impl File {
             }
             let mut done = 0;
             loop {
+                if done > 0 {
+                    self.open.shared().go_on()?;
+                }
                 let wanted = (buf.len() - done).min(PIECE_BYTES);
                 let Some(at) = offset.checked_add(done as u64) else { return Ok(done) };
                 let count = fs.read_into(ino, at, &mut buf[done..done + wanted])?;
@@ -91,8 +94,9 @@ impl File {
         Ok(())
     }
 
-    /// Writes `data` at `offset`; gives the number of bytes, which is smaller only if space runs out on the way. Beyond
-    /// the end the file grows, with a hole between. The handle's position stays.
+    /// Writes `data` at `offset`; gives the number of bytes, which is smaller only if something on the way fails: space runs out,
+    /// the file would be too large, the pool is closed or an error is met behind the first 8 MiB. Those bytes are written, and
+    /// a write of the rest says what it was. Beyond the end the file grows, with a hole between. The handle's position stays.
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<usize> {
         self.run("write", |fs, ino| {
             self.require_write()?;
@@ -101,7 +105,7 @@ impl File {
         })
     }
 
-    /// Writes all of `data` at `offset`. When space runs out on the way, what fitted has been written.
+    /// Writes all of `data` at `offset`. After an error a part of it, from the front, may have been written.
     pub fn write_all_at(&self, data: &[u8], offset: u64) -> Result<()> {
         let mut done = 0;
         while done < data.len() {
@@ -128,6 +132,10 @@ impl File {
         let mut done = 0;
         loop {
             let piece = &data[done..data.len().min(done + PIECE_BYTES)];
+            // What is being closed takes no more, and keeps what it has taken.
+            if done > 0 && self.open.shared().go_on().is_err() {
+                return Ok(done);
+            }
             match fs.write(self.caller, ino, offset.saturating_add(done as u64), piece) {
                 Ok(written) => {
                     done += written;
@@ -154,12 +162,13 @@ impl File {
 
     /// Cuts the file, or lets it grow with a hole, to `len` bytes.
     pub fn set_len(&self, len: u64) -> Result<()> {
-        let resized = self.require_write().and_then(|()| self.resize(len));
-        resized.map_err(|fault| fault.on("change the length of", &self.path))
+        self.run("change the length of", |fs, _| {
+            self.require_write()?;
+            self.resize(fs, len)
+        })
     }
 
-    pub(crate) fn resize(&self, len: u64) -> std::result::Result<(), Fault> {
-        let fs = self.open.shared().enter()?;
+    pub(crate) fn resize(&self, fs: &varve_fs::Filesystem, len: u64) -> std::result::Result<(), Fault> {
         let _shared = self.open.order.read();
         let set = varve_fs::SetAttr { size: Some(len), ..varve_fs::SetAttr::default() };
         fs.setattr(self.caller, self.open.ino, set)?;

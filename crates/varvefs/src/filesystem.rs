@@ -175,7 +175,9 @@ impl Filesystem {
             let place = find(fs, path, Last::Entry)?;
             let (attr, name) = (place.existing()?, place.entry()?);
             match attr.kind {
-                varve_fs::FileKind::Directory => remove_tree(fs, place.parent, name, attr.ino),
+                varve_fs::FileKind::Directory => {
+                    remove_tree(fs, || self.shared.go_on(), place.parent, name, attr.ino)
+                }
                 varve_fs::FileKind::Symlink => Ok(fs.unlink(place.parent, name)?),
                 _ => Err(Reason::NotADirectory.into()),
             }

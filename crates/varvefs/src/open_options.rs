@@ -165,7 +165,7 @@ impl OpenOptions {
             let rights = Rights { read: self.read, write: self.write || self.append, append: self.append };
             let file = File::new(open, fs.caller(), Arc::from(path), rights);
             if self.truncate && !made {
-                file.resize(0)?;
+                file.resize(&below, 0)?;
             }
             return Ok(file);
         }

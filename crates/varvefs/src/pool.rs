@@ -352,7 +352,9 @@ impl Pool {
     }
 
     /// Makes everything durable, writes a checkpoint and closes the pool for all its handles, which are refused from
-    /// now on. The device is free when this returns and no verb of another thread still runs.
+    /// now on ([`Reason::Closed`]). What verbs of other threads are in the middle of is waited for and made durable, too; writes,
+    /// copies and removals of trees that would take long end early, and say how far they came or that the pool has been closed.
+    /// The device is free when this returns, unless a [`Pool::check`] or [`Pool::trim`] of another thread still runs.
     ///
     /// Errors mean that something not yet synced may be lost; what was synced is safe.
     pub fn close(self) -> Result<()> {
@@ -367,7 +369,7 @@ impl Pool {
     /// Compares everything that is derived with a full scan of everything that exists, and with `verify_data` reads all
     /// data too. Changes nothing. Meant for a quiet pool: what other threads change meanwhile may look wrong.
     pub fn check(&self, verify_data: bool) -> Result<CheckReport> {
-        self.run("check", |fs| Ok(CheckReport::of(fs.check(verify_data)?)))
+        self.run_long("check", |fs| Ok(CheckReport::of(fs.check(verify_data)?)))
     }
 
     /// Writes a checkpoint now, so that opening after a crash has little to replay.
@@ -382,7 +384,7 @@ impl Pool {
     ///
     /// Errors: [`Reason::NotSupported`] if the device takes nothing back, [`Reason::Device`] if it fails; neither harms the pool.
     pub fn trim(&self, minimum_bytes: u64, mut goes_on: impl FnMut(&Trimmed) -> bool) -> Result<Trimmed> {
-        self.run("trim", |fs| {
+        self.run_long("trim", |fs| {
             let done = fs.trim(0..u64::MAX, minimum_bytes, &mut |so_far| goes_on(&Trimmed::of(so_far)))?;
             if done.is_supported { Ok(Trimmed::of(&done)) } else { Err(Reason::NotSupported.into()) }
         })
@@ -402,6 +404,15 @@ impl Pool {
             .enter()
             .and_then(|fs| verb(&fs))
             .map_err(|fault| Error::pool(doing, &self.shared.name, fault))
+    }
+
+    /// The same for what may take hours, or calls its user, who may close the pool.
+    fn run_long<T>(
+        &self,
+        doing: &'static str,
+        verb: impl FnOnce(&varve_fs::Filesystem) -> std::result::Result<T, Fault>,
+    ) -> Result<T> {
+        self.shared.borrow(verb).map_err(|fault| Error::pool(doing, &self.shared.name, fault))
     }
 }
 

@@ -1,16 +1,20 @@
 //! What all handles of one open pool share: the filesystem below, and which files are open.
 //!
 //! Invariants:
-//! - The filesystem is there until [`Shared::close`] or until the last handle goes. A verb takes a share of it for its
-//!   own duration, so closing never pulls it away from under one.
+//! - A verb has begun and not ended exactly as long as its [`Entered`] lives, and closing waits for all that have begun: what a
+//!   verb says it has done, a close makes durable. Those that could take long end early ([`Shared::go_on`]). [`Shared::borrow`] is
+//!   for what changes nothing, may take hours or calls its user: nobody waits for that.
 //! - An inode is open below exactly as long as its [`OpenInode`] lives, and there is at most one of those an inode.
 //!
-//! Lock order: `state`, then nothing; `open`, then nothing.
+//! Lock order: `state`, shared; then [`OpenInode::order`]; then `open`, under which nothing else is taken. A handle that goes
+//! enters once more inside of a verb, past whoever waits to close: so `state` is only ever taken recursively, and what keeps
+//! verbs that begin from keeping the close waiting is `closing`.
 
 use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
 
 use crate::error::{Error, Fault, Reason, Result};
 
@@ -22,6 +26,9 @@ enum State {
     },
 }
 
+/// The filesystem, for the duration of one verb.
+pub(crate) type Entered<'s> = MappedRwLockReadGuard<'s, varve_fs::Filesystem>;
+
 /// An open pool.
 pub(crate) struct Shared {
     /// What to call it in messages.
@@ -29,6 +36,8 @@ pub(crate) struct Shared {
     /// What opening it found.
     pub recovery: varve_fs::RecoveryReport,
     state: RwLock<State>,
+    /// A close has begun: no verb begins any more.
+    closing: AtomicBool,
     open: Mutex<varve_engine::Numbered<varve_fs::InodeId, Weak<OpenInode>>>,
 }
 
@@ -39,33 +48,68 @@ impl Shared {
         recovery: varve_fs::RecoveryReport,
     ) -> Arc<Shared> {
         let state = RwLock::new(State::Open(Arc::new(fs)));
-        Arc::new(Shared { name, recovery, state, open: Mutex::default() })
+        let closing = AtomicBool::new(false);
+        Arc::new(Shared { name, recovery, state, closing, open: Mutex::default() })
     }
 
-    /// The filesystem, for one verb.
-    pub(crate) fn enter(&self) -> std::result::Result<Arc<varve_fs::Filesystem>, Fault> {
-        match &*self.state.read() {
-            State::Open(fs) => Ok(fs.clone()),
-            State::Closed { .. } => Err(Reason::Closed.into()),
-        }
+    /// Begins a verb.
+    pub(crate) fn enter(&self) -> std::result::Result<Entered<'_>, Fault> {
+        self.go_on()?;
+        self.enter_again()
     }
 
-    /// Whether the pool has been closed with everything durable.
+    /// The same for a handle that goes, which may be inside of another verb and while the pool closes.
+    fn enter_again(&self) -> std::result::Result<Entered<'_>, Fault> {
+        RwLockReadGuard::try_map(self.state.read_recursive(), |state| match state {
+            State::Open(fs) => Some(&**fs),
+            State::Closed { .. } => None,
+        })
+        .map_err(|_| Reason::Closed.into())
+    }
+
+    /// Refuses to go on when the pool is being closed, between two parts of a verb.
+    pub(crate) fn go_on(&self) -> std::result::Result<(), Fault> {
+        // One that does not see it yet ends before the close, or is refused after it.
+        if self.closing.load(Ordering::Relaxed) { Err(Reason::Closed.into()) } else { Ok(()) }
+    }
+
+    /// Runs what nobody waits for: closing may overtake it, and then it is refused whatever it still wants to write.
+    pub(crate) fn borrow<T>(
+        &self,
+        verb: impl FnOnce(&varve_fs::Filesystem) -> std::result::Result<T, Fault>,
+    ) -> std::result::Result<T, Fault> {
+        self.go_on()?;
+        let fs = match &*self.state.read_recursive() {
+            State::Open(fs) => fs.clone(),
+            State::Closed { .. } => return Err(Reason::Closed.into()),
+        };
+        verb(&fs).map_err(|fault| match fault.reason {
+            Reason::Stopped(_) => self.go_on().err().unwrap_or(fault),
+            _ => fault,
+        })
+    }
+
+    /// Whether the pool has been closed with everything durable. Waits for a close that has begun.
     pub(crate) fn closed_cleanly(&self) -> bool {
-        matches!(&*self.state.read(), State::Closed { clean: true })
+        matches!(&*self.state.read_recursive(), State::Closed { clean: true })
     }
 
-    /// Makes everything durable and closes. Verbs that begin meanwhile wait and are then refused.
+    /// Waits for the verbs that have begun, makes everything durable and closes.
     pub(crate) fn close(&self) -> Result<()> {
+        self.closing.store(true, Ordering::Relaxed);
         let mut state = self.state.write();
-        let result = match &*state {
-            State::Open(fs) => fs.close(),
-            State::Closed { clean: true } => return Ok(()),
+        // Lets go of the device, as soon as those who have borrowed it have ended.
+        let fs = match std::mem::replace(&mut *state, State::Closed { clean: false }) {
+            State::Open(fs) => fs,
+            State::Closed { clean: true } => {
+                *state = State::Closed { clean: true };
+                return Ok(());
+            }
             State::Closed { clean: false } => {
                 return Err(Error::pool("close", &self.name, Reason::Closed));
             }
         };
-        // Lets go of the device, as soon as verbs that still run have ended.
+        let result = fs.close();
         *state = State::Closed { clean: result.is_ok() };
         result.map_err(|error| Error::pool("close", &self.name, error))
     }
@@ -132,7 +176,7 @@ impl OpenInode {
 
 impl Drop for OpenInode {
     fn drop(&mut self) {
-        if let Ok(fs) = self.shared.enter()
+        if let Ok(fs) = self.shared.enter_again()
             && let Err(error) = fs.release_inode(self.ino)
         {
             // If it was unlinked, it is deleted when the pool is opened again.
@@ -146,3 +190,6 @@ impl Drop for OpenInode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

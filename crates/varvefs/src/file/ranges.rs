@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::{File, no_range};
 use crate::error::{Fault, Reason, Result};
+use crate::shared::Entered;
 
 impl File {
     /// The filesystem of both files, of which this one may be read and `to` written.
-    fn shared_with(&self, to: &File) -> std::result::Result<Arc<varve_fs::Filesystem>, Fault> {
+    fn shared_with(&self, to: &File) -> std::result::Result<Entered<'_>, Fault> {
         if !self.rights.read {
             return Err(Reason::NotOpenedFor("reading").into());
         }
@@ -68,7 +69,8 @@ impl File {
     }
 
     /// Copies `len` bytes at `offset` to `to_offset` of another file of the pool, or elsewhere in this one where the two
-    /// ranges do not overlap. Gives how many: fewer if this file ends before, or if space runs out on the way.
+    /// ranges do not overlap. Gives how many: fewer if this file ends before, or if something on the way fails: the next call
+    /// says what.
     ///
     /// ```
     /// # let fs = varvefs::Pool::in_memory(64 << 20)?.filesystem();
@@ -84,7 +86,8 @@ impl File {
             let _shared = to.open.order.read();
             let left = fs.getattr(self.open.ino)?.size.saturating_sub(offset);
             let (len, mut done) = (len.min(left), 0);
-            while done < len {
+            // What is being closed takes no more, and keeps what it has taken.
+            while done < len && (done == 0 || self.open.shared().go_on().is_ok()) {
                 let (from, to_at) = ((self.open.ino, offset + done), to_offset.saturating_add(done));
                 match fs.copy_range(to.caller, from, (to.open.ino, to_at), len - done) {
                     Ok(0) => break,

@@ -1,0 +1,270 @@
+//! What closing does about a verb of another thread that is in the middle of something.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::Condvar;
+
+use super::*;
+use crate::filesystem::Filesystem;
+
+const CALLER: varve_fs::Caller = varve_fs::Caller::ROOT;
+/// Longer than anything here takes; whoever has not ended by then hangs.
+const LONG: Duration = Duration::from_secs(120);
+/// Long enough for a thread to get to where it waits. Too short is no false alarm.
+const SHORT: Duration = Duration::from_millis(200);
+
+#[derive(Default)]
+struct Held {
+    shut: bool,
+    arrived: bool,
+}
+
+/// What holds up whoever comes while it is shut.
+#[derive(Default)]
+struct Gate {
+    held: Mutex<Held>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn pass(&self) {
+        let mut held = self.held.lock();
+        held.arrived = true;
+        self.changed.notify_all();
+        while held.shut {
+            assert!(!self.changed.wait_for(&mut held, LONG).timed_out(), "nobody opens the gate");
+        }
+    }
+    fn shut(&self) {
+        *self.held.lock() = Held { shut: true, arrived: false };
+    }
+    fn open(&self) {
+        self.held.lock().shut = false;
+        self.changed.notify_all();
+    }
+    /// Waits until somebody has come, or so long.
+    fn somebody_comes(&self, within: Duration) -> bool {
+        let mut held = self.held.lock();
+        self.changed.wait_while_for(&mut held, |held| !held.arrived, within);
+        held.arrived
+    }
+}
+
+/// A device whose flushes go through a gate.
+struct Gated {
+    inner: Arc<varve_device::MemoryDevice>,
+    flushes: Arc<Gate>,
+}
+
+impl varve_device::Device for Gated {
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+    fn run(
+        &self,
+        requests: &mut [varve_device::Request<'_>],
+    ) -> Vec<std::result::Result<(), varve_device::DeviceError>> {
+        self.inner.run(requests)
+    }
+    fn flush(&self) -> std::result::Result<(), varve_device::DeviceError> {
+        self.flushes.pass();
+        self.inner.flush()
+    }
+    fn discard(
+        &self,
+        offset: u64,
+        len_bytes: u64,
+    ) -> std::result::Result<varve_device::Discarded, varve_device::DeviceError> {
+        self.inner.discard(offset, len_bytes)
+    }
+    fn stats(&self) -> varve_device::StatsSnapshot {
+        self.inner.stats()
+    }
+}
+
+/// A clock that stands still, and whose readers go through a gate.
+struct Clock(Arc<Gate>);
+
+impl varve_fs::Clock for Clock {
+    fn now(&self) -> varve_fs::Timestamp {
+        self.0.pass();
+        varve_fs::Timestamp { seconds: 1, nanoseconds: 0 }
+    }
+}
+
+fn open(device: Arc<dyn varve_device::Device>, clock: Clock) -> varve_fs::Filesystem {
+    let options = varve_fs::OpenOptions {
+        store: varve_fs::StoreOptions { background: false, ..varve_fs::StoreOptions::default() },
+        dirty_bytes_max: 8 << 20,
+        clock: Arc::new(clock),
+        on_data_logged: None,
+    };
+    varve_fs::Filesystem::open(vec![device], options).unwrap().0
+}
+
+/// An open pool, its device, and the gates of that and of the clock.
+struct Fixture {
+    shared: Arc<Shared>,
+    device: Arc<varve_device::MemoryDevice>,
+    flushes: Arc<Gate>,
+    clock: Arc<Gate>,
+}
+
+impl Fixture {
+    fn new() -> Fixture {
+        let device = Arc::new(varve_device::MemoryDevice::new(256 << 20));
+        let (flushes, clock) = (Arc::new(Gate::default()), Arc::new(Gate::default()));
+        let format = varve_fs::FormatOptions {
+            data: varve_fs::Profile::Single,
+            metadata: varve_fs::Profile::Single,
+            pool_id: [1; 16],
+            hash_seed: 1,
+            force: true,
+        };
+        let devices: [Arc<dyn varve_device::Device>; 1] = [device.clone()];
+        varve_fs::Filesystem::format(&devices, &format, CALLER, &Clock(clock.clone())).unwrap();
+        let gated = Gated { inner: device.clone(), flushes: flushes.clone() };
+        let fs = open(Arc::new(gated), Clock(clock.clone()));
+        let shared = Shared::new("gated".to_owned(), fs, varve_fs::RecoveryReport::default());
+        Fixture { shared, device, flushes, clock }
+    }
+
+    fn filesystem(&self) -> Filesystem {
+        Filesystem::new(self.shared.clone(), (0, 0))
+    }
+
+    /// What is in the pool when it is opened once more.
+    fn reopened(self) -> Filesystem {
+        let fs = open(self.device, Clock(Arc::default()));
+        let shared = Shared::new("reopened".to_owned(), fs, varve_fs::RecoveryReport::default());
+        Filesystem::new(shared, (0, 0))
+    }
+
+    /// Closes while `verb`, which has come to read the clock, is in the middle of something.
+    fn close_during<T: Send>(&self, verb: impl FnOnce() -> T + Send) -> T {
+        self.clock.shut();
+        thread::scope(|scope| {
+            let verb = scope.spawn(verb);
+            assert!(self.clock.somebody_comes(LONG));
+            let close = scope.spawn(|| self.shared.close());
+            while !self.shared.closing.load(Ordering::Relaxed) {
+                thread::yield_now();
+            }
+            assert!(!close.is_finished(), "the close did not wait");
+            self.clock.open();
+            close.join().unwrap().unwrap();
+            verb.join().unwrap()
+        })
+    }
+}
+
+// Goal: what a verb says it has done is there after a close that says Ok, whenever the two meet. Method: a verb has begun,
+// and writes only when the close's first flush has come to the device (or after a while, when it waits for the verb); the
+// flush is held up meanwhile.
+#[test]
+fn closing_waits_for_a_verb_that_has_begun() {
+    let f = Fixture::new();
+    let fs = f.shared.enter().unwrap();
+    let ino = fs.create(CALLER, varve_fs::ROOT_INODE, b"file", 0o644).unwrap().ino;
+    fs.sync().unwrap();
+    drop(fs);
+    f.flushes.shut();
+    let data = vec![7; 100_000];
+    let (begun, has_begun) = mpsc::channel();
+    let (go, told) = mpsc::channel::<()>();
+    let (accepted, closed) = thread::scope(|scope| {
+        let (f, data) = (&f, &data);
+        let verb = scope.spawn(move || {
+            let fs = f.shared.enter().unwrap();
+            begun.send(()).unwrap();
+            told.recv_timeout(LONG).unwrap();
+            fs.write(CALLER, ino, 0, data).is_ok()
+        });
+        has_begun.recv_timeout(LONG).unwrap();
+        let close = scope.spawn(|| f.shared.close());
+        f.flushes.somebody_comes(SHORT);
+        go.send(()).unwrap();
+        let accepted = verb.join().unwrap();
+        f.flushes.open();
+        (accepted, close.join().unwrap())
+    });
+    closed.unwrap();
+    assert!(f.shared.closed_cleanly());
+    assert!(accepted, "a verb that had begun was refused");
+    assert!(f.reopened().read("/file").unwrap() == data, "what was accepted is gone");
+}
+
+// Goal: a handle may go inside of a verb while a close waits for that. Method: a verb that has begun lets go of a file when the close
+// waits for it; the file, which has no name any more, is deleted, and other verbs are refused meanwhile.
+#[test]
+fn a_handle_may_go_inside_of_a_verb_while_the_pool_closes() {
+    let f = Fixture::new();
+    let (fs, file) = (f.filesystem(), f.filesystem().create("/file").unwrap());
+    fs.remove_file("/file").unwrap();
+    let (begun, has_begun) = mpsc::channel();
+    thread::scope(|scope| {
+        let (f, fs) = (&f, &fs);
+        let verb = scope.spawn(move || {
+            let inside = f.shared.enter().unwrap();
+            begun.send(()).unwrap();
+            while fs.exists("/file").is_ok() {
+                thread::yield_now();
+            }
+            assert_eq!(*fs.exists("/file").unwrap_err().reason(), Reason::Closed);
+            thread::sleep(SHORT);
+            drop(file);
+            drop(inside);
+        });
+        has_begun.recv_timeout(LONG).unwrap();
+        f.shared.close().unwrap();
+        verb.join().unwrap();
+    });
+    assert_eq!(f.reopened().statfs().unwrap().files_count, 1);
+}
+
+// Goal: a large write keeps a close waiting for one piece only, says how much it has written, and that is there. Method: the close
+// begins during the first piece; once by `write_at`, once by `write_all_at`, which fails.
+#[test]
+fn a_large_write_ends_early_when_the_pool_closes() {
+    let data: Vec<u8> = (0..24 << 20).map(|n: u32| (n / 4096 % 251) as u8 + 1).collect();
+    for all in [false, true] {
+        let f = Fixture::new();
+        let file = f.filesystem().create("/file").unwrap();
+        let written = f.close_during(|| match all {
+            false => file.write_at(&data, 0),
+            true => file.write_all_at(&data, 0).map(|()| 0),
+        });
+        match all {
+            false => assert_eq!(written.unwrap(), 8 << 20),
+            true => assert_eq!(*written.unwrap_err().reason(), Reason::Closed),
+        }
+        assert_eq!(*file.read_at(&mut [0], 0).unwrap_err().reason(), Reason::Closed);
+        assert!(f.reopened().read("/file").unwrap() == data[..8 << 20]);
+    }
+}
+
+// Goal: so do a large copy and the removal of a tree. Method: the close begins at the first piece, or at the first name that goes.
+#[test]
+fn a_large_copy_and_a_removal_end_early_when_the_pool_closes() {
+    let data: Vec<u8> = (0..80 << 20).map(|n: u32| (n / 4096 % 251) as u8 + 1).collect();
+    let f = Fixture::new();
+    f.filesystem().write("/file", &data).unwrap();
+    let (from, to) = (f.filesystem().open("/file").unwrap(), f.filesystem().create("/copy").unwrap());
+    let copied = f.close_during(|| from.copy_range(1, &to, 0, u64::MAX)).unwrap() as usize;
+    assert!(0 < copied && copied < data.len() - 1, "{copied} bytes were copied");
+    assert!(f.reopened().read("/copy").unwrap() == data[1..1 + copied]);
+
+    let f = Fixture::new();
+    let fs = f.filesystem();
+    fs.create_dir_all("/tree/within").unwrap();
+    fs.write("/tree/within/file", "").unwrap();
+    let removed = f.close_during(|| fs.remove_dir_all("/tree"));
+    assert_eq!(*removed.unwrap_err().reason(), Reason::Closed);
+    let fs = f.reopened();
+    assert!(fs.exists("/tree").unwrap() && !fs.exists("/tree/within/file").unwrap());
+}
