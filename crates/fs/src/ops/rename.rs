@@ -330,7 +330,7 @@ impl Core {
         }
         if let Some((ino, dropped)) = dropped {
             self.take_over_dropped(&change, ino, locked.get(ino), dropped);
-            drop(locked);
+            drop((locked, change));
             if let Some(at) = states.iter().position(|state| state.ino == ino) {
                 self.part_with(states.swap_remove(at));
             }

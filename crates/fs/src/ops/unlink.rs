@@ -71,7 +71,7 @@ impl Core {
                 // As a rule: what is in a directory is younger than it.
                 let mut child = self.write_lock(&child_state)?;
                 self.remove_locked(&change, parent, &mut dir, bucket, found, &mut child)?;
-                drop((child, dir));
+                drop((child, dir, change));
                 self.part_with(child_state);
                 return Ok(());
             }
@@ -86,7 +86,7 @@ impl Core {
             let (bucket, again) = self.find_to_remove(&change, &dir, parent, name, directory)?;
             if again.ino == found.ino {
                 self.remove_locked(&change, parent, &mut dir, bucket, again, &mut child)?;
-                drop((child, dir));
+                drop((child, dir, change));
                 self.part_with(child_state);
                 return Ok(());
             }
@@ -226,7 +226,8 @@ impl Core {
         }
     }
 
-    /// Keeps nothing of the inode in memory if it is gone and nobody else uses it. The caller holds no lock on it.
+    /// Keeps nothing of the inode in memory if it is gone and nobody else uses it. The caller holds no lock on it, and no [`Change`] with
+    /// which he may hold the families of data, for which somebody who has the inode may be waiting.
     pub(crate) fn part_with(&self, state: Arc<InodeState>) {
         let gone = {
             let inner = state.inner.read();

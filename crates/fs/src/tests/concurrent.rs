@@ -439,3 +439,52 @@ fn a_directory_goes_with_its_last_subvolume() {
     f.fs.maintain().unwrap();
     f.check();
 }
+
+// Goal: who removes a name, or renames over it, does not wait for who clones the file, who waits for him. Method: an open file that a
+// snapshot has as well loses its name, both ways in turn, while another clones it; 10,000 times, and nobody hangs.
+#[test]
+fn a_name_goes_while_its_file_is_cloned() {
+    let f = std::sync::Arc::new(Fixture::new(128 * MIB));
+    let dir = f.fs.create_subvolume(Caller::ROOT, ROOT, b"dir", 0o755).unwrap().ino;
+    let present = std::sync::Arc::new(AtomicU64::new(0));
+    let (cloner, remover) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
+    let of_cloner = (f.clone(), present.clone());
+    std::thread::spawn(move || {
+        let (f, present) = of_cloner;
+        let (mut cloned, mut ino) = (0, 0);
+        while ino != u64::MAX {
+            ino = present.load(Ordering::Relaxed);
+            if f.fs.clone_file(Caller::ROOT, InodeId(ino), ROOT, b"clone").is_ok() {
+                f.fs.unlink(ROOT, b"clone").unwrap();
+                cloned += 1;
+            }
+        }
+        cloner.0.send(cloned).unwrap();
+    });
+    let of_remover = f.clone();
+    std::thread::spawn(move || {
+        let f = of_remover;
+        for round in 0..10_000 {
+            let ino = f.fs.create(Caller::ROOT, dir, b"file", 0o644).unwrap().ino;
+            f.write(ino, 0, &pattern(round, 20_000));
+            f.fs.flush_file(ino).unwrap();
+            f.fs.snapshot(dir, ROOT, b"snapshot", false, false).unwrap();
+            f.fs.open_inode(Caller::ROOT, ino, false).unwrap();
+            present.store(ino.0, Ordering::Relaxed);
+            if round % 2 == 0 {
+                f.fs.create(Caller::ROOT, dir, b"new", 0o644).unwrap();
+                f.fs.rename(dir, b"new", dir, b"file", RenameMode::Replace).unwrap();
+            }
+            f.fs.unlink(dir, b"file").unwrap();
+            f.fs.release_inode(ino).unwrap();
+            f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+            f.fs.maintain().unwrap();
+        }
+        present.store(u64::MAX, Ordering::Relaxed);
+        remover.0.send(()).unwrap();
+    });
+    let long = Duration::from_secs(120);
+    remover.1.recv_timeout(long).expect("who removes waits for who clones, who waits for him");
+    assert!(cloner.1.recv_timeout(long).expect("it ends") > 10);
+    f.check();
+}
