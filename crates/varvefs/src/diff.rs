@@ -73,9 +73,10 @@ impl Iterator for Diff {
             // After an error there is no more.
             let cursor = self.cursor.take()?;
             let (old, new) = self.roots;
-            let page = self.fs.run_two("compare", &self.names.0, &self.names.1, |fs| {
-                Ok(fs.diff(old, new, &cursor, PAGE_CHANGES)?)
-            });
+            // Of the subvolumes that were found, whatever is at their paths now.
+            let page = self.fs.shared().enter();
+            let page = page.and_then(|fs| Ok(fs.diff(old, new, &cursor, PAGE_CHANGES)?));
+            let page = page.map_err(|fault| fault.on_two("compare", &self.names.0, &self.names.1));
             match page {
                 Ok(page) => {
                     self.cursor = page.next;

@@ -129,7 +129,7 @@ impl DirEntry {
             .shared()
             .enter()
             .and_then(|fs| Ok(Metadata::of(&fs.getattr(self.inode)?)))
-            .map_err(|fault| fault.on("look at", self.path().as_os_str().as_bytes()))
+            .map_err(|fault| fault.of_path().on("look at", self.path().as_os_str().as_bytes()))
     }
 }
 
@@ -165,8 +165,8 @@ pub(crate) fn remove_tree(
             Some(left) => left - 1,
             None => match fs.lookup(level.parent, &level.name) {
                 Ok(attr) if attr.ino == level.ino => attr.size / ENTRIES_PER_READ as u64 * 2 + EMPTYING_MAX,
-                // Moved or removed since it was listed: no longer ours.
-                Ok(_) | Err(varve_fs::FsError::NotFound) => {
+                // Moved or removed since it was listed, perhaps with the subvolume that it was in: no longer ours.
+                Ok(_) | Err(varve_fs::FsError::NotFound | varve_fs::FsError::Stale) => {
                     levels.pop();
                     continue;
                 }
@@ -176,14 +176,14 @@ pub(crate) fn remove_tree(
         level.rounds_left = Some(rounds_left);
         let ino = level.ino;
         let entries = match read_some(fs, ino, &mut 0) {
-            Err(Fault { reason: Reason::NotFound, .. }) => Vec::new(),
+            Err(Fault { reason: Reason::NotFound | Reason::SubvolumeDeleted, .. }) => Vec::new(),
             read => read?,
         };
         if entries.is_empty() {
             match fs.rmdir(level.parent, &level.name) {
                 // Others have put something into it: once more.
                 Err(varve_fs::FsError::NotEmpty) => continue,
-                Ok(()) | Err(varve_fs::FsError::NotFound) => {}
+                Ok(()) | Err(varve_fs::FsError::NotFound | varve_fs::FsError::Stale) => {}
                 Err(error) => return Err(error.into()),
             }
             levels.pop();
@@ -195,7 +195,10 @@ pub(crate) fn remove_tree(
                 continue;
             }
             match fs.unlink(ino, &entry.name) {
-                Ok(()) | Err(varve_fs::FsError::NotFound | varve_fs::FsError::IsDirectory) => {}
+                Ok(()) => {}
+                Err(
+                    varve_fs::FsError::NotFound | varve_fs::FsError::Stale | varve_fs::FsError::IsDirectory,
+                ) => {}
                 Err(error) => return Err(error.into()),
             }
         }

@@ -301,6 +301,14 @@ impl Fault {
         }
     }
 
+    /// For a verb on a path: where a subvolume was and is deleted, there is nothing. Only who has something open in it can tell.
+    pub(crate) fn of_path(self) -> Fault {
+        match self.reason {
+            Reason::SubvolumeDeleted => Fault { reason: Reason::NotFound, ..self },
+            _ => self,
+        }
+    }
+
     /// Blames the second path.
     pub(crate) fn in_second(self) -> Fault {
         Fault { second: true, ..self }

@@ -8,7 +8,7 @@ use crate::error::{Error, Fault, Reason, Result, path_buf};
 use crate::file::File;
 use crate::metadata::{FileType, Metadata, Times};
 use crate::open_options::OpenOptions;
-use crate::path::{AsPath, Last, find, find_existing, with_existing};
+use crate::path::{AsPath, Last, RETRIES_MAX, find, find_existing, with_existing};
 use crate::pending::Pending;
 use crate::shared::Shared;
 use crate::stats::StatFs;
@@ -48,13 +48,25 @@ impl Filesystem {
         Filesystem { shared: self.shared.clone(), owner: (user, group) }
     }
 
+    /// Runs a verb on a path.
     pub(crate) fn run<T>(
         &self,
         doing: &'static str,
         path: &[u8],
         verb: impl FnOnce(&varve_fs::Filesystem) -> std::result::Result<T, Fault>,
     ) -> Result<T> {
-        self.shared.enter().and_then(|fs| verb(&fs)).map_err(|fault| fault.on(doing, path))
+        self.shared.enter().and_then(|fs| verb(&fs)).map_err(|fault| fault.of_path().on(doing, path))
+    }
+
+    /// Runs a verb that opens the file at a path: again, if the subvolume that it was in is deleted before it is done.
+    fn run_open<T>(&self, doing: &'static str, path: &[u8], verb: impl Fn() -> Result<T>) -> Result<T> {
+        for _ in 0..RETRIES_MAX {
+            match verb() {
+                Err(error) if *error.reason() == Reason::SubvolumeDeleted => {}
+                result => return result,
+            }
+        }
+        Err(Fault::from(Reason::NotFound).on(doing, path))
     }
 
     /// Opens a file for reading.
@@ -69,6 +81,11 @@ impl Filesystem {
 
     /// The whole contents of a file.
     pub fn read(&self, path: impl AsPath) -> Result<Vec<u8>> {
+        let path = path.as_path_bytes();
+        self.run_open("read", path, || self.read_all(path))
+    }
+
+    fn read_all(&self, path: &[u8]) -> Result<Vec<u8>> {
         let file = self.open(path)?;
         let mut contents = Vec::new();
         loop {
@@ -87,7 +104,8 @@ impl Filesystem {
     /// Makes `contents` the whole contents of a file, which is made if it is not there. Not atomic: to replace a file so
     /// that a crash shows either the old contents or the new, write another one and [`Filesystem::rename`] it over.
     pub fn write(&self, path: impl AsPath, contents: impl AsRef<[u8]>) -> Result<()> {
-        self.create(path)?.write_all_at(contents.as_ref(), 0)
+        let (path, contents) = (path.as_path_bytes(), contents.as_ref());
+        self.run_open("write", path, || self.create(path)?.write_all_at(contents, 0))
     }
 
     /// Makes a directory (mode 0755).
@@ -258,7 +276,10 @@ impl Filesystem {
 
     /// Cuts a file, or lets it grow with a hole, to `len` bytes.
     pub fn set_len(&self, path: impl AsPath, len: u64) -> Result<()> {
-        OpenOptions::new().write(true).open(self, path)?.set_len(len)
+        let path = path.as_path_bytes();
+        self.run_open("change the length of", path, || {
+            OpenOptions::new().write(true).open(self, path)?.set_len(len)
+        })
     }
 
     /// Runs a verb on what `path` leads to.
@@ -280,7 +301,7 @@ impl Filesystem {
         to: &[u8],
         verb: impl FnOnce(&varve_fs::Filesystem) -> std::result::Result<T, Fault>,
     ) -> Result<T> {
-        self.shared.enter().and_then(|fs| verb(&fs)).map_err(|fault| fault.on_two(doing, path, to))
+        self.shared.enter().and_then(|fs| verb(&fs)).map_err(|fault| fault.of_path().on_two(doing, path, to))
     }
 
     /// Gives the file `original` another name, `link`, which must be free. Directories have one name only.

@@ -142,6 +142,8 @@ impl OpenOptions {
                     Ok(attr) => (attr, true),
                     // Another has made it meanwhile.
                     Err(varve_fs::FsError::Exists) if !self.create_new => continue,
+                    // Another has deleted the subvolume.
+                    Err(varve_fs::FsError::Stale) => continue,
                     // That the name is taken is said before whatever else keeps it from being made.
                     Err(_) if self.create_new && below.lookup(place.parent, &place.name).is_ok() => {
                         return Err(Reason::Exists.into());
@@ -158,16 +160,16 @@ impl OpenOptions {
             }
             let open = match fs.shared().open_inode(&below, attr.ino) {
                 Ok(open) => open,
-                // Another has removed or replaced it meanwhile.
-                Err(Fault { reason: Reason::NotFound, .. }) => continue,
+                // Another has removed or replaced it meanwhile, or what it was in.
+                Err(Fault { reason: Reason::NotFound | Reason::SubvolumeDeleted, .. }) => continue,
                 Err(fault) => return Err(fault),
             };
             let rights = Rights { read: self.read, write: self.write || self.append, append: self.append };
             let file = File::new(open, fs.caller(), Arc::from(path), rights);
-            if self.truncate && !made {
-                file.resize(&below, 0)?;
+            match if self.truncate && !made { file.resize(&below, 0) } else { Ok(()) } {
+                Err(Fault { reason: Reason::SubvolumeDeleted, .. }) => continue,
+                emptied => return emptied.map(|()| file),
             }
-            return Ok(file);
         }
         Err(Reason::NotFound.into())
     }

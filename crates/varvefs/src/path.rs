@@ -151,8 +151,24 @@ struct Step<'a> {
     directory: bool,
 }
 
-/// Walks `path` from the root. The last name need not exist; all before it must.
+/// Walks `path` from the root. The last name need not exist; all before it must. When a subvolume on the way is deleted meanwhile,
+/// what counts is where its name leads now.
 pub(crate) fn find<'a>(fs: &varve_fs::Filesystem, path: &'a [u8], last: Last) -> Result<Place<'a>, Fault> {
+    again(|| walk(fs, path, last))
+}
+
+/// Runs what looks at a path, again when a subvolume that it has come to is deleted meanwhile.
+fn again<T>(verb: impl Fn() -> Result<T, Fault>) -> Result<T, Fault> {
+    for _ in 1..RETRIES_MAX {
+        match verb() {
+            Err(Fault { reason: Reason::SubvolumeDeleted, .. }) => {}
+            result => return result,
+        }
+    }
+    verb().map_err(Fault::of_path)
+}
+
+fn walk<'a>(fs: &varve_fs::Filesystem, path: &'a [u8], last: Last) -> Result<Place<'a>, Fault> {
     if path.is_empty() {
         return Err(Reason::NotFound.into());
     }
@@ -261,7 +277,7 @@ pub(crate) fn with_existing<T>(
 ) -> Result<T, Fault> {
     for _ in 1..RETRIES_MAX {
         match verb(find_existing(fs, path, last)?) {
-            Err(Fault { reason: Reason::NotFound, second: false, .. }) => {}
+            Err(Fault { reason: Reason::NotFound | Reason::SubvolumeDeleted, second: false, .. }) => {}
             result => return result,
         }
     }

@@ -2,8 +2,11 @@
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
+use std::sync::Barrier;
+use std::sync::mpsc::{self, TryRecvError};
+use std::thread;
 
-use varvefs::{Reason, SnapshotOptions};
+use varvefs::{Reason, SnapshotOptions, XattrMode};
 
 use crate::{MIB, assert_sound, fresh, names, quiet};
 
@@ -65,4 +68,101 @@ fn a_clone_is_no_directory() {
     assert_eq!(names(&fs, "/"), ["a"]);
     fs.clone_file("/a", "/b").unwrap();
     assert_eq!(fs.read("/b").unwrap(), b"x");
+}
+
+// Goal: a path through a subvolume that comes and goes leads to something or to nothing, for every verb; only what is open says that
+// the subvolume has been deleted. Method: one thread takes snapshots and deletes them while another uses names in them.
+#[test]
+fn paths_through_a_subvolume_that_goes() {
+    let pool = quiet().in_memory(64 * MIB).unwrap();
+    let fs = pool.filesystem();
+    fs.create_subvolume("/o").unwrap();
+    fs.write("/o/f", vec![7; 5000]).unwrap();
+    fs.symlink("f", "/o/link").unwrap();
+    let found = thread::scope(|scope| {
+        let (alive, gone) = mpsc::channel::<()>();
+        let (pool, fs) = (&pool, &fs);
+        scope.spawn(move || {
+            // Goes with this thread, however it ends.
+            let _alive = alive;
+            for round in 0..30_000 {
+                fs.snapshot("/o", "/s", SnapshotOptions::new()).unwrap();
+                fs.delete_subvolume("/s").unwrap();
+                if round % 1000 == 0 {
+                    pool.maintain().unwrap();
+                }
+            }
+        });
+        let mut found = 0;
+        let mut verb = 0;
+        while gone.try_recv() != Err(TryRecvError::Disconnected) {
+            verb += 1;
+            let done = match verb % 19 {
+                0 => fs.exists("/s/f").map(drop),
+                1 => fs.read("/s/f").map(|bytes| assert_eq!(bytes, [7; 5000])),
+                2 => fs.write("/s/f", [7; 5000]),
+                3 => fs.metadata("/s/link").map(drop),
+                4 => fs.read_link("/s/link").map(drop),
+                5 => fs.create_dir("/s/d"),
+                6 => fs.remove_dir("/s/d"),
+                7 => fs.read_dir("/s").map(drop),
+                8 => fs.set_permissions("/s/f", 0o600),
+                9 => fs.get_xattr("/s/f", "user.x").map(drop),
+                10 => fs.set_xattr("/s", "user.x", "y", XattrMode::Set),
+                11 => fs.hard_link("/s/f", "/s/g"),
+                12 => fs.rename("/s/f", "/s/g"),
+                13 => fs.clone_file("/o/f", "/s/h"),
+                14 => {
+                    let taken = fs.snapshot("/s", "/u", SnapshotOptions::new());
+                    taken.and_then(|()| fs.delete_subvolume("/u"))
+                }
+                15 => fs.set_len("/s/f", 4000).and_then(|()| fs.write("/s/f", [7; 5000])),
+                16 => fs.remove_file("/s/link"),
+                17 => fs.symlink("f", "/s/l"),
+                _ => fs.remove_dir_all("/s/d"),
+            };
+            match done {
+                Ok(()) => found += 1,
+                Err(error) => {
+                    let known = matches!(error.reason(), Reason::NotFound | Reason::Exists);
+                    assert!(known, "{verb}: {error}");
+                }
+            }
+        }
+        found
+    });
+    assert!(found > 100, "{found}");
+    pool.maintain().unwrap();
+    assert_sound(&pool);
+}
+
+// Goal: a tree with subvolumes in it is gone when two have removed it at once. Method: 50 subvolumes with files, 20 times; who comes
+// second may find nothing.
+#[test]
+fn two_remove_a_tree_of_subvolumes() {
+    let pool = quiet().in_memory(64 * MIB).unwrap();
+    let fs = pool.filesystem();
+    for _ in 0..20 {
+        fs.create_dir("/t").unwrap();
+        for n in 0..50 {
+            fs.create_subvolume(format!("/t/{n}")).unwrap();
+            fs.create_dir(format!("/t/{n}/d")).unwrap();
+            fs.write(format!("/t/{n}/d/f"), b"x").unwrap();
+        }
+        let start = Barrier::new(2);
+        let removed: Vec<_> = thread::scope(|scope| {
+            let remove = || {
+                start.wait();
+                fs.remove_dir_all("/t")
+            };
+            let threads = [scope.spawn(remove), scope.spawn(remove)];
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        for error in removed.iter().filter_map(|result| result.as_ref().err()) {
+            assert_eq!(*error.reason(), Reason::NotFound, "{error}");
+        }
+        assert!(removed.iter().any(Result::is_ok) && !fs.exists("/t").unwrap());
+    }
+    pool.maintain().unwrap();
+    assert_sound(&pool);
 }
