@@ -159,6 +159,7 @@ impl Filesystem {
 
     /// Makes an empty subvolume: a directory with a namespace of its own, of which snapshots can be taken. Renames and
     /// links do not cross its border. Gives the attributes of its root, which inherits what a directory would.
+    /// [`crate::FsError::SlotsUsedUp`] when 2^20 have been there since the pool was opened, also if they have been deleted.
     pub fn create_subvolume(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
         self.create_subvolume_masked(caller, parent, name, mode, 0)
     }

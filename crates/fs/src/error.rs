@@ -49,9 +49,15 @@ pub enum FsError {
     /// There are as many names (or attributes of one inode) with one hash as there can be.
     #[error("too many names with one hash")]
     HashFull,
-    /// All numbers have been given out: of subvolumes 2^20, of inodes 2^43.
+    /// All numbers of inodes have been given out: 2^43.
     #[error("all numbers have been given out")]
     NumbersUsedUp,
+    /// All numbers of subvolumes have been given out: 2^20, each once while the pool is open.
+    #[error(
+        "all 2^20 numbers of subvolumes have been given out; close the pool and open it again (unmount and mount it): \
+         the numbers of deleted subvolumes are free then"
+    )]
+    SlotsUsedUp,
     /// Beyond the largest file size.
     #[error("file too large")]
     FileTooBig,
@@ -114,7 +120,7 @@ impl FsError {
             FsError::NotSupported => 95,
             FsError::Stale => 116,
             // As other filesystems say it; no space can be made for any of these.
-            FsError::AttributesFull | FsError::HashFull | FsError::NumbersUsedUp => 28,
+            FsError::AttributesFull | FsError::HashFull | FsError::NumbersUsedUp | FsError::SlotsUsedUp => 28,
             FsError::Engine(EngineError::NoSpace) => 28,
             FsError::Engine(EngineError::ReadOnly) | FsError::ReadOnlySubvolume => 30,
             FsError::Engine(_) => 5,

@@ -356,7 +356,9 @@ fn reason_of(error: varve_fs::FsError) -> Reason {
         varve_fs::FsError::TooFragmented => Reason::TooFragmented,
         varve_fs::FsError::TooManyLinks => Reason::TooManyLinks,
         varve_fs::FsError::AttributesFull => Reason::AttributesFull,
-        varve_fs::FsError::HashFull | varve_fs::FsError::NumbersUsedUp => Reason::Refused(error.to_string()),
+        varve_fs::FsError::HashFull | varve_fs::FsError::NumbersUsedUp | varve_fs::FsError::SlotsUsedUp => {
+            Reason::Refused(error.to_string())
+        }
         varve_fs::FsError::NotSupported => Reason::NotSupported,
         varve_fs::FsError::CrossDevice => Reason::CrossesSubvolumes,
         varve_fs::FsError::IsSubvolume => Reason::IsSubvolume,

@@ -188,11 +188,11 @@ impl Subvolumes {
         self.others.write().remove(&slot);
     }
 
-    /// A slot that no subvolume has had since the pool was opened, nor has now: not even the kernel's memory of a deleted
-    /// one then leads to another. For who holds the topology lock and makes a subvolume: it is taken when that is added,
+    /// A slot that no subvolume has had since the pool was opened, nor has now: neither the kernel's memory of a deleted
+    /// one, whose inodes have the same numbers and generations below the slot, nor a handle in it then leads to another. For who holds the topology lock and makes a subvolume: it is taken when that is added,
     /// and of one that is refused nothing is left but what the sets of frozen files may know of it.
     pub(crate) fn next_slot(&self) -> Result<Slot> {
-        self.free.lock().next().map(Slot).ok_or(FsError::NumbersUsedUp)
+        self.free.lock().next().map(Slot).ok_or(FsError::SlotsUsedUp)
     }
 
     /// Keeps a slot from being given out as long as the pool is open: when it was opened there was a subvolume in it, or something was

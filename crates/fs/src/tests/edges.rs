@@ -107,3 +107,23 @@ fn size_and_bits_change_together() {
     let attr = f.fs.setattr(Caller::ROOT, ino, SetAttr { mtime: Some(SetTime::At(at)), ..set(200) }).unwrap();
     assert_eq!((attr.mtime, attr.size), (at, 200));
 }
+
+// Goal: when all numbers of subvolumes have been given out, the error says what to do, and that helps. Method: all slots marked as given
+// out; a subvolume and a snapshot are refused and leave nothing; then the pool is opened again.
+#[test]
+fn who_is_out_of_subvolumes_is_told_what_to_do() {
+    let mut f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    (1..1 << 20).for_each(|slot| f.fs.core().subvolumes.keep_slot(crate::subvolume::Slot(slot)));
+    let snapshot = f.fs.snapshot(sub, ROOT, b"snapshot", false, false);
+    let made = f.fs.create_subvolume(Caller::ROOT, ROOT, b"another", 0o755);
+    for error in [snapshot.unwrap_err(), made.unwrap_err()] {
+        assert_eq!(error.errno(), 28);
+        assert!(error.to_string().contains("close the pool and open it again"), "{error}");
+    }
+    f.check();
+    f.reopen();
+    f.fs.snapshot(sub, ROOT, b"snapshot", false, false).unwrap();
+    f.fs.create_subvolume(Caller::ROOT, ROOT, b"another", 0o755).unwrap();
+    f.check();
+}
