@@ -146,7 +146,9 @@ pub enum Reason {
     /// A write or flush failed earlier: nothing more is accepted until the pool is opened again. A whole sentence.
     #[error("{0}")]
     Stopped(String),
-    /// The pool cannot be created or opened, and why, in a sentence that says what to do.
+    /// The pool cannot be created or opened, and why, in a sentence that says what to do. Of a pool that is open: a limit has been met
+    /// (all numbers of subvolumes or inodes have been given out, too many names have one hash, a change is too large for one
+    /// transaction), snapshots of a file are taken without a pause, or a damaged record leads outside of the pool.
     #[error("{0}")]
     Refused(String),
 }
