@@ -325,14 +325,17 @@ fn foreign_signature(device: &dyn Device) -> Result<Option<&'static str>> {
     Ok(signature_in(&head).map(|(_, what)| what))
 }
 
+/// What a member of a Linux RAID array begins its superblock with: where, its version says.
+pub const ARRAY_SIGN: [u8; 4] = [0xfc, 0x4e, 0x2b, 0xa9];
+
 /// What these first bytes of a device say that it holds, as words for a message, and where they say so.
 pub fn signature_in(head: &[u8]) -> Option<(usize, &'static str)> {
     let has = |at: usize, magic: &[u8]| head.get(at..at + magic.len()) == Some(magic);
     let known: [(usize, &[u8], &'static str); 14] = [
         (0, b"XFSB", "an XFS filesystem"),
         (512, b"LABELONE", "a physical volume of LVM"),
-        (0, &[0xfc, 0x4e, 0x2b, 0xa9], "a member of a RAID array"),
-        (4096, &[0xfc, 0x4e, 0x2b, 0xa9], "a member of a RAID array"),
+        (0, &ARRAY_SIGN, "a member of a RAID array"),
+        (4096, &ARRAY_SIGN, "a member of a RAID array"),
         (4120, &[0xc6, 0x85, 0x73, 0xf6], "a device of bcache or bcachefs"),
         (1024, &[0x10, 0x20, 0xf5, 0xf2], "an F2FS filesystem"),
         (32769, b"CD001", "an ISO 9660 image"),

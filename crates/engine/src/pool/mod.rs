@@ -110,18 +110,23 @@ impl Pool {
     }
 
     /// Refuses a device that somebody else seems to have taken since: its labels and slots of superblocks may be there for long. An
-    /// array leaves the first block alone, and bcache zeroes it: both sign behind it, where no pool writes anything.
+    /// array leaves the first block alone, and bcache zeroes it: both sign behind it, where no pool writes anything. A pool that an
+    /// earlier version made may have been made over such a sign: all but an array would have spoilt the label since.
     pub fn require_ours(&self) -> Result<()> {
         let mut head = AlignedBuf::new(SLOTS_START as usize);
         for device in &self.devices {
+            let mut labelled = false;
             for (i, block) in head.chunks_exact_mut(BLOCK_BYTES).enumerate() {
-                // What cannot be read is nobody else's, nor is a label.
-                let read = device.read_at((i * BLOCK_BYTES) as u64, block);
-                if read.is_err() || (i == 0 && block[..8] == LABEL_MAGIC) {
+                // What cannot be read is nobody else's, nor is a whole label.
+                let read = device.read_at((i * BLOCK_BYTES) as u64, block).is_ok();
+                let ours = i == 0 && read && self.is_label(block);
+                labelled |= ours;
+                if !read || ours {
                     block.fill(0);
                 }
             }
-            let Some((at, what)) = label::signature_in(&head) else { continue };
+            let seen = if labelled { BLOCK_BYTES + label::ARRAY_SIGN.len() } else { head.len() };
+            let Some((at, what)) = label::signature_in(&head[..seen]) else { continue };
             let name = device.name();
             return Err(EngineError::Refused(if at < BLOCK_BYTES {
                 format!(
@@ -140,6 +145,12 @@ impl Pool {
         Ok(())
     }
 
+    /// Whether a block is a label of this pool, with nothing changed in it.
+    fn is_label(&self, block: &[u8]) -> bool {
+        Label::decode(block)
+            .is_ok_and(|label| label.version == FORMAT_VERSION && label.pool_id == self.pool_id)
+    }
+
     /// Writes the label again at the end of a device where it cannot be used, if the one at its other end can. Not flushed. One that
     /// cannot be written is no reason not to open the pool.
     pub fn repair_labels(&self) {
@@ -148,10 +159,10 @@ impl Pool {
             let labels = places.map(|place| {
                 let mut block = AlignedBuf::new(BLOCK_BYTES);
                 let read = device.read_at(place, &mut block).is_ok();
-                let ours = |label: Label| label.version == FORMAT_VERSION && label.pool_id == self.pool_id;
-                let good = read && Label::decode(&block).is_ok_and(ours);
-                // What is there may be somebody else's.
-                let was_ours = !read || block[..8] == LABEL_MAGIC || block.iter().all(|byte| *byte == 0);
+                let good = read && self.is_label(&block);
+                // What is there may be somebody else's, who has kept what was in front of his sign.
+                let torn = block[..8] == LABEL_MAGIC && label::signature_in(&block).is_none();
+                let was_ours = !read || torn || block.iter().all(|byte| *byte == 0);
                 (good, was_ours, block)
             });
             let (place, good) = match &labels {

@@ -110,25 +110,44 @@ fn what_others_have_begun_is_not_a_pool_to_write_to() {
             block[at..at + sign.len()].copy_from_slice(sign);
             device.inner.write_at(4096, &block).expect("writes");
         };
-        for label_is_there in [true, false] {
-            for (at, sign) in [(0, &[0xfc, 0x4e, 0x2b, 0xa9][..]), (24, &[0xc6, 0x85, 0x73, 0xf6])] {
-                block(&|block| {
-                    if label_is_there {
-                        block.copy_from_slice(&label)
-                    }
-                });
-                second(at, sign);
-                let before = device.inner.snapshot();
-                let error = try_open(&device).err().expect("it may be another's").to_string();
-                assert!(error.contains("somebody else") && error.contains("dd "), "{error}");
-                untouched(&before, &device.inner, &error);
-            }
+        let raid = (0, &[0xfc, 0x4e, 0x2b, 0xa9][..]);
+        let bcache = (24, &[0xc6, 0x85, 0x73, 0xf6][..]);
+        for (label_is_there, (at, sign)) in [(true, raid), (false, raid), (false, bcache)] {
+            block(&|block| {
+                if label_is_there {
+                    block.copy_from_slice(&label)
+                }
+            });
+            second(at, sign);
+            let before = device.inner.snapshot();
+            let error = try_open(&device).err().expect("it may be another's").to_string();
+            assert!(error.contains("somebody else") && error.contains("dd "), "{error}");
+            untouched(&before, &device.inner, &error);
         }
+        // A whole label is younger than what bcache has left.
+        block(&|block| block.copy_from_slice(&label));
+        second(bcache.0, bcache.1);
+        drop(open(&device));
+        second(0, &[]);
+        // A partition table may keep the boot code in front of it, and with it most of the label.
+        block(&|block| {
+            block[..440].copy_from_slice(&label[..440]);
+            block[510..512].copy_from_slice(&[0x55, 0xaa]);
+        });
+        let before = device.inner.snapshot();
+        let error = try_open(&device).err().expect("it may be another's").to_string();
+        assert!(error.contains("somebody else"), "{error}");
+        untouched(&before, &device.inner, &error);
+        // A label that is torn is written again.
+        block(&|block| block[..512].copy_from_slice(&label[..512]));
+        drop(open(&device));
+        let mut first = AlignedBuf::new(4096);
+        device.inner.read_at(0, &mut first).expect("reads");
+        assert!(first[..] == label[..]);
         second(0, &[]);
         // Zeros are nobody's, and then the label is there again; what nobody knows stays.
         block(&|block| block[100] = 7);
         drop(open(&device));
-        let mut first = AlignedBuf::new(4096);
         device.inner.read_at(0, &mut first).expect("reads");
         assert_eq!(first[100], 7);
         block(&|_| {});
