@@ -413,7 +413,9 @@ impl Store {
                     let tree = missed.expect("a node is missed in a tree");
                     match Halt::reading(|| self.load(miss, &tree)) {
                         Ok(node) => drop(fetched.nodes.insert(miss.ptr.addr[0].0, node)),
-                        Err(Halt::Lost(why)) if miss.tree == TreeId::KEYFRAMES => {
+                        Err(Halt::Lost(why))
+                            if miss.tree == TreeId::KEYFRAMES && self.may_drop_keyframes(&why) =>
+                        {
                             self.drop_keyframes(&why, metadata, report)?;
                         }
                         Err(halt) => return Err(halt),
@@ -498,7 +500,7 @@ impl Store {
     /// what is left without array pages and data. Returns the blocks of nodes and pages: each is in use by the bitmap,
     /// and has one pointer to it, so that the walk ends and nothing is ever given back twice. For who only reads, what is behind a
     /// node that cannot be had is left out: it is missing to whoever looks for it, and to nobody else. For who writes, that goes for
-    /// keyframes alone, which are thrown away then.
+    /// keyframes alone, which are thrown away then, unless it is the device that fails.
     fn count_nodes(&self, report: &mut RecoveryReport) -> Result<Bits> {
         let (trees, referenced, total) = {
             let core = self.core.lock();
@@ -562,7 +564,7 @@ impl Store {
         }
         let node = match Halt::reading(|| self.load(crate::tree::Miss { ptr, tree: tree.id, level }, tree)) {
             Ok(node) => node,
-            Err(Halt::Lost(e)) if tree.id == TreeId::KEYFRAMES => {
+            Err(Halt::Lost(e)) if tree.id == TreeId::KEYFRAMES && self.may_drop_keyframes(&e) => {
                 keyframes_lost.get_or_insert(e);
                 return Ok(sum);
             }

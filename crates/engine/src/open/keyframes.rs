@@ -3,6 +3,9 @@
 //! Where a node of it is lost that the log changes, or that leads to others, the tree is emptied and its part of the log passed over.
 //! That is durable before anybody writes: who changes entries then takes no keyframes away, and a node that can be read again after
 //! the next crash would show what has been changed since.
+//!
+//! A device that fails may work again at the next opening, and is no reason for what cannot be undone: then the pool is not opened for
+//! writing.
 
 use varve_format::TreeId;
 use varve_format::root::NodePtr;
@@ -23,6 +26,11 @@ struct Gone {
 }
 
 impl Store {
+    /// Whether keyframes may be thrown away because of `why`: who only reads does so for himself.
+    pub(super) fn may_drop_keyframes(&self, why: &EngineError) -> bool {
+        self.options.read_only || !matches!(why, EngineError::Device(_))
+    }
+
     /// Empties the tree of keyframes, of which something cannot be read (`why`). Its nodes are given back by the next checkpoint; those
     /// to which only a lost one leads are not found: they stay in use. `metadata` are the blocks of all nodes that were found
     /// when the pool was opened; no others are given back.
@@ -58,8 +66,8 @@ impl Store {
                 }
                 match Halt::reading(|| self.load(Miss { ptr: *ptr, tree: tree.id, level }, tree)) {
                     Ok(node) => node,
-                    Err(Halt::Lost(_)) => return Ok(()),
-                    Err(Halt::Refused(error)) => return Err(error),
+                    Err(Halt::Lost(error)) if self.may_drop_keyframes(&error) => return Ok(()),
+                    Err(Halt::Lost(error) | Halt::Refused(error)) => return Err(error),
                 }
             }
             Link::Mem(node) => {

@@ -146,3 +146,57 @@ fn a_closed_pool_opens_without_its_keyframes() {
     let (_, report) = try_open(&device).expect("opens for writing");
     assert!(report.clean && report.keyframes_lost.is_none());
 }
+
+// Goal: a device that fails for a while costs no keyframes. Method: every read of a node fails in one opening and no read in the next; the
+// root of their tree, and a leaf that the log changes.
+#[test]
+fn a_device_that_fails_for_a_while_costs_no_keyframes() {
+    for lost in ["root", "leaf"] {
+        let device = Hooked::new();
+        format(&device, Profile::Single, Profile::Single);
+        let store = open(&device);
+        for n in 0..90u64 {
+            let mut tx = Transaction::new();
+            tx.put(TreeId::KEYFRAMES, &n.to_be_bytes(), &[7; 1000]);
+            store.apply(tx, None).expect("applies");
+        }
+        store.checkpoint().expect("checkpoint");
+        let mut tx = Transaction::new();
+        tx.delete(TreeId::KEYFRAMES, &0u64.to_be_bytes());
+        store.commit(store.apply(tx, None).expect("applies")).expect("commits");
+        drop(store);
+
+        let root = root_of(&device);
+        let tree = root.trees.iter().find(|tree| tree.tree == TreeId::KEYFRAMES).expect("the tree");
+        assert_eq!(tree.height, 2);
+        let mut at = DATA_START + tree.ptr.addr[0].0;
+        if lost == "leaf" {
+            let mut block = AlignedBuf::new(4096);
+            device.inner.read_at(at, &mut block).expect("reads");
+            let below = varve_format::node::decode(&block).expect("a node").entries;
+            let leaf = NodePtr::decode(&mut Reader::new(&block[below[0].value..])).expect("a pointer");
+            at = DATA_START + leaf.addr[0].0;
+        }
+        let fails = FaultRule::new(Operation::Read, Trigger::Every(1), Fault::Error).within(at..at + 4096);
+        let device = Arc::new(FaultyDevice::new(device.inner.snapshot(), 0, vec![fails]));
+        let before = device.inner().snapshot();
+        let error = try_open(&device).err().expect("who writes would throw them away");
+        assert!(matches!(error, EngineError::Device(_)), "{lost}: {error}");
+        let (mut was, mut is) = (AlignedBuf::new(1 << 20), AlignedBuf::new(1 << 20));
+        for at in (0..POOL_BYTES).step_by(1 << 20) {
+            before.read_at(at, &mut was).expect("reads");
+            device.inner().read_at(at, &mut is).expect("reads");
+            assert!(was[..] == is[..], "{lost}: something was written at {at}");
+        }
+        let options = StoreOptions { read_only: true, background: false, ..StoreOptions::default() };
+        let (_, report) = Store::open(vec![device.clone() as Arc<dyn Device>], options).expect("reads");
+        assert!(report.keyframes_lost.is_some() && report.replay_ended_by.is_none(), "{lost}");
+
+        device.set_rules(vec![]);
+        let (store, report) = try_open(&device).expect("opens for writing");
+        assert!(report.keyframes_lost.is_none(), "{lost}");
+        let there = |n: u64| store.get(TreeId::KEYFRAMES, &n.to_be_bytes()).expect("reads").is_some();
+        assert!(!there(0) && there(1) && there(89), "{lost}");
+        sound(&store, &[]);
+    }
+}
