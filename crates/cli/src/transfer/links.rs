@@ -57,10 +57,12 @@ impl Links {
         is_same.then_some(ino)
     }
 
-    /// The first name has become `ino`.
+    /// A name has become `ino`: the first, unless it has come to `stat` only after it was met.
     pub fn add(&mut self, stat: &HostStat, slot: u64, ino: InodeId) {
-        if stat.links > 1 {
-            self.0.insert((stat.id, slot), First { ino, left: stat.links - 1, seen: Seen::of(stat) });
+        let (key, seen) = ((stat.id, slot), Seen::of(stat));
+        // Names that still come have their first, and stay with it.
+        if stat.links > 1 && self.0.get(&key).is_none_or(|first| first.seen != seen) {
+            self.0.insert(key, First { ino, left: stat.links - 1, seen });
         }
     }
 }

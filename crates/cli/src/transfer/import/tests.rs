@@ -85,3 +85,25 @@ fn a_name_that_is_replaced_gives_its_file_no_further_names() {
     assert_eq!(pool.readlink(ino(b"m")).expect("a link"), b"three names");
     assert_eq!(import.tally.summary.hard_links_count, 2);
 }
+
+// Goal: two names of a file stay names of one, though a third is met between them under which something else had been looked at. Method:
+// that name becomes one of the file after the look at it.
+#[test]
+fn a_name_that_comes_late_takes_no_names_from_the_first() {
+    let pool = Arc::new(test_pool::open(test_pool::format()));
+    let scratch = tempfile::tempdir().expect("a directory");
+    let tree = scratch.path();
+    std::fs::write(tree.join("p"), b"two names").expect("a file");
+    std::fs::hard_link(tree.join("p"), tree.join("q")).expect("a link");
+    std::fs::write(tree.join("x"), b"one name").expect("a file");
+    let (mut import, level) = begin(&pool, tree);
+    assert!(import.entry(&level, b"p").is_ok());
+    let looked_at = host::stat_at(level.source.as_fd(), b"x").expect("it is there");
+    std::fs::remove_file(tree.join("x")).expect("its name");
+    std::fs::hard_link(tree.join("p"), tree.join("x")).expect("a link");
+    assert!(import.file(&level, b"x", &looked_at, None).is_ok());
+    assert!(import.entry(&level, b"q").is_ok());
+    let ino = |name: &[u8]| pool.lookup(ROOT_INODE, name).expect("it is there").ino;
+    assert_eq!(ino(b"p"), ino(b"q"));
+    assert_eq!(pool.read(ino(b"x"), 0, 100).expect("it can be read"), b"two names");
+}
