@@ -50,6 +50,8 @@ struct Reading {
     device: Arc<FileDevice>,
     exchange: Arc<Exchange<Filesystem>>,
     opening: Opening,
+    /// What is lost, so that what came last is not shown.
+    log_ended_reason: Option<String>,
     /// An attempt to begin has written to the device before it failed: what has changed since then was not another process.
     written: AtomicBool,
 }
@@ -93,6 +95,7 @@ impl Current {
             device,
             exchange: Arc::new(Exchange::new(filesystem.clone())),
             opening,
+            log_ended_reason: recovery.replay_ended_by,
             written: AtomicBool::new(false),
         });
         Ok(Current(RwLock::new(State { filesystem, reading, closed: false })))
@@ -105,6 +108,12 @@ impl Current {
             None => Ok(state.filesystem.clone()),
             Some(reading) => Err(reading.exchange.clone()),
         }
+    }
+
+    /// What is lost, so that the pool is shown without what came last; never of one that can be written to.
+    pub fn log_ended_reason(&self) -> Option<String> {
+        let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        state.reading.as_ref()?.log_ended_reason.clone()
     }
 
     /// Asks the filesystem for something.

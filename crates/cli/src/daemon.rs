@@ -129,8 +129,10 @@ struct Served {
 
 impl Service for Served {
     fn versions(&self, caller: Caller, request: &str) -> Result<Value> {
+        let log_ended_reason = self.current.log_ended_reason();
         self.current.with(|filesystem| {
-            let mounted = versions::Mounted { filesystem, outside: &self.outside, policy: &self.policy };
+            let (outside, policy) = (&self.outside, &self.policy);
+            let mounted = versions::Mounted { filesystem, outside, policy, log_ended_reason };
             versions::serve(&mounted, caller, request)
         })
     }
@@ -147,6 +149,7 @@ impl Service for Served {
             (false, false) => None,
         };
         stats.rings = Some(self.rings);
+        stats.log_ended_reason = self.current.log_ended_reason();
         Ok(serde_json::to_value(stats)?)
     }
 

@@ -14,7 +14,7 @@ use varve_fs::{CheckProgress, Filesystem, OpenOptions, RecoveryReport, StoreOpti
 
 use crate::Outcome;
 use crate::clock::SystemClock;
-use crate::mountinfo::MountTable;
+use crate::mountinfo::{Mount, MountTable};
 use crate::names::Shown;
 use crate::size::show_size;
 
@@ -162,6 +162,16 @@ pub fn tell_recovery(path: &Path, command: &str, recovery: &RecoveryReport) {
 /// What a command comes to that has shown a pool as recovery found it: whoever goes by what it showed would miss acknowledged changes.
 pub fn outcome(recovery: &RecoveryReport) -> Outcome {
     if recovery.replay_ended_by.is_some() { Outcome::ProblemsFound } else { Outcome::Done }
+}
+
+/// The same of a mount, which says why (`None`: nothing is missing). That is told here.
+pub fn outcome_of_mount(mount: &Mount, command: &str, log_ended_reason: Option<&str>) -> Outcome {
+    let Some(why) = log_ended_reason else { return Outcome::Done };
+    let place = mount.mountpoint.shown();
+    crate::tell(&format!(
+        "varve {command}: {place}: what came last in the log of the pool cannot be shown: {why}"
+    ));
+    Outcome::ProblemsFound
 }
 
 /// Options for looking only.

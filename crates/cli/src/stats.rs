@@ -37,9 +37,9 @@ pub struct Stats {
     /// Whether requests come through rings.
     #[serde(default)]
     pub rings: Option<bool>,
-    /// Of a pool that is not mounted: what is lost, so that the figures are without what came last.
+    /// What is lost, so that the figures are without what came last.
     #[serde(default)]
-    log_ended_reason: Option<String>,
+    pub log_ended_reason: Option<String>,
     space: Space,
     files_count: u64,
     devices: Vec<Device>,
@@ -265,7 +265,11 @@ pub fn run(args: &StatsArgs) -> Result<Outcome> {
         return watch(mount, interval, args);
     }
     let (stats, outcome) = match mount {
-        Some(mount) => (ask(&Server::of(mount))?, Outcome::Done),
+        Some(mount) => {
+            let stats = ask(&Server::of(mount))?;
+            let outcome = pool::outcome_of_mount(mount, "stats", stats.log_ended_reason.as_deref());
+            (stats, outcome)
+        }
         None => {
             let file_type =
                 path.metadata().map_err(|error| anyhow!("cannot look at {shown}: {}", in_words(&error)))?;
@@ -301,8 +305,12 @@ fn watch(mount: &Mount, interval: Duration, args: &StatsArgs) -> Result<Outcome>
     let mut before: Option<(Stats, Instant)> = None;
     let server = Server::of(mount);
     let mut left = args.count.unwrap_or(u64::MAX);
+    let mut outcome = Outcome::Done;
     while left > 0 {
         let (stats, now) = (ask(&server)?, Instant::now());
+        if before.is_none() {
+            outcome = pool::outcome_of_mount(mount, "stats", stats.log_ended_reason.as_deref());
+        }
         let text = if args.json {
             format!("{}\n", serde_json::to_string(&stats)?)
         } else {
@@ -319,7 +327,7 @@ fn watch(mount: &Mount, interval: Duration, args: &StatsArgs) -> Result<Outcome>
             thread::sleep(interval);
         }
     }
-    Ok(Outcome::Done)
+    Ok(outcome)
 }
 
 /// The mount that `path` lies in, or whose pool it is.

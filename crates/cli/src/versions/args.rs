@@ -118,8 +118,8 @@ pub struct ExtentsArgs {
 /// one of the two is being changed the answer may mix before and after: compare read-only snapshots.
 ///
 /// Exit status 0 whether something differs or not; 1 if the log of a pool that was not closed cannot be read to its end, so that what was
-/// done last is missing. You must own both. For root and the user who mounted the pool; of a pool that is not mounted, for who may
-/// read its device.
+/// done last is missing, also where it is mounted read-only. You must own both. For root and the user who mounted the pool; of a pool
+/// that is not mounted, for who may read its device.
 #[derive(Args, Debug)]
 pub struct DiffArgs {
     /// Subvolume or snapshot in a mounted pool, or in one that is not, such as backup.img:/monday

@@ -31,6 +31,9 @@ pub struct Page {
     next_steps: usize,
     old_paths: Vec<(u64, Bytes)>,
     new_paths: Vec<(u64, Bytes)>,
+    /// What is lost, so that this is without what came last.
+    #[serde(default)]
+    pub log_ended_reason: Option<String>,
 }
 
 /// A name or a path on its way: a text in which the character of the same number stands for each byte.
@@ -118,7 +121,7 @@ pub fn page(
     let next = page.next.map(|next| next.iter().map(|byte| format!("{byte:02x}")).collect());
     let paths = |paths: Vec<(u64, Vec<u8>)>| paths.into_iter().map(|(of, path)| (of, Bytes(path))).collect();
     let (old_paths, new_paths) = (paths(page.old_paths), paths(page.new_paths));
-    Ok(Some(Page { steps, next, next_steps, old_paths, new_paths }))
+    Ok(Some(Page { steps, next, next_steps, old_paths, new_paths, log_ended_reason: None }))
 }
 
 /// Bytes of all names and paths.
@@ -153,12 +156,14 @@ pub fn run(args: &DiffArgs) -> Result<Outcome> {
         let (source, old, new) = open(&args.old, &args.new)?;
         let mut all = Differences::default();
         let (mut cursor, mut steps) = (Some(String::new()), PAGE_STEPS);
+        let mut log_ended_reason = None;
         while let Some(at) = cursor {
-            let page = source.page(old, new, &at, steps)?;
+            let mut page = source.page(old, new, &at, steps)?;
             steps = page.next_steps;
+            log_ended_reason = page.log_ended_reason.take();
             cursor = all.add(page);
         }
-        Ok::<_, anyhow::Error>((all, source.outcome()))
+        Ok::<_, anyhow::Error>((all, source.outcome(log_ended_reason.as_deref())))
     })()
     .with_context(|| format!("cannot compare {} and {}", old.shown(), new.shown()))?;
     let listed = differences.listed();
@@ -175,7 +180,7 @@ enum Source {
     /// As long as something in it is held open, no other mount gets the number of its device.
     Mounted {
         server: sync::Server,
-        _held: Box<[Found; 2]>,
+        held: Box<[Found; 2]>,
     },
     Pool(Box<(Filesystem, RecoveryReport)>),
 }
@@ -193,10 +198,11 @@ impl Source {
         page.context("it does not know where to go on")
     }
 
-    fn outcome(&self) -> Outcome {
+    /// A mount says with each page why the end of the log is missing, if it is.
+    fn outcome(&self, log_ended_reason: Option<&str>) -> Outcome {
         match self {
             Source::Pool(pool) => pool::outcome(&pool.1),
-            Source::Mounted { .. } => Outcome::Done,
+            Source::Mounted { held, .. } => pool::outcome_of_mount(&held[0].mount, "diff", log_ended_reason),
         }
     }
 }
@@ -221,7 +227,7 @@ fn open(old: &OsStr, new: &OsStr) -> Result<(Source, u64, u64)> {
     }
     let numbers = (old.number(), new.number());
     let server = sync::Server::of(&old.mount);
-    Ok((Source::Mounted { server, _held: Box::new([old, new]) }, numbers.0, numbers.1))
+    Ok((Source::Mounted { server, held: Box::new([old, new]) }, numbers.0, numbers.1))
 }
 
 /// What was changed of one inode.

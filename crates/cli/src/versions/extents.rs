@@ -29,6 +29,9 @@ pub struct Page {
     pieces: Vec<Sent>,
     next: Option<u64>,
     size: u64,
+    /// What is lost, so that this is without what came last.
+    #[serde(default)]
+    pub log_ended_reason: Option<String>,
 }
 
 /// The page of a file's map that begins at `from`.
@@ -47,7 +50,7 @@ pub fn page(
     };
     let sent = |p: &FilePiece| (p.offset, p.len, kind(p.kind), p.address, p.shared, p.names);
     let pieces = map.pieces.iter().map(sent).collect();
-    Ok(Page { pieces, next: map.next, size: map.size })
+    Ok(Page { pieces, next: map.next, size: map.size, log_ended_reason: None })
 }
 
 /// Runs the command.
@@ -57,12 +60,11 @@ pub fn run(args: &ExtentsArgs) -> Result<Outcome> {
     let (inode, source) = open(args).with_context(cannot)?;
     let mut output = BufWriter::new(io::stdout().lock());
     let data = ExtentSums::default();
-    let recovery = match &source {
-        Source::Pool(pool) => pool.1.clone(),
-        Source::Mounted { .. } => RecoveryReport::default(),
+    let log_ended_reason = match &source {
+        Source::Pool(pool) => pool.1.replay_ended_by.clone(),
+        // It says so with each page.
+        Source::Mounted { .. } => None,
     };
-    let outcome = pool::outcome(&recovery);
-    let log_ended_reason = recovery.replay_ended_by;
     let mut printer =
         Printer { args, inode, log_ended_reason, pieces: 0, last: None, totals: Totals::default(), data };
     match printer.run(&mut output, &source).and_then(|()| Ok(output.flush()?)) {
@@ -71,7 +73,11 @@ pub fn run(args: &ExtentsArgs) -> Result<Outcome> {
             if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) => {}
         result => result.with_context(cannot)?,
     }
-    Ok(outcome)
+    let log_ended_reason = printer.log_ended_reason.as_deref();
+    Ok(match &source {
+        Source::Pool(pool) => pool::outcome(&pool.1),
+        Source::Mounted { held, .. } => pool::outcome_of_mount(&held.mount, "extents", log_ended_reason),
+    })
 }
 
 /// Where the pages come from.
@@ -79,7 +85,7 @@ enum Source {
     /// As long as something in it is held open, no other mount gets the number of its device.
     Mounted {
         server: sync::Server,
-        _held: Box<Found>,
+        held: Box<Found>,
     },
     Pool(Box<(Filesystem, RecoveryReport)>),
 }
@@ -102,7 +108,7 @@ fn open(args: &ExtentsArgs) -> Result<(u64, Source)> {
                 bail!("it is not a regular file; only those have extents");
             }
             let server = sync::Server::of(&found.mount);
-            Ok((found.number(), Source::Mounted { server, _held: Box::new(found) }))
+            Ok((found.number(), Source::Mounted { server, held: Box::new(found) }))
         }
     }
 }
@@ -161,6 +167,7 @@ impl Printer<'_> {
                 self.begin(output)?;
             }
             (from, size) = (page.next, page.size);
+            self.log_ended_reason = page.log_ended_reason.or(self.log_ended_reason.take());
             for piece in page.pieces {
                 self.add(output, piece)?;
             }

@@ -74,6 +74,9 @@ struct Listed {
 struct ListPage {
     subvolumes: Vec<Listed>,
     next: Option<u64>,
+    /// What is lost, so that this is without what came last.
+    #[serde(default)]
+    log_ended_reason: Option<String>,
 }
 
 /// Something in a mounted pool: held open, so that its number stays its own.
@@ -197,11 +200,15 @@ fn list(path: &Path, json: bool) -> Result<Outcome> {
     let (listed, outcome) = match mount {
         Some(mount) => {
             let server = sync::Server::of(&mount);
+            let mut log_ended_reason = None;
             let listed = pages(|after| {
-                serde_json::from_value(server.request(&line_of(&Request::List { after })?)?)
-                    .context("this mount is served by another version of varve")
+                let answer = server.request(&line_of(&Request::List { after })?)?;
+                let mut page: ListPage = serde_json::from_value(answer)
+                    .context("this mount is served by another version of varve")?;
+                log_ended_reason = page.log_ended_reason.take();
+                Ok(page)
             })?;
-            (listed, Outcome::Done)
+            (listed, pool::outcome_of_mount(&mount, "subvolume", log_ended_reason.as_deref()))
         }
         None if file_type.is_dir() => {
             bail!("{shown} is not inside a mounted pool; mount the pool, or name its file or block device")
@@ -226,7 +233,7 @@ fn list(path: &Path, json: bool) -> Result<Outcome> {
 }
 
 /// All that comes in pages.
-fn pages(page: impl Fn(u64) -> Result<ListPage>) -> Result<Vec<Listed>> {
+fn pages(mut page: impl FnMut(u64) -> Result<ListPage>) -> Result<Vec<Listed>> {
     let (mut listed, mut next) = (Vec::new(), Some(0));
     while let Some(after) = next {
         let mut page = page(after)?;
@@ -389,7 +396,11 @@ mod tests {
         let all = pages(|after| {
             let ids = after + 1..=20_000u64.min(after + 4096);
             let next = Some(*ids.end()).filter(|last| *last < 20_000);
-            let line = serde_json::to_string(&ListPage { subvolumes: ids.map(listed).collect(), next })?;
+            let line = serde_json::to_string(&ListPage {
+                subvolumes: ids.map(listed).collect(),
+                next,
+                log_ended_reason: None,
+            })?;
             assert!((line.len() as u64) < crate::control::REPLY_BYTES_MAX);
             Ok(serde_json::from_str(&line)?)
         });
@@ -398,8 +409,10 @@ mod tests {
         assert!(
             all.iter().map(|listed| listed.path.len() as u64).sum::<u64>() > crate::control::REPLY_BYTES_MAX
         );
-        let ring =
-            pages(|after| Ok(ListPage { subvolumes: vec![listed(after)], next: Some(3) })).expect("pages");
+        let ring = pages(|after| {
+            Ok(ListPage { subvolumes: vec![listed(after)], next: Some(3), log_ended_reason: None })
+        })
+        .expect("pages");
         assert_eq!(ring.len(), 2);
     }
 }

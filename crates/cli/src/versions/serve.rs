@@ -22,6 +22,8 @@ pub struct Mounted<'a> {
     pub filesystem: &'a Filesystem,
     pub outside: &'a Outside,
     pub policy: &'a Policy,
+    /// What is lost, so that the pool is shown without what came last.
+    pub log_ended_reason: Option<String>,
 }
 
 /// Does what a request asks.
@@ -30,19 +32,28 @@ pub fn serve(mounted: &Mounted<'_>, caller: Caller, request: &str) -> Result<Val
     let request =
         serde_json::from_str(request).context("this mount is served by another version of varve")?;
     match request {
-        Request::List { after } => return Ok(serde_json::to_value(list(filesystem, after)?)?),
+        Request::List { after } => {
+            let mut page = list(filesystem, after)?;
+            page.log_ended_reason = mounted.log_ended_reason.clone();
+            return Ok(serde_json::to_value(page)?);
+        }
         Request::Extents { inode, from, limit } => {
             let inode = InodeId(inode);
             if !allows(caller, &filesystem.getattr(inode).map_err(advise)?, READ) {
                 bail!("you may not read it; ask its owner or root");
             }
-            return Ok(serde_json::to_value(extents::page(filesystem, inode, from, limit).map_err(advise)?)?);
+            let mut page = extents::page(filesystem, inode, from, limit).map_err(advise)?;
+            page.log_ended_reason = mounted.log_ended_reason.clone();
+            return Ok(serde_json::to_value(page)?);
         }
         Request::Diff { old, new, cursor, steps } => {
             for root in [old, new] {
                 must_own(caller, &filesystem.getattr(InodeId(root)).map_err(advise)?)?;
             }
-            let page = diff::page(filesystem, old, new, &cursor, steps).map_err(advise)?;
+            let mut page = diff::page(filesystem, old, new, &cursor, steps).map_err(advise)?;
+            if let Some(page) = &mut page {
+                page.log_ended_reason = mounted.log_ended_reason.clone();
+            }
             return Ok(serde_json::to_value(page)?);
         }
         Request::Create { directory, name, asked, umask } => {
@@ -165,7 +176,8 @@ pub fn list(filesystem: &Filesystem, after: u64) -> Result<ListPage> {
         created_ns: info.created.map(nanoseconds),
         uuid: info.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
     };
-    Ok(ListPage { subvolumes: page.subvolumes.into_iter().map(listed).collect(), next: page.next })
+    let subvolumes = page.subvolumes.into_iter().map(listed).collect();
+    Ok(ListPage { subvolumes, next: page.next, log_ended_reason: None })
 }
 
 fn nanoseconds(time: Timestamp) -> i64 {

@@ -578,7 +578,7 @@ fn what_shows_a_pool_says_that_the_end_of_the_log_is_missing() {
         &["subvolume", "list", &pool.display().to_string()],
         &["stats", "--json", &pool.display().to_string()],
     ];
-    for command in commands {
+    let missing = |command: &[&str]| {
         let shown = output(&mut varve(command));
         assert_eq!(shown.status.code(), Some(1), "{shown:?}");
         let stderr = String::from_utf8_lossy(&shown.stderr);
@@ -586,5 +586,18 @@ fn what_shows_a_pool_says_that_the_end_of_the_log_is_missing() {
         if command[1] == "--json" {
             assert!(json(&shown)["log_ended_reason"].is_string(), "{shown:?}");
         }
-    }
+    };
+    commands.iter().for_each(|command| missing(command));
+    // The same through a mount, which itself says so where it is made.
+    let place = |place: &Path| place.display().to_string();
+    let made = output(&mut varve(&["mount", "-o", "ro", &place(&pool), &place(&point)]));
+    let said = String::from_utf8_lossy(&made.stderr);
+    assert!(made.status.success() && said.matches("cannot be shown").count() == 1, "{made:?}");
+    let shown = [".", "snap", "without"].map(|name| place(&point.join(name)));
+    missing(&["diff", &shown[1], &shown[0]]);
+    missing(&["extents", "--json", &shown[2]]);
+    missing(&["subvolume", "list", &shown[0]]);
+    missing(&["stats", "--json", &shown[0]]);
+    missing(&["stats", "--json", "--watch=1", "--count", "1", &shown[0]]);
+    succeed(&mut varve(&["unmount", &place(&point)]));
 }
