@@ -30,6 +30,8 @@ impl Closing {
                 server.remove_socket();
             }
             self.note.remove();
+            // Some may still use it, after a signal.
+            self.health.end_changes();
             let closed = if self.health.panicked() {
                 Err("a bug in VarveFS was hit while the pool was mounted, and nothing was written after that; \
                      mount it again: everything that was synced before is there"

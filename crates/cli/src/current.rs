@@ -36,7 +36,11 @@ pub struct Opening {
 }
 
 /// The filesystem that is mounted.
-pub struct Current(RwLock<State>);
+pub struct Current {
+    state: RwLock<State>,
+    /// Held by who changes something for the control socket, so that it is not closed beside that.
+    changing: RwLock<()>,
+}
 
 struct State {
     filesystem: Arc<Filesystem>,
@@ -98,12 +102,13 @@ impl Current {
             log_ended_reason: recovery.replay_ended_by,
             written: AtomicBool::new(false),
         });
-        Ok(Current(RwLock::new(State { filesystem, reading, closed: false })))
+        let state = RwLock::new(State { filesystem, reading, closed: false });
+        Ok(Current { state, changing: RwLock::new(()) })
     }
 
     /// What the kernel's requests go to: the filesystem, if it stays; else what it can be exchanged in.
     pub fn verbs(&self) -> std::result::Result<Arc<Filesystem>, Arc<Exchange<Filesystem>>> {
-        let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         match &state.reading {
             None => Ok(state.filesystem.clone()),
             Some(reading) => Err(reading.exchange.clone()),
@@ -112,26 +117,36 @@ impl Current {
 
     /// What is lost, so that the pool is shown without what came last; never of one that can be written to.
     pub fn log_ended_reason(&self) -> Option<String> {
-        let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         state.reading.as_ref()?.log_ended_reason.clone()
     }
 
     /// Asks the filesystem for something.
     pub fn with<T>(&self, ask: impl FnOnce(&Filesystem) -> T) -> T {
-        let state = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let filesystem = state.filesystem.clone();
         // One that can be written to stays: nobody who waits for this request is kept from anything.
         let _kept = state.reading.is_some().then_some(state);
         ask(&filesystem)
     }
 
-    /// Makes everything durable and closes the pool.
+    /// Has the filesystem do something that may change it, and does not take long: closing waits for it.
+    pub fn change<T>(&self, change: impl FnOnce(&Filesystem) -> Result<T>) -> Result<T> {
+        let _changing = self.changing.read().unwrap_or_else(PoisonError::into_inner);
+        if self.state.read().unwrap_or_else(PoisonError::into_inner).closed {
+            bail!("it is being unmounted");
+        }
+        self.with(change)
+    }
+
+    /// Makes everything durable and closes the pool. Nobody changes anything by way of the kernel any more.
     pub fn close(&self) -> std::result::Result<(), varve_fs::FsError> {
         let filesystem = {
             let mut state = self.write();
             state.closed = true;
             state.filesystem.clone()
         };
+        drop(self.changing.write());
         filesystem.close()
     }
 
@@ -163,7 +178,7 @@ impl Current {
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, State> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

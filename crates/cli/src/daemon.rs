@@ -130,7 +130,7 @@ struct Served {
 impl Service for Served {
     fn versions(&self, caller: Caller, request: &str) -> Result<Value> {
         let log_ended_reason = self.current.log_ended_reason();
-        self.current.with(|filesystem| {
+        self.current.change(|filesystem| {
             let (outside, policy) = (&self.outside, &self.policy);
             let mounted = versions::Mounted { filesystem, outside, policy, log_ended_reason };
             versions::serve(&mounted, caller, request)

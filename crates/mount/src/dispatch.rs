@@ -80,14 +80,21 @@ impl<V: Verbs> Adapter<V> {
         if self.owner.is_some_and(|owner| owner != header.uid) && !body.of_others() {
             return reply.error(Errno::ACCESS);
         }
-        if body.changes() && self.health.panicked() {
-            return reply.error(Errno::IO);
+        let mut change = None;
+        if body.changes() {
+            if self.health.panicked() {
+                return reply.error(Errno::IO);
+            }
+            // As it will be in a moment, when nobody serves the mount any more.
+            let Some(begun) = self.health.begin_change() else { return reply.error(Errno::NOTCONN) };
+            change = Some(begun);
         }
         // A panic ends the request (its reply answers EIO when it is dropped) and all further changes.
         let serve = || self.serve(&header, &body, payload, reply, scratch);
         if catch_unwind(AssertUnwindSafe(serve)).is_err() {
             self.health.note_panic(body.verb());
         }
+        drop(change);
     }
 
     /// The mount is gone: nobody can ask for what was kept for it.

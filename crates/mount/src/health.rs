@@ -3,9 +3,14 @@
 //! A panic in a verb is a bug of ours. The request it belonged to is answered with EIO, and from then on nothing more
 //! is written, nor in the background: what is in memory can no longer be trusted, what is on disk can. The pool is left as after a
 //! crash.
+//!
+//! Who ends a mount that is still in use has changes end first ([`Health::end_changes`]): what is accepted while the pool is closed
+//! could be lost.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use parking_lot::{RwLock, RwLockReadGuard};
 
 /// Errors beyond these are logged only once in [`ERRORS_LOGGED_EVERY`].
 const ERRORS_LOGGED_FIRST: u64 = 20;
@@ -16,6 +21,8 @@ const ERRORS_LOGGED_EVERY: u64 = 1000;
 pub struct Health {
     panicked: AtomicBool,
     errors_count: AtomicU64,
+    /// Held by whoever changes something for the kernel. True: nothing is changed any more.
+    ended: RwLock<bool>,
     /// Ends all writing.
     stop: OnceLock<Stop>,
 }
@@ -24,7 +31,7 @@ type Stop = Box<dyn Fn(&str) + Send + Sync>;
 
 impl std::fmt::Debug for Health {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Health { panicked, errors_count, stop: _ } = self;
+        let Health { panicked, errors_count, ended: _, stop: _ } = self;
         f.debug_struct("Health").field("panicked", panicked).field("errors_count", errors_count).finish()
     }
 }
@@ -33,6 +40,16 @@ impl Health {
     /// Whether a verb has panicked. Such a filesystem must not be closed cleanly: let the next mount recover it.
     pub fn panicked(&self) -> bool {
         self.panicked.load(Relaxed)
+    }
+
+    /// Waits for the changes that are being made, and has all others refused from now on.
+    pub fn end_changes(&self) {
+        *self.ended.write() = true;
+    }
+
+    /// To be kept while something is changed. `None`: the mount ends.
+    pub(crate) fn begin_change(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        Some(self.ended.read()).filter(|ended| !**ended)
     }
 
     /// Has `stop` called when something panics, once, with what it was.

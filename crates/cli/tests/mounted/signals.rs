@@ -1,6 +1,7 @@
 //! SIGTERM: how a service is stopped.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use crate::harness::{Mount, Scratch, can_mount, check, detach, mount_points, program, say, succeed};
@@ -48,6 +49,46 @@ fn a_signal_ends_a_pool_that_is_mounted_twice() {
     let mount = Mount::start(&pool, &scratch.path("mnt"));
     assert_eq!(fs::read(mount.path("file")).expect("it was written"), b"not synced");
     assert!(!mount.messages().contains("recovered"), "{}", mount.messages());
+    mount.unmount();
+}
+
+/// Goal: what a program was told is written is there after SIGTERM, though it writes until it is refused. Method: one writes the same
+/// 64 blocks again and again, each with its number, while the signal comes; what it has been told is looked for after the next mount.
+#[test]
+fn a_signal_loses_nothing_that_was_accepted() {
+    const BLOCKS: u64 = 64;
+    if !can_mount_over("a_signal_loses_nothing_that_was_accepted") {
+        return;
+    }
+    let scratch = Scratch::new("accepted");
+    let pool = scratch.pool("pool", "64M");
+    let mut mount = Mount::start(&pool, &scratch.path("mnt"));
+    let file = fs::File::create(mount.path("file")).expect("a file");
+    let writer = std::thread::spawn(move || {
+        let mut number = 0u64;
+        loop {
+            let block: Vec<u8> = number.to_le_bytes().repeat(512);
+            if file.write_all_at(&block, number % BLOCKS * 4096).is_err() {
+                return number;
+            }
+            number += 1;
+        }
+    });
+    mount.terminate();
+    let accepted = writer.join().expect("it ends with an error");
+    let said = mount.messages();
+    assert!(said.contains("everything is durable") && accepted > 1000, "{accepted}: {said}");
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    let found = fs::read(mount.path("file")).expect("it was written");
+    for number in accepted - BLOCKS..accepted {
+        let at = (number % BLOCKS * 4096) as usize;
+        let there = u64::from_le_bytes(found[at..at + 8].try_into().unwrap());
+        // The write that was refused may have been done.
+        assert!(
+            [number, accepted].contains(&there),
+            "{number} of {accepted} was accepted, and {there} is there"
+        );
+    }
     mount.unmount();
 }
 
