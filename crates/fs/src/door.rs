@@ -355,7 +355,17 @@ impl Filesystem {
     /// changed since; times stay as they are. Alignment as for [`Filesystem::clone_range`]; the range lies inside both files.
     /// [`crate::FsError::NotSupported`] for contents that lie in an inode's record.
     pub fn dedupe_range(&self, from: (InodeId, u64), to: (InodeId, u64), len: u64) -> Result<Deduped> {
-        self.core.thawing(|| self.core.dedupe_range(from, to, len))
+        self.dedupe_range_while(from, to, len, &|| true)
+    }
+    /// The same, for as long as `go_on` says so: it is asked after every MiB, and what is done by then is the answer.
+    pub fn dedupe_range_while(
+        &self,
+        from: (InodeId, u64),
+        to: (InodeId, u64),
+        len: u64,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<Deduped> {
+        self.core.thawing(|| self.core.dedupe_range(from, to, len, go_on))
     }
     /// Makes a clone of a file, at `name` in `parent`: a file that shares all its data until either is written to. Costs one
     /// record, however large the source is, and what of it is dirty. [`Filesystem::copy_range`] of all of a file into an

@@ -25,7 +25,7 @@ impl Pending {
 
     /// Whether it is durable already.
     pub fn is_durable(&self) -> bool {
-        match self.shared.enter() {
+        match self.shared.enter_again() {
             Ok(fs) => fs.durable_position() >= self.upto,
             Err(_) => self.shared.closed_cleanly(),
         }
@@ -37,7 +37,7 @@ impl Pending {
     }
 
     fn wait_here(&self) -> Result<()> {
-        let result = match self.shared.enter() {
+        let result = match self.shared.enter_again() {
             Ok(fs) => fs.commit(self.upto).map_err(Fault::from),
             Err(_) if self.shared.closed_cleanly() => Ok(()),
             Err(_) => Err(Reason::Closed.into()),

@@ -58,8 +58,9 @@ impl Shared {
         self.enter_again()
     }
 
-    /// The same for a handle that goes, which may be inside of another verb and while the pool closes.
-    fn enter_again(&self) -> std::result::Result<Entered<'_>, Fault> {
+    /// The same for a handle that goes, which may be inside of another verb and while the pool closes, and for a sync that has begun:
+    /// until the close has the filesystem alone they find it as it was.
+    pub(crate) fn enter_again(&self) -> std::result::Result<Entered<'_>, Fault> {
         RwLockReadGuard::try_map(self.state.read_recursive(), |state| match state {
             State::Open(fs) => Some(&**fs),
             State::Closed { .. } => None,
@@ -89,7 +90,7 @@ impl Shared {
         })
     }
 
-    /// Whether the pool has been closed with everything durable. Waits for a close that has begun.
+    /// Whether the pool has been closed with everything durable. To be asked by whom [`Shared::enter_again`] has refused.
     pub(crate) fn closed_cleanly(&self) -> bool {
         matches!(&*self.state.read_recursive(), State::Closed { clean: true })
     }

@@ -255,6 +255,7 @@ impl Core {
         (from, from_offset): (InodeId, u64),
         (to, to_offset): (InodeId, u64),
         len: u64,
+        go_on: &dyn Fn() -> bool,
     ) -> Result<Deduped> {
         self.admit_beside(from, to)?;
         self.permit(to, Touch::Otherwise)?;
@@ -264,7 +265,7 @@ impl Core {
         }
         let part = whole_blocks(sizes, Part { from: from_offset, to: to_offset, len }, from == to)?;
         let (mut done, mut rounds, mut space) = (0, 0, Rounds::default());
-        while done < len && rounds < ROUNDS_MAX {
+        while done < len && rounds < ROUNDS_MAX && (done == 0 || go_on()) {
             let piece = (len - done).min(COMPARED_BYTES);
             let rest = Part { from: part.from + done, to: part.to + done, len: piece };
             let looked = (self.read_range(from, rest.from, piece)?, self.read_range(to, rest.to, piece)?);

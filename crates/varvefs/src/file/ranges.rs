@@ -44,7 +44,8 @@ impl File {
 
     /// Stores `len` bytes once that this file has at `offset` and `to` has at `to_offset`, if they are the same: they are
     /// compared first. Gives how many bytes from the beginning are the same, and stored once now; `None` if they differ in
-    /// the first MiB. Fewer than asked: what follows differs, or is being written to. Alignment as for
+    /// the first MiB. Fewer than asked: what follows differs, or is being written to, or the
+    /// pool is being closed. Alignment as for
     /// [`File::clone_range`]; files of up to 1,700 bytes lie in their records and cannot be shared. Times stay as they are.
     ///
     /// ```
@@ -59,8 +60,10 @@ impl File {
         let dedupe = || {
             let fs = self.shared_with(to)?;
             let _shared = to.open.order.read();
-            let found = fs.dedupe_range((self.open.ino, offset), (to.open.ino, to_offset), len);
-            match found.map_err(no_range)? {
+            // What is being closed keeps what is done.
+            let go_on = || self.open.shared().go_on().is_ok();
+            let (from, into) = ((self.open.ino, offset), (to.open.ino, to_offset));
+            match fs.dedupe_range_while(from, into, len, &go_on).map_err(no_range)? {
                 varve_fs::Deduped::Same(bytes) => Ok(Some(bytes)),
                 varve_fs::Deduped::Differs => Ok(None),
             }

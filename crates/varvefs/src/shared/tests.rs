@@ -268,3 +268,46 @@ fn a_large_copy_and_a_removal_end_early_when_the_pool_closes() {
     let fs = f.reopened();
     assert!(fs.exists("/tree").unwrap() && !fs.exists("/tree/within/file").unwrap());
 }
+
+// Goal: so does a deduplication. Method: the close begins when it writes back the first of two equal files.
+#[test]
+fn a_deduplication_ends_early_when_the_pool_closes() {
+    let data: Vec<u8> = (0..3 << 20).map(|n: u32| (n / 4096 % 251) as u8 + 1).collect();
+    let f = Fixture::new();
+    let fs = f.filesystem();
+    fs.write("/one", &data).unwrap();
+    fs.write("/two", &data).unwrap();
+    let write = crate::OpenOptions::new().write(true).clone();
+    let (one, two) = (fs.open("/one").unwrap(), write.open(&fs, "/two").unwrap());
+    let shared = f.close_during(|| one.dedupe_range(0, &two, 0, 3 << 20));
+    assert_eq!(shared.unwrap(), Some(1 << 20));
+    assert!(f.reopened().read("/two").unwrap() == data);
+}
+
+// Goal: a sync that has begun is waited for while a close waits for somebody else. Method: a verb is in the middle of something, and
+// a close waits for it.
+#[test]
+fn a_sync_that_has_begun_ends_while_a_close_waits() {
+    let f = Fixture::new();
+    let fs = f.filesystem();
+    let (file, other) = (fs.create("/file").unwrap(), fs.create("/other").unwrap());
+    file.write_at(b"synced", 0).unwrap();
+    let pending = [file.start_sync().unwrap(), file.start_sync().unwrap()];
+    f.clock.shut();
+    thread::scope(|scope| {
+        let verb = scope.spawn(|| other.write_at(b"other", 0));
+        assert!(f.clock.somebody_comes(LONG));
+        let close = scope.spawn(|| f.shared.close());
+        while !f.shared.closing.load(Ordering::Relaxed) {
+            thread::yield_now();
+        }
+        let [first, second] = pending;
+        first.wait().unwrap();
+        assert!(second.is_durable());
+        f.clock.open();
+        verb.join().unwrap().unwrap();
+        close.join().unwrap().unwrap();
+        assert!(second.is_durable());
+        second.wait().unwrap();
+    });
+}
