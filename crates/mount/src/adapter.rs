@@ -11,8 +11,8 @@
 use rustix::io::Errno;
 use varve_device::AlignedBuf;
 use varve_fs::{
-    Allocate, Attr, Caller, FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, ROOT_INODE as ROOT,
-    RenameMode, subvolume_root,
+    Allocate, Attr, Caller, EngineError, FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode,
+    ROOT_INODE as ROOT, RenameMode, subvolume_root,
 };
 
 use crate::dispatch::{Adapter, Scratch, allocate, caller, rename_mode, seek_to, xattr_mode};
@@ -139,6 +139,13 @@ impl<V: Verbs> Adapter<V> {
             Body::Write { offset, size, write_flags, flags } => {
                 let by = self.writer(header, write_flags & abi::WRITE_KILL_SUIDGID != 0);
                 let written = verbs.write_owned(by, ino, offset, payload, size as usize);
+                // Of what was changed through mmap the kernel takes any answer that is no error for all of it.
+                let written = match written {
+                    Ok(count) if write_flags & abi::WRITE_CACHE != 0 && count < size as usize => {
+                        Err(FsError::Engine(EngineError::NoSpace))
+                    }
+                    written => written,
+                };
                 // Past its cache the kernel syncs nothing for O_SYNC and O_DSYNC: not with FOPEN_DIRECT_IO, and not
                 // when a program does not wait for its write. (When it does an fsync follows, and finds nothing to do.)
                 // Nor for the mount option sync, of which older kernels say nothing in the flags, either.

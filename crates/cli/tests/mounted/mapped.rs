@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
 use crate::harness::{Mount, Scratch, can_mount, check, output, succeed, varve};
 use crate::transfer::{done, export, import};
@@ -19,16 +19,30 @@ const TRIES: usize = 3;
 /// A file that is mapped to be changed. It is not open: to close it is to have it written back, and so is to start a program.
 struct Mapped {
     at: *mut u8,
+    len: usize,
 }
 
 impl Mapped {
     fn new(path: &Path) -> Mapped {
+        Mapped::of(path, LEN)
+    }
+
+    fn of(path: &Path, len: usize) -> Mapped {
         let file = fs::File::options().read(true).write(true).open(path).expect("a file");
-        assert!(file.metadata().expect("a file").len() >= LEN as u64);
+        assert!(file.metadata().expect("a file").len() >= len as u64);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the place, and nobody else knows of it.
-        let at = unsafe { mmap(std::ptr::null_mut(), LEN, protection, MapFlags::SHARED, &file, 0) };
-        Mapped { at: at.expect("a mapping").cast() }
+        let at = unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &file, 0) };
+        Mapped { at: at.expect("a mapping").cast(), len }
+    }
+
+    /// Changes all of it, and waits until that is durable.
+    fn fill(&self, byte: u8) -> rustix::io::Result<()> {
+        // SAFETY: as long as the file at most, and that of this value alone.
+        unsafe {
+            self.at.write_bytes(byte, self.len);
+            msync(self.at.cast(), self.len, MsyncFlags::SYNC)
+        }
     }
 
     /// Changes the file, of which nobody is told.
@@ -41,7 +55,7 @@ impl Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: it was mapped by this value, and goes with it.
-        unsafe { munmap(self.at.cast(), LEN) }.expect("it is mapped");
+        unsafe { munmap(self.at.cast(), self.len) }.expect("it is mapped");
     }
 }
 
@@ -94,6 +108,44 @@ fn what_is_mapped_is_not_left_out() {
     }
     mount.unmount();
     check(&pool);
+}
+
+/// Goal: a program that changes a file through a mapping on a full pool is told by msync, or all of it is there. Method: pools with room for
+/// a part of a sparse file, more each time, until all of it fits.
+#[test]
+fn a_mapping_that_does_not_fit_is_told() {
+    const BYTES: usize = 1 << 20;
+    if !can_mount("a_mapping_that_does_not_fit_is_told") {
+        return;
+    }
+    let scratch = Scratch::new("mapped-full");
+    let mut told = Vec::new();
+    for spare in [0, 256 << 10, 512 << 10, 4 << 20] {
+        let pool = scratch.pool(&format!("{spare}.img"), "64M");
+        let mount = Mount::start(&pool, &scratch.path("mnt"));
+        let file = fs::File::create(mount.path("file")).expect("room");
+        file.set_len(BYTES as u64).expect("a sparse file");
+        fs::write(mount.path("spare"), vec![b'.'; spare]).expect("room");
+        let mut rest = fs::File::create(mount.path("rest")).expect("room");
+        while std::io::Write::write_all(&mut rest, &[b'.'; 4096]).is_ok() {}
+        mount.sync();
+        fs::remove_file(mount.path("spare")).expect("it is there");
+        mount.sync();
+        let mapped = Mapped::of(&mount.path("file"), BYTES);
+        let filled = mapped.fill(b'x');
+        drop((mapped, file, rest));
+        mount.kill();
+        let mount = Mount::start(&pool, &scratch.path("mnt"));
+        let all = fs::read(mount.path("file")).expect("a file").iter().all(|byte| *byte == b'x');
+        assert!(
+            filled.is_err() || all,
+            "{spare} bytes were free: it is said to be durable, and a part is missing"
+        );
+        told.push(filled.is_ok());
+        mount.unmount();
+        check(&pool);
+    }
+    assert!(!told[0] && told[3], "{told:?}");
 }
 
 /// Goal: an import from a mount takes what every program sees there, also in what is a hole otherwise and in what it has copied before.
