@@ -15,7 +15,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use anyhow::{Result, anyhow, bail};
 use varve_device::{Device, DeviceError, FileDevice, OpenMode};
@@ -40,6 +40,7 @@ pub struct Current {
     state: RwLock<State>,
     /// Held by who changes something for the control socket, so that it is not closed beside that.
     changing: RwLock<()>,
+    closing: AtomicBool,
 }
 
 struct State {
@@ -103,7 +104,7 @@ impl Current {
             written: AtomicBool::new(false),
         });
         let state = RwLock::new(State { filesystem, reading, closed: false });
-        Ok(Current { state, changing: RwLock::new(()) })
+        Ok(Current { state, changing: RwLock::new(()), closing: AtomicBool::new(false) })
     }
 
     /// What the kernel's requests go to: the filesystem, if it stays; else what it can be exchanged in.
@@ -130,13 +131,14 @@ impl Current {
         ask(&filesystem)
     }
 
-    /// Has the filesystem do something that may change it, and does not take long: closing waits for it.
-    pub fn change<T>(&self, change: impl FnOnce(&Filesystem) -> Result<T>) -> Result<T> {
-        let _changing = self.changing.read().unwrap_or_else(PoisonError::into_inner);
-        if self.state.read().unwrap_or_else(PoisonError::into_inner).closed {
+    /// To be kept while something is changed that the kernel has not asked for: closing waits for it.
+    pub fn begin_change(&self) -> Result<RwLockReadGuard<'_, ()>> {
+        let changing = self.changing.read().unwrap_or_else(PoisonError::into_inner);
+        // Not by the state, which whoever asks may have already.
+        if self.closing.load(Ordering::SeqCst) {
             bail!("it is being unmounted");
         }
-        self.with(change)
+        Ok(changing)
     }
 
     /// Makes everything durable and closes the pool. Nobody changes anything by way of the kernel any more.
@@ -146,6 +148,7 @@ impl Current {
             state.closed = true;
             state.filesystem.clone()
         };
+        self.closing.store(true, Ordering::SeqCst);
         drop(self.changing.write());
         filesystem.close()
     }
@@ -299,4 +302,41 @@ fn recorded(record_log: Option<&Path>, device: Arc<FileDevice>) -> Result<Arc<dy
 #[cfg(not(feature = "record"))]
 fn recorded(_: Option<&Path>, device: Arc<FileDevice>) -> Result<Arc<dyn Device>> {
     Ok(device)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::transfer::test_pool;
+
+    // Goal: closing waits for a change of the control socket, and others are refused. Method: one is being made, in a file, when the close
+    // comes.
+    #[test]
+    fn closing_waits_for_a_change() {
+        let memory = test_pool::format();
+        let filesystem = Arc::new(test_pool::open(memory.clone()));
+        let current = Current {
+            state: RwLock::new(State { filesystem, reading: None, closed: false }),
+            changing: RwLock::new(()),
+            closing: AtomicBool::new(false),
+        };
+        thread::scope(|scope| {
+            let change = current.begin_change().expect("nobody closes it");
+            let close = scope.spawn(|| current.close());
+            while !current.closing.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+            let caller = varve_fs::Caller::ROOT;
+            let made = current.with(|fs| fs.create_subvolume(caller, varve_fs::ROOT_INODE, b"made", 0o755));
+            made.expect("it is open");
+            assert!(!close.is_finished());
+            drop(change);
+            close.join().expect("no panic").expect("it closes");
+        });
+        assert!(current.begin_change().is_err());
+        let fs = test_pool::open(memory);
+        assert!(fs.lookup(varve_fs::ROOT_INODE, b"made").is_ok());
+    }
 }

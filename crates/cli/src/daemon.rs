@@ -130,9 +130,10 @@ struct Served {
 impl Service for Served {
     fn versions(&self, caller: Caller, request: &str) -> Result<Value> {
         let log_ended_reason = self.current.log_ended_reason();
-        self.current.change(|filesystem| {
+        self.current.with(|filesystem| {
             let (outside, policy) = (&self.outside, &self.policy);
-            let mounted = versions::Mounted { filesystem, outside, policy, log_ended_reason };
+            let current = &*self.current;
+            let mounted = versions::Mounted { filesystem, current, outside, policy, log_ended_reason };
             versions::serve(&mounted, caller, request)
         })
     }

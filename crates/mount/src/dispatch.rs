@@ -1,7 +1,8 @@
 //! What answering a request needs whatever the verb: errors into errno, panics into EIO, results into replies.
 //!
 //! Invariants: a reply that is dropped while a panic unwinds answers EIO, so every request is answered exactly once;
-//! after a panic nothing is changed any more; no verb is called with a lock held.
+//! after a panic, and when the mount ends, nothing is changed any more; no verb is called with a lock held but, shared,
+//! that of [`Health::begin_change`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};

@@ -8,7 +8,10 @@
 //! could be lost.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 
 use parking_lot::{RwLock, RwLockReadGuard};
 
@@ -21,8 +24,11 @@ const ERRORS_LOGGED_EVERY: u64 = 1000;
 pub struct Health {
     panicked: AtomicBool,
     errors_count: AtomicU64,
-    /// Held by whoever changes something for the kernel. True: nothing is changed any more.
-    ended: RwLock<bool>,
+    /// Changes are refused.
+    ending: AtomicBool,
+    /// Held by whoever changes something for the kernel: for as long as the verb takes, which must not wait for another change that the
+    /// kernel asks for.
+    changing: RwLock<()>,
     /// Ends all writing.
     stop: OnceLock<Stop>,
 }
@@ -31,8 +37,12 @@ type Stop = Box<dyn Fn(&str) + Send + Sync>;
 
 impl std::fmt::Debug for Health {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Health { panicked, errors_count, ended: _, stop: _ } = self;
-        f.debug_struct("Health").field("panicked", panicked).field("errors_count", errors_count).finish()
+        let Health { panicked, errors_count, ending, changing: _, stop: _ } = self;
+        f.debug_struct("Health")
+            .field("panicked", panicked)
+            .field("errors_count", errors_count)
+            .field("ending", ending)
+            .finish()
     }
 }
 
@@ -42,14 +52,17 @@ impl Health {
         self.panicked.load(Relaxed)
     }
 
-    /// Waits for the changes that are being made, and has all others refused from now on.
+    /// Has changes refused from now on, and waits for those that are being made.
     pub fn end_changes(&self) {
-        *self.ended.write() = true;
+        self.ending.store(true, SeqCst);
+        drop(self.changing.write());
     }
 
     /// To be kept while something is changed. `None`: the mount ends.
-    pub(crate) fn begin_change(&self) -> Option<RwLockReadGuard<'_, bool>> {
-        Some(self.ended.read()).filter(|ended| !**ended)
+    pub(crate) fn begin_change(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let may = || !self.ending.load(SeqCst);
+        // First without the lock: who comes late does not wait for who is still at it.
+        may().then(|| self.changing.read()).filter(|_| may())
     }
 
     /// Has `stop` called when something panics, once, with what it was.
@@ -76,5 +89,31 @@ impl Health {
         if count <= ERRORS_LOGGED_FIRST || count.is_multiple_of(ERRORS_LOGGED_EVERY) {
             tracing::error!("{verb} of inode {ino} failed: {error} (error {count} of this mount)");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    // Goal: changes that have begun are waited for, and others are refused at once meanwhile. Method: one is kept while another thread
+    // ends them.
+    #[test]
+    fn who_comes_late_does_not_wait() {
+        let health = Health::default();
+        thread::scope(|scope| {
+            let change = health.begin_change();
+            assert!(change.is_some() && health.begin_change().is_some());
+            let end = scope.spawn(|| health.end_changes());
+            while !health.ending.load(SeqCst) {
+                thread::yield_now();
+            }
+            assert!(health.begin_change().is_none() && !end.is_finished());
+            drop(change);
+            end.join().unwrap();
+        });
+        assert!(health.begin_change().is_none());
     }
 }

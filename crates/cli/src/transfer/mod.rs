@@ -12,7 +12,7 @@ mod place;
 mod tally;
 mod target;
 #[cfg(test)]
-mod test_pool;
+pub mod test_pool;
 
 pub use export::run as export;
 pub use import::run as import;

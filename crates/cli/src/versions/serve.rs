@@ -12,6 +12,7 @@ use varve_fs::{
 use varve_mount::{Outside, Policy};
 
 use super::{ListPage, Listed, Request, diff, extents};
+use crate::current::Current;
 use crate::names::escape;
 
 const READ: u32 = 4;
@@ -20,6 +21,7 @@ const WRITE_AND_SEARCH: u32 = 3;
 /// What a request is about: the filesystem, and the mount that it is served through.
 pub struct Mounted<'a> {
     pub filesystem: &'a Filesystem,
+    pub current: &'a Current,
     pub outside: &'a Outside,
     pub policy: &'a Policy,
     /// What is lost, so that the pool is shown without what came last.
@@ -137,7 +139,10 @@ impl Mounted<'_> {
         name: &[u8],
         body: impl FnOnce() -> Result<T, FsError>,
     ) -> Result<Result<T, FsError>> {
+        let changing = self.current.begin_change()?;
         let result = self.outside.change(verb, body);
+        // Closing does not wait for what the kernel takes to hear of it.
+        drop(changing);
         self.outside.forget_name(directory, name);
         result.context(PANICKED)
     }
@@ -153,6 +158,7 @@ impl Mounted<'_> {
         if !self.wants_durable(directory) {
             return Ok(());
         }
+        let _changing = self.current.begin_change()?;
         let synced = self.outside.change("fsync", || self.filesystem.fsync(directory));
         synced.context(PANICKED)?.context("it is done, and making that durable failed")
     }

@@ -180,7 +180,8 @@ impl Body<'_> {
         }
     }
 
-    /// Whether it changes something: such requests are refused after a panic.
+    /// Whether it changes something: such requests are refused after a panic, and when the mount ends. What is not among them and
+    /// accepts something could be lost then.
     pub fn changes(&self) -> bool {
         matches!(
             self,
