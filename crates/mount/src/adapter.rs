@@ -139,11 +139,11 @@ impl<V: Verbs> Adapter<V> {
             Body::Write { offset, size, write_flags, flags } => {
                 let by = self.writer(header, write_flags & abi::WRITE_KILL_SUIDGID != 0);
                 let written = verbs.write_owned(by, ino, offset, payload, size as usize);
-                // Of what was changed through mmap the kernel takes any answer that is no error for all of it.
+                // Of what was changed through mmap the kernel takes any answer that is no error for all of it, and past its cache it
+                // makes EIO of a short one, as if the disk were broken.
+                let whole = write_flags & abi::WRITE_CACHE != 0 || flags & O_DIRECT != 0;
                 let written = match written {
-                    Ok(count) if write_flags & abi::WRITE_CACHE != 0 && count < size as usize => {
-                        Err(FsError::Engine(EngineError::NoSpace))
-                    }
+                    Ok(count) if whole && count < size as usize => Err(FsError::Engine(EngineError::NoSpace)),
                     written => written,
                 };
                 // Past its cache the kernel syncs nothing for O_SYNC and O_DSYNC: not with FOPEN_DIRECT_IO, and not

@@ -4,7 +4,8 @@
 use std::fs;
 use std::path::Path;
 
-use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+use rustix::fs::OFlags;
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, mmap_anonymous, msync, munmap};
 
 use crate::harness::{Mount, Scratch, can_mount, check, output, succeed, varve};
 use crate::transfer::{done, export, import};
@@ -34,6 +35,19 @@ impl Mapped {
         // SAFETY: the kernel chooses the place, and nobody else knows of it.
         let at = unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &file, 0) };
         Mapped { at: at.expect("a mapping").cast(), len }
+    }
+
+    /// Memory at the beginning of a page.
+    fn anonymous(len: usize) -> Mapped {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses the place, and nobody else knows of it.
+        let at = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE) };
+        Mapped { at: at.expect("memory").cast(), len }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: it is as long, and nobody changes it while this is looked at.
+        unsafe { std::slice::from_raw_parts(self.at, self.len) }
     }
 
     /// Changes all of it, and waits until that is durable.
@@ -146,6 +160,36 @@ fn a_mapping_that_does_not_fit_is_told() {
         check(&pool);
     }
     assert!(!told[0] && told[3], "{told:?}");
+}
+
+/// Goal: a write past the kernel's cache that does not fit says that there is no space, and not that the disk is broken. Method: pools with
+/// room for a part of it, at the end of a file and into a hole.
+#[test]
+fn a_direct_write_that_does_not_fit_is_told() {
+    if !can_mount("a_direct_write_that_does_not_fit_is_told") {
+        return;
+    }
+    let scratch = Scratch::new("direct-full");
+    let pages = Mapped::anonymous(1 << 20);
+    for (spare, len) in [(256 << 10, 0), (256 << 10, 1 << 20), (4 << 20, 0), (4 << 20, 1 << 20)] {
+        let pool = scratch.pool(&format!("{spare}-{len}.img"), "64M");
+        let mount = Mount::start(&pool, &scratch.path("mnt"));
+        fs::File::create(mount.path("file")).and_then(|file| file.set_len(len)).expect("room");
+        fs::write(mount.path("spare"), vec![b'.'; spare]).expect("room");
+        let mut rest = fs::File::create(mount.path("rest")).expect("room");
+        while std::io::Write::write_all(&mut rest, &[b'.'; 4096]).is_ok() {}
+        mount.sync();
+        fs::remove_file(mount.path("spare")).expect("it is there");
+        mount.sync();
+        let flags = OFlags::WRONLY | OFlags::DIRECT;
+        let file = rustix::fs::open(mount.path("file"), flags, rustix::fs::Mode::empty()).expect("a file");
+        let written = rustix::io::pwrite(&file, pages.bytes(), 0);
+        let expected = if spare == 256 << 10 { Err(rustix::io::Errno::NOSPC) } else { Ok(1 << 20) };
+        assert_eq!(written, expected, "{spare} bytes were free, the file had {len}");
+        drop((file, rest));
+        mount.unmount();
+        check(&pool);
+    }
 }
 
 /// Goal: an import from a mount takes what every program sees there, also in what is a hole otherwise and in what it has copied before.
