@@ -2,7 +2,8 @@
 //! must not depend on that.
 
 use std::fs;
-use std::path::Path;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, mmap_anonymous, msync, munmap};
@@ -124,6 +125,20 @@ fn what_is_mapped_is_not_left_out() {
     check(&pool);
 }
 
+/// A pool with room for about as many bytes as `spare`, mounted, and in it `file`, a hole of `len` bytes.
+fn nearly_full(scratch: &Scratch, spare: usize, len: u64) -> (PathBuf, Mount) {
+    let pool = scratch.pool(&format!("{spare}-{len}.img"), "64M");
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    fs::File::create(mount.path("file")).and_then(|file| file.set_len(len)).expect("room");
+    fs::write(mount.path("spare"), vec![b'.'; spare]).expect("room");
+    let mut rest = fs::File::create(mount.path("rest")).expect("room");
+    while rest.write_all(&[b'.'; 4096]).is_ok() {}
+    mount.sync();
+    fs::remove_file(mount.path("spare")).expect("it is there");
+    mount.sync();
+    (pool, mount)
+}
+
 /// Goal: a program that changes a file through a mapping on a full pool is told by msync, or all of it is there. Method: pools with room for
 /// a part of a sparse file, more each time, until all of it fits.
 #[test]
@@ -135,19 +150,10 @@ fn a_mapping_that_does_not_fit_is_told() {
     let scratch = Scratch::new("mapped-full");
     let mut told = Vec::new();
     for spare in [0, 256 << 10, 512 << 10, 4 << 20] {
-        let pool = scratch.pool(&format!("{spare}.img"), "64M");
-        let mount = Mount::start(&pool, &scratch.path("mnt"));
-        let file = fs::File::create(mount.path("file")).expect("room");
-        file.set_len(BYTES as u64).expect("a sparse file");
-        fs::write(mount.path("spare"), vec![b'.'; spare]).expect("room");
-        let mut rest = fs::File::create(mount.path("rest")).expect("room");
-        while std::io::Write::write_all(&mut rest, &[b'.'; 4096]).is_ok() {}
-        mount.sync();
-        fs::remove_file(mount.path("spare")).expect("it is there");
-        mount.sync();
+        let (pool, mount) = nearly_full(&scratch, spare, BYTES as u64);
         let mapped = Mapped::of(&mount.path("file"), BYTES);
         let filled = mapped.fill(b'x');
-        drop((mapped, file, rest));
+        drop(mapped);
         mount.kill();
         let mount = Mount::start(&pool, &scratch.path("mnt"));
         let all = fs::read(mount.path("file")).expect("a file").iter().all(|byte| *byte == b'x');
@@ -172,21 +178,13 @@ fn a_direct_write_that_does_not_fit_is_told() {
     let scratch = Scratch::new("direct-full");
     let pages = Mapped::anonymous(1 << 20);
     for (spare, len) in [(256 << 10, 0), (256 << 10, 1 << 20), (4 << 20, 0), (4 << 20, 1 << 20)] {
-        let pool = scratch.pool(&format!("{spare}-{len}.img"), "64M");
-        let mount = Mount::start(&pool, &scratch.path("mnt"));
-        fs::File::create(mount.path("file")).and_then(|file| file.set_len(len)).expect("room");
-        fs::write(mount.path("spare"), vec![b'.'; spare]).expect("room");
-        let mut rest = fs::File::create(mount.path("rest")).expect("room");
-        while std::io::Write::write_all(&mut rest, &[b'.'; 4096]).is_ok() {}
-        mount.sync();
-        fs::remove_file(mount.path("spare")).expect("it is there");
-        mount.sync();
+        let (pool, mount) = nearly_full(&scratch, spare, len);
         let flags = OFlags::WRONLY | OFlags::DIRECT;
         let file = rustix::fs::open(mount.path("file"), flags, rustix::fs::Mode::empty()).expect("a file");
         let written = rustix::io::pwrite(&file, pages.bytes(), 0);
         let expected = if spare == 256 << 10 { Err(rustix::io::Errno::NOSPC) } else { Ok(1 << 20) };
         assert_eq!(written, expected, "{spare} bytes were free, the file had {len}");
-        drop((file, rest));
+        drop(file);
         mount.unmount();
         check(&pool);
     }
