@@ -186,7 +186,7 @@ pub struct Superblock {
     pub hash_seed: u64,
     /// Kind of directory hash.
     pub hash_kind: u8,
-    /// Whether the pool was closed and the log is empty.
+    /// Whether the pool was closed, and the log empty, when this was written. It may have been in use since.
     pub closed: bool,
     /// Profile of data.
     pub data: ProfileField,
