@@ -121,7 +121,7 @@ pub struct InodeRecord {
     pub project: u32,
     /// Extended attributes.
     pub xattr_count: u32,
-    /// Bytes of their names and values.
+    /// Bytes of their names and values, and 64 for each.
     pub xattr_bytes: u32,
     /// Bytes in a file or a link's target; entries of a directory.
     pub size: u64,
