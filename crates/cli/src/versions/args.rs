@@ -72,7 +72,8 @@ pub struct SnapshotArgs {
 ///
 /// It takes no longer for a large file than for a small one, and no space until one of the two changes. Works across
 /// subvolumes and from read-only snapshots. The clone has the permission bits of FILE and belongs to you. cp makes clones by
-/// itself (of files below 2 GiB, with --reflink=auto, as is usual).
+/// itself, of files below 2 GiB, with --reflink=auto (the default since coreutils 9.0). With --reflink=always it fails: what it
+/// asks for then the kernel passes to no FUSE filesystem.
 ///
 /// You must be allowed to read FILE and to write to the directory of DEST. For root and the user who mounted the pool;
 /// others have cp.
