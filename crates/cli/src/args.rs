@@ -79,7 +79,7 @@ pub struct CreateArgs {
     /// Copies of file data: single or dup
     #[arg(long, value_name = "PROFILE", default_value = "single", value_parser = parse_profile)]
     pub data: Profile,
-    /// Copies of metadata: single or dup (two copies on the device)
+    /// Copies of metadata: single or dup (two copies on the device, twice as many if data is dup)
     #[arg(long, value_name = "PROFILE", default_value = "dup", value_parser = parse_profile)]
     pub metadata: Profile,
     /// Overwrite what is there
