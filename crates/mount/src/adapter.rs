@@ -1,7 +1,7 @@
 //! The kernel's requests turned into verbs, and their results into replies.
 //!
 //! The kernel's caches are always right because all changes go through this mount, or through [`crate::Outside`], which
-//! tells it: entries, attributes, names that do not exist, pages and directory listings are cached for as long as the
+//! tells it, and because it is told what it may have filled its pages with beside a write past them (`caches`): entries, attributes, names that do not exist, pages and directory listings are cached for as long as the
 //! kernel likes.
 //!
 //! The kernel may ask for an inode whose name has just gone. If it was renamed over, `pins` keeps it until nobody can
@@ -133,11 +133,18 @@ impl<V: Verbs> Adapter<V> {
                 let made = verbs.tmpfile(who, ino, mode & 0o7777, umask);
                 self.reply_created(Change::Inode, verb, number, made, reply);
             }
-            Body::Read { offset, size, flags } => {
+            Body::Read { offset, size, read_flags, flags } => {
+                if read_flags & abi::LOCK_OWNER == 0 {
+                    self.caches.note(number);
+                }
                 self.read(number, offset, size, flags, &mut scratch.read, reply);
             }
             Body::Write { offset, size, write_flags, flags } => {
                 let by = self.writer(header, write_flags & abi::WRITE_KILL_SUIDGID != 0);
+                let past_cache = write_flags & abi::LOCK_OWNER != 0;
+                if !past_cache {
+                    self.caches.note(number);
+                }
                 let written = verbs.write_owned(by, ino, offset, payload, size as usize);
                 // Of what was changed through mmap the kernel takes any answer that is no error for all of it, and past its cache it
                 // makes EIO of a short one, as if the disk were broken.
@@ -149,17 +156,13 @@ impl<V: Verbs> Adapter<V> {
                 // Past its cache the kernel syncs nothing for O_SYNC and O_DSYNC: not with FOPEN_DIRECT_IO, and not
                 // when a program does not wait for its write. (When it does an fsync follows, and finds nothing to do.)
                 // Nor for the mount option sync, of which older kernels say nothing in the flags, either.
-                let past_cache = self.direct_io || flags & O_DIRECT != 0;
+                let unsynced = self.direct_io || flags & O_DIRECT != 0;
                 let durable = flags & O_DSYNC != 0 || self.policy.durable_at_once(Change::Inode);
                 // Of the flags of an inode the kernel knows nothing.
                 let flagged = || write_flags & abi::WRITE_CACHE == 0 && verbs.wants_durable(ino, false);
-                if (past_cache && durable || flagged())
-                    && let Ok(count @ 1..) = written
-                {
-                    let body = abi::SizeOut { size: count as u32, padding: 0 };
-                    return self.when_durable(verb, number, reply, move |reply| reply.body(&body));
-                }
-                self.reply_size(verb, number, written.map(|count| count as u64), size, reply);
+                let durable = unsynced && durable || flagged();
+                let range = (offset, u64::from(size));
+                self.reply_written((verb, number), range, past_cache, durable, written, reply);
             }
             Body::Release => self.reply_empty(verb, number, verbs.release_inode(ino), reply),
             Body::Fsync | Body::Fsyncdir => {

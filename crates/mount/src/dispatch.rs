@@ -6,7 +6,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
-use std::thread;
 
 use rustix::io::Errno;
 use varve_device::AlignedBuf;
@@ -14,6 +13,7 @@ use varve_fs::{
     AccessRule, Allocate, Attr, Caller, DirEntry, FsError, InodeId, RenameMode, SeekTo, XattrMode,
 };
 
+use crate::caches::{Caches, Waiters};
 use crate::kernel::abi::{self, EntryOut, InHeader, open};
 use crate::kernel::device::Device;
 use crate::kernel::handshake::Agreed;
@@ -61,6 +61,8 @@ pub(crate) struct Adapter<V> {
     pub policy: Arc<Policy>,
     pub agreed: Agreed,
     pub trims: Trims,
+    pub caches: Caches,
+    pub waiters: Waiters,
     /// For what the kernel is told unasked.
     pub device: Weak<Device>,
     /// Files are opened so that reads and writes go past the kernel's cache.
@@ -156,22 +158,43 @@ impl<V: Verbs> Adapter<V> {
         }
     }
 
-    /// How many bytes were written; never more than `most`.
-    pub(crate) fn reply_size<N: Into<u64>>(
+    /// How many bytes of a write were stored; `durable`: not before they are. What the kernel may have of the range is forgotten first if
+    /// the write went `past_cache`.
+    pub(crate) fn reply_written(
         &self,
-        verb: &str,
-        ino: u64,
-        result: Result<N, FsError>,
-        most: u32,
+        (verb, ino): (&'static str, u64),
+        range: (u64, u64),
+        past_cache: bool,
+        durable: bool,
+        result: Result<usize, FsError>,
         reply: Reply,
     ) {
-        match result {
-            Ok(count) => {
-                let size = count.into().min(u64::from(most)) as u32;
-                reply.body(&abi::SizeOut { size, padding: 0 });
-            }
-            Err(error) => reply.error(self.errno(verb, ino, &error)),
+        let result = result.map_err(|error| self.errno(verb, ino, &error));
+        let durable = durable && matches!(result, Ok(1..));
+        let say = move |result: Result<usize, Errno>| match result {
+            Ok(count) => reply.body(&abi::SizeOut { size: (count as u64).min(range.1) as u32, padding: 0 }),
+            Err(errno) => reply.error(errno),
+        };
+        let stale = past_cache && self.caches.may_be_stale(ino);
+        let (waiters, device) = (self.waiters.clone(), self.device.clone());
+        // Of one that failed a part may have been stored.
+        let answer = move |result| match stale {
+            true => forget_then(&waiters, device, ino, range, move || say(result)),
+            false => say(result),
+        };
+        if !durable {
+            return answer(result);
         }
+        let health = self.health.clone();
+        let synced = move |synced: Result<(), FsError>| {
+            answer(result.and_then(|count| {
+                synced.map(|()| count).map_err(|error| {
+                    health.note_error(verb, ino, &error);
+                    Errno::from_raw_os_error(error.errno())
+                })
+            }))
+        };
+        self.verbs.fsync_then(InodeId(ino), Box::new(synced));
     }
 
     pub(crate) fn reply_xattr(
@@ -261,21 +284,9 @@ impl<V: Verbs> Adapter<V> {
 
     /// Has the kernel forget a range of a file (offset and length, in bytes), and then answers. To do that it may need answers of ours,
     /// to reads and writes of the file, which no thread that serves requests can wait for.
+    /// Without a thread for it the answer goes with the work: a reply that is dropped answers EIO.
     pub(crate) fn forget_then(&self, ino: u64, range: (u64, u64), answer: impl FnOnce() + Send + 'static) {
-        let device = self.device.clone();
-        let work = move || {
-            varve_device::unpin_thread();
-            if let Some(device) = device.upgrade()
-                && let Err(error) = device.forget_range(ino, range)
-            {
-                tracing::debug!("the kernel cannot be told to forget a part of a file: {error}");
-            }
-            answer();
-        };
-        // Without a thread the answer goes with the work: a reply that is dropped answers EIO.
-        if let Err(error) = thread::Builder::new().name("varve-forget".into()).spawn(work) {
-            tracing::error!("no thread to have a part of a file forgotten: {error}");
-        }
+        forget_then(&self.waiters, self.device.clone(), ino, range, answer);
     }
 
     /// Fills `listing` with entries and their attributes. An entry that vanishes meanwhile is left out; one whose inode
@@ -332,6 +343,23 @@ impl<V: Verbs> Adapter<V> {
             Some(_) => Caller { uid: NOBODY, gid: u32::MAX },
         }
     }
+}
+
+fn forget_then(
+    waiters: &Waiters,
+    device: Weak<Device>,
+    ino: u64,
+    range: (u64, u64),
+    answer: impl FnOnce() + Send + 'static,
+) {
+    waiters.run(move || {
+        if let Some(device) = device.upgrade()
+            && let Err(error) = device.forget_range(ino, range)
+        {
+            tracing::debug!("the kernel cannot be told to forget a part of a file: {error}");
+        }
+        answer();
+    });
 }
 
 pub(crate) fn caller(header: &InHeader) -> Caller {

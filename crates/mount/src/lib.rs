@@ -11,6 +11,7 @@
 extern crate self as varve_mount;
 
 mod adapter;
+mod caches;
 mod convert;
 mod dispatch;
 #[cfg(test)]

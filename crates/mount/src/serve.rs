@@ -369,6 +369,8 @@ mod tests {
             policy: Arc::new(Policy::new(Flags::default())),
             agreed,
             trims: Trims::default(),
+            caches: Default::default(),
+            waiters: Default::default(),
             device: std::sync::Weak::new(),
             direct_io: false,
             owner: None,

@@ -21,6 +21,7 @@ use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
+use crate::caches::{Caches, Waiters};
 use crate::dispatch::Adapter;
 use crate::kernel::device::{self, Device};
 use crate::kernel::switch::RingSwitch;
@@ -180,6 +181,8 @@ impl Mounted {
                 policy,
                 agreed,
                 trims: Trims::default(),
+                caches: Caches::default(),
+                waiters: Waiters::default(),
                 device,
                 direct_io,
                 owner,

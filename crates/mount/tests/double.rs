@@ -41,6 +41,10 @@ pub struct Double {
     pub fsyncs: AtomicU64,
     /// Writes that came in a buffer of their own, all of it theirs, and were taken with it.
     pub taken: AtomicU64,
+    /// Writes wait before they do anything.
+    pub hold_writes: AtomicBool,
+    /// Writes that have begun and not done anything yet.
+    pub held: AtomicU64,
     /// fallocate zeroes what it is asked to and fails then.
     pub half_zeroes: AtomicBool,
     /// copy_range copies half of what it is asked to and fails then.
@@ -95,6 +99,8 @@ impl Default for Double {
             opens: AtomicU64::new(0),
             fsyncs: AtomicU64::new(0),
             taken: AtomicU64::new(0),
+            hold_writes: AtomicBool::new(false),
+            held: AtomicU64::new(0),
             half_zeroes: AtomicBool::new(false),
             half_copies: AtomicBool::new(false),
             trims: Default::default(),
@@ -296,6 +302,11 @@ impl Verbs for Double {
     }
 
     fn write(&self, _: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
+        self.held.fetch_add(1, Relaxed);
+        while self.hold_writes.load(Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.held.fetch_sub(1, Relaxed);
         let mut tree = self.tree.lock();
         let node = tree.get(ino)?;
         let end = offset as usize + data.len();

@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -591,5 +591,48 @@ fn what_is_copied_in_part_is_not_cached() {
         expected[at..at + len / 2].fill(b'y');
         assert_eq!(to.metadata().unwrap().len(), expected.len() as u64);
         assert!(fs::read(&path).unwrap() == expected, "from {at}");
+    }
+}
+
+/// Goal: what is read while a write past the kernel's cache is on its way is not what is read when that has been answered, whether its
+/// program waited for it or not, and whoever syncs it. Method: a write that is held up, a reader by the cache beside it, one after it; the cache
+/// has been filled by reading, or by writing.
+#[test]
+fn the_cache_forgets_what_was_written_past_it() {
+    use rustix::fs::OFlags;
+    let Some(mount) = TestMount::start("the_cache_forgets_what_was_written_past_it") else { return };
+    let page = |byte| AlignedBuf::from_slice(&[byte; 4096]);
+    for (number, (flags, waits)) in
+        [(OFlags::empty(), true), (OFlags::empty(), false), (OFlags::DSYNC, false)].into_iter().enumerate()
+    {
+        let path = mount.path(&format!("file{number}"));
+        let mut open = fs::OpenOptions::new();
+        open.write(true).create(true).custom_flags((flags | OFlags::DIRECT).bits() as i32);
+        let mut file = open.open(&path).unwrap();
+        file.write_all(&page(1)).unwrap();
+        for byte in 2..5 {
+            mount.verbs.hold_writes.store(true, Relaxed);
+            let written = std::thread::scope(|scope| {
+                let writer = scope.spawn(|| match waits {
+                    true => file.write_at(&page(byte), 0).map(|count| count as i32),
+                    false => write_asynchronously(&file, &page(byte)),
+                });
+                while mount.verbs.held.load(Relaxed) == 0 && !writer.is_finished() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let before = fs::read(&path).unwrap();
+                mount.verbs.hold_writes.store(false, Relaxed);
+                let written = writer.join().unwrap();
+                if written.is_ok() {
+                    assert!(before == [byte - 1; 4096], "it was there before it was written");
+                }
+                written
+            });
+            match written {
+                Ok(written) => assert_eq!(written, 4096),
+                Err(error) => return eprintln!("SKIPPED, nothing shown of asynchronous writes: {error}"),
+            }
+            assert!(fs::read(&path).unwrap() == page(byte)[..], "{flags:?}, waits: {waits}, {byte}");
+        }
     }
 }

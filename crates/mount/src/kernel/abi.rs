@@ -163,6 +163,9 @@ pub fn ioctl_trim(data: &[u8]) -> Option<FstrimRange> {
 
 /// In [`WriteIn::write_flags`]: pages that were changed through mmap, in nobody's name.
 pub const WRITE_CACHE: u32 = 1 << 0;
+/// In [`WriteIn::write_flags`] and [`ReadIn::read_flags`]: it says who has the file open, which is said of what goes past the kernel's cache
+/// and not of what fills that.
+pub const LOCK_OWNER: u32 = 1 << 1;
 /// In [`WriteIn::write_flags`]: set-id bits go.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// In [`SetxattrExt::setxattr_flags`]: setting this access control list ends the set-group-id bit.

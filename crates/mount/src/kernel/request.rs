@@ -74,6 +74,8 @@ pub enum Body<'a> {
     Read {
         offset: u64,
         size: u32,
+        read_flags: u32,
+        /// Of the open file.
         flags: i32,
     },
     /// The payload lies apart from the request, and is as long as this says.
@@ -307,7 +309,8 @@ pub fn body<'a>(
         }
         opcode::READ => {
             let head = fixed::<abi::ReadIn>(rest)?.0;
-            Body::Read { offset: offset(head.offset)?, size: head.size, flags: head.flags }
+            let (offset, read_flags) = (offset(head.offset)?, head.read_flags);
+            Body::Read { offset, size: head.size, read_flags, flags: head.flags }
         }
         opcode::WRITE => {
             let head = fixed::<abi::WriteIn>(rest)?.0;

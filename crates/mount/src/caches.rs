@@ -1,0 +1,188 @@
+//! Files of which the kernel has just filled its cache, and having it forget parts of them.
+//!
+//! Before the kernel sends a write past its cache it drops the pages of that range, and after a write that nobody waits for (AIO,
+//! io_uring) it does not do so again: `fuse_aio_complete` has no counterpart to what `generic_file_direct_write` does at the end. A
+//! page that is filled between the two, from what was there before the write, would be read for as long as the kernel keeps it,
+//! and so would a page that a write through the cache leaves there and that reaches us first. So whoever writes past the cache to a file
+//! that the cache has been filled from not long ago has the kernel forget the range once more before it is answered.
+//!
+//! Only what is filled while such a write is on its way matters, which ends the memory of it: [`SECONDS_KEPT`], far more than a write waits
+//! before it gets here. (Not if the process is stopped for longer, after it has answered a read and with such a write waiting.)
+
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+/// What the kernel has filled is remembered for so long.
+const SECONDS_KEPT: u32 = 600;
+/// Places for files, by a hash: files that share one count as one.
+const PLACES: usize = 1 << 16;
+/// A thread that has had the kernel forget something waits so long for more.
+const IDLE: Duration = Duration::from_secs(2);
+
+/// When the kernel last filled its cache from files.
+pub(crate) struct Caches {
+    /// Seconds since `begun`, from one on. Zero: never.
+    filled: Box<[AtomicU32]>,
+    hasher: std::hash::RandomState,
+    begun: Instant,
+}
+
+impl Default for Caches {
+    fn default() -> Caches {
+        Caches {
+            filled: (0..PLACES).map(|_| AtomicU32::new(0)).collect(),
+            hasher: Default::default(),
+            begun: Instant::now(),
+        }
+    }
+}
+
+impl Caches {
+    fn place(&self, ino: u64) -> &AtomicU32 {
+        &self.filled[self.hasher.hash_one(ino) as usize % PLACES]
+    }
+
+    fn now(&self) -> u32 {
+        u32::try_from(self.begun.elapsed().as_secs()).unwrap_or(u32::MAX - 1) + 1
+    }
+
+    /// The kernel is about to fill its cache from this file: to be said before the bytes are looked at.
+    pub(crate) fn note(&self, ino: u64) {
+        let (place, now) = (self.place(ino), self.now());
+        if place.load(SeqCst) != now {
+            place.store(now, SeqCst);
+        }
+    }
+
+    /// Whether the cache may have been filled from this file while a write past it was on its way: to be asked when the new bytes are there.
+    pub(crate) fn may_be_stale(&self, ino: u64) -> bool {
+        let filled = self.place(ino).load(SeqCst);
+        filled != 0 && self.now().saturating_sub(filled) <= SECONDS_KEPT
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Threads that wait for the kernel: to forget something it may need answers of ours, which no thread that serves requests can
+/// wait for. There are as many as there are jobs, and a few seconds later none.
+#[derive(Clone, Default)]
+pub(crate) struct Waiters(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    /// Threads that wait for a job. Never fewer than there are jobs.
+    idle: usize,
+}
+
+impl Waiters {
+    /// Runs `job` at once, on another thread. It is dropped where there can be none.
+    pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
+        let job: Job = Box::new(job);
+        let mut queue = self.0.queue.lock();
+        if queue.idle > queue.jobs.len() {
+            queue.jobs.push_back(job);
+            drop(queue);
+            self.0.more.notify_one();
+            return;
+        }
+        drop(queue);
+        let shared = self.0.clone();
+        let work = move || {
+            varve_device::unpin_thread();
+            job();
+            shared.go_on();
+        };
+        if let Err(error) = thread::Builder::new().name("varve-forget".into()).spawn(work) {
+            tracing::error!("no thread to have a part of a file forgotten: {error}");
+        }
+    }
+}
+
+impl Shared {
+    fn go_on(&self) {
+        loop {
+            let mut queue = self.queue.lock();
+            queue.idle += 1;
+            let until = Instant::now() + IDLE;
+            while queue.jobs.is_empty() && !self.more.wait_until(&mut queue, until).timed_out() {}
+            queue.idle -= 1;
+            let Some(job) = queue.jobs.pop_front() else { return };
+            drop(queue);
+            job();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    // Goal: files are known from the moment they are noted on, for as long as is promised. Method: two files, and a past that is set back.
+    #[test]
+    fn files_are_remembered() {
+        let mut caches = Caches::default();
+        assert!(!caches.may_be_stale(7));
+        caches.note(7);
+        assert!(caches.may_be_stale(7));
+        let others = (8..1000).filter(|ino| caches.may_be_stale(*ino)).count();
+        assert!(others < 10, "{others}");
+        let Some(past) = caches.begun.checked_sub(Duration::from_secs(u64::from(SECONDS_KEPT))) else {
+            return;
+        };
+        caches.begun = past;
+        assert!(caches.may_be_stale(7));
+        let Some(past) = past.checked_sub(Duration::from_secs(2)) else { return };
+        caches.begun = past;
+        assert!(!caches.may_be_stale(7));
+        caches.note(7);
+        assert!(caches.may_be_stale(7));
+    }
+
+    // Goal: every job runs, none waits for another, and a thread takes more than one. Method: jobs that wait for each other, then jobs in a row.
+    #[test]
+    fn no_job_waits_for_another() {
+        let waiters = Waiters::default();
+        let (send, heard) = mpsc::channel();
+        let mut steps: Vec<mpsc::Sender<()>> = Vec::new();
+        for number in 0..5 {
+            let (go, wait) = mpsc::channel();
+            let (send, last) = (send.clone(), steps.last().cloned());
+            waiters.run(move || {
+                if number < 4 {
+                    wait.recv().unwrap();
+                }
+                send.send((number, thread::current().id())).unwrap();
+                if let Some(last) = last {
+                    last.send(()).unwrap();
+                }
+            });
+            steps.push(go);
+        }
+        let first: Vec<_> = (0..5).map(|_| heard.recv().unwrap()).collect();
+        assert_eq!(first.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [4, 3, 2, 1, 0]);
+        let begun = Instant::now();
+        while waiters.0.queue.lock().idle < 5 {
+            assert!(begun.elapsed() < IDLE, "they do not wait for more");
+            thread::yield_now();
+        }
+        let send_on = send.clone();
+        waiters.run(move || send_on.send((5, thread::current().id())).unwrap());
+        let (_, again) = heard.recv().unwrap();
+        assert!(first.iter().any(|(_, id)| *id == again));
+    }
+}
