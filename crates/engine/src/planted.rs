@@ -77,13 +77,17 @@ pub enum Planted {
     HalfCompared,
     /// A sync logs no access times.
     AccessesForgotten,
+    /// A range is shared while data of the source waits in memory.
+    SourceWaits,
+    /// A file that gets the end of another does not remember what lies behind that in its last block.
+    TailForgotten,
     /// A trim discards nodes that the present state has replaced and the durable checkpoint refers to.
     TrimsCheckpoint,
 }
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 35] = [
+    pub const ALL: [Planted; 37] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -119,6 +123,8 @@ impl Planted {
         Planted::OvertakenUnflushed,
         Planted::HalfCompared,
         Planted::AccessesForgotten,
+        Planted::SourceWaits,
+        Planted::TailForgotten,
     ];
 }
 

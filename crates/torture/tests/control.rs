@@ -41,6 +41,12 @@ fn forks() -> Outcome {
     run_kind(Kind::Forks, SEED, 1, STEPS, BUDGET)
 }
 
+/// As [`forks`], from where a range ends with the end of a file that was cut inside a block, and the file that got it grows: from the
+/// first seed of the suite on that is found after 50,000 crashes.
+fn cut_ends() -> Outcome {
+    run_kind(Kind::Forks, 1_001_160, 1, STEPS, BUDGET)
+}
+
 fn caught(test: &str, bug: Planted, search: impl FnOnce() -> Outcome) {
     if varve_torture::tuned::test(test) {
         return;
@@ -89,6 +95,7 @@ control! { suite:
     tail_that_is_counted_and_not_flushed_is_found: TailUnflushed,
     clean_opening_that_flushes_nothing_is_found: CleanUnflushed,
     ranges_that_are_half_compared_are_found: HalfCompared,
+    range_shared_before_its_source_is_logged_is_found: SourceWaits,
     access_times_that_no_sync_logs_are_found: AccessesForgotten,
     overtaken_commit_that_waits_for_nothing_is_found: OvertakenUnflushed,
     two_step_refund_is_found: TwoStepRefund,
@@ -117,6 +124,11 @@ control! { forks:
 // Goal and method as above.
 control! { rows:
     order_turned_round_in_a_row_is_found: OldestOnTop,
+}
+
+// Goal and method as above.
+control! { cut_ends:
+    stale_tail_that_is_forgotten_is_found: TailForgotten,
 }
 
 // Goal and method as above.

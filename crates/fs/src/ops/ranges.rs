@@ -131,7 +131,7 @@ impl Core {
         let blocks = part.len.next_multiple_of(BLOCK);
         let source = locked.get(from);
         require_file(source)?;
-        if waits(source, part.from, blocks) {
+        if waits(source, part.from, blocks) && !is(Planted::SourceWaits) {
             return Ok(Err(Hindrance::Dirty(from)));
         }
         let before = source.record.clone();
@@ -190,7 +190,7 @@ impl Core {
             // The last block is the source's, with what lies behind its end.
             let stale = before.flags & INODE_FLAG_STALE_TAIL != 0 && !reach.is_multiple_of(BLOCK);
             record.flags &= !INODE_FLAG_STALE_TAIL;
-            record.flags |= if stale { INODE_FLAG_STALE_TAIL } else { 0 };
+            record.flags |= if stale && !is(Planted::TailForgotten) { INODE_FLAG_STALE_TAIL } else { 0 };
             record.size = reach;
         }
         self.put_record(&change, &mut tx, to, target, &mut record)?;
