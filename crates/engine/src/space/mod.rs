@@ -11,6 +11,7 @@
 
 pub mod bits;
 pub mod readers;
+mod search;
 #[cfg(test)]
 mod tests;
 pub mod trim;
@@ -18,6 +19,9 @@ pub mod trim;
 use varve_format::{BLOCK_BYTES, PoolAddr, Run};
 
 use bits::{Bits, PAGE_BITS};
+
+/// Pages of a bitmap that are counted together (32 GiB of the pool).
+const GROUP_PAGES: u64 = 256;
 
 /// Who asks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,6 +64,8 @@ pub struct Space {
     /// Blocks of `busy` that a trim holds for a moment: the books know nothing of them.
     trimming: u64,
     page_used: Vec<u32>,
+    /// The same of `GROUP_PAGES` pages each: a pool has many, and where it is full they are passed over.
+    group_used: Vec<u64>,
     data_cursor: u64,
     node_cursors: [u64; 2],
 }
@@ -99,6 +105,7 @@ impl Space {
             busy: Bits::new(total),
             trimming: 0,
             page_used: vec![0; total.div_ceil(PAGE_BITS) as usize],
+            group_used: vec![0; total.div_ceil(GROUP_PAGES * PAGE_BITS) as usize],
             data_cursor: total / 8,
             node_cursors: [1, total / 2],
         };
@@ -146,7 +153,10 @@ impl Space {
                 if i == 0 {
                     std::sync::Arc::make_mut(&mut page)[0] |= 1;
                 }
-                self.page_used[i] = page.iter().map(|w| w.count_ones()).sum();
+                let used = page.iter().map(|w| w.count_ones()).sum();
+                let group = &mut self.group_used[i / GROUP_PAGES as usize];
+                *group = *group + u64::from(used) - u64::from(self.page_used[i]);
+                self.page_used[i] = used;
                 self.busy.set_page(i, Some(page));
             }
         }
@@ -167,96 +177,6 @@ impl Space {
         self.data += u64::try_from(self.available()).unwrap_or(0);
     }
 
-    /// Takes blocks for nodes and array pages: copy 0 and copy 1 of `n` blocks, each as contiguous as possible.
-    /// The books have set them aside. `None`: nothing has been taken.
-    pub fn allocate_metadata(&mut self, n: u64) -> Option<Vec<[PoolAddr; 2]>> {
-        let mut columns = [Vec::new(), Vec::new()];
-        let mut taken = Vec::new();
-        for (copy, column) in columns.iter_mut().enumerate().take(self.copies as usize) {
-            let mut left = n;
-            while left > 0 {
-                let Some((runs, cursor)) = self.find(self.node_cursors[copy], left.min(1 << 16) as u32)
-                else {
-                    taken.into_iter().for_each(|run| self.change_busy(run, false));
-                    return None;
-                };
-                self.node_cursors[copy] = cursor;
-                for run in runs {
-                    self.mark_busy(run);
-                    taken.push(run);
-                    left -= u64::from(run.blocks);
-                    column.extend(
-                        (0..u64::from(run.blocks)).map(|i| PoolAddr::from_block(run.addr.block() + i)),
-                    );
-                }
-            }
-        }
-        let second = |i: usize| columns[1].get(i).copied().unwrap_or(PoolAddr::NULL);
-        Some(columns[0].iter().enumerate().map(|(i, a)| [*a, second(i)]).collect())
-    }
-
-    /// Takes `blocks` blocks for data, in as few runs as a bounded search finds.
-    pub fn allocate_data(&mut self, blocks: u32, near: PoolAddr) -> Option<Vec<Run>> {
-        let from = if near.is_null() { self.data_cursor } else { near.block().min(self.total - 1) };
-        let (runs, cursor) = self.find(from, blocks)?;
-        runs.iter().for_each(|r| self.mark_busy(*r));
-        self.data_cursor = cursor;
-        Some(runs)
-    }
-
-    /// Clear runs adding up to `blocks`: one run if a bounded search finds it, otherwise the first ones.
-    fn find(&self, from: u64, blocks: u32) -> Option<(Vec<Run>, u64)> {
-        const RUNS_LOOKED_AT: usize = 64;
-        let mut runs: Vec<Run> = Vec::new();
-        let mut sum = 0u64;
-        let mut looked = 0;
-        for (start, end) in [(from, self.total), (1, from)] {
-            let mut at = start;
-            while let Some((first, len)) = self.find_run(at, end, blocks) {
-                let run = Run { addr: PoolAddr::from_block(first), blocks: len };
-                if len >= blocks {
-                    return Some((vec![run], first + u64::from(len)));
-                }
-                looked += 1;
-                if sum < u64::from(blocks) {
-                    let take = u64::from(len).min(u64::from(blocks) - sum) as u32;
-                    runs.push(Run { addr: run.addr, blocks: take });
-                    sum += u64::from(take);
-                }
-                if looked >= RUNS_LOOKED_AT && sum >= u64::from(blocks) {
-                    break;
-                }
-                at = first + u64::from(len);
-            }
-            if looked >= RUNS_LOOKED_AT && sum >= u64::from(blocks) {
-                break;
-            }
-        }
-        if sum < u64::from(blocks) {
-            return None;
-        }
-        let cursor = runs.last().map_or(from, |r| r.addr.block() + u64::from(r.blocks));
-        Some((runs, cursor))
-    }
-
-    /// The next clear run, skipping full pages by their counts.
-    fn find_run(&self, mut at: u64, end: u64, max: u32) -> Option<(u64, u32)> {
-        while at < end {
-            let page = (at / PAGE_BITS) as usize;
-            let page_end = (page as u64 + 1) * PAGE_BITS;
-            if u64::from(self.page_used[page]) == PAGE_BITS {
-                at = page_end;
-                continue;
-            }
-            // Look in this page first; a run may go on into the next ones.
-            match self.busy.next(at, page_end.min(end), false) {
-                Some(start) => return self.busy.find_clear(start, end, max),
-                None => at = page_end,
-            }
-        }
-        None
-    }
-
     fn mark_busy(&mut self, run: Run) {
         self.change_busy(run, true);
     }
@@ -272,6 +192,8 @@ impl Space {
             changed += c;
             let used = &mut self.page_used[page as usize];
             *used = if value { *used + c as u32 } else { *used - c as u32 };
+            let used = &mut self.group_used[(page / GROUP_PAGES) as usize];
+            *used = if value { *used + c } else { *used - c };
             at += n;
         }
         assert_eq!(changed, u64::from(run.blocks), "blocks {run:?} handed out twice or given back twice");

@@ -140,3 +140,109 @@ fn what_cannot_be_found_takes_nothing() {
     assert_eq!(space.allocate_metadata(2).map(|places| places.len()), Some(2));
     assert_eq!(space.allocate_data(1, PoolAddr::NULL).map(|runs| runs.len()), Some(1));
 }
+
+/// Numbers that come again by their seed.
+fn next(x: &mut u64) -> u64 {
+    *x ^= *x << 13;
+    *x ^= *x >> 7;
+    *x ^= *x << 17;
+    *x >> 11
+}
+
+fn give_back(space: &mut Space, places: &[[PoolAddr; 2]]) {
+    for addr in places.iter().flatten() {
+        space.unallocate(run(addr.block(), 1));
+    }
+}
+
+fn apart(place: &[PoolAddr; 2]) -> u64 {
+    place[0].block().abs_diff(place[1].block())
+}
+
+// Goal: the two copies of nodes lie far apart again once there is room, however full the pool was. Method: nodes and root blocks
+// that are rewritten again and again, as checkpoints do, while data fills the pool to the last blocks, and after most of it is gone.
+#[test]
+fn copies_part_again_after_a_full_pool() {
+    let total = 40_000;
+    let mut space = Space::new(total, 2);
+    let mut data = Vec::new();
+    let mut nodes = std::collections::VecDeque::new();
+    let mut rewrite = |space: &mut Space, times: usize| {
+        for i in 0..times {
+            nodes.push_back(space.allocate_metadata([1, 16, 30][i % 3]).expect("there is room"));
+            if nodes.len() > 6 {
+                give_back(space, &nodes.pop_front().expect("there are some"));
+            }
+        }
+        nodes.iter().flatten().map(apart).min().expect("there are some")
+    };
+    assert!(rewrite(&mut space, 60) >= total / 8);
+    for _ in 0..392 {
+        data.extend(space.allocate_data(100, PoolAddr::NULL).expect("there is room"));
+        rewrite(&mut space, 3);
+    }
+    rewrite(&mut space, 60);
+    let mut x = 88172645463325252u64;
+    for _ in 0..280 {
+        let run = data.swap_remove(next(&mut x) as usize % data.len());
+        space.unallocate(run);
+    }
+    let least = rewrite(&mut space, 300);
+    assert!(least >= total / 8, "{least} apart");
+}
+
+// Goal: of two copies the second is an eighth of the pool away if there is room, and otherwise at least half as far as the
+// farthest free block. Method: random use of pools of all sizes, up to full ones, each node's places beside a plain vector.
+#[test]
+fn the_second_copy_is_as_far_as_there_is_room() {
+    let mut x = 88172645463325252u64;
+    for round in 0..300u64 {
+        let total = [60, 700, 5_000, 3 * PAGE_BITS + 77][round as usize % 4];
+        let mut space = Space::new(total, 2);
+        let mut used = vec![false; total as usize];
+        used[0] = true;
+        // From nearly empty to nearly full, in pieces of all lengths; what is left lies on one side of some of the pools.
+        let (clear_from, clear_len) = (next(&mut x) % total, 1 + next(&mut x) % total);
+        let busy_percent = next(&mut x) % 101;
+        let mut block = 1;
+        while block < total {
+            let len = 1 + next(&mut x) % if next(&mut x) & 1 == 0 { 3 } else { 1 + total / 20 };
+            let clear =
+                (block + total - clear_from) % total < clear_len && next(&mut x) % 100 >= busy_percent;
+            for block in block..(block + len).min(total) {
+                if !clear {
+                    used[block as usize] = true;
+                    space.mark_busy(run(block, 1));
+                }
+            }
+            block += len;
+        }
+        let ring = |a: u64, b: u64| a.abs_diff(b).min(total - a.abs_diff(b));
+        for _ in 0..8 {
+            let n = 1 + next(&mut x) % if next(&mut x) & 1 == 0 { 1 } else { 1 + total / 50 };
+            let free = used.iter().filter(|b| !**b).count() as u64;
+            let Some(places) = space.allocate_metadata(n) else {
+                assert!(free < 2 * n, "round {round}: {free} blocks, and not {n} twice");
+                continue;
+            };
+            assert_eq!(places.len() as u64, n);
+            for place in &places {
+                for addr in place {
+                    let was = std::mem::replace(&mut used[addr.block() as usize], true);
+                    assert!(!was, "round {round}: block {} twice", addr.block());
+                }
+            }
+            if n > 1 {
+                continue;
+            }
+            let [first, second] = places[0].map(|addr| addr.block());
+            let farthest = (0..total).filter(|b| !used[*b as usize]).map(|b| ring(b, first)).max();
+            let want = (total / 8).min(farthest.unwrap_or(0).div_ceil(2));
+            let is = ring(first, second);
+            assert!(
+                is >= want,
+                "round {round}: {is} apart of {total}, and something is free {farthest:?} away"
+            );
+        }
+    }
+}
