@@ -9,6 +9,12 @@ pub const PAGE_WORDS: usize = BLOCK_BYTES / 8;
 /// Blocks a page covers.
 pub const PAGE_BITS: u64 = (BLOCK_BYTES * 8) as u64;
 
+#[cfg(test)]
+thread_local! {
+    /// Words that searches have read.
+    pub static WORDS_READ: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
 /// One page.
 pub type Page = [u64; PAGE_WORDS];
 
@@ -90,6 +96,8 @@ impl Bits {
                 continue;
             };
             while at < page_end {
+                #[cfg(test)]
+                WORDS_READ.with(|words| words.set(words.get() + 1));
                 let word = p[(at % PAGE_BITS) as usize / 64];
                 let word = if value { word } else { !word } & (u64::MAX << (at % 64));
                 let base = at - at % 64;
@@ -99,6 +107,22 @@ impl Bits {
                 }
                 at = base + 64;
             }
+        }
+        None
+    }
+    /// The first word of a page that is all clear, from `from` on and before `end`, which is not behind the page's end. Of
+    /// `words_left` one is taken for each word that is read.
+    pub fn next_clear_word(&self, from: u64, end: u64, words_left: &mut usize) -> Option<u64> {
+        let mut at = from.next_multiple_of(64);
+        let page = self.pages[(from / PAGE_BITS) as usize].as_ref();
+        while at + 64 <= end && *words_left > 0 {
+            #[cfg(test)]
+            WORDS_READ.with(|words| words.set(words.get() + 1));
+            *words_left -= 1;
+            if page.is_none_or(|page| page[(at % PAGE_BITS) as usize / 64] == 0) {
+                return Some(at);
+            }
+            at += 64;
         }
         None
     }

@@ -5,6 +5,8 @@
 //! room, and otherwise at least half as far as the farthest block that is free. The cursors alone would not do: where nothing is
 //! free between them both meet the same run, and from then on a bad spot of two blocks could take both root blocks.
 
+use std::cmp::Reverse;
+
 use varve_format::{PoolAddr, Run};
 
 use super::bits::PAGE_BITS;
@@ -12,8 +14,14 @@ use super::{GROUP_PAGES, Space};
 
 /// Most blocks of metadata that are looked for at once.
 const METADATA_PIECE_BLOCKS: u64 = 1024;
-/// Runs looked at for one that holds all.
+/// Runs looked at, of whatever length, for one that holds all.
 const RUNS_LOOKED_AT: usize = 64;
+/// Requests of so many blocks look for long runs behind those.
+const LARGE_BLOCKS: u32 = 128;
+/// Runs looked at, with the long ones.
+const RUNS_MAX: usize = 256;
+/// Words of the bitmap read for them (8 GiB of the pool).
+const WORDS_LOOKED_AT: usize = 1 << 15;
 
 /// Blocks from the first number on, before the second.
 type Part = (u64, u64);
@@ -99,31 +107,89 @@ impl Space {
     }
 
     /// Takes up to `blocks` clear blocks of `parts`, as many as there are: one run if a bounded search finds it, otherwise the
-    /// first ones.
+    /// longest that it finds, and, where they do not add up, the first ones. In the order of the parts.
     fn take(&mut self, parts: &[Part], blocks: u32) -> Vec<Run> {
-        let mut runs: Vec<Run> = Vec::new();
-        let (mut left, mut looked) = (blocks, 0);
-        'parts: for (start, end) in parts {
+        let (mut runs, has_ended) = self.look(parts, blocks);
+        let (wanted, mut sum) = (u64::from(blocks), 0);
+        runs.sort_by_key(|(_, run)| Reverse(run.blocks));
+        runs.retain(|(_, run)| {
+            let is_needed = sum < wanted;
+            sum += if is_needed { u64::from(run.blocks) } else { 0 };
+            is_needed
+        });
+        runs.sort_by_key(|(part, run)| (*part, run.addr));
+        if let Some((_, last)) = runs.last_mut() {
+            // The rest of the last one, so that it is where the next search begins. Each of them is longer than what is too much.
+            last.blocks -= sum.saturating_sub(wanted) as u32;
+        }
+        runs.iter().for_each(|(_, run)| self.mark_busy(*run));
+        if sum < wanted && !has_ended {
+            let mut left = (wanted - sum) as u32;
+            for (part, (start, end)) in parts.iter().enumerate() {
+                let mut at = *start;
+                while left > 0
+                    && let Some((first, len)) = self.find_run(at, *end, left)
+                {
+                    let run = Run { addr: PoolAddr::from_block(first), blocks: len };
+                    self.mark_busy(run);
+                    runs.push((part, run));
+                    left -= len;
+                    at = end_of(&run);
+                }
+            }
+            runs.sort_by_key(|(part, run)| (*part, run.addr));
+        }
+        runs.into_iter().map(|(_, run)| run).collect()
+    }
+
+    /// Clear runs of `parts` in order, each with its part's index, and whether there are no more: just one if it holds all of `blocks`.
+    /// Otherwise the first ones, and for a large request such as fill a word of the bitmap behind them, so that small holes, however
+    /// many, do not hide what is long. What it reads is bounded, but for where nothing is free.
+    fn look(&self, parts: &[Part], blocks: u32) -> (Vec<(usize, Run)>, bool) {
+        let (mut seen, mut words_left, mut in_long) = (Vec::new(), WORDS_LOOKED_AT, 0);
+        for (part, (start, end)) in parts.iter().enumerate() {
             let mut at = *start;
-            while let Some((first, len)) = self.find_run(at, *end, blocks) {
+            while let Some((first, len)) = match seen.len() < RUNS_LOOKED_AT {
+                true => self.find_run(at, *end, blocks),
+                false => self.find_long_run(at, *end, blocks, &mut words_left),
+            } {
                 let run = Run { addr: PoolAddr::from_block(first), blocks: len };
                 if len >= blocks {
-                    runs = vec![run];
-                    break 'parts;
+                    return (vec![(part, run)], false);
                 }
-                looked += 1;
-                if left > 0 {
-                    runs.push(Run { blocks: len.min(left), ..run });
-                    left -= len.min(left);
+                seen.push((part, run));
+                // A quarter of the request each is long enough.
+                in_long += if len >= blocks / 4 { u64::from(len) } else { 0 };
+                let is_enough = in_long >= u64::from(blocks) || blocks < LARGE_BLOCKS;
+                if seen.len() >= RUNS_LOOKED_AT && is_enough || seen.len() == RUNS_MAX {
+                    return (seen, false);
                 }
-                if looked >= RUNS_LOOKED_AT && left == 0 {
-                    break 'parts;
-                }
-                at = first + u64::from(len);
+                at = end_of(&run);
             }
         }
-        runs.iter().for_each(|run| self.mark_busy(*run));
-        runs
+        let has_ended = seen.len() < RUNS_LOOKED_AT;
+        (seen, has_ended)
+    }
+
+    /// The next clear run that fills a word of the bitmap, as all of 127 blocks do. `words_left`: how many words, or pages that are full
+    /// but for less, may still be read.
+    fn find_long_run(&self, mut at: u64, end: u64, max: u32, words_left: &mut usize) -> Option<(u64, u32)> {
+        let from = at;
+        while at < end && *words_left > 0 {
+            let page = at / PAGE_BITS;
+            let page_end = ((page + 1) * PAGE_BITS).min(end);
+            if u64::from(self.page_used[page as usize]) > PAGE_BITS - 64 {
+                *words_left -= 1;
+            } else if let Some(mut first) = self.busy.next_clear_word(at, page_end, words_left) {
+                // Most of a word at most: the one before is not clear, or was too short to be looked at.
+                while first > from && !self.busy.get(first - 1) {
+                    first -= 1;
+                }
+                return self.busy.find_clear(first, end, max);
+            }
+            at = page_end;
+        }
+        None
     }
 
     /// The next clear run, skipping what is full by its counts.

@@ -246,3 +246,130 @@ fn the_second_copy_is_as_far_as_there_is_room() {
         }
     }
 }
+
+/// Of a space of `total` blocks all are in use but those that `clear` names.
+fn with_clear(total: u64, clear: impl Fn(u64) -> bool) -> Space {
+    let mut space = Space::new(total, 2);
+    (1..total).filter(|block| !clear(*block)).for_each(|block| space.mark_busy(run(block, 1)));
+    space
+}
+
+// Goal: small holes do not hide long runs from a large request. Method: every second block of 4,000 in use behind the cursor, and
+// runs of 600 behind those; the same for nodes, with runs of 1,500.
+#[test]
+fn large_requests_find_long_runs_behind_small_holes() {
+    let total = 40_000u64;
+    let clear = |len: u64| {
+        move |b: u64| if b < total / 8 + 4_000 { b.is_multiple_of(2) } else { b % (len + 50) >= 50 }
+    };
+    let mut space = with_clear(total, clear(600));
+    let runs = space.allocate_data(1024, PoolAddr::NULL).expect("there is room");
+    assert!(runs.len() <= 2, "{runs:?}");
+    assert!(runs.is_sorted_by_key(|run| run.addr), "{runs:?}");
+    // The next goes on where it ended; the small holes are taken by who needs no more.
+    let more = space.allocate_data(600, PoolAddr::NULL).expect("there is room");
+    assert!(more.len() <= 2 && more[0].addr > runs[1].addr, "{more:?} behind {runs:?}");
+
+    let mut space = with_clear(total, clear(1_500));
+    let places = space.allocate_metadata(3_000).expect("there is room");
+    for copy in 0..2 {
+        let runs = places.windows(2).filter(|p| p[0][copy].block() + 1 != p[1][copy].block()).count() + 1;
+        assert!(runs <= 8, "{runs} runs of copy {copy}");
+    }
+}
+
+// Goal: what is long is taken first where no run holds all, and all blocks are found in the end, each once. Method: free runs of
+// random lengths, requests of all sizes until nothing is left, beside a plain vector.
+#[test]
+fn requests_take_long_runs_first_and_all_blocks_last() {
+    let mut x = 88172645463325252u64;
+    for round in 0..60u64 {
+        let total = 2 * PAGE_BITS + 777;
+        let (most, gap) = ([2, 100, 700, 3_000][round as usize % 4], 1 + next(&mut x) % 60);
+        let mut free = vec![false; total as usize];
+        let mut block = 1 + next(&mut x) % 500;
+        while block < total {
+            let len = 1 + next(&mut x) % most;
+            free[block as usize..(block + len).min(total) as usize].fill(true);
+            block += len + 1 + next(&mut x) % gap;
+        }
+        let mut space = with_clear(total, |block| free[block as usize]);
+        let mut left = free.iter().filter(|free| **free).count() as u64;
+        while left > 0 {
+            let n = (1 + next(&mut x) % [1, 30, 1024, 3_000][next(&mut x) as usize % 4]).min(left) as u32;
+            let runs = space.allocate_data(n, PoolAddr::NULL).expect("so many are left");
+            assert_eq!(runs.iter().map(|run| run.blocks).sum::<u32>(), n, "round {round}");
+            for block in
+                runs.iter().flat_map(|run| run.addr.block()..run.addr.block() + u64::from(run.blocks))
+            {
+                assert!(std::mem::replace(&mut free[block as usize], false), "round {round}: block {block}");
+            }
+            // Along the ring: at most once does the next lie before.
+            assert!(
+                runs.windows(2).filter(|pair| pair[0].addr > pair[1].addr).count() <= 1,
+                "round {round}: {runs:?}"
+            );
+            left -= u64::from(n);
+        }
+        assert!(space.allocate_data(1, PoolAddr::NULL).is_none());
+    }
+}
+
+// Goal: what a request reads does not grow with the number of holes. Method: words of the bitmap read, on a pool of millions of
+// single holes with nothing long in it, and on a full one with the last blocks at one end.
+#[test]
+fn searches_read_a_bounded_part_of_the_bitmap() {
+    let total = 300 * PAGE_BITS;
+    let words_of = |space: &mut Space, blocks: u32, nodes: u64| {
+        bits::WORDS_READ.set(0);
+        let runs = space.allocate_data(blocks, PoolAddr::NULL).expect("there is room").len();
+        let data = bits::WORDS_READ.replace(0);
+        space.allocate_metadata(nodes).expect("there is room");
+        (runs, data, bits::WORDS_READ.get())
+    };
+    let mut space = with_clear(total, |block| block % 2 == 0);
+    for _ in 0..20 {
+        let (runs, data, nodes) = words_of(&mut space, 1024, 1024);
+        assert_eq!(runs, 1024);
+        assert!(data < 40_000, "{data} words for 1,024 blocks");
+        assert!(nodes < 50_000, "{nodes} words for 1,024 nodes");
+    }
+    let mut space = with_clear(total, |block| block > total - 10_000 && block % 2 == 0);
+    for _ in 0..3 {
+        let (_, data, nodes) = words_of(&mut space, 500, 200);
+        assert!(data < 5_000, "{data} words for 500 blocks");
+        assert!(nodes < 200 * 1_000, "{nodes} words for 200 nodes");
+    }
+}
+
+// Goal: large files on an aged pool, and nodes that are written together, lie in few runs. Method: small and large files fill the
+// pool, files are deleted at random until half is free, some times; then 8,000 nodes are placed, and given back, and files of 4 MiB take
+// most of what is free.
+#[test]
+fn large_files_on_an_aged_pool_have_few_runs() {
+    let total = 8 * PAGE_BITS;
+    let mut space = Space::new(total, 2);
+    let mut x = 88172645463325252u64;
+    let mut files: Vec<Vec<Run>> = Vec::new();
+    let mut free = total - 1;
+    for _ in 0..5 {
+        while free > total / 16 {
+            let len = 1 + next(&mut x) % if next(&mut x).is_multiple_of(20) { 1024 } else { 16 };
+            files.push(space.allocate_data(len as u32, PoolAddr::NULL).expect("there is room"));
+            free -= len;
+        }
+        while free < total / 2 {
+            for run in files.swap_remove(next(&mut x) as usize % files.len()) {
+                space.unallocate(run);
+                free += u64::from(run.blocks);
+            }
+        }
+    }
+    let places = space.allocate_metadata(8_000).expect("there is room");
+    let node_runs = places.windows(2).filter(|p| p[0][0].block() + 1 != p[1][0].block()).count() + 1;
+    give_back(&mut space, &places);
+    let runs: usize =
+        (0..100).map(|_| space.allocate_data(1024, PoolAddr::NULL).expect("there is room").len()).sum();
+    assert!(runs < 1_200, "{runs} runs of 100 files");
+    assert!(node_runs < 40, "{node_runs} runs of 8,000 nodes");
+}
