@@ -290,6 +290,18 @@ impl Filesystem {
     ) -> Result<usize> {
         self.core.write_latency.time(|| self.core.write_owned(caller, ino, offset, buf, len))
     }
+    /// [`Filesystem::write_owned`] of all of it, for who can make nothing of a part. After an error any part may be written; where space
+    /// has run out, that is every page that has space, or has some set aside for it.
+    pub fn write_whole(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        offset: u64,
+        buf: &mut AlignedBuf,
+        len: usize,
+    ) -> Result<()> {
+        self.core.write_latency.time(|| self.core.write_whole(caller, ino, offset, buf, len))
+    }
     /// Reserves, punches or zeroes `len` bytes at `offset` ([`Allocate`]). An error may leave a part done, from the front.
     pub fn fallocate(
         &self,

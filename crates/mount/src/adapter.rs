@@ -11,8 +11,8 @@
 use rustix::io::Errno;
 use varve_device::AlignedBuf;
 use varve_fs::{
-    Allocate, Attr, Caller, EngineError, FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode,
-    ROOT_INODE as ROOT, RenameMode, subvolume_root,
+    Allocate, Attr, Caller, FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, ROOT_INODE as ROOT,
+    RenameMode, subvolume_root,
 };
 
 use crate::dispatch::{Adapter, Scratch, allocate, caller, rename_mode, seek_to, xattr_mode};
@@ -145,13 +145,14 @@ impl<V: Verbs> Adapter<V> {
                 if !past_cache {
                     self.caches.note(number);
                 }
-                let written = verbs.write_owned(by, ino, offset, payload, size as usize);
                 // Of what was changed through mmap the kernel takes any answer that is no error for all of it, and past its cache it
-                // makes EIO of a short one, as if the disk were broken.
-                let whole = write_flags & abi::WRITE_CACHE != 0 || flags & O_DIRECT != 0;
-                let written = match written {
-                    Ok(count) if whole && count < size as usize => Err(FsError::Engine(EngineError::NoSpace)),
-                    written => written,
+                // makes EIO of a short one, as if the disk were broken: it sends such writes side by side. Not with FOPEN_DIRECT_IO, if
+                // a program waits for its write.
+                let whole = write_flags & abi::WRITE_CACHE != 0 || flags & O_DIRECT != 0 && !self.direct_io;
+                let written = if whole {
+                    verbs.write_whole(by, ino, offset, payload, size as usize).map(|()| size as usize)
+                } else {
+                    verbs.write_owned(by, ino, offset, payload, size as usize)
                 };
                 // Past its cache the kernel syncs nothing for O_SYNC and O_DSYNC: not with FOPEN_DIRECT_IO, and not
                 // when a program does not wait for its write. (When it does an fsync follows, and finds nothing to do.)

@@ -89,6 +89,7 @@ impl<V: Verbs> Verbs for Exchange<V> {
         note_access(ino: InodeId, rule: AccessRule) -> Result<()>;
         write(caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize>;
         write_owned(caller: Caller, ino: InodeId, offset: u64, buf: &mut AlignedBuf, len: usize) -> Result<usize>;
+        write_whole(caller: Caller, ino: InodeId, offset: u64, buf: &mut AlignedBuf, len: usize) -> Result<()>;
         fallocate(caller: Caller, ino: InodeId, offset: u64, len: u64, how: Allocate) -> Result<()>;
         seek(ino: InodeId, offset: u64, to: SeekTo) -> Result<Option<u64>>;
         copy_range(caller: Caller, from: (InodeId, u64), to: (InodeId, u64), len: u64) -> Result<u64>;

@@ -78,6 +78,17 @@ pub trait Verbs: Send + Sync + 'static {
     ) -> Result<usize> {
         self.write(caller, ino, offset, &buf[..len])
     }
+    /// See [`Filesystem::write_whole`]. Filesystems whose writes are never short leave it as it is.
+    fn write_whole(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        offset: u64,
+        buf: &mut AlignedBuf,
+        len: usize,
+    ) -> Result<()> {
+        self.write_owned(caller, ino, offset, buf, len).map(drop)
+    }
     /// See [`Filesystem::fallocate`].
     fn fallocate(&self, caller: Caller, ino: InodeId, offset: u64, len: u64, how: Allocate) -> Result<()>;
     /// See [`Filesystem::seek`].
@@ -197,6 +208,16 @@ impl Verbs for Filesystem {
         len: usize,
     ) -> Result<usize> {
         Filesystem::write_owned(self, caller, ino, offset, buf, len)
+    }
+    fn write_whole(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        offset: u64,
+        buf: &mut AlignedBuf,
+        len: usize,
+    ) -> Result<()> {
+        Filesystem::write_whole(self, caller, ino, offset, buf, len)
     }
     fn fallocate(&self, caller: Caller, ino: InodeId, offset: u64, len: u64, how: Allocate) -> Result<()> {
         Filesystem::fallocate(self, caller, ino, offset, len, how)

@@ -3,9 +3,11 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use rustix::fs::OFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, mmap_anonymous, msync, munmap};
 
 use crate::harness::{Mount, Scratch, can_mount, check, output, succeed, varve};
@@ -51,13 +53,16 @@ impl Mapped {
         unsafe { std::slice::from_raw_parts(self.at, self.len) }
     }
 
+    fn set(&self, byte: u8) {
+        // SAFETY: as long as the file at most, and that of this value alone.
+        unsafe { self.at.write_bytes(byte, self.len) };
+    }
+
     /// Changes all of it, and waits until that is durable.
     fn fill(&self, byte: u8) -> rustix::io::Result<()> {
-        // SAFETY: as long as the file at most, and that of this value alone.
-        unsafe {
-            self.at.write_bytes(byte, self.len);
-            msync(self.at.cast(), self.len, MsyncFlags::SYNC)
-        }
+        self.set(byte);
+        // SAFETY: it is mapped, and that of this value alone.
+        unsafe { msync(self.at.cast(), self.len, MsyncFlags::SYNC) }
     }
 
     /// Changes the file, of which nobody is told.
@@ -127,9 +132,20 @@ fn what_is_mapped_is_not_left_out() {
 
 /// A pool with room for about as many bytes as `spare`, mounted, and in it `file`, a hole of `len` bytes.
 fn nearly_full(scratch: &Scratch, spare: usize, len: u64) -> (PathBuf, Mount) {
-    let pool = scratch.pool(&format!("{spare}-{len}.img"), "64M");
-    let mount = Mount::start(&pool, &scratch.path("mnt"));
-    fs::File::create(mount.path("file")).and_then(|file| file.set_len(len)).expect("room");
+    filled(scratch, spare, &[], |file| file.set_len(len).expect("a hole"))
+}
+
+/// A pool with room for about as many bytes as `spare`, mounted with these options, and in it `file`, which `make` has filled before.
+fn filled(
+    scratch: &Scratch,
+    spare: usize,
+    options: &[&str],
+    make: impl FnOnce(&fs::File),
+) -> (PathBuf, Mount) {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let pool = scratch.pool(&format!("{}.img", NEXT.fetch_add(1, Relaxed)), "64M");
+    let mount = Mount::start_with(&pool, &scratch.path("mnt"), options);
+    make(&fs::File::create(mount.path("file")).expect("room"));
     fs::write(mount.path("spare"), vec![b'.'; spare]).expect("room");
     let mut rest = fs::File::create(mount.path("rest")).expect("room");
     while rest.write_all(&[b'.'; 4096]).is_ok() {}
@@ -137,6 +153,14 @@ fn nearly_full(scratch: &Scratch, spare: usize, len: u64) -> (PathBuf, Mount) {
     fs::remove_file(mount.path("spare")).expect("it is there");
     mount.sync();
     (pool, mount)
+}
+
+/// Of 1 MiB one page is written, the first or the last, and the others are set aside.
+fn set_aside(file: &fs::File, last: bool) {
+    let (page, rest) = if last { ((1 << 20) - 4096, 0) } else { (0, 4096) };
+    file.write_all_at(&[b'.'; 4096], page).expect("room");
+    rustix::fs::fallocate(file, FallocateFlags::empty(), rest, (1 << 20) - 4096).expect("room");
+    file.sync_all().expect("room");
 }
 
 /// Goal: a program that changes a file through a mapping on a full pool is told by msync, or all of it is there. Method: pools with room for
@@ -179,11 +203,90 @@ fn a_direct_write_that_does_not_fit_is_told() {
     let pages = Mapped::anonymous(1 << 20);
     for (spare, len) in [(256 << 10, 0), (256 << 10, 1 << 20), (4 << 20, 0), (4 << 20, 1 << 20)] {
         let (pool, mount) = nearly_full(&scratch, spare, len);
-        let flags = OFlags::WRONLY | OFlags::DIRECT;
+        let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC;
         let file = rustix::fs::open(mount.path("file"), flags, rustix::fs::Mode::empty()).expect("a file");
         let written = rustix::io::pwrite(&file, pages.bytes(), 0);
         let expected = if spare == 256 << 10 { Err(rustix::io::Errno::NOSPC) } else { Ok(1 << 20) };
         assert_eq!(written, expected, "{spare} bytes were free, the file had {len}");
+        drop(file);
+        mount.unmount();
+        check(&pool);
+    }
+}
+
+/// Goal: what fallocate has set aside can be written on a pool that is nearly full, also beside pages that have to find space, by
+/// whatever the kernel sends at once: what is mapped, and what goes past its cache. Method: files of which all is set aside but their first or
+/// last page; all of it is changed, and looked for after a crash.
+#[test]
+fn what_is_set_aside_is_there_beside_other_pages() {
+    if !can_mount("what_is_set_aside_is_there_beside_other_pages") {
+        return;
+    }
+    let scratch = Scratch::new("set-aside");
+    let pages = Mapped::anonymous(1 << 20);
+    for (last, mapped) in [(false, true), (true, true), (false, false), (true, false)] {
+        let (pool, mount) = filled(&scratch, 256 << 10, &[], |file| set_aside(file, last));
+        if mapped {
+            assert_eq!(Mapped::of(&mount.path("file"), 1 << 20).fill(b'x'), Ok(()), "last: {last}");
+        } else {
+            let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+            let file =
+                rustix::fs::open(mount.path("file"), flags, rustix::fs::Mode::empty()).expect("a file");
+            pages.set(b'x');
+            assert_eq!(rustix::io::pwrite(&file, pages.bytes(), 0), Ok(1 << 20), "last: {last}");
+            rustix::fs::fsync(&file).expect("it was accepted");
+        }
+        mount.kill();
+        let mount = Mount::start(&pool, &scratch.path("mnt"));
+        let found = fs::read(mount.path("file")).expect("a file");
+        assert!(found.iter().all(|byte| *byte == b'x'), "last: {last}, mapped: {mapped}");
+        mount.unmount();
+        check(&pool);
+    }
+}
+
+/// Goal: what is set aside is there also behind pages that find no space, and who changes both through a mapping is told. Method: nothing
+/// is left for a hole in front of what is set aside.
+#[test]
+fn what_is_set_aside_is_there_behind_what_does_not_fit() {
+    const HOLE: u64 = 512 << 10;
+    if !can_mount("what_is_set_aside_is_there_behind_what_does_not_fit") {
+        return;
+    }
+    let scratch = Scratch::new("behind");
+    let (pool, mount) = filled(&scratch, 0, &[], |file| {
+        file.set_len(1 << 20).expect("a hole");
+        rustix::fs::fallocate(file, FallocateFlags::empty(), HOLE, HOLE).expect("room");
+        file.sync_all().expect("room");
+    });
+    let told = Mapped::of(&mount.path("file"), 1 << 20).fill(b'x');
+    // After an error the kernel has asked for no sync.
+    fs::File::open(mount.path("file")).and_then(|file| file.sync_all()).expect("what was written is");
+    mount.kill();
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    let found = fs::read(mount.path("file")).expect("a file");
+    assert!(found[HOLE as usize..].iter().all(|byte| *byte == b'x'), "{told:?}");
+    assert_eq!(told, Err(rustix::io::Errno::NOSPC));
+    mount.unmount();
+    check(&pool);
+}
+
+/// Goal: with the mount option direct_io a write of which a part fits says how much that is, as everywhere. Method: one that is
+/// larger than the room there is, with and without O_DIRECT.
+#[test]
+fn a_write_past_the_cache_of_a_mount_may_be_short() {
+    if !can_mount("a_write_past_the_cache_of_a_mount_may_be_short") {
+        return;
+    }
+    let scratch = Scratch::new("direct-mount");
+    let pages = Mapped::anonymous(1 << 20);
+    for more in [OFlags::empty(), OFlags::DIRECT] {
+        let (pool, mount) = filled(&scratch, 256 << 10, &["-o", "direct_io"], |_| ());
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC | more;
+        let file = rustix::fs::open(mount.path("file"), flags, rustix::fs::Mode::empty()).expect("a file");
+        let written = rustix::io::pwrite(&file, pages.bytes(), 0).expect("room for a part");
+        assert!((1..1 << 20).contains(&written), "{written}");
+        assert_eq!(mount.path("file").metadata().expect("a file").len(), written as u64);
         drop(file);
         mount.unmount();
         check(&pool);

@@ -102,14 +102,61 @@ impl Core {
         buf: &mut AlignedBuf,
         len: usize,
     ) -> Result<usize> {
+        // Once, whatever comes of it: what is tried again is tried with the same bytes.
+        let chunk = self.adopt(ino, offset, buf, len);
+        let data = chunk.as_ref().map_or(&buf[..len], |chunk| &chunk.buf()[..len]);
+        self.thawing(|| self.write_from(caller, ino, offset, data, chunk.as_ref()))
+    }
+
+    /// [`Core::write_owned`] of all of it. Goes on where pages that have space set aside meet others, and past pages that find none to
+    /// those that have some: nothing that is guaranteed depends on what is written with it. Gives the first refusal.
+    pub(crate) fn write_whole(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        offset: u64,
+        buf: &mut AlignedBuf,
+        len: usize,
+    ) -> Result<()> {
+        let chunk = self.adopt(ino, offset, buf, len);
+        let data = chunk.as_ref().map_or(&buf[..len], |chunk| &chunk.buf()[..len]);
+        let mut refused = Ok(());
+        let mut done = 0;
+        loop {
+            let at = offset + done as u64;
+            let chunk = chunk.as_ref().filter(|_| done == 0);
+            match self.thawing(|| self.write_from(caller, ino, at, &data[done..], chunk)) {
+                Ok(written) => done += written,
+                Err(error @ FsError::Engine(EngineError::NoSpace)) if done < len => {
+                    refused = refused.and(Err(error));
+                    done += self.past_refused(ino, at, len - done)?;
+                }
+                Err(error) => return Err(error),
+            }
+            if done >= len {
+                return refused;
+            }
+        }
+    }
+
+    /// Makes a chunk of a writer's buffer, where it may be one.
+    fn adopt(&self, ino: InodeId, offset: u64, buf: &mut AlignedBuf, len: usize) -> Option<Arc<Chunk>> {
         let whole = offset.is_multiple_of(BLOCK) && FILE_BYTES_MAX.saturating_sub(offset) >= len as u64;
         let pages = || offset / BLOCK..(offset + len as u64) / BLOCK;
-        if !whole || !self.buffers.takes(buf, len) || !self.state(ino).inner.read().pages.has_none(pages()) {
-            return self.thawing(|| self.write(caller, ino, offset, &buf[..len]));
-        }
-        // Once, whatever comes of it: what is tried again is tried with the same bytes.
-        let chunk = self.buffers.adopt(buf, len);
-        self.thawing(|| self.write_from(caller, ino, offset, &chunk.buf()[..len], Some(&chunk)))
+        let takes =
+            whole && self.buffers.takes(buf, len) && self.state(ino).inner.read().pages.has_none(pages());
+        takes.then(|| self.buffers.adopt(buf, len))
+    }
+
+    /// How far it is from a page that was refused to the next that has space, in memory or set aside for it.
+    fn past_refused(&self, ino: InodeId, offset: u64, len: usize) -> Result<usize> {
+        let state = self.state(ino);
+        let inner = self.read_lock(&state)?;
+        let reserves = inner.record.flags & INODE_FLAG_RESERVED != 0 && inner.record.inline.is_none();
+        let len = if reserves { self.first_stretch(&inner, offset, len)?.0 } else { len };
+        let behind = offset / BLOCK + 1..(offset + len as u64).div_ceil(BLOCK);
+        let mut pages = inner.pages.map.range(behind).filter(|(_, page)| page.has_space());
+        Ok(pages.next().map_or(len, |(index, _)| (index * BLOCK - offset) as usize))
     }
 
     /// `chunk`: the whole pages of `data`, which begins at a page then, lie in there already.

@@ -180,6 +180,50 @@ fn reserved_space_pays_for_no_other_pages() {
     assert!(f.fs.read(ino, MIB, 1 << 20).unwrap() == data[..1 << 20]);
 }
 
+// Goal: who writes as a whole gets all that is set aside, whatever lies beside it, and is told where some of it finds no space. Method: on
+// a full pool pages with space set aside and others take turns; the buffer is one that is kept as it is.
+#[test]
+fn a_whole_write_goes_past_what_is_refused() {
+    for hole in [false, true] {
+        let mut f = Fixture::new(64 * MIB);
+        let ino = f.create(b"f");
+        let set = SetAttr { size: Some(MIB), ..SetAttr::default() };
+        f.fs.setattr(Caller::ROOT, ino, set).unwrap();
+        let reserve = Allocate::Reserve { keep_size: false };
+        // Pages 16 to 31 and 64 to 95 are set aside; without a hole all but the first and the last, which are there.
+        let ranges: &[(u64, u64)] = if hole { &[(16, 16), (64, 32)] } else { &[(1, 254)] };
+        ranges.iter().for_each(|(at, count)| allocate(&f, ino, at * BLOCK, count * BLOCK, reserve));
+        if !hole {
+            f.write(ino, 0, &[7]);
+            f.write(ino, MIB - 1, &[7]);
+        }
+        let (other, end) = fill(&f);
+        if !hole {
+            // The two have to find space anew, and do.
+            f.truncate(other, end - MIB / 4);
+            f.fs.sync().unwrap();
+        }
+        let data = pattern(1, 1 << 20);
+        let mut buf = AlignedBuf::from_slice(&data);
+        let written = f.fs.write_whole(Caller::ROOT, ino, 0, &mut buf, data.len());
+        buf.fill(0xee);
+        match hole {
+            true => refused(written, 28),
+            false => written.unwrap(),
+        }
+        f.fs.sync().unwrap();
+        f.check();
+        f.kill();
+        let found = f.fs.read(ino, 0, 1 << 20).unwrap();
+        for (at, count) in ranges {
+            let range = (at * BLOCK) as usize..((at + count) * BLOCK) as usize;
+            assert!(found[range.clone()] == data[range], "{at}, hole {hole}");
+        }
+        assert_eq!(found == data, !hole);
+        f.check();
+    }
+}
+
 // Goal: space that is set aside behind the end of a file is still enough for it when the end has been shared from a file that was
 // longer before. Method: such an end is cloned in front of reserved pages; on a full pool all of these are written.
 #[test]
