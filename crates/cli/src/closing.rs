@@ -47,6 +47,7 @@ impl Closing {
             }
             if let Some(server) = &self.server {
                 server.announce(&closed);
+                server.wait_answered();
             }
             closed
         })

@@ -39,6 +39,10 @@ const REQUEST_BYTES_MAX: u64 = 4096;
 /// A line of an answer: what may be longer comes in pages.
 pub const REPLY_BYTES_MAX: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long requests that have come may take to be answered when the mount has ended.
+const ANSWERS_MAX: Duration = Duration::from_secs(2);
+/// Between two looks at that.
+const ANSWERS_PAUSE: Duration = Duration::from_millis(1);
 /// Between two looks at whether the socket still has its name, while no client comes.
 const LOOK_PAUSE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
@@ -63,6 +67,24 @@ pub type Closed = Result<(), String>;
 struct Waiting {
     clients: Vec<UnixStream>,
     closed: Option<Closed>,
+    /// Requests that have come and are not answered.
+    unanswered_count: usize,
+}
+
+/// A request, until it is answered.
+struct Unanswered<'a>(&'a Mutex<Waiting>);
+
+impl<'a> Unanswered<'a> {
+    fn begin(waiting: &'a Mutex<Waiting>) -> Unanswered<'a> {
+        waiting.lock().unwrap_or_else(PoisonError::into_inner).unanswered_count += 1;
+        Unanswered(waiting)
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).unanswered_count -= 1;
+    }
 }
 
 /// Where a socket is.
@@ -104,6 +126,15 @@ impl Server {
         let place = self.place.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(place) = place {
             place.remove();
+        }
+    }
+
+    /// Lets requests be answered that were done before this process ends, for a moment.
+    pub fn wait_answered(&self) {
+        let until = Instant::now() + ANSWERS_MAX;
+        let all = || self.waiting.lock().unwrap_or_else(PoisonError::into_inner).unanswered_count == 0;
+        while !all() && Instant::now() < until {
+            thread::sleep(ANSWERS_PAUSE);
         }
     }
 
@@ -248,6 +279,7 @@ fn serve(stream: UnixStream, service: &dyn Service, waiting: &Mutex<Waiting>) ->
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut request = String::new();
     BufReader::new((&stream).take(REQUEST_BYTES_MAX)).read_line(&mut request)?;
+    let _unanswered = Unanswered::begin(waiting);
     let line = match request.trim_end() {
         "stats" => service.stats(),
         "sync" => service.sync().map(|()| json!("synced")),
@@ -587,6 +619,22 @@ mod tests {
         let mut late = connect();
         late.request("wait").expect("a pid");
         assert_eq!(late.next_line().expect_err("it failed").to_string(), "no flush");
+    }
+
+    // Goal: what has been done is said before the process ends. Method: the end comes while a request is not answered.
+    #[test]
+    fn the_end_waits_for_answers() {
+        let waiting = Arc::new(Mutex::new(Waiting::default()));
+        let server = Server { place: Arc::default(), waiting: waiting.clone() };
+        server.wait_answered();
+        let unanswered = Unanswered::begin(&waiting);
+        thread::scope(|scope| {
+            let end = scope.spawn(|| server.wait_answered());
+            thread::sleep(Duration::from_millis(20));
+            assert!(!end.is_finished());
+            drop(unanswered);
+            end.join().expect("no panic");
+        });
     }
 
     // Goal: who has gone away waits no longer: unmounts that are refused, however many, keep nobody from the next. Method: as many

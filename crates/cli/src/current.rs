@@ -15,9 +15,9 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use varve_device::{Device, DeviceError, FileDevice, OpenMode};
 use varve_fs::{Filesystem, OpenOptions, RecoveryReport, StoreOptions};
 use varve_mount::{Exchange, Outside};
@@ -41,6 +41,8 @@ pub struct Current {
     /// Held by who changes something for the control socket, so that it is not closed beside that.
     changing: RwLock<()>,
     closing: AtomicBool,
+    /// How closing it went, in words if it failed.
+    outcome: OnceLock<std::result::Result<(), String>>,
 }
 
 struct State {
@@ -104,7 +106,16 @@ impl Current {
             written: AtomicBool::new(false),
         });
         let state = RwLock::new(State { filesystem, reading, closed: false });
-        Ok(Current { state, changing: RwLock::new(()), closing: AtomicBool::new(false) })
+        Ok(Current::new(state))
+    }
+
+    fn new(state: RwLock<State>) -> Current {
+        Current {
+            state,
+            changing: RwLock::new(()),
+            closing: AtomicBool::new(false),
+            outcome: OnceLock::new(),
+        }
     }
 
     /// What the kernel's requests go to: the filesystem, if it stays; else what it can be exchanged in.
@@ -150,7 +161,24 @@ impl Current {
         };
         self.closing.store(true, Ordering::SeqCst);
         drop(self.changing.write());
-        filesystem.close()
+        let closed = filesystem.close();
+        // It is closed once.
+        let _ = self.outcome.set(closed.as_ref().copied().map_err(ToString::to_string));
+        closed
+    }
+
+    /// Something has been changed while [`Current::begin_change`] was kept: makes that durable. If closing has come between the two, that does
+    /// it, and is waited for.
+    pub fn settle(&self, sync: impl FnOnce() -> Result<()>) -> Result<()> {
+        let settled = match self.begin_change() {
+            Ok(_changing) => sync(),
+            // Nobody waits here who keeps the filesystem from being exchanged, which closing waits for: that is open for reading, and
+            // nothing has been changed in it.
+            Err(_) => self.outcome.wait().clone().map_err(|error| {
+                anyhow!("the pool was unmounted meanwhile, and closing it failed: {error}; mount it again and look")
+            }),
+        };
+        settled.context("it is done, and making that durable failed")
     }
 
     /// Opens the pool for writing, if it is not. After an error the mount goes on as it was.
@@ -317,11 +345,7 @@ mod tests {
     fn closing_waits_for_a_change() {
         let memory = test_pool::format();
         let filesystem = Arc::new(test_pool::open(memory.clone()));
-        let current = Current {
-            state: RwLock::new(State { filesystem, reading: None, closed: false }),
-            changing: RwLock::new(()),
-            closing: AtomicBool::new(false),
-        };
+        let current = Current::new(RwLock::new(State { filesystem, reading: None, closed: false }));
         thread::scope(|scope| {
             let change = current.begin_change().expect("nobody closes it");
             let close = scope.spawn(|| current.close());
@@ -338,5 +362,37 @@ mod tests {
         assert!(current.begin_change().is_err());
         let fs = test_pool::open(memory);
         assert!(fs.lookup(varve_fs::ROOT_INODE, b"made").is_ok());
+    }
+
+    // Goal: a change that is done before closing, and was to be made durable after that has begun, is as durable as closing makes it, and so it
+    // is said. Method: closing ends, well and badly, while somebody waits for that.
+    #[test]
+    fn closing_settles_a_change() {
+        for outcome in [Ok(()), Err("no flush".to_owned())] {
+            let filesystem = Arc::new(test_pool::open(test_pool::format()));
+            let current = Current::new(RwLock::new(State { filesystem, reading: None, closed: false }));
+            current.settle(|| Ok(())).expect("nobody closes it");
+            let failed = current.settle(|| bail!("no power")).expect_err("it failed");
+            assert_eq!(format!("{failed:#}"), "it is done, and making that durable failed: no power");
+            let settled = thread::scope(|scope| {
+                current.closing.store(true, Ordering::SeqCst);
+                let settled = scope.spawn(|| current.settle(|| bail!("it is closed")));
+                thread::sleep(std::time::Duration::from_millis(20));
+                assert!(!settled.is_finished());
+                match &outcome {
+                    Ok(()) => current.close().expect("it closes"),
+                    failed => current.outcome.set(failed.clone()).expect("once"),
+                }
+                settled.join().expect("no panic")
+            });
+            match (settled, outcome) {
+                (Ok(()), Ok(())) => {}
+                (Err(error), Err(why)) => {
+                    let text = format!("{error:#}");
+                    assert!(text.starts_with("it is done, and making") && text.contains(&why), "{text}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
     }
 }

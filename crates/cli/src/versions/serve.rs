@@ -158,9 +158,10 @@ impl Mounted<'_> {
         if !self.wants_durable(directory) {
             return Ok(());
         }
-        let _changing = self.current.begin_change()?;
-        let synced = self.outside.change("fsync", || self.filesystem.fsync(directory));
-        synced.context(PANICKED)?.context("it is done, and making that durable failed")
+        self.current.settle(|| {
+            let synced = self.outside.change("fsync", || self.filesystem.fsync(directory));
+            Ok(synced.context(PANICKED)??)
+        })
     }
 }
 
