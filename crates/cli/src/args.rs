@@ -120,6 +120,9 @@ pub struct CreateArgs {
 ///   fsname=NAME       shown by mount(8) instead of the pool's path
 ///   log=FILE          as --log
 ///
+/// SIGTERM and SIGINT end the mount as varve unmount does, but whoever uses it still is refused after five seconds.
+/// SIGHUP has it open its log file anew; of a process that runs in a terminal (--foreground) it ends the mount, too.
+///
 /// Accepted, and nothing is different for them: lazytime (access times wait in memory anyway), nodiscard,
 /// and discard with a warning (run fstrim or varve trim once a week or so instead).
 /// What fstab has for other programs (auto, noauto, nofail, _netdev, user, x-...) is accepted.
@@ -148,6 +151,9 @@ pub struct MountArgs {
     #[arg(long, hide = true)]
     pub sloppy: bool,
     /// Append messages of the background process to this file, which must lie outside the mount, instead of the system log
+    ///
+    /// To rotate it, rename it and send SIGHUP to the process, which opens it anew then (unless it runs in a terminal, where that signal
+    /// unmounts); or copy and cut it, as logrotate does with copytruncate.
     #[arg(long, value_name = "FILE", alias = "log-file")]
     pub log: Option<PathBuf>,
     /// Write down everything that happens on the device, in this file, for tests that cut crash images out of it

@@ -21,6 +21,7 @@ use crate::args::MountArgs;
 use crate::closing::Closing;
 use crate::control::{Server, Service};
 use crate::current::{Current, Opening};
+use crate::log::LogFile;
 use crate::mount::Reported;
 use crate::names::Shown;
 use crate::options::Options;
@@ -37,7 +38,7 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         rustix::process::setsid().context("cannot start a session")?;
     }
     let pool = pool::resolve_to_mount(&args.pool)?;
-    let log_file = options.log.as_deref().map(log::open).transpose()?;
+    let log_file = options.log.as_deref().map(LogFile::open).transpose()?;
     #[cfg(feature = "record")]
     let record_log = args.record_log.clone();
     #[cfg(not(feature = "record"))]
@@ -201,7 +202,7 @@ fn tell_service_manager() {
 }
 
 /// The mount answers: whoever waits may go on, and we have no terminal any more.
-fn tell_ready(args: &MountArgs, log_file: Option<File>) -> Result<()> {
+fn tell_ready(args: &MountArgs, log_file: Option<LogFile>) -> Result<()> {
     match log_file {
         Some(file) => log::to_file(file),
         None if args.daemon_child => log::to_system(),

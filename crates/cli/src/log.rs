@@ -8,8 +8,11 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixDatagram;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use rustix::fs::OFlags;
@@ -29,11 +32,26 @@ const FILTER_DEFAULT: &str = "info";
 const SYSTEM_LOG: &str = "/dev/log";
 const FACILITY_DAEMON: u8 = 3;
 
+/// How long a message may take to the system's log, beside those that it takes and drops.
+const SYSTEM_LOG_MAX: Duration = Duration::from_millis(100);
+
 enum Target {
     StandardError,
-    File(File),
-    System(UnixDatagram),
+    File(LogFile),
+    System(SyncSender<ToSystem>),
     Nowhere,
+}
+
+/// A file that messages are appended to.
+pub struct LogFile {
+    path: PathBuf,
+    file: File,
+}
+
+/// A message, and whom to tell that it was sent.
+struct ToSystem {
+    text: String,
+    sent: SyncSender<()>,
 }
 
 static TARGET: Mutex<Target> = Mutex::new(Target::StandardError);
@@ -69,10 +87,20 @@ pub fn must_lie_outside(path: &Path, mountpoint: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Opens a file that messages are to be appended to. This comes before the mount: whatever names lead into that then, the file lies
-/// somewhere else.
-pub fn open(path: &Path) -> Result<File> {
-    // A pipe that nobody reads is refused, and one whose reader is slow stops nothing.
+impl LogFile {
+    /// Opens a file that messages are to be appended to. This comes before the mount: whatever names lead into that then, the file lies
+    /// somewhere else.
+    pub fn open(path: &Path) -> Result<LogFile> {
+        // The background process leaves its directory.
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let file = open(&path)?;
+        Ok(LogFile { path, file })
+    }
+}
+
+fn open(path: &Path) -> Result<File> {
+    // Appended to, also after somebody has cut it (copytruncate). A pipe that nobody reads is refused, and one whose reader is slow
+    // stops nothing.
     OpenOptions::new()
         .create(true)
         .append(true)
@@ -88,20 +116,47 @@ pub fn open(path: &Path) -> Result<File> {
 }
 
 /// From now on messages are appended to this file.
-pub fn to_file(file: File) {
+pub fn to_file(file: LogFile) {
     set(Target::File(file));
 }
 
-/// From now on messages go to the system's log, or nowhere if there is none.
-pub fn to_system() {
-    // Like a file's: one whose reader is slow stops nothing, neither requests nor the end of the daemon; it misses messages.
-    let connected = |socket: UnixDatagram| {
-        socket.connect(SYSTEM_LOG)?;
-        socket.set_nonblocking(true)?;
-        Ok(socket)
+/// Opens the log file anew, if messages go to one: it may have been renamed or deleted. It must not lie on `device`, the mount's own: open
+/// in there it would keep that from being unmounted. False: there is none.
+pub fn reopen(device: (u32, u32)) -> Result<bool> {
+    let path = match &*TARGET.lock().unwrap_or_else(PoisonError::into_inner) {
+        Target::File(file) => file.path.clone(),
+        _ => return Ok(false),
     };
-    let socket = UnixDatagram::unbound().and_then(connected);
-    set(socket.map_or(Target::Nowhere, Target::System));
+    // Messages go on meanwhile, whatever the filesystem that it lies on does.
+    let file = open(&path)?;
+    let on = rustix::fs::fstat(&file)?.st_dev;
+    if (rustix::fs::major(on), rustix::fs::minor(on)) == device {
+        bail!("the log file {} would lie in the pool now", path.shown());
+    }
+    to_file(LogFile { path, file });
+    Ok(true)
+}
+
+/// From now on messages go to the system's log, whenever there is one.
+pub fn to_system() {
+    set(start_system().map_or(Target::Nowhere, Target::System));
+}
+
+/// A thread looks for the log with each message: it begins anew while we run, and other names may lead to it then, even into the mount. Who
+/// serves that must not wait there.
+fn start_system() -> std::io::Result<SyncSender<ToSystem>> {
+    let socket = UnixDatagram::unbound()?;
+    // One whose reader is slow stops nothing; it misses messages.
+    socket.set_nonblocking(true)?;
+    let (messages, received): (_, Receiver<ToSystem>) = sync_channel(1);
+    thread::Builder::new().name("log".into()).spawn(move || {
+        for ToSystem { text, sent } in received {
+            let _ = socket.send_to(text.as_bytes(), SYSTEM_LOG);
+            // Who has waited too long has gone.
+            let _ = sent.try_send(());
+        }
+    })?;
+    Ok(messages)
 }
 
 fn set(target: Target) {
@@ -133,10 +188,10 @@ fn write_line(level: Level, text: &str) -> std::io::Result<()> {
             // Writing to a string does not fail.
             let _ = SystemTime.format_time(&mut Writer::new(&mut line));
             line.push_str(&format!(" varve[{}]: {word}{text}\n", std::process::id()));
-            let mut file = file;
+            let mut file = &file.file;
             file.write_all(line.as_bytes())
         }
-        Target::System(socket) => {
+        Target::System(messages) => {
             let severity = match level {
                 Level::ERROR => 3,
                 Level::WARN => 4,
@@ -144,7 +199,13 @@ fn write_line(level: Level, text: &str) -> std::io::Result<()> {
                 _ => 7,
             };
             let priority = FACILITY_DAEMON * 8 + severity;
-            socket.send(format!("<{priority}>varve[{}]: {text}", std::process::id()).as_bytes()).map(|_| ())
+            let text = format!("<{priority}>varve[{}]: {text}", std::process::id());
+            let (sent, is_sent) = sync_channel(1);
+            // While the thread is held up somewhere messages are missed. Else this is soon sent, also if it is the last one.
+            if messages.try_send(ToSystem { text, sent }).is_ok() {
+                let _ = is_sent.recv_timeout(SYSTEM_LOG_MAX);
+            }
+            Ok(())
         }
         Target::Nowhere => Ok(()),
     }

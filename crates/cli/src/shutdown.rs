@@ -1,5 +1,7 @@
-//! SIGTERM, SIGINT and SIGHUP end a mount as `varve unmount` does, with less patience for those who still use it.
+//! SIGTERM and SIGINT end a mount as `varve unmount` does, with less patience for those who still use it. So does SIGHUP
+//! where there is a terminal, which ends then; where there is none it comes from what rotates logs, and the log file is opened anew.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -10,6 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::closing::Closing;
+use crate::log;
 use crate::names::Shown;
 
 /// How long open files may stay open after the mount has disappeared from the tree.
@@ -18,15 +21,28 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Handles the signals on a thread of its own, from now on.
 pub fn on_signals(mountpoint: PathBuf, device: (u32, u32), closing: Arc<Closing>) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot handle signals")?;
+    let has_terminal = File::open("/dev/tty").is_ok();
     thread::Builder::new()
         .name("signals".into())
         .spawn(move || {
             for signal in &mut signals {
-                end(signal, &mountpoint, device, &closing);
+                if signal == SIGHUP && !has_terminal {
+                    reopen_log(signal, device);
+                } else {
+                    end(signal, &mountpoint, device, &closing);
+                }
             }
         })
         .context("cannot start the thread that handles signals")?;
     Ok(())
+}
+
+fn reopen_log(signal: i32, device: (u32, u32)) {
+    match log::reopen(device) {
+        Ok(true) => tracing::info!("signal {signal}: the log file has been opened anew"),
+        Ok(false) => tracing::info!("signal {signal} changes nothing: there is no log file to open anew"),
+        Err(error) => tracing::warn!("signal {signal}: {error:#}; messages go on to the file that was open"),
+    }
 }
 
 /// Unmounts. With the last place where it is mounted the session ends, and with it the program, elsewhere.

@@ -19,6 +19,18 @@ refuses() {
     case $message in *"$word"*) ;; *) fail "no '$word' in: $message";; esac
 }
 shows() { grep -F " $S/mnt " /proc/self/mountinfo | grep -qF -- "$1" || fail "no '$1' in: $(grep -F "$S/mnt" /proc/self/mountinfo)"; }
+# A /dev without a system log.
+own_dev() {
+    mkdir "$S/dev"
+    mount -t tmpfs none "$S/dev"
+    for node in null zero urandom random fuse tty; do touch "$S/dev/$node"; mount --bind "/dev/$node" "$S/dev/$node"; done
+    mount --move "$S/dev" /dev
+}
+# hears FILE TEXT: somebody writes it there soon.
+hears() {
+    for _ in $(seq 300); do grep -qsF "$2" "$1" && return; sleep 0.1; done
+    fail "no '$2' in: $(cat "$1")"
+}
 mkdir -p "$S/root" "$S/mnt"
 cp -a "$(realpath /sbin)" "$S/root/sbin"
 "$V" install-helper --root "$S/root" --program "$V"
@@ -114,20 +126,26 @@ wait "$waiter" || fail "it did not end well: $(cat "$S/heard")"
     );
 }
 
+fn has_perl(test: &str) -> bool {
+    let has =
+        Command::new("perl").args(["-MSocket", "-e", "1"]).status().is_ok_and(|status| status.success());
+    if !has {
+        say(&format!("\n*** SKIPPED {test}: no perl here ***\n"));
+    }
+    has
+}
+
 /// Goal: a system log that takes nothing stops nothing: the pool is mounted, used, unmounted and closed. Method: a socket in the place of
 /// the log that nobody reads and that is full.
 #[test]
 fn a_log_that_nobody_reads_stops_nothing() {
-    if !Command::new("perl").args(["-MSocket", "-e", "1"]).status().is_ok_and(|status| status.success()) {
-        return say("\n*** SKIPPED a_log_that_nobody_reads_stops_nothing: no perl here ***\n");
+    if !has_perl("a_log_that_nobody_reads_stops_nothing") {
+        return;
     }
     script(
         "full_log",
         r#"
-mkdir "$S/dev"
-mount -t tmpfs none "$S/dev"
-for node in null zero urandom random fuse tty; do touch "$S/dev/$node"; mount --bind "/dev/$node" "$S/dev/$node"; done
-mount --move "$S/dev" /dev
+own_dev
 perl -MSocket -e '
     socket(L, PF_UNIX, SOCK_DGRAM, 0) or die; bind(L, sockaddr_un("/dev/log")) or die;
     socket(S, PF_UNIX, SOCK_DGRAM, 0) or die; connect(S, sockaddr_un("/dev/log")) or die;
@@ -141,6 +159,80 @@ echo one > "$S/mnt/file"
 timeout 60 "$V" unmount "$S/mnt" || fail "it is not unmounted"
 timeout 60 "$V" check "$S/pool" || fail "the pool stays open"
 kill "$filler"
+"#,
+    );
+}
+
+/// Goal: a system log that begins anew, or for the first time, while a pool is mounted hears what is said from then on. Method: one that
+/// ends and another one after the mount; then one that comes after the mount.
+#[test]
+fn a_log_that_begins_later_is_heard_by() {
+    if !has_perl("a_log_that_begins_later_is_heard_by") {
+        return;
+    }
+    script(
+        "later_log",
+        r#"
+own_dev
+# listen FILE: what the system log is told goes there.
+listen() {
+    rm -f /dev/log
+    perl -MSocket -MIO::Handle -e '
+        socket(L, PF_UNIX, SOCK_DGRAM, 0) or die; bind(L, sockaddr_un("/dev/log")) or die;
+        open(my $heard, ">", $ARGV[0]) or die; $heard->autoflush(1);
+        print $heard "listening\n";
+        while (defined recv(L, my $line, 4096, 0)) { print $heard "$line\n" }' "$1" & listener=$!
+    hears "$1" listening
+}
+no_longer() { kill "$listener"; wait "$listener" || true; }
+listen "$S/first"
+"$V" mount "$S/pool" "$S/mnt"
+hears "$S/first" "mounted $S/pool at $S/mnt"
+no_longer
+listen "$S/second"
+"$V" unmount "$S/mnt"
+hears "$S/second" "unmounted; everything is durable"
+no_longer
+rm /dev/log
+"$V" mount "$S/pool" "$S/mnt"
+listen "$S/third"
+"$V" unmount "$S/mnt"
+hears "$S/third" "unmounted; everything is durable"
+no_longer
+"$V" check "$S/pool"
+"#,
+    );
+}
+
+/// Goal: a log file is rotated in either way, and SIGHUP, which logrotate sends after the one, ends no mount that is in the background. Method:
+/// the file is copied and cut; then renamed, and the signal sent; what is said later is in the new file alone. The same signal to
+/// a mount without a file.
+#[test]
+fn a_log_file_is_rotated() {
+    script(
+        "rotated_log",
+        r#"
+cd "$S"
+"$V" mount --log log pool mnt
+varve=$(pgrep -x varve)
+hears log "mounted $S/pool at $S/mnt"
+cp log log.1
+: > log
+mv log log.2
+: > log.2
+kill -HUP "$varve"
+hears log "signal 1"
+echo kept > mnt/file
+[ "$(stat -f -c %T mnt)" = fuseblk ] || [ "$(stat -f -c %T mnt)" = fuse ] || fail "it is not mounted: $(cat log log.2)"
+"$V" unmount mnt
+hears log "unmounted; everything is durable"
+[ ! -s log.2 ] || fail "it goes on in the old file: $(cat log.2)"
+"$V" mount pool mnt
+kill -HUP $(pgrep -x varve)
+sleep 0.5
+[ "$(cat mnt/file)" = kept ] || fail "it was not kept"
+"$V" unmount mnt
+"$V" check pool
 "#,
     );
 }
