@@ -364,7 +364,7 @@ impl Core {
         } else {
             if change.forked && !self.is_own(change, ino, inner)? {
                 self.share_data(change, tx, &inner.record, record)?;
-                change.will_count(1);
+                change.will_count(ino, 1);
             }
             change.put_inode(tx, ino, record)?;
         }

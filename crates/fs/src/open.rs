@@ -281,7 +281,7 @@ impl Core {
             result = self.flush_all();
             result = result.and(self.log_accesses());
             result = result.and(self.reap_all());
-            result = result.and(self.count_files().and_then(|()| self.store_count()));
+            result = result.and(self.store_count());
         }
         result.and(self.store.close().map_err(FsError::from))
     }
@@ -292,16 +292,16 @@ impl Core {
             self.reap_all()?;
             self.make_keyframes(true)
         };
-        self.maintain_with(reap).1
+        self.maintain_with(reap, true).1
     }
 
-    /// The same for the background, which reaps a little at a time. False: there may be more to reap.
+    /// The same for the background, which reaps and counts a little at a time. False: there may be more to reap.
     pub(crate) fn maintain_some(&self) -> (bool, Result<()>) {
-        self.maintain_with(|| Ok(self.reap_some()? && self.make_keyframes(false)?))
+        self.maintain_with(|| Ok(self.reap_some()? && self.make_keyframes(false)?), false)
     }
 
     /// What fails keeps the rest from nothing; the error is the first.
-    fn maintain_with(&self, reap: impl FnOnce() -> Result<bool>) -> (bool, Result<()>) {
+    fn maintain_with(&self, reap: impl FnOnce() -> Result<bool>, all: bool) -> (bool, Result<()>) {
         self.streams.tire();
         self.store.keyframes().rest();
         if self.read_only || self.closed.load(Ordering::Acquire) {
@@ -320,7 +320,7 @@ impl Core {
         if self.reserved_is_short() {
             result = result.and(self.take_reserved().map(drop));
         }
-        result = result.and(self.count_files());
+        result = result.and(self.count_files(all));
         if !self.background {
             result = result.and(self.store.maintain().map_err(FsError::from));
         }

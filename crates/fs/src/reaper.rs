@@ -28,7 +28,7 @@ use self::pace::{Pace, Step};
 use self::tasks::Tasks;
 use crate::core::Core;
 use crate::subvolume::{Change, Slot};
-use crate::table::{corrupt, extents, orphans, subvolumes};
+use crate::table::{corrupt, extents, inodes, orphans, subvolumes};
 use crate::{FsError, Result};
 
 pub(crate) use self::tasks::Task;
@@ -399,18 +399,18 @@ impl Core {
             let (more, dead) = {
                 let mut shown = gate.write();
                 let _counting = self.counting()?;
-                let (mut dead, mut records) = (Vec::new(), 0);
+                let (mut dead, mut gone) = (Vec::new(), Vec::new());
                 let mut tx = Transaction::new();
                 let view = self.store.view();
                 let mut on_dead = |tx: &mut Transaction,
                                    tree: TreeId,
-                                   _: &[u8],
+                                   prefix: &[u8],
                                    value: &[u8]|
                  -> std::result::Result<bool, EngineError> {
                     if tree != TreeId::INODES {
                         return Ok(true);
                     }
-                    records += 1;
+                    gone.push(inodes::place(prefix));
                     let record = match InodeRecord::decode(value) {
                         Ok(record) => record,
                         Err(why) => {
@@ -451,7 +451,7 @@ impl Core {
                         }
                     }
                     shown.changed();
-                    self.files.add(-records);
+                    gone.into_iter().for_each(|place| self.files.add(place, -1));
                 }
                 (progress.more, dead)
             };

@@ -176,7 +176,7 @@ impl Core {
         if let Some(block) = &mut block {
             block.is_placed = true;
         }
-        self.files.add(1);
+        self.files.add(change.place(ino), 1);
         drop(counting);
         dir.size = dir_record.size;
         dir.take_over(&change, dir_record);

@@ -80,7 +80,9 @@ impl Core {
         {
             let _counting = if first { Some(self.counting()?) } else { None };
             self.apply(tx)?;
-            self.files.add(i64::from(first));
+            if first {
+                self.files.add(change.place(ino), 1);
+            }
         }
         let dir = locked.get(parent);
         dir.size = dir_record.size;

@@ -316,9 +316,9 @@ impl Core {
                 return Err(error);
             }
             change.applied();
-            if let (Some(inner), Some((_, record))) = (&mut left, &whiteout) {
+            if let (Some(inner), Some((state, record))) = (&mut left, &whiteout) {
                 inner.install(record.clone(), change.version, Presence::Live);
-                self.files.add(1);
+                self.files.add(change.place(state.ino), 1);
             }
         }
         for (ino, record) in records {

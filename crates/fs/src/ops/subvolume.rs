@@ -31,7 +31,7 @@ use crate::reaper::Task;
 use crate::subvolume::nested::Vacancy;
 use crate::subvolume::{Change, Shown, Slot, Subvolume, local};
 use crate::table::xattrs::xattr_entries;
-use crate::table::{Namespace, subvolumes};
+use crate::table::{Namespace, inodes, subvolumes};
 use crate::writeback::frozen::{Freeze, FrozenSet};
 use crate::{FsError, Result};
 
@@ -135,11 +135,12 @@ impl Core {
                 tx.put_owned(TreeId::XATTRS, &key, entry);
             }
         }
-        tx.put(TreeId::INODES, &inode_key(FamilyId(id), ROOT_INODE, VersionKey(id)), &root.encode());
+        let key = inode_key(FamilyId(id), ROOT_INODE, VersionKey(id));
+        tx.put(TreeId::INODES, &key, &root.encode());
         let counting = self.counting()?;
         let noted = self.note_change(&change, &mut tx, parent, &dir, now)?;
         self.apply(tx)?;
-        self.files.add(1);
+        self.files.add(inodes::place(&key), 1);
         drop(counting);
         let subvolume = Subvolume::new(id, slot, false, self.subvolumes.gate(holder.family), holder);
         self.settle(subvolume, parent, position, name);

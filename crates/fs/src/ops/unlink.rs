@@ -184,7 +184,7 @@ impl Core {
                 self.share_data(change, tx, &inner.record, &mut record)?;
             }
             if own {
-                change.will_count(-1);
+                change.will_count(ino, -1);
             }
             if !is(Planted::LostOrphan) {
                 orphans::put(tx, ino, OrphanState::Open, &record);
@@ -192,7 +192,7 @@ impl Core {
             return Ok(Dropped::Orphan(record));
         }
         if own {
-            change.will_count(-1);
+            change.will_count(ino, -1);
         } else {
             // Whoever it is inherited from keeps the data.
             record.inline = Some(Vec::new());

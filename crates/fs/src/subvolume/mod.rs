@@ -17,7 +17,7 @@
 //!
 //! While the pool has never had a snapshot or a clone ([`Core::sharing`]), nothing of this costs more than the gate.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,6 +32,7 @@ use varve_format::record::subvolume::{LOCAL_INODE_BITS, SubvolumeRecord};
 use crate::core::Core;
 use crate::files::FileCount;
 use crate::inode::InodeState;
+use crate::table::inodes::Place;
 use crate::table::{Namespace, subvolumes};
 use crate::{FsError, Result};
 
@@ -240,7 +241,7 @@ pub(crate) struct Change {
     files: Arc<FileCount>,
     /// Where copies of records are to be expected.
     _counting: Option<ArcRwLockReadGuard<RawRwLock, ()>>,
-    copied: Cell<i64>,
+    copied: RefCell<Vec<(Place, i64)>>,
     /// Instead of what the subvolume shows: what it showed when a snapshot was taken that waits for this.
     before: Option<Box<Namespace>>,
 }
@@ -268,16 +269,15 @@ impl Change {
         }
     }
 
-    /// The transaction that is being prepared adds `records` inode records by copying or removing them.
-    pub(crate) fn will_count(&self, records: i64) {
-        self.copied.set(self.copied.get() + records);
+    /// The transaction that is being prepared adds `records` records of `ino` by copying or removing them.
+    pub(crate) fn will_count(&self, ino: InodeId, records: i64) {
+        self.copied.borrow_mut().push((self.place(ino), records));
     }
 
     /// It has been applied.
     pub(crate) fn applied(&self) {
-        let records = self.copied.take();
-        if records != 0 {
-            self.files.add(records);
+        for (place, records) in self.copied.take() {
+            self.files.add(place, records);
         }
     }
 }
@@ -379,7 +379,7 @@ impl Core {
             self.reap.may_hide(namespace.family);
         }
         let counting = if self.sharing() { Some(self.counting_first()?) } else { None };
-        let (families, copied) = (RefCell::new(None), Cell::new(0));
+        let (families, copied) = (RefCell::new(None), RefCell::default());
         Ok(Change { shown, at, families, files: self.files.clone(), _counting: counting, copied, before })
     }
 

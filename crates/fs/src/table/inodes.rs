@@ -2,7 +2,7 @@
 
 use varve_engine::version::{Holder, points};
 use varve_engine::{InodeId, Transaction, TreeId, View};
-use varve_format::record::inode::{InodeRecord, inode_key};
+use varve_format::record::inode::{INODE_KEY_BYTES, InodeRecord, inode_key};
 
 use super::{Namespace, Result, VERSION_BYTES, corrupt};
 use crate::subvolume::{Change, local};
@@ -48,13 +48,42 @@ impl Change {
     }
 }
 
-/// Counts the inode records of all namespaces.
-pub(crate) fn count(view: &View) -> Result<u64> {
-    let mut count = 0;
-    view.scan(TreeId::INODES, &[], &mut |_, value| {
+/// An inode of a namespace: what the keys of its records begin with. They lie in this order.
+pub(crate) type Place = [u8; INODE_KEY_BYTES - VERSION_BYTES];
+
+/// Where an inode's records are whose key this is, or what it begins with.
+pub(crate) fn place(key: &[u8]) -> Place {
+    let mut place = Place::default();
+    let len = key.len().min(place.len());
+    place[..len].copy_from_slice(&key[..len]);
+    place
+}
+
+impl Namespace {
+    /// Where the records of `ino` are.
+    pub(crate) fn place(&self, ino: InodeId) -> Place {
+        place(&inode_key(self.family, local(ino), self.key()))
+    }
+}
+
+/// Counts the inode records of all namespaces from `from` on, in about `looks` records. Gives their number, and where to go on.
+pub(crate) fn count_some(view: &View, from: &Place, looks: usize) -> Result<(u64, Option<Place>)> {
+    let (mut count, mut looked, mut last, mut next) = (0, 0, *from, None);
+    view.scan(TreeId::INODES, from, &mut |key, value| {
+        let at = place(key);
+        if looked >= looks && at != last {
+            next = Some(at);
+            return false;
+        }
+        (looked, last) = (looked + 1, at);
         // What hides an inode of an older version is empty.
         count += u64::from(!value.is_empty());
         true
     })?;
-    Ok(count)
+    Ok((count, next))
+}
+
+/// Counts the inode records of all namespaces.
+pub(crate) fn count(view: &View) -> Result<u64> {
+    Ok(count_some(view, &Place::default(), usize::MAX)?.0)
 }

@@ -19,6 +19,7 @@ mod check;
 mod chunks;
 mod clones;
 mod concurrent;
+mod counting;
 mod damage;
 mod data;
 mod deleting;

@@ -349,9 +349,9 @@ fn counting_waits_for_nobody() {
     f.kill();
     let core = f.fs.core();
     let holding = core.counting().unwrap();
-    core.count_files().unwrap();
+    core.count_files(true).unwrap();
     drop(holding);
-    core.count_files().unwrap();
+    core.count_files(true).unwrap();
     // The root, too.
     assert_eq!(f.fs.statfs().unwrap().files, 21);
 }
