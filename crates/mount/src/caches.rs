@@ -4,19 +4,21 @@
 //! io_uring) it does not do so again: `fuse_aio_complete` has no counterpart to what `generic_file_direct_write` does at the end. A
 //! page that is filled between the two, from what was there before the write, would be read for as long as the kernel keeps it,
 //! and so would a page that a write through the cache leaves there and that reaches us first. So whoever writes past the cache to a file
-//! that the cache has been filled from not long ago has the kernel forget the range once more before it is answered.
+//! that the cache has been filled from not long ago has the kernel forget the range once more before it is answered. It is answered without if
+//! that takes long: then pages wait for a read that has not reached us, which will be answered with what was written.
 //!
 //! Only what is filled while such a write is on its way matters, which ends the memory of it: [`SECONDS_KEPT`], far more than a write waits
 //! before it gets here. (Not if the process is stopped for longer, after it has answered a read and with such a write waiting.)
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// What the kernel has filled is remembered for so long.
 const SECONDS_KEPT: u32 = 600;
@@ -24,6 +26,8 @@ const SECONDS_KEPT: u32 = 600;
 const PLACES: usize = 1 << 16;
 /// A thread that has had the kernel forget something waits so long for more.
 const IDLE: Duration = Duration::from_secs(2);
+/// How long an answer waits for the kernel to forget something.
+const ANSWER_MAX: Duration = Duration::from_millis(100);
 
 /// When the kernel last filled its cache from files.
 pub(crate) struct Caches {
@@ -68,6 +72,8 @@ impl Caches {
 }
 
 type Job = Box<dyn FnOnce() + Send>;
+/// An answer, until somebody gives it.
+type Answer = Arc<Mutex<Option<Job>>>;
 
 /// Threads that wait for the kernel: to forget something it may need answers of ours, which no thread that serves requests can
 /// wait for. There are as many as there are jobs, and a few seconds later none.
@@ -78,6 +84,7 @@ pub(crate) struct Waiters(Arc<Shared>);
 struct Shared {
     queue: Mutex<Queue>,
     more: Condvar,
+    more_answers: Condvar,
 }
 
 #[derive(Default)]
@@ -85,29 +92,73 @@ struct Queue {
     jobs: VecDeque<Job>,
     /// Threads that wait for a job. Never fewer than there are jobs.
     idle: usize,
+    /// When each answer is due at the latest, in that order.
+    answers: VecDeque<(Instant, Answer)>,
+    /// A thread sees to that.
+    is_watched: bool,
 }
 
 impl Waiters {
-    /// Runs `job` at once, on another thread. It is dropped where there can be none.
-    pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
-        let job: Job = Box::new(job);
+    /// Runs `work` on another thread and then `answer`, which comes after [`ANSWER_MAX`] at the latest: the kernel keeps a place for each
+    /// request that is not answered and has few (for asynchronous ones in all, in rings for each processor), and what `work` waits for may be waiting
+    /// for one.
+    pub(crate) fn run(&self, work: impl FnOnce() + Send + 'static, answer: impl FnOnce() + Send + 'static) {
+        let answer: Answer = Arc::new(Mutex::new(Some(Box::new(answer))));
+        let watched = self.watch(answer.clone());
+        let theirs = answer.clone();
+        let started = self.start(Box::new(move || {
+            work();
+            give(&theirs);
+        }));
+        if let Err(error) = watched.and(started) {
+            tracing::error!("no thread to have a part of a file forgotten: {error}");
+            give(&answer);
+        }
+    }
+
+    fn start(&self, job: Job) -> io::Result<()> {
         let mut queue = self.0.queue.lock();
         if queue.idle > queue.jobs.len() {
             queue.jobs.push_back(job);
-            drop(queue);
             self.0.more.notify_one();
-            return;
+            return Ok(());
         }
         drop(queue);
         let shared = self.0.clone();
-        let work = move || {
-            varve_device::unpin_thread();
+        spawn(move || {
             job();
             shared.go_on();
-        };
-        if let Err(error) = thread::Builder::new().name("varve-forget".into()).spawn(work) {
-            tracing::error!("no thread to have a part of a file forgotten: {error}");
+        })
+    }
+
+    fn watch(&self, answer: Answer) -> io::Result<()> {
+        let mut queue = self.0.queue.lock();
+        // Those that have been given and are nobody's any more.
+        while queue.answers.front().is_some_and(|(_, given)| Arc::strong_count(given) == 1) {
+            queue.answers.pop_front();
         }
+        queue.answers.push_back((Instant::now() + ANSWER_MAX, answer));
+        if queue.is_watched {
+            self.0.more_answers.notify_one();
+            return Ok(());
+        }
+        let shared = self.0.clone();
+        spawn(move || shared.watch()).inspect(|()| queue.is_watched = true)
+    }
+}
+
+fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let work = || {
+        varve_device::unpin_thread();
+        work();
+    };
+    thread::Builder::new().name("varve-forget".into()).spawn(work).map(drop)
+}
+
+fn give(answer: &Answer) {
+    let answer = answer.lock().take();
+    if let Some(answer) = answer {
+        answer();
     }
 }
 
@@ -122,6 +173,28 @@ impl Shared {
             let Some(job) = queue.jobs.pop_front() else { return };
             drop(queue);
             job();
+        }
+    }
+
+    fn watch(&self) {
+        let mut queue = self.queue.lock();
+        loop {
+            let now = Instant::now();
+            let Some((due, _)) = queue.answers.front() else {
+                if self.more_answers.wait_for(&mut queue, IDLE).timed_out() && queue.answers.is_empty() {
+                    queue.is_watched = false;
+                    return;
+                }
+                continue;
+            };
+            let due = *due;
+            if due > now {
+                // Those that come meanwhile are due later.
+                MutexGuard::unlocked(&mut queue, || thread::sleep(due - now));
+                continue;
+            }
+            let Some((_, answer)) = queue.answers.pop_front() else { continue };
+            MutexGuard::unlocked(&mut queue, || give(&answer));
         }
     }
 }
@@ -162,7 +235,7 @@ mod tests {
         for number in 0..5 {
             let (go, wait) = mpsc::channel();
             let (send, last) = (send.clone(), steps.last().cloned());
-            waiters.run(move || {
+            let job = move || {
                 if number < 4 {
                     wait.recv().unwrap();
                 }
@@ -170,7 +243,8 @@ mod tests {
                 if let Some(last) = last {
                     last.send(()).unwrap();
                 }
-            });
+            };
+            waiters.start(Box::new(job)).unwrap();
             steps.push(go);
         }
         let first: Vec<_> = (0..5).map(|_| heard.recv().unwrap()).collect();
@@ -181,8 +255,32 @@ mod tests {
             thread::yield_now();
         }
         let send_on = send.clone();
-        waiters.run(move || send_on.send((5, thread::current().id())).unwrap());
+        waiters.start(Box::new(move || send_on.send((5, thread::current().id())).unwrap())).unwrap();
         let (_, again) = heard.recv().unwrap();
         assert!(first.iter().any(|(_, id)| *id == again));
+    }
+
+    // Goal: an answer comes after its work, once, and in any case after a while. Method: work that ends at once, and work that is held up.
+    #[test]
+    fn answers_do_not_wait_for_ever() {
+        let waiters = Waiters::default();
+        let (send, heard) = mpsc::channel();
+        for round in 0..3 {
+            let (go, wait) = mpsc::channel::<()>();
+            let begun = Instant::now();
+            for (number, wait) in [None, Some(wait)].into_iter().enumerate() {
+                let answer = send.clone();
+                waiters.run(
+                    move || wait.into_iter().for_each(|wait| wait.recv().unwrap()),
+                    move || answer.send((round, number)).unwrap(),
+                );
+            }
+            assert_eq!(heard.recv().unwrap(), (round, 0));
+            assert_eq!(heard.recv().unwrap(), (round, 1));
+            assert!(begun.elapsed() >= ANSWER_MAX);
+            go.send(()).unwrap();
+        }
+        thread::sleep(2 * ANSWER_MAX);
+        assert!(heard.try_recv().is_err());
     }
 }

@@ -284,7 +284,7 @@ impl<V: Verbs> Adapter<V> {
 
     /// Has the kernel forget a range of a file (offset and length, in bytes), and then answers. To do that it may need answers of ours,
     /// to reads and writes of the file, which no thread that serves requests can wait for.
-    /// Without a thread for it the answer goes with the work: a reply that is dropped answers EIO.
+    /// If that takes long, or there is no thread for it, the answer does not wait.
     pub(crate) fn forget_then(&self, ino: u64, range: (u64, u64), answer: impl FnOnce() + Send + 'static) {
         forget_then(&self.waiters, self.device.clone(), ino, range, answer);
     }
@@ -352,14 +352,14 @@ fn forget_then(
     range: (u64, u64),
     answer: impl FnOnce() + Send + 'static,
 ) {
-    waiters.run(move || {
+    let forget = move || {
         if let Some(device) = device.upgrade()
             && let Err(error) = device.forget_range(ino, range)
         {
             tracing::debug!("the kernel cannot be told to forget a part of a file: {error}");
         }
-        answer();
-    });
+    };
+    waiters.run(forget, answer);
 }
 
 pub(crate) fn caller(header: &InHeader) -> Caller {

@@ -296,15 +296,22 @@ fn answer_ring<V: Verbs>(
 pub(crate) fn serve<V: Verbs>(adapter: Adapter<V>, devices: Vec<Arc<Device>>) -> io::Result<()> {
     let result = thread::scope(|scope| {
         let mut threads = Vec::with_capacity(devices.len());
+        // What the kernel is told unasked goes through it, for as long as anybody serves.
+        let first = devices.first().cloned();
         for (number, device) in devices.into_iter().enumerate() {
             let adapter = &adapter;
-            let answer = move || answer(adapter, &device);
+            let first = first.clone();
+            let answer = move || {
+                let _first = first;
+                answer(adapter, &device)
+            };
             match thread::Builder::new().name(format!("fuse-{number}")).spawn_scoped(scope, answer) {
                 Ok(thread) => threads.push(thread),
                 Err(error) if threads.is_empty() => return Err(error),
                 Err(error) => tracing::error!("the mount is served by {number} threads only: {error}"),
             }
         }
+        drop(first);
         let panicked = |_| Err(io::Error::other("a thread that serves the mount panicked"));
         let mut result = Ok(());
         for thread in threads {

@@ -636,3 +636,71 @@ fn the_cache_forgets_what_was_written_past_it() {
         }
     }
 }
+
+/// Goal: writes past the cache that are to have a range forgotten do not keep those from being served who have its pages locked. Method: as many
+/// of them as the kernel keeps places for, held up, while a reader by the cache waits for a place with all the pages locked.
+#[test]
+fn what_is_forgotten_waits_for_nobody_for_ever() {
+    use rustix::fs::OFlags;
+    const WRITES: usize = 64;
+    const LONG: Duration = Duration::from_secs(20);
+    let Some(mount) = TestMount::start("what_is_forgotten_waits_for_nobody_for_ever") else { return };
+    let path = mount.path("file");
+    fs::write(&path, vec![1; 1 << 20]).unwrap();
+    let mut open = fs::OpenOptions::new();
+    let file = open.write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(&path).unwrap();
+    // What is to be read is in the cache no more.
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let reader = fs::File::open(&path).unwrap();
+    let page = AlignedBuf::from_slice(&[2; 4096]);
+    mount.verbs.hold_writes.store(true, Relaxed);
+    let (ended, end) = std::sync::mpsc::channel();
+    let written = std::thread::scope(|scope| {
+        let (writer, told) = (&file, ended.clone());
+        let writer = scope.spawn(move || {
+            let mut ring = io_uring::IoUring::new(WRITES as u32)?;
+            for number in 0..WRITES {
+                let to = io_uring::types::Fd(writer.as_raw_fd());
+                let entry = io_uring::opcode::Write::new(to, page.as_ptr(), page.len() as u32);
+                let entry = entry.offset(number as u64 * 4096).build();
+                // SAFETY: the file and the page outlive the operation, which is waited for here.
+                unsafe { ring.submission().push(&entry) }.expect("there is room in the ring");
+            }
+            ring.submit_and_wait(WRITES)?;
+            let results = ring.completion().map(|entry| entry.result()).collect::<Vec<_>>();
+            told.send(()).unwrap();
+            io::Result::Ok(results)
+        });
+        let begun = std::time::Instant::now();
+        while mount.verbs.held.load(Relaxed) == 0 && !writer.is_finished() && begun.elapsed() < LONG {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // So that all of them are sent, then the read.
+        std::thread::sleep(Duration::from_millis(100));
+        scope.spawn(|| {
+            let mut bytes = vec![0; 1 << 20];
+            let read = reader.read_exact_at(&mut bytes, 0);
+            ended.send(()).unwrap();
+            read
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        mount.verbs.hold_writes.store(false, Relaxed);
+        for _ in 0..2 {
+            if !writer.is_finished() && end.recv_timeout(LONG).is_err() {
+                // All of them would wait in the kernel for ever.
+                rustix::mount::unmount(mount.path("."), rustix::mount::UnmountFlags::FORCE).ok();
+                panic!("they wait for each other");
+            }
+        }
+        writer.join().unwrap()
+    });
+    match written {
+        Ok(results) => assert_eq!(results, [4096; WRITES]),
+        Err(error) => return eprintln!("SKIPPED, nothing shown of asynchronous writes: {error}"),
+    }
+    let bytes = fs::read(&path).unwrap();
+    assert!(
+        bytes[..WRITES * 4096].iter().all(|byte| *byte == 2)
+            && bytes[WRITES * 4096..].iter().all(|byte| *byte == 1)
+    );
+}
