@@ -489,10 +489,11 @@ impl Store {
     }
 
     /// For who is refused space and holds no view: waits for those who were reading what has been freed, for a moment. He looks once
-    /// more then, whatever this has found: the first who waits, or whoever commits, gives it all back.
-    pub fn wait_for_readers(&self) {
-        self.readers.wait(READERS_PATIENCE);
+    /// more then, whatever this has found: the first who waits, or whoever commits, gives it all back. Whether there were any.
+    pub fn wait_for_readers(&self) -> bool {
+        let waited = self.readers.wait(READERS_PATIENCE);
         self.release_retired();
+        waited
     }
 
     /// The place of the last applied transaction.

@@ -91,30 +91,41 @@ impl Locked<'_> {
 /// How far whoever needs space has gone to find some.
 #[derive(Clone, Copy)]
 pub(crate) struct Rounds {
-    /// Number of the next one; `None`: all has been done.
+    /// Number of the next one; `None`: all has been reaped, or the reaper finds no space.
     next: Option<u32>,
-    /// Whether those are still to be waited for who were reading what has been freed.
-    readers: bool,
+    /// How often those are still to be waited for who were reading what has been freed.
+    waits: u32,
+    /// Whoever looks for it waits as long as somebody else gets on: [`Core::with_space_patiently`].
+    patient: bool,
+    /// How far the reaper had come before the last one.
+    reaped: u64,
 }
 
 /// Steps of the reaper in the first round; four times as many in each that follows, so that few are enough and most of what
 /// is waited for was needed.
 const STEPS_AT_FIRST: u32 = 64;
 
+/// So often, of 50 ms each, a patient one waits for the same readers while the reaper gets no further.
+const PATIENT_WAITS: u32 = 200;
+
 impl Default for Rounds {
     fn default() -> Rounds {
-        Rounds { next: Some(0), readers: true }
+        Rounds { next: Some(0), waits: 1, patient: false, reaped: 0 }
     }
 }
 
 impl Rounds {
     /// For who must not look for space.
     pub(crate) fn none() -> Rounds {
-        Rounds { next: None, readers: false }
+        Rounds { next: None, waits: 0, ..Rounds::default() }
+    }
+    /// For who frees space: he is refused when nothing else is left that may give some.
+    fn patient() -> Rounds {
+        Rounds { waits: PATIENT_WAITS, patient: true, ..Rounds::default() }
     }
     /// Whether another round may find some.
     pub(crate) fn are_left(self) -> bool {
-        self.next.is_some() || self.readers
+        self.next.is_some() || self.waits > 0
     }
 }
 
@@ -203,7 +214,16 @@ impl Core {
     /// round: who needs a block does not wait until a thousand snapshots are gone. `op` holds no lock when it returns and has
     /// changed nothing when it is refused.
     pub(crate) fn with_space<T>(&self, op: impl Fn() -> Result<T>) -> Result<T> {
-        let mut rounds = Rounds::default();
+        self.with_space_in(Rounds::default(), op)
+    }
+
+    /// The same for what frees space: it is refused only when the reaper can do nothing more, and nobody reads what has been freed.
+    /// Who goes on reading while the reaper gets no further is waited for 10 seconds.
+    pub(crate) fn with_space_patiently<T>(&self, op: impl Fn() -> Result<T>) -> Result<T> {
+        self.with_space_in(Rounds::patient(), op)
+    }
+
+    fn with_space_in<T>(&self, mut rounds: Rounds, op: impl Fn() -> Result<T>) -> Result<T> {
         loop {
             match op() {
                 Err(FsError::Engine(EngineError::NoSpace)) if self.reclaim(&mut rounds)? => {}
@@ -212,18 +232,11 @@ impl Core {
         }
     }
 
-    /// One round: in the first logs all dirty data; reaps some of what is deleted; makes it durable. In the last it waits for those
-    /// who were reading what has been freed. False if there is no other: after each, others may have given back what this one
+    /// One round: in the first logs all dirty data; reaps some of what is deleted; makes it durable. In the last ones it waits for
+    /// those who were reading what has been freed. False if there is no other: after each, others may have given back what this one
     /// found nothing of, and it looks once more.
     pub(crate) fn reclaim(&self, rounds: &mut Rounds) -> Result<bool> {
-        let Some(round) = rounds.next else {
-            let last = std::mem::take(&mut rounds.readers);
-            if last {
-                // A view of who was refused kept it from him, too: it is gone by now.
-                self.store.wait_for_readers();
-            }
-            return Ok(last);
-        };
+        let Some(round) = rounds.next else { return Ok(self.wait_for_space(rounds)) };
         self.find_hidden();
         if self.dirty.bytes() == 0 && !self.reap.has_work() {
             rounds.next = None;
@@ -235,10 +248,39 @@ impl Core {
             // Whoever syncs that data gets the error himself; what is deleted may free enough.
             tracing::debug!(%error, "writing back for space failed");
         }
-        let all = self.reap_at_once(STEPS_AT_FIRST.saturating_mul(4u32.saturating_pow(round)))?;
+        let before = self.reap.progress();
+        let all = match self.reap_at_once(STEPS_AT_FIRST.saturating_mul(4u32.saturating_pow(round))) {
+            Ok(all) => all,
+            // It goes on as long as it finds space for any of what waits.
+            Err(FsError::Engine(EngineError::NoSpace)) => self.reap.progress() == before,
+            Err(error) => return Err(error),
+        };
         self.store.commit(self.store.position())?;
         rounds.next = (!all).then_some(round + 1);
         Ok(true)
+    }
+
+    /// Waits for a moment for those who read what has been freed, when there is nothing else to do. False: no longer.
+    fn wait_for_space(&self, rounds: &mut Rounds) -> bool {
+        if rounds.waits == 0 {
+            return false;
+        }
+        // A view of who was refused kept it from him, too: it is gone by now.
+        let waited = self.store.wait_for_readers();
+        if !rounds.patient {
+            rounds.waits = 0;
+            return true;
+        }
+        self.find_hidden();
+        let reaped = self.reap.progress();
+        if std::mem::replace(&mut rounds.reaped, reaped) != reaped {
+            rounds.waits = PATIENT_WAITS;
+        } else {
+            rounds.waits = if waited { rounds.waits - 1 } else { 0 };
+        }
+        // What was given back may be what the reaper lacked.
+        rounds.next = self.reap.has_work().then_some(1);
+        true
     }
 
     /// Whether the record of an inode is its subvolume's own, so that nobody else sees it.

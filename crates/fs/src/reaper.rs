@@ -14,7 +14,7 @@ mod tasks;
 mod tests;
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::lock_api::ArcMutexGuard;
 use parking_lot::{Condvar, Mutex, MutexGuard, RawMutex};
@@ -80,6 +80,8 @@ pub(crate) struct ReapQueue {
     ailing: Mutex<Ailing>,
     /// A step for names was too large for the space there is, or the log: others are small until one task has ended.
     cramped: AtomicBool,
+    /// [`ReapQueue::progress`].
+    progress: AtomicU64,
 }
 
 /// Tasks that met a device that failed, each once, and how often the background has looked around since the first of them did.
@@ -147,6 +149,10 @@ impl ReapQueue {
     fn family_goes_on(&self, steps: u32) -> bool {
         let tasks = self.tasks.lock();
         steps < STEPS_IN_A_TURN || tasks.family_goes_on()
+    }
+    /// A number that grows with what has been done.
+    pub(crate) fn progress(&self) -> u64 {
+        self.progress.load(Ordering::Relaxed)
     }
     /// Whether there is work.
     pub(crate) fn has_work(&self) -> bool {
@@ -273,6 +279,7 @@ impl Core {
             if pace.left() < left {
                 // Whatever came of it: who found no space before is tried again.
                 self.reap.tasks.lock().progress();
+                self.reap.progress.fetch_add(1, Ordering::Relaxed);
             } else {
                 pace.step();
             }
@@ -436,6 +443,8 @@ impl Core {
                     let mut memory = self.reap.memory.lock();
                     points::reap_points_step(&view, &mut tx, family, entries, &mut memory, &mut on_dead)?
                 };
+                // What a view holds keeps its space, which this may need.
+                drop(view);
                 if !tx.is_empty() {
                     tx.privileged();
                     let changes = tx.len();

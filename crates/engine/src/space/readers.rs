@@ -82,14 +82,17 @@ impl Readers {
             self.left.notify_all();
         }
     }
-    /// Waits until all that has been retired by now may be given back, or `patience` ends.
-    pub fn wait(&self, patience: Duration) {
+    /// Waits until all that has been retired by now may be given back, or `patience` ends. Whether anything was kept.
+    pub fn wait(&self, patience: Duration) -> bool {
         let mut inner = self.inner.lock();
-        let Some((newest, _)) = inner.retired.back() else { return };
-        let newest = *newest;
+        let newest = match inner.retired.back() {
+            Some((newest, _)) if !inner.is_over(*newest) => *newest,
+            _ => return false,
+        };
         inner.waiting += 1;
         self.left.wait_while_for(&mut inner, |inner| !inner.is_over(newest), patience);
         inner.waiting -= 1;
+        true
     }
     /// These blocks are free as soon as every read that has begun by now has ended.
     pub fn retire(&self, runs: Vec<Run>) {

@@ -65,7 +65,7 @@ impl Core {
             }
         }
         if let Some(size) = set.size {
-            return self.with_space(|| self.set_size(caller, ino, size, &set));
+            return self.with_space_patiently(|| self.set_size(caller, ino, size, &set));
         }
         self.with_space(|| {
             let state = self.state(ino);

@@ -447,7 +447,7 @@ impl Core {
             Some(root) if local(root) == ROOT_INODE => Which::This(Slot::of(root)),
             Some(_) => return Err(FsError::NotSubvolume),
         };
-        self.delete_found(parent, name, which)
+        self.with_space_patiently(|| self.delete_found(parent, name, which))
     }
 
     /// As rmdir does: one with nothing in it that can be changed.
@@ -465,7 +465,7 @@ impl Core {
         }
         // With it goes the gate.
         drop(names);
-        self.delete_found(parent, name, Which::Empty(subvolume.slot))
+        self.with_space_patiently(|| self.delete_found(parent, name, Which::Empty(subvolume.slot)))
     }
 
     fn delete_found(&self, parent: InodeId, name: &[u8], which: Which) -> Result<()> {

@@ -35,7 +35,7 @@ impl Core {
     pub(crate) fn unlink(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.admit(parent)?;
         self.permit(parent, Touch::NameGoes)?;
-        self.remove(parent, name, false)
+        self.with_space_patiently(|| self.remove(parent, name, false))
     }
 
     pub(crate) fn rmdir(&self, parent: InodeId, name: &[u8]) -> Result<()> {
@@ -47,7 +47,7 @@ impl Core {
             _ => {}
         }
         for _ in 0..super::RETRIES_MAX {
-            match self.remove(parent, name, true) {
+            match self.with_space_patiently(|| self.remove(parent, name, true)) {
                 Err(FsError::IsSubvolume) => {}
                 result => return result,
             }

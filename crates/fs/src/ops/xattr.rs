@@ -269,7 +269,7 @@ impl Core {
     pub(crate) fn removexattr(&self, ino: InodeId, name: &[u8]) -> Result<()> {
         self.admit(ino)?;
         self.permit(ino, Touch::Otherwise)?;
-        self.remove_attribute(ino, name)
+        self.with_space_patiently(|| self.remove_attribute(ino, name))
     }
 
     /// Whatever the flags of the inode say: what goes with something that they allow goes, too.

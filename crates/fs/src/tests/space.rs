@@ -568,3 +568,88 @@ fn what_is_overwritten_in_flight_has_one_block() {
     f.check();
     assert_eq!(f.unused_bytes() / MIB, before / MIB);
 }
+
+/// A full pool, and the names of many files in it that a snapshot shows, too.
+fn full_with_a_snapshot() -> (Fixture, impl DoubleEndedIterator<Item = Vec<u8>> + Clone + Send) {
+    let f = Fixture::new(64 * MIB);
+    let names = (0..25_000).map(|number| format!("{number:030}").into_bytes());
+    for name in names.clone() {
+        f.create(&name);
+    }
+    f.fs.sync().unwrap();
+    f.fs.snapshot(ROOT, ROOT, b"snapshot", true, false).unwrap();
+    fill(&f, b"big");
+    f.fs.sync().unwrap();
+    (f, names)
+}
+
+// Goal: what is in a full pool can be removed as soon as its snapshots have been deleted, whether these have been reaped or not.
+// Method: many files, a snapshot that shows them all, a full pool, with or without a kill; the snapshot is deleted, and all
+// files are removed while nothing is reaped but by who needs the space.
+#[test]
+fn who_removes_waits_for_deleted_snapshots() {
+    for kill in [false, true] {
+        let (mut f, names) = full_with_a_snapshot();
+        if kill {
+            f.kill();
+        }
+        f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+        for name in names {
+            f.fs.unlink(ROOT, &name).unwrap();
+        }
+        f.fs.unlink(ROOT, b"big").unwrap();
+        f.fs.maintain().unwrap();
+        f.check();
+    }
+}
+
+// Goal: however much has been removed beside a snapshot, it can be deleted and reaped, and all the rest removed. Method: as
+// before, but files are removed until a thousand have been refused; then the snapshot is deleted.
+#[test]
+fn removing_beside_a_snapshot_leaves_room_to_reap() {
+    let (f, names) = full_with_a_snapshot();
+    let (mut left, mut refused) = (Vec::new(), 0);
+    for name in names {
+        if refused > 1000 {
+            left.push(name);
+            continue;
+        }
+        match f.fs.unlink(ROOT, &name) {
+            Ok(()) => {}
+            Err(error) => {
+                assert_eq!(error.errno(), 28, "{error}");
+                left.push(name);
+                refused += 1;
+            }
+        }
+    }
+    assert!(left.len() > 1000, "{}", left.len());
+    f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+    for name in left {
+        f.fs.unlink(ROOT, &name).unwrap();
+    }
+    f.fs.unlink(ROOT, b"big").unwrap();
+    f.fs.maintain().unwrap();
+    f.check();
+}
+
+// Goal: who removes something waits for those who read what has been freed, as long as that takes. Method: a view is held while
+// a full pool is emptied until that waits; then the view ends.
+#[test]
+fn who_removes_waits_for_readers() {
+    let (f, names) = full_with_a_snapshot();
+    let core = f.fs.core();
+    let view = core.store.view();
+    f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| names.into_iter().try_for_each(|name| f.fs.unlink(ROOT, &name)));
+        let reclaims = core.store.stats().reclaims_count;
+        while core.store.stats().reclaims_count < reclaims + 10 {
+            assert!(!removing.is_finished(), "it does not wait");
+            std::thread::yield_now();
+        }
+        drop(view);
+        removing.join().unwrap().unwrap();
+    });
+    f.check();
+}
