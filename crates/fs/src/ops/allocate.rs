@@ -84,7 +84,9 @@ impl Core {
         }
         if let Allocate::Reserve { keep_size: false } | Allocate::Zero { keep_size: false } = how {
             let set = SetAttr::default();
-            self.with_space(|| self.set_size_if(caller, ino, end, &set, |size| size < end))?;
+            if self.read_lock(&state)?.size < end {
+                self.with_space(|| self.set_size_if(caller, ino, end, &set, |size| size < end))?;
+            }
         }
         if waits { self.throttle(false) } else { Ok(()) }
     }
@@ -383,12 +385,17 @@ impl Core {
     /// Rewrites the block in which the file ends if its tail is stale and space is reserved behind it: who writes there
     /// would have to, on a pool that may be full by then.
     pub(super) fn settle_tail(&self, state: &Arc<InodeState>, to: u64) -> Result<()> {
-        let turn = state.turn();
-        {
+        let settled = || {
             let inner = self.read_lock(state)?;
-            if inner.record.flags & INODE_FLAG_STALE_TAIL == 0 || to <= inner.record.size {
-                return Ok(());
-            }
+            Ok::<_, FsError>(inner.record.flags & INODE_FLAG_STALE_TAIL == 0 || to <= inner.record.size)
+        };
+        // A write-back may have the turn for long: nobody waits for it who has nothing to do with it.
+        if settled()? {
+            return Ok(());
+        }
+        let turn = state.turn();
+        if settled()? {
+            return Ok(());
         }
         self.dirty_tail(&turn, to)?;
         self.write_back_in_turn(turn, u64::MAX, Ride::Allowed).map(drop)
@@ -416,6 +423,10 @@ impl Core {
 
     /// Moves a file's contents out of its record, for good.
     pub(super) fn leave_record(&self, caller: Caller, state: &Arc<InodeState>) -> Result<()> {
+        // As above.
+        if self.read_lock(state)?.record.inline.is_none() {
+            return Ok(());
+        }
         let turn = state.turn();
         let size = {
             let change = self.change(state.ino)?;

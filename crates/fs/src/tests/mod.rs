@@ -44,6 +44,7 @@ mod stalls;
 mod streams;
 mod subvolumes;
 mod versions;
+mod waiting;
 mod xattrs;
 
 pub(super) const ROOT: InodeId = ROOT_INODE;
