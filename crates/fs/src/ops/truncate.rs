@@ -3,6 +3,8 @@
 //! Cutting needs no data block: the bytes beyond the end in the last block are left as they are and marked stale
 //! ([`INODE_FLAG_STALE_TAIL`]); whoever lets the file grow past them rewrites that block zeroed first. So a file on a
 //! full pool can always be cut. A cut inside a hole leaves nothing stale, and the hole stays one.
+//!
+//! A file of which all growth is logged grows beside a write-back of what it has: that logs no size but the one it finds.
 
 use varve_engine::{BLOCK_BYTES, InodeId, Transaction, VersionId};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
@@ -11,7 +13,7 @@ use super::setattr::set_attributes;
 use super::{require_file, without_set_ids};
 use crate::api::{Attr, Caller, FILE_BYTES_MAX, SetAttr};
 use crate::core::{Core, attr};
-use crate::inode::{Calm, Pending};
+use crate::inode::{Calm, Inner, Pending};
 use crate::reaper::Task;
 use crate::table::extents;
 use crate::writeback::Ride;
@@ -38,8 +40,8 @@ impl Core {
         }
         let state = self.state(ino);
         self.drop_capability(&state)?;
-        // No page is in flight while this is held.
-        let mut turn = state.turn();
+        // No page is in flight while this is held. Who only makes the file longer does not need it.
+        let mut turn = if grows_alone(&*self.read_lock(&state)?, size) { None } else { Some(state.turn()) };
         let mut calm = Calm::default();
         loop {
             let change = self.change(ino)?;
@@ -49,6 +51,15 @@ impl Core {
             if !wanted(inner.size) {
                 return Ok(attr(ino, inner));
             }
+            let held = match turn.take() {
+                None if !grows_alone(inner, size) => {
+                    drop(guard);
+                    drop(change);
+                    turn = Some(state.turn());
+                    continue;
+                }
+                held => held,
+            };
             let logged = inner.record.size;
             let pages = size.div_ceil(BLOCK);
             // A size is logged no earlier than the data of the writes that made the file grow so far.
@@ -57,15 +68,17 @@ impl Core {
                 drop(guard);
                 drop(change);
                 calm.next(&state);
-                turn = self.write_back_in_turn(turn, size, Ride::Allowed)?;
+                let held = held.expect("who grows alone waits for no data");
+                turn = Some(self.write_back_in_turn(held, size, Ride::Allowed)?);
                 continue;
             }
             if size > logged && inner.record.flags & INODE_FLAG_STALE_TAIL != 0 {
                 drop(guard);
                 drop(change);
                 calm.next(&state);
-                self.dirty_tail(&turn, size)?;
-                turn = self.write_back_in_turn(turn, u64::MAX, Ride::Allowed)?;
+                let held = held.expect("who grows alone has no stale tail");
+                self.dirty_tail(&held, size)?;
+                turn = Some(self.write_back_in_turn(held, u64::MAX, Ride::Allowed)?);
                 continue;
             }
             self.own_first(&change, ino, inner, None)?;
@@ -118,14 +131,23 @@ impl Core {
             inner.accessed = inner.accessed.filter(|_| set.atime.is_none());
             inner.size = size;
             inner.mapping += 1;
-            self.cut_pages(inner, size);
+            if held.is_some() {
+                self.cut_pages(inner, size);
+            }
             if reap {
                 self.reap.push(Task::Family(inner.record.data.family));
             }
             let attr = attr(ino, inner);
             drop(guard);
-            drop(turn);
+            drop(held);
             return Ok(attr);
         }
     }
+}
+
+/// Whether a file that gets this size only becomes longer, by a hole behind what is all logged: pages that are in flight stay where
+/// they are, and none of them makes the file grow.
+fn grows_alone(inner: &Inner, size: u64) -> bool {
+    let stale = inner.record.flags & INODE_FLAG_STALE_TAIL != 0;
+    size > inner.size && !inner.growth_waits() && inner.record.inline.is_none() && !stale
 }

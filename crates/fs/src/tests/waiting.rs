@@ -41,3 +41,52 @@ fn reserving_waits_for_no_write_back() {
     assert!(f.read_all(ino) == pattern(1, 1 << 20));
     f.check();
 }
+
+// Goal: a file whose growth is logged becomes longer without waiting for the write-back of what it has, and loses nothing of that.
+// Method: the turn is held; then pages are in flight, of which the last ends in the middle of a block, while the file grows within that
+// block and beyond; some are written to meanwhile; a kill, and all is compared.
+#[test]
+fn growing_waits_for_no_write_back() {
+    const SIZE: usize = (1 << 20) + 100;
+    for (grown, twice) in [(SIZE + 50, false), (3 << 20, true)] {
+        let mut f = Fixture::new(64 * MIB);
+        let ino = f.create(b"table");
+        let mut bytes = pattern(1, SIZE);
+        f.write(ino, 0, &bytes);
+        f.fs.sync().unwrap();
+        let grow = |f: &Fixture, size: usize| {
+            let how = Allocate::Reserve { keep_size: false };
+            assert!(needs_no_turn(f, ino, || f
+                .fs
+                .fallocate(Caller::ROOT, ino, 0, size as u64, how)
+                .unwrap()));
+        };
+        grow(&f, SIZE + 7);
+        let new = pattern(2, 300_000);
+        bytes.resize(SIZE + 7, 0);
+        for at in [0, SIZE + 7 - new.len()] {
+            bytes[at..at + new.len()].copy_from_slice(&new);
+            f.write(ino, at as u64, &new);
+        }
+        let core = f.fs.core();
+        let mut group = crate::writeback::Group::default();
+        assert!(core.take(core.state(ino).turn(), u64::MAX, &mut group).unwrap().is_none());
+        // Its turn is held by the group.
+        f.truncate(ino, grown as u64);
+        bytes.resize(grown, 0);
+        if twice {
+            f.truncate(ino, grown as u64 + 1);
+            bytes.resize(grown + 1, 0);
+            bytes[SIZE - 9..SIZE + 91].fill(9);
+            f.write(ino, SIZE as u64 - 9, &[9; 100]);
+        }
+        assert!(f.read_all(ino) == bytes);
+        let written = core.write_group(&mut group, crate::writeback::Ride::Allowed);
+        core.finish(group, written).unwrap();
+        assert!(f.read_all(ino) == bytes);
+        f.fs.sync().unwrap();
+        f.kill();
+        assert!(f.read_all(ino) == bytes, "after a kill");
+        f.check();
+    }
+}
