@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use varve_engine::{FamilyId, InodeId, Numbered, PoolAddr, VersionId};
 use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, Time};
 use varve_format::record::subvolume::LOCAL_INODE_BITS;
@@ -179,6 +179,31 @@ pub(crate) fn root_record(owner: Caller, mode: u16, now: Time) -> InodeRecord {
     }
 }
 
+/// A part of a file in which, as was seen, no logged data is. So who looks for data step by step passes what lies between once.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Gap {
+    /// [`Inner::mapping`] when it was seen: afterwards this says nothing.
+    mapping: u64,
+    from: u64,
+    to: u64,
+}
+
+impl Gap {
+    /// Where the gap ends in which `at` lies, with the mapping as it is; `at` if it lies in none that is known.
+    pub(crate) fn end_of(self, mapping: u64, at: u64) -> u64 {
+        if self.mapping == mapping && (self.from..self.to).contains(&at) { self.to } else { at }
+    }
+
+    /// There is no data in [`from`, `to`) either.
+    pub(crate) fn widen(&mut self, mapping: u64, from: u64, to: u64) {
+        if from < to {
+            let joins = self.mapping == mapping && (self.from..=self.to).contains(&from);
+            let (from, to) = if joins { (self.from, to.max(self.to)) } else { (from, to) };
+            *self = Gap { mapping, from, to };
+        }
+    }
+}
+
 /// An inode in use.
 pub(crate) struct InodeState {
     /// Which one.
@@ -190,6 +215,7 @@ pub(crate) struct InodeState {
     directory: AtomicBool,
     dirty_from: AtomicU64,
     stuck: AtomicBool,
+    gap: Mutex<Gap>,
     turn: Mutex<bool>,
     turn_ended: Condvar,
     /// Whether anybody wants nothing new to be written: nearly always nobody does.
@@ -275,6 +301,7 @@ impl InodeState {
             directory: AtomicBool::new(false),
             dirty_from: AtomicU64::new(0),
             stuck: AtomicBool::new(false),
+            gap: Mutex::default(),
             turn: Mutex::new(false),
             turn_ended: Condvar::new(),
             stilled: AtomicBool::new(false),
@@ -313,6 +340,11 @@ impl InodeState {
     /// Its data has been taken for write-back, or could not be written back.
     pub(crate) fn set_stuck(&self, stuck: bool) {
         self.stuck.store(stuck, Ordering::Relaxed);
+    }
+
+    /// The part without data that is known. A leaf in the lock order.
+    pub(crate) fn gap(&self) -> MutexGuard<'_, Gap> {
+        self.gap.lock()
     }
 
     /// Waits for the turn. The caller holds neither an inode nor another turn.

@@ -83,7 +83,7 @@ pub use map::{MapPage, MapPiece, map};
 pub use path::Path;
 pub use ranges::{Range, share_range};
 pub use reap::ReaperMemory;
-pub use resolve::{resolve, resolve_upto};
+pub use resolve::{resolve, resolve_some, resolve_upto};
 pub use shift::{Shifted, shift, shift_away};
 pub use truncate::{Truncated, truncate, truncate_kept};
 pub use trunk::Trunks;

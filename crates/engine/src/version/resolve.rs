@@ -43,6 +43,22 @@ pub fn resolve_upto(
     resolve_behind(read, path, 0, from, to, pieces_max)
 }
 
+/// As [`resolve_upto`], but stops also when it has looked at `entries_max` entries, as soon as it has come further than `from`:
+/// what is joined to one piece, or belongs to others, may be any number of them.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn resolve_some(
+    read: &dyn Read,
+    path: &Path,
+    from: u64,
+    to: u64,
+    pieces_max: usize,
+    entries_max: usize,
+) -> Result<Vec<Mapped>> {
+    resolve_within(read, path, 0, from, to, pieces_max, entries_max)
+}
+
 /// [`resolve_upto`] without the first `skip` versions of the path.
 pub(super) fn resolve_behind(
     read: &dyn Read,
@@ -52,10 +68,31 @@ pub(super) fn resolve_behind(
     to: u64,
     pieces_max: usize,
 ) -> Result<Vec<Mapped>> {
+    resolve_within(read, path, skip, from, to, pieces_max, usize::MAX)
+}
+
+fn resolve_within(
+    read: &dyn Read,
+    path: &Path,
+    skip: usize,
+    from: u64,
+    to: u64,
+    pieces_max: usize,
+    entries_left: usize,
+) -> Result<Vec<Mapped>> {
     let block = BLOCK_BYTES as u64;
     let from = from.min(FILE_END) / block * block;
     let to = to.min(FILE_END).next_multiple_of(block);
-    let mut cover = Cover { pieces: Vec::new(), at: from, to, pieces_max, overlap: false };
+    let mut cover = Cover {
+        pieces: Vec::new(),
+        at: from,
+        from,
+        to,
+        pieces_max,
+        entries_left,
+        enough: false,
+        overlap: false,
+    };
     if from >= to || skip >= path.versions() {
         cover.hole_to(to);
         return Ok(cover.pieces);
@@ -83,9 +120,11 @@ fn scan_one(read: &dyn Read, family: FamilyId, step: Step, cover: &mut Cover) ->
     while let Some(start) = next.take() {
         let mut foreign = 0;
         scan_covering(read, &start, |key, extent| {
-            if key.segment * SEGMENT_BYTES >= to || cover.full() {
+            let base = key.segment * SEGMENT_BYTES;
+            if base >= to || cover.full() || cover.has_enough(base) {
                 return false;
             }
+            cover.look_at(1);
             if key.version == step.key {
                 foreign = 0;
                 cover.entry(&key, &extent, to);
@@ -128,6 +167,9 @@ fn scan_many(read: &dyn Read, path: &Path, skip: usize, cover: &mut Cover) -> Re
                 Some(DataKey { segment, version: nearest, offset: 0, ..start })
             };
             if entered != Some(segment) {
+                if cover.has_enough(base) {
+                    return false;
+                }
                 entered = Some(segment);
                 passed.leave(path, segment);
                 match keyframe::nearest(read, path, skip, segment, &mut pieces) {
@@ -138,8 +180,10 @@ fn scan_many(read: &dyn Read, path: &Path, skip: usize, cover: &mut Cover) -> Re
                     }
                 }
             }
+            cover.look_at(1);
             if frame.take_if(|frame| key.version <= *frame).is_some() {
                 overlay.hint = 0;
+                cover.look_at(pieces.runs.len());
                 let block =
                     |byte: u64| ((byte.max(base) - base).min(SEGMENT_BYTES) / BLOCK_BYTES as u64) as u16;
                 for run in &pieces.runs {
@@ -269,15 +313,31 @@ struct Cover {
     pieces: Vec<Mapped>,
     /// Covered up to here.
     at: u64,
+    from: u64,
     /// Entries of one version overlapped.
     overlap: bool,
     to: u64,
     pieces_max: usize,
+    /// So many more are looked at.
+    entries_left: usize,
+    /// They have been, and the answer ends where all that lies in front was seen.
+    enough: bool,
 }
 
 impl Cover {
     fn full(&self) -> bool {
-        self.pieces.len() >= self.pieces_max
+        self.enough || self.pieces.len() >= self.pieces_max
+    }
+    fn look_at(&mut self, entries: usize) {
+        self.entries_left = self.entries_left.saturating_sub(entries);
+    }
+    /// Whether to stop here, in the segment that begins at `base`: all in front of that has been seen.
+    fn has_enough(&mut self, base: u64) -> bool {
+        if self.entries_left == 0 {
+            self.hole_to(base.min(self.to));
+            self.enough = self.at > self.from;
+        }
+        self.enough
     }
     /// Adds what of an entry lies in front of `to` and has not been covered.
     fn entry(&mut self, key: &DataKey, extent: &Extent, to: u64) {

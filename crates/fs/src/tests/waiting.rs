@@ -1,9 +1,14 @@
 //! Nobody waits for others' work on a file where he has nothing to do with it.
 
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{OnceLock, mpsc};
 use std::time::Duration;
 
+use parking_lot::Condvar;
+use varve_device::Operation;
+
 use super::*;
+use crate::inode::InodeState;
 
 const BLOCK: u64 = 4096;
 
@@ -89,4 +94,107 @@ fn growing_waits_for_no_write_back() {
         assert!(f.read_all(ino) == bytes, "after a kill");
         f.check();
     }
+}
+
+/// A disk whose reads are held up while it is told to, and that counts those during which a file is locked for changing it.
+struct WatchedReads {
+    inner: MemoryDevice,
+    held: AtomicBool,
+    waiting: Mutex<usize>,
+    changed: Condvar,
+    file: OnceLock<Arc<InodeState>>,
+    reads: AtomicU64,
+    reads_locked: AtomicU64,
+}
+
+impl Between for WatchedReads {
+    fn behind(&self) -> &dyn Device {
+        &self.inner
+    }
+    fn pass(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+        if requests.iter().any(|request| request.operation() == Operation::Read) {
+            self.reads.fetch_add(1, Ordering::SeqCst);
+            if self.file.get().is_some_and(|file| file.inner.try_read().is_none()) {
+                self.reads_locked.fetch_add(1, Ordering::SeqCst);
+            }
+            let mut waiting = self.waiting.lock();
+            *waiting += 1;
+            self.changed.notify_all();
+            while self.held.load(Ordering::SeqCst) {
+                self.changed.wait_for(&mut waiting, Duration::from_millis(10));
+            }
+            *waiting -= 1;
+        }
+        self.inner.run(requests)
+    }
+}
+
+/// What is on the fixture's device, with so little of it in memory, on one whose reads are watched.
+fn watched_reads(f: &Fixture, cache_bytes: u64) -> (Arc<Through<WatchedReads>>, Filesystem) {
+    f.fs.close().unwrap();
+    let device = Arc::new(Through(WatchedReads {
+        inner: f.device.snapshot(),
+        held: AtomicBool::new(false),
+        waiting: Mutex::default(),
+        changed: Condvar::new(),
+        file: OnceLock::new(),
+        reads: AtomicU64::new(0),
+        reads_locked: AtomicU64::new(0),
+    }));
+    let options = OpenOptions {
+        store: StoreOptions { background: false, cache_bytes, ..StoreOptions::default() },
+        dirty_bytes_max: 64 * MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    (device, fs)
+}
+
+// Goal: who looks for data behind which much space is set aside keeps nobody from the file, and finds what he has passed once. Method: a
+// file with one block of space in each MiB, of which little is in memory; a look for data is held up at the device while the file is
+// locked; looks from farther behind read nothing, until the file changes.
+#[test]
+fn looking_for_data_keeps_nobody_waiting() {
+    const MIBS: u64 = 6_000;
+    let f = Fixture::new(128 * MIB);
+    let ino = f.create(b"image");
+    f.write(ino, 0, &[1; 4096]);
+    f.truncate(ino, MIBS * MIB);
+    for at in 1..MIBS {
+        f.fs.fallocate(Caller::ROOT, ino, at * MIB, BLOCK, Allocate::Reserve { keep_size: true }).unwrap();
+    }
+    let (device, fs) = watched_reads(&f, 1 << 16);
+    let state = fs.core().state(ino);
+    let data = |from: u64| fs.seek(ino, from, SeekTo::Data).unwrap();
+    assert_eq!(data(1), Some(1));
+    device.held.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let looking = scope.spawn(|| data(BLOCK));
+        let mut waiting = device.waiting.lock();
+        while *waiting == 0 {
+            assert!(!looking.is_finished(), "it is read from the device");
+            device.changed.wait_for(&mut waiting, Duration::from_millis(10));
+        }
+        drop(waiting);
+        let free = state.inner.try_write_for(Duration::from_millis(50)).is_some();
+        device.held.store(false, Ordering::SeqCst);
+        assert_eq!(looking.join().unwrap(), None);
+        assert!(free, "it is in the way of who changes the file");
+    });
+    let reads = || device.reads.load(Ordering::SeqCst);
+    let before = reads();
+    for at in (1..MIBS).step_by(10) {
+        assert_eq!(data(at * MIB + 5), None);
+    }
+    assert_eq!(reads(), before, "what has been passed once is read again");
+    fs.write(Caller::ROOT, ino, 4_000 * MIB, b"x").unwrap();
+    assert_eq!(data(17 * MIB), Some(4_000 * MIB), "in memory");
+    fs.sync().unwrap();
+    assert_eq!(data(17 * MIB), Some(4_000 * MIB), "logged");
+    assert_eq!(data(4_000 * MIB + 7), Some(4_000 * MIB + 7));
+    assert_eq!(data(4_001 * MIB), None);
+    fs.fallocate(Caller::ROOT, ino, 4_000 * MIB, BLOCK, Allocate::Punch).unwrap();
+    assert_eq!(data(17 * MIB), None);
+    assert_eq!(data(0), Some(0));
 }

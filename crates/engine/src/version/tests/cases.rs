@@ -76,6 +76,38 @@ fn a_write_costs_its_neighbours() {
     assert!(world.maps.met.get() <= 1);
 }
 
+/// Goal: a look at some entries ends after so many, also where they are joined to one piece, and where they are others' alone and the
+/// file has a hole. Method: 3,000 reserved segments; a file, and one of an older version of it that has none of them; what is met is counted.
+#[test]
+fn some_entries_are_looked_at() {
+    const SEGMENTS: u64 = 3_000;
+    let mut world = world_with_one_file();
+    write(&mut world, 0, 5000, 1);
+    keep_version(&mut world, VersionId(1000));
+    let (new, old) = (world.files[0].holder, world.files[1].holder);
+    let mut at = SEGMENT_BYTES;
+    while at < SEGMENTS * SEGMENT_BYTES {
+        let path = Path::load(&world.maps, new).unwrap();
+        let mut tx = Transaction::new();
+        at = reserve(&world.maps, &mut tx, &path, at, SEGMENTS * SEGMENT_BYTES, 64).unwrap().next;
+        world.apply(&tx);
+    }
+    for (holder, what) in [(new, Mapping::Reserved), (old, Mapping::Hole)] {
+        let path = Path::load(&world.maps, holder).unwrap();
+        let (mut at, mut looks) = (BLOCK, 0);
+        while at < SEGMENTS * SEGMENT_BYTES {
+            world.maps.met.set(0);
+            let some =
+                resolve_some(&world.maps, &path, at, SEGMENTS * SEGMENT_BYTES, usize::MAX, 100).unwrap();
+            assert!(world.maps.met.get() < 500, "{} entries met", world.maps.met.get());
+            let last = some.last().unwrap();
+            assert!(last.offset + last.len > at && last.what == what);
+            (at, looks) = (last.offset + last.len, looks + 1);
+        }
+        assert!(looks > 20, "{looks} looks");
+    }
+}
+
 /// Goal: cutting a big file is O(1), and reads of what is grown again are zeros at once. Method: truncate a file of
 /// 20 fragmented segments, count the changes, look; then reap in steps of 100 and count what is left.
 #[test]

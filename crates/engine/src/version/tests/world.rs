@@ -455,9 +455,12 @@ impl World {
             );
             let (mut portions, mut at) = (Vec::new(), low * BLOCK);
             while at < high * BLOCK {
-                let some =
-                    resolve_upto(&self.maps, &path, at, high * BLOCK, 1 + self.random.below(3) as usize)
-                        .unwrap();
+                let few = 1 + self.random.below(3) as usize;
+                let some = match self.random.below(2) {
+                    0 => resolve_upto(&self.maps, &path, at, high * BLOCK, few),
+                    _ => resolve_some(&self.maps, &path, at, high * BLOCK, usize::MAX, few - 1),
+                };
+                let some = some.unwrap();
                 at = some.last().map(|m| m.offset + m.len).unwrap();
                 portions.extend(some);
             }
