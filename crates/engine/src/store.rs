@@ -60,6 +60,7 @@ pub(crate) struct Counters {
     pub transactions: AtomicU64,
     pub reclaims: AtomicU64,
     pub no_space: AtomicU64,
+    pub nodes_read: AtomicU64,
     pub reserve_latency: Histogram,
     pub commit_latency: Histogram,
 }
@@ -224,6 +225,7 @@ impl Store {
         }
         let node = Arc::new(node);
         self.cache.insert(miss.ptr.addr[0].0, node.clone());
+        self.counters.nodes_read.fetch_add(1, Relaxed);
         Ok(node)
     }
 
@@ -615,6 +617,11 @@ impl Store {
             protected_bytes: bytes(s.protected),
             free_bytes: bytes(s.available().max(0) as u64),
         }
+    }
+
+    /// Nodes of trees that were not in memory when they were looked for, so far.
+    pub fn nodes_read(&self) -> u64 {
+        self.counters.nodes_read.load(Relaxed)
     }
 
     /// Counters.

@@ -87,7 +87,7 @@ pub use resolve::{resolve, resolve_some, resolve_upto};
 pub use shift::{Shifted, shift, shift_away};
 pub use truncate::{Truncated, truncate, truncate_kept};
 pub use trunk::Trunks;
-pub use write::{Replaced, Reserved, punch, put_extents, reserve, spend_reserved};
+pub use write::{Replaced, Reserved, punch, put_extents, read_ahead, reserve, spend_reserved};
 
 /// What this module's calls give.
 pub type Result<T> = std::result::Result<T, EngineError>;

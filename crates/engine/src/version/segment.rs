@@ -47,7 +47,7 @@ impl Place {
         self.data_key(offset).encode()
     }
     /// Its entry in the index.
-    fn held(&self) -> Vec<u8> {
+    pub(super) fn held(&self) -> Vec<u8> {
         held_key(self.family, self.version, TreeId::EXTENTS, &self.segment.to_be_bytes())
     }
     /// Whether more than `entries` entries are stored here.

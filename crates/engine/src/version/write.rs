@@ -98,6 +98,26 @@ fn look_at(read: &dyn Read, path: &Path, pieces: &[(u64, Run)]) {
     read.look_at(&keys);
 }
 
+/// Has what [`put_extents`] will look at for pieces at these `offsets`, which ascend, read together as far as it is not in memory.
+///
+/// # Errors
+/// [`crate::EngineError::Corrupt`] or [`crate::EngineError::Device`] for a node on the way.
+pub fn read_ahead(read: &dyn Read, path: &Path, offsets: &[u64]) -> Result<()> {
+    let family = path.family();
+    for version in (0..path.own()).map(|at| path.step(at).key) {
+        let key = |offset: &u64| {
+            let (segment, within) = (offset / SEGMENT_BYTES, (offset % SEGMENT_BYTES) as u32);
+            DataKey { family, segment, version, offset: within }.encode().to_vec()
+        };
+        read.read_ahead(TreeId::EXTENTS, &offsets.iter().map(key).collect::<Vec<_>>())?;
+        if version.0 != family.0 {
+            let held = |offset: &u64| Place { family, segment: offset / SEGMENT_BYTES, version }.held();
+            read.read_ahead(TreeId::HELD, &offsets.iter().map(held).collect::<Vec<_>>())?;
+        }
+    }
+    Ok(())
+}
+
 /// Lays `top` over what the holder's own versions have in a segment. `old` and `new` are room to work in.
 fn lay_over(
     read: &dyn Read,

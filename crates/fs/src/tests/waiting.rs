@@ -198,3 +198,38 @@ fn looking_for_data_keeps_nobody_waiting() {
     assert_eq!(data(17 * MIB), None);
     assert_eq!(data(0), Some(0));
 }
+
+// Goal: what write-back has to read to log scattered pages, it reads before it locks the file for that, where nobody waits for it. Method: a
+// file in many pieces, and one of a pool in which files are shared, of which nothing is in memory; pages in all parts of it are
+// written and logged, and the reads that are made meanwhile under the file's lock are counted.
+#[test]
+fn logging_reads_before_it_locks() {
+    const MIBS: u64 = 16_000;
+    for shared in [false, true] {
+        let f = Fixture::new(256 * MIB);
+        let ino = f.create(b"image");
+        for at in 0..MIBS {
+            f.write(ino, at * MIB, &[1; 4096]);
+        }
+        f.fs.sync().unwrap();
+        if shared {
+            f.fs.clone_file(Caller::ROOT, ino, ROOT, b"clone").unwrap();
+            for at in (0..MIBS).step_by(2) {
+                f.write(ino, at * MIB, &[2; 4096]);
+            }
+            f.fs.sync().unwrap();
+        }
+        let (device, fs) = watched_reads(&f, 4 << 20);
+        for at in (0..MIBS).step_by(16) {
+            fs.write(Caller::ROOT, ino, at * MIB, &[3; 4096]).unwrap();
+        }
+        device.file.set(fs.core().state(ino)).ok().unwrap();
+        let before = device.reads.load(Ordering::SeqCst);
+        fs.flush_file(ino).unwrap();
+        let reads = device.reads.load(Ordering::SeqCst) - before;
+        let locked = device.reads_locked.load(Ordering::SeqCst);
+        println!("shared {shared}: {reads} reads, {locked} under the lock");
+        assert!(reads > 10 && locked <= 8, "shared {shared}: {locked} of {reads} reads under the lock");
+        fs.close().unwrap();
+    }
+}

@@ -2,10 +2,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::vec;
 
+use parking_lot::RwLockWriteGuard;
 use varve_device::AlignedBuf;
+use varve_engine::version;
 use varve_engine::{BLOCK_BYTES, Data, InodeId, PoolAddr, Reservation, Run, Store, Transaction};
 use varve_format::record::inode::INODE_FLAG_STALE_TAIL;
 
@@ -16,6 +19,7 @@ use crate::api::DataLogged;
 use crate::core::Core;
 use crate::inode::{Inner, InodeState, Pending, Presence, Turn};
 use crate::subvolume::Change;
+use crate::table::extents;
 use crate::{FsError, Result};
 
 /// Extents logged in one transaction: in the worst case each dirties a path of its own, and all of them must fit what
@@ -213,20 +217,31 @@ impl Core {
         drop(placed);
         let mut at = 0;
         let mut brought = 0;
+        // While nobody reads any nodes, all that are looked at are in memory as a rule, and nobody need look whether they are.
+        let nodes_read = self.dirty.nodes_read.load(Ordering::Relaxed);
+        let mut cold = false;
         let alone = jobs.len() == 1;
         for Part { job: number, pages, last } in parts {
             let job = &mut jobs[number];
             let take = pages.len();
-            let piece = Piece {
-                id: job.id,
-                pages: &pages,
-                addrs: &addrs[at..at + take],
-                sums: if ride { &[] } else { &sums[at..at + take] },
-                last,
-                ride: gathered.as_ref().filter(|_| ride).map(|buf| (buf, at * BLOCK_BYTES)),
-            };
+            let (mut done, mut logged) = (0, Ok(()));
+            while done < take && logged.is_ok() {
+                let from = at + done;
+                cold = cold || self.store.nodes_read() != nodes_read;
+                if cold {
+                    self.read_ahead_to_log(job, &pages[done..]);
+                }
+                let piece = Piece {
+                    id: job.id,
+                    pages: &pages[done..],
+                    addrs: &addrs[from..at + take],
+                    sums: if ride { &[] } else { &sums[from..at + take] },
+                    last,
+                    ride: gathered.as_ref().filter(|_| ride).map(|buf| (buf, from * BLOCK_BYTES)),
+                };
+                logged = self.log_piece(job, &piece, reservation).map(|more| done += more);
+            }
             at += take;
-            let logged = self.log_piece(job, &piece, reservation);
             // Others look at this file, and log, while this one waits for a flush. Many files that are not large are much, too.
             brought += (take * BLOCK_BYTES) as u64;
             self.store.settle(brought);
@@ -234,9 +249,12 @@ impl Core {
                 self.give_back(reservation, &addrs[at..]);
                 return Err(error);
             }
-            if piece.last && !alone {
+            if last && !alone {
                 job.turn = None;
             }
+        }
+        if cold {
+            self.dirty.nodes_read.store(self.store.nodes_read(), Ordering::Relaxed);
         }
         // What rides is still referred to.
         if !ride && let Some(buf) = gathered.and_then(Arc::into_inner) {
@@ -252,14 +270,46 @@ impl Core {
         }
     }
 
-    /// Logs the pages of one file. What was cut off or deleted since its copy was taken is not logged.
-    fn log_piece(&self, job: &FileJob, piece: &Piece<'_>, reservation: &mut Reservation) -> Result<()> {
+    /// Has what will be looked at to log the first of these pages read, as far as it is not in memory: else everybody else would wait
+    /// for it, node by node, under the file's lock.
+    fn read_ahead_to_log(&self, job: &FileJob, pages: &[(u64, PageBuf)]) {
+        let mut offsets = Vec::new();
+        for (i, (index, _)) in pages.iter().enumerate() {
+            if i > 0 && pages[i - 1].0 + 1 == *index {
+                continue;
+            }
+            if offsets.len() == EXTENTS_PER_TRANSACTION {
+                break;
+            }
+            offsets.push(index * BLOCK_BYTES as u64);
+        }
+        let record = {
+            let inner = job.state.inner.read();
+            if offsets.len() < 2 || inner.presence == Presence::Gone || inner.record.inline.is_some() {
+                return;
+            }
+            inner.record.clone()
+        };
+        let read = self.view_of(job.state.ino).and_then(|view| {
+            let path = extents::path(&view, &record, self.sharing())?;
+            Ok(version::read_ahead(&view, &path, &offsets)?)
+        });
+        if let Err(error) = read {
+            // Who needs it hears of it.
+            tracing::debug!(%error, "reading ahead to log failed");
+        }
+    }
+
+    /// Logs the first pages of one file, as many as make up the extents of one transaction, and gives their number. What was cut off
+    /// or deleted since its copy was taken is not logged. After an error the space of the whole piece has been given back, but for
+    /// what was logged.
+    fn log_piece(&self, job: &FileJob, piece: &Piece<'_>, reservation: &mut Reservation) -> Result<usize> {
         let change = match self.change_to_log(&job.state) {
             Ok(change) => change,
             Err(error) => {
                 self.give_back(reservation, piece.addrs);
                 // If its subvolume has been deleted, nobody wants this.
-                return if matches!(error, FsError::Stale) { Ok(()) } else { Err(error) };
+                return if matches!(error, FsError::Stale) { Ok(piece.pages.len()) } else { Err(error) };
             }
         };
         let mut guard = job.state.inner.write();
@@ -268,6 +318,7 @@ impl Core {
         let mut runs: Vec<(usize, usize)> = Vec::new();
         let all = piece.pages[0].0..=piece.pages[piece.pages.len() - 1].0;
         let mut in_memory = inner.pages.map.range(all).filter(|(_, page)| page.job == job.id).peekable();
+        let mut upto = piece.pages.len();
         for (i, (index, _)) in piece.pages.iter().enumerate() {
             while in_memory.next_if(|(at, _)| at < index).is_some() {}
             let valid = in_memory.next_if(|(at, _)| at == index).is_some();
@@ -275,6 +326,7 @@ impl Core {
                 self.give_back(reservation, &piece.addrs[i..=i]);
                 continue;
             }
+            let full = runs.len() == EXTENTS_PER_TRANSACTION;
             match runs.last_mut() {
                 Some((first, count))
                     if *first + *count == i
@@ -283,30 +335,38 @@ impl Core {
                 {
                     *count += 1;
                 }
+                _ if full => {
+                    upto = i;
+                    break;
+                }
                 _ => runs.push((i, 1)),
             }
         }
         drop(in_memory);
-        for begin in (0..runs.len()).step_by(EXTENTS_PER_TRANSACTION) {
-            let (chunk, all) = (begin..runs.len().min(begin + EXTENTS_PER_TRANSACTION), &runs);
-            let runs = &all[chunk];
-            let (end, count) = runs[runs.len() - 1];
+        let all = upto == piece.pages.len();
+        if let Some((end, count)) = runs.last() {
             let end = end + count;
             // The logged size follows the pages; with the last of them it arrives.
             let last = piece.last && end == piece.pages.len();
             let reach = if last { job.size } else { (piece.pages[end - 1].0 + 1) * BLOCK_BYTES as u64 };
             let size = reach.min(job.size).min(inner.size).max(inner.record.size);
-            if let Err(error) = self.log_runs(&change, job.state.ino, inner, piece, runs, size, reservation) {
-                for (first, count) in &all[begin..] {
+            if let Err(error) = self.log_runs(&change, job.state.ino, inner, piece, &runs, size, reservation)
+            {
+                for (first, count) in &runs {
                     self.give_back(reservation, &piece.addrs[*first..first + count]);
                 }
+                self.give_back(reservation, &piece.addrs[upto..]);
                 return Err(error);
             }
         }
-        if piece.last && inner.pages.dirty == 0 {
+        if piece.last && all && inner.pages.dirty == 0 {
             inner.pending = Pending::default();
         }
-        Ok(())
+        if !all {
+            // Who waits for the file has it before the next of these pages.
+            RwLockWriteGuard::unlock_fair(guard);
+        }
+        Ok(upto)
     }
 
     /// One transaction: up to [`EXTENTS_PER_TRANSACTION`] extents, the size, the times.

@@ -44,6 +44,8 @@ struct Listed {
 pub(crate) struct DirtyList {
     listed: Mutex<Listed>,
     pages: AtomicU64,
+    /// [`varve_engine::Store::nodes_read`] when extents were last logged.
+    pub nodes_read: AtomicU64,
     /// Wakes the thread that writes back before the bound is reached.
     pub ahead: Ahead,
 }
