@@ -367,7 +367,11 @@ impl Core {
             0 => purse.metadata_bytes,
             data => purse.metadata_bytes * placed.max(1).min(data) / data,
         };
-        let urgency = if tx.privileged { Urgency::Privileged } else { Urgency::Ordinary };
+        let urgency = match (tx.privileged, tx.sparing) {
+            (true, true) => Urgency::Sparing,
+            (true, false) => Urgency::Privileged,
+            (false, _) => Urgency::Ordinary,
+        };
         let need = need.saturating_sub(share_bytes / BLOCK_BYTES as u64);
         if !self.space.fits(need, urgency) {
             return Err(Obstacle::NoSpace);

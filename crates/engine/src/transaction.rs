@@ -167,6 +167,7 @@ pub struct Transaction {
     /// Blocks that one more extent names.
     pub(crate) shared: Vec<Run>,
     pub(crate) privileged: bool,
+    pub(crate) sparing: bool,
     pub(crate) settles_later: bool,
 }
 
@@ -245,6 +246,11 @@ impl Transaction {
     /// accepted against a reservation.
     pub fn privileged(&mut self) {
         self.privileged = true;
+    }
+    /// Leaves a quarter of the protected reserve, should it be privileged: for what takes something away from one of many who have it.
+    /// That may add more than it frees, and what remains is for who frees all of it in the end.
+    pub fn sparing(&mut self) {
+        self.sparing = true;
     }
     /// A commit or checkpoint that is due behind it is not waited for: for who holds locks and calls
     /// [`Store::settle`](crate::Store::settle) soon, without them.

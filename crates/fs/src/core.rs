@@ -337,6 +337,8 @@ impl Core {
         if reservation.is_some() {
             // Write-back, which settles when it has let go of everything.
             tx.settles_later();
+        } else {
+            tx.sparing();
         }
         self.store.apply(tx, reservation)?;
         inner.logged(change, record);

@@ -14,7 +14,7 @@ mod tasks;
 mod tests;
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::lock_api::ArcMutexGuard;
 use parking_lot::{Condvar, Mutex, MutexGuard, RawMutex};
@@ -35,8 +35,10 @@ pub(crate) use self::tasks::Task;
 
 /// Entries deleted in one transaction.
 const ENTRIES_PER_STEP: usize = 128;
-/// The same for names, where that is too much.
-const ENTRIES_WHEN_CRAMPED: u64 = 32;
+/// The same for names, and less each time that was too much.
+const ENTRIES_WHEN_CRAMPED: [u64; 4] = [ENTRIES_PER_STEP as u64, 32, 8, 1];
+/// What a step of a family of data changes where more was too much.
+const SWEPT_WHEN_CRAMPED: [u64; 3] = [ENTRIES_PER_STEP as u64, 16, 2];
 /// Entries of a family of data that one transaction changes, where there is space for the nodes that takes.
 const SWEPT_PER_STEP: u64 = 512;
 /// The same where little waits to be reaped: fewer steps, for each that others meet is one too many.
@@ -78,8 +80,9 @@ pub(crate) struct ReapQueue {
     memory: Mutex<ReaperMemory>,
     /// What a device that failed has kept from being reaped; it may be well again.
     ailing: Mutex<Ailing>,
-    /// A step for names was too large for the space there is, or the log: others are small until one task has ended.
-    cramped: AtomicBool,
+    /// How often a step for names was too large for the space there is, or the log ([`ENTRIES_WHEN_CRAMPED`]): others are small until
+    /// one task has ended.
+    cramped: AtomicUsize,
     /// [`ReapQueue::progress`].
     progress: AtomicU64,
 }
@@ -353,13 +356,13 @@ impl Core {
         pace: &Pace,
         goes_on: impl Fn(u32) -> bool,
     ) -> Result<bool> {
-        let (mut cramped, mut steps) = (false, 0);
+        let (mut cramped, mut steps) = (0, 0);
         while goes_on(steps) {
             steps += 1;
             let entries = match cramped {
-                true => ENTRIES_PER_STEP as u64,
-                false if self.reap.at_ease() => SWEPT_AT_EASE,
-                false => SWEPT_PER_STEP,
+                0 if self.reap.at_ease() => SWEPT_AT_EASE,
+                0 => SWEPT_PER_STEP,
+                _ => SWEPT_WHEN_CRAMPED[cramped - 1],
             };
             let alone = self.families.lock();
             let mut tx = Transaction::new();
@@ -375,10 +378,10 @@ impl Core {
                     Ok((lsn, _)) => applied = Some(lsn),
                     Err(error) => {
                         self.reap.memory.lock().forget();
-                        if cramped || !is_too_large(&error) {
+                        if cramped == SWEPT_WHEN_CRAMPED.len() || !is_too_large(&error) {
                             return Err(error);
                         }
-                        cramped = true;
+                        cramped += 1;
                     }
                 }
             }
@@ -438,7 +441,7 @@ impl Core {
                     }
                     Ok(true)
                 };
-                let entries = if cramped { ENTRIES_WHEN_CRAMPED } else { ENTRIES_PER_STEP as u64 };
+                let entries = ENTRIES_WHEN_CRAMPED[cramped];
                 let progress = {
                     let mut memory = self.reap.memory.lock();
                     points::reap_points_step(&view, &mut tx, family, entries, &mut memory, &mut on_dead)?
@@ -452,10 +455,10 @@ impl Core {
                         Ok(lsn) => applied = Some(Step::of(lsn, changes)),
                         Err(error) => {
                             self.reap.memory.lock().forget();
-                            if cramped || !is_too_large(&error) {
+                            if cramped + 1 == ENTRIES_WHEN_CRAMPED.len() || !is_too_large(&error) {
                                 return Err(error);
                             }
-                            self.reap.cramped.store(true, Ordering::Relaxed);
+                            self.reap.cramped.store(cramped + 1, Ordering::Relaxed);
                             continue;
                         }
                     }
@@ -466,6 +469,10 @@ impl Core {
             };
             if let Some(step) = applied {
                 self.rest_after(step, pace);
+                if cramped > 1 && self.store.space().free_bytes > 0 {
+                    // What has been freed is more than what steps add.
+                    self.reap.cramped.store(1, Ordering::Relaxed);
+                }
             }
             // Their records are nowhere else any more: those for which there is no time, or which cannot be reaped, wait like
             // others, and so do those behind them.
@@ -486,7 +493,7 @@ impl Core {
                 return Err(error);
             }
             if !more {
-                self.reap.cramped.store(false, Ordering::Relaxed);
+                self.reap.cramped.store(0, Ordering::Relaxed);
                 return Ok(true);
             }
         }

@@ -28,7 +28,9 @@ const GROUP_PAGES: u64 = 256;
 pub enum Urgency {
     /// May use what is free.
     Ordinary,
-    /// May also use the protected part (section 7's K).
+    /// May also use the protected part (section 7's K) but for a quarter.
+    Sparing,
+    /// May use all of it.
     Privileged,
 }
 
@@ -130,6 +132,7 @@ impl Space {
     pub fn fits(&self, blocks: u64, urgency: Urgency) -> bool {
         let limit = match urgency {
             Urgency::Ordinary => 0,
+            Urgency::Sparing => -(self.protected as i64) / 4 * 3,
             Urgency::Privileged => -(self.protected as i64),
         };
         self.leaves(blocks, limit)

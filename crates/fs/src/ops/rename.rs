@@ -306,6 +306,9 @@ impl Core {
             change.put_inode(&mut tx, state.ino, record)?;
         } else if dropped.is_some() {
             tx.privileged();
+            if change.forked {
+                tx.sparing();
+            }
         }
         {
             let _counting = self.counting()?;

@@ -118,6 +118,9 @@ impl Core {
             if size <= inner.size {
                 tx.privileged();
             }
+            if change.forked {
+                tx.sparing();
+            }
             record.size = size;
             record.mtime = now;
             if caller.uid != 0 {

@@ -150,6 +150,9 @@ impl Core {
         self.put_record(change, &mut tx, parent, dir, &mut dir_record)?;
         let dropped = self.drop_link(change, &mut tx, found.ino, child, now)?;
         tx.privileged();
+        if change.forked {
+            tx.sparing();
+        }
         {
             let _counting = self.counting()?;
             self.apply(tx)?;
