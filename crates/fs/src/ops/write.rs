@@ -89,7 +89,7 @@ const OUTDATED_READS_MAX: u32 = 8;
 
 impl Core {
     pub(crate) fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
-        self.write_from(caller, ino, offset, data, None)
+        self.write_from(caller, ino, offset, data, None, Rounds::default())
     }
 
     /// [`Core::write`] of the first `len` bytes of `buf`, which becomes dirty data as it is where that is possible. Logs
@@ -105,11 +105,11 @@ impl Core {
         // Once, whatever comes of it: what is tried again is tried with the same bytes.
         let chunk = self.adopt(ino, offset, buf, len);
         let data = chunk.as_ref().map_or(&buf[..len], |chunk| &chunk.buf()[..len]);
-        self.thawing(|| self.write_from(caller, ino, offset, data, chunk.as_ref()))
+        self.thawing(|| self.write_from(caller, ino, offset, data, chunk.as_ref(), Rounds::default()))
     }
 
     /// [`Core::write_owned`] of all of it. Goes on where pages that have space set aside meet others, and past pages that find none to
-    /// those that have some: nothing that is guaranteed depends on what is written with it. Gives the first refusal.
+    /// those that have some: nothing that is guaranteed depends on what is written with it. Gives the first refusal. Space is looked for once.
     pub(crate) fn write_whole(
         &self,
         caller: Caller,
@@ -124,9 +124,13 @@ impl Core {
         let mut done = 0;
         loop {
             let at = offset + done as u64;
-            let chunk = chunk.as_ref().filter(|_| done == 0);
-            match self.thawing(|| self.write_from(caller, ino, at, &data[done..], chunk)) {
+            let first = at == offset && refused.is_ok();
+            let chunk = chunk.as_ref().filter(|_| first);
+            let rounds = || if first { Rounds::default() } else { Rounds::none() };
+            match self.thawing(|| self.write_from(caller, ino, at, &data[done..], chunk, rounds())) {
                 Ok(written) => done += written,
+                // Something in front was refused, so that this is not the end of a file that is only appended to.
+                Err(FsError::NotPermitted) if refused.is_err() => return refused,
                 Err(error @ FsError::Engine(EngineError::NoSpace)) if done < len => {
                     refused = refused.and(Err(error));
                     done += self.past_refused(ino, at, len - done)?;
@@ -159,7 +163,7 @@ impl Core {
         Ok(pages.next().map_or(len, |(index, _)| (index * BLOCK - offset) as usize))
     }
 
-    /// `chunk`: the whole pages of `data`, which begins at a page then, lie in there already.
+    /// `chunk`: the whole pages of `data`, which begins at a page then, lie in there already. `rounds`: of looking for space, if it is short.
     fn write_from(
         &self,
         caller: Caller,
@@ -167,6 +171,7 @@ impl Core {
         offset: u64,
         data: &[u8],
         chunk: Option<&Arc<Chunk>>,
+        rounds: Rounds,
     ) -> Result<usize> {
         self.admit(ino)?;
         self.permit(ino, Touch::Write(offset))?;
@@ -191,7 +196,7 @@ impl Core {
                 return Err(FsError::FileTooBig);
             }
             self.drop_capability(&state)?;
-            let written = self.write_pages(caller, &state, None, offset, data, &chunks)?;
+            let written = self.write_pages(caller, &state, None, offset, data, &chunks, rounds)?;
             self.throttle(large)?;
             return Ok(written);
         }
@@ -250,7 +255,7 @@ impl Core {
     /// Makes the page dirty that holds the end of the file, if its tail on the device is stale, so that the file can
     /// grow to `size`.
     pub(crate) fn dirty_tail(&self, turn: &Turn, size: u64) -> Result<()> {
-        self.write_pages(Caller::ROOT, turn.state(), Some(turn), size, &[], &[]).map(drop)
+        self.write_pages(Caller::ROOT, turn.state(), Some(turn), size, &[], &[], Rounds::none()).map(drop)
     }
 
     /// Writes zeros to part of a file.
@@ -258,7 +263,8 @@ impl Core {
         let mut done = 0;
         while done < len {
             let zeros = vec![0; len - done];
-            done += self.write_pages(caller, turn.state(), Some(turn), offset + done as u64, &zeros, &[])?;
+            let at = offset + done as u64;
+            done += self.write_pages(caller, turn.state(), Some(turn), at, &zeros, &[], Rounds::none())?;
         }
         Ok(())
     }
@@ -266,6 +272,7 @@ impl Core {
     /// Whoever holds the file's turn passes it, and is refused for lack of space without anything having been brought
     /// home: that waits for turns, this file's among them. His caller does it when the turn has ended
     /// ([`Core::with_space`]).
+    #[expect(clippy::too_many_arguments, reason = "what a write is, and how hard space is looked for")]
     fn write_pages(
         &self,
         caller: Caller,
@@ -274,9 +281,10 @@ impl Core {
         offset: u64,
         data: &[u8],
         chunks: &[Filled],
+        rounds: Rounds,
     ) -> Result<usize> {
-        let rounds = if turn.is_some() { Rounds::none() } else { Rounds::default() };
-        let mut space = Space { rounds, ..Space::default() };
+        let at_once = turn.is_none() && !rounds.are_left();
+        let mut space = Space { rounds, at_once, ..Space::default() };
         let mut len = data.len();
         let mut outdated = 0;
         loop {
@@ -301,7 +309,7 @@ impl Core {
                         // What it would read keeps what others free.
                         drop(reads);
                         // What it had is given back first.
-                        space = Space { rounds: space.rounds, ..Space::default() };
+                        space = Space { rounds: space.rounds, at_once, ..Space::default() };
                         self.reclaim(&mut space.rounds)?;
                         continue;
                     }
@@ -424,9 +432,23 @@ impl Core {
     fn widen(&self, space: &mut Space, wanted: &WritePlan) -> std::result::Result<(), EngineError> {
         let pages = wanted.fresh.saturating_sub(space.pages);
         let first = wanted.first && !space.first;
-        let more = reserve(&self.store, pages, first)?;
+        let more = self.set_aside(space, pages, first)?;
         self.add(space, more, pages, first);
         Ok(())
+    }
+
+    fn set_aside(
+        &self,
+        space: &Space,
+        pages: u64,
+        first: bool,
+    ) -> std::result::Result<Reservation, EngineError> {
+        if !space.at_once {
+            return reserve(&self.store, pages, first);
+        }
+        let mut found = None;
+        reserve_more(&self.store, &mut found, pages, first)?;
+        found.ok_or(EngineError::NoSpace)
     }
 
     /// How far a write goes before it comes from pages that are reserved to others, or from others to such; and whether it
@@ -538,7 +560,7 @@ impl Core {
                 continue;
             }
             let first = wanted.first && !space.first;
-            match reserve(&self.store, step, first) {
+            match self.set_aside(space, step, first) {
                 Ok(more) => self.add(space, more, step, first),
                 Err(EngineError::NoSpace) => {}
                 Err(error) => return Err(error.into()),
@@ -564,6 +586,8 @@ struct Space {
     pages: u64,
     first: bool,
     rounds: Rounds,
+    /// Only what is there at once is taken: somebody has just looked for more.
+    at_once: bool,
     asked_reserved: bool,
 }
 

@@ -224,6 +224,39 @@ fn a_whole_write_goes_past_what_is_refused() {
     }
 }
 
+// Goal: a whole write looks for space once, however often pages with and without space set aside meet in it, and gives the first refusal.
+// Method: a full pool, and a file of which every second page is set aside, and one that may only be appended to; what the store did meanwhile is counted.
+#[test]
+fn a_whole_write_looks_for_space_once() {
+    let f = Fixture::new(64 * MIB);
+    let (ino, log) = (f.create(b"f"), f.create(b"log"));
+    let set = SetAttr { size: Some(MIB), ..SetAttr::default() };
+    f.fs.setattr(Caller::ROOT, ino, set).unwrap();
+    let reserve = |keep_size| Allocate::Reserve { keep_size };
+    (0..128).for_each(|at| allocate(&f, ino, 2 * at * BLOCK, BLOCK, reserve(false)));
+    allocate(&f, log, 16 * BLOCK, 16 * BLOCK, reserve(true));
+    f.fs.set_flags(Caller::ROOT, log, FileFlags::APPEND_ONLY).unwrap();
+    fill(&f);
+    let data = pattern(1, 1 << 20);
+    let before = f.fs.store_stats();
+    let mut buf = AlignedBuf::from_slice(&data);
+    refused(f.fs.write_whole(Caller::ROOT, ino, 0, &mut buf, data.len()), 28);
+    let after = f.fs.store_stats();
+    let looks = after.checkpoints_count - before.checkpoints_count;
+    assert!(looks < 16, "{looks} checkpoints");
+    assert!(after.reclaims_count - before.reclaims_count < 16);
+    let mut buf = AlignedBuf::from_slice(&data[..128 << 10]);
+    refused(f.fs.write_whole(Caller::ROOT, log, 0, &mut buf, 128 << 10), 28);
+    f.fs.sync().unwrap();
+    let found = f.fs.read(ino, 0, 1 << 20).unwrap();
+    for at in (0..256).map(|page| page * 4096) {
+        let zeros = [0; 4096];
+        let expected = if at % 8192 == 0 { &data[at..at + 4096] } else { &zeros[..] };
+        assert!(found[at..at + 4096] == *expected, "{at}");
+    }
+    f.check();
+}
+
 // Goal: space that is set aside behind the end of a file is still enough for it when the end has been shared from a file that was
 // longer before. Method: such an end is cloned in front of reserved pages; on a full pool all of these are written.
 #[test]
