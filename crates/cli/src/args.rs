@@ -121,7 +121,7 @@ pub struct CreateArgs {
 ///   log=FILE          as --log
 ///
 /// SIGTERM and SIGINT end the mount as varve unmount does, but whoever uses it still is refused after five seconds.
-/// SIGHUP has it open its log file anew; of a process that runs in a terminal (--foreground) it ends the mount, too.
+/// SIGHUP has it open its log file anew; of a process that runs in a terminal (--foreground, without nohup) it ends the mount, too.
 ///
 /// Accepted, and nothing is different for them: lazytime (access times wait in memory anyway), nodiscard,
 /// and discard with a warning (run fstrim or varve trim once a week or so instead).

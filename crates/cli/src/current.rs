@@ -13,13 +13,14 @@
 //! Whatever fails, the filesystem that was opened for reading goes on. Its lock is a reader's again; where somebody who writes
 //! was faster, nothing more is read.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use anyhow::{Context, Result, anyhow, bail};
 use varve_device::{Device, DeviceError, FileDevice, OpenMode};
-use varve_fs::{Filesystem, OpenOptions, RecoveryReport, StoreOptions};
+use varve_fs::{EngineError, Filesystem, FsError, OpenOptions, RecoveryReport, StoreOptions};
 use varve_mount::{Exchange, Outside};
 
 use crate::clock::SystemClock;
@@ -153,7 +154,7 @@ impl Current {
     }
 
     /// Makes everything durable and closes the pool. Nobody changes anything by way of the kernel any more.
-    pub fn close(&self) -> std::result::Result<(), varve_fs::FsError> {
+    pub fn close(&self) -> std::result::Result<(), FsError> {
         let filesystem = {
             let mut state = self.write();
             state.closed = true;
@@ -161,8 +162,14 @@ impl Current {
         };
         self.closing.store(true, Ordering::SeqCst);
         drop(self.changing.write());
-        let closed = filesystem.close();
-        // It is closed once.
+        let bug = |what: &str| Err(FsError::Engine(EngineError::Stopped(what.to_owned())));
+        // Whoever asks again hears the same: a filesystem that has begun to close has nothing more to say.
+        let closed = match self.outcome.get() {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(error)) => return bug(error),
+            None => catch_unwind(AssertUnwindSafe(|| filesystem.close()))
+                .unwrap_or_else(|_| bug("a bug in VarveFS was hit while it was closed")),
+        };
         let _ = self.outcome.set(closed.as_ref().copied().map_err(ToString::to_string));
         closed
     }
@@ -362,6 +369,49 @@ mod tests {
         assert!(current.begin_change().is_err());
         let fs = test_pool::open(memory);
         assert!(fs.lookup(varve_fs::ROOT_INODE, b"made").is_ok());
+    }
+
+    /// A device that panics once it is told to: a bug as good as any.
+    struct Bug(Arc<varve_device::MemoryDevice>, AtomicBool);
+
+    impl Device for Bug {
+        fn size_bytes(&self) -> u64 {
+            self.0.size_bytes()
+        }
+        fn name(&self) -> String {
+            self.0.name()
+        }
+        fn run(&self, requests: &mut [varve_device::Request<'_>]) -> Vec<Result<(), DeviceError>> {
+            assert!(!self.1.swap(false, Ordering::SeqCst), "a bug");
+            self.0.run(requests)
+        }
+        fn flush(&self) -> Result<(), DeviceError> {
+            self.0.flush()
+        }
+        fn discard(&self, offset: u64, len_bytes: u64) -> Result<varve_device::Discarded, DeviceError> {
+            self.0.discard(offset, len_bytes)
+        }
+        fn stats(&self) -> varve_device::StatsSnapshot {
+            self.0.stats()
+        }
+    }
+
+    // Goal: of a close that meets a bug nobody hears that all is durable, however often it is asked for. Method: a device that panics once
+    // while a pool is closed, and somebody whose change the close was to make durable.
+    #[test]
+    fn a_close_that_meets_a_bug_has_failed() {
+        let device = Arc::new(Bug(test_pool::format(), AtomicBool::new(false)));
+        let filesystem = Arc::new(test_pool::open(device.clone()));
+        let caller = varve_fs::Caller::ROOT;
+        filesystem.create_subvolume(caller, varve_fs::ROOT_INODE, b"made", 0o755).expect("it is open");
+        let current = Current::new(RwLock::new(State { filesystem, reading: None, closed: false }));
+        device.1.store(true, Ordering::SeqCst);
+        for _ in 0..2 {
+            let failed = current.close().expect_err("there was a bug");
+            assert!(failed.to_string().contains("a bug in VarveFS"), "{failed}");
+        }
+        let failed = current.settle(|| Ok(())).expect_err("it is not durable");
+        assert!(format!("{failed:#}").contains("a bug in VarveFS"), "{failed:#}");
     }
 
     // Goal: a change that is done before closing, and was to be made durable after that has begun, is as durable as closing makes it, and so it

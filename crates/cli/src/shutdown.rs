@@ -1,5 +1,6 @@
 //! SIGTERM and SIGINT end a mount as `varve unmount` does, with less patience for those who still use it. So does SIGHUP
-//! where there is a terminal, which ends then; where there is none it comes from what rotates logs, and the log file is opened anew.
+//! where there is a terminal, which ends then; where there is none, or whoever started us has SIGHUP ignored (nohup), it comes from what
+//! rotates logs, and the log file is opened anew. SIGINT that was ignored stays so: it is meant for a program beside us.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -20,13 +21,16 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// Handles the signals on a thread of its own, from now on.
 pub fn on_signals(mountpoint: PathBuf, device: (u32, u32), closing: Arc<Closing>) -> Result<()> {
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot handle signals")?;
-    let has_terminal = File::open("/dev/tty").is_ok();
+    let ignored = ignored().unwrap_or(0);
+    let is_ignored = |signal: i32| ignored & (1 << (signal - 1)) != 0;
+    let handled = [SIGTERM, SIGHUP].into_iter().chain(Some(SIGINT).filter(|signal| !is_ignored(*signal)));
+    let mut signals = Signals::new(handled).context("cannot handle signals")?;
+    let hangs_up = File::open("/dev/tty").is_ok() && !is_ignored(SIGHUP);
     thread::Builder::new()
         .name("signals".into())
         .spawn(move || {
             for signal in &mut signals {
-                if signal == SIGHUP && !has_terminal {
+                if signal == SIGHUP && !hangs_up {
                     reopen_log(signal, device);
                 } else {
                     end(signal, &mountpoint, device, &closing);
@@ -35,6 +39,13 @@ pub fn on_signals(mountpoint: PathBuf, device: (u32, u32), closing: Arc<Closing>
         })
         .context("cannot start the thread that handles signals")?;
     Ok(())
+}
+
+/// The signals that are ignored, as whoever started us wanted it: a bit for each, from number 1 on.
+fn ignored() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
+    u64::from_str_radix(mask.trim(), 16).ok()
 }
 
 fn reopen_log(signal: i32, device: (u32, u32)) {

@@ -23,7 +23,7 @@ pub fn format() -> Arc<MemoryDevice> {
 }
 
 /// Opens it, or what a cut of power has left of it.
-pub fn open(device: Arc<MemoryDevice>) -> Filesystem {
+pub fn open(device: Arc<dyn Device>) -> Filesystem {
     let options = OpenOptions {
         store: StoreOptions { background: false, ..StoreOptions::default() },
         dirty_bytes_max: 1 << 20,

@@ -3,8 +3,10 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use crate::harness::{Mount, Scratch, can_mount, check, detach, mount_points, program, say, succeed};
+use crate::harness::{Mount, Scratch, can_mount, check, detach, mount_points, program, say, succeed, varve};
 
 /// Whatever is mounted there by the test goes with it, however it ends.
 struct Cleared(PathBuf, usize);
@@ -116,4 +118,56 @@ fn a_signal_leaves_what_is_mounted_over_the_pool() {
     let mount = Mount::start(&pool, &scratch.path("mnt"));
     assert_eq!(fs::read(mount.path("file")).expect("it was written"), b"of the pool");
     mount.unmount();
+}
+
+/// Goal: a mount that was started so that the end of a terminal does not end it (nohup), and so that what is meant for a program beside it
+/// does not (a script's background job), stays. Method: one in a terminal of its own, with both signals ignored, gets both, and then SIGTERM.
+#[test]
+fn signals_that_were_ignored_end_nothing() {
+    const LONG: Duration = Duration::from_secs(20);
+    if !can_mount_over("signals_that_were_ignored_end_nothing") {
+        return;
+    }
+    let scratch = Scratch::new("ignored");
+    let (pool, point) = (scratch.pool("pool", "64M"), scratch.subdir("mnt"));
+    let (number, varve) = (scratch.path("number"), varve(&[]).get_program().to_owned());
+    let start = format!(
+        "trap '' HUP INT; echo $$ > {}; exec {} mount --foreground {} {}",
+        number.display(),
+        std::path::Path::new(&varve).display(),
+        pool.display(),
+        point.display()
+    );
+    let terminal = Command::new("script")
+        .args(["-qefc", &start, "/dev/null"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn();
+    let Ok(mut terminal) = terminal else {
+        return say("*** signals_that_were_ignored_end_nothing skipped: no script(1) ***");
+    };
+    let cleared = Cleared(point.clone(), 1);
+    let wait_until = |is: &dyn Fn() -> bool| {
+        let begun = Instant::now();
+        while !is() {
+            assert!(begun.elapsed() < LONG, "it takes too long");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    wait_until(&|| mount_points().contains(&point));
+    fs::write(point.join("file"), "kept").expect("a file");
+    let number = fs::read_to_string(&number).expect("it was written");
+    let signal =
+        |which: &str| succeed(&mut Command::new("kill").args([which, number.trim()]).stdin(Stdio::null()));
+    for which in ["-HUP", "-INT"] {
+        signal(which);
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(mount_points().contains(&point), "{which} has ended it");
+        assert_eq!(fs::read(point.join("file")).expect("it answers"), b"kept");
+    }
+    signal("-TERM");
+    wait_until(&|| !mount_points().contains(&point));
+    terminal.wait().expect("it ends");
+    drop(cleared);
+    check(&pool);
 }
