@@ -71,8 +71,10 @@ pub(crate) struct Inner {
     pub accessed: Option<Time>,
     /// Dirty data.
     pub pages: DirtyPages,
-    /// Counts changes of where logged data is.
+    /// Counts changes of where logged data is, and of the size.
     pub mapping: u64,
+    /// Those of them that only made the file longer.
+    pub grown: u64,
     /// Open handles.
     pub opens: u32,
     /// An orphan that has never had a name and may get one.
@@ -88,6 +90,11 @@ impl Inner {
         self.size = record.size;
         self.record = record;
         self.presence = presence;
+    }
+
+    /// Counts changes of where logged data is: what it said at a place says nothing else now, as long as this is the same.
+    pub(crate) fn layout(&self) -> u64 {
+        self.mapping - self.grown
     }
 
     /// Permission bits as seen now.
@@ -291,6 +298,7 @@ impl InodeState {
             accessed: None,
             pages: DirtyPages::default(),
             mapping: 0,
+            grown: 0,
             opens: 0,
             linkable: false,
             near: PoolAddr::NULL,

@@ -134,6 +134,8 @@ impl Core {
             inner.accessed = inner.accessed.filter(|_| set.atime.is_none());
             inner.size = size;
             inner.mapping += 1;
+            // Who grows alone does not wait for those who must not find it changed again and again.
+            inner.grown += u64::from(held.is_none());
             if held.is_some() {
                 self.cut_pages(inner, size);
             }

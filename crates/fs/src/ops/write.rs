@@ -290,7 +290,7 @@ impl Core {
         loop {
             // While this is held nothing of the file is logged, so that what is read stays where it is.
             let held = (outdated >= OUTDATED_READS_MAX && turn.is_none()).then(|| state.turn());
-            let (wanted, mapping, reads) = {
+            let (wanted, layout, reads) = {
                 let inner = self.read_lock(state)?;
                 let wanted = plan(&inner, offset, len);
                 let mut reads: Vec<(u64, PageBuf, ReadPlan)> = Vec::with_capacity(wanted.bases.len());
@@ -299,7 +299,7 @@ impl Core {
                     let read = self.plan_read(state.ino, &inner, index * BLOCK, page.make_mut())?;
                     reads.push((*index, page, read));
                 }
-                (wanted, inner.mapping, reads)
+                (wanted, inner.layout(), reads)
             };
             if !space.covers(&wanted) {
                 match self.widen(&mut space, &wanted) {
@@ -336,7 +336,7 @@ impl Core {
             let mut inner = self.write_lock(state)?;
             let now = plan(&inner, offset, len);
             let have_bases = now.bases.iter().all(|index| bases.iter().any(|(i, _)| i == index));
-            if !space.covers(&now) || !have_bases || (inner.mapping != mapping && !now.bases.is_empty()) {
+            if !space.covers(&now) || !have_bases || (inner.layout() != layout && !now.bases.is_empty()) {
                 outdated += 1;
                 continue;
             }

@@ -343,6 +343,38 @@ fn a_part_of_a_block_is_written_beside_who_syncs() {
     assert_eq!(fs.read(ino, 98, 8).unwrap(), *b"\x07\x07part\x07\x07");
 }
 
+// Goal: as above, beside somebody who makes the file longer without a pause, which waits for nobody. Method: as above.
+#[test]
+fn a_part_of_a_block_is_written_beside_who_grows() {
+    let f = Fixture::new(64 * MIB);
+    let ino = f.create(b"file");
+    f.write(ino, 0, &[7; 40960]);
+    f.fs.close().unwrap();
+    let grown = Arc::new(AtomicU64::new(0));
+    let device = Arc::new(Through(SlowToRead(Slow::over(&f, &grown))));
+    let fs = opened(&f, device.clone(), 8 * MIB);
+    assert_eq!(fs.read(ino, 36864, 1).unwrap(), [7]);
+    device.0.0.slow.store(true, Ordering::Relaxed);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let size = 40960 + grown.fetch_add(1, Ordering::Relaxed);
+                let set = SetAttr { size: Some(size), ..SetAttr::default() };
+                fs.setattr(Caller::ROOT, ino, set).unwrap();
+            }
+        });
+        let (told, tell) = std::sync::mpsc::channel();
+        let fs = &fs;
+        scope.spawn(move || told.send(fs.write(Caller::ROOT, ino, 100, b"part")).unwrap());
+        let written = tell.recv_timeout(Duration::from_secs(30));
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(written.expect("it comes to an end").unwrap(), 4);
+    });
+    device.0.0.slow.store(false, Ordering::Relaxed);
+    assert_eq!(fs.read(ino, 98, 8).unwrap(), *b"\x07\x07part\x07\x07");
+}
+
 // Goal: a hole that is punched while the file is cut makes it no longer than it was cut to. Method: a hole that ends in the
 // middle of the only block, and a cut to nothing, at the same time, again and again, of a file whose data is logged or not.
 #[test]

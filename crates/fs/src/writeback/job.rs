@@ -217,9 +217,10 @@ impl Core {
         drop(placed);
         let mut at = 0;
         let mut brought = 0;
-        // While nobody reads any nodes, all that are looked at are in memory as a rule, and nobody need look whether they are.
-        let nodes_read = self.dirty.nodes_read.load(Ordering::Relaxed);
-        let mut cold = false;
+        // Where nobody has read any nodes since the last batch began, it among them, all that are looked at are in memory as a rule,
+        // and nobody need look whether they are.
+        let nodes_read = self.store.nodes_read();
+        let mut cold = self.dirty.nodes_read.load(Ordering::Relaxed) != nodes_read;
         let alone = jobs.len() == 1;
         for Part { job: number, pages, last } in parts {
             let job = &mut jobs[number];
@@ -254,7 +255,7 @@ impl Core {
             }
         }
         if cold {
-            self.dirty.nodes_read.store(self.store.nodes_read(), Ordering::Relaxed);
+            self.dirty.nodes_read.store(nodes_read, Ordering::Relaxed);
         }
         // What rides is still referred to.
         if !ride && let Some(buf) = gathered.and_then(Arc::into_inner) {
