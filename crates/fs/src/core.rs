@@ -238,6 +238,7 @@ impl Core {
     pub(crate) fn reclaim(&self, rounds: &mut Rounds) -> Result<bool> {
         let Some(round) = rounds.next else { return Ok(self.wait_for_space(rounds)) };
         self.find_hidden();
+        self.reap.hurry_the_ailing();
         if self.dirty.bytes() == 0 && !self.reap.has_work() {
             rounds.next = None;
             return if round > 0 { Ok(true) } else { self.reclaim(rounds) };

@@ -7,13 +7,14 @@
 //! sight of a stored record is gone, the reaper of the namespace moves it to the orphans, which let go of the data in a
 //! transaction of their own.
 
+mod ailing;
 mod keyframes;
 mod pace;
 mod tasks;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::lock_api::ArcMutexGuard;
@@ -24,6 +25,7 @@ use varve_format::record::inode::{INODE_FLAG_RESERVED, InodeRecord};
 use varve_format::record::orphan::OrphanState;
 use varve_format::record::subvolume::SUBVOLUME_DELETING;
 
+use self::ailing::Ailing;
 use self::pace::{Pace, Step};
 use self::tasks::Tasks;
 use crate::core::Core;
@@ -87,16 +89,6 @@ pub(crate) struct ReapQueue {
     progress: AtomicU64,
 }
 
-/// Tasks that met a device that failed, each once, and how often the background has looked around since the first of them did.
-#[derive(Default)]
-struct Ailing {
-    tasks: BTreeSet<Task>,
-    looks: u32,
-}
-
-/// The background tries them again when it has looked around so often: some seconds.
-const LOOKS_AT_THE_AILING: u32 = 20;
-
 /// While it lives, the reaper takes no rest.
 pub(crate) struct Hurry<'a>(&'a ReapQueue);
 
@@ -117,13 +109,18 @@ impl ReapQueue {
     pub(crate) fn push(&self, task: Task) {
         self.tasks.lock().push(task);
     }
-    /// A device that failed keeps this from being done. Those that have been put off before are not put off further.
-    fn put_off(&self, task: Task) {
-        let mut ailing = self.ailing.lock();
-        if ailing.tasks.is_empty() {
-            ailing.looks = 0;
-        }
-        ailing.tasks.insert(task);
+    /// A device that failed keeps this from being done. Whether that is to be said in the log.
+    fn put_off(&self, task: Task, error: &str) -> bool {
+        self.ailing.lock().put_off(task, error)
+    }
+    /// This has met no device that fails: it is not put off any more, nor what was put off with it.
+    fn recovered(&self, task: Task) {
+        let well = self.ailing.lock().recovered(task);
+        well.into_iter().for_each(|task| self.push(task));
+    }
+    /// Whether something has been put off.
+    fn ails(&self) -> bool {
+        !self.ailing.lock().is_empty()
     }
     /// A change has begun that may hide something in this namespace from the last who sees it.
     pub(crate) fn may_hide(&self, family: FamilyId) {
@@ -131,7 +128,7 @@ impl ReapQueue {
     }
     /// How many tasks there are.
     pub(crate) fn backlog(&self) -> u64 {
-        self.waiting() + self.ailing.lock().tasks.len() as u64
+        self.waiting() + self.ailing.lock().len() as u64
     }
     /// How many of them can be done now.
     fn waiting(&self) -> u64 {
@@ -139,14 +136,13 @@ impl ReapQueue {
     }
     /// The background looks around: now and then what met a device that failed is work again.
     pub(crate) fn look_at_the_ailing(&self) {
-        let mut ailing = self.ailing.lock();
-        ailing.looks += 1;
-        if ailing.looks < LOOKS_AT_THE_AILING || ailing.tasks.is_empty() {
-            return;
-        }
-        for task in std::mem::take(&mut *ailing).tasks {
-            self.push(task);
-        }
+        let due = self.ailing.lock().look();
+        due.into_iter().for_each(|task| self.push(task));
+    }
+    /// Somebody waits for space: the same, though the background would leave it alone for longer.
+    pub(crate) fn hurry_the_ailing(&self) {
+        let due = self.ailing.lock().hurry();
+        due.into_iter().for_each(|task| self.push(task));
     }
     /// Whether the family that has its turn goes on after so many steps.
     fn family_goes_on(&self, steps: u32) -> bool {
@@ -241,23 +237,24 @@ impl Core {
     /// Does everything there is to reap, as quickly as it can. What is damaged is left as it is, and said in the log.
     pub(crate) fn reap_all(&self) -> Result<()> {
         let _hurry = self.reap.hurry();
-        self.reap(u32::MAX).map(|_| ())
+        self.reap(u32::MAX, false).map(|_| ())
     }
 
     /// As many steps of the same as are allowed, without a rest. False: there may be more.
     pub(crate) fn reap_at_once(&self, steps: u32) -> Result<bool> {
         let _hurry = self.reap.hurry();
-        self.reap(steps)
+        self.reap(steps, false)
     }
 
     /// Some of the same, with a rest after each step while others change something: there is other work in the background,
-    /// and who closes the filesystem waits for this. False: there may be more.
+    /// and who closes the filesystem waits for this. It ends where a device fails, which may take its time for that. False: there
+    /// may be more.
     pub(crate) fn reap_some(&self) -> Result<bool> {
-        self.reap(STEPS_AT_A_TIME)
+        self.reap(STEPS_AT_A_TIME, true)
     }
 
-    /// Reaps as long as steps are left. A task that takes none counts as one.
-    fn reap(&self, steps: u32) -> Result<bool> {
+    /// Reaps as long as steps are left, and perhaps no device fails. A task that takes none counts as one.
+    fn reap(&self, steps: u32, until_a_device_fails: bool) -> Result<bool> {
         let _running = self.reap.running.lock();
         let pace = self.pace(steps);
         self.find_hidden();
@@ -286,13 +283,19 @@ impl Core {
             } else {
                 pace.step();
             }
+            let mut fails = false;
             match reaped {
                 Ok(true) => {}
                 // It goes on with that one, or with what has its turn.
                 Ok(false) => continue,
                 Err(FsError::Engine(EngineError::Device(error))) => {
-                    tracing::error!("{task:?} cannot be reaped now: {error}; it is tried again");
-                    self.reap.put_off(task);
+                    let error = error.to_string();
+                    if self.reap.put_off(task, &error) {
+                        tracing::error!(
+                            "{task:?} cannot be reaped now: {error}; it is tried again, more seldom each time"
+                        );
+                    }
+                    fails = true;
                 }
                 Err(FsError::Engine(error)) if error.is_damage() => {
                     // It keeps its space, and keeps nothing else from being reaped; the next opening finds it again.
@@ -307,8 +310,14 @@ impl Core {
                 Err(FsError::Engine(EngineError::NoSpace)) if self.reap.tasks.lock().refuse(task) => continue,
                 Err(error) => return Err(error),
             }
+            if !fails {
+                self.reap.recovered(task);
+            }
             // Only here are tasks removed, and `running` is held.
             self.reap.tasks.lock().done(task);
+            if fails && until_a_device_fails {
+                return Ok(true);
+            }
         }
     }
 
@@ -364,6 +373,11 @@ impl Core {
                 0 => SWEPT_PER_STEP,
                 _ => SWEPT_WHEN_CRAMPED[cramped - 1],
             };
+            if self.reap.ails() {
+                // A device that fails is asked before anybody waits for the lock.
+                let (mut tx, mut memory) = (Transaction::new(), ReaperMemory::default());
+                version::reap_step(&self.store.view(), &mut tx, family, entries, &mut memory)?;
+            }
             let alone = self.families.lock();
             let mut tx = Transaction::new();
             let (view, mut memory) = (self.store.view(), self.reap.memory.lock());

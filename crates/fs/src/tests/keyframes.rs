@@ -109,16 +109,22 @@ fn closed_with_keyframes() -> (Fixture, Shown, Vec<u64>) {
     f.fs.maintain().unwrap();
     assert!(pieces(&f) > 0);
     f.fs.close().unwrap();
+    let nodes = nodes_of(&f.device, TreeId::KEYFRAMES);
+    assert!(!nodes.is_empty());
+    (f, before, nodes)
+}
+
+/// Where nodes of a tree lie, or lay.
+pub(super) fn nodes_of(device: &MemoryDevice, tree: TreeId) -> Vec<u64> {
     let (mut block, mut nodes) = (AlignedBuf::new(BLOCK), Vec::new());
-    for at in (0..f.device.size_bytes()).step_by(BLOCK) {
-        f.device.read_at(at, &mut block).unwrap();
+    for at in (0..device.size_bytes()).step_by(BLOCK) {
+        device.read_at(at, &mut block).unwrap();
         let is_node = block[..4] == varve_format::node::NODE_MAGIC.to_le_bytes();
-        if is_node && block[4..6] == TreeId::KEYFRAMES.0.to_le_bytes() {
+        if is_node && block[4..6] == tree.0.to_le_bytes() {
             nodes.push(at);
         }
     }
-    assert!(!nodes.is_empty());
-    (f, before, nodes)
+    nodes
 }
 
 /// Contents and map of a file.
@@ -146,13 +152,21 @@ fn that_are_lost_are_done_without() {
 
 /// A device that cannot read some blocks, and says how often it was asked for them, and how often with the lock that orders
 /// all logging of shared data held.
-struct Failing {
+pub(super) struct Failing {
     inner: Arc<MemoryDevice>,
     bad: Vec<u64>,
-    fails: AtomicBool,
-    asked: AtomicUsize,
-    locked: AtomicUsize,
-    core: std::sync::OnceLock<std::sync::Weak<crate::core::Core>>,
+    pub(super) fails: AtomicBool,
+    pub(super) asked: AtomicUsize,
+    pub(super) locked: AtomicUsize,
+    pub(super) core: std::sync::OnceLock<std::sync::Weak<crate::core::Core>>,
+}
+
+impl Failing {
+    /// It fails when it is told to.
+    pub(super) fn new(inner: Arc<MemoryDevice>, bad: Vec<u64>) -> Arc<Through<Failing>> {
+        let (fails, asked, locked) = Default::default();
+        Arc::new(Through(Failing { inner, bad, fails, asked, locked, core: std::sync::OnceLock::new() }))
+    }
 }
 
 impl Between for Failing {
@@ -191,14 +205,7 @@ fn a_device_that_fails_is_left_alone() {
 fn is_left_alone(read_only: bool) {
     let (f, before, nodes) = closed_with_keyframes();
     let count = nodes.len();
-    let device = Arc::new(Through(Failing {
-        inner: f.device.clone(),
-        bad: nodes,
-        fails: AtomicBool::new(false),
-        asked: AtomicUsize::new(0),
-        locked: AtomicUsize::new(0),
-        core: std::sync::OnceLock::new(),
-    }));
+    let device = Failing::new(f.device.clone(), nodes);
     let options = OpenOptions {
         store: StoreOptions { background: false, read_only, keyframe_entries: 1, ..StoreOptions::default() },
         dirty_bytes_max: MIB,

@@ -1,10 +1,13 @@
 //! What of deleted things is left when something fails on the way: only what it failed on, and only as long as it fails.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use varve_device::Operation;
 use varve_engine::{FamilyId, Transaction, TreeId};
 use varve_format::record::orphan::orphan_key;
 use varve_sim::{Fault, FaultRule, FaultyDevice, Trigger};
 
+use super::keyframes::{Failing, nodes_of};
 use super::*;
 use crate::subvolume::Slot;
 
@@ -366,4 +369,83 @@ fn snapshots_are_deleted_past_a_bad_ancestor() {
     assert_eq!(f.list(ROOT), [b"s0".to_vec(), b"sub".to_vec()]);
     assert_eq!(f.list(sub), names.map(|name| name.to_vec()));
     f.check();
+}
+
+/// Counts what is said in the log as an error.
+struct Errors(Arc<AtomicUsize>);
+
+impl tracing::Subscriber for Errors {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::ERROR
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+// Goal: what a device refuses is asked for more and more seldom, by one of those who want it, not while others wait for the lock of shared
+// data, and the log is not filled with it; when the device is well again all is reaped. Method: 40 families of data to be reaped, whose
+// extents a device refuses to read, in 240 rounds of the background; then it is well.
+#[test]
+fn a_device_that_refuses_is_left_alone() {
+    const FAMILIES: usize = 40;
+    let f = Fixture::new(64 * MIB);
+    let files: Vec<Vec<u8>> = (0..FAMILIES).map(|i| format!("file {i}").into_bytes()).collect();
+    // So that their tree has more than its root, which is read when the pool is opened.
+    let scattered = f.create(b"scattered");
+    (0..2_000).for_each(|block| f.write(scattered, block * 8192, &[1; 4096]));
+    for name in &files {
+        let ino = f.create(name);
+        f.write(ino, 0, &pattern(1, 40_000));
+        f.fs.flush_file(ino).unwrap();
+        f.fs.clone_file(Caller::ROOT, ino, ROOT, &[name, &b"'s clone"[..]].concat()).unwrap();
+        f.write(ino, 8192, &pattern(2, 4096));
+    }
+    f.fs.close().unwrap();
+    let inner = Arc::new(f.device.snapshot());
+    let device = Failing::new(inner.clone(), nodes_of(&inner, TreeId::EXTENTS));
+    let options = OpenOptions {
+        // As a mount does; its threads are not started.
+        store: StoreOptions { background: true, ..StoreOptions::default() },
+        dirty_bytes_max: 8 * MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let (core, _) = crate::core::Core::open(vec![device.clone() as Arc<dyn Device>], options).unwrap();
+    let core = Arc::new(core);
+    device.core.set(Arc::downgrade(&core)).unwrap();
+    files.iter().for_each(|name| core.unlink(ROOT, name).unwrap());
+    assert_eq!(core.reap.backlog(), FAMILIES as u64);
+    device.fails.store(true, Ordering::SeqCst);
+    let errors = Arc::new(AtomicUsize::new(0));
+    tracing::subscriber::with_default(Errors(errors.clone()), || {
+        let mut most = 0;
+        for _ in 0..240 {
+            let asked = device.asked.load(Ordering::SeqCst);
+            core.maintain_some().1.unwrap();
+            most = most.max(device.asked.load(Ordering::SeqCst) - asked);
+        }
+        let [asked, locked] = [&device.asked, &device.locked].map(|count| count.load(Ordering::SeqCst));
+        let said = errors.load(Ordering::SeqCst);
+        println!("asked {asked} times, {most} in a round, {locked} with the lock, {said} errors");
+        assert!((FAMILIES..=2 * (FAMILIES + 10)).contains(&asked), "asked {asked} times");
+        assert!(most <= 2 && locked <= 2, "{most} in a round, {locked} with the lock");
+        assert!((2..10).contains(&said), "{said} errors");
+    });
+    assert_eq!(core.reap.backlog(), FAMILIES as u64);
+    device.fails.store(false, Ordering::SeqCst);
+    for _ in 0..240 {
+        core.maintain_some().1.unwrap();
+    }
+    assert_eq!(core.reap.backlog(), 0);
+    let report = core.check(true).unwrap();
+    assert!(report.problems.is_empty(), "check found: {:#?}", report.problems);
+    core.close().unwrap();
 }
