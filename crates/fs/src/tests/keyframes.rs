@@ -231,3 +231,37 @@ fn is_left_alone(read_only: bool) {
     assert!(look(&fs) == before);
     assert!(device.asked.load(Ordering::SeqCst) > asked);
 }
+
+// Goal: a device that fails to read what a file's keyframes are made of is no reason to do without those that there are. Method: all nodes
+// of extents fail while somebody reads, and while a keyframe is made; then they are well.
+#[test]
+fn extents_that_fail_make_no_keyframes_rest() {
+    let (mut f, before, _) = closed_with_keyframes();
+    f.fs = Fixture::open(&f.device, &f.clock, &f.logged, 8 * MIB);
+    // So that their tree has more than its root, which is read when the pool is opened.
+    let scattered = f.create(b"scattered");
+    (0..2_000).for_each(|block| f.write(scattered, block * 8192, &[1; BLOCK]));
+    f.fs.close().unwrap();
+    let device = Failing::new(f.device.clone(), nodes_of(&f.device, TreeId::EXTENTS));
+    let options = OpenOptions {
+        store: StoreOptions { background: false, keyframe_entries: 1, ..StoreOptions::default() },
+        dirty_bytes_max: MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    let (core, asked) = (fs.core(), || device.asked.load(Ordering::SeqCst));
+    let file = |dir: &[u8]| fs.lookup(fs.lookup(ROOT, dir).unwrap().ino, b"file").unwrap().ino;
+    let (old, sub) = (file(b"old"), file(b"sub"));
+    device.fails.store(true, Ordering::SeqCst);
+    refused(fs.read(old, 0, LEN), 5);
+    let reading = asked();
+    assert!(reading > 0 && !core.store.keyframes().is_resting());
+    let data = core.state(sub).inner.read().record.data;
+    let (view, mut tx) = (core.store.view(), varve_engine::Transaction::new());
+    varve_engine::version::make_keyframes(&view, &mut tx, data.family, data.version, &[0]).unwrap_err();
+    assert!(asked() > reading && !core.store.keyframes().is_resting());
+    drop(view);
+    device.fails.store(false, Ordering::SeqCst);
+    assert!(look(&fs) == before);
+}
