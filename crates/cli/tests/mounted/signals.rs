@@ -158,7 +158,7 @@ fn signals_that_were_ignored_end_nothing() {
     fs::write(point.join("file"), "kept").expect("a file");
     let number = fs::read_to_string(&number).expect("it was written");
     let signal =
-        |which: &str| succeed(&mut Command::new("kill").args([which, number.trim()]).stdin(Stdio::null()));
+        |which: &str| succeed(Command::new("kill").args([which, number.trim()]).stdin(Stdio::null()));
     for which in ["-HUP", "-INT"] {
         signal(which);
         std::thread::sleep(Duration::from_millis(300));
