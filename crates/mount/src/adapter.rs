@@ -134,9 +134,7 @@ impl<V: Verbs> Adapter<V> {
                 self.reply_created(Change::Inode, verb, number, made, reply);
             }
             Body::Read { offset, size, read_flags, flags } => {
-                if read_flags & abi::LOCK_OWNER == 0 {
-                    self.caches.note(number);
-                }
+                let _reading = (read_flags & abi::LOCK_OWNER == 0).then(|| self.caches.begin_read(number));
                 self.read(number, offset, size, flags, &mut scratch.read, reply);
             }
             Body::Write { offset, size, write_flags, flags } => {

@@ -5,7 +5,8 @@
 //! page that is filled between the two, from what was there before the write, would be read for as long as the kernel keeps it,
 //! and so would a page that a write through the cache leaves there and that reaches us first. So whoever writes past the cache to a file
 //! that the cache has been filled from not long ago has the kernel forget the range once more before it is answered. It is answered without if
-//! that takes long: then pages wait for a read that has not reached us, which will be answered with what was written.
+//! that takes long: then pages wait for a read that has not reached us, which will be answered with what was written. For those that have
+//! reached us before, and may be answered with what was there, it does wait: they need nothing more of the kernel.
 //!
 //! Only what is filled while such a write is on its way matters, which ends the memory of it: [`SECONDS_KEPT`], far more than a write waits
 //! before it gets here. (Not if the process is stopped for longer, after it has answered a read and with such a write waiting.)
@@ -28,28 +29,29 @@ const PLACES: usize = 1 << 16;
 const IDLE: Duration = Duration::from_secs(2);
 /// How long an answer waits for the kernel to forget something.
 const ANSWER_MAX: Duration = Duration::from_millis(100);
+/// And how often so long again for a read that was there before.
+const PUT_OFF_MAX: u32 = 300;
 
 /// When the kernel last filled its cache from files.
 pub(crate) struct Caches {
     /// Seconds since `begun`, from one on. Zero: never.
     filled: Box<[AtomicU32]>,
+    /// Such reads that are being answered.
+    reading: Box<[AtomicU32]>,
     hasher: std::hash::RandomState,
     begun: Instant,
 }
 
 impl Default for Caches {
     fn default() -> Caches {
-        Caches {
-            filled: (0..PLACES).map(|_| AtomicU32::new(0)).collect(),
-            hasher: Default::default(),
-            begun: Instant::now(),
-        }
+        let places = || (0..PLACES).map(|_| AtomicU32::new(0)).collect();
+        Caches { filled: places(), reading: places(), hasher: Default::default(), begun: Instant::now() }
     }
 }
 
 impl Caches {
-    fn place(&self, ino: u64) -> &AtomicU32 {
-        &self.filled[self.hasher.hash_one(ino) as usize % PLACES]
+    fn place(&self, ino: u64) -> usize {
+        self.hasher.hash_one(ino) as usize % PLACES
     }
 
     fn now(&self) -> u32 {
@@ -58,22 +60,53 @@ impl Caches {
 
     /// The kernel is about to fill its cache from this file: to be said before the bytes are looked at.
     pub(crate) fn note(&self, ino: u64) {
-        let (place, now) = (self.place(ino), self.now());
+        let (place, now) = (&self.filled[self.place(ino)], self.now());
         if place.load(SeqCst) != now {
             place.store(now, SeqCst);
         }
     }
 
+    /// As [`Caches::note`]; to be kept until the bytes have been given to the kernel.
+    pub(crate) fn begin_read(&self, ino: u64) -> Reading<'_> {
+        self.note(ino);
+        let reading = &self.reading[self.place(ino)];
+        reading.fetch_add(1, SeqCst);
+        Reading(reading)
+    }
+
+    /// Whether the cache is being filled from this file, by what has reached us.
+    pub(crate) fn is_read(&self, ino: u64) -> bool {
+        self.reading[self.place(ino)].load(SeqCst) > 0
+    }
+
     /// Whether the cache may have been filled from this file while a write past it was on its way: to be asked when the new bytes are there.
     pub(crate) fn may_be_stale(&self, ino: u64) -> bool {
-        let filled = self.place(ino).load(SeqCst);
+        let filled = self.filled[self.place(ino)].load(SeqCst);
         filled != 0 && self.now().saturating_sub(filled) <= SECONDS_KEPT
+    }
+}
+
+/// See [`Caches::begin_read`].
+pub(crate) struct Reading<'a>(&'a AtomicU32);
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
     }
 }
 
 type Job = Box<dyn FnOnce() + Send>;
 /// An answer, until somebody gives it.
 type Answer = Arc<Mutex<Option<Job>>>;
+
+struct Due {
+    at: Instant,
+    answer: Answer,
+    /// Whether it has to wait for somebody all the same, who will be done without the kernel.
+    waits: Box<dyn Fn() -> bool + Send>,
+    /// How often it has been put off for that.
+    put_off: u32,
+}
 
 /// Threads that wait for the kernel: to forget something it may need answers of ours, which no thread that serves requests can
 /// wait for. There are as many as there are jobs, and a few seconds later none.
@@ -93,7 +126,7 @@ struct Queue {
     /// Threads that wait for a job. Never fewer than there are jobs.
     idle: usize,
     /// When each answer is due at the latest, in that order.
-    answers: VecDeque<(Instant, Answer)>,
+    answers: VecDeque<Due>,
     /// A thread sees to that.
     is_watched: bool,
 }
@@ -102,9 +135,16 @@ impl Waiters {
     /// Runs `work` on another thread and then `answer`, which comes after [`ANSWER_MAX`] at the latest: the kernel keeps a place for each
     /// request that is not answered and has few (for asynchronous ones in all, in rings for each processor), and what `work` waits for may be waiting
     /// for one.
-    pub(crate) fn run(&self, work: impl FnOnce() + Send + 'static, answer: impl FnOnce() + Send + 'static) {
+    /// While it `waits` all the same it is put off, [`PUT_OFF_MAX`] times.
+    pub(crate) fn run(
+        &self,
+        work: impl FnOnce() + Send + 'static,
+        waits: impl Fn() -> bool + Send + 'static,
+        answer: impl FnOnce() + Send + 'static,
+    ) {
         let answer: Answer = Arc::new(Mutex::new(Some(Box::new(answer))));
-        let watched = self.watch(answer.clone());
+        let at = Instant::now() + ANSWER_MAX;
+        let watched = self.watch(Due { at, answer: answer.clone(), waits: Box::new(waits), put_off: 0 });
         let theirs = answer.clone();
         let started = self.start(Box::new(move || {
             work();
@@ -131,13 +171,13 @@ impl Waiters {
         })
     }
 
-    fn watch(&self, answer: Answer) -> io::Result<()> {
+    fn watch(&self, due: Due) -> io::Result<()> {
         let mut queue = self.0.queue.lock();
         // Those that have been given and are nobody's any more.
-        while queue.answers.front().is_some_and(|(_, given)| Arc::strong_count(given) == 1) {
+        while queue.answers.front().is_some_and(|due| Arc::strong_count(&due.answer) == 1) {
             queue.answers.pop_front();
         }
-        queue.answers.push_back((Instant::now() + ANSWER_MAX, answer));
+        queue.answers.push_back(due);
         if queue.is_watched {
             self.0.more_answers.notify_one();
             return Ok(());
@@ -180,21 +220,27 @@ impl Shared {
         let mut queue = self.queue.lock();
         loop {
             let now = Instant::now();
-            let Some((due, _)) = queue.answers.front() else {
+            let Some(first) = queue.answers.front() else {
                 if self.more_answers.wait_for(&mut queue, IDLE).timed_out() && queue.answers.is_empty() {
                     queue.is_watched = false;
                     return;
                 }
                 continue;
             };
-            let due = *due;
+            let due = first.at;
             if due > now {
                 // Those that come meanwhile are due later.
                 MutexGuard::unlocked(&mut queue, || thread::sleep(due - now));
                 continue;
             }
-            let Some((_, answer)) = queue.answers.pop_front() else { continue };
-            MutexGuard::unlocked(&mut queue, || give(&answer));
+            let Some(mut due) = queue.answers.pop_front() else { continue };
+            if due.put_off < PUT_OFF_MAX && Arc::strong_count(&due.answer) > 1 && (due.waits)() {
+                due.put_off += 1;
+                due.at = now + ANSWER_MAX;
+                queue.answers.push_back(due);
+                continue;
+            }
+            MutexGuard::unlocked(&mut queue, || give(&due.answer));
         }
     }
 }
@@ -260,7 +306,8 @@ mod tests {
         assert!(first.iter().any(|(_, id)| *id == again));
     }
 
-    // Goal: an answer comes after its work, once, and in any case after a while. Method: work that ends at once, and work that is held up.
+    // Goal: an answer comes after its work, once, and in any case after a while, put off for as long as it waits for somebody. Method: work that
+    // ends at once, and work that is held up.
     #[test]
     fn answers_do_not_wait_for_ever() {
         let waiters = Waiters::default();
@@ -270,14 +317,16 @@ mod tests {
             let begun = Instant::now();
             for (number, wait) in [None, Some(wait)].into_iter().enumerate() {
                 let answer = send.clone();
+                let waits = move || number == 1 && begun.elapsed() < 3 * ANSWER_MAX;
                 waiters.run(
                     move || wait.into_iter().for_each(|wait| wait.recv().unwrap()),
+                    waits,
                     move || answer.send((round, number)).unwrap(),
                 );
             }
             assert_eq!(heard.recv().unwrap(), (round, 0));
             assert_eq!(heard.recv().unwrap(), (round, 1));
-            assert!(begun.elapsed() >= ANSWER_MAX);
+            assert!(begun.elapsed() >= 3 * ANSWER_MAX);
             go.send(()).unwrap();
         }
         thread::sleep(2 * ANSWER_MAX);

@@ -61,7 +61,7 @@ pub(crate) struct Adapter<V> {
     pub policy: Arc<Policy>,
     pub agreed: Agreed,
     pub trims: Trims,
-    pub caches: Caches,
+    pub caches: Arc<Caches>,
     pub waiters: Waiters,
     /// For what the kernel is told unasked.
     pub device: Weak<Device>,
@@ -176,10 +176,10 @@ impl<V: Verbs> Adapter<V> {
             Err(errno) => reply.error(errno),
         };
         let stale = past_cache && self.caches.may_be_stale(ino);
-        let (waiters, device) = (self.waiters.clone(), self.device.clone());
+        let (waiters, device, caches) = (self.waiters.clone(), self.device.clone(), self.caches.clone());
         // Of one that failed a part may have been stored.
         let answer = move |result| match stale {
-            true => forget_then(&waiters, device, ino, range, move || say(result)),
+            true => forget_then(&waiters, device, &caches, ino, range, move || say(result)),
             false => say(result),
         };
         if !durable {
@@ -286,7 +286,7 @@ impl<V: Verbs> Adapter<V> {
     /// to reads and writes of the file, which no thread that serves requests can wait for.
     /// If that takes long, or there is no thread for it, the answer does not wait.
     pub(crate) fn forget_then(&self, ino: u64, range: (u64, u64), answer: impl FnOnce() + Send + 'static) {
-        forget_then(&self.waiters, self.device.clone(), ino, range, answer);
+        forget_then(&self.waiters, self.device.clone(), &self.caches, ino, range, answer);
     }
 
     /// Fills `listing` with entries and their attributes. An entry that vanishes meanwhile is left out; one whose inode
@@ -348,6 +348,7 @@ impl<V: Verbs> Adapter<V> {
 fn forget_then(
     waiters: &Waiters,
     device: Weak<Device>,
+    caches: &Arc<Caches>,
     ino: u64,
     range: (u64, u64),
     answer: impl FnOnce() + Send + 'static,
@@ -359,7 +360,8 @@ fn forget_then(
             tracing::debug!("the kernel cannot be told to forget a part of a file: {error}");
         }
     };
-    waiters.run(forget, answer);
+    let caches = caches.clone();
+    waiters.run(forget, move || caches.is_read(ino), answer);
 }
 
 pub(crate) fn caller(header: &InHeader) -> Caller {

@@ -181,7 +181,7 @@ impl Mounted {
                 policy,
                 agreed,
                 trims: Trims::default(),
-                caches: Caches::default(),
+                caches: Arc::new(Caches::default()),
                 waiters: Waiters::default(),
                 device,
                 direct_io,
