@@ -87,6 +87,9 @@ fn plan(inner: &Inner, offset: u64, len: usize) -> WritePlan {
 /// logging the file meanwhile.
 const OUTDATED_READS_MAX: u32 = 8;
 
+/// So often a write that is wanted whole looks for space again.
+const LOOKS_MAX: u32 = 32;
+
 impl Core {
     pub(crate) fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {
         self.write_from(caller, ino, offset, data, None, Rounds::default())
@@ -109,7 +112,8 @@ impl Core {
     }
 
     /// [`Core::write_owned`] of all of it. Goes on where pages that have space set aside meet others, and past pages that find none to
-    /// those that have some: nothing that is guaranteed depends on what is written with it. Gives the first refusal. Space is looked for once.
+    /// those that have some: nothing that is guaranteed depends on what is written with it. Gives the first refusal. Space is
+    /// looked for where the last look has found some: what is written may give back what it replaces.
     pub(crate) fn write_whole(
         &self,
         caller: Caller,
@@ -121,17 +125,20 @@ impl Core {
         let chunk = self.adopt(ino, offset, buf, len);
         let data = chunk.as_ref().map_or(&buf[..len], |chunk| &chunk.buf()[..len]);
         let mut refused = Ok(());
-        let mut done = 0;
+        let (mut done, mut looks, mut looking) = (0, LOOKS_MAX, true);
         loop {
             let at = offset + done as u64;
-            let first = at == offset && refused.is_ok();
-            let chunk = chunk.as_ref().filter(|_| first);
-            let rounds = || if first { Rounds::default() } else { Rounds::none() };
+            let chunk = chunk.as_ref().filter(|_| done == 0);
+            let rounds = || if looking { Rounds::default() } else { Rounds::none() };
             match self.thawing(|| self.write_from(caller, ino, at, &data[done..], chunk, rounds())) {
-                Ok(written) => done += written,
+                Ok(written) => (done, looking) = (done + written, false),
                 // Something in front was refused, so that this is not the end of a file that is only appended to.
                 Err(FsError::NotPermitted) if refused.is_err() => return refused,
+                Err(FsError::Engine(EngineError::NoSpace)) if !looking && looks > 0 => {
+                    (looks, looking) = (looks - 1, true);
+                }
                 Err(error @ FsError::Engine(EngineError::NoSpace)) if done < len => {
+                    (looks, looking) = (0, false);
                     refused = refused.and(Err(error));
                     done += self.past_refused(ino, at, len - done)?;
                 }
@@ -494,7 +501,8 @@ impl Core {
         if !reserved {
             return Ok(len);
         }
-        self.own_first(&change, state.ino, &mut inner, None)?;
+        // What has been set aside was promised.
+        self.own_first_in(&change, state.ino, &mut inner, None, false)?;
         let to = (offset + len as u64).next_multiple_of(BLOCK);
         let mut at = offset / BLOCK * BLOCK;
         while at < to {

@@ -224,6 +224,27 @@ fn a_whole_write_goes_past_what_is_refused() {
     }
 }
 
+// Goal: a whole write over what is logged goes on with the space of what it replaces. Method: a pool in which half of it, or a sixteenth, is
+// free; all its bytes are there afterwards.
+#[test]
+fn a_whole_write_uses_what_it_gives_back() {
+    for part in [MIB / 2, MIB / 16] {
+        let f = Fixture::new(64 * MIB);
+        let ino = f.create(b"f");
+        f.write(ino, 0, &pattern(1, 1 << 20));
+        f.fs.sync().unwrap();
+        let (other, end) = fill(&f);
+        f.truncate(other, end - part);
+        f.fs.sync().unwrap();
+        let data = pattern(2, 1 << 20);
+        let mut buf = AlignedBuf::from_slice(&data);
+        f.fs.write_whole(Caller::ROOT, ino, 0, &mut buf, data.len()).unwrap();
+        f.fs.sync().unwrap();
+        assert!(f.fs.read(ino, 0, 1 << 20).unwrap() == data);
+        f.check();
+    }
+}
+
 // Goal: a whole write looks for space once, however often pages with and without space set aside meet in it, and gives the first refusal.
 // Method: a full pool, and a file of which every second page is set aside, and one that may only be appended to; what the store did meanwhile is counted.
 #[test]
