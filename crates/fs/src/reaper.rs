@@ -307,7 +307,11 @@ impl Core {
                         "{task:?} cannot be reaped: {why}; it keeps its space, the next opening tries again"
                     );
                 }
-                Err(FsError::Engine(EngineError::NoSpace)) if self.reap.tasks.lock().refuse(task) => continue,
+                Err(FsError::Engine(EngineError::NoSpace)) if self.reap.tasks.lock().refuse(task) => {
+                    // The device has let it get so far. Others may free what it lacks.
+                    self.reap.recovered(task);
+                    continue;
+                }
                 Err(error) => return Err(error),
             }
             if !fails {
@@ -373,8 +377,8 @@ impl Core {
                 0 => SWEPT_PER_STEP,
                 _ => SWEPT_WHEN_CRAMPED[cramped - 1],
             };
-            if self.reap.ails() {
-                // A device that fails is asked before anybody waits for the lock.
+            if steps == 1 && self.reap.ails() {
+                // A device that fails is asked before anybody waits for the lock. With nothing remembered this plans anew, so that it is done once.
                 let (mut tx, mut memory) = (Transaction::new(), ReaperMemory::default());
                 version::reap_step(&self.store.view(), &mut tx, family, entries, &mut memory)?;
             }
