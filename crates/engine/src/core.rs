@@ -367,7 +367,8 @@ impl Core {
             0 => purse.metadata_bytes,
             data => purse.metadata_bytes * placed.max(1).min(data) / data,
         };
-        let urgency = match (tx.privileged, tx.sparing) {
+        let frees = ops.iter().any(|op| matches!(op, Op::Free { .. }));
+        let urgency = match (tx.privileged, tx.sparing && !frees) {
             (true, true) => Urgency::Sparing,
             (true, false) => Urgency::Privileged,
             (false, _) => Urgency::Ordinary,

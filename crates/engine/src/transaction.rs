@@ -248,7 +248,7 @@ impl Transaction {
         self.privileged = true;
     }
     /// Leaves a quarter of the protected reserve, should it be privileged: for what takes something away from one of many who have it.
-    /// That may add more than it frees, and what remains is for who frees all of it in the end.
+    /// That adds entries, and what remains is for who frees all of it in the end. Where it frees blocks this says nothing.
     pub fn sparing(&mut self) {
         self.sparing = true;
     }

@@ -327,6 +327,18 @@ impl Core {
         inner: &mut Inner,
         reservation: Option<&mut Reservation>,
     ) -> Result<()> {
+        self.own_first_in(change, ino, inner, reservation, true)
+    }
+
+    /// The same; `sparing`: for what frees nothing, and may be refused.
+    pub(crate) fn own_first_in(
+        &self,
+        change: &Change,
+        ino: InodeId,
+        inner: &mut Inner,
+        reservation: Option<&mut Reservation>,
+        sparing: bool,
+    ) -> Result<()> {
         if !change.forked || self.is_own(change, ino, inner)? {
             return Ok(());
         }
@@ -338,7 +350,7 @@ impl Core {
         if reservation.is_some() {
             // Write-back, which settles when it has let go of everything.
             tx.settles_later();
-        } else {
+        } else if sparing {
             tx.sparing();
         }
         self.store.apply(tx, reservation)?;

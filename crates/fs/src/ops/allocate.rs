@@ -259,6 +259,10 @@ impl Core {
             }
             self.put_record(&change, &mut tx, state.ino, inner, &mut record)?;
             tx.privileged();
+            // Zeros that are to be set aside behind this cannot be refused any more.
+            if change.forked && kept.borrow().is_none() {
+                tx.sparing();
+            }
             let (_, part) = self.apply_freeing(tx, None, freed)?;
             if let (Some(kept), Some(part)) = (&mut *kept.borrow_mut(), part) {
                 self.store.merge(kept, part);
@@ -349,7 +353,7 @@ impl Core {
                 self.leave_record(caller, state)?;
                 continue;
             }
-            self.own_first(&change, state.ino, inner, None)?;
+            self.own_first_in(&change, state.ino, inner, None, !zeroed)?;
             let mut record = self.changed(caller, inner);
             record.mtime = inner.times().0;
             record.flags |= INODE_FLAG_RESERVED;

@@ -636,6 +636,39 @@ fn removing_beside_a_snapshot_leaves_room_to_reap() {
     f.check();
 }
 
+// Goal: what nobody else shows can be cut and removed, and what is set aside can be written, where so much has been removed beside a snapshot
+// that more is refused. Method: files of 1 MiB that were made after a snapshot, and one it shows that has space set aside; files are removed until
+// some are refused.
+#[test]
+fn what_is_nobody_elses_is_removed_where_the_rest_is_refused() {
+    let f = Fixture::new(64 * MIB);
+    let names = (0..25_000).map(|number| format!("{number:030}").into_bytes());
+    for name in names.clone() {
+        f.create(&name);
+    }
+    let log = f.create(b"log");
+    let reserve = Allocate::Reserve { keep_size: false };
+    f.fs.fallocate(Caller::ROOT, log, 0, MIB, reserve).unwrap();
+    f.fs.sync().unwrap();
+    f.fs.snapshot(ROOT, ROOT, b"snapshot", true, false).unwrap();
+    let (own, cut) = (f.create(b"own"), f.create(b"cut"));
+    f.write(own, 0, &[1; 1 << 20]);
+    f.write(cut, 0, &[1; 1 << 20]);
+    f.fs.sync().unwrap();
+    fill(&f, b"big");
+    f.fs.sync().unwrap();
+    let refused = names.filter(|name| f.fs.unlink(ROOT, name).is_err()).take(100).count();
+    assert_eq!(refused, 100);
+    f.write(log, 4096, &[2; 4096]);
+    f.truncate(cut, 0);
+    f.fs.unlink(ROOT, b"cut").unwrap();
+    f.fs.unlink(ROOT, b"own").unwrap();
+    f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+    f.fs.maintain().unwrap();
+    assert_eq!(f.fs.read(log, 4096, 4096).unwrap(), [2; 4096]);
+    f.check();
+}
+
 // Goal: who removes something waits for those who read what has been freed, as long as that takes. Method: a view is held while
 // a full pool is emptied until that waits; then the view ends.
 #[test]
