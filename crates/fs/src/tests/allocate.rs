@@ -18,7 +18,7 @@ impl Model {
     }
 }
 
-fn allocate(f: &Fixture, ino: InodeId, offset: u64, len: u64, how: Allocate) {
+pub(super) fn allocate(f: &Fixture, ino: InodeId, offset: u64, len: u64, how: Allocate) {
     f.fs.fallocate(Caller::ROOT, ino, offset, len, how).unwrap();
 }
 
@@ -139,7 +139,7 @@ fn against_a_model() {
 }
 
 /// Fills the pool with another file, which is synced; gives that and where it ends.
-fn fill(f: &Fixture) -> (InodeId, u64) {
+pub(super) fn fill(f: &Fixture) -> (InodeId, u64) {
     let other = f.create(b"other");
     let (data, mut at) = (pattern(1, 1 << 20), 0);
     while let Ok(written) = f.fs.write(Caller::ROOT, other, at, &data) {
@@ -178,104 +178,6 @@ fn reserved_space_pays_for_no_other_pages() {
     f.check();
     assert!(f.fs.read(ino, 3 * MIB, 1 << 20).unwrap() == data[..1 << 20]);
     assert!(f.fs.read(ino, MIB, 1 << 20).unwrap() == data[..1 << 20]);
-}
-
-// Goal: who writes as a whole gets all that is set aside, whatever lies beside it, and is told where some of it finds no space. Method: on
-// a full pool pages with space set aside and others take turns; the buffer is one that is kept as it is.
-#[test]
-fn a_whole_write_goes_past_what_is_refused() {
-    for hole in [false, true] {
-        let mut f = Fixture::new(64 * MIB);
-        let ino = f.create(b"f");
-        let set = SetAttr { size: Some(MIB), ..SetAttr::default() };
-        f.fs.setattr(Caller::ROOT, ino, set).unwrap();
-        let reserve = Allocate::Reserve { keep_size: false };
-        // Pages 16 to 31 and 64 to 95 are set aside; without a hole all but the first and the last, which are there.
-        let ranges: &[(u64, u64)] = if hole { &[(16, 16), (64, 32)] } else { &[(1, 254)] };
-        ranges.iter().for_each(|(at, count)| allocate(&f, ino, at * BLOCK, count * BLOCK, reserve));
-        if !hole {
-            f.write(ino, 0, &[7]);
-            f.write(ino, MIB - 1, &[7]);
-        }
-        let (other, end) = fill(&f);
-        if !hole {
-            // The two have to find space anew, and do.
-            f.truncate(other, end - MIB / 4);
-            f.fs.sync().unwrap();
-        }
-        let data = pattern(1, 1 << 20);
-        let mut buf = AlignedBuf::from_slice(&data);
-        let written = f.fs.write_whole(Caller::ROOT, ino, 0, &mut buf, data.len());
-        buf.fill(0xee);
-        match hole {
-            true => refused(written, 28),
-            false => written.unwrap(),
-        }
-        f.fs.sync().unwrap();
-        f.check();
-        f.kill();
-        let found = f.fs.read(ino, 0, 1 << 20).unwrap();
-        for (at, count) in ranges {
-            let range = (at * BLOCK) as usize..((at + count) * BLOCK) as usize;
-            assert!(found[range.clone()] == data[range], "{at}, hole {hole}");
-        }
-        assert_eq!(found == data, !hole);
-        f.check();
-    }
-}
-
-// Goal: a whole write over what is logged goes on with the space of what it replaces. Method: a pool in which half of it, or a sixteenth, is
-// free; all its bytes are there afterwards.
-#[test]
-fn a_whole_write_uses_what_it_gives_back() {
-    for part in [MIB / 2, MIB / 16] {
-        let f = Fixture::new(64 * MIB);
-        let ino = f.create(b"f");
-        f.write(ino, 0, &pattern(1, 1 << 20));
-        f.fs.sync().unwrap();
-        let (other, end) = fill(&f);
-        f.truncate(other, end - part);
-        f.fs.sync().unwrap();
-        let data = pattern(2, 1 << 20);
-        let mut buf = AlignedBuf::from_slice(&data);
-        f.fs.write_whole(Caller::ROOT, ino, 0, &mut buf, data.len()).unwrap();
-        f.fs.sync().unwrap();
-        assert!(f.fs.read(ino, 0, 1 << 20).unwrap() == data);
-        f.check();
-    }
-}
-
-// Goal: a whole write looks for space once, however often pages with and without space set aside meet in it, and gives the first refusal.
-// Method: a full pool, and a file of which every second page is set aside, and one that may only be appended to; what the store did meanwhile is counted.
-#[test]
-fn a_whole_write_looks_for_space_once() {
-    let f = Fixture::new(64 * MIB);
-    let (ino, log) = (f.create(b"f"), f.create(b"log"));
-    let set = SetAttr { size: Some(MIB), ..SetAttr::default() };
-    f.fs.setattr(Caller::ROOT, ino, set).unwrap();
-    let reserve = |keep_size| Allocate::Reserve { keep_size };
-    (0..128).for_each(|at| allocate(&f, ino, 2 * at * BLOCK, BLOCK, reserve(false)));
-    allocate(&f, log, 16 * BLOCK, 16 * BLOCK, reserve(true));
-    f.fs.set_flags(Caller::ROOT, log, FileFlags::APPEND_ONLY).unwrap();
-    fill(&f);
-    let data = pattern(1, 1 << 20);
-    let before = f.fs.store_stats();
-    let mut buf = AlignedBuf::from_slice(&data);
-    refused(f.fs.write_whole(Caller::ROOT, ino, 0, &mut buf, data.len()), 28);
-    let after = f.fs.store_stats();
-    let looks = after.checkpoints_count - before.checkpoints_count;
-    assert!(looks < 16, "{looks} checkpoints");
-    assert!(after.reclaims_count - before.reclaims_count < 16);
-    let mut buf = AlignedBuf::from_slice(&data[..128 << 10]);
-    refused(f.fs.write_whole(Caller::ROOT, log, 0, &mut buf, 128 << 10), 28);
-    f.fs.sync().unwrap();
-    let found = f.fs.read(ino, 0, 1 << 20).unwrap();
-    for at in (0..256).map(|page| page * 4096) {
-        let zeros = [0; 4096];
-        let expected = if at % 8192 == 0 { &data[at..at + 4096] } else { &zeros[..] };
-        assert!(found[at..at + 4096] == *expected, "{at}");
-    }
-    f.check();
 }
 
 // Goal: space that is set aside behind the end of a file is still enough for it when the end has been shared from a file that was

@@ -45,6 +45,7 @@ mod streams;
 mod subvolumes;
 mod versions;
 mod waiting;
+mod whole;
 mod xattrs;
 
 pub(super) const ROOT: InodeId = ROOT_INODE;
