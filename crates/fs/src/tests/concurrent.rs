@@ -310,16 +310,14 @@ impl Between for SlowToRead {
     }
 }
 
-// Goal: a write into the middle of a block that is not in memory comes to an end beside somebody who writes and syncs another block of the
-// file without a pause. Method: each read of the device lasts until the other has synced once more.
-#[test]
-fn a_part_of_a_block_is_written_beside_who_syncs() {
+/// Writes into the middle of a block that is not in memory, beside somebody who does `other` without a pause: that counts how often.
+fn write_a_part_beside(other: impl Fn(&Filesystem, InodeId, &AtomicU64) + Sync) {
     let f = Fixture::new(64 * MIB);
     let ino = f.create(b"file");
     f.write(ino, 0, &[7; 40960]);
     f.fs.close().unwrap();
-    let synced = Arc::new(AtomicU64::new(0));
-    let device = Arc::new(Through(SlowToRead(Slow::over(&f, &synced))));
+    let times = Arc::new(AtomicU64::new(0));
+    let device = Arc::new(Through(SlowToRead(Slow::over(&f, &times))));
     let fs = opened(&f, device.clone(), 8 * MIB);
     assert_eq!(fs.read(ino, 36864, 1).unwrap(), [7]);
     device.0.0.slow.store(true, Ordering::Relaxed);
@@ -327,9 +325,7 @@ fn a_part_of_a_block_is_written_beside_who_syncs() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                fs.write(Caller::ROOT, ino, 36864, &[1; 4096]).unwrap();
-                fs.flush_file(ino).unwrap();
-                synced.fetch_add(1, Ordering::Relaxed);
+                other(&fs, ino, &times);
             }
         });
         let (told, tell) = std::sync::mpsc::channel();
@@ -343,36 +339,25 @@ fn a_part_of_a_block_is_written_beside_who_syncs() {
     assert_eq!(fs.read(ino, 98, 8).unwrap(), *b"\x07\x07part\x07\x07");
 }
 
+// Goal: a write into the middle of a block that is not in memory comes to an end beside somebody who writes and syncs another block of the
+// file without a pause. Method: each read of the device lasts until the other has synced once more.
+#[test]
+fn a_part_of_a_block_is_written_beside_who_syncs() {
+    write_a_part_beside(|fs, ino, synced| {
+        fs.write(Caller::ROOT, ino, 36864, &[1; 4096]).unwrap();
+        fs.flush_file(ino).unwrap();
+        synced.fetch_add(1, Ordering::Relaxed);
+    });
+}
+
 // Goal: as above, beside somebody who makes the file longer without a pause, which waits for nobody. Method: as above.
 #[test]
 fn a_part_of_a_block_is_written_beside_who_grows() {
-    let f = Fixture::new(64 * MIB);
-    let ino = f.create(b"file");
-    f.write(ino, 0, &[7; 40960]);
-    f.fs.close().unwrap();
-    let grown = Arc::new(AtomicU64::new(0));
-    let device = Arc::new(Through(SlowToRead(Slow::over(&f, &grown))));
-    let fs = opened(&f, device.clone(), 8 * MIB);
-    assert_eq!(fs.read(ino, 36864, 1).unwrap(), [7]);
-    device.0.0.slow.store(true, Ordering::Relaxed);
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                let size = 40960 + grown.fetch_add(1, Ordering::Relaxed);
-                let set = SetAttr { size: Some(size), ..SetAttr::default() };
-                fs.setattr(Caller::ROOT, ino, set).unwrap();
-            }
-        });
-        let (told, tell) = std::sync::mpsc::channel();
-        let fs = &fs;
-        scope.spawn(move || told.send(fs.write(Caller::ROOT, ino, 100, b"part")).unwrap());
-        let written = tell.recv_timeout(Duration::from_secs(30));
-        stop.store(true, Ordering::Relaxed);
-        assert_eq!(written.expect("it comes to an end").unwrap(), 4);
+    write_a_part_beside(|fs, ino, grown| {
+        let size = 40960 + grown.fetch_add(1, Ordering::Relaxed);
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        fs.setattr(Caller::ROOT, ino, set).unwrap();
     });
-    device.0.0.slow.store(false, Ordering::Relaxed);
-    assert_eq!(fs.read(ino, 98, 8).unwrap(), *b"\x07\x07part\x07\x07");
 }
 
 // Goal: a hole that is punched while the file is cut makes it no longer than it was cut to. Method: a hole that ends in the
