@@ -87,8 +87,8 @@ fn plan(inner: &Inner, offset: u64, len: usize) -> WritePlan {
 /// logging the file meanwhile.
 const OUTDATED_READS_MAX: u32 = 8;
 
-/// So often a write that is wanted whole looks for space again.
-const LOOKS_MAX: u32 = 32;
+/// So often a write that is wanted whole looks for space again: for each page of the kernel's largest.
+const LOOKS_MAX: u32 = 256;
 
 impl Core {
     pub(crate) fn write(&self, caller: Caller, ino: InodeId, offset: u64, data: &[u8]) -> Result<usize> {

@@ -49,11 +49,11 @@ fn a_whole_write_goes_past_what_is_refused() {
     }
 }
 
-// Goal: a whole write over what is logged goes on with the space of what it replaces. Method: a pool in which half of it, or a sixteenth, is
+// Goal: a whole write over what is logged goes on with the space of what it replaces. Method: a pool in which half of it, or little, is
 // free; all its bytes are there afterwards.
 #[test]
 fn a_whole_write_uses_what_it_gives_back() {
-    for part in [MIB / 2, MIB / 16] {
+    for part in [MIB / 2, MIB / 16, MIB / 64] {
         let f = Fixture::new(64 * MIB);
         let ino = f.create(b"f");
         f.write(ino, 0, &pattern(1, 1 << 20));
