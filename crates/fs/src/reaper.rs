@@ -307,10 +307,13 @@ impl Core {
                         "{task:?} cannot be reaped: {why}; it keeps its space, the next opening tries again"
                     );
                 }
-                Err(FsError::Engine(EngineError::NoSpace)) if self.reap.tasks.lock().refuse(task) => {
-                    // The device has let it get so far. Others may free what it lacks.
+                Err(FsError::Engine(EngineError::NoSpace)) => {
+                    // The device has let it get so far. What was put off with it may free what it lacks.
                     self.reap.recovered(task);
-                    continue;
+                    if self.reap.tasks.lock().refuse(task) {
+                        continue;
+                    }
+                    return Err(EngineError::NoSpace.into());
                 }
                 Err(error) => return Err(error),
             }
