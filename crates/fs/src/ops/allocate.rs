@@ -259,8 +259,8 @@ impl Core {
             }
             self.put_record(&change, &mut tx, state.ino, inner, &mut record)?;
             tx.privileged();
-            // Zeros that are to be set aside behind this cannot be refused any more.
-            if change.forked && kept.borrow().is_none() {
+            // Not where it gives back what was set aside; and zeros that are to be set aside behind this cannot be refused any more.
+            if change.forked && freed == 0 && kept.borrow().is_none() {
                 tx.sparing();
             }
             let (_, part) = self.apply_freeing(tx, None, freed)?;

@@ -306,9 +306,6 @@ impl Core {
             change.put_inode(&mut tx, state.ino, record)?;
         } else if dropped.is_some() {
             tx.privileged();
-            if change.forked {
-                tx.sparing();
-            }
         }
         {
             let _counting = self.counting()?;

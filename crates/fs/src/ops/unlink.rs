@@ -148,13 +148,8 @@ impl Core {
         let mut dir_record = dir.record.clone();
         touch_directory(&mut dir_record, now, -1, -i64::from(found.kind == InodeKind::Directory));
         self.put_record(change, &mut tx, parent, dir, &mut dir_record)?;
-        // What nobody else shows gives its space back.
-        let shown = change.forked && !self.is_own(change, found.ino, child)?;
         let dropped = self.drop_link(change, &mut tx, found.ino, child, now)?;
         tx.privileged();
-        if shown {
-            tx.sparing();
-        }
         {
             let _counting = self.counting()?;
             self.apply(tx)?;

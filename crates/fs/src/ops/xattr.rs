@@ -287,9 +287,6 @@ impl Core {
         touch(&mut record, self.now());
         self.put_record(&change, &mut tx, ino, &inner, &mut record)?;
         tx.privileged();
-        if change.forked {
-            tx.sparing();
-        }
         self.apply(tx)?;
         inner.take_over(&change, record);
         Ok(())

@@ -569,8 +569,10 @@ fn what_is_overwritten_in_flight_has_one_block() {
     assert_eq!(f.unused_bytes() / MIB, before / MIB);
 }
 
-/// A full pool, and the names of many files in it that a snapshot shows, too.
-fn full_with_a_snapshot() -> (Fixture, impl DoubleEndedIterator<Item = Vec<u8>> + Clone + Send) {
+/// A full pool, and the names of many files in it that a snapshot shows, too. The last ones have been `touched` since.
+fn full_with_a_snapshot(
+    touched: usize,
+) -> (Fixture, impl DoubleEndedIterator<Item = Vec<u8>> + Clone + Send) {
     let f = Fixture::new(64 * MIB);
     let names = (0..25_000).map(|number| format!("{number:030}").into_bytes());
     for name in names.clone() {
@@ -578,6 +580,10 @@ fn full_with_a_snapshot() -> (Fixture, impl DoubleEndedIterator<Item = Vec<u8>> 
     }
     f.fs.sync().unwrap();
     f.fs.snapshot(ROOT, ROOT, b"snapshot", true, false).unwrap();
+    let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    for name in names.clone().rev().take(touched) {
+        f.fs.setattr(Caller::ROOT, f.fs.lookup(ROOT, &name).unwrap().ino, set).unwrap();
+    }
     fill(&f, b"big");
     f.fs.sync().unwrap();
     (f, names)
@@ -589,7 +595,7 @@ fn full_with_a_snapshot() -> (Fixture, impl DoubleEndedIterator<Item = Vec<u8>> 
 #[test]
 fn who_removes_waits_for_deleted_snapshots() {
     for kill in [false, true] {
-        let (mut f, names) = full_with_a_snapshot();
+        let (mut f, names) = full_with_a_snapshot(0);
         if kill {
             f.kill();
         }
@@ -604,13 +610,15 @@ fn who_removes_waits_for_deleted_snapshots() {
 }
 
 // Goal: however much has been removed beside a snapshot, it can be deleted and reaped, and all the rest removed. Method: as
-// before, but files are removed until a thousand have been refused; then the snapshot is deleted.
+// before, but files are removed until a thousand have been refused, and then all that have been touched since; then the snapshot is deleted.
 #[test]
 fn removing_beside_a_snapshot_leaves_room_to_reap() {
-    let (f, names) = full_with_a_snapshot();
+    const TOUCHED: usize = 8000;
+    let (f, names) = full_with_a_snapshot(TOUCHED);
+    let touched: std::collections::BTreeSet<_> = names.clone().rev().take(TOUCHED).collect();
     let (mut left, mut refused) = (Vec::new(), 0);
     for name in names {
-        if refused > 1000 {
+        if refused > 1000 && !touched.contains(&name) {
             left.push(name);
             continue;
         }
@@ -651,7 +659,8 @@ fn what_is_nobody_elses_is_removed_where_the_rest_is_refused() {
     f.fs.fallocate(Caller::ROOT, log, 0, MIB, reserve).unwrap();
     f.fs.sync().unwrap();
     f.fs.snapshot(ROOT, ROOT, b"snapshot", true, false).unwrap();
-    let (own, cut) = (f.create(b"own"), f.create(b"cut"));
+    let (own, cut, set_aside) = (f.create(b"own"), f.create(b"cut"), f.create(b"set aside"));
+    f.fs.fallocate(Caller::ROOT, set_aside, 0, MIB, reserve).unwrap();
     f.write(own, 0, &[1; 1 << 20]);
     f.write(cut, 0, &[1; 1 << 20]);
     f.fs.sync().unwrap();
@@ -660,9 +669,9 @@ fn what_is_nobody_elses_is_removed_where_the_rest_is_refused() {
     let refused = names.filter(|name| f.fs.unlink(ROOT, name).is_err()).take(100).count();
     assert_eq!(refused, 100);
     f.write(log, 4096, &[2; 4096]);
+    f.fs.fallocate(Caller::ROOT, set_aside, 0, MIB, Allocate::Punch).unwrap();
     f.truncate(cut, 0);
-    f.fs.unlink(ROOT, b"cut").unwrap();
-    f.fs.unlink(ROOT, b"own").unwrap();
+    [&b"cut"[..], b"own"].iter().for_each(|name| f.fs.unlink(ROOT, name).unwrap());
     f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
     f.fs.maintain().unwrap();
     assert_eq!(f.fs.read(log, 4096, 4096).unwrap(), [2; 4096]);
@@ -673,7 +682,7 @@ fn what_is_nobody_elses_is_removed_where_the_rest_is_refused() {
 // a full pool is emptied until that waits; then the view ends.
 #[test]
 fn who_removes_waits_for_readers() {
-    let (f, names) = full_with_a_snapshot();
+    let (f, names) = full_with_a_snapshot(0);
     let core = f.fs.core();
     let view = core.store.view();
     f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();

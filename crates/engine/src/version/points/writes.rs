@@ -39,7 +39,8 @@ pub fn put(
     place.put(read, tx, path, tree, prefix, value)
 }
 
-/// Removes what the holder of `path` sees at `prefix`. A whiteout stays iff something is visible beneath.
+/// Removes what the holder of `path` sees at `prefix`. A whiteout stays iff something is visible beneath; then `tx` becomes
+/// [sparing](Transaction::sparing).
 ///
 /// # Errors
 /// As [`put`].
@@ -50,6 +51,7 @@ pub fn delete(read: &dyn Read, tx: &mut Transaction, path: &Path, tree: TreeId, 
     }
     let place = Place::look(read, path, tree, prefix)?;
     if place.beneath.is_some_and(|(_, whiteout)| !whiteout) {
+        tx.sparing();
         return place.put(read, tx, path, tree, prefix, Box::default());
     }
     // Also if nothing is there yet: a put of it may be in the same transaction.
