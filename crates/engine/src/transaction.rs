@@ -252,6 +252,10 @@ impl Transaction {
     pub fn sparing(&mut self) {
         self.sparing = true;
     }
+    /// Takes that back: for who frees all of it in the end.
+    pub fn spares_nothing(&mut self) {
+        self.sparing = false;
+    }
     /// A commit or checkpoint that is due behind it is not waited for: for who holds locks and calls
     /// [`Store::settle`](crate::Store::settle) soon, without them.
     pub fn settles_later(&mut self) {

@@ -344,6 +344,8 @@ impl Core {
                 orphans::delete(&mut tx, ino);
             }
             tx.privileged();
+            // Whiteouts of attributes, too: what is left behind keeps more.
+            tx.spares_nothing();
             let changes = tx.len();
             let (lsn, _) = self.apply_freeing(tx, None, disposed.reserved_freed)?;
             let (done, reap) = (disposed.done, disposed.reap);

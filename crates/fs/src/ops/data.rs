@@ -73,6 +73,7 @@ impl Core {
             orphans::put(&mut tx, state.ino, OrphanState::Deleting, &inner.record);
         }
         tx.privileged();
+        tx.spares_nothing();
         self.apply(tx)?;
         self.forget(&mut inner);
         if !done {

@@ -81,6 +81,8 @@ impl Core {
                 turn = Some(self.write_back_in_turn(held, u64::MAX, Ride::Allowed)?);
                 continue;
             }
+            // What nobody else shows gives its space back, at once or when it is reaped.
+            let shown = change.forked && !self.is_own(&change, ino, inner)?;
             self.own_first(&change, ino, inner, None)?;
             let now = self.now();
             let mut record = inner.record_with_pending();
@@ -118,7 +120,7 @@ impl Core {
             if size <= inner.size {
                 tx.privileged();
             }
-            if change.forked {
+            if shown {
                 tx.sparing();
             }
             record.size = size;

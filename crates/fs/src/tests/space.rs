@@ -570,7 +570,7 @@ fn what_is_overwritten_in_flight_has_one_block() {
 }
 
 /// A full pool, and the names of many files in it that a snapshot shows, too. The last ones have been `touched` since.
-fn full_with_a_snapshot(
+pub(super) fn full_with_a_snapshot(
     touched: usize,
 ) -> (Fixture, impl DoubleEndedIterator<Item = Vec<u8>> + Clone + Send) {
     let f = Fixture::new(64 * MIB);

@@ -1,6 +1,7 @@
-//! Writes that the kernel wants whole, on full pools.
+//! Writes that the kernel wants whole, and orphans with attributes, on full pools.
 
 use super::allocate::{allocate, fill};
+use super::space::full_with_a_snapshot;
 use super::*;
 
 const BLOCK: u64 = 4096;
@@ -100,5 +101,33 @@ fn a_whole_write_looks_for_space_once() {
         let expected = if at % 8192 == 0 { &data[at..at + 4096] } else { &zeros[..] };
         assert!(found[at..at + 4096] == *expected, "{at}");
     }
+    f.check();
+}
+
+// Goal: what nobody has open any more is reaped, and the pool can be opened, where so much has been removed beside a snapshot that more is refused,
+// whatever the snapshot shows of its attributes. Method: a file with one, open while it is removed and others are until that is refused; then a
+// fragmented file is cut that was made since.
+#[test]
+fn orphans_are_reaped_where_removing_is_refused() {
+    let (mut f, names) = full_with_a_snapshot(0);
+    f.fs.unlink(ROOT, b"big").unwrap();
+    f.fs.sync().unwrap();
+    let (open, own) = (f.create(b"open"), f.create(b"own"));
+    f.fs.setxattr(open, b"user.x", b"1", XattrMode::Set).unwrap();
+    f.fs.sync().unwrap();
+    f.fs.snapshot(ROOT, ROOT, b"second", true, false).unwrap();
+    (0..600).for_each(|at| f.write(own, 2 * at * BLOCK, &[1; 4096]));
+    f.fs.sync().unwrap();
+    fill(&f);
+    f.fs.open_inode(Caller::ROOT, open, false).unwrap();
+    f.fs.unlink(ROOT, b"open").unwrap();
+    assert_eq!(names.filter(|name| f.fs.unlink(ROOT, name).is_err()).take(100).count(), 100);
+    f.fs.release_inode(open).unwrap();
+    f.fs.maintain().unwrap();
+    f.truncate(own, 0);
+    f.kill();
+    f.fs.maintain().unwrap();
+    f.fs.delete_subvolume(ROOT, b"second").unwrap();
+    f.fs.maintain().unwrap();
     f.check();
 }
