@@ -66,7 +66,7 @@ impl Caches {
         }
     }
 
-    /// As [`Caches::note`]; to be kept until the bytes have been given to the kernel.
+    /// As [`Caches::note`]; to be kept until the read has its answer. (With rings the kernel gets that a moment later.)
     pub(crate) fn begin_read(&self, ino: u64) -> Reading<'_> {
         self.note(ino);
         let reading = &self.reading[self.place(ino)];
