@@ -481,7 +481,7 @@ impl Store {
     }
 
     /// Makes what was freed allocatable: commit, checkpoint. One at a time; whoever waited for another finds its work.
-    fn reclaim(&self) -> Result<()> {
+    pub fn reclaim(&self) -> Result<()> {
         let _one = self.reclaiming.lock();
         self.counters.reclaims.fetch_add(1, Relaxed);
         self.commit(self.position())?;

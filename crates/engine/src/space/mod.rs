@@ -28,7 +28,9 @@ const GROUP_PAGES: u64 = 256;
 pub enum Urgency {
     /// May use what is free.
     Ordinary,
-    /// May also use the protected part (section 7's K) but for a quarter.
+    /// May also use what floats: for data that gives back as much as it takes.
+    Floating,
+    /// May also use the protected part (section 7's K) but for a quarter of what does not float.
     Sparing,
     /// May use all of it.
     Privileged,
@@ -42,6 +44,8 @@ pub struct Space {
     pub fixed: u64,
     /// K.
     pub protected: u64,
+    /// The part of it that data may use which gives back as much when it is logged and durable (section 7's Kfloat).
+    pub float: u64,
     /// Copies of each metadata block.
     pub copies: u64,
     /// Data blocks the present state refers to.
@@ -89,11 +93,14 @@ impl Space {
     /// Empty books for a pool of `total` blocks.
     pub fn new(total: u64, copies: u64) -> Space {
         let mib = (1 << 20) / BLOCK_BYTES as u64;
+        let kept = (total / 85).clamp(3 * mib, 32 * mib);
+        let float = kept / 7;
         let mut space = Space {
             total,
             // Block 0, the arrays twice, the root block twice.
             fixed: 1 + 2 * copies * (array_pages(total) + 1),
-            protected: (total / 85).clamp(3 * mib, 32 * mib),
+            protected: kept + float,
+            float,
             copies,
             data: 0,
             held: 0,
@@ -132,7 +139,8 @@ impl Space {
     pub fn fits(&self, blocks: u64, urgency: Urgency) -> bool {
         let limit = match urgency {
             Urgency::Ordinary => 0,
-            Urgency::Sparing => -(self.protected as i64) / 4 * 3,
+            Urgency::Floating => -(self.float as i64),
+            Urgency::Sparing => -((self.float + (self.protected - self.float) / 4 * 3) as i64),
             Urgency::Privileged => -(self.protected as i64),
         };
         self.leaves(blocks, limit)

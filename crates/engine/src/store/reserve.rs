@@ -73,7 +73,25 @@ impl Store {
         Ok(all())
     }
 
-    /// Part of the same: as many blocks as are there at once, with `squeeze` in half of the protected part too. The other
+    /// As [`Store::reserve`], for data that takes the place of as much that nobody else sees ([`crate::version::gives_back`]), from a
+    /// part of the protected reserve that is kept for it (section 7's Kfloat). It is there again when the data is logged and that is
+    /// durable. Never waits. `None`: it is not there at once.
+    pub fn reserve_float(
+        &self,
+        data_blocks: u64,
+        entries: u64,
+        entry_bytes: u64,
+    ) -> Result<Option<Reservation>> {
+        self.check_writable()?;
+        Ok(self.set_aside(Urgency::Floating, data_blocks, entries, entry_bytes))
+    }
+
+    /// How many blocks [`Store::reserve_float`] gives at most, to all together.
+    pub fn float_blocks(&self) -> u64 {
+        self.core.lock().space.float
+    }
+
+    /// Part of [`Store::reserve_again`]: as many blocks as are there at once, with `squeeze` in half of the protected part too. The other
     /// half is for what deletes, and for logging what has been accepted.
     pub fn reserve_part(&self, data_blocks: u64, entry_bytes: u64, squeeze: bool) -> Result<Reservation> {
         self.check_writable()?;

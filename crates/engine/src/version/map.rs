@@ -139,7 +139,7 @@ fn sight(read: &dyn Read, holder: Holder, path: &Path, record_shared: bool) -> R
 
 /// Blocks that more than one extent names, as they are asked for: a run of blocks that are, or of blocks that are not.
 #[derive(Clone, Copy, Default)]
-struct Elsewhere {
+pub(super) struct Elsewhere {
     from: u64,
     to: u64,
     names: u64,
@@ -147,7 +147,7 @@ struct Elsewhere {
 
 impl Elsewhere {
     /// How many extents name `block`, which is one's, and in front of which block that ends.
-    fn look(&mut self, read: &dyn Read, block: u64) -> Result<(u64, u64)> {
+    pub(super) fn look(&mut self, read: &dyn Read, block: u64) -> Result<(u64, u64)> {
         if !(self.from..self.to).contains(&block) {
             let wrong = |why| EngineError::corrupt("the counts of shared blocks", why);
             let before = read.last_at_or_before(TreeId::SHARES, &shares_key(block))?;

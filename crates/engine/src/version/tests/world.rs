@@ -238,12 +238,51 @@ impl World {
         }
         self.log.push(format!("put {f} {pieces:?}"));
         self.saw_drain(f, "write, no drain", "write, up", "write, down");
+        let given = self.given_back(f, &pieces);
         let mut tx = Transaction::new();
         let path = self.writable(f, &mut tx);
         let done = put_extents(&self.maps, &mut tx, &path, &pieces).unwrap();
         self.reserved -= done.reserved_freed;
         self.apply(&tx);
+        let (reserved, data): (Vec<u64>, Vec<u64>) = given.into_iter().partition(|at| *at >= RESERVATIONS);
+        let stays = data.iter().find(|block| self.live.contains(block));
+        assert!(stays.is_none(), "block {stays:?} should have been given back");
+        assert!(
+            reserved.len() as u64 <= done.reserved_freed,
+            "{} reserved blocks, freed {done:?}",
+            reserved.len()
+        );
         self.files[f].blocks.extend(new);
+    }
+
+    /// The blocks of the model that are there, in the beginning of each piece, where writing over it is said to give back a block each.
+    fn given_back(&mut self, f: usize, pieces: &[(u64, Run)]) -> Vec<u64> {
+        let path = Path::load(&self.maps, self.files[f].holder).unwrap();
+        let mut given = Vec::new();
+        for (from, run) in pieces {
+            let to = from + run.bytes();
+            let upto = gives_back(&self.maps, &path, *from, to).unwrap();
+            assert!(upto.is_multiple_of(BLOCK) && (*from..=to).contains(&upto));
+            let mine = &self.files[f].blocks;
+            for block in from / BLOCK..upto / BLOCK {
+                // What a version that drains has under a hole of the other's is given back, too.
+                given.extend(mine.get(&block));
+            }
+            let sees = |file: &File, at: &u64| file.blocks.values().filter(|other| *other == at).count();
+            let next =
+                mine.get(&(upto / BLOCK)).filter(|_| upto < to && path.writable() && path.versions() == 1);
+            // What has been deleted may be named until it is reaped.
+            let counted = next.map(|_| self.maps.counted()).unwrap_or_default();
+            let next = next.filter(|at| !counted.contains_key(at));
+            let named = next.map(|at| self.files.iter().map(|file| sees(file, at)).sum::<usize>());
+            assert_ne!(named, Some(1), "block {} of {f} is nobody else's", upto / BLOCK);
+            self.saw(match (upto > *from, upto < to) {
+                (true, true) => "gives back a part",
+                (true, false) => "gives back all",
+                (false, _) => "gives back nothing",
+            });
+        }
+        given
     }
 
     pub(super) fn punch(&mut self, f: usize) {
