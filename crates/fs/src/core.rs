@@ -59,6 +59,9 @@ pub(crate) struct Core {
     /// Held by who changes versions of data, or data that has versions: [`Change::hold_families`].
     pub families: Arc<Mutex<()>>,
     pub reserved: ReservedSpace,
+    /// Held by who waits for what floats ([`varve_engine::Store::reserve_float`]): others come after him. Who has a file's turn never
+    /// waits for this.
+    pub float_queue: Mutex<()>,
     pub accesses: Accesses,
     pub clock: Arc<dyn Clock>,
     pub on_data_logged: Option<Arc<dyn Fn(DataLogged) + Send + Sync>>,

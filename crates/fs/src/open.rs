@@ -178,6 +178,7 @@ impl Core {
             clock: options.clock,
             on_data_logged: options.on_data_logged,
             reserved: ReservedSpace::default(),
+            float_queue: Mutex::default(),
             buffers: Buffers::new(options.dirty_bytes_max),
             streams: Streams::default(),
             read_only,

@@ -7,6 +7,7 @@ pub(crate) mod create;
 pub(crate) mod data;
 pub(crate) mod diff;
 pub(crate) mod flags;
+mod float;
 pub(crate) mod link;
 pub(crate) mod listing;
 pub(crate) mod lookup;

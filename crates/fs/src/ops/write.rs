@@ -12,6 +12,7 @@ use varve_engine::{BLOCK_BYTES, EngineError, InodeId, Reservation, Transaction};
 use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL, InodeKind};
 
 use super::flags::Touch;
+use super::float::{FLOAT_WAITS, Floating};
 use super::read::ReadPlan;
 use super::{require_file, without_set_ids};
 use crate::api::{Caller, FILE_BYTES_MAX};
@@ -24,7 +25,7 @@ use crate::writeback::pages::{Page, PageBuf, zero_page};
 use crate::writeback::{ENTRIES_PER_PAGE, ENTRY_BYTES, reserve, reserve_more};
 use crate::{FsError, Result};
 
-const BLOCK: u64 = BLOCK_BYTES as u64;
+pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Most bytes of a first write whose pages lie side by side in memory though they fill no chunk.
 const SMALL_BYTES_MAX: usize = 64 << 10;
 
@@ -33,19 +34,19 @@ type Filled = (u64, Arc<Chunk>);
 
 /// What a write does to a file's pages.
 #[derive(PartialEq, Eq, Debug)]
-struct WritePlan {
+pub(super) struct WritePlan {
     /// Pages that become dirty, or need space again.
-    fresh: u64,
+    pub(super) fresh: u64,
     /// Pages that need the bytes they have now.
     bases: Vec<u64>,
     /// Pages that become dirty though nothing is written to them: what moves out of the inode record, and the tail of
     /// the old end.
-    extra: Vec<u64>,
+    pub(super) extra: Vec<u64>,
     /// Whether the file has no dirty page yet.
-    first: bool,
+    pub(super) first: bool,
 }
 
-fn plan(inner: &Inner, offset: u64, len: usize) -> WritePlan {
+pub(super) fn plan(inner: &Inner, offset: u64, len: usize) -> WritePlan {
     let end = offset + len as u64;
     let pages = &inner.pages;
     let (begin, stop) = if len == 0 { (0, 0) } else { (offset / BLOCK, end.div_ceil(BLOCK)) };
@@ -203,7 +204,21 @@ impl Core {
                 return Err(FsError::FileTooBig);
             }
             self.drop_capability(&state)?;
-            let written = self.write_pages(caller, &state, None, offset, data, &chunks, rounds)?;
+            let mut written = 0;
+            while written < data.len() {
+                let (at, rest) = (offset + written as u64, &data[written..]);
+                match self.write_pages(caller, &state, None, at, rest, &chunks, rounds) {
+                    Ok(part) => {
+                        written += part.len;
+                        if !part.goes_on {
+                            break;
+                        }
+                    }
+                    Err(error) if written == 0 || matches!(error, FsError::Frozen(_)) => return Err(error),
+                    // Who writes on hears of it.
+                    Err(_) => break,
+                }
+            }
             self.throttle(large)?;
             return Ok(written);
         }
@@ -271,7 +286,7 @@ impl Core {
         while done < len {
             let zeros = vec![0; len - done];
             let at = offset + done as u64;
-            done += self.write_pages(caller, turn.state(), Some(turn), at, &zeros, &[], Rounds::none())?;
+            done += self.write_pages(caller, turn.state(), Some(turn), at, &zeros, &[], Rounds::none())?.len;
         }
         Ok(())
     }
@@ -289,11 +304,13 @@ impl Core {
         data: &[u8],
         chunks: &[Filled],
         rounds: Rounds,
-    ) -> Result<usize> {
+    ) -> Result<Written> {
         let at_once = turn.is_none() && !rounds.are_left();
         let mut space = Space { rounds, at_once, ..Space::default() };
         let mut len = data.len();
-        let mut outdated = 0;
+        let (mut outdated, mut goes_on) = (0, false);
+        // Of those who wait for what floats, the first has what comes back.
+        let (mut waits, mut waited) = (None, 0);
         loop {
             // While this is held nothing of the file is logged, so that what is read stays where it is.
             let held = (outdated >= OUTDATED_READS_MAX && turn.is_none()).then(|| state.turn());
@@ -308,7 +325,25 @@ impl Core {
                 }
                 (wanted, inner.layout(), reads)
             };
-            if !space.covers(&wanted) {
+            if !space.covers(&wanted) && !self.widen_at_once(&mut space, &wanted)? {
+                let barred = waits.is_none() && turn.is_none() && self.float_queue.is_locked();
+                match self.float(state, &mut space, offset, len, barred)? {
+                    Floating::Never => {}
+                    Floating::Upto(part) => {
+                        goes_on |= part < len;
+                        len = part;
+                        continue;
+                    }
+                    Floating::Later if turn.is_none() && waited < FLOAT_WAITS => {
+                        drop((held, reads));
+                        space = Space { rounds: space.rounds, at_once, ..Space::default() };
+                        waits.get_or_insert_with(|| self.float_queue.lock());
+                        self.bring_back(state, waited)?;
+                        waited += 1;
+                        continue;
+                    }
+                    Floating::Later => {}
+                }
                 match self.widen(&mut space, &wanted) {
                     Ok(()) => {}
                     Err(EngineError::NoSpace) if space.rounds.are_left() => {
@@ -348,7 +383,7 @@ impl Core {
                 continue;
             }
             self.install(caller, state, &mut inner, offset, &data[..len], &now, &bases, chunks, space);
-            return Ok(len);
+            return Ok(Written { len, goes_on });
         }
     }
 
@@ -433,6 +468,17 @@ impl Core {
         if caller.uid != 0 && without_set_ids(mode) != mode {
             inner.pending.mode = Some(without_set_ids(mode));
         }
+    }
+
+    /// Sets aside what `space` lacks for `wanted`, if it is there at once.
+    fn widen_at_once(&self, space: &mut Space, wanted: &WritePlan) -> Result<bool> {
+        let pages = wanted.fresh.saturating_sub(space.pages);
+        let first = wanted.first && !space.first;
+        let found = reserve_more(&self.store, &mut space.reservation, pages, first)?;
+        if found {
+            (space.pages, space.first) = (space.pages + pages, space.first | first);
+        }
+        Ok(found)
     }
 
     /// Sets aside what `space` lacks for `wanted`.
@@ -542,7 +588,7 @@ impl Core {
         Ok(len)
     }
 
-    fn add(&self, space: &mut Space, more: Reservation, pages: u64, first: bool) {
+    pub(super) fn add(&self, space: &mut Space, more: Reservation, pages: u64, first: bool) {
         match &mut space.reservation {
             Some(mine) => self.store.merge(mine, more),
             mine @ None => *mine = Some(more),
@@ -587,12 +633,20 @@ impl Core {
     }
 }
 
+/// What has become of a write.
+struct Written {
+    /// Bytes from its beginning on.
+    len: usize,
+    /// Whether the rest is to be tried at once.
+    goes_on: bool,
+}
+
 /// Space set aside for a write that has not happened yet.
 #[derive(Default)]
-struct Space {
+pub(super) struct Space {
     reservation: Option<Reservation>,
-    pages: u64,
-    first: bool,
+    pub(super) pages: u64,
+    pub(super) first: bool,
     rounds: Rounds,
     /// Only what is there at once is taken: somebody has just looked for more.
     at_once: bool,

@@ -27,6 +27,7 @@ mod diff;
 mod durability;
 mod edges;
 mod flags;
+mod float;
 mod flushes;
 mod forks;
 mod frozen;

@@ -41,7 +41,7 @@ fn what_has_been_freed_is_there_for_the_next() {
 }
 
 // Goal: who writes a part of a block waits for no picture of his own when he looks for space. Method: all space is taken and a file on the disk
-// goes; a byte of another is written that is not in memory; the store looks for space once.
+// goes; a byte of another, which has a clone, is written that is not in memory; the store looks for space once.
 #[test]
 fn a_write_into_a_block_keeps_no_space_from_itself() {
     let mut f = Fixture::new(64 * MIB);
@@ -49,6 +49,8 @@ fn a_write_into_a_block_keeps_no_space_from_itself() {
         let ino = f.create(name);
         f.write(ino, 0, &pattern(1, len));
     }
+    let ino = f.fs.lookup(ROOT, b"b").unwrap().ino;
+    f.fs.clone_file(Caller::ROOT, ino, ROOT, b"clone").unwrap();
     f.fs.sync().unwrap();
     f.reopen();
     f.fs.maintain().unwrap();

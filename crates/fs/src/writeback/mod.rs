@@ -90,6 +90,15 @@ pub(crate) fn reserve_more(
     store.reserve_more(reservation, pages, entries(pages, first), ENTRY_BYTES)
 }
 
+/// The same for pages that give back as much as they take ([`Store::reserve_float`]).
+pub(crate) fn reserve_float(
+    store: &Store,
+    pages: u64,
+    first: bool,
+) -> std::result::Result<Option<Reservation>, EngineError> {
+    store.reserve_float(pages, entries(pages, first), ENTRY_BYTES)
+}
+
 fn entries(pages: u64, first: bool) -> u64 {
     pages * ENTRIES_PER_PAGE + if first { ENTRIES_PER_FILE } else { 0 }
 }

@@ -1,0 +1,238 @@
+//! Writing over what is there, on a pool without space.
+
+use varve_sim::Rng;
+
+use super::*;
+
+/// Fills the pool with one file, to its last block.
+fn fill(f: &Fixture) -> InodeId {
+    let (ino, mut at) = (f.create(b"full"), 0);
+    for len in [1 << 20, 4096] {
+        while let Ok(written) = f.fs.write(Caller::ROOT, ino, at, &pattern(99, len)) {
+            at += written as u64;
+        }
+    }
+    f.fs.sync().unwrap();
+    fill_up(f, ino);
+    ino
+}
+
+/// The same again, with what has come free.
+fn fill_up(f: &Fixture, ino: InodeId) {
+    let mut at = f.fs.getattr(ino).unwrap().size;
+    loop {
+        match f.fs.write(Caller::ROOT, ino, at, &[1; 4096]) {
+            Ok(written) => at += written as u64,
+            Err(error) => {
+                assert_eq!(error.errno(), 28, "{error}");
+                return;
+            }
+        }
+    }
+}
+
+fn flushes(f: &Fixture) -> u64 {
+    f.device.stats().flushes_count
+}
+
+// Goal: what a file has on a full pool can be written over as often as anybody likes, in large and in small pieces, whether it was
+// set aside at first or not; it is all there after a kill, and then everything can be deleted. Method: both kinds beside a file
+// that fills the pool, each written three times, in order and block by block in any order; flushes counted.
+#[test]
+fn a_full_pool_can_be_written_over() {
+    for set_aside in [true, false] {
+        let mut f = Fixture::new(64 * MIB);
+        let ino = f.create(b"image");
+        if set_aside {
+            f.fs.fallocate(Caller::ROOT, ino, 0, 8 * MIB, Allocate::Reserve { keep_size: false }).unwrap();
+        } else {
+            f.write(ino, 0, &pattern(1, 8 << 20));
+        }
+        let full = fill(&f);
+        let mut expected = vec![0; 8 << 20];
+        for round in 0..3 {
+            let before = flushes(&f);
+            for i in 0..8u64 {
+                let data = pattern(10 * round + i, 1 << 20);
+                f.write(ino, i * MIB, &data);
+                expected[(i * MIB) as usize..][..1 << 20].copy_from_slice(&data);
+            }
+            f.fs.sync().unwrap();
+            // 8 MiB in pieces of at most what floats, a commit each, and now and then a checkpoint.
+            let by = flushes(&f) - before;
+            assert!(by <= 40, "{by} flushes");
+            fill_up(&f, full);
+        }
+        f.check();
+        f.kill();
+        assert!(f.read_all(ino) == expected, "in order, set aside: {set_aside}");
+        let mut rng = Rng::new(5);
+        let before = flushes(&f);
+        for n in 0..1000u64 {
+            let at = rng.below(2048) * 4096;
+            // Parts of blocks, too.
+            let (at, len) = if n % 3 == 0 { (at + 100, 5000.min((8 << 20) - at - 100)) } else { (at, 4096) };
+            let data = pattern(1000 + n, len as usize);
+            f.write(ino, at, &data);
+            expected[at as usize..][..data.len()].copy_from_slice(&data);
+        }
+        f.fs.sync().unwrap();
+        let by = flushes(&f) - before;
+        assert!(by <= 40, "{by} flushes");
+        f.check();
+        f.kill();
+        assert!(f.read_all(ino) == expected, "in any order, set aside: {set_aside}");
+        f.fs.unlink(ROOT, b"image").unwrap();
+        f.fs.unlink(ROOT, b"full").unwrap();
+        f.fs.sync().unwrap();
+        f.check();
+        assert!(f.fs.statfs().unwrap().free_bytes > 40 * MIB);
+    }
+}
+
+// Goal: what lies in inode records can be written over on a full pool. Method: many small files, each rewritten at the same size.
+#[test]
+fn small_files_on_a_full_pool() {
+    let mut f = Fixture::new(64 * MIB);
+    let files: Vec<_> = (0..300).map(|i| f.create(format!("small{i}").as_bytes())).collect();
+    files.iter().for_each(|ino| f.write(*ino, 0, &[1; 900]));
+    fill(&f);
+    for round in 2..5u8 {
+        files.iter().for_each(|ino| f.write(*ino, 0, &[round; 900]));
+    }
+    f.fs.sync().unwrap();
+    f.check();
+    f.kill();
+    assert!(files.iter().all(|ino| f.read_all(*ino) == [4; 900]));
+}
+
+// Goal: who takes more than he gives back is refused as before: what a snapshot, a clone, or another file's range shows is
+// not paid for by what floats, and can be written over when they have gone. Method: each of them on a full pool; a write of
+// 1 MiB block by block before and after it is deleted.
+#[test]
+fn what_others_see_gives_nothing_back() {
+    for how in ["snapshot", "clone", "range"] {
+        let f = Fixture::new(64 * MIB);
+        f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap();
+        let home = f.fs.lookup(ROOT, b"home").unwrap().ino;
+        let ino = f.fs.create(Caller::ROOT, home, b"image", 0o644).unwrap().ino;
+        f.write(ino, 0, &pattern(1, 4 << 20));
+        let other = f.create(b"other");
+        f.fs.sync().unwrap();
+        match how {
+            "snapshot" => {
+                f.fs.snapshot(home, ROOT, b"copy", true, false).unwrap();
+            }
+            "clone" => drop(f.fs.clone_file(Caller::ROOT, ino, ROOT, b"copy").unwrap()),
+            _ => {
+                f.fs.clone_range(Caller::ROOT, (ino, 0), (other, 0), 4 * MIB).unwrap();
+            }
+        }
+        fill(&f);
+        let write_all =
+            || (0..256).filter(|i| f.fs.write(Caller::ROOT, ino, i * 4096, &[7; 4096]).is_ok()).count();
+        let accepted = write_all();
+        assert!(accepted < 16, "{how}: {accepted} blocks were accepted");
+        f.fs.sync().unwrap();
+        f.check();
+        match how {
+            "snapshot" => f.fs.delete_subvolume(ROOT, b"copy").unwrap(),
+            "clone" => f.fs.unlink(ROOT, b"copy").unwrap(),
+            _ => f.fs.unlink(ROOT, b"other").unwrap(),
+        }
+        assert_eq!(write_all(), 256, "{how}");
+        f.fs.sync().unwrap();
+        f.check();
+    }
+}
+
+// Goal: many who write over their files at once on a full pool are all served. Method: four threads, a file each, small and
+// large writes, a sync now and then.
+#[test]
+fn many_write_over_a_full_pool() {
+    let mut f = Fixture::new(64 * MIB);
+    let files: Vec<_> = (0..4u8).map(|i| f.create(&[b'a' + i])).collect();
+    files.iter().for_each(|ino| f.write(*ino, 0, &pattern(3, 2 << 20)));
+    fill(&f);
+    let fs = &f.fs;
+    let written = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0u64..)
+            .zip(&files)
+            .map(|(seed, ino)| {
+                scope.spawn(move || {
+                    let mut rng = Rng::new(seed);
+                    let mut expected = pattern(3, 2 << 20);
+                    for n in 0..300 {
+                        let len = [4096, 4096, 65536, 1 << 20][rng.below(4) as usize];
+                        let at = (rng.below((2 << 20) - len + 1)) as usize;
+                        let data = pattern(1000 * seed + n, len as usize);
+                        assert_eq!(fs.write(Caller::ROOT, *ino, at as u64, &data).unwrap(), data.len());
+                        expected[at..][..data.len()].copy_from_slice(&data);
+                        if n % 50 == 0 {
+                            fs.fsync(*ino).unwrap();
+                        }
+                    }
+                    expected
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    f.fs.sync().unwrap();
+    f.check();
+    f.kill();
+    assert!(files.iter().zip(&written).all(|(ino, expected)| f.read_all(*ino) == *expected));
+}
+
+// Goal: what waits in memory and floats takes no more of what deleting needs than its part, and is given back when the file is
+// cut. Method: write over a large file without a sync; compare the books before, meanwhile and after a cut and a sync.
+#[test]
+fn what_floats_is_bounded() {
+    let f = Fixture::with(64 * MIB, HASH_KIND_SIPHASH13, 64 * MIB);
+    let ino = f.create(b"image");
+    f.write(ino, 0, &pattern(1, 16 << 20));
+    fill(&f);
+    let float = f.fs.core().store.float_blocks() * 4096;
+    let over = || {
+        let space = f.fs.space();
+        let used = space.fixed_bytes + space.used_bytes + space.held_back_bytes + space.reserved_bytes;
+        (used + space.protected_bytes).saturating_sub(space.total_bytes)
+    };
+    let mut most = 0;
+    for i in 0..128u64 {
+        f.write(ino, i << 17, &pattern(i, 1 << 17));
+        most = most.max(over());
+    }
+    assert!(most > 0 && most <= float, "{most} of {float}");
+    f.truncate(ino, 0);
+    f.fs.sync().unwrap();
+    assert_eq!(over(), 0);
+    f.check();
+}
+
+// Goal: zeroing a part of a block, and what goes past the kernel's cache or was stored through mmap, finds what floats, too.
+// Method: punches of odd ranges, and whole writes, on a full pool.
+#[test]
+fn zeroed_and_written_whole_on_a_full_pool() {
+    let mut f = Fixture::new(64 * MIB);
+    let ino = f.create(b"image");
+    let mut expected = pattern(1, 4 << 20);
+    f.write(ino, 0, &expected);
+    fill(&f);
+    for i in 0..20usize {
+        let at = i * 40_000 + 77;
+        f.fs.fallocate(Caller::ROOT, ino, at as u64, 1000, Allocate::Punch).unwrap();
+        expected[at..at + 1000].fill(0);
+    }
+    for i in 0..4u64 {
+        let data = pattern(50 + i, 1 << 20);
+        let mut buf = AlignedBuf::new(1 << 20);
+        buf.copy_from_slice(&data);
+        f.fs.write_whole(Caller::ROOT, ino, i * MIB, &mut buf, 1 << 20).unwrap();
+        expected[(i * MIB) as usize..][..1 << 20].copy_from_slice(&data);
+    }
+    f.fs.sync().unwrap();
+    f.check();
+    f.kill();
+    assert!(f.read_all(ino) == expected);
+}
