@@ -38,6 +38,8 @@ pub(crate) struct Core {
     pub store: Arc<Store>,
     pub subvolumes: Subvolumes,
     pub inodes: InodeTable,
+    /// That of the inodes made since the pool was opened.
+    pub generation: u64,
     /// Taken first by renames between directories: nobody else changes which directory is in which.
     pub rename_lock: Mutex<()>,
     pub dirty: DirtyList,

@@ -18,6 +18,14 @@ pub(crate) struct NameHasher {
     key: [u64; 2],
 }
 
+/// A number of which each bit depends on all of `seed` (a step of splitmix64).
+pub(crate) fn mixed(seed: u64) -> u64 {
+    let mut x = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
 impl NameHasher {
     /// The hasher of `kind`, if this program knows it.
     pub(crate) fn new(kind: u8, seed: u64) -> Option<NameHasher> {
@@ -25,11 +33,8 @@ impl NameHasher {
         if kind == HASH_KIND_COLLIDING {
             return Some(NameHasher { kind, key: [0; 2] });
         }
-        // The seed is 64 bits and the key 128: the second half is another function of it (splitmix64).
-        let mut second = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        second = (second ^ (second >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        second = (second ^ (second >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (kind == HASH_KIND_SIPHASH13).then_some(NameHasher { kind, key: [seed, second ^ (second >> 31)] })
+        // The seed is 64 bits and the key 128: the second half is another function of it.
+        (kind == HASH_KIND_SIPHASH13).then_some(NameHasher { kind, key: [seed, mixed(seed)] })
     }
 
     /// Which way, as records say it.

@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use varve_device::{Device, Histogram};
 use varve_engine::version::{Holder, Path};
 use varve_engine::{
-    EngineError, FamilyId, FormatOptions, InodeId, Problem, ProblemKind as Kind, Problems, RecoveryReport,
-    Store, StoreOptions, Transaction, TreeId, VersionId, VersionKey,
+    EngineError, FamilyId, FormatOptions, InodeId, Lsn, Problem, ProblemKind as Kind, Problems,
+    RecoveryReport, Store, StoreOptions, Transaction, TreeId, VersionId, VersionKey,
 };
 use varve_format::Corrupt;
 use varve_format::record::inode::inode_key;
@@ -19,10 +19,10 @@ use varve_format::record::subvolume::{
 };
 
 use crate::access::Accesses;
-use crate::api::{Caller, Clock, OpenOptions, ROOT_INODE};
+use crate::api::{Caller, Clock, OpenOptions, ROOT_INODE, Timestamp};
 use crate::core::Core;
 use crate::files::FileCount;
-use crate::hash::NameHasher;
+use crate::hash::{NameHasher, mixed};
 use crate::inode::{InodeTable, root_record};
 use crate::reaper::ReapQueue;
 use crate::reserved::ReservedSpace;
@@ -76,6 +76,15 @@ fn first_subvolume(hash_kind: u8) -> SubvolumeRecord {
         flags: 0,
         place: None,
     }
+}
+
+/// The generation of inodes that are made from now on. A crash takes back numbers that were given and not yet durable, and the next
+/// inodes have them again: who holds a handle of one that is lost (an NFS client does) tells it by this from another. 32 bits,
+/// because kernels compare so much of it, and never 0.
+fn generation(now: Timestamp, position: Lsn) -> u64 {
+    // The position is another one where the clock begins anew at each start, unless nothing was logged.
+    let time = (now.seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(now.nanoseconds));
+    (mixed(mixed(time) ^ position.0) >> 32).max(1)
 }
 
 /// Whether what a subvolume stands at can be had.
@@ -158,8 +167,10 @@ impl Core {
         let holder = Holder { family: record.family, version: record.version, has_versions };
         let first = Subvolume::new(FIRST_SUBVOLUME, Slot::FIRST, false, gate, holder);
         let subvolumes = Subvolumes::new(first, hasher);
+        let generation = generation(options.clock.now(), store.position());
         let mut core = Core {
             subvolumes,
+            generation,
             store,
             inodes: InodeTable::default(),
             rename_lock: Mutex::new(()),

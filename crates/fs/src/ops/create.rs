@@ -131,7 +131,7 @@ impl Core {
         };
         let number = self.new_inode_number()?;
         let ino = change.slot.full(number);
-        let mut record = record_in(&dir.record, kind, number, caller, lists.mode, now);
+        let mut record = self.record_in(&dir.record, kind, number, caller, lists.mode, now);
         record.size = target.len() as u64;
         if matches!(kind, InodeKind::CharDevice | InodeKind::BlockDevice) {
             record.rdev = rdev;
@@ -260,37 +260,45 @@ impl Core {
     }
 }
 
-/// The record of a new inode, number `number`, in a directory with the record `dir`.
-pub(super) fn record_in(
-    dir: &InodeRecord,
-    kind: InodeKind,
-    number: InodeId,
-    caller: Caller,
-    mode: u32,
-    now: Time,
-) -> InodeRecord {
-    let mut record = InodeRecord {
-        mode: (mode & 0o7777) as u16,
-        uid: caller.uid,
-        gid: caller.gid,
-        data: DataPointer { family: FamilyId(number.0), version: VersionId(number.0), has_versions: false },
-        atime: now,
-        mtime: now,
-        ctime: now,
-        btime: now,
-        project: dir.project,
-        flags: inherited(dir, kind),
-        ..blank_record(kind)
-    };
-    if dir.mode & 0o2000 != 0 {
-        record.gid = dir.gid;
-        if kind == InodeKind::Directory {
-            record.mode |= 0o2000;
-        } else if record.mode & 0o2010 == 0o2010 && caller.uid != 0 && caller.gid != dir.gid {
-            // Nobody makes a program that runs as a group that he is not in. Newer kernels see to that themselves; who is in
-            // that group besides his own is not known here.
-            record.mode &= !0o2000;
+impl Core {
+    /// The record of a new inode, number `number`, in a directory with the record `dir`.
+    pub(super) fn record_in(
+        &self,
+        dir: &InodeRecord,
+        kind: InodeKind,
+        number: InodeId,
+        caller: Caller,
+        mode: u32,
+        now: Time,
+    ) -> InodeRecord {
+        let mut record = InodeRecord {
+            mode: (mode & 0o7777) as u16,
+            uid: caller.uid,
+            gid: caller.gid,
+            data: DataPointer {
+                family: FamilyId(number.0),
+                version: VersionId(number.0),
+                has_versions: false,
+            },
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            project: dir.project,
+            flags: inherited(dir, kind),
+            generation: self.generation,
+            ..blank_record(kind)
+        };
+        if dir.mode & 0o2000 != 0 {
+            record.gid = dir.gid;
+            if kind == InodeKind::Directory {
+                record.mode |= 0o2000;
+            } else if record.mode & 0o2010 == 0o2010 && caller.uid != 0 && caller.gid != dir.gid {
+                // Nobody makes a program that runs as a group that he is not in. Newer kernels see to that themselves; who is in
+                // that group besides his own is not known here.
+                record.mode &= !0o2000;
+            }
         }
+        record
     }
-    record
 }

@@ -6,7 +6,6 @@
 use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::{InodeKind, InodeRecord};
 
-use super::create::record_in;
 use super::flags::{Touch, require_unprotected};
 use super::require_directory;
 use crate::api::{NAME_BYTES_MAX, RenameMode};
@@ -225,7 +224,7 @@ impl Core {
                 let number = self.new_inode_number()?;
                 tx.claim_id(number.0);
                 let above = &locked.get(from.parent).record;
-                let mut record = record_in(above, InodeKind::CharDevice, number, caller, 0, now);
+                let mut record = self.record_in(above, InodeKind::CharDevice, number, caller, 0, now);
                 record.parent = local(from.parent);
                 Some((self.state(change.slot.full(number)), record))
             }

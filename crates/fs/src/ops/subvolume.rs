@@ -20,7 +20,6 @@ use varve_format::record::subvolume::{
 };
 use varve_format::record::xattr::xattr_key;
 
-use super::create::record_in;
 use super::flags::{Touch, require_unprotected};
 use super::require_directory;
 use super::xattr::note_first_xattr;
@@ -125,7 +124,7 @@ impl Core {
         let record = self.new_record(id, slot, holder, (parent, position, name, now), 0, 0)?;
         subvolumes::put(&mut tx, id, &record);
         let lists = self.lists_in(parent, &dir, InodeKind::Directory, modes)?;
-        let mut root = record_in(&dir.record, InodeKind::Directory, ROOT_INODE, caller, lists.mode, now);
+        let mut root = self.record_in(&dir.record, InodeKind::Directory, ROOT_INODE, caller, lists.mode, now);
         root.parent = ROOT_INODE;
         for (name, value) in lists.xattrs(InodeKind::Directory) {
             let position = change.first_xattr_position(name, root.xattr_count as u8);

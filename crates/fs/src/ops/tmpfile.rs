@@ -8,7 +8,6 @@ use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::InodeKind;
 use varve_format::record::orphan::OrphanState;
 
-use super::create::record_in;
 use super::flags::Touch;
 use super::require_directory;
 use crate::Result;
@@ -39,7 +38,7 @@ impl Core {
         };
         let number = self.new_inode_number()?;
         let ino = change.slot.full(number);
-        let mut record = record_in(&dir.record, InodeKind::File, number, caller, mode, now);
+        let mut record = self.record_in(&dir.record, InodeKind::File, number, caller, mode, now);
         (record.links, record.parent) = (0, local(parent));
         let mut tx = Transaction::new();
         tx.claim_id(number.0);
