@@ -64,6 +64,8 @@ pub struct Pending {
     pub ride_bytes: u64,
     /// Blocks these transactions stop using.
     pub frees: Vec<Run>,
+    /// Blocks of data that has taken what floats.
+    pub floated: u64,
 }
 
 /// Bytes of log, and rides, that an empty batch may have room for and still be kept for the next.
@@ -99,6 +101,8 @@ pub struct Purse {
     pub data: u64,
     /// Bytes of metadata, all copies counted.
     pub metadata_bytes: u64,
+    /// Of the blocks of data, those that have taken what floats.
+    pub floating: u64,
 }
 
 impl Purse {
@@ -388,6 +392,10 @@ impl Core {
         let before = purse.blocks();
         purse.metadata_bytes -= used_bytes;
         purse.data -= placed.min(purse.data);
+        // What floats first: it comes back with what this frees.
+        let floated = placed.min(purse.floating);
+        purse.floating -= floated;
+        self.pending.floated += floated;
         self.space.open -= before - purse.blocks();
         if is(Planted::TwoStepRefund) && used_bytes > 0 {
             // The planted error: the refund was one step, and what was used is taken in another that gets lost.

@@ -355,6 +355,9 @@ impl Store {
         if !is(Planted::EarlyReuse) {
             self.readers.retire(std::mem::take(&mut pending.frees));
         }
+        if pending.floated > 0 {
+            self.core.lock().space.floating -= pending.floated;
+        }
         self.release_retired();
         pending
     }

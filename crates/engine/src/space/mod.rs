@@ -28,7 +28,8 @@ const GROUP_PAGES: u64 = 256;
 pub enum Urgency {
     /// May use what is free.
     Ordinary,
-    /// May also use what floats: for data that gives back as much as it takes.
+    /// May also use half of the protected part, of which so much may float together: for data that gives back as much as it
+    /// takes.
     Floating,
     /// May also use the protected part (section 7's K) but for a quarter of what does not float.
     Sparing,
@@ -46,6 +47,8 @@ pub struct Space {
     pub protected: u64,
     /// The part of it that data may use which gives back as much when it is logged and durable (section 7's Kfloat).
     pub float: u64,
+    /// Blocks that such data has taken, and not given back yet.
+    pub floating: u64,
     /// Copies of each metadata block.
     pub copies: u64,
     /// Data blocks the present state refers to.
@@ -101,6 +104,7 @@ impl Space {
             fixed: 1 + 2 * copies * (array_pages(total) + 1),
             protected: kept + float,
             float,
+            floating: 0,
             copies,
             data: 0,
             held: 0,
@@ -139,7 +143,7 @@ impl Space {
     pub fn fits(&self, blocks: u64, urgency: Urgency) -> bool {
         let limit = match urgency {
             Urgency::Ordinary => 0,
-            Urgency::Floating => -(self.float as i64),
+            Urgency::Floating => -((self.float + (self.protected - self.float) / 2) as i64),
             Urgency::Sparing => -((self.float + (self.protected - self.float) / 4 * 3) as i64),
             Urgency::Privileged => -(self.protected as i64),
         };

@@ -30,7 +30,9 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         let blocks = self.purse.blocks();
         if blocks > 0 {
-            self.core.lock().space.open -= blocks;
+            let space = &mut self.core.lock().space;
+            space.open -= blocks;
+            space.floating -= self.purse.floating;
         }
     }
 }
@@ -73,9 +75,9 @@ impl Store {
         Ok(all())
     }
 
-    /// As [`Store::reserve`], for data that takes the place of as much that nobody else sees ([`crate::version::gives_back`]), from a
-    /// part of the protected reserve that is kept for it (section 7's Kfloat). It is there again when the data is logged and that is
-    /// durable. Never waits. `None`: it is not there at once.
+    /// As [`Store::reserve`], for data that takes the place of as much that nobody else sees ([`crate::version::gives_back`]), from the
+    /// protected reserve, which is larger by what may float at a time (section 7's Kfloat). It is there again when the data is logged
+    /// and that is durable. Never waits. `None`: it is not there at once.
     pub fn reserve_float(
         &self,
         data_blocks: u64,
@@ -83,10 +85,18 @@ impl Store {
         entry_bytes: u64,
     ) -> Result<Option<Reservation>> {
         self.check_writable()?;
-        Ok(self.set_aside(Urgency::Floating, data_blocks, entries, entry_bytes))
+        let mut core = self.core.lock();
+        let floating = core.space.floating.saturating_add(data_blocks);
+        let mut purse = purse(data_blocks, entries, entry_bytes, core.space.copies);
+        if floating > core.space.float || !core.space.fits(purse.blocks(), Urgency::Floating) {
+            return Ok(None);
+        }
+        purse.floating = data_blocks;
+        (core.space.open, core.space.floating) = (core.space.open + purse.blocks(), floating);
+        Ok(Some(Reservation { core: self.core.clone(), purse, allocated: 0 }))
     }
 
-    /// How many blocks [`Store::reserve_float`] gives at most, to all together.
+    /// How many blocks of data [`Store::reserve_float`] gives at most, to all together.
     pub fn float_blocks(&self) -> u64 {
         self.core.lock().space.float
     }
@@ -147,6 +157,7 @@ impl Store {
         let sum = Purse {
             data: mine.data.saturating_add(more.data),
             metadata_bytes: mine.metadata_bytes.saturating_add(more.metadata_bytes),
+            ..mine
         };
         let blocks = sum.blocks() - mine.blocks();
         if !core.space.fits(blocks, Urgency::Ordinary) {
@@ -168,6 +179,7 @@ impl Store {
         let before = reservation.purse.blocks() + other.purse.blocks();
         reservation.purse.data += other.purse.data;
         reservation.purse.metadata_bytes += other.purse.metadata_bytes;
+        reservation.purse.floating += other.purse.floating;
         reservation.allocated += other.allocated;
         other.purse = Purse::default();
         core.space.open -= before - reservation.purse.blocks();
@@ -188,9 +200,11 @@ impl Store {
         let part = Purse {
             data: wanted.data.min(mine.data),
             metadata_bytes: wanted.metadata_bytes.min(mine.metadata_bytes),
+            floating: wanted.data.min(mine.floating),
         };
         mine.data -= part.data;
         mine.metadata_bytes -= part.metadata_bytes;
+        mine.floating -= part.floating;
         // Metadata is counted in whole blocks: two halves may come to one more.
         core.space.open += mine.blocks() + part.blocks() - before;
         Reservation { core: self.core.clone(), purse: part, allocated: 0 }
@@ -204,6 +218,8 @@ impl Store {
         reservation.purse.data = reservation.purse.data.saturating_sub(part.data);
         reservation.purse.metadata_bytes =
             reservation.purse.metadata_bytes.saturating_sub(part.metadata_bytes);
+        let floating = reservation.purse.floating.min(reservation.purse.data);
+        core.space.floating -= std::mem::replace(&mut reservation.purse.floating, floating) - floating;
         core.space.open -= before - reservation.purse.blocks();
     }
 
@@ -232,5 +248,5 @@ fn purse(data_blocks: u64, entries: u64, entry_bytes: u64, copies: u64) -> Purse
     // Nodes are at least half full in the long run.
     let entry = entry_bytes + varve_format::node::ENTRY_OVERHEAD_BYTES as u64;
     // What a damaged record asks for may be more than there is of anything: it is never there.
-    Purse { data: data_blocks, metadata_bytes: entries.saturating_mul(entry * 2 * copies) }
+    Purse { data: data_blocks, metadata_bytes: entries.saturating_mul(entry * 2 * copies), floating: 0 }
 }

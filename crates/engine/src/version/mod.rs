@@ -79,7 +79,7 @@ pub use check::{next_family, walk_family};
 pub use delete::delete_step;
 pub use extents::{pending_families, reap_step};
 pub use holders::{branch, branch_on, is_sole, release, share};
-pub use instead::gives_back;
+pub use instead::{first_that_gives_back, gives_back};
 pub use keyframe::{Keyframes, make_keyframes};
 pub use map::{MapPage, MapPiece, map};
 pub use path::Path;

@@ -1,16 +1,17 @@
 //! Writing over what is the writer's alone when there is no other space.
 //!
-//! Such data gives back as much as it takes, but only when it is logged and durable. Until then it lies in a part of the protected
-//! reserve that nothing else has a claim to ([`varve_engine::Store::reserve_float`]), and when that is used up, whoever needs
-//! it logs what he has written before: a pool may be as full as it likes, what it holds can be written over.
+//! Such data gives back as much as it takes, but only when it is logged and durable. Until then it lies in the protected
+//! reserve, which is larger by what may float at a time ([`varve_engine::Store::reserve_float`]), and when that is used up, whoever needs
+//! some logs what he has written before: a pool may be as full as it likes, what it holds can be written over.
 //!
 //! Nothing relies on what is found here: what is taken for data that gives back nothing in the end (a snapshot may be taken
 //! before it is logged) is missing to the next who writes over something, and to nobody else.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use varve_engine::version;
-use varve_format::record::inode::INLINE_BYTES_MAX;
+use varve_engine::{View, version};
+use varve_format::record::inode::{INLINE_BYTES_MAX, InodeRecord};
 
 use super::write::{BLOCK, Space, plan};
 use crate::Result;
@@ -20,7 +21,7 @@ use crate::table::extents;
 use crate::writeback::{Ride, reserve_float};
 
 /// So often who writes has what floats [brought back](Core::bring_back).
-pub(super) const FLOAT_WAITS: u32 = 2;
+pub(super) const FLOAT_WAITS: u32 = 4;
 
 /// What there is for a write.
 pub(super) enum Floating {
@@ -68,38 +69,72 @@ impl Core {
         Ok(Floating::Later)
     }
 
-    /// Gives what floats the time to come back: has logged and made durable what this file has taken of it; then, should others have
-    /// it, or nodes, all that can be had by a checkpoint. What fails is heard of by who syncs it.
+    /// Gives what floats the time to come back, at first by what is cheapest: what this file has taken of it is logged and made durable;
+    /// who reads what that has freed is waited for; what others have taken of it; and what nodes have, by a checkpoint. What fails is
+    /// heard of by who syncs it.
     pub(super) fn bring_back(&self, state: &Arc<InodeState>, waited: u32) -> Result<()> {
-        if waited == 0 {
-            if let Err(error) = self.write_back(state, Ride::Allowed) {
-                tracing::debug!(%error, "writing back what floats failed");
-            }
-            return Ok(self.store.commit(self.store.position())?);
+        let written = match waited {
+            0 => self.write_back(state, Ride::Allowed),
+            2 => self.write_back_all(),
+            _ => Ok(()),
+        };
+        if let Err(error) = written {
+            tracing::debug!(%error, "writing back what floats failed");
         }
-        Ok(self.store.reclaim()?)
+        match waited {
+            0 => self.store.commit(self.store.position())?,
+            1 => drop(self.store.wait_for_readers()),
+            2 => {
+                self.store.commit(self.store.position())?;
+                self.store.wait_for_readers();
+            }
+            _ => self.store.reclaim()?,
+        }
+        Ok(())
+    }
+
+    /// Where behind a page that was refused the next lies that gives back a block, before `to`; or `to`.
+    pub(super) fn next_that_gives_back(&self, state: &InodeState, from: u64, to: u64) -> Result<u64> {
+        let Some((view, record, _)) = self.own_extents(state, 0..0)? else { return Ok(to) };
+        let path = extents::path(&view, &record, self.sharing())?;
+        Ok(version::first_that_gives_back(&view, &path, from, to)?)
+    }
+
+    /// The record of a file that nobody else sees, and a view in which its extents are; and which of these pages have their space.
+    /// `None`: others see it, or its contents lie in the record.
+    fn own_extents(
+        &self,
+        state: &InodeState,
+        pages: Range<u64>,
+    ) -> Result<Option<(View, InodeRecord, Vec<u64>)>> {
+        // Nobody forks the subvolume until the view is there.
+        let change = self.change(state.ino)?;
+        let inner = self.read_lock(state)?;
+        let others = change.forked && !self.is_own(&change, state.ino, &inner)?;
+        if others || inner.record.inline.is_some() {
+            return Ok(None);
+        }
+        let have_space = inner.pages.map.range(pages).filter(|(_, page)| page.has_space());
+        let have_space = have_space.map(|(index, _)| index).collect();
+        Ok(Some((self.store.view(), inner.record.clone(), have_space)))
     }
 
     /// How many of the `len` bytes from `offset` on lie in pages that have their space, or give back a block when they are logged.
     fn gives_back(&self, state: &InodeState, offset: u64, len: usize) -> Result<usize> {
         let (from, to) = (offset / BLOCK * BLOCK, (offset + len as u64).next_multiple_of(BLOCK));
-        let (view, record, have_space) = {
-            // Nobody forks the subvolume until the view is there.
+        {
             let change = self.change(state.ino)?;
             let inner = self.read_lock(state)?;
-            if change.forked && !self.is_own(&change, state.ino, &inner)? {
-                return Ok(0);
-            }
             if let Some(contents) = &inner.record.inline {
                 // Written over inside the record.
                 let inside =
                     inner.size <= INLINE_BYTES_MAX as u64 && offset + len as u64 <= contents.len() as u64;
-                return Ok(if inside { len } else { 0 });
+                let own = !change.forked || self.is_own(&change, state.ino, &inner)?;
+                return Ok(if inside && own { len } else { 0 });
             }
-            let pages = inner.pages.map.range(from / BLOCK..to / BLOCK);
-            let have_space: Vec<u64> =
-                pages.filter(|(_, page)| page.has_space()).map(|(index, _)| index).collect();
-            (self.store.view(), inner.record.clone(), have_space)
+        }
+        let Some((view, record, have_space)) = self.own_extents(state, from / BLOCK..to / BLOCK)? else {
+            return Ok(0);
         };
         let path = extents::path(&view, &record, self.sharing())?;
         let mut at = from;

@@ -22,7 +22,7 @@ use crate::reaper::Task;
 use crate::table::extents;
 use crate::writeback::buffers::{CHUNK_BYTES_MIN, Chunk};
 use crate::writeback::pages::{Page, PageBuf, zero_page};
-use crate::writeback::{ENTRIES_PER_PAGE, ENTRY_BYTES, reserve, reserve_more};
+use crate::writeback::{ENTRIES_PER_PAGE, ENTRY_BYTES, Ride, reserve, reserve_more};
 use crate::{FsError, Result};
 
 pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -167,8 +167,15 @@ impl Core {
         let reserves = inner.record.flags & INODE_FLAG_RESERVED != 0 && inner.record.inline.is_none();
         let len = if reserves { self.first_stretch(&inner, offset, len)?.0 } else { len };
         let behind = offset / BLOCK + 1..(offset + len as u64).div_ceil(BLOCK);
-        let mut pages = inner.pages.map.range(behind).filter(|(_, page)| page.has_space());
-        Ok(pages.next().map_or(len, |(index, _)| (index * BLOCK - offset) as usize))
+        let in_memory = {
+            let mut pages = inner.pages.map.range(behind.clone()).filter(|(_, page)| page.has_space());
+            pages.next().map(|(index, _)| index * BLOCK)
+        };
+        drop(inner);
+        let floats =
+            self.next_that_gives_back(&state, behind.start * BLOCK, behind.end.max(behind.start) * BLOCK)?;
+        let next = in_memory.map_or(floats, |at| at.min(floats));
+        Ok(len.min((next - offset) as usize))
     }
 
     /// `chunk`: the whole pages of `data`, which begins at a page then, lie in there already. `rounds`: of looking for space, if it is short.
@@ -214,7 +221,9 @@ impl Core {
                             break;
                         }
                     }
-                    Err(error) if written == 0 || matches!(error, FsError::Frozen(_)) => return Err(error),
+                    Err(error) if written == 0 => return Err(error),
+                    // What is written is not written twice: a snapshot may show it.
+                    Err(FsError::Frozen(_)) if self.write_back(&state, Ride::Allowed).is_ok() => {}
                     // Who writes on hears of it.
                     Err(_) => break,
                 }
@@ -311,6 +320,7 @@ impl Core {
         let (mut outdated, mut goes_on) = (0, false);
         // Of those who wait for what floats, the first has what comes back.
         let (mut waits, mut waited) = (None, 0);
+        let waits_max = if at_once { 1 } else { FLOAT_WAITS };
         loop {
             // While this is held nothing of the file is logged, so that what is read stays where it is.
             let held = (outdated >= OUTDATED_READS_MAX && turn.is_none()).then(|| state.turn());
@@ -326,7 +336,7 @@ impl Core {
                 (wanted, inner.layout(), reads)
             };
             if !space.covers(&wanted) && !self.widen_at_once(&mut space, &wanted)? {
-                let barred = waits.is_none() && turn.is_none() && self.float_queue.is_locked();
+                let barred = waits.is_none() && waited == 0 && turn.is_none() && self.float_queue.is_locked();
                 match self.float(state, &mut space, offset, len, barred)? {
                     Floating::Never => {}
                     Floating::Upto(part) => {
@@ -334,15 +344,23 @@ impl Core {
                         len = part;
                         continue;
                     }
-                    Floating::Later if turn.is_none() && waited < FLOAT_WAITS => {
+                    Floating::Later
+                        if turn.is_none()
+                            && waited < waits_max
+                            && !(at_once && self.begins_reserved(state, offset, len)?) =>
+                    {
                         drop((held, reads));
                         space = Space { rounds: space.rounds, at_once, ..Space::default() };
                         waits.get_or_insert_with(|| self.float_queue.lock());
-                        self.bring_back(state, waited)?;
-                        waited += 1;
+                        // Who has waited for others looks once more: it may be there.
+                        if !barred {
+                            self.bring_back(state, waited)?;
+                            waited += 1;
+                        }
                         continue;
                     }
-                    Floating::Later => {}
+                    // Nobody waits for who looks for other space.
+                    Floating::Later => waits = None,
                 }
                 match self.widen(&mut space, &wanted) {
                     Ok(()) => {}
@@ -530,6 +548,13 @@ impl Core {
             }
         }
         Ok((len, first == Some(true)))
+    }
+
+    /// Whether the first page of a write that has no space has some set aside.
+    fn begins_reserved(&self, state: &InodeState, offset: u64, len: usize) -> Result<bool> {
+        let inner = self.read_lock(state)?;
+        let reserves = inner.record.flags & INODE_FLAG_RESERVED != 0 && inner.record.inline.is_none();
+        Ok(reserves && self.first_stretch(&inner, offset, len)?.1)
     }
 
     /// There is no other space: takes that of the reservations in the range of a write, which become holes until its

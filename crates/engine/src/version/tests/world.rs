@@ -263,6 +263,10 @@ impl World {
             let to = from + run.bytes();
             let upto = gives_back(&self.maps, &path, *from, to).unwrap();
             assert!(upto.is_multiple_of(BLOCK) && (*from..=to).contains(&upto));
+            let next = first_that_gives_back(&self.maps, &path, upto, to).unwrap();
+            let gives = |at: u64| gives_back(&self.maps, &path, at, (at + BLOCK).min(to)).unwrap() > at;
+            let first = (upto / BLOCK..to / BLOCK).find(|block| gives(block * BLOCK));
+            assert_eq!(next, first.map_or(to, |block| block * BLOCK));
             let mine = &self.files[f].blocks;
             for block in from / BLOCK..upto / BLOCK {
                 // What a version that drains has under a hole of the other's is given back, too.
