@@ -13,6 +13,7 @@ mod event_count;
 mod file;
 mod memory;
 mod page;
+mod process;
 mod region;
 mod request;
 
@@ -24,6 +25,7 @@ pub use event_count::{EventCount, Seen};
 pub use file::{Backend, FileDevice, FileId, FileOptions, OpenMode, file_of_storage};
 pub use memory::MemoryDevice;
 pub use page::SharedPage;
+pub use process::Process;
 pub use request::check_range;
 
 /// Alignment of offsets, lengths and buffers, in bytes.

@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
@@ -15,8 +16,8 @@ use rustix::io::Errno;
 use super::OpenMode;
 use super::holder::{describe_holder, held_by_living, lock_holder};
 use super::loops::{self, Bottom, FileId};
-use crate::DeviceError;
 use crate::error::Operation;
+use crate::{DeviceError, Process};
 
 /// Others look at block devices for a moment when they appear (they take a shared lock), and the lock of a process
 /// that was killed with I/O in flight outlives it until the kernel has taken its io_uring apart in the background: a
@@ -24,42 +25,60 @@ use crate::error::Operation;
 pub(super) const LOCK_ATTEMPTS: u32 = 80;
 pub(super) const LOCK_PAUSE: Duration = Duration::from_millis(25);
 
-/// An open file with a lock, and what to call it.
+/// An open file with a lock, and what to call it. Copies are of one lock, which ends with the last of them.
+#[derive(Clone)]
 pub(super) struct Lock {
-    pub(super) file: File,
+    held: Arc<Held>,
     /// Path of the device that was asked for, and of what is under it.
     path: PathBuf,
     under: Option<PathBuf>,
     is_block_device: bool,
 }
 
+/// An open file whose lock ends with this. Closing it would not do: a process that another thread starts has a copy of every
+/// descriptor until its program begins, and the lock would live as long.
+struct Held {
+    file: File,
+    process: Process,
+}
+
+impl Held {
+    fn new(file: File) -> Arc<Held> {
+        Arc::new(Held { file, process: Process::current() })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // A forked child would let go of its parent's lock.
+        if self.process.is_current() {
+            // If it has none, nothing is lost; and closing is what is left.
+            let _ = flock(&self.file, FlockOperation::Unlock);
+        }
+    }
+}
+
 impl Lock {
     /// Asks once.
     pub(super) fn ask(&self, operation: FlockOperation) -> Result<(), Errno> {
-        flock(&self.file, operation)
+        flock(&self.held.file, operation)
     }
 
     /// Whether it is of use to ask again: not if a living process has a file, of whose locks `own_locks` are ours.
     pub(super) fn may_become_free(&self, own_locks: usize) -> bool {
-        self.is_block_device || !held_by_living(&self.file, own_locks)
+        self.is_block_device || !held_by_living(&self.held.file, own_locks)
     }
 
     /// Somebody else has it.
     pub(super) fn refused(&self) -> DeviceError {
         match &self.under {
-            None => locked_error(&self.path, Some(&self.file)),
+            None => locked_error(&self.path, Some(&self.held.file)),
             Some(under) => {
                 let how = if self.is_block_device { "the same file as " } else { "" };
                 let what = format!("{} is stored in {how}{}, which", self.path.display(), under.display());
-                DeviceError::LockedBy(sentence(&what, describe_holder(under, Some(&self.file))))
+                DeviceError::LockedBy(sentence(&what, describe_holder(under, Some(&self.held.file))))
             }
         }
-    }
-
-    /// Another that ends with the last of both.
-    pub(super) fn share(&self) -> std::io::Result<Lock> {
-        let (path, under) = (self.path.clone(), self.under.clone());
-        Ok(Lock { file: self.file.try_clone()?, path, under, is_block_device: self.is_block_device })
     }
 
     fn take(&self, operation: FlockOperation) -> Result<(), DeviceError> {
@@ -91,12 +110,12 @@ pub(super) fn take(
         OpenMode::ReadWrite | OpenMode::Create { .. } => FlockOperation::NonBlockingLockExclusive,
     };
     let os_error = |error| DeviceError::from_os(Operation::Open, path.display().to_string(), 0, 0, &error);
-    let own = file.try_clone().map_err(os_error)?;
-    let lock = Lock { file: own, path: path.to_owned(), under: None, is_block_device };
+    let held = Held::new(file.try_clone().map_err(os_error)?);
+    let lock = Lock { held, path: path.to_owned(), under: None, is_block_device };
     lock.take(operation)?;
     let mut locks = vec![lock];
     let under = |(file, under), is_block_device| Lock {
-        file,
+        held: Held::new(file),
         path: path.to_owned(),
         under: Some(under),
         is_block_device,

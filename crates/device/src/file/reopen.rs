@@ -26,7 +26,6 @@ impl FileDevice {
     ///
     /// Errors as [`FileDevice::open`]; nothing has changed then.
     pub fn reopen_for_writing(&self) -> Result<FileDevice, DeviceError> {
-        let os_error = |error: io::Error| self.os_error(Operation::Open, 0, 0, &error);
         let file = self.open_again()?;
         if !is_same(&file, &self.file) {
             let text = "its name leads to something else now".to_owned();
@@ -35,8 +34,8 @@ impl FileDevice {
         // What was not to be had then is not asked for now, and what was is not asked for by name.
         let backend = self.rings.is_none().then_some(Backend::Pread);
         let options = FileOptions { backend, direct: self.direct, reuse_existing: false };
-        let locks = self.locks.iter().map(Lock::share).collect::<io::Result<_>>().map_err(os_error)?;
-        let device = FileDevice::on(file, locks, self.path.clone(), self.is_block_device, true, options)?;
+        let device =
+            FileDevice::on(file, self.locks.clone(), self.path.clone(), self.is_block_device, true, options)?;
         // Last: all that can fail for another reason has not.
         self.lock_alone()?;
         Ok(device)
