@@ -1,15 +1,19 @@
-//! Who waits for the lock of a file that somebody else is making. In a process of its own: for a moment the children that are
-//! started here have all that is open in it, locks of other tests too.
+//! Who waits for the lock of a file that somebody else is making, and forked children. In a process of its own: for a moment the
+//! children that are started here have all that is open in it, files of other tests too.
 #![allow(clippy::disallowed_methods, reason = "what is waited for is somebody else's lock")]
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use varve_device::{DeviceError, FileDevice};
+use varve_device::{
+    AlignedBuf, Backend, Device, DeviceError, FileDevice, FileOptions, OpenMode, Process, Request,
+};
 
 const MIB: u64 = 1 << 20;
 /// One test at a time.
@@ -72,4 +76,70 @@ fn an_attempt_that_fails_is_no_hindrance() {
     drop(held);
     made.join().expect("no panic").unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().len(), MIB);
+}
+
+/// Writes two blocks at once and reads them, so often that the thread gets a ring of its own. They hold `byte`.
+fn use_groups(device: &FileDevice, byte: u8) -> Result<(), DeviceError> {
+    for round in 0..20 {
+        let block = AlignedBuf::from_slice(&[byte.wrapping_add(round); 4096]);
+        let mut read = [AlignedBuf::new(4096), AlignedBuf::new(4096)];
+        let [one, two] = &mut read;
+        let mut writes = [0, 8192].map(|offset| Request::Write { offset, buf: &block });
+        device.run(&mut writes).into_iter().collect::<Result<(), _>>()?;
+        let mut reads = [Request::Read { offset: 0, buf: one }, Request::Read { offset: 8192, buf: two }];
+        device.run(&mut reads).into_iter().collect::<Result<(), _>>()?;
+        assert!(read.iter().all(|read| read[..] == block[..]), "round {round}");
+    }
+    Ok(())
+}
+
+// Goal: a forked child does nothing to what its parent has open, keeps nobody from it and lets nobody in, and can use what it opens
+// itself. Method: a child of a thread that has a ring of its own tries every verb, lets go of the device, and uses another; its
+// program is never begun where something is not as it should be, and the error's number says what.
+#[test]
+fn a_forked_child_uses_what_it_opens_itself() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    for backend in [Backend::Uring, Backend::Pread] {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("pool"), dir.path().join("other"));
+        let options = FileOptions { backend: Some(backend), ..FileOptions::default() };
+        let create =
+            move |path: &Path| FileDevice::open_with(path, OpenMode::Create { size_bytes: MIB }, options);
+        let device = create(&path).unwrap();
+        use_groups(&device, 1).unwrap();
+        // For the child to let go of: what is in here is the child's alone when it is forked.
+        let held = Arc::new(Mutex::new(Some(device)));
+        let parent = Process::current();
+        let childs = held.clone();
+        let inside = move || {
+            let device = childs.lock().unwrap_or_else(PoisonError::into_inner).take().expect("a device");
+            let refused = |result: Result<(), DeviceError>| matches!(result, Err(DeviceError::LockedBy(_)));
+            let held = [
+                !parent.is_current() && Process::current().is_current(),
+                refused(device.write_at(0, &AlignedBuf::new(4096))),
+                refused(device.flush()),
+                refused(device.discard(0, 4096).map(drop)),
+                refused(device.read_at(0, &mut AlignedBuf::new(4096))),
+                refused(use_groups(&device, 2)),
+                refused(device.reopen_for_writing().map(drop)),
+                refused(device.share_again()),
+                create(&other).and_then(|own| use_groups(&own, 3)).is_ok(),
+            ];
+            drop(device);
+            match held.iter().position(|held| !held) {
+                Some(step) => Err(io::Error::from_raw_os_error(step as i32 + 1)),
+                None => Ok(()),
+            }
+        };
+        let mut command = Command::new("true");
+        // SAFETY: the child has one thread; what it does is what this test is about, and the C library sees to it that it can ask
+        // for memory.
+        unsafe { command.pre_exec(inside) };
+        assert!(command.status().unwrap().success());
+        let device = held.lock().unwrap().take().unwrap();
+        let refused = FileDevice::open(&path, OpenMode::ReadWrite).map(drop);
+        assert!(matches!(refused, Err(DeviceError::LockedBy(_))), "the lock is gone: {refused:?}");
+        use_groups(&device, 4).unwrap();
+        device.flush().unwrap();
+    }
 }

@@ -134,7 +134,8 @@ pub enum Reason {
     /// The pool has been closed.
     #[error("the pool has been closed")]
     Closed,
-    /// Somebody else has the pool open. A whole sentence that names him where that can be found.
+    /// Somebody else has the pool open, or the process that this one was forked from. A whole sentence that names him where that can
+    /// be found.
     #[error("{0}")]
     InUse(String),
     /// Something in the pool is not what it should be, in all of its copies. `check` says more.

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::error::{Error, Fault, Reason, Result};
+use crate::error::{Error, Fault, Result};
 use crate::shared::Shared;
 
 /// A sync that has begun: [`Pending::wait`] returns when it is durable. Dropping it loses nothing but the certainty.
@@ -40,7 +40,7 @@ impl Pending {
         let result = match self.shared.enter_again() {
             Ok(fs) => fs.commit(self.upto).map_err(Fault::from),
             Err(_) if self.shared.closed_cleanly() => Ok(()),
-            Err(_) => Err(Reason::Closed.into()),
+            Err(fault) => Err(fault),
         };
         result.map_err(|fault| match &self.path {
             Some(path) => fault.on("sync", path),

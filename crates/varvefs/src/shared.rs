@@ -4,6 +4,8 @@
 //! - A verb has begun and not ended exactly as long as its [`Entered`] lives, and closing waits for all that have begun: what a
 //!   verb says it has done, a close makes durable. Those that could take long end early ([`Shared::go_on`]). [`Shared::borrow`] is
 //!   for what changes nothing, may take hours or calls its user: nobody waits for that.
+//! - A child that was forked from the process that opened the pool does nothing to it: neither by a verb nor when its copies of the
+//!   handles go. Of what is in memory it has a copy, perhaps in the middle of a change and with locks of threads that it has not.
 //! - An inode is open below exactly as long as its [`OpenInode`] lives, and there is at most one of those an inode.
 //!
 //! Lock order: `state`, shared; then [`OpenInode::order`]; then `open`, under which nothing else is taken. A handle that goes
@@ -38,6 +40,8 @@ pub(crate) struct Shared {
     state: RwLock<State>,
     /// A close has begun: no verb begins any more.
     closing: AtomicBool,
+    /// The one that has opened it.
+    process: varve_device::Process,
     open: Mutex<varve_engine::Numbered<varve_fs::InodeId, Weak<OpenInode>>>,
 }
 
@@ -49,7 +53,8 @@ impl Shared {
     ) -> Arc<Shared> {
         let state = RwLock::new(State::Open(Arc::new(fs)));
         let closing = AtomicBool::new(false);
-        Arc::new(Shared { name, recovery, state, closing, open: Mutex::default() })
+        let process = varve_device::Process::current();
+        Arc::new(Shared { name, recovery, state, closing, process, open: Mutex::default() })
     }
 
     /// Begins a verb.
@@ -61,11 +66,22 @@ impl Shared {
     /// The same for a handle that goes, which may be inside of another verb and while the pool closes, and for a sync that has begun:
     /// until the close has the filesystem alone they find it as it was.
     pub(crate) fn enter_again(&self) -> std::result::Result<Entered<'_>, Fault> {
+        self.require_own()?;
         RwLockReadGuard::try_map(self.state.read_recursive(), |state| match state {
             State::Open(fs) => Some(&**fs),
             State::Closed { .. } => None,
         })
         .map_err(|_| Reason::Closed.into())
+    }
+
+    /// Refuses a forked child, before any lock is taken.
+    fn require_own(&self) -> std::result::Result<(), Fault> {
+        if self.process.is_current() {
+            return Ok(());
+        }
+        let whose =
+            "the pool was opened by the process that this one was forked from, which alone can use it";
+        Err(Reason::InUse(whose.to_owned()).into())
     }
 
     /// Refuses to go on when the pool is being closed, between two parts of a verb.
@@ -79,6 +95,7 @@ impl Shared {
         &self,
         verb: impl FnOnce(&varve_fs::Filesystem) -> std::result::Result<T, Fault>,
     ) -> std::result::Result<T, Fault> {
+        self.require_own()?;
         self.go_on()?;
         let fs = match &*self.state.read_recursive() {
             State::Open(fs) => fs.clone(),
@@ -92,11 +109,12 @@ impl Shared {
 
     /// Whether the pool has been closed with everything durable. To be asked by whom [`Shared::enter_again`] has refused.
     pub(crate) fn closed_cleanly(&self) -> bool {
-        matches!(&*self.state.read_recursive(), State::Closed { clean: true })
+        self.process.is_current() && matches!(&*self.state.read_recursive(), State::Closed { clean: true })
     }
 
     /// Waits for the verbs that have begun, makes everything durable and closes.
     pub(crate) fn close(&self) -> Result<()> {
+        self.require_own().map_err(|fault| Error::pool("close", &self.name, fault))?;
         self.closing.store(true, Ordering::Relaxed);
         let mut state = self.state.write();
         // Lets go of the device, as soon as those who have borrowed it have ended.
@@ -151,9 +169,15 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if let State::Open(fs) = self.state.get_mut()
-            && let Err(error) = fs.close()
-        {
+        let State::Open(fs) = std::mem::replace(self.state.get_mut(), State::Closed { clean: false }) else {
+            return;
+        };
+        if !self.process.is_current() {
+            // It would write, and wait for threads that there are in the parent only.
+            std::mem::forget(fs);
+            return;
+        }
+        if let Err(error) = fs.close() {
             // Nobody is left to be told; what was synced is safe, and opening recovers the rest as far as it got.
             tracing::error!(pool = %self.name, %error, "closing the pool failed");
         }
@@ -177,6 +201,9 @@ impl OpenInode {
 
 impl Drop for OpenInode {
     fn drop(&mut self) {
+        if !self.shared.process.is_current() {
+            return;
+        }
         if let Ok(fs) = self.shared.enter_again()
             && let Err(error) = fs.release_inode(self.ino)
         {

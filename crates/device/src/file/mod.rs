@@ -2,7 +2,8 @@
 //! writer at a time.
 //!
 //! Invariants: requests are checked before they reach the kernel; a partial transfer is carried on to its
-//! end or reported; the lock is held as long as the `FileDevice` lives (or one that was made of it by reopening).
+//! end or reported; the lock is held as long as the `FileDevice` lives (or one that was made of it by reopening); the process that
+//! opened it uses it, and no child that was forked from that.
 //! Must not know: what is stored.
 
 mod holder;
@@ -31,7 +32,7 @@ use rustix::io::Errno;
 
 use crate::error::Operation;
 use crate::request::check_range;
-use crate::{Counters, Device, DeviceError, Discarded, Request, StatsSnapshot};
+use crate::{Counters, Device, DeviceError, Discarded, Process, Request, StatsSnapshot};
 use lock::Lock;
 pub use loops::{FileId, file_of_storage};
 use uring::RingPool;
@@ -108,6 +109,8 @@ pub struct FileDevice {
     locks: Vec<Lock>,
     /// Others may have written to it since it was opened for reading.
     lock_lost: AtomicBool,
+    /// The one that has opened it.
+    process: Process,
     path: PathBuf,
     size_bytes: u64,
     is_block_device: bool,
@@ -173,6 +176,15 @@ impl FileDevice {
                 Backend::Pread => "pread/pwrite",
             },
         )
+    }
+
+    /// A forked child would write where its parent does, and change the lock and the rings that it shares with it.
+    fn require_own(&self) -> Result<(), DeviceError> {
+        if self.process.is_current() {
+            return Ok(());
+        }
+        let whose = "was opened by the process that this one was forked from, which alone can use it";
+        Err(DeviceError::LockedBy(format!("{} {whose}", self.path.display())))
     }
 
     fn check(&self, request: &Request<'_>) -> Result<(), DeviceError> {
@@ -281,6 +293,9 @@ impl Device for FileDevice {
     }
 
     fn run(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+        if let Err(error) = self.require_own() {
+            return vec![Err(error); requests.len()];
+        }
         match &self.rings {
             // A single request gains nothing from a ring: one system call either way.
             Some(rings) if requests.len() > 1 => self.run_in_flight(rings, requests),
@@ -289,6 +304,7 @@ impl Device for FileDevice {
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
+        self.require_own()?;
         let started = Instant::now();
         let free = self.flush_turns.iter().find_map(|turn| turn.0.try_lock());
         // A third flush waits for one of the others: nobody else is kept from anything meanwhile.
@@ -307,6 +323,7 @@ impl Device for FileDevice {
     }
 
     fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError> {
+        self.require_own()?;
         if !self.writable {
             return Err(self.read_only_error(Operation::Discard));
         }

@@ -22,7 +22,7 @@ use super::lock::{self, Lock, locked_error};
 use super::uring::RingPool;
 use super::{Backend, FileDevice, FileOptions, FlushTurn, OpenMode};
 use crate::error::Operation;
-use crate::{ALIGN_BYTES, AlignedBuf, Counters, DeviceError};
+use crate::{ALIGN_BYTES, AlignedBuf, Counters, DeviceError, Process};
 
 /// `BLKGETSIZE64`: size of a block device in bytes.
 const BLKGETSIZE64: rustix::ioctl::Opcode = opcode::read::<usize>(0x12, 114);
@@ -144,6 +144,7 @@ impl FileDevice {
             file,
             locks,
             lock_lost,
+            process: Process::current(),
             path,
             size_bytes,
             is_block_device,

@@ -26,6 +26,7 @@ impl FileDevice {
     ///
     /// Errors as [`FileDevice::open`]; nothing has changed then.
     pub fn reopen_for_writing(&self) -> Result<FileDevice, DeviceError> {
+        self.require_own()?;
         let file = self.open_again()?;
         if !is_same(&file, &self.file) {
             let text = "its name leads to something else now".to_owned();
@@ -43,6 +44,7 @@ impl FileDevice {
 
     /// Others may read, too. The error: somebody writes to it already, and this device gives errors from now on.
     pub fn share_again(&self) -> Result<(), DeviceError> {
+        self.require_own()?;
         self.locks.iter().try_for_each(|lock| self.share_lock(lock))
     }
 

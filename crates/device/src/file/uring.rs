@@ -22,7 +22,7 @@ use io_uring::{IoUring, opcode, types};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use crate::{DeviceError, Request};
+use crate::{DeviceError, Process, Request};
 
 /// Rings of one device, idle and busy.
 const RINGS_MAX: usize = 16;
@@ -66,8 +66,11 @@ struct Own {
     ring: Option<OwnRing>,
 }
 
-/// A ring that only the thread which has made it may use.
-struct OwnRing(IoUring);
+/// A ring that only the thread which has made it may use, and not that thread's copy in a forked child.
+struct OwnRing {
+    ring: IoUring,
+    process: Process,
+}
 
 /// Instead of a number of groups: this thread gets no ring.
 const NEVER: u32 = u32::MAX;
@@ -85,7 +88,7 @@ impl OwnRing {
         if !matches!(made, Ok(Some(_))) {
             OWN_RINGS.fetch_sub(1, Relaxed);
         }
-        Ok(made?.map(OwnRing))
+        Ok(made?.map(|ring| OwnRing { ring, process: Process::current() }))
     }
 }
 
@@ -98,6 +101,10 @@ impl Drop for OwnRing {
 impl Own {
     /// The ring, made when it is time.
     fn ring(&mut self) -> Option<&mut IoUring> {
+        // The queues of a parent's ring lie in memory that is shared with it: what is put there the parent would submit.
+        if self.ring.as_ref().is_some_and(|own| !own.process.is_current()) {
+            self.ring = None;
+        }
         if self.ring.is_none() && self.groups < NEVER {
             self.groups += 1;
             if self.groups > OWN_AFTER_GROUPS {
@@ -111,7 +118,7 @@ impl Own {
                 }
             }
         }
-        self.ring.as_mut().map(|own| &mut own.0)
+        self.ring.as_mut().map(|own| &mut own.ring)
     }
 
     /// Runs a group as [`run_group`] does. `None`: this thread has no ring, nothing was done.
