@@ -81,6 +81,11 @@ impl FileFlags {
         FileFlags(self.0 & !others.0)
     }
 
+    /// Whether a file with them cannot be opened to write to it; with `appends`: to add to its end.
+    pub fn forbid_opening(self, appends: bool) -> bool {
+        self.intersects(FileFlags::IMMUTABLE) || self.intersects(FileFlags::APPEND_ONLY) && !appends
+    }
+
     /// Their letters in chattr(1), in the order of lsattr(1).
     pub fn letters(self) -> String {
         format!("{self:?}").replace('-', "")

@@ -22,7 +22,7 @@ use crate::kernel::reply::Reply;
 use crate::kernel::request::{self, Body};
 use crate::pins::Pins;
 use crate::policy::Change;
-use crate::{Verbs, convert, file_flags};
+use crate::{Verbs, convert};
 
 /// Most that is read at once: the kernel asks for [`crate::kernel::WRITE_BYTES_MAX`] at most.
 const READ_BYTES_MAX: u32 = 16 << 20;
@@ -299,7 +299,7 @@ impl<V: Verbs> Adapter<V> {
     fn open(&self, who: Caller, ino: u64, flags: i32, reply: Reply) {
         if flags & O_ACCMODE != 0
             && let Ok(attr) = self.verbs.getattr(InodeId(ino))
-            && file_flags::refuses_open(attr.flags, flags & O_APPEND != 0)
+            && attr.flags.forbid_opening(flags & O_APPEND != 0)
         {
             return reply.error(Errno::PERM);
         }

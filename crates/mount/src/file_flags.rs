@@ -41,11 +41,6 @@ fn from_bits(table: &[(u32, FileFlags)], bits: u32) -> Option<FileFlags> {
     (bits & !known == 0).then(|| asked.fold(FileFlags::NONE, |flags, (_, flag)| flags | *flag))
 }
 
-/// Whether a file with these flags cannot be opened to write to it.
-pub(crate) fn refuses_open(flags: FileFlags, appends: bool) -> bool {
-    flags.intersects(FileFlags::IMMUTABLE) || flags.intersects(FileFlags::APPEND_ONLY) && !appends
-}
-
 impl<V: Verbs> Adapter<V> {
     pub(crate) fn ioctl(
         &self,

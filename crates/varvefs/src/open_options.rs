@@ -55,7 +55,9 @@ impl OpenOptions {
         self
     }
 
-    /// The handle can write.
+    /// The handle can write. Where nothing can be written opening is refused: in a pool that is open read-only
+    /// ([`Reason::ReadOnly`]), in a read-only snapshot ([`Reason::ReadOnlySubvolume`]), and of a file that is immutable, or that may
+    /// only be added to unless it is opened to `append` ([`Reason::NotPermitted`]).
     pub fn write(&mut self, write: bool) -> &mut Self {
         self.write = write;
         self
@@ -121,6 +123,7 @@ impl OpenOptions {
 
     fn open_file(&self, fs: &Filesystem, path: &[u8]) -> std::result::Result<File, Fault> {
         self.check()?;
+        let writes = self.write || self.append;
         let below = fs.shared().enter()?;
         let last = match (self.create_new, self.follow) {
             // Whether the name is taken is found out where it is given.
@@ -153,10 +156,20 @@ impl OpenOptions {
             };
             match attr.kind {
                 varve_fs::FileKind::File => {}
-                varve_fs::FileKind::Directory if !self.write && !self.append => {}
+                varve_fs::FileKind::Directory if !writes => {}
                 varve_fs::FileKind::Directory => return Err(Reason::IsADirectory.into()),
                 varve_fs::FileKind::Symlink => return Err(Reason::TooManySymlinks.into()),
                 _ => return Err(Reason::NotSupported.into()),
+            }
+            if writes && !made {
+                match below.admit(attr.ino) {
+                    // Another has deleted the subvolume.
+                    Err(varve_fs::FsError::Stale) => continue,
+                    admitted => admitted?,
+                }
+                if attr.flags.forbid_opening(self.append) {
+                    return Err(Reason::NotPermitted.into());
+                }
             }
             let open = match fs.shared().open_inode(&below, attr.ino) {
                 Ok(open) => open,
@@ -164,7 +177,7 @@ impl OpenOptions {
                 Err(Fault { reason: Reason::NotFound | Reason::SubvolumeDeleted, .. }) => continue,
                 Err(fault) => return Err(fault),
             };
-            let rights = Rights { read: self.read, write: self.write || self.append, append: self.append };
+            let rights = Rights { read: self.read, write: writes, append: self.append };
             let file = File::new(open, fs.caller(), Arc::from(path), rights);
             match if self.truncate && !made { file.resize(&below, 0) } else { Ok(()) } {
                 Err(Fault { reason: Reason::SubvolumeDeleted, .. }) => continue,
@@ -172,5 +185,42 @@ impl OpenOptions {
             }
         }
         Err(Reason::NotFound.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Pool, PoolOptions};
+
+    // Goal: a file whose flags forbid it is not opened to write. Method: each flag and each way to open; the library sets none, so
+    // they are set below it.
+    #[test]
+    fn flags_refuse_at_opening() {
+        let pool: Pool = PoolOptions::new().background(false).in_memory(64 << 20).unwrap();
+        let fs = pool.filesystem();
+        let cases = [
+            (varve_fs::FileFlags::NO_DUMP, [true; 4]),
+            (varve_fs::FileFlags::APPEND_ONLY, [true, false, false, true]),
+            (varve_fs::FileFlags::IMMUTABLE, [true, false, false, false]),
+        ];
+        for (n, (flags, opens)) in cases.into_iter().enumerate() {
+            let path = format!("/{n}");
+            fs.write(&path, b"x").unwrap();
+            let ino = varve_fs::InodeId(fs.metadata(&path).unwrap().inode);
+            fs.shared().enter().unwrap().set_flags(varve_fs::Caller::ROOT, ino, flags).unwrap();
+            let ways = [
+                OpenOptions::new().read(true).clone(),
+                OpenOptions::new().read(true).write(true).create(true).clone(),
+                OpenOptions::new().write(true).truncate(true).clone(),
+                OpenOptions::new().append(true).clone(),
+            ];
+            for (way, opens) in ways.iter().zip(opens) {
+                match way.open(&fs, &path) {
+                    Ok(_) => assert!(opens, "{flags:?}: {way:?}"),
+                    Err(error) => assert!(!opens && *error.reason() == Reason::NotPermitted, "{error}"),
+                }
+            }
+        }
     }
 }

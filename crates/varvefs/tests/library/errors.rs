@@ -2,7 +2,7 @@
 
 use std::io::{self, ErrorKind};
 
-use varvefs::{Error, MemoryDisk, Pool, Reason};
+use varvefs::{Error, MemoryDisk, OpenOptions, Pool, Reason, SnapshotOptions};
 
 use crate::{fresh, quiet};
 
@@ -132,12 +132,24 @@ fn format_overwrites_only_by_force() {
     assert!(!pool.filesystem().exists("/f").unwrap());
 }
 
-// Goal: a read-only pool refuses every change with one reason and serves every read. Method: both on one pool.
+// Goal: a read-only pool refuses every change with one reason and serves every read; so does a read-only snapshot. To open a file that
+// cannot be written to is refused already, for programs that then read. Method: all on one pool, opened to be changed and not.
 #[test]
 fn read_only_pools_refuse_changes() {
     let disk = MemoryDisk::new(64 << 20);
     let pool = quiet().create_on(&disk).unwrap();
-    pool.filesystem().write("/f", b"x").unwrap();
+    let fs = pool.filesystem();
+    fs.write("/f", b"x").unwrap();
+    fs.snapshot("/", "/s", SnapshotOptions::new().read_only(true)).unwrap();
+    let ways = [
+        OpenOptions::new().write(true).clone(),
+        OpenOptions::new().read(true).append(true).clone(),
+        OpenOptions::new().read(true).write(true).create(true).clone(),
+    ];
+    for way in &ways {
+        let error = way.open(&fs, "/s/f").unwrap_err();
+        assert_eq!(*error.reason(), Reason::ReadOnlySubvolume, "{error}");
+    }
     pool.close().unwrap();
     let pool = quiet().read_only(true).open_on(&disk).unwrap();
     let fs = pool.filesystem();
@@ -150,6 +162,10 @@ fn read_only_pools_refuse_changes() {
         fs.set_permissions("/f", 0),
         fs.symlink("a", "/b"),
         fs.set_xattr("/f", "user.a", b"", varvefs::XattrMode::Set),
+        ways[0].open(&fs, "/f").map(drop),
+        ways[1].open(&fs, "/f").map(drop),
+        ways[2].open(&fs, "/f").map(drop),
+        ways[0].open(&fs, "/s/f").map(drop),
     ] {
         let error = refused.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem, "{error}");
