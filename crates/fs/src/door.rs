@@ -232,6 +232,10 @@ impl Filesystem {
     pub fn note_access(&self, ino: InodeId, rule: AccessRule) -> Result<()> {
         self.core.thawing(|| self.core.note_access(&self.core.state(ino), rule))
     }
+    /// Whether an inode may have flags ([`Attr::flags`]).
+    pub fn flagged(&self) -> bool {
+        self.core.flagged()
+    }
     /// Refuses an inode of which nothing can be changed, whoever asks: in a read-only snapshot, or in a subvolume that is gone.
     pub fn admit(&self, ino: InodeId) -> Result<()> {
         self.core.admit(ino)

@@ -12,7 +12,7 @@ use crate::shared::OpenInode;
 
 /// Entries read at once.
 const ENTRIES_PER_READ: usize = 512;
-/// Times that a directory is listed anew, beyond what its size calls for, because others put entries into it.
+/// Reads of a directory's entries, beyond what its size calls for, because others put some into it.
 const EMPTYING_MAX: u64 = 1000;
 
 /// The entries of a directory, without "." and "..", in no order that means anything.
@@ -70,12 +70,22 @@ impl std::fmt::Debug for ReadDir {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// How often a listing was begun.
+    static BEGUN: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
 /// Some more entries; none at the end.
 fn read_some(
     fs: &varve_fs::Filesystem,
     ino: varve_fs::InodeId,
     cookie: &mut u64,
 ) -> std::result::Result<Vec<varve_fs::DirEntry>, Fault> {
+    #[cfg(test)]
+    if *cookie == 0 {
+        BEGUN.set(BEGUN.get() + 1);
+    }
     let mut entries = Vec::new();
     // "." and ".." come first and are passed over.
     fs.readdir(ino, (*cookie).max(2), &mut |entry| {
@@ -144,12 +154,22 @@ struct Level {
     parent: varve_fs::InodeId,
     name: Vec<u8>,
     ino: varve_fs::InodeId,
-    /// Listings still allowed; `None` before the first.
-    rounds_left: Option<u64>,
+    /// How far it has been read: what was in front of that is removed, and where a snapshot shows it, a trace of each name is left,
+    /// which whoever began anew would pass again.
+    cookie: u64,
+    /// Reads still allowed; `None` before the first.
+    reads_left: Option<u64>,
+}
+
+impl Level {
+    fn new(parent: varve_fs::InodeId, name: Vec<u8>, ino: varve_fs::InodeId) -> Level {
+        Level { parent, name, ino, cookie: 0, reads_left: None }
+    }
 }
 
 /// Removes the directory `name` of `parent`, which is `ino`, with all that is in it. Follows no link, and goes down by
-/// inode. `go_on` is asked now and then. Memory: up to [`ENTRIES_PER_READ`] entries a level of depth.
+/// inode. A subvolume goes as a whole, if there is no other in it and it can be changed. `go_on` is asked now and then. Memory: up to
+/// [`ENTRIES_PER_READ`] entries a level of depth.
 pub(crate) fn remove_tree(
     fs: &varve_fs::Filesystem,
     go_on: impl Fn() -> std::result::Result<(), Fault>,
@@ -157,14 +177,20 @@ pub(crate) fn remove_tree(
     name: &[u8],
     ino: varve_fs::InodeId,
 ) -> std::result::Result<(), Fault> {
-    let mut levels = vec![Level { parent, name: name.to_vec(), ino, rounds_left: None }];
+    let mut levels = vec![Level::new(parent, name.to_vec(), ino)];
     while let Some(level) = levels.last_mut() {
         go_on()?;
-        let rounds_left = match level.rounds_left {
+        let reads_left = match level.reads_left {
             Some(0) => return Err(Reason::NotEmpty.into()),
             Some(left) => left - 1,
             None => match fs.lookup(level.parent, &level.name) {
-                Ok(attr) if attr.ino == level.ino => attr.size / ENTRIES_PER_READ as u64 * 2 + EMPTYING_MAX,
+                Ok(attr) if attr.ino == level.ino => {
+                    if delete_whole(fs, level)? {
+                        levels.pop();
+                        continue;
+                    }
+                    attr.size / ENTRIES_PER_READ as u64 * 2 + EMPTYING_MAX
+                }
                 // Moved or removed since it was listed, perhaps with the subvolume that it was in: no longer ours.
                 Ok(_) | Err(varve_fs::FsError::NotFound | varve_fs::FsError::Stale) => {
                     levels.pop();
@@ -173,16 +199,19 @@ pub(crate) fn remove_tree(
                 Err(error) => return Err(error.into()),
             },
         };
-        level.rounds_left = Some(rounds_left);
+        level.reads_left = Some(reads_left);
         let ino = level.ino;
-        let entries = match read_some(fs, ino, &mut 0) {
+        let entries = match read_some(fs, ino, &mut level.cookie) {
             Err(Fault { reason: Reason::NotFound | Reason::SubvolumeDeleted, .. }) => Vec::new(),
             read => read?,
         };
         if entries.is_empty() {
             match fs.rmdir(level.parent, &level.name) {
                 // Others have put something into it: once more.
-                Err(varve_fs::FsError::NotEmpty) => continue,
+                Err(varve_fs::FsError::NotEmpty) => {
+                    level.cookie = 0;
+                    continue;
+                }
                 Ok(()) | Err(varve_fs::FsError::NotFound | varve_fs::FsError::Stale) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -191,7 +220,7 @@ pub(crate) fn remove_tree(
         }
         for entry in entries {
             if entry.kind == varve_fs::FileKind::Directory {
-                levels.push(Level { parent: ino, name: entry.name, ino: entry.ino, rounds_left: None });
+                levels.push(Level::new(ino, entry.name, entry.ino));
                 continue;
             }
             match fs.unlink(ino, &entry.name) {
@@ -204,4 +233,47 @@ pub(crate) fn remove_tree(
         }
     }
     Ok(())
+}
+
+/// Deletes what is to be emptied, with all that is in it, if that is a subvolume and may go so: one record instead of one for each name,
+/// which in a snapshot leaves more than it takes away. `false`: it goes name by name, as what has another subvolume in it, and
+/// where a flag may keep something in it from being removed.
+fn delete_whole(fs: &varve_fs::Filesystem, level: &Level) -> std::result::Result<bool, Fault> {
+    // A read-only one is removed by nobody who does not mean it.
+    if fs.flagged() || fs.admit(level.ino).is_err() {
+        return Ok(false);
+    }
+    match fs.delete_subvolume_at(level.parent, &level.name, level.ino) {
+        Ok(()) | Err(varve_fs::FsError::NotFound | varve_fs::FsError::Stale) => Ok(true),
+        Err(varve_fs::FsError::NotSubvolume | varve_fs::FsError::NotEmpty) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{PoolOptions, SnapshotOptions};
+
+    // Goal: removing a directory that a snapshot shows passes each name a few times, however many there are: what goes leaves a trace,
+    // and whoever lists it from the front for every some names passes all traces each time. Method: count how often the listing
+    // of one with 5,000 names is begun; less than four times.
+    #[test]
+    fn what_has_been_removed_is_not_listed_again() {
+        let pool = PoolOptions::new().background(false).in_memory(64 << 20).unwrap();
+        let fs = pool.filesystem();
+        fs.create_subvolume("/o").unwrap();
+        fs.create_dir_all("/o/d/within").unwrap();
+        for n in 0..5000 {
+            fs.create(format!("/o/d/{n}")).unwrap();
+        }
+        fs.snapshot("/o", "/s", SnapshotOptions::new().read_only(true)).unwrap();
+        BEGUN.set(0);
+        fs.remove_dir_all("/o/d").unwrap();
+        // Once the empty one in it.
+        assert!((2..5).contains(&BEGUN.get()), "{} listings", BEGUN.get());
+        assert!(!fs.exists("/o/d").unwrap());
+        assert_eq!(fs.read_dir("/s/d").unwrap().count(), 5001);
+        assert!(pool.check(true).unwrap().is_clean());
+    }
 }

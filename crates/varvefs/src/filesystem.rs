@@ -186,7 +186,9 @@ impl Filesystem {
     }
 
     /// Removes a directory with all that is in it. Links inside are removed, never followed; so is a link at `path`. The
-    /// parts go one by one: a crash in the middle leaves some of them.
+    /// parts go one by one: a crash in the middle leaves some of them. A subvolume that can be changed and has no other in it goes as
+    /// by [`Filesystem::delete_subvolume`], at once. A read-only snapshot is not removed: it ends this with
+    /// [`Reason::ReadOnlySubvolume`], or [`Reason::IsSubvolume`] if it is empty, and what was before it is gone; delete those first.
     pub fn remove_dir_all(&self, path: impl AsPath) -> Result<()> {
         let path = path.as_path_bytes();
         self.run("remove the tree", path, |fs| {

@@ -136,6 +136,47 @@ fn paths_through_a_subvolume_that_goes() {
     assert_sound(&pool);
 }
 
+// Goal: removing a tree deletes the subvolumes in it that can be changed as a whole, with whatever is in them, and no read-only snapshot.
+// Method: count the transactions where there are 500 names, in a snapshot, in one with another in it, and at the top; then a read-only
+// one in the tree, with something in it and empty.
+#[test]
+fn subvolumes_in_a_tree_go_as_a_whole() {
+    let pool = quiet().in_memory(64 * MIB).unwrap();
+    let fs = pool.filesystem();
+    fs.create_subvolume("/o").unwrap();
+    for n in 0..500 {
+        fs.write(format!("/o/{n}"), b"x").unwrap();
+    }
+    fs.create_subvolume("/empty").unwrap();
+    fs.create_dir_all("/t/d").unwrap();
+    fs.snapshot("/o", "/t/d/s", SnapshotOptions::new()).unwrap();
+    fs.snapshot("/empty", "/t/outer", SnapshotOptions::new()).unwrap();
+    fs.snapshot("/o", "/t/outer/inner", SnapshotOptions::new()).unwrap();
+    fs.snapshot("/o", "/top", SnapshotOptions::new()).unwrap();
+    let open = fs.open("/t/d/s/1").unwrap();
+    // What waits in memory is not part of what is counted.
+    fs.sync().unwrap();
+    let before = pool.stats().unwrap().transactions_count;
+    fs.remove_dir_all("/t").unwrap();
+    fs.remove_dir_all("/top").unwrap();
+    let count = pool.stats().unwrap().transactions_count - before;
+    assert!(count < 50, "{count} transactions");
+    assert_eq!(open.metadata().unwrap_err().reason(), &Reason::SubvolumeDeleted);
+    assert_eq!(names(&fs, "/"), ["empty", "o"]);
+    for (source, reason) in [("/o", Reason::ReadOnlySubvolume), ("/empty", Reason::IsSubvolume)] {
+        fs.create_dir("/t").unwrap();
+        fs.write("/t/file", b"x").unwrap();
+        fs.snapshot(source, "/t/kept", SnapshotOptions::new().read_only(true)).unwrap();
+        assert_eq!(*fs.remove_dir_all("/t").unwrap_err().reason(), reason);
+        assert_eq!(names(&fs, "/t/kept"), names(&fs, source));
+        fs.delete_subvolume("/t/kept").unwrap();
+        fs.remove_dir_all("/t").unwrap();
+    }
+    assert_eq!(names(&fs, "/o").len(), 500);
+    pool.maintain().unwrap();
+    assert_sound(&pool);
+}
+
 // Goal: a tree with subvolumes in it is gone when two have removed it at once. Method: 50 subvolumes with files, 20 times; who comes
 // second may find nothing.
 #[test]
