@@ -354,7 +354,8 @@ impl Pool {
     /// Makes everything durable, writes a checkpoint and closes the pool for all its handles, which are refused from
     /// now on ([`Reason::Closed`]). What verbs of other threads are in the middle of is waited for and made durable, too; writes,
     /// copies and removals of trees that would take long end early, and say how far they came or that the pool has been closed.
-    /// The device is free when this returns, unless a [`Pool::check`] or [`Pool::trim`] of another thread still runs.
+    /// The device is free when this returns, unless a [`Pool::check`] or [`Pool::trim`] of another thread still runs; a block device is
+    /// some milliseconds later if another thread is starting a process just then, for which opening it waits.
     ///
     /// Errors mean that something not yet synced may be lost; what was synced is safe.
     pub fn close(self) -> Result<()> {

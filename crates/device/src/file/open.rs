@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{Getter, Setter, ioctl, opcode};
 
 use super::FileId;
-use super::lock::{self, Lock, locked_error};
+use super::lock::{self, LOCK_PAUSE, Lock, locked_error};
 use super::uring::RingPool;
 use super::{Backend, FileDevice, FileOptions, FlushTurn, OpenMode};
 use crate::error::Operation;
@@ -30,6 +30,23 @@ const BLKGETSIZE64: rustix::ioctl::Opcode = opcode::read::<usize>(0x12, 114);
 const BLKROGET: rustix::ioctl::Opcode = opcode::none(0x12, 94);
 /// `BLKDISCARD`: discard [offset, length].
 const BLKDISCARD: rustix::ioctl::Opcode = opcode::none(0x12, 119);
+
+/// A process that another thread is starting has a copy of what claims a block device until its program begins, and that cannot
+/// be let go of otherwise: so often it is asked for, with pauses, before it counts as claimed by somebody else.
+const CLAIM_ATTEMPTS: u32 = 10;
+
+/// Opens `path`; a claimed block device when it is free in a moment.
+pub(super) fn open_unclaimed(options: &OpenOptions, path: impl AsRef<Path>) -> io::Result<File> {
+    for _ in 1..CLAIM_ATTEMPTS {
+        match options.open(&path) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => {
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            result => return result,
+        }
+    }
+    options.open(path)
+}
 
 impl FileDevice {
     /// Opens `path`. Errors as [`FileDevice::open`].
@@ -69,10 +86,8 @@ impl FileDevice {
         // What is in a pool must not be readable by those who may not read the files in it.
         open_options.read(true).write(writable).create_new(creates).mode(0o600);
         let exclusive = if is_block_device && writable { OFlags::EXCL } else { OFlags::empty() };
-        let file = open_options
-            .custom_flags((exclusive | OFlags::NOCTTY).bits().cast_signed())
-            .open(&path)
-            .map_err(|error| match error.raw_os_error() {
+        open_options.custom_flags((exclusive | OFlags::NOCTTY).bits().cast_signed());
+        let file = open_unclaimed(&open_options, &path).map_err(|error| match error.raw_os_error() {
             Some(errno) if errno == Errno::BUSY.raw_os_error() => locked_error(&path, None),
             _ => os_error(error),
         })?;

@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 
 use super::lock::{LOCK_ATTEMPTS, LOCK_PAUSE, Lock, locked_error};
-use super::open::is_same;
+use super::open::{is_same, open_unclaimed};
 use super::{Backend, FileDevice, FileOptions};
 use crate::DeviceError;
 use crate::error::Operation;
@@ -78,9 +78,9 @@ impl FileDevice {
         let exclusive = if self.is_block_device { OFlags::EXCL } else { OFlags::empty() };
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags((exclusive | OFlags::NOCTTY).bits().cast_signed());
-        let again = match options.open(format!("/proc/self/fd/{}", self.file.as_raw_fd())) {
+        let again = match open_unclaimed(&options, format!("/proc/self/fd/{}", self.file.as_raw_fd())) {
             // No /proc.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => options.open(&self.path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => open_unclaimed(&options, &self.path),
             again => again,
         };
         again.map_err(|error| match Errno::from_io_error(&error) {

@@ -1,6 +1,8 @@
 //! Tests of the file device: equivalence with memory on both backends, locks, short devices, block devices.
 
+use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::sync::Arc;
 
 use super::*;
@@ -451,6 +453,24 @@ fn block_devices_work() {
         writer.write_at(0, &AlignedBuf::new(4096)).unwrap();
         drop(reader);
         assert!(FileDevice::open(&path, OpenMode::ReadOnly).is_err());
+        // It is free when it is closed, or a moment later, if a process is being started.
+        let (mut forked, tell) = std::io::pipe().unwrap();
+        let mut command = std::process::Command::new("true");
+        let inside = move || {
+            (&tell).write_all(b"x")?;
+            std::thread::sleep(Duration::from_millis(100));
+            Ok(())
+        };
+        // SAFETY: the child makes system calls alone.
+        unsafe { command.pre_exec(inside) };
+        std::thread::scope(|scope| {
+            let started = scope.spawn(move || command.status());
+            forked.read_exact(&mut [0]).unwrap();
+            drop(writer);
+            let again = FileDevice::open(&path, OpenMode::ReadWrite).map(drop);
+            assert!(started.join().unwrap().unwrap().success());
+            again.unwrap();
+        });
     });
     let detached = std::process::Command::new("losetup").arg("--detach").arg(&path).status().unwrap();
     assert!(detached.success());
