@@ -23,7 +23,9 @@ use crate::{Outcome, Usage, show};
 ///   mount -t fuse.varve POOL DIRECTORY -o OPTIONS
 ///   umount DIRECTORY                              (returns when everything is durable)
 ///   mount -o remount,ro DIRECTORY
-///   POOL DIRECTORY fuse.varve defaults,nofail 0 0 (a line of /etc/fstab)
+///   POOL DIRECTORY fuse.varve defaults,nofail,x-systemd.mount-timeout=infinity 0 0
+///                                                 (a line of /etc/fstab; without the timeout systemd
+///                                                 ends a mount whose recovery takes 90 s)
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct InstallArgs {
@@ -89,6 +91,8 @@ Environment=OPTIONS=rw
 EnvironmentFile=/etc/varve/%i.conf
 ExecStart=@PROGRAM@ mount --foreground -o ${OPTIONS} ${POOL} %f
 ExecStop=@PROGRAM@ unmount %f
+# It has started when the mount answers; after a crash the pool is recovered first, for as long as that takes.
+TimeoutStartSec=infinity
 # The pool is closed in an orderly way on SIGTERM too; give it time to write.
 TimeoutStopSec=5min
 Restart=on-failure

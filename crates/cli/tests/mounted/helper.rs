@@ -294,7 +294,7 @@ fn fstab_works() {
     script(
         "fstab",
         r#"
-echo "$S/pool $S/mnt fuse.varve defaults,nofail,_netdev,user,x-systemd.device-timeout=5,cache_size=16M,comment=x 0 0" > "$S/fstab"
+echo "$S/pool $S/mnt fuse.varve defaults,nofail,_netdev,user,x-systemd.device-timeout=5,x-systemd.mount-timeout=infinity,cache_size=16M,comment=x 0 0" > "$S/fstab"
 mount -T "$S/fstab" -a
 shows " rw,nosuid,nodev,noexec,relatime - fuse.varve "
 mount -T "$S/fstab" -o remount,ro "$S/mnt"
@@ -346,6 +346,8 @@ fn install_helper_touches_only_its_own() {
             assert!(!text.contains("@PROGRAM@") && !text.contains("@MARK@"), "{text}");
             assert!(said.contains(name), "{name} is not named in {said}");
         }
+        let unit = fs::read_to_string(root.join(names[2])).expect("the unit");
+        assert!(unit.lines().any(|line| line == "TimeoutStartSec=infinity"), "{unit}");
         assert!(said.contains("note: they run /opt/varve, where there is no program now"), "{said}");
     }
     let there = root.join("opt/there");
