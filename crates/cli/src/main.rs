@@ -18,6 +18,7 @@ mod helper;
 mod inspect;
 mod install;
 mod lab;
+mod limits;
 mod log;
 mod manual;
 mod mount;
@@ -72,6 +73,10 @@ const STATUS_FAILED: u8 = 1;
 const STATUS_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    if let Err(error) = limits::handle_signals() {
+        tell(&format!("varve: {error:#}"));
+        return ExitCode::from(STATUS_FAILED);
+    }
     // clap itself exits with 2, and with 0 after --help and --version.
     let command = Cli::parse().command;
     let (name, result) = match &command {

@@ -123,7 +123,8 @@ pub enum DeviceError {
     /// can be found, the process.
     #[error("{0}")]
     LockedBy(String),
-    /// The path is neither a regular file nor a block device, or the backend asked for is not to be had.
+    /// The path is neither a regular file nor a block device, the backend asked for is not to be had, or the process may not write to
+    /// all of the file (RLIMIT_FSIZE).
     #[error("{device} cannot be used: {text}")]
     Unsupported {
         /// The device's name.

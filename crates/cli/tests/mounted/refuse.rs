@@ -119,6 +119,55 @@ fn refuses_what_is_in_the_way_of_a_new_pool() {
     check(&pool);
 }
 
+/// Goal: where a process may not write to the whole of a pool's file (RLIMIT_FSIZE), it is told so before anything is written, and lives; a
+/// limit that it may raise itself is no hindrance. Method: all that writes to a pool, under a hard limit and under a soft one; a log file
+/// that has grown to the limit.
+#[test]
+fn refuses_a_limit_below_the_size_of_a_pool() {
+    if !can_mount("refuses_a_limit_below_the_size_of_a_pool") {
+        return;
+    }
+    let scratch = Scratch::new("limit");
+    let (pool, new) = (scratch.pool("pool.img", "128M"), scratch.path("new.img"));
+    let (tree, point) = (scratch.subdir("tree"), scratch.subdir("mnt"));
+    fs::write(tree.join("imported"), "imported").expect("room");
+    let limited = |limit: &str, args: &[&str]| {
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--fsize={limit}")).arg(varve(&[]).get_program()).args(args);
+        command.stdin(std::process::Stdio::null());
+        command
+    };
+    let hard = |args: &[&str]| limited("67108864:67108864", args);
+    let to_pool = format!("{}:/", pool.display());
+    let words = ["RLIMIT_FSIZE", "ulimit -f", "LimitFSIZE=", "67108864", "134217728"];
+    refused(hard(&["mount"]).arg(&pool).arg(&point), FAILED, &words, &[&pool]);
+    refused(hard(&["import"]).arg(&tree).arg(&to_pool), FAILED, &words, &[&pool]);
+    refused(hard(&["create", "--force"]).arg(&pool), FAILED, &words, &[&pool]);
+    refused(hard(&["create", "--size", "128M"]).arg(&new), FAILED, &words, &[&pool]);
+    refused(hard(&["mount", "--create", "128M"]).arg(&new).arg(&point), FAILED, &words, &[&pool]);
+    assert_eq!(fs::read_dir(scratch.path("")).expect("a directory").count(), 3, "something is left behind");
+    succeed(hard(&["check"]).arg(&pool));
+
+    let soft = |args: &[&str]| limited("67108864:", args);
+    succeed(soft(&["import"]).arg(&tree).arg(&to_pool));
+    let mut command = soft(&["mount", "--foreground"]);
+    command.arg(&pool).arg(&point);
+    let mount = Mount::start_by(command, &pool, &point);
+    fs::write(mount.path("file"), "written").expect("room");
+    mount.unmount();
+    succeed(soft(&["create", "--size", "128M"]).arg(&new));
+
+    let log = scratch.path("log");
+    fs::File::create(&log).and_then(|file| file.set_len(128 << 20)).expect("a sparse file");
+    let mut command = limited("134217728:134217728", &["mount"]);
+    succeed(command.arg(&pool).arg(&point).arg("--log").arg(&log));
+    assert_eq!(fs::read(point.join("file")).expect("it was written"), b"written");
+    assert_eq!(fs::read(point.join("imported")).expect("it was imported"), b"imported");
+    fs::write(point.join("file"), "again").expect("room");
+    succeed(varve(&["unmount"]).arg(&point));
+    check(&pool);
+}
+
 /// Waits until the daemon has nothing left to write: the log of an idle mount ends with a batch without transactions, which
 /// comes when nothing has joined the log for a second or two.
 fn settle(pool: &Path) {

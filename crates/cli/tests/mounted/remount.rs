@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Resource, Rlimit, pidfd_getfd, pidfd_open, prlimit};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use varve_format::root::RootBlock;
 use varve_format::superblock::{SLOT_BYTES, SLOTS_PER_END, Superblock, slot_offset};
 use varve_format::{BLOCK_BYTES, PoolAddr};
@@ -548,37 +548,32 @@ fn a_lost_lock_is_told() {
     check(&pool);
 }
 
-/// Goal: a remount that fails after it has begun to write is told for what it is, also when it is tried again. Method: the daemon may
-/// write to the first half of its files alone, so that recovering a killed pool fails at what lies at the end; then it may again.
+/// Goal: a remount that fails after it has begun to write is told for what it is, also when it is tried again. Method: the sparse
+/// file of a killed pool lies where there is room for one more page, so that recovering it fails half way; then there is room again.
 #[test]
 fn a_remount_that_failed_half_way_is_remembered() {
     if !can_remount("a_remount_that_failed_half_way_is_remembered") {
         return;
     }
     let scratch = Scratch::new("remount-half");
-    let (pool, contents) = filled(&scratch, 2);
-    let point = scratch.path("mnt");
+    let (whole, contents) = filled(&scratch, 2);
+    let (small, point) = (scratch.subdir("small"), scratch.path("mnt"));
+    succeed(program("mount", &small, &["-t", "tmpfs", "-o", "size=64M", "none"]).arg(&small));
+    let (pool, filler) = (small.join("pool.img"), small.join("filler"));
+    succeed(program("cp", &small, &["--sparse=always"]).arg(&whole).arg(&pool));
     let mount = Mount::start(&pool, &point);
     fs::write(mount.path("synced"), "synced").expect("room");
     mount.sync();
     mount.kill();
 
-    // Who ignores the signal gets an error instead.
-    let mut command = Command::new("bash");
-    command
-        .args(["-c", "trap '' XFSZ; exec \"$@\"", "bash"])
-        .arg(varve(&[]).get_program())
-        .stdin(Stdio::null());
-    command.args(["mount", "--foreground", "-o", "ro"]).arg(&pool).arg(&point);
-    let mount = Mount::start_by(command, &pool, &point);
-    let pid = Pid::from_raw(mount.pid() as i32).expect("a process");
-    let may_write = |bytes: Option<u64>| {
-        let limit = Rlimit { current: bytes, maximum: None };
-        prlimit(Some(pid), Resource::Fsize, limit).expect("root may");
-    };
-    may_write(Some(128 << 20));
+    let mount = Mount::start_with(&pool, &point, &["-o", "ro"]);
+    let mut file = fs::File::create(&filler).expect("there is room for a name");
+    while file.write_all(&[1; BLOCK_BYTES]).is_ok() {}
+    let filled_bytes = file.metadata().expect("a file").len();
+    file.set_len(filled_bytes - BLOCK_BYTES as u64).expect("it becomes smaller");
     refuses(&pool, &mount, &["has begun to write to it", "unmount it and mount it again"]);
-    may_write(None);
+    fs::remove_file(&filler).expect("it is there");
+    drop(file);
     let out = output(&mut remount(&pool, &point, "rw"));
     let message = String::from_utf8_lossy(&out.stderr).into_owned();
     assert!(!message.contains("another process"), "{message}");
@@ -588,6 +583,32 @@ fn a_remount_that_failed_half_way_is_remembered() {
 
     let mount = Mount::start(&pool, &point);
     assert_eq!(fs::read_to_string(mount.path("synced")).expect("it was synced"), "synced");
+    mount.unmount();
+    check(&pool);
+}
+
+/// Goal: a daemon that may not write to all of a pool's file (RLIMIT_FSIZE) is told so before it writes anything, and one that may raise
+/// that limit does. Method: a hard limit, and a soft one.
+#[test]
+fn a_limit_on_the_size_of_files_is_told() {
+    if !can_remount("a_limit_on_the_size_of_files_is_told") {
+        return;
+    }
+    let scratch = Scratch::new("remount-limit");
+    let (pool, contents) = filled(&scratch, 1);
+    let limited = |limit: &str| {
+        let mut command = Command::new("prlimit");
+        command.arg(limit).arg(varve(&[]).get_program()).args(["mount", "--foreground", "-o", "ro"]);
+        command.arg(&pool).arg(scratch.path("mnt")).stdin(Stdio::null());
+        Mount::start_by(command, &pool, &scratch.path("mnt"))
+    };
+    let mount = limited("--fsize=134217728:134217728");
+    refuses(&pool, &mount, &["RLIMIT_FSIZE", "unmount it, mount it again"]);
+    assert!(fs::read(mount.path("dir/file0")).expect("it can be read") == contents[0]);
+    mount.unmount();
+    let mount = limited("--fsize=134217728:");
+    succeed(&mut remount(&pool, &mount.point, "rw"));
+    fs::write(mount.path("new"), "new").expect("it can be written to");
     mount.unmount();
     check(&pool);
 }

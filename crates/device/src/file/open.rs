@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Setter, ioctl, opcode};
+use rustix::process::{Resource, getrlimit};
 
 use super::FileId;
 use super::lock::{self, LOCK_PAUSE, Lock, locked_error};
@@ -59,6 +60,9 @@ impl FileDevice {
         let name = path.display().to_string();
         let os_error = |error: io::Error| DeviceError::from_os(Operation::Open, &name, 0, 0, &error);
         let writable = matches!(mode, OpenMode::ReadWrite | OpenMode::Create { .. });
+        if let OpenMode::Create { size_bytes } = mode {
+            require_size_allowed(&path, size_bytes)?;
+        }
 
         let (is_block_device, creates) = match (std::fs::metadata(&path), mode) {
             (Ok(metadata), _) => {
@@ -133,6 +137,9 @@ impl FileDevice {
             file.metadata().map_err(os_error)?.len()
         };
         let size_bytes = len_bytes - len_bytes % ALIGN_BYTES as u64;
+        if writable && !is_block_device {
+            require_size_allowed(&path, size_bytes)?;
+        }
         let direct = options.direct && set_direct(&file, size_bytes).map_err(os_error)?;
         if options.direct && !direct {
             tracing::info!(device = %name, "no direct I/O here: using the page cache");
@@ -168,6 +175,21 @@ impl FileDevice {
             rings,
             counters,
         })
+    }
+}
+
+/// Refuses a file of which this process may not write the end: the first write there would fail, long after others, or end the process
+/// (SIGXFSZ).
+pub(super) fn require_size_allowed(path: &Path, size_bytes: u64) -> Result<(), DeviceError> {
+    match getrlimit(Resource::Fsize).current {
+        Some(limit_bytes) if limit_bytes < size_bytes => Err(DeviceError::Unsupported {
+            device: path.display().to_string(),
+            text: format!(
+                "of its {size_bytes} bytes this process may write to the first {limit_bytes} only (RLIMIT_FSIZE); raise that limit \
+                 (ulimit -f unlimited, or LimitFSIZE=infinity in the unit of a service) and try again"
+            ),
+        }),
+        _ => Ok(()),
     }
 }
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
 
 use super::holder::describe_holder;
-use super::open::open_parent;
+use super::open::{open_parent, require_size_allowed};
 use super::{FileDevice, FileId, FileOptions, OpenMode, lock};
 use crate::error::Operation;
 use crate::{ALIGN_BYTES, DeviceError};
@@ -43,6 +43,7 @@ impl FileDevice {
         size_bytes: u64,
         fill: impl FnOnce(Arc<FileDevice>) -> Result<(), E>,
     ) -> Result<Arc<FileDevice>, E> {
+        require_size_allowed(path, size_bytes)?;
         let new = NewFile::of(path)?;
         let parent = open_parent(path).map_err(|error| new.os_error(&error))?;
         let device = new.begin(size_bytes - size_bytes % ALIGN_BYTES as u64)?;

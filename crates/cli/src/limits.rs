@@ -1,0 +1,31 @@
+//! What whoever started the program has set for it, and a program that keeps a pool must not end by.
+//!
+//! A write beyond the limit on the size of files (RLIMIT_FSIZE) sends SIGXFSZ, which ends a process that does not handle it; with a
+//! handler the write fails, and whoever wrote says so.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use signal_hook::consts::SIGXFSZ;
+
+/// Handles the signal, from now on.
+pub fn handle_signals() -> Result<()> {
+    // Nobody looks at the flag: that there is a handler is all.
+    let flag = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGXFSZ, flag).context("cannot handle signals")?;
+    Ok(())
+}
+
+/// Raises the limit on the size of files as far as this process may, before it writes to a pool. Opening that for writing is refused
+/// where it is not far enough.
+pub fn raise_file_size() {
+    let limit = getrlimit(Resource::Fsize);
+    if limit.current != limit.maximum {
+        let raised = Rlimit { current: limit.maximum, ..limit };
+        if let Err(error) = setrlimit(Resource::Fsize, raised) {
+            tracing::debug!("the limit on the size of files stays as it is: {error}");
+        }
+    }
+}
