@@ -29,7 +29,6 @@ impl Closing {
             if let Some(server) = &self.server {
                 server.remove_socket();
             }
-            self.note.remove();
             // Some may still use it, after a signal.
             self.health.end_changes();
             let closed = if self.health.panicked() {
@@ -41,6 +40,8 @@ impl Closing {
                     format!("closing the pool failed: {error}; mount it again: everything that was synced is there")
                 })
             };
+            // The pool waits for nobody's lock; who is told that it is closed finds no note.
+            self.note.remove();
             match &closed {
                 Ok(()) => tracing::info!("unmounted; everything is durable"),
                 Err(error) => tracing::error!("{error}"),

@@ -2,16 +2,23 @@
 //!
 //! Without a note umount(8) asks only statfs(2) for the type, hears `fuse`, and does not look for
 //! `umount.fuse.varve`; then it returns before the pool is closed. The file is rewritten under libmount's own lock.
-//! Nothing depends on it, and only root can write it: what fails here is logged and otherwise passed over.
+//! Nothing depends on it, and only root can write it: what fails here is logged and otherwise passed over. Any user can take the lock
+//! and keep it, so that it is not waited for long.
 
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 
 const DIRECTORY: &str = "/run/mount";
+/// The lock is asked for this often: whoever rewrites the file has it for moments.
+const LOCK_ATTEMPTS: u32 = 50;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// The helper's name, as libmount wants it: `umount.` goes before it.
 const HELPER: &str = "fuse.varve";
 
@@ -54,7 +61,8 @@ impl Note {
         let goes = |line: &&str| {
             let has = |word: &str| line.split(' ').any(|part| part == word);
             let its_target = line.split(' ').find_map(|part| part.strip_prefix("TARGET="));
-            has(&target) && (has(&source) || has(&ours))
+            // When a note goes, another pool may be mounted there already, whose note stays.
+            has(&target) && (has(&source) || present && has(&ours))
                 || has(&ours) && its_target.is_some_and(|target| !exists(target))
         };
         let mut after: String =
@@ -79,7 +87,7 @@ fn try_rewrite(directory: &Path, change: impl FnOnce(&str) -> String) -> io::Res
     }
     // Held until it is closed at the end.
     let lock = File::options().create(true).truncate(false).write(true).open(directory.join("utab.lock"))?;
-    rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
+    take(&lock)?;
     let path = directory.join("utab");
     let before = match fs::read_to_string(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
@@ -94,6 +102,16 @@ fn try_rewrite(directory: &Path, change: impl FnOnce(&str) -> String) -> io::Res
     // Whoever asks what is mounted reads it, whatever this process's umask.
     fs::set_permissions(&temporary, fs::Permissions::from_mode(0o644))?;
     fs::rename(&temporary, &path)
+}
+
+fn take(lock: &File) -> io::Result<()> {
+    for _ in 0..LOCK_ATTEMPTS {
+        match rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK | Errno::INTR) => thread::sleep(LOCK_PAUSE),
+            result => return Ok(result?),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::WouldBlock, "another process keeps its lock"))
 }
 
 /// As in the kernel's table of mounts: blanks and backslashes are a backslash and three octal digits.
@@ -127,7 +145,31 @@ mod tests {
         assert_eq!(note.changed(&with_mounts, false, there), others);
         let elsewhere = Note { source: "/pool".into(), target: "/mnt/a".into() };
         assert_eq!(elsewhere.changed(&with, false, there), with);
+        // Another pool that is mounted there by the time the first one is closed.
+        let other = Note { source: "/other".into(), target: note.target.clone() };
+        let with_other = other.changed(&with, true, there);
+        assert_eq!(
+            with_other,
+            format!("{others}SRC=/other TARGET=/mnt/a\\040b ROOT=/ OPTS=uhelper=fuse.varve\n")
+        );
+        assert_eq!(note.changed(&with_other, false, there), with_other);
         // Left by a process that was killed, on a directory that is gone.
         assert_eq!(elsewhere.changed(&with, false, |target| target == "/mnt"), others);
+    }
+
+    // Goal: a lock that somebody keeps is not waited for long, and what it guards is left alone. Method: it is taken, and a note is to be made.
+    #[test]
+    fn a_lock_is_not_waited_for_long() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let rewrite = || try_rewrite(directory.path(), |_| "a note\n".to_owned());
+        rewrite().expect("nobody has it locked");
+        let kept = File::open(directory.path().join("utab.lock")).expect("it is there");
+        rustix::fs::flock(&kept, FlockOperation::LockExclusive).expect("it is free");
+        let begun = std::time::Instant::now();
+        let error = rewrite().expect_err("it is locked");
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+        drop(kept);
+        rewrite().expect("nobody has it locked any more");
     }
 }

@@ -287,6 +287,30 @@ refuses 1 "nothing to remount" "$V" mount "$S/pool" "$S/mnt" -o remount,ro
     );
 }
 
+/// Goal: a lock that any user can take keeps no pool from being mounted, nor from being closed. Method: the lock of libmount's notes is held
+/// from before the mount until after the unmount.
+#[test]
+fn a_lock_on_notes_is_not_waited_for() {
+    script(
+        "notes",
+        r#"
+mount -t tmpfs none /run
+mkdir /run/mount
+touch /run/mount/utab.lock
+flock /run/mount/utab.lock sleep 1000 &
+until ! flock -n /run/mount/utab.lock true; do sleep 0.1; done
+timeout 60 "$V" mount "$S/pool" "$S/mnt" || fail "the mount waits for the lock"
+echo kept > "$S/mnt/file"
+timeout 60 "$V" unmount "$S/mnt" || fail "the unmount waits for the lock"
+! flock -n /run/mount/utab.lock true || fail "nobody holds the lock any more"
+"$V" check "$S/pool"
+"$V" mount "$S/pool" "$S/mnt"
+[ "$(cat "$S/mnt/file")" = kept ] || fail "it was not kept"
+"$V" unmount "$S/mnt"
+"#,
+    );
+}
+
 /// Goal: a line of fstab works, with the words it has for other programs. Method: such a file, mounted by directory,
 /// by everything in it, remounted (where mount(8) hands over the options of the file and those of the kernel's table).
 #[test]
