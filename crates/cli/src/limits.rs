@@ -1,20 +1,23 @@
 //! What whoever started the program has set for it, and a program that keeps a pool must not end by.
 //!
 //! A write beyond the limit on the size of files (RLIMIT_FSIZE) sends SIGXFSZ, which ends a process that does not handle it; with a
-//! handler the write fails, and whoever wrote says so.
+//! handler the write fails, and whoever wrote says so. With SIGCHLD ignored, which outlives exec, nobody hears how a child
+//! ended: not that fusermount3 has mounted.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use signal_hook::consts::SIGXFSZ;
+use signal_hook::consts::{SIGCHLD, SIGXFSZ};
 
-/// Handles the signal, from now on.
+/// Handles both signals, from now on.
 pub fn handle_signals() -> Result<()> {
-    // Nobody looks at the flag: that there is a handler is all.
-    let flag = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(SIGXFSZ, flag).context("cannot handle signals")?;
+    for signal in [SIGXFSZ, SIGCHLD] {
+        // Nobody looks at the flag: that there is a handler is all.
+        let flag = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(signal, flag).context("cannot handle signals")?;
+    }
     Ok(())
 }
 

@@ -83,6 +83,35 @@ as "$V" check pool
     );
 }
 
+/// Goal: who is started with SIGCHLD ignored, as some supervisors start programs, mounts and unmounts all the same, and is told why if not.
+/// Method: a user's mount, which another program makes and ends; and a mount of nothing.
+#[test]
+fn a_user_mounts_with_children_ignored() {
+    script(
+        "children",
+        r#"
+cp "$V" "$S/varve"; V=$S/varve
+mknod "$S/fuse" c 10 229; chmod 666 "$S/fuse"; mount --bind "$S/fuse" /dev/fuse
+U=$S/user; mkdir "$U"; chown nobody "$U"
+as() { (cd "$U"; exec setpriv --reuid nobody --regid 65534 --clear-groups -- env --ignore-signal=CHLD "$@"); }
+as "$V" create pool --size 64M
+as mkdir mnt
+as "$V" mount pool mnt || fail "it is not mounted"
+as cp /etc/passwd mnt/file
+as "$V" unmount mnt
+! grep -F " $U/mnt " /proc/self/mountinfo || fail "it is still mounted"
+as "$V" mount pool mnt
+as cmp /etc/passwd mnt/file
+as "$V" unmount mnt
+as "$V" check pool
+echo "no pool" > "$U/other"
+said=$(as "$V" mount other mnt 2>&1) && fail "it is mounted"
+case $said in *"wait for"*) fail "$said";; esac
+! grep -F " $U/mnt " /proc/self/mountinfo || fail "it is mounted"
+"#,
+    );
+}
+
 /// Goal: the end of the terminal that a mount was made from is not the mount's. Method: a pseudoterminal whose session
 /// ends as soon as `varve mount` has returned; the mount answers, and its messages are in the file it was given.
 #[test]
