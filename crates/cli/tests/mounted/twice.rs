@@ -4,8 +4,12 @@
 //! one must neither notice nor change.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::harness::*;
 use crate::helper::script;
@@ -189,4 +193,56 @@ umount "$S/mnt"
 "$V" check "$S/pool"
 "#,
     );
+}
+
+/// A process that does nothing until this is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(pid: u32) -> Stopped {
+        let pid = Pid::from_raw(pid as i32).expect("a process");
+        kill_process(pid, Signal::STOP).expect("our own child");
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _already_gone = kill_process(self.0, Signal::CONT);
+    }
+}
+
+/// Goal: who holds a lock is found although somebody has a file open in a filesystem that does not answer. Method: a lock that its taker has
+/// handed on; this process has a file open in a mount whose daemon is stopped, and written to it, so that the kernel would have to ask.
+#[test]
+fn a_holder_is_found_beside_a_filesystem_that_does_not_answer() {
+    if !can_mount("a_holder_is_found_beside_a_filesystem_that_does_not_answer") {
+        return;
+    }
+    let scratch = Scratch::new("silent");
+    let (pool, other) = (scratch.pool("pool", "64M"), scratch.pool("other", "64M"));
+    let mount = Mount::start(&other, &scratch.path("mnt"));
+    let mut file = fs::File::create(mount.path("file")).expect("there is room");
+    file.write_all(b"written").and_then(|()| file.sync_all()).expect("there is room");
+    let mut holder = Command::new("bash")
+        .args(["-euc", "exec 9>>\"$0\"; flock 9; echo locked; exec sleep 300"])
+        .arg(&pool)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("bash starts");
+    let mut line = String::new();
+    let said = BufReader::new(holder.stdout.take().expect("it is a pipe")).read_line(&mut line);
+    let stopped = Stopped::new(mount.pid());
+    let out = output_within(varve(&["check"]).arg(&pool), Duration::from_secs(60));
+    drop(stopped);
+    let named = format!("process {} (sleep)", holder.id());
+    let _already_gone = holder.kill();
+    let _status = holder.wait();
+    let message = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(said.is_ok() && message.contains(&named), "no {named:?} in: {message}");
+    drop(file);
+    mount.unmount();
+    check(&pool);
 }

@@ -8,6 +8,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
+
 use super::loops::FileId;
 
 /// Processes and open files looked at, at most.
@@ -22,6 +24,17 @@ enum Identity {
 }
 
 impl Identity {
+    /// Of the open file that a link in /proc leads to, as the kernel has it: a filesystem that does not answer is not asked.
+    fn of_open(link: &Path) -> Option<Self> {
+        let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+        let stat = statx(CWD, link, flags, StatxFlags::TYPE | StatxFlags::INO).ok()?;
+        Some(if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice {
+            Self::BlockDevice { number: makedev(stat.stx_rdev_major, stat.stx_rdev_minor) }
+        } else {
+            Self::Inode { device: makedev(stat.stx_dev_major, stat.stx_dev_minor), inode: stat.stx_ino }
+        })
+    }
+
     fn of(metadata: &fs::Metadata) -> Self {
         if metadata.file_type().is_block_device() {
             Self::BlockDevice { number: metadata.rdev() }
@@ -115,7 +128,7 @@ fn opener(identity: Identity) -> Option<u32> {
         }
         let Ok(files) = fs::read_dir(process.path().join("fd")) else { continue };
         for file in files.flatten().take(FILES_PER_PROCESS_MAX) {
-            if !fs::metadata(file.path()).is_ok_and(|metadata| Identity::of(&metadata) == identity) {
+            if Identity::of_open(&file.path()) != Some(identity) {
                 continue;
             }
             // The link's own mode bits say how the file was opened.
