@@ -45,7 +45,8 @@ impl Filesystem {
     ) -> Result<()> {
         format(devices, options, owner, clock, HASH_KIND_SIPHASH13)
     }
-    /// Opens a pool, recovering it first if it was not closed. Deletes what was unlinked while open.
+    /// Opens a pool, recovering it first if it was not closed. Deletes what was unlinked while open: without background, all of
+    /// it that there is space for before this returns.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<(Filesystem, RecoveryReport)> {
         let (core, report) = Core::open(devices, options)?;
         let core = Arc::new(core);
@@ -64,7 +65,8 @@ impl Filesystem {
         Ok((Filesystem { core: Arc::new(core), background: Mutex::new(None) }, report))
     }
     /// Makes everything durable, writes a checkpoint and closes. Verbs called later fail. For who knows that none has begun and not
-    /// ended: what it says it has done may be lost.
+    /// ended: what it says it has done may be lost. Of what is deleted a part is reaped, in a bounded number of steps, and the
+    /// rest after the next opening (with `background: false` by that).
     pub fn close(&self) -> Result<()> {
         // The background's reaper may be in the middle of something: it is waited for, and takes no more rests.
         let _hurry = self.core.reap.hurry();

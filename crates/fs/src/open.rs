@@ -206,7 +206,7 @@ impl Core {
             core.find_reap_work()?;
             core.set_reserved_aside()?;
             if !background {
-                core.reap_all()?;
+                core.reap_at_open()?;
             }
         }
         Ok(core)
@@ -292,7 +292,7 @@ impl Core {
             // What fails keeps the rest from nothing: the store is closed all the same, with all that could be logged.
             result = self.flush_all();
             result = result.and(self.log_accesses());
-            result = result.and(self.reap_all());
+            result = result.and(self.reap_at_close());
             result = result.and(self.store_count());
         }
         result.and(self.store.close().map_err(FsError::from))

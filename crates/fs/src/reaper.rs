@@ -49,6 +49,9 @@ const SWEPT_AT_EASE: u64 = 1024;
 const STEPS_IN_A_TURN: u32 = 32;
 /// Steps of the reaper before the background looks after other things, old dirty data first of all.
 const STEPS_AT_A_TIME: u32 = 128;
+/// Steps before a clean close, and no more: so few that nobody waits for long, and so many that a pool that is opened for a moment each
+/// time gets further. The next opening finds the rest.
+const STEPS_AT_CLOSE: u32 = 256;
 /// Families asked for at a time when a pool is opened.
 const FAMILIES_PER_SCAN: usize = 1024;
 
@@ -238,6 +241,27 @@ impl Core {
     pub(crate) fn reap_all(&self) -> Result<()> {
         let _hurry = self.reap.hurry();
         self.reap(u32::MAX, false).map(|_| ())
+    }
+
+    /// The same when the pool is opened.
+    pub(crate) fn reap_at_open(&self) -> Result<()> {
+        self.reap_if_there_is_space(u32::MAX)
+    }
+
+    /// Some of the same before a clean close: all has been deleted by then, and is found again.
+    pub(crate) fn reap_at_close(&self) -> Result<()> {
+        self.reap_if_there_is_space(STEPS_AT_CLOSE)
+    }
+
+    fn reap_if_there_is_space(&self, steps: u32) -> Result<()> {
+        match self.reap_at_once(steps) {
+            Err(FsError::Engine(EngineError::NoSpace)) => {
+                let left = self.reap.backlog();
+                tracing::warn!("there is no space to reap what has been deleted: {left} tasks are left");
+                Ok(())
+            }
+            result => result.map(drop),
+        }
     }
 
     /// As many steps of the same as are allowed, without a rest. False: there may be more.

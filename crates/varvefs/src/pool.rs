@@ -126,7 +126,8 @@ impl PoolOptions {
     }
 
     /// Run write-back, commits of an idle log and checkpoints on threads of the pool (the default). Without it nothing
-    /// happens but in calls, so that a test does the same each time; then call [`Pool::maintain`] now and again.
+    /// happens but in calls, so that a test does the same each time; then call [`Pool::maintain`] now and again. Opening such a pool
+    /// first gives back the space of what was deleted before.
     #[must_use]
     pub fn background(mut self, background: bool) -> Self {
         self.background = background;
@@ -354,6 +355,7 @@ impl Pool {
     /// Makes everything durable, writes a checkpoint and closes the pool for all its handles, which are refused from
     /// now on ([`Reason::Closed`]). What verbs of other threads are in the middle of is waited for and made durable, too; writes,
     /// copies and removals of trees that would take long end early, and say how far they came or that the pool has been closed.
+    /// Of what is deleted and has not given its space back some does so now, and the rest when the pool is open again.
     /// The device is free when this returns, unless a [`Pool::check`] or [`Pool::trim`] of another thread still runs; a block device is
     /// some milliseconds later if another thread is starting a process just then, for which opening it waits.
     ///

@@ -1,5 +1,10 @@
 //! Tests of the reaper from within: its tasks, its steps, and what it finds.
 
+use varve_device::Device;
+use varve_engine::VersionKey;
+use varve_format::record::name::NamePosition;
+use varve_format::record::xattr::xattr_key;
+
 use super::*;
 use crate::api::{Allocate, Caller};
 use crate::reaper::pace::{RESTS_AT_A_TIME, SPELL};
@@ -169,6 +174,70 @@ fn names_wait_for_space() {
         steps
     });
     assert!(steps[1] > 3 * steps[0], "{steps:?}");
+}
+
+// Goal: closing reaps some of what there is and does not wait for all, and the next opening finds the rest. Method: files with
+// reservations are deleted, each a step of its own; steps and device writes of the closing.
+#[test]
+fn closing_reaps_some() {
+    const FILES: u64 = 20 * STEPS_AT_CLOSE as u64;
+    let mut f = Fixture::new(128 * MIB);
+    let name = |i: u64| format!("{i}").into_bytes();
+    for i in 0..FILES {
+        let ino = f.create(&name(i));
+        f.fs.fallocate(Caller::ROOT, ino, 0, 4096, Allocate::Reserve { keep_size: true }).unwrap();
+    }
+    (0..FILES).for_each(|i| f.fs.unlink(ROOT, &name(i)).unwrap());
+    f.fs.checkpoint().unwrap();
+    assert_eq!(f.fs.reap_backlog(), FILES);
+    let (position, stats) = (f.fs.position().0, f.device.stats());
+    f.fs.close().unwrap();
+    let (steps, writes) = (f.fs.position().0 - position, f.device.stats().since(&stats).writes_count);
+    assert_eq!(f.fs.reap_backlog(), FILES - u64::from(STEPS_AT_CLOSE));
+    assert!(steps <= u64::from(STEPS_AT_CLOSE) + 2 && writes < 100, "{steps} steps, {writes} writes");
+    f.reopen();
+    assert_eq!(f.fs.reap_backlog(), 0);
+    f.check();
+}
+
+// Goal: a pool in which the reaper finds no space is closed and opened all the same, with all that is in it. Method: a snapshot
+// of names that are gone is deleted where nothing at all is free: a file has what files may have, and entries that nobody looks for have
+// what is kept for deleting.
+#[test]
+fn a_pool_without_space_to_reap_closes_and_opens() {
+    let mut f = Fixture::new(64 * MIB);
+    let home = f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap().ino;
+    let name = |i: usize| format!("{i}{}", "x".repeat(100)).into_bytes();
+    for i in 0..2_000 {
+        f.fs.create(Caller::ROOT, home, &name(i), 0o644).unwrap();
+    }
+    f.fs.snapshot(home, ROOT, b"snapshot", false, false).unwrap();
+    (0..2_000).for_each(|i| f.fs.unlink(home, &name(i)).unwrap());
+    let big = f.create(b"big");
+    let (data, mut at) = (vec![2; MIB as usize], 0);
+    while let Ok(written) = f.fs.write(Caller::ROOT, big, at, &data) {
+        at += written as u64;
+    }
+    f.fs.sync().unwrap();
+    f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+    let mut position = 256..;
+    for bytes in [1_000, 100] {
+        loop {
+            let position = NamePosition(position.next().unwrap());
+            let key = xattr_key(FamilyId(1), InodeId(1 << 40), position, 0, VersionKey(1));
+            let mut tx = Transaction::new();
+            tx.put(TreeId::XATTRS, &key, &vec![3; bytes]);
+            tx.privileged();
+            if f.fs.core().apply(tx).is_err() {
+                break;
+            }
+        }
+    }
+    assert_eq!(f.fs.maintain().unwrap_err().errno(), 28);
+    f.fs.close().unwrap();
+    f.reopen();
+    assert!(f.fs.reap_backlog() > 0);
+    assert!(f.read_all(big).len() as u64 == at && f.list(home).is_empty());
 }
 
 // Goal: what finds no space waits for the families that free it, and is refused when there are none. Method: an orphan
