@@ -147,7 +147,7 @@ impl Filesystem {
     pub fn rmdir(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.core.thawing(|| self.core.rmdir(parent, name))
     }
-    /// Renames. Over an existing file, the source's data is logged first.
+    /// Renames. Over an existing file, the source's data is logged first; in an exchange that of both.
     pub fn rename(
         &self,
         parent: InodeId,

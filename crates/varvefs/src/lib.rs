@@ -54,8 +54,8 @@
 //! nothing after it. That point is never before what [`File::sync_all`], [`Filesystem::sync`] or [`Pool::close`] had
 //! made durable when they returned. A verb on names happens wholly or not at all. A snapshot that nobody has made durable
 //! ([`SnapshotOptions::new`] says how) is whole or not there, also where later changes are. Bytes that were written and not
-//! synced may be lost, but a rename over a file never shows an empty or half-written one, synced or not. [`MemoryDisk`]
-//! lets your own tests cut the power.
+//! synced may be lost, but a rename over a file, or an exchange of two, never shows an empty or half-written one, synced or
+//! not. [`MemoryDisk`] lets your own tests cut the power.
 //!
 //! A lone sync costs one flush of the device. Threads that sync at the same time share flushes by themselves; one thread
 //! does so with [`File::start_sync`] and [`wait_all`].

@@ -1,7 +1,7 @@
 //! Renaming: replace, refuse, exchange, leave a whiteout.
 //!
 //! Over an existing file the source's dirty data is on the device and its extents are in the log before the rename is:
-//! if power fails at any instant, the name leads to the old file or to the whole new one.
+//! if power fails at any instant, the name leads to the old file or to the whole new one. Two that are exchanged move over each other.
 
 use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::{InodeKind, InodeRecord};
@@ -69,15 +69,13 @@ impl Core {
 
     fn rename_once(&self, from: Place<'_>, to: Place<'_>, mode: RenameMode) -> Result<()> {
         // Before the lock: others do not wait until it is written.
-        let mut written = None;
+        let mut written = [None; 2];
         if from.parent != to.parent
-            && mode.replaces()
+            && !mode.refuses()
             && let Some(source) = self.look(from)?
-            && source.kind == InodeKind::File
-            && self.look(to)?.is_some_and(|target| target.ino != source.ino)
+            && let Some(target) = self.look(to)?
         {
-            self.write_back(&self.state(source.ino), Ride::Never)?;
-            written = Some(source.ino);
+            self.write_moving_over(mode, source, target, &mut written)?;
         }
         let _topology = (from.parent != to.parent).then(|| self.rename_lock.lock());
         for _ in 0..super::RETRIES_MAX {
@@ -92,15 +90,9 @@ impl Core {
             if from.parent != to.parent {
                 self.refuse_cycles(from, to, source, target, mode)?;
             }
-            if mode.replaces()
-                && let Some(target) = target
-                && target.ino != source.ino
-                && source.kind == InodeKind::File
-                && written != Some(source.ino)
-            {
-                // Not while holding inodes. What is written after this call began is not its business.
-                self.write_back(&self.state(source.ino), Ride::Never)?;
-                written = Some(source.ino);
+            if let Some(target) = target {
+                // Not while holding inodes.
+                self.write_moving_over(mode, source, target, &mut written)?;
             }
             if self.rename_locked(from, to, mode, source, target)? {
                 return Ok(());
@@ -108,6 +100,28 @@ impl Core {
             // Each time round somebody else has changed one of the names.
         }
         Err(FsError::NotFound)
+    }
+
+    /// Writes back the files that move over something, but for those that have been `written`: what comes after this call began is
+    /// not its business.
+    fn write_moving_over(
+        &self,
+        mode: RenameMode,
+        source: Found,
+        target: Found,
+        written: &mut [Option<InodeId>; 2],
+    ) -> Result<()> {
+        if source.ino == target.ino {
+            return Ok(());
+        }
+        let moves = [!mode.refuses(), mode == RenameMode::Exchange];
+        for ((moving, moves), written) in [source, target].into_iter().zip(moves).zip(written) {
+            if moves && moving.kind == InodeKind::File && *written != Some(moving.ino) {
+                self.write_back(&self.state(moving.ino), Ride::Never)?;
+                *written = Some(moving.ino);
+            }
+        }
+        Ok(())
     }
 
     /// A directory must not move below itself. Directories move between directories only under the rename lock, so

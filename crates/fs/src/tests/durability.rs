@@ -186,6 +186,34 @@ fn a_rename_over_a_file_waits_for_data_that_another_writes() {
     }
 }
 
+// Goal: an exchange, too, shows whole files under both names after a crash, synced or not. Method: a new file and an old one that has
+// been written to change places, in one directory and between two, also in a snapshot that is pending; another file is synced, and a kill.
+#[test]
+fn an_exchange_shows_whole_files() {
+    for (across, frozen) in [(false, false), (true, false), (true, true)] {
+        let mut f = Fixture::new(64 * MIB);
+        let dir = if across { f.mkdir(ROOT, b"dir") } else { ROOT };
+        let (current, synced) = (f.create(b"current"), f.create(b"synced"));
+        f.write(current, 0, &pattern(1, 50_000));
+        f.fs.sync().unwrap();
+        f.write(current, 20_000, &pattern(2, 50_000));
+        let new = f.fs.create(Caller::ROOT, dir, b"new", 0o644).unwrap().ino;
+        f.write(new, 0, &pattern(3, 70_000));
+        if frozen {
+            f.fs.snapshot(ROOT, dir, b"snapshot", true, false).unwrap();
+        }
+        f.fs.rename(dir, b"new", ROOT, b"current", RenameMode::Exchange).unwrap();
+        f.write(synced, 0, b"synced");
+        f.fs.fsync(synced).unwrap();
+        f.kill();
+        assert!(f.read_all(f.fs.lookup(ROOT, b"current").unwrap().ino) == pattern(3, 70_000), "{across}");
+        let dir = if across { f.fs.lookup(ROOT, b"dir").unwrap().ino } else { ROOT };
+        let old = f.read_all(f.fs.lookup(dir, b"new").unwrap().ino);
+        assert!(old == [&pattern(1, 50_000)[..20_000], &pattern(2, 50_000)].concat(), "{across}");
+        f.check();
+    }
+}
+
 /// Makes write-back of `ino`, which has data outside its record, fail for good; gives what was there.
 fn spoil(f: &Fixture, ino: InodeId) -> reaping::Entries {
     reaping::spoil(&f.fs, TreeId::EXTENTS, FamilyId(local(ino).0))

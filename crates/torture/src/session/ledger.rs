@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use varve_fs::{Allocate, DataLogged, InodeId};
+use varve_fs::{Allocate, DataLogged, InodeId, RenameMode};
 
 use super::{Session, Violation, drops_capability};
 use crate::call::Call;
@@ -127,7 +127,7 @@ impl Session {
             allow_pending(&mut plain);
             self.timeline.expect(before + 1, between(&plain));
         }
-        let forked = if succeeded { sources(call) } else { Vec::new() };
+        let forked = if succeeded { sources(call, old) } else { Vec::new() };
         let mut last = None;
         for event in &events {
             let lsn = event.lsn.0;
@@ -292,7 +292,7 @@ impl Session {
         Ok(())
     }
 
-    /// What a call forks is in the log by then, with everything that was written to it.
+    /// What a call forks, or moves over a file, is in the log by then, with everything that was written to it.
     fn log_sources(
         &mut self,
         call: &Call,
@@ -332,10 +332,21 @@ impl Session {
     }
 }
 
-/// Files of which everything is logged before `call` forks them.
-fn sources(call: &Call) -> Vec<InodeId> {
+/// Files of which everything is logged before `call` forks them, or moves them over something.
+fn sources(call: &Call, old: &Model) -> Vec<InodeId> {
     match call {
         Call::CloneFile { source, .. } => vec![*source],
+        Call::Rename { parent, name, new_parent, new_name, mode } => {
+            let mut moved = [old.lookup(*parent, name), old.lookup(*new_parent, new_name)];
+            if moved[1].is_none() || moved[0] == moved[1] {
+                return Vec::new();
+            }
+            if *mode != RenameMode::Exchange {
+                moved[1] = None;
+            }
+            let is_file = |ino: &InodeId| old.get(*ino).is_some_and(|inode| inode.content().is_some());
+            moved.into_iter().flatten().filter(is_file).collect()
+        }
         _ => Vec::new(),
     }
 }
