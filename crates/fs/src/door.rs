@@ -13,6 +13,7 @@ use crate::background::Background;
 use crate::changes::DiffPage;
 use crate::core::Core;
 use crate::open::format;
+use crate::ops::diff::AllHints;
 use crate::ops::shift::Shift;
 
 /// An open filesystem. Cheap to share; every verb takes `&self` and may be called from many threads.
@@ -22,12 +23,17 @@ use crate::ops::shift::Shift;
 pub struct Filesystem {
     core: Arc<Core>,
     background: Mutex<Option<Background>>,
+    diff_hints: Mutex<AllHints>,
 }
 
 #[cfg(test)]
 impl Filesystem {
     pub(crate) fn core(&self) -> &Core {
         &self.core
+    }
+
+    pub(crate) fn diff_looks(&self) -> u64 {
+        self.diff_hints.lock().looks()
     }
 
     pub(crate) fn weak_core(&self) -> std::sync::Weak<Core> {
@@ -53,7 +59,7 @@ impl Filesystem {
         let background = core.background.then(|| Background::start(&core)).transpose();
         // As where anything else fails: nobody writes to the devices any more.
         let background = background.inspect_err(|_| core.store.abandon())?;
-        Ok((Filesystem { core, background: Mutex::new(background) }, report))
+        Ok((Filesystem { core, background: Mutex::new(background), diff_hints: Mutex::default() }, report))
     }
     /// Opens a pool to check it, damaged as it may be: read-only, and without the parts that cannot be used. An error
     /// means that it cannot even be told what the pool is.
@@ -62,7 +68,8 @@ impl Filesystem {
         options: OpenOptions,
     ) -> Result<(Filesystem, RecoveryReport)> {
         let (core, report) = Core::open_to_check(devices, options)?;
-        Ok((Filesystem { core: Arc::new(core), background: Mutex::new(None) }, report))
+        let core = Arc::new(core);
+        Ok((Filesystem { core, background: Mutex::new(None), diff_hints: Mutex::default() }, report))
     }
     /// Makes everything durable, writes a checkpoint and closes. Verbs called later fail. For who knows that none has begun and not
     /// ended: what it says it has done may be lost. Of what is deleted a part is reaped, in a bounded number of steps, and the
@@ -221,11 +228,18 @@ impl Filesystem {
 
     /// What leads from the subvolume whose root is `old` to that of `new`: a page of steps, about `changes_max` of them, or
     /// fewer, even none: it looks at so many places and no more. The first is asked for with an empty `cursor`, the others with
-    /// [`DiffPage::next`] as long as there is one. Costs what was changed since the two were one, not what is in them; what was
+    /// [`DiffPage::next`] as long as there is one. Costs what was changed since the two were one, and for the paths one look at each
+    /// name in the directories in which it lies and those above, not what else is in them. Where they have more than 262,144 names, or
+    /// more than four diffs are under way, some are looked at again. What was
     /// written with the same bytes counts as changed. What waits in memory is written back first. Only if neither is changed
     /// meanwhile (read-only snapshots are not) do the pages belong together.
     pub fn diff(&self, old: InodeId, new: InodeId, cursor: &[u8], changes_max: usize) -> Result<DiffPage> {
-        self.core.thawing(|| self.core.diff(old, new, cursor, changes_max))
+        let mut hints = self.diff_hints.lock().take(old, new, cursor);
+        let page = self.core.thawing(|| self.core.diff(old, new, cursor, changes_max, &mut hints))?;
+        if page.next.is_some() {
+            self.diff_hints.lock().put(hints);
+        }
+        Ok(page)
     }
 
     /// Notes in memory that `ino` was read, if `rule` wants it noted: stat shows it at once. It is logged at

@@ -133,7 +133,8 @@ fn with_path(change: varve_fs::Change, old: &Paths, new: &Paths) -> Change {
 
 impl Filesystem {
     /// What leads from the subvolume `old` to `new`, one of which is a snapshot of the other (of whatever age), or both of a third
-    /// one; else [`crate::Reason::Unrelated`]. Costs what was changed since they parted, not what is in them. Paths are those
+    /// one; else [`crate::Reason::Unrelated`]. Costs what was changed since they parted, and for the paths reading the directories in
+    /// which it lies and those above, not what else is in them. Paths are those
     /// below the subvolume's root. What waits in memory is written first. Only if neither is changed meanwhile do the changes
     /// belong together: compare read-only snapshots.
     ///

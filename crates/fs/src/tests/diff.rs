@@ -271,3 +271,71 @@ fn a_page_looks_at_so_many_places() {
         assert_eq!(changes.len(), FILES);
     }
 }
+
+/// Names that the pages of a diff pass, but for the last page, and how many of its changes have a path.
+fn names_passed(f: &Fixture, old: InodeId, new: InodeId, changes_max: usize) -> (u64, usize) {
+    let (mut cursor, mut looks, mut paths) = (Vec::new(), 0, 0);
+    loop {
+        let page = f.fs.diff(old, new, &cursor, changes_max).unwrap();
+        paths += page.new_paths.len();
+        let Some(next) = page.next else { break };
+        looks = f.fs.diff_looks();
+        cursor = next;
+    }
+    assert_eq!(f.fs.diff_looks(), 0, "nothing is kept of a diff that has ended");
+    (looks, paths)
+}
+
+// Goal: a diff passes the names of a directory a few times at most, however many pages it takes to say what was changed in there, also where that
+// lies in many directories, and also beside another diff. Method: all files of a directory are written, and one in each of many directories
+// beside each other; names that are passed, counted; paths are those that a look at each finds.
+#[test]
+fn names_are_passed_once() {
+    const FILES: usize = 20_000;
+    let f = Fixture::new(256 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let (large, many) = (f.mkdir(sub, b"large"), f.mkdir(sub, b"many"));
+    let make = |dir: InodeId, name: &str| f.fs.create(Caller::ROOT, dir, name.as_bytes(), 0o644).unwrap().ino;
+    let files: Vec<_> = (0..FILES).map(|i| make(large, &i.to_string())).collect();
+    let old = f.fs.snapshot(sub, ROOT, b"old", true, false).unwrap();
+    let write = |ino: InodeId| f.write(ino, 0, b"x");
+    files.iter().copied().for_each(write);
+    let new = f.fs.snapshot(sub, ROOT, b"new", true, false).unwrap();
+    let (looks, paths) = names_passed(&f, old, new, 1000);
+    assert!(paths >= FILES);
+    assert!((FILES as u64..3 * FILES as u64).contains(&looks), "{looks} names");
+    // Whoever leaves off in the middle, and who changes something between two pages, gets what is there.
+    let half = f.fs.diff(old, sub, &[], 1000).unwrap();
+    let mut cursor = half.next.unwrap();
+    while f.fs.diff_looks() == 0 {
+        cursor = f.fs.diff(old, sub, &cursor, 1000).unwrap().next.unwrap();
+    }
+    for (i, ino) in files.iter().enumerate() {
+        f.fs.rename(
+            large,
+            i.to_string().as_bytes(),
+            many,
+            format!("moved{i}").as_bytes(),
+            RenameMode::Replace,
+        )
+        .unwrap();
+        write(*ino);
+    }
+    loop {
+        let page = f.fs.diff(old, sub, &cursor, 1000).unwrap();
+        assert!(page.new_paths.iter().all(|(inode, path)| walk(&f, sub, path) == *inode));
+        match page.next {
+            Some(next) => cursor = next,
+            None => break,
+        }
+    }
+    whole(&f, new, sub, 3000).unwrap();
+    // One file in each of many directories, and those in one: their names are passed once, too.
+    let (shelf, dirs) = (f.mkdir(sub, b"shelf"), 10_000);
+    let dirs: Vec<_> = (0..dirs).map(|i| f.mkdir(shelf, i.to_string().as_bytes())).collect();
+    let files: Vec<_> = dirs.iter().map(|dir| make(*dir, "file")).collect();
+    let old = f.fs.snapshot(sub, ROOT, b"older", true, false).unwrap();
+    files.iter().copied().for_each(write);
+    let (looks, paths) = names_passed(&f, old, sub, 1000);
+    assert!(paths >= dirs.len() && (20_000..80_000).contains(&looks), "{looks} names, {paths} paths");
+}

@@ -1,9 +1,10 @@
 //! What differs between two subvolumes that descend from one: from their versions, so that it costs what was changed and not
-//! what there is. A page at a time, and each begins where a cursor says, so nothing is kept between them.
+//! what there is. A page at a time, and each begins where a cursor says, so nothing is kept between them but hints.
 //!
 //! The steps come in phases, each a walk through the places of one tree in which a version that only one of the two sees has
 //! something. A cursor is the phase, the place, and for the contents of a file the byte.
 
+mod hints;
 mod side;
 
 use std::collections::BTreeSet;
@@ -15,6 +16,7 @@ use varve_format::TreeId;
 use varve_format::record::inode::{InodeKind, InodeRecord};
 use varve_format::record::name::NamePosition;
 
+pub(crate) use self::hints::{AllHints, Hints};
 use self::side::{Side, entry, record};
 use crate::api::FileFlags;
 use crate::changes::{Change, DiffPage};
@@ -51,6 +53,7 @@ impl Core {
         new: InodeId,
         cursor: &[u8],
         changes_max: usize,
+        hints: &mut Hints,
     ) -> Result<DiffPage> {
         if !side::root(old) || !side::root(new) {
             return Err(FsError::NotSubvolume);
@@ -81,7 +84,7 @@ impl Core {
             page: DiffPage::default(),
         };
         diff.run(cursor)?;
-        diff.add_paths()?;
+        diff.add_paths(hints)?;
         Ok(diff.page)
     }
 }
@@ -304,7 +307,7 @@ impl Diff {
         }
     }
 
-    fn add_paths(&mut self) -> Result<()> {
+    fn add_paths(&mut self, hints: &mut Hints) -> Result<()> {
         let (mut old, mut new) = (BTreeSet::new(), BTreeSet::new());
         for change in &self.page.changes {
             match change {
@@ -319,8 +322,9 @@ impl Diff {
                 Change::Created { .. } | Change::Deleted { .. } => false,
             };
         }
-        self.page.old_paths = self.old.paths(&self.view, old)?;
-        self.page.new_paths = self.new.paths(&self.view, new)?;
+        let more = self.page.next.is_some();
+        self.page.old_paths = self.old.paths(&self.view, old, &mut hints.old, more)?;
+        self.page.new_paths = self.new.paths(&self.view, new, &mut hints.new, more)?;
         Ok(())
     }
 }

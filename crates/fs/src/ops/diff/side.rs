@@ -10,13 +10,18 @@ use varve_format::record::name::{NamePosition, NameRecord};
 use varve_format::record::xattr::{XATTR_CHUNK_BYTES, XattrHead, xattr_chunks};
 use varve_format::{Corrupt, FamilyId, TreeId};
 
-use crate::Result;
+use super::hints::{Place, Places};
 use crate::api::ROOT_INODE;
 use crate::table::number;
+use crate::{FileKind, Result};
 
 /// Directories within one another, at most: bounds walks in a damaged pool.
 const DEPTH_MAX: usize = 1 << 20;
 
+/// Of each inode the place of a name, and the name.
+type Known = HashMap<u64, (Place, Vec<u8>)>;
+/// Hears of a name: the inode it leads to, what that is, and where the name is.
+type Pass<'a> = &'a mut dyn FnMut(u64, FileKind, Place);
 /// Gets a prefix and a value; false ends the scan.
 type Each<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<bool>;
 
@@ -34,7 +39,7 @@ pub(super) fn record(inode: u64, value: &[u8]) -> Result<InodeRecord> {
 }
 
 /// An entry of a directory, unless it only keeps a place.
-pub(super) fn entry(directory: u64, value: &[u8]) -> Result<Option<(Vec<u8>, u64, crate::FileKind)>> {
+pub(super) fn entry(directory: u64, value: &[u8]) -> Result<Option<(Vec<u8>, u64, FileKind)>> {
     let record = NameRecord::decode(value).map_err(corrupt(format!("an entry of directory {directory}")))?;
     Ok(match record {
         NameRecord::Entry { name, ino, kind, .. } => Some((name, ino.0, kind)),
@@ -140,12 +145,52 @@ impl Side {
         failed.map_or(Ok(()), Err)
     }
 
+    /// The name at a place, if it leads to `inode`.
+    fn name_at(&self, view: &View, (directory, position): Place, inode: u64) -> Result<Option<Vec<u8>>> {
+        let prefix = self.prefix(directory, &[&position.0.to_be_bytes()]);
+        let Some(found) = find(view, &self.path, TreeId::NAMES, &prefix)? else { return Ok(None) };
+        Ok(entry(directory, &found.value)?.filter(|(_, leads, _)| *leads == inode).map(|(name, ..)| name))
+    }
+
+    /// Looks for names of the inodes `sought` among those that begin with `within`, and takes those that it finds away. With `pass` it
+    /// goes by all names there, which are told to that.
+    fn find_names(
+        &self,
+        view: &View,
+        within: &[u8],
+        sought: &mut BTreeSet<u64>,
+        known: &mut Known,
+        mut pass: Option<Pass<'_>>,
+    ) -> Result<()> {
+        self.scan(view, TreeId::NAMES, within, &mut |prefix, value| {
+            let (parent, position) = (number(prefix, 8), NamePosition(number(prefix, 16)));
+            if let Some((name, inode, kind)) = entry(parent, value)? {
+                if let Some(pass) = &mut pass {
+                    pass(inode, kind, (parent, position));
+                }
+                if sought.remove(&inode) {
+                    known.insert(inode, ((parent, position), name));
+                }
+            }
+            Ok(pass.is_some() || !sought.is_empty())
+        })
+    }
+
     /// A path of each of these inodes, below the root. Reads the directories in which they and those above them have a
-    /// name; if a file is not where it was named last (it had several names), all names.
-    pub(super) fn paths(&self, view: &View, wanted: BTreeSet<u64>) -> Result<Vec<(u64, Vec<u8>)>> {
-        // Of each inode the directory it is in, and its name there.
-        let mut known: HashMap<u64, (u64, Vec<u8>)> = HashMap::new();
-        let (mut left, mut lost) = (wanted.clone(), BTreeSet::new());
+    /// name, but where that is in `places`; if a file is not where it was named last (it had several names), all names. Where there is
+    /// `more` to come, `places` gets the names that it passes.
+    pub(super) fn paths(
+        &self,
+        view: &View,
+        wanted: BTreeSet<u64>,
+        places: &mut Places,
+        more: bool,
+    ) -> Result<Vec<(u64, Vec<u8>)>> {
+        let Some(first) = wanted.first().copied() else { return Ok(Vec::new()) };
+        places.begin(first);
+        let mut known = Known::new();
+        let mut passed = Places::passed();
+        let (mut left, mut lost, mut is_above) = (wanted.clone(), BTreeSet::new(), false);
         // Each is looked for once: a record may name any directory as its own, also itself.
         let mut sought: HashSet<u64> = HashSet::new();
         while !left.is_empty() {
@@ -154,35 +199,56 @@ impl Side {
                 if inode == ROOT_INODE.0 || known.contains_key(&inode) || !sought.insert(inode) {
                     continue;
                 }
+                if let Some(place) = places.get(inode) {
+                    if let Some(name) = self.name_at(view, place, inode)? {
+                        known.insert(inode, (place, name));
+                        left.insert(place.0);
+                        continue;
+                    }
+                    places.forget(inode);
+                }
                 let parent = self.inode(view, inode)?.map_or(0, |record| record.parent.0);
                 by_parent.entry(parent).or_default().insert(inode);
             }
             for (parent, mut inodes) in by_parent {
-                self.scan(view, TreeId::NAMES, &self.prefix(parent, &[]), &mut |_, value| {
-                    if let Some((name, inode, _)) = entry(parent, value)?
-                        && inodes.remove(&inode)
+                let lowest = inodes.first().copied().unwrap_or_default();
+                let mut pass = |inode: u64, kind: FileKind, place: Place| {
+                    #[cfg(test)]
                     {
-                        known.insert(inode, (parent, name));
+                        places.looks += 1;
                     }
-                    Ok(!inodes.is_empty())
-                })?;
+                    match is_above {
+                        true if inode >= lowest && kind == FileKind::Directory => passed.add(inode, place),
+                        false if inode >= first => places.next.add(inode, place),
+                        _ => {}
+                    }
+                };
+                let pass = more.then_some(&mut pass as Pass<'_>);
+                self.find_names(view, &self.prefix(parent, &[]), &mut inodes, &mut known, pass)?;
                 lost.append(&mut inodes);
                 left.insert(parent);
             }
             left.retain(|inode| *inode != 0 && !sought.contains(inode));
+            is_above = true;
             if left.is_empty() && !lost.is_empty() {
-                self.scan(view, TreeId::NAMES, &self.family.0.to_be_bytes(), &mut |prefix, value| {
-                    let parent = number(prefix, 8);
-                    if let Some((name, inode, _)) = entry(parent, value)?
-                        && lost.remove(&inode)
-                    {
-                        known.insert(inode, (parent, name));
-                        left.insert(parent);
+                let mut found = lost.clone();
+                let mut pass = |inode: u64, _: FileKind, place: Place| {
+                    if inode >= first {
+                        places.next.add(inode, place);
                     }
-                    Ok(!lost.is_empty())
-                })?;
+                };
+                let pass = more.then_some(&mut pass as Pass<'_>);
+                self.find_names(view, &self.family.0.to_be_bytes(), &mut lost, &mut known, pass)?;
+                found.retain(|inode| !lost.contains(inode));
+                left.extend(
+                    found.iter().filter_map(|inode| known.get(inode)).map(|((parent, _), _)| *parent),
+                );
                 lost.clear();
             }
+        }
+        if more {
+            let needed = known.iter().filter(|(inode, _)| !wanted.contains(inode));
+            places.end(passed, needed.map(|(inode, (place, _))| (*inode, *place)));
         }
         let path = |inode: u64| {
             let (mut names, mut at) = (Vec::new(), inode);
@@ -191,7 +257,7 @@ impl Side {
                 if names.len() > known.len().min(DEPTH_MAX) {
                     return None;
                 }
-                let (parent, name) = known.get(&at)?;
+                let ((parent, _), name) = known.get(&at)?;
                 names.push(name.as_slice());
                 at = *parent;
             }

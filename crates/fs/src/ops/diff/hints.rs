@@ -1,0 +1,127 @@
+//! Where names are that the next pages of a diff will ask for. Pages go by the numbers of inodes, and names lie by their hashes: who
+//! reads a directory for the names of a page passes those of the pages that follow, and each of these would read it anew.
+//!
+//! Only a hint, and bounded: who finds a place here looks there, and reads the directory if that is not what he seeks. Knows nothing of
+//! views.
+
+use std::collections::BTreeMap;
+
+use varve_engine::InodeId;
+use varve_format::record::name::NamePosition;
+
+/// Names that are remembered of inodes that come next, some 40 bytes each. A directory with more of them is read once for so many.
+const NEXT_MAX: usize = 1 << 18;
+/// The same for directories on the way to the root.
+const ABOVE_MAX: usize = 1 << 16;
+/// Diffs whose hints are kept at a time.
+const DIFFS_MAX: usize = 4;
+
+/// A directory, and a place in it.
+pub(super) type Place = (u64, NamePosition);
+
+/// What the pages of one diff leave for the next ones, of each side.
+#[derive(Default)]
+pub(crate) struct Hints {
+    of: Option<(InodeId, InodeId)>,
+    pub(super) old: Places,
+    pub(super) new: Places,
+}
+
+/// Those of the diffs that are under way.
+#[derive(Default)]
+pub(crate) struct AllHints(Vec<Hints>);
+
+impl AllHints {
+    /// Takes those of a diff that has come to `cursor`.
+    pub(crate) fn take(&mut self, old: InodeId, new: InodeId, cursor: &[u8]) -> Hints {
+        let of = Some((old, new));
+        let found = self.0.iter().position(|hints| hints.of == of).map(|at| self.0.remove(at));
+        found.filter(|_| !cursor.is_empty()).unwrap_or(Hints { of, ..Hints::default() })
+    }
+    /// Keeps them for the next page, in place of those that have waited longest.
+    pub(crate) fn put(&mut self, hints: Hints) {
+        if self.0.len() >= DIFFS_MAX {
+            self.0.remove(0);
+        }
+        self.0.push(hints);
+    }
+    /// Names that pages have passed.
+    #[cfg(test)]
+    pub(crate) fn looks(&self) -> u64 {
+        self.0.iter().map(|hints| hints.old.looks + hints.new.looks).sum()
+    }
+}
+
+/// The places with the lowest numbers of those that are added, `max` at most.
+pub(super) struct Lowest {
+    places: BTreeMap<u64, Place>,
+    max: usize,
+}
+
+impl Lowest {
+    pub(super) fn new(max: usize) -> Lowest {
+        Lowest { places: BTreeMap::new(), max }
+    }
+    pub(super) fn add(&mut self, inode: u64, place: Place) {
+        if self.places.len() >= self.max {
+            match self.places.last_key_value() {
+                Some((last, _)) if *last > inode => drop(self.places.pop_last()),
+                _ => return,
+            }
+        }
+        // Of several names the first, as who reads the directory finds it.
+        self.places.entry(inode).or_insert(place);
+    }
+}
+
+/// Places of one side.
+pub(super) struct Places {
+    /// Of what pages ask for, in the order in which they do.
+    pub next: Lowest,
+    /// Of directories on the way to the root.
+    above: BTreeMap<u64, Place>,
+    /// Names that were passed.
+    #[cfg(test)]
+    pub looks: u64,
+}
+
+impl Default for Places {
+    fn default() -> Places {
+        Places {
+            next: Lowest::new(NEXT_MAX),
+            above: BTreeMap::new(),
+            #[cfg(test)]
+            looks: 0,
+        }
+    }
+}
+
+impl Places {
+    /// A page begins that asks for nothing below `first`.
+    pub(super) fn begin(&mut self, first: u64) {
+        while let Some(entry) = self.next.places.first_entry().filter(|entry| *entry.key() < first) {
+            entry.remove();
+        }
+    }
+    pub(super) fn get(&self, inode: u64) -> Option<Place> {
+        self.next.places.get(&inode).or_else(|| self.above.get(&inode)).copied()
+    }
+    /// There is another name at that place by now, or none.
+    pub(super) fn forget(&mut self, inode: u64) {
+        self.next.places.remove(&inode);
+        self.above.remove(&inode);
+    }
+    /// Directories on the way to the root that a page has passed: neighbours of those it needed.
+    pub(super) fn passed() -> Lowest {
+        Lowest::new(ABOVE_MAX / 2)
+    }
+    /// A page ends that has passed these directories and `needed` those.
+    pub(super) fn end(&mut self, passed: Lowest, needed: impl Iterator<Item = (u64, Place)>) {
+        let mut met = passed.places;
+        met.extend(needed);
+        if self.above.len() + met.len() > ABOVE_MAX {
+            self.above.clear();
+        }
+        self.above.extend(met.into_iter().take(ABOVE_MAX));
+    }
+}
