@@ -73,7 +73,7 @@ pub struct CreateArgs {
     /// Further devices that join the pool (not built yet: one device for now)
     #[arg(value_name = "DEV", hide = true)]
     pub devices: Vec<PathBuf>,
-    /// Make the file, of this size (at least 64M)
+    /// Make the file, of this size (at least 64M). It is sparse: the filesystem it lies on needs the space as the pool is filled
     #[arg(long, value_parser = parse_size)]
     pub size: Option<u64>,
     /// Copies of file data: single or dup

@@ -17,6 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use varve_device::{Device, DeviceError, FileDevice, OpenMode};
@@ -64,10 +65,14 @@ struct Reading {
     written: AtomicBool,
 }
 
+/// How long writing waits for somebody to make room on the filesystem that holds the pool's file. systemd waits for longer when it
+/// stops the unit.
+const HOST_PATIENCE: Duration = Duration::from_secs(120);
+
 impl Opening {
-    fn open(&self, device: Arc<FileDevice>, read_only: bool) -> Result<(Filesystem, RecoveryReport)> {
+    fn open(&self, file: Arc<FileDevice>, read_only: bool) -> Result<(Filesystem, RecoveryReport)> {
         let device: Arc<dyn Device> =
-            if read_only { device } else { recorded(self.record_log.as_deref(), device)? };
+            if read_only { file.clone() } else { recorded(self.record_log.as_deref(), file.clone())? };
         let store = StoreOptions {
             read_only,
             cache_bytes: self.options.cache_bytes,
@@ -80,7 +85,10 @@ impl Opening {
             clock: Arc::new(SystemClock),
             on_data_logged: None,
         };
-        pool::open(&self.pool, device, options)
+        let opened = pool::open(&self.pool, device, options)?;
+        // Opening that finds no space to recover in says so at once.
+        file.wait_for_host(HOST_PATIENCE);
+        Ok(opened)
     }
 }
 

@@ -3,6 +3,8 @@
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::harness::*;
 
@@ -159,4 +161,46 @@ fn verify(accepted: &[Accepted]) {
             file.len
         );
     }
+}
+
+/// Goal: a pool whose file is sparse, on a filesystem that becomes full, goes on when there is room there again, and loses nothing: neither what is
+/// synced meanwhile nor what others have written. Method: on a tmpfs of a quarter of its size, beside a file that fills it; what is written
+/// waits, the log says why, and the file goes.
+#[test]
+fn a_full_host_is_waited_for() {
+    if !can_mount("a_full_host_is_waited_for") {
+        return;
+    }
+    let scratch = Scratch::new("full-host");
+    let (small, point) = (scratch.subdir("small"), scratch.path("mnt"));
+    succeed(program("mount", &small, &["-t", "tmpfs", "-o", "size=64M", "none"]).arg(&small));
+    let (pool, ballast) = (small.join("pool.img"), small.join("ballast"));
+    succeed(varve(&["create", "--size", "256M"]).arg(&pool));
+    let mount = Mount::start(&pool, &point);
+    fs::write(mount.path("before"), "before").expect("room");
+    mount.sync();
+    let mut file = fs::File::create(&ballast).expect("there is room for a name");
+    while file.write_all(&[1; 4096]).is_ok() {}
+    let contents: Vec<u8> = (0..8u32 << 20).map(|at| (at % 251) as u8).collect();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            fs::write(mount.path("meanwhile"), &contents)?;
+            fs::File::open(mount.path("meanwhile"))?.sync_all()
+        });
+        let begun = Instant::now();
+        while !mount.messages().contains("is full: what is to be written waits") {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{}", mount.messages());
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert!(!writer.is_finished());
+        assert_eq!(fs::read_to_string(mount.path("before")).expect("reading goes on"), "before");
+        fs::remove_file(&ballast).expect("it is there");
+        drop(file);
+        writer.join().expect("no panic").expect("it waited");
+    });
+    mount.kill();
+    let mount = Mount::start(&pool, &point);
+    assert!(fs::read(mount.path("meanwhile")).expect("it was synced") == contents);
+    mount.unmount();
+    check(&pool);
 }

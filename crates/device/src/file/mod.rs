@@ -7,6 +7,7 @@
 //! Must not know: what is stored.
 
 mod holder;
+mod host;
 mod lock;
 mod loops;
 mod open;
@@ -22,8 +23,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -122,6 +123,8 @@ pub struct FileDevice {
     /// failed write once on every open file, so that of two flushes that overlap on one file only one would learn of it.
     flush_turns: Vec<FlushTurn>,
     counters: Counters,
+    /// How long a write waits for the filesystem below.
+    patience_ms: AtomicU64,
 }
 
 /// An open file for one flush at a time; `None`: the device's own.
@@ -296,11 +299,15 @@ impl Device for FileDevice {
         if let Err(error) = self.require_own() {
             return vec![Err(error); requests.len()];
         }
-        match &self.rings {
+        let mut results = match &self.rings {
             // A single request gains nothing from a ring: one system call either way.
             Some(rings) if requests.len() > 1 => self.run_in_flight(rings, requests),
             _ => self.run_one_by_one(requests),
+        };
+        if results.iter().any(Result::is_err) {
+            self.outlast(requests, &mut results);
         }
+        results
     }
 
     fn flush(&self) -> Result<(), DeviceError> {

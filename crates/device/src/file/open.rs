@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use parking_lot::Mutex;
 use rustix::fs::OFlags;
@@ -174,6 +174,7 @@ impl FileDevice {
             direct,
             rings,
             counters,
+            patience_ms: AtomicU64::new(0),
         })
     }
 }
