@@ -147,7 +147,8 @@ impl Session {
         }
         // What a user has seen of the target by then, and what is copied besides.
         let ended = target.size() / PAGE_BYTES;
-        let (mut now, mut done) = (target, 0);
+        // How far the range is in the log, from its front: shared, and copied.
+        let (mut now, mut done, mut in_order) = (target, 0, 0);
         for (number, event) in events.iter().enumerate() {
             let lsn = event.lsn.0;
             if lsn <= before || lsn > after {
@@ -156,6 +157,7 @@ impl Session {
             if shared.events.contains(&number) {
                 let piece = part.slice(done, done + event.len);
                 done += event.len;
+                in_order = in_order.max(done);
                 now.lay(&source, &piece);
                 log_piece(&mut plain, event, &source, &piece, &now)?;
                 if drops {
@@ -167,13 +169,14 @@ impl Session {
                 // Of a file of which nothing waited this is the range, and not from its front, but for the block in which the
                 // file ended: its tail may be zeroed for the file to grow.
                 let is_tail = event.offset / PAGE_BYTES == ended && event.len <= PAGE_BYTES;
-                if clean && event.offset > part.to_offset + done && !is_tail {
+                if clean && event.offset > part.to_offset + in_order && !is_tail {
                     return Err(violation!(
-                        "{call:?} logged {} bytes from {} on at {lsn}, and before of the range {done} bytes",
+                        "{call:?} logged {} bytes from {} on at {lsn}, and before of the range {in_order} bytes",
                         event.len,
                         event.offset
                     ));
                 }
+                in_order = in_order.max((event.offset + event.len).saturating_sub(part.to_offset));
                 let mut copied = now.clone();
                 copied.lay(&source, &rest);
                 Self::log_content(&mut plain, event, &now, &copied)?;
