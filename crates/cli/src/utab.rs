@@ -2,28 +2,38 @@
 //!
 //! Without a note umount(8) asks only statfs(2) for the type, hears `fuse`, and does not look for
 //! `umount.fuse.varve`; then it returns before the pool is closed. The file is rewritten under libmount's own lock.
-//! Nothing depends on it, and only root can write it: what fails here is logged and otherwise passed over. Any user can take the lock
-//! and keep it, so that it is not waited for long.
+//! Nothing else depends on it, and only root can write it: what fails here is logged and otherwise passed over. Any user can take the
+//! lock and keep it, so that it is not waited for long: the note is made when the lock is free, and a warning says what is missing until
+//! then.
 
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{AtFlags, FlockOperation, StatxFlags};
 use rustix::io::Errno;
 
 const DIRECTORY: &str = "/run/mount";
 /// The lock is asked for this often: whoever rewrites the file has it for moments.
 const LOCK_ATTEMPTS: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// Before a note that could not be made is tried again.
+const PAUSE: Duration = Duration::from_secs(1);
 /// The helper's name, as libmount wants it: `umount.` goes before it.
 const HELPER: &str = "fuse.varve";
 
-/// A note about one mount.
+/// A note about one mount, for as long as this is not removed.
 pub struct Note {
+    line: Arc<Line>,
+    /// Whether it is to be there. Held by who makes it or takes it away.
+    wanted: Arc<Mutex<bool>>,
+}
+
+struct Line {
     /// As they stand in the file.
     source: String,
     target: String,
@@ -34,23 +44,50 @@ impl Note {
     pub fn add(source: &str, mountpoint: &Path) -> Note {
         // A name that is no text has no note, and umount(8) does not wait there.
         let target = mountpoint.to_str().map(escape).unwrap_or_default();
-        let note = Note { source: escape(source), target };
-        note.rewrite(true);
+        let line = Arc::new(Line { source: escape(source), target });
+        let note = Note { line, wanted: Arc::new(Mutex::new(true)) };
+        if let Err(error) = note.line.rewrite(true) {
+            let point = mountpoint.display();
+            tracing::warn!(
+                "umount(8) of {point} may return before the pool is closed, as long as {DIRECTORY}/utab has no note of it ({error}); \
+                 varve unmount does not"
+            );
+            note.make_later();
+        }
         note
+    }
+
+    /// Tries again now and then until it is there, or not wanted any more.
+    fn make_later(&self) {
+        let (line, wanted) = (self.line.clone(), self.wanted.clone());
+        let again = move || loop {
+            thread::sleep(PAUSE);
+            let wanted = wanted.lock().unwrap_or_else(PoisonError::into_inner);
+            if !*wanted || line.rewrite(true).is_ok() {
+                return;
+            }
+        };
+        let made = thread::Builder::new().name("varve-note".into()).spawn(again);
+        if let Err(error) = made {
+            tracing::debug!("no thread to note the mount later: {error}");
+        }
     }
 
     /// Takes the note away, and the one that mount(8) may have made of options meant for itself.
     pub fn remove(&self) {
-        self.rewrite(false);
+        *self.wanted.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        if let Err(error) = self.line.rewrite(false) {
+            tracing::debug!("cannot take the mount's note out of {DIRECTORY}: {error}");
+        }
     }
+}
 
-    fn rewrite(&self, present: bool) {
+impl Line {
+    fn rewrite(&self, present: bool) -> io::Result<()> {
         if self.target.is_empty() || !rustix::process::geteuid().is_root() {
-            return;
+            return Ok(());
         }
-        if let Err(error) = try_rewrite(Path::new(DIRECTORY), |text| self.changed(text, present, exists)) {
-            tracing::debug!("cannot note the mount for umount(8) in {DIRECTORY}: {error}");
-        }
+        try_rewrite(Path::new(DIRECTORY), |text| self.changed(text, present, exists))
     }
 
     /// The file without lines about this mount, or with one of ours at its end. Lines of ours about directories that
@@ -74,10 +111,12 @@ impl Note {
     }
 }
 
-/// Whether the target of a line is there. What cannot be read here, such as a name with blanks, is taken to be.
+/// Whether the target of a line is there. What cannot be read here, such as a name with blanks, is taken to be. No filesystem is asked
+/// that may not answer: the target may be the root of a mount whose daemon hangs.
 fn exists(target: &str) -> bool {
-    let missing = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
-    target.contains('\\') || !fs::symlink_metadata(target).is_err_and(missing)
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    target.contains('\\')
+        || rustix::fs::statx(rustix::fs::CWD, target, flags, StatxFlags::TYPE).err() != Some(Errno::NOENT)
 }
 
 fn try_rewrite(directory: &Path, change: impl FnOnce(&str) -> String) -> io::Result<()> {
@@ -135,7 +174,7 @@ mod tests {
     #[test]
     fn notes_come_and_go() {
         let others = "ID=5 SRC=/dev/loop1 TARGET=/mnt/a\\040b ROOT=/ OPTS=_netdev\n";
-        let note = Note { source: "/pool".into(), target: escape("/mnt/a b") };
+        let note = Line { source: "/pool".into(), target: escape("/mnt/a b") };
         let line = "SRC=/pool TARGET=/mnt/a\\040b ROOT=/ OPTS=uhelper=fuse.varve\n";
         let there = |_: &str| true;
         let with = note.changed(others, true, there);
@@ -143,10 +182,10 @@ mod tests {
         assert_eq!(note.changed(&with, true, there), with);
         let with_mounts = format!("{with}SRC=/pool TARGET=/mnt/a\\040b ROOT=/ OPTS=_netdev,user\n");
         assert_eq!(note.changed(&with_mounts, false, there), others);
-        let elsewhere = Note { source: "/pool".into(), target: "/mnt/a".into() };
+        let elsewhere = Line { source: "/pool".into(), target: "/mnt/a".into() };
         assert_eq!(elsewhere.changed(&with, false, there), with);
         // Another pool that is mounted there by the time the first one is closed.
-        let other = Note { source: "/other".into(), target: note.target.clone() };
+        let other = Line { source: "/other".into(), target: note.target.clone() };
         let with_other = other.changed(&with, true, there);
         assert_eq!(
             with_other,

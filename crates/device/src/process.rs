@@ -5,6 +5,7 @@
 //! of memory; the process's id would cost a system call each time, which is much beside a call that finds all in memory.
 //! Kernels before 4.14 do not know that: there it is the id.
 
+use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicU64;
@@ -51,6 +52,12 @@ fn number_in(mark: &AtomicU64) -> u64 {
     }
 }
 
+/// Whether the advice is taken, and not only accepted: emulators there are (older qemu-user) say yes to everything.
+fn heeded(page: *mut c_void, advise: impl Fn(*mut c_void) -> bool) -> bool {
+    // No page begins there.
+    !advise(page.wrapping_byte_add(1)) && advise(page)
+}
+
 /// A page of zeros that a child does not get the contents of, for as long as the process lives.
 fn new_mark() -> Option<&'static AtomicU64> {
     let len = rustix::param::page_size();
@@ -59,12 +66,28 @@ fn new_mark() -> Option<&'static AtomicU64> {
         mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
     };
     let page = NonNull::new(mapped.ok()?)?;
-    // SAFETY: advice about memory that is ours, and that nobody uses yet.
-    if unsafe { madvise(page.as_ptr(), len, Advice::LinuxWipeOnFork) }.is_err() {
+    // SAFETY: advice about memory that is ours, and that nobody uses yet; or about what cannot be advised.
+    let advise = |at: *mut c_void| unsafe { madvise(at, len, Advice::LinuxWipeOnFork) }.is_ok();
+    if !heeded(page.as_ptr(), advise) {
         // SAFETY: nobody refers to it.
         let _ = unsafe { munmap(page.as_ptr(), len) };
         return None;
     }
     // SAFETY: it is zeros, aligned, never unmapped, and used as nothing else.
     Some(unsafe { page.cast::<AtomicU64>().as_ref() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: advice that is accepted whatever it says is not relied on; that of a kernel is. Method: an answer that is always yes, one that is
+    // always no, and one that knows pages.
+    #[test]
+    fn advice_that_is_not_taken_is_not_relied_on() {
+        let page = ptr::dangling_mut::<[u64; 512]>().cast();
+        assert!(!heeded(page, |_| true));
+        assert!(!heeded(page, |_| false));
+        assert!(heeded(page, |at| at == page));
+    }
 }

@@ -297,12 +297,21 @@ fn a_lock_on_notes_is_not_waited_for() {
 mount -t tmpfs none /run
 mkdir /run/mount
 touch /run/mount/utab.lock
-flock /run/mount/utab.lock sleep 1000 &
+(exec 9>/run/mount/utab.lock; flock 9; exec sleep 1000) &
+LOCKER=$!
 until ! flock -n /run/mount/utab.lock true; do sleep 0.1; done
-timeout 60 "$V" mount "$S/pool" "$S/mnt" || fail "the mount waits for the lock"
+timeout 60 "$V" mount "$S/pool" "$S/mnt" 2> "$S/said" || fail "the mount waits for the lock"
+grep -q "umount(8) of .* may return before" "$S/said" || fail "nothing is said: $(cat "$S/said")"
 echo kept > "$S/mnt/file"
 timeout 60 "$V" unmount "$S/mnt" || fail "the unmount waits for the lock"
 ! flock -n /run/mount/utab.lock true || fail "nobody holds the lock any more"
+# The note is made as soon as it can be.
+"$V" mount "$S/pool" "$S/mnt"
+kill $LOCKER
+for i in $(seq 100); do grep -q "TARGET=$S/mnt " /run/mount/utab && break; sleep 0.1; done
+grep -q "TARGET=$S/mnt " /run/mount/utab || fail "no note is made later"
+umount "$S/mnt"
+! grep -q "TARGET=$S/mnt " /run/mount/utab || fail "the note stays"
 "$V" check "$S/pool"
 "$V" mount "$S/pool" "$S/mnt"
 [ "$(cat "$S/mnt/file")" = kept ] || fail "it was not kept"

@@ -107,6 +107,8 @@ impl NewFile<'_> {
                 fs::remove_file(&self.unfinished).map_err(|error| self.os_error(&error))?;
                 continue;
             }
+            // Until what is unfinished has been removed again, should it come to that.
+            let _locked = locks.clone();
             let kept = file.try_clone().map_err(|error| self.os_error(&error));
             let options = FileOptions::from_env();
             let device = kept.and_then(|kept| {
