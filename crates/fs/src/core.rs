@@ -16,6 +16,7 @@ use crate::access::Accesses;
 use crate::api::{Attr, Clock, DataLogged, FileFlags, NAME_BYTES_MAX};
 use crate::files::FileCount;
 use crate::inode::{Inner, InodeState, InodeTable, Presence};
+use crate::ops::diff::AllHints;
 use crate::reaper::{ReapQueue, Task};
 use crate::reserved::ReservedSpace;
 use crate::streams::Streams;
@@ -65,6 +66,8 @@ pub(crate) struct Core {
     /// waits for this.
     pub float_queue: Mutex<()>,
     pub accesses: Accesses,
+    /// What the pages of diffs under way leave for the next ones.
+    pub diff_hints: Mutex<AllHints>,
     pub clock: Arc<dyn Clock>,
     pub on_data_logged: Option<Arc<dyn Fn(DataLogged) + Send + Sync>>,
     pub read_only: bool,

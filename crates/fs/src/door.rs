@@ -13,7 +13,6 @@ use crate::background::Background;
 use crate::changes::DiffPage;
 use crate::core::Core;
 use crate::open::format;
-use crate::ops::diff::AllHints;
 use crate::ops::shift::Shift;
 
 /// An open filesystem. Cheap to share; every verb takes `&self` and may be called from many threads.
@@ -23,7 +22,6 @@ use crate::ops::shift::Shift;
 pub struct Filesystem {
     core: Arc<Core>,
     background: Mutex<Option<Background>>,
-    diff_hints: Mutex<AllHints>,
 }
 
 #[cfg(test)]
@@ -33,7 +31,7 @@ impl Filesystem {
     }
 
     pub(crate) fn diff_looks(&self) -> u64 {
-        self.diff_hints.lock().looks()
+        self.core.diff_hints.lock().looks()
     }
 
     pub(crate) fn weak_core(&self) -> std::sync::Weak<Core> {
@@ -59,7 +57,7 @@ impl Filesystem {
         let background = core.background.then(|| Background::start(&core)).transpose();
         // As where anything else fails: nobody writes to the devices any more.
         let background = background.inspect_err(|_| core.store.abandon())?;
-        Ok((Filesystem { core, background: Mutex::new(background), diff_hints: Mutex::default() }, report))
+        Ok((Filesystem { core, background: Mutex::new(background) }, report))
     }
     /// Opens a pool to check it, damaged as it may be: read-only, and without the parts that cannot be used. An error
     /// means that it cannot even be told what the pool is.
@@ -69,7 +67,7 @@ impl Filesystem {
     ) -> Result<(Filesystem, RecoveryReport)> {
         let (core, report) = Core::open_to_check(devices, options)?;
         let core = Arc::new(core);
-        Ok((Filesystem { core, background: Mutex::new(None), diff_hints: Mutex::default() }, report))
+        Ok((Filesystem { core, background: Mutex::new(None) }, report))
     }
     /// Makes everything durable, writes a checkpoint and closes. Verbs called later fail. For who knows that none has begun and not
     /// ended: what it says it has done may be lost. Of what is deleted a part is reaped, in a bounded number of steps, and the
@@ -234,10 +232,10 @@ impl Filesystem {
     /// written with the same bytes counts as changed. What waits in memory is written back first. Only if neither is changed
     /// meanwhile (read-only snapshots are not) do the pages belong together.
     pub fn diff(&self, old: InodeId, new: InodeId, cursor: &[u8], changes_max: usize) -> Result<DiffPage> {
-        let mut hints = self.diff_hints.lock().take(old, new, cursor);
+        let mut hints = self.core.diff_hints.lock().take(old, new, cursor);
         let page = self.core.thawing(|| self.core.diff(old, new, cursor, changes_max, &mut hints))?;
         if page.next.is_some() {
-            self.diff_hints.lock().put(hints);
+            self.core.diff_hints.lock().put(hints);
         }
         Ok(page)
     }

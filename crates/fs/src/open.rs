@@ -186,6 +186,7 @@ impl Core {
             flagged: AtomicBool::new(flagged),
             families: Arc::default(),
             accesses: Accesses::default(),
+            diff_hints: Mutex::default(),
             clock: options.clock,
             on_data_logged: options.on_data_logged,
             reserved: ReservedSpace::default(),
@@ -315,6 +316,7 @@ impl Core {
     /// What fails keeps the rest from nothing; the error is the first.
     fn maintain_with(&self, reap: impl FnOnce() -> Result<bool>, all: bool) -> (bool, Result<()>) {
         self.streams.tire();
+        self.diff_hints.lock().tire();
         self.store.keyframes().rest();
         if self.read_only || self.closed.load(Ordering::Acquire) {
             return (true, Ok(()));

@@ -155,9 +155,9 @@ impl Space {
         i64::try_from(blocks).is_ok_and(|blocks| self.available().saturating_sub(blocks) >= least)
     }
 
-    /// Whether privileged work has used up half of what is protected.
+    /// Whether privileged work has used up half of what is protected, and nothing floats any more.
     pub fn squeezed(&self) -> bool {
-        self.available() < -(self.protected as i64) / 2
+        !self.fits(0, Urgency::Floating)
     }
 
     /// Marks blocks that were found in use when the pool was opened.

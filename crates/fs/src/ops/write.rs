@@ -338,7 +338,6 @@ impl Core {
             if !space.covers(&wanted) && !self.widen_at_once(&mut space, &wanted)? {
                 let barred = waits.is_none() && waited == 0 && turn.is_none() && self.float_queue.is_locked();
                 match self.float(state, &mut space, offset, len, barred)? {
-                    Floating::Never => {}
                     Floating::Upto(part) => {
                         goes_on |= part < len;
                         len = part;
@@ -360,7 +359,7 @@ impl Core {
                         continue;
                     }
                     // Nobody waits for who looks for other space.
-                    Floating::Later => waits = None,
+                    Floating::Never | Floating::Later => waits = None,
                 }
                 match self.widen(&mut space, &wanted) {
                     Ok(()) => {}

@@ -1,7 +1,7 @@
 //! Tests of the reaper from within: its tasks, its steps, and what it finds.
 
 use varve_device::Device;
-use varve_engine::VersionKey;
+use varve_engine::{PoolAddr, VersionKey};
 use varve_format::record::name::NamePosition;
 use varve_format::record::xattr::xattr_key;
 
@@ -232,6 +232,15 @@ fn a_pool_without_space_to_reap_closes_and_opens() {
                 break;
             }
         }
+    }
+    // And most of the blocks that were too few for one more.
+    let store = &f.fs.core().store;
+    while store.reserve_again(5, 0, 0).unwrap().is_some() {
+        let mut one = store.reserve_again(1, 0, 0).unwrap().unwrap();
+        let mut tx = Transaction::new();
+        tx.place_summed(store.allocate(&mut one, 1, PoolAddr::NULL).unwrap()[0], &[0]);
+        tx.privileged();
+        store.apply(tx, Some(&mut one)).unwrap();
     }
     assert_eq!(f.fs.maintain().unwrap_err().errno(), 28);
     f.fs.close().unwrap();

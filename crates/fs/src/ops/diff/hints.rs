@@ -15,6 +15,8 @@ const NEXT_MAX: usize = 1 << 18;
 const ABOVE_MAX: usize = 1 << 16;
 /// Diffs whose hints are kept at a time.
 const DIFFS_MAX: usize = 4;
+/// So many looks of the background (two a second) those stay that nobody goes on with.
+const TIRED: u32 = 120;
 
 /// A directory, and a place in it.
 pub(super) type Place = (u64, NamePosition);
@@ -23,6 +25,8 @@ pub(super) type Place = (u64, NamePosition);
 #[derive(Default)]
 pub(crate) struct Hints {
     of: Option<(InodeId, InodeId)>,
+    /// Looks of the background since the last page.
+    idle: u32,
     pub(super) old: Places,
     pub(super) new: Places,
 }
@@ -39,11 +43,17 @@ impl AllHints {
         found.filter(|_| !cursor.is_empty()).unwrap_or(Hints { of, ..Hints::default() })
     }
     /// Keeps them for the next page, in place of those that have waited longest.
-    pub(crate) fn put(&mut self, hints: Hints) {
+    pub(crate) fn put(&mut self, mut hints: Hints) {
+        hints.idle = 0;
         if self.0.len() >= DIFFS_MAX {
             self.0.remove(0);
         }
         self.0.push(hints);
+    }
+    /// The background looks: lets go of those of diffs that were given up.
+    pub(crate) fn tire(&mut self) {
+        self.0.iter_mut().for_each(|hints| hints.idle += 1);
+        self.0.retain(|hints| hints.idle < TIRED);
     }
     /// Names that pages have passed.
     #[cfg(test)]
@@ -123,5 +133,25 @@ impl Places {
             self.above.clear();
         }
         self.above.extend(met.into_iter().take(ABOVE_MAX));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: what is left of a diff that was given up goes after a minute, and that of one that goes on stays. Method: two of them, and
+    // looks of the background with pages of one between them.
+    #[test]
+    fn diffs_that_were_given_up_are_forgotten() {
+        let mut all = AllHints::default();
+        let (left, under_way) = ((InodeId(1), InodeId(2)), (InodeId(3), InodeId(4)));
+        all.put(Hints { of: Some(left), ..Hints::default() });
+        for _ in 0..TIRED + 5 {
+            let hints = all.take(under_way.0, under_way.1, &[1]);
+            all.put(hints);
+            all.tire();
+        }
+        assert_eq!(all.0.iter().map(|hints| hints.of).collect::<Vec<_>>(), [Some(under_way)]);
     }
 }
