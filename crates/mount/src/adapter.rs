@@ -1,8 +1,9 @@
 //! The kernel's requests turned into verbs, and their results into replies.
 //!
 //! The kernel's caches are always right because all changes go through this mount, or through [`crate::Outside`], which
-//! tells it, and because it is told what it may have filled its pages with beside a write past them (`caches`): entries, attributes, names that do not exist, pages and directory listings are cached for as long as the
-//! kernel likes.
+//! tells it, and because it is told what it may have filled its pages with beside a write past them (`caches`) and drops attributes
+//! that a change has overtaken (`tellings`): entries, attributes, names that do not exist, pages and directory listings are cached for as
+//! long as the kernel likes.
 //!
 //! The kernel may ask for an inode whose name has just gone. If it was renamed over, `pins` keeps it until nobody can
 //! ask. If it was unlinked, "no such file" is right, except for open: the kernel does not tell us O_CREAT, so ESTALE
@@ -55,8 +56,11 @@ impl<V: Verbs> Adapter<V> {
         let verbs = &*self.verbs;
         match *body {
             // A handle (open_by_handle_at) of a node that the kernel does not know: of any kind, and it may be gone.
-            Body::Lookup { name: b"." } => self.reply_entry(verb, number, verbs.getattr(ino), reply),
-            Body::Lookup { name } => match verbs.lookup(ino, name) {
+            Body::Lookup { name: b"." } => {
+                self.tellings.note(number, header.pid);
+                self.reply_entry(verb, number, verbs.getattr(ino), reply);
+            }
+            Body::Lookup { name } => match self.lookup(header, name) {
                 // Compilers look for headers in ten places: the kernel remembers the nine where they are not.
                 Err(FsError::NotFound) => reply.body(&convert::no_entry()),
                 result => self.reply_entry(verb, number, result, reply),
@@ -70,8 +74,8 @@ impl<V: Verbs> Adapter<V> {
                 reply.none();
                 request::forgotten(list).for_each(|ino| self.pins.forget(verbs, InodeId(ino)));
             }
-            Body::Getattr => self.reply_attr(verb, number, self.attributes(ino), reply),
-            Body::Statx => match self.attributes(ino) {
+            Body::Getattr => self.reply_attr(verb, number, self.attributes(header), reply),
+            Body::Statx => match self.attributes(header) {
                 Ok(attr) => reply.body(&convert::statx_out(&attr)),
                 Err(error) => reply.error(self.errno(verb, number, &error)),
             },
@@ -93,42 +97,52 @@ impl<V: Verbs> Adapter<V> {
                 Err(error) => reply.error(self.errno(verb, number, &error)),
             },
             Body::Symlink { name, target } => {
-                self.reply_named(verb, number, verbs.symlink(who, ino, name, target), reply);
+                let result = self.change(header, verbs.symlink(who, ino, name, target));
+                self.reply_named(verb, number, result, reply);
             }
             Body::Mknod { mode, umask, rdev, name } => {
                 let Some(kind) = convert::file_kind(mode) else { return reply.error(Errno::INVAL) };
                 let new = NewInode { kind, mode: mode & 0o7777, umask, rdev };
-                self.reply_named(verb, number, verbs.make(who, ino, name, new), reply);
+                let result = self.change(header, verbs.make(who, ino, name, new));
+                self.reply_named(verb, number, result, reply);
             }
             Body::Mkdir { mode, umask, name } => {
                 let new = NewInode { kind: FileKind::Directory, mode: mode & 0o7777, umask, rdev: 0 };
-                self.reply_named(verb, number, verbs.make(who, ino, name, new), reply);
+                let result = self.change(header, verbs.make(who, ino, name, new));
+                self.reply_named(verb, number, result, reply);
             }
             Body::Unlink { name } => {
                 let last = Pins::last(verbs, ino, name);
-                let result = verbs.unlink(ino, name);
+                let result = self.change(header, verbs.unlink(ino, name));
                 self.pins.note_gone(last.filter(|_| result.is_ok()));
                 self.reply_done(Change::Names, verb, number, result, reply)
             }
             Body::Rmdir { name } => {
                 let last = Pins::last(verbs, ino, name);
-                let result = verbs.rmdir(ino, name);
+                let result = self.change(header, verbs.rmdir(ino, name));
                 self.pins.note_gone(last.filter(|_| result.is_ok()));
                 self.reply_done(Change::Names, verb, number, result, reply)
             }
             Body::Rename { name, new_parent, new_name, flags } => {
                 let Some(mode) = rename_mode(flags, who) else { return reply.error(Errno::INVAL) };
                 let to = InodeId(new_parent);
+                let moved = verbs.lookup(ino, name);
+                let back = matches!(mode, RenameMode::Exchange).then(|| verbs.lookup(to, new_name));
                 let result = self.rename((ino, name), (to, new_name), mode);
+                let moved = [Some(moved), back].into_iter().flatten().flatten().map(|attr| attr.ino.0);
+                for changed in moved.chain([number, new_parent]) {
+                    self.overtake(changed, header.pid);
+                }
                 // Names are changed in both: the flags of either ask.
                 let asking = if verbs.wants_durable(to, true) { new_parent } else { number };
                 self.reply_done(Change::Names, verb, asking, result, reply);
             }
             Body::Link { ino: of, name } => {
-                self.reply_named(verb, number, verbs.link(InodeId(of), ino, name), reply);
+                let result = self.change(header, verbs.link(InodeId(of), ino, name));
+                self.reply_named(verb, number, result, reply);
             }
             Body::Open { flags } => self.open(who, number, flags, reply),
-            Body::Create { mode, umask, name } => self.create(who, number, name, mode & 0o7777, umask, reply),
+            Body::Create { mode, umask, name } => self.create(header, name, mode & 0o7777, umask, reply),
             Body::Tmpfile { mode, umask } => {
                 let made = verbs.tmpfile(who, ino, mode & 0o7777, umask);
                 self.reply_created(Change::Inode, verb, number, made, reply);
@@ -152,6 +166,10 @@ impl<V: Verbs> Adapter<V> {
                 } else {
                     verbs.write_owned(by, ino, offset, payload, size as usize)
                 };
+                // Of one that failed a part may have been stored.
+                if write_flags & abi::WRITE_CACHE != 0 {
+                    self.overtake(number, header.pid);
+                }
                 // Past its cache the kernel syncs nothing for O_SYNC and O_DSYNC: not with FOPEN_DIRECT_IO, and not
                 // when a program does not wait for its write. (When it does an fsync follows, and finds nothing to do.)
                 // Nor for the mount option sync, of which older kernels say nothing in the flags, either.
@@ -187,14 +205,14 @@ impl<V: Verbs> Adapter<V> {
             Body::Readdirplus { cookie, size } => {
                 let listing = &mut scratch.listing;
                 listing.begin(size);
-                let result = self.fill_plus(ino, cookie, listing);
+                let result = self.fill_plus((ino, header.pid), cookie, listing);
                 self.reply_listing(verb, number, result, listing, reply);
             }
             Body::Statfs => self.statfs(number, reply),
             Body::Setxattr { name, value, flags, acl_flags } => {
                 let Some(mode) = xattr_mode(flags) else { return reply.error(Errno::INVAL) };
                 let by = self.list_setter(header, acl_flags);
-                let result = verbs.setxattr(by, ino, name, value, mode);
+                let result = self.change(header, verbs.setxattr(by, ino, name, value, mode));
                 self.reply_done(Change::Inode, verb, number, result, reply);
             }
             Body::Getxattr { name, size } => {
@@ -213,7 +231,8 @@ impl<V: Verbs> Adapter<V> {
                 self.reply_xattr(verb, number, size, result, reply);
             }
             Body::Removexattr { name } => {
-                self.reply_done(Change::Inode, verb, number, verbs.removexattr(ino, name), reply);
+                let result = self.change(header, verbs.removexattr(ino, name));
+                self.reply_done(Change::Inode, verb, number, result, reply);
             }
             Body::Lseek { offset, whence } => self.lseek(number, offset, whence, reply),
             Body::Fallocate(asked) => {
@@ -224,7 +243,10 @@ impl<V: Verbs> Adapter<V> {
                         let errno = self.errno(verb, number, &error);
                         self.forget_then(number, (asked.offset, asked.length), move || reply.error(errno));
                     }
-                    (result, _) => self.reply_done(Change::Inode, verb, number, result, reply),
+                    (result, _) => {
+                        self.overtake(number, header.pid);
+                        self.reply_done(Change::Inode, verb, number, result, reply);
+                    }
                 }
             }
             Body::Copy(asked) => {
@@ -282,8 +304,26 @@ impl<V: Verbs> Adapter<V> {
         result
     }
 
-    /// The attributes of an inode, also of one that has gone and that somebody has open all the same.
-    fn attributes(&self, ino: InodeId) -> Result<Attr, FsError> {
+    /// What came of a change of the inode that a request is about.
+    fn change<T>(&self, header: &InHeader, result: Result<T, FsError>) -> Result<T, FsError> {
+        self.overtake(header.nodeid, header.pid);
+        result
+    }
+
+    /// Where a name leads to, for an answer.
+    fn lookup(&self, header: &InHeader, name: &[u8]) -> Result<Attr, FsError> {
+        let changes = self.tellings.changes();
+        let attr = self.verbs.lookup(InodeId(header.nodeid), name)?;
+        self.tellings.note(attr.ino.0, header.pid);
+        // Who changes it from now on sees the note. Who has done so since it was looked at may not have seen it.
+        let unchanged = self.tellings.changes() == changes;
+        Ok(if unchanged { attr } else { self.verbs.getattr(attr.ino).unwrap_or(attr) })
+    }
+
+    /// The attributes of an inode, for an answer, also of one that has gone and that somebody has open all the same.
+    fn attributes(&self, header: &InHeader) -> Result<Attr, FsError> {
+        let ino = InodeId(header.nodeid);
+        self.tellings.note(ino.0, header.pid);
         self.verbs.getattr(ino).or_else(|error| match error {
             FsError::NotFound | FsError::Stale => self.pins.gone(ino).ok_or(error),
             error => Err(error),
@@ -325,14 +365,16 @@ impl<V: Verbs> Adapter<V> {
         }
     }
 
-    fn create(&self, who: Caller, parent: u64, name: &[u8], mode: u32, umask: u32, reply: Reply) {
+    fn create(&self, header: &InHeader, name: &[u8], mode: u32, umask: u32, reply: Reply) {
+        let who = caller(header);
         // The kernel holds the directory until it has our answer: nobody can remove the name in between.
         let new = NewInode { kind: FileKind::File, mode, umask, rdev: 0 };
         let created = self
             .verbs
-            .make(who, InodeId(parent), name, new)
+            .make(who, InodeId(header.nodeid), name, new)
             .and_then(|attr| self.verbs.open_inode(who, attr.ino, false).map(|()| attr));
-        self.reply_created(Change::Names, "create", parent, created, reply);
+        let created = self.change(header, created);
+        self.reply_created(Change::Names, "create", header.nodeid, created, reply);
     }
 
     /// A file that has been made and opened.

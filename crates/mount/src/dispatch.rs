@@ -22,6 +22,7 @@ use crate::kernel::listing::Listing;
 use crate::kernel::reply::Reply;
 use crate::pins::Pins;
 use crate::policy::Change;
+use crate::tellings::Tellings;
 use crate::trim::Trims;
 use crate::{Health, Policy, Verbs, convert};
 
@@ -62,6 +63,7 @@ pub(crate) struct Adapter<V> {
     pub agreed: Agreed,
     pub trims: Trims,
     pub caches: Arc<Caches>,
+    pub tellings: Tellings,
     pub waiters: Waiters,
     /// For what the kernel is told unasked.
     pub device: Weak<Device>,
@@ -135,6 +137,19 @@ impl<V: Verbs> Adapter<V> {
             self.health.note_error(verb, ino, error);
         }
         errno
+    }
+
+    /// An inode has been changed, or may be, for a thread that is about to hear of it: answers with attributes from before that, which the
+    /// kernel may come to later, are not to be believed. It waits for nobody here.
+    pub(crate) fn overtake(&self, ino: u64, thread: u32) {
+        if let Some(telling) = self.tellings.changed(ino, thread)
+            && let Some(device) = self.device.upgrade()
+        {
+            match device.forget_attributes(ino) {
+                Ok(_) => self.tellings.forgotten(telling),
+                Err(error) => tracing::debug!("the kernel cannot be told to forget attributes: {error}"),
+            }
+        }
     }
 
     pub(crate) fn reply_entry(&self, verb: &str, parent: u64, result: Result<Attr, FsError>, reply: Reply) {
@@ -215,7 +230,8 @@ impl<V: Verbs> Adapter<V> {
         }
     }
 
-    /// Answers what has been changed at `ino`: when it is durable, if the mount promises that.
+    /// Answers what has been changed at `ino`: when it is durable, if the mount promises that. (That the kernel believes no
+    /// attributes from before the caller sees to: [`Adapter::overtake`].)
     pub(crate) fn reply_change<T: Send + 'static>(
         &self,
         change: Change,
@@ -289,11 +305,11 @@ impl<V: Verbs> Adapter<V> {
         forget_then(&self.waiters, self.device.clone(), &self.caches, ino, range, answer);
     }
 
-    /// Fills `listing` with entries and their attributes. An entry that vanishes meanwhile is left out; one whose inode
+    /// Fills `listing`, for a thread, with entries and their attributes. An entry that vanishes meanwhile is left out; one whose inode
     /// cannot be read is listed with attributes that expire at once, so that only its own stat fails.
     pub(crate) fn fill_plus(
         &self,
-        ino: InodeId,
+        (ino, thread): (InodeId, u32),
         mut cookie: u64,
         listing: &mut Listing,
     ) -> Result<(), FsError> {
@@ -309,6 +325,9 @@ impl<V: Verbs> Adapter<V> {
                 cookie = entry.cookie;
                 let dots = entry.name == b"." || entry.name == b"..";
                 // The kernel takes no attributes for the dots; asking for them would be wasted.
+                if !dots {
+                    self.tellings.note(entry.ino.0, thread);
+                }
                 let out = match (dots, self.verbs.getattr(entry.ino)) {
                     (false, Ok(attr)) => convert::entry_out(&attr),
                     (false, Err(FsError::NotFound)) => continue,

@@ -28,6 +28,7 @@ mod pins;
 mod policy;
 mod serve;
 mod session;
+mod tellings;
 mod trim;
 mod verbs;
 

@@ -377,6 +377,7 @@ mod tests {
             agreed,
             trims: Trims::default(),
             caches: Default::default(),
+            tellings: Default::default(),
             waiters: Default::default(),
             device: std::sync::Weak::new(),
             direct_io: false,

@@ -27,6 +27,7 @@ use crate::kernel::device::{self, Device};
 use crate::kernel::switch::RingSwitch;
 use crate::pins::Pins;
 use crate::serve::{Session, Told};
+use crate::tellings::Tellings;
 use crate::trim::Trims;
 use crate::{Flags, Health, Outside, Policy, Verbs, fusermount, serve};
 
@@ -182,6 +183,7 @@ impl Mounted {
                 agreed,
                 trims: Trims::default(),
                 caches: Arc::new(Caches::default()),
+                tellings: Tellings::default(),
                 waiters: Waiters::default(),
                 device,
                 direct_io,

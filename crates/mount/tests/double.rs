@@ -45,6 +45,12 @@ pub struct Double {
     pub hold_writes: AtomicBool,
     /// Writes that have begun and not done anything yet.
     pub held: AtomicU64,
+    /// Attributes that were asked of it, but for those that come with a name.
+    pub getattrs: AtomicU64,
+    /// getattr of this inode waits when it knows its answer. Zero: none.
+    pub hold_getattr: AtomicU64,
+    /// Such ones that wait.
+    pub held_getattr: AtomicU64,
     /// fallocate zeroes what it is asked to and fails then.
     pub half_zeroes: AtomicBool,
     /// copy_range copies half of what it is asked to and fails then.
@@ -101,12 +107,20 @@ impl Default for Double {
             taken: AtomicU64::new(0),
             hold_writes: AtomicBool::new(false),
             held: AtomicU64::new(0),
+            getattrs: AtomicU64::new(0),
+            hold_getattr: AtomicU64::new(0),
+            held_getattr: AtomicU64::new(0),
             half_zeroes: AtomicBool::new(false),
             half_copies: AtomicBool::new(false),
             trims: Default::default(),
             stopped: Mutex::default(),
         }
     }
+}
+
+/// The mode that an access control list of three entries stands for.
+fn mode_of_list(value: &[u8]) -> u32 {
+    value[4..].chunks_exact(8).fold(0, |mode, entry| mode << 3 | u32::from(entry[2]))
 }
 
 impl Tree {
@@ -138,7 +152,16 @@ impl Tree {
     fn name(&mut self, parent: InodeId, name: &[u8], ino: InodeId) -> Result<()> {
         self.next += 1;
         let cookie = self.next + 2;
-        self.get(parent)?.names.insert(name.to_vec(), (ino, cookie));
+        let parent = self.get(parent)?;
+        parent.names.insert(name.to_vec(), (ino, cookie));
+        parent.attr.mtime.seconds += 1;
+        Ok(())
+    }
+
+    fn unname(&mut self, parent: InodeId, name: &[u8]) -> Result<()> {
+        let parent = self.get(parent)?;
+        parent.names.remove(name);
+        parent.attr.mtime.seconds += 1;
         Ok(())
     }
 
@@ -169,7 +192,16 @@ impl Verbs for Double {
     }
 
     fn getattr(&self, ino: InodeId) -> Result<Attr> {
-        Ok(self.tree.lock().get(ino)?.attr)
+        self.getattrs.fetch_add(1, Relaxed);
+        let attr = self.tree.lock().get(ino)?.attr;
+        if self.hold_getattr.load(Relaxed) == ino.0 {
+            self.held_getattr.fetch_add(1, Relaxed);
+            while self.hold_getattr.load(Relaxed) == ino.0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            self.held_getattr.fetch_sub(1, Relaxed);
+        }
+        Ok(attr)
     }
 
     fn setattr(&self, _: Caller, ino: InodeId, set: SetAttr) -> Result<Attr> {
@@ -226,7 +258,7 @@ impl Verbs for Double {
         }
         let mut tree = self.tree.lock();
         let ino = tree.child(parent, name)?;
-        tree.get(parent)?.names.remove(name);
+        tree.unname(parent, name)?;
         tree.drop_link(ino)
     }
 
@@ -236,7 +268,7 @@ impl Verbs for Double {
         if !tree.get(ino)?.names.is_empty() {
             return Err(FsError::NotEmpty);
         }
-        tree.get(parent)?.names.remove(name);
+        tree.unname(parent, name)?;
         tree.drop_link(ino)
     }
 
@@ -251,13 +283,17 @@ impl Verbs for Double {
         let mut tree = self.tree.lock();
         let ino = tree.child(parent, name)?;
         let target = tree.child(new_parent, new_name).ok();
+        tree.get(ino)?.attr.ctime.seconds += 1;
         match (mode, target) {
             (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),
             (RenameMode::Exchange, None) => return Err(FsError::NotFound),
-            (RenameMode::Exchange, Some(target)) => tree.name(parent, name, target)?,
+            (RenameMode::Exchange, Some(target)) => {
+                tree.name(parent, name, target)?;
+                tree.get(target)?.attr.ctime.seconds += 1;
+            }
             (RenameMode::Whiteout { .. }, _) => return Err(FsError::NotSupported),
             (_, target) => {
-                tree.get(parent)?.names.remove(name);
+                tree.unname(parent, name)?;
                 if let Some(target) = target {
                     tree.drop_link(target)?;
                 }
@@ -366,7 +402,7 @@ impl Verbs for Double {
 
     fn fsync_then(&self, ino: InodeId, done: Box<dyn FnOnce(Result<()>) + Send>) {
         self.fsyncs.fetch_add(1, Relaxed);
-        let result = self.getattr(ino).map(|_| ());
+        let result = self.tree.lock().get(ino).map(|_| ());
         std::thread::spawn(move || done(result));
     }
 
@@ -393,12 +429,16 @@ impl Verbs for Double {
 
     fn setxattr(&self, _: Caller, ino: InodeId, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let mut tree = self.tree.lock();
-        let xattrs = &mut tree.get(ino)?.xattrs;
-        match (mode, xattrs.contains_key(name)) {
+        let node = tree.get(ino)?;
+        match (mode, node.xattrs.contains_key(name)) {
             (XattrMode::Create, true) => Err(FsError::Exists),
             (XattrMode::Replace, false) => Err(FsError::NoAttribute),
             _ => {
-                xattrs.insert(name.to_vec(), value.to_vec());
+                if name == b"system.posix_acl_access" {
+                    node.attr.mode = mode_of_list(value);
+                }
+                node.xattrs.insert(name.to_vec(), value.to_vec());
+                node.attr.ctime.seconds += 1;
                 Ok(())
             }
         }
@@ -413,7 +453,10 @@ impl Verbs for Double {
     }
 
     fn removexattr(&self, ino: InodeId, name: &[u8]) -> Result<()> {
-        self.tree.lock().get(ino)?.xattrs.remove(name).map(|_| ()).ok_or(FsError::NoAttribute)
+        let mut tree = self.tree.lock();
+        let node = tree.get(ino)?;
+        node.attr.ctime.seconds += 1;
+        node.xattrs.remove(name).map(|_| ()).ok_or(FsError::NoAttribute)
     }
 
     fn statfs(&self) -> Result<StatFs> {

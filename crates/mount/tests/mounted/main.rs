@@ -4,6 +4,7 @@
 mod caches;
 #[path = "../double.rs"]
 mod double;
+mod overtaken;
 
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom, Write};
