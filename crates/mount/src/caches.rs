@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::hash::BuildHasher;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -154,6 +154,22 @@ impl Waiters {
             tracing::error!("no thread to have a part of a file forgotten: {error}");
             give(&answer);
         }
+    }
+
+    /// Runs `work` on another thread, and when it has ended `answer` with true; with false if it takes [`PUT_OFF_MAX`] times [`ANSWER_MAX`], or there is no thread for it:
+    /// with rings each request that waits keeps a place that `work` may be waiting for.
+    pub(crate) fn run_whole(
+        &self,
+        work: impl FnOnce() + Send + 'static,
+        answer: impl FnOnce(bool) + Send + 'static,
+    ) {
+        let is_done = Arc::new(AtomicBool::new(false));
+        let done = is_done.clone();
+        let work = move || {
+            work();
+            done.store(true, SeqCst);
+        };
+        self.run(work, || true, move || answer(is_done.load(SeqCst)));
     }
 
     fn start(&self, job: Job) -> io::Result<()> {

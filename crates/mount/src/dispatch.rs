@@ -130,13 +130,7 @@ impl<V: Verbs> Adapter<V> {
 
     /// The errno of a failed verb on `ino` or a name in it. What only shows as EIO is logged.
     pub(crate) fn errno(&self, verb: &str, ino: u64, error: &FsError) -> Errno {
-        let errno = Errno::from_raw_os_error(error.errno());
-        if let FsError::Engine(_) = error
-            && errno == Errno::IO
-        {
-            self.health.note_error(verb, ino, error);
-        }
-        errno
+        errno(&self.health, verb, ino, error)
     }
 
     /// An inode has been changed, or may be, for a thread that is about to hear of it: answers with attributes from before that, which the
@@ -285,17 +279,7 @@ impl<V: Verbs> Adapter<V> {
         reply: Reply,
         answer: impl FnOnce(Reply) + Send + 'static,
     ) {
-        let health = self.health.clone();
-        self.verbs.fsync_then(
-            InodeId(ino),
-            Box::new(move |result| match result {
-                Ok(()) => answer(reply),
-                Err(error) => {
-                    health.note_error(verb, ino, &error);
-                    reply.error(Errno::from_raw_os_error(error.errno()));
-                }
-            }),
-        );
+        when_durable(&*self.verbs, &self.health, (verb, ino), reply, answer);
     }
 
     /// Has the kernel forget a range of a file (offset and length, in bytes), and then answers. To do that it may need answers of ours,
@@ -362,6 +346,38 @@ impl<V: Verbs> Adapter<V> {
             Some(_) => Caller { uid: NOBODY, gid: u32::MAX },
         }
     }
+}
+
+/// See [`Adapter::errno`].
+pub(crate) fn errno(health: &Health, verb: &str, ino: u64, error: &FsError) -> Errno {
+    let errno = Errno::from_raw_os_error(error.errno());
+    if let FsError::Engine(_) = error
+        && errno == Errno::IO
+    {
+        health.note_error(verb, ino, error);
+    }
+    errno
+}
+
+/// See [`Adapter::when_durable`].
+pub(crate) fn when_durable(
+    verbs: &impl Verbs,
+    health: &Arc<Health>,
+    (verb, ino): (&'static str, u64),
+    reply: Reply,
+    answer: impl FnOnce(Reply) + Send + 'static,
+) {
+    let health = health.clone();
+    verbs.fsync_then(
+        InodeId(ino),
+        Box::new(move |result| match result {
+            Ok(()) => answer(reply),
+            Err(error) => {
+                health.note_error(verb, ino, &error);
+                reply.error(Errno::from_raw_os_error(error.errno()));
+            }
+        }),
+    );
 }
 
 fn forget_then(

@@ -2,16 +2,20 @@
 //!
 //! Since Linux 5.13 the kernel asks for the flags there are before it sets others, sees to it that only who has
 //! CAP_LINUX_IMMUTABLE changes two of them, and looks at no flag itself: what they refuse, we refuse. Before that it hands a
-//! program's request on as it is.
+//! program's request on as it is. Nor does it write back what was stored through mmap.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use varve_fs::{Caller, FileFlags, FsError, InodeId};
+use varve_fs::{Attr, Caller, FileFlags, FileKind, FsError, InodeId};
 
-use crate::Verbs;
-use crate::dispatch::Adapter;
+use crate::dispatch::{Adapter, errno, when_durable};
 use crate::kernel::abi::{Fsxattr, IoctlOut, ioctl, ioctl_flags, ioctl_fsxattr};
+use crate::kernel::device::Device;
 use crate::kernel::reply::Reply;
 use crate::policy::Change;
+use crate::{Health, Policy, Verbs};
 
 const FLAGS: [(u32, FileFlags); 6] = [
     (ioctl::SYNC, FileFlags::DURABLE),
@@ -41,6 +45,13 @@ fn from_bits(table: &[(u32, FileFlags)], bits: u32) -> Option<FileFlags> {
     (bits & !known == 0).then(|| asked.fold(FileFlags::NONE, |flags, (_, flag)| flags | *flag))
 }
 
+/// Whether flags keep bytes from being written that could be before.
+fn protects_more(before: FileFlags, after: FileFlags) -> bool {
+    [FileFlags::IMMUTABLE, FileFlags::APPEND_ONLY]
+        .into_iter()
+        .any(|flag| after.intersects(flag) && !before.intersects(flag))
+}
+
 impl<V: Verbs> Adapter<V> {
     pub(crate) fn ioctl(
         &self,
@@ -52,7 +63,9 @@ impl<V: Verbs> Adapter<V> {
         reply: Reply,
     ) {
         let ino = InodeId(number);
-        let flags = match (command, self.verbs.getattr(ino)) {
+        let attr = self.verbs.getattr(ino);
+        let is_file = matches!(attr, Ok(Attr { kind: FileKind::File, .. }));
+        let flags = match (command, attr) {
             (ioctl::GET_FLAGS | ioctl::GET_FSXATTR | ioctl::SET_FLAGS | ioctl::SET_FSXATTR, Err(error)) => {
                 return reply.error(self.errno("ioctl", number, &error));
             }
@@ -61,9 +74,9 @@ impl<V: Verbs> Adapter<V> {
                 let out = Fsxattr { xflags: to_bits(&XFLAGS, attr.flags), ..Fsxattr::default() };
                 return reply.ioctl(&out, out_bytes);
             }
-            (ioctl::SET_FLAGS, Ok(_)) => {
+            (ioctl::SET_FLAGS, Ok(attr)) => {
                 let Some(bits) = ioctl_flags(data) else { return reply.error(Errno::INVAL) };
-                from_bits(&FLAGS, bits)
+                from_bits(&FLAGS, bits).map(|flags| (attr.flags, flags))
             }
             (ioctl::SET_FSXATTR, Ok(attr)) => {
                 let Some(asked) = ioctl_fsxattr(data) else { return reply.error(Errno::INVAL) };
@@ -71,23 +84,86 @@ impl<V: Verbs> Adapter<V> {
                 let names = attr.flags & FileFlags::DURABLE_NAMES;
                 from_bits(&XFLAGS, asked.xflags)
                     .filter(|_| rest == Fsxattr::default())
-                    .map(|flags| flags | names)
+                    .map(|flags| (attr.flags, flags | names))
             }
             _ => return reply.error(Errno::NOTTY),
         };
-        let result = match flags {
-            Some(flags) => self.verbs.set_flags(who, ino, flags),
-            None => Err(FsError::NotSupported),
+        let Some((before, flags)) = flags else {
+            return reply.error(self.errno("ioctl", number, &FsError::NotSupported));
         };
+        let setting = Setting {
+            verbs: self.verbs.clone(),
+            health: self.health.clone(),
+            policy: self.policy.clone(),
+            device: self.device.clone(),
+            who,
+            ino,
+            flags,
+        };
+        if is_file && protects_more(before, flags) {
+            return self.store_then(setting, reply);
+        }
+        setting.set(reply);
+    }
+
+    /// Sets flags when all is in the file that programs have stored through mmap: later that would be refused, and be lost. The kernel has the
+    /// inode's lock meanwhile, which it does not need for this.
+    fn store_then(&self, setting: Setting<V>, reply: Reply) {
+        let (device, number) = (self.device.clone(), setting.ino.0);
+        let store = move || {
+            if let Some(device) = device.upgrade()
+                && let Err(error) = device.forget_range(number, (0, u64::MAX))
+            {
+                tracing::debug!("the kernel cannot be told to write a file back: {error}");
+            }
+        };
+        self.waiters.run_whole(store, move |is_stored| {
+            if !is_stored {
+                tracing::warn!(
+                    "inode {number} gets no flag: what programs have stored in it is not written back in time"
+                );
+                return reply.error(Errno::BUSY);
+            }
+            let health = setting.health.clone();
+            if health.panicked() {
+                return reply.error(Errno::IO);
+            }
+            let Some(_changing) = health.begin_change() else { return reply.error(Errno::NOTCONN) };
+            if catch_unwind(AssertUnwindSafe(|| setting.set(reply))).is_err() {
+                health.note_panic("ioctl");
+            }
+        });
+    }
+}
+
+/// Flags that are to be set, on whatever thread.
+struct Setting<V> {
+    verbs: Arc<V>,
+    health: Arc<Health>,
+    policy: Arc<Policy>,
+    device: Weak<Device>,
+    who: Caller,
+    ino: InodeId,
+    flags: FileFlags,
+}
+
+impl<V: Verbs> Setting<V> {
+    fn set(self, reply: Reply) {
+        let (ino, number) = (self.ino, self.ino.0);
+        if let Err(error) = self.verbs.set_flags(self.who, ino, self.flags) {
+            return reply.error(errno(&self.health, "ioctl", number, &error));
+        }
         // The time of the change is new, and the kernel does not ask for it by itself.
-        if result.is_ok()
-            && let Some(device) = self.device.upgrade()
+        if let Some(device) = self.device.upgrade()
             && let Err(error) = device.forget_attributes(number)
         {
             tracing::debug!("the kernel cannot be told to forget attributes: {error}");
         }
-        let answer = |(), reply: Reply| reply.body(&IoctlOut::default());
-        self.reply_change(Change::Inode, "ioctl", number, result, reply, answer);
+        let answer = |reply: Reply| reply.body(&IoctlOut::default());
+        if self.policy.durable_at_once(Change::Inode) || self.verbs.wants_durable(ino, false) {
+            return when_durable(&*self.verbs, &self.health, ("ioctl", number), reply, answer);
+        }
+        answer(reply);
     }
 }
 

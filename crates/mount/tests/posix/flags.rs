@@ -2,14 +2,17 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::Command;
 
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Setter, opcode};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use varve_fs::InodeId;
+use varve_mount::MountOptions;
 
-use super::Mount;
+use super::{Mount, mount_options};
 
 /// struct fsxattr: flags, extent size, extents, project, extent size of copies, and eight bytes more.
 type Fsxattr = [u32; 7];
@@ -145,4 +148,60 @@ fn flagged_changes_are_durable() {
     durable();
     fs::rename(dir.join("moved"), &plain).unwrap();
     durable();
+}
+
+// Goal: what a program has stored through mmap before a file became immutable, or append only, is in the file, however few threads serve the
+// mount, and it is when the flag is. Method: a mapping that stays, with stores in many pages, and each form of the request from another
+// handle; then as many files at once as requests wait for.
+#[test]
+fn what_was_stored_before_a_flag_is_kept() {
+    const BYTES: usize = 4 << 20;
+    for threads in [1, 4] {
+        let options = MountOptions { threads, ..mount_options("stored") };
+        let Some(mount) = Mount::start_by("what_was_stored_before_a_flag_is_kept", 256 << 20, &options)
+        else {
+            return;
+        };
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!(
+                "SKIPPED, nothing shown: what_was_stored_before_a_flag_is_kept: only root sets these flags"
+            );
+        }
+        let check = |name: &str, set: &dyn Fn(&fs::File)| {
+            let path = mount.path(name);
+            fs::write(&path, vec![1; BYTES]).unwrap();
+            let open = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            // SAFETY: a mapping of its own, nowhere in particular.
+            let at =
+                unsafe { mmap(std::ptr::null_mut(), BYTES, protection, MapFlags::SHARED, &open, 0) }.unwrap();
+            for page in (0..BYTES).step_by(4096) {
+                // SAFETY: within the mapping.
+                unsafe { at.cast::<u8>().add(page).write_volatile(2) };
+            }
+            let other = fs::File::open(&path).unwrap();
+            set(&other);
+            let ino = InodeId(other.metadata().unwrap().ino());
+            let mut stored = vec![0; BYTES];
+            let count = mount.fs.read_into(ino, 0, &mut stored).unwrap();
+            drop(other);
+            drop(open);
+            // SAFETY: nothing refers to it any more.
+            unsafe { munmap(at, BYTES) }.unwrap();
+            assert!(
+                count == BYTES && stored.chunks(4096).all(|page| page[0] == 2 && page[1] == 1),
+                "{name} with {threads} threads"
+            );
+            assert!(fs::read(&path).unwrap() == stored);
+        };
+        check("immutable", &|file| ioctl_setflags(file, IFlags::IMMUTABLE).unwrap());
+        check("append", &|file| ioctl_setflags(file, IFlags::APPEND).unwrap());
+        check("immutable by the longer form", &|file| set_fsxattr(file, [0x8, 0, 0, 0, 0, 0, 0]).unwrap());
+        std::thread::scope(|scope| {
+            for number in 0..8 {
+                let set = |file: &fs::File| ioctl_setflags(file, IFlags::IMMUTABLE).unwrap();
+                scope.spawn(move || check(&format!("one of many {number}"), &set));
+            }
+        });
+    }
 }
