@@ -375,6 +375,7 @@ impl Core {
         let urgency = match (tx.privileged, tx.sparing && !frees) {
             (true, true) => Urgency::Sparing,
             (true, false) => Urgency::Privileged,
+            (false, _) if tx.replacing => Urgency::Floating,
             (false, _) => Urgency::Ordinary,
         };
         let need = need.saturating_sub(share_bytes / BLOCK_BYTES as u64);

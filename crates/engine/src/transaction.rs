@@ -168,6 +168,7 @@ pub struct Transaction {
     pub(crate) shared: Vec<Run>,
     pub(crate) privileged: bool,
     pub(crate) sparing: bool,
+    pub(crate) replacing: bool,
     pub(crate) settles_later: bool,
 }
 
@@ -255,6 +256,11 @@ impl Transaction {
     /// Takes that back: for who frees all of it in the end.
     pub fn spares_nothing(&mut self) {
         self.sparing = false;
+    }
+    /// May use half of the protected reserve: for what takes the place of as much, whose new nodes give the old ones' places back with
+    /// the next checkpoint.
+    pub fn replacing(&mut self) {
+        self.replacing = true;
     }
     /// A commit or checkpoint that is due behind it is not waited for: for who holds locks and calls
     /// [`Store::settle`](crate::Store::settle) soon, without them.

@@ -125,10 +125,9 @@ impl Core {
         {
             let change = self.change(state.ino)?;
             let inner = self.read_lock(state)?;
-            if let Some(contents) = &inner.record.inline {
-                // Written over inside the record.
-                let inside =
-                    inner.size <= INLINE_BYTES_MAX as u64 && offset + len as u64 <= contents.len() as u64;
+            if inner.record.inline.is_some() {
+                // Written inside the record, which grows by little.
+                let inside = inner.size.max(offset + len as u64) <= INLINE_BYTES_MAX as u64;
                 let own = !change.forked || self.is_own(&change, state.ino, &inner)?;
                 return Ok(if inside && own { len } else { 0 });
             }

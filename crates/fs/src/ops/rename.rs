@@ -319,6 +319,9 @@ impl Core {
             change.put_inode(&mut tx, state.ino, record)?;
         } else if dropped.is_some() {
             tx.privileged();
+        } else if !change.forked {
+            // On a full pool, too: what comes takes the place of what goes, but for the length of a name.
+            tx.replacing();
         }
         {
             let _counting = self.counting()?;

@@ -81,6 +81,10 @@ impl Core {
                 self.acl_follows(&change, &mut tx, ino, &inner, record.mode)?;
             }
             self.put_record(&change, &mut tx, ino, &inner, &mut record)?;
+            // On a full pool, too: nothing grows.
+            if !change.forked || self.is_own(&change, ino, &inner)? {
+                tx.replacing();
+            }
             self.apply(tx)?;
             inner.take_over(&change, record);
             // An access after this is noted again.

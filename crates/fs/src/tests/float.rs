@@ -95,20 +95,49 @@ fn a_full_pool_can_be_written_over() {
     }
 }
 
-// Goal: what lies in inode records can be written over on a full pool. Method: many small files, each rewritten at the same size.
+// Goal: small files can be written over on a full pool, in place or cut first, whatever they end in, and have other times, owners and
+// names. Method: many small files, of zeros, with zeros at the end and without, each rewritten, emptied and written, touched and renamed.
 #[test]
 fn small_files_on_a_full_pool() {
     let mut f = Fixture::new(64 * MIB);
-    let files: Vec<_> = (0..300).map(|i| f.create(format!("small{i}").as_bytes())).collect();
-    files.iter().for_each(|ino| f.write(*ino, 0, &[1; 900]));
-    fill(&f);
-    for round in 2..5u8 {
-        files.iter().for_each(|ino| f.write(*ino, 0, &[round; 900]));
+    let name = |i: usize| format!("small{i}").into_bytes();
+    let contents = |round: usize, i: usize| {
+        let mut bytes = vec![(round * 7 + i) as u8; 100 + 14 * i];
+        let len = bytes.len();
+        match (round + i) % 3 {
+            0 => bytes.fill(0),
+            1 => bytes[len / 2..].fill(0),
+            _ => {}
+        }
+        bytes
+    };
+    let files: Vec<_> = (0..100).map(|i| f.create(&name(i))).collect();
+    files.iter().enumerate().for_each(|(i, ino)| f.write(*ino, 0, &contents(0, i)));
+    let full = fill(&f);
+    for round in 1..6 {
+        for (i, ino) in files.iter().enumerate() {
+            if (round + i) % 4 == 0 {
+                f.truncate(*ino, 0);
+            }
+            f.write(*ino, 0, &contents(round, i));
+        }
+        fill_up(&f, full);
+    }
+    for (i, ino) in files.iter().enumerate() {
+        let set = SetAttr { mode: Some(0o600), mtime: Some(SetTime::Now), ..SetAttr::default() };
+        f.fs.setattr(Caller::ROOT, *ino, set).unwrap();
+        f.fs.rename(ROOT, &name(i), ROOT, format!("other{i}").as_bytes(), RenameMode::NoReplace).unwrap();
     }
     f.fs.sync().unwrap();
     f.check();
     f.kill();
-    assert!(files.iter().all(|ino| f.read_all(*ino) == [4; 900]));
+    for (i, ino) in files.iter().enumerate() {
+        assert!(f.read_all(*ino) == contents(5, i), "{i}");
+        assert_eq!(f.fs.lookup(ROOT, format!("other{i}").as_bytes()).unwrap().mode & 0o777, 0o600);
+    }
+    f.fs.unlink(ROOT, b"full").unwrap();
+    f.fs.sync().unwrap();
+    f.check();
 }
 
 // Goal: who takes more than he gives back is refused as before: what a snapshot, a clone, or another file's range shows is
