@@ -156,19 +156,16 @@ impl Waiters {
         }
     }
 
-    /// Runs `work` on another thread, and when it has ended `answer` with true; with false if it takes [`PUT_OFF_MAX`] times [`ANSWER_MAX`], or there is no thread for it:
-    /// with rings each request that waits keeps a place that `work` may be waiting for.
+    /// Runs `work` on another thread, and when it has ended `answer` with what it says; with false if it takes [`PUT_OFF_MAX`] times
+    /// [`ANSWER_MAX`], or there is no thread for it: with rings each request that waits keeps a place that `work` may be waiting for.
     pub(crate) fn run_whole(
         &self,
-        work: impl FnOnce() + Send + 'static,
+        work: impl FnOnce() -> bool + Send + 'static,
         answer: impl FnOnce(bool) + Send + 'static,
     ) {
         let is_done = Arc::new(AtomicBool::new(false));
         let done = is_done.clone();
-        let work = move || {
-            work();
-            done.store(true, SeqCst);
-        };
+        let work = move || done.store(work(), SeqCst);
         self.run(work, || true, move || answer(is_done.load(SeqCst)));
     }
 

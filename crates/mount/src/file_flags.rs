@@ -111,10 +111,13 @@ impl<V: Verbs> Adapter<V> {
     fn store_then(&self, setting: Setting<V>, reply: Reply) {
         let (device, number) = (self.device.clone(), setting.ino.0);
         let store = move || {
-            if let Some(device) = device.upgrade()
-                && let Err(error) = device.forget_range(number, (0, u64::MAX))
-            {
-                tracing::debug!("the kernel cannot be told to write a file back: {error}");
+            let Some(device) = device.upgrade() else { return false };
+            match device.forget_range(number, (0, u64::MAX)) {
+                Ok(_) => true,
+                Err(error) => {
+                    tracing::debug!("the kernel cannot be told to write a file back: {error}");
+                    false
+                }
             }
         };
         self.waiters.run_whole(store, move |is_stored| {
