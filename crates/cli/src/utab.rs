@@ -33,6 +33,17 @@ pub struct Note {
     wanted: Arc<Mutex<bool>>,
 }
 
+/// What is to become of a note.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// It is made: the mount is new.
+    Now,
+    /// It is made, some time after the mount.
+    Late,
+    /// It is taken away.
+    Gone,
+}
+
 struct Line {
     /// As they stand in the file.
     source: String,
@@ -46,7 +57,7 @@ impl Note {
         let target = mountpoint.to_str().map(escape).unwrap_or_default();
         let line = Arc::new(Line { source: escape(source), target });
         let note = Note { line, wanted: Arc::new(Mutex::new(true)) };
-        if let Err(error) = note.line.rewrite(true) {
+        if let Err(error) = note.line.rewrite(Wanted::Now) {
             let point = mountpoint.display();
             tracing::warn!(
                 "umount(8) of {point} may return before the pool is closed, as long as {DIRECTORY}/utab has no note of it ({error}); \
@@ -63,7 +74,7 @@ impl Note {
         let again = move || loop {
             thread::sleep(PAUSE);
             let wanted = wanted.lock().unwrap_or_else(PoisonError::into_inner);
-            if !*wanted || line.rewrite(true).is_ok() {
+            if !*wanted || line.rewrite(Wanted::Late).is_ok() {
                 return;
             }
         };
@@ -76,35 +87,35 @@ impl Note {
     /// Takes the note away, and the one that mount(8) may have made of options meant for itself.
     pub fn remove(&self) {
         *self.wanted.lock().unwrap_or_else(PoisonError::into_inner) = false;
-        if let Err(error) = self.line.rewrite(false) {
+        if let Err(error) = self.line.rewrite(Wanted::Gone) {
             tracing::debug!("cannot take the mount's note out of {DIRECTORY}: {error}");
         }
     }
 }
 
 impl Line {
-    fn rewrite(&self, present: bool) -> io::Result<()> {
+    fn rewrite(&self, wanted: Wanted) -> io::Result<()> {
         if self.target.is_empty() || !rustix::process::geteuid().is_root() {
             return Ok(());
         }
-        try_rewrite(Path::new(DIRECTORY), |text| self.changed(text, present, exists))
+        try_rewrite(Path::new(DIRECTORY), |text| self.changed(text, wanted, exists))
     }
 
     /// The file without lines about this mount, or with one of ours at its end. Lines of ours about directories that
     /// are no more, which processes that were killed left behind, go too.
-    fn changed(&self, text: &str, present: bool, exists: fn(&str) -> bool) -> String {
+    fn changed(&self, text: &str, wanted: Wanted, exists: fn(&str) -> bool) -> String {
         let (source, target) = (format!("SRC={}", self.source), format!("TARGET={}", self.target));
         let ours = format!("OPTS=uhelper={HELPER}");
         let goes = |line: &&str| {
             let has = |word: &str| line.split(' ').any(|part| part == word);
             let its_target = line.split(' ').find_map(|part| part.strip_prefix("TARGET="));
-            // When a note goes, another pool may be mounted there already, whose note stays.
-            has(&target) && (has(&source) || present && has(&ours))
+            // When a note goes, or comes late, another pool may be mounted there already, whose note stays.
+            has(&target) && (has(&source) || wanted == Wanted::Now && has(&ours))
                 || has(&ours) && its_target.is_some_and(|target| !exists(target))
         };
         let mut after: String =
             text.lines().filter(|line| !goes(line)).flat_map(|line| [line, "\n"]).collect();
-        if present {
+        if wanted != Wanted::Gone {
             after.push_str(&format!("{source} {target} ROOT=/ {ours}\n"));
         }
         after
@@ -177,23 +188,24 @@ mod tests {
         let note = Line { source: "/pool".into(), target: escape("/mnt/a b") };
         let line = "SRC=/pool TARGET=/mnt/a\\040b ROOT=/ OPTS=uhelper=fuse.varve\n";
         let there = |_: &str| true;
-        let with = note.changed(others, true, there);
+        let with = note.changed(others, Wanted::Now, there);
         assert_eq!(with, format!("{others}{line}"));
-        assert_eq!(note.changed(&with, true, there), with);
+        assert_eq!(note.changed(&with, Wanted::Now, there), with);
         let with_mounts = format!("{with}SRC=/pool TARGET=/mnt/a\\040b ROOT=/ OPTS=_netdev,user\n");
-        assert_eq!(note.changed(&with_mounts, false, there), others);
+        assert_eq!(note.changed(&with_mounts, Wanted::Gone, there), others);
         let elsewhere = Line { source: "/pool".into(), target: "/mnt/a".into() };
-        assert_eq!(elsewhere.changed(&with, false, there), with);
+        assert_eq!(elsewhere.changed(&with, Wanted::Gone, there), with);
         // Another pool that is mounted there by the time the first one is closed.
         let other = Line { source: "/other".into(), target: note.target.clone() };
-        let with_other = other.changed(&with, true, there);
+        let with_other = other.changed(&with, Wanted::Now, there);
         assert_eq!(
             with_other,
             format!("{others}SRC=/other TARGET=/mnt/a\\040b ROOT=/ OPTS=uhelper=fuse.varve\n")
         );
-        assert_eq!(note.changed(&with_other, false, there), with_other);
+        assert_eq!(note.changed(&with_other, Wanted::Gone, there), with_other);
+        assert_eq!(note.changed(&with_other, Wanted::Late, there), format!("{with_other}{line}"));
         // Left by a process that was killed, on a directory that is gone.
-        assert_eq!(elsewhere.changed(&with, false, |target| target == "/mnt"), others);
+        assert_eq!(elsewhere.changed(&with, Wanted::Gone, |target| target == "/mnt"), others);
     }
 
     // Goal: a lock that somebody keeps is not waited for long, and what it guards is left alone. Method: it is taken, and a note is to be made.

@@ -180,15 +180,15 @@ impl Core {
         &self.trees[id.0 as usize - 1]
     }
 
-    /// Finds everything the steps need, or says what is missing. Returns by how many blocks the books may grow, and
-    /// the changes of trees that have an effect, in the order of trees and keys.
+    /// Finds everything the steps need, or says what is missing. Returns by how many blocks the books may grow, whether
+    /// nodes are added, and the changes of trees that have an effect, in the order of trees and keys.
     fn prepare<'o>(
         &mut self,
         ops: &'o [Op],
         fetched: &mut Fetched,
         cache: &NodeCache,
         sum_cache: &SumCache,
-    ) -> Result<(u64, Vec<Step<'o>>), Obstacle> {
+    ) -> Result<(u64, bool, Vec<Step<'o>>), Obstacle> {
         let Fetched { nodes, sums } = fetched;
         let mut steps: Vec<Step<'o>> = step::recycled(std::mem::take(&mut self.spare_steps));
         steps.reserve_exact(ops.len());
@@ -262,7 +262,7 @@ impl Core {
             self.route.clear();
         }
         // The splits twice: they are forecast exactly, and what a file had set aside counts on the room that is left between.
-        Ok(((forecast.dirtied + 2 * forecast.added) * self.space.copies, steps))
+        Ok(((forecast.dirtied + 2 * forecast.added) * self.space.copies, forecast.added > 0, steps))
     }
 
     /// These have been done: the next list of steps may lie where they lie.
@@ -362,7 +362,7 @@ impl Core {
         if after + self.log.ring_bytes / 8 > self.log.ring_bytes {
             return Err(Obstacle::LogFull);
         }
-        let (need, steps) = self.prepare(ops, fetched, cache, sum_cache)?;
+        let (need, grows, steps) = self.prepare(ops, fetched, cache, sum_cache)?;
         let placed: u64 =
             ops.iter().map(|op| if let Op::Place { run, .. } = op { u64::from(run.blocks) } else { 0 }).sum();
         debug_assert!(placed <= purse.data, "data is placed out of a reservation");
@@ -375,6 +375,7 @@ impl Core {
         let urgency = match (tx.privileged, tx.sparing && !frees) {
             (true, true) => Urgency::Sparing,
             (true, false) => Urgency::Privileged,
+            (false, _) if tx.replacing && grows => Urgency::Growing,
             (false, _) if tx.replacing => Urgency::Floating,
             (false, _) => Urgency::Ordinary,
         };
@@ -492,7 +493,7 @@ impl Core {
         cache: &NodeCache,
         sum_cache: &SumCache,
     ) -> Result<(), Obstacle> {
-        let (_, steps) = self.prepare(ops, fetched, cache, sum_cache)?;
+        let (_, _, steps) = self.prepare(ops, fetched, cache, sum_cache)?;
         // None: when the pool was last in use what was reserved may have left no room for it, and it is not known here.
         let spare = 0;
         self.mutate(ops, &steps, fetched, cache, sum_cache, (true, spare));

@@ -28,6 +28,8 @@ const GROUP_PAGES: u64 = 256;
 pub enum Urgency {
     /// May use what is free.
     Ordinary,
+    /// May also use a quarter of the protected part but for what floats: for what takes the place of as much, as a rule, and adds a little.
+    Growing,
     /// May also use half of the protected part, of which so much may float together: for data that gives back as much as it
     /// takes.
     Floating,
@@ -143,6 +145,7 @@ impl Space {
     pub fn fits(&self, blocks: u64, urgency: Urgency) -> bool {
         let limit = match urgency {
             Urgency::Ordinary => 0,
+            Urgency::Growing => -((self.protected - self.float) as i64 / 4),
             Urgency::Floating => -((self.float + (self.protected - self.float) / 2) as i64),
             Urgency::Sparing => -((self.float + (self.protected - self.float) / 4 * 3) as i64),
             Urgency::Privileged => -(self.protected as i64),

@@ -77,18 +77,20 @@ impl Store {
 
     /// As [`Store::reserve`], for data that takes the place of as much that nobody else sees ([`crate::version::gives_back`]), from the
     /// protected reserve, which is larger by what may float at a time (section 7's Kfloat). It is there again when the data is logged
-    /// and that is durable. Never waits. `None`: it is not there at once.
+    /// and that is durable; not all of it if it `grows`. Never waits. `None`: it is not there at once.
     pub fn reserve_float(
         &self,
         data_blocks: u64,
         entries: u64,
         entry_bytes: u64,
+        grows: bool,
     ) -> Result<Option<Reservation>> {
         self.check_writable()?;
         let mut core = self.core.lock();
         let floating = core.space.floating.saturating_add(data_blocks);
+        let urgency = if grows { Urgency::Growing } else { Urgency::Floating };
         let mut purse = purse(data_blocks, entries, entry_bytes, core.space.copies);
-        if floating > core.space.float || !core.space.fits(purse.blocks(), Urgency::Floating) {
+        if floating > core.space.float || !core.space.fits(purse.blocks(), urgency) {
             return Ok(None);
         }
         purse.floating = data_blocks;

@@ -47,7 +47,7 @@ impl Core {
         // Who writes much goes on with what comes back: others have some meanwhile.
         let most = (self.store.float_blocks() / 2).max(1);
         let upto = |pages: u64| len.min((pages * BLOCK - offset % BLOCK) as usize);
-        let len = self.gives_back(state, offset, upto(most))?;
+        let (len, grows) = self.gives_back(state, offset, upto(most))?;
         let mut pages = (offset % BLOCK + len as u64).div_ceil(BLOCK);
         if len == 0 {
             return Ok(Floating::Never);
@@ -60,7 +60,7 @@ impl Core {
             }
             let fresh = wanted.fresh.saturating_sub(space.pages);
             let first = wanted.first && !space.first;
-            if let Some(more) = reserve_float(&self.store, fresh, first)? {
+            if let Some(more) = reserve_float(&self.store, fresh, first, grows)? {
                 self.add(space, more, fresh, first);
                 return Ok(Floating::Upto(part));
             }
@@ -119,21 +119,23 @@ impl Core {
         Ok(Some((self.store.view(), inner.record.clone(), have_space)))
     }
 
-    /// How many of the `len` bytes from `offset` on lie in pages that have their space, or give back a block when they are logged.
-    fn gives_back(&self, state: &InodeState, offset: u64, len: usize) -> Result<usize> {
+    /// How many of the `len` bytes from `offset` on lie in pages that have their space, or give back a block when they are logged; and
+    /// whether something grows by it all the same.
+    fn gives_back(&self, state: &InodeState, offset: u64, len: usize) -> Result<(usize, bool)> {
         let (from, to) = (offset / BLOCK * BLOCK, (offset + len as u64).next_multiple_of(BLOCK));
         {
             let change = self.change(state.ino)?;
             let inner = self.read_lock(state)?;
-            if inner.record.inline.is_some() {
-                // Written inside the record, which grows by little.
-                let inside = inner.size.max(offset + len as u64) <= INLINE_BYTES_MAX as u64;
+            if let Some(contents) = &inner.record.inline {
+                // Written inside the record.
+                let end = offset + len as u64;
+                let inside = inner.size.max(end) <= INLINE_BYTES_MAX as u64;
                 let own = !change.forked || self.is_own(&change, state.ino, &inner)?;
-                return Ok(if inside && own { len } else { 0 });
+                return Ok((if inside && own { len } else { 0 }, end > contents.len() as u64));
             }
         }
         let Some((view, record, have_space)) = self.own_extents(state, from / BLOCK..to / BLOCK)? else {
-            return Ok(0);
+            return Ok((0, false));
         };
         let path = extents::path(&view, &record, self.sharing())?;
         let mut at = from;
@@ -144,6 +146,6 @@ impl Core {
             }
             at += BLOCK;
         }
-        Ok(len.min(at.saturating_sub(offset) as usize))
+        Ok((len.min(at.saturating_sub(offset) as usize), false))
     }
 }

@@ -249,7 +249,7 @@ fn what_floats_is_bounded() {
     assert_eq!(settled(), before);
     assert_eq!(over(), 0);
     let all = f.fs.core().store.float_blocks();
-    assert!(f.fs.core().store.reserve_float(all, 0, 0).unwrap().is_some(), "all of it is there again");
+    assert!(f.fs.core().store.reserve_float(all, 0, 0, false).unwrap().is_some(), "all of it is there again");
     f.check();
 }
 
@@ -366,6 +366,41 @@ fn removing_beside_a_snapshot_leaves_what_floats() {
     let over = used + space.protected_bytes - space.total_bytes;
     assert!(over > f.fs.core().store.float_blocks() * 4096, "{over}");
     (0..256).for_each(|i| f.write(ino, i * 4096, &[3; 4096]));
+    f.fs.sync().unwrap();
+    f.check();
+}
+
+// Goal: what names and small files add on a full pool leaves what floats. Method: long names, and small files of nothing written, until both are
+// refused; a large file is written over then, and others are removed.
+#[test]
+fn what_grows_leaves_what_floats() {
+    let f = Fixture::new(64 * MIB);
+    let name = |i: usize| format!("{i}").into_bytes();
+    let files: Vec<_> = (0..6000).map(|i| f.create(&name(i))).collect();
+    let image = f.create(b"image");
+    f.write(image, 0, &pattern(1, 4 << 20));
+    fill(&f);
+    let refused = |result: crate::Result<()>| match result {
+        Ok(()) => false,
+        Err(error) => {
+            assert_eq!(error.errno(), 28, "{error}");
+            true
+        }
+    };
+    let long = |i: usize| format!("{i}{}", "x".repeat(240)).into_bytes();
+    let renamed = |i: usize| f.fs.rename(ROOT, &name(i), ROOT, &long(i), RenameMode::NoReplace);
+    let names = (0..6000).take_while(|i| !refused(renamed(*i))).count();
+    let written =
+        files.iter().take_while(|ino| !refused(f.fs.write(Caller::ROOT, **ino, 0, &[1; 1600]).map(drop)));
+    let written = written.count();
+    assert!(names > 100 && names < 6000 && written < 6000, "{names} names, {written} files");
+    for i in 0..1024 {
+        f.write(image, i * 4096, &pattern(i, 4096));
+    }
+    f.fs.sync().unwrap();
+    f.check();
+    (0..6000).for_each(|i| f.fs.unlink(ROOT, &if i < names { long(i) } else { name(i) }).unwrap());
+    f.fs.unlink(ROOT, b"full").unwrap();
     f.fs.sync().unwrap();
     f.check();
 }

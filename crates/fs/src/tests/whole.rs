@@ -91,7 +91,7 @@ fn whole_write_over_every_second_page(floats: bool) {
     f.fs.set_flags(Caller::ROOT, log, FileFlags::APPEND_ONLY).unwrap();
     fill(&f);
     let mut taken = Vec::new();
-    while !floats && let Some(block) = f.fs.core().store.reserve_float(1, 0, 0).unwrap() {
+    while !floats && let Some(block) = f.fs.core().store.reserve_float(1, 0, 0, false).unwrap() {
         taken.push(block);
     }
     let data = pattern(1, 1 << 20);

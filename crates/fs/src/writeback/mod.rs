@@ -95,8 +95,9 @@ pub(crate) fn reserve_float(
     store: &Store,
     pages: u64,
     first: bool,
+    grows: bool,
 ) -> std::result::Result<Option<Reservation>, EngineError> {
-    store.reserve_float(pages, entries(pages, first), ENTRY_BYTES)
+    store.reserve_float(pages, entries(pages, first), ENTRY_BYTES, grows)
 }
 
 fn entries(pages: u64, first: bool) -> u64 {
