@@ -255,40 +255,6 @@ impl World {
         self.files[f].blocks.extend(new);
     }
 
-    /// The blocks of the model that are there, in the beginning of each piece, where writing over it is said to give back a block each.
-    fn given_back(&mut self, f: usize, pieces: &[(u64, Run)]) -> Vec<u64> {
-        let path = Path::load(&self.maps, self.files[f].holder).unwrap();
-        let mut given = Vec::new();
-        for (from, run) in pieces {
-            let to = from + run.bytes();
-            let upto = gives_back(&self.maps, &path, *from, to).unwrap();
-            assert!(upto.is_multiple_of(BLOCK) && (*from..=to).contains(&upto));
-            let next = first_that_gives_back(&self.maps, &path, upto, to).unwrap();
-            let gives = |at: u64| gives_back(&self.maps, &path, at, (at + BLOCK).min(to)).unwrap() > at;
-            let first = (upto / BLOCK..to / BLOCK).find(|block| gives(block * BLOCK));
-            assert_eq!(next, first.map_or(to, |block| block * BLOCK));
-            let mine = &self.files[f].blocks;
-            for block in from / BLOCK..upto / BLOCK {
-                // What a version that drains has under a hole of the other's is given back, too.
-                given.extend(mine.get(&block));
-            }
-            let sees = |file: &File, at: &u64| file.blocks.values().filter(|other| *other == at).count();
-            let next =
-                mine.get(&(upto / BLOCK)).filter(|_| upto < to && path.writable() && path.versions() == 1);
-            // What has been deleted may be named until it is reaped.
-            let counted = next.map(|_| self.maps.counted()).unwrap_or_default();
-            let next = next.filter(|at| !counted.contains_key(at));
-            let named = next.map(|at| self.files.iter().map(|file| sees(file, at)).sum::<usize>());
-            assert_ne!(named, Some(1), "block {} of {f} is nobody else's", upto / BLOCK);
-            self.saw(match (upto > *from, upto < to) {
-                (true, true) => "gives back a part",
-                (true, false) => "gives back all",
-                (false, _) => "gives back nothing",
-            });
-        }
-        given
-    }
-
     pub(super) fn punch(&mut self, f: usize) {
         let from = self.some_block();
         let to = from + self.some_length();
