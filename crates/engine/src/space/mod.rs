@@ -7,7 +7,7 @@
 //! while a trim holds some of it for a moment (`trim`), by waiting for that.
 //!
 //! The sum (design, section 7): `total = fixed + data + held + nodes + frozen + dirty + open + protected + available`,
-//! and `available` may go below zero only by what privileged transactions take out of `protected`.
+//! and `available` may go below zero only by what is taken out of `protected` ([`Urgency`] says by whom, and how far).
 
 pub mod bits;
 pub mod readers;
