@@ -179,7 +179,7 @@ impl Filesystem {
         mode: u32,
         umask: u32,
     ) -> Result<Attr> {
-        self.core.create_subvolume(caller, parent, name, (mode, umask))
+        self.core.thawing(|| self.core.create_subvolume(caller, parent, name, (mode, umask)))
     }
     /// Makes a snapshot of the subvolume whose root is `source`: another subvolume, at `name` in `parent`, that shows what
     /// the source shows now, with everything written before this call, but for the subvolumes in it. Costs one small
@@ -195,7 +195,7 @@ impl Filesystem {
         read_only: bool,
         sync: bool,
     ) -> Result<InodeId> {
-        self.core.snapshot(source, parent, name, read_only, sync)
+        self.core.thawing(|| self.core.snapshot(source, parent, name, read_only, sync))
     }
     /// Deletes a subvolume in which there is no other. Its name is gone at once, and what is open in it gives
     /// [`crate::FsError::Stale`]; space that only it held comes back in the background. Works on a full pool.

@@ -461,3 +461,19 @@ fn what_cannot_be_written_keeps_no_snapshot() {
     assert!(content(&f, sub, b"file") == expected);
     f.check();
 }
+
+// Goal: a file in which something is to be made is no directory, frozen or not. Method: one that a pending snapshot waits for.
+#[test]
+fn a_frozen_file_is_no_directory() {
+    for make_snapshot in [false, true] {
+        let (f, sub) = world(64 * MIB);
+        let ino = file(&f, sub, b"file", b"dirty");
+        let root = snapshot(&f, sub, b"snap", true);
+        assert!(is_pending(&f, root));
+        if make_snapshot {
+            refused(f.fs.snapshot(sub, ino, b"y", true, false), 20);
+        } else {
+            refused(f.fs.create_subvolume(Caller::ROOT, ino, b"x", 0o755), 20);
+        }
+    }
+}

@@ -132,7 +132,7 @@ impl Core {
     }
 
     /// The file of another subvolume that must be logged before the record of `ino` is read: the same file, if `ino` is in a snapshot
-    /// that waits for it. Each such snapshot has a set of its own, and nobody else shares the version.
+    /// that waits for it.
     pub(crate) fn frozen_elsewhere(&self, ino: InodeId) -> Option<InodeId> {
         if !self.frozen.any() {
             return None;
