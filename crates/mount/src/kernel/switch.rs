@@ -1,8 +1,13 @@
 //! The kernel's switch for FUSE over io_uring. Kernels have it switched off; a mount asks for rings once, when it begins, and
 //! keeps what it has got, so the switch matters only then.
+//!
+//! Who switches it on holds a lock on a file that only root can open. The switch itself can be read by everybody, and so locked by
+//! everybody (flock(2)).
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,6 +16,9 @@ use rustix::io::Errno;
 
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
+/// Where the lock is; the directory is that of the control sockets of root's mounts.
+const LOCK: &str = "/run/varve/rings.lock";
+
 /// How long to wait for others who have switched it on: longer than a mount may take to begin.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(5);
@@ -18,8 +26,10 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// FUSE over io_uring switched on. Dropping it puts the switch back as it was.
 #[derive(Debug)]
 pub struct RingSwitch {
-    /// The switch, locked against others who do this, and what it said. `None`: it was on, and only root may touch it.
+    /// The switch and what it said. `None`: it was on, and only root may touch it.
     before: Option<(File, String)>,
+    /// Locked against others who do this, until the switch is back.
+    _lock: Option<File>,
 }
 
 impl RingSwitch {
@@ -28,7 +38,7 @@ impl RingSwitch {
     /// # Errors
     /// The kernel has no such switch (Linux 6.14 and later have it), only root may, or somebody else keeps it for a minute.
     pub fn on() -> io::Result<RingSwitch> {
-        RingSwitch::on_at(SWITCH, WAIT_MAX)
+        RingSwitch::on_at(SWITCH, Path::new(LOCK), WAIT_MAX)
     }
 
     /// Whether mounts that begin now may have rings; `None`: the kernel knows of none.
@@ -37,7 +47,7 @@ impl RingSwitch {
         Some(is_on(&fs::read_to_string(SWITCH).ok()?))
     }
 
-    fn on_at(path: &str, wait_max: Duration) -> io::Result<RingSwitch> {
+    fn on_at(path: &str, lock: &Path, wait_max: Duration) -> io::Result<RingSwitch> {
         let mut file = match OpenOptions::new().read(true).write(true).open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -46,7 +56,7 @@ impl RingSwitch {
                 ));
             }
             Err(_) if fs::read_to_string(path).is_ok_and(|said| is_on(&said)) => {
-                return Ok(RingSwitch { before: None });
+                return Ok(RingSwitch { before: None, _lock: None });
             }
             Err(error) => {
                 return Err(io::Error::other(format!(
@@ -54,12 +64,16 @@ impl RingSwitch {
                 )));
             }
         };
+        let said = |error: io::Error| {
+            io::Error::new(error.kind(), format!("no lock at {}: {error}", lock.display()))
+        };
+        let locked = lock_file(lock).map_err(said)?;
         let begun = Instant::now();
-        while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        while let Err(error) = flock(&locked, FlockOperation::NonBlockingLockExclusive) {
             if error != Errno::WOULDBLOCK || begun.elapsed() > wait_max {
                 return Err(io::Error::new(
                     io::Error::from(error).kind(),
-                    format!("somebody else keeps {path} locked"),
+                    format!("somebody else keeps {} locked", lock.display()),
                 ));
             }
             thread::sleep(PAUSE);
@@ -67,7 +81,7 @@ impl RingSwitch {
         let mut before = String::new();
         file.read_to_string(&mut before)?;
         set(&mut file, "Y")?;
-        Ok(RingSwitch { before: Some((file, before.trim().to_owned())) })
+        Ok(RingSwitch { before: Some((file, before.trim().to_owned())), _lock: Some(locked) })
     }
 }
 
@@ -79,6 +93,16 @@ impl Drop for RingSwitch {
             tracing::warn!("{SWITCH} could not be put back to {before}: {error}");
         }
     }
+}
+
+/// The file `path`, made if need be, and its directory, so that nobody else can open it.
+fn lock_file(path: &Path) -> io::Result<File> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
 fn is_on(said: &str) -> bool {
@@ -109,13 +133,14 @@ mod tests {
     #[test]
     fn takes_turns_and_is_put_back() {
         for before in ["N", "Y"] {
-            let (_directory, path) = switch(before);
+            let (directory, path) = switch(before);
+            let lock = directory.path().join("run/lock");
             let holders = AtomicUsize::new(0);
             thread::scope(|scope| {
                 for _ in 0..8 {
                     scope.spawn(|| {
                         for _ in 0..50 {
-                            let switched = RingSwitch::on_at(&path, WAIT_MAX).expect("a switch");
+                            let switched = RingSwitch::on_at(&path, &lock, WAIT_MAX).expect("a switch");
                             assert_eq!(holders.fetch_add(1, Relaxed), 0, "two have it");
                             assert_eq!(fs::read_to_string(&path).expect("a file"), "Y");
                             holders.fetch_sub(1, Relaxed);
@@ -129,18 +154,38 @@ mod tests {
     }
 
     /// Goal: no switch, and one that somebody else keeps, are errors that say so, and nothing waits for ever.
-    /// Method: a name without a file; a file that is locked.
+    /// Method: a name without a file; a lock that is held; one that cannot be made.
     #[test]
     fn says_why_not() {
         let (directory, path) = switch("N");
-        let none = directory.path().join("none");
-        let error =
-            RingSwitch::on_at(none.to_str().expect("a name of ours"), WAIT_MAX).expect_err("no switch");
+        let (none, lock) = (directory.path().join("none"), directory.path().join("lock"));
+        let on = |path: &str, lock: &Path| RingSwitch::on_at(path, lock, Duration::from_millis(20));
+        let error = on(none.to_str().expect("a name of ours"), &lock).expect_err("no switch");
         assert!(error.to_string().contains("6.14"), "{error}");
+        let other = lock_file(&lock).expect("a file");
+        flock(&other, FlockOperation::LockExclusive).expect("a lock");
+        let error = on(&path, &lock).expect_err("locked");
+        assert!(error.to_string().contains("somebody else"), "{error}");
+        let error = on(&path, &none.join("deep/lock")).expect_err("no directory");
+        assert!(error.to_string().contains("no lock at"), "{error}");
+        assert_eq!(fs::read_to_string(&path).expect("a file"), "N");
+    }
+
+    /// Goal: who may only read the switch keeps nobody from his rings. Method: it is locked by a descriptor for reading, as anybody
+    /// can have one; the lock's file and directory are for their owner alone.
+    #[test]
+    fn readers_of_the_switch_keep_nobody_waiting() {
+        use std::os::unix::fs::MetadataExt;
+        let (directory, path) = switch("N");
+        let lock = directory.path().join("run/lock");
         let other = File::open(&path).expect("a file");
         flock(&other, FlockOperation::LockExclusive).expect("a lock");
-        let error = RingSwitch::on_at(&path, Duration::from_millis(20)).expect_err("locked");
-        assert!(error.to_string().contains("somebody else"), "{error}");
+        let switched = RingSwitch::on_at(&path, &lock, Duration::from_millis(20)).expect("a switch");
+        assert_eq!(fs::read_to_string(&path).expect("a file"), "Y");
+        drop(switched);
         assert_eq!(fs::read_to_string(&path).expect("a file"), "N");
+        for (path, bits) in [(lock.as_path(), 0o600), (lock.parent().expect("a directory"), 0o700)] {
+            assert_eq!(fs::metadata(path).expect("it is there").mode() & 0o777, bits, "{}", path.display());
+        }
     }
 }
