@@ -187,7 +187,8 @@ impl Service for Served {
 }
 
 /// Says to systemd that a service of type `notify` has started (sd_notify(3)); it chooses the socket. Everything works
-/// without.
+/// without. A mount in the background does not say it: the service may be that of a script which mounts and goes on, and which
+/// waits for us.
 fn tell_service_manager() {
     use std::os::linux::net::SocketAddrExt;
     let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
@@ -208,8 +209,8 @@ fn tell_ready(args: &MountArgs, log_file: Option<LogFile>) -> Result<()> {
         None if args.daemon_child => log::to_system(),
         None => {}
     }
-    tell_service_manager();
     if !args.daemon_child {
+        tell_service_manager();
         return Ok(());
     }
     std::env::set_current_dir("/").context("cannot leave the current directory")?;

@@ -131,6 +131,8 @@ fn start_daemon(args: &MountArgs) -> Result<Outcome> {
     let mut child = Command::new(program)
         .arg0(name)
         .args(daemon_words(args))
+        // We are what a service manager started, if one did.
+        .env_remove("NOTIFY_SOCKET")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()

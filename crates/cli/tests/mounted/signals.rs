@@ -1,7 +1,8 @@
-//! SIGTERM: how a service is stopped.
+//! What a service manager hears and sends: READY=1, SIGTERM.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -170,4 +171,33 @@ fn signals_that_were_ignored_end_nothing() {
     terminal.wait().expect("it ends");
     drop(cleared);
     check(&pool);
+}
+
+/// Goal: a service whose process serves the mount says that it has started; one that only mounts, in the background, is not spoken for:
+/// what else it starts may not be there yet. Method: a socket of a service manager's; a mount in the foreground, and one in the
+/// background, each with its name.
+#[test]
+fn a_service_manager_hears_of_its_own_process_alone() {
+    if !can_mount("a_service_manager_hears_of_its_own_process_alone") {
+        return;
+    }
+    let scratch = Scratch::new("notify");
+    let (pool, point) = (scratch.pool("pool", "64M"), scratch.subdir("mnt"));
+    let name = scratch.path("notify");
+    let manager = UnixDatagram::bind(&name).expect("a socket");
+    manager.set_nonblocking(true).expect("a socket of ours");
+    let heard = || {
+        let mut message = [0; 64];
+        manager.recv(&mut message).ok().map(|len| String::from_utf8_lossy(&message[..len]).into_owned())
+    };
+    let mut command = varve(&["mount", "--foreground"]);
+    command.arg(&pool).arg(&point).env("NOTIFY_SOCKET", &name);
+    let mount = Mount::start_by(command, &pool, &point);
+    assert_eq!(heard().as_deref(), Some("READY=1"));
+    mount.unmount();
+    succeed(varve(&["mount"]).arg(&pool).arg(&point).env("NOTIFY_SOCKET", &name));
+    let cleared = Cleared(point.clone(), 1);
+    succeed(varve(&["unmount"]).arg(&point));
+    drop(cleared);
+    assert_eq!(heard(), None);
 }
