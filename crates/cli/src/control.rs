@@ -13,9 +13,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,10 +28,15 @@ use varve_fs::Caller;
 use crate::mountinfo::Mount;
 use crate::names::Shown;
 
+mod admission;
+#[cfg(test)]
+mod tests;
+
+use admission::{Admission, CLIENTS_MAX, CONNECTED_MAX};
+
 /// Begins a request of [`crate::versions`].
 pub const VERSIONS: &str = "versions ";
 
-const CLIENTS_MAX: usize = 64;
 /// Holds a name of 255 bytes as the numbers of a JSON list.
 const REQUEST_BYTES_MAX: u64 = 4096;
 /// A line of an answer: what may be longer comes in pages.
@@ -249,37 +252,43 @@ impl Door {
 }
 
 fn accept(door: &mut Door, service: &Arc<dyn Service>, waiting: &Arc<Mutex<Waiting>>) {
-    let clients = Arc::new(AtomicUsize::new(0));
+    let admission = Arc::new(Admission::default());
     while let Some(stream) = door.next() {
         let Ok(stream) = stream else {
             // Out of file descriptors, most likely: others must close some first.
             thread::sleep(Duration::from_millis(100));
             continue;
         };
-        if clients.fetch_add(1, Relaxed) >= CLIENTS_MAX {
-            clients.fetch_sub(1, Relaxed);
+        let Some(taken) = admission.clients.take(CONNECTED_MAX) else {
             let _ = reply(&stream, &json!({ "error": "too many clients at once; try again" }));
             continue;
-        }
-        let (service, waiting, count) = (service.clone(), waiting.clone(), clients.clone());
-        let spawned = thread::Builder::new().name("control-client".into()).spawn(move || {
-            if let Err(error) = serve(stream, &*service, &waiting) {
+        };
+        let (service, waiting, admission) = (service.clone(), waiting.clone(), admission.clone());
+        // Without a thread nobody answers, and the client hears that by the end of its connection.
+        let _ = thread::Builder::new().name("control-client".into()).spawn(move || {
+            let _taken = taken;
+            if let Err(error) = serve(stream, &*service, &waiting, &admission) {
                 tracing::debug!("a client of the control socket: {error}");
             }
-            count.fetch_sub(1, Relaxed);
         });
-        if spawned.is_err() {
-            clients.fetch_sub(1, Relaxed);
-        }
     }
 }
 
-fn serve(stream: UnixStream, service: &dyn Service, waiting: &Mutex<Waiting>) -> io::Result<()> {
+fn serve(
+    stream: UnixStream,
+    service: &dyn Service,
+    waiting: &Mutex<Waiting>,
+    admission: &Admission,
+) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut request = String::new();
     BufReader::new((&stream).take(REQUEST_BYTES_MAX)).read_line(&mut request)?;
     let _unanswered = Unanswered::begin(waiting);
+    let _place = match admission.admit(request.trim_end()) {
+        Ok(place) => place,
+        Err(error) => return reply(&stream, &json!({ "error": format!("{error}") })),
+    };
     let line = match request.trim_end() {
         "stats" => service.stats(),
         "sync" => service.sync().map(|()| json!("synced")),
@@ -523,148 +532,4 @@ fn bind_in(directory: &Path, device: (u32, u32), user_id: u32) -> Result<(UnixLi
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
     let inode = fs::symlink_metadata(&path).map_or(0, |metadata| metadata.ino());
     Ok((listener, Place { path, inode }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    struct Counting(AtomicUsize);
-
-    impl Service for Counting {
-        fn stats(&self) -> Result<Value> {
-            Ok(json!({ "answer_count": self.0.fetch_add(1, Relaxed) + 1 }))
-        }
-        fn sync(&self) -> Result<()> {
-            bail!("the disk is on fire")
-        }
-        fn trim(&self, request: &str) -> Result<Value> {
-            Ok(json!(request))
-        }
-        fn remount(&self, words: &str) -> Result<Value> {
-            Ok(json!(words))
-        }
-        fn versions(&self, caller: Caller, request: &str) -> Result<Value> {
-            if let Ok(bytes) = request.parse() {
-                return Ok(json!("x".repeat(bytes)));
-            }
-            Ok(json!([caller.uid, caller.gid, request]))
-        }
-    }
-
-    // Goal: the end of a mount takes its own socket away, and not that of the next with the same device number. Method: a
-    // socket by its inode; another one under its name, also when that has come after the first look.
-    #[test]
-    fn a_socket_of_another_stays() {
-        let directory = std::env::temp_dir().join(format!("varve-sockets-{}", std::process::id()));
-        fs::create_dir(&directory).expect("a directory");
-        let path = directory.join("socket");
-        let own = UnixListener::bind(&path).expect("a socket");
-        let inode = fs::symlink_metadata(&path).expect("it is there").ino();
-        let server = |path: &Path| {
-            let place = Some(Place { path: path.to_owned(), inode });
-            Server { place: Arc::new(Mutex::new(place)), waiting: Arc::default() }
-        };
-        let kept = directory.join("kept");
-        fs::rename(&path, &kept).expect("a rename");
-        let _other = UnixListener::bind(&path).expect("a socket");
-        server(&path).remove_socket();
-        remove_inode(&path, inode).expect("it is put back");
-        UnixStream::connect(&path).expect("the other answers");
-        fs::rename(&kept, &path).expect("a rename");
-        server(&path).remove_socket();
-        assert_eq!(fs::read_dir(&directory).expect("a directory").count(), 0);
-        drop(own);
-        fs::remove_dir(&directory).expect("it is empty");
-    }
-
-    // Goal: requests are answered, errors arrive as errors, waiters hear the end. Method: a socket pair in place of
-    // the file, one thread per connection as in the daemon.
-    #[test]
-    fn requests_are_answered() {
-        let service = Arc::new(Counting(AtomicUsize::new(0)));
-        let waiting = Arc::new(Mutex::new(Waiting::default()));
-        let connect = || {
-            let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-            let (service, waiting) = (service.clone(), waiting.clone());
-            thread::spawn(move || serve(theirs, &*service, &waiting));
-            Client { reader: BufReader::new(ours) }
-        };
-        assert_eq!(connect().request("stats").expect("an answer"), json!({ "answer_count": 1 }));
-        let error = connect().request("sync").expect_err("it failed");
-        assert_eq!(error.to_string(), "the disk is on fire");
-        assert_eq!(connect().request("trim 4096 0").expect("an answer"), json!("4096 0"));
-        assert_eq!(connect().request("remount ro,noatime").expect("an answer"), json!("ro,noatime"));
-        let me = [rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()];
-        let name = "n".repeat(2000);
-        let answer = connect().request(&format!("versions {name}")).expect("an answer");
-        assert_eq!(answer, json!([me[0], me[1], name]));
-        assert!(connect().request("dance").is_err());
-        // Who only asks whether anybody is there takes no place among those who wait.
-        assert!(connect().answers());
-        assert_eq!(waiting.lock().expect("no panic").clients.len(), 0);
-        // As long as an answer may be, with what is around it, and one byte longer.
-        let longest = REPLY_BYTES_MAX as usize - r#"{"ok":""}"#.len() - 1;
-        let answer = connect().request(&format!("versions {longest}")).expect("an answer");
-        assert_eq!(answer.as_str().map(str::len), Some(longest));
-        let error = connect().request(&format!("versions {}", longest + 1)).expect_err("it is too long");
-        assert!(error.to_string().contains("would be 16777217 bytes long"), "{error}");
-
-        let mut waiter = connect();
-        assert_eq!(waiter.request("wait").expect("a pid"), json!({ "pid": std::process::id() }));
-        let server = Server { place: Arc::default(), waiting: waiting.clone() };
-        assert_eq!(waiting.lock().expect("no panic").clients.len(), 1, "who has heard is told of the end");
-        server.announce(&Err("no flush".to_owned()));
-        assert_eq!(waiter.next_line().expect_err("it failed").to_string(), "no flush");
-        let mut late = connect();
-        late.request("wait").expect("a pid");
-        assert_eq!(late.next_line().expect_err("it failed").to_string(), "no flush");
-    }
-
-    // Goal: what has been done is said before the process ends. Method: the end comes while a request is not answered.
-    #[test]
-    fn the_end_waits_for_answers() {
-        let waiting = Arc::new(Mutex::new(Waiting::default()));
-        let server = Server { place: Arc::default(), waiting: waiting.clone() };
-        server.wait_answered();
-        let unanswered = Unanswered::begin(&waiting);
-        thread::scope(|scope| {
-            let end = scope.spawn(|| server.wait_answered());
-            thread::sleep(Duration::from_millis(20));
-            assert!(!end.is_finished());
-            drop(unanswered);
-            end.join().expect("no panic");
-        });
-    }
-
-    // Goal: who has gone away waits no longer: unmounts that are refused, however many, keep nobody from the next. Method: as many
-    // clients as may wait ask and go, one after another; then as many wait, and one goes.
-    #[test]
-    fn who_has_gone_does_not_wait() {
-        let service = Arc::new(Counting(AtomicUsize::new(0)));
-        let waiting = Arc::new(Mutex::new(Waiting::default()));
-        let wait = || {
-            let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-            let (service, waiting) = (service.clone(), waiting.clone());
-            thread::spawn(move || serve(theirs, &*service, &waiting));
-            let mut client = Client { reader: BufReader::new(ours) };
-            client.request("wait").map(|_| client)
-        };
-        for n in 0..CLIENTS_MAX {
-            drop(wait().unwrap_or_else(|error| panic!("client {n}: {error}")));
-        }
-        let mut clients = vec![wait().expect("there is room")];
-        assert_eq!(waiting.lock().expect("no panic").clients.len(), 1);
-        clients
-            .extend((1..CLIENTS_MAX).map(|n| wait().unwrap_or_else(|error| panic!("client {n}: {error}"))));
-        let error = wait().err().expect("that is one too many");
-        assert_eq!(error.to_string(), "too many clients wait already");
-        clients.pop();
-        clients.push(wait().expect("there is room again"));
-        let server = Server { place: Arc::default(), waiting: waiting.clone() };
-        server.announce(&Ok(()));
-        for mut client in clients {
-            assert_eq!(client.next_line().expect("an answer"), Some(json!("closed")));
-        }
-    }
 }

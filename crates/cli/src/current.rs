@@ -27,6 +27,7 @@ use varve_mount::{Exchange, Outside};
 use crate::clock::SystemClock;
 use crate::names::Shown;
 use crate::options::Options;
+use crate::versions::PANICKED;
 use crate::{limits, pool};
 
 /// How the pool of a mount is opened.
@@ -206,10 +207,7 @@ impl Current {
         match outside.change("remount", || reading.begin_writing()) {
             Some(begun) => begun?,
             // If that was just now, the lock stays a writer's: nobody else is to touch what may still be written to.
-            None => bail!(
-                "the process that serves the mount has met a bug in itself and changes nothing any more; unmount and \
-                 mount again"
-            ),
+            None => bail!("{PANICKED}"),
         }
         tracing::info!("{} is open for writing now", reading.opening.pool.shown());
         let now = reading.exchange.current();

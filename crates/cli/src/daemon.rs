@@ -25,6 +25,7 @@ use crate::log::LogFile;
 use crate::mount::Reported;
 use crate::names::Shown;
 use crate::options::Options;
+use crate::versions::PANICKED;
 use crate::{Outcome, log, pool, shutdown, stats, trim, utab, versions};
 
 /// What the process that started us waits for on our standard output.
@@ -128,20 +129,29 @@ struct Served {
     rings: bool,
 }
 
+impl Served {
+    /// Runs what only looks: a bug met in it ends all changes, as one met in any other request does.
+    fn look<T>(&self, verb: &'static str, body: impl FnOnce() -> T) -> Result<T> {
+        self.outside.look(verb, body).context(PANICKED)
+    }
+}
+
 impl Service for Served {
     fn versions(&self, caller: Caller, request: &str) -> Result<Value> {
         let log_ended_reason = self.current.log_ended_reason();
-        self.current.with(|filesystem| {
-            let (outside, policy) = (&self.outside, &self.policy);
-            let current = &*self.current;
-            let mounted = versions::Mounted { filesystem, current, outside, policy, log_ended_reason };
-            versions::serve(&mounted, caller, request)
-        })
+        self.look("versions", || {
+            self.current.with(|filesystem| {
+                let (outside, policy) = (&self.outside, &self.policy);
+                let current = &*self.current;
+                let mounted = versions::Mounted { filesystem, current, outside, policy, log_ended_reason };
+                versions::serve(&mounted, caller, request)
+            })
+        })?
     }
 
     fn stats(&self) -> Result<Value> {
         let collect = |filesystem: &_| stats::collect(filesystem, &self.pool, Some(&self.mountpoint));
-        let mut stats = self.current.with(collect);
+        let mut stats = self.look("stats", || self.current.with(collect))?;
         if self.outside.panicked() {
             stats.note_panic();
         }
@@ -156,11 +166,13 @@ impl Service for Served {
     }
 
     fn sync(&self) -> Result<()> {
-        Ok(self.current.with(|filesystem| filesystem.sync())?)
+        let synced = self.outside.change("sync", || self.current.with(|filesystem| filesystem.sync()));
+        Ok(synced.context(PANICKED)??)
     }
 
     fn trim(&self, request: &str) -> Result<Value> {
-        self.current.with(|filesystem| trim::serve(filesystem, request))
+        let trim = || self.current.with(|filesystem| trim::serve(filesystem, request));
+        self.outside.change("trim", trim).context(PANICKED)?
     }
 
     fn remount(&self, words: &str) -> Result<Value> {

@@ -12,7 +12,7 @@ mod serve;
 pub use args::{CloneArgs, DiffArgs, ExtentsArgs, SnapshotArgs, SubvolumeArgs};
 pub use diff::run as diff;
 pub use extents::run as extents;
-pub use serve::{Mounted, serve};
+pub use serve::{Mounted, PANICKED, serve};
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};

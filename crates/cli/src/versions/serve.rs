@@ -117,7 +117,7 @@ pub fn serve(mounted: &Mounted<'_>, caller: Caller, request: &str) -> Result<Val
 }
 
 /// A bug was met, in this request or one before.
-const PANICKED: &str = "the process that serves the mount has met a bug in itself and changes nothing any more; unmount and mount again";
+pub const PANICKED: &str = "the process that serves the mount has met a bug in itself and changes nothing any more; unmount and mount again";
 
 impl Mounted<'_> {
     /// Changes a name in a directory, and says what to do about what went wrong.

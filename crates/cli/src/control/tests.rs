@@ -1,0 +1,223 @@
+use std::sync::Condvar;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use super::*;
+
+struct Counting(AtomicUsize);
+
+impl Service for Counting {
+    fn stats(&self) -> Result<Value> {
+        Ok(json!({ "answer_count": self.0.fetch_add(1, Relaxed) + 1 }))
+    }
+    fn sync(&self) -> Result<()> {
+        bail!("the disk is on fire")
+    }
+    fn trim(&self, request: &str) -> Result<Value> {
+        Ok(json!(request))
+    }
+    fn remount(&self, words: &str) -> Result<Value> {
+        Ok(json!(words))
+    }
+    fn versions(&self, caller: Caller, request: &str) -> Result<Value> {
+        if let Ok(bytes) = request.parse() {
+            return Ok(json!("x".repeat(bytes)));
+        }
+        Ok(json!([caller.uid, caller.gid, request]))
+    }
+}
+
+// Goal: the end of a mount takes its own socket away, and not that of the next with the same device number. Method: a
+// socket by its inode; another one under its name, also when that has come after the first look.
+#[test]
+fn a_socket_of_another_stays() {
+    let directory = std::env::temp_dir().join(format!("varve-sockets-{}", std::process::id()));
+    fs::create_dir(&directory).expect("a directory");
+    let path = directory.join("socket");
+    let own = UnixListener::bind(&path).expect("a socket");
+    let inode = fs::symlink_metadata(&path).expect("it is there").ino();
+    let server = |path: &Path| {
+        let place = Some(Place { path: path.to_owned(), inode });
+        Server { place: Arc::new(Mutex::new(place)), waiting: Arc::default() }
+    };
+    let kept = directory.join("kept");
+    fs::rename(&path, &kept).expect("a rename");
+    let _other = UnixListener::bind(&path).expect("a socket");
+    server(&path).remove_socket();
+    remove_inode(&path, inode).expect("it is put back");
+    UnixStream::connect(&path).expect("the other answers");
+    fs::rename(&kept, &path).expect("a rename");
+    server(&path).remove_socket();
+    assert_eq!(fs::read_dir(&directory).expect("a directory").count(), 0);
+    drop(own);
+    fs::remove_dir(&directory).expect("it is empty");
+}
+
+// Goal: requests are answered, errors arrive as errors, waiters hear the end. Method: a socket pair in place of
+// the file, one thread per connection as in the daemon.
+#[test]
+fn requests_are_answered() {
+    let service = Arc::new(Counting(AtomicUsize::new(0)));
+    let waiting = Arc::new(Mutex::new(Waiting::default()));
+    let admission = Arc::new(Admission::default());
+    let connect = || {
+        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+        let (service, waiting, admission) = (service.clone(), waiting.clone(), admission.clone());
+        thread::spawn(move || serve(theirs, &*service, &waiting, &admission));
+        Client { reader: BufReader::new(ours) }
+    };
+    assert_eq!(connect().request("stats").expect("an answer"), json!({ "answer_count": 1 }));
+    let error = connect().request("sync").expect_err("it failed");
+    assert_eq!(error.to_string(), "the disk is on fire");
+    assert_eq!(connect().request("trim 4096 0").expect("an answer"), json!("4096 0"));
+    assert_eq!(connect().request("remount ro,noatime").expect("an answer"), json!("ro,noatime"));
+    let me = [rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()];
+    let name = "n".repeat(2000);
+    let answer = connect().request(&format!("versions {name}")).expect("an answer");
+    assert_eq!(answer, json!([me[0], me[1], name]));
+    assert!(connect().request("dance").is_err());
+    // Who only asks whether anybody is there takes no place among those who wait.
+    assert!(connect().answers());
+    assert_eq!(waiting.lock().expect("no panic").clients.len(), 0);
+    // As long as an answer may be, with what is around it, and one byte longer.
+    let longest = REPLY_BYTES_MAX as usize - r#"{"ok":""}"#.len() - 1;
+    let answer = connect().request(&format!("versions {longest}")).expect("an answer");
+    assert_eq!(answer.as_str().map(str::len), Some(longest));
+    let error = connect().request(&format!("versions {}", longest + 1)).expect_err("it is too long");
+    assert!(error.to_string().contains("would be 16777217 bytes long"), "{error}");
+
+    let mut waiter = connect();
+    assert_eq!(waiter.request("wait").expect("a pid"), json!({ "pid": std::process::id() }));
+    let server = Server { place: Arc::default(), waiting: waiting.clone() };
+    assert_eq!(waiting.lock().expect("no panic").clients.len(), 1, "who has heard is told of the end");
+    server.announce(&Err("no flush".to_owned()));
+    assert_eq!(waiter.next_line().expect_err("it failed").to_string(), "no flush");
+    let mut late = connect();
+    late.request("wait").expect("a pid");
+    assert_eq!(late.next_line().expect_err("it failed").to_string(), "no flush");
+}
+
+// Goal: what has been done is said before the process ends. Method: the end comes while a request is not answered.
+#[test]
+fn the_end_waits_for_answers() {
+    let waiting = Arc::new(Mutex::new(Waiting::default()));
+    let server = Server { place: Arc::default(), waiting: waiting.clone() };
+    server.wait_answered();
+    let unanswered = Unanswered::begin(&waiting);
+    thread::scope(|scope| {
+        let end = scope.spawn(|| server.wait_answered());
+        thread::sleep(Duration::from_millis(20));
+        assert!(!end.is_finished());
+        drop(unanswered);
+        end.join().expect("no panic");
+    });
+}
+
+// Goal: who has gone away waits no longer: unmounts that are refused, however many, keep nobody from the next. Method: as many
+// clients as may wait ask and go, one after another; then as many wait, and one goes.
+#[test]
+fn who_has_gone_does_not_wait() {
+    let service = Arc::new(Counting(AtomicUsize::new(0)));
+    let waiting = Arc::new(Mutex::new(Waiting::default()));
+    let admission = Arc::new(Admission::default());
+    let wait = || {
+        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+        let (service, waiting, admission) = (service.clone(), waiting.clone(), admission.clone());
+        thread::spawn(move || serve(theirs, &*service, &waiting, &admission));
+        let mut client = Client { reader: BufReader::new(ours) };
+        client.request("wait").map(|_| client)
+    };
+    for n in 0..CLIENTS_MAX {
+        drop(wait().unwrap_or_else(|error| panic!("client {n}: {error}")));
+    }
+    let mut clients = vec![wait().expect("there is room")];
+    assert_eq!(waiting.lock().expect("no panic").clients.len(), 1);
+    clients.extend((1..CLIENTS_MAX).map(|n| wait().unwrap_or_else(|error| panic!("client {n}: {error}"))));
+    let error = wait().err().expect("that is one too many");
+    assert_eq!(error.to_string(), "too many clients wait already");
+    clients.pop();
+    clients.push(wait().expect("there is room again"));
+    let server = Server { place: Arc::default(), waiting: waiting.clone() };
+    server.announce(&Ok(()));
+    for mut client in clients {
+        assert_eq!(client.next_line().expect("an answer"), Some(json!("closed")));
+    }
+}
+
+/// Its syncs wait, and its trims meet a bug.
+#[derive(Default)]
+struct Stalled {
+    answers: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Service for Stalled {
+    fn stats(&self) -> Result<Value> {
+        Ok(json!("counters"))
+    }
+    fn sync(&self) -> Result<()> {
+        let answers = self.answers.lock().expect("no panic");
+        let _answers = self.changed.wait_while(answers, |answers| !*answers).expect("no panic");
+        Ok(())
+    }
+    fn trim(&self, _: &str) -> Result<Value> {
+        panic!("a bug, for a test")
+    }
+    fn remount(&self, _: &str) -> Result<Value> {
+        bail!("not here")
+    }
+    fn versions(&self, _: Caller, _: &str) -> Result<Value> {
+        bail!("not here")
+    }
+}
+
+// Goal: requests that do not end keep nobody from the counters and from unmounting, though their clients have gone; a bug takes no
+// place for good. Method: as many trims as there are places, each of which panics; then as many syncs that wait, whose clients go;
+// one more, a look at the counters, an unmount's question; then the syncs end.
+#[test]
+fn what_does_not_end_keeps_nobody_from_looking_and_unmounting() {
+    let service = Arc::new(Stalled::default());
+    let waiting = Arc::new(Mutex::new(Waiting::default()));
+    let admission = Arc::new(Admission::default());
+    let connect = || {
+        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+        let (service, waiting, admission) = (service.clone(), waiting.clone(), admission.clone());
+        let thread = thread::spawn(move || serve(theirs, &*service, &waiting, &admission));
+        (Client { reader: BufReader::new(ours) }, thread)
+    };
+    for _ in 0..CLIENTS_MAX {
+        let (mut client, thread) = connect();
+        assert!(client.request("trim 0 0").is_err(), "nobody answers after a panic");
+        assert!(thread.join().is_err(), "that was a panic");
+    }
+    let syncs: Vec<_> = (0..CLIENTS_MAX)
+        .map(|_| {
+            let (mut client, thread) = connect();
+            client.reader.get_mut().write_all(b"sync\n").expect("it is there");
+            thread
+        })
+        .collect();
+    let refused = || connect().0.request("sync").map_err(|error| error.to_string());
+    let began = Instant::now();
+    while waiting.lock().expect("no panic").unanswered_count < CLIENTS_MAX {
+        assert!(began.elapsed() < Duration::from_secs(60), "they do not come");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let error = loop {
+        // Counted as unanswered, and a moment later as admitted.
+        match admission.admit("trim 0 0") {
+            Ok(place) => drop(place),
+            Err(_) => break refused().expect_err("there is no place"),
+        }
+    };
+    assert!(error.contains("64 requests are being served"), "{error}");
+    assert_eq!(connect().0.request("stats").expect("it has a place"), json!("counters"));
+    assert_eq!(connect().0.request("wait").expect("it needs none"), json!({ "pid": std::process::id() }));
+    assert!(connect().0.answers());
+    *service.answers.lock().expect("no panic") = true;
+    service.changed.notify_all();
+    for thread in syncs {
+        // Their clients have gone.
+        let _ = thread.join().expect("no panic");
+    }
+    assert_eq!(connect().0.request("sync").expect("there is a place again"), json!("synced"));
+}
