@@ -1,7 +1,7 @@
 //! Where messages go: standard error while somebody is looking, then a file or the system's log.
 //!
 //! A message is one line. `VARVE_LOG` chooses what is said, in the syntax of `tracing_subscriber`'s `EnvFilter`
-//! (default: `info`, and only warnings of the FUSE library).
+//! (default: `info`).
 
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
