@@ -1,0 +1,88 @@
+//! What an import gives inodes beside their contents: owner, bits, extended attributes, times and flags, where they differ.
+
+use std::os::fd::BorrowedFd;
+
+use varve_fs::{Attr, Caller, FileFlags, FileKind, FsError, InodeId, SetAttr, SetTime, XattrMode};
+
+use super::{Import, Step};
+use crate::names::escape;
+use crate::transfer::host::{self, HostStat, Xattr};
+use crate::transfer::tally::Trouble;
+
+impl Import {
+    /// Gives an inode the attributes of `name` in `source`, where they differ, and with `flags` its times and then these as well.
+    /// Gives whether more than times and flags had to be changed.
+    pub(super) fn attributes(
+        &mut self,
+        attr: Attr,
+        stat: &HostStat,
+        source: BorrowedFd<'_>,
+        name: &[u8],
+        flags: Option<FileFlags>,
+    ) -> Step<bool> {
+        let ino = attr.ino;
+        let mut has = attr.flags;
+        let link = stat.kind == FileKind::Symlink;
+        let (wanted, others) = host::xattrs(source, name, &mut self.room)?;
+        self.tally.summary.xattrs_left_out_count += others;
+        // The owner first: giving a file away takes set-ids and capabilities.
+        let mut changed = false;
+        if (attr.uid, attr.gid) != (stat.uid, stat.gid) {
+            let mode = (!link).then_some(stat.mode);
+            let set = SetAttr { uid: Some(stat.uid), gid: Some(stat.gid), mode, ..SetAttr::default() };
+            self.free(ino, &mut has)?;
+            self.filesystem.setattr(Caller::ROOT, ino, set)?;
+            changed = true;
+        }
+        // Also what was just made may have some: a directory's default access control list is inherited.
+        changed |= self.xattrs(ino, &wanted, &mut has)?;
+        let now = if changed { self.filesystem.getattr(ino)? } else { attr };
+        let mode = (!link && now.mode != stat.mode).then_some(stat.mode);
+        let differ = flags.is_some() && (now.atime, now.mtime) != (stat.atime, stat.mtime);
+        if mode.is_some() || differ {
+            let atime = differ.then_some(SetTime::At(stat.atime));
+            let mtime = differ.then_some(SetTime::At(stat.mtime));
+            self.free(ino, &mut has)?;
+            self.filesystem.setattr(
+                Caller::ROOT,
+                ino,
+                SetAttr { mode, atime, mtime, ..SetAttr::default() },
+            )?;
+            changed |= mode.is_some();
+        }
+        if let Some(flags) = flags.filter(|flags| *flags != has) {
+            self.filesystem.set_flags(Caller::ROOT, ino, flags)?;
+        }
+        Ok(changed)
+    }
+
+    /// The attributes of something that was there already had to be mended.
+    pub(super) fn count_changed(&mut self, changed: bool) {
+        self.tally.summary.attributes_changed_count += u64::from(changed);
+    }
+
+    /// Makes `wanted` the extended attributes of an inode. Gives whether anything had to be changed.
+    fn xattrs(&mut self, ino: InodeId, wanted: &[Xattr], has: &mut FileFlags) -> Step<bool> {
+        let mut changed = false;
+        for name in self.filesystem.listxattr(ino)? {
+            if !wanted.iter().any(|(wanted, _)| *wanted == name) {
+                self.free(ino, has)?;
+                self.filesystem.removexattr(ino, &name)?;
+                changed = true;
+            }
+        }
+        for (name, value) in wanted {
+            match self.filesystem.getxattr(ino, name) {
+                Ok(have) if have == *value => continue,
+                Ok(_) | Err(FsError::NoAttribute) => {}
+                Err(error) => return Err(error.into()),
+            }
+            self.free(ino, has)?;
+            self.filesystem.setxattr(ino, name, value, XattrMode::Set).map_err(|error| {
+                Trouble::Entry(format!("its attribute {} cannot be kept: {error}", escape(name)))
+            })?;
+            changed = true;
+        }
+        Ok(changed)
+    }
+}
