@@ -4,7 +4,8 @@
 //! there when kind, size and modification time (to the nanosecond) are those of the source. That is safe because a
 //! file's time is set after its contents are in the log ([`super::finisher`]). Attributes are compared and mended one by
 //! one, also of what is equal. What differs is copied anew, and takes the place of what is there when its contents are in
-//! the log and not before: what cannot be read leaves the older copy alone. What the source does not have stays.
+//! the log and not before: what cannot be read, or is changed meanwhile, leaves the older copy alone. What the source does not
+//! have stays.
 //!
 //! **Flags come last** (chattr): of a file when it has its times, of a directory when all that is in it is there, of a file with
 //! several names when everything is. What an earlier import has made immutable or append only is freed of that while something
@@ -454,13 +455,8 @@ impl Import {
         };
         self.attributes(attr, &stat, dir.source.as_fd(), name, None)?;
         let flags = host::flags(source.as_fd()).filter(|flags| *flags != attr.flags);
-        let after = host::stat_of(&source)?;
-        if (after.size, after.mtime, after.ctime) != (stat.size, stat.mtime, stat.ctime) {
-            // Without its time it will be copied anew.
-            return Err(Trouble::Entry(
-                "it was changed while it was read; run the same command again to copy it anew".to_owned(),
-            ));
-        }
+        // Without its time it will be copied anew.
+        require_unchanged(&source, &stat)?;
         self.tally.summary.files_copied_count += 1;
         let (now, last) = if stat.links > 1 { (None, flags) } else { (flags, None) };
         self.flags_last.extend(last.map(|flags| (attr.ino, flags)));
@@ -471,7 +467,7 @@ impl Import {
         Ok((attr.ino, stat))
     }
 
-    /// Copies a file without a name, and gives it the name of what is `existing`.
+    /// Copies a file without a name, and gives it the name of what is `existing`, if it was not changed meanwhile.
     fn in_place_of(
         &mut self,
         dir: &Level,
@@ -482,7 +478,7 @@ impl Import {
     ) -> Step<Attr> {
         let new = NewNameless { mode: stat.mode, umask: 0, linkable: true };
         let made = self.filesystem.tmpfile(caller(stat), dir.target.ino, new)?;
-        let copied = self.contents(source, stat, made.ino);
+        let copied = self.contents(source, stat, made.ino).and_then(|()| require_unchanged(source, stat));
         let named = copied.and_then(|()| self.replace(dir, name, existing, made.ino));
         let released = self.filesystem.release_inode(made.ino);
         named.and_then(|attr| Ok(released.map(|()| attr)?))
@@ -609,6 +605,19 @@ impl Import {
             _ => self.tally.summary.nodes_count += 1,
         }
     }
+}
+
+/// Refuses a file that is not as it was when it was looked at.
+fn require_unchanged(source: &OwnedFd, stat: &HostStat) -> Step<()> {
+    let now = host::stat_of(source)?;
+    if (now.size, now.mtime, now.ctime) != (stat.size, stat.mtime, stat.ctime) {
+        return Err(changed());
+    }
+    Ok(())
+}
+
+fn changed() -> Trouble {
+    Trouble::Entry("it was changed while it was read; run the same command again to copy it anew".to_owned())
 }
 
 /// Which subvolume of the pool a directory goes to.

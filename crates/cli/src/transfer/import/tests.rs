@@ -107,3 +107,24 @@ fn a_name_that_comes_late_takes_no_names_from_the_first() {
     assert_eq!(ino(b"p"), ino(b"q"));
     assert_eq!(pool.read(ino(b"x"), 0, 100).expect("it can be read"), b"two names");
 }
+
+// Goal: what was changed while it was read takes the place of nothing. Method: a file that grows between the look at it and the copying,
+// where the pool has an older one.
+#[test]
+fn what_is_changed_while_it_is_read_leaves_the_older_copy() {
+    let pool = Arc::new(test_pool::open(test_pool::format()));
+    let old = pool.create(Caller::ROOT, ROOT_INODE, b"y", 0o644).expect("a file");
+    pool.write(Caller::ROOT, old.ino, 0, b"older").expect("contents");
+    let scratch = tempfile::tempdir().expect("a directory");
+    let tree = scratch.path();
+    std::fs::write(tree.join("y"), b"newer").expect("a file");
+    let (mut import, level) = begin(&pool, tree);
+    let source = host::open_at(level.source.as_fd(), b"y", OFlags::empty()).expect("it is there");
+    let stat = host::stat_of(&source).expect("a file");
+    std::fs::write(tree.join("y"), b"newer still").expect("a file");
+    let placed = import.in_place_of(&level, b"y", old, &source, &stat);
+    assert!(matches!(placed, Err(Trouble::Entry(_))));
+    let left = pool.lookup(ROOT_INODE, b"y").expect("it is there");
+    assert_eq!(left.ino, old.ino);
+    assert_eq!(pool.read(left.ino, 0, 100).expect("it can be read"), b"older");
+}
