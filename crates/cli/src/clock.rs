@@ -1,6 +1,8 @@
-//! The time of day, for the filesystem's timestamps.
+//! The time of day, for the filesystem's timestamps, and as those of other filesystems have it.
 
-use rustix::time::{ClockId, clock_gettime};
+use std::time::Duration;
+
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use varve_fs::{Clock, Timestamp};
 
 /// The system's clock.
@@ -8,10 +10,25 @@ pub struct SystemClock;
 
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
-        let now = clock_gettime(ClockId::Realtime);
-        Timestamp {
-            seconds: now.tv_sec,
-            nanoseconds: u32::try_from(now.tv_nsec).expect("the kernel gives less than a billion"),
-        }
+        timestamp(clock_gettime(ClockId::Realtime))
+    }
+}
+
+/// The time that the kernel gives what is changed now; what is changed later has this one or a later one.
+pub fn tick() -> Timestamp {
+    timestamp(clock_gettime(ClockId::RealtimeCoarse))
+}
+
+/// Whether `time` is now, give or take `long`.
+pub fn is_near(time: Timestamp, long: Duration) -> bool {
+    let nanoseconds =
+        |time: Timestamp| i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanoseconds);
+    (nanoseconds(SystemClock.now()) - nanoseconds(time)).unsigned_abs() <= long.as_nanos()
+}
+
+fn timestamp(time: Timespec) -> Timestamp {
+    Timestamp {
+        seconds: time.tv_sec,
+        nanoseconds: u32::try_from(time.tv_nsec).expect("the kernel gives less than a billion"),
     }
 }

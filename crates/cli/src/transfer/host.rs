@@ -326,6 +326,16 @@ pub fn is_in_user_space(fd: &impl AsFd) -> bool {
     rustix::fs::fstatfs(fd).is_ok_and(|stat| stat.f_type == FUSE)
 }
 
+/// Has the kernel write back what it has of an open file, and waits for that; whoever changes it through mmap afterwards moves its times.
+pub fn write_back(file: &OwnedFd) {
+    if is_in_user_space(file) {
+        crate::pages::write_back(file);
+    } else {
+        // What cannot be written back is told to whoever syncs the file.
+        let _ = rustix::fs::fdatasync(file);
+    }
+}
+
 /// Makes what was written to the filesystem of `fd` durable.
 pub fn sync_filesystem(fd: &impl AsFd) -> Result<(), Errno> {
     rustix::fs::syncfs(fd)

@@ -18,13 +18,15 @@ mod attributes;
 mod tests;
 
 use std::cell::Cell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 use std::vec::IntoIter;
 
 use anyhow::{Context, Result, anyhow};
@@ -32,7 +34,7 @@ use rustix::fs::OFlags;
 use varve_device::OpenMode;
 use varve_fs::{
     Attr, Caller, FileFlags, FileKind, Filesystem, FsError, InodeId, NewNameless, OpenOptions, ROOT_INODE,
-    RenameMode, SetAttr, StoreOptions,
+    RenameMode, SetAttr, StoreOptions, Timestamp,
 };
 
 use varve_format::record::subvolume::LOCAL_INODE_BITS;
@@ -44,7 +46,7 @@ use super::place::PoolPath;
 use super::tally::{Summary, Tally, Trouble};
 use super::{Stop, finish, new_names, replaced, too_many};
 use crate::args::ImportArgs;
-use crate::clock::SystemClock;
+use crate::clock::{self, SystemClock};
 use crate::names::{Shown, in_words};
 use crate::{Outcome, pages, pool};
 
@@ -54,6 +56,10 @@ const PIECE_BYTES: usize = 1 << 20;
 const DIRTY_BYTES_MAX: u64 = 128 << 20;
 /// What takes the place of something has such a name for a moment. It stays there only if this is killed in between.
 const NEW_NAME: &str = ".varve-import.new";
+/// Longest that two changes have the same time: the longest tick of a kernel's clock, twice.
+const TICK: Duration = Duration::from_millis(20);
+/// Looks at a file that is changed all the time.
+const LOOKS_MAX: u32 = 3;
 /// Permission bits of directories on the way to the target.
 const DIRECTORY_MODE: u32 = 0o755;
 
@@ -117,7 +123,7 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
         flags_last: Vec::new(),
         pool_file,
         one_file_system: args.one_file_system.then_some(stat.id.0),
-        settled: HashSet::new(),
+        settled: HashMap::new(),
         buffer: vec![0; PIECE_BYTES],
         room: Vec::new(),
     };
@@ -171,8 +177,8 @@ struct Import {
     /// The pool itself, should it lie in the tree.
     pool_file: Option<(u64, u64)>,
     one_file_system: Option<u64>,
-    /// Filesystems whose files were written back.
-    settled: HashSet<u64>,
+    /// Filesystems whose files were written back, and when that began.
+    settled: HashMap<u64, Timestamp>,
     buffer: Vec<u8>,
     room: Vec<u8>,
 }
@@ -200,14 +206,49 @@ impl Import {
         Ok(target)
     }
 
-    /// A filesystem in user space knows neither data nor times of what the kernel has not yet written back to it. What it is then
-    /// shows in a time, as with everything that is changed while it is read.
-    fn settle(&mut self, source: &OwnedFd, stat: &HostStat) -> Step<()> {
-        if self.settled.insert(stat.id.0) && host::is_in_user_space(source) {
+    /// Has a filesystem written back, once, and gives when that began: what is dirty in it by now has times from then on, or later ones. (One in
+    /// user space knows neither data nor times of what the kernel has not yet written back to it.)
+    fn settle(&mut self, source: &OwnedFd, stat: &HostStat) -> Timestamp {
+        *self.settled.entry(stat.id.0).or_insert_with(|| {
+            self.tally.progress.note("having it written back");
+            let begun = clock::tick();
             // What somebody else's data cannot be written for is told to who syncs it; what is read here is what the kernel has.
-            let _ = pages::write_back_filesystem(source);
+            let _ = match host::is_in_user_space(source) {
+                true => pages::write_back_filesystem(source),
+                false => host::sync_filesystem(source).map_err(Into::into),
+            };
+            begun
+        })
+    }
+
+    /// Looks at an open file so that whatever is changed in it from then on moves its times. `false`: that cannot be had, as it is
+    /// changed all the time.
+    ///
+    /// A store through mmap moves them when it makes a page dirty; later ones into that page do not, until it has been written back. So times
+    /// are believed that are older than the last time when everything was, or that are still the same when the file was once more.
+    fn look(&mut self, source: &OwnedFd) -> Step<(HostStat, bool)> {
+        pages::write_back(source);
+        let mut stat = host::stat_of(source)?;
+        if stat.kind != FileKind::File {
+            return Err(replaced());
         }
-        Ok(())
+        let settled = self.settle(source, &stat);
+        for _ in 0..LOOKS_MAX {
+            if stat.ctime < settled {
+                return Ok((stat, true));
+            }
+            let seen = stat.ctime;
+            // A change within the same tick would have the same time.
+            if clock::is_near(seen, TICK) {
+                thread::sleep(TICK);
+            }
+            host::write_back(source);
+            stat = host::stat_of(source)?;
+            if stat.ctime == seen {
+                return Ok((stat, true));
+            }
+        }
+        Ok((stat, false))
     }
 
     /// Copies a directory with all that is in it.
@@ -383,7 +424,7 @@ impl Import {
         if self.one_file_system.is_some_and(|device| device != stat.id.0) {
             return Ok(Level { source, stat, target, names: Vec::new().into_iter(), had: Cell::default() });
         }
-        self.settle(&source, &stat)?;
+        self.settle(&source, &stat);
         self.level(source, stat, target)
     }
 
@@ -435,11 +476,10 @@ impl Import {
     /// Gives what was made, and of which file: that whose further names are its own.
     fn copy(&mut self, dir: &Level, name: &[u8], existing: Option<Attr>) -> Step<(InodeId, HostStat)> {
         let source = host::open_at(dir.source.as_fd(), name, OFlags::empty())?;
-        pages::write_back(&source);
         // What is open may be another file than what was looked at: this one counts.
-        let stat = host::stat_of(&source)?;
-        if stat.kind != FileKind::File {
-            return Err(replaced());
+        let (stat, tells_changes) = self.look(&source)?;
+        if !tells_changes && existing.is_some() {
+            return Err(changed());
         }
         self.open_up(dir, existing)?;
         let attr = if let Some(existing) = existing {
@@ -457,6 +497,9 @@ impl Import {
         let flags = host::flags(source.as_fd()).filter(|flags| *flags != attr.flags);
         // Without its time it will be copied anew.
         require_unchanged(&source, &stat)?;
+        if !tells_changes {
+            return Err(changed());
+        }
         self.tally.summary.files_copied_count += 1;
         let (now, last) = if stat.links > 1 { (None, flags) } else { (flags, None) };
         self.flags_last.extend(last.map(|flags| (attr.ino, flags)));
@@ -609,6 +652,8 @@ impl Import {
 
 /// Refuses a file that is not as it was when it was looked at.
 fn require_unchanged(source: &OwnedFd, stat: &HostStat) -> Step<()> {
+    // In user space what the kernel has not sent has moved no time.
+    pages::write_back(source);
     let now = host::stat_of(source)?;
     if (now.size, now.mtime, now.ctime) != (stat.size, stat.mtime, stat.ctime) {
         return Err(changed());

@@ -3,15 +3,16 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use rustix::fs::{FallocateFlags, OFlags};
+use rustix::fs::{FallocateFlags, OFlags, inotify};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, mmap_anonymous, msync, munmap};
 
-use crate::harness::{Mount, Scratch, can_mount, check, output, succeed, varve};
-use crate::transfer::{done, export, import};
+use crate::harness::{Mount, Scratch, can_mount, check, output, say, succeed, varve};
+use crate::transfer::{done, export, import, json};
 
 const LEN: usize = 64 << 10;
 /// What is written through the mapping, and where.
@@ -67,8 +68,14 @@ impl Mapped {
 
     /// Changes the file, of which nobody is told.
     fn change(&self) {
+        self.store(AT, TEXT);
+    }
+
+    /// The same of any place.
+    fn store(&self, at: usize, text: &[u8]) {
+        assert!(at + text.len() <= self.len);
         // SAFETY: it lies within the mapping, which is as long as the file at most and that of this value alone.
-        unsafe { std::ptr::copy_nonoverlapping(TEXT.as_ptr(), self.at.add(AT), TEXT.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), self.at.add(at), text.len()) };
     }
 }
 
@@ -322,4 +329,70 @@ fn what_is_mapped_is_imported() {
     drop([first, later]);
     mount.unmount();
     check(&to);
+}
+
+/// Waits until somebody else has read from the file.
+struct Reads(OwnedFd);
+
+impl Reads {
+    fn of(path: &Path) -> Reads {
+        let fd = inotify::init(inotify::CreateFlags::CLOEXEC).expect("inotify");
+        inotify::add_watch(&fd, path, inotify::WatchFlags::ACCESS).expect("a watch");
+        Reads(fd)
+    }
+
+    fn wait(&self) {
+        let mut room = [std::mem::MaybeUninit::uninit(); 1024];
+        inotify::Reader::new(&self.0, &mut room).next().expect("it is read");
+    }
+}
+
+/// Goal: what programs store in a file while an import reads it does not get lost: that import says so, or has it. Method: two files
+/// with a page that is dirty through a mapping, of the first since before the import and of the second since it began; each is stored to once more when the
+/// page has been read, which moves no time as long as it is dirty. Then another import.
+#[test]
+fn what_is_stored_while_it_is_read_is_imported() {
+    const FILE_LEN: usize = 64 << 20;
+    /// Of tmpfs, as statfs(2) tells it.
+    const TMPFS: i64 = 0x0102_1994;
+    let scratch = Scratch::new("stored-while-read");
+    let tree = scratch.subdir("tree");
+    if rustix::fs::statfs(&tree).expect("a directory").f_type == TMPFS {
+        say(
+            "\n*** SKIPPED what_is_stored_while_it_is_read_is_imported: tmpfs keeps times whatever is stored through mmap ***\n",
+        );
+        return;
+    }
+    let mut names = ["a", "b"].map(|name| {
+        let path = tree.join(name);
+        fs::write(&path, vec![b'.'; FILE_LEN]).expect("room");
+        (fs::metadata(&path).expect("a file").ino(), path)
+    });
+    // The order in which they are imported.
+    names.sort();
+    let [first, second] = names.map(|(_, path)| path);
+    let pool = scratch.pool("pool.img", "512M");
+    let mapped = [&first, &second].map(|path| Mapped::of(path, FILE_LEN));
+    let reads = [&first, &second].map(|path| Reads::of(path));
+    mapped[0].store(0, b"before");
+    let command = std::thread::spawn({
+        let (tree, pool) = (tree.clone(), pool.clone());
+        move || import(&tree, &pool, "/")
+    });
+    reads[0].wait();
+    mapped[1].store(0, b"before");
+    mapped[0].store(0, b"after!");
+    reads[1].wait();
+    mapped[1].store(0, b"after!");
+    assert!(!command.is_finished(), "the import has ended before it was disturbed");
+    let summary = json(&command.join().expect("it ends"));
+    assert_eq!(summary["errors_count"], 2, "{summary}");
+    let summary = done(&import(&tree, &pool, "/"));
+    assert_eq!(summary["files_copied_count"], 2, "{summary}");
+    let out = scratch.path("out");
+    done(&export(&pool, "/", &out));
+    for path in [&first, &second] {
+        let copy = out.join(path.file_name().expect("a name"));
+        assert!(fs::read(path).expect("a file") == fs::read(copy).expect("a copy"));
+    }
 }

@@ -18,7 +18,7 @@ fn begin(pool: &Arc<Filesystem>, tree: &Path) -> (Import, Level) {
         flags_last: Vec::new(),
         pool_file: None,
         one_file_system: None,
-        settled: HashSet::new(),
+        settled: HashMap::new(),
         buffer: vec![0; PIECE_BYTES],
         room: Vec::new(),
     };
