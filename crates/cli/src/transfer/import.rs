@@ -309,14 +309,13 @@ impl Import {
         if Some(stat.id) == self.pool_file {
             return Err(Trouble::Entry("this is the pool itself; it is left out".to_owned()));
         }
-        if self.one_file_system.is_some_and(|device| device != stat.id.0)
-            && (stat.kind == FileKind::Directory || host::is_mount_point(dir.source.as_fd(), name))
+        // Files of an overlay may lie on other devices than what they are in, with nothing mounted on them.
+        if stat.kind != FileKind::Directory
+            && self.is_left_out(&stat)
+            && host::is_mount_point(dir.source.as_fd(), name)
         {
             self.tally.summary.filesystems_left_out_count += 1;
-            // A directory is made, empty. Files of an overlay may lie on other devices than what they are in, with nothing mounted on them.
-            if stat.kind != FileKind::Directory {
-                return Ok(None);
-            }
+            return Ok(None);
         }
         let existing = if dir.target.fresh {
             None
@@ -328,7 +327,7 @@ impl Import {
             }
         };
         match stat.kind {
-            FileKind::Directory => self.directory(dir, name, &stat, existing).map(Some),
+            FileKind::Directory => self.directory(dir, name, existing).map(Some),
             FileKind::File => self.file(dir, name, &stat, existing).map(|()| None),
             _ => self.special(dir, name, &stat, existing).map(|()| None),
         }
@@ -403,25 +402,28 @@ impl Import {
         Ok(())
     }
 
-    fn directory(
-        &mut self,
-        dir: &Level,
-        name: &[u8],
-        stat: &HostStat,
-        existing: Option<Attr>,
-    ) -> Step<Level> {
+    fn directory(&mut self, dir: &Level, name: &[u8], existing: Option<Attr>) -> Step<Level> {
         let source = host::open_at(dir.source.as_fd(), name, OFlags::DIRECTORY)?;
+        // What is open may be another directory than what was looked at: this one counts.
+        let stat = host::stat_of(&source)?;
         if let Some(attr) = existing.filter(|attr| attr.kind == FileKind::Directory) {
-            return self.open_level(source, *stat, Target { ino: attr.ino, fresh: false });
+            return self.open_level(source, stat, Target { ino: attr.ino, fresh: false });
         }
         let (fs, parent) = (self.filesystem.clone(), dir.target.ino);
         let made =
-            self.put(dir, name, existing, |name| Ok(fs.mkdir(caller(stat), parent, name, stat.mode)?))?;
-        self.open_level(source, *stat, Target { ino: made.ino, fresh: true })
+            self.put(dir, name, existing, |name| Ok(fs.mkdir(caller(&stat), parent, name, stat.mode)?))?;
+        self.open_level(source, stat, Target { ino: made.ino, fresh: true })
+    }
+
+    /// Whether it lies on another filesystem, and those are not wanted (-x).
+    fn is_left_out(&self, stat: &HostStat) -> bool {
+        self.one_file_system.is_some_and(|device| device != stat.id.0)
     }
 
     fn open_level(&mut self, source: OwnedFd, stat: HostStat, target: Target) -> Step<Level> {
-        if self.one_file_system.is_some_and(|device| device != stat.id.0) {
+        if self.is_left_out(&stat) {
+            // It is made, empty.
+            self.tally.summary.filesystems_left_out_count += 1;
             return Ok(Level { source, stat, target, names: Vec::new().into_iter(), had: Cell::default() });
         }
         self.settle(&source, &stat);
