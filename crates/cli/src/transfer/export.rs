@@ -9,7 +9,8 @@
 //! from the pool leaves the older copy alone. What the pool does not have stays.
 //!
 //! **No link is followed** below the target, not by what comes later either (times, flags, second names): whoever owns a directory
-//! there could put one in the place of what was made.
+//! there could put one in the place of what was made. Nor is owner, bits or attributes given to a name: they are given to what is open, files
+//! have them before they have their name.
 //!
 //! **A name is nobody else's**: what was just exported is not replaced because its target takes another name for it.
 //!
@@ -39,6 +40,7 @@ use rustix::io::Errno;
 use varve_format::record::subvolume::LOCAL_INODE_BITS;
 use varve_fs::{Attr, FileFlags, FileKind, Filesystem, InodeId, SeekTo, Timestamp};
 
+use super::held::{Held, hold};
 use super::host::{self, Flagged, HostStat};
 use super::place::{PoolPath, find_directory};
 use super::tally::{Tally, Trouble};
@@ -296,10 +298,10 @@ impl<'a> Export<'a> {
             self.bits_last.push((path.to_path_buf(), from.mode));
             from.mode |= host::OWNER_BITS;
         }
-        let have = host::stat_at(level.target.as_fd(), b".")?;
+        let have = host::stat_of(&level.target)?;
         let mut flags = Flagged::of(Some(level.target.as_fd()));
         flags.had = level.had.get().unwrap_or(flags.had);
-        let mut changed = self.attributes(&from, &have, level.target.as_fd(), b".", &mut flags)?;
+        let mut changed = self.attributes(&from, &have, &Held::of(&level.target), &mut flags)?;
         if (have.atime, have.mtime) != (level.from.atime, level.from.mtime) {
             flags.free();
             rustix::fs::futimens(&level.target, &host::times(level.from.atime, level.from.mtime))?;
@@ -364,29 +366,6 @@ impl<'a> Export<'a> {
             }
         }
         Ok(None)
-    }
-
-    /// Gives what is equal the attributes, times and flags that it should have.
-    fn mend(&mut self, dir: &Level, path: &Path, name: &[u8], from: &Attr, have: &HostStat) -> Step<()> {
-        let open = || host::open_at(dir.target.as_fd(), name, OFlags::empty()).ok();
-        let file = (from.kind == FileKind::File).then(open).flatten();
-        let mut flags = Flagged::of(file.as_ref().map(AsFd::as_fd));
-        let mut changed = self.attributes(from, have, dir.target.as_fd(), name, &mut flags)?;
-        let differ = (have.atime, have.mtime) != (from.atime, from.mtime);
-        if differ {
-            flags.free();
-            self.set_times(dir, name, from)?;
-        }
-        if from.kind == FileKind::File {
-            if from.links > 1 && from.flags != flags.had {
-                self.flags_last.push((path.to_path_buf(), from.flags));
-            }
-            let now = if from.links > 1 { flags.had } else { from.flags };
-            changed |= self.flag(&mut flags, now);
-        }
-        self.tally.summary.attributes_changed_count += u64::from(changed);
-        let each = (changed || differ) && self.filesystems.wants_each(have.id.0);
-        Ok(file.map_or(Ok(()), |file| sync_file(&file, each))?)
     }
 
     /// Whether what is there is what should be there. What shares its inode with another name must do so in the pool.
@@ -477,13 +456,14 @@ impl<'a> Export<'a> {
         let mode = Mode::RUSR | Mode::WUSR;
         // It gets its name when it is whole, so that nobody finds half of it there when this ends before.
         let nameless = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
-        let target = match rustix::fs::openat(&dir.target, ".", nameless, mode) {
+        let (target, given) = match rustix::fs::openat(&dir.target, ".", nameless, mode) {
             Ok(target) => {
                 self.contents(from, &target, existing.is_some())?;
+                let given = self.give(from, &target);
                 place(&dir.target, name, existing, |name| {
                     Ok(host::give_name(&target, dir.target.as_fd(), name)?)
                 })?;
-                target
+                (target, given)
             }
             // Not every filesystem has files without a name.
             Err(_) => place(&dir.target, name, existing, |name| {
@@ -495,18 +475,19 @@ impl<'a> Export<'a> {
                     let _ = rustix::fs::unlinkat(&dir.target, name, AtFlags::empty());
                     return Err(trouble);
                 }
-                Ok(target)
+                let given = self.give(from, &target);
+                Ok((target, given))
             })?,
         };
+        // Its contents count for more than what it could not be given.
+        given?;
         let have = host::stat_of(&target)?;
-        // It may have some from its directory.
         let mut flags = Flagged::of(Some(target.as_fd()));
-        self.attributes(from, &have, dir.target.as_fd(), name, &mut flags)?;
         let (each, deep) = (self.filesystems.wants_each(have.id.0), path.as_os_str().len() > PATH_BYTES_MAX);
         if each || deep {
             // To be synced by itself, or too deep to be found again by its path.
             rustix::fs::fsync(&target)?;
-            self.set_times(dir, name, from)?;
+            Held::of(&target).set_times(&host::times(from.atime, from.mtime))?;
             if deep || from.links == 1 {
                 self.flag(&mut flags, from.flags);
             } else if from.flags != flags.now {
@@ -593,14 +574,16 @@ impl<'a> Export<'a> {
                 Ok(rustix::fs::mknodat(&dir.target, name, kind, mode, device)?)
             })?;
         }
-        let have = host::stat_at(dir.target.as_fd(), name)?;
-        self.attributes(from, &have, dir.target.as_fd(), name, &mut Flagged::of(None))?;
-        self.set_times(dir, name, from)
-    }
-
-    fn set_times(&self, dir: &Level, name: &[u8], from: &Attr) -> Step<()> {
-        let times = host::times(from.atime, from.mtime);
-        Ok(rustix::fs::utimensat(&dir.target, name, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+        // No call gives a descriptor of what it makes.
+        let held = hold(dir.target.as_fd(), name)?;
+        let held = Held::of(&held);
+        let have = held.stat()?;
+        let is_node = matches!(from.kind, FileKind::CharDevice | FileKind::BlockDevice);
+        if have.kind != from.kind || (is_node && have.rdev != from.rdev) {
+            return Err(replaced());
+        }
+        self.attributes(from, &have, &held, &mut Flagged::of(None))?;
+        Ok(held.set_times(&host::times(from.atime, from.mtime))?)
     }
 
     /// Makes durable what has been done.
@@ -648,6 +631,11 @@ fn open_up(dir: &Level, existing: Option<HostStat>) -> Step<()> {
         flags.free();
     }
     Ok(())
+}
+
+/// Something else has the name by now.
+fn replaced() -> Trouble {
+    Trouble::Entry("it was replaced in the target meanwhile; run the same command again".to_owned())
 }
 
 /// What the pool cannot give is left out; the rest may be whole.

@@ -1,6 +1,5 @@
 //! What a tree on this system has, read and written without following a link.
 
-use std::ffi::CString;
 use std::fs::{DirBuilder, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -10,16 +9,12 @@ use std::path::Path;
 
 use rustix::fs::{
     AtFlags, FileType, IFlags, Mode, OFlags, ResolveFlags, SeekFrom, Stat, StatxAttributes, StatxFlags,
-    Timespec, Timestamps, XattrFlags,
+    Timespec, Timestamps,
 };
 use rustix::io::Errno;
 use varve_fs::{FileFlags, FileKind, Timestamp};
 
-/// Longest value and longest list of names the kernel gives (XATTR_SIZE_MAX, XATTR_LIST_MAX).
-const XATTR_BYTES_MAX: usize = 64 << 10;
-/// Attributes a pool can keep.
-const NAMESPACES: [&[u8]; 5] =
-    [b"user.", b"trusted.", b"security.", b"system.posix_acl_access", b"system.posix_acl_default"];
+use super::held::{Held, hold};
 
 /// Flags of chattr(1) that a pool keeps. Those that forbid changes come last.
 const FLAGS: [(IFlags, FileFlags); 6] = [
@@ -33,9 +28,6 @@ const FLAGS: [(IFlags, FileFlags); 6] = [
 
 /// Whoever exports needs these of a directory of his own, to change what is in it. Nobody else has any of what has only these.
 pub const OWNER_BITS: u32 = 0o700;
-
-/// And these of a file of his own, to read and change its attributes.
-const READ_AND_WRITE: u32 = 0o600;
 
 /// Name and value.
 pub type Xattr = (Vec<u8>, Vec<u8>);
@@ -98,14 +90,13 @@ pub fn stat_at(dir: BorrowedFd<'_>, name: &[u8]) -> Result<HostStat, Errno> {
 }
 
 /// Looks at an open file.
-pub fn stat_of(file: &OwnedFd) -> Result<HostStat, Errno> {
+pub fn stat_of(file: impl AsFd) -> Result<HostStat, Errno> {
     rustix::fs::fstat(file).map(|stat| HostStat::of(&stat))
 }
 
 /// The target of the symbolic link `name` in `dir`; `None`: it is not the one that was looked at any more.
 pub fn read_link(dir: BorrowedFd<'_>, name: &[u8], stat: &HostStat) -> Result<Option<Vec<u8>>, Errno> {
-    let link =
-        rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let link = hold(dir, name)?;
     if stat_of(&link)?.id != stat.id {
         return Ok(None);
     }
@@ -159,13 +150,6 @@ pub fn next_data(file: &OwnedFd, at: u64, size: u64) -> Result<Option<(u64, u64)
     Ok((begin < end).then_some((begin, end)))
 }
 
-/// A path to `name` in `dir` for calls that take no directory.
-fn through_proc(dir: BorrowedFd<'_>, name: &[u8]) -> CString {
-    let mut path = format!("/proc/self/fd/{}/", dir.as_raw_fd()).into_bytes();
-    path.extend_from_slice(name);
-    CString::new(path).unwrap_or_default()
-}
-
 /// Gives a file that has no name yet `name` in `dir`.
 pub fn give_name(file: &OwnedFd, dir: BorrowedFd<'_>, name: &[u8]) -> Result<(), Errno> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -174,13 +158,7 @@ pub fn give_name(file: &OwnedFd, dir: BorrowedFd<'_>, name: &[u8]) -> Result<(),
 
 /// Sets the permission bits of `name` in `dir`, which is no symbolic link: of one they would be those of what it leads to.
 pub fn set_mode(dir: BorrowedFd<'_>, name: &[u8], mode: u32) -> Result<(), Errno> {
-    let file =
-        rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    if stat_of(&file)?.kind == FileKind::Symlink {
-        return Err(Errno::LOOP);
-    }
-    // What is open cannot be exchanged for something else any more.
-    rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), Mode::from_raw_mode(mode))
+    Held::of(&hold(dir, name)?).set_mode(mode)
 }
 
 /// Opens the directory that `path` below `root` lies in, without following a link on the way, and gives it with the last name.
@@ -201,46 +179,6 @@ pub fn parent_of<'p>(root: &OwnedFd, path: &'p Path) -> Result<(OwnedFd, &'p [u8
         }
         at => Ok((at?, name)),
     }
-}
-
-/// The extended attributes of `name` in `dir` that a pool can keep, sorted, and how many others there are.
-pub fn xattrs(dir: BorrowedFd<'_>, name: &[u8], room: &mut Vec<u8>) -> Result<(Vec<Xattr>, u64), Errno> {
-    let path = through_proc(dir, name);
-    room.resize(XATTR_BYTES_MAX, 0);
-    let len = match rustix::fs::llistxattr(&path, &mut room[..]) {
-        Ok(len) => len,
-        Err(Errno::OPNOTSUPP) => 0,
-        Err(errno) => return Err(errno),
-    };
-    let (mut found, mut others) = (Vec::new(), 0);
-    if len == 0 {
-        return Ok((found, others));
-    }
-    let list = room[..len].to_vec();
-    for name in list.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-        if !NAMESPACES.iter().any(|namespace| name.starts_with(namespace)) {
-            others += 1;
-            continue;
-        }
-        match rustix::fs::lgetxattr(&path, name, &mut room[..]) {
-            Ok(len) => found.push((name.to_vec(), room[..len].to_vec())),
-            // Removed meanwhile.
-            Err(Errno::NODATA) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    found.sort();
-    Ok((found, others))
-}
-
-/// Sets one attribute.
-pub fn set_xattr(dir: BorrowedFd<'_>, name: &[u8], xattr: &Xattr) -> Result<(), Errno> {
-    rustix::fs::lsetxattr(through_proc(dir, name), &xattr.0[..], &xattr.1, XattrFlags::empty())
-}
-
-/// Removes one attribute.
-pub fn remove_xattr(dir: BorrowedFd<'_>, name: &[u8], xattr: &[u8]) -> Result<(), Errno> {
-    rustix::fs::lremovexattr(through_proc(dir, name), xattr)
 }
 
 /// The flags of an open file or directory. `None`: it has none where it lies, or they cannot be told.
@@ -368,30 +306,6 @@ pub fn open_target(dir: &Path, superuser: bool) -> io::Result<OwnedFd> {
         let _ = std::fs::set_permissions(dir, bits);
     }
     open_directory(dir)
-}
-
-/// Reads or changes what needs permission to read or write `name` in `dir`, also where its bits keep its owner out, who may change them:
-/// as they do from attributes `user.`, and from nothing else that an export gives.
-pub fn as_owner<T>(
-    dir: BorrowedFd<'_>,
-    name: &[u8],
-    mut call: impl FnMut() -> Result<T, Errno>,
-) -> Result<T, Errno> {
-    match call() {
-        Err(Errno::ACCESS) => {
-            let have = stat_at(dir, name)?;
-            let mode = have.mode | READ_AND_WRITE;
-            if have.kind != FileKind::File || mode == have.mode {
-                return Err(Errno::ACCESS);
-            }
-            set_mode(dir, name, mode).map_err(|_| Errno::ACCESS)?;
-            // If this is killed now, the next export finds other bits and sets them.
-            let done = call();
-            let closed = set_mode(dir, name, have.mode);
-            done.and_then(|done| closed.map(|()| done))
-        }
-        result => result,
-    }
 }
 
 /// Gives `name` in `dir` another name, or takes it away, whatever its flags.

@@ -5,6 +5,7 @@
 
 mod export;
 mod finisher;
+mod held;
 mod host;
 mod import;
 mod links;

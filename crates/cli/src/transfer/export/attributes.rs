@@ -1,13 +1,14 @@
 //! What an export gives files and directories beside their contents: owner, bits, extended attributes and flags, where they differ.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Gid, OFlags, Uid};
+use rustix::fs::{Gid, OFlags, Uid};
 use rustix::io::Errno;
 use varve_fs::{Attr, FileFlags, FileKind};
 
-use super::{Export, Step, unreadable};
+use super::{Export, Level, Step, replaced, unreadable};
+use crate::transfer::held::{Held, hold};
 use crate::transfer::host::{self, Flagged, HostStat, Xattr};
 use crate::transfer::target::sync_file;
 
@@ -58,13 +59,54 @@ impl Export<'_> {
         }
     }
 
-    /// Gives what is there owner, bits and extended attributes, where they differ. Gives whether any did.
+    /// Gives a file that was just made owner, bits and extended attributes.
+    pub(super) fn give(&mut self, from: &Attr, target: &OwnedFd) -> Step<()> {
+        let have = host::stat_of(target)?;
+        // It may have some from its directory.
+        let mut flags = Flagged::of(Some(target.as_fd()));
+        self.attributes(from, &have, &Held::of(target), &mut flags).map(drop)
+    }
+
+    /// Gives what is equal the attributes, times and flags that it should have.
+    pub(super) fn mend(
+        &mut self,
+        dir: &Level,
+        path: &Path,
+        name: &[u8],
+        from: &Attr,
+        have: &HostStat,
+    ) -> Step<()> {
+        let held = hold(dir.target.as_fd(), name)?;
+        let held = Held::of(&held);
+        if held.stat()?.id != have.id {
+            return Err(replaced());
+        }
+        let file = (from.kind == FileKind::File).then(|| held.open().ok()).flatten();
+        let mut flags = Flagged::of(file.as_ref().map(AsFd::as_fd));
+        let mut changed = self.attributes(from, have, &held, &mut flags)?;
+        let differ = (have.atime, have.mtime) != (from.atime, from.mtime);
+        if differ {
+            flags.free();
+            held.set_times(&host::times(from.atime, from.mtime))?;
+        }
+        if from.kind == FileKind::File {
+            if from.links > 1 && from.flags != flags.had {
+                self.flags_last.push((path.to_path_buf(), from.flags));
+            }
+            let now = if from.links > 1 { flags.had } else { from.flags };
+            changed |= self.flag(&mut flags, now);
+        }
+        self.tally.summary.attributes_changed_count += u64::from(changed);
+        let each = (changed || differ) && self.filesystems.wants_each(have.id.0);
+        Ok(file.map_or(Ok(()), |file| sync_file(&file, each))?)
+    }
+
+    /// Gives what is held owner, bits and extended attributes, where they differ. Gives whether any did.
     pub(super) fn attributes(
         &mut self,
         from: &Attr,
         have: &HostStat,
-        dir: BorrowedFd<'_>,
-        name: &[u8],
+        held: &Held<'_>,
         flags: &mut Flagged<'_>,
     ) -> Step<bool> {
         let mut changed = false;
@@ -72,15 +114,15 @@ impl Export<'_> {
             if self.superuser {
                 let (user, group) = (Uid::from_raw(from.uid), Gid::from_raw(from.gid));
                 flags.free();
-                rustix::fs::chownat(dir, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
+                held.set_owner(user, group)?;
                 changed = true;
             } else {
                 self.owners_left_out = true;
             }
         }
-        changed |= self.xattrs(from, dir, name, flags)?;
+        changed |= self.xattrs(from, held, flags)?;
         // Last: a new owner and an access list change the bits.
-        let have = if changed { host::stat_at(dir, name)? } else { *have };
+        let have = if changed { held.stat()? } else { *have };
         // A program that runs as its owner is not to run as somebody else.
         let mut mode = from.mode;
         if from.uid != have.uid {
@@ -91,39 +133,33 @@ impl Export<'_> {
         }
         if from.kind != FileKind::Symlink && mode != have.mode {
             flags.free();
-            host::set_mode(dir, name, mode)?;
+            held.set_mode(mode)?;
             changed = true;
         }
         Ok(changed)
     }
 
-    fn xattrs(
-        &mut self,
-        from: &Attr,
-        dir: BorrowedFd<'_>,
-        name: &[u8],
-        flags: &mut Flagged<'_>,
-    ) -> Step<bool> {
+    fn xattrs(&mut self, from: &Attr, held: &Held<'_>, flags: &mut Flagged<'_>) -> Step<bool> {
         let mut wanted: Vec<Xattr> = Vec::new();
         for xattr in self.filesystem.listxattr(from.ino).map_err(unreadable)? {
             let value = self.filesystem.getxattr(from.ino, &xattr).map_err(unreadable)?;
             wanted.push((xattr, value));
         }
         let room = &mut self.room;
-        let (have, _) = host::as_owner(dir, name, || host::xattrs(dir, name, room))?;
+        let (have, _) = held.as_owner(|| held.xattrs(room))?;
         let mut changed = false;
         for (xattr, _) in &have {
             // What the system puts on files itself is its own business; what a program may do that is run is not.
             let by_system = xattr.starts_with(b"security.") && xattr != b"security.capability";
             if !by_system && wanted.iter().all(|(wanted, _)| wanted != xattr) {
                 flags.free();
-                host::as_owner(dir, name, || host::remove_xattr(dir, name, xattr))?;
+                held.as_owner(|| held.remove_xattr(xattr))?;
                 changed = true;
             }
         }
         for xattr in wanted.iter().filter(|xattr| !have.contains(xattr)) {
             flags.free();
-            match host::as_owner(dir, name, || host::set_xattr(dir, name, xattr)) {
+            match held.as_owner(|| held.set_xattr(xattr)) {
                 Ok(()) => changed = true,
                 Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSPC | Errno::RANGE | Errno::TOOBIG) => {
                     self.tally.summary.xattrs_left_out_count += 1;

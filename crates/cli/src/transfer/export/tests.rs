@@ -1,7 +1,11 @@
 //! Single entries, on targets that tests play.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use varve_fs::{Caller, ROOT_INODE, SetAttr, SetTime, Timestamp};
+
+use rustix::fs::RenameFlags;
+use varve_fs::{Caller, ROOT_INODE, SetAttr, SetTime, Timestamp, XattrMode};
 
 use super::*;
 use crate::transfer::test_pool;
@@ -89,4 +93,85 @@ fn names_of_one_file_part() {
     assert_eq!((export.tally.summary.files_equal_count, export.tally.summary.files_copied_count), (1, 1));
     let read = |name: &str| std::fs::read_to_string(out.join(name)).expect("it is there");
     assert_eq!((read("p"), read("q")), ("p".to_owned(), "q".to_owned()));
+}
+
+// Goal: a file that has lost its name gives what has it by then none of its attributes. Method: another thread exchanges the two as soon as
+// the name is there.
+#[test]
+fn what_takes_a_name_gets_no_attributes() {
+    if !rustix::process::geteuid().is_root() {
+        crate::tell("*** SKIPPED what_takes_a_name_gets_no_attributes: only root gives files to others ***");
+        return;
+    }
+    let pool = pool();
+    let from = theirs(&pool, file(&pool, "f"));
+    for _ in 0..300 {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let out = scratch.path();
+        let others = others(&out.join("others"));
+        let (mut export, level) = begin(&pool, out, true);
+        let dir = host::open_directory(out).expect("a directory");
+        let exchange = move || {
+            while rustix::fs::renameat_with(&dir, "others", &dir, "f", RenameFlags::EXCHANGE).is_err() {}
+        };
+        let exchange = std::thread::spawn(exchange);
+        entry(&mut export, &level, "f", from);
+        exchange.join().expect("it has its name, at the latest now");
+        let _ = export.finish_waiting();
+        assert_others(&others);
+    }
+}
+
+// Goal: what was replaced since it was looked at gets no attributes of the copy that was there. Method: a file and a link that others are
+// renamed over.
+#[test]
+fn what_was_replaced_is_not_mended() {
+    if !rustix::process::geteuid().is_root() {
+        crate::tell("*** SKIPPED what_was_replaced_is_not_mended: only root gives files to others ***");
+        return;
+    }
+    let pool = pool();
+    let from = theirs(&pool, file(&pool, "f"));
+    let link = pool.symlink(Caller::ROOT, ROOT_INODE, b"l", b"there").expect("a link").ino;
+    let link = theirs(&pool, link);
+    let scratch = tempfile::tempdir().expect("a directory");
+    let out = scratch.path();
+    let (mut export, level) = begin(&pool, out, true);
+    assert!(entry(&mut export, &level, "f", from) && entry(&mut export, &level, "l", link));
+    let others = others(&out.join("others"));
+    std::os::unix::fs::symlink("there", out.join("another")).expect("a link");
+    for (name, with, ino) in [("f", "others", from), ("l", "another", link)] {
+        let looked_at = host::stat_at(level.target.as_fd(), name.as_bytes()).expect("it is there");
+        std::fs::rename(out.join(with), out.join(name)).expect("its name");
+        let attr = pool.getattr(ino).expect("it is there");
+        let mended = export.mend(&level, Path::new(name), name.as_bytes(), &attr, &looked_at);
+        assert!(matches!(mended, Err(Trouble::Entry(_))), "{name}");
+    }
+    assert_others(&others);
+    assert_eq!(std::fs::symlink_metadata(out.join("l")).expect("it is there").uid(), 0);
+}
+
+/// Gives an inode of the pool to somebody.
+fn theirs(pool: &Filesystem, ino: InodeId) -> InodeId {
+    pool.setattr(Caller::ROOT, ino, SetAttr { uid: Some(1234), ..SetAttr::default() }).expect("an owner");
+    if pool.getattr(ino).expect("it is there").kind == FileKind::File {
+        pool.setattr(Caller::ROOT, ino, SetAttr { mode: Some(0o666), ..SetAttr::default() }).expect("bits");
+        pool.setxattr(ino, b"user.given", b"1", XattrMode::Set).expect("an attribute");
+    }
+    ino
+}
+
+/// A private file, of root.
+fn others(path: &Path) -> std::fs::File {
+    let file = std::fs::File::create(path).expect("a file");
+    file.set_permissions(Permissions::from_mode(0o600)).expect("bits");
+    file
+}
+
+/// Nobody has touched it.
+fn assert_others(file: &std::fs::File) {
+    let have = file.metadata().expect("it is open");
+    assert_eq!((have.uid(), have.mode() & 0o7777), (0, 0o600));
+    let given = rustix::fs::fgetxattr(file, "user.given", &mut [0; 8][..]);
+    assert!(matches!(given, Err(Errno::NODATA | Errno::OPNOTSUPP)));
 }

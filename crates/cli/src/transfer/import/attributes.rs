@@ -6,7 +6,8 @@ use varve_fs::{Attr, Caller, FileFlags, FileKind, FsError, InodeId, SetAttr, Set
 
 use super::{Import, Step};
 use crate::names::escape;
-use crate::transfer::host::{self, HostStat, Xattr};
+use crate::transfer::held::{Held, hold};
+use crate::transfer::host::{HostStat, Xattr};
 use crate::transfer::tally::Trouble;
 
 impl Import {
@@ -23,7 +24,7 @@ impl Import {
         let ino = attr.ino;
         let mut has = attr.flags;
         let link = stat.kind == FileKind::Symlink;
-        let (wanted, others) = host::xattrs(source, name, &mut self.room)?;
+        let (wanted, others) = Held::of(&hold(source, name)?).xattrs(&mut self.room)?;
         self.tally.summary.xattrs_left_out_count += others;
         // The owner first: giving a file away takes set-ids and capabilities.
         let mut changed = false;
