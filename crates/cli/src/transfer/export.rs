@@ -44,7 +44,7 @@ use super::held::{Held, hold};
 use super::host::{self, Flagged, HostStat};
 use super::place::{PoolPath, find_directory};
 use super::tally::{Tally, Trouble};
-use super::target::{Filesystems, place, sync_file};
+use super::target::{Filesystems, place, place_directory, sync_file};
 use super::{Stop, finish};
 use crate::args::ExportArgs;
 use crate::names::{Shown, in_words};
@@ -386,18 +386,15 @@ impl<'a> Export<'a> {
     }
 
     fn directory(&mut self, dir: &Level, name: &[u8], from: Attr, existing: Option<HostStat>) -> Step<Level> {
-        let fresh = match existing {
-            Some(have) if have.kind == FileKind::Directory => false,
-            _ => {
-                open_up(dir, existing)?;
-                if existing.is_some() {
-                    let unlink = || rustix::fs::unlinkat(&dir.target, name, AtFlags::empty());
-                    host::freed(dir.target.as_fd(), name, unlink)?;
-                }
-                rustix::fs::mkdirat(&dir.target, name, Mode::RWXU)?;
-                true
+        let fresh = existing.is_none_or(|have| have.kind != FileKind::Directory);
+        let mut placed = None;
+        if fresh {
+            open_up(dir, existing)?;
+            match existing {
+                Some(_) => placed = Some(place_directory(&dir.target, name)?),
+                None => rustix::fs::mkdirat(&dir.target, name, Mode::RWXU)?,
             }
-        };
+        }
         if !self.superuser
             && let Ok(have) = host::stat_at(dir.target.as_fd(), name)
             && have.mode & host::OWNER_BITS != host::OWNER_BITS
@@ -405,7 +402,10 @@ impl<'a> Export<'a> {
             // If it cannot be, opening it says why.
             let _ = host::set_mode(dir.target.as_fd(), name, have.mode | host::OWNER_BITS);
         }
-        let target = host::open_at(dir.target.as_fd(), name, OFlags::DIRECTORY)?;
+        let target = match placed {
+            Some(target) => target,
+            None => host::open_at(dir.target.as_fd(), name, OFlags::DIRECTORY)?,
+        };
         let have = host::stat_of(&target)?;
         dir.keep(have.id);
         self.filesystems.add(have.id.0, &target)?;

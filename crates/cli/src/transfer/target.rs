@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use anyhow::Context;
-use rustix::fs::{AtFlags, major, minor};
+use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, major, minor};
 use rustix::io::Errno;
 
 use super::host::{self, HostStat};
@@ -105,8 +105,7 @@ pub fn place<T>(
     if existing.is_none() {
         return make(name);
     }
-    let is_free = |new: &String| host::stat_at(dir.as_fd(), new.as_bytes()) == Err(Errno::NOENT);
-    let new = new_names(NEW_NAME).find(is_free).ok_or_else(|| too_many(NEW_NAME))?;
+    let new = free_name(dir)?;
     let remove = || rustix::fs::unlinkat(dir, &new, AtFlags::empty());
     let made = make(new.as_bytes())?;
     let replace = || rustix::fs::renameat(dir, &new, dir, name);
@@ -114,4 +113,35 @@ pub fn place<T>(
     // Also where both were names of one file, which are left as they are.
     let _ = remove();
     Ok(replaced.map(|()| made)?)
+}
+
+/// Makes a directory, opens it and gives it the place of what has this name and is none: that keeps it until then.
+pub fn place_directory(dir: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Trouble> {
+    let new = free_name(dir)?;
+    rustix::fs::mkdirat(dir, &new, Mode::RWXU)?;
+    // A directory takes no file's place in one step; they change places.
+    let exchange = || rustix::fs::renameat_with(dir, &new, dir, name, RenameFlags::EXCHANGE);
+    let replace = || match exchange() {
+        Ok(()) => rustix::fs::unlinkat(dir, &new, AtFlags::empty()).inspect_err(|_| {
+            let _ = exchange();
+        }),
+        // Not every filesystem can.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            rustix::fs::unlinkat(dir, name, AtFlags::empty())?;
+            rustix::fs::renameat(dir, &new, dir, name)
+        }
+        Err(errno) => Err(errno),
+    };
+    let made = host::open_at(dir.as_fd(), new.as_bytes(), OFlags::DIRECTORY)
+        .and_then(|made| host::freed(dir.as_fd(), name, replace).map(|()| made));
+    if made.is_err() {
+        let _ = rustix::fs::unlinkat(dir, &new, AtFlags::REMOVEDIR);
+    }
+    Ok(made?)
+}
+
+/// A name that nothing has.
+fn free_name(dir: &OwnedFd) -> Result<String, Trouble> {
+    let is_free = |new: &String| host::stat_at(dir.as_fd(), new.as_bytes()) == Err(Errno::NOENT);
+    new_names(NEW_NAME).find(is_free).ok_or_else(|| too_many(NEW_NAME))
 }

@@ -1,6 +1,7 @@
 //! Single entries, on targets that tests play.
 
 use std::fs::Permissions;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -174,4 +175,35 @@ fn assert_others(file: &std::fs::File) {
     assert_eq!((have.uid(), have.mode() & 0o7777), (0, 0o600));
     let given = rustix::fs::fgetxattr(file, "user.given", &mut [0; 8][..]);
     assert!(matches!(given, Err(Errno::NODATA | Errno::OPNOTSUPP)));
+}
+
+// Goal: a directory takes a file's place when it is there, and not before. Method: a target that is full, for which there is room later.
+#[test]
+fn a_directory_takes_a_place_when_it_is_there() {
+    let Some(target) = small_tmpfs(3) else {
+        crate::tell("*** SKIPPED a_directory_takes_a_place_when_it_is_there: no tmpfs can be made here ***");
+        return;
+    };
+    let pool = pool();
+    let ino = pool.mkdir(Caller::ROOT, ROOT_INODE, b"d", 0o755).expect("a directory").ino;
+    let out = PathBuf::from(format!("/proc/self/fd/{}", target.as_raw_fd()));
+    std::fs::write(out.join("d"), "older").expect("a file");
+    std::fs::write(out.join("other"), "").expect("a file");
+    let (mut export, level) = begin(&pool, &out, false);
+    assert!(!entry(&mut export, &level, "d", ino), "there is no room");
+    assert_eq!(std::fs::read(out.join("d")).expect("it is there"), b"older");
+    std::fs::remove_file(out.join("other")).expect("it is there");
+    let (mut export, level) = begin(&pool, &out, false);
+    assert!(entry(&mut export, &level, "d", ino));
+    assert!(out.join("d").is_dir());
+    assert_eq!(std::fs::read_dir(&out).expect("a directory").count(), 1);
+}
+
+/// A tmpfs for so many inodes, mounted nowhere.
+fn small_tmpfs(inodes: u32) -> Option<OwnedFd> {
+    use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags};
+    let context = mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).ok()?;
+    mount::fsconfig_set_string(&context, "nr_inodes", inodes.to_string()).ok()?;
+    mount::fsconfig_create(&context).ok()?;
+    mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).ok()
 }
