@@ -14,6 +14,8 @@ use crate::shared::OpenInode;
 const ENTRIES_PER_READ: usize = 512;
 /// Reads of a directory's entries, beyond what its size calls for, because others put some into it.
 const EMPTYING_MAX: u64 = 1000;
+/// Looks at where a directory is, while others may move it.
+const LOOKS_MAX: usize = 10;
 
 /// The entries of a directory, without "." and "..", in no order that means anything.
 ///
@@ -184,7 +186,7 @@ pub(crate) fn remove_tree(
             Some(0) => return Err(Reason::NotEmpty.into()),
             Some(left) => left - 1,
             None => match fs.lookup(level.parent, &level.name) {
-                Ok(attr) if attr.ino == level.ino => {
+                Ok(attr) if attr.ino == level.ino && lies_there(fs, level)? => {
                     if delete_whole(fs, level)? {
                         levels.pop();
                         continue;
@@ -235,6 +237,27 @@ pub(crate) fn remove_tree(
     Ok(())
 }
 
+/// Whether a directory that was met by its name is where its own record says; `false`: it has been moved meanwhile. Elsewhere it is not
+/// emptied: where directories of a forged pool lie in each other, a walk by names has no end.
+fn lies_there(fs: &varve_fs::Filesystem, level: &Level) -> std::result::Result<bool, Fault> {
+    use varve_fs::FsError::{NotFound, Stale};
+    // Between the two answers it may be moved away, and back.
+    for _ in 0..LOOKS_MAX {
+        match fs.lookup(level.ino, b"..") {
+            Ok(above) if above.ino == level.parent => return Ok(true),
+            Ok(_) => {}
+            Err(NotFound | Stale) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+        match fs.lookup(level.parent, &level.name) {
+            Ok(attr) if attr.ino == level.ino => {}
+            Ok(_) | Err(NotFound | Stale) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Reason::Corrupt(format!("directory {} is not where its record says", level.ino.0)).into())
+}
+
 /// Deletes what is to be emptied, with all that is in it, if that is a subvolume and may go so: one record instead of one for each name,
 /// which in a snapshot leaves more than it takes away. `false`: it goes name by name, as what has another subvolume in it, and
 /// where a flag may keep something in it from being removed.
@@ -252,6 +275,9 @@ fn delete_whole(fs: &varve_fs::Filesystem, level: &Level) -> std::result::Result
 
 #[cfg(test)]
 mod tests {
+    use varve_engine::{Store, Transaction, TreeId};
+    use varve_format::record::name::NameRecord;
+
     use super::*;
     use crate::{PoolOptions, SnapshotOptions};
 
@@ -275,5 +301,41 @@ mod tests {
         assert!(!fs.exists("/o/d").unwrap());
         assert_eq!(fs.read_dir("/s/d").unwrap().count(), 5001);
         assert!(pool.check(true).unwrap().is_clean());
+    }
+    // Goal: removing a tree of a forged pool in which directories lie in each other ends. Method: entries of a directory that lead to
+    // itself and to the one above.
+    #[test]
+    fn rings_are_not_gone_round() {
+        let disk = crate::MemoryDisk::new(64 << 20);
+        let pool = PoolOptions::new().background(false).create_on(&disk).unwrap();
+        let fs = pool.filesystem();
+        for path in ["/outer/inner/self", "/outer/inner/self again", "/outer/inner/up"] {
+            fs.create_dir_all(path).unwrap();
+        }
+        let [outer, inner] =
+            ["/outer", "/outer/inner"].map(|path| varve_fs::InodeId(fs.metadata(path).unwrap().inode));
+        pool.close().unwrap();
+        let options = varve_fs::StoreOptions { background: false, ..varve_fs::StoreOptions::default() };
+        let (store, _) = Store::open(vec![disk.device().unwrap()], options).unwrap();
+        let mut transaction = Transaction::new();
+        let mut each = |key: &[u8], value: &[u8]| {
+            if let NameRecord::Entry { kind, name, chained, .. } = NameRecord::decode(value).unwrap() {
+                let ino = match &name[..] {
+                    b"self" | b"self again" => inner,
+                    b"up" => outer,
+                    _ => return true,
+                };
+                let forged = NameRecord::Entry { kind, ino, name, chained };
+                transaction.put(TreeId::NAMES, key, &forged.encode());
+            }
+            true
+        };
+        store.view().scan(TreeId::NAMES, &[], &mut each).unwrap();
+        store.apply(transaction, None).unwrap();
+        store.close().unwrap();
+        drop(store);
+        let pool = PoolOptions::new().background(false).open_on(&disk).unwrap();
+        let removed = pool.filesystem().remove_dir_all("/outer");
+        assert!(matches!(removed.unwrap_err().reason(), Reason::Corrupt(_)));
     }
 }

@@ -4,11 +4,18 @@ use std::fs::Permissions;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::RenameFlags;
-use varve_fs::{Caller, ROOT_INODE, SetAttr, SetTime, Timestamp, XattrMode};
+use varve_device::{Device, MemoryDevice};
+use varve_engine::{FamilyId, Store, Transaction, TreeId, VersionKey};
+use varve_format::record::inode::{InodeRecord, inode_key};
+use varve_format::record::name::NameRecord;
+use varve_format::record::subvolume::FIRST_SUBVOLUME;
+use varve_fs::{Caller, ROOT_INODE, SetAttr, SetTime, StoreOptions, Timestamp, XattrMode};
 
 use super::*;
+use crate::transfer::tally::Summary;
 use crate::transfer::test_pool;
 
 /// A pool in memory.
@@ -206,4 +213,83 @@ fn small_tmpfs(inodes: u32) -> Option<OwnedFd> {
     mount::fsconfig_set_string(&context, "nr_inodes", inodes.to_string()).ok()?;
     mount::fsconfig_create(&context).ok()?;
     mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).ok()
+}
+
+// Goal: an export of a forged pool ends, with each directory once and all else told. Method: entries of a directory that lead to itself, to
+// the one above and, from there, to it once more; then the directory that is exported lies in one that lies in it, by all records.
+#[test]
+fn directories_in_each_other_are_told() {
+    let device = test_pool::format();
+    let pool = test_pool::open(device.clone());
+    let mkdir = |dir, name: &[u8]| pool.mkdir(Caller::ROOT, dir, name, 0o755).expect("a directory").ino;
+    let outer = mkdir(ROOT_INODE, b"outer");
+    let inner = mkdir(outer, b"inner");
+    mkdir(outer, b"twin");
+    for name in [&b"self"[..], b"self again", b"up"] {
+        mkdir(inner, name);
+    }
+    pool.create(Caller::ROOT, inner, b"kept", 0o644).expect("a file");
+    pool.close().expect("closed");
+    drop(pool);
+    forge(&device, |name| match name {
+        b"self" | b"self again" | b"twin" => Some(inner),
+        b"up" => Some(outer),
+        _ => None,
+    });
+    let scratch = tempfile::tempdir().expect("a directory");
+    let summary = whole(&test_pool::open(device.clone()), scratch.path());
+    assert_eq!((summary.errors_count, summary.directories_count, summary.files_copied_count), (4, 3, 1));
+
+    move_directory(&device, outer, inner);
+    let pool = test_pool::open(device);
+    let scratch = tempfile::tempdir().expect("a directory");
+    let (mut export, _) = begin(&pool, scratch.path(), false);
+    let from = pool.getattr(outer).expect("it is there");
+    assert!(export.tree(scratch.path(), from, &Stop(Arc::default())).is_ok());
+    assert_eq!((export.tally.summary.errors_count, export.tally.summary.directories_count), (4, 2));
+}
+
+/// Exports all of the pool.
+fn whole(pool: &Filesystem, out: &Path) -> Summary {
+    let (mut export, _) = begin(pool, out, false);
+    let from = pool.getattr(ROOT_INODE).expect("a root");
+    assert!(export.tree(out, from, &Stop(Arc::default())).is_ok());
+    assert!(export.finish_waiting().is_ok());
+    export.tally.end(true)
+}
+
+/// Makes entries of a closed pool lead where `wanted` says.
+fn forge(device: &Arc<MemoryDevice>, wanted: impl Fn(&[u8]) -> Option<InodeId>) {
+    change(device, TreeId::NAMES, |_, value| match NameRecord::decode(value).expect("an entry") {
+        NameRecord::Entry { kind, name, chained, .. } => {
+            wanted(&name).map(|ino| NameRecord::Entry { kind, ino, name, chained }.encode())
+        }
+        _ => None,
+    });
+}
+
+/// Makes the record of a directory say that it lies in another.
+fn move_directory(device: &Arc<MemoryDevice>, ino: InodeId, parent: InodeId) {
+    let wanted = inode_key(FamilyId(FIRST_SUBVOLUME), ino, VersionKey(FIRST_SUBVOLUME));
+    change(device, TreeId::INODES, |key, value| {
+        let record = InodeRecord::decode(value).expect("an inode");
+        (key == wanted).then(|| InodeRecord { parent, ..record }.encode())
+    });
+}
+
+/// Puts what `other` gives in the place of what is in a tree of a closed pool.
+fn change(device: &Arc<MemoryDevice>, tree: TreeId, other: impl Fn(&[u8], &[u8]) -> Option<Vec<u8>>) {
+    let options = StoreOptions { background: false, ..StoreOptions::default() };
+    let (store, _) = Store::open(vec![device.clone() as Arc<dyn Device>], options).expect("opens");
+    let mut transaction = Transaction::new();
+    let mut each = |key: &[u8], value: &[u8]| {
+        if let Some(other) = other(key, value) {
+            transaction.put(tree, key, &other);
+        }
+        true
+    };
+    store.view().scan(tree, &[], &mut each).expect("it can be read");
+    assert!(!transaction.is_empty());
+    store.apply(transaction, None).expect("there is room");
+    store.close().expect("closed");
 }
