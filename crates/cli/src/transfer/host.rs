@@ -169,8 +169,8 @@ pub fn parent_of<'p>(root: &OwnedFd, path: &'p Path) -> Result<(OwnedFd, &'p [u8
     let way = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     match rustix::fs::openat2(root, way, flags, Mode::empty(), resolve) {
-        // Not there, or not for this process.
-        Err(Errno::NOSYS | Errno::PERM) => {
+        // Not there, not for this process, or not for so long a way.
+        Err(Errno::NOSYS | Errno::PERM | Errno::NAMETOOLONG) => {
             let mut at = rustix::fs::openat(root, ".", flags, Mode::empty())?;
             for name in parent.components() {
                 at = rustix::fs::openat(&at, name.as_os_str(), flags, Mode::empty())?;

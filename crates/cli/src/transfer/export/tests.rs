@@ -293,3 +293,18 @@ fn change(device: &Arc<MemoryDevice>, tree: TreeId, other: impl Fn(&[u8], &[u8])
     store.apply(transaction, None).expect("there is room");
     store.close().expect("closed");
 }
+
+// Goal: a file whose names all lie deeper than paths of calls go has them all. Method: two names in a directory at 4,500 bytes.
+#[test]
+fn further_names_deep_down() {
+    let pool = pool();
+    let mut dir = ROOT_INODE;
+    for _ in 0..18 {
+        dir = pool.mkdir(Caller::ROOT, dir, &[b'd'; 250], 0o755).expect("a directory").ino;
+    }
+    let ino = pool.create(Caller::ROOT, dir, b"first", 0o644).expect("a file").ino;
+    pool.link(ino, dir, b"second").expect("a link");
+    let scratch = tempfile::tempdir().expect("a directory");
+    let summary = whole(&pool, scratch.path());
+    assert_eq!((summary.errors_count, summary.hard_links_count), (0, 1));
+}
