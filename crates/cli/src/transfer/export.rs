@@ -38,7 +38,7 @@ use anyhow::{Result, anyhow};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use varve_format::record::subvolume::LOCAL_INODE_BITS;
-use varve_fs::{Attr, FileFlags, FileKind, Filesystem, InodeId, ROOT_INODE, SeekTo, Timestamp};
+use varve_fs::{Attr, FileFlags, FileKind, Filesystem, InodeId, SeekTo, Timestamp};
 
 use super::held::{Held, hold};
 use super::host::{self, Flagged, HostStat};
@@ -123,8 +123,6 @@ struct Level {
     from: Attr,
     target: OwnedFd,
     entries: IntoIter<(Vec<u8>, InodeId)>,
-    /// The last directory of those that was met.
-    directory: Cell<Option<InodeId>>,
     /// Made by this export: nothing is in it but what this export has put there.
     fresh: bool,
     /// Of another: the inodes of the target that names of it lead to by now, once they have been dealt with.
@@ -135,8 +133,8 @@ struct Level {
 
 impl Level {
     fn of(from: Attr, target: OwnedFd, fresh: bool, entries: Vec<(Vec<u8>, InodeId)>) -> Level {
-        let (directory, copies, had) = (Cell::default(), RefCell::default(), Cell::default());
-        Level { from, target, entries: entries.into_iter(), directory, fresh, copies, had }
+        let (copies, had) = (RefCell::default(), Cell::default());
+        Level { from, target, entries: entries.into_iter(), fresh, copies, had }
     }
 
     /// One of its names leads there, and shall go on to.
@@ -184,8 +182,8 @@ struct Export<'a> {
     pool_file: Option<(u64, u64)>,
     /// Subvolumes and snapshots below the directory are made as empty directories.
     one_subvolume: bool,
-    /// What is exported.
-    top: InodeId,
+    /// Directories of the pool that were entered.
+    entered: HashSet<InodeId>,
     /// The target directory.
     root: OwnedFd,
     tally: Tally,
@@ -217,7 +215,7 @@ impl<'a> Export<'a> {
             superuser: rustix::process::geteuid().is_root(),
             pool_file: None,
             one_subvolume: false,
-            top: ROOT_INODE,
+            entered: HashSet::new(),
             root,
             tally,
             links: HashMap::new(),
@@ -245,7 +243,7 @@ impl<'a> Export<'a> {
         // Below the target.
         let mut path = PathBuf::new();
         let target = self.root.try_clone()?;
-        self.top = from.ino;
+        self.entered.insert(from.ino);
         let mut levels = vec![self.level(from, target, false)?];
         while let Some(level) = levels.last_mut() {
             if stop.asked() {
@@ -392,7 +390,7 @@ impl<'a> Export<'a> {
     }
 
     fn directory(&mut self, dir: &Level, name: &[u8], from: Attr, existing: Option<HostStat>) -> Step<Level> {
-        self.require_place(dir, from.ino)?;
+        self.enter(from.ino)?;
         let fresh = existing.is_none_or(|have| have.kind != FileKind::Directory);
         let mut placed = None;
         if fresh {
@@ -422,18 +420,16 @@ impl<'a> Export<'a> {
         self.level(from, target, fresh)
     }
 
-    /// Refuses a directory but by one name in the one that its own record names: where directories of a forged pool lie in each other, a walk
-    /// has no end. Entries come in the order of their inodes.
-    fn require_place(&self, dir: &Level, ino: InodeId) -> Step<()> {
-        let above = self.filesystem.lookup(ino, b"..").map_err(unreadable)?.ino;
-        let twice = dir.directory.replace(Some(ino)) == Some(ino);
-        if above != dir.from.ino || ino == self.top || twice {
-            return Err(Trouble::Entry(format!(
-                "directory {} is not where its record says, or is there twice: the pool is damaged",
-                ino.0
-            )));
+    /// Refuses a directory that was entered before: where directories of a forged pool lie in each other, a walk has no end. One that is in
+    /// another place than its record says is entered, since nobody knows which of the two is damaged.
+    fn enter(&mut self, ino: InodeId) -> Step<()> {
+        if self.entered.insert(ino) {
+            return Ok(());
         }
-        Ok(())
+        Err(Trouble::Entry(format!(
+            "directory {} has another place, too, and is exported there: the pool is damaged (varve check)",
+            ino.0
+        )))
     }
 
     fn link(&mut self, dir: &Level, name: &[u8], first: &Path, existing: Option<HostStat>) -> Step<()> {

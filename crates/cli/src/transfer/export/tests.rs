@@ -240,6 +240,13 @@ fn directories_in_each_other_are_told() {
     let summary = whole(&test_pool::open(device.clone()), scratch.path());
     assert_eq!((summary.errors_count, summary.directories_count, summary.files_copied_count), (4, 3, 1));
 
+    // One whose record names another as the one above is there all the same.
+    move_directory(&device, inner, ROOT_INODE);
+    let scratch = tempfile::tempdir().expect("a directory");
+    let summary = whole(&test_pool::open(device.clone()), scratch.path());
+    assert_eq!((summary.errors_count, summary.directories_count, summary.files_copied_count), (4, 3, 1));
+    move_directory(&device, inner, outer);
+
     move_directory(&device, outer, inner);
     let pool = test_pool::open(device);
     let scratch = tempfile::tempdir().expect("a directory");
