@@ -17,7 +17,10 @@ const PAGE_CHANGES: usize = 4096;
 /// They come in this order, so that each can be done when it comes: new inodes, without a name yet; names that are gone; names
 /// that are new (a rename is one of each; a directory's contents stay in it); of each inode size, data and attributes; extended
 /// attributes; flags, which may forbid all of this, and inodes that are gone. What is immutable or append only in the older one
-/// has to be freed first.
+/// has to be freed first ([`Filesystem::set_flags`]).
+///
+/// A path may lead to a symbolic link, which is what has changed: [`Filesystem::set_link_owner`] and its like do not follow it. It keeps
+/// the mode and the flags that it was made with, and a node its flags.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the fields are named as what they are")]

@@ -70,7 +70,8 @@ pub enum Reason {
     /// Arguments that make no sense, and why.
     #[error("{0}")]
     Invalid(&'static str),
-    /// Not allowed to anybody, as a hard link to a directory.
+    /// Not allowed to anybody, as a hard link to a directory, or forbidden by the flags of what would change ([`crate::Flags`]), which
+    /// can be cleared.
     #[error("the operation is not permitted")]
     NotPermitted,
     /// Access was denied: by the operating system to the pool's device, or by the filesystem.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::error::{Fault, Reason, Result};
-use crate::metadata::{Allocate, Metadata, Times, XattrMode};
+use crate::metadata::{Allocate, Flags, Metadata, Times, XattrMode};
 use crate::pending::Pending;
 use crate::shared::OpenInode;
 use crate::verbs;
@@ -282,6 +282,17 @@ impl File {
     /// Sets the permission bits (07777).
     pub fn set_permissions(&self, mode: u32) -> Result<()> {
         self.run("set the permissions of", |fs, ino| verbs::set_permissions(fs, self.caller, ino, mode))
+    }
+
+    /// Sets user and group; `None` leaves one as it is.
+    pub fn set_owner(&self, user: Option<u32>, group: Option<u32>) -> Result<()> {
+        self.run("set the owner of", |fs, ino| verbs::set_owner(fs, self.caller, ino, (user, group)))
+    }
+
+    /// [`crate::Filesystem::set_flags`] of what is open, for whatever it was opened. What the flags forbid is refused to handles that
+    /// are open already, too.
+    pub fn set_flags(&self, flags: Flags) -> Result<()> {
+        self.run("set the flags of", |fs, ino| verbs::set_flags(fs, ino, flags))
     }
 
     /// Sets times.

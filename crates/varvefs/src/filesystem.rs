@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::directory::{ReadDir, remove_tree};
 use crate::error::{Error, Fault, Reason, Result, path_buf};
 use crate::file::File;
-use crate::metadata::{FileType, Metadata, Times};
+use crate::metadata::{FileType, Flags, Metadata, Times};
 use crate::open_options::OpenOptions;
 use crate::path::{AsPath, Last, RETRIES_MAX, find, find_existing, with_existing};
 use crate::pending::Pending;
@@ -251,6 +251,27 @@ impl Filesystem {
     /// Sets times.
     pub fn set_times(&self, path: impl AsPath, times: Times) -> Result<()> {
         self.on_inode("set the times of", path, |fs, ino| verbs::set_times(fs, self.caller(), ino, times))
+    }
+
+    /// Sets these flags of a file or directory and clears all others; [`Metadata::flags`] has those that are set. They are
+    /// kept and heeded, and whoever can open the pool can set and clear each of them, also of what they protect. Only a
+    /// directory can have [`Flags::durable_names`], and neither symbolic links nor nodes can be given any
+    /// ([`Reason::NotSupported`]): they have what their directory gave them when they were made.
+    ///
+    /// ```
+    /// # let fs = varvefs::Pool::in_memory(64 << 20)?.filesystem();
+    /// fs.write("/deed", "signed")?;
+    /// let mut flags = fs.metadata("/deed")?.flags;
+    /// flags.immutable = true;
+    /// fs.set_flags("/deed", flags)?;
+    /// assert_eq!(fs.remove_file("/deed").unwrap_err().reason(), &varvefs::Reason::NotPermitted);
+    /// flags.immutable = false;
+    /// fs.set_flags("/deed", flags)?;
+    /// fs.remove_file("/deed")?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn set_flags(&self, path: impl AsPath, flags: Flags) -> Result<()> {
+        self.on_inode("set the flags of", path, |fs, ino| verbs::set_flags(fs, ino, flags))
     }
 
     /// [`Filesystem::set_owner`] that does not follow a symbolic link at `path`, but sets the link's own owner.

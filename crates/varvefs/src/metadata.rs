@@ -63,7 +63,12 @@ impl FileType {
     }
 }
 
-/// Flags that chattr(1) sets on files and directories.
+/// Flags that chattr(1) and [`crate::Filesystem::set_flags`] set on files and directories.
+///
+/// ```
+/// let mut flags = varvefs::Flags::default();
+/// flags.immutable = true;
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub struct Flags {
@@ -92,6 +97,19 @@ impl Flags {
             durable: has(varve_fs::FileFlags::DURABLE),
             durable_names: has(varve_fs::FileFlags::DURABLE_NAMES),
         }
+    }
+
+    pub(crate) fn below(self) -> varve_fs::FileFlags {
+        let each = [
+            (self.immutable, varve_fs::FileFlags::IMMUTABLE),
+            (self.append_only, varve_fs::FileFlags::APPEND_ONLY),
+            (self.no_dump, varve_fs::FileFlags::NO_DUMP),
+            (self.no_access_time, varve_fs::FileFlags::NO_ACCESS_TIME),
+            (self.durable, varve_fs::FileFlags::DURABLE),
+            (self.durable_names, varve_fs::FileFlags::DURABLE_NAMES),
+        ];
+        let set = each.into_iter().filter(|(is_set, _)| *is_set);
+        set.fold(varve_fs::FileFlags::NONE, |all, (_, flag)| all | flag)
     }
 }
 

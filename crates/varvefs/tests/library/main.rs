@@ -5,6 +5,7 @@ mod directories;
 mod durability;
 mod errors;
 mod files;
+mod flags;
 mod huge;
 mod paths;
 mod ranges;
