@@ -117,6 +117,10 @@ impl Core {
             touch(&mut record, self.now());
             let mut tx = Transaction::new();
             self.put_record(&change, &mut tx, ino, &inner, &mut record)?;
+            // On a full pool, too: what is immutable is freed there to be deleted.
+            if !change.forked || self.is_own(&change, ino, &inner)? {
+                tx.replacing();
+            }
             if flags == FileFlags::NONE || self.flagged() {
                 self.apply(tx)?;
             } else {

@@ -404,3 +404,31 @@ fn what_grows_leaves_what_floats() {
     f.fs.sync().unwrap();
     f.check();
 }
+
+// Goal: flags are set and cleared on a full pool, the pool's first too, so that what is immutable there can be freed and deleted. Method: a
+// file and a directory with something in it, beside a file that fills the pool.
+#[test]
+fn what_is_immutable_can_be_freed_on_a_full_pool() {
+    let mut f = Fixture::new(64 * MIB);
+    let (ino, dir) = (f.create(b"file"), f.mkdir(ROOT, b"dir"));
+    f.fs.create(Caller::ROOT, dir, b"inside", 0o644).unwrap();
+    f.write(ino, 0, &pattern(1, 1 << 20));
+    fill(&f);
+    let taken = f.take_all();
+    let set = |f: &Fixture, ino, flags| f.fs.set_flags(Caller::ROOT, ino, flags).unwrap();
+    set(&f, ino, FileFlags::IMMUTABLE);
+    set(&f, dir, FileFlags::APPEND_ONLY | FileFlags::NO_DUMP);
+    refused(f.fs.unlink(ROOT, b"file"), 1);
+    refused(f.fs.unlink(dir, b"inside"), 1);
+    drop(taken);
+    f.fs.sync().unwrap();
+    f.kill();
+    let _taken = f.take_all();
+    set(&f, ino, FileFlags::NONE);
+    set(&f, dir, FileFlags::NO_DUMP);
+    f.fs.unlink(ROOT, b"file").unwrap();
+    f.fs.unlink(dir, b"inside").unwrap();
+    f.fs.rmdir(ROOT, b"dir").unwrap();
+    f.fs.sync().unwrap();
+    f.check();
+}
