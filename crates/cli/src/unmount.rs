@@ -5,11 +5,14 @@
 //! That may be for good, so after a while it is said what is waited for.
 
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
+use rustix::fs::statvfs;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::args::UnmountArgs;
@@ -20,6 +23,8 @@ use crate::{Outcome, pool};
 
 /// How long nothing is said.
 const SILENCE: Duration = Duration::from_secs(2);
+/// A filesystem with less left is called full: what a pool writes at once finds no space there.
+const HOST_BYTES_MIN: u64 = 1 << 20;
 
 /// How an unmount ended.
 pub enum Ended {
@@ -51,11 +56,18 @@ pub fn unmount(name: &str, mountpoint: &Path, limit: Option<Duration>) -> Result
         }
         None => return Err(no_mount(&table, &path)),
     };
-    if control::has_ended(mount) {
-        return take_away(mount, &path);
-    }
-    let server = Server::find(mount)?;
-    varve_mount::unmount(&path, false).map_err(|error| busy(&path, &error))?;
+    // Where its process waits for something nothing of this is answered, and the kernel does not let go before that has taken what was
+    // stored through mmap.
+    let waits = || format!("{name}: waiting for the process that serves {shown}{}", full_host(mount));
+    let found = speaking_after(SILENCE, waits, || {
+        if control::has_ended(mount) {
+            return Ok(None);
+        }
+        let server = Server::find(mount)?;
+        varve_mount::unmount(&path, false).map_err(|error| busy(&path, &error))?;
+        Ok::<_, anyhow::Error>(Some(server))
+    })?;
+    let Some(server) = found else { return take_away(mount, &path) };
     match server {
         Some(server) => server.wait(name, mount, limit),
         None => bail!(
@@ -64,6 +76,35 @@ pub fn unmount(name: &str, mountpoint: &Path, limit: Option<Duration>) -> Result
             mount.source.shown()
         ),
     }
+}
+
+/// Runs `work`, and says what is waited for when it takes longer than this.
+fn speaking_after<T>(silence: Duration, what: impl Fn() -> String + Sync, work: impl FnOnce() -> T) -> T {
+    let (done, waits) = mpsc::channel::<()>();
+    let what = &what;
+    thread::scope(|scope| {
+        let speaker = thread::Builder::new().spawn_scoped(scope, move || {
+            if waits.recv_timeout(silence) == Err(mpsc::RecvTimeoutError::Timeout) {
+                crate::tell(&what());
+            }
+        });
+        let result = work();
+        // Without a thread nothing is said.
+        drop((done, speaker));
+        result
+    })
+}
+
+/// What is to be added where somebody waits for a pool to be written and the filesystem that holds its file has no space left: its process waits
+/// for some.
+fn full_host(mount: &Mount) -> String {
+    let pool = &mount.source;
+    let is_file = std::fs::metadata(pool).is_ok_and(|metadata| metadata.is_file());
+    let left = || statvfs(pool).map_or(u64::MAX, |space| space.f_bavail.saturating_mul(space.f_frsize));
+    if !is_file || left() >= HOST_BYTES_MIN {
+        return String::new();
+    }
+    format!("; the filesystem that holds {} is full, make room there", pool.shown())
 }
 
 /// Takes a dead mount away, which is not what was asked for.
@@ -164,7 +205,8 @@ impl Server {
         let (shown, id) = (mount.mountpoint.shown(), self.id.as_raw_nonzero());
         match &mountinfo::everywhere(mount.device)[..] {
             [] => format!(
-                "{shown} is unmounted; waiting until process {id}, which served it, has written everything and closed the pool"
+                "{shown} is unmounted; waiting until process {id}, which served it, has written everything and closed the pool{}",
+                full_host(mount)
             ),
             places => format!(
                 "{shown} is unmounted, but the pool is mounted in other places, too; waiting until it is unmounted there: {}",
@@ -196,5 +238,29 @@ impl Server {
                 places.join(", ")
             ),
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+    use super::*;
+
+    // Goal: what is waited for is said once, when that takes longer than it may without a word. Method: work that takes no time, and work that
+    // takes longer.
+    #[test]
+    fn long_waits_are_told() {
+        let told = AtomicU32::new(0);
+        let what = || format!("told {} times", told.fetch_add(1, Relaxed) + 1);
+        assert_eq!(speaking_after(Duration::from_secs(3600), what, || 7), 7);
+        assert_eq!(told.load(Relaxed), 0);
+        let begun = std::time::Instant::now();
+        speaking_after(Duration::from_millis(1), what, || {
+            while told.load(Relaxed) == 0 && begun.elapsed() < Duration::from_secs(60) {
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        assert_eq!(told.load(Relaxed), 1);
     }
 }

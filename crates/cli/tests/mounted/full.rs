@@ -204,3 +204,38 @@ fn a_full_host_is_waited_for() {
     mount.unmount();
     check(&pool);
 }
+
+/// Goal: who unmounts a pool while the filesystem that holds its file is full is told what is waited for, and all is stored when there is room.
+/// Method: as above, with what nobody has synced; the file that fills it goes when the command should have spoken.
+#[test]
+fn an_unmount_says_that_the_host_is_full() {
+    if !can_mount("an_unmount_says_that_the_host_is_full") {
+        return;
+    }
+    let scratch = Scratch::new("full-host-unmount");
+    let (small, point) = (scratch.subdir("small"), scratch.path("mnt"));
+    succeed(program("mount", &small, &["-t", "tmpfs", "-o", "size=64M", "none"]).arg(&small));
+    let (pool, ballast) = (small.join("pool.img"), small.join("ballast"));
+    succeed(varve(&["create", "--size", "256M"]).arg(&pool));
+    let mount = Mount::start(&pool, &point);
+    let mut full = fs::File::create(&ballast).expect("there is room for a name");
+    while full.write_all(&[1; 4096]).is_ok() {}
+    let contents: Vec<u8> = (0..8u32 << 20).map(|at| (at % 251) as u8).collect();
+    fs::write(mount.path("file"), &contents).expect("it waits in memory");
+    thread::scope(|scope| {
+        let unmounted = scope.spawn(|| output(varve(&["unmount"]).arg(&point)));
+        thread::sleep(Duration::from_secs(6));
+        assert!(!unmounted.is_finished());
+        fs::remove_file(&ballast).expect("it is there");
+        drop(full);
+        let unmounted = unmounted.join().expect("no panic");
+        assert!(unmounted.status.success(), "{unmounted:?}");
+        let said = String::from_utf8_lossy(&unmounted.stderr);
+        assert!(said.contains("small/pool.img is full, make room there"), "{said:?}");
+    });
+    drop(mount);
+    let mount = Mount::start(&pool, &point);
+    assert!(fs::read(mount.path("file")).expect("it was stored") == contents);
+    mount.unmount();
+    check(&pool);
+}
