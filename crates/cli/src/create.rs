@@ -22,7 +22,7 @@ use crate::clock::SystemClock;
 use crate::names::Shown;
 use crate::pool::{POOL_BYTES_MIN, explain, open_device, pool_without_labels, with_name};
 use crate::size::show_size;
-use crate::{Outcome, Usage, limits, show};
+use crate::{Outcome, Usage, show};
 
 /// How much of a file is read at once in the search for something that is not zero, in bytes.
 const PROBE_BYTES: u64 = 1 << 20;
@@ -88,7 +88,6 @@ fn create(args: &CreateArgs) -> Result<Created> {
         ))
         .into());
     }
-    limits::raise_file_size();
     let existing = path.metadata().ok();
     let device = match (&existing, args.size) {
         (None, None) => {

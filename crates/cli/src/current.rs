@@ -27,8 +27,8 @@ use varve_mount::{Exchange, Outside};
 use crate::clock::SystemClock;
 use crate::names::Shown;
 use crate::options::Options;
+use crate::pool;
 use crate::versions::PANICKED;
-use crate::{limits, pool};
 
 /// How the pool of a mount is opened.
 pub struct Opening {
@@ -231,7 +231,6 @@ impl Reading {
         if self.written.load(Ordering::Acquire) {
             bail!("an earlier remount that failed {BEGUN}; {STAYS}");
         }
-        limits::raise_file_size();
         let device = self.device.reopen_for_writing().map_err(|error| self.refused(&error))?;
         let device = Arc::new(device);
         // From here on nobody writes who heeds locks; whoever has must be noticed before the first byte is written.

@@ -21,14 +21,12 @@ pub fn handle_signals() -> Result<()> {
     Ok(())
 }
 
-/// Raises the limit on the size of files as far as this process may, before it writes to a pool. Opening that for writing is refused
-/// where it is not far enough.
+/// Raises the limit on the size of files as far as this process may: of the pools it writes to, and of what it exports. Where that is
+/// not far enough, opening a pool for writing is refused, and so is the file that is exported.
 pub fn raise_file_size() {
     let limit = getrlimit(Resource::Fsize);
     if limit.current != limit.maximum {
-        let raised = Rlimit { current: limit.maximum, ..limit };
-        if let Err(error) = setrlimit(Resource::Fsize, raised) {
-            tracing::debug!("the limit on the size of files stays as it is: {error}");
-        }
+        // One that stays as it is shows there.
+        let _ = setrlimit(Resource::Fsize, Rlimit { current: limit.maximum, ..limit });
     }
 }

@@ -77,6 +77,7 @@ fn main() -> ExitCode {
         tell(&format!("varve: {error:#}"));
         return ExitCode::from(STATUS_FAILED);
     }
+    limits::raise_file_size();
     // clap itself exits with 2, and with 0 after --help and --version.
     let command = Cli::parse().command;
     let (name, result) = match &command {

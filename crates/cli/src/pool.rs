@@ -12,11 +12,11 @@ use varve_format::BLOCK_BYTES;
 use varve_format::superblock::{self, Label, SLOT_BYTES, SLOTS_PER_END, Superblock};
 use varve_fs::{CheckProgress, Filesystem, OpenOptions, RecoveryReport, StoreOptions};
 
+use crate::Outcome;
 use crate::clock::SystemClock;
 use crate::mountinfo::{Mount, MountTable};
 use crate::names::Shown;
 use crate::size::show_size;
-use crate::{Outcome, limits};
 
 /// Smallest pool, in bytes.
 pub const POOL_BYTES_MIN: u64 = 64 << 20;
@@ -27,9 +27,6 @@ const CLOSING_PAUSE: Duration = Duration::from_millis(50);
 
 /// Opens the file or block device `path`, waiting for a process that is just closing it.
 pub fn open_device(path: &Path, mode: OpenMode) -> Result<FileDevice> {
-    if mode == OpenMode::ReadWrite {
-        limits::raise_file_size();
-    }
     let started = Instant::now();
     loop {
         match FileDevice::open(path, mode) {

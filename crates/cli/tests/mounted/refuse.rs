@@ -120,7 +120,7 @@ fn refuses_what_is_in_the_way_of_a_new_pool() {
 }
 
 /// Goal: where a process may not write to the whole of a pool's file (RLIMIT_FSIZE), it is told so before anything is written, and lives; a
-/// limit that it may raise itself is no hindrance. Method: all that writes to a pool, under a hard limit and under a soft one; a log file
+/// limit that it may raise itself is no hindrance. Method: all that writes to a pool, under a hard limit and under a soft one; an export under a soft one; a log file
 /// that has grown to the limit.
 #[test]
 fn refuses_a_limit_below_the_size_of_a_pool() {
@@ -150,6 +150,9 @@ fn refuses_a_limit_below_the_size_of_a_pool() {
 
     let soft = |args: &[&str]| limited("67108864:", args);
     succeed(soft(&["import"]).arg(&tree).arg(&to_pool));
+    let out = scratch.path("out");
+    succeed(limited("4:", &["export"]).arg(&to_pool).arg(&out));
+    assert_eq!(fs::read(out.join("imported")).expect("it was exported"), b"imported");
     let mut command = soft(&["mount", "--foreground"]);
     command.arg(&pool).arg(&point);
     let mount = Mount::start_by(command, &pool, &point);
