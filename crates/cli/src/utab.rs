@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, FlockOperation, StatxFlags};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 
 const DIRECTORY: &str = "/run/mount";
@@ -122,12 +122,12 @@ impl Line {
     }
 }
 
-/// Whether the target of a line is there. What cannot be read here, such as a name with blanks, is taken to be. No filesystem is asked
-/// that may not answer: the target may be the root of a mount whose daemon hangs.
+/// Whether the target of a line is there, for all that is known. What cannot be read here, such as a name with blanks, is taken to be, and
+/// so is what lies on another filesystem than the root: none is entered, since the target may be below a mount whose daemon hangs.
 fn exists(target: &str) -> bool {
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
-    target.contains('\\')
-        || rustix::fs::statx(rustix::fs::CWD, target, flags, StatxFlags::TYPE).err() != Some(Errno::NOENT)
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = || openat2(CWD, target, flags, Mode::empty(), ResolveFlags::NO_XDEV);
+    target.contains('\\') || found().err() != Some(Errno::NOENT)
 }
 
 fn try_rewrite(directory: &Path, change: impl FnOnce(&str) -> String) -> io::Result<()> {
@@ -206,6 +206,16 @@ mod tests {
         assert_eq!(note.changed(&with_other, Wanted::Late, there), format!("{with_other}{line}"));
         // Left by a process that was killed, on a directory that is gone.
         assert_eq!(elsewhere.changed(&with, Wanted::Gone, |target| target == "/mnt"), others);
+    }
+
+    // Goal: a target that is no more is told from one that is, and no other filesystem is asked. Method: names in the root, and below
+    // /proc, where nothing is.
+    #[test]
+    fn targets_below_mounts_are_not_asked_for() {
+        assert!(exists("/"));
+        assert!(!exists("/no-such-directory-of-varve/below"));
+        assert!(exists("/proc"));
+        assert!(exists("/proc/no-such-process"));
     }
 
     // Goal: a lock that somebody keeps is not waited for long, and what it guards is left alone. Method: it is taken, and a note is to be made.
