@@ -405,6 +405,71 @@ fn what_grows_leaves_what_floats() {
     f.check();
 }
 
+// Goal: a large write between two pieces of which a snapshot is taken, on a full pool, says how much of it is stored, and the snapshot shows
+// exactly what was there: what the write had come to, and the old bytes behind it. Method: a view keeps what the first pieces free
+// from coming back until the snapshot is there; both sights compared, also after a kill; then the snapshot goes, and the rest is written.
+// Where the writer is ahead and takes the space that is for the snapshot, once more.
+#[test]
+fn a_snapshot_between_the_pieces_of_a_write() {
+    assert!((0..50).any(|_| snapshot_between_pieces()));
+}
+
+/// Whether the snapshot came in time.
+fn snapshot_between_pieces() -> bool {
+    let mut f = Fixture::new(64 * MIB);
+    f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap();
+    let home = f.fs.lookup(ROOT, b"home").unwrap().ino;
+    let ino = f.fs.create(Caller::ROOT, home, b"image", 0o644).unwrap().ino;
+    let (old, new) = (pattern(1, 4 << 20), pattern(2, 4 << 20));
+    f.write(ino, 0, &old);
+    f.fs.sync().unwrap();
+    // What the snapshot takes.
+    let kept = f.fs.core().store.reserve(400, 0, 0).unwrap();
+    fill(&f);
+    let (before, view) = (f.fs.position(), f.fs.core().store.view());
+    let written = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| f.fs.write(Caller::ROOT, ino, 0, &new).unwrap());
+        while f.fs.position() == before {
+            pause(1);
+        }
+        drop(kept);
+        let taken = f.fs.snapshot(home, ROOT, b"copy", true, false);
+        let in_time = !writer.is_finished();
+        drop(view);
+        let written = writer.join().unwrap();
+        match taken {
+            Ok(_) => in_time.then_some(written),
+            Err(error) => {
+                assert_eq!(error.errno(), 28, "{error}");
+                None
+            }
+        }
+    });
+    let Some(written) = written else { return false };
+    let compare = |f: &Fixture| {
+        let copy = f.fs.lookup(f.fs.lookup(ROOT, b"copy").unwrap().ino, b"image").unwrap().ino;
+        let (live, seen) = (f.read_all(ino), f.read_all(copy));
+        let pages = (0..1024).take_while(|page| seen[page << 12..][..4096] == new[page << 12..][..4096]);
+        let part = pages.count() << 12;
+        assert!(part > 0 && part <= written && written < new.len(), "{part} of {written}");
+        assert!(seen[part..] == old[part..]);
+        assert!(live[..written] == new[..written] && live[written..] == old[written..]);
+    };
+    compare(&f);
+    f.fs.sync().unwrap();
+    compare(&f);
+    f.check();
+    f.kill();
+    compare(&f);
+    f.fs.delete_subvolume(ROOT, b"copy").unwrap();
+    f.write(ino, written as u64, &new[written..]);
+    f.fs.sync().unwrap();
+    f.check();
+    f.kill();
+    assert!(f.read_all(ino) == new);
+    true
+}
+
 // Goal: flags are set and cleared on a full pool, the pool's first too, so that what is immutable there can be freed and deleted. Method: a
 // file and a directory with something in it, beside a file that fills the pool.
 #[test]
