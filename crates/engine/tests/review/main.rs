@@ -16,6 +16,7 @@ mod namespaces;
 mod stress;
 mod trees;
 mod trim;
+mod unreadable;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};

@@ -1,0 +1,124 @@
+//! What a device fails to read while a pool is opened: always, or for a moment.
+
+use super::*;
+
+// Goal: a sector of the log that cannot be read stands in the way only where the log counts. Method: EIO in every part
+// of the ring, of a pool that was killed: the batches that are replayed and the place behind them are needed, nothing
+// else is; and a pool opened past bad sectors goes on working over them.
+#[test]
+fn opens_with_unreadable_sectors_where_no_batch_counts() {
+    let device = Arc::new(FaultyDevice::new(MemoryDevice::new(POOL_BYTES), 1, vec![]));
+    format(&device, Profile::Single, Profile::Dup);
+    let store = open(&device);
+    let mut keys = Vec::new();
+    for i in 0..5u8 {
+        keys.push(i);
+        let lsn = put(&store, &[i], &[i; 100]);
+        store.commit(lsn).expect("commits");
+    }
+    drop(store);
+    let killed = device.inner().snapshot();
+    let batch = |at: u64| {
+        let mut block = AlignedBuf::new(4096);
+        killed.read_at(RING_START + at, &mut block).expect("reads");
+        block[..8] == varve_format::batch::BATCH_MAGIC.to_le_bytes()
+    };
+    let batches = (0..RING_BYTES).step_by(4096).filter(|at| batch(*at)).count() as u64;
+    assert!(batches >= 5, "{batches} batches");
+    for block in (0..batches + 2).chain([100, RING_BYTES / 4096 - 1]) {
+        let from = RING_START + block * 4096;
+        let bad = FaultRule::new(Operation::Read, Trigger::From(1), Fault::Error).within(from..from + 4096);
+        let device = Arc::new(FaultyDevice::new(killed.snapshot(), 1, vec![bad]));
+        let opened = try_open(&device);
+        if block <= batches {
+            assert!(matches!(opened, Err(EngineError::Device(_))), "block {block} of the log is needed");
+            continue;
+        }
+        let (store, _) = opened.unwrap_or_else(|e| panic!("block {block} of the log is not needed: {e}"));
+        for key in &keys {
+            assert!(store.get(TREE, &[*key]).expect("reads").is_some(), "key {key} is lost");
+        }
+        let lsn = put(&store, b"more", b"v");
+        store.commit(lsn).expect("commits");
+    }
+}
+
+// Goal: a read error where recovery looks for the data of the last batches cuts nothing: of a block that nobody placed it does not
+// matter, of one that was placed the pool is not opened, unless a later batch says that it was flushed. Method: a pool that was killed with an
+// acknowledged batch of two blocks, one free block between them, and perhaps one that frees the first; the device cannot read one of
+// the three, always or once.
+#[test]
+fn a_read_error_in_the_tail_cuts_nothing() {
+    for (freed, bad, trigger) in [false, true].into_iter().flat_map(|freed| {
+        (0..3).flat_map(move |bad| [Trigger::From(1), Trigger::Nth(1)].map(|t| (freed, bad, t)))
+    }) {
+        let what = format!("block {bad}, freed {freed}, {trigger:?}");
+        let device = Arc::new(FaultyDevice::new(MemoryDevice::new(POOL_BYTES), 1, vec![]));
+        format(&device, Profile::Single, Profile::Dup);
+        let store = open(&device);
+        let mut r = store.reserve(3, 3, 60).expect("room");
+        let runs = store.allocate(&mut r, 3, PoolAddr::NULL).expect("reserved");
+        assert_eq!(runs.len(), 1);
+        let one = |n: u64| Run { addr: PoolAddr(runs[0].addr.0 + n * 4096), blocks: 1 };
+        let mut tx = Transaction::new();
+        for n in [0, 2] {
+            tx.place_riding(one(n), block_data(n as u8 + 1, 1));
+        }
+        tx.put(TREE, b"k", b"v");
+        let lsn = store.apply(tx, Some(&mut r)).expect("applies");
+        store.commit(lsn).expect("commits");
+        if freed {
+            let mut tx = Transaction::new();
+            tx.free(one(0));
+            let lsn = store.apply(tx, None).expect("applies");
+            store.commit(lsn).expect("commits");
+        }
+        drop((r, store));
+        let from = DATA_START + one(bad).addr.0;
+        let rule = FaultRule::new(Operation::Read, trigger, Fault::Error).within(from..from + 4096);
+        let killed = device.inner().snapshot();
+        let device = Arc::new(FaultyDevice::new(killed, 1, vec![rule]));
+        let opened = try_open(&device);
+        let needed = bad != 1 && !freed;
+        assert_eq!(opened.is_err(), needed && trigger == Trigger::From(1), "{what}");
+        if let Err(error) = &opened {
+            assert!(
+                matches!(error, EngineError::Refused(_)) && error.to_string().contains("cannot be read"),
+                "{error}"
+            );
+        }
+        drop(opened);
+        device.set_rules(vec![]);
+        let (store, _) = try_open(&device).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert!(store.get(TREE, b"k").expect("reads").is_some(), "{what}: an acknowledged batch is lost");
+    }
+}
+
+// Goal: a block that the tail has freed again and that cannot be read keeps nobody from opening, whatever else its copies hold. Method:
+// data in two copies; a batch places a block and frees it, and is not known to be flushed; the device cannot read one copy, or either.
+#[test]
+fn a_block_that_the_tail_has_freed_need_not_be_readable() {
+    let device = Hooked::new();
+    format(&device, Profile::Dup, Profile::Dup);
+    let store = open(&device);
+    let (run, _) = place(&store, b"data", 5).expect("places");
+    let mut tx = Transaction::new();
+    tx.free(run);
+    tx.delete(EXTENTS, b"data");
+    store.apply(tx, None).expect("applies");
+    let key = put(&store, b"k", b"v");
+    store.commit(key).expect("commits");
+    drop(store);
+    let killed = device.inner.snapshot();
+    let half = (POOL_BYTES - DATA_START - (512 << 10)) / 8192 * 4096;
+    for copies in [&[0][..], &[half], &[0, half]] {
+        let bad = copies.iter().map(|copy| {
+            let from = DATA_START + copy + run.addr.0;
+            FaultRule::new(Operation::Read, Trigger::From(1), Fault::Error).within(from..from + 4096)
+        });
+        let device = Arc::new(FaultyDevice::new(killed.snapshot(), 1, bad.collect()));
+        let (store, report) = try_open(&device).unwrap_or_else(|e| panic!("{copies:?}: {e}"));
+        assert_eq!(report.batches_cut, 0, "{copies:?}");
+        assert!(store.get(TREE, b"k").expect("reads").is_some(), "{copies:?}");
+    }
+}
