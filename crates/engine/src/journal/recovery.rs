@@ -60,12 +60,16 @@ pub struct Log {
     pub leftover: bool,
 }
 
+/// The header of what may be a batch, its checksum and its length.
+type Header = (BatchHeader, u32, usize);
+
 /// What the ring of one device holds, read when it is asked for.
 struct Ring<'p> {
     pool: &'p Pool,
     device: usize,
-    /// Where batches seem to begin in the ring: header, checksum, length.
-    headers: BTreeMap<u64, (BatchHeader, u32, usize)>,
+    /// Where batches seem to begin in the ring.
+    headers: BTreeMap<u64, Header>,
+    /// What could not be read when it was looked through, or when a batch was wanted.
     unreadable: Vec<Unreadable>,
 }
 
@@ -84,20 +88,41 @@ impl<'p> Ring<'p> {
     }
 
     /// The header at absolute position `at`, if one seems to be there.
-    fn header(&self, at: u64) -> Option<&(BatchHeader, u32, usize)> {
+    fn header(&self, at: u64) -> Option<&Header> {
         self.headers.get(&(at % self.pool.ring_bytes))
     }
 
-    /// `len` bytes at absolute position `at`.
-    fn read(&self, at: u64, len: usize) -> Vec<u8> {
-        self.pool.read_log_with_gaps(self.device, at, len)
+    /// The batch at absolute position `at`, if it is whole. Its header could be read a moment ago: a device that fails is asked once
+    /// more, and then whether the batch is whole is not known. The error is what cannot be read.
+    fn whole(
+        &self,
+        at: u64,
+        (_, checksum, len): &Header,
+    ) -> std::result::Result<Option<Vec<u8>>, Vec<Unreadable>> {
+        let read = || self.pool.read_log_with_gaps(self.device, at, *len);
+        let (mut bytes, mut gaps) = read();
+        if !gaps.is_empty() {
+            (bytes, gaps) = read();
+        }
+        match batch::verify(&bytes, *checksum) {
+            true => Ok(Some(bytes)),
+            false if gaps.is_empty() => Ok(None),
+            false => Err(gaps),
+        }
+    }
+
+    /// Adds what cannot be read and was not known to be so.
+    fn lacks(&mut self, gaps: Vec<Unreadable>) {
+        let known = |(from, to, _): &Unreadable| self.unreadable.iter().any(|k| k.0 <= *from && *to <= k.1);
+        let new: Vec<_> = gaps.into_iter().filter(|gap| !known(gap)).collect();
+        self.unreadable.extend(new);
     }
 }
 
 /// Reads the rings and decides. `total_blocks` bounds addresses.
 pub fn read_log(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Result<Log> {
-    let rings: Vec<Ring<'_>> = (0..pool.devices.len()).map(|i| Ring::look_through(pool, i)).collect();
-    let batches = chain(pool, superblock, &rings);
+    let mut rings: Vec<Ring<'_>> = (0..pool.devices.len()).map(|i| Ring::look_through(pool, i)).collect();
+    let batches = chain(pool, superblock, &mut rings);
     let end = superblock.log_start + batches.iter().map(|b| b.bytes.len() as u64).sum::<u64>();
     let next = superblock.log_sequence + batches.len() as u64;
     needed_is_readable(pool, &rings, end, next, judge)?;
@@ -111,7 +136,8 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Resu
         judge.hear(Kind::LogDamaged, refused)?;
     }
     if let Err(e) = look_for_rot(pool, superblock, &rings, &batches) {
-        judge.hear(Kind::LogDamaged, e)?;
+        let unread = matches!(e, EngineError::Device(_));
+        judge.hear(if unread { Kind::LogUnreadable } else { Kind::LogDamaged }, e)?;
     }
     let keep = match end_point(pool, superblock, &batches, flushed) {
         Ok(End { keep, unknown: None }) => keep,
@@ -167,15 +193,17 @@ fn expected_epoch(superblock: &Superblock, sequence: u64) -> u64 {
     superblock.cuts.iter().find(|c| sequence <= c.last_sequence).map_or(superblock.epoch, |c| c.epoch)
 }
 
-fn chain(pool: &Pool, superblock: &Superblock, rings: &[Ring<'_>]) -> Vec<Found> {
+/// The batches from the checkpoint on. What could not be read of one that may follow is added to what its ring lacks.
+fn chain(pool: &Pool, superblock: &Superblock, rings: &mut [Ring<'_>]) -> Vec<Found> {
     let mut out: Vec<Found> = Vec::new();
     let (mut at, mut sequence, mut previous) =
         (superblock.log_start, superblock.log_sequence, superblock.log_previous);
     while at - superblock.log_start < pool.ring_bytes {
         let room = pool.ring_bytes - (at - superblock.log_start);
         let epoch = expected_epoch(superblock, sequence);
-        let found = rings.iter().find_map(|ring| {
-            let (header, checksum, len) = *ring.header(at)?;
+        let found = rings.iter_mut().find_map(|ring| {
+            let found = *ring.header(at)?;
+            let (header, checksum, len) = found;
             if header.epoch != epoch
                 || header.sequence != sequence
                 || header.previous != previous
@@ -183,8 +211,11 @@ fn chain(pool: &Pool, superblock: &Superblock, rings: &[Ring<'_>]) -> Vec<Found>
             {
                 return None;
             }
-            let bytes = ring.read(at, len);
-            batch::verify(&bytes, checksum).then(|| {
+            let whole = ring.whole(at, &found).unwrap_or_else(|gaps| {
+                ring.lacks(gaps);
+                None
+            });
+            whole.map(|bytes| {
                 let unmasked = batch::unmasked(&bytes);
                 Found { header, checksum, bytes, unmasked }
             })
@@ -198,14 +229,17 @@ fn chain(pool: &Pool, superblock: &Superblock, rings: &[Ring<'_>]) -> Vec<Found>
     out
 }
 
-/// A break in the chain is a crash unless a later batch says that what is missing had been flushed.
+/// A break in the chain is a crash unless a later batch says that what is missing had been flushed. A device's error: whether one does
+/// cannot be read.
 fn look_for_rot(pool: &Pool, superblock: &Superblock, rings: &[Ring<'_>], batches: &[Found]) -> Result<()> {
     let next = superblock.log_sequence + batches.len() as u64;
+    let mut unread = None;
     for ring in rings {
         // Each that is looked at contradicts the superblock. In a log that this program wrote the first of them is whole;
         // in a forged one they may overlap, and each may be as long as a batch can be.
         let mut bytes_left = 2 * pool.ring_bytes as usize;
-        for (at, (header, checksum, len)) in &ring.headers {
+        for (at, found) in &ring.headers {
+            let (header, _, len) = found;
             let newer_superblock = header.superblock_generation > superblock.generation;
             let beyond = header.epoch == superblock.epoch && header.sequence > next && header.flushed >= next;
             if !(newer_superblock || beyond) {
@@ -219,7 +253,11 @@ fn look_for_rot(pool: &Pool, superblock: &Superblock, rings: &[Ring<'_>], batche
                     ));
                 }
             };
-            if batch::verify(&ring.read(*at, *len), *checksum) {
+            let whole = ring.whole(*at, found).unwrap_or_else(|gaps| {
+                unread = unread.take().or(gaps.into_iter().next());
+                None
+            });
+            if whole.is_some() {
                 return Err(EngineError::Refused(if newer_superblock {
                     format!(
                         "the log names superblock generation {} and the newest that can be read is {}: superblocks have been damaged after they were written; opening an older one would lose acknowledged changes. Restore the device from its mirror or a backup",
@@ -234,7 +272,8 @@ fn look_for_rot(pool: &Pool, superblock: &Superblock, rings: &[Ring<'_>], batche
             }
         }
     }
-    Ok(())
+    // Where one may be whole that cannot be read, it is not known to be a crash.
+    unread.map_or(Ok(()), |(_, _, error)| Err(error.into()))
 }
 
 /// Step 2 and 3: how many batches count.

@@ -413,8 +413,8 @@ impl Pool {
         }
     }
 
-    /// A stretch of the log of one device, with zeros where it cannot be read.
-    pub fn read_log_with_gaps(&self, device: usize, position: u64, len: usize) -> Vec<u8> {
+    /// A stretch of the log of one device, with zeros where it cannot be read, and what cannot be.
+    pub fn read_log_with_gaps(&self, device: usize, position: u64, len: usize) -> (Vec<u8>, Vec<Unreadable>) {
         let mut buf = AlignedBuf::new(len);
         let at = position % self.ring_bytes;
         let first = len.min((self.ring_bytes - at) as usize);
@@ -423,7 +423,7 @@ impl Pool {
         if first < len {
             self.read_ring(device, 0, &mut buf[first..len], &mut gaps);
         }
-        buf[..len].to_vec()
+        (buf[..len].to_vec(), gaps)
     }
 
     /// A stretch of the log of one device.
