@@ -442,9 +442,11 @@ impl Store {
             // A checkpoint that runs holds a quarter of the cache's memory, what gathers meanwhile another.
             now: core.log.used() > core.log.ring_bytes / 4 * 3
                 || space.dirty_nodes > (cache_nodes / 2).max(128)
-                // Not for nothing, each time: what a checkpoint gives back are the places of nodes, and what its commit frees.
+                // Not for nothing, each time: what a checkpoint gives back are the places of nodes, and what its commit frees, and
+                // nothing at all while somebody reads who keeps what was freed before.
                 || (space.squeezed()
-                    && space.held + core.replaced.len() as u64 * space.copies > space.protected / 8),
+                    && space.held + core.replaced.len() as u64 * space.copies > space.protected / 8
+                    && !self.readers.keep_back()),
         }
     }
 

@@ -94,6 +94,11 @@ impl Readers {
         inner.waiting -= 1;
         true
     }
+    /// Whether somebody reads for whose sake what has been retired is kept: what is retired now is kept as long.
+    pub fn keep_back(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.retired.front().is_some_and(|(epoch, _)| !inner.is_over(*epoch))
+    }
     /// These blocks are free as soon as every read that has begun by now has ended.
     pub fn retire(&self, runs: Vec<Run>) {
         if runs.is_empty() {
@@ -120,8 +125,8 @@ mod tests {
     use super::*;
     use varve_format::PoolAddr;
 
-    // Goal: a run comes back exactly when no read is left that began before it was retired. Method: thousands of random
-    // enters, leaves and retires, against a plain list of readers.
+    // Goal: a run comes back exactly when no read is left that began before it was retired, and it is known whether one is kept. Method:
+    // thousands of random enters, leaves and retires, against a plain list of readers.
     #[test]
     fn nothing_is_given_back_under_a_reader() {
         let readers = Readers::default();
@@ -153,6 +158,8 @@ mod tests {
                     assert_eq!(given, want, "step {step}");
                 }
             }
+            let kept = retired.first().is_some_and(|(_, before)| !before.is_empty());
+            assert_eq!(readers.keep_back(), kept, "step {step}");
         }
         active.into_iter().for_each(|(_, epoch)| readers.leave(epoch));
         assert_eq!(readers.drain().len(), retired.len());
