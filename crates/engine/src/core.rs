@@ -10,7 +10,7 @@ use std::sync::Arc;
 use varve_format::batch;
 use varve_format::node::HEIGHT_MAX;
 use varve_format::root::NodePtr;
-use varve_format::{BLOCK_BYTES, Corrupt, Lsn, Run, TreeId};
+use varve_format::{BLOCK_BYTES, BLOCK_SHIFT, Corrupt, Lsn, Run, TreeId};
 
 use crate::EngineError;
 use crate::checkpoint::checksums::{Checksums, SumCache, SumPins};
@@ -46,6 +46,13 @@ impl LogTail {
     /// Bytes of log between the checkpoint and the head.
     pub fn used(&self) -> u64 {
         self.head - self.start
+    }
+
+    /// Whether a batch with so many bytes of transactions may be written. An eighth of the ring stays free, so that what gathers can
+    /// always be.
+    pub fn takes(&self, payload_bytes: usize) -> bool {
+        let after = self.used() + (batch::batch_blocks(payload_bytes) << BLOCK_SHIFT) as u64;
+        after + self.ring_bytes / 8 <= self.ring_bytes
     }
 }
 
@@ -356,10 +363,7 @@ impl Core {
         if ride_bytes > 0 && self.pending.ride_bytes + ride_bytes > RIDE_BYTES_MAX {
             return Err(Obstacle::RideFull);
         }
-        // An eighth of the ring stays free, so that what gathers can always be written.
-        let after =
-            self.log.used() + (batch::batch_blocks(self.pending.payload.len() + record_bytes) << 12) as u64;
-        if after + self.log.ring_bytes / 8 > self.log.ring_bytes {
+        if !self.log.takes(self.pending.payload.len() + record_bytes) {
             return Err(Obstacle::LogFull);
         }
         let (need, grows, steps) = self.prepare(ops, fetched, cache, sum_cache)?;

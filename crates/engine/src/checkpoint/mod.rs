@@ -24,7 +24,7 @@ use varve_format::superblock::CUTS_MAX;
 use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, block_checksum};
 
 use crate::EngineError;
-use crate::core::{Core, LogTail};
+use crate::core::{Core, LogTail, RECORD_BYTES_MAX};
 use crate::journal::PanicStops;
 use crate::numbers::Numbered;
 use crate::space::bits::Bits;
@@ -188,12 +188,9 @@ impl Store {
         let durable = self.durable.lock();
         self.check_writable()?;
         // Nothing has changed, or another checkpoint that was waited for has covered it. Many cuts of the log want one
-        // all the same: there is room for so many of them only. So does a log that is full of nothing, as no store leaves it: whoever
-        // waits for room in it would wait for ever.
-        let is_covered = durable.position >= asked_at && {
-            let log = self.core.lock().log;
-            log.used() <= log.ring_bytes / 2
-        };
+        // all the same: there is room for so many of them only. So does a log in which nothing is and too little room is left, as no
+        // store leaves it: whoever waits for room in it would wait for ever.
+        let is_covered = durable.position >= asked_at && self.core.lock().log.takes(RECORD_BYTES_MAX);
         if !closed && is_covered && self.superblock.lock().cuts.len() < CUTS_MAX / 2 {
             return Ok(());
         }

@@ -563,39 +563,44 @@ fn chunks_that_cannot_be_are_refused() {
     }
 }
 
-// Goal: a log full of batches in which nothing is, each whole, keeps nobody from writing. Method: as many of them as the ring has
-// blocks, as the end of an idle log is written; then a change.
+// Goal: a log of batches in which nothing is, each whole, keeps nobody from writing. Method: as many of them as the ring has blocks, as the
+// end of an idle log is written, then a change; or half as many, then one that is too large for the rest.
 #[test]
 fn a_log_full_of_nothing_is_written_over() {
     use varve_format::batch::{BatchHeader, seal};
-    let mut found = None;
-    let device = forged(|superblock, _| found = Some(superblock.clone()), &[]);
-    let end = found.expect("the superblock is shown");
-    let mut previous = end.log_previous;
-    for i in 0..RING_BYTES / 4096 {
-        let header = BatchHeader {
-            pool_id: end.pool_id,
-            epoch: end.epoch,
-            sequence: end.log_sequence + i,
-            previous,
-            superblock_generation: 1,
-            flushed: end.log_sequence + i - 1,
-            first: Lsn(end.position.0 + 1),
-            last: end.position,
-            transactions: 0,
-            payload_bytes: 0,
-        };
-        let mut batch = vec![0; 4096];
-        previous = seal(&header, &mut batch);
-        let at = (end.log_start + i * 4096) % RING_BYTES;
-        device.inner.write_at(RING_START + at, &AlignedBuf::from_slice(&batch)).expect("writes");
+    for (blocks, values) in [(RING_BYTES / 4096, 1), (RING_BYTES / 2 / 4096, 1800u64)] {
+        let mut found = None;
+        let device = forged(|superblock, _| found = Some(superblock.clone()), &[]);
+        let end = found.expect("the superblock is shown");
+        let mut previous = end.log_previous;
+        for i in 0..blocks {
+            let header = BatchHeader {
+                pool_id: end.pool_id,
+                epoch: end.epoch,
+                sequence: end.log_sequence + i,
+                previous,
+                superblock_generation: 1,
+                flushed: end.log_sequence + i - 1,
+                first: Lsn(end.position.0 + 1),
+                last: end.position,
+                transactions: 0,
+                payload_bytes: 0,
+            };
+            let mut batch = vec![0; 4096];
+            previous = seal(&header, &mut batch);
+            let at = (end.log_start + i * 4096) % RING_BYTES;
+            device.inner.write_at(RING_START + at, &AlignedBuf::from_slice(&batch)).expect("writes");
+        }
+        within("a change", move || {
+            let store = open(&device);
+            let mut tx = Transaction::new();
+            (0..values).for_each(|n| tx.put(TREE, &n.to_be_bytes(), &[1; 1900]));
+            store.apply(tx, None).expect("applies");
+            store.close().expect("closes");
+            let last = open(&device).get(TREE, &(values - 1).to_be_bytes()).expect("reads");
+            assert_eq!(last.as_deref(), Some(&[1; 1900][..]));
+        });
     }
-    within("a change", move || {
-        let store = open(&device);
-        put(&store, b"x", b"y");
-        store.close().expect("closes");
-        assert_eq!(open(&device).get(TREE, b"x").expect("reads").as_deref(), Some(&b"y"[..]));
-    });
 }
 
 // Goal: a leaf without entries, which no store leaves, is refused by whoever reads it. Method: a tree that is one.
