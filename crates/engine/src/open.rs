@@ -151,7 +151,7 @@ impl Store {
         options: StoreOptions,
         mut judge: Judge,
     ) -> Result<(Arc<Store>, RecoveryReport)> {
-        let (pool, superblock) = Pool::open(devices)?;
+        let (pool, superblock) = Pool::open(devices, !options.read_only)?;
         let unknown = superblock.read_only_compatible & !READ_ONLY_COMPATIBLE_KNOWN;
         if unknown != 0 && !options.read_only {
             return Err(EngineError::Refused(format!(

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use varve_device::{AlignedBuf, Device};
+use varve_device::{AlignedBuf, Device, DeviceError};
 use varve_format::root::{NODE_COPIES_MAX, NodePtr};
 use varve_format::superblock::{
     CHUNKS_MAX, Chunk, FORMAT_VERSION, INCOMPATIBLE_KNOWN, Label, POOL_BYTES_MIN, ProfileField,
@@ -131,16 +131,21 @@ fn read_label(device: &dyn Device) -> Result<Label> {
     refuse(format!("{} is not a VarveFS pool ({why}); `varve create` makes one", device.name()))
 }
 
-/// The newest valid superblock on any device.
-pub fn newest_superblock(devices: &[Arc<dyn Device>], labels: &[Label]) -> Result<Superblock> {
+/// The newest valid superblock on any device, and why it is not known whether there is a newer one, if a device fails to read both slots
+/// of the next generation. One that cannot be read beside one that can is as good as one that was torn.
+pub fn newest_superblock(
+    devices: &[Arc<dyn Device>],
+    labels: &[Label],
+) -> Result<(Superblock, Option<DeviceError>)> {
     let mut best: Option<Superblock> = None;
-    let (mut why, mut unreadable) = (None, None);
+    let (mut why, mut unreadable) = (None, Vec::new());
     let mut slot = AlignedBuf::new(SLOT_BYTES as usize);
-    for (device, label) in devices.iter().zip(labels) {
+    for (device_index, (device, label)) in devices.iter().zip(labels).enumerate() {
         for i in 0..2 * SLOTS_PER_END {
-            // There are many; one that cannot be read is as good as one that was torn.
-            if let Err(e) = device.read_at(slot_offset(i, label.size_bytes), &mut slot) {
-                unreadable = Some(e);
+            let at = slot_offset(i, label.size_bytes);
+            // A device that fails is asked once more: that may have been for a moment.
+            if let Err(e) = device.read_at(at, &mut slot).or_else(|_| device.read_at(at, &mut slot)) {
+                unreadable.push((device_index, i, e));
                 continue;
             }
             if slot[..8] == [0; 8] {
@@ -155,7 +160,7 @@ pub fn newest_superblock(devices: &[Arc<dyn Device>], labels: &[Label]) -> Resul
         }
     }
     let Some(best) = best else {
-        if let Some(e) = unreadable {
+        if let Some((.., e)) = unreadable.pop() {
             return Err(e.into());
         }
         return Err(match why {
@@ -218,7 +223,11 @@ pub fn newest_superblock(devices: &[Arc<dyn Device>], labels: &[Label]) -> Resul
     if best.chunks.iter().rev().skip(1).any(|c| c.len_bytes != best.chunks[0].len_bytes) {
         return refuse(format!("{}: chunks of unequal length", devices[0].name()));
     }
-    Ok(best)
+    let next = (best.generation + 1) % SLOTS_PER_END;
+    let unread = |device: usize, i: u64| unreadable.iter().find(|u| (u.0, u.1) == (device, i));
+    let newer = (0..devices.len())
+        .find_map(|device| unread(device, next).filter(|_| unread(device, SLOTS_PER_END + next).is_some()));
+    Ok((best, newer.map(|(.., e)| e.clone())))
 }
 
 /// What is wrong with the two labels of a device, of which one at least is good.

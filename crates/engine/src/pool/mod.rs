@@ -56,10 +56,20 @@ struct Piece<'c> {
 }
 
 impl Pool {
-    /// Finds labels and the newest superblock.
-    pub fn open(devices: Vec<Arc<dyn Device>>) -> Result<(Pool, Superblock)> {
+    /// Finds labels and the newest superblock. For who writes it has to be known that there is no newer one.
+    pub fn open(devices: Vec<Arc<dyn Device>>, writes: bool) -> Result<(Pool, Superblock)> {
         let (devices, labels) = label::read_labels(devices)?;
-        let superblock = label::newest_superblock(&devices, &labels)?;
+        let (superblock, newer) = label::newest_superblock(&devices, &labels)?;
+        match newer {
+            Some(error) if writes => return Err(error.into()),
+            Some(error) => {
+                let generation = superblock.generation;
+                tracing::warn!(
+                    "whether there is a superblock after generation {generation} cannot be read: {error}"
+                );
+            }
+            None => {}
+        }
         let pool = Pool {
             devices,
             pool_id: labels[0].pool_id,
