@@ -291,24 +291,23 @@ pub fn describe_recovery(report: &RecoveryReport) -> Option<String> {
             "all keyframes, which make old versions faster to read and say nothing else, were thrown away and will be made again: {why}"
         )
     });
-    if report.clean {
-        return keyframes;
+    let mut parts = Vec::new();
+    if !report.clean {
+        parts.push(format!(
+            "the pool was not unmounted the last time; recovered {} transactions from {} batches of its log",
+            report.transactions_replayed, report.batches_replayed
+        ));
     }
-    let mut text = format!(
-        "the pool was not unmounted the last time; recovered {} transactions from {} batches of its log",
-        report.transactions_replayed, report.batches_replayed
-    );
     if report.batches_cut > 0 {
-        text.push_str(&format!(
-            "; {} batches whose data had not reached the device were cut off (nothing that was synced)",
+        parts.push(format!(
+            "{} batches whose data had not reached the device were cut off (nothing that was synced)",
             report.batches_cut
         ));
     }
-    if let Some(why) = &report.replay_ended_by {
-        text.push_str(&format!("; what came last, in {} more, cannot be shown: {why}", report.batches_left));
-    }
-    if let Some(keyframes) = keyframes {
-        text.push_str(&format!("; {keyframes}"));
-    }
-    Some(text)
+    parts.extend(report.replay_ended_by.as_ref().map(|why| match report.batches_left {
+        0 => format!("what came last may not be shown: {why}"),
+        left => format!("what came last, in {left} more, cannot be shown: {why}"),
+    }));
+    parts.extend(keyframes);
+    (!parts.is_empty()).then(|| parts.join("; "))
 }

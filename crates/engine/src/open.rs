@@ -151,7 +151,8 @@ impl Store {
         options: StoreOptions,
         mut judge: Judge,
     ) -> Result<(Arc<Store>, RecoveryReport)> {
-        let (pool, superblock) = Pool::open(devices, !options.read_only)?;
+        let (pool, superblock, newer) = Pool::open(devices)?;
+        let unseen = newer.judge(options.read_only, &mut judge)?;
         let unknown = superblock.read_only_compatible & !READ_ONLY_COMPATIBLE_KNOWN;
         if unknown != 0 && !options.read_only {
             return Err(EngineError::Refused(format!(
@@ -222,6 +223,7 @@ impl Store {
         let mut report = RecoveryReport {
             batches_cut: (log.batches.len() - log.keep) as u64,
             clean,
+            replay_ended_by: unseen,
             ..RecoveryReport::default()
         };
         let sequence = core.log.sequence;
@@ -247,7 +249,7 @@ impl Store {
                 tracing::warn!(
                     "{e}: the log can be replayed up to there, and be read; the pool cannot be written to"
                 );
-                report.replay_ended_by = Some(e.to_string());
+                report.replay_ended_by.get_or_insert(e.to_string());
                 report.batches_left = log.keep as u64 - report.batches_replayed;
             }
             (Err(Halt::Lost(e) | Halt::Refused(e)), None) => return Err(e),

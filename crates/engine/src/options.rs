@@ -112,8 +112,8 @@ pub struct RecoveryReport {
     pub end: Lsn,
     /// Whether the pool had been closed cleanly.
     pub clean: bool,
-    /// What of the pool is lost, so that the log could not be replayed to its end: what came after `end` is not seen. Only where
-    /// the pool is opened for reading.
+    /// What of the pool is lost, so that the log could not be replayed to its end, or that there may be a newer superblock, which cannot be
+    /// read: what came after `end` is not seen. Only where the pool is opened for reading.
     pub replay_ended_by: Option<String>,
     /// Batches that were not applied for that, or not all of them.
     pub batches_left: u64,

@@ -32,7 +32,8 @@ impl Store {
     /// Of a pool that was opened for reading: whether nobody has written to it since. Reads the superblocks and the log, as
     /// opening does; an error means that it could not be opened now.
     pub fn is_unchanged(&self) -> Result<bool, EngineError> {
-        let (pool, superblock) = Pool::open(self.pool.devices.clone(), false)?;
+        let (pool, superblock, newer) = Pool::open(self.pool.devices.clone())?;
+        newer.require_none()?;
         if pool.pool_id != self.pool.pool_id || superblock != *self.superblock.lock() {
             return Ok(false);
         }

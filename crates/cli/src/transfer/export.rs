@@ -91,8 +91,8 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
     };
     if recovery.replay_ended_by.is_some() {
         // No file is missing to who does not know of it.
-        let error = "what was done last before the pool was cut off cannot be read and is not in this copy; the log of the pool ends \
-                     where it says above";
+        let error = "what was done last before the pool was cut off cannot be read and is not in this copy, or may not be; it says above \
+                     why";
         export.tally.problem(&place.pool, error.to_owned());
     }
     let copied = export.begin(&args.dir).and_then(|()| export.tree(&args.dir, from, &stop));

@@ -13,7 +13,7 @@ use varve_format::superblock::{
 use varve_format::{BLOCK_BYTES, BLOCK_SHIFT, Lsn};
 
 use crate::options::{FormatOptions, Profile};
-use crate::problem::{Problem, ProblemKind as Kind, Problems};
+use crate::problem::{Judge, Problem, ProblemKind as Kind, Problems};
 use crate::{EngineError, store::DEVICES_MAX};
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -131,12 +131,33 @@ fn read_label(device: &dyn Device) -> Result<Label> {
     refuse(format!("{} is not a VarveFS pool ({why}); `varve create` makes one", device.name()))
 }
 
-/// The newest valid superblock on any device, and why it is not known whether there is a newer one, if a device fails to read both slots
-/// of the next generation. One that cannot be read beside one that can is as good as one that was torn.
-pub fn newest_superblock(
-    devices: &[Arc<dyn Device>],
-    labels: &[Label],
-) -> Result<(Superblock, Option<DeviceError>)> {
+/// Why it is not known whether there is a newer superblock than the one that was found. `None`: there is none.
+pub struct Newer(Option<String>);
+
+impl Newer {
+    /// Refuses who writes: what only the older one needs may have been overwritten. Who reads is told, and gets the reason.
+    pub fn judge(self, read_only: bool, judge: &mut Judge) -> Result<Option<String>> {
+        match &self.0 {
+            Some(why) if !read_only => refuse(format!(
+                "{why}; so the pool is not opened for writing. Try again, or look at the device; `varve export`, or a mount with -o ro, \
+                 brings what was there before to safety"
+            )),
+            Some(why) => {
+                judge.mention(Kind::SuperblockDamaged, why.clone());
+                Ok(self.0)
+            }
+            None => Ok(None),
+        }
+    }
+    /// An error where it is not known.
+    pub fn require_none(self) -> Result<()> {
+        self.0.map_or(Ok(()), refuse)
+    }
+}
+
+/// The newest valid superblock on any device. Whether there is a newer one is not known if a device fails to read both slots of the next
+/// generation. One that cannot be read beside one that can is as good as one that was torn.
+pub fn newest_superblock(devices: &[Arc<dyn Device>], labels: &[Label]) -> Result<(Superblock, Newer)> {
     let mut best: Option<Superblock> = None;
     let (mut why, mut unreadable) = (None, Vec::new());
     let mut slot = AlignedBuf::new(SLOT_BYTES as usize);
@@ -227,7 +248,14 @@ pub fn newest_superblock(
     let unread = |device: usize, i: u64| unreadable.iter().find(|u| (u.0, u.1) == (device, i));
     let newer = (0..devices.len())
         .find_map(|device| unread(device, next).filter(|_| unread(device, SLOTS_PER_END + next).is_some()));
-    Ok((best, newer.map(|(.., e)| e.clone())))
+    let why = |e: &DeviceError| {
+        format!(
+            "there may be a newer superblock than that of generation {}, which cannot be read: {e}",
+            best.generation
+        )
+    };
+    let newer = Newer(newer.map(|(.., e)| why(e)));
+    Ok((best, newer))
 }
 
 /// What is wrong with the two labels of a device, of which one at least is good.

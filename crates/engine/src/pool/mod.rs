@@ -19,7 +19,7 @@ use crate::EngineError;
 use crate::problem::Problems;
 
 use flush::{Beside, Flushes};
-pub use label::{NUMBER_MAX, format_devices};
+pub use label::{NUMBER_MAX, Newer, format_devices};
 
 type Result<T> = std::result::Result<T, EngineError>;
 
@@ -56,20 +56,10 @@ struct Piece<'c> {
 }
 
 impl Pool {
-    /// Finds labels and the newest superblock. For who writes it has to be known that there is no newer one.
-    pub fn open(devices: Vec<Arc<dyn Device>>, writes: bool) -> Result<(Pool, Superblock)> {
+    /// Finds labels and the newest superblock.
+    pub fn open(devices: Vec<Arc<dyn Device>>) -> Result<(Pool, Superblock, Newer)> {
         let (devices, labels) = label::read_labels(devices)?;
         let (superblock, newer) = label::newest_superblock(&devices, &labels)?;
-        match newer {
-            Some(error) if writes => return Err(error.into()),
-            Some(error) => {
-                let generation = superblock.generation;
-                tracing::warn!(
-                    "whether there is a superblock after generation {generation} cannot be read: {error}"
-                );
-            }
-            None => {}
-        }
         let pool = Pool {
             devices,
             pool_id: labels[0].pool_id,
@@ -79,7 +69,7 @@ impl Pool {
             repaired_count: AtomicU64::new(0),
             flushes: Flushes::default(),
         };
-        Ok((pool, superblock))
+        Ok((pool, superblock, newer))
     }
 
     /// The pool that `format_devices` has just labelled.
