@@ -195,7 +195,7 @@ impl Filesystem {
         read_only: bool,
         sync: bool,
     ) -> Result<InodeId> {
-        self.core.thawing(|| self.core.snapshot(source, parent, name, read_only, sync))
+        self.core.snapshot(source, parent, name, read_only, sync)
     }
     /// Deletes a subvolume in which there is no other. Its name is gone at once, and what is open in it gives
     /// [`crate::FsError::Stale`]; space that only it held comes back in the background. Works on a full pool.

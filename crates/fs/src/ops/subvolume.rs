@@ -299,7 +299,8 @@ impl Core {
         if local(source) != ROOT_INODE {
             return Err(FsError::NotSubvolume);
         }
-        let slot = self.with_space(|| self.snapshot_once(Slot::of(source), parent, name, read_only))?;
+        let once = || self.snapshot_once(Slot::of(source), parent, name, read_only);
+        let slot = self.thawing(|| self.with_space(once))?;
         if sync {
             self.complete(|set| set.snapshot == slot)?;
             self.commit(self.store.position())?;

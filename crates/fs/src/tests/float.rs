@@ -429,7 +429,7 @@ fn snapshot_between_pieces() -> bool {
     let (before, view) = (f.fs.position(), f.fs.core().store.view());
     let written = std::thread::scope(|scope| {
         let writer = scope.spawn(|| f.fs.write(Caller::ROOT, ino, 0, &new).unwrap());
-        while f.fs.position() == before {
+        while f.fs.position() == before && !writer.is_finished() {
             pause(1);
         }
         drop(kept);
