@@ -48,7 +48,8 @@ pub enum Change {
     XattrSet { inode: u64, path: PathBuf, name: Vec<u8>, value: Vec<u8> },
     /// An extended attribute is gone.
     XattrRemoved { inode: u64, path: PathBuf, name: Vec<u8> },
-    /// Flags have changed, or a new inode has some: all that it has now.
+    /// Flags of a file or directory have changed, or a new one has some: all that it has now. (Links and nodes have those of the directory
+    /// that they were made in, and they cannot be set.)
     Flags { inode: u64, path: PathBuf, flags: Flags },
     /// An inode that the newer one does not have any more.
     Deleted { inode: u64, file_type: FileType },
@@ -85,7 +86,11 @@ impl Iterator for Diff {
                     self.cursor = page.next;
                     let paths = |list: Vec<(u64, Vec<u8>)>| list.into_iter().collect::<HashMap<_, _>>();
                     let (old, new) = (paths(page.old_paths), paths(page.new_paths));
-                    let changes = page.changes.into_iter().map(|change| with_path(change, &old, &new));
+                    let changes = page
+                        .changes
+                        .into_iter()
+                        .filter(can_be_done)
+                        .map(|change| with_path(change, &old, &new));
                     self.page = changes.collect::<Vec<_>>().into_iter();
                 }
                 Err(error) => return Some(Err(error)),
@@ -95,6 +100,17 @@ impl Iterator for Diff {
 }
 
 type Paths = HashMap<u64, Vec<u8>>;
+
+/// Not the flags of links and nodes: they keep those of the directory that they were made in, and nobody can set them; by its path another
+/// file would get those of a link.
+fn can_be_done(change: &varve_fs::Change) -> bool {
+    match change {
+        varve_fs::Change::Flags { kind, .. } => {
+            matches!(FileType::of(*kind), FileType::File | FileType::Directory)
+        }
+        _ => true,
+    }
+}
 
 fn with_path(change: varve_fs::Change, old: &Paths, new: &Paths) -> Change {
     let path = |inode| path_buf(new.get(&inode).map_or(&[][..], Vec::as_slice));

@@ -333,3 +333,25 @@ fn a_copy_follows_a_diff() {
     assert_eq!(copy, after);
     assert_sound(&pool);
 }
+
+// Goal: the flags that a link has from its directory are not told as a change, which by its path would be done to what it leads to. Method:
+// a link made in a directory whose flags its contents take over, to an immutable file; the changes done to a copy.
+#[test]
+fn flags_of_links_are_no_changes() {
+    let pool = quiet().in_memory(64 * MIB).unwrap();
+    let fs = pool.filesystem();
+    fs.create_subvolume("/o").unwrap();
+    fs.create_dir("/o/dir").unwrap();
+    fs.set_flags("/o/dir", with(|flags| flags.no_dump = true)).unwrap();
+    fs.write("/o/sealed", "kept").unwrap();
+    fs.set_flags("/o/sealed", immutable()).unwrap();
+    fs.snapshot("/o", "/before", SnapshotOptions::new().read_only(true)).unwrap();
+    fs.snapshot("/o", "/copy", SnapshotOptions::new()).unwrap();
+    fs.symlink("../sealed", "/o/dir/link").unwrap();
+    assert!(fs.symlink_metadata("/o/dir/link").unwrap().flags.no_dump, "it has its directory's");
+    fs.snapshot("/o", "/after", SnapshotOptions::new().read_only(true)).unwrap();
+    let changes: Vec<_> = fs.diff("/before", "/after").unwrap().map(Result::unwrap).collect();
+    assert!(!changes.iter().any(|change| matches!(change, Change::Flags { .. })), "{changes:#?}");
+    follow(&fs, &changes, Path::new("/after"), Path::new("/copy"));
+    assert_eq!(fs.metadata("/copy/dir/link").unwrap().flags, immutable());
+}
