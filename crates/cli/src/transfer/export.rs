@@ -91,15 +91,15 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
     };
     if recovery.replay_ended_by.is_some() {
         // No file is missing to who does not know of it.
-        let error = "what was done last before the pool was cut off cannot be read and is not in this copy, or may not be; it says above \
-                     why";
+        let error = "what was done last before the pool was cut off cannot be read, in its log or a superblock, as it says above; it is not in \
+                     this copy";
         export.tally.problem(&place.pool, error.to_owned());
     }
     let copied = export.begin(&args.dir).and_then(|()| export.tree(&args.dir, from, &stop));
     export.tally.progress.note("making it durable");
     let synced = export.finish_waiting();
-    for (path, flags) in std::mem::take(&mut export.flags_last) {
-        export.flag_at(&path, flags);
+    for (path, flags, uid) in std::mem::take(&mut export.flags_last) {
+        export.flag_at(&path, flags, uid);
     }
     for (path, mode) in std::mem::take(&mut export.bits_last) {
         export.bits_at(&path, mode);
@@ -171,6 +171,8 @@ struct Waiting {
     path: PathBuf,
     atime: Timestamp,
     mtime: Timestamp,
+    /// Its user there.
+    uid: u32,
     /// Unless it has them already, or has other names.
     flags: Option<FileFlags>,
 }
@@ -192,7 +194,7 @@ struct Export<'a> {
     /// Inodes of the target with several names that some file of the pool has become.
     claimed: HashSet<(u64, u64)>,
     /// Files with several names, and the flags they get when all of them are there.
-    flags_last: Vec<(PathBuf, FileFlags)>,
+    flags_last: Vec<(PathBuf, FileFlags, u32)>,
     /// Directories that keep their owner out, who makes them, and the bits they get when nothing in them is touched any more: those
     /// that are in others first.
     bits_last: Vec<(PathBuf, u32)>,
@@ -372,10 +374,12 @@ impl<'a> Export<'a> {
         Ok(None)
     }
 
-    /// Whether what is there is what should be there. What shares its inode with another name must do so in the pool.
+    /// Whether what is there is what should be there. What shares its inode with another name must do so in the pool. What is somebody
+    /// else's is not given away, though it looks alike: whoever owns the directory may have moved it there.
     fn is_equal(&self, from: &Attr, have: &HostStat, dir: &Level, name: &[u8]) -> bool {
         let alone = have.links == 1 || (from.links > 1 && !self.claimed.contains(&have.id));
         alone
+            && (!self.superuser || from.uid == have.uid)
             && from.kind == have.kind
             && match from.kind {
                 FileKind::File => from.size == have.size && from.mtime == have.mtime,
@@ -508,18 +512,18 @@ impl<'a> Export<'a> {
             if deep || from.links == 1 {
                 self.flag(&mut flags, from.flags);
             } else if from.flags != flags.now {
-                self.flags_last.push((path.to_path_buf(), from.flags));
+                self.flags_last.push((path.to_path_buf(), from.flags, have.uid));
             }
             return Ok(sync_file(&target, each)?);
         }
         let flags = (from.flags != flags.now).then_some(from.flags);
         let (now, last) = if from.links > 1 { (None, flags) } else { (flags, None) };
-        self.flags_last.extend(last.map(|flags| (path.to_path_buf(), flags)));
+        self.flags_last.extend(last.map(|flags| (path.to_path_buf(), flags, have.uid)));
         if self.waiting.is_empty() {
             self.waiting_since = Instant::now();
         }
         let (atime, mtime) = (from.atime, from.mtime);
-        self.waiting.push(Waiting { path: path.to_path_buf(), atime, mtime, flags: now });
+        self.waiting.push(Waiting { path: path.to_path_buf(), atime, mtime, uid: have.uid, flags: now });
         if self.waiting.len() >= WAITING_FILES_MAX
             || self.waiting_bytes >= WAITING_BYTES_MAX
             || self.waiting_since.elapsed() >= self.waiting_time_max
@@ -597,7 +601,7 @@ impl<'a> Export<'a> {
         let have = held.stat()?;
         let is_node = matches!(from.kind, FileKind::CharDevice | FileKind::BlockDevice);
         if have.kind != from.kind || (is_node && have.rdev != from.rdev) {
-            return Err(replaced());
+            return Err(Trouble::Entry(replaced()));
         }
         self.attributes(from, &have, &held, &mut Flagged::of(None))?;
         Ok(held.set_times(&host::times(from.atime, from.mtime))?)
@@ -616,14 +620,29 @@ impl<'a> Export<'a> {
         self.sync()?;
         for file in waiting {
             let times = host::times(file.atime, file.mtime);
-            let set = host::parent_of(&self.root, &file.path)
-                .and_then(|(dir, name)| rustix::fs::utimensat(dir, name, &times, AtFlags::SYMLINK_NOFOLLOW));
-            if let Err(errno) = set {
-                let error = format!("its times cannot be set: {}", std::io::Error::from(errno));
-                self.tally.problem(&file.path, error);
+            let held =
+                host::parent_of(&self.root, &file.path).and_then(|(dir, name)| hold(dir.as_fd(), name));
+            let set = held.and_then(|held| {
+                let held = Held::of(&held);
+                // Inode numbers are made anew by some filesystems; an owner is what matters.
+                if held.stat()?.uid != file.uid {
+                    return Ok(false);
+                }
+                held.set_times(&times).map(|()| true)
+            });
+            match set {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.tally.problem(&file.path, replaced());
+                    continue;
+                }
+                Err(errno) => {
+                    let error = format!("its times cannot be set: {}", std::io::Error::from(errno));
+                    self.tally.problem(&file.path, error);
+                }
             }
             if let Some(flags) = file.flags {
-                self.flag_at(&file.path, flags);
+                self.flag_at(&file.path, flags, file.uid);
             }
         }
         Ok(())
@@ -651,8 +670,8 @@ fn open_up(dir: &Level, existing: Option<HostStat>) -> Step<()> {
 }
 
 /// Something else has the name by now.
-fn replaced() -> Trouble {
-    Trouble::Entry("it was replaced in the target meanwhile; run the same command again".to_owned())
+fn replaced() -> String {
+    "it was replaced in the target meanwhile; run the same command again".to_owned()
 }
 
 /// What the pool cannot give is left out; the rest may be whole.

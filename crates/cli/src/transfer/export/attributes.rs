@@ -10,6 +10,7 @@ use varve_fs::{Attr, FileFlags, FileKind};
 use super::{Export, Level, Step, replaced, unreadable};
 use crate::transfer::held::{Held, hold};
 use crate::transfer::host::{self, Flagged, HostStat, Xattr};
+use crate::transfer::tally::Trouble;
 use crate::transfer::target::sync_file;
 
 impl Export<'_> {
@@ -22,10 +23,13 @@ impl Export<'_> {
     }
 
     /// The same of what is at `path` below the target.
-    pub(super) fn flag_at(&mut self, path: &Path, wanted: FileFlags) {
+    pub(super) fn flag_at(&mut self, path: &Path, wanted: FileFlags, uid: u32) {
         let file = host::parent_of(&self.root, path)
             .and_then(|(dir, name)| host::open_at(dir.as_fd(), name, OFlags::empty()))
             .ok();
+        if file.as_ref().is_some_and(|file| host::stat_of(file).is_ok_and(|have| have.uid != uid)) {
+            return self.tally.problem(path, replaced());
+        }
         self.flag(&mut Flagged::of(file.as_ref().map(AsFd::as_fd)), wanted);
         self.settle(path, file);
     }
@@ -79,7 +83,7 @@ impl Export<'_> {
         let held = hold(dir.target.as_fd(), name)?;
         let held = Held::of(&held);
         if held.stat()?.id != have.id {
-            return Err(replaced());
+            return Err(Trouble::Entry(replaced()));
         }
         let file = (from.kind == FileKind::File).then(|| held.open().ok()).flatten();
         let mut flags = Flagged::of(file.as_ref().map(AsFd::as_fd));
@@ -91,7 +95,7 @@ impl Export<'_> {
         }
         if from.kind == FileKind::File {
             if from.links > 1 && from.flags != flags.had {
-                self.flags_last.push((path.to_path_buf(), from.flags));
+                self.flags_last.push((path.to_path_buf(), from.flags, held.stat()?.uid));
             }
             let now = if from.links > 1 { flags.had } else { from.flags };
             changed |= self.flag(&mut flags, now);

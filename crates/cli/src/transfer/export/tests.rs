@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::fs::RenameFlags;
 use varve_device::{Device, MemoryDevice};
@@ -120,14 +121,53 @@ fn what_takes_a_name_gets_no_attributes() {
         let (mut export, level) = begin(&pool, out, true);
         let dir = host::open_directory(out).expect("a directory");
         let exchange = move || {
-            while rustix::fs::renameat_with(&dir, "others", &dir, "f", RenameFlags::EXCHANGE).is_err() {}
+            let begun = Instant::now();
+            while rustix::fs::renameat_with(&dir, "others", &dir, "f", RenameFlags::EXCHANGE).is_err() {
+                assert!(begun.elapsed() < Duration::from_secs(20), "it gets no name");
+            }
         };
         let exchange = std::thread::spawn(exchange);
-        entry(&mut export, &level, "f", from);
+        let _ = entry(&mut export, &level, "f", from);
         exchange.join().expect("it has its name, at the latest now");
         let _ = export.finish_waiting();
         assert_others(&others);
     }
+}
+
+// Goal: somebody else's file is given to nobody for looking like the copy, nor does it get the times of what it has replaced. Method: one of the
+// size and time of the pool's in its place, before the export; then one that comes there while the copy waits for its times.
+#[test]
+fn what_looks_alike_is_not_given_away() {
+    if !rustix::process::geteuid().is_root() {
+        crate::tell("*** SKIPPED what_looks_alike_is_not_given_away: only root gives files to others ***");
+        return;
+    }
+    let pool = pool();
+    let from = theirs(&pool, file(&pool, "f"));
+    let attr = pool.getattr(from).expect("it is there");
+    let scratch = tempfile::tempdir().expect("a directory");
+    let out = scratch.path();
+    let alike = || {
+        let others = others(&out.join("others"));
+        others.set_len(attr.size).expect("room");
+        rustix::fs::futimens(&others, &host::times(attr.atime, attr.mtime)).expect("its times");
+        std::fs::rename(out.join("others"), out.join("f")).expect("its name");
+        others
+    };
+    let before = alike();
+    let (mut export, level) = begin(&pool, out, false);
+    assert!(entry(&mut export, &level, "f", from));
+    assert_others(&before);
+    assert_eq!(std::fs::metadata(out.join("f")).expect("a copy").uid(), 1234);
+    let late = alike();
+    let moved = rustix::fs::Timestamps {
+        last_access: rustix::fs::Timespec { tv_sec: 1, tv_nsec: 0 },
+        last_modification: rustix::fs::Timespec { tv_sec: 1, tv_nsec: 0 },
+    };
+    rustix::fs::futimens(&late, &moved).expect("its times");
+    assert!(export.finish_waiting().is_ok());
+    assert_eq!(late.metadata().expect("it is open").mtime(), 1);
+    assert_eq!(export.tally.summary.errors_count, 1);
 }
 
 // Goal: what was replaced since it was looked at gets no attributes of the copy that was there. Method: a file and a link that others are
