@@ -40,6 +40,7 @@ use varve_fs::{
 use varve_format::record::subvolume::LOCAL_INODE_BITS;
 
 use super::finisher::{Finisher, Written};
+use super::held::{Held, hold};
 use super::host::{self, HostStat};
 use super::links::Links;
 use super::place::PoolPath;
@@ -297,7 +298,7 @@ impl Import {
         let attr = self.filesystem.getattr(level.target.ino)?;
         let had = level.had.get().unwrap_or(attr.flags);
         let flags = host::flags(level.source.as_fd()).unwrap_or(had);
-        let changed = self.attributes(attr, &level.stat, level.source.as_fd(), b".", Some(flags))?;
+        let changed = self.attributes(attr, &level.stat, &Held::of(&level.source), Some(flags))?;
         let changed = changed || flags != had;
         self.count_changed(changed && !level.target.fresh);
         Ok(())
@@ -452,7 +453,8 @@ impl Import {
                 let source = host::open_at(dir.source.as_fd(), name, OFlags::empty()).ok();
                 let flags = source.and_then(|source| host::flags(source.as_fd())).unwrap_or(attr.flags);
                 let now = if stat.links > 1 { attr.flags } else { flags };
-                let changed = self.attributes(attr, stat, dir.source.as_fd(), name, Some(now))?;
+                let changed =
+                    self.attributes(attr, stat, &Held::of(&hold(dir.source.as_fd(), name)?), Some(now))?;
                 self.flags_last.extend((flags != now).then_some((attr.ino, flags)));
                 self.count_changed(changed || flags != attr.flags);
                 (attr.ino, *stat)
@@ -495,7 +497,7 @@ impl Import {
             }
             attr
         };
-        self.attributes(attr, &stat, dir.source.as_fd(), name, None)?;
+        self.attributes(attr, &stat, &Held::of(&source), None)?;
         let flags = host::flags(source.as_fd()).filter(|flags| *flags != attr.flags);
         // Without its time it will be copied anew.
         require_unchanged(&source, &stat)?;
@@ -598,7 +600,8 @@ impl Import {
         };
         self.count_special(stat);
         let known = equal.is_some();
-        let changed = self.attributes(attr, stat, dir.source.as_fd(), name, Some(attr.flags))?;
+        let changed =
+            self.attributes(attr, stat, &Held::of(&hold(dir.source.as_fd(), name)?), Some(attr.flags))?;
         self.count_changed(changed && known);
         Ok(())
     }
@@ -624,7 +627,7 @@ impl Import {
         let attr = self.make_special(dir, name, stat, existing, link)?;
         self.links.add(stat, slot(dir), attr.ino);
         self.count_special(stat);
-        self.attributes(attr, stat, dir.source.as_fd(), name, Some(attr.flags)).map(drop)
+        self.attributes(attr, stat, &Held::of(&hold(dir.source.as_fd(), name)?), Some(attr.flags)).map(drop)
     }
 
     fn make_special(

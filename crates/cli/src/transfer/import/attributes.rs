@@ -1,12 +1,10 @@
 //! What an import gives inodes beside their contents: owner, bits, extended attributes, times and flags, where they differ.
 
-use std::os::fd::BorrowedFd;
-
 use varve_fs::{Attr, Caller, FileFlags, FileKind, FsError, InodeId, SetAttr, SetTime, XattrMode};
 
 use super::{Import, Step};
 use crate::names::escape;
-use crate::transfer::held::{Held, hold};
+use crate::transfer::held::Held;
 use crate::transfer::host::{HostStat, Xattr};
 use crate::transfer::tally::Trouble;
 
@@ -17,14 +15,13 @@ impl Import {
         &mut self,
         attr: Attr,
         stat: &HostStat,
-        source: BorrowedFd<'_>,
-        name: &[u8],
+        source: &Held<'_>,
         flags: Option<FileFlags>,
     ) -> Step<bool> {
         let ino = attr.ino;
         let mut has = attr.flags;
         let link = stat.kind == FileKind::Symlink;
-        let (wanted, others) = Held::of(&hold(source, name)?).xattrs(&mut self.room)?;
+        let (wanted, others) = source.xattrs(&mut self.room)?;
         self.tally.summary.xattrs_left_out_count += others;
         // The owner first: giving a file away takes set-ids and capabilities.
         let mut changed = false;
