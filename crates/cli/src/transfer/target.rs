@@ -127,8 +127,13 @@ pub fn place_directory(dir: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Trouble> {
         }),
         // Not every filesystem can.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-            rustix::fs::unlinkat(dir, name, AtFlags::empty())?;
-            rustix::fs::renameat(dir, &new, dir, name)
+            let aside = free_name(dir).map_err(|_| Errno::EXIST)?;
+            rustix::fs::renameat(dir, name, dir, &aside)?;
+            let renamed = rustix::fs::renameat(dir, &new, dir, name);
+            match renamed {
+                Ok(()) => rustix::fs::unlinkat(dir, &aside, AtFlags::empty()),
+                Err(_) => rustix::fs::renameat(dir, &aside, dir, name).and(renamed),
+            }
         }
         Err(errno) => Err(errno),
     };
