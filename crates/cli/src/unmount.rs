@@ -104,7 +104,7 @@ fn full_host(mount: &Mount) -> String {
     if !is_file || left() >= HOST_BYTES_MIN {
         return String::new();
     }
-    format!("; the filesystem that holds {} is full, make room there", pool.shown())
+    format!("; the filesystem that holds {} is full, which may be why: make room there", pool.shown())
 }
 
 /// Takes a dead mount away, which is not what was asked for.

@@ -231,7 +231,7 @@ fn an_unmount_says_that_the_host_is_full() {
         let unmounted = unmounted.join().expect("no panic");
         assert!(unmounted.status.success(), "{unmounted:?}");
         let said = String::from_utf8_lossy(&unmounted.stderr);
-        assert!(said.contains("small/pool.img is full, make room there"), "{said:?}");
+        assert!(said.contains("small/pool.img is full, which may be why: make room there"), "{said:?}");
     });
     drop(mount);
     let mount = Mount::start(&pool, &point);
