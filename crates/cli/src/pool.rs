@@ -168,9 +168,7 @@ pub fn outcome(recovery: &RecoveryReport) -> Outcome {
 pub fn outcome_of_mount(mount: &Mount, command: &str, log_ended_reason: Option<&str>) -> Outcome {
     let Some(why) = log_ended_reason else { return Outcome::Done };
     let place = mount.mountpoint.shown();
-    crate::tell(&format!(
-        "varve {command}: {place}: what came last in the log of the pool cannot be shown: {why}"
-    ));
+    crate::tell(&format!("varve {command}: {place}: what came last cannot, or may not, be shown: {why}"));
     Outcome::ProblemsFound
 }
 

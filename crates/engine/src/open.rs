@@ -249,7 +249,8 @@ impl Store {
                 tracing::warn!(
                     "{e}: the log can be replayed up to there, and be read; the pool cannot be written to"
                 );
-                report.replay_ended_by.get_or_insert(e.to_string());
+                let first = report.replay_ended_by.take().map(|why| why + "; ").unwrap_or_default();
+                report.replay_ended_by = Some(format!("{first}{e}"));
                 report.batches_left = log.keep as u64 - report.batches_replayed;
             }
             (Err(Halt::Lost(e) | Halt::Refused(e)), None) => return Err(e),

@@ -32,7 +32,7 @@ kinds! {
     PoolUnopenable "pool-unopenable" "The pool cannot be opened, not even to be checked: nothing in it was looked at.";
     LabelDamaged "label-damaged" "One of the two labels of a device cannot be read; the other one is used.";
     LabelsDiffer "labels-differ" "The two labels of a device do not say the same.";
-    SuperblockDamaged "superblock-damaged" "A superblock slot holds no superblock, and no crash explains it.";
+    SuperblockDamaged "superblock-damaged" "A superblock slot holds no superblock, and no crash explains it; or both slots of the generation after the newest cannot be read, so that there may be a newer one.";
     SuperblockMisplaced "superblock-misplaced" "A superblock lies in a slot of other generations.";
     SuperblockForeign "superblock-foreign" "A slot holds a superblock of another pool.";
     SuperblocksDiffer "superblocks-differ" "The two superblocks of one generation are not the same.";

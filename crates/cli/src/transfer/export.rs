@@ -92,7 +92,7 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
     if recovery.replay_ended_by.is_some() {
         // No file is missing to who does not know of it.
         let error = "what was done last before the pool was cut off cannot be read, in its log or a superblock, as it says above; it is not in \
-                     this copy";
+                     this copy, or may not be";
         export.tally.problem(&place.pool, error.to_owned());
     }
     let copied = export.begin(&args.dir).and_then(|()| export.tree(&args.dir, from, &stop));
@@ -184,6 +184,8 @@ struct Export<'a> {
     pool_file: Option<(u64, u64)>,
     /// Subvolumes and snapshots below the directory are made as empty directories.
     one_subvolume: bool,
+    /// Filesystems of the target that have kept no owner.
+    ownerless: HashSet<u64>,
     /// Directories of the pool that were entered.
     entered: HashSet<InodeId>,
     /// The target directory.
@@ -217,6 +219,7 @@ impl<'a> Export<'a> {
             superuser: rustix::process::geteuid().is_root(),
             pool_file: None,
             one_subvolume: false,
+            ownerless: HashSet::new(),
             entered: HashSet::new(),
             root,
             tally,
@@ -379,7 +382,7 @@ impl<'a> Export<'a> {
     fn is_equal(&self, from: &Attr, have: &HostStat, dir: &Level, name: &[u8]) -> bool {
         let alone = have.links == 1 || (from.links > 1 && !self.claimed.contains(&have.id));
         alone
-            && (!self.superuser || from.uid == have.uid)
+            && (!self.superuser || from.uid == have.uid || self.ownerless.contains(&have.id.0))
             && from.kind == have.kind
             && match from.kind {
                 FileKind::File => from.size == have.size && from.mtime == have.mtime,

@@ -347,7 +347,7 @@ impl Reads {
     }
 }
 
-/// Goal: what programs store in a file while an import reads it does not get lost: that import says so, or has it. Method: two files
+/// Goal: what programs store in a file while an import reads it does not get lost: that import has it, or the next one. Method: two files
 /// with a page that is dirty through a mapping, of the first since before the import and of the second since it began; each is stored to once more when the
 /// page has been read, which moves no time as long as it is dirty. Then another import.
 #[test]

@@ -68,7 +68,11 @@ impl Export<'_> {
         let have = host::stat_of(target)?;
         // It may have some from its directory.
         let mut flags = Flagged::of(Some(target.as_fd()));
-        self.attributes(from, &have, &Held::of(target), &mut flags).map(drop)
+        let given = self.attributes(from, &have, &Held::of(target), &mut flags);
+        if self.superuser && host::stat_of(target)?.uid != from.uid {
+            self.ownerless.insert(have.id.0);
+        }
+        given.map(drop)
     }
 
     /// Gives what is equal the attributes, times and flags that it should have.
