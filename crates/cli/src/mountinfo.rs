@@ -97,9 +97,10 @@ impl MountTable {
         MountTable { mounts, numbers }
     }
 
-    /// Directories on which the device is mounted.
-    fn of(&self, device: (u32, u32)) -> impl Iterator<Item = String> {
-        self.mounts.iter().filter(move |mount| mount.device == device).map(|mount| mount.mountpoint.shown())
+    /// Directories on which the same is mounted. Not all that has its number: when it has ended, that may be another's.
+    fn of(&self, of: &Mount) -> impl Iterator<Item = String> {
+        let is_same = |mount: &&Mount| mount.device == of.device && mount.source == of.source;
+        self.mounts.iter().filter(is_same).map(|mount| mount.mountpoint.shown())
     }
 
     /// What is mounted exactly on `path`, topmost.
@@ -139,13 +140,12 @@ impl MountTable {
     }
 }
 
-/// Where a device is mounted, in words: here, and as other processes see it whose tables are their own (containers) and
+/// Where the same is mounted, in words: here, and as other processes see it whose tables are their own (containers) and
 /// can be read. Each table is named once, by one of its processes.
-pub fn everywhere(device: (u32, u32)) -> Vec<String> {
+pub fn everywhere(of: &Mount) -> Vec<String> {
     let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     let mut namespaces = BTreeSet::from_iter(namespace("self"));
-    let mut places: Vec<String> =
-        MountTable::read().map(|table| table.of(device).collect()).unwrap_or_default();
+    let mut places: Vec<String> = MountTable::read().map(|table| table.of(of).collect()).unwrap_or_default();
     let mut tables = BTreeSet::from([places.clone()]);
     let Ok(processes) = std::fs::read_dir("/proc") else { return places };
     for process in processes.flatten() {
@@ -159,7 +159,7 @@ pub fn everywhere(device: (u32, u32)) -> Vec<String> {
         }
         // It may have ended meanwhile.
         let Ok(text) = std::fs::read(process.path().join("mountinfo")) else { continue };
-        let there: Vec<String> = MountTable::parse(&text).of(device).collect();
+        let there: Vec<String> = MountTable::parse(&text).of(of).collect();
         if there.is_empty() || !tables.insert(there.clone()) {
             continue;
         }
@@ -274,6 +274,23 @@ not a line
 
     fn table() -> MountTable {
         MountTable::parse(TABLE.as_bytes())
+    }
+
+    // Goal: a mount is not said to be in the places of another that has got its number since it ended. Method: one that is in two places, and
+    // another pool with the same number.
+    #[test]
+    fn who_has_the_number_next_is_another() {
+        let text = "\
+22 1 0:50 / /a rw - fuse.varve /pools/one rw,user_id=0
+23 1 0:50 /in /b rw - fuse.varve /pools/one rw,user_id=0
+24 1 0:50 / /c rw - fuse.varve /pools/two rw,user_id=0
+";
+        let table = MountTable::parse(text.as_bytes());
+        let places = |at: &str| table.of(table.at(Path::new(at)).expect("it is there")).collect::<Vec<_>>();
+        assert_eq!(
+            (places("/a"), places("/c")),
+            (vec!["/a".to_owned(), "/b".to_owned()], vec!["/c".to_owned()])
+        );
     }
 
     // Goal: the kernel's table is understood: optional fields, escapes, owners. Method: a table with each.

@@ -203,7 +203,7 @@ impl Server {
 
     fn what_it_waits_for(&self, mount: &Mount) -> String {
         let (shown, id) = (mount.mountpoint.shown(), self.id.as_raw_nonzero());
-        match &mountinfo::everywhere(mount.device)[..] {
+        match &mountinfo::everywhere(mount)[..] {
             [] => format!(
                 "{shown} is unmounted; waiting until process {id}, which served it, has written everything and closed the pool{}",
                 full_host(mount)
@@ -226,7 +226,7 @@ impl Server {
         client.request("sync").with_context(|| {
             format!("{shown} is unmounted, but what was written to it could not be made durable")
         })?;
-        let places = mountinfo::everywhere(mount.device);
+        let places = mountinfo::everywhere(mount);
         Ok(Some(match &places[..] {
             [] => format!(
                 "{shown} is unmounted and everything in it durable, but process {id} has not closed the pool yet; \
