@@ -108,8 +108,7 @@ fn names_of_one_file_part() {
 // the name is there.
 #[test]
 fn what_takes_a_name_gets_no_attributes() {
-    if !rustix::process::geteuid().is_root() {
-        crate::tell("*** SKIPPED what_takes_a_name_gets_no_attributes: only root gives files to others ***");
+    if !gives_to_others("what_takes_a_name_gets_no_attributes") {
         return;
     }
     let pool = pool();
@@ -138,8 +137,7 @@ fn what_takes_a_name_gets_no_attributes() {
 // size and time of the pool's in its place, before the export; then one that comes there while the copy waits for its times.
 #[test]
 fn what_looks_alike_is_not_given_away() {
-    if !rustix::process::geteuid().is_root() {
-        crate::tell("*** SKIPPED what_looks_alike_is_not_given_away: only root gives files to others ***");
+    if !gives_to_others("what_looks_alike_is_not_given_away") {
         return;
     }
     let pool = pool();
@@ -168,14 +166,31 @@ fn what_looks_alike_is_not_given_away() {
     assert!(export.finish_waiting().is_ok());
     assert_eq!(late.metadata().expect("it is open").mtime(), 2);
     assert_eq!(export.tally.summary.errors_count, 1);
+    // Nor its flags, which come last.
+    let had = host::flags(late.as_fd());
+    export.flag_at(Path::new("f"), FileFlags::NO_DUMP, attr.uid);
+    assert_eq!((host::flags(late.as_fd()), export.tally.summary.errors_count), (had, 2));
+    // Where the target keeps no owners, that of a copy says nothing.
+    let have = HostStat { size: attr.size, mtime: attr.mtime, ..host::stat_of(&late).expect("it is open") };
+    assert!(!export.is_equal(&attr, &have, &level, b"f"));
+    export.ownerless.insert(have.id.0);
+    assert!(export.is_equal(&attr, &have, &level, b"f"));
+}
+
+/// Whether files can be given to others; says loudly that `test` is skipped when not.
+fn gives_to_others(test: &str) -> bool {
+    let can = rustix::process::geteuid().is_root();
+    if !can {
+        crate::tell(&format!("*** SKIPPED {test}: only root gives files to others ***"));
+    }
+    can
 }
 
 // Goal: what was replaced since it was looked at gets no attributes of the copy that was there. Method: a file and a link that others are
 // renamed over.
 #[test]
 fn what_was_replaced_is_not_mended() {
-    if !rustix::process::geteuid().is_root() {
-        crate::tell("*** SKIPPED what_was_replaced_is_not_mended: only root gives files to others ***");
+    if !gives_to_others("what_was_replaced_is_not_mended") {
         return;
     }
     let pool = pool();
