@@ -83,11 +83,13 @@ pub enum Planted {
     TailForgotten,
     /// A trim discards nodes that the present state has replaced and the durable checkpoint refers to.
     TrimsCheckpoint,
+    /// Recovery takes a batch that it fails to read for the end of the log.
+    UnreadEnds,
 }
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 37] = [
+    pub const ALL: [Planted; 38] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -125,6 +127,7 @@ impl Planted {
         Planted::AccessesForgotten,
         Planted::SourceWaits,
         Planted::TailForgotten,
+        Planted::UnreadEnds,
     ];
 }
 

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use varve_fs::{Attr, FileKind, Filesystem, InodeId, ROOT_INODE, SeekTo};
+use varve_fs::{Attr, FileKind, Filesystem, FsError, InodeId, ROOT_INODE, SeekTo};
 
 use crate::model::{Body, Content, Inode, Model, PAGE_BYTES, numbered, slot};
 
 /// Bytes read from a file at once: not a power of two of anything, so that reads straddle extents and segments.
 const READ_BYTES: usize = 300 * 1024;
+const EIO: i32 = 5;
 /// Differences reported for one comparison.
 const DIFFERENCES_MAX: usize = 8;
 
@@ -25,23 +26,56 @@ impl fmt::Display for Differences {
     }
 }
 
+/// How much there is to see.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sight {
+    /// All of it.
+    Whole,
+    /// Some of it gives EIO; the rest is right.
+    InPart,
+}
+
 struct Walk<'a> {
     fs: &'a Filesystem,
     model: &'a Model,
     settled: Model,
     found: Vec<String>,
     seen: BTreeMap<InodeId, u32>,
+    sight: Sight,
+    /// Errors that were met and are allowed.
+    unseen: u64,
 }
 
 /// Compares everything. Gives the model with every choice replaced by what was found.
 pub fn compare(fs: &Filesystem, model: &Model) -> Result<Model, Differences> {
+    compare_as(fs, model, Sight::Whole)
+}
+
+/// Compares what can be seen.
+pub fn compare_as(fs: &Filesystem, model: &Model, sight: Sight) -> Result<Model, Differences> {
+    compare_after(fs, model, sight, || {})
+}
+
+/// The same, `then` being done when it is known which of what may be there is.
+pub fn compare_after(
+    fs: &Filesystem,
+    model: &Model,
+    sight: Sight,
+    then: impl FnOnce(),
+) -> Result<Model, Differences> {
     let mut model = model.clone();
     model.settle_optional(|dir, name| fs.lookup(dir, name).is_ok());
+    then();
     let model = &model;
-    let mut walk = Walk { fs, model, settled: model.clone(), found: Vec::new(), seen: BTreeMap::new() };
+    let (found, seen) = (Vec::new(), BTreeMap::new());
+    let mut walk = Walk { fs, model, settled: model.clone(), found, seen, sight, unseen: 0 };
     walk.inode(ROOT_INODE, "");
     walk.directory(ROOT_INODE, ROOT_INODE, "");
     for (ino, links) in std::mem::take(&mut walk.seen) {
+        // Other names may be where nothing was seen.
+        if walk.unseen > 0 {
+            break;
+        }
         let expected = model.get(ino).map_or(0, |inode| inode.links);
         if links != expected && ino != ROOT_INODE {
             walk.differs("", format!("inode {} has {links} names, expected {expected}", ino.0));
@@ -56,6 +90,15 @@ impl<'a> Walk<'a> {
         if self.found.len() < DIFFERENCES_MAX {
             let path = if path.is_empty() { "/" } else { path };
             self.found.push(format!("{path}: {what}"));
+        }
+    }
+
+    /// A question that has an answer failed.
+    fn fails(&mut self, path: &str, what: &str, error: &FsError) {
+        if self.sight == Sight::InPart && error.errno() == EIO {
+            self.unseen += 1;
+        } else {
+            self.differs(path, format!("{what} fails: {error}"));
         }
     }
 
@@ -92,8 +135,9 @@ impl<'a> Walk<'a> {
             }
             true
         });
+        let is_listed = listing.is_ok();
         if let Err(error) = listing {
-            odd.push(format!("readdir fails: {error}"));
+            self.fails(path, "readdir", &error);
         }
         for what in odd {
             self.differs(path, what);
@@ -101,7 +145,7 @@ impl<'a> Walk<'a> {
         let nothing = BTreeMap::new();
         let model: &'a Model = self.model;
         let expected = model.get(ino).and_then(Inode::entries).unwrap_or(&nothing);
-        for name in expected.keys().filter(|name| !listed.contains_key(*name)) {
+        for name in expected.keys().filter(|name| is_listed && !listed.contains_key(*name)) {
             self.differs(path, format!("{} is missing", name.escape_ascii()));
         }
         for (name, (found, kind)) in listed {
@@ -116,7 +160,7 @@ impl<'a> Walk<'a> {
                     &child_path,
                     format!("readdir gives inode {}, lookup {}, expected {}", found.0, attr.ino.0, child.0),
                 ),
-                Err(error) => self.differs(&child_path, format!("is listed and lookup fails: {error}")),
+                Err(error) => self.fails(&child_path, "is listed, and lookup", &error),
             }
             let first = *self.seen.entry(child).and_modify(|links| *links += 1).or_insert(1) == 1;
             if !first {
@@ -137,7 +181,7 @@ impl<'a> Walk<'a> {
     fn subvolumes(&mut self) {
         let listed = match self.fs.list_subvolumes() {
             Ok(listed) => listed,
-            Err(error) => return self.differs("", format!("listing subvolumes fails: {error}")),
+            Err(error) => return self.fails("", "listing subvolumes", &error),
         };
         let found: BTreeMap<u64, (bool, Vec<u8>)> =
             listed.into_iter().map(|info| (slot(info.root), (info.read_only, info.path))).collect();
@@ -170,7 +214,7 @@ impl<'a> Walk<'a> {
                     settled.ctime.set(attr.ctime);
                 }
             }
-            Err(error) => return self.differs(path, format!("getattr fails: {error}")),
+            Err(error) => self.fails(path, "getattr", &error),
         }
         self.xattrs(ino, expected, path);
         match &expected.body {
@@ -178,7 +222,7 @@ impl<'a> Walk<'a> {
             Body::Symlink(target) => match self.fs.readlink(ino) {
                 Ok(found) if found == **target => {}
                 Ok(found) => self.differs(path, format!("points at {}", found.escape_ascii())),
-                Err(error) => self.differs(path, format!("readlink fails: {error}")),
+                Err(error) => self.fails(path, "readlink", &error),
             },
             Body::Directory { .. } | Body::Node(..) => {}
         }
@@ -187,7 +231,7 @@ impl<'a> Walk<'a> {
     fn xattrs(&mut self, ino: InodeId, expected: &Inode, path: &str) {
         let mut names = match self.fs.listxattr(ino) {
             Ok(names) => names,
-            Err(error) => return self.differs(path, format!("listxattr fails: {error}")),
+            Err(error) => return self.fails(path, "listxattr", &error),
         };
         names.sort();
         if !names.iter().eq(expected.xattrs.keys()) {
@@ -209,7 +253,7 @@ impl<'a> Walk<'a> {
                         value.len()
                     ),
                 ),
-                Err(error) => self.differs(path, format!("getxattr({}) fails: {error}", name.escape_ascii())),
+                Err(error) => self.fails(path, &format!("getxattr({})", name.escape_ascii()), &error),
             }
         }
     }
@@ -221,7 +265,11 @@ impl<'a> Walk<'a> {
         while offset < size {
             let bytes = match self.fs.read(ino, offset, step) {
                 Ok(bytes) => bytes,
-                Err(error) => return self.differs(path, format!("read at {offset} fails: {error}")),
+                Err(error) => {
+                    self.fails(path, &format!("read at {offset}"), &error);
+                    offset += step as u64;
+                    continue;
+                }
             };
             let want = (size - offset).min(step as u64);
             if bytes.len() as u64 != want {
@@ -242,47 +290,57 @@ impl<'a> Walk<'a> {
             }
             offset += want;
         }
-        if let Err(what) = self.map(ino, content) {
-            self.differs(path, format!("{what} (inode {})", ino.0));
+        match self.map(ino, content) {
+            Ok(()) => {}
+            Err(Seen::Wrong(what)) => self.differs(path, format!("{what} (inode {})", ino.0)),
+            Err(Seen::Nothing(what, error)) => self.fails(path, &what, &error),
         }
         match self.fs.read(ino, size, 4096) {
             Ok(bytes) if bytes.is_empty() => {}
             Ok(bytes) => self.differs(path, format!("{} bytes can be read beyond the end", bytes.len())),
-            Err(error) => self.differs(path, format!("read at the end fails: {error}")),
+            Err(error) => self.fails(path, "read at the end", &error),
         }
     }
 
     /// Seeking shows as data no page that nobody wrote to, and as a hole none that is not zeros.
-    fn map(&self, ino: InodeId, content: &Content) -> Result<(), String> {
+    fn map(&self, ino: InodeId, content: &Content) -> Result<(), Seen> {
         let seek = |offset, to| {
-            self.fs.seek(ino, offset, to).map_err(|error| format!("seek {to:?} from {offset} fails: {error}"))
+            let found = self.fs.seek(ino, offset, to);
+            found.map_err(|error| Seen::Nothing(format!("seek {to:?} from {offset}"), error))
         };
+        let wrong = |what| Err(Seen::Wrong(what));
         let (size, mut at) = (content.size(), 0);
         while at < size {
             let data = seek(at, SeekTo::Data)?.unwrap_or(size);
             if data < at || data > size {
-                return Err(format!("data after {at} is found at {data} of {size}"));
+                return wrong(format!("data after {at} is found at {data} of {size}"));
             }
             if let Some(page) = pages(at, data).find(|page| !content.may_be_hole(*page)) {
-                return Err(format!("a hole is shown at {at}..{data}, and page {page} is not zeros"));
+                return wrong(format!("a hole is shown at {at}..{data}, and page {page} is not zeros"));
             }
             if data == size {
                 break;
             }
             let hole = seek(data, SeekTo::Hole)?.unwrap_or(0);
             if hole <= data || hole > size {
-                return Err(format!("a hole after the data at {data} is found at {hole} of {size}"));
+                return wrong(format!("a hole after the data at {data} is found at {hole} of {size}"));
             }
             if let Some(page) = pages(data, hole).find(|page| !content.may_be_data(*page)) {
-                return Err(format!("data is shown at {data}..{hole}, and nobody wrote to page {page}"));
+                return wrong(format!("data is shown at {data}..{hole}, and nobody wrote to page {page}"));
             }
             at = hole;
         }
         match (seek(size, SeekTo::Data)?, seek(size, SeekTo::Hole)?) {
             (None, None) => Ok(()),
-            found => Err(format!("seeking from the end finds {found:?}")),
+            found => wrong(format!("seeking from the end finds {found:?}")),
         }
     }
+}
+
+/// What is wrong with what was seen, or why nothing was.
+enum Seen {
+    Wrong(String),
+    Nothing(String, FsError),
 }
 
 /// Pages of `from..to`, of which the first may be cut.

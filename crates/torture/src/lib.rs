@@ -3,6 +3,7 @@
 //! - [`model`] says what every verb must do; [`session`] makes calls on the filesystem and the model and notes, by place
 //!   in the log, what must survive ([`timeline`]).
 //! - [`workload`] draws the calls; [`trial`] runs one workload and its crashes; [`oracle`] judges each image.
+//! - [`reads`] lets reads fail, while an image is opened and afterwards.
 //! - [`concurrent`] does the same, more loosely, with many threads.
 //! - [`crash_test`] runs any test of the filesystem as a crash test.
 //! - [`soak`] runs trials for hours; [`mounted`] judges images of a real mounted daemon.
@@ -20,6 +21,7 @@ pub mod model;
 pub mod mounted;
 pub mod oracle;
 pub mod overlap;
+pub mod reads;
 pub mod session;
 pub mod soak;
 pub mod suite;

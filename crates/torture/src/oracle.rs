@@ -6,8 +6,11 @@
 //! 4. Work goes on, and is made durable.
 //! 5. A crash during that recovery, or during the work after it, is judged in the same way. Once the first recovery has
 //!    served, later ones start from its E: what it cut never comes back.
+//! 6. Some openings fail to read something ([`failing`]): they find the same or fail, and have taken nothing with them.
 //!
 //! The same holds when the process is killed and the machine goes on: then what the first recovery reads is still in doubt.
+
+mod failing;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,13 +19,17 @@ use varve_fs::{Caller, FsError, InodeId};
 use varve_sim::{CrashPolicy, Rng};
 
 use crate::call::Call;
-use crate::compare::{Differences, compare};
+use crate::compare::{Differences, Sight, compare_as};
 use crate::disk::{Cut, Disk};
 use crate::model::{Model, is_subvolume, local, numbered, slot};
+use crate::reads::Reads;
 use crate::session::{Opened, Session, Setup, StepClock, Violation};
 use crate::timeline::Timeline;
 use crate::violation;
 use crate::workload::random::{Character, Generator};
+
+/// So often the background looks around until it has done what reads that failed have put off.
+pub(crate) const LOOKS_MAX: u32 = 64;
 
 /// How much is done about one crash.
 #[derive(Clone, Copy, Debug)]
@@ -36,12 +43,13 @@ pub struct Depth {
 }
 
 /// What the expectations are at a crash.
+#[derive(Clone)]
 struct Expected<'a> {
     timeline: &'a Timeline,
     least: u64,
     most: u64,
-    /// A crash during a recovery that had found its end there: that state is right from there on, too.
-    recovered: Option<(u64, &'a Model)>,
+    /// A crash during a recovery, or the failure of one, that had found its end there: that state is right from there on, too.
+    recovered: Vec<(u64, &'a Model)>,
 }
 
 /// A recovered filesystem that has passed steps 1 and 2.
@@ -62,12 +70,12 @@ pub fn judge(
     rng: &mut Rng,
 ) -> Result<u64, Violation> {
     let (least, most) = timeline.bounds(cut.events);
-    let expected = Expected { timeline, least, most, recovered: None };
+    let expected = Expected { timeline, least, most, recovered: Vec::new() };
     let image = disk.cut(cut, rng);
     if depth.read_only_too {
-        read_only(&image, &expected, setup)?;
+        read_only(&image, &expected, setup, &mut rng.fork("reads, for reading"))?;
     }
-    let recovered = recover(image, &expected, setup)?;
+    let recovered = recover(image, &expected, setup, &mut rng.fork("reads"))?;
     go_on(recovered, &expected, 0, setup, depth, rng)
 }
 
@@ -83,8 +91,8 @@ pub fn judge_kill(
     let (least, most) = timeline.bounds(events);
     let disk = disk.killed(events, rng);
     let begun = disk.events();
-    let expected = Expected { timeline, least, most, recovered: None };
-    let recovered = recover(disk, &expected, setup)?;
+    let expected = Expected { timeline, least, most, recovered: Vec::new() };
+    let recovered = recover(disk, &expected, setup, &mut rng.fork("reads"))?;
     let depth = Depth { calls_after: 12, crashes_after: 6, read_only_too: false };
     go_on(recovered, &expected, begun, setup, &depth, rng)
 }
@@ -147,13 +155,14 @@ fn go_on(
             cut
         });
         let expected = if cut.events < served {
-            Expected { recovered: Some((end, &model)), ..*before }
+            Expected { recovered: vec![(end, &model)], ..before.clone() }
         } else {
             let (least, most) = second.bounds(cut.events);
-            Expected { timeline: &second, least, most, recovered: None }
+            Expected { timeline: &second, least, most, recovered: Vec::new() }
         };
         let during = if cut.events < served { "during" } else { "after" };
-        recover(disk.cut(&cut, rng), &expected, setup).map_err(|Violation(what)| {
+        let mut reads = rng.fork(&format!("reads {number}"));
+        recover(disk.cut(&cut, rng), &expected, setup, &mut reads).map_err(|Violation(what)| {
             violation!(
                 "second crash ({cut}) {during} the recovery to {end} (served at event {served}): {what}\n\
                  calls after the recovery:\n{history}"
@@ -164,18 +173,46 @@ fn go_on(
     Ok(crashes)
 }
 
-fn recover(disk: Disk, expected: &Expected<'_>, setup: &Setup) -> Result<Recovered, Violation> {
+/// Steps 1 and 2, and now and then step 6 in front of them.
+fn recover(
+    disk: Disk,
+    expected: &Expected<'_>,
+    setup: &Setup,
+    reads: &mut Rng,
+) -> Result<Recovered, Violation> {
+    if reads.chance(failing::PROBABILITY) {
+        failing::recover(disk, expected, setup, reads)
+    } else {
+        recover_plainly(disk, expected, setup)
+    }
+}
+
+fn recover_plainly(disk: Disk, expected: &Expected<'_>, setup: &Setup) -> Result<Recovered, Violation> {
     let clock = StepClock::new(1 << 32);
     let opened = Opened::open(&disk, setup, &clock, false)
         .map_err(|error| violation!("the image does not open: {error}"))?;
+    verified(opened, disk, clock, expected)
+}
+
+fn verified(
+    opened: Opened,
+    disk: Disk,
+    clock: Arc<StepClock>,
+    expected: &Expected<'_>,
+) -> Result<Recovered, Violation> {
     let model = state_at(&opened, expected)?;
     let report = opened.fs.check(true).map_err(|error| violation!("check after recovery fails: {error}"))?;
     if !report.problems.is_empty() {
         let end = opened.report.end.0;
         return Err(violation!("after recovery to {end} check finds:\n  {}", report.describe()));
     }
-    // Inodes are counted in the background after a crash.
-    opened.fs.maintain().map_err(|error| violation!("maintain after recovery fails: {error}"))?;
+    // Inodes are counted in the background after a crash. What could not be read when it was to be reaped is tried again, not at once.
+    for _ in 0..LOOKS_MAX {
+        opened.fs.maintain().map_err(|error| violation!("maintain after recovery fails: {error}"))?;
+        if opened.fs.reap_backlog() == 0 {
+            break;
+        }
+    }
     let statfs = opened.fs.statfs().map_err(|error| violation!("statfs after recovery fails: {error}"))?;
     let (least, most) = model.named_count();
     if statfs.files < least || statfs.files > most {
@@ -189,6 +226,10 @@ fn recover(disk: Disk, expected: &Expected<'_>, setup: &Setup) -> Result<Recover
 
 /// Steps 1 and 2: the recovered position and tree are right. Gives the state found.
 fn state_at(opened: &Opened, expected: &Expected<'_>) -> Result<Model, Violation> {
+    state_seen(opened, expected, Sight::Whole)
+}
+
+fn state_seen(opened: &Opened, expected: &Expected<'_>, sight: Sight) -> Result<Model, Violation> {
     let report = &opened.report;
     let end = report.end.0;
     if end < expected.least {
@@ -200,12 +241,8 @@ fn state_at(opened: &Opened, expected: &Expected<'_>) -> Result<Model, Violation
         ));
     }
     let mut first: Option<Differences> = None;
-    let mut candidates: Vec<&Model> = Vec::new();
-    if let Some((from, model)) = expected.recovered
-        && end >= from
-    {
-        candidates.push(model);
-    }
+    let recovered = expected.recovered.iter().filter(|(from, _)| end >= *from);
+    let mut candidates: Vec<&Model> = recovered.map(|(_, model)| *model).collect();
     if end <= expected.most {
         candidates.extend(expected.timeline.at(end));
     }
@@ -215,7 +252,7 @@ fn state_at(opened: &Opened, expected: &Expected<'_>) -> Result<Model, Violation
     for candidate in candidates {
         let mut model = candidate.clone();
         model.forget_opens();
-        match compare(&opened.fs, &model) {
+        match compare_as(&opened.fs, &model, sight) {
             Ok(settled) => return Ok(settled),
             Err(differences) => first = first.or(Some(differences)),
         }
@@ -224,19 +261,27 @@ fn state_at(opened: &Opened, expected: &Expected<'_>) -> Result<Model, Violation
     Err(violation!("recovered to {end} (promised {}) and the tree differs:\n{differences}", expected.least))
 }
 
-/// Step 3.
-fn read_only(image: &Disk, expected: &Expected<'_>, setup: &Setup) -> Result<(), Violation> {
+/// Step 3, and step 6 for who only reads.
+fn read_only(image: &Disk, expected: &Expected<'_>, setup: &Setup, reads: &mut Rng) -> Result<(), Violation> {
     let disk = image.fork();
     let clock = StepClock::new(1 << 32);
-    let opened = Opened::open(&disk, setup, &clock, true)
+    let device = Reads::noted(disk.device());
+    let opened = Opened::open_on(Arc::new(device.clone()), setup, &clock, true)
         .map_err(|error| violation!("the image does not open read-only: {error}"))?;
+    let read = device.read();
     state_at(&opened, expected).map_err(|Violation(what)| violation!("opened read-only: {what}"))?;
     let refused =
         opened.fs.mkdir(Caller::ROOT, varve_fs::ROOT_INODE, b"no", 0o755).err().map(|e: FsError| e.errno());
     if refused != Some(30) {
         return Err(violation!("mkdir on a read-only filesystem gives errno {refused:?}, expected 30"));
     }
+    let end = opened.report.end.0;
     drop(opened);
+    wrote_nothing(&disk)?;
+    failing::read_only(image, end, &read, expected, setup, reads)
+}
+
+fn wrote_nothing(disk: &Disk) -> Result<(), Violation> {
     match disk.events() {
         0 => Ok(()),
         events => Err(violation!("opening read-only wrote to the device ({events} events)")),

@@ -99,6 +99,7 @@ control! { suite:
     access_times_that_no_sync_logs_are_found: AccessesForgotten,
     overtaken_commit_that_waits_for_nothing_is_found: OvertakenUnflushed,
     two_step_refund_is_found: TwoStepRefund,
+    unread_batch_that_ends_the_log_is_found: UnreadEnds,
 }
 
 // Goal: the workload of snapshots and clones sees what is wrong with versions. Method: it alone, one bug planted.

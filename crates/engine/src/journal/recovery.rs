@@ -101,6 +101,9 @@ impl<'p> Ring<'p> {
     ) -> std::result::Result<Option<Vec<u8>>, Vec<Unreadable>> {
         let read = || self.pool.read_log_with_gaps(self.device, at, *len);
         let (mut bytes, mut gaps) = read();
+        if is(Planted::UnreadEnds) {
+            gaps.clear();
+        }
         if !gaps.is_empty() {
             (bytes, gaps) = read();
         }

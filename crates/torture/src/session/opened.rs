@@ -76,6 +76,16 @@ impl Opened {
         clock: &Arc<StepClock>,
         read_only: bool,
     ) -> Result<Opened, FsError> {
+        Opened::open_on(disk.device(), setup, clock, read_only)
+    }
+
+    /// Opens the filesystem on `device`.
+    pub fn open_on(
+        device: Arc<dyn Device>,
+        setup: &Setup,
+        clock: &Arc<StepClock>,
+        read_only: bool,
+    ) -> Result<Opened, FsError> {
         let logged = Logged::default();
         let sink = logged.clone();
         let options = OpenOptions {
@@ -91,7 +101,6 @@ impl Opened {
             clock: clock.clone(),
             on_data_logged: Some(Arc::new(move |event| sink.lock().expect("no panic holds it").push(event))),
         };
-        let device: Arc<dyn Device> = disk.device();
         let (fs, report) = Filesystem::open(vec![device], options)?;
         Ok(Opened { fs, report, logged })
     }
