@@ -85,11 +85,13 @@ pub enum Planted {
     TrimsCheckpoint,
     /// Recovery takes a batch that it fails to read for the end of the log.
     UnreadEnds,
+    /// Data that the device fails to read is taken for zeros.
+    UnreadZeros,
 }
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 38] = [
+    pub const ALL: [Planted; 39] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -128,6 +130,7 @@ impl Planted {
         Planted::SourceWaits,
         Planted::TailForgotten,
         Planted::UnreadEnds,
+        Planted::UnreadZeros,
     ];
 }
 

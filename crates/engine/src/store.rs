@@ -579,7 +579,9 @@ impl Store {
             for i in 0..blocks as usize {
                 let block = &mut buf[i * BLOCK_BYTES..(i + 1) * BLOCK_BYTES];
                 let good = |b: &[u8]| block_checksum(b) == sums[i];
-                if from_device(i) && !(whole.is_ok() && good(block)) {
+                if whole.is_err() && is(Planted::UnreadZeros) {
+                    block.fill(0);
+                } else if from_device(i) && !(whole.is_ok() && good(block)) {
                     let at = PoolAddr::from_block(first + i as u64);
                     self.pool.read_verified(&mut [at].into_iter(), block, self.repairs(), &good)?;
                 }

@@ -48,15 +48,10 @@ struct Walk<'a> {
 
 /// Compares everything. Gives the model with every choice replaced by what was found.
 pub fn compare(fs: &Filesystem, model: &Model) -> Result<Model, Differences> {
-    compare_as(fs, model, Sight::Whole)
+    compare_after(fs, model, Sight::Whole, || {})
 }
 
-/// Compares what can be seen.
-pub fn compare_as(fs: &Filesystem, model: &Model, sight: Sight) -> Result<Model, Differences> {
-    compare_after(fs, model, sight, || {})
-}
-
-/// The same, `then` being done when it is known which of what may be there is.
+/// Compares what can be seen, `then` being done once it is known which of what may be there is.
 pub fn compare_after(
     fs: &Filesystem,
     model: &Model,

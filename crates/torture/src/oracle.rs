@@ -6,7 +6,8 @@
 //! 4. Work goes on, and is made durable.
 //! 5. A crash during that recovery, or during the work after it, is judged in the same way. Once the first recovery has
 //!    served, later ones start from its E: what it cut never comes back.
-//! 6. Some openings fail to read something ([`failing`]): they find the same or fail, and have taken nothing with them.
+//! 6. Some openings fail to read something ([`failing`]): they find the same or fail, and have taken nothing with them. After others
+//!    whoever looks, or makes the calls of step 4, meets reads that fail.
 //!
 //! The same holds when the process is killed and the machine goes on: then what the first recovery reads is still in doubt.
 
@@ -19,7 +20,7 @@ use varve_fs::{Caller, FsError, InodeId};
 use varve_sim::{CrashPolicy, Rng};
 
 use crate::call::Call;
-use crate::compare::{Differences, Sight, compare_as};
+use crate::compare::{Differences, Sight, compare_after};
 use crate::disk::{Cut, Disk};
 use crate::model::{Model, is_subvolume, local, numbered, slot};
 use crate::reads::Reads;
@@ -114,9 +115,21 @@ fn go_on(
     if calls_after == 0 && crashes_after == 0 {
         return Ok(1);
     }
+    let end = recovered.opened.report.end.0;
+    let mut unread = None;
+    let mut recovered = recovered;
+    let mut reads = rng.fork("reads, calls");
+    if calls_after > 0 && reads.chance(failing::CALLS) {
+        let device;
+        (recovered, device) = failing::reopen(recovered, setup)?;
+        unread = Some(device);
+    }
     let Recovered { opened, disk, clock, model } = recovered;
-    let (end, served) = (opened.report.end.0, disk.events());
+    let served = disk.events();
     let mut session = Session::new(opened, disk, clock, *setup, model.clone());
+    if let Some(device) = unread {
+        session.fail_reads(device, reads, failing::CALL);
+    }
     let mut trims = rng.fork("trims");
     if trims.chance(0.1) {
         // What the log frees is free, and the durable checkpoint refers to it.
@@ -180,11 +193,13 @@ fn recover(
     setup: &Setup,
     reads: &mut Rng,
 ) -> Result<Recovered, Violation> {
-    if reads.chance(failing::PROBABILITY) {
-        failing::recover(disk, expected, setup, reads)
-    } else {
-        recover_plainly(disk, expected, setup)
+    if reads.chance(failing::OPENINGS) {
+        return failing::recover(disk, expected, setup, reads);
     }
+    if reads.chance(failing::LOOKS) {
+        return failing::look(disk, expected, setup, reads);
+    }
+    recover_plainly(disk, expected, setup)
 }
 
 fn recover_plainly(disk: Disk, expected: &Expected<'_>, setup: &Setup) -> Result<Recovered, Violation> {
@@ -226,10 +241,15 @@ fn verified(
 
 /// Steps 1 and 2: the recovered position and tree are right. Gives the state found.
 fn state_at(opened: &Opened, expected: &Expected<'_>) -> Result<Model, Violation> {
-    state_seen(opened, expected, Sight::Whole)
+    state_seen(opened, expected, Sight::Whole, &|| {})
 }
 
-fn state_seen(opened: &Opened, expected: &Expected<'_>, sight: Sight) -> Result<Model, Violation> {
+fn state_seen(
+    opened: &Opened,
+    expected: &Expected<'_>,
+    sight: Sight,
+    then: &dyn Fn(),
+) -> Result<Model, Violation> {
     let report = &opened.report;
     let end = report.end.0;
     if end < expected.least {
@@ -252,7 +272,7 @@ fn state_seen(opened: &Opened, expected: &Expected<'_>, sight: Sight) -> Result<
     for candidate in candidates {
         let mut model = candidate.clone();
         model.forget_opens();
-        match compare_as(&opened.fs, &model, sight) {
+        match compare_after(&opened.fs, &model, sight, then) {
             Ok(settled) => return Ok(settled),
             Err(differences) => first = first.or(Some(differences)),
         }

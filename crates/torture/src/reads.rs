@@ -24,6 +24,8 @@ pub struct Plan {
     pub within: Option<Range<u64>>,
     /// Those with these numbers fail. The first is 0.
     pub failing: Range<u64>,
+    /// After so many the numbers begin anew, if they do.
+    pub every: Option<u64>,
 }
 
 impl Plan {
@@ -37,18 +39,31 @@ impl Plan {
         let within = Some(at..at + BLOCK_BYTES);
         let first = rng.below(touched);
         match rng.below(6) {
-            0 => Plan { within: None, failing: number..number + 1 },
-            1 | 2 => Plan { within: None, failing: number..number + rng.between(2, ROW_MAX) },
-            3 | 4 => Plan { within, failing: first..first + 1 },
-            _ => Plan { within, failing: first..u64::MAX },
+            0 => Plan::of(None, number..number + 1),
+            1 | 2 => Plan::of(None, number..number + rng.between(2, ROW_MAX)),
+            3 | 4 => Plan::of(within, first..first + 1),
+            _ => Plan::of(within, first..u64::MAX),
         }
     }
 
-    /// Some of the next reads, most likely of the very next.
+    fn of(within: Option<Range<u64>>, failing: Range<u64>) -> Plan {
+        Plan { within, failing, every: None }
+    }
+
+    /// Some reads in a row, again and again.
+    pub fn again_and_again(rng: &mut Rng) -> Plan {
+        let row = rng.between(1, ROW_MAX);
+        let most = 2 << rng.below(5);
+        let every = row + rng.below(most);
+        let first = rng.below(every - row + 1);
+        Plan { every: Some(every), ..Plan::of(None, first..first + row) }
+    }
+
+    /// Some of the next few reads.
     pub fn soon(rng: &mut Rng) -> Plan {
-        let most = 1 << rng.below(8);
+        let most = 1 << rng.below(4);
         let number = rng.below(most);
-        Plan { within: None, failing: number..number + rng.between(1, ROW_MAX) }
+        Plan::of(None, number..number + rng.between(1, ROW_MAX))
     }
 
     /// Whether reads of several places may fail.
@@ -63,10 +78,10 @@ impl fmt::Display for Plan {
             u64::MAX => write!(f, "reads from number {} on", self.failing.start)?,
             end => write!(f, "reads number {} to {}", self.failing.start, end - 1)?,
         }
-        match &self.within {
-            Some(range) => write!(f, " of the block at byte {:#x}", range.start),
-            None => Ok(()),
+        if let Some(range) = &self.within {
+            write!(f, " of the block at byte {:#x}", range.start)?;
         }
+        self.every.map_or(Ok(()), |every| write!(f, " of every {every}"))
     }
 }
 
@@ -131,7 +146,8 @@ impl Reads {
         if plan.within.as_ref().is_some_and(|within| within.end <= from || from + len <= within.start) {
             return false;
         }
-        let fails = plan.failing.contains(&state.counted);
+        let number = plan.every.map_or(state.counted, |every| state.counted % every);
+        let fails = plan.failing.contains(&number);
         state.counted += 1;
         state.failed += u64::from(fails);
         fails
@@ -189,10 +205,10 @@ mod tests {
         let mut read = |device: &Reads, at: u64| device.read_at(at * BLOCK_BYTES, &mut block);
         assert!(read(&device, 3).is_ok());
         assert_eq!(device.read(), [(3 * BLOCK_BYTES, BLOCK_BYTES)]);
-        device.fail(Plan { within: None, failing: 1..3 });
+        device.fail(Plan::of(None, 1..3));
         let ok: Vec<bool> = (0..4).map(|at| read(&device, at).is_ok()).collect();
         assert_eq!((ok, device.heal()), (vec![true, false, false, true], 2));
-        device.fail(Plan { within: Some(BLOCK_BYTES..2 * BLOCK_BYTES), failing: 1..u64::MAX });
+        device.fail(Plan::of(Some(BLOCK_BYTES..2 * BLOCK_BYTES), 1..u64::MAX));
         let ok: Vec<bool> = [1, 0, 1, 1, 2].into_iter().map(|at| read(&device, at).is_ok()).collect();
         assert_eq!(ok, [true, true, false, false, true]);
         let ones = AlignedBuf::from_slice(&[1; ALIGN_BYTES]);
@@ -200,6 +216,11 @@ mod tests {
         let error = read(&device, 1).expect_err("it fails for good").to_string();
         assert!(error.contains(TEXT), "{error}");
         assert_eq!(device.heal(), 3);
+        assert!(read(&device, 1).is_ok());
+        device.fail(Plan { every: Some(3), ..Plan::of(None, 1..2) });
+        let ok: Vec<bool> = (0..6).map(|at| read(&device, at).is_ok()).collect();
+        assert_eq!(ok, [true, false, true, true, false, true]);
+        device.heal();
         assert!(read(&device, 1).is_ok() && block[..] == ones[..]);
     }
 }

@@ -115,7 +115,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
-    use crate::trial::{killed, trims};
+    use crate::trial::{killed, trims, unread};
 
     /// The seeds of each kind in the first `laps` rounds of a suite.
     fn seeds(suite: u64, laps: u64) -> BTreeMap<Kind, Vec<u64>> {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     // Goal: no kind of workload always makes the same choice. Method: count, over the first steps of some suites, the workloads of
-    // each kind that close their pool, are trimmed and are killed, and those that are not.
+    // each kind that close their pool, are trimmed, fail to read and are killed, and those that are not.
     #[test]
     fn every_kind_closes_trims_and_is_killed_now_and_then() {
         for suite in 1..=8 {
@@ -139,6 +139,9 @@ mod tests {
                 };
                 both("close", &|seed| kind.closes(seed));
                 both("are trimmed", &|seed| trims(kind, seed).is_some());
+                if kind != Kind::Concurrent {
+                    both("fail to read", &|seed| unread(kind, seed).is_some());
+                }
                 both("are killed", &|seed| killed(kind, seed).is_some());
             }
         }

@@ -19,6 +19,7 @@ use crate::concurrent;
 use crate::disk::{Cut, Disk};
 use crate::model::Model;
 use crate::oracle::{Depth, judge, judge_kill};
+use crate::reads::Reads;
 use crate::session::{Opened, Session, Setup, StepClock, Violation};
 use crate::timeline::Timeline;
 use crate::violation;
@@ -113,7 +114,7 @@ fn prepare(base: Base) -> Result<Prepared, Violation> {
     let mut model = format(&disk, data)?;
     let mut disk = disk.fork();
     if base == Base::SmallTree {
-        let mut session = open(disk, &Setup::default(), model, 1_000_000_001)?;
+        let mut session = open(disk, None, &Setup::default(), model, 1_000_000_001)?;
         exhaustive::populate(&mut session)?;
         // Left unclosed: recovery has the population to replay in front of what the workload adds.
         let (_, used, live) = session.end();
@@ -137,9 +138,18 @@ fn prepared(base: Base) -> Result<(Disk, Model, i64), Violation> {
     Ok((found.disk.fork(), found.model.clone(), found.clock_seconds))
 }
 
-fn open(disk: Disk, setup: &Setup, model: Model, clock_seconds: i64) -> Result<Session, Violation> {
+/// Opens what is on `disk`, through `device` if there is one.
+fn open(
+    disk: Disk,
+    device: Option<Reads>,
+    setup: &Setup,
+    model: Model,
+    clock_seconds: i64,
+) -> Result<Session, Violation> {
     let clock = StepClock::new(clock_seconds);
-    let opened = Opened::open(&disk, setup, &clock, false).map_err(|e| violation!("open fails: {e}"))?;
+    let device: Arc<dyn Device> =
+        device.map_or_else(|| disk.device() as Arc<dyn Device>, |device| Arc::new(device));
+    let opened = Opened::open_on(device, setup, &clock, false).map_err(|e| violation!("open fails: {e}"))?;
     Ok(Session::new(opened, disk, clock, *setup, model))
 }
 
@@ -170,9 +180,13 @@ fn run_all(kind: Kind, seed: u64, wanted: Wanted) -> Result<Counts, Box<Failure>
     guarded(|| {
         let (disk, model, clock_seconds) = prepared(kind.base(seed))?;
         let mut guard = session.lock().unwrap_or_else(PoisonError::into_inner);
-        let session = guard.insert(open(disk, &setup, model, clock_seconds)?);
+        let device = unread(kind, seed).map(|_| Reads::new(disk.device()));
+        let session = guard.insert(open(disk, device.clone(), &setup, model, clock_seconds)?);
         if let Some((rng, probability)) = trims(kind, seed) {
             session.trim_between(rng, probability);
+        }
+        if let (Some(device), Some((rng, probability))) = (device, unread(kind, seed)) {
+            session.fail_reads(device, rng, probability);
         }
         kind.run(session, seed)?;
         if !matches!(kind, Kind::Pair | Kind::Triple) {
@@ -251,6 +265,18 @@ pub(crate) fn trims(kind: Kind, seed: u64) -> Option<(Rng, f64)> {
         Kind::Pair | Kind::Triple => 0.3,
         Kind::Random | Kind::Forks => [0.02, 0.1][rng.index(2)],
         Kind::Full | Kind::Ring | Kind::Tree | Kind::Concurrent => 0.01,
+    };
+    (rng.below(4) == 0).then_some((rng, probability))
+}
+
+/// Whether reads fail during the calls of trial `seed`, and how likely that is during each: in one of four.
+pub(crate) fn unread(kind: Kind, seed: u64) -> Option<(Rng, f64)> {
+    let mut rng = Rng::new(seed).fork("unread");
+    let probability = match kind {
+        Kind::Pair | Kind::Triple => 0.5,
+        Kind::Random | Kind::Forks | Kind::Tree => [0.02, 0.2][rng.index(2)],
+        Kind::Full | Kind::Ring => 0.02,
+        Kind::Concurrent => return None,
     };
     (rng.below(4) == 0).then_some((rng, probability))
 }

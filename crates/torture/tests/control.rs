@@ -100,6 +100,7 @@ control! { suite:
     overtaken_commit_that_waits_for_nothing_is_found: OvertakenUnflushed,
     two_step_refund_is_found: TwoStepRefund,
     unread_batch_that_ends_the_log_is_found: UnreadEnds,
+    unread_data_taken_for_zeros_is_found: UnreadZeros,
 }
 
 // Goal: the workload of snapshots and clones sees what is wrong with versions. Method: it alone, one bug planted.

@@ -1,4 +1,5 @@
-//! Openings during which the device fails to read: one read, some in a row, or one block, for a moment or for good.
+//! Openings during which the device fails to read: one read, some in a row, or one block, for a moment or for good. And whoever
+//! looks at what was recovered while reads fail: he sees what is there, or an error.
 //!
 //! What an opening reads, and where the log ends, is found out on a copy. Then one of these reads fails. Either the opening finds the
 //! same, or it fails and says why; once the device is sound again the pool opens as if nothing had been. What the opening that failed
@@ -6,18 +7,27 @@
 
 use std::sync::Arc;
 
-use varve_fs::FsError;
+use varve_fs::{FsError, InodeId, ROOT_INODE};
 use varve_sim::{CrashPolicy, Rng};
 
 use super::{Expected, Recovered, recover_plainly, state_seen, verified, wrote_nothing};
 use crate::compare::Sight;
 use crate::disk::{Cut, Disk};
+use crate::model::{Model, numbered};
 use crate::reads::{Plan, Reads, TEXT};
 use crate::session::{Opened, Setup, StepClock, Violation};
 use crate::violation;
 
 /// How many openings for writing fail to read something.
-pub(super) const PROBABILITY: f64 = 0.1;
+pub(super) const OPENINGS: f64 = 0.1;
+/// After how many of the others somebody looks while reads fail.
+pub(super) const LOOKS: f64 = 0.05;
+/// In how many lives after a recovery reads fail during the calls.
+pub(super) const CALLS: f64 = 0.15;
+/// During how many of these.
+pub(super) const CALL: f64 = 0.5;
+/// Pieces of a file, and changes between two subvolumes, that are looked at.
+const PAGE: usize = 100;
 
 /// An error is the device's, or tells of it.
 fn tells(error: &FsError, failed: u64) -> Result<(), Violation> {
@@ -119,9 +129,85 @@ pub(super) fn read_only(
                 None => (expected.clone(), Sight::Whole),
             };
             if !expected.timeline.at(found).is_empty() {
-                state_seen(&opened, &expected, sight).map_err(during)?;
+                state_seen(&opened, &expected, sight, &|| {}).map_err(during)?;
             }
         }
     }
     wrote_nothing(&disk).map_err(during)
+}
+
+/// Recovers what is on `disk`, of which nothing is in memory, and has a look at it while reads fail; then as [`recover_plainly`].
+pub(super) fn look(
+    disk: Disk,
+    expected: &Expected<'_>,
+    setup: &Setup,
+    rng: &mut Rng,
+) -> Result<Recovered, Violation> {
+    let clock = StepClock::new(1 << 32);
+    let device = Reads::new(disk.device());
+    let opened = Opened::open_on(Arc::new(device.clone()), setup, &clock, false)
+        .map_err(|error| violation!("the image does not open: {error}"))?;
+    let plan = Plan::again_and_again(rng);
+    let during = |Violation(what)| violation!("while {plan} fail: {what}");
+    let fail = || device.fail(plan.clone());
+    // Sometimes that is the first to look at all.
+    let asks_first = rng.chance(0.3);
+    let mut answers = Vec::new();
+    let state = match asks_first {
+        true => None,
+        false => Some(state_seen(&opened, expected, Sight::InPart, &fail).map_err(during)?),
+    };
+    let state = state.as_ref().or(expected.timeline.at(opened.report.end.0).first());
+    if let Some(state) = state {
+        fail();
+        answers = ask(&opened, state);
+        // What it says of what it cannot read is another's business.
+        match rng.below(4) {
+            0 => opened.fs.check(true).map(drop),
+            1 => opened.fs.statfs().map(drop),
+            _ => Ok(()),
+        }
+        .or_else(|error| tells(&error, 1))
+        .map_err(during)?;
+    }
+    device.heal();
+    if let Some(state) = state {
+        for ((found, whole), question) in answers.into_iter().zip(ask(&opened, state)).zip(0..) {
+            match (found, whole) {
+                (Err(error), _) if error.errno() == 5 => {}
+                (Ok(found), Ok(whole)) if found == whole => {}
+                (Err(error), Err(whole)) if error.errno() == whole.errno() => {}
+                differ => {
+                    return Err(during(violation!(
+                        "question {question} is answered and then answered so: {differ:?}"
+                    )));
+                }
+            }
+        }
+    }
+    verified(opened, disk, clock, expected)
+}
+
+/// Where the data of files lies, and what differs between subvolumes.
+fn ask(opened: &Opened, state: &Model) -> Vec<Result<String, FsError>> {
+    let files = state.inodes().filter(|(_, inode)| inode.content().is_some());
+    let maps = files.map(|(ino, _)| opened.fs.map(ino, 0, PAGE).map(|map| format!("{map:?}")));
+    let roots: Vec<InodeId> = state.subvolumes().map(|(slot, _)| numbered(slot, ROOT_INODE)).collect();
+    let pairs = roots.windows(2).map(|pair| (pair[0], pair[1]));
+    let diffs = pairs.map(|(old, new)| opened.fs.diff(old, new, &[], PAGE).map(|page| format!("{page:?}")));
+    maps.chain(diffs).collect()
+}
+
+/// The process is killed when it has recovered and opens the pool again, so that nothing is in memory. Also gives the device.
+pub(super) fn reopen(recovered: Recovered, setup: &Setup) -> Result<(Recovered, Reads), Violation> {
+    let Recovered { opened, disk, clock, model } = recovered;
+    let end = opened.report.end;
+    drop(opened);
+    let device = Reads::new(disk.device());
+    let opened = Opened::open_on(Arc::new(device.clone()), setup, &clock, false)
+        .map_err(|error| violation!("what was recovered does not open again: {error}"))?;
+    if opened.report.end < end {
+        return Err(violation!("recovered to {}, and then to {}", end.0, opened.report.end.0));
+    }
+    Ok((Recovered { opened, disk, clock, model }, device))
 }

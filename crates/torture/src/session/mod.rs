@@ -10,6 +10,7 @@ mod opened;
 mod ranges;
 #[cfg(test)]
 mod tests;
+mod unread;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,12 +25,15 @@ use crate::disk::Disk;
 use crate::model::{
     CAPABILITY, Content, Context, Errno, Inode, Model, PAGE_BYTES, Punch, is_subvolume, slot,
 };
+use crate::oracle::LOOKS_MAX;
+use crate::reads::{Plan, Reads};
 use crate::timeline::{Mark, Timeline};
 use crate::trial::POOL_BYTES;
 use opened::Logged;
 pub use opened::{Opened, Setup, StepClock};
 
 const ENOENT: Errno = 2;
+const EIO: Errno = 5;
 const EXDEV: Errno = 18;
 const ENOSPC: Errno = 28;
 const EOPNOTSUPP: Errno = 95;
@@ -126,6 +130,8 @@ pub struct Session {
     started: Vec<u64>,
     /// Inodes whose last access may not be in the log.
     accessed: BTreeSet<InodeId>,
+    /// The device, and during how many calls it fails to read.
+    unread: Option<(Reads, Rng, f64)>,
 }
 
 impl Session {
@@ -151,6 +157,7 @@ impl Session {
             trims: None,
             started: Vec::new(),
             accessed: BTreeSet::new(),
+            unread: None,
         }
     }
 
@@ -158,6 +165,12 @@ impl Session {
     /// rule, so that what was free before is in the image in all ways it can be.
     pub fn trim_between(&mut self, rng: Rng, probability: f64) {
         self.trims = Some((rng, probability));
+    }
+
+    /// From now on some reads of `device`, which is the disk, fail during calls with this probability. A call that meets one may fail
+    /// with EIO, and has done nothing then; made again it does what it should.
+    pub fn fail_reads(&mut self, device: Reads, rng: Rng, probability: f64) {
+        self.unread = Some((device, rng, probability));
     }
 
     /// What a user of the running filesystem sees.
@@ -298,15 +311,31 @@ impl Session {
     }
 
     fn make(&mut self, call: &Call) -> Result<Errno, Violation> {
+        if let Some((device, rng, probability)) = &mut self.unread
+            && unread::may_fail(call)
+            && rng.chance(*probability)
+        {
+            device.fail(Plan::soon(rng));
+            match self.make_once(call)? {
+                EIO => {}
+                errno => return Ok(errno),
+            }
+        }
+        self.make_once(call)
+    }
+
+    fn make_once(&mut self, call: &Call) -> Result<Errno, Violation> {
         self.absorb()?;
         let now = self.clock.step();
         let before = self.fs.position().0;
         let result = self.execute(call);
+        let unread = self.is_unread(&result);
         let after = self.fs.position().0;
         let mut events = std::mem::take(&mut *self.events.lock().expect("no panic holds it"));
         events.sort_by_key(|event| event.lsn);
         let errno = result.as_ref().err().map_or(0, FsError::errno);
-        self.history.push(format!("{before:>5}..{after:<5} {call:?} = {errno}"));
+        let how = if unread { " (a read failed)" } else { "" };
+        self.history.push(format!("{before:>5}..{after:<5} {call:?} = {errno}{how}"));
 
         let (created, written) = result.as_ref().map_or((InodeId(0), 0), |done| *done);
         self.timeline.called(before, call, created);
@@ -325,7 +354,9 @@ impl Session {
             return Err(violation!("{call:?} gave the root {}, which is none or in use", created.0));
         }
         let expected = self.live.apply(call, &context);
-        self.judge(call, &old, &result, expected, written)?;
+        if !unread {
+            self.judge(call, &old, &result, expected, written)?;
+        }
         if errno != 0 {
             self.live = old.clone();
             if errno == ENOSPC && expected != Err(ENOSPC) || errno == EOPNOTSUPP && expected.is_ok() {
@@ -557,6 +588,13 @@ impl Session {
     pub fn verify_space(&mut self) -> Result<(), Violation> {
         self.must(&Call::Sync)?;
         self.must(&Call::Maintain)?;
+        for _ in 0..LOOKS_MAX {
+            // What could not be read is tried again, not at once.
+            if self.unread.is_none() || self.fs.reap_backlog() == 0 {
+                break;
+            }
+            self.must(&Call::Maintain)?;
+        }
         self.must(&Call::Checkpoint)?;
         let space = self.fs.space();
         let parts = [
