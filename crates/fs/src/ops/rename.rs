@@ -8,6 +8,7 @@ use varve_format::record::inode::{InodeKind, InodeRecord};
 
 use super::flags::{Touch, require_unprotected};
 use super::require_directory;
+use super::unlink::{Disposal, past_damage};
 use crate::api::{NAME_BYTES_MAX, RenameMode};
 use crate::core::{Core, check_name, touch, touch_directory};
 use crate::inode::Presence;
@@ -94,7 +95,7 @@ impl Core {
                 // Not while holding inodes.
                 self.write_moving_over(mode, source, target, &mut written)?;
             }
-            if self.rename_locked(from, to, mode, source, target)? {
+            if past_damage(|disposal| self.rename_locked(from, to, mode, source, target, disposal))? {
                 return Ok(());
             }
             // Each time round somebody else has changed one of the names.
@@ -172,6 +173,7 @@ impl Core {
         mode: RenameMode,
         source: Found,
         target: Option<Found>,
+        disposal: Disposal,
     ) -> Result<bool> {
         let change = self.change(from.parent)?;
         let mut states = vec![self.state(from.parent), self.state(to.parent), self.state(source.ino)];
@@ -261,7 +263,7 @@ impl Core {
             Some(target) => {
                 dropped = Some((
                     target.ino,
-                    self.drop_link(&change, &mut tx, target.ino, locked.get(target.ino), now)?,
+                    self.drop_link(&change, &mut tx, target.ino, locked.get(target.ino), now, disposal)?,
                 ));
             }
             None => {}

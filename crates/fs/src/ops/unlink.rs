@@ -31,6 +31,23 @@ pub(crate) enum Dropped {
     Reaped,
 }
 
+/// Who disposes of an inode that nobody has any more.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Disposal {
+    /// Whoever takes its last name, in the same step; the reaper of what is more than that may take.
+    Now,
+    /// The reaper of all of it.
+    Later,
+}
+
+/// Takes a name: what cannot be read of an inode keeps its space, and keeps nobody from that. `attempt` has changed nothing when it fails.
+pub(crate) fn past_damage<T>(attempt: impl Fn(Disposal) -> Result<T>) -> Result<T> {
+    match attempt(Disposal::Now) {
+        Err(FsError::Engine(error)) if error.is_damage() => attempt(Disposal::Later),
+        result => result,
+    }
+}
+
 impl Core {
     pub(crate) fn unlink(&self, parent: InodeId, name: &[u8]) -> Result<()> {
         self.admit(parent)?;
@@ -61,6 +78,10 @@ impl Core {
     }
 
     fn remove(&self, parent: InodeId, name: &[u8], directory: bool) -> Result<()> {
+        past_damage(|disposal| self.remove_once(parent, name, directory, disposal))
+    }
+
+    fn remove_once(&self, parent: InodeId, name: &[u8], directory: bool, disposal: Disposal) -> Result<()> {
         let state = self.state(parent);
         for _ in 0..super::RETRIES_MAX {
             let change = self.change(parent)?;
@@ -70,7 +91,7 @@ impl Core {
             if found.ino > parent {
                 // As a rule: what is in a directory is younger than it.
                 let mut child = self.write_lock(&child_state)?;
-                self.remove_locked(&change, parent, &mut dir, bucket, found, &mut child)?;
+                self.remove_locked(&change, parent, &mut dir, (bucket, found), &mut child, disposal)?;
                 drop((child, dir, change));
                 self.part_with(child_state);
                 return Ok(());
@@ -85,7 +106,7 @@ impl Core {
             let mut dir = self.write_lock(&state)?;
             let (bucket, again) = self.find_to_remove(&change, &dir, parent, name, directory)?;
             if again.ino == found.ino {
-                self.remove_locked(&change, parent, &mut dir, bucket, again, &mut child)?;
+                self.remove_locked(&change, parent, &mut dir, (bucket, again), &mut child, disposal)?;
                 drop((child, dir, change));
                 self.part_with(child_state);
                 return Ok(());
@@ -131,9 +152,9 @@ impl Core {
         change: &Change,
         parent: InodeId,
         dir: &mut RwLockWriteGuard<'_, Inner>,
-        mut bucket: Bucket,
-        found: Found,
+        (mut bucket, found): (Bucket, Found),
         child: &mut RwLockWriteGuard<'_, Inner>,
+        disposal: Disposal,
     ) -> Result<()> {
         require_unprotected(&child.record)?;
         if found.kind == InodeKind::Directory
@@ -148,7 +169,7 @@ impl Core {
         let mut dir_record = dir.record.clone();
         touch_directory(&mut dir_record, now, -1, -i64::from(found.kind == InodeKind::Directory));
         self.put_record(change, &mut tx, parent, dir, &mut dir_record)?;
-        let dropped = self.drop_link(change, &mut tx, found.ino, child, now)?;
+        let dropped = self.drop_link(change, &mut tx, found.ino, child, now, disposal)?;
         tx.privileged();
         {
             let _counting = self.counting()?;
@@ -169,6 +190,7 @@ impl Core {
         ino: InodeId,
         inner: &Inner,
         now: Time,
+        disposal: Disposal,
     ) -> Result<Dropped> {
         let mut record = inner.record.clone();
         touch(&mut record, now);
@@ -197,7 +219,7 @@ impl Core {
             // Whoever it is inherited from keeps the data.
             record.inline = Some(Vec::new());
         }
-        if self.dispose_step(change, tx, ino, &record)? {
+        if disposal == Disposal::Now && self.dispose_step(change, tx, ino, &record)? {
             return Ok(Dropped::Deleted);
         }
         orphans::put(tx, ino, OrphanState::Deleting, &record);

@@ -337,6 +337,96 @@ fn a_last_handle_that_fails_leaves_nothing() {
     assert!(failed > 0);
 }
 
+/// Removes the name `file` in this directory.
+type Removal = fn(&Filesystem, InodeId) -> crate::Result<()>;
+
+/// The ways in which a name goes from a file that nobody has open.
+const REMOVALS: [(&str, Removal); 2] = [
+    ("unlink", |fs, dir| fs.unlink(dir, b"file")),
+    ("rename", |fs, dir| fs.rename(dir, b"other", dir, b"file", RenameMode::Replace)),
+];
+
+// Goal: the name of a file can be removed, and another file moved over it, also while its extents cannot be read: what they take stays, and
+// goes when they can be. Method: garbage for the extents of a file with attributes, whose name goes in each way; then it is mended.
+#[test]
+fn names_go_from_a_file_whose_extents_are_bad() {
+    for (how, remove) in REMOVALS {
+        let mut f = Fixture::new(64 * MIB);
+        let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+        let [file, other] = [b"file".as_slice(), b"other"]
+            .map(|name| f.fs.create(Caller::ROOT, sub, name, 0o644).unwrap().ino);
+        f.write(file, 0, &pattern(1, 40 * 4096));
+        f.fs.setxattr(file, b"user.a", b"1", XattrMode::Set).unwrap();
+        f.write(other, 0, &pattern(2, 40_000));
+        f.fs.sync().unwrap();
+        let entries = spoil(&f.fs, TreeId::EXTENTS, data_of(&f.fs, file));
+        remove(&f.fs, sub).unwrap();
+        refused(f.fs.getattr(file), 2);
+        f.fs.maintain().unwrap();
+        assert_eq!((orphans(&f.fs), f.fs.reap_backlog()), (vec![file], 0), "{how}");
+        f.kill();
+        f.fs.maintain().unwrap();
+        assert_eq!((orphans(&f.fs), f.fs.reap_backlog()), (vec![file], 0), "{how}: after a crash");
+        mend(&f.fs, TreeId::EXTENTS, &entries);
+        f.reopen();
+        f.fs.maintain().unwrap();
+        assert_eq!((orphans(&f.fs), f.fs.reap_backlog()), (vec![], 0), "{how}: mended");
+        match how {
+            "unlink" => assert_eq!(f.list(sub), [b"other".to_vec()]),
+            _ => assert!(f.list(sub) == [b"file".to_vec()] && f.read_all(other) == pattern(2, 40_000)),
+        }
+        f.check();
+    }
+}
+
+// Goal: a name goes or it stays, whatever a device fails to read, and goes where it is nothing but the file's extents; as soon as the device
+// is well nothing is left of a file whose name has gone. Method: a file loses its name while no node of the extents' tree can be read, and
+// then while the n-th read and all behind it fail, for each n.
+#[test]
+fn names_go_past_reads_that_fail() {
+    for (how, remove) in REMOVALS {
+        let f = Fixture::new(64 * MIB);
+        let [file, other] = [b"file".as_slice(), b"other"].map(|name| f.create(name));
+        // A tree of extents with more than its root, which is read when the pool is opened.
+        (0..2_000).for_each(|block| f.write(file, block * 8192, &[1; 4096]));
+        f.write(other, 0, &pattern(2, 40_000));
+        f.fs.close().unwrap();
+        let extents = nodes_of(&f.device, TreeId::EXTENTS);
+        for nth in 0.. {
+            let device = Arc::new(FaultyDevice::new(f.device.snapshot(), 1, Vec::new()));
+            let options = OpenOptions {
+                store: StoreOptions { background: false, cache_bytes: 1, ..StoreOptions::default() },
+                dirty_bytes_max: 8 * MIB,
+                clock: f.clock.clone(),
+                on_data_logged: None,
+            };
+            let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+            let rule = |from| FaultRule::new(Operation::Read, Trigger::From(from), Fault::Error);
+            device.set_rules(match nth {
+                0 => extents.iter().map(|at| rule(1).within(*at..at + 4096)).collect(),
+                nth => vec![rule(nth)],
+            });
+            let removed = remove(&fs, ROOT);
+            let failed = device.injected_count();
+            device.set_rules(Vec::new());
+            if removed.is_err() {
+                assert!(nth > 0, "{how}: {removed:?}");
+                refused(removed, 5);
+                assert_eq!(fs.lookup(ROOT, b"file").unwrap().ino, file, "{how}, read {nth}");
+                remove(&fs, ROOT).unwrap();
+            }
+            refused(fs.getattr(file), 2);
+            fs.maintain().unwrap();
+            assert_eq!((orphans(&fs), fs.reap_backlog()), (vec![], 0), "{how}, read {nth}");
+            let report = fs.check(true).unwrap();
+            assert!(report.problems.is_empty(), "{how}, read {nth}: {:#?}", report.problems);
+            if failed == 0 {
+                break;
+            }
+        }
+    }
+}
+
 // Goal: an old version that cannot be read keeps none of the younger snapshots from being deleted, nor one that is incomplete from being
 // removed. Method: snapshots with a change between each, the last of them incomplete; garbage for the oldest version's record, and a
 // crash; all but the oldest go, the youngest first.
