@@ -39,7 +39,7 @@ pub enum SubvolumeVerb {
     /// Delete subvolumes with all that is in them, but for those in which there are others
     ///
     /// You must own the subvolume and be allowed to write to the directory it is in. What is open in it fails from then on
-    /// (ESTALE). Space that nothing else shares comes back in the background.
+    /// (ESTALE), and what is mounted in it is unmounted, as by umount -l. Space that nothing else shares comes back in the background.
     Delete {
         /// Subvolumes in a mounted pool
         #[arg(value_name = "PATH", required = true)]

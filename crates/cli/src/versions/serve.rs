@@ -131,7 +131,8 @@ impl Mounted<'_> {
         self.attempt(verb, directory, name, body)?.map_err(advise)
     }
 
-    /// Changes a name in a directory. The kernel is told also after a failure, which may have come in the middle.
+    /// Changes a name in a directory. The kernel is told also after a failure, which may have come in the middle; but of a name that
+    /// leads where it did only that the directory has changed: with a name the kernel forgets what is mounted below it.
     fn attempt<T>(
         &self,
         verb: &'static str,
@@ -140,11 +141,25 @@ impl Mounted<'_> {
         body: impl FnOnce() -> Result<T, FsError>,
     ) -> Result<Result<T, FsError>> {
         let changing = self.current.begin_change()?;
+        let before = self.target(directory, name);
         let result = self.outside.change(verb, body);
+        let changed = matches!(result, Some(Ok(_))) || is_changed(before, self.target(directory, name));
         // Closing does not wait for what the kernel takes to hear of it.
         drop(changing);
-        self.outside.forget_name(directory, name);
+        match changed {
+            true => self.outside.forget_name(directory, name),
+            false => self.outside.forget_inode(directory),
+        }
         result.context(PANICKED)
+    }
+
+    /// Where a name leads, if anywhere; an error: it cannot be told.
+    fn target(&self, directory: InodeId, name: &[u8]) -> Result<Option<InodeId>> {
+        match self.outside.look("lookup", || self.filesystem.lookup(directory, name)).context(PANICKED)? {
+            Ok(attr) => Ok(Some(attr.ino)),
+            Err(FsError::NotFound) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Whether changes of names in a directory are durable before they are answered, as those that come through the kernel are: the
@@ -163,6 +178,12 @@ impl Mounted<'_> {
             Ok(synced.context(PANICKED)??)
         })
     }
+}
+
+/// Whether a name leads elsewhere than before. Of what cannot be told nothing is forgotten: a name that the kernel wrongly keeps leads to an
+/// error, but what it takes away that is mounted below it nobody puts back.
+fn is_changed(before: Result<Option<InodeId>>, now: Result<Option<InodeId>>) -> bool {
+    matches!((before, now), (Ok(before), Ok(now)) if before != now)
 }
 
 /// Subvolumes in a page. A page fits into a line of the control socket ([`crate::control`]) with long paths, too.
@@ -271,6 +292,20 @@ mod tests {
             ctime: time,
             btime: time,
             flags: varve_fs::FileFlags::NONE,
+        }
+    }
+
+    // Goal: a name is forgotten that leads elsewhere, and none of which that is not certain. Method: all that can have been seen of it
+    // before and after.
+    #[test]
+    fn what_cannot_be_told_is_not_forgotten() {
+        let (one, other) = (Some(InodeId(7)), Some(InodeId(8)));
+        for (before, now) in [(one, None), (None, one), (one, other)] {
+            assert!(is_changed(Ok(before), Ok(now)));
+            assert!(!is_changed(Ok(before), Ok(before)) && !is_changed(Ok(now), Ok(now)));
+            assert!(
+                !is_changed(Err(anyhow!("lost")), Ok(now)) && !is_changed(Ok(before), Err(anyhow!("lost")))
+            );
         }
     }
 

@@ -14,10 +14,10 @@ use crate::helper::script;
 use crate::transfer::{done, export, import, ordinary_user};
 
 /// A mount until this is dropped.
-struct Mounted<'a>(&'a Path);
+pub struct Mounted<'a>(&'a Path);
 
 impl Mounted<'_> {
-    fn mount<'a>(what: &[&str], device: &Path, point: &'a Path) -> Mounted<'a> {
+    pub fn mount<'a>(what: &[&str], device: &Path, point: &'a Path) -> Mounted<'a> {
         succeed(Command::new("mount").args(what).arg(device).arg(point));
         Mounted(point)
     }

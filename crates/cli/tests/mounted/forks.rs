@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::elsewhere::Mounted;
 use crate::harness::{
-    COMMAND_LIMIT, Mount, Random, Scratch, can_mount, check, output, program, say, succeed, varve,
+    COMMAND_LIMIT, Mount, Random, Scratch, can_mount, check, mount_points, output, program, say, succeed,
+    varve,
 };
 use crate::tree;
 
@@ -322,6 +324,44 @@ fn wrong_calls_say_what_to_do() {
     refused(varve(&["snapshot"]).arg(at("a")).arg(at("late")), &["mounted read-only", "remount,rw"]);
     refused(varve(&["subvolume", "delete"]).arg(at("frozen")), &["mounted read-only", "remount,rw"]);
     assert!(at("frozen").is_dir());
+    mount.unmount();
+    check(&pool);
+}
+
+// Goal: a refused deletion leaves what is mounted in the subvolume where it is; one that is done unmounts it. Method: a tmpfs in a subvolume
+// that has another one in it, or that is immutable, or neither; what the kernel says of it, and its file.
+#[test]
+fn what_is_mounted_in_it_stays() {
+    if !can_mount("what_is_mounted_in_it_stays") {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return say("\n*** SKIPPED what_is_mounted_in_it_stays: mounting needs root ***\n");
+    }
+    let scratch = Scratch::new("mounted-in");
+    let pool = scratch.pool("pool.img", "256M");
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    make(&mount, "a");
+    make(&mount, "a/inner");
+    let there = mount.path("a/m");
+    fs::create_dir(&there).unwrap();
+    let mounted = Mounted::mount(&["-t", "tmpfs"], Path::new("none"), &there);
+    fs::write(there.join("x"), "x").unwrap();
+    let look = || {
+        assert!(mount_points().contains(&there), "it is mounted no more");
+        assert_eq!(fs::read_to_string(there.join("x")).unwrap(), "x");
+    };
+    refused(varve(&["subvolume", "delete"]).arg(mount.path("a")), &["other subvolumes in it"]);
+    look();
+    delete(&mount, "a/inner");
+    succeed(&mut program("chattr", &mount.point, &["+i", "a"]));
+    refused(varve(&["subvolume", "delete"]).arg(mount.path("a")), &["chattr -ia"]);
+    look();
+    succeed(&mut program("chattr", &mount.point, &["-i", "a"]));
+    delete(&mount, "a");
+    assert!(!mount.path("a").exists());
+    assert!(!mount_points().contains(&there));
+    drop(mounted);
     mount.unmount();
     check(&pool);
 }
