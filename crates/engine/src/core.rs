@@ -13,7 +13,7 @@ use varve_format::root::NodePtr;
 use varve_format::{BLOCK_BYTES, BLOCK_SHIFT, Corrupt, Lsn, Run, TreeId};
 
 use crate::EngineError;
-use crate::checkpoint::checksums::{Checksums, SumCache, SumPins};
+use crate::checkpoint::checksums::{self, Checksums, SumCache, SumPins};
 use crate::planted::{Planted, is};
 use crate::shares::{self, Unsettled};
 use crate::space::{Space, Urgency};
@@ -276,6 +276,19 @@ impl Core {
     fn keep_room(&mut self, steps: Vec<Step<'_>>) {
         if steps.capacity() <= SPARE_STEPS_MAX {
             self.spare_steps = step::recycled(steps);
+        }
+    }
+
+    /// The page of checksums behind `ptr`, of blocks that these operations place, cannot be read: data is taken behind its blocks next, and
+    /// not there again and again.
+    pub fn pass_over(&mut self, ptr: NodePtr, ops: &[Op]) {
+        let runs = ops.iter().filter_map(|op| match op {
+            Op::Place { run, .. } => Some(*run),
+            _ => None,
+        });
+        let page = runs.flat_map(checksums::pages_of).find(|page| self.sums.ptrs.leaf(*page as usize) == ptr);
+        if let Some(page) = page {
+            self.space.take_data_from((page + 1) * checksums::PAGE_BLOCKS);
         }
     }
 

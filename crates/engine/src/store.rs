@@ -388,7 +388,8 @@ impl Store {
                     drop(reading);
                 }
                 Err(Obstacle::Sums(ptr)) => {
-                    let page = self.load_sums(ptr)?;
+                    let page =
+                        self.load_sums(ptr).inspect_err(|_| self.core.lock().pass_over(ptr, &tx.ops))?;
                     fetched.sums.insert(checksums::key(ptr), page);
                     drop(reading);
                 }

@@ -69,6 +69,11 @@ impl Space {
         Some(runs)
     }
 
+    /// Data that may lie anywhere is looked for from this block on, the next time.
+    pub fn take_data_from(&mut self, block: u64) {
+        self.data_cursor = block.min(self.total);
+    }
+
     /// Takes as many blocks as `first` has for its second copy, as far away as the first lines of this file say. Fewer: there are
     /// no more.
     fn take_apart(&mut self, first: Run) -> Vec<Run> {

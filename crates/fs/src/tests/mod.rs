@@ -37,6 +37,7 @@ mod map;
 mod nameless;
 mod names;
 mod nodes;
+mod passing;
 mod ranges;
 mod reaping;
 mod rmdir;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use varve_engine::{BLOCK_BYTES, EngineError, Reservation, Transaction};
+use varve_engine::{BLOCK_BYTES, EngineError, PoolAddr, Reservation, Transaction};
 use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
 
 use super::job::{FileJob, Group};
@@ -216,6 +216,10 @@ impl Core {
                     page.dirty = true;
                 }
                 inner.pages.dirty += again;
+                if result.is_err() {
+                    // What failed may be about the blocks there, which would be the first to be taken again.
+                    inner.near = PoolAddr::NULL;
+                }
                 if inner.pages.dirty > 0 {
                     // What was overwritten in flight has got a block of its own meanwhile.
                     let with_space =
