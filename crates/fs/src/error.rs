@@ -98,6 +98,11 @@ pub enum FsError {
 }
 
 impl FsError {
+    /// Whether a device has failed, perhaps for a moment: what is there is not known, and is no worse than before.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, FsError::Engine(EngineError::Device(_)))
+    }
+
     /// The errno a POSIX caller gets (Linux numbers).
     pub fn errno(&self) -> i32 {
         match self {

@@ -71,6 +71,7 @@ impl Core {
         let inner = match self.read_lock(&state) {
             Ok(inner) => inner,
             Err(error @ FsError::Frozen(_)) => return Err(error),
+            Err(error) if error.may_pass() => return Err(error),
             Err(_) => return Ok(()),
         };
         let flags = FileFlags::of(&inner.record);
@@ -85,13 +86,17 @@ impl Core {
         Ok(())
     }
 
+    /// Whether what is done to `ino` is to be durable at once. Where a device fails to say so, it is.
     pub(crate) fn wants_durable(&self, ino: InodeId, names: bool) -> bool {
         if !self.flagged() {
             return false;
         }
         let state = self.state(ino);
         let asking = if names { FileFlags::DURABLE | FileFlags::DURABLE_NAMES } else { FileFlags::DURABLE };
-        self.read_lock(&state).is_ok_and(|inner| FileFlags::of(&inner.record).intersects(asking))
+        match self.read_lock(&state) {
+            Ok(inner) => FileFlags::of(&inner.record).intersects(asking),
+            Err(error) => error.may_pass(),
+        }
     }
 
     pub(crate) fn set_flags(&self, caller: Caller, ino: InodeId, flags: FileFlags) -> Result<()> {

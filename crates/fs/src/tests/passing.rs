@@ -11,6 +11,9 @@ use super::*;
 const BLOCK: usize = 4096;
 
 type Faulty = FaultyDevice<MemoryDevice>;
+/// Something that is tried, and what came of it.
+type Attempt<'a> = (&'a str, &'a dyn Fn(&Filesystem) -> crate::Result<()>);
+
 fn open(device: Arc<dyn Device>) -> Filesystem {
     let options = OpenOptions {
         // No node of a tree stays in memory.
@@ -22,7 +25,7 @@ fn open(device: Arc<dyn Device>) -> Filesystem {
     Filesystem::open(vec![device], options).unwrap().0
 }
 
-/// A pool whose metadata has one copy, closed after `prepare`.
+/// A pool whose metadata has one copy, closed after `prepare`, in which directories have files enough for trees of some leaves.
 fn closed<T>(prepare: impl FnOnce(&Filesystem) -> T) -> (MemoryDevice, T) {
     let device = Arc::new(MemoryDevice::new(64 * MIB));
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
@@ -33,6 +36,95 @@ fn closed<T>(prepare: impl FnOnce(&Filesystem) -> T) -> (MemoryDevice, T) {
     let prepared = prepare(&fs);
     fs.close().unwrap();
     (device.snapshot(), prepared)
+}
+
+fn fill(fs: &Filesystem, dir: InodeId) {
+    for i in 0..200 {
+        fs.create(Caller::ROOT, dir, format!("{i:060}").as_bytes(), 0o644).unwrap();
+    }
+}
+
+/// Makes an attempt on copies of the pool of which the n-th read fails, for each n that is reached. `judge` sees what came of it when the
+/// device is well again.
+fn at_each_read<T>(
+    device: &MemoryDevice,
+    attempt: impl Fn(&Filesystem) -> T,
+    judge: impl Fn(&Filesystem, T, String),
+) {
+    for nth in 1.. {
+        let faulty: Arc<Faulty> = Arc::new(FaultyDevice::new(device.snapshot(), 1, Vec::new()));
+        let fs = open(faulty.clone());
+        faulty.set_rules(vec![FaultRule::new(Operation::Read, Trigger::Nth(nth), Fault::Error)]);
+        let came = attempt(&fs);
+        let failed = faulty.injected_count();
+        faulty.set_rules(Vec::new());
+        judge(&fs, came, format!("read {nth}"));
+        if failed == 0 {
+            assert!(nth > 1, "nothing is read");
+            return;
+        }
+    }
+}
+
+// Goal: flags keep what they keep also where a read of them fails. Method: what they refuse, in an immutable directory and one that is only
+// added to, to an immutable file and to a subvolume with an immutable root, while each read fails in turn.
+#[test]
+fn flags_hold_past_a_read_that_fails() {
+    let (device, [dir, log, file]) = closed(|fs| {
+        let dir = |name: &[u8]| fs.mkdir(Caller::ROOT, ROOT, name, 0o755).unwrap().ino;
+        let (fixed, log) = (dir(b"fixed"), dir(b"log"));
+        let sub = fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+        for dir in [ROOT, fixed, log] {
+            fill(fs, dir);
+            fs.create(Caller::ROOT, dir, b"file", 0o644).unwrap();
+        }
+        let file = fs.lookup(ROOT, b"file").unwrap().ino;
+        for (ino, flags) in [
+            (fixed, FileFlags::IMMUTABLE),
+            (log, FileFlags::APPEND_ONLY),
+            (file, FileFlags::IMMUTABLE),
+            (sub, FileFlags::IMMUTABLE),
+        ] {
+            fs.set_flags(Caller::ROOT, ino, flags).unwrap();
+        }
+        // Its tree has more than a root.
+        let other = fs.create_subvolume(Caller::ROOT, ROOT, b"other", 0o755).unwrap().ino;
+        fill(fs, other);
+        [fixed, log, file]
+    });
+    let attempts: [Attempt<'_>; 7] = [
+        ("make in it", &|fs| fs.create(Caller::ROOT, dir, b"new", 0o644).map(drop)),
+        ("unlink in it", &|fs| fs.unlink(dir, b"file")),
+        ("unlink in a log", &|fs| fs.unlink(log, b"file")),
+        ("write", &|fs| fs.write(Caller::ROOT, file, 0, b"x").map(drop)),
+        ("chmod", &|fs| {
+            let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+            fs.setattr(Caller::ROOT, dir, set).map(drop)
+        }),
+        ("delete a subvolume", &|fs| fs.delete_subvolume(ROOT, b"sub")),
+        ("move a subvolume", &|fs| fs.rename(ROOT, b"sub", ROOT, b"moved", RenameMode::Replace)),
+    ];
+    for (what, attempt) in attempts {
+        at_each_read(&device, attempt, |_, came, when| match came {
+            Err(error) => assert!([1, 5].contains(&error.errno()), "{what}, {when}: {error}"),
+            Ok(()) => panic!("{what}, {when}: it has been done"),
+        });
+    }
+}
+
+// Goal: what is to be durable at once is, where it is not known whether it is to be. Method: a file with the flag, asked for while each read
+// fails in turn.
+#[test]
+fn a_read_that_fails_leaves_nothing_undurable() {
+    let (device, file) = closed(|fs| {
+        fill(fs, ROOT);
+        let file = fs.create(Caller::ROOT, ROOT, b"file", 0o644).unwrap().ino;
+        fs.set_flags(Caller::ROOT, file, FileFlags::DURABLE).unwrap();
+        fill(fs, fs.mkdir(Caller::ROOT, ROOT, b"dir", 0o755).unwrap().ino);
+        file
+    });
+    let asked = |fs: &Filesystem| fs.core().wants_durable(file, false);
+    at_each_read(&device, asked, |_, wanted, when| assert!(wanted, "{when}"));
 }
 
 // Goal: a page of checksums that cannot be read keeps no file from being written back: it is tried elsewhere the next time. Method: a pool
