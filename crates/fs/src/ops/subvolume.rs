@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use varve_engine::version::{self, Holder};
-use varve_engine::{FamilyId, InodeId, Transaction, TreeId, VersionKey};
+use varve_engine::{EngineError, FamilyId, InodeId, Transaction, TreeId, VersionKey};
 use varve_format::record::inode::{InodeKind, InodeRecord, Time, inode_key};
 use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::{
@@ -226,7 +226,7 @@ impl Core {
     }
 
     /// Notes in a directory that it has lost a subvolume. That has happened, and a deletion may have taken from the protected
-    /// part: so may this. Only where not even that has space does the directory go without.
+    /// part: so may this. Only where not even that has space, or the directory cannot be read, does it go without.
     fn note_loss(&self, parent: InodeId) -> Result<()> {
         let result = (|| {
             let change = self.change(parent)?;
@@ -241,7 +241,9 @@ impl Core {
         })();
         match result {
             // Or it has been removed meanwhile itself.
-            Err(FsError::Engine(varve_engine::EngineError::NoSpace) | FsError::NotFound | FsError::Stale) => {
+            Err(FsError::Engine(EngineError::NoSpace) | FsError::NotFound | FsError::Stale) => Ok(()),
+            Err(FsError::Engine(error)) if error.is_damage() => {
+                tracing::warn!("times of a directory do not tell that a subvolume has left it: {error}");
                 Ok(())
             }
             result => result,

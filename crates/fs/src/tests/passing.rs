@@ -127,6 +127,33 @@ fn a_read_that_fails_leaves_nothing_undurable() {
     at_each_read(&device, asked, |_, wanted, when| assert!(wanted, "{when}"));
 }
 
+// Goal: what says that a subvolume has not been moved, or deleted, is right. Method: both, while each read fails in turn.
+#[test]
+fn a_subvolume_is_moved_or_not() {
+    let (device, [from, to]) = closed(|fs| {
+        let [from, to] = [b"from".as_slice(), b"to"].map(|name| {
+            let dir = fs.mkdir(Caller::ROOT, ROOT, name, 0o755).unwrap().ino;
+            fill(fs, dir);
+            dir
+        });
+        fs.create_subvolume(Caller::ROOT, from, b"sub", 0o755).unwrap();
+        [from, to]
+    });
+    let attempts: [Attempt<'_>; 2] = [
+        ("move", &|fs| fs.rename(from, b"sub", to, b"sub", RenameMode::Replace)),
+        ("delete", &|fs| fs.delete_subvolume(from, b"sub")),
+    ];
+    for (what, attempt) in attempts {
+        at_each_read(&device, attempt, |fs, came, when| {
+            assert_eq!(fs.lookup(from, b"sub").is_err(), came.is_ok(), "{what}, {when}: {came:?}");
+            assert_eq!(fs.lookup(to, b"sub").is_ok(), came.is_ok() && what == "move", "{what}, {when}");
+            fs.maintain().unwrap();
+            let report = fs.check(true).unwrap();
+            assert!(report.problems.is_empty(), "{what}, {when}: {:#?}", report.problems);
+        });
+    }
+}
+
 // Goal: a page of checksums that cannot be read keeps no file from being written back: it is tried elsewhere the next time. Method: a pool
 // with a page of which a part is in use; all reads of it fail while a file is written whose data was to lie there, or anywhere.
 #[test]
