@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 
 use varve_engine::version::{self, Holder, Mapping};
-use varve_engine::{BLOCK_BYTES, FamilyId, InodeId, Problem, ProblemKind as Kind, Problems, Run, TreeId};
+use varve_engine::{
+    BLOCK_BYTES, EngineError, FamilyId, InodeId, Problem, ProblemKind as Kind, Problems, Run, TreeId,
+};
 use varve_format::record::inode::inode_key;
 use varve_format::{SEGMENT_BYTES, VersionKey};
 
@@ -26,7 +28,11 @@ impl Check<'_> {
         let owners = std::mem::take(&mut self.owners);
         let mut namespaces: HashSet<FamilyId> = self.namespaces.iter().map(|names| names.family).collect();
         // Those that are being deleted, too.
-        let others = crate::table::subvolumes::others(&self.view).unwrap_or_default();
+        let others = match crate::table::subvolumes::others(&self.view) {
+            // Their families would be taken for data's.
+            Err(error @ EngineError::Device(_)) => return Err(error.into()),
+            others => others.unwrap_or_default(),
+        };
         namespaces.extend(others.iter().flat_map(|(_, record)| record).map(|record| record.family));
         let (mut after, mut reserved) = (None, 0);
         while let Some(family) = version::next_family(&self.view, after)? {
@@ -67,7 +73,7 @@ impl Check<'_> {
                 self.taken("a version of data", holder.version.0);
             }
             for owner in of_family {
-                self.beyond_size(owner, last, sound);
+                self.beyond_size(owner, last, sound)?;
             }
         }
         self.owners = owners;
@@ -88,18 +94,20 @@ impl Check<'_> {
     }
 
     /// Data where an inode has none; `last` is where that of its family ends.
-    fn beyond_size(&mut self, owner: &Owner, last: u64, sound: bool) {
+    fn beyond_size(&mut self, owner: &Owner, last: u64, sound: bool) -> Result<()> {
         let (mut holder, end) = (owner.holder, owner.size.next_multiple_of(BLOCK));
         let (sharing, orphan) = (self.core.sharing(), matches!(owner.place, Place::Orphan(_)));
         let seen_as = |me: &Self| owner.seen_as(&me.view, &me.namespaces, 1).first().copied();
         if owner.inline && !orphan && !sharing {
-            let Some(ino) = seen_as(self) else { return };
-            let text = format!("inode {} has its contents in its record, and extents", ino.0);
-            return self.of(Kind::InodeSenseless, ino, text);
+            if let Some(ino) = seen_as(self) {
+                let text = format!("inode {} has its contents in its record, and extents", ino.0);
+                self.of(Kind::InodeSenseless, ino, text);
+            }
+            return Ok(());
         }
         // What is cut off and not yet reaped lies behind a limit.
         if orphan || owner.inline || last <= end || !sound {
-            return;
+            return Ok(());
         }
         holder.has_versions |= sharing;
         let path = version::Path::load(&self.view, holder);
@@ -107,9 +115,12 @@ impl Check<'_> {
         let beyond = path.and_then(|path| version::resolve_upto(&self.view, &path, end, last, 8));
         let beyond = match beyond {
             Ok(beyond) => beyond,
+            Err(error @ EngineError::Device(_)) => return Err(error.into()),
             Err(error) => {
-                let Some(ino) = seen_as(self) else { return };
-                return self.of(Kind::VersionMalformed, ino, format!("data of inode {}: {error}", ino.0));
+                if let Some(ino) = seen_as(self) {
+                    self.of(Kind::VersionMalformed, ino, format!("data of inode {}: {error}", ino.0));
+                }
+                return Ok(());
             }
         };
         let piece = beyond.iter().find(|piece| matches!(piece.what, Mapping::Data { .. }));
@@ -118,6 +129,7 @@ impl Check<'_> {
             let text = format!("inode {} has data beyond its size", ino.0);
             self.problems.add(Problem { bytes, ..Problem::of_inode(Kind::ExtentBeyondSize, ino.0, text) });
         }
+        Ok(())
     }
 
     /// Files of which extents were in nodes that are gone.

@@ -3,6 +3,7 @@
 
 use varve_device::Operation;
 use varve_engine::PoolAddr;
+use varve_engine::ProblemKind as Kind;
 use varve_format::block_checksum;
 use varve_sim::{Fault, FaultRule, FaultyDevice, Trigger};
 
@@ -152,6 +153,48 @@ fn a_subvolume_is_moved_or_not() {
             assert!(report.problems.is_empty(), "{what}, {when}: {:#?}", report.problems);
         });
     }
+}
+
+// Goal: a check says nothing about what it has not read. Method: a sound pool, while each read fails in turn: an error, or what the engine
+// says of the block that could not be read.
+#[test]
+fn a_check_concludes_nothing_from_a_read_that_fails() {
+    let (device, ()) = closed(|fs| {
+        let sub = fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+        for dir in [ROOT, sub] {
+            fill(fs, dir);
+            let file = fs.create(Caller::ROOT, dir, b"file", 0o644).unwrap().ino;
+            fs.write(Caller::ROOT, file, 0, &pattern(1, 40_000)).unwrap();
+        }
+        fs.snapshot(sub, ROOT, b"snapshot", true, false).unwrap();
+        fs.unlink(sub, b"file").unwrap();
+    });
+    let unread = [
+        Kind::LabelDamaged,
+        Kind::SuperblockDamaged,
+        Kind::LogUnreadable,
+        Kind::RootUnreadable,
+        Kind::ArrayUnreadable,
+        Kind::NodeUnreadable,
+        Kind::DataUnreadable,
+    ];
+    let mut refused = std::cell::Cell::new(0);
+    at_each_read(
+        &device,
+        |fs| fs.check(true),
+        |_, came, when| match came {
+            Err(error) => {
+                assert_eq!(error.errno(), 5, "{when}: {error}");
+                refused.set(refused.get() + 1);
+            }
+            Ok(report) => {
+                let wrong: Vec<_> =
+                    report.problems.iter().filter(|problem| !unread.contains(&problem.kind)).collect();
+                assert!(wrong.is_empty(), "{when}: {wrong:#?}");
+            }
+        },
+    );
+    assert!(*refused.get_mut() > 0);
 }
 
 // Goal: a page of checksums that cannot be read keeps no file from being written back: it is tried elsewhere the next time. Method: a pool
