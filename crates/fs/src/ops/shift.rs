@@ -128,9 +128,10 @@ impl Core {
                 if path.versions() > 1 {
                     // What truncations have left becomes one.
                     reaps_left = reaps_left.checked_sub(1).ok_or(FsError::NotSupported)?;
+                    // That may take long: others write meanwhile, and get what becomes free.
+                    drop((view, path, tx));
                     drop(guard);
                     drop(change);
-                    // That may take long: others write meanwhile.
                     calm = Calm::default();
                     self.reap_family(record.data.family)?;
                     continue;
