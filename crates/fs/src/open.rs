@@ -203,9 +203,14 @@ impl Core {
         let pending = core.open_subvolumes(&mut problems)?;
         core.subvolume_problems = problems.unwrap_or_default();
         if !read_only {
-            core.remove_pending(&pending)?;
+            let left = core.remove_pending(&pending, drop)?;
             core.find_reap_work()?;
             core.set_reserved_aside()?;
+            if !left.is_empty() {
+                // What is deleted may free what that takes. If not, they wait for the next opening.
+                core.reap_for_space()?;
+                core.remove_pending(&left, |task| core.reap.push(task))?;
+            }
             if !background {
                 core.reap_at_open()?;
             }

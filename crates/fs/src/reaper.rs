@@ -253,6 +253,11 @@ impl Core {
         self.reap_if_there_is_space(STEPS_AT_CLOSE)
     }
 
+    /// As much of the same when the pool is opened and something that is to be removed finds no space.
+    pub(crate) fn reap_for_space(&self) -> Result<()> {
+        self.reap_if_there_is_space(STEPS_AT_CLOSE)
+    }
+
     fn reap_if_there_is_space(&self, steps: u32) -> Result<()> {
         match self.reap_at_once(steps) {
             Err(FsError::Engine(EngineError::NoSpace)) => {

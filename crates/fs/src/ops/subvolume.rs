@@ -537,20 +537,33 @@ impl Core {
     }
 
     /// Removes the snapshots whose data was not all logged when the pool was last in use: they are not what was taken.
-    /// Their deletions have still to be reaped. They have no place in a directory ([`Core::open_subvolumes`]).
-    pub(crate) fn remove_pending(&self, pending: &[Slot]) -> Result<()> {
+    /// They have no place in a directory ([`Core::open_subvolumes`]). `removed` hears what is left to be reaped of each. Gives those
+    /// that there is no space to remove.
+    pub(crate) fn remove_pending(
+        &self,
+        pending: &[Slot],
+        mut removed: impl FnMut(Task),
+    ) -> Result<Vec<Slot>> {
+        let mut left = Vec::new();
         for slot in pending {
             let subvolume = &self.subvolumes.get(*slot)?;
             tracing::info!("snapshot {} was not complete: it is removed", subvolume.id);
             match self.let_go(subvolume, Which::Any) {
-                Ok(_) => self.subvolumes.remove(subvolume.slot),
+                Ok(family) => {
+                    self.subvolumes.remove(subvolume.slot);
+                    removed(Task::Subvolume { id: subvolume.id, slot: subvolume.slot, family });
+                }
+                Err(FsError::Engine(EngineError::NoSpace)) => {
+                    tracing::warn!("there is no space to remove it: it is not shown");
+                    left.push(*slot);
+                }
                 Err(FsError::Engine(error)) if error.is_damage() => {
                     tracing::error!("it cannot be removed: {error}; `varve check` says what is damaged");
                 }
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        Ok(left)
     }
 
     /// A rename of which either side is a subvolume.

@@ -1,7 +1,9 @@
 //! Tests of the reaper from within: its tasks, its steps, and what it finds.
 
+use std::sync::Arc;
+
 use varve_device::Device;
-use varve_engine::{PoolAddr, VersionKey};
+use varve_engine::{PoolAddr, Run, Store, StoreOptions, VersionKey};
 use varve_format::record::name::NamePosition;
 use varve_format::record::xattr::xattr_key;
 
@@ -247,6 +249,54 @@ fn a_pool_without_space_to_reap_closes_and_opens() {
     f.reopen();
     assert!(f.fs.reap_backlog() > 0);
     assert!(f.read_all(big).len() as u64 == at && f.list(home).is_empty());
+}
+
+/// Has everything taken that can be, in runs of no more than so many blocks.
+fn take_all_blocks(store: &Store, taken: &mut Vec<Run>) {
+    for blocks in [64, 1, 1] {
+        while let Some(mut space) = store.reserve_again(blocks, 0, 0).unwrap() {
+            let mut tx = Transaction::new();
+            for run in store.allocate(&mut space, blocks as u32, PoolAddr::NULL).unwrap() {
+                tx.place_summed(run, &vec![0; run.blocks as usize]);
+                taken.push(run);
+            }
+            tx.privileged();
+            store.apply(tx, Some(&mut space)).unwrap();
+        }
+        store.reclaim().unwrap();
+    }
+}
+
+// Goal: a snapshot that is not complete, and that there is no space to remove, keeps no pool from being opened for writing: it is not
+// shown, and goes at the next opening with space. Method: it waits for a file; the machine dies, and all blocks are in use, also those
+// that are kept for deleting.
+#[test]
+fn a_pool_without_space_to_remove_a_snapshot_opens() {
+    let mut f = Fixture::new(64 * MIB);
+    let home = f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap().ino;
+    let file = f.fs.create(Caller::ROOT, home, b"file", 0o644).unwrap().ino;
+    f.fs.sync().unwrap();
+    f.write(file, 0, &[1; 9000]);
+    let incomplete = f.fs.snapshot(home, ROOT, b"incomplete", true, false).unwrap();
+    f.fs.commit(f.fs.position()).unwrap();
+    let (device, mut taken) = (Arc::new(f.device.snapshot()), Vec::new());
+    let options = StoreOptions { background: false, ..StoreOptions::default() };
+    let (store, _) = Store::open(vec![device.clone()], options).unwrap();
+    take_all_blocks(&store, &mut taken);
+    store.commit(store.position()).unwrap();
+    drop(store);
+    f.device = device;
+    f.kill();
+    let there = |f: &Fixture| f.fs.core().subvolumes.get(Slot::of(incomplete)).is_ok();
+    assert!(there(&f), "there was space to remove it");
+    assert_eq!(f.list(ROOT), [b"home".to_vec()]);
+    let mut tx = Transaction::new();
+    taken.into_iter().for_each(|run| tx.free(run));
+    f.fs.core().apply(tx).unwrap();
+    f.create(b"another");
+    f.reopen();
+    assert!(!there(&f) && f.fs.reap_backlog() == 0);
+    f.check();
 }
 
 // Goal: what finds no space waits for the families that free it, and is refused when there are none. Method: an orphan
