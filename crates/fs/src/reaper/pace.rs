@@ -29,7 +29,7 @@ const PAUSES_AFTER_LARGE: u32 = 16;
 pub(super) const RESTS_AT_A_TIME: u32 = 12;
 /// With more tasks waiting than this a rest is a single pause: what is deleted must go as fast as it comes.
 const TASKS_AT_EASE: u64 = 4;
-/// And with more than this there is none but for families of data, which change most.
+/// And with more than this there is none but after steps of a whole spell, as all of families of data are: others meet these.
 const TASKS_IN_HASTE: u64 = 16;
 
 /// A step that has been applied.
