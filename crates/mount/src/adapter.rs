@@ -167,7 +167,9 @@ impl<V: Verbs> Adapter<V> {
                     verbs.write_owned(by, ino, offset, payload, size as usize)
                 };
                 // Of one that failed a part may have been stored.
-                if write_flags & abi::WRITE_CACHE != 0 {
+                if past_cache {
+                    self.overtake_all(number);
+                } else if write_flags & abi::WRITE_CACHE != 0 {
                     self.overtake(number, header.pid);
                 }
                 // Past its cache the kernel syncs nothing for O_SYNC and O_DSYNC: not with FOPEN_DIRECT_IO, and not

@@ -22,7 +22,7 @@ use crate::kernel::listing::Listing;
 use crate::kernel::reply::Reply;
 use crate::pins::Pins;
 use crate::policy::Change;
-use crate::tellings::Tellings;
+use crate::tellings::{Telling, Tellings};
 use crate::trim::Trims;
 use crate::{Health, Policy, Verbs, convert};
 
@@ -136,7 +136,16 @@ impl<V: Verbs> Adapter<V> {
     /// An inode has been changed, or may be, for a thread that is about to hear of it: answers with attributes from before that, which the
     /// kernel may come to later, are not to be believed. It waits for nobody here.
     pub(crate) fn overtake(&self, ino: u64, thread: u32) {
-        if let Some(telling) = self.tellings.changed(ino, thread)
+        self.forget_told(ino, self.tellings.changed(ino, thread));
+    }
+
+    /// As [`Adapter::overtake`], of what has been written past the kernel's cache, and of what was told at any time before.
+    pub(crate) fn overtake_all(&self, ino: u64) {
+        self.forget_told(ino, self.tellings.written(ino));
+    }
+
+    fn forget_told(&self, ino: u64, telling: Option<Telling>) {
+        if let Some(telling) = telling
             && let Some(device) = self.device.upgrade()
         {
             match device.forget_attributes(ino) {

@@ -12,6 +12,12 @@
 //! [`SECONDS_KEPT`] have passed. But a thread that asks for something else has taken in what it asked for before: who makes names in a
 //! directory asks for its attributes before each, and has nothing forgotten if nobody else has asked.
 //!
+//! Writes past the kernel's cache that no program waits for (AIO, io_uring) are another matter. The kernel has the attributes forgotten when it
+//! queues one, and does nothing of that when it has ended (`fuse_aio_complete`, Linux 6.18): an answer from between the two, which may
+//! long have been taken in, would be believed. How long such a write waits in the kernel nobody says, and that the thread which makes it has asked
+//! itself changes nothing. So who writes past the cache has the attributes forgotten if they have been told, to anybody, since they were
+//! forgotten last, and within [`SECONDS_WRITTEN`]. Requests do not say whether somebody waits; where nobody asks it costs the look at one number.
+//!
 //! What is left: the answers to SETATTR and LINK the kernel takes whatever the version is. It keeps other changes of the inode away
 //! meanwhile, but not the writing back of mapped pages. And before Linux 6.14 an inode that the kernel has thrown away and got anew
 //! since it asked has no version.
@@ -23,6 +29,8 @@ use parking_lot::Mutex;
 
 /// No answer is on its way for so long.
 const SECONDS_KEPT: u32 = 60;
+/// No write waits in the kernel for so long before it gets here. (As for `caches`.)
+const SECONDS_WRITTEN: u32 = 600;
 /// Places for inodes. Two that are told and share one are forgotten at each of their changes.
 const PLACES: usize = 1 << 15;
 
@@ -47,6 +55,10 @@ struct Place {
     at: u32,
     /// Counts how often, and begins anew some day.
     times: u32,
+    /// Who has been told since he was forgotten, or [`SEVERAL`].
+    written: u64,
+    /// When last. Zero: nobody.
+    written_at: u32,
 }
 
 /// An inode as it had been told when it was changed.
@@ -77,16 +89,23 @@ impl Tellings {
         place.at != 0 && now.saturating_sub(place.at) <= SECONDS_KEPT
     }
 
+    fn is_kept_for_writes(place: &Place, now: u32) -> bool {
+        place.written_at != 0 && now.saturating_sub(place.written_at) <= SECONDS_WRITTEN
+    }
+
     /// The kernel is going to tell a thread the attributes of this inode: to be said before they are looked at.
     pub(crate) fn note(&self, ino: u64, thread: u32) {
         let now = self.now();
         let mut place = self.place(ino).lock();
         let kept = Self::is_kept(&place, now);
+        let others = Self::is_kept_for_writes(&place, now) && place.written != ino;
         *place = Place {
             ino: if kept && place.ino != ino { SEVERAL.into() } else { ino },
             thread: if kept && place.thread != thread { SEVERAL } else { thread },
             at: now,
             times: place.times.wrapping_add(1),
+            written: if others { SEVERAL.into() } else { ino },
+            written_at: now,
         };
     }
 
@@ -111,11 +130,25 @@ impl Tellings {
         Some(Telling { ino, times: place.times })
     }
 
+    /// An inode has been written to past the kernel's cache. Something: the kernel is to forget its attributes before it hears of that.
+    pub(crate) fn written(&self, ino: u64) -> Option<Telling> {
+        self.changes.fetch_add(1, SeqCst);
+        let place = self.place(ino).lock();
+        let told = [ino, SEVERAL.into()].contains(&place.written);
+        (told && Self::is_kept_for_writes(&place, self.now())).then_some(Telling { ino, times: place.times })
+    }
+
     /// The kernel has forgotten the attributes: what was told before is over.
     pub(crate) fn forgotten(&self, telling: Telling) {
         let mut place = self.place(telling.ino).lock();
-        if (place.ino, place.times) == (telling.ino, telling.times) {
+        if place.times != telling.times {
+            return;
+        }
+        if place.ino == telling.ino {
             place.at = 0;
+        }
+        if place.written == telling.ino {
+            place.written_at = 0;
         }
     }
 }
@@ -170,6 +203,37 @@ mod tests {
         tellings.note(7, 0);
         tellings.forgotten(tellings.changed(7, 0).unwrap());
         assert!(tellings.changed(7, 0).is_none());
+    }
+
+    // Goal: a write past the cache hears of what was told before it once, whoever had asked, however long ago and whatever was changed by others since.
+    // Method: one inode, told, changed and written to in all orders, and another that shares its place.
+    #[test]
+    fn who_writes_past_the_cache_has_it_forgotten() {
+        let mut tellings = Tellings::default();
+        assert!(tellings.written(7).is_none());
+        tellings.note(7, 1);
+        assert!(tellings.changed(7, 1).is_none(), "it has asked itself");
+        let first = tellings.written(7).unwrap();
+        assert!(tellings.written(7).is_some(), "not forgotten yet");
+        // Told once more while the kernel forgets.
+        tellings.note(7, 2);
+        tellings.forgotten(first);
+        tellings.forgotten(tellings.written(7).unwrap());
+        assert!(tellings.written(7).is_none() && tellings.changed(7, 1).is_none());
+        // What others have had forgotten need not be once more.
+        tellings.note(7, 2);
+        tellings.forgotten(tellings.changed(7, 1).unwrap());
+        assert!(tellings.written(7).is_none());
+        tellings.note(7, 2);
+        if set_back(&mut tellings) {
+            assert!(tellings.changed(7, 1).is_none(), "no answer is on its way for so long");
+            assert!(tellings.written(7).is_some(), "but a write may be");
+            let other = (8..).find(|ino| std::ptr::eq(tellings.place(*ino), tellings.place(7))).unwrap();
+            assert!(tellings.written(other).is_none());
+            tellings.note(other, 1);
+            tellings.forgotten(tellings.written(other).unwrap());
+            assert!(tellings.written(7).is_some());
+        }
     }
 
     // Goal: of inodes that share a place none is taken for forgotten because of another. Method: two that share one, found by their numbers.

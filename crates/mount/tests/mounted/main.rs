@@ -383,11 +383,18 @@ fn mountinfo_and_the_end() {
 
 /// As databases write: the program goes on, and hears of the end later. The file is as long already.
 fn write_asynchronously(file: &fs::File, page: &AlignedBuf) -> io::Result<i32> {
+    write_meanwhile(file, page, || ())
+}
+
+/// As [`write_asynchronously`], with something that is done before the end is waited for.
+fn write_meanwhile(file: &fs::File, page: &AlignedBuf, meanwhile: impl FnOnce()) -> io::Result<i32> {
     let mut ring = io_uring::IoUring::new(2)?;
     let to = io_uring::types::Fd(file.as_raw_fd());
     let entry = io_uring::opcode::Write::new(to, page.as_ptr(), page.len() as u32).offset(0).build();
     // SAFETY: the file and the page outlive the operation, which is waited for here.
     unsafe { ring.submission().push(&entry) }.expect("the ring is empty");
+    ring.submit()?;
+    meanwhile();
     ring.submit_and_wait(1)?;
     Ok(ring.completion().next().expect("it was waited for").result())
 }

@@ -1,18 +1,19 @@
 //! Answers with attributes that reach the kernel when what they tell has been changed since.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, StatxFlags, XattrFlags, statx};
+use rustix::fs::{AtFlags, CWD, OFlags, StatxFlags, XattrFlags, statx};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+use varve_device::AlignedBuf;
 use varve_fs::InodeId;
 use varve_mount::Verbs;
 
-use super::TestMount;
+use super::{TestMount, write_meanwhile};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -162,5 +163,51 @@ fn files_are_shown_as_they_are() {
             use rustix::fs::{RenameFlags, renameat_with};
             renameat_with(CWD, &from, CWD, &to, RenameFlags::EXCHANGE).unwrap();
         });
+    }
+}
+
+/// Goal: a file's times are those after the last write past the cache, also when its program does not wait for it and somebody looks at the file
+/// meanwhile. Method: such writes are held up; another thread looks, or the one that has sent the write.
+#[test]
+fn writes_that_nobody_waits_for_change_times() {
+    let Some(mount) = TestMount::start("writes_that_nobody_waits_for_change_times") else { return };
+    let mut page = AlignedBuf::from_slice(&[1; 4096]);
+    for by_writer in [false, true] {
+        let path = mount.path(&format!("{by_writer}"));
+        let mut open = fs::OpenOptions::new();
+        open.write(true).create(true).custom_flags(OFlags::DIRECT.bits() as i32);
+        let file = open.open(&path).unwrap();
+        // No page of it is in the cache.
+        file.write_all_at(&page, 0).unwrap();
+        let ino = InodeId(file.metadata().unwrap().ino());
+        let look =
+            || statx(CWD, &path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS).map(drop).unwrap();
+        // Once more: what was told before the last write counts, not only the first time.
+        for byte in 2..5 {
+            page.fill(byte);
+            let before = mount.verbs.getattr(ino).unwrap();
+            mount.verbs.hold_writes.store(true, Relaxed);
+            let mut held = 0;
+            let written = write_meanwhile(&file, &page, || {
+                let begun = Instant::now();
+                while mount.verbs.held.load(Relaxed) == 0 && begun.elapsed() < LONG {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                held = mount.verbs.held.load(Relaxed);
+                match by_writer {
+                    true => look(),
+                    false => thread::scope(|scope| scope.spawn(look).join().unwrap()),
+                }
+                mount.verbs.hold_writes.store(false, Relaxed);
+            });
+            mount.verbs.hold_writes.store(false, Relaxed);
+            match written {
+                Ok(written) => assert_eq!((written, held), (4096, 1)),
+                Err(error) => return eprintln!("SKIPPED, nothing shown of asynchronous writes: {error}"),
+            }
+            let now = mount.verbs.getattr(ino).unwrap();
+            assert!(now.mtime.seconds > before.mtime.seconds, "it was not written");
+            assert_eq!(fs::metadata(&path).unwrap().mtime(), now.mtime.seconds, "{by_writer}, {byte}");
+        }
     }
 }
