@@ -242,7 +242,8 @@ pub enum Allocate {
     },
     /// Makes it a hole: zeros, without space. The size stays.
     Punch,
-    /// Makes it zeros that have space set aside.
+    /// Makes it zeros that have space set aside. On a full pool data that is the file's alone is written over instead: that can be done
+    /// again.
     Zero {
         /// Whether the size stays.
         keep_size: bool,

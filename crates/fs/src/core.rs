@@ -107,6 +107,8 @@ pub(crate) struct Rounds {
     patient: bool,
     /// How far the reaper had come before the last one.
     reaped: u64,
+    /// Only what is there at once is taken, without a checkpoint either.
+    pub at_once: bool,
 }
 
 /// Steps of the reaper in the first round; four times as many in each that follows, so that few are enough and most of what
@@ -118,7 +120,7 @@ const PATIENT_WAITS: u32 = 200;
 
 impl Default for Rounds {
     fn default() -> Rounds {
-        Rounds { next: Some(0), waits: 1, patient: false, reaped: 0 }
+        Rounds { next: Some(0), waits: 1, patient: false, reaped: 0, at_once: false }
     }
 }
 
@@ -126,6 +128,10 @@ impl Rounds {
     /// For who must not look for space.
     pub(crate) fn none() -> Rounds {
         Rounds { next: None, waits: 0, ..Rounds::default() }
+    }
+    /// The same for who gets some otherwise.
+    pub(crate) fn at_once() -> Rounds {
+        Rounds { at_once: true, ..Rounds::none() }
     }
     /// For who frees space: he is refused when nothing else is left that may give some.
     fn patient() -> Rounds {

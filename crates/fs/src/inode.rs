@@ -6,9 +6,10 @@
 //!   [`Inner::pending`] and [`Inner::pages`].
 //! - A state that is open, has dirty pages or is referred to by anybody stays; all others may go at any moment.
 //!
-//! Lock order (each may be taken while holding those before it): rename lock; the topology of subvolumes; turn of **one** file (more
-//! only by trying); gates; inodes in ascending order; families of data; dirty list; engine. A turn is never
-//! waited for while holding an inode or a gate. Who waits while a file is still ([`Still`]) holds none of these.
+//! Lock order (each may be taken while holding those before it): rename lock; the topology of subvolumes; where the bytes of one
+//! file are ([`InodeState::places`]); the queue for what floats; turn of **one** file (more only by trying); gates; inodes in
+//! ascending order; families of data; dirty list; engine. A turn is never waited for while holding an inode or a gate. Who waits
+//! while a file is still ([`Still`]) holds none of these.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -225,6 +226,8 @@ pub(crate) struct InodeState {
     gap: Mutex<Gap>,
     turn: Mutex<bool>,
     turn_ended: Condvar,
+    /// Held by who moves bytes of the file to another place, and by who changes a range in several turns.
+    places: Mutex<()>,
     /// Whether anybody wants nothing new to be written: nearly always nobody does.
     stilled: AtomicBool,
     stills: Mutex<u32>,
@@ -312,6 +315,7 @@ impl InodeState {
             gap: Mutex::default(),
             turn: Mutex::new(false),
             turn_ended: Condvar::new(),
+            places: Mutex::default(),
             stilled: AtomicBool::new(false),
             stills: Mutex::new(0),
             still_ended: Condvar::new(),
@@ -381,6 +385,11 @@ impl InodeState {
                 self.still_ended.wait(&mut stills);
             }
         }
+    }
+
+    /// What lies in the file stays in its place while this is held. The caller holds no turn.
+    pub(crate) fn places(&self) -> MutexGuard<'_, ()> {
+        self.places.lock()
     }
 
     /// The turn, if nobody has it.

@@ -223,7 +223,8 @@ pub enum Allocate {
     },
     /// Makes the range a hole: zeros that take no space. The length stays.
     Punch,
-    /// Makes the range zeros that have space set aside.
+    /// Makes the range zeros that have space set aside. On a full pool data that is the file's alone is written over with zeros
+    /// instead, which can be written over again.
     Zero {
         /// Whether the length stays.
         keep_size: bool,

@@ -22,7 +22,7 @@ const AT: usize = 40_000;
 const TRIES: usize = 3;
 
 /// A file that is mapped to be changed. It is not open: to close it is to have it written back, and so is to start a program.
-struct Mapped {
+pub struct Mapped {
     at: *mut u8,
     len: usize,
 }
@@ -32,7 +32,7 @@ impl Mapped {
         Mapped::of(path, LEN)
     }
 
-    fn of(path: &Path, len: usize) -> Mapped {
+    pub fn of(path: &Path, len: usize) -> Mapped {
         let file = fs::File::options().read(true).write(true).open(path).expect("a file");
         assert!(file.metadata().expect("a file").len() >= len as u64);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -72,7 +72,7 @@ impl Mapped {
     }
 
     /// The same of any place.
-    fn store(&self, at: usize, text: &[u8]) {
+    pub fn store(&self, at: usize, text: &[u8]) {
         assert!(at + text.len() <= self.len);
         // SAFETY: it lies within the mapping, which is as long as the file at most and that of this value alone.
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), self.at.add(at), text.len()) };

@@ -67,18 +67,30 @@ impl Core {
             self.require_room(&state)?;
         }
         // Who is refused has lost nothing.
-        let kept = Kept::new(match how {
-            Allocate::Zero { .. } => {
-                Some(self.with_space(|| self.reserve_zeros(caller, &state, offset, end))?)
+        let (kept, mut at, mut stamped, mut places) = (Kept::default(), offset, false, None);
+        if let Allocate::Zero { keep_size } = how {
+            match self.with_space(|| self.reserve_zeros(caller, &state, offset, end)) {
+                Err(error @ FsError::Engine(EngineError::NoSpace)) => {
+                    if keep_size || end <= size {
+                        places = Some(state.places());
+                        (at, stamped) = self.zero_over(caller, &state, offset..end)?;
+                    }
+                    if at == offset {
+                        return Err(error);
+                    }
+                }
+                reserved => *kept.borrow_mut() = Some(reserved?),
             }
-            _ => None,
-        });
-        let mut stamped = zeroes && self.with_space(|| self.punch(caller, &state, offset, end, &kept))?;
-        if how != Allocate::Punch {
-            // That changes the ctime alone.
-            stamped |= self.with_space(|| self.preallocate(caller, &state, offset, end, &kept))? && !zeroes;
         }
-        drop(kept);
+        // Of zeros that are written over this is a rest that others see by now, whose space is not looked for before.
+        if at < end && zeroes {
+            stamped |= self.with_space(|| self.punch(caller, &state, at, end, &kept))?;
+        }
+        if at < end && how != Allocate::Punch {
+            // That changes the ctime alone.
+            stamped |= self.with_space(|| self.preallocate(caller, &state, at, end, &kept))? && !zeroes;
+        }
+        drop((kept, places));
         if !stamped {
             self.with_space(|| self.stamp(caller, &state, zeroes))?;
         }
@@ -102,6 +114,10 @@ impl Core {
         }
         let mut tx = Transaction::new();
         self.put_record(&change, &mut tx, state.ino, inner, &mut record)?;
+        // On a full pool, too: nothing grows.
+        if !change.forked || self.is_own(&change, state.ino, inner)? {
+            tx.replacing();
+        }
         self.apply(tx)?;
         self.changed_to(&change, inner, record);
         Ok(())

@@ -10,18 +10,22 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use varve_engine::{View, version};
-use varve_format::record::inode::{INLINE_BYTES_MAX, InodeRecord};
+use varve_engine::version::{self, Mapping};
+use varve_engine::{EngineError, View};
+use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_STALE_TAIL, InodeRecord};
 
 use super::write::{BLOCK, Space, plan};
-use crate::Result;
-use crate::core::Core;
+use crate::api::Caller;
+use crate::core::{Core, Rounds};
 use crate::inode::InodeState;
 use crate::table::extents;
 use crate::writeback::{Ride, reserve_float};
+use crate::{FsError, Result};
 
 /// So often who writes has what floats [brought back](Core::bring_back).
 pub(super) const FLOAT_WAITS: u32 = 4;
+/// Zeros that are written at once.
+const ZEROS_MAX: u64 = 1 << 20;
 
 /// What there is for a write.
 pub(super) enum Floating {
@@ -91,6 +95,91 @@ impl Core {
             _ => self.store.reclaim()?,
         }
         Ok(())
+    }
+
+    /// Zeroes a range for which nothing can be set aside: writes zeros over its data, a piece at a time, and leaves what is set
+    /// aside there as it is. Gives how far that has come, and whether anything was written. Not at all if not all of the range is there
+    /// for this file alone, or nothing floats; not to the end only if others see the rest by then, or nothing floats any more.
+    ///
+    /// The turn is held for one piece each time: who syncs does not wait for all of them. The caller keeps the bytes in their places
+    /// ([`InodeState::places`]), or others would be zeroed. If power fails in between, each block is as it was or zeros.
+    pub(super) fn zero_over(
+        &self,
+        caller: Caller,
+        state: &Arc<InodeState>,
+        range: Range<u64>,
+    ) -> Result<(u64, bool)> {
+        let (mut at, mut written) = (range.start, false);
+        let len = (range.end - range.start) as usize;
+        if self.gives_back(state, at, len)? != (len, false) || self.leaves_stale_tail(state, &range)? {
+            return Ok((at, false));
+        }
+        let (mut waits, mut waited) = (None, 0);
+        while at < range.end {
+            match self.zero_piece(caller, state, at..range.end) {
+                Ok((next, wrote)) => {
+                    (at, written) = (next, written | wrote);
+                    (waits, waited) = (None, 0);
+                }
+                Err(FsError::Frozen(_)) => self.write_back(state, Ride::Allowed)?,
+                Err(FsError::Engine(EngineError::NoSpace)) if waited < FLOAT_WAITS => {
+                    // As who writes ([`Core::write`]).
+                    let others = waits.is_none() && self.float_queue.is_locked();
+                    waits.get_or_insert_with(|| self.float_queue.lock());
+                    if !others {
+                        self.bring_back(state, waited)?;
+                        waited += 1;
+                    }
+                }
+                Err(FsError::Engine(EngineError::NoSpace)) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        drop(waits);
+        // What a range is changed by is in the log when that ends.
+        self.write_back(state, Ride::Allowed)?;
+        Ok((at, written))
+    }
+
+    /// Whether what lies behind the end in its last block would still be there when `range` has been zeroed, and stands in the way of
+    /// who writes to what is set aside behind it.
+    fn leaves_stale_tail(&self, state: &InodeState, range: &Range<u64>) -> Result<bool> {
+        let inner = self.read_lock(state)?;
+        let end = inner.record.size;
+        Ok(inner.record.flags & INODE_FLAG_STALE_TAIL != 0 && range.end > end && range.start >= end)
+    }
+
+    /// Zeroes what lies in front in a range, as far as that finds space. Gives where the rest begins, and whether anything was written.
+    fn zero_piece(&self, caller: Caller, state: &Arc<InodeState>, range: Range<u64>) -> Result<(u64, bool)> {
+        let at = range.start;
+        // The file is not cut while this is held: zeros beyond its end would make it grow.
+        let turn = state.turn();
+        let upto = {
+            let inner = self.read_lock(state)?;
+            let end = inner.size.min(range.end);
+            if at >= end {
+                return Ok((range.end, false));
+            }
+            let block = at / BLOCK * BLOCK;
+            if inner.record.inline.is_some() || inner.pages.map.contains_key(at / BLOCK) {
+                end.min(block + BLOCK)
+            } else {
+                let view = self.view_of(state.ino)?;
+                let path = extents::path(&view, &inner.record, self.sharing())?;
+                let pieces = version::resolve_upto(&view, &path, block, end.next_multiple_of(BLOCK), 1)?;
+                let piece = pieces.first().expect("a range is not without pieces");
+                let behind = piece.offset + piece.len;
+                if !matches!(piece.what, Mapping::Data { .. }) {
+                    // Zeros already, but for what waits in memory.
+                    let next = inner.pages.map.range(block / BLOCK..behind / BLOCK).next();
+                    return Ok((next.map_or(behind, |(index, _)| index * BLOCK).min(range.end), false));
+                }
+                end.min(behind)
+            }
+        };
+        let len = (upto - at).min(ZEROS_MAX) as usize;
+        let written = self.write_some_zeros(caller, &turn, at, len, Rounds::at_once())?;
+        Ok((at + written as u64, true))
     }
 
     /// Where behind a page that was refused the next lies that gives back a block, before `to`; or `to`.

@@ -70,6 +70,7 @@ impl Core {
         // Who is refused has changed nothing.
         how.new_size(offset, size)?;
         self.drop_capability(&state)?;
+        let _places = state.places();
         self.with_space(|| self.shift_once(caller, &state, offset, how))
     }
 

@@ -293,11 +293,23 @@ impl Core {
     pub(super) fn write_zeros(&self, caller: Caller, turn: &Turn, offset: u64, len: usize) -> Result<()> {
         let mut done = 0;
         while done < len {
-            let zeros = vec![0; len - done];
             let at = offset + done as u64;
-            done += self.write_pages(caller, turn.state(), Some(turn), at, &zeros, &[], Rounds::none())?.len;
+            done += self.write_some_zeros(caller, turn, at, len - done, Rounds::none())?;
         }
         Ok(())
+    }
+
+    /// As many of them as find space.
+    pub(super) fn write_some_zeros(
+        &self,
+        caller: Caller,
+        turn: &Turn,
+        offset: u64,
+        len: usize,
+        rounds: Rounds,
+    ) -> Result<usize> {
+        let zeros = vec![0; len];
+        Ok(self.write_pages(caller, turn.state(), Some(turn), offset, &zeros, &[], rounds)?.len)
     }
 
     /// Whoever holds the file's turn passes it, and is refused for lack of space without anything having been brought
@@ -314,7 +326,7 @@ impl Core {
         chunks: &[Filled],
         rounds: Rounds,
     ) -> Result<Written> {
-        let at_once = turn.is_none() && !rounds.are_left();
+        let at_once = rounds.at_once || turn.is_none() && !rounds.are_left();
         let mut space = Space { rounds, at_once, ..Space::default() };
         let mut len = data.len();
         let (mut outdated, mut goes_on) = (0, false);

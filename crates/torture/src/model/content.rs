@@ -52,7 +52,7 @@ pub struct Punch {
 
 impl Punch {
     /// The pages that go: also the one that holds the end of the file, of which nothing is left.
-    fn pages(&self) -> std::ops::Range<u64> {
+    pub fn pages(&self) -> std::ops::Range<u64> {
         let last = if self.size <= self.to { self.to.div_ceil(PAGE_BYTES) } else { self.to / PAGE_BYTES };
         self.from.div_ceil(PAGE_BYTES)..last.max(self.from.div_ceil(PAGE_BYTES))
     }
@@ -198,13 +198,14 @@ impl Content {
     }
 
     /// Which of the two contents of every page of an unfinished punch `bytes`, read at the beginning of its first page,
-    /// are; the first byte that is neither. `self` has been through [`Content::punch_perhaps`].
-    pub fn punch_found(&mut self, punch: &Punch, bytes: &[u8]) -> Result<(), u64> {
+    /// are; the first byte that is neither. `self` has been through [`Content::punch_perhaps`]. `stay`: zeros may be data.
+    pub fn punch_found(&mut self, punch: &Punch, bytes: &[u8], stay: bool) -> Result<(), u64> {
         let first = punch.from / PAGE_BYTES;
         self.accepts(first * PAGE_BYTES, bytes)?;
         for (number, chunk) in (first..).zip(bytes.chunks(PAGE_BYTES as usize)) {
             let zeros = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
-            if punch.pages().contains(&number) && zeros(chunk) && !zeros(self.page_bytes(number)) {
+            let gone = !stay && punch.pages().contains(&number);
+            if gone && zeros(chunk) && !zeros(self.page_bytes(number)) {
                 self.pages.remove(&number);
             }
         }
@@ -215,11 +216,36 @@ impl Content {
     /// In a logged state: what `live` no longer has of the whole pages of `punch`, and `old` had, has gone.
     pub fn punch_like(&mut self, punch: &Punch, old: &Content, live: &Content) {
         for number in punch.pages() {
-            if live.page(number).is_none() && old.page(number).is_some() {
-                self.pages.remove(&number);
+            match (live.page(number), old.page(number)) {
+                (None, Some(_)) => drop(self.pages.remove(&number)),
+                (Some(new), Some(old)) if is_zeros(new) && !is_zeros(old) => self.put_zeros(number),
+                _ => {}
             }
         }
         remove_range(&mut self.reserved, punch.pages());
+    }
+
+    fn put_zeros(&mut self, number: u64) {
+        self.pages.insert(number, Slot { page: zeros(), others: Vec::new() });
+    }
+
+    /// Zeros have been written over page `number`: it is no hole, and nothing is set aside for it.
+    pub fn zero_written(&mut self, number: u64) {
+        self.put_zeros(number);
+        for set in [&mut self.reserved, &mut self.reserved_most] {
+            remove_range(set, number..number + 1);
+        }
+    }
+
+    /// In a logged state: of the whole pages of `punch` zeros have been written over those of which `live` says so.
+    pub fn zero_like(&mut self, punch: &Punch, live: &Content) {
+        for number in punch.pages() {
+            if live.page(number).is_some() {
+                self.zero_written(number);
+            } else if !live.reserved.contains_key(&number) {
+                remove_range(&mut self.reserved, number..number + 1);
+            }
+        }
     }
 
     /// Takes `len` bytes out at `offset`, or puts a hole of so many in; both are whole pages.

@@ -43,6 +43,13 @@ impl Session {
                 }
                 // The live model has accepted the call; the logged one knows the same names.
                 let _ = state.apply(call, &effect);
+                if let Call::Fallocate { ino, offset, len, how: Allocate::Zero { .. } } = call
+                    && let Some(live) = live.get(*ino).and_then(Inode::content)
+                    && let Some(content) = state.get_mut(*ino).and_then(Inode::content_mut)
+                {
+                    let punch = Punch { from: *offset, to: offset + len, size: context.size };
+                    content.zero_like(&punch, live);
+                }
                 if let Call::DeleteSubvolume { parent, .. } = call {
                     settle(&mut state, &live, *parent);
                 }

@@ -16,7 +16,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use varve_fs::{Allocate, Deduped, Filesystem, FsError, InodeId, Lsn, NewInode, NewNameless, RenameMode};
+use varve_fs::{
+    Allocate, Deduped, Filesystem, FsError, InodeId, Lsn, NewInode, NewNameless, RenameMode, SeekTo,
+};
 use varve_sim::Rng;
 
 use crate::call::{Call, fill, write};
@@ -365,6 +367,7 @@ impl Session {
         }
         if errno == 0 && self.setup.tight {
             self.take_left_out_times(call, &old)?;
+            self.take_written_zeros(call, &context, &old)?;
         }
         match call {
             Call::CloneRange { .. } if matches!(old.part(call), Ok(Some(_))) => {
@@ -444,7 +447,7 @@ impl Session {
         if !matches!(how, Allocate::Reserve { .. }) {
             content.punch_perhaps(&punch);
             content
-                .punch_found(&punch, &found)
+                .punch_found(&punch, &found, *how != Allocate::Punch)
                 .map_err(|at| violation!("after {call:?}, refused, byte {at} is neither old nor zero"))?;
         }
         if *how != Allocate::Punch {
@@ -463,6 +466,33 @@ impl Session {
         if before.mtime.accepts(attr.mtime) && before.ctime.accepts(attr.ctime) {
             inode.mtime.set(attr.mtime);
             inode.ctime.set(attr.ctime);
+        }
+        Ok(())
+    }
+
+    /// Where nothing can be set aside, zeros are written over what a file has for itself: those pages are data, and no others.
+    fn take_written_zeros(&mut self, call: &Call, context: &Context, old: &Model) -> Result<(), Violation> {
+        let Call::Fallocate { ino, offset, len, how: Allocate::Zero { .. } } = call else { return Ok(()) };
+        let punch = Punch { from: *offset, to: offset + len, size: context.size };
+        let seek = |at, to| {
+            self.fs.seek(*ino, at, to).map_err(|error| violation!("after {call:?}, seeking: {error}"))
+        };
+        let (mut at, mut written) = (punch.pages().start * PAGE_BYTES, Vec::new());
+        let end = context.size.min(punch.pages().end * PAGE_BYTES);
+        while at < end {
+            let Some(data) = seek(at, SeekTo::Data)?.filter(|data| *data < end) else { break };
+            at = seek(data, SeekTo::Hole)?.map_or(end, |hole| hole.min(end));
+            written.extend(data / PAGE_BYTES..at.div_ceil(PAGE_BYTES));
+        }
+        let before = old.get(*ino).and_then(Inode::content);
+        if let Some(page) = written.iter().find(|page| !before.is_some_and(|old| old.may_be_data(**page))) {
+            return Err(violation!("after {call:?} page {page} is data, and was none"));
+        }
+        let Some(content) = self.live.get_mut(*ino).and_then(Inode::content_mut) else { return Ok(()) };
+        written.into_iter().for_each(|page| content.zero_written(page));
+        if old.may_be_inline(*ino) {
+            // It may lie in its record still.
+            content.spend(*offset, *len);
         }
         Ok(())
     }
