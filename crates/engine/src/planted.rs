@@ -87,11 +87,13 @@ pub enum Planted {
     UnreadEnds,
     /// Data that the device fails to read is taken for zeros.
     UnreadZeros,
+    /// Zeros that are written over on a full pool are not logged when that is told.
+    ZerosUnlogged,
 }
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 39] = [
+    pub const ALL: [Planted; 40] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -131,6 +133,7 @@ impl Planted {
         Planted::TailForgotten,
         Planted::UnreadEnds,
         Planted::UnreadZeros,
+        Planted::ZerosUnlogged,
     ];
 }
 

@@ -47,6 +47,11 @@ fn cut_ends() -> Outcome {
     run_kind(Kind::Forks, 1_001_160, 1, STEPS, BUDGET)
 }
 
+/// Workloads of a full pool, in their order.
+fn full() -> Outcome {
+    run_kind(Kind::Full, SEED, 1, STEPS, BUDGET)
+}
+
 fn caught(test: &str, bug: Planted, search: impl FnOnce() -> Outcome) {
     if varve_torture::tuned::test(test) {
         return;
@@ -131,6 +136,11 @@ control! { rows:
 // Goal and method as above.
 control! { cut_ends:
     stale_tail_that_is_forgotten_is_found: TailForgotten,
+}
+
+// Goal: the workload of a full pool sees what becomes of what is written over there. Method: it alone, one bug planted.
+control! { full:
+    zeros_that_are_not_logged_are_found: ZerosUnlogged,
 }
 
 // Goal and method as above.

@@ -10,6 +10,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use varve_engine::planted::{Planted, is};
 use varve_engine::version::{self, Mapping};
 use varve_engine::{EngineError, View};
 use varve_format::record::inode::{INLINE_BYTES_MAX, INODE_FLAG_STALE_TAIL, InodeRecord};
@@ -137,7 +138,9 @@ impl Core {
         }
         drop(waits);
         // What a range is changed by is in the log when that ends.
-        self.write_back(state, Ride::Allowed)?;
+        if !is(Planted::ZerosUnlogged) {
+            self.write_back(state, Ride::Allowed)?;
+        }
         Ok((at, written))
     }
 

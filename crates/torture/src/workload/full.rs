@@ -32,6 +32,7 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
     set_aside(session, &mut rng)?;
     let forks = rng.below(2) == 0;
     let first = fill_up(session, &mut rng)?;
+    zero(session, &mut Rng::new(seed).fork("zeros"))?;
     if rng.below(4) > 0 {
         spend(session, &mut rng)?;
     }
@@ -160,6 +161,30 @@ fn spend(session: &mut Session, rng: &mut Rng) -> Result<(), Violation> {
                 1 => session.must(&Call::Checkpoint)?,
                 _ => {}
             }
+        }
+    }
+    Ok(())
+}
+
+/// Zeroes parts of what files hold, which nobody else sees: as it can be written over, that is not refused.
+fn zero(session: &mut Session, rng: &mut Rng) -> Result<(), Violation> {
+    for _ in 0..rng.below(8) {
+        let mut ranges = Vec::new();
+        for (ino, content) in session.live().inodes().filter_map(|(ino, inode)| Some((ino, inode.content()?)))
+        {
+            let pages = content.size() / PAGE_BYTES;
+            let first = rng.below(pages + 1);
+            let run = (first..pages).take_while(|page| !content.may_be_hole(*page)).count() as u64;
+            ranges.extend((run > 0).then_some((ino, first * PAGE_BYTES, run * PAGE_BYTES)));
+        }
+        let Some((ino, first, run)) = rng.pick(&ranges).copied() else { break };
+        let (skip, cut) = if rng.below(2) == 0 { (0, 0) } else { (rng.below(2_000), rng.below(2_000)) };
+        let how = Allocate::Zero { keep_size: rng.below(2) == 0 };
+        session.must(&Call::Fallocate { ino, offset: first + skip, len: run - skip - cut, how })?;
+        match rng.below(8) {
+            0 => session.must(&Call::Fsync { ino })?,
+            1 => session.must(&Call::Checkpoint)?,
+            _ => {}
         }
     }
     Ok(())
