@@ -364,6 +364,9 @@ impl Session {
             if errno == ENOSPC && expected != Err(ENOSPC) || errno == EOPNOTSUPP && expected.is_ok() {
                 self.take_partial_effect(call, &context)?;
             }
+            if unread {
+                self.take_dropped_capability(call, &context);
+            }
         }
         if errno == 0 && self.setup.tight {
             self.take_left_out_times(call, &old)?;

@@ -2,8 +2,9 @@
 
 use varve_fs::{FsError, InodeId, RenameMode};
 
-use super::{EIO, Session};
+use super::{EIO, Session, drops_capability};
 use crate::call::Call;
+use crate::model::{CAPABILITY, Context};
 use crate::reads::TEXT;
 
 /// Calls that happen as a whole or not at all, and those that only bring into the log what has happened before.
@@ -29,5 +30,13 @@ impl Session {
         let failed = self.unread.as_ref().map_or(0, |(device, ..)| device.heal());
         failed > 0
             && result.as_ref().is_err_and(|error| error.errno() == EIO && error.to_string().contains(TEXT))
+    }
+
+    /// What takes a capability away does that first, in a transaction of its own, unless that has failed already.
+    pub(super) fn take_dropped_capability(&mut self, call: &Call, context: &Context) {
+        let Some(ino) = call.subject().filter(|_| drops_capability(call, &self.live)) else { return };
+        if matches!(self.fs.getxattr(ino, CAPABILITY), Err(FsError::NoAttribute)) {
+            self.live.drop_capability(ino, context);
+        }
     }
 }
