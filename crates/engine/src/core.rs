@@ -279,8 +279,7 @@ impl Core {
         }
     }
 
-    /// The page of checksums behind `ptr`, of blocks that these operations place, cannot be read: data is taken behind its blocks next, and
-    /// not there again and again.
+    /// The page of checksums behind `ptr`, of blocks that these operations place, cannot be read: its blocks are not taken again and again.
     pub fn pass_over(&mut self, ptr: NodePtr, ops: &[Op]) {
         let runs = ops.iter().filter_map(|op| match op {
             Op::Place { run, .. } => Some(*run),
@@ -288,7 +287,8 @@ impl Core {
         });
         let page = runs.flat_map(checksums::pages_of).find(|page| self.sums.ptrs.leaf(*page as usize) == ptr);
         if let Some(page) = page {
-            self.space.take_data_from((page + 1) * checksums::PAGE_BLOCKS);
+            let first = page * checksums::PAGE_BLOCKS;
+            self.space.avoid_for_data((first, first + checksums::PAGE_BLOCKS));
         }
     }
 

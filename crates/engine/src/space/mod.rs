@@ -79,6 +79,8 @@ pub struct Space {
     group_used: Vec<u64>,
     data_cursor: u64,
     node_cursors: [u64; 2],
+    /// Where data is put last: see [`Space::avoid_for_data`].
+    avoided: Vec<search::Part>,
 }
 
 /// Pages of array (checksums, bitmap) and their parents for a pool of `total` blocks: leaves and interior pages.
@@ -123,6 +125,7 @@ impl Space {
             group_used: vec![0; total.div_ceil(GROUP_PAGES * PAGE_BITS) as usize],
             data_cursor: total / 8,
             node_cursors: [1, total / 2],
+            avoided: Vec::new(),
         };
         space.mark_busy(Run { addr: PoolAddr(0), blocks: 1 });
         space

@@ -23,8 +23,11 @@ const RUNS_MAX: usize = 256;
 /// Words of the bitmap read for them (8 GiB of the pool).
 const WORDS_LOOKED_AT: usize = 1 << 15;
 
+/// Pieces of the pool that are avoided at once.
+const AVOIDED_MAX: usize = 8;
+
 /// Blocks from the first number on, before the second.
-type Part = (u64, u64);
+pub(super) type Part = (u64, u64);
 
 impl Space {
     /// Takes blocks for nodes and array pages: two copies of each of `n`, far from each other, each copy as contiguous as possible.
@@ -60,18 +63,42 @@ impl Space {
     /// Takes `blocks` blocks for data, in as few runs as a bounded search finds. `None`: nothing has been taken.
     pub fn allocate_data(&mut self, blocks: u32, near: PoolAddr) -> Option<Vec<Run>> {
         let from = if near.is_null() { self.data_cursor } else { near.block().min(self.total - 1) };
-        let runs = self.take(&self.ring(from), blocks);
-        if blocks_in(&runs) < u64::from(blocks) {
-            runs.iter().for_each(|run| self.change_busy(*run, false));
-            return None;
-        }
+        let ring = self.ring(from);
+        let runs = match self.avoided.is_empty() {
+            true => self.take_all(&ring, blocks)?,
+            false => self.take_all(&self.outside(&ring), blocks).or_else(|| self.take_all(&ring, blocks))?,
+        };
         self.data_cursor = runs.last().map_or(from, end_of);
         Some(runs)
     }
 
-    /// Data that may lie anywhere is looked for from this block on, the next time.
-    pub fn take_data_from(&mut self, block: u64) {
-        self.data_cursor = block.min(self.total);
+    /// Data is put into these blocks only where all others are taken, until so many others have been named.
+    pub fn avoid_for_data(&mut self, part: Part) {
+        self.avoided.retain(|known| *known != part);
+        self.avoided.push(part);
+        if self.avoided.len() > AVOIDED_MAX {
+            self.avoided.remove(0);
+        }
+    }
+
+    /// What of these parts is not avoided, in the same order.
+    fn outside(&self, parts: &[Part]) -> Vec<Part> {
+        let mut left = parts.to_vec();
+        for &(from, end) in &self.avoided {
+            left = left.iter().flat_map(|&(a, b)| [(a, b.min(from)), (a.max(end), b)]).collect();
+            left.retain(|(a, b)| a < b);
+        }
+        left
+    }
+
+    /// Takes `blocks` clear blocks of `parts`, or nothing.
+    fn take_all(&mut self, parts: &[Part], blocks: u32) -> Option<Vec<Run>> {
+        let runs = self.take(parts, blocks);
+        if blocks_in(&runs) < u64::from(blocks) {
+            runs.iter().for_each(|run| self.change_busy(*run, false));
+            return None;
+        }
+        Some(runs)
     }
 
     /// Takes as many blocks as `first` has for its second copy, as far away as the first lines of this file say. Fewer: there are

@@ -278,6 +278,34 @@ fn large_requests_find_long_runs_behind_small_holes() {
     }
 }
 
+// Goal: what is avoided is taken last, however well it would fit, and is taken then; what is named later pushes out what was named first.
+// Method: forty short runs and a long one, in what is avoided and across its end: requests that fit only there get the short ones, until these are
+// gone; others are named later.
+#[test]
+fn what_is_avoided_is_taken_last() {
+    let avoided = |at: u64| (4096..5120).contains(&at);
+    for first in [4200, 5000] {
+        let there = |at: u64| (first..first + 300).contains(&at);
+        let clear = |at: u64| there(at) || (8192..8192 + 40 * 128).contains(&at) && at % 128 < 100;
+        for named_later in [0, 7, 8] {
+            let mut space = with_clear(1 << 16, clear);
+            space.avoid_for_data((4096, 5120));
+            (0..named_later).for_each(|n| space.avoid_for_data((40_000 + n, 40_001 + n)));
+            let near = PoolAddr::from_block(4300);
+            let runs = space.allocate_data(250, near).expect("there is room");
+            let in_avoided =
+                runs.iter().any(|run| (0..run.blocks).any(|n| avoided(run.addr.block() + u64::from(n))));
+            assert_eq!(in_avoided, named_later == 8, "{runs:?}");
+            if named_later == 0 {
+                let all = (0..1 << 16).filter(|at| clear(*at)).count() as u32 - 250;
+                let last = space.allocate_data(all, near).expect("all of the rest");
+                assert!(last.iter().any(|run| avoided(run.addr.block())));
+                assert!(space.allocate_data(1, near).is_none());
+            }
+        }
+    }
+}
+
 // Goal: what is long is taken first where no run holds all, and all blocks are found in the end, each once. Method: free runs of
 // random lengths, requests of all sizes until nothing is left, beside a plain vector.
 #[test]
