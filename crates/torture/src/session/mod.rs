@@ -331,7 +331,8 @@ impl Session {
         let now = self.clock.step();
         let before = self.fs.position().0;
         let result = self.execute(call);
-        let unread = self.is_unread(&result);
+        let failed = self.heal();
+        let unread = failed && unread::says_so(&result);
         let after = self.fs.position().0;
         let mut events = std::mem::take(&mut *self.events.lock().expect("no panic holds it"));
         events.sort_by_key(|event| event.lsn);
@@ -368,8 +369,10 @@ impl Session {
                 self.take_dropped_capability(call, &context);
             }
         }
-        if errno == 0 && self.setup.tight {
+        if errno == 0 && (failed || self.setup.tight) {
             self.take_left_out_times(call, &old)?;
+        }
+        if errno == 0 && self.setup.tight {
             self.take_written_zeros(call, &context, &old)?;
         }
         match call {
@@ -459,9 +462,15 @@ impl Session {
         Ok(())
     }
 
-    /// On a full pool a directory may go without new times when it loses a subvolume: that it is lost comes first.
+    /// On a full pool, or when it cannot be read, a directory may go without new times when it loses a subvolume: that it is lost comes first.
     fn take_left_out_times(&mut self, call: &Call, old: &Model) -> Result<(), Violation> {
-        let Call::DeleteSubvolume { parent, .. } = call else { return Ok(()) };
+        let parent = match call {
+            Call::DeleteSubvolume { parent, .. } => parent,
+            Call::Rename { parent, name, .. } if old.lookup(*parent, name).is_some_and(is_subvolume) => {
+                parent
+            }
+            _ => return Ok(()),
+        };
         let attr = self.fs.getattr(*parent).map_err(|error| violation!("after {call:?}: {error}"))?;
         let (Some(before), Some(inode)) = (old.get(*parent), self.live.get_mut(*parent)) else {
             return Ok(());

@@ -18,18 +18,23 @@ pub(super) fn may_fail(call: &Call) -> bool {
         | Call::DedupeRange { .. } => false,
         // What was let go is not let go again.
         Call::Release { .. } | Call::Close => false,
+        // It is there before it is durable, and stays if that fails.
+        Call::Snapshot { sync, .. } => !sync,
         // What is left in its place is looked up afterwards.
         Call::Rename { mode, .. } => !matches!(mode, RenameMode::Whiteout { .. }),
         _ => true,
     }
 }
 
+/// Whether a call says that it could not read.
+pub(super) fn says_so(result: &Result<(InodeId, usize), FsError>) -> bool {
+    result.as_ref().is_err_and(|error| error.errno() == EIO && error.to_string().contains(TEXT))
+}
+
 impl Session {
-    /// Makes the device sound again. Whether the call has failed because it was not.
-    pub(super) fn is_unread(&self, result: &Result<(InodeId, usize), FsError>) -> bool {
-        let failed = self.unread.as_ref().map_or(0, |(device, ..)| device.heal());
-        failed > 0
-            && result.as_ref().is_err_and(|error| error.errno() == EIO && error.to_string().contains(TEXT))
+    /// Makes the device sound again. Whether reads have failed during the call.
+    pub(super) fn heal(&self) -> bool {
+        self.unread.as_ref().is_some_and(|(device, ..)| device.heal() > 0)
     }
 
     /// What takes a capability away does that first, in a transaction of its own, unless that has failed already.
