@@ -292,6 +292,7 @@ fn a_pool_without_space_to_remove_a_snapshot_opens() {
     assert_eq!(f.list(ROOT), [b"home".to_vec()]);
     let mut tx = Transaction::new();
     taken.into_iter().for_each(|run| tx.free(run));
+    tx.privileged();
     f.fs.core().apply(tx).unwrap();
     f.create(b"another");
     f.reopen();
