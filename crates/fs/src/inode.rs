@@ -377,7 +377,7 @@ impl InodeState {
         Still { state: self.clone() }
     }
 
-    /// Before a write begins: waits while there is a [`Still`]. The caller holds nothing at all.
+    /// Before a write begins: waits while there is a [`Still`]. The caller holds nothing at all, or the file's places alone.
     pub(crate) fn wait_while_still(&self) {
         if self.stilled.load(Ordering::Acquire) {
             let mut stills = self.stills.lock();

@@ -117,10 +117,18 @@ impl Core {
         }
         let (mut waits, mut waited) = (None, 0);
         while at < range.end {
+            if waits.is_none() {
+                // As before each write: not beside who waits for the file to be clean, nor past the bound on what is dirty.
+                state.wait_while_still();
+                self.require_room(state)?;
+            }
             match self.zero_piece(caller, state, at..range.end) {
                 Ok((next, wrote)) => {
                     (at, written) = (next, written | wrote);
                     (waits, waited) = (None, 0);
+                    if wrote {
+                        self.throttle(self.is_long(next))?;
+                    }
                 }
                 Err(FsError::Frozen(_)) => self.write_back(state, Ride::Allowed)?,
                 Err(FsError::Engine(EngineError::NoSpace)) if waited < FLOAT_WAITS => {

@@ -1,5 +1,7 @@
 //! Writing over what is there, on a pool without space.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use varve_sim::Rng;
 
 use super::*;
@@ -576,6 +578,46 @@ fn what_is_ones_own_is_zeroed_on_a_full_pool() {
     f.fs.sync().unwrap();
     f.check();
     assert!(f.fs.statfs().unwrap().free_bytes > 40 * MIB);
+}
+
+// Goal: a range that is zeroed because nothing can be set aside keeps to the bound on what is dirty, also while there is space for
+// pages that are not written back. Method: as much space as pays for the pages, and not for what is set aside; the most that is dirty meanwhile.
+#[test]
+fn zeros_keep_to_the_bound_on_what_is_dirty() {
+    let f = Fixture::new(256 * MIB);
+    f.fs.close().unwrap();
+    let options = OpenOptions {
+        store: StoreOptions { background: false, ..StoreOptions::default() },
+        dirty_bytes_max: MIB / 4,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![f.device.clone()], options).unwrap().0;
+    let ino = fs.create(Caller::ROOT, ROOT, b"image", 0o644).unwrap().ino;
+    let old = pattern(1, 180 << 20);
+    assert_eq!(fs.write(Caller::ROOT, ino, 0, &old).unwrap(), old.len());
+    fs.sync().unwrap();
+    let mut kept = Vec::new();
+    while fs.statfs().unwrap().free_bytes > 4 * MIB {
+        kept.push(fs.core().store.reserve(64, 0, 0).unwrap());
+    }
+    let (done, mut most) = (AtomicBool::new(false), 0);
+    std::thread::scope(|scope| {
+        let zeroing = scope.spawn(|| {
+            let how = Allocate::Zero { keep_size: true };
+            let result = fs.fallocate(Caller::ROOT, ino, 0, old.len() as u64, how);
+            done.store(true, Relaxed);
+            result
+        });
+        while !done.load(Relaxed) {
+            most = most.max(fs.core().dirty.bytes());
+        }
+        zeroing.join().unwrap().unwrap();
+    });
+    // Twice the bound, and a piece.
+    assert!(most > 0 && most <= MIB / 2 + MIB, "{most}");
+    assert!(fs.map(ino, 0, 1000).unwrap().pieces.iter().all(|piece| piece.kind == PieceKind::Data));
+    assert!(fs.read(ino, 0, old.len()).unwrap().iter().all(|byte| *byte == 0));
 }
 
 /// Waits until the first piece of a file is zeros: the next has to wait for whoever holds a view.
