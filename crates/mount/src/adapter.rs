@@ -86,6 +86,8 @@ impl<V: Verbs> Adapter<V> {
                     None => who,
                 };
                 let answer = |attr, reply: Reply| reply.body(&convert::attr_out(&attr));
+                // The kernel believes what it is told now, whatever is on its way to change it.
+                self.tellings.note(number, header.pid);
                 let result = verbs.setattr(by, ino, set);
                 self.reply_change(Change::Inode, verb, number, result, reply, answer);
             }
@@ -138,6 +140,7 @@ impl<V: Verbs> Adapter<V> {
                 self.reply_done(Change::Names, verb, asking, result, reply);
             }
             Body::Link { ino: of, name } => {
+                self.tellings.note(of, header.pid);
                 let result = self.change(header, verbs.link(InodeId(of), ino, name));
                 self.reply_named(verb, number, result, reply);
             }

@@ -1,7 +1,7 @@
 //! Answers with attributes that reach the kernel when what they tell has been changed since.
 
-use std::fs;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
@@ -167,21 +167,23 @@ fn files_are_shown_as_they_are() {
 }
 
 /// Goal: a file's times are those after the last write past the cache, also when its program does not wait for it and somebody looks at the file
-/// meanwhile. Method: such writes are held up; another thread looks, or the one that has sent the write.
+/// or changes its mode meanwhile. Method: such writes are held up; another thread looks or changes, or the one that has sent the write looks.
 #[test]
 fn writes_that_nobody_waits_for_change_times() {
     let Some(mount) = TestMount::start("writes_that_nobody_waits_for_change_times") else { return };
     let mut page = AlignedBuf::from_slice(&[1; 4096]);
-    for by_writer in [false, true] {
-        let path = mount.path(&format!("{by_writer}"));
+    for (by_writer, changes) in [(false, false), (true, false), (false, true)] {
+        let path = mount.path(&format!("{by_writer}-{changes}"));
         let mut open = fs::OpenOptions::new();
         open.write(true).create(true).custom_flags(OFlags::DIRECT.bits() as i32);
         let file = open.open(&path).unwrap();
         // No page of it is in the cache.
         file.write_all_at(&page, 0).unwrap();
         let ino = InodeId(file.metadata().unwrap().ino());
-        let look =
-            || statx(CWD, &path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS).map(drop).unwrap();
+        let look = || match changes {
+            true => fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap(),
+            false => statx(CWD, &path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS).map(drop).unwrap(),
+        };
         // Once more: what was told before the last write counts, not only the first time.
         for byte in 2..5 {
             page.fill(byte);
@@ -207,7 +209,11 @@ fn writes_that_nobody_waits_for_change_times() {
             }
             let now = mount.verbs.getattr(ino).unwrap();
             assert!(now.mtime.seconds > before.mtime.seconds, "it was not written");
-            assert_eq!(fs::metadata(&path).unwrap().mtime(), now.mtime.seconds, "{by_writer}, {byte}");
+            assert_eq!(
+                fs::metadata(&path).unwrap().mtime(),
+                now.mtime.seconds,
+                "{by_writer}, {changes}, {byte}"
+            );
         }
     }
 }
