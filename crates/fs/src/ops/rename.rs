@@ -229,8 +229,11 @@ impl Core {
         }
         if let Some(target) = target_now {
             // A transaction changes the count of a version once, and these two may be clones of each other.
-            for ino in [source.ino, target.ino] {
-                self.own_first(&change, ino, locked.get(ino), None)?;
+            self.own_first(&change, source.ino, locked.get(source.ino), None)?;
+            let there = locked.get(target.ino);
+            // Of what goes, and is another's, no data is needed: perhaps it cannot be read.
+            if !mode.replaces() || there.opens > 0 || there.record.links > 1 {
+                self.own_first(&change, target.ino, there, None)?;
             }
         }
         let now = self.now();

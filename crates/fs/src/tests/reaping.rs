@@ -379,6 +379,41 @@ fn names_go_from_a_file_whose_extents_are_bad() {
     }
 }
 
+// Goal: the name of a file that a snapshot holds can be removed, and another file moved over it, also while nothing can be read of the
+// versions of its data, of which it takes no part with it. Method: garbage for them in each way; the snapshots keep what they have.
+#[test]
+fn names_go_from_an_inherited_file_whose_versions_are_bad() {
+    for (how, remove) in REMOVALS {
+        let mut f = Fixture::new(64 * MIB);
+        let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+        let [file, other] = [b"file".as_slice(), b"other"]
+            .map(|name| f.fs.create(Caller::ROOT, sub, name, 0o644).unwrap().ino);
+        f.fs.setxattr(file, b"user.a", b"1", XattrMode::Set).unwrap();
+        let written = [(1, b"first".as_slice()), (3, b"second")].map(|(seed, name)| {
+            f.write(file, 0, &pattern(seed, 40 * 4096));
+            f.write(other, 0, &pattern(2, 40_000));
+            (seed, f.fs.snapshot(sub, ROOT, name, true, true).unwrap())
+        });
+        let entries = spoil(&f.fs, TreeId::VERSIONS, data_of(&f.fs, file));
+        remove(&f.fs, sub).unwrap_or_else(|error| panic!("{how}: {error}"));
+        refused(f.fs.getattr(file), 2);
+        f.fs.maintain().unwrap();
+        assert_eq!((orphans(&f.fs), f.fs.reap_backlog()), (vec![], 0), "{how}");
+        mend(&f.fs, TreeId::VERSIONS, &entries);
+        f.reopen();
+        for (seed, snapshot) in written {
+            let kept = f.fs.lookup(snapshot, b"file").unwrap().ino;
+            assert!(f.read_all(kept) == pattern(seed, 40 * 4096), "{how}");
+            assert_eq!(f.fs.getxattr(kept, b"user.a").unwrap(), b"1", "{how}");
+        }
+        match how {
+            "unlink" => assert_eq!(f.list(sub), [b"other".to_vec()]),
+            _ => assert!(f.list(sub) == [b"file".to_vec()] && f.read_all(other) == pattern(2, 40_000)),
+        }
+        f.check();
+    }
+}
+
 // Goal: a name goes or it stays, whatever a device fails to read, and goes where it is nothing but the file's extents; as soon as the device
 // is well nothing is left of a file whose name has gone. Method: a file loses its name while no node of the extents' tree can be read, and
 // then while the n-th read and all behind it fail, for each n.
