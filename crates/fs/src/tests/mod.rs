@@ -49,6 +49,7 @@ mod versions;
 mod waiting;
 mod whole;
 mod xattrs;
+mod zeros;
 
 pub(super) const ROOT: InodeId = ROOT_INODE;
 pub(super) const MIB: u64 = 1 << 20;
