@@ -9,7 +9,7 @@
 //! Lock order (each may be taken while holding those before it): rename lock; the topology of subvolumes; where the bytes of one
 //! file are ([`InodeState::places`]); the queue for what floats; turn of **one** file (more only by trying); gates; inodes in
 //! ascending order; families of data; dirty list; engine. A turn is never waited for while holding an inode or a gate. Who waits
-//! while a file is still ([`Still`]) holds none of these.
+//! while a file is still ([`Still`]) holds none of these, or the file's places alone.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
