@@ -75,6 +75,8 @@ pub(crate) struct Core {
     /// What is wrong with the records of subvolumes, in a pool that was opened to be checked.
     pub subvolume_problems: Problems,
     pub closed: AtomicBool,
+    /// What came of closing; held as long as that takes.
+    pub outcome: Mutex<Option<Result<()>>>,
     pub read_latency: Histogram,
     pub write_latency: Histogram,
 }

@@ -197,6 +197,7 @@ impl Core {
             background,
             subvolume_problems: Problems::default(),
             closed: AtomicBool::new(false),
+            outcome: Mutex::new(None),
             read_latency: Histogram::new(),
             write_latency: Histogram::new(),
         };
@@ -288,11 +289,23 @@ impl Core {
         Ok(pending)
     }
 
-    /// Makes everything durable and closes.
+    /// Makes everything durable and closes. Who asks again waits for that, and is told what came of it.
     pub(crate) fn close(&self) -> Result<()> {
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return Ok(());
+        let mut outcome = self.outcome.lock();
+        if let Some(outcome) = &*outcome {
+            return outcome.clone();
         }
+        let panicked = "closing it has panicked".to_owned();
+        *outcome = Some(Err(EngineError::Stopped(panicked).into()));
+        let panics = self.store.stop_on_panic("closing");
+        let result = self.close_once();
+        panics.done();
+        *outcome = Some(result.clone());
+        result
+    }
+
+    fn close_once(&self) -> Result<()> {
+        self.closed.store(true, Ordering::Release);
         let mut result = Ok(());
         if !self.read_only {
             // What fails keeps the rest from nothing: the store is closed all the same, with all that could be logged.

@@ -245,21 +245,23 @@ impl Core {
 
     /// The same when the pool is opened.
     pub(crate) fn reap_at_open(&self) -> Result<()> {
-        self.reap_if_there_is_space(u32::MAX)
+        self.reap_if_there_is_space(u32::MAX, false)
     }
 
-    /// Some of the same before a clean close: all has been deleted by then, and is found again.
+    /// Some of the same before a clean close: all has been deleted by then, and is found again. It ends where a device fails: who
+    /// closes waits for each of its attempts, and what has been accepted is not durable before.
     pub(crate) fn reap_at_close(&self) -> Result<()> {
-        self.reap_if_there_is_space(STEPS_AT_CLOSE)
+        self.reap_if_there_is_space(STEPS_AT_CLOSE, true)
     }
 
     /// As much of the same when the pool is opened and something that is to be removed finds no space.
     pub(crate) fn reap_for_space(&self) -> Result<()> {
-        self.reap_if_there_is_space(STEPS_AT_CLOSE)
+        self.reap_if_there_is_space(STEPS_AT_CLOSE, false)
     }
 
-    fn reap_if_there_is_space(&self, steps: u32) -> Result<()> {
-        match self.reap_at_once(steps) {
+    fn reap_if_there_is_space(&self, steps: u32, until_a_device_fails: bool) -> Result<()> {
+        let _hurry = self.reap.hurry();
+        match self.reap(steps, until_a_device_fails) {
             Err(FsError::Engine(EngineError::NoSpace)) => {
                 let left = self.reap.backlog();
                 tracing::warn!("there is no space to reap what has been deleted: {left} tasks are left");

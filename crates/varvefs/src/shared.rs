@@ -13,6 +13,7 @@
 //! verbs that begin from keeping the close waiting is `closing`.
 
 use std::collections::hash_map::Entry;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -28,8 +29,29 @@ enum State {
     },
 }
 
-/// The filesystem, for the duration of one verb.
-pub(crate) type Entered<'s> = MappedRwLockReadGuard<'s, varve_fs::Filesystem>;
+/// The filesystem, for the duration of one verb. A verb that panics stops the pool: what it has left half done in memory must not
+/// be taken for done by a later sync, and the program may well go on.
+pub(crate) struct Entered<'s> {
+    fs: MappedRwLockReadGuard<'s, varve_fs::Filesystem>,
+    /// The thread was unwinding before the verb began: one of a destructor's.
+    unwinding: bool,
+}
+
+impl Deref for Entered<'_> {
+    type Target = varve_fs::Filesystem;
+
+    fn deref(&self) -> &varve_fs::Filesystem {
+        &self.fs
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        if !self.unwinding && std::thread::panicking() {
+            self.fs.stop("a call of the library has panicked");
+        }
+    }
+}
 
 /// An open pool.
 pub(crate) struct Shared {
@@ -67,11 +89,12 @@ impl Shared {
     /// until the close has the filesystem alone they find it as it was.
     pub(crate) fn enter_again(&self) -> std::result::Result<Entered<'_>, Fault> {
         self.require_own()?;
-        RwLockReadGuard::try_map(self.state.read_recursive(), |state| match state {
+        let fs = RwLockReadGuard::try_map(self.state.read_recursive(), |state| match state {
             State::Open(fs) => Some(&**fs),
             State::Closed { .. } => None,
         })
-        .map_err(|_| Reason::Closed.into())
+        .map_err(|_| Reason::Closed)?;
+        Ok(Entered { fs, unwinding: std::thread::panicking() })
     }
 
     /// Refuses a forked child, before any lock is taken.

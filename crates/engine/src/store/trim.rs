@@ -26,6 +26,23 @@ pub(crate) struct Trims {
     turn: Condvar,
 }
 
+/// Somebody who finds too little space; trims rest as long as it lives. Made and dropped under the apply mutex.
+struct Wanting<'s>(&'s Trims);
+
+impl<'s> Wanting<'s> {
+    fn new(trims: &'s Trims) -> Wanting<'s> {
+        trims.wanting.fetch_add(1, Relaxed);
+        Wanting(trims)
+    }
+}
+
+impl Drop for Wanting<'_> {
+    fn drop(&mut self) {
+        self.0.wanting.fetch_sub(1, Relaxed);
+        self.0.turn.notify_all();
+    }
+}
+
 /// How far a trim has come, or what came of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Trimmed {
@@ -128,13 +145,12 @@ impl Store {
         if found.is_some() || !core.space.is_trimming() {
             return found;
         }
-        self.trims.wanting.fetch_add(1, Relaxed);
+        let wanting = Wanting::new(&self.trims);
         while found.is_none() && core.space.is_trimming() {
             self.trims.turn.wait(&mut core);
             found = take(&mut core.space);
         }
-        self.trims.wanting.fetch_sub(1, Relaxed);
-        self.trims.turn.notify_all();
+        drop(wanting);
         found
     }
 

@@ -672,3 +672,25 @@ fn numbers_given_again_have_another_generation() {
         assert_eq!(subvolume.generation, made.generation);
     }
 }
+
+// Goal: who closes a second time is told what came of the first. Method: the last flush fails; then a pool that closes well.
+#[test]
+fn closing_again_says_what_came_of_the_first() {
+    let f = Fixture::new(64 * MIB);
+    let device = Arc::new(FaultyDevice::new(f.device.snapshot(), 1, Vec::new()));
+    let options = OpenOptions {
+        store: StoreOptions { background: false, ..StoreOptions::default() },
+        dirty_bytes_max: 8 * MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    f.fs.close().unwrap();
+    f.fs.close().unwrap();
+    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    let ino = fs.create(Caller::ROOT, ROOT, b"f", 0o644).unwrap().ino;
+    fs.write(Caller::ROOT, ino, 0, &[1; 4096]).unwrap();
+    device.set_rules(vec![FaultRule::new(Operation::Flush, Trigger::From(1), Fault::Error)]);
+    let first = fs.close().unwrap_err().to_string();
+    device.set_rules(Vec::new());
+    assert_eq!(fs.close().unwrap_err().to_string(), first);
+}

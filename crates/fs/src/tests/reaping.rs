@@ -174,6 +174,41 @@ fn what_met_a_sick_device_is_reaped_when_it_is_well() {
     assert!(report.problems.is_empty(), "check found: {:#?}", report.problems);
 }
 
+// Goal: closing asks a device that fails few times for what could be reaped: each attempt may take it seconds, and what has been
+// accepted is not durable before. Method: many deleted files too long for one transaction, all reads fail, and the pool is closed.
+#[test]
+fn closing_does_not_wait_for_a_sick_device_again_and_again() {
+    const FILES: usize = 40;
+    let f = Fixture::new(64 * MIB);
+    let data = [1; 4096];
+    for i in 0..FILES {
+        let ino = f.create(format!("{i}").as_bytes());
+        (0..300).for_each(|block| f.write(ino, block * 8192, &data));
+    }
+    f.fs.close().unwrap();
+    let device = Arc::new(FaultyDevice::new(f.device.snapshot(), 1, Vec::new()));
+    let options = OpenOptions {
+        // No node of a tree stays in memory.
+        store: StoreOptions { background: false, cache_bytes: 1, ..StoreOptions::default() },
+        dirty_bytes_max: 8 * MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![device.clone()], options.clone()).unwrap().0;
+    for i in 0..FILES {
+        fs.unlink(ROOT, format!("{i}").as_bytes()).unwrap();
+    }
+    assert_eq!(fs.reap_backlog(), FILES as u64);
+    device.set_rules(vec![FaultRule::new(Operation::Read, Trigger::From(1), Fault::Error)]);
+    let _ = fs.close();
+    let asked = device.injected_count();
+    assert!((1..FILES as u64 / 2).contains(&asked), "it was asked {asked} times");
+    device.set_rules(Vec::new());
+    let fs = Filesystem::open(vec![device], options).unwrap().0;
+    assert_eq!((fs.reap_backlog(), orphans(&fs)), (0, vec![]));
+    assert!(fs.check(true).unwrap().problems.is_empty());
+}
+
 // Goal: a file without a name that cannot be let go of keeps nothing else of a deleted subvolume from being reaped, not in this
 // life and not in the next, and the subvolume's slot is not given out while it is there. Method: of three open files without
 // names in a deleted subvolume, beside one with a name, the first has garbage for extents, or for its own record.

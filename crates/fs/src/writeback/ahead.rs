@@ -89,7 +89,11 @@ impl AheadThread {
         let theirs = core.clone();
         let run = move || {
             while theirs.dirty.ahead.wait() {
-                if let Err(error) = theirs.write_ahead() {
+                // Nobody would write ahead any more, nor hear of it.
+                let panics = theirs.store.stop_on_panic("writing ahead");
+                let result = theirs.write_ahead();
+                panics.done();
+                if let Err(error) = result {
                     tracing::debug!(%error, "writing ahead failed");
                     let ahead = &theirs.dirty.ahead;
                     let mut stop = ahead.stop.lock();

@@ -1,8 +1,12 @@
 //! What lasts: sync, close, drop, crashes; and what it costs in flushes.
 
 use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::SystemTime;
 
-use varvefs::{Filesystem, MemoryDisk, Pool, PoolOptions, wait_all};
+use varvefs::{Filesystem, MemoryDisk, OpenOptions, Pool, PoolOptions, Reason, wait_all};
 
 use crate::{MIB, assert_sound, names, quiet};
 
@@ -205,4 +209,46 @@ fn statistics_are_plain_values() {
     assert!(statfs.free_bytes <= statfs.total_bytes && statfs.total_bytes < 64 * MIB);
     serde_json::to_string(&pool.check(true).unwrap()).unwrap();
     serde_json::to_string(&pool.recovery()).unwrap();
+}
+
+// Goal: a call that panics stops the pool: what it has left half done in memory is not called durable afterwards by a sync or a close,
+// and the program may go on reading. Method: a clock that panics when it is asked the n-th time in a call, for each n there is.
+#[test]
+fn a_panic_in_a_call_stops_the_pool() {
+    type Call = fn(&Filesystem) -> varvefs::Result<()>;
+    let calls: [(&str, Call); 5] = [
+        ("write", |fs| OpenOptions::new().write(true).open(fs, "/f")?.write_all_at(&[2; 4096], 0)),
+        ("set_len", |fs| fs.set_len("/f", 100)),
+        ("rename", |fs| fs.rename("/f", "/g")),
+        ("remove_file", |fs| fs.remove_file("/f")),
+        ("create_dir", |fs| fs.create_dir("/d")),
+    ];
+    for (what, call) in calls {
+        for nth in 1.. {
+            let (disk, left) = (MemoryDisk::new(64 * MIB), Arc::new(AtomicUsize::new(usize::MAX)));
+            let told = left.clone();
+            let clock = move || {
+                assert!(told.fetch_sub(1, Ordering::SeqCst) != 1, "planted");
+                SystemTime::UNIX_EPOCH
+            };
+            let pool = quiet().clock(clock).create_on(&disk).unwrap();
+            let fs = pool.filesystem();
+            fs.write("/f", [1; 8192]).unwrap();
+            fs.sync().unwrap();
+            left.store(nth, Ordering::SeqCst);
+            let came = catch_unwind(AssertUnwindSafe(|| call(&fs)));
+            left.store(usize::MAX, Ordering::SeqCst);
+            if let Ok(done) = came {
+                done.unwrap();
+                assert!(nth > 1, "{what} asks no clock");
+                break;
+            }
+            let refused = fs.sync().unwrap_err();
+            assert!(matches!(refused.reason(), Reason::Stopped(_)), "{what} {nth}: {refused}");
+            fs.symlink_metadata("/").unwrap();
+            assert!(pool.close().is_err(), "{what} {nth}: it closed as if all were durable");
+            let (_pool, fs) = reopened(&disk);
+            assert_eq!(fs.read("/f").unwrap(), [1; 8192], "{what} {nth}");
+        }
+    }
 }
