@@ -89,7 +89,7 @@ impl Core {
         Ok(lsn)
     }
 
-    /// Makes the empty file `target` a clone of `source`. False, and nothing has changed, if it is not empty, or the
+    /// Makes the empty file `target` a clone of `source`, and gives how many bytes it has. `None`, and nothing has changed, if it is not empty, or the
     /// source has more than `size_max` bytes or is written to all the time.
     pub(crate) fn clone_into(
         &self,
@@ -97,9 +97,9 @@ impl Core {
         source: InodeId,
         target: InodeId,
         size_max: u64,
-    ) -> Result<bool> {
+    ) -> Result<Option<u64>> {
         if source == target {
-            return Ok(false);
+            return Ok(None);
         }
         for _ in 0..ROUNDS_MAX {
             self.write_back(&self.state(source), Ride::Allowed)?;
@@ -115,12 +115,12 @@ impl Core {
             }
             let before = from.record.clone();
             if before.size > size_max {
-                return Ok(false);
+                return Ok(None);
             }
             let into = locked.get(target);
             require_file(into)?;
             if !is_blank(into) {
-                return Ok(false);
+                return Ok(None);
             }
             self.own_first(&change, target, into, None)?;
             let mut tx = Transaction::new();
@@ -139,9 +139,9 @@ impl Core {
             if let Some(observer) = &self.on_data_logged {
                 observer(DataLogged { ino: target, offset: 0, len: before.size, size: before.size, lsn });
             }
-            return Ok(true);
+            return Ok(Some(before.size));
         }
-        Ok(false)
+        Ok(None)
     }
 }
 

@@ -46,8 +46,8 @@ impl Core {
             && sizes[1] == 0
         {
             self.drop_capability(&self.state(to))?;
-            if self.with_space(|| self.clone_into(caller, from, to, len))? {
-                return Ok(self.getattr(to)?.size.min(len));
+            if let Some(bytes) = self.with_space(|| self.clone_into(caller, from, to, len))? {
+                return Ok(bytes);
             }
         }
         // To the end that the source has now: a copy within one file must not follow the end that it moves.

@@ -165,7 +165,7 @@ impl Core {
         let state = self.state(ino);
         let inner = self.read_lock(&state)?;
         let reserves = inner.record.flags & INODE_FLAG_RESERVED != 0 && inner.record.inline.is_none();
-        let len = if reserves { self.first_stretch(&inner, offset, len)?.0 } else { len };
+        let len = if reserves { self.first_stretch(ino, &inner, offset, len)?.0 } else { len };
         let behind = offset / BLOCK + 1..(offset + len as u64).div_ceil(BLOCK);
         let in_memory = {
             let mut pages = inner.pages.map.range(behind.clone()).filter(|(_, page)| page.has_space());
@@ -535,8 +535,8 @@ impl Core {
 
     /// How far a write goes before it comes from pages that are reserved to others, or from others to such; and whether it
     /// begins with reserved ones. What has space lies in either.
-    fn first_stretch(&self, inner: &Inner, offset: u64, len: usize) -> Result<(usize, bool)> {
-        let view = self.store.view();
+    fn first_stretch(&self, ino: InodeId, inner: &Inner, offset: u64, len: usize) -> Result<(usize, bool)> {
+        let view = self.view_of(ino)?;
         let path = extents::path(&view, &inner.record, self.sharing())?;
         let to = (offset + len as u64).next_multiple_of(BLOCK);
         let (mut at, mut first) = (offset / BLOCK * BLOCK, None);
@@ -565,7 +565,7 @@ impl Core {
     fn begins_reserved(&self, state: &InodeState, offset: u64, len: usize) -> Result<bool> {
         let inner = self.read_lock(state)?;
         let reserves = inner.record.flags & INODE_FLAG_RESERVED != 0 && inner.record.inline.is_none();
-        Ok(reserves && self.first_stretch(&inner, offset, len)?.1)
+        Ok(reserves && self.first_stretch(state.ino, &inner, offset, len)?.1)
     }
 
     /// There is no other space: takes that of the reservations in the range of a write, which become holes until its
@@ -579,7 +579,7 @@ impl Core {
         if len == 0 || inner.record.flags & INODE_FLAG_RESERVED == 0 || inner.record.inline.is_some() {
             return Ok(len);
         }
-        let (len, reserved) = self.first_stretch(&inner, offset, len)?;
+        let (len, reserved) = self.first_stretch(state.ino, &inner, offset, len)?;
         if !reserved {
             return Ok(len);
         }

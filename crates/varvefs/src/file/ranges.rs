@@ -46,7 +46,8 @@ impl File {
     /// compared first. Gives how many bytes from the beginning are the same, and stored once now; `None` if they differ in
     /// the first MiB. Fewer than asked: what follows differs, or is being written to, or the
     /// pool is being closed. Alignment as for
-    /// [`File::clone_range`]; files of up to 1,700 bytes lie in their records and cannot be shared. Times stay as they are.
+    /// [`File::clone_range`]; files of up to 1,700 bytes lie in their records and cannot be shared. Times stay as they are; space that
+    /// `to` has set aside there becomes a hole where this file has one.
     ///
     /// ```
     /// # let fs = varvefs::Pool::in_memory(64 << 20)?.filesystem();
