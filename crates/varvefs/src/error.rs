@@ -145,7 +145,7 @@ pub enum Reason {
     /// The device, or the operating system below it, failed a request.
     #[error("{0}")]
     Device(String),
-    /// A write or flush failed earlier: nothing more is accepted until the pool is opened again. A whole sentence.
+    /// A write or flush failed earlier, or a call panicked: nothing more is accepted until the pool is opened again. A whole sentence.
     #[error("{0}")]
     Stopped(String),
     /// The pool cannot be created or opened, and why, in a sentence that says what to do. Of a pool that is open: a limit has been met

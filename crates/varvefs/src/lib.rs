@@ -61,8 +61,8 @@
 //! does so with [`File::start_sync`] and [`wait_all`].
 //!
 //! Every block has a checksum. Bytes that do not match are never given out: with a second copy ([`Profile::Dup`]) they
-//! are repaired, without one the read fails with [`Reason::Corrupt`]. After a failed write or flush a pool accepts
-//! nothing more until it is opened again ([`Reason::Stopped`]).
+//! are repaired, without one the read fails with [`Reason::Corrupt`]. After a failed write or flush, or a call that panicked, a
+//! pool accepts nothing more until it is opened again ([`Reason::Stopped`]).
 //!
 //! # Handles
 //!
