@@ -1,0 +1,195 @@
+//! How a file gets into the pool, and what becomes of one that is changed while it is read.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use rustix::fs::OFlags;
+use varve_fs::{Attr, Caller, FileKind, FsError, InodeId, NewNameless, RenameMode, SetAttr, Timestamp};
+
+use super::{Import, Level, NEW_NAME, PIECE_BYTES, Step, caller};
+use crate::clock;
+use crate::pages;
+use crate::transfer::finisher::Written;
+use crate::transfer::held::Held;
+use crate::transfer::host::{self, HostStat};
+use crate::transfer::tally::Trouble;
+use crate::transfer::{new_names, replaced, too_many};
+
+/// Longest that two changes have the same time: the longest tick of a kernel's clock, twice.
+const TICK: Duration = Duration::from_millis(20);
+/// Looks at a file that is changed all the time.
+const LOOKS_MAX: u32 = 3;
+
+impl Import {
+    /// Has a filesystem written back, once, and gives when that began: what is dirty in it by now has times from then on, or later ones. (One in
+    /// user space knows neither data nor times of what the kernel has not yet written back to it.)
+    pub(super) fn settle(&mut self, source: &OwnedFd, stat: &HostStat) -> Timestamp {
+        *self.settled.entry(stat.id.0).or_insert_with(|| {
+            self.tally.progress.note("having it written back");
+            let begun = clock::tick();
+            // What somebody else's data cannot be written for is told to who syncs it; what is read here is what the kernel has.
+            let _ = match host::is_in_user_space(source) {
+                true => pages::write_back_filesystem(source),
+                false => host::sync_filesystem(source).map_err(Into::into),
+            };
+            begun
+        })
+    }
+
+    /// Looks at an open file so that whatever is changed in it from then on moves its times. `false`: that cannot be had, as it is
+    /// changed all the time.
+    ///
+    /// A store through mmap moves them when it makes a page dirty; later ones into that page do not, until it has been written back. So times
+    /// are believed that are older than the last time when everything was, or that are still the same when the file was once more.
+    fn look(&mut self, source: &OwnedFd) -> Step<(HostStat, bool)> {
+        pages::write_back(source);
+        let mut stat = host::stat_of(source)?;
+        if stat.kind != FileKind::File {
+            return Err(replaced());
+        }
+        let settled = self.settle(source, &stat);
+        for _ in 0..LOOKS_MAX {
+            if stat.ctime < settled {
+                return Ok((stat, true));
+            }
+            let seen = stat.ctime;
+            // A change within the same tick would have the same time.
+            if clock::is_near(seen, TICK) {
+                thread::sleep(TICK);
+            }
+            host::write_back(source);
+            stat = host::stat_of(source)?;
+            if stat.ctime == seen {
+                return Ok((stat, true));
+            }
+        }
+        Ok((stat, false))
+    }
+
+    /// Gives what was made, and of which file: that whose further names are its own.
+    pub(super) fn copy(
+        &mut self,
+        dir: &Level,
+        name: &[u8],
+        existing: Option<Attr>,
+    ) -> Step<(InodeId, HostStat)> {
+        let source = host::open_at(dir.source.as_fd(), name, OFlags::empty())?;
+        // What is open may be another file than what was looked at: this one counts.
+        let (stat, tells_changes) = self.look(&source)?;
+        if !tells_changes && existing.is_some() {
+            return Err(changed());
+        }
+        self.open_up(dir, existing)?;
+        let attr = if let Some(existing) = existing {
+            self.in_place_of(dir, name, existing, &source, &stat)?
+        } else {
+            let attr = self.filesystem.create(caller(&stat), dir.target.ino, name, stat.mode)?;
+            if let Err(trouble) = self.contents(&source, &stat, attr.ino) {
+                // Half a file is worse than none. What went wrong is the news.
+                let _ = self.filesystem.unlink(dir.target.ino, name);
+                return Err(trouble);
+            }
+            attr
+        };
+        self.attributes(attr, &stat, &Held::of(&source), None)?;
+        let flags = host::flags(source.as_fd()).filter(|flags| *flags != attr.flags);
+        // Without its time it will be copied anew.
+        require_unchanged(&source, &stat)?;
+        if !tells_changes {
+            return Err(changed());
+        }
+        self.tally.summary.files_copied_count += 1;
+        let (now, last) = if stat.links > 1 { (None, flags) } else { (flags, None) };
+        self.flags_last.extend(last.map(|flags| (attr.ino, flags)));
+        let written = Written { ino: attr.ino, atime: stat.atime, mtime: stat.mtime, flags: now };
+        if !self.finisher.push(written, stat.size) {
+            return Err(Trouble::Fatal(anyhow!("the pool failed")));
+        }
+        Ok((attr.ino, stat))
+    }
+
+    /// Copies a file without a name, and gives it the name of what is `existing`, if it was not changed meanwhile.
+    pub(super) fn in_place_of(
+        &mut self,
+        dir: &Level,
+        name: &[u8],
+        existing: Attr,
+        source: &OwnedFd,
+        stat: &HostStat,
+    ) -> Step<Attr> {
+        let new = NewNameless { mode: stat.mode, umask: 0, linkable: true };
+        let made = self.filesystem.tmpfile(caller(stat), dir.target.ino, new)?;
+        let copied = self.contents(source, stat, made.ino).and_then(|()| require_unchanged(source, stat));
+        let named = copied.and_then(|()| self.replace(dir, name, existing, made.ino));
+        let released = self.filesystem.release_inode(made.ino);
+        named.and_then(|attr| Ok(released.map(|()| attr)?))
+    }
+
+    /// Gives a file without a name that of what is `existing`, in one step: it has one that is nobody's before.
+    fn replace(&self, dir: &Level, name: &[u8], existing: Attr, ino: InodeId) -> Step<Attr> {
+        // Whoever finds it by its name finds its contents, also after a crash.
+        self.filesystem.flush_file(ino)?;
+        let directory = dir.target.ino;
+        for new in new_names(NEW_NAME) {
+            let attr = match self.filesystem.link(ino, directory, new.as_bytes()) {
+                Err(FsError::Exists) => continue,
+                linked => linked?,
+            };
+            let rename = || {
+                Ok(self.filesystem.rename(directory, new.as_bytes(), directory, name, RenameMode::Replace)?)
+            };
+            let replaced = self.freed(existing, rename);
+            if replaced.is_err() {
+                let _ = self.filesystem.unlink(directory, new.as_bytes());
+            }
+            return replaced.map(|()| attr);
+        }
+        Err(too_many(NEW_NAME))
+    }
+
+    fn contents(&mut self, source: &OwnedFd, stat: &HostStat, ino: InodeId) -> Step<()> {
+        let mut end = 0;
+        while let Some((begin, stop)) = host::next_data(source, end, stat.size)? {
+            let mut at = begin;
+            while at < stop {
+                let wanted = (stop - at).min(PIECE_BYTES as u64) as usize;
+                let count = match rustix::io::pread(source, &mut self.buffer[..wanted], at) {
+                    // Shorter than it was: that shows in its time.
+                    Ok(0) => break,
+                    Err(rustix::io::Errno::INTR) => continue,
+                    result => result?,
+                };
+                let mut done = 0;
+                while done < count {
+                    let piece = &self.buffer[done..count];
+                    done += self.filesystem.write(Caller::ROOT, ino, at + done as u64, piece)?;
+                }
+                self.tally.data(count as u64);
+                at += count as u64;
+            }
+            end = stop;
+        }
+        if end < stat.size {
+            let set = SetAttr { size: Some(stat.size), ..SetAttr::default() };
+            self.filesystem.setattr(Caller::ROOT, ino, set)?;
+        }
+        Ok(())
+    }
+}
+
+/// Refuses a file that is not as it was when it was looked at.
+fn require_unchanged(source: &OwnedFd, stat: &HostStat) -> Step<()> {
+    // In user space what the kernel has not sent has moved no time.
+    pages::write_back(source);
+    let now = host::stat_of(source)?;
+    if (now.size, now.mtime, now.ctime) != (stat.size, stat.mtime, stat.ctime) {
+        return Err(changed());
+    }
+    Ok(())
+}
+
+fn changed() -> Trouble {
+    Trouble::Entry("it was changed while it was read; run the same command again to copy it anew".to_owned())
+}
