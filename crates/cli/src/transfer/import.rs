@@ -7,6 +7,8 @@
 //! the log and not before: what cannot be read, or is changed meanwhile, leaves the older copy alone. What the source does not
 //! have stays.
 //!
+//! **A large file has its name when it is whole**: what a killed import had of it goes when the pool is next opened, and its space with it.
+//!
 //! **Flags come last** (chattr): of a file when it has its times, of a directory when all that is in it is there, of a file with
 //! several names when everything is. What an earlier import has made immutable or append only is freed of that while something
 //! of it is changed, and no sooner; if this ends then, the next import sets it again.

@@ -31,6 +31,7 @@ mod postgres;
 mod real;
 mod refuse;
 mod remount;
+mod resume;
 mod rings;
 mod scale;
 mod signals;

@@ -17,6 +17,9 @@ use crate::transfer::host::{self, HostStat};
 use crate::transfer::tally::Trouble;
 use crate::transfer::{new_names, replaced, too_many};
 
+/// From this size on a new file is copied without a name. Of a smaller one a half may be left under its name if this is killed: that takes no
+/// more space than this until the next import has replaced it. Nothing is read while such a file is written out, which tells in smaller ones.
+const NAMELESS_BYTES_MIN: u64 = 64 << 20;
 /// Longest that two changes have the same time: the longest tick of a kernel's clock, twice.
 const TICK: Duration = Duration::from_millis(20);
 /// Looks at a file that is changed all the time.
@@ -82,16 +85,10 @@ impl Import {
             return Err(changed());
         }
         self.open_up(dir, existing)?;
-        let attr = if let Some(existing) = existing {
-            self.in_place_of(dir, name, existing, &source, &stat)?
-        } else {
-            let attr = self.filesystem.create(caller(&stat), dir.target.ino, name, stat.mode)?;
-            if let Err(trouble) = self.contents(&source, &stat, attr.ino) {
-                // Half a file is worse than none. What went wrong is the news.
-                let _ = self.filesystem.unlink(dir.target.ino, name);
-                return Err(trouble);
-            }
-            attr
+        let attr = match existing {
+            Some(existing) => self.in_place_of(dir, name, existing, &source, &stat)?,
+            None if stat.size >= NAMELESS_BYTES_MIN => self.large(dir, name, &source, &stat)?,
+            None => self.small(dir, name, &source, &stat)?,
         };
         self.attributes(attr, &stat, &Held::of(&source), None)?;
         let flags = host::flags(source.as_fd()).filter(|flags| *flags != attr.flags);
@@ -110,7 +107,25 @@ impl Import {
         Ok((attr.ino, stat))
     }
 
-    /// Copies a file without a name, and gives it the name of what is `existing`, if it was not changed meanwhile.
+    /// Makes a file that is there by its name while it is copied.
+    fn small(&mut self, dir: &Level, name: &[u8], source: &OwnedFd, stat: &HostStat) -> Step<Attr> {
+        let attr = self.filesystem.create(caller(stat), dir.target.ino, name, stat.mode)?;
+        if let Err(trouble) = self.contents(source, stat, attr.ino) {
+            // Half a file is worse than none. What went wrong is the news.
+            let _ = self.filesystem.unlink(dir.target.ino, name);
+            return Err(trouble);
+        }
+        Ok(attr)
+    }
+
+    /// Makes a file that has its name when it is whole.
+    fn large(&mut self, dir: &Level, name: &[u8], source: &OwnedFd, stat: &HostStat) -> Step<Attr> {
+        self.nameless(dir, source, stat, |import, ino| {
+            Ok(import.filesystem.link(ino, dir.target.ino, name)?)
+        })
+    }
+
+    /// The same in the place of what is `existing`, if it was not changed meanwhile.
     pub(super) fn in_place_of(
         &mut self,
         dir: &Level,
@@ -119,18 +134,34 @@ impl Import {
         source: &OwnedFd,
         stat: &HostStat,
     ) -> Step<Attr> {
+        self.nameless(dir, source, stat, |import, ino| {
+            require_unchanged(source, stat)?;
+            import.replace(dir, name, existing, ino)
+        })
+    }
+
+    /// Copies a file without a name, which `give` gives it. If this ends before, it goes when the pool is next opened.
+    fn nameless(
+        &mut self,
+        dir: &Level,
+        source: &OwnedFd,
+        stat: &HostStat,
+        give: impl FnOnce(&Import, InodeId) -> Step<Attr>,
+    ) -> Step<Attr> {
         let new = NewNameless { mode: stat.mode, umask: 0, linkable: true };
         let made = self.filesystem.tmpfile(caller(stat), dir.target.ino, new)?;
-        let copied = self.contents(source, stat, made.ino).and_then(|()| require_unchanged(source, stat));
-        let named = copied.and_then(|()| self.replace(dir, name, existing, made.ino));
+        let copied = self.contents(source, stat, made.ino);
+        let named = copied.and_then(|()| {
+            // Whoever finds it by its name finds its contents, also after a crash.
+            self.filesystem.flush_file(made.ino)?;
+            give(self, made.ino)
+        });
         let released = self.filesystem.release_inode(made.ino);
         named.and_then(|attr| Ok(released.map(|()| attr)?))
     }
 
     /// Gives a file without a name that of what is `existing`, in one step: it has one that is nobody's before.
     fn replace(&self, dir: &Level, name: &[u8], existing: Attr, ino: InodeId) -> Step<Attr> {
-        // Whoever finds it by its name finds its contents, also after a crash.
-        self.filesystem.flush_file(ino)?;
         let directory = dir.target.ino;
         for new in new_names(NEW_NAME) {
             let attr = match self.filesystem.link(ino, directory, new.as_bytes()) {

@@ -1,0 +1,73 @@
+//! Imports and exports that end before their end, and what the next ones find.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use crate::harness::{Random, Scratch, check, say, seed, varve};
+use crate::transfer::{done, export, import};
+
+/// A file of `bytes` random ones.
+fn random_file(path: &Path, bytes: u64) {
+    let mut random = Random::new(seed());
+    let piece = random.bytes(1 << 20);
+    let mut file = fs::File::create(path).expect("a file");
+    for _ in 0..bytes >> 20 {
+        file.write_all(&piece).expect("a file");
+    }
+}
+
+/// Waits until a command has read so much. False: it has ended.
+fn has_read(child: &mut Child, bytes: u64) -> bool {
+    let counters = format!("/proc/{}/io", child.id());
+    while child.try_wait().expect("our own child").is_none() {
+        let text = fs::read_to_string(&counters).unwrap_or_default();
+        let read = text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap_or("0");
+        if read.parse::<u64>().expect("a number") >= bytes {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    false
+}
+
+/// Goal: an import that was killed in a large file is finished by the next one, where there is room for that file and not for it and its
+/// half; and half of it is nowhere in the pool. Method: a file of 70% of the pool, killed when 80% of it have been read.
+#[test]
+fn a_killed_import_leaves_room_for_the_next() {
+    const POOL: u64 = 640 << 20;
+    let scratch = Scratch::new("resume-large");
+    let (tree, back) = (scratch.subdir("tree"), scratch.path("back"));
+    let bytes = POOL / 10 * 7;
+    random_file(&tree.join("large"), bytes);
+    for attempt in 0..5 {
+        let pool = scratch.pool(&format!("pool-{attempt}"), "640M");
+        let mut child = varve(&["import", "--commit-every=0.01"])
+            .arg(&tree)
+            .arg(format!("{}:/", pool.display()))
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("varve starts");
+        let half = has_read(&mut child, bytes / 10 * 8);
+        child.kill().expect("our own child");
+        let killed = half && !child.wait().expect("our own child").success();
+        if !killed {
+            say("it ended before it was killed; once more");
+            fs::remove_file(&pool).expect("our own pool");
+            continue;
+        }
+        let some = scratch.path("some");
+        done(&export(&pool, "/", &some));
+        assert_eq!(fs::read_dir(&some).expect("a directory").count(), 0, "half of it has its name");
+        let summary = done(&import(&tree, &pool, "/"));
+        assert_eq!(summary["files_copied_count"], 1, "{summary}");
+        check(&pool);
+        done(&export(&pool, "/", &back));
+        assert!(fs::read(back.join("large")).unwrap() == fs::read(tree.join("large")).unwrap());
+        return;
+    }
+    panic!("it was never killed in time");
+}
