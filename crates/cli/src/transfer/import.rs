@@ -400,14 +400,17 @@ impl Import {
         }
         let (ino, stat) = match existing {
             Some(attr) if self.is_equal(&attr, stat) => {
-                self.tally.summary.files_equal_count += 1;
-                // What cannot be opened keeps those it has.
+                // What cannot be opened keeps the flags it has.
                 let source = host::open_at(dir.source.as_fd(), name, OFlags::empty()).ok();
+                if let Some(source) = source.as_ref().filter(|_| stat.size == 0) {
+                    self.require_end(source, stat)?;
+                }
                 let flags = source.and_then(|source| host::flags(source.as_fd())).unwrap_or(attr.flags);
                 let now = if stat.links > 1 { attr.flags } else { flags };
                 let changed =
                     self.attributes(attr, stat, &Held::of(&hold(dir.source.as_fd(), name)?), Some(now))?;
                 self.flags_last.extend((flags != now).then_some((attr.ino, flags)));
+                self.tally.summary.files_equal_count += 1;
                 self.count_changed(changed || flags != attr.flags);
                 (attr.ino, *stat)
             }

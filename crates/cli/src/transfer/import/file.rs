@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use varve_fs::{Attr, Caller, FileKind, FsError, InodeId, NewNameless, RenameMode, SetAttr, Timestamp};
 
 use super::{Import, Level, NEW_NAME, PIECE_BYTES, Step, caller};
@@ -189,7 +190,7 @@ impl Import {
                 let count = match rustix::io::pread(source, &mut self.buffer[..wanted], at) {
                     // Shorter than it was: that shows in its time.
                     Ok(0) => break,
-                    Err(rustix::io::Errno::INTR) => continue,
+                    Err(Errno::INTR) => continue,
                     result => result?,
                 };
                 let mut done = 0;
@@ -205,6 +206,25 @@ impl Import {
         if end < stat.size {
             let set = SetAttr { size: Some(stat.size), ..SetAttr::default() };
             self.filesystem.setattr(Caller::ROOT, ino, set)?;
+        }
+        self.require_end(source, stat)
+    }
+
+    /// Refuses a file that goes on behind its size; one that has grown meanwhile is seen by its times.
+    pub(super) fn require_end(&mut self, source: &OwnedFd, stat: &HostStat) -> Step<()> {
+        let goes_on = loop {
+            match rustix::io::pread(source, &mut self.buffer[..], stat.size) {
+                Err(Errno::INTR) => {}
+                // No file can be longer.
+                Err(Errno::INVAL) if stat.size > 0 => break false,
+                result => break result? > 0,
+            }
+        };
+        if goes_on && require_unchanged(source, stat).is_ok() {
+            return Err(Trouble::Entry(format!(
+                "it says that it has {} bytes, as files of /proc do, and has more; read it into another file (cat) and import that",
+                stat.size
+            )));
         }
         Ok(())
     }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use varve_fs::{SetAttr, SetTime};
+
 use super::*;
 use crate::transfer::test_pool;
 
@@ -127,4 +129,25 @@ fn what_is_changed_while_it_is_read_leaves_the_older_copy() {
     let left = pool.lookup(ROOT_INODE, b"y").expect("it is there");
     assert_eq!(left.ino, old.ino);
     assert_eq!(pool.read(left.ino, 0, 100).expect("it can be read"), b"older");
+}
+
+// Goal: a file that has contents and says that it has none does not come in empty, nor is an empty copy of it taken for whole. Method: one of
+// /proc, where the pool has nothing, and where it has an empty file with its time.
+#[test]
+fn what_goes_on_behind_its_size_is_refused() {
+    let pool = Arc::new(test_pool::open(test_pool::format()));
+    let (mut import, level) = begin(&pool, Path::new("/proc/sys/kernel"));
+    let stat = host::stat_at(level.source.as_fd(), b"ostype").expect("it is there");
+    assert_eq!(stat.size, 0);
+    let mut refused = || match import.entry(&level, b"ostype") {
+        Err(Trouble::Entry(error)) => error.contains("has 0 bytes"),
+        _ => false,
+    };
+    assert!(refused());
+    assert!(matches!(pool.lookup(ROOT_INODE, b"ostype"), Err(FsError::NotFound)));
+    let ino = pool.create(Caller::ROOT, ROOT_INODE, b"ostype", 0o444).expect("a file").ino;
+    let set = SetAttr { mtime: Some(SetTime::At(stat.mtime)), ..SetAttr::default() };
+    pool.setattr(Caller::ROOT, ino, set).expect("its time");
+    assert!(refused());
+    assert_eq!((import.tally.summary.files_equal_count, import.tally.summary.files_copied_count), (0, 0));
 }
