@@ -13,6 +13,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::closing::Closing;
+use crate::ignored::Ignored;
 use crate::log;
 use crate::names::Shown;
 
@@ -21,11 +22,10 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// Handles the signals on a thread of its own, from now on.
 pub fn on_signals(mountpoint: PathBuf, device: (u32, u32), closing: Arc<Closing>) -> Result<()> {
-    let ignored = ignored().unwrap_or(0);
-    let is_ignored = |signal: i32| ignored & (1 << (signal - 1)) != 0;
-    let handled = [SIGTERM, SIGHUP].into_iter().chain(Some(SIGINT).filter(|signal| !is_ignored(*signal)));
+    let ignored = Ignored::now();
+    let handled = [SIGTERM, SIGHUP].into_iter().chain(Some(SIGINT).filter(|signal| !ignored.has(*signal)));
     let mut signals = Signals::new(handled).context("cannot handle signals")?;
-    let hangs_up = File::open("/dev/tty").is_ok() && !is_ignored(SIGHUP);
+    let hangs_up = File::open("/dev/tty").is_ok() && !ignored.has(SIGHUP);
     thread::Builder::new()
         .name("signals".into())
         .spawn(move || {
@@ -39,13 +39,6 @@ pub fn on_signals(mountpoint: PathBuf, device: (u32, u32), closing: Arc<Closing>
         })
         .context("cannot start the thread that handles signals")?;
     Ok(())
-}
-
-/// The signals that are ignored, as whoever started us wanted it: a bit for each, from number 1 on.
-fn ignored() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
-    u64::from_str_radix(mask.trim(), 16).ok()
 }
 
 fn reopen_log(signal: i32, device: (u32, u32)) {

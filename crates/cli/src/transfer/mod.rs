@@ -28,6 +28,7 @@ use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::tally::{Summary, Trouble};
+use crate::ignored::Ignored;
 use crate::progress::Progress;
 use crate::{Outcome, show};
 
@@ -36,10 +37,14 @@ use crate::{Outcome, show};
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// From now on the first signal asks for an orderly end, and a second one ends the program.
+    /// From now on the first signal asks for an orderly end, and a second one ends the program. SIGINT and SIGHUP that were ignored stay so.
     pub fn on_signals() -> Result<Stop> {
         let asked = Arc::new(AtomicBool::new(false));
+        let ignored = Ignored::now();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
+            if signal != SIGTERM && ignored.has(signal) {
+                continue;
+            }
             signal_hook::flag::register_conditional_shutdown(signal, 1, asked.clone())
                 .and_then(|_| signal_hook::flag::register(signal, asked.clone()))
                 .context("cannot handle signals")?;

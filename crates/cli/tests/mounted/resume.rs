@@ -1,5 +1,6 @@
 //! Imports and exports that end before their end, and what the next ones find.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -7,7 +8,9 @@ use std::process::{Child, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use crate::harness::{Random, Scratch, check, say, seed, varve};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{Random, Scratch, check, program, say, seed, varve};
 use crate::transfer::{done, export, import};
 
 /// A file of `bytes` random ones.
@@ -22,11 +25,20 @@ fn random_file(path: &Path, bytes: u64) {
 
 /// Waits until a command has read so much. False: it has ended.
 fn has_read(child: &mut Child, bytes: u64) -> bool {
+    has_come_to(child, "rchar: ", bytes)
+}
+
+/// The same of writing.
+fn has_written(child: &mut Child, bytes: u64) -> bool {
+    has_come_to(child, "wchar: ", bytes)
+}
+
+fn has_come_to(child: &mut Child, counter: &str, bytes: u64) -> bool {
     let counters = format!("/proc/{}/io", child.id());
     while child.try_wait().expect("our own child").is_none() {
         let text = fs::read_to_string(&counters).unwrap_or_default();
-        let read = text.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap_or("0");
-        if read.parse::<u64>().expect("a number") >= bytes {
+        let count = text.lines().find_map(|line| line.strip_prefix(counter)).unwrap_or("0");
+        if count.parse::<u64>().expect("a number") >= bytes {
             return true;
         }
         thread::sleep(Duration::from_millis(1));
@@ -70,4 +82,28 @@ fn a_killed_import_leaves_room_for_the_next() {
         return;
     }
     panic!("it was never killed in time");
+}
+
+/// Goal: what is started with nohup, or beside a shell, goes on when the terminal ends, or gets Ctrl-C. Method: an import and an export that
+/// ignore these signals from the beginning are sent them.
+#[test]
+fn what_ignores_the_terminal_goes_on() {
+    let scratch = Scratch::new("resume-nohup");
+    let tree = scratch.subdir("tree");
+    random_file(&tree.join("large"), 256 << 20);
+    let pool = scratch.pool("pool", "640M");
+    let (place, back) = (format!("{}:/", pool.display()), scratch.path("back"));
+    let (tree, place) = (tree.as_os_str(), OsStr::new(&place));
+    for (verb, from, to) in [("import", tree, place), ("export", place, back.as_os_str())] {
+        let mut command = program("bash", Path::new("/"), &["-c", "trap '' HUP INT; exec \"$@\"", "bash"]);
+        command.arg(varve(&[]).get_program()).arg(verb).args([from, to]);
+        let mut child = command.stdout(Stdio::null()).spawn().expect("varve starts");
+        let early =
+            if verb == "import" { has_read(&mut child, 64 << 20) } else { has_written(&mut child, 64 << 20) };
+        assert!(early, "{verb} has ended");
+        for signal in [Signal::HUP, Signal::INT] {
+            kill_process(Pid::from_child(&child), signal).expect("our own child");
+        }
+        assert!(child.wait().expect("our own child").success(), "{verb}");
+    }
 }
