@@ -93,6 +93,11 @@ impl Inner {
         self.presence = presence;
     }
 
+    /// Whether contents lie in the record, all of them in the first block; behind that there are holes.
+    pub(crate) fn has_contents_in_record(&self) -> bool {
+        self.record.inline.as_ref().is_some_and(|contents| !contents.is_empty())
+    }
+
     /// Counts changes of where logged data is: what it said at a place says nothing else now, as long as this is the same.
     pub(crate) fn layout(&self) -> u64 {
         self.mapping - self.grown

@@ -529,3 +529,31 @@ fn a_copy_from_far_beyond_the_end_is_empty() {
     }
     assert!(f.read_all(target) == pattern(2, 12_288));
 }
+
+// Goal: a copy of a small file with a long hole behind its contents, which lie in its record, writes the contents and shares the hole.
+// Method: 100 bytes and a size of 1 GiB, copied over a file that has data; the second file's map and the space that is used.
+#[test]
+fn a_copy_of_contents_in_a_record_leaves_the_hole_behind_them() {
+    const END: u64 = 1 << 30;
+    let f = Fixture::new(256 * MIB);
+    let (source, target) = (f.create(b"source"), f.create(b"target"));
+    f.write(source, 0, &pattern(1, 100));
+    f.fs.sync().unwrap();
+    f.truncate(source, END);
+    f.write(target, 0, &pattern(2, 20_000));
+    f.fs.sync().unwrap();
+    let (before, mut at, mut calls) = (f.free(), 0, 0);
+    while at < END {
+        let copied = f.fs.copy_range(Caller::ROOT, (source, at), (target, at), END - at).unwrap();
+        assert!(copied > 0 && calls < 4, "{copied} at {at}");
+        (at, calls) = (at + copied, calls + 1);
+    }
+    f.fs.sync().unwrap();
+    assert!(f.free() + MIB / 4096 > before, "{} blocks before, {} now", before, f.free());
+    let mut expect = pattern(1, 100);
+    expect.resize(30_000, 0);
+    assert!(f.fs.read(target, 0, 30_000).unwrap() == expect);
+    assert_eq!(f.fs.getattr(target).unwrap().size, END);
+    assert_eq!(f.fs.seek(target, 4096, crate::SeekTo::Data).unwrap(), None, "data behind the contents");
+    f.check();
+}
