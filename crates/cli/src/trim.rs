@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use varve_device::OpenMode;
-use varve_fs::{Filesystem, OpenOptions, StoreOptions};
+use varve_fs::{Filesystem, FsError, OpenOptions, StoreOptions};
 
 use crate::args::TrimArgs;
 use crate::clock::SystemClock;
@@ -105,8 +105,7 @@ fn unmounted(args: &TrimArgs, path: &Path, minimum: u64) -> Result<Outcome> {
     }
     let stop = Stop::on_signals()?;
     // What was deleted when the pool was last in use, and the nodes that went with it.
-    let trimmed = filesystem
-        .maintain()
+    let trimmed = reap(&filesystem, &stop)
         .and_then(|()| filesystem.checkpoint())
         .map_err(anyhow::Error::from)
         .and_then(|()| report(args, path, None, &stop, &mut |at| turn(&filesystem, at..u64::MAX, minimum)))
@@ -114,6 +113,15 @@ fn unmounted(args: &TrimArgs, path: &Path, minimum: u64) -> Result<Outcome> {
     let closed = filesystem.close().with_context(|| format!("closing {} failed", path.shown()));
     let outcome = trimmed?;
     closed.map(|()| outcome)
+}
+
+/// Deletes what was deleted, as long as nobody wants this to end.
+fn reap(filesystem: &Filesystem, stop: &Stop) -> Result<(), FsError> {
+    let mut all = false;
+    while !all && !stop.asked() {
+        all = filesystem.maintain_some()?;
+    }
+    Ok(())
 }
 
 /// Takes turns until everything has been looked at, and says what came of it.
@@ -161,4 +169,29 @@ fn report(
         bail!("interrupted; what was given back is");
     }
     Ok(Outcome::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use varve_fs::{Caller, ROOT_INODE};
+
+    use super::*;
+    use crate::transfer::test_pool;
+
+    // Goal: a signal is heard while what was deleted goes. Method: a file of many extents is deleted; with a signal it stays, without it goes.
+    #[test]
+    fn a_signal_is_heard_while_deleted_files_go() {
+        let pool = test_pool::open(test_pool::format());
+        let ino = pool.create(Caller::ROOT, ROOT_INODE, b"file", 0o644).expect("a file").ino;
+        for block in 0..2000u64 {
+            pool.write(Caller::ROOT, ino, block * 8192, &[7; 4096]).expect("contents");
+        }
+        pool.sync().expect("synced");
+        pool.unlink(ROOT_INODE, b"file").expect("its name");
+        assert_eq!(pool.reap_backlog(), 1);
+        reap(&pool, &Stop::asked_for()).expect("no error");
+        assert_eq!(pool.reap_backlog(), 1);
+        reap(&pool, &Stop::default()).expect("no error");
+        assert_eq!(pool.reap_backlog(), 0);
+    }
 }

@@ -522,6 +522,11 @@ impl Filesystem {
     pub fn maintain(&self) -> Result<()> {
         self.core.maintain()
     }
+    /// Some of the same, for callers who look around in between. False: there may be more.
+    pub fn maintain_some(&self) -> Result<bool> {
+        let (all, result) = self.core.maintain_some();
+        result.map(|()| all)
+    }
     /// Why nothing is written any more, and how long ago that began, if so: after a failed write of the log, a failed flush, or
     /// a panic. What is in memory can be read as before; opening the pool again recovers it.
     pub fn stopped(&self) -> Option<(String, std::time::Duration)> {

@@ -86,6 +86,7 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
         pool_file,
         one_subvolume: args.one_file_system,
         waiting_time_max: args.commit_every,
+        stop: stop.clone(),
         ..Export::new(&filesystem, root, tally)
     };
     if recovery.replay_ended_by.is_some() {
@@ -94,7 +95,7 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
                      this copy, or may not be";
         export.tally.problem(&place.pool, error.to_owned());
     }
-    let copied = export.begin(&args.dir).and_then(|()| export.tree(&args.dir, from, &stop));
+    let copied = export.begin(&args.dir).and_then(|()| export.tree(&args.dir, from));
     export.tally.progress.note("making it durable");
     let synced = export.finish_waiting();
     for (path, flags, uid) in std::mem::take(&mut export.flags_last) {
@@ -106,7 +107,7 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
     // The times, flags and bits that have just been given, too.
     let synced = synced.and_then(|()| export.sync());
     let result = match copied.and(synced) {
-        Ok(()) => Ok(()),
+        Ok(()) | Err(Trouble::Stopped) => Ok(()),
         Err(Trouble::Fatal(error)) => Err(error),
         Err(Trouble::Entry(error)) => Err(anyhow!("{shown}: {error}")),
     };
@@ -190,6 +191,7 @@ struct Export<'a> {
     /// The target directory.
     root: OwnedFd,
     tally: Tally,
+    stop: Stop,
     /// Files with several names: the path below the target of the first, and how many are still to come.
     links: HashMap<InodeId, (PathBuf, u32)>,
     /// Inodes of the target with several names that some file of the pool has become.
@@ -222,6 +224,7 @@ impl<'a> Export<'a> {
             entered: HashSet::new(),
             root,
             tally,
+            stop: Stop::default(),
             links: HashMap::new(),
             claimed: HashSet::new(),
             flags_last: Vec::new(),
@@ -243,17 +246,15 @@ impl<'a> Export<'a> {
         Ok(self.filesystems.made(device, dir)?)
     }
 
-    fn tree(&mut self, dir: &Path, from: Attr, stop: &Stop) -> Step<()> {
+    fn tree(&mut self, dir: &Path, from: Attr) -> Step<()> {
         // Below the target.
         let mut path = PathBuf::new();
         let target = self.root.try_clone()?;
         self.entered.insert(from.ino);
         let mut levels = vec![self.level(from, target, false)?];
         while let Some(level) = levels.last_mut() {
-            if stop.asked() {
-                return Ok(());
-            }
             let done = match level.entries.next() {
+                _ if self.stop.asked() => return Ok(()),
                 Some((name, ino)) => {
                     path.push(OsStr::from_bytes(&name));
                     self.entry(level, &path, &name, ino)
@@ -271,6 +272,7 @@ impl<'a> Export<'a> {
                 }
                 Ok(None) => {}
                 Err(Trouble::Entry(error)) => self.tally.problem(&dir.join(&path), error),
+                Err(Trouble::Stopped) => return Ok(()),
                 Err(fatal) => return Err(fatal),
             }
             self.tally.entry();

@@ -115,6 +115,7 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
     let mut import = Import {
         filesystem: filesystem.clone(),
         tally,
+        stop: stop.clone(),
         finisher,
         links: Links::default(),
         claimed: HashSet::new(),
@@ -125,7 +126,7 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
         buffer: vec![0; PIECE_BYTES],
         room: Vec::new(),
     };
-    let copied = import.target(&place).and_then(|target| import.tree(&args.dir, source, stat, target, &stop));
+    let copied = import.target(&place).and_then(|target| import.tree(&args.dir, source, stat, target));
     import.tally.progress.note("making it durable");
     // Whatever happened: what was copied is finished, made durable, and the pool closed.
     let flags_last = std::mem::take(&mut import.flags_last);
@@ -138,7 +139,7 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
         (_, Err(error)) => Err(error),
         (Err(Trouble::Fatal(error)), Ok(())) => Err(error),
         (Err(Trouble::Entry(error)), Ok(())) => Err(anyhow!(error)),
-        (Ok(()), Ok(())) => closed,
+        (Ok(()) | Err(Trouble::Stopped), Ok(())) => closed,
     };
     let summary: Summary = import.tally.end(result.is_ok() && !stop.asked());
     finish("import", "imported", summary, result, &stop, args.json)
@@ -165,6 +166,7 @@ struct Level {
 struct Import {
     filesystem: Arc<Filesystem>,
     tally: Tally,
+    stop: Stop,
     finisher: Finisher,
     /// Files with several names.
     links: Links,
@@ -205,14 +207,12 @@ impl Import {
     }
 
     /// Copies a directory with all that is in it.
-    fn tree(&mut self, dir: &Path, source: OwnedFd, stat: HostStat, target: Target, stop: &Stop) -> Step<()> {
+    fn tree(&mut self, dir: &Path, source: OwnedFd, stat: HostStat, target: Target) -> Step<()> {
         let mut path = PathBuf::from(dir);
         let mut levels = vec![self.open_level(source, stat, target)?];
         while let Some(level) = levels.last_mut() {
-            if stop.asked() {
-                return Ok(());
-            }
             let done = match level.names.next() {
+                _ if self.stop.asked() => return Ok(()),
                 Some(name) => {
                     path.push(OsStr::from_bytes(&name));
                     self.entry(level, &name)
@@ -230,6 +230,7 @@ impl Import {
                 }
                 Ok(None) => {}
                 Err(Trouble::Entry(error)) => self.tally.problem(&path, error),
+                Err(Trouble::Stopped) => return Ok(()),
                 Err(fatal) => return Err(fatal),
             }
             self.tally.entry();

@@ -33,7 +33,7 @@ use crate::progress::Progress;
 use crate::{Outcome, show};
 
 /// Whether somebody wants what is being done to end.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
@@ -55,6 +55,17 @@ impl Stop {
     /// Whether that has happened.
     pub fn asked(&self) -> bool {
         self.0.load(Ordering::Relaxed)
+    }
+
+    /// Somebody wants it.
+    #[cfg(test)]
+    pub fn asked_for() -> Stop {
+        Stop(Arc::new(AtomicBool::new(true)))
+    }
+
+    /// Ends what is being copied if that has happened.
+    fn look(&self) -> std::result::Result<(), Trouble> {
+        if self.asked() { Err(Trouble::Stopped) } else { Ok(()) }
     }
 }
 

@@ -18,6 +18,8 @@ pub enum Trouble {
     Entry(String),
     /// Nothing more can be copied.
     Fatal(anyhow::Error),
+    /// Somebody wants it to end ([`super::Stop`]): this entry is left out, and that is no error of it.
+    Stopped,
 }
 
 impl From<rustix::io::Errno> for Trouble {

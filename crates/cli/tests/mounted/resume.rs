@@ -6,12 +6,12 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::harness::{Random, Scratch, check, program, say, seed, varve};
-use crate::transfer::{done, export, import};
+use crate::transfer::{done, export, import, json};
 
 /// A file of `bytes` random ones.
 fn random_file(path: &Path, bytes: u64) {
@@ -106,4 +106,58 @@ fn what_ignores_the_terminal_goes_on() {
         }
         assert!(child.wait().expect("our own child").success(), "{verb}");
     }
+}
+
+/// Goal: one signal ends an import and an export also within a file, which is not there then, or is as it was; it is no error of that file, and
+/// the next run goes on. Method: a large file, a signal when some of it is read or written, without and with an older copy.
+#[test]
+fn a_signal_ends_a_large_file() {
+    let scratch = Scratch::new("resume-signal");
+    let (tree, back) = (scratch.subdir("tree"), scratch.subdir("back"));
+    random_file(&tree.join("large"), 1 << 30);
+    let pool = scratch.pool("pool", "3G");
+    let place = format!("{}:/", pool.display());
+    let interrupted = |verb: &str, from: &OsStr, to: &OsStr| {
+        let mut command = varve(&[verb, "--json"]);
+        let mut child = command
+            .args([from, to])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("varve starts");
+        let some = 96 << 20;
+        assert!(if verb == "import" { has_read(&mut child, some) } else { has_written(&mut child, some) });
+        kill_process(Pid::from_child(&child), Signal::TERM).expect("our own child");
+        let ended = child.wait_with_output().expect("our own child");
+        assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(said.contains("interrupted; run the same"), "{said}");
+        let summary = json(&ended);
+        assert_eq!(
+            (&summary["errors_count"], &summary["files_copied_count"]),
+            (&0.into(), &0.into()),
+            "{summary}"
+        );
+    };
+    let (tree, place) = (tree.as_os_str(), OsStr::new(&place));
+    interrupted("import", tree, place);
+    done(&import(Path::new(tree), &pool, "/"));
+    check(&pool);
+    let large = Path::new(tree).join("large");
+    interrupted("export", place, back.as_os_str());
+    assert_eq!(fs::read_dir(&back).expect("a directory").count(), 0);
+    fs::write(back.join("large"), "an older copy").expect("a file");
+    interrupted("export", place, back.as_os_str());
+    assert_eq!(fs::read(back.join("large")).expect("it is there"), b"an older copy");
+    assert_eq!(fs::read_dir(&back).expect("a directory").count(), 1);
+    fs::File::options()
+        .write(true)
+        .open(&large)
+        .and_then(|file| file.set_modified(UNIX_EPOCH))
+        .expect("a time");
+    interrupted("import", tree, place);
+    let summary = done(&export(&pool, "/", &back));
+    assert_eq!(summary["files_copied_count"], 1, "{summary}");
+    assert!(fs::metadata(back.join("large")).expect("it is there").modified().expect("a time") > UNIX_EPOCH);
+    check(&pool);
 }

@@ -95,6 +95,7 @@ impl Export<'_> {
             let stop = stop.unwrap_or(from.size);
             let mut at = begin;
             while at < stop {
+                self.stop.look()?;
                 let wanted = (stop - at).min(PIECE_BYTES) as usize;
                 let data = self.filesystem.read(from.ino, at, wanted).map_err(unreadable)?;
                 if data.is_empty() {

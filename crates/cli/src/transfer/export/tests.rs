@@ -307,7 +307,7 @@ fn directories_in_each_other_are_told() {
     let scratch = tempfile::tempdir().expect("a directory");
     let (mut export, _) = begin(&pool, scratch.path(), false);
     let from = pool.getattr(outer).expect("it is there");
-    assert!(export.tree(scratch.path(), from, &Stop(Arc::default())).is_ok());
+    assert!(export.tree(scratch.path(), from).is_ok());
     assert_eq!((export.tally.summary.errors_count, export.tally.summary.directories_count), (4, 2));
 }
 
@@ -315,7 +315,7 @@ fn directories_in_each_other_are_told() {
 fn whole(pool: &Filesystem, out: &Path) -> Summary {
     let (mut export, _) = begin(pool, out, false);
     let from = pool.getattr(ROOT_INODE).expect("a root");
-    assert!(export.tree(out, from, &Stop(Arc::default())).is_ok());
+    assert!(export.tree(out, from).is_ok());
     assert!(export.finish_waiting().is_ok());
     export.tally.end(true)
 }

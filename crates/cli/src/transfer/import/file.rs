@@ -186,6 +186,7 @@ impl Import {
         while let Some((begin, stop)) = host::next_data(source, end, stat.size)? {
             let mut at = begin;
             while at < stop {
+                self.stop.look()?;
                 let wanted = (stop - at).min(PIECE_BYTES as u64) as usize;
                 let count = match rustix::io::pread(source, &mut self.buffer[..wanted], at) {
                     // Shorter than it was: that shows in its time.

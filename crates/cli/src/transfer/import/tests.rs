@@ -14,6 +14,7 @@ fn begin(pool: &Arc<Filesystem>, tree: &Path) -> (Import, Level) {
     let mut import = Import {
         filesystem: pool.clone(),
         tally: Tally::start("import", String::new(), String::new()),
+        stop: Stop::default(),
         finisher: Finisher::start(pool.clone(), Duration::MAX).expect("a thread"),
         links: Links::default(),
         claimed: HashSet::new(),
