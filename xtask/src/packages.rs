@@ -20,6 +20,7 @@ const FOR_TESTS: &[Wanted] = &[
     ("mkfs.ext4", "e2fsprogs"),
     ("losetup", "mount"),
     ("diff", "diffutils"),
+    ("rsync", "rsync"),
 ];
 
 /// What the tests at full size need besides.

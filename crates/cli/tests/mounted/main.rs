@@ -8,6 +8,7 @@
 //! come from, `VARVE_TEST_FILES` and `VARVE_TEST_KILLS` set one of them alone.
 
 mod answers;
+mod backup;
 mod copies;
 mod cost;
 mod crash;
