@@ -10,7 +10,7 @@ use varve_engine::version::{self, Path};
 use varve_engine::{
     EngineError, FamilyId, InodeId, Lsn, Problems, Reservation, Run, Store, Transaction, VersionId, View,
 };
-use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, Time};
+use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, SIZE_MAX, Time};
 
 use crate::access::Accesses;
 use crate::api::{Attr, Clock, DataLogged, FileFlags, NAME_BYTES_MAX};
@@ -492,7 +492,8 @@ pub(crate) fn touch(record: &mut InodeRecord, now: Time) {
 /// Records that a directory's entries changed by `entries`, of which `directories` are directories.
 pub(crate) fn touch_directory(record: &mut InodeRecord, now: Time, entries: i64, directories: i64) {
     record.mtime = now;
-    record.size = record.size.saturating_add_signed(entries);
+    // Only a forged count comes so far, and the record must stay one that can be read.
+    record.size = record.size.saturating_add_signed(entries).min(SIZE_MAX);
     record.rdev = match (record.rdev, u32::try_from(i64::from(record.rdev) + directories)) {
         // Made by a version that did not count.
         (0, _) => 0,

@@ -14,6 +14,9 @@ pub const INODE_FIXED_BYTES: usize = 168;
 /// Bytes of an inode key.
 pub const INODE_KEY_BYTES: usize = 24;
 
+/// No file is larger, and no directory counts more entries.
+pub const SIZE_MAX: u64 = 1 << 62;
+
 /// The bytes past the end of the file in its last mapped block may be anything: they were cut off by a truncation.
 /// Whoever lets the file grow zeroes them first.
 pub const INODE_FLAG_STALE_TAIL: u32 = 1;
@@ -202,7 +205,7 @@ impl InodeRecord {
         let (uid, gid, links, rdev, project) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?, r.u32()?);
         let (xattr_count, xattr_bytes) = (r.u32()?, r.u32()?);
         let (size, generation, change, parent) = (r.u64()?, r.u64()?, r.u64()?, InodeId(r.u64()?));
-        if size > 1 << 62 {
+        if size > SIZE_MAX {
             return r.corrupt("inode size out of range");
         }
         // A file that ends with its last block has nothing behind its end.

@@ -141,7 +141,7 @@ fn a_pool_without_its_bitmap_can_be_read() {
 #[test]
 fn numbers_without_a_bound_are_survived() {
     let world = build();
-    let plants: [(&str, Plant); 4] = [
+    let plants: [(&str, Plant); 5] = [
         ("reserved", |w| w.subvolume(|record| record.reserved_blocks = u64::MAX)),
         ("reserved, some", |w| w.subvolume(|record| record.reserved_blocks = 1 << 62)),
         ("attributes", |w| {
@@ -151,6 +151,10 @@ fn numbers_without_a_bound_are_survived() {
         ("changes", |w| {
             let file = w.file;
             w.change(file, |record| record.change = u64::MAX);
+        }),
+        ("entries", |w| {
+            let dir = w.dir;
+            w.change(dir, |record| record.size = 1 << 62);
         }),
     ];
     for (what, plant) in plants {
@@ -163,15 +167,23 @@ fn numbers_without_a_bound_are_survived() {
             on_data_logged: None,
         };
         let device: Arc<dyn Device> = damaged.image.device.clone();
-        let (fs, _) = Filesystem::open(vec![device], options).unwrap();
+        let (fs, _) = Filesystem::open(vec![device.clone()], options.clone()).unwrap();
         let full = what.starts_with("reserved");
         let how = Allocate::Reserve { keep_size: true };
         let set = fs.fallocate(Caller::ROOT, damaged.big, 4 << 20, 65536, how);
         assert_eq!(set.is_ok(), !full, "{what}: {set:?}");
         let set = fs.setxattr(damaged.file, b"user.new", &[1; 3000], XattrMode::Set);
-        assert_eq!(set.is_ok(), what == "changes", "{what}: {set:?}");
+        assert_eq!(set.is_ok(), matches!(what, "changes" | "entries"), "{what}: {set:?}");
+        for name in [b"one", b"two"] {
+            let made = fs.create(Caller::ROOT, damaged.dir, name, 0o644);
+            assert_eq!(made.is_ok(), !full, "{what}: {made:?}");
+        }
+        fs.close().unwrap();
+        let (fs, _) = Filesystem::open(vec![device], options).unwrap();
+        assert_eq!(fs.lookup(ROOT, b"dir").unwrap().ino, damaged.dir, "{what}");
+        assert_eq!(fs.lookup(damaged.dir, b"two").is_ok(), !full, "{what}");
         fs.unlink(damaged.dir, b"file").unwrap();
         fs.close().unwrap();
-        assert_eq!(check(&damaged.image.device).is_empty(), !full, "{what}");
+        assert_eq!(check(&damaged.image.device).is_empty(), !full && what != "entries", "{what}");
     }
 }
