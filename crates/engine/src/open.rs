@@ -265,6 +265,9 @@ impl Store {
         store.commits.recovered(report.end);
         let floor = store.core.lock().id_floor;
         store.next_id.store(floor, std::sync::atomic::Ordering::Relaxed);
+        if !read_only {
+            store.require_room_to_count()?;
+        }
         if !clean && !read_only {
             store.make_cut_durable(&log)?;
         } else if !read_only {

@@ -10,9 +10,10 @@ use varve_format::{BLOCK_BYTES, Corrupt, TreeId, block_checksum};
 use super::{Result, bitmap_pages, sum_pages};
 use crate::EngineError;
 use crate::checkpoint::arrays::PagePtrs;
-use crate::pool::{NUMBER_MAX, Pool};
+use crate::pool::{NUMBER_MAX, NUMBER_TO_WRITE_MAX, Pool};
 use crate::problem::{Judge, ProblemKind as Kind, Problems};
 use crate::space::bits::{Bits, PAGE_BITS, PAGE_WORDS};
+use crate::store::Store;
 use crate::tree::Tree;
 use crate::tree::node::Link;
 
@@ -154,4 +155,28 @@ pub(super) fn load_roots(root: &RootBlock, judge: &mut Judge) -> Result<Vec<Tree
         tree.root = (t.height > 0).then_some(Link::Disk(t.ptr));
     }
     Ok(trees)
+}
+
+impl Store {
+    /// Refuses to write to a pool with a number that could be counted up until nobody opens it any more. Only a forged one is there.
+    pub(super) fn require_room_to_count(&self) -> Result<()> {
+        let generation = self.superblock.lock().generation;
+        let core = self.core.lock();
+        let numbers = [
+            ("generation of its superblock", generation),
+            ("generation of its checkpoint", core.generation),
+            ("epoch of its log", core.log.epoch),
+            ("number of its last batch", core.log.sequence),
+            ("end of its log", core.log.head),
+            ("position of its log", core.position.0),
+            ("next number of an inode", core.id_floor),
+        ];
+        match numbers.iter().find(|(_, number)| *number > NUMBER_TO_WRITE_MAX) {
+            None => Ok(()),
+            Some((what, number)) => Err(EngineError::Refused(format!(
+                "the {what} is {number}, where no pool comes by itself, so it cannot be written to; files can still be read: \
+                 `varve export`, or a mount with -o ro, brings them to safety"
+            ))),
+        }
+    }
 }

@@ -19,8 +19,10 @@ use crate::{EngineError, store::DEVICES_MAX};
 type Result<T> = std::result::Result<T, EngineError>;
 
 const CHUNK_BYTES_MIN: u64 = 64 << 20;
-/// No count of anything comes near this; what begins below it can be added to without a thought.
+/// No count of anything comes near this, and what is larger is not read.
 pub const NUMBER_MAX: u64 = 1 << 62;
+/// Who writes counts on. From here he gets nowhere near the other bound, or the pool could never be opened again.
+pub const NUMBER_TO_WRITE_MAX: u64 = 1 << 61;
 
 fn refuse<T>(text: String) -> Result<T> {
     Err(EngineError::Refused(text))

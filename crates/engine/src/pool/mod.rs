@@ -19,7 +19,7 @@ use crate::EngineError;
 use crate::problem::Problems;
 
 use flush::{Beside, Flushes};
-pub use label::{NUMBER_MAX, Newer, format_devices};
+pub use label::{NUMBER_MAX, NUMBER_TO_WRITE_MAX, Newer, format_devices};
 
 type Result<T> = std::result::Result<T, EngineError>;
 
