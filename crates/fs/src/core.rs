@@ -10,6 +10,7 @@ use varve_engine::version::{self, Path};
 use varve_engine::{
     EngineError, FamilyId, InodeId, Lsn, Problems, Reservation, Run, Store, Transaction, VersionId, View,
 };
+use varve_format::Corrupt;
 use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, SIZE_MAX, Time};
 
 use crate::access::Accesses;
@@ -96,6 +97,11 @@ impl Locked<'_> {
             .expect("only inodes that were locked are asked for");
         guard
     }
+
+    /// The inodes that are locked.
+    pub(crate) fn numbers(&self) -> Vec<InodeId> {
+        self.guards.iter().map(|(ino, _)| *ino).collect()
+    }
 }
 
 /// How far whoever needs space has gone to find some.
@@ -172,6 +178,28 @@ impl Core {
         self.load(state.ino, &mut inner)?;
         state.note_kind(inner.record.kind);
         Ok(inner)
+    }
+
+    /// Locks an inode that is being made, by who has locked the inodes `held`. One that is there already has lost its number to it:
+    /// the counter of numbers is damaged, which opening the pool could not see.
+    pub(crate) fn hold_new<'a>(
+        &self,
+        state: &'a InodeState,
+        held: &[InodeId],
+    ) -> Result<RwLockWriteGuard<'a, Inner>> {
+        let taken = || {
+            let why = Corrupt { what: "number of a new inode that is in use", at: 0 };
+            FsError::from(EngineError::corrupt(format!("inode {}", state.ino.0), why))
+        };
+        if held.contains(&state.ino) {
+            return Err(taken());
+        }
+        let inner = state.inner.write();
+        match inner.presence {
+            // Somebody may have asked for a number of before a crash.
+            Presence::Unloaded | Presence::Gone => Ok(inner),
+            Presence::Live | Presence::Orphan => Err(taken()),
+        }
     }
 
     /// Locks an inode for looking at it, loading it if need be. Fails if there is no such inode.

@@ -37,6 +37,8 @@ use crate::writeback::list::DirtyList;
 use crate::writeback::order::OldestFirst;
 use crate::{FsError, Result};
 
+mod numbers;
+
 /// Writes a new pool with an empty root directory.
 pub(crate) fn format(
     devices: &[Arc<dyn Device>],
@@ -204,6 +206,7 @@ impl Core {
         let pending = core.open_subvolumes(&mut problems)?;
         core.subvolume_problems = problems.unwrap_or_default();
         if !read_only {
+            core.require_new_numbers()?;
             let left = core.remove_pending(&pending, drop)?;
             core.find_reap_work()?;
             core.set_reserved_aside()?;

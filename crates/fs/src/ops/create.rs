@@ -154,7 +154,8 @@ impl Core {
         self.put_record(&change, &mut tx, parent, &dir, &mut dir_record)?;
         // The new inode is locked while it becomes visible, so that who finds its name waits for its state.
         let child = self.state(ino);
-        let mut inner = child.inner.write();
+        let held = [parent, source.as_ref().map_or(parent, |(_, source)| source.ino)];
+        let mut inner = self.hold_new(&child, &held)?;
         if let Some(from) = &from {
             self.share_all(&change, &mut tx, &from.record, &mut record)?;
         }

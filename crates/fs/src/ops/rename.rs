@@ -331,7 +331,8 @@ impl Core {
         {
             let _counting = self.counting()?;
             // As one that is made: who finds its name waits for its state.
-            let mut left = whiteout.as_ref().map(|(state, _)| state.inner.write());
+            let left = whiteout.as_ref().map(|(state, _)| self.hold_new(state, &locked.numbers()));
+            let mut left = left.transpose()?;
             if let Err(error) = self.apply(tx) {
                 left.iter_mut().for_each(|inner| inner.presence = Presence::Gone);
                 return Err(error);

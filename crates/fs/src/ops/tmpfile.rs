@@ -47,7 +47,7 @@ impl Core {
         }
         orphans::put(&mut tx, ino, OrphanState::Open, &record);
         let child = self.state(ino);
-        let mut inner = child.inner.write();
+        let mut inner = self.hold_new(&child, &[parent])?;
         if let Err(error) = self.apply(tx) {
             inner.presence = Presence::Gone;
             return Err(error);

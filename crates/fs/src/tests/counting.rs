@@ -23,6 +23,7 @@ fn unclosed(count: u64) -> Fixture {
     for first in (0..count).step_by(64) {
         let (change, mut tx) = (core.change(ROOT).unwrap(), Transaction::new());
         for number in first..count.min(first + 64) {
+            tx.claim_id(1_000_000 + number);
             change.put_inode(&mut tx, InodeId(1_000_000 + number), &record).unwrap();
         }
         core.apply(tx).unwrap();

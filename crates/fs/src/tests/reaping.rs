@@ -559,8 +559,11 @@ fn a_device_that_refuses_is_left_alone() {
     let f = Fixture::new(64 * MIB);
     let files: Vec<Vec<u8>> = (0..FAMILIES).map(|i| format!("file {i}").into_bytes()).collect();
     // So that their tree has more than its root, which is read when the pool is opened.
-    let scattered = f.create(b"scattered");
-    (0..2_000).for_each(|block| f.write(scattered, block * 8192, &[1; 4096]));
+    let scatter = |name| {
+        let scattered = f.create(name);
+        (0..2_000).for_each(|block| f.write(scattered, block * 8192, &[1; 4096]));
+    };
+    scatter(b"scattered".as_slice());
     for name in &files {
         let ino = f.create(name);
         f.write(ino, 0, &pattern(1, 40_000));
@@ -568,6 +571,8 @@ fn a_device_that_refuses_is_left_alone() {
         f.fs.clone_file(Caller::ROOT, ino, ROOT, &[name, &b"'s clone"[..]].concat()).unwrap();
         f.write(ino, 8192, &pattern(2, 4096));
     }
+    // Opening looks at the last leaf, too.
+    scatter(b"scattered, too");
     f.fs.close().unwrap();
     let inner = Arc::new(f.device.snapshot());
     let device = Failing::new(inner.clone(), nodes_of(&inner, TreeId::EXTENTS));

@@ -36,6 +36,7 @@ use subvolumes::FORKED;
 mod differences;
 mod forged;
 mod image;
+mod numbers;
 mod reading;
 mod shared;
 mod single;
