@@ -43,6 +43,11 @@ impl EngineError {
         EngineError::Corrupt { what: what.into(), why }
     }
 
+    /// Whether a device has failed, perhaps for a moment: what is there is not known, and is no worse than before.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, EngineError::Device(_))
+    }
+
     /// Whether this is about one thing that cannot be read, while the pool as a whole goes on.
     pub fn is_damage(&self) -> bool {
         matches!(self, EngineError::Corrupt { .. } | EngineError::Checksum { .. } | EngineError::Device(_))

@@ -65,7 +65,7 @@ impl Halt {
     /// Reads what the checkpoint refers to. A device that fails is asked once more: that may have been for a moment.
     fn reading<T>(read: impl Fn() -> Result<T>) -> std::result::Result<T, Halt> {
         let result = match read() {
-            Err(EngineError::Device(_)) => read(),
+            Err(error) if error.may_pass() => read(),
             result => result,
         };
         result.map_err(Halt::of)

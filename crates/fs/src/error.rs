@@ -98,9 +98,9 @@ pub enum FsError {
 }
 
 impl FsError {
-    /// Whether a device has failed, perhaps for a moment: what is there is not known, and is no worse than before.
+    /// See [`EngineError::may_pass`].
     pub(crate) fn may_pass(&self) -> bool {
-        matches!(self, FsError::Engine(EngineError::Device(_)))
+        matches!(self, FsError::Engine(error) if error.may_pass())
     }
 
     /// The errno a POSIX caller gets (Linux numbers).

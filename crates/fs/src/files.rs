@@ -101,7 +101,7 @@ impl Scan {
     /// What is there cannot be read.
     fn fail(&mut self, error: &EngineError) {
         let text = "the inodes cannot be counted";
-        if let EngineError::Device(_) = error {
+        if error.may_pass() {
             let (first, most) = ROUNDS_LEFT_ALONE;
             self.left_alone_last = (2 * self.left_alone_last).clamp(first, most);
             self.left_alone = self.left_alone_last;

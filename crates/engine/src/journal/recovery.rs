@@ -139,8 +139,7 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Resu
         judge.hear(Kind::LogDamaged, refused)?;
     }
     if let Err(e) = look_for_rot(pool, superblock, &rings, &batches) {
-        let unread = matches!(e, EngineError::Device(_));
-        judge.hear(if unread { Kind::LogUnreadable } else { Kind::LogDamaged }, e)?;
+        judge.hear(if e.may_pass() { Kind::LogUnreadable } else { Kind::LogDamaged }, e)?;
     }
     let keep = match end_point(pool, superblock, &batches, flushed) {
         Ok(End { keep, unknown: None }) => keep,

@@ -28,7 +28,7 @@ struct Gone {
 impl Store {
     /// Whether keyframes may be thrown away because of `why`: who only reads does so for himself.
     pub(super) fn may_drop_keyframes(&self, why: &EngineError) -> bool {
-        self.options.read_only || !matches!(why, EngineError::Device(_))
+        self.options.read_only || !why.may_pass()
     }
 
     /// Empties the tree of keyframes, of which something cannot be read (`why`). Its nodes are given back by the next checkpoint; those

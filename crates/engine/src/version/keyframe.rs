@@ -36,9 +36,9 @@ use super::path::Path;
 use super::pending::State;
 use super::resolve::scan_path;
 use super::{Holder, Planted, Read, Result, planted};
+use crate::Transaction;
 use crate::key::Key;
 use crate::transaction::Op;
-use crate::{EngineError, Transaction};
 
 /// Keyframes of a segment, at most.
 pub(super) const KEYFRAMES_MAX: usize = if cfg!(test) { 3 } else { 16 };
@@ -225,7 +225,7 @@ fn without_damage(known: &Keyframes, read: Result<()>) -> Result<()> {
     match read {
         Err(error) if error.is_damage() => {
             tracing::debug!(%error, "read without keyframes");
-            if matches!(error, EngineError::Device(_)) {
+            if error.may_pass() {
                 known.fail();
             }
             Ok(())
@@ -363,7 +363,7 @@ pub fn make_keyframes(
     let (key, mut made) = (path.head().key, 0);
     for &segment in segments.iter().filter(|segment| usable(&path, **segment)) {
         let there = of_segment(read, family, segment).inspect_err(|error| {
-            if let (EngineError::Device(_), Some(known)) = (error, read.keyframes()) {
+            if let Some(known) = read.keyframes().filter(|_| error.may_pass()) {
                 known.fail();
             }
         })?;

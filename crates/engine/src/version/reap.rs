@@ -180,7 +180,7 @@ pub(super) fn pending_of(
         let Some(next) = next else { return Ok((found, None)) };
         // Of one that cannot be looked at whoever reaps it hears, as of data.
         let is_namespace = match is_namespace(read, next) {
-            Err(error) if error.is_damage() && !matches!(error, EngineError::Device(_)) => false,
+            Err(error) if error.is_damage() && !error.may_pass() => false,
             result => result?,
         };
         if is_namespace == namespaces {

@@ -3,9 +3,7 @@
 use std::collections::HashSet;
 
 use varve_engine::version::{self, Holder, Mapping};
-use varve_engine::{
-    BLOCK_BYTES, EngineError, FamilyId, InodeId, Problem, ProblemKind as Kind, Problems, Run, TreeId,
-};
+use varve_engine::{BLOCK_BYTES, FamilyId, InodeId, Problem, ProblemKind as Kind, Problems, Run, TreeId};
 use varve_format::record::inode::inode_key;
 use varve_format::{SEGMENT_BYTES, VersionKey};
 
@@ -30,7 +28,7 @@ impl Check<'_> {
         // Those that are being deleted, too.
         let others = match crate::table::subvolumes::others(&self.view) {
             // Their families would be taken for data's.
-            Err(error @ EngineError::Device(_)) => return Err(error.into()),
+            Err(error) if error.may_pass() => return Err(error.into()),
             others => others.unwrap_or_default(),
         };
         namespaces.extend(others.iter().flat_map(|(_, record)| record).map(|record| record.family));
@@ -115,7 +113,7 @@ impl Check<'_> {
         let beyond = path.and_then(|path| version::resolve_upto(&self.view, &path, end, last, 8));
         let beyond = match beyond {
             Ok(beyond) => beyond,
-            Err(error @ EngineError::Device(_)) => return Err(error.into()),
+            Err(error) if error.may_pass() => return Err(error.into()),
             Err(error) => {
                 if let Some(ino) = seen_as(self) {
                     self.of(Kind::VersionMalformed, ino, format!("data of inode {}: {error}", ino.0));

@@ -19,8 +19,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use varve_engine::version::points;
 use varve_engine::{
-    CheckReport, CheckStage, EngineError, FamilyId, InodeId, LostKeys, Problem, ProblemKind as Kind,
-    Problems, TreeId, View,
+    CheckReport, CheckStage, FamilyId, InodeId, LostKeys, Problem, ProblemKind as Kind, Problems, TreeId,
+    View,
 };
 use varve_format::record::inode::{InodeKind, InodeRecord, decode_inode_key, inode_key};
 use varve_format::record::orphan::{OrphanRecord, decode_orphan_key};
@@ -379,7 +379,7 @@ impl<'a> Check<'a> {
                 piece.len() < PIECE
             });
             if let Err(error) = scanned {
-                if let EngineError::Device(_) = error {
+                if error.may_pass() {
                     // What comes behind may be there: nothing follows from its not having been read.
                     return Err(error.into());
                 }

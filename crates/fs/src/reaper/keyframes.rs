@@ -46,7 +46,7 @@ impl Core {
             let mut made = make();
             // A device is not asked again with the lock for what it cannot give, nor in this round.
             match &made {
-                Err(EngineError::Device(_)) => return Ok(true),
+                Err(error) if error.may_pass() => return Ok(true),
                 Err(error) if error.is_damage() => continue,
                 _ => {}
             }
