@@ -54,8 +54,9 @@ impl Check<'_> {
             reserved += version::walk_family(&self.view, family, &holders, &mut each, &mut found)?;
             let sound = found.is_empty();
             if !sound {
-                let seen_as = |owner: &Owner| owner.seen_as(&self.view, &self.namespaces, 1);
-                let owner = of_family.iter().flat_map(seen_as).next();
+                // It is a problem whoever sees it, and is told also where that cannot be read.
+                let seen_as = |owner: &Owner| owner.seen_as(&self.view, &self.namespaces, 1).ok();
+                let owner = of_family.iter().filter_map(seen_as).flatten().next();
                 for mut problem in found {
                     let owner_lost =
                         problem.kind == Kind::ExtentOwnerless && self.record_is_lost(&owners, family);
@@ -75,7 +76,7 @@ impl Check<'_> {
             }
         }
         self.owners = owners;
-        let says = crate::table::subvolumes::first_in(&self.view).ok().flatten();
+        let says = crate::table::subvolumes::first_in(&self.view)?;
         let says = says.map_or(reserved, |record| record.reserved_blocks);
         if reserved != says && !self.has_lost(TreeId::EXTENTS) {
             let text = format!("{reserved} blocks are reserved, and the subvolume says {says}");
@@ -91,15 +92,23 @@ impl Check<'_> {
         self.lost.covers(TreeId::INODES, &key) || owners.malformed.contains(&InodeId(family.0))
     }
 
+    /// Whom a problem of an inode's data is about: its number, if it is known, and what it is called; `None`: nobody sees it, and it is no
+    /// problem. Where that cannot be read somebody may.
+    fn who(&self, owner: &Owner) -> Option<(Option<u64>, String)> {
+        match owner.seen_as(&self.view, &self.namespaces, 1) {
+            Ok(seen_as) => seen_as.first().map(|ino| (Some(ino.0), format!("inode {}", ino.0))),
+            Err(error) => Some((None, format!("an inode of which cannot be read who sees it ({error})"))),
+        }
+    }
+
     /// Data where an inode has none; `last` is where that of its family ends.
     fn beyond_size(&mut self, owner: &Owner, last: u64, sound: bool) -> Result<()> {
         let (mut holder, end) = (owner.holder, owner.size.next_multiple_of(BLOCK));
         let (sharing, orphan) = (self.core.sharing(), matches!(owner.place, Place::Orphan(_)));
-        let seen_as = |me: &Self| owner.seen_as(&me.view, &me.namespaces, 1).first().copied();
         if owner.inline && !orphan && !sharing {
-            if let Some(ino) = seen_as(self) {
-                let text = format!("inode {} has its contents in its record, and extents", ino.0);
-                self.of(Kind::InodeSenseless, ino, text);
+            if let Some((inode, name)) = self.who(owner) {
+                let text = format!("{name} has its contents in its record, and extents");
+                self.problems.add(Problem { inode, ..Problem::new(Kind::InodeSenseless, text) });
             }
             return Ok(());
         }
@@ -115,17 +124,20 @@ impl Check<'_> {
             Ok(beyond) => beyond,
             Err(error) if error.may_pass() => return Err(error.into()),
             Err(error) => {
-                if let Some(ino) = seen_as(self) {
-                    self.of(Kind::VersionMalformed, ino, format!("data of inode {}: {error}", ino.0));
+                if let Some((inode, name)) = self.who(owner) {
+                    let text = format!("data of {name}: {error}");
+                    self.problems.add(Problem { inode, ..Problem::new(Kind::VersionMalformed, text) });
                 }
                 return Ok(());
             }
         };
         let piece = beyond.iter().find(|piece| matches!(piece.what, Mapping::Data { .. }));
-        if let Some((piece, ino)) = piece.zip(piece.and_then(|_| seen_as(self))) {
+        if let Some(piece) = piece
+            && let Some((inode, name)) = self.who(owner)
+        {
             let bytes = Some((piece.offset, piece.offset + piece.len));
-            let text = format!("inode {} has data beyond its size", ino.0);
-            self.problems.add(Problem { bytes, ..Problem::of_inode(Kind::ExtentBeyondSize, ino.0, text) });
+            let text = format!("{name} has data beyond its size");
+            self.problems.add(Problem { inode, bytes, ..Problem::new(Kind::ExtentBeyondSize, text) });
         }
         Ok(())
     }

@@ -62,8 +62,11 @@ impl<'a> Files<'a> {
                 if ranges.is_empty() {
                     continue;
                 }
-                let seen_as = owner.seen_as(self.view, self.namespaces, usize::MAX);
                 self.looks_left = self.looks_left.saturating_sub(self.namespaces.len() as u64);
+                let Ok(seen_as) = owner.seen_as(self.view, self.namespaces, usize::MAX) else {
+                    problem.files_uncounted = true;
+                    continue;
+                };
                 let all = seen_as.iter().flat_map(|ino| ranges.iter().map(|(from, to)| (*ino, *from, *to)));
                 found.extend(all);
             }

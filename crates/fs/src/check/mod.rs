@@ -19,8 +19,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use varve_engine::version::points;
 use varve_engine::{
-    CheckReport, CheckStage, FamilyId, InodeId, LostKeys, Problem, ProblemKind as Kind, Problems, TreeId,
-    View,
+    CheckReport, CheckStage, EngineError, FamilyId, InodeId, LostKeys, Problem, ProblemKind as Kind,
+    Problems, TreeId, View,
 };
 use varve_format::record::inode::{InodeKind, InodeRecord, decode_inode_key, inode_key};
 use varve_format::record::orphan::{OrphanRecord, decode_orphan_key};
@@ -247,8 +247,7 @@ impl Core {
     pub(crate) fn check_as(&self, verify_data: bool, whole: bool) -> Result<(CheckReport, Looks)> {
         let problems = self.subvolume_problems.clone();
         let view = self.store.view();
-        // A record that cannot be read is another problem.
-        let first = crate::table::subvolumes::first_in(&view).ok().flatten();
+        let first = crate::table::subvolumes::first_in(&view)?;
         let mut check = Check {
             core: self,
             view,
@@ -357,7 +356,7 @@ impl<'a> Check<'a> {
             self.tree(None);
         }
         self.nameless();
-        self.places_here();
+        self.places_here()?;
         self.lost_parts();
         Ok(())
     }
@@ -378,13 +377,7 @@ impl<'a> Check<'a> {
                 piece.push((key.to_vec(), value.to_vec()));
                 piece.len() < PIECE
             });
-            if let Err(error) = scanned {
-                if error.may_pass() {
-                    // What comes behind may be there: nothing follows from its not having been read.
-                    return Err(error.into());
-                }
-                self.problem(Kind::KeyMalformed, format!("a namespace in the {} tree: {error}", tree.name()));
-            }
+            scanned.or_else(|error| self.unread(tree, error))?;
             let Some((last, _)) = piece.last() else { return Ok(()) };
             let next = behind(last, self.namespace.forked);
             let is_last = next <= from;
@@ -396,6 +389,16 @@ impl<'a> Check<'a> {
                 return Ok(());
             }
         }
+    }
+
+    /// A part of what the subvolume being looked at shows could not be read.
+    fn unread(&mut self, tree: TreeId, error: EngineError) -> Result<()> {
+        if error.may_pass() {
+            // What is there may be as it should: nothing follows from its not having been read.
+            return Err(error.into());
+        }
+        self.problem(Kind::KeyMalformed, format!("a namespace in the {} tree: {error}", tree.name()));
+        Ok(())
     }
 
     /// Entries of namespaces and of versions that there are not.
@@ -656,7 +659,7 @@ impl<'a> Check<'a> {
 
     /// The stored number of inodes.
     fn counts(&mut self) -> Result<()> {
-        let record = crate::table::subvolumes::first_in(&self.view).ok().flatten();
+        let record = crate::table::subvolumes::first_in(&self.view)?;
         let has = crate::table::inodes::count(&self.view)?;
         if let Some(record) = record.filter(|record| record.files_known && record.files != has)
             && !self.has_lost(TreeId::INODES)

@@ -51,24 +51,30 @@ impl Owners {
 }
 
 impl Owner {
-    /// As what inodes it is seen, with their slots: up to `max`, those of the first subvolumes.
-    ///
-    /// What cannot be read is not seen; it is another problem.
-    pub(super) fn seen_as(&self, view: &View, namespaces: &[Namespace], max: usize) -> Vec<InodeId> {
+    /// As what inodes it is seen, with their slots: up to `max`, those of the first subvolumes. An error: that could not be read.
+    pub(super) fn seen_as(&self, view: &View, namespaces: &[Namespace], max: usize) -> Result<Vec<InodeId>> {
         let (family, ino, version) = match self.place {
-            Place::Orphan(ino) => return vec![ino],
+            Place::Orphan(ino) => return Ok(vec![ino]),
             Place::Inode(family, ino, version) => (family, ino, version),
         };
         let prefix = [family.0.to_be_bytes(), ino.0.to_be_bytes()].concat();
-        let sees = |namespace: &&Namespace| {
-            namespace.family == family
-                && match namespace.forked {
-                    false => namespace.version.0 == version.0,
-                    true => points::find(view, &namespace.path, TreeId::INODES, &prefix)
-                        .is_ok_and(|found| found.is_some_and(|found| found.version == version)),
+        let mut seen_as = Vec::new();
+        for namespace in namespaces.iter().filter(|namespace| namespace.family == family) {
+            if seen_as.len() >= max {
+                break;
+            }
+            let sees = match namespace.forked {
+                false => namespace.version.0 == version.0,
+                true => {
+                    let found = points::find(view, &namespace.path, TreeId::INODES, &prefix);
+                    found?.is_some_and(|found| found.version == version)
                 }
-        };
-        namespaces.iter().filter(sees).take(max).map(|namespace| namespace.slot.full(ino)).collect()
+            };
+            if sees {
+                seen_as.push(namespace.slot.full(ino));
+            }
+        }
+        Ok(seen_as)
     }
 }
 

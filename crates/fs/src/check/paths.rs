@@ -142,6 +142,7 @@ fn say(problem: &mut Problem, paths: &Paths<'_>) {
     }
     match (problem.files_omitted, problem.files_uncounted) {
         (0, false) => {}
+        (0, true) if said.is_empty() => said.push("in what files cannot be read".to_owned()),
         (0, true) => said.push("perhaps more".to_owned()),
         (more, false) => said.push(format!("and {more} more")),
         (more, true) => said.push(format!("and at least {more} more")),

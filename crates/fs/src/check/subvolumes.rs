@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use varve_engine::{InodeId, ProblemKind as Kind};
+use varve_engine::{InodeId, ProblemKind as Kind, TreeId};
 use varve_format::record::inode::InodeKind;
 use varve_format::record::name::NamePosition;
 use varve_format::record::subvolume::{FIRST_SUBVOLUME, SUBVOLUME_DELETING, SubvolumePlace};
@@ -64,30 +64,31 @@ impl Check<'_> {
     }
 
     /// Those that are in the subvolume which is being looked at are in its directories.
-    pub(super) fn places_here(&mut self) {
+    pub(super) fn places_here(&mut self) -> Result<()> {
         for (id, place) in self.places.remove(&self.namespace.slot).unwrap_or_default() {
-            if let Some(why) = self.no_place(&place) {
+            if let Some(why) = self.no_place(&place)? {
                 self.misplaced(id, &place, &why);
             }
         }
+        Ok(())
     }
 
-    /// Whether the directory has the subvolume's name or something at its position, among the names whose hash begins at `base`. What
-    /// cannot be read is said elsewhere.
-    fn name_there(&self, dir: InodeId, place: &SubvolumePlace, base: NamePosition) -> bool {
+    /// Whether the directory has the subvolume's name or something at its position, among the names whose hash begins at `base`.
+    fn name_there(&mut self, dir: InodeId, place: &SubvolumePlace, base: NamePosition) -> Result<bool> {
         let (last, mut found) = (base.0.saturating_add(255), false);
         let each = &mut |position: NamePosition, _: InodeKind, _: InodeId, name: Vec<u8>| {
             found |= position == place.position || name == place.name;
             !found && position.0 < last
         };
-        let _ = self.namespace.each_name(&self.view, dir, base.0.saturating_sub(1), each);
-        found
+        let scanned = self.namespace.each_name(&self.view, dir, base.0.saturating_sub(1), each);
+        scanned.or_else(|error| self.unread(TreeId::NAMES, error))?;
+        Ok(found)
     }
 
     /// Why a subvolume cannot be in the directory it is in.
-    fn no_place(&self, place: &SubvolumePlace) -> Option<String> {
+    fn no_place(&mut self, place: &SubvolumePlace) -> Result<Option<String>> {
         let dir = self.full(place.directory);
-        match self.inodes.get(&place.directory).and_then(|seen| seen.says.as_ref()) {
+        Ok(match self.inodes.get(&place.directory).and_then(|seen| seen.says.as_ref()) {
             _ if self.inode_is_lost(place.directory) => None,
             Some(says) if says.kind != InodeKind::Directory => {
                 Some(format!("is in inode {}, which is no directory", dir.0))
@@ -95,12 +96,12 @@ impl Check<'_> {
             Some(_) => {
                 let hash = self.namespace.hasher.hash(&place.name);
                 if NamePosition::new(hash, place.position.sequence()) != place.position {
-                    return Some("is not at the place of its name's hash".into());
+                    return Ok(Some("is not at the place of its name's hash".into()));
                 }
-                let hides = self.name_there(dir, place, NamePosition::new(hash, 0));
+                let hides = self.name_there(dir, place, NamePosition::new(hash, 0))?;
                 hides.then(|| "hides a name of its directory, or is at its place".into())
             }
             None => Some(format!("is in directory {}, which does not exist", dir.0)),
-        }
+        })
     }
 }

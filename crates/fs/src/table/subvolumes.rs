@@ -14,12 +14,10 @@ pub(crate) fn first(store: &Store) -> Result<Option<SubvolumeRecord>> {
     SubvolumeRecord::decode(&bytes).map(Some).map_err(corrupt(|| "the subvolume record".into()))
 }
 
-/// [`first`] as a view shows it.
+/// [`first`] as a view shows it, for who looks for damage: a record that makes no sense is none. What could not be read is an error.
 pub(crate) fn first_in(view: &View) -> Result<Option<SubvolumeRecord>> {
-    let Some(bytes) = view.get(TreeId::SUBVOLUMES, &subvolume_key(FIRST_SUBVOLUME))? else {
-        return Ok(None);
-    };
-    SubvolumeRecord::decode(&bytes).map(Some).map_err(corrupt(|| "the subvolume record".into()))
+    let bytes = view.get(TreeId::SUBVOLUMES, &subvolume_key(FIRST_SUBVOLUME))?;
+    Ok(bytes.and_then(|bytes| SubvolumeRecord::decode(&bytes).ok()))
 }
 
 /// Subvolume `id`, which there is.

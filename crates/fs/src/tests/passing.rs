@@ -27,7 +27,7 @@ fn open(device: Arc<dyn Device>) -> Filesystem {
 }
 
 /// A pool whose metadata has one copy, closed after `prepare`, in which directories have files enough for trees of some leaves.
-fn closed<T>(prepare: impl FnOnce(&Filesystem) -> T) -> (MemoryDevice, T) {
+pub(super) fn closed<T>(prepare: impl FnOnce(&Filesystem) -> T) -> (MemoryDevice, T) {
     let device = Arc::new(MemoryDevice::new(64 * MIB));
     let devices: Vec<Arc<dyn Device>> = vec![device.clone()];
     let options = FormatOptions { metadata: Profile::Single, ..FORMAT };

@@ -41,6 +41,7 @@ mod reading;
 mod shared;
 mod single;
 mod subvolumes;
+mod unread;
 
 const FAMILY: FamilyId = FamilyId(FIRST_SUBVOLUME);
 const KEY: VersionKey = VersionKey(FIRST_SUBVOLUME);
