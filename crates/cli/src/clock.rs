@@ -21,9 +21,14 @@ pub fn tick() -> Timestamp {
 
 /// Whether `time` is now, give or take `long`.
 pub fn is_near(time: Timestamp, long: Duration) -> bool {
+    are_near(SystemClock.now(), time, long)
+}
+
+/// Whether there is no more than that between two times.
+pub fn are_near(one: Timestamp, other: Timestamp, long: Duration) -> bool {
     let nanoseconds =
         |time: Timestamp| i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanoseconds);
-    (nanoseconds(SystemClock.now()) - nanoseconds(time)).unsigned_abs() <= long.as_nanos()
+    (nanoseconds(one) - nanoseconds(other)).unsigned_abs() <= long.as_nanos()
 }
 
 fn timestamp(time: Timespec) -> Timestamp {

@@ -3,7 +3,7 @@
 //! The pool is opened read-only: nothing in it changes, and one that was not closed is recovered in memory.
 //!
 //! **What is equal is left alone**, so that an interrupted export that is run again finishes: a file is taken to be there
-//! when kind, size and modification time (to the nanosecond) are those of the pool. That is safe because times are set
+//! when kind, size and modification time, as far as the target keeps it, are those of the pool. That is safe because times are set
 //! last, many files at a time, after the target's filesystem has been synced ([`super::target`]). Attributes are mended also of what is
 //! equal. What differs is copied anew and takes the place of what is there when it is whole, and not before: what cannot be read
 //! from the pool leaves the older copy alone. What the pool does not have stays.
@@ -45,7 +45,7 @@ use super::held::{Held, hold};
 use super::host::{self, Flagged, HostStat};
 use super::place::{PoolPath, find_directory};
 use super::tally::{Tally, Trouble};
-use super::target::{Filesystems, place, place_directory, sync_file};
+use super::target::{Filesystems, KeptTimes, place, place_directory, sync_file};
 use super::{Stop, finish};
 use crate::args::ExportArgs;
 use crate::names::{Shown, in_words};
@@ -206,6 +206,7 @@ struct Export<'a> {
     waiting_since: Instant,
     /// How long the first of them waits.
     waiting_time_max: Duration,
+    kept_times: RefCell<KeptTimes>,
     /// Those that something is made on.
     filesystems: Filesystems,
     owners_left_out: bool,
@@ -233,6 +234,7 @@ impl<'a> Export<'a> {
             waiting_bytes: 0,
             waiting_since: Instant::now(),
             waiting_time_max: Duration::MAX,
+            kept_times: RefCell::default(),
             filesystems: Filesystems::default(),
             owners_left_out: false,
             room: Vec::new(),
@@ -386,7 +388,10 @@ impl<'a> Export<'a> {
             && (!self.superuser || from.uid == have.uid || self.ownerless.contains(&have.id.0))
             && from.kind == have.kind
             && match from.kind {
-                FileKind::File => from.size == have.size && from.mtime == have.mtime,
+                FileKind::File => {
+                    from.size == have.size
+                        && self.kept_times.borrow_mut().is_kept(&dir.target, have, from.mtime)
+                }
                 FileKind::Symlink => {
                     let target = rustix::fs::readlinkat(&dir.target, name, Vec::new());
                     let wanted = self.filesystem.readlink(from.ino);

@@ -10,14 +10,17 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context;
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, major, minor};
 use rustix::io::Errno;
+use varve_fs::Timestamp;
 
 use super::host::{self, HostStat};
 use super::tally::Trouble;
 use super::{new_names, too_many};
+use crate::clock;
 use crate::mountinfo::MountTable;
 use crate::sync::{self, Server};
 
@@ -81,6 +84,56 @@ impl Filesystems {
         }
         Ok(())
     }
+}
+
+/// The coarsest times of files that a target may keep (FAT).
+const COARSEST: Duration = Duration::from_secs(2);
+
+/// What filesystems of the target make of times: not all keep them to the nanosecond. A file of each that nobody else has is given them.
+#[derive(Default)]
+pub struct KeptTimes(HashMap<u64, OwnedFd>);
+
+impl KeptTimes {
+    /// Whether `have`, of a file in `dir`, is what its filesystem keeps of the modification time `wanted`. One that it can keep nothing like
+    /// (before 1901) is no copy's.
+    pub fn is_kept(&mut self, dir: &OwnedFd, have: &HostStat, wanted: Timestamp) -> bool {
+        have.mtime == wanted
+            || clock::are_near(have.mtime, wanted, COARSEST)
+                && self.kept(dir, have.id.0, wanted) == Some(have.mtime)
+    }
+
+    /// `None`: that cannot be told.
+    fn kept(&mut self, dir: &OwnedFd, device: u64, time: Timestamp) -> Option<Timestamp> {
+        let file = match self.0.entry(device) {
+            Entry::Occupied(file) => file.into_mut(),
+            Entry::Vacant(vacant) => {
+                let file = unnamed_file(dir)?;
+                if host::stat_of(&file).ok()?.id.0 != device {
+                    return None;
+                }
+                vacant.insert(file)
+            }
+        };
+        rustix::fs::futimens(&*file, &host::times(time, time)).ok()?;
+        Some(host::stat_of(&*file).ok()?.mtime)
+    }
+}
+
+/// Whether a file may have been made and cut off at its modification time, as far as its filesystem tells times apart: its contents have to be
+/// there before.
+pub fn is_recent(time: Timestamp) -> bool {
+    clock::is_near(time, 2 * COARSEST)
+}
+
+fn unnamed_file(dir: &OwnedFd) -> Option<OwnedFd> {
+    let (flags, mode) = (OFlags::WRONLY | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
+    rustix::fs::openat(dir, ".", flags | OFlags::TMPFILE, mode).ok().or_else(|| {
+        let name = free_name(dir).ok()?;
+        let create = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(dir, &name, flags | create, mode).ok()?;
+        rustix::fs::unlinkat(dir, &name, AtFlags::empty()).ok()?;
+        Some(file)
+    })
 }
 
 /// Who serves this filesystem, if it is a pool, and answers this user.

@@ -3,14 +3,15 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
-use std::path::Path;
-use std::process::{Child, Stdio};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Random, Scratch, check, program, say, seed, varve};
+use crate::harness::{Loop, Random, Scratch, can_loop, check, detach, program, say, seed, succeed, varve};
 use crate::transfer::{done, export, import, json};
 
 /// A file of `bytes` random ones.
@@ -160,4 +161,69 @@ fn a_signal_ends_a_large_file() {
     assert_eq!(summary["files_copied_count"], 1, "{summary}");
     assert!(fs::metadata(back.join("large")).expect("it is there").modified().expect("a time") > UNIX_EPOCH);
     check(&pool);
+}
+
+/// Goal: a target that keeps times less exactly has what it was given, and the next export copies what is other than that. Method: an ext4 that
+/// keeps seconds; an export, again, and again when one file was changed to others of its size.
+#[test]
+fn a_target_with_coarse_times_goes_on() {
+    if !can_loop("a_target_with_coarse_times_goes_on") {
+        return;
+    }
+    let scratch = Scratch::new("resume-coarse");
+    let disk = Loop::new(&scratch, "disk", 64 << 20);
+    let mut make = Command::new("mkfs.ext4");
+    if !make.args(["-q", "-I", "128"]).arg(&disk.device).output().is_ok_and(|made| made.status.success()) {
+        say("*** SKIPPED a_target_with_coarse_times_goes_on: mkfs.ext4 is not here ***");
+        return;
+    }
+    let out = Attached::new(&disk, scratch.subdir("out"));
+    let tree = scratch.subdir("tree");
+    for number in 0..20 {
+        fs::write(tree.join(number.to_string()), format!("number {number:2}")).expect("a file");
+    }
+    let pool = scratch.pool("pool", "64M");
+    done(&import(&tree, &pool, "/"));
+    done(&export(&pool, "/", &out.0));
+    let again = done(&export(&pool, "/", &out.0));
+    assert_eq!(
+        (&again["files_equal_count"], &again["attributes_changed_count"]),
+        (&20.into(), &0.into()),
+        "{again}"
+    );
+    // Within what FAT keeps and beyond what this does.
+    let file = fs::File::options().write(true).open(tree.join("7")).expect("a file");
+    let time = file.metadata().and_then(|meta| meta.modified()).expect("a time");
+    file.write_all_at(b"changed 7", 0).expect("contents");
+    file.set_modified(time + Duration::from_secs(1)).expect("a time");
+    done(&import(&tree, &pool, "/"));
+    let again = done(&export(&pool, "/", &out.0));
+    assert_eq!(
+        (&again["files_equal_count"], &again["files_copied_count"]),
+        (&19.into(), &1.into()),
+        "{again}"
+    );
+    assert_eq!(fs::read(out.0.join("7")).expect("it is there"), b"changed 7");
+    assert!(
+        fs::read_dir(&out.0)
+            .expect("a directory")
+            .flatten()
+            .all(|entry| entry.path().is_dir() || tree.join(entry.file_name()).exists())
+    );
+}
+
+/// A filesystem that is mounted as long as this lives.
+struct Attached(PathBuf);
+
+impl Attached {
+    fn new(disk: &Loop, point: PathBuf) -> Attached {
+        succeed(Command::new("mount").arg(&disk.device).arg(&point));
+        Attached(point)
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        detach(&self.0);
+    }
 }

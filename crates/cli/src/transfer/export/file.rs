@@ -13,7 +13,7 @@ use super::{Export, Level, PATH_BYTES_MAX, Step, WAITING_BYTES_MAX, WAITING_FILE
 use crate::transfer::held::Held;
 use crate::transfer::host::{self, Flagged, HostStat};
 use crate::transfer::tally::Trouble;
-use crate::transfer::target::{place, sync_file};
+use crate::transfer::target::{is_recent, place, sync_file};
 
 /// Contents copied with one read and one write.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -123,7 +123,7 @@ impl Export<'_> {
         if end < from.size {
             rustix::fs::ftruncate(target, from.size)?;
         }
-        if replaces {
+        if replaces || is_recent(from.mtime) {
             rustix::fs::fdatasync(target)?;
         }
         Ok(())
