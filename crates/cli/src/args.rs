@@ -259,7 +259,7 @@ pub struct CheckArgs {
 ///
 /// What is in DIR goes into the directory PATH of the pool, which is made if it is not there, with owners, permissions,
 /// times, extended attributes and access lists, flags (chattr), hard and symbolic links, device nodes and holes. The pool
-/// must not be mounted (into a mounted one, copy with cp -a).
+/// must not be mounted (into a mounted one, copy with cp -a). PATH itself gets owner, permissions and the like of DIR, also if it was there.
 ///
 /// An import that was interrupted is run again: what is there already is left alone. A file counts as there when its
 /// size and modification time are those of the source; attributes are compared and mended. What differs is replaced,
@@ -290,7 +290,8 @@ pub struct ImportArgs {
 ///
 /// What is in the directory PATH of the pool goes into DIR, which is made if it is not there, with permissions, times,
 /// extended attributes and access lists, flags (chattr), hard and symbolic links and holes. Owners and device nodes need
-/// root, and so do the flags i and a. The pool must not be mounted (from a mounted one, copy with cp -a).
+/// root, and so do the flags i and a. The pool must not be mounted (from a mounted one, copy with cp -a). DIR itself
+/// gets owner, permissions and the like of PATH, also if it was there.
 ///
 /// An export that was interrupted is run again: a file whose size and modification time are right is left alone, what
 /// differs is replaced, and what only DIR has stays. An entry that cannot be copied is told and left out, the rest goes
