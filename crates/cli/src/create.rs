@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -94,6 +94,9 @@ fn create(args: &CreateArgs) -> Result<Created> {
             bail!("{shown} does not exist; give --size SIZE to make it as a file, such as --size 10G")
         }
         (None, Some(size_bytes)) => return create_new(args, size_bytes),
+        (Some(metadata), None) if metadata.is_file() && metadata.len() == 0 => {
+            bail!("{shown} is empty; give --size SIZE to make a pool of it, such as --size 10G")
+        }
         (Some(metadata), size) => {
             if metadata.is_file() && !args.force {
                 refuse_content(path)?;
@@ -146,11 +149,15 @@ fn open_existing(
     force: bool,
 ) -> Result<FileDevice> {
     let shown = path.shown();
+    let is_block_device = metadata.file_type().is_block_device();
+    if !metadata.is_file() && !is_block_device {
+        bail!("{shown} is neither a regular file nor a block device: no pool can be made of it");
+    }
     let Some(size_bytes) = size.map(whole) else {
         return open_device(path, OpenMode::ReadWrite);
     };
-    if !metadata.is_file() {
-        bail!("{shown} is no regular file and has the size it has; leave out --size");
+    if is_block_device {
+        bail!("{shown} is a block device and has the size it has; leave out --size");
     }
     let present_bytes = metadata.len();
     if present_bytes == size_bytes {

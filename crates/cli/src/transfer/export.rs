@@ -71,8 +71,9 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
         pool::tell_recovery(&place.pool, "export", &recovery);
     }
     let from = find_directory(&filesystem, &place)?;
-    host::make_target(&args.dir)
-        .map_err(|error| anyhow!("cannot make the directory {shown}: {}", in_words(&error)))?;
+    host::make_target(&args.dir).map_err(|error| {
+        anyhow!("cannot make the directory {shown}: {}", host::why_not_made(&args.dir, &error))
+    })?;
     let root = host::open_target(&args.dir, rustix::process::geteuid().is_root())
         .map_err(|error| anyhow!("cannot open {shown}: {}", in_words(&error)))?;
     let stop = Stop::on_signals()?;

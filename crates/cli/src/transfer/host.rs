@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use varve_fs::{FileFlags, FileKind, Timestamp};
 
 use super::held::{Held, hold};
+use crate::names::{Shown, in_words};
 
 /// Flags of chattr(1) that a pool keeps. Those that forbid changes come last.
 const FLAGS: [(IFlags, FileFlags); 6] = [
@@ -292,6 +293,15 @@ pub fn make_target(dir: &Path) -> io::Result<()> {
         // Made by somebody else in between.
         Err(_) if dir.is_dir() => Ok(()),
         made => made,
+    }
+}
+
+/// Why [`make_target`] failed: as often as not because something on the way is no directory.
+pub fn why_not_made(dir: &Path, error: &io::Error) -> String {
+    let there = dir.ancestors().find(|above| above.symlink_metadata().is_ok());
+    match there.filter(|there| !there.is_dir()) {
+        Some(there) => format!("{} is not a directory; name another", there.shown()),
+        None => in_words(error),
     }
 }
 

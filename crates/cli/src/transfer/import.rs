@@ -126,7 +126,17 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
         buffer: vec![0; PIECE_BYTES],
         room: Vec::new(),
     };
-    let copied = import.target(&place).and_then(|target| import.tree(&args.dir, source, stat, target));
+    let copied = import.target(&place).map_err(|trouble| match trouble {
+        Trouble::Entry(error) => Trouble::Entry(format!("cannot make {place}: {error}; name another place")),
+        other => other,
+    });
+    let copied = copied.and_then(|target| {
+        let copied = import.tree(&args.dir, source, stat, target);
+        copied.map_err(|trouble| match trouble {
+            Trouble::Entry(error) => Trouble::Entry(format!("cannot read {shown}: {error}")),
+            other => other,
+        })
+    });
     import.tally.progress.note("making it durable");
     // Whatever happened: what was copied is finished, made durable, and the pool closed.
     let flags_last = std::mem::take(&mut import.flags_last);

@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::fmt::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use varve_fs::{Change, DiffPage, FileKind, Filesystem, InodeId, RecoveryReport};
 
@@ -216,18 +216,31 @@ fn open(old: &OsStr, new: &OsStr) -> Result<(Source, u64, u64)> {
         }
         let (filesystem, recovery) = pool::open_read_only(&path, "diff")?;
         let (old, new) = (super::walk(&filesystem, &from)?, super::walk(&filesystem, &to)?);
+        for (place, ino) in [(&from, old), (&to, new)] {
+            if !super::is_root(ino.0) {
+                return Err(no_subvolume(&place.to_string(), &place.pool));
+            }
+        }
         return Ok((Source::Pool(Box::new((filesystem, recovery))), old.0, new.0));
     }
-    let (old, new) = (find(Path::new(old))?, find(Path::new(new))?);
+    let paths = [old, new].map(Path::new);
+    let (old, new) = (find(paths[0])?, find(paths[1])?);
     same_pool(&old, &new)?;
-    for found in [&old, &new] {
+    for (found, path) in [(&old, paths[0]), (&new, paths[1])] {
         if !found.is_subvolume() {
-            bail!("both must be subvolumes or snapshots (varve subvolume list shows them)");
+            return Err(no_subvolume(&path.shown(), &found.mount.mountpoint));
         }
     }
     let numbers = (old.number(), new.number());
     let server = sync::Server::of(&old.mount);
     Ok((Source::Mounted { server, held: Box::new([old, new]) }, numbers.0, numbers.1))
+}
+
+fn no_subvolume(shown: &str, of: &Path) -> anyhow::Error {
+    let of = of.shown();
+    anyhow!(
+        "{shown} is neither a subvolume nor a snapshot; give two of those that varve subvolume list {of} shows"
+    )
 }
 
 /// What was changed of one inode.

@@ -275,8 +275,13 @@ impl Found {
 
     /// The root of every subvolume has the same number, below that of its slot.
     fn is_subvolume(&self) -> bool {
-        self.number() & ((1 << LOCAL_INODE_BITS) - 1) == ROOT_INODE.0 && self.metadata.is_dir()
+        is_root(self.number()) && self.metadata.is_dir()
     }
+}
+
+/// Whether an inode of this number is the root of its subvolume.
+fn is_root(number: u64) -> bool {
+    number & ((1 << LOCAL_INODE_BITS) - 1) == ROOT_INODE.0
 }
 
 /// What `path` leads to, and the mount of ours that it is in.

@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 use varve_format::superblock::{SLOT_BYTES, SLOTS_PER_END, slot_offset};
 
-use crate::harness::{Mount, Scratch, can_mount, output, varve};
+use crate::harness::{Mount, Scratch, can_mount, output, succeed, varve};
 
 const POOL_BYTES: u64 = 64 << 20;
 
@@ -49,7 +49,10 @@ fn make(scratch: &Scratch) -> std::path::PathBuf {
     copy("short.img").set_len(40 << 20).expect("a shorter file");
     fs::write(directory.join("text.txt"), "hello\n").expect("a file");
     fs::write(directory.join("large.txt"), vec![b'a'; 65 << 20]).expect("a file");
-    fs::create_dir(directory.join("dir")).expect("a directory");
+    fs::write(directory.join("empty.img"), "").expect("a file");
+    fs::create_dir_all(directory.join("dir/few")).expect("a directory");
+    drop(copy("full.img"));
+    assert_eq!(say(&directory, "import dir full.img:/").0, Some(0));
     directory
 }
 
@@ -111,7 +114,25 @@ fn what_is_no_pool_is_told() {
         ),
         (
             "export pool.img:/ text.txt",
-            "cannot make the directory text.txt: there is something else with this name",
+            "cannot make the directory text.txt: text.txt is not a directory; name another",
+        ),
+        (
+            "export pool.img:/ text.txt/x",
+            "cannot make the directory text.txt/x: text.txt is not a directory; name another",
+        ),
+        ("create empty.img", "empty.img is empty; give --size SIZE to make a pool of it, such as --size 10G"),
+        (
+            "create /dev/null --size 64M",
+            "/dev/null is neither a regular file nor a block device: no pool can be made of it",
+        ),
+        (
+            "create dir --size 64M",
+            "dir is neither a regular file nor a block device: no pool can be made of it",
+        ),
+        (
+            "diff full.img:/few full.img:/",
+            "cannot compare full.img:/few and full.img:/: full.img:/few is neither a subvolume nor a snapshot; give two of \
+             those that varve subvolume list full.img shows",
         ),
         ("sync dir", "dir is not inside a mounted pool; give the directory of a mount, or anything in it"),
         ("sync none", "cannot find none: there is no such file or directory"),
@@ -229,4 +250,21 @@ fn what_is_not_allowed_is_told() {
     let advice = format!("varve unmount {}", mount.point.display());
     assert!(out.status.code() == Some(1) && said.contains(&advice), "{said}");
     mount.unmount();
+}
+
+/// Goal: who imports into a read-only snapshot hears where that is not possible, and what to do. Method: into a new directory of one.
+#[test]
+fn where_nothing_can_be_made_is_told() {
+    if !can_mount("where_nothing_can_be_made_is_told") {
+        return;
+    }
+    let scratch = Scratch::new("messages-place");
+    let directory = make(&scratch);
+    let mount = Mount::start(&directory.join("pool.img"), &scratch.path("mnt"));
+    succeed(varve(&["snapshot", "--read-only"]).args([mount.path(""), mount.path("snap")]));
+    mount.unmount();
+    let (status, _, stderr) = say(&directory, "import dir pool.img:/snap/q");
+    let message =
+        "varve import: cannot make pool.img:/snap/q: the subvolume is read-only; name another place\n";
+    assert_eq!((status, &stderr[..]), (Some(1), message));
 }
