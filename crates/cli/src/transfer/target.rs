@@ -102,6 +102,14 @@ impl KeptTimes {
                 && self.kept(dir, have.id.0, wanted) == Some(have.mtime)
     }
 
+    /// Whether a file in `dir` that is made now could have the modification time `time` by itself, since its filesystem keeps times less exactly: its
+    /// contents have to be on the disk before it has its name, or what a power failure has left of it would be taken for equal.
+    pub fn may_be_now(&mut self, dir: &OwnedFd, time: Timestamp) -> bool {
+        let exact = Timestamp { nanoseconds: 999_999_999, ..time };
+        clock::is_near(time, 2 * COARSEST)
+            && host::stat_of(dir).is_ok_and(|dir_stat| self.kept(dir, dir_stat.id.0, exact) != Some(exact))
+    }
+
     /// `None`: that cannot be told.
     fn kept(&mut self, dir: &OwnedFd, device: u64, time: Timestamp) -> Option<Timestamp> {
         let file = match self.0.entry(device) {
@@ -117,12 +125,6 @@ impl KeptTimes {
         rustix::fs::futimens(&*file, &host::times(time, time)).ok()?;
         Some(host::stat_of(&*file).ok()?.mtime)
     }
-}
-
-/// Whether a file may have been made and cut off at its modification time, as far as its filesystem tells times apart: its contents have to be
-/// there before.
-pub fn is_recent(time: Timestamp) -> bool {
-    clock::is_near(time, 2 * COARSEST)
 }
 
 fn unnamed_file(dir: &OwnedFd) -> Option<OwnedFd> {

@@ -15,11 +15,8 @@ fn the_commands_of_the_page_run() {
     }
     let scratch = Scratch::new("backup");
     let dir = scratch.path("");
-    if output(program("bash", &dir, &["-c", "command -v rsync && command -v tar"]).env_remove("BASH_ENV"))
-        .status
-        .code()
-        != Some(0)
-    {
+    let found = output(&mut program("bash", &dir, &["-c", "command -v rsync && command -v tar"]));
+    if !found.status.success() {
         say("*** SKIPPED the_commands_of_the_page_run: rsync or tar is not here ***");
         return;
     }

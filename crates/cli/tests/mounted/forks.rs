@@ -487,7 +487,7 @@ fn differences_are_shown() {
         refused(varve(&["diff"]).arg(mount.path(old)).arg(mount.path(new)), words);
     };
     refuse("old", "other", &["neither is a snapshot of the other"]);
-    refuse("old", "work/moved", &["must be subvolumes"]);
+    refuse("old", "work/moved", &["neither a subvolume nor a snapshot"]);
     mount.unmount();
     let place = |name: &str| format!("{}:/{name}", pool.display());
     assert_eq!(succeed(&mut varve(&["diff", &place("old"), &place("work")])), expected);

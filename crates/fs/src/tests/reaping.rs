@@ -52,6 +52,23 @@ pub(super) fn mend(fs: &Filesystem, tree: TreeId, entries: &[(Vec<u8>, Vec<u8>)]
     fs.core().apply(tx).unwrap();
 }
 
+/// Options without a background and with so much cache; of one byte no node of a tree stays in memory.
+fn with_cache(f: &Fixture, cache_bytes: u64) -> OpenOptions {
+    OpenOptions {
+        store: StoreOptions { background: false, cache_bytes, ..StoreOptions::default() },
+        dirty_bytes_max: 8 * MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    }
+}
+
+/// A copy of the pool as it is on its device, opened on one that fails as it is told.
+fn on_a_faulty_device(f: &Fixture, cache_bytes: u64) -> (Arc<FaultyDevice<MemoryDevice>>, Filesystem) {
+    let device = Arc::new(FaultyDevice::new(f.device.snapshot(), 1, Vec::new()));
+    let (fs, _) = Filesystem::open(vec![device.clone()], with_cache(f, cache_bytes)).unwrap();
+    (device, fs)
+}
+
 /// A subvolume of three files with data, and its root.
 fn three_files() -> (Fixture, InodeId, [InodeId; 3]) {
     let f = Fixture::new(64 * MIB);
@@ -153,14 +170,7 @@ fn what_met_a_sick_device_is_reaped_when_it_is_well() {
         f.fs.create(Caller::ROOT, sub, format!("{i:0100}").as_bytes(), 0o644).unwrap();
     }
     f.fs.close().unwrap();
-    let device = Arc::new(FaultyDevice::new(f.device.snapshot(), 1, Vec::new()));
-    let options = OpenOptions {
-        store: StoreOptions { background: false, cache_bytes: 1 << 20, ..StoreOptions::default() },
-        dirty_bytes_max: 8 * MIB,
-        clock: f.clock.clone(),
-        on_data_logged: None,
-    };
-    let fs = Filesystem::open(vec![device.clone() as Arc<dyn Device>], options).unwrap().0;
+    let (device, fs) = on_a_faulty_device(&f, 1 << 20);
     fs.delete_subvolume(ROOT, b"sub").unwrap();
     device.set_rules(vec![FaultRule::new(Operation::Read, Trigger::From(1), Fault::Error)]);
     let _ = fs.maintain();
@@ -186,15 +196,7 @@ fn closing_does_not_wait_for_a_sick_device_again_and_again() {
         (0..300).for_each(|block| f.write(ino, block * 8192, &data));
     }
     f.fs.close().unwrap();
-    let device = Arc::new(FaultyDevice::new(f.device.snapshot(), 1, Vec::new()));
-    let options = OpenOptions {
-        // No node of a tree stays in memory.
-        store: StoreOptions { background: false, cache_bytes: 1, ..StoreOptions::default() },
-        dirty_bytes_max: 8 * MIB,
-        clock: f.clock.clone(),
-        on_data_logged: None,
-    };
-    let fs = Filesystem::open(vec![device.clone()], options.clone()).unwrap().0;
+    let (device, fs) = on_a_faulty_device(&f, 1);
     for i in 0..FILES {
         fs.unlink(ROOT, format!("{i}").as_bytes()).unwrap();
     }
@@ -204,7 +206,7 @@ fn closing_does_not_wait_for_a_sick_device_again_and_again() {
     let asked = device.injected_count();
     assert!((1..FILES as u64 / 2).contains(&asked), "it was asked {asked} times");
     device.set_rules(Vec::new());
-    let fs = Filesystem::open(vec![device], options).unwrap().0;
+    let fs = Filesystem::open(vec![device], with_cache(&f, 1)).unwrap().0;
     assert_eq!((fs.reap_backlog(), orphans(&fs)), (0, vec![]));
     assert!(fs.check(true).unwrap().problems.is_empty());
 }
@@ -314,15 +316,7 @@ fn open_and_unlinked() -> (Arc<FaultyDevice<MemoryDevice>>, Filesystem, InodeId)
     f.write(file, 0, &pattern(1, 40_000));
     f.fs.setxattr(file, b"user.a", b"1", XattrMode::Set).unwrap();
     f.fs.close().unwrap();
-    let device = Arc::new(FaultyDevice::new(f.device.snapshot(), 1, Vec::new()));
-    let options = OpenOptions {
-        // No node of a tree stays.
-        store: StoreOptions { background: false, cache_bytes: 1, ..StoreOptions::default() },
-        dirty_bytes_max: 8 * MIB,
-        clock: f.clock.clone(),
-        on_data_logged: None,
-    };
-    let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+    let (device, fs) = on_a_faulty_device(&f, 1);
     fs.open_inode(Caller::ROOT, file, false).unwrap();
     fs.unlink(sub, b"file").unwrap();
     fs.snapshot(sub, ROOT, b"snapshot", false, false).unwrap();
@@ -463,14 +457,7 @@ fn names_go_past_reads_that_fail() {
         f.fs.close().unwrap();
         let extents = nodes_of(&f.device, TreeId::EXTENTS);
         for nth in 0.. {
-            let device = Arc::new(FaultyDevice::new(f.device.snapshot(), 1, Vec::new()));
-            let options = OpenOptions {
-                store: StoreOptions { background: false, cache_bytes: 1, ..StoreOptions::default() },
-                dirty_bytes_max: 8 * MIB,
-                clock: f.clock.clone(),
-                on_data_logged: None,
-            };
-            let fs = Filesystem::open(vec![device.clone()], options).unwrap().0;
+            let (device, fs) = on_a_faulty_device(&f, 1);
             let rule = |from| FaultRule::new(Operation::Read, Trigger::From(from), Fault::Error);
             device.set_rules(match nth {
                 0 => extents.iter().map(|at| rule(1).within(*at..at + 4096)).collect(),

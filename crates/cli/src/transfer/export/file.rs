@@ -13,7 +13,7 @@ use super::{Export, Level, PATH_BYTES_MAX, Step, WAITING_BYTES_MAX, WAITING_FILE
 use crate::transfer::held::Held;
 use crate::transfer::host::{self, Flagged, HostStat};
 use crate::transfer::tally::Trouble;
-use crate::transfer::target::{is_recent, place, sync_file};
+use crate::transfer::target::{place, sync_file};
 
 /// Contents copied with one read and one write.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -28,11 +28,12 @@ impl Export<'_> {
         existing: Option<HostStat>,
     ) -> Step<()> {
         let mode = Mode::RUSR | Mode::WUSR;
+        let durable = existing.is_some() || self.kept_times.get_mut().may_be_now(&dir.target, from.mtime);
         // It gets its name when it is whole, so that nobody finds half of it there when this ends before.
         let nameless = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
         let (target, given) = match rustix::fs::openat(&dir.target, ".", nameless, mode) {
             Ok(target) => {
-                self.contents(from, &target, existing.is_some())?;
+                self.contents(from, &target, durable)?;
                 let given = self.give(from, &target);
                 place(&dir.target, name, existing, |name| {
                     Ok(host::give_name(&target, dir.target.as_fd(), name)?)
@@ -44,7 +45,7 @@ impl Export<'_> {
                 let flags =
                     OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let target = rustix::fs::openat(&dir.target, name, flags, mode)?;
-                if let Err(trouble) = self.contents(from, &target, existing.is_some()) {
+                if let Err(trouble) = self.contents(from, &target, durable) {
                     // Half a file is worse than none. What went wrong is the news.
                     let _ = rustix::fs::unlinkat(&dir.target, name, AtFlags::empty());
                     return Err(trouble);
@@ -86,9 +87,9 @@ impl Export<'_> {
         Ok(())
     }
 
-    /// Copies what is in a file. What is going to take the place of something is durable then: if power fails after the rename and
+    /// Copies what is in a file, and makes it `durable`. What is going to take the place of something has to be: if power fails after the rename and
     /// before the next sync of the target, the name may lead to the new file, and the older copy is gone.
-    fn contents(&mut self, from: &Attr, target: &OwnedFd, replaces: bool) -> Step<()> {
+    fn contents(&mut self, from: &Attr, target: &OwnedFd, durable: bool) -> Step<()> {
         let mut end = 0;
         while let Some(begin) = self.filesystem.seek(from.ino, end, SeekTo::Data).map_err(unreadable)? {
             let stop = self.filesystem.seek(from.ino, begin, SeekTo::Hole).map_err(unreadable)?;
@@ -123,7 +124,7 @@ impl Export<'_> {
         if end < from.size {
             rustix::fs::ftruncate(target, from.size)?;
         }
-        if replaces || is_recent(from.mtime) {
+        if durable {
             rustix::fs::fdatasync(target)?;
         }
         Ok(())
