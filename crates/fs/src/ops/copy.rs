@@ -79,11 +79,16 @@ impl Core {
         }
         let part = Part { from: from_offset + done, to: to_offset + done, len: shared };
         self.drop_capability(&self.state(to))?;
-        let mut most = CALL_BYTES_MAX;
         match self.share_part(Some(caller), from, to, part, None) {
-            // Small contents lie in the record: they are copied, and not the holes behind them, which the next call shares.
-            Ok(0) if part.from < BLOCK && self.read_lock(&self.state(from))?.has_contents_in_record() => {
-                most = BLOCK;
+            // Small contents lie in the record, in the first block: that is copied, and the holes behind it are shared.
+            Ok(0) if part.from == 0 && self.read_lock(&self.state(from))?.has_contents_in_record() => {
+                let block = self.copy_bytes(caller, (from, 0), (to, to_offset), BLOCK)?;
+                if block < BLOCK {
+                    return Ok(block);
+                }
+                let behind = self.copy_range(caller, (from, BLOCK), (to, to_offset + BLOCK), len - BLOCK);
+                // What has been copied is told; the next call gets the error.
+                return Ok(BLOCK + behind.unwrap_or_default());
             }
             Ok(bytes) => done += bytes,
             // What has been copied is told; the next call gets the error.
@@ -92,7 +97,7 @@ impl Core {
             Err(FsError::Engine(EngineError::NoSpace)) => {}
             Err(error) => return Err(error),
         }
-        let rest = (len - done).min(most);
+        let rest = (len - done).min(CALL_BYTES_MAX);
         match self.copy_bytes(caller, (from, from_offset + done), (to, to_offset + done), rest) {
             Ok(bytes) => Ok(done + bytes),
             Err(_) if done > 0 => Ok(done),
