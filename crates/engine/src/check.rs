@@ -8,8 +8,8 @@
 mod shares;
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use varve_device::AlignedBuf;
 use varve_format::root::NodePtr;
@@ -21,7 +21,7 @@ use crate::key::Key;
 use crate::options::{CheckReport, CheckStage};
 use crate::problem::{Problem, ProblemKind as Kind, Problems};
 use crate::space::bits::Bits;
-use crate::store::Store;
+use crate::store::{Store, View};
 use crate::tree::node::{Body, Interior, Leaf, Link, Node};
 use crate::tree::{Replaced, Tree};
 
@@ -82,8 +82,6 @@ pub(crate) struct Walk<'a> {
     /// The entries, by tree.
     trees: BTreeMap<TreeId, u64>,
     data_blocks: u64,
-    /// Runs of data that are to be read, side by side.
-    unread: Vec<Range<u64>>,
     /// Blocks of nodes that were read together, before they are looked at.
     ahead: HashMap<PoolAddr, AlignedBuf>,
 }
@@ -106,7 +104,6 @@ impl<'a> Walk<'a> {
             entries: 0,
             trees: BTreeMap::new(),
             data_blocks: 0,
-            unread: Vec::new(),
             ahead: HashMap::new(),
         }
     }
@@ -379,65 +376,102 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Blocks of data, whose addresses ascend; with `verify` they are read, those that lie side by side together.
-    fn data(&mut self, run: Run, verify: bool) {
-        if !self.claim(run, "an extent", Kind::ExtentOutside) || !verify {
-            return;
-        }
-        let (first, end) = (run.addr.block(), run.addr.block() + u64::from(run.blocks));
-        if self.unread.last().is_none_or(|last| last.end != first) {
-            self.verify();
-        }
-        self.unread.push(first..end);
-    }
-
-    /// Reads the runs that wait for it.
-    fn verify(&mut self) {
+    /// Reads what these runs name, whose addresses ascend, every copy of it; those that lie side by side are read together.
+    fn data(&mut self, runs: &[Run]) -> Result<()> {
         const PART_BLOCKS: u64 = 256;
-        let runs = std::mem::take(&mut self.unread);
-        let (Some(mut first), Some(end)) =
-            (runs.first().map(|run| run.start), runs.last().map(|run| run.end))
-        else {
-            return;
-        };
-        while first < end {
-            let n = PART_BLOCKS.min(end - first);
-            let mut buf = AlignedBuf::new(n as usize * BLOCK_BYTES);
-            if self.store.read_data(PoolAddr::from_block(first), &mut buf).is_err() {
-                // What is bad is told of each run by itself: they belong to different files.
-                let from = runs.partition_point(|run| run.end <= first);
-                for run in runs[from..].iter().take_while(|run| run.start < first + n) {
-                    let start = run.start.max(first);
-                    self.bad_data(start, run.end.min(first + n) - start);
+        let block_range = |run: &Run| run.addr.block()..run.addr.block() + u64::from(run.blocks);
+        for together in runs.chunk_by(|one, next| block_range(one).end == next.addr.block()) {
+            let (Some(first), Some(last)) = (together.first(), together.last()) else { continue };
+            let (mut first, end) = (block_range(first).start, block_range(last).end);
+            while first < end {
+                // Whoever closes the pool does not wait for this.
+                if self.store.closed.load(Relaxed) {
+                    return Err(EngineError::Stopped("it has been closed".into()));
                 }
-            }
-            self.data_blocks += n;
-            self.store.options.progress.step(n);
-            first += n;
-        }
-    }
-
-    /// Finds which of these blocks cannot be had.
-    fn bad_data(&mut self, first: u64, blocks: u64) {
-        let mut buf = AlignedBuf::new(BLOCK_BYTES);
-        let mut bad: Option<(u64, u64, String)> = None;
-        for block in first..=first + blocks {
-            let result = match block == first + blocks {
-                true => Ok(()),
-                false => self.store.read_data(PoolAddr::from_block(block), &mut buf),
-            };
-            match (result, &mut bad) {
-                (Err(_), Some((_, count, _))) => *count += 1,
-                (Err(why), none) => *none = Some((block, 1, why.to_string())),
-                (Ok(()), some) => {
-                    if let Some((from, count, why)) = some.take() {
-                        let text = format!("{count} blocks of data at {:#x}: {why}", from << 12);
-                        let blocks = Some((from << 12, count << 12));
-                        self.problems.add(Problem { blocks, ..Problem::new(Kind::DataUnreadable, text) });
+                let n = PART_BLOCKS.min(end - first);
+                if !self.is_whole(first, n) {
+                    // What is bad is told of each run by itself: they belong to different files.
+                    let from = together.partition_point(|run| block_range(run).end <= first);
+                    for run in together[from..].iter().map(block_range) {
+                        if run.start >= first + n {
+                            break;
+                        }
+                        let start = run.start.max(first);
+                        self.bad_data(start, run.end.min(first + n) - start);
                     }
                 }
+                self.data_blocks += n;
+                self.store.options.progress.step(n);
+                first += n;
             }
         }
+        Ok(())
+    }
+
+    /// Whether all copies of these blocks can be read and are what was written. Changes nothing: a check tells of a bad copy.
+    fn is_whole(&self, first: u64, blocks: u64) -> bool {
+        // Blocks that ride with the log are in memory, and not all of them on the device; asked first, since they may land
+        // meanwhile.
+        let riding = self.store.riding(first, blocks);
+        let Ok(sums) = self.store.checksums_of(first, blocks) else { return false };
+        let addr = PoolAddr::from_block(first);
+        let mut buf = AlignedBuf::new(blocks as usize * BLOCK_BYTES);
+        (0..self.store.pool.copies(addr)).all(|copy| {
+            let read = self.store.pool.read_copy(addr, &mut buf, copy).is_ok();
+            let good = |(i, block): (usize, &[u8])| {
+                riding.get(i).is_some_and(Option::is_some) || block_checksum(block) == sums[i]
+            };
+            read && buf.chunks_exact(BLOCK_BYTES).enumerate().all(good)
+        })
+    }
+
+    /// Finds which of these blocks cannot be had, and which are damaged in some of their copies.
+    fn bad_data(&mut self, first: u64, blocks: u64) {
+        let mut bad: Option<(Kind, u64, u64, String)> = None;
+        for block in first..=first + blocks {
+            let found = if block == first + blocks { None } else { self.bad_block(block) };
+            match (found, &mut bad) {
+                (Some((kind, _)), Some((same, _, count, _))) if kind == *same => *count += 1,
+                (found, bad) => {
+                    if let Some((kind, from, count, why)) = bad.take() {
+                        let text = match kind {
+                            Kind::DataUnreadable => {
+                                format!("{count} blocks of data at {:#x}: {why}", from << 12)
+                            }
+                            _ => format!(
+                                "a copy of {count} blocks of data at {:#x}: {why}; another is good",
+                                from << 12
+                            ),
+                        };
+                        let blocks = Some((from << 12, count << 12));
+                        self.problems.add(Problem { blocks, ..Problem::new(kind, text) });
+                    }
+                    *bad = found.map(|(kind, why)| (kind, block, 1, why));
+                }
+            }
+        }
+    }
+
+    /// What is wrong with a block of data.
+    fn bad_block(&self, block: u64) -> Option<(Kind, String)> {
+        if self.store.riding(block, 1).iter().any(Option::is_some) {
+            return None;
+        }
+        let sum = match self.store.checksums_of(block, 1) {
+            Ok(sums) => sums[0],
+            Err(why) => return Some((Kind::DataUnreadable, why.to_string())),
+        };
+        let (addr, mut buf) = (PoolAddr::from_block(block), AlignedBuf::new(BLOCK_BYTES));
+        let (mut good, mut wrong) = (false, None);
+        for copy in 0..self.store.pool.copies(addr) {
+            match self.store.pool.read_copy(addr, &mut buf, copy) {
+                Ok(()) if block_checksum(&buf) == sum => good = true,
+                Ok(()) => wrong = wrong.or(Some(EngineError::Checksum { addr: addr.0 })),
+                Err(why) => wrong = Some(why),
+            }
+        }
+        let kind = if good { Kind::DataCopyDamaged } else { Kind::DataUnreadable };
+        wrong.map(|why| (kind, why.to_string()))
     }
 
     /// The bitmap against what was seen.
@@ -477,6 +511,26 @@ impl Store {
     /// Walks every tree and array, verifies every block that is in use, and compares all derived state (bitmaps,
     /// counts) with what the walk saw. `data_runs` are the runs of data that the caller's extents name, each by each.
     pub fn check(&self, data_runs: &mut dyn Iterator<Item = Run>, verify_data: bool) -> Result<CheckReport> {
+        let (view, mut walk, runs) = self.walk(data_runs)?;
+        let blocks = runs.iter().map(|run| u64::from(run.blocks)).sum();
+        self.options.progress.begin(CheckStage::Data, if verify_data { blocks } else { 0 });
+        if verify_data {
+            walk.data(&runs)?;
+        }
+        drop(view);
+        let Walk { problems, nodes, entries, trees, data_blocks, .. } = walk;
+        Ok(CheckReport {
+            problems: problems.list,
+            omitted: problems.omitted,
+            nodes,
+            entries,
+            trees,
+            data_blocks,
+        })
+    }
+
+    /// The part of a check that reads no data. Gives the runs of it that may be read, by address, and what keeps them.
+    fn walk(&self, data_runs: &mut dyn Iterator<Item = Run>) -> Result<(View, Walk<'_>, Vec<Run>)> {
         // No checkpoint may move things meanwhile; the caller keeps writers away.
         let durable = self.durable.lock();
         let view = self.view();
@@ -501,15 +555,11 @@ impl Store {
             }
         };
         let arrays_lost = walk.problems.has(Kind::ArrayUnreadable);
+        let mut runs = Vec::new();
         if !walk.problems.has(Kind::RootUnreadable) {
             let mut named: Vec<Run> = data_runs.collect();
-            let runs = walk.count_names(&mut named, &view)?;
-            let blocks = runs.iter().map(|run| u64::from(run.blocks)).sum();
-            self.options.progress.begin(CheckStage::Data, if verify_data { blocks } else { 0 });
-            for run in runs {
-                walk.data(run, verify_data);
-            }
-            walk.verify();
+            runs = walk.count_names(&mut named, &view)?;
+            runs.retain(|run| walk.claim(*run, "an extent", Kind::ExtentOutside));
             let core = self.core.lock();
             if damage.is_none() {
                 for replaced in &core.replaced {
@@ -541,15 +591,7 @@ impl Store {
                 walk.bitmap(&marked);
             }
         }
-        let Walk { problems, nodes, entries, trees, data_blocks, .. } = walk;
-        Ok(CheckReport {
-            problems: problems.list,
-            omitted: problems.omitted,
-            nodes,
-            entries,
-            trees,
-            data_blocks,
-        })
+        Ok((view, walk, runs))
     }
 
     /// Keys that could not be had when the pool was opened to be checked.

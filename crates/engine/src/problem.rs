@@ -57,6 +57,7 @@ kinds! {
     BlockNotMarked "block-not-marked" "Blocks are in use and marked free: they would be overwritten.";
     BooksDiffer "books-differ" "A count that is kept in memory differs from a full scan.";
     DataUnreadable "data-unreadable" "Data fails its checksum, or cannot be read, in every copy.";
+    DataCopyDamaged "data-copy-damaged" "One copy of a block of data is bad; another is good.";
     SubvolumeMissing "subvolume-missing" "There is no readable record of the filesystem.";
     SubvolumeMalformed "subvolume-malformed" "The record of a subvolume or snapshot is not one.";
     SubvolumeVersion "subvolume-version" "A subvolume stands at a version that does not exist, or shares one where nothing is said to be shared.";

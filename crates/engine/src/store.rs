@@ -544,7 +544,7 @@ impl Store {
     }
 
     /// The checksums of `blocks` blocks from `first` on.
-    fn checksums_of(&self, first: u64, blocks: u64) -> Result<Vec<u32>> {
+    pub(crate) fn checksums_of(&self, first: u64, blocks: u64) -> Result<Vec<u32>> {
         let mut sums = Vec::with_capacity(blocks as usize);
         let run = Run { addr: PoolAddr::from_block(first), blocks: blocks as u32 };
         for page in checksums::pages_of(run) {

@@ -289,9 +289,10 @@ impl Core {
             check.extents()?;
             check.counts()?;
         }
-        let Check { view, namespaces, owners, mut runs, mut problems, looks, .. } = check;
-        drop(view);
+        // The view keeps what the extents name from being used for something else while it is read.
+        let Check { view: named, namespaces, owners, mut runs, mut problems, looks, .. } = check;
         let mut report = self.store.check(&mut runs.iter().map(|data| data.run), verify_data)?;
+        drop(named);
         // The engine knows addresses: say whose they are.
         runs.sort_unstable_by_key(|data| data.run.addr);
         let view = self.store.view();

@@ -45,6 +45,7 @@ mod space;
 mod stalls;
 mod streams;
 mod subvolumes;
+mod verifying;
 mod versions;
 mod waiting;
 mod whole;

@@ -293,14 +293,15 @@ fn every_kind_of_damage_is_named() {
         .filter(|kind| !records.contains(kind) && !bytes.contains(kind))
         .map(|kind| kind.name())
         .collect();
-    // Of what cannot be opened nothing is found by a check; a device must fail for the next; the third is about memory, not about an image; for the fourth two inodes must
-    // share data, for the last two a namespace must have been forked, which the tests of the engine have.
+    // Of what cannot be opened nothing is found by a check; a device must fail for the next; the third is about memory, not about an image; for the
+    // fourth data must have copies (`verifying`); for the fifth two inodes must share data, for the last two a namespace must have been forked, which the tests of the engine have.
     assert_eq!(
         missing,
         [
             "pool-unopenable",
             "log-unreadable",
             "books-differ",
+            "data-copy-damaged",
             "extent-unseen",
             "entry-unseen",
             "whiteout-idle"
