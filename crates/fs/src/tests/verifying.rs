@@ -155,6 +155,19 @@ fn what_is_to_be_read_is_not_used_for_something_else() {
     assert!(unused(&fs) >= before + (1 << 20), "it is given back in the end");
 }
 
+// Goal: what changes while a check looks is not told as damage, where it ends. Method: a deletion in the middle of a check; one look by
+// itself finds something wrong there, so that the check has to look again.
+#[test]
+fn what_changes_meanwhile_is_no_damage() {
+    for again in [false, true] {
+        let (device, fs) = noticed(twice(&pattern(1, 1 << 20)));
+        *device.by.lock() = deleting(&fs, |_| ());
+        let report = if again { fs.check(true) } else { fs.core().check(true) };
+        *device.by.lock() = Box::new(|| ());
+        assert_eq!(report.unwrap().problems.is_empty(), again);
+    }
+}
+
 // Goal: nobody waits while a check reads data: not who writes a checkpoint, and not who closes the pool, which ends it. Method: the check is
 // held at its first block of data until both have been done.
 #[test]
