@@ -22,7 +22,7 @@ const SUITE: Suite = Suite {
 };
 /// Operations for each seed, in the tests.
 const OPS: u64 = 100_000;
-const SEEDS: [u64; 3] = [1, 2, 3];
+pub const SEEDS: [u64; 3] = [1, 2, 3];
 /// Operations of one run of fsx; longer ones are done in pieces, with seeds of their own. fsx 0.3.2 never unmaps what it
 /// maps to read, and the kernel allows a process 65,530 mappings (vm.max_map_count): it came to about 550,000 operations.
 const RUN_OPS_MAX: u64 = 250_000;
@@ -62,9 +62,10 @@ pub fn soak(ops: u64) -> Result<()> {
     run_on(&suite::program(None)?, ops, &SEEDS).map(drop)
 }
 
-/// What the tests run. Gives the number of runs that passed; `None`: it cannot be run here, and that has been said.
-pub fn test(program: &Path) -> Result<Option<u64>> {
-    run_on(program, OPS, &SEEDS)
+/// What the tests run, with so many of the seeds. Gives the number of runs that passed; `None`: it cannot be run here, and that has been
+/// said.
+pub fn test(program: &Path, seeds: usize) -> Result<Option<u64>> {
+    run_on(program, OPS, &SEEDS[..seeds.min(SEEDS.len())])
 }
 
 fn run_on(program: &Path, ops: u64, seeds: &[u64]) -> Result<Option<u64>> {
