@@ -30,6 +30,9 @@ use crate::options::Options;
 use crate::pool;
 use crate::versions::PANICKED;
 
+/// What begins the error for a change that is done and could not be made durable; what keeps it from that follows.
+pub const NOT_DURABLE: &str = "it is done, but not durable";
+
 /// How the pool of a mount is opened.
 pub struct Opening {
     pub pool: PathBuf,
@@ -194,7 +197,7 @@ impl Current {
                 anyhow!("the pool was unmounted meanwhile, and closing it failed: {error}; mount it again and look")
             }),
         };
-        settled.context("it is done, and making that durable failed")
+        settled.context(NOT_DURABLE)
     }
 
     /// Opens the pool for writing, if it is not. After an error the mount goes on as it was.
@@ -429,7 +432,7 @@ mod tests {
             let current = Current::new(RwLock::new(State { filesystem, reading: None, closed: false }));
             current.settle(|| Ok(())).expect("nobody closes it");
             let failed = current.settle(|| bail!("no power")).expect_err("it failed");
-            assert_eq!(format!("{failed:#}"), "it is done, and making that durable failed: no power");
+            assert_eq!(format!("{failed:#}"), "it is done, but not durable: no power");
             let settled = thread::scope(|scope| {
                 current.closing.store(true, Ordering::SeqCst);
                 let settled = scope.spawn(|| current.settle(|| bail!("it is closed")));
@@ -445,7 +448,7 @@ mod tests {
                 (Ok(()), Ok(())) => {}
                 (Err(error), Err(why)) => {
                     let text = format!("{error:#}");
-                    assert!(text.starts_with("it is done, and making") && text.contains(&why), "{text}");
+                    assert!(text.starts_with(NOT_DURABLE) && text.contains(&why), "{text}");
                 }
                 other => panic!("{other:?}"),
             }

@@ -186,7 +186,8 @@ impl Filesystem {
     /// record, whatever is in the source and whatever of it waits in memory: that is logged afterwards, file by file, by
     /// the background or by whoever first changes such a file or looks at it in the snapshot. Until all of it is, a crash
     /// removes the snapshot as a whole; [`Filesystem::sync`] makes it durable, and so do fsync of anything in it and of the
-    /// directory it is in. With `sync` it is durable on return. Gives the number of its root.
+    /// directory it is in. With `sync` it is durable on return; [`crate::FsError::NotDurable`] says that it is not, and is there all the
+    /// same. After any other error there is none. Gives the number of its root.
     pub fn snapshot(
         &self,
         source: InodeId,

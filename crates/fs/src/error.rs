@@ -92,6 +92,10 @@ pub enum FsError {
     /// The two subvolumes do not descend from one, so nothing says what differs.
     #[error("neither is a snapshot of the other, nor both of a third one")]
     Unrelated,
+    /// The snapshot has been made and is there, but could not be made durable, and why: a crash may take it away. A sync makes it durable, or
+    /// says what keeps it from that; [`EngineError::Stopped`]: none will, and when the pool is opened again it may be gone.
+    #[error("the snapshot is there, but it is not durable: {0}")]
+    NotDurable(Box<FsError>),
     /// From the engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -126,6 +130,7 @@ impl FsError {
             FsError::Stale => 116,
             // As other filesystems say it; no space can be made for any of these.
             FsError::AttributesFull | FsError::HashFull | FsError::NumbersUsedUp | FsError::SlotsUsedUp => 28,
+            FsError::NotDurable(why) => why.errno(),
             FsError::Engine(EngineError::NoSpace) => 28,
             FsError::Engine(EngineError::ReadOnly) | FsError::ReadOnlySubvolume => 30,
             FsError::Engine(_) => 5,

@@ -145,6 +145,11 @@ pub enum Reason {
     /// The device, or the operating system below it, failed a request.
     #[error("{0}")]
     Device(String),
+    /// The snapshot has been made and is there, but could not be made durable, and why: a crash may take it away, and another one of this name
+    /// cannot be made. [`crate::Filesystem::sync`] makes it durable, or says what keeps it from that; but where the pool has stopped
+    /// ([`Reason::Stopped`]) nothing does, and when it is opened again the snapshot may be gone. Of [`crate::SnapshotOptions::sync`] alone.
+    #[error("the snapshot is there, but it is not durable, and a crash may take it away: {}{}", .0, unless_stopped(.0))]
+    NotDurable(Box<Reason>),
     /// A write or flush failed earlier, or a call panicked: nothing more is accepted until the pool is opened again. A whole sentence.
     #[error("{0}")]
     Stopped(String),
@@ -153,6 +158,14 @@ pub enum Reason {
     /// transaction), snapshots of a file are taken without a pause, or a damaged record leads outside of the pool.
     #[error("{0}")]
     Refused(String),
+}
+
+/// What to do about something that is not durable, where anything can be done.
+fn unless_stopped(why: &Reason) -> &'static str {
+    match why {
+        Reason::Stopped(_) => "",
+        _ => "; sync makes it durable, or says what keeps it from that",
+    }
 }
 
 fn because(text: &str) -> String {
@@ -213,6 +226,7 @@ impl Reason {
             Reason::SubvolumeDeleted => io::ErrorKind::StaleNetworkFileHandle,
             Reason::InUse(_) => io::ErrorKind::ResourceBusy,
             Reason::Corrupt(_) => io::ErrorKind::InvalidData,
+            Reason::NotDurable(why) => why.kind(),
             Reason::Closed | Reason::Device(_) | Reason::Stopped(_) | Reason::Refused(_) => {
                 io::ErrorKind::Other
             }
@@ -223,6 +237,10 @@ impl Reason {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            // It has been done.
+            Error::Path { path, to, reason: reason @ Reason::NotDurable(_), .. } => {
+                write!(f, "{}: {reason}", Shown(to.as_ref().unwrap_or(path)))
+            }
             Error::Path { doing, path, to, at, reason } => {
                 write!(f, "cannot {doing} {}", Shown(path))?;
                 if let Some(to) = to {
@@ -369,6 +387,7 @@ fn reason_of(error: varve_fs::FsError) -> Reason {
         varve_fs::FsError::NotSubvolume => Reason::NotASubvolume,
         varve_fs::FsError::Unrelated => Reason::Unrelated,
         varve_fs::FsError::Stale => Reason::SubvolumeDeleted,
+        varve_fs::FsError::NotDurable(why) => Reason::NotDurable(Box::new(reason_of(*why))),
         varve_fs::FsError::ReadOnlySubvolume => Reason::ReadOnlySubvolume,
         // Nobody outside of the filesystem meets it, unless snapshots are taken without a pause.
         error @ varve_fs::FsError::Frozen(_) => Reason::Refused(error.to_string()),

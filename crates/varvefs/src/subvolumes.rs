@@ -96,6 +96,8 @@ impl Filesystem {
     /// shows what the source shows now, but for the subvolumes in it. One small record, whatever is in the source or waits
     /// in memory, which is written for both afterwards. From then on each side goes its own way and pays for what it changes.
     /// Of how many there can be [`Filesystem::create_subvolume`] tells.
+    ///
+    /// [`Reason::NotDurable`] says that it is there, and not durable as [`SnapshotOptions::sync`] wants it; after any other error there is none.
     pub fn snapshot(&self, source: impl AsPath, dest: impl AsPath, options: SnapshotOptions) -> Result<()> {
         let (source, dest) = (source.as_path_bytes(), dest.as_path_bytes());
         self.run_two("take a snapshot of", source, dest, |fs| {
@@ -155,5 +157,36 @@ impl Filesystem {
                 Ok(())
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use varve_engine::EngineError;
+    use varve_fs::FsError;
+
+    use super::*;
+
+    // Goal: whoever is told that a snapshot is not durable is not told that there is none. Method: the error that the filesystem gives,
+    // for a full pool and for one that has stopped, as the door makes it.
+    #[test]
+    fn a_snapshot_that_is_not_durable_is_said_to_be_there() {
+        for (why, reason, kind) in [
+            (EngineError::NoSpace, "no space is left in the pool", std::io::ErrorKind::StorageFull),
+            (EngineError::Stopped("flush failed".into()), "flush failed", std::io::ErrorKind::Other),
+        ] {
+            let fault = of_new(FsError::NotDurable(Box::new(why.into())));
+            let error = fault.on_two("take a snapshot of", b"/project", b"/before");
+            assert!(matches!(error.reason(), Reason::NotDurable(_)), "{error:?}");
+            assert_eq!(error.kind(), kind);
+            let text = error.to_string();
+            assert!(text.starts_with("\"/before\": the snapshot is there, but it is not durable"), "{text}");
+            let advice = if kind == std::io::ErrorKind::Other {
+                "and open it again"
+            } else {
+                "; sync makes it durable"
+            };
+            assert!(text.contains(reason) && text.contains(advice), "{text}");
+        }
     }
 }

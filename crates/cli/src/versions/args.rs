@@ -60,6 +60,8 @@ pub struct SnapshotArgs {
     #[arg(long)]
     pub read_only: bool,
     /// The snapshot is durable when the command returns; else with the next sync
+    ///
+    /// Where that fails the snapshot is there all the same, and the error says so (exit status 1); varve sync tries again.
     #[arg(long)]
     pub sync: bool,
     /// Subvolume, or the root of a mounted pool

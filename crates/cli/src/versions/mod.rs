@@ -28,6 +28,7 @@ use varve_format::record::subvolume::LOCAL_INODE_BITS;
 use varve_fs::{Filesystem, InodeId, ROOT_INODE};
 
 use crate::control::VERSIONS;
+use crate::current::NOT_DURABLE;
 use crate::mountinfo::{self, Mount, MountTable, is_not_connected};
 use crate::transfer::PoolPath;
 use crate::{Outcome, Usage, pages, pool, show, sync};
@@ -101,12 +102,17 @@ pub fn subvolume(args: &SubvolumeArgs) -> Result<Outcome> {
                 // As mkdir does.
                 let (directory, name) = (place.directory.number(), place.name);
                 let request = Request::Create { directory, name, asked: 0o777, umask: umask() };
-                ask(&place.directory.mount, &request).with_context(|| cannot("make the subvolume", path))
+                ask(&place.directory.mount, &request).map_err(|error| {
+                    explained(error, &cannot("make the subvolume", path), || is_there("subvolume", path))
+                })
             })
         }
-        SubvolumeVerb::Delete { paths } => {
-            each(paths, |path| delete(path).with_context(|| cannot("delete the subvolume", path)))
-        }
+        SubvolumeVerb::Delete { paths } => each(paths, |path| {
+            delete(path).map_err(|error| {
+                let is_deleted = || format!("the subvolume {} is deleted", path.shown());
+                explained(error, &cannot("delete the subvolume", path), is_deleted)
+            })
+        }),
         SubvolumeVerb::List { path, json } => list(path, *json),
     }
 }
@@ -138,8 +144,9 @@ pub fn snapshot(args: &SnapshotArgs) -> Result<Outcome> {
         };
         ask(&place.directory.mount, &request)
     })()
-    .with_context(|| {
-        format!("cannot take a snapshot of {} at {}", args.subvolume.shown(), args.dest.shown())
+    .map_err(|error| {
+        let cannot = format!("cannot take a snapshot of {} at {}", args.subvolume.shown(), args.dest.shown());
+        explained(error, &cannot, || is_there("snapshot", &args.dest))
     })?;
     Ok(Outcome::Done)
 }
@@ -165,7 +172,10 @@ pub fn clone(args: &CloneArgs) -> Result<Outcome> {
             Request::Clone { source: source.number(), directory: place.directory.number(), name: place.name };
         ask(&place.directory.mount, &request)
     })()
-    .with_context(|| format!("cannot clone {} to {}", args.file.shown(), args.dest.shown()))?;
+    .map_err(|error| {
+        let cannot = format!("cannot clone {} to {}", args.file.shown(), args.dest.shown());
+        explained(error, &cannot, || is_there("clone", &args.dest))
+    })?;
     Ok(Outcome::Done)
 }
 
@@ -261,6 +271,18 @@ fn each(paths: &[PathBuf], mut act: impl FnMut(&Path) -> Result<()>) -> Result<O
 
 fn cannot(what: &str, path: &Path) -> String {
     format!("cannot {what} {}", path.shown())
+}
+
+fn is_there(what: &str, path: &Path) -> String {
+    format!("the {what} {} is there", path.shown())
+}
+
+/// An error with what came of it: nothing, or what was wanted, which is only not durable. Who tried that again would find it done.
+fn explained(error: anyhow::Error, cannot: &str, done: impl FnOnce() -> String) -> anyhow::Error {
+    match error.to_string().strip_prefix(NOT_DURABLE) {
+        Some(why) => anyhow!("{}, but it is not durable, and a crash may undo that{why}", done()),
+        None => error.context(cannot.to_owned()),
+    }
 }
 
 impl Found {

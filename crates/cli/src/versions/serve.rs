@@ -12,7 +12,7 @@ use varve_fs::{
 use varve_mount::{Outside, Policy};
 
 use super::{ListPage, Listed, Request, diff, extents};
-use crate::current::Current;
+use crate::current::{Current, NOT_DURABLE};
 use crate::names::escape;
 
 const READ: u32 = 4;
@@ -96,7 +96,7 @@ pub fn serve(mounted: &Mounted<'_>, caller: Caller, request: &str) -> Result<Val
                 filesystem.snapshot(source, directory, &name, read_only, sync)
             })?;
             if !sync {
-                // What is in the directory becomes durable with it. Should that fail, the snapshot is there all the same.
+                // What is in the directory becomes durable with it.
                 mounted.settle(directory)?;
             }
         }
@@ -175,7 +175,11 @@ impl Mounted<'_> {
         }
         self.current.settle(|| {
             let synced = self.outside.change("fsync", || self.filesystem.fsync(directory));
-            Ok(synced.context(PANICKED)??)
+            synced.context(PANICKED)?.map_err(|why| {
+                // Whose flush fails hears of the device alone.
+                let stopped = self.filesystem.stopped().map(|(why, _)| EngineError::Stopped(why).into());
+                anyhow!(what_now(&stopped.unwrap_or(why)))
+            })
         })
     }
 }
@@ -241,6 +245,15 @@ fn may_change(filesystem: &Filesystem, caller: Caller, directory: InodeId) -> Re
     Ok(())
 }
 
+/// What keeps something that is done from being durable, and what to do.
+fn what_now(why: &FsError) -> String {
+    match why {
+        // It says so itself, and no sync helps.
+        FsError::Engine(EngineError::Stopped(_)) => why.to_string(),
+        why => format!("{why}; varve sync makes it durable, or says what keeps it from that"),
+    }
+}
+
 /// What went wrong, and what to do.
 fn advise(error: FsError) -> anyhow::Error {
     let text = match &error {
@@ -260,6 +273,7 @@ fn advise(error: FsError) -> anyhow::Error {
                 .to_owned()
         }
         FsError::NameTooLong => "the name is longer than 255 bytes; choose a shorter one".to_owned(),
+        FsError::NotDurable(why) => format!("{NOT_DURABLE}: {}", what_now(why)),
         FsError::Engine(EngineError::NoSpace) => "the pool is full; delete something first".to_owned(),
         FsError::Engine(EngineError::ReadOnly) => {
             "the pool is mounted read-only; to make it writable: varve mount -o remount,rw POOL DIRECTORY"

@@ -328,6 +328,54 @@ fn wrong_calls_say_what_to_do() {
     check(&pool);
 }
 
+// Goal: who asks for a durable snapshot that cannot be made so is told that it is there, and may not make another in its place; so is who makes
+// a subvolume where that is to be durable; and both what to do. Who comes later is told that there is none. Method: a pool in a file of another
+// mounted pool, whose process is killed, so that writes fail; again where the pool has written something by itself before the command could.
+#[test]
+fn what_is_not_durable_is_said_to_be_there() {
+    if !can_mount("what_is_not_durable_is_said_to_be_there") {
+        return;
+    }
+    let is_told = |what: &str, options: &str| {
+        let scratch = Scratch::new("forks-not-durable");
+        let below = Mount::start(&scratch.pool("below.img", "256M"), &scratch.path("below"));
+        let pool = below.path("pool.img");
+        succeed(varve(&["create", "--size", "64M"]).arg(&pool));
+        let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", options]);
+        succeed(varve(&["subvolume", "create"]).arg(mount.path("sub")));
+        let make = |name: &str| {
+            let mut command = varve(&[]);
+            match what {
+                "snapshot" => command.args(["snapshot", "--sync"]).arg(mount.path("sub")),
+                _ => command.args(["subvolume", "create"]),
+            };
+            command.arg(mount.path(name));
+            command
+        };
+        mount.sync();
+        below.kill();
+        let out = output(&mut make("made"));
+        let told = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(
+            out.status.code() == Some(1) && told.contains("the pool has stopped accepting writes"),
+            "{told}"
+        );
+        let there = format!(": the {what} {} is there, but it is not durable", mount.path("made").display());
+        let is_there = mount.path("made").symlink_metadata().is_ok();
+        assert_eq!([": cannot ", &there].map(|words| told.contains(words)), [!is_there, is_there], "{told}");
+        if is_there {
+            refused(&mut make("made"), &["made exists already; choose a name that is not taken"]);
+        }
+        refused(&mut make("none"), &[": cannot ", "the pool has stopped accepting writes", "open it again"]);
+        assert!(mount.path("none").symlink_metadata().is_err());
+        mount.kill();
+        is_there
+    };
+    for (what, options) in [("snapshot", "nodirsync"), ("subvolume", "dirsync")] {
+        assert!((0..10).any(|_| is_told(what, options)), "{what}");
+    }
+}
+
 // Goal: a refused deletion leaves what is mounted in the subvolume where it is; one that is done unmounts it. Method: a tmpfs in a subvolume
 // that has another one in it, or that is immutable, or neither; what the kernel says of it, and its file.
 #[test]

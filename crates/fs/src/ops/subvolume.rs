@@ -304,8 +304,13 @@ impl Core {
         let once = || self.snapshot_once(Slot::of(source), parent, name, read_only);
         let slot = self.thawing(|| self.with_space(once))?;
         if sync {
-            self.complete(|set| set.snapshot == slot)?;
-            self.commit(self.store.position())?;
+            let completed = self.complete(|set| set.snapshot == slot);
+            let durable = completed.and_then(|()| self.commit(self.store.position()));
+            // It stays: others may be in it already, and what keeps it from being durable would keep its removal from that, too. Whose
+            // flush fails hears of the device alone, and a sync would not be tried again by who has stopped.
+            durable.map_err(|why| {
+                FsError::NotDurable(Box::new(self.store.stopped().map_or(why, FsError::from)))
+            })?;
         }
         Ok(slot.full(ROOT_INODE))
     }

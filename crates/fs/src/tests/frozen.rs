@@ -1,6 +1,7 @@
 //! Snapshots of what is dirty: what they cost, what they show, and what a crash leaves of them.
 
 use varve_device::{Operation, StatsSnapshot};
+use varve_engine::EngineError;
 use varve_format::record::subvolume::SUBVOLUME_PENDING;
 use varve_sim::{Fault, FaultRule, FaultyDevice, Trigger};
 
@@ -308,6 +309,73 @@ fn a_device_that_fails() {
     refused(fs.lookup(ROOT, b"snap"), 2);
     fs.snapshot(sub, ROOT, b"snap", true, true).unwrap();
     assert!(fs.check(true).unwrap().problems.is_empty());
+}
+
+// Goal: who asks for a snapshot that is durable at once hears that it is there where what it waits for cannot be written, and a sync makes it
+// durable when that can. Method: a dirty file whose extents are damaged, and mended; a crash.
+#[test]
+fn one_that_is_not_durable_yet_is_there() {
+    use super::reaping::{mend, spoil};
+    let (mut f, sub) = world(64 * MIB);
+    let ino = file(&f, sub, b"file", &pattern(1, 100_000));
+    f.fs.sync().unwrap();
+    f.write(ino, 4096, b"dirty");
+    let data = f.fs.core().state(ino).inner.read().record.data.family;
+    let entries = spoil(&f.fs, varve_engine::TreeId::EXTENTS, data);
+    match f.fs.snapshot(sub, ROOT, b"snap", true, true) {
+        Err(FsError::NotDurable(why)) => {
+            assert!(why.errno() == 5 && !matches!(*why, FsError::Engine(EngineError::Stopped(_))), "{why}");
+        }
+        came => panic!("{came:?}"),
+    }
+    let root = f.fs.lookup(ROOT, b"snap").unwrap().ino;
+    assert!(is_pending(&f, root));
+    refused(f.fs.snapshot(sub, ROOT, b"snap", true, true), 17);
+    mend(&f.fs, varve_engine::TreeId::EXTENTS, &entries);
+    f.fs.sync().unwrap();
+    f.kill();
+    let mut expected = pattern(1, 100_000);
+    expected[4096..4101].copy_from_slice(b"dirty");
+    assert!(content(&f, root, b"file") == expected);
+    f.check();
+}
+
+// Goal: who asks for a snapshot that is durable at once hears that it is there where what makes it so has stopped the pool, and that; whoever
+// comes later gets none. Method: writes fail while it is made so, of a file's data or of the log; the pool opened again.
+#[test]
+fn one_that_stops_the_pool_is_there() {
+    for len in [3 * MIB as usize, 3000] {
+        let (f, sub) = world(16 * MIB);
+        f.fs.close().unwrap();
+        let device = Arc::new(FaultyDevice::new(f.device.snapshot(), 1, Vec::new()));
+        let options = OpenOptions {
+            store: StoreOptions { background: false, ..StoreOptions::default() },
+            dirty_bytes_max: 32 * MIB,
+            clock: f.clock.clone(),
+            on_data_logged: None,
+        };
+        let fs = Filesystem::open(vec![device.clone()], options.clone()).unwrap().0;
+        let ino = fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
+        fs.write(Caller::ROOT, ino, 0, &pattern(1, len)).unwrap();
+        device.set_rules(vec![FaultRule::new(Operation::Write, Trigger::From(1), Fault::Error)]);
+        match fs.snapshot(sub, ROOT, b"snap", true, true) {
+            Err(FsError::NotDurable(why)) => {
+                assert!(matches!(*why, FsError::Engine(EngineError::Stopped(_))), "{why}");
+            }
+            came => panic!("{came:?}"),
+        }
+        device.set_rules(Vec::new());
+        fs.lookup(ROOT, b"snap").unwrap();
+        refused(fs.snapshot(sub, ROOT, b"snap", true, true), 17);
+        refused(fs.sync(), 5);
+        refused(fs.snapshot(sub, ROOT, b"none", true, true), 5);
+        refused(fs.lookup(ROOT, b"none"), 2);
+        drop(fs);
+        let fs = Filesystem::open(vec![device], options).unwrap().0;
+        refused(fs.lookup(ROOT, b"snap"), 2);
+        fs.snapshot(sub, ROOT, b"snap", true, true).unwrap();
+        assert!(fs.check(true).unwrap().problems.is_empty());
+    }
 }
 
 // Goal: a pool that is as full as it gets completes its snapshots and is deleted from. Method: fill it with dirty data,
