@@ -45,6 +45,18 @@ pub(super) fn require_unprotected(record: &InodeRecord) -> Result<()> {
     if protected { Err(FsError::NotPermitted) } else { Ok(()) }
 }
 
+/// Asks whether something may go that can do so without its flags being read. Where these are damaged they keep nothing any more: it could
+/// never be removed. But who reads wrong bytes once reads again, and what a device fails to read may be there the next time.
+pub(super) fn unless_damaged(ask: impl Fn() -> Result<()>) -> Result<()> {
+    let damaged = |result: &Result<()>| match result {
+        Err(FsError::Engine(error)) => error.is_damage() && !error.may_pass(),
+        _ => false,
+    };
+    let first = ask();
+    let last = if damaged(&first) { ask() } else { first };
+    if damaged(&last) { Ok(()) } else { last }
+}
+
 /// What a new inode has of its directory's flags.
 pub(super) fn inherited(dir: &InodeRecord, kind: InodeKind) -> u32 {
     let few = FileFlags::NO_DUMP | FileFlags::NO_ACCESS_TIME;
@@ -62,7 +74,7 @@ impl Core {
         self.flagged.load(Ordering::Acquire)
     }
 
-    /// Asks the flags of `ino` whether this may be done. What else is wrong with it, whoever goes on finds out.
+    /// Asks the flags of `ino` whether this may be done: not where they cannot be read. What else is wrong with it, whoever goes on finds out.
     pub(super) fn permit(&self, ino: InodeId, what: Touch) -> Result<()> {
         if !self.flagged() {
             return Ok(());
@@ -70,8 +82,7 @@ impl Core {
         let state = self.state(ino);
         let inner = match self.read_lock(&state) {
             Ok(inner) => inner,
-            Err(error @ FsError::Frozen(_)) => return Err(error),
-            Err(error) if error.may_pass() => return Err(error),
+            Err(error @ (FsError::Frozen(_) | FsError::Engine(_))) => return Err(error),
             Err(_) => return Ok(()),
         };
         let flags = FileFlags::of(&inner.record);
@@ -86,7 +97,12 @@ impl Core {
         Ok(())
     }
 
-    /// Whether what is done to `ino` is to be durable at once. Where a device fails to say so, it is.
+    /// Asks the flags of directory `parent` whether a subvolume may be taken from it, for which nothing of the directory is needed.
+    pub(super) fn permit_parting(&self, parent: InodeId) -> Result<()> {
+        unless_damaged(|| self.permit(parent, Touch::NameGoes))
+    }
+
+    /// Whether what is done to `ino` is to be durable at once. Where that cannot be read, it is.
     pub(crate) fn wants_durable(&self, ino: InodeId, names: bool) -> bool {
         if !self.flagged() {
             return false;
@@ -95,7 +111,7 @@ impl Core {
         let asking = if names { FileFlags::DURABLE | FileFlags::DURABLE_NAMES } else { FileFlags::DURABLE };
         match self.read_lock(&state) {
             Ok(inner) => FileFlags::of(&inner.record).intersects(asking),
-            Err(error) => error.may_pass(),
+            Err(error) => matches!(error, FsError::Engine(_)),
         }
     }
 

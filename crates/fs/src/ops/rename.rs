@@ -43,7 +43,10 @@ impl Core {
             }
             result => result?,
         }
-        self.permit(parent, Touch::NameGoes)?;
+        match self.nested(parent, name)? {
+            Some(_) => self.permit_parting(parent)?,
+            None => self.permit(parent, Touch::NameGoes)?,
+        }
         self.permit(new_parent, Touch::NewName)?;
         for name in [name, new_name] {
             if name == b"." || name == b".." {

@@ -20,7 +20,7 @@ use varve_format::record::subvolume::{
 };
 use varve_format::record::xattr::xattr_key;
 
-use super::flags::{Touch, require_unprotected};
+use super::flags::{Touch, require_unprotected, unless_damaged};
 use super::require_directory;
 use super::xattr::note_first_xattr;
 use crate::api::{Attr, Caller, ROOT_INODE, RenameMode};
@@ -434,11 +434,11 @@ impl Core {
         }
         let root = subvolume.slot.full(ROOT_INODE);
         // What else is wrong with it, whoever goes on finds out.
-        match self.names(root).and_then(|names| Ok(names.inode(root)?)) {
+        unless_damaged(|| match self.names(root).and_then(|names| Ok(names.inode(root)?)) {
             Ok(Some((record, _))) => require_unprotected(&record),
-            Err(error) if error.may_pass() => Err(error),
+            Err(error @ FsError::Engine(_)) => Err(error),
             _ => Ok(()),
-        }
+        })
     }
 
     /// `meant`: the root of the one that is meant; `None`: whichever has the name.
@@ -449,7 +449,7 @@ impl Core {
         meant: Option<InodeId>,
     ) -> Result<()> {
         self.admit(parent)?;
-        self.permit(parent, Touch::NameGoes)?;
+        self.permit_parting(parent)?;
         let which = match meant {
             None => Which::Any,
             Some(root) if local(root) == ROOT_INODE => Which::This(Slot::of(root)),

@@ -2,11 +2,14 @@
 //! draws conclusions from what has not been read.
 
 use varve_device::Operation;
-use varve_engine::PoolAddr;
 use varve_engine::ProblemKind as Kind;
+use varve_engine::{FamilyId, PoolAddr, TreeId, VersionKey};
 use varve_format::block_checksum;
+use varve_format::record::inode::inode_key;
+use varve_format::record::subvolume::FIRST_SUBVOLUME;
 use varve_sim::{Fault, FaultRule, FaultyDevice, Trigger};
 
+use super::damage::image::Image;
 use super::*;
 
 const BLOCK: usize = 4096;
@@ -52,20 +55,21 @@ fn at_each_read<T>(
     attempt: impl Fn(&Filesystem) -> T,
     judge: impl Fn(&Filesystem, T, String),
 ) {
-    at_some_reads(device, 1, attempt, judge);
+    at_some_reads(device, 1, Fault::Error, attempt, judge);
 }
 
-/// The same for the first of so many reads, and of as many behind them.
+/// The same for the first of so many reads, and of as many behind them, to which this happens.
 fn at_some_reads<T>(
     device: &MemoryDevice,
     of: usize,
+    fault: Fault,
     attempt: impl Fn(&Filesystem) -> T,
     judge: impl Fn(&Filesystem, T, String),
 ) {
     for nth in (1..).step_by(of) {
         let faulty: Arc<Faulty> = Arc::new(FaultyDevice::new(device.snapshot(), 1, Vec::new()));
         let fs = open(faulty.clone());
-        faulty.set_rules(vec![FaultRule::new(Operation::Read, Trigger::Nth(nth), Fault::Error)]);
+        faulty.set_rules(vec![FaultRule::new(Operation::Read, Trigger::Nth(nth), fault)]);
         let came = attempt(&fs);
         let failed = faulty.injected_count();
         faulty.set_rules(Vec::new());
@@ -77,8 +81,8 @@ fn at_some_reads<T>(
     }
 }
 
-// Goal: flags keep what they keep also where a read of them fails. Method: what they refuse, in an immutable directory and one that is only
-// added to, to an immutable file and to a subvolume with an immutable root, while each read fails in turn.
+// Goal: flags keep what they keep also where a read of them fails, or gets a wrong bit once. Method: what they refuse, in an immutable directory
+// and one that is only added to, to an immutable file and to a subvolume with an immutable root, while either happens to each read in turn.
 #[test]
 fn flags_hold_past_a_read_that_fails() {
     let (device, [dir, log, file]) = closed(|fs| {
@@ -115,16 +119,57 @@ fn flags_hold_past_a_read_that_fails() {
         ("delete a subvolume", &|fs| fs.delete_subvolume(ROOT, b"sub")),
         ("move a subvolume", &|fs| fs.rename(ROOT, b"sub", ROOT, b"moved", RenameMode::Replace)),
     ];
-    for (what, attempt) in attempts {
-        at_each_read(&device, attempt, |_, came, when| match came {
-            Err(error) => assert!([1, 5].contains(&error.errno()), "{what}, {when}: {error}"),
-            Ok(()) => panic!("{what}, {when}: it has been done"),
+    for ((what, attempt), fault) in
+        attempts.into_iter().flat_map(|one| [(one, Fault::Error), (one, Fault::FlipBit)])
+    {
+        at_some_reads(&device, 1, fault, attempt, |_, came, when| match came {
+            Err(error) => assert!([1, 5].contains(&error.errno()), "{what}, {when}, {fault:?}: {error}"),
+            Ok(()) => panic!("{what}, {when}, {fault:?}: it has been done"),
         });
     }
 }
 
+// Goal: flags that are damaged for good keep no subvolume where it is, and nothing else is changed past them. Method: the leaf of a directory's
+// record is wrong from then on, in a pool in which some inode has flags; subvolumes go out of it, and its other names stay.
+#[test]
+fn damaged_flags_keep_no_subvolume() {
+    let (device, dir) = closed(|fs| {
+        let flagged = fs.create(Caller::ROOT, ROOT, b"flagged", 0o644).unwrap().ino;
+        fs.set_flags(Caller::ROOT, flagged, FileFlags::NO_DUMP).unwrap();
+        fill(fs, ROOT);
+        let dir = fs.mkdir(Caller::ROOT, ROOT, b"dir", 0o755).unwrap().ino;
+        for name in [&b"sub"[..], b"moves"] {
+            fs.create_subvolume(Caller::ROOT, dir, name, 0o755).unwrap();
+        }
+        fs.create(Caller::ROOT, dir, b"file", 0o644).unwrap();
+        // Opening looks at the last leaf.
+        fill(fs, fs.mkdir(Caller::ROOT, ROOT, b"more", 0o755).unwrap().ino);
+        dir
+    });
+    let image = Image::of(&device);
+    let key = inode_key(FamilyId(FIRST_SUBVOLUME), dir, VersionKey(FIRST_SUBVOLUME));
+    let leaf = image.offset(image.node_ptr(TreeId::INODES, &key, 0).copies().next().unwrap());
+    let faulty: Arc<Faulty> = Arc::new(FaultyDevice::new(device, 1, Vec::new()));
+    let fs = open(faulty.clone());
+    let wrong = FaultRule::new(Operation::Read, Trigger::From(1), Fault::FlipBit);
+    faulty.set_rules(vec![wrong.within(leaf..leaf + BLOCK as u64)]);
+    refused(fs.getattr(dir), 5);
+    refused(fs.unlink(dir, b"file"), 5);
+    refused(fs.create(Caller::ROOT, dir, b"new", 0o644), 5);
+    assert!(fs.wants_durable(dir, true));
+    fs.delete_subvolume(dir, b"sub").unwrap();
+    fs.rename(dir, b"moves", ROOT, b"moved", RenameMode::Replace).unwrap();
+    // Who wants that durable hears of the damage, and a sync makes it so.
+    refused(fs.fsync(dir), 5);
+    fs.sync().unwrap();
+    faulty.set_rules(Vec::new());
+    refused(fs.lookup(dir, b"sub"), 2);
+    fs.lookup(ROOT, b"moved").unwrap();
+    fs.lookup(dir, b"file").unwrap();
+}
+
 // Goal: what is to be durable at once is, where it is not known whether it is to be. Method: a file with the flag, asked for while each read
-// fails in turn.
+// fails, or gets a wrong bit, in turn.
 #[test]
 fn a_read_that_fails_leaves_nothing_undurable() {
     let (device, file) = closed(|fs| {
@@ -135,7 +180,9 @@ fn a_read_that_fails_leaves_nothing_undurable() {
         file
     });
     let asked = |fs: &Filesystem| fs.core().wants_durable(file, false);
-    at_each_read(&device, asked, |_, wanted, when| assert!(wanted, "{when}"));
+    for fault in [Fault::Error, Fault::FlipBit] {
+        at_some_reads(&device, 1, fault, asked, |_, wanted, when| assert!(wanted, "{when}, {fault:?}"));
+    }
 }
 
 // Goal: what says that a subvolume has not been moved, or deleted, is right. Method: both, while each read fails in turn.
@@ -186,6 +233,7 @@ fn a_check_concludes_nothing_from_a_read_that_fails() {
     at_some_reads(
         &device,
         31,
+        Fault::Error,
         |fs| fs.check(true),
         |_, came, when| match came {
             Err(error) => {

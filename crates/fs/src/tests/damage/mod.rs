@@ -35,7 +35,7 @@ use subvolumes::FORKED;
 
 mod differences;
 mod forged;
-mod image;
+pub(super) mod image;
 mod numbers;
 mod reading;
 mod shared;
