@@ -25,6 +25,9 @@ use crate::writeback::pages::{Page, PageBuf, zero_page};
 use crate::writeback::{ENTRIES_PER_PAGE, ENTRY_BYTES, Ride, reserve, reserve_more};
 use crate::{FsError, Result};
 
+#[cfg(test)]
+mod tests;
+
 pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Most bytes of a first write whose pages lie side by side in memory though they fill no chunk.
 const SMALL_BYTES_MAX: usize = 64 << 10;
