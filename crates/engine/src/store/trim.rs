@@ -180,3 +180,50 @@ impl Store {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use varve_device::{Device, MemoryDevice};
+
+    use super::*;
+    use crate::{FormatOptions, Profile, StoreOptions};
+
+    // Goal: a trim goes on past somebody who wanted space and has panicked while he looked for it. Method: one who finds nothing while a trim
+    // holds something, and panics when he looks again, because that has been given back; then a trim of everything.
+    #[test]
+    fn a_trim_goes_on_past_a_panic() {
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(64 << 20));
+        let options = FormatOptions {
+            data: Profile::Single,
+            metadata: Profile::Single,
+            pool_id: [1; 16],
+            hash_seed: 7,
+            force: false,
+        };
+        Store::format(std::slice::from_ref(&device), &options).expect("formats");
+        let options = StoreOptions { background: false, ..StoreOptions::default() };
+        let (store, _) = Store::open(vec![device], options).expect("opens");
+        let mut rest = Rest { at: 0, end: u64::MAX, minimum: 0, continues: false };
+        let piece = store.take_piece(&mut rest).expect("nobody wants anything");
+        assert!(!piece.runs.is_empty());
+        let theirs = store.clone();
+        let looking = std::thread::spawn(move || {
+            let mut looks = 0;
+            theirs.find_space(|_| -> Option<()> {
+                looks += 1;
+                assert!(looks == 1, "planted");
+                None
+            })
+        });
+        while store.trims.wanting.load(Relaxed) == 0 && !looking.is_finished() {
+            std::thread::yield_now();
+        }
+        drop(piece);
+        assert!(looking.join().is_err(), "it was planted");
+        assert_eq!(store.trims.wanting.load(Relaxed), 0, "nobody would ever trim again");
+        let trimmed = store.trim(0..u64::MAX, 0, &mut |_| true).expect("trims");
+        assert!(trimmed.position_bytes == trimmed.end_bytes && trimmed.discarded_bytes > 0, "{trimmed:?}");
+    }
+}
