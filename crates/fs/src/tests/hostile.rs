@@ -10,6 +10,7 @@ use varve_format::record::name::NameRecord;
 
 use super::*;
 use crate::subvolume::local;
+use crate::writeback::ahead::AheadThread;
 
 /// Longer than anything here takes; whoever has not ended by then hangs.
 const LONG: Duration = Duration::from_secs(120);
@@ -173,6 +174,51 @@ fn a_panic_in_the_background_stops_the_pool() {
     });
     assert!(told, "nobody says so");
     refused(fs.write(Caller::ROOT, a, 0, &[1; 4096]).and(fs.fsync(a)), 5);
+    assert!(fs.close().is_err());
+}
+
+/// A device that panics in writes of all threads but one.
+struct PanicsElsewhere(Arc<MemoryDevice>, std::thread::ThreadId);
+
+impl Between for PanicsElsewhere {
+    fn behind(&self) -> &dyn Device {
+        &*self.0
+    }
+    fn pass(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+        let writes = requests.iter().any(|request| matches!(request, Request::Write { .. }));
+        assert!(!writes || std::thread::current().id() == self.1, "planted");
+        self.0.run(requests)
+    }
+}
+
+// Goal: when the thread that writes ahead ends by a panic, the pool says so and takes nothing more. Method: the device panics in its first
+// write; no other thread of the filesystem runs, and nobody has to write for lack of room.
+#[test]
+fn a_panic_in_writing_ahead_stops_the_pool() {
+    let f = Fixture::new(64 * MIB);
+    let a = f.create(b"a");
+    f.fs.close().unwrap();
+    let device = Arc::new(Through(PanicsElsewhere(f.device.clone(), std::thread::current().id())));
+    let options = OpenOptions {
+        store: StoreOptions { background: false, ..StoreOptions::default() },
+        dirty_bytes_max: 8 * MIB,
+        clock: f.clock.clone(),
+        on_data_logged: None,
+    };
+    let fs = Filesystem::open(vec![device], options).unwrap().0;
+    let ahead = AheadThread::start(&fs.weak_core().upgrade().unwrap());
+    let data = pattern(1, 3 * MIB as usize);
+    fs.write(Caller::ROOT, a, 0, &data).unwrap();
+    let (_never, tell) = mpsc::channel::<()>();
+    let told = (0..LONG.as_millis() / SHORT.as_millis()).any(|_| {
+        let _ = tell.recv_timeout(SHORT);
+        fs.stopped().is_some_and(|(why, _)| why.contains("panicked"))
+    });
+    assert!(told, "nobody says so");
+    drop(ahead);
+    refused(fs.write(Caller::ROOT, a, 0, &[1; 4096]).and(fs.fsync(a)), 5);
+    refused(fs.sync(), 5);
+    assert!(fs.read(a, 0, data.len()).unwrap() == data, "what is in memory can be read");
     assert!(fs.close().is_err());
 }
 
