@@ -22,7 +22,7 @@ pub use acl::{ACCESS, DEFAULT, list as access_list};
 pub use apply::{CAPABILITY, Context, Errno};
 pub use content::{Content, PAGE_BYTES, Punch};
 pub use forks::{Subvolume, is_subvolume, local, numbered, slot};
-pub use ranges::Part;
+pub use ranges::{COMPARED_BYTES, Part};
 
 /// A value, and others that are acceptable in its place. In a live state there are no others.
 #[derive(Clone, Debug, PartialEq, Eq)]

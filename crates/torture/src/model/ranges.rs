@@ -9,8 +9,8 @@ use super::apply::{Context, EFBIG, EINVAL, ENOENT, Errno, clear_set_ids_unless_r
 use super::{Inode, Model, PAGE_BYTES};
 use crate::call::Call;
 
-/// Ranges are compared in pieces of this size; the first one that differs ends it.
-const COMPARED_BYTES: u64 = 1 << 20;
+/// Ranges are compared in pieces of at most this size, each from where the last has come to; the first one that differs ends it.
+pub const COMPARED_BYTES: u64 = 1 << 20;
 
 /// A range of one file, and where it goes in another.
 #[derive(Clone, Copy, Debug)]
@@ -102,14 +102,12 @@ impl Model {
         })
     }
 
-    /// How many bytes from the front of two ranges are found to be the same.
+    /// How many bytes from the front of two ranges are the same.
     pub fn same_bytes(&self, from: (InodeId, u64), to: (InodeId, u64), len: u64) -> u64 {
         let [from, to] = [from, to].map(|(ino, offset)| {
             self.get(ino).and_then(Inode::content).map_or_else(Vec::new, |content| content.read(offset, len))
         });
-        match from.iter().zip(&to).position(|(one, other)| one != other) {
-            Some(at) => at as u64 / COMPARED_BYTES * COMPARED_BYTES,
-            None => len,
-        }
+        let differs = from.iter().zip(&to).position(|(one, other)| one != other);
+        differs.map_or(len, |at| at as u64)
     }
 }

@@ -127,3 +127,24 @@ fn holes_behind_a_record_take_no_space() {
     let wanted = model.wanted_by_range(&Call::CloneRange { from, from_offset: 0, to, to_offset: 0, len: 0 });
     assert!(wanted < 1 << 20, "{wanted} bytes");
 }
+
+// Goal: of ranges in many pieces as much is shared as lies in front of a piece that differs, wherever that begins. Method: two files
+// whose blocks lie in two places by turns, and which differ in one block of the second MiB.
+#[test]
+fn ranges_in_many_pieces_are_shared_up_to_what_differs() {
+    const PAGES: u64 = 450;
+    let mut session = session(64 << 20);
+    let files = [create(&mut session, b"one"), create(&mut session, b"other")];
+    for (ino, first) in files.into_iter().flat_map(|ino| [(ino, 0), (ino, 1)]) {
+        for page in (first..PAGES).step_by(2) {
+            let seed = if page == 420 { ino.0 << 32 } else { page };
+            let (offset, len) = (page * PAGE_BYTES, PAGE_BYTES as usize);
+            session.must(&Call::Write { ino, offset, len, seed }).unwrap();
+        }
+        session.must(&Call::FlushFile { ino }).unwrap();
+    }
+    let [from, to] = files;
+    let len = PAGES * PAGE_BYTES;
+    session.must(&Call::DedupeRange { from, from_offset: 0, to, to_offset: 0, len }).unwrap();
+    session.verify().unwrap();
+}
