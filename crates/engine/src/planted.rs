@@ -89,11 +89,17 @@ pub enum Planted {
     UnreadZeros,
     /// Zeros that are written over on a full pool are not logged when that is told.
     ZerosUnlogged,
+    /// Of a range that is shared up to where something could not be read, the rest is told as shared, too.
+    RestAssumed,
+    /// What was set aside for zeros is nobody's when something could not be read before they are there.
+    SpaceForgotten,
+    /// A file without a name that could not be read when its last handle ended is left to nobody.
+    LetGoForgotten,
 }
 
 impl Planted {
     /// Every bug of the control.
-    pub const ALL: [Planted; 40] = [
+    pub const ALL: [Planted; 43] = [
         Planted::MissingFlush,
         Planted::LostOrphan,
         Planted::EarlyReuse,
@@ -134,6 +140,9 @@ impl Planted {
         Planted::UnreadEnds,
         Planted::UnreadZeros,
         Planted::ZerosUnlogged,
+        Planted::RestAssumed,
+        Planted::SpaceForgotten,
+        Planted::LetGoForgotten,
     ];
 }
 

@@ -102,6 +102,11 @@ pub enum FsError {
 }
 
 impl FsError {
+    /// See [`EngineError::may_pass`].
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, FsError::Engine(error) if error.may_pass())
+    }
+
     /// The errno a POSIX caller gets (Linux numbers).
     pub fn errno(&self) -> i32 {
         match self {

@@ -41,7 +41,7 @@ enum Command {
     },
     /// Repeat one trial, or one crash of it.
     Replay {
-        /// Kind of workload: pair, triple, random, full, ring, tree, forks, concurrent.
+        /// Kind of workload: pair, triple, random, full, ring, tree, forks, steps, concurrent.
         #[arg(long)]
         kind: Kind,
         /// Its seed.

@@ -29,8 +29,8 @@ use crate::timeline::Timeline;
 use crate::violation;
 use crate::workload::random::{Character, Generator};
 
-/// So often the background looks around until it has done what reads that failed have put off.
-pub(crate) const LOOKS_MAX: u32 = 64;
+/// So often the background looks around until it has done what reads that failed have put off, perhaps several times.
+pub(crate) const LOOKS_MAX: u32 = 1_000;
 
 /// How much is done about one crash.
 #[derive(Clone, Copy, Debug)]

@@ -15,6 +15,8 @@ const EIO: i32 = 5;
 pub const TEXT: &str = "this read was to fail";
 /// Reads in a row that fail: as many as it takes to ask for both copies of a block twice, and more.
 const ROW_MAX: u64 = 6;
+/// Reads that a call of several steps makes when nothing is in memory.
+const LATER_MAX: u64 = 12;
 const BLOCK_BYTES: u64 = ALIGN_BYTES as u64;
 
 /// Which reads fail.
@@ -62,7 +64,15 @@ impl Plan {
     /// Some of the next few reads.
     pub fn soon(rng: &mut Rng) -> Plan {
         let most = 1 << rng.below(4);
-        let number = rng.below(most);
+        Plan::at(rng.below(most), rng)
+    }
+
+    /// Some reads of those that a call of several steps makes, seldom the first ones.
+    pub fn later(rng: &mut Rng) -> Plan {
+        Plan::at(rng.below(LATER_MAX), rng)
+    }
+
+    fn at(number: u64, rng: &mut Rng) -> Plan {
         Plan::of(None, number..number + rng.between(1, ROW_MAX))
     }
 

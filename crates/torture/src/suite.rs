@@ -20,7 +20,8 @@ pub struct Step {
 /// pairs come in an order that visits every one once before any is repeated.
 pub fn step(seed: u64, index: u64) -> Step {
     let kind = match index % 64 {
-        7 | 39 => Kind::Random,
+        7 => Kind::Random,
+        39 => Kind::Steps,
         23 => Kind::Forks,
         55 => Kind::Tree,
         15 => Kind::Triple,

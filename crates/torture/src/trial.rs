@@ -27,6 +27,8 @@ use crate::workload::{Base, Kind, after_crash, exhaustive};
 
 /// Size of the pools: the smallest there may be.
 pub const POOL_BYTES: u64 = 64 << 20;
+/// What a call says that could not read.
+const EIO: i32 = 5;
 /// Calls of the history shown with a failure.
 const HISTORY_MAX: usize = 60;
 
@@ -194,8 +196,21 @@ fn run_all(kind: Kind, seed: u64, wanted: Wanted) -> Result<Counts, Box<Failure>
         }
         session.verify()?;
         if kind.closes(seed) {
-            session.must(&Call::Close)?;
-            reopen_cleanly(session, &setup)?;
+            match session.call(&Call::Close)? {
+                0 => reopen_cleanly(session, &setup)?,
+                // It could not read: what it has logged is there, and what was acknowledged.
+                EIO => {
+                    let cut = Cut {
+                        events: session.disk().events(),
+                        policy: CrashPolicy::KeepAll,
+                        tear_within: false,
+                    };
+                    let depth = Depth { calls_after: 0, crashes_after: 0, read_only_too: true };
+                    let mut rng = Rng::new(seed).fork("closed in part");
+                    judge(session.timeline(), session.disk(), &cut, &setup, &depth, &mut rng)?;
+                }
+                errno => return Err(violation!("closing fails with errno {errno}")),
+            }
         }
         Ok(())
     })
@@ -264,18 +279,20 @@ pub(crate) fn trims(kind: Kind, seed: u64) -> Option<(Rng, f64)> {
     let probability = match kind {
         Kind::Pair | Kind::Triple => 0.3,
         Kind::Random | Kind::Forks => [0.02, 0.1][rng.index(2)],
-        Kind::Full | Kind::Ring | Kind::Tree | Kind::Concurrent => 0.01,
+        Kind::Full | Kind::Ring | Kind::Tree | Kind::Steps | Kind::Concurrent => 0.01,
     };
     (rng.below(4) == 0).then_some((rng, probability))
 }
 
-/// Whether reads fail during the calls of trial `seed`, and how likely that is during each: in one of four.
+/// Whether reads fail during the calls of trial `seed`, and how likely that is during each: in one of four, and nearly always where
+/// that is what it is for.
 pub(crate) fn unread(kind: Kind, seed: u64) -> Option<(Rng, f64)> {
     let mut rng = Rng::new(seed).fork("unread");
     let probability = match kind {
         Kind::Pair | Kind::Triple => 0.5,
         Kind::Random | Kind::Forks | Kind::Tree => [0.02, 0.2][rng.index(2)],
         Kind::Full | Kind::Ring => 0.02,
+        Kind::Steps => return (rng.below(8) > 0).then_some((rng, 0.6)),
         Kind::Concurrent => return None,
     };
     (rng.below(4) == 0).then_some((rng, probability))
@@ -349,7 +366,7 @@ fn depth(kind: Kind, number: u64, rng: &mut Rng) -> Depth {
             crashes_after: if number.is_multiple_of(4) { 3 } else { 0 },
             read_only_too: rng.below(16) == 0,
         },
-        Kind::Random | Kind::Ring | Kind::Tree | Kind::Forks => Depth {
+        Kind::Random | Kind::Ring | Kind::Tree | Kind::Forks | Kind::Steps => Depth {
             calls_after: if rng.below(2) == 0 { 12 } else { 0 },
             crashes_after: 3,
             read_only_too: rng.below(16) == 0,

@@ -28,7 +28,7 @@ fn suite() -> Outcome {
 /// As [`forks`], from where several versions of a file that hide each other's data go together: from the first seed on,
 /// that is found after 5,000 crashes, which is a minute.
 fn rows() -> Outcome {
-    run_kind(Kind::Forks, SEED + 45, 1, STEPS, BUDGET)
+    run_kind(Kind::Forks, SEED + 75, 1, STEPS, BUDGET)
 }
 
 /// As [`rows`], from where there is a limit between such versions, too: from there on that is found after 20,000 crashes.
@@ -45,6 +45,15 @@ fn forks() -> Outcome {
 /// first seed of the suite on that is found after 50,000 crashes.
 fn cut_ends() -> Outcome {
     run_kind(Kind::Forks, 1_001_160, 1, STEPS, BUDGET)
+}
+
+/// Workloads of calls of many steps, during which reads fail, in their order, without crashes: what such a call leaves half done is
+/// seen by who goes on.
+fn steps() -> Outcome {
+    let mut outcome = Outcome::default();
+    let failures = (SEED..SEED + STEPS).map(|seed| run(Kind::Steps, seed, Wanted::None).err());
+    outcome.failure = failures.flatten().next();
+    outcome
 }
 
 /// Workloads of a full pool, in their order.
@@ -141,6 +150,14 @@ control! { cut_ends:
 // Goal: the workload of a full pool sees what becomes of what is written over there. Method: it alone, one bug planted.
 control! { full:
     zeros_that_are_not_logged_are_found: ZerosUnlogged,
+}
+
+// Goal: reads that fail in the middle of a call show what it leaves half done. Method: the workload of calls of many steps alone, one
+// bug planted.
+control! { steps:
+    range_told_as_shared_to_its_end_is_found: RestAssumed,
+    space_that_is_nobodys_is_found: SpaceForgotten,
+    file_that_is_let_go_to_nobody_is_found: LetGoForgotten,
 }
 
 // Goal and method as above.

@@ -25,6 +25,8 @@ const STEPS: u64 = 192;
 const BUDGET: Duration = Duration::from_secs(900);
 /// Enough for workloads of forks alone.
 const FORKS_CRASHES: u64 = 2_500;
+/// Enough for calls of many steps.
+const STEPS_CRASHES: u64 = 600;
 /// Enough for batches in flight together.
 const OVERLAP_CRASHES: u64 = 1_200;
 const THREADS: u64 = 2;
@@ -83,6 +85,27 @@ fn forks_survive() {
     }
     println!("{crashes} crashes");
     assert!(crashes >= FORKS_CRASHES, "only {crashes} crashes in all seeds");
+}
+
+// Goal: promise 1 holds when reads fail in the middle of calls of many steps, and what such a call has done by then is a beginning
+// of what it is to do. Method: workloads of such calls on files of which nothing is in memory, each made again afterwards.
+#[test]
+fn steps_survive() {
+    if varve_torture::tuned::test("steps_survive") {
+        return;
+    }
+    let mut crashes = 0;
+    for seed in 1..=60 {
+        if crashes >= STEPS_CRASHES {
+            break;
+        }
+        match run(Kind::Steps, seed, Wanted::All) {
+            Ok(counts) => crashes += counts.crashes,
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+    println!("{crashes} crashes");
+    assert!(crashes >= STEPS_CRASHES, "only {crashes} crashes in all seeds");
 }
 
 // Goal: batches in flight together keep the promise: one whose flush fails takes the later ones with it, and what a lost

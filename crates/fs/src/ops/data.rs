@@ -41,7 +41,7 @@ impl Core {
             }
         }
         let ended = self.end_orphan(&state);
-        if ended.is_err() {
+        if ended.is_err() && !is(Planted::LetGoForgotten) {
             // The handle has ended all the same, and nobody will ask for this again: what is left is the reaper's.
             let mut inner = state.inner.write();
             if inner.opens == 0 && inner.presence == Presence::Orphan {

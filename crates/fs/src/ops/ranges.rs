@@ -92,6 +92,7 @@ impl Core {
                 Ok(Err(hindrance)) => hindrance,
                 // A snapshot waits for what is dirty of it.
                 Err(FsError::Frozen(ino)) => Hindrance::Dirty(ino),
+                Err(error) if done > 0 && error.may_pass() && is(Planted::RestAssumed) => return Ok(part.len),
                 // What has been shared is told; the next call gets the error.
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),

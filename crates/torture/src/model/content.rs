@@ -198,14 +198,22 @@ impl Content {
     }
 
     /// Which of the two contents of every page of an unfinished punch `bytes`, read at the beginning of its first page,
-    /// are; the first byte that is neither. `self` has been through [`Content::punch_perhaps`]. `stay`: zeros may be data.
+    /// are; the first byte that is neither, or of a whole page that has gone before one in front of it. `self` has been through
+    /// [`Content::punch_perhaps`]. `stay`: zeros may be data.
     pub fn punch_found(&mut self, punch: &Punch, bytes: &[u8], stay: bool) -> Result<(), u64> {
         let first = punch.from / PAGE_BYTES;
         self.accepts(first * PAGE_BYTES, bytes)?;
+        let mut is_done = true;
         for (number, chunk) in (first..).zip(bytes.chunks(PAGE_BYTES as usize)) {
             let zeros = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
-            let gone = !stay && punch.pages().contains(&number);
-            if gone && zeros(chunk) && !zeros(self.page_bytes(number)) {
+            if !punch.pages().contains(&number) || zeros(self.page_bytes(number)) {
+                continue;
+            }
+            if !is_done && zeros(chunk) {
+                return Err(number * PAGE_BYTES);
+            }
+            is_done = zeros(chunk);
+            if is_done && !stay {
                 self.pages.remove(&number);
             }
         }

@@ -3,7 +3,7 @@
 use varve_fs::{Allocate, Caller, InodeId, ROOT_INODE, RenameMode, SetAttr, Timestamp};
 
 use super::*;
-use crate::call::Call;
+use crate::call::{Call, fill};
 
 fn context(second: i64, created: u64) -> Context {
     let now = Timestamp { seconds: second, nanoseconds: 0 };
@@ -191,4 +191,26 @@ fn who_writes_first_has_what_is_set_aside() {
     model.apply(&write(source, 2), &written).unwrap();
     assert_eq!(reserved(&model, source), [0, 3]);
     assert_eq!(reserved(&model, clone), [0, 2, 3]);
+}
+
+// Goal: a punch that ended early has gone from the front to some page, and no further. Method: a file of four pages, of which three go;
+// what is found of it in every combination.
+#[test]
+fn a_punch_that_ended_early_is_a_beginning() {
+    const PAGES: u64 = 4;
+    let bytes = fill(1, (PAGES * PAGE_BYTES) as usize);
+    let mut content = Content::default();
+    content.write(0, &bytes);
+    let punch = Punch { from: 0, to: 3 * PAGE_BYTES, size: PAGES * PAGE_BYTES };
+    content.punch_perhaps(&punch);
+    for gone in 0..1 << PAGES {
+        let mut found = bytes.clone();
+        for (number, page) in found.chunks_mut(PAGE_BYTES as usize).enumerate() {
+            if gone & 1 << number != 0 {
+                page.fill(0);
+            }
+        }
+        let right = [0b000, 0b001, 0b011, 0b111].contains(&gone);
+        assert_eq!(content.clone().punch_found(&punch, &found, false).is_ok(), right, "{gone:#b}");
+    }
 }

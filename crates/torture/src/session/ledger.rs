@@ -119,6 +119,13 @@ impl Session {
                     }
                 }
             }
+            // What leaves an inode's record to be moved brings the mode.
+            if let Call::Shift { ino, .. } = call
+                && let Some(mode) = live.get(*ino).map(|inode| inode.mode.get())
+            {
+                let inodes = states.iter_mut().filter_map(|state| state.get_mut(*ino));
+                inodes.for_each(|inode| inode.mode.allow(mode));
+            }
             if succeeded || matches!(call, Call::Snapshot { .. }) {
                 states.extend(plain.partly(call, &effect));
             }
@@ -476,12 +483,15 @@ pub(super) fn without_capability(plain: &Model, ino: InodeId, effect: &Context) 
     state
 }
 
-/// What a call that was refused for lack of space has brought into the log.
+/// What a call that was refused for lack of space, or could not read, has brought into the log.
 fn log_partial_effect(state: &mut Model, call: &Call, effect: &Context, old: &Model, live: &Model) {
     let Some(ino) = call.subject() else { return };
     let has = |model: &Model| model.get(ino).is_some_and(|inode| inode.xattrs.contains_key(CAPABILITY));
     if has(old) && !has(live) {
         state.drop_capability(ino, effect);
+    }
+    if let (Call::Shift { .. }, Some(inode), Some(live)) = (call, state.get_mut(ino), live.get(ino)) {
+        inode.mode.set(live.mode.get());
     }
     let content = |model: &Model| model.get(ino).and_then(Inode::content).cloned();
     if let Call::Fallocate { offset, len, how, .. } = call

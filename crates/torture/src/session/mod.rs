@@ -8,6 +8,7 @@
 mod ledger;
 mod opened;
 mod ranges;
+mod space;
 #[cfg(test)]
 mod tests;
 mod unread;
@@ -16,9 +17,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use varve_fs::{
-    Allocate, Deduped, Filesystem, FsError, InodeId, Lsn, NewInode, NewNameless, RenameMode, SeekTo,
-};
+use varve_device::Device;
+use varve_fs::{Allocate, Deduped, Filesystem, FsError, InodeId, Lsn, NewInode, NewNameless, SeekTo};
 use varve_sim::Rng;
 
 use crate::call::{Call, fill, write};
@@ -27,8 +27,7 @@ use crate::disk::Disk;
 use crate::model::{
     CAPABILITY, COMPARED_BYTES, Content, Context, Errno, Inode, Model, PAGE_BYTES, Punch, is_subvolume, slot,
 };
-use crate::oracle::LOOKS_MAX;
-use crate::reads::{Plan, Reads};
+use crate::reads::Reads;
 use crate::timeline::{Mark, Timeline};
 use crate::trial::POOL_BYTES;
 use opened::Logged;
@@ -170,9 +169,33 @@ impl Session {
     }
 
     /// From now on some reads of `device`, which is the disk, fail during calls with this probability. A call that meets one may fail
-    /// with EIO, and has done nothing then; made again it does what it should.
+    /// with EIO, and has done nothing then, or its first steps; made again it does what it should.
     pub fn fail_reads(&mut self, device: Reads, rng: Rng, probability: f64) {
         self.unread = Some((device, rng, probability));
+    }
+
+    /// Everything becomes durable; then the process is killed, and the pool opened anew: nothing of it is in memory any more, and
+    /// nothing is open.
+    pub fn restart(&mut self) -> Result<(), Violation> {
+        self.must(&Call::Sync)?;
+        let device: Arc<dyn Device> = match &self.unread {
+            Some((device, ..)) => Arc::new(device.clone()),
+            None => self.disk.device(),
+        };
+        let opened = Opened::open_on(device, &self.setup, &self.clock, false);
+        let opened = opened.map_err(|error| violation!("opening after a kill fails: {error}"))?;
+        let (before, end) = (self.fs.position().0, opened.report.end.0);
+        if end != before {
+            return Err(violation!("killed with {before} durable, and recovered to {end}"));
+        }
+        (self.fs, self.events) = (opened.fs, opened.logged);
+        self.live.forget_opens();
+        self.logged.forget_opens();
+        self.started.clear();
+        self.history.push(format!("{before:>5}..{:<5} (killed and opened)", self.fs.position().0));
+        let (events, position) = (self.disk.events(), self.fs.position().0);
+        self.timeline.mark(Mark { events, position, acknowledged: end });
+        Ok(())
     }
 
     /// What a user of the running filesystem sees.
@@ -224,15 +247,7 @@ impl Session {
             Call::Unlink { parent, name } => fs.unlink(*parent, name).map(|()| none)?,
             Call::Rmdir { parent, name } => fs.rmdir(*parent, name).map(|()| none)?,
             Call::Rename { parent, name, new_parent, new_name, mode } => {
-                fs.rename(*parent, name, *new_parent, new_name, *mode)?;
-                match mode {
-                    RenameMode::Whiteout { .. } => {
-                        // Between two names of one file nothing has happened.
-                        let left = fs.lookup(*parent, name)?.ino;
-                        (if self.live.get(left).is_some() { InodeId(0) } else { left }, 0)
-                    }
-                    _ => none,
-                }
+                fs.rename(*parent, name, *new_parent, new_name, *mode).map(|()| none)?
             }
             Call::SetAttr { ino, set } => fs.setattr(caller, *ino, *set).map(|_| none)?,
             Call::Open { ino, truncate } => fs.open_inode(caller, *ino, *truncate).map(|()| none)?,
@@ -312,20 +327,6 @@ impl Session {
         self.make(call)
     }
 
-    fn make(&mut self, call: &Call) -> Result<Errno, Violation> {
-        if let Some((device, rng, probability)) = &mut self.unread
-            && unread::may_fail(call)
-            && rng.chance(*probability)
-        {
-            device.fail(Plan::soon(rng));
-            match self.make_once(call)? {
-                EIO => {}
-                errno => return Ok(errno),
-            }
-        }
-        self.make_once(call)
-    }
-
     fn make_once(&mut self, call: &Call) -> Result<Errno, Violation> {
         self.absorb()?;
         let now = self.clock.step();
@@ -333,6 +334,7 @@ impl Session {
         let result = self.execute(call);
         let failed = self.heal();
         let unread = failed && unread::says_so(&result);
+        let result = self.left_behind(call, result);
         let after = self.fs.position().0;
         let mut events = std::mem::take(&mut *self.events.lock().expect("no panic holds it"));
         events.sort_by_key(|event| event.lsn);
@@ -340,6 +342,8 @@ impl Session {
         let how = if unread { " (a read failed)" } else { "" };
         self.history.push(format!("{before:>5}..{after:<5} {call:?} = {errno}{how}"));
 
+        let (call, result) = if unread { &self.despite(call, result) } else { &(call.clone(), result) };
+        let errno = result.as_ref().err().map_or(0, FsError::errno);
         let (created, written) = result.as_ref().map_or((InodeId(0), 0), |done| *done);
         self.timeline.called(before, call, created);
         let old = self.live.clone();
@@ -358,15 +362,14 @@ impl Session {
         }
         let expected = self.live.apply(call, &context);
         if !unread {
-            self.judge(call, &old, &result, expected, written)?;
+            self.judge(call, &old, result, expected, (written, failed))?;
         }
         if errno != 0 {
             self.live = old.clone();
-            if errno == ENOSPC && expected != Err(ENOSPC) || errno == EOPNOTSUPP && expected.is_ok() {
-                self.take_partial_effect(call, &context)?;
-            }
             if unread {
-                self.take_dropped_capability(call, &context);
+                self.take_unread_effect(call, &context)?;
+            } else if errno == ENOSPC && expected != Err(ENOSPC) || errno == EOPNOTSUPP && expected.is_ok() {
+                self.take_partial_effect(call, &context)?;
             }
         }
         if errno == 0 && (failed || self.setup.tight) {
@@ -426,10 +429,16 @@ impl Session {
         if drops_capability(call, &self.live) {
             self.live.drop_capability(ino, context);
         }
+        self.take_steps(call, context)
+    }
+
+    /// What of a call that goes from the front of a range to its end has been done when it ended early.
+    fn take_steps(&mut self, call: &Call, context: &Context) -> Result<(), Violation> {
         if matches!(call, Call::CloneRange { .. }) {
             return self.take_partial_range(call, context);
         }
-        let Call::Fallocate { offset, len, how, .. } = call else { return Ok(()) };
+        let Call::Fallocate { ino, offset, len, how } = call else { return Ok(()) };
+        let ino = *ino;
         let fails = |error: FsError| violation!("after {call:?}: {error}");
         let (from, to) = (*offset, offset + len);
         let punch = Punch { from, to, size: context.size };
@@ -452,9 +461,11 @@ impl Session {
         let Some(content) = inode.content_mut() else { return Ok(()) };
         if !matches!(how, Allocate::Reserve { .. }) {
             content.punch_perhaps(&punch);
-            content
-                .punch_found(&punch, &found, *how != Allocate::Punch)
-                .map_err(|at| violation!("after {call:?}, refused, byte {at} is neither old nor zero"))?;
+            content.punch_found(&punch, &found, *how != Allocate::Punch).map_err(|at| {
+                violation!(
+                    "after {call:?}, ended early, byte {at} is neither old nor zero, or not yet to be zero"
+                )
+            })?;
         }
         if *how != Allocate::Punch {
             content.reserve_perhaps(from, to);
@@ -515,7 +526,7 @@ impl Session {
         old: &Model,
         result: &Result<(InodeId, usize), FsError>,
         expected: Result<(), Errno>,
-        written: usize,
+        (written, failed): (usize, bool),
     ) -> Result<(), Violation> {
         let subject = call.subject().and_then(|ino| old.get(ino));
         let size = subject.map_or(0, Inode::size);
@@ -536,10 +547,9 @@ impl Session {
             (Ok(_), Ok(())) if let Call::DedupeRange { from, from_offset, to, to_offset, len } = call => {
                 match old.same_bytes((*from, *from_offset), (*to, *to_offset), *len) {
                     same if same == written as u64 => Ok(()),
-                    // What lies in front of the piece that differs.
+                    // What ended early is told, and so is what lies in front of the piece that differs.
                     same if same > written as u64
-                        && same < *len
-                        && same - (written as u64) < COMPARED_BYTES =>
+                        && (failed || same < *len && same - (written as u64) < COMPARED_BYTES) =>
                     {
                         Ok(())
                     }
@@ -550,7 +560,7 @@ impl Session {
                 Some(whole)
                     if written > whole
                         || written == 0 && whole > 0
-                        || written < whole && (!self.setup.tight || set_aside) =>
+                        || written < whole && !failed && (!self.setup.tight || set_aside) =>
                 {
                     Err(violation!("{call:?} accepted {written} bytes of {whole}"))
                 }
@@ -630,43 +640,6 @@ impl Session {
             None => Ok(()),
             Some(_) => Err(violation!("check of the running filesystem finds:\n  {}", report.describe())),
         }
-    }
-
-    /// Makes everything durable and written out: then nothing may be set aside any more, and the parts of the space
-    /// add up to the whole.
-    pub fn verify_space(&mut self) -> Result<(), Violation> {
-        self.must(&Call::Sync)?;
-        self.must(&Call::Maintain)?;
-        for _ in 0..LOOKS_MAX {
-            // What could not be read is tried again, not at once.
-            if self.unread.is_none() || self.fs.reap_backlog() == 0 {
-                break;
-            }
-            self.must(&Call::Maintain)?;
-        }
-        self.must(&Call::Checkpoint)?;
-        let space = self.fs.space();
-        let parts = [
-            space.fixed_bytes,
-            space.used_bytes,
-            space.held_back_bytes,
-            space.reserved_bytes,
-            space.protected_bytes,
-            space.free_bytes,
-        ];
-        let sum: u64 = parts.iter().sum();
-        let (least, most) = self.live.reserved_pages();
-        let (least, most) = (least * PAGE_BYTES, most * RESERVED_PAGE_BYTES_MAX);
-        if space.reserved_bytes < least || space.reserved_bytes > most {
-            return Err(violation!(
-                "with nothing to write, {} bytes are reserved, not {least} to {most}: {space:?}",
-                space.reserved_bytes
-            ));
-        }
-        if sum != space.total_bytes && space.free_bytes > 0 {
-            return Err(violation!("the parts of the space add up to {sum}: {space:?}"));
-        }
-        Ok(())
     }
 
     /// Ends the session: what must survive, the disk, and what a user saw last.

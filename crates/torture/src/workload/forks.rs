@@ -79,7 +79,12 @@ pub fn run(session: &mut Session, seed: u64) -> Result<(), Violation> {
     for ino in generator.open() {
         session.must(&Call::Release { ino: *ino })?;
     }
-    while let Some(call) = removal(session, &mut rng) {
+    remove_all(session, before, &mut rng)
+}
+
+/// Deletes everything, of which nothing is open: then no more is in use than `before`, bytes that a pool takes with nothing in it.
+pub(super) fn remove_all(session: &mut Session, before: u64, rng: &mut Rng) -> Result<(), Violation> {
+    while let Some(call) = removal(session, rng) {
         session.must(&call)?;
         if rng.below(20) == 0 {
             session.must(&Call::Maintain)?;

@@ -8,6 +8,7 @@ pub mod forks;
 pub mod full;
 pub mod random;
 pub mod ring;
+pub mod steps;
 pub mod tree;
 
 use std::fmt;
@@ -35,13 +36,15 @@ pub enum Kind {
     Tree,
     /// Small trees with many snapshots and clones.
     Forks,
+    /// Calls of many steps, most of them while reads fail.
+    Steps,
     /// Many threads, with background work: see [`crate::concurrent`].
     Concurrent,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 8] = [
+    pub const ALL: [Kind; 9] = [
         Kind::Pair,
         Kind::Triple,
         Kind::Random,
@@ -49,6 +52,7 @@ impl Kind {
         Kind::Ring,
         Kind::Tree,
         Kind::Forks,
+        Kind::Steps,
         Kind::Concurrent,
     ];
 
@@ -61,6 +65,7 @@ impl Kind {
             Kind::Ring => ring::setup(seed),
             Kind::Tree => tree::setup(seed),
             Kind::Forks => forks::setup(seed),
+            Kind::Steps => steps::setup(seed),
         }
     }
 
@@ -74,6 +79,7 @@ impl Kind {
             Kind::Ring => ring::run(session, seed),
             Kind::Tree => tree::run(session, seed),
             Kind::Forks => forks::run(session, seed),
+            Kind::Steps => steps::run(session, seed),
             Kind::Concurrent => Err(Violation("concurrent workloads have no session".into())),
         }
     }
@@ -84,7 +90,7 @@ impl Kind {
             Kind::Pair | Kind::Triple => Crashes { every_flush: true, seeded: 4 },
             Kind::Random | Kind::Forks => Crashes { every_flush: false, seeded: 40 },
             Kind::Full => Crashes { every_flush: false, seeded: 10 },
-            Kind::Ring | Kind::Tree => Crashes { every_flush: false, seeded: 24 },
+            Kind::Ring | Kind::Tree | Kind::Steps => Crashes { every_flush: false, seeded: 24 },
             Kind::Concurrent => Crashes { every_flush: false, seeded: 40 },
         }
     }
@@ -94,9 +100,13 @@ impl Kind {
         match self {
             Kind::Pair | Kind::Triple => Base::SmallTree,
             Kind::Random | Kind::Forks if seed.is_multiple_of(4) => Base::EmptyDup,
-            Kind::Forks | Kind::Random | Kind::Full | Kind::Ring | Kind::Tree | Kind::Concurrent => {
-                Base::Empty
-            }
+            Kind::Forks
+            | Kind::Random
+            | Kind::Full
+            | Kind::Ring
+            | Kind::Tree
+            | Kind::Steps
+            | Kind::Concurrent => Base::Empty,
         }
     }
 
@@ -136,6 +146,7 @@ impl fmt::Display for Kind {
             Kind::Ring => "ring",
             Kind::Tree => "tree",
             Kind::Forks => "forks",
+            Kind::Steps => "steps",
             Kind::Concurrent => "concurrent",
         })
     }
@@ -147,7 +158,7 @@ impl FromStr for Kind {
         let found = Kind::ALL.into_iter().find(|kind| kind.to_string() == text);
         found.ok_or_else(|| {
             format!(
-                "unknown workload {text:?}: one of pair, triple, random, full, ring, tree, forks, concurrent"
+                "unknown workload {text:?}: one of pair, triple, random, full, ring, tree, forks, steps, concurrent"
             )
         })
     }
