@@ -2,6 +2,7 @@
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -39,18 +40,28 @@ fn suite_survives() {
     if varve_torture::tuned::test("suite_survives") {
         return;
     }
-    let outcomes: Vec<_> = thread::scope(|scope| {
-        let runs: Vec<_> =
-            (0..THREADS).map(|t| scope.spawn(move || run_steps(SEED, t, THREADS, STEPS, BUDGET))).collect();
-        runs.into_iter().map(|run| run.join().expect("trials catch their panics")).collect()
-    });
-    for outcome in &outcomes {
-        if let Some(failure) = &outcome.failure {
-            panic!("after {} crashes: {failure}", outcome.counts.crashes);
+    // Each takes the next step: kinds take very different times, and come back after a fixed number of steps.
+    let next = AtomicU64::new(0);
+    let run_all = || {
+        let (mut crashes, mut workloads) = (0, 0);
+        loop {
+            let step = next.fetch_add(1, Ordering::Relaxed);
+            if step >= THREADS * STEPS {
+                return (crashes, workloads);
+            }
+            let outcome = run_steps(SEED, step, 1, 1, BUDGET);
+            (crashes, workloads) = (crashes + outcome.counts.crashes, workloads + outcome.counts.workloads);
+            if let Some(failure) = outcome.failure {
+                panic!("step {step}, after {} crashes: {failure}", outcome.counts.crashes);
+            }
         }
-    }
-    let crashes: u64 = outcomes.iter().map(|outcome| outcome.counts.crashes).sum();
-    let workloads: u64 = outcomes.iter().map(|outcome| outcome.counts.workloads).sum();
+    };
+    let counts: Vec<(u64, u64)> = thread::scope(|scope| {
+        let runs: Vec<_> = (0..THREADS).map(|_| scope.spawn(run_all)).collect();
+        runs.into_iter().map(|run| run.join().expect("no step fails")).collect()
+    });
+    let crashes: u64 = counts.iter().map(|(crashes, _)| crashes).sum();
+    let workloads: u64 = counts.iter().map(|(_, workloads)| workloads).sum();
     println!("{crashes} crashes in {workloads} workloads");
     assert!(crashes > 1_000, "only {crashes} crashes in all steps");
 }
