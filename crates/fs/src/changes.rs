@@ -1,10 +1,12 @@
 //! What differs between two subvolumes: the types. [`crate::Filesystem::diff`] gives them.
 
+use std::collections::BTreeMap;
+
 use crate::api::{FileFlags, FileKind, Timestamp};
 
 /// One step from an older subvolume to a newer one. Inodes are named by their numbers without the slot, which copies share.
 ///
-/// The steps come in this order, so that each can be done when it comes: inodes that are new, without a name yet; names that
+/// The steps come in this order, so that each can be done when it comes, by numbers: inodes that are new, without a name yet; names that
 /// are gone; names that are new (a rename is one of each, and a directory's contents stay in it); then of each inode size,
 /// data and attributes; extended attributes; and in the end the flags that may forbid all of this, and the inodes that are
 /// gone, which have no name any more. What the older one has immutable or append only, who does the steps has to free first.
@@ -112,6 +114,27 @@ pub enum Change {
     },
 }
 
+/// A directory that has no name when a step comes: the step that takes its old one away has been, or none was needed, and the one that
+/// gives it its new name is still to come. It is the nearest one on the way to a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Parked {
+    /// Its number.
+    pub inode: u64,
+    /// So many bytes at the end of the path of the directory that has the name lead there from it.
+    pub rest_bytes: usize,
+}
+
+/// A name that a file has all the time, in the older and in the newer one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Original {
+    /// The directory it is in; its path is among [`DiffPage::new_paths`].
+    pub directory: u64,
+    /// The name.
+    pub name: Vec<u8>,
+    /// What on the way there has no name just then.
+    pub parked: Option<Parked>,
+}
+
 /// A page of [`crate::Filesystem::diff`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DiffPage {
@@ -124,4 +147,9 @@ pub struct DiffPage {
     /// Paths below the newer root of the directories in [`Change::Linked`], and one of each inode whose size, data,
     /// attributes or flags are named.
     pub new_paths: Vec<(u64, Vec<u8>)>,
+    /// By index, of [`Change::Unlinked`] and [`Change::Linked`] that come while something on the way to their directory has no name.
+    pub parked: BTreeMap<usize, Parked>,
+    /// By index, of [`Change::Linked`] of a file that has had another name all the time, that. Without it the file waits where
+    /// [`Change::Created`] or [`Change::Unlinked`] has left it.
+    pub originals: BTreeMap<usize, Original>,
 }

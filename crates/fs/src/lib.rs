@@ -33,7 +33,7 @@ mod tests;
 mod writeback;
 
 pub use api::*;
-pub use changes::{Change, DiffPage};
+pub use changes::{Change, DiffPage, Original, Parked};
 pub use door::Filesystem;
 pub use error::FsError;
 pub use sums::{DataSums, ExtentSums};

@@ -1,6 +1,6 @@
 //! What differs between two subvolumes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::time::SystemTime;
 
@@ -19,6 +19,15 @@ const PAGE_CHANGES: usize = 4096;
 /// attributes; flags, which may forbid all of this, and inodes that are gone. What is immutable or append only in the older one
 /// has to be freed first ([`Filesystem::set_flags`]).
 ///
+/// Whoever does them to a copy of the older one needs a directory in it where things wait for a name under their numbers: what is created
+/// is made there; what loses a name is renamed to there, or, if it waits there already, only loses the name; a directory that gets one is
+/// renamed from there, and anything else gets it as a hard link to what waits there, or to [`Change::Linked::original`]. `path` is
+/// where a name was in the older one, or is in the newer one. Meanwhile a directory on the way may itself wait for its name: a [`Place`]
+/// says where the name is when its turn comes. When the first change that is none of names comes, all paths are those of the newer one, and
+/// what still waits is gone, or has other names: it can be removed.
+///
+/// Of times only those are told that differ: a file whose data was written and whose time was set back afterwards has `Data`, and no time.
+///
 /// A path may lead to a symbolic link, which is what has changed: [`Filesystem::set_link_owner`] and its like do not follow it. It keeps
 /// the mode and the flags that it was made with, and a node its flags.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,10 +36,18 @@ const PAGE_CHANGES: usize = 4096;
 pub enum Change {
     /// An inode that only the newer one has. What a symbolic link says is read there.
     Created { inode: u64, file_type: FileType, rdev: u32 },
-    /// A name, `path`, is gone, or leads elsewhere now.
-    Unlinked { directory: u64, inode: u64, file_type: FileType, path: PathBuf },
-    /// A name, `path`, is new, or leads elsewhere now.
-    Linked { directory: u64, inode: u64, file_type: FileType, path: PathBuf },
+    /// A name, `path`, is gone, or leads elsewhere now. It is at `place`.
+    Unlinked { directory: u64, inode: u64, file_type: FileType, path: PathBuf, place: Place },
+    /// A name, `path`, is new, or leads elsewhere now. It belongs to `place`. What gets it has been [`Change::Created`], has lost a name
+    /// ([`Change::Unlinked`]), or is at `original`: a name that a file has in both, and keeps.
+    Linked {
+        directory: u64,
+        inode: u64,
+        file_type: FileType,
+        path: PathBuf,
+        place: Place,
+        original: Option<Place>,
+    },
     /// A file is that long now: cut it, or let it grow with zeros.
     Resized { inode: u64, path: PathBuf, len: u64 },
     /// A range of a file that differs, or was written again. If it is not all zeros, read it from the newer one.
@@ -53,6 +70,16 @@ pub enum Change {
     Flags { inode: u64, path: PathBuf, flags: Flags },
     /// An inode that the newer one does not have any more.
     Deleted { inode: u64, file_type: FileType },
+}
+
+/// Where a name is when a change of names comes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Place {
+    /// A directory that waits for its name, in which `path` begins. `None`: it begins at the subvolume's root.
+    pub within: Option<u64>,
+    /// From there to the name, which is its last part.
+    pub path: PathBuf,
 }
 
 /// What leads from one subvolume to another: an iterator, which [`Filesystem::diff`] gives.
@@ -86,11 +113,10 @@ impl Iterator for Diff {
                     self.cursor = page.next;
                     let paths = |list: Vec<(u64, Vec<u8>)>| list.into_iter().collect::<HashMap<_, _>>();
                     let (old, new) = (paths(page.old_paths), paths(page.new_paths));
-                    let changes = page
-                        .changes
-                        .into_iter()
-                        .filter(can_be_done)
-                        .map(|change| with_path(change, &old, &new));
+                    let mut ways = Ways { old, new, parked: page.parked, originals: page.originals };
+                    let changes = page.changes.into_iter().enumerate();
+                    let changes = changes.filter(|(_, change)| can_be_done(change));
+                    let changes = changes.map(|(index, change)| with_path(change, index, &mut ways));
                     self.page = changes.collect::<Vec<_>>().into_iter();
                 }
                 Err(error) => return Some(Err(error)),
@@ -100,6 +126,25 @@ impl Iterator for Diff {
 }
 
 type Paths = HashMap<u64, Vec<u8>>;
+
+/// How to get to what a page names.
+struct Ways {
+    old: Paths,
+    new: Paths,
+    parked: BTreeMap<usize, varve_fs::Parked>,
+    originals: BTreeMap<usize, varve_fs::Original>,
+}
+
+fn named(paths: &Paths, directory: u64, name: &[u8]) -> PathBuf {
+    path_buf(paths.get(&directory).map_or(&[][..], Vec::as_slice)).join(path_buf(name))
+}
+
+fn place(paths: &Paths, directory: u64, name: &[u8], parked: Option<varve_fs::Parked>) -> Place {
+    let Some(parked) = parked else { return Place { within: None, path: named(paths, directory, name) } };
+    let path = paths.get(&directory).map_or(&[][..], Vec::as_slice);
+    let rest = &path[path.len().saturating_sub(parked.rest_bytes)..];
+    Place { within: Some(parked.inode), path: path_buf(rest).join(path_buf(name)) }
+}
 
 /// Not the flags of links and nodes: they keep those of the directory that they were made in, and nobody can set them; by its path another
 /// file would get those of a link.
@@ -112,22 +157,31 @@ fn can_be_done(change: &varve_fs::Change) -> bool {
     }
 }
 
-fn with_path(change: varve_fs::Change, old: &Paths, new: &Paths) -> Change {
+fn with_path(change: varve_fs::Change, index: usize, ways: &mut Ways) -> Change {
+    let parked = ways.parked.remove(&index);
+    let original = ways.originals.remove(&index);
+    let (old, new) = (&ways.old, &ways.new);
     let path = |inode| path_buf(new.get(&inode).map_or(&[][..], Vec::as_slice));
-    let named = |paths: &Paths, directory, name: &[u8]| {
-        path_buf(paths.get(&directory).map_or(&[][..], Vec::as_slice)).join(path_buf(name))
-    };
     match change {
         varve_fs::Change::Created { inode, kind, rdev } => {
             Change::Created { inode, file_type: FileType::of(kind), rdev }
         }
         varve_fs::Change::Unlinked { directory, name, inode, kind } => {
             let (file_type, path) = (FileType::of(kind), named(old, directory, &name));
-            Change::Unlinked { directory, inode, file_type, path }
+            Change::Unlinked {
+                directory,
+                inode,
+                file_type,
+                path,
+                place: place(old, directory, &name, parked),
+            }
         }
         varve_fs::Change::Linked { directory, name, inode, kind } => {
             let (file_type, path) = (FileType::of(kind), named(new, directory, &name));
-            Change::Linked { directory, inode, file_type, path }
+            let place = |directory, name: &[u8], parked| place(new, directory, name, parked);
+            let original = original.map(|it| place(it.directory, &it.name, it.parked));
+            let place = place(directory, &name, parked);
+            Change::Linked { directory, inode, file_type, path, place, original }
         }
         varve_fs::Change::Resized { inode, size } => Change::Resized { inode, path: path(inode), len: size },
         varve_fs::Change::Data { inode, offset, len, zeros } => {

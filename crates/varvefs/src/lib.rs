@@ -95,7 +95,7 @@ mod subvolumes;
 mod verbs;
 mod xattrs;
 
-pub use diff::{Change, Diff};
+pub use diff::{Change, Diff, Place};
 pub use directory::{DirEntry, ReadDir};
 pub use error::{Error, Reason, Result};
 pub use extents::{Extent, ExtentKind, Extents};

@@ -1,12 +1,12 @@
 //! Flags of chattr, owners of what is open, and a copy that is kept up to date with both.
 
-use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use varvefs::{
-    Allocate, Change, FileType, Filesystem, Flags, OpenOptions, Reason, SnapshotOptions, Times, XattrMode,
+    Allocate, Change, FileType, Filesystem, Flags, OpenOptions, Place, Reason, SnapshotOptions, Times,
+    XattrMode,
 };
 
 use crate::{MIB, assert_sound, fresh, names, quiet};
@@ -186,33 +186,41 @@ fn a_subvolume_with_immutable_files_is_removed_when_they_are_freed() {
 /// What waits for a name in a copy.
 const HELD: &str = ".held";
 
-/// Does to `copy`, which is as the older one is, what leads from there to `newer`.
-fn follow(fs: &Filesystem, changes: &[Change], newer: &Path, copy: &Path) {
-    let held = |inode: &u64| copy.join(HELD).join(inode.to_string());
-    let (mut links, mut linked) = (Vec::new(), HashMap::<u64, PathBuf>::new());
+/// Does to `copy`, which is as the older one is, what leads from there to `newer`: each change when it comes.
+fn follow(fs: &Filesystem, changes: impl Iterator<Item = Change>, newer: &Path, copy: &Path) {
+    let held = |inode: u64| copy.join(HELD).join(inode.to_string());
+    let at = |place: &Place| match place.within {
+        Some(directory) => held(directory).join(&place.path),
+        None => copy.join(&place.path),
+    };
+    let waits = |inode| fs.symlink_metadata(held(inode)).is_ok();
     fs.create_dir(copy.join(HELD)).unwrap();
+    let mut of_names = true;
     for change in changes {
-        match change {
+        let is_named =
+            matches!(change, Change::Created { .. } | Change::Unlinked { .. } | Change::Linked { .. });
+        if of_names && !is_named {
+            fs.remove_dir_all(copy.join(HELD)).unwrap();
+            of_names = false;
+        }
+        match &change {
             Change::Created { inode, file_type, rdev } => match file_type {
-                FileType::Directory => fs.create_dir(held(inode)).unwrap(),
-                FileType::Symlink => links.push(*inode),
-                kind => fs.create_node(held(inode), *kind, 0o600, *rdev).unwrap(),
+                FileType::Directory => fs.create_dir(held(*inode)).unwrap(),
+                // What it says is read where it has a name.
+                FileType::Symlink => {}
+                kind => fs.create_node(held(*inode), *kind, 0o600, *rdev).unwrap(),
             },
-            Change::Unlinked { inode, path, .. } => fs.rename(copy.join(path), held(inode)).unwrap(),
-            Change::Linked { inode, directory, path, .. } => {
-                let above = match fs.exists(held(directory)).unwrap() {
-                    true => held(directory),
-                    false => copy.join(path.parent().unwrap()),
-                };
-                let to = above.join(path.file_name().unwrap());
-                match linked.get(inode) {
-                    Some(first) => fs.hard_link(first, &to).unwrap(),
-                    None if links.contains(inode) => {
-                        fs.symlink(fs.read_link(newer.join(path)).unwrap(), &to).unwrap();
-                    }
-                    None => fs.rename(held(inode), &to).unwrap(),
+            Change::Unlinked { inode, place, .. } if waits(*inode) => fs.remove_file(at(place)).unwrap(),
+            Change::Unlinked { inode, place, .. } => fs.rename(at(place), held(*inode)).unwrap(),
+            Change::Linked { inode, file_type: FileType::Directory, place, .. } => {
+                fs.rename_no_replace(held(*inode), at(place)).unwrap();
+            }
+            Change::Linked { inode, file_type, path, place, original, .. } => {
+                if *file_type == FileType::Symlink && original.is_none() && !waits(*inode) {
+                    fs.symlink(fs.read_link(newer.join(path)).unwrap(), held(*inode)).unwrap();
                 }
-                linked.insert(*inode, copy.join(path));
+                let original = original.as_ref().map_or_else(|| held(*inode), at);
+                fs.hard_link(original, at(place)).unwrap();
             }
             Change::Resized { path, len, .. } => fs.set_len(copy.join(path), *len).unwrap(),
             Change::Data { path, offset, len, zeros, .. } => {
@@ -239,12 +247,13 @@ fn follow(fs: &Filesystem, changes: &[Change], newer: &Path, copy: &Path) {
             }
             Change::XattrRemoved { path, name, .. } => fs.remove_link_xattr(copy.join(path), name).unwrap(),
             Change::Flags { path, flags, .. } => fs.set_flags(copy.join(path), *flags).unwrap(),
-            Change::Deleted { inode, file_type: FileType::Directory } => fs.remove_dir(held(inode)).unwrap(),
-            Change::Deleted { inode, .. } => fs.remove_file(held(inode)).unwrap(),
+            Change::Deleted { inode, .. } => assert!(!waits(*inode)),
             other => panic!("unknown: {other:?}"),
         }
     }
-    fs.remove_dir(copy.join(HELD)).unwrap();
+    if of_names {
+        fs.remove_dir_all(copy.join(HELD)).unwrap();
+    }
 }
 
 /// Everything below `root` that a copy of it has, too.
@@ -327,11 +336,192 @@ fn a_copy_follows_a_diff() {
     let changes: Vec<_> = fs.diff("/before", "/after").unwrap().map(Result::unwrap).collect();
     let flags = changes.iter().filter(|change| matches!(change, Change::Flags { .. })).count();
     assert_eq!(flags, 5, "{changes:#?}");
-    follow(&fs, &changes, Path::new("/after"), Path::new("/copy"));
+    follow(&fs, changes.into_iter(), Path::new("/after"), Path::new("/copy"));
     let (copy, after) = (tree(&fs, Path::new("/copy")), tree(&fs, Path::new("/after")));
     assert_eq!(copy.len(), 12);
     assert_eq!(copy, after);
     assert_sound(&pool);
+}
+
+/// The numbers, in an order that is all its own.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) % end.max(1) as u64) as usize
+    }
+    fn one<'a>(&mut self, of: &'a [PathBuf]) -> &'a Path {
+        &of[self.below(of.len())]
+    }
+}
+
+/// All paths below `root`; those of directories apart, the root first.
+fn paths(fs: &Filesystem, root: &Path) -> (Vec<PathBuf>, Vec<PathBuf>) {
+    let (mut directories, mut others, mut at) = (vec![root.to_owned()], Vec::new(), 0);
+    while let Some(here) = directories.get(at).cloned() {
+        for entry in fs.read_dir(&here).unwrap() {
+            let path = here.join(entry.unwrap().file_name());
+            let is_dir = fs.symlink_metadata(&path).unwrap().is_dir();
+            if is_dir { &mut directories } else { &mut others }.push(path);
+        }
+        at += 1;
+    }
+    (directories, others)
+}
+
+/// Changes something below `root`. What is not possible changes nothing.
+fn disturb(fs: &Filesystem, root: &Path, random: &mut Random, step: usize) {
+    let (directories, others) = paths(fs, root);
+    // Few names, so that one is often given again.
+    let fresh = random.one(&directories).join(random.below(12).to_string());
+    let all: Vec<PathBuf> = directories[1..].iter().chain(&others).cloned().collect();
+    let file = |random: &mut Random| {
+        let path = others.get(random.below(others.len()))?;
+        fs.symlink_metadata(path).unwrap().is_file().then_some(path)
+    };
+    match random.below(20) {
+        0..=3 => drop(fs.create_dir(&fresh)),
+        4 | 5 => drop(fs.write(&fresh, vec![step as u8; random.below(20_000)])),
+        6 => drop(fs.symlink(format!("to {step}"), &fresh)),
+        7 => drop(fs.create_node(&fresh, FileType::Fifo, 0o600, 0)),
+        _ if all.is_empty() => {}
+        8..=10 => drop(fs.rename(random.one(&all), &fresh)),
+        11 => drop(fs.exchange(random.one(&all), random.one(&all))),
+        12 => drop(fs.remove_dir_all(random.one(&all))),
+        13 => {
+            // Out of what is removed.
+            let gone = random.one(&directories).to_owned();
+            if gone != root {
+                let (within, _) = paths(fs, &gone);
+                drop(fs.rename(random.one(&within), root.join(format!("saved {step}"))));
+                drop(fs.remove_dir_all(&gone));
+            }
+        }
+        14 if !others.is_empty() => drop(fs.remove_file(random.one(&others))),
+        15 | 16 if !others.is_empty() => drop(fs.hard_link(random.one(&others), &fresh)),
+        17 => drop(fs.set_link_xattr(
+            random.one(&all),
+            format!("user.{}", step % 3),
+            [step as u8],
+            XattrMode::Set,
+        )),
+        18 => drop(fs.set_link_owner(random.one(&all), Some(step as u32), None)),
+        _ => {
+            if let Some(path) = file(random) {
+                let file = OpenOptions::new().write(true).open(fs, path).unwrap();
+                file.write_all_at(&[step as u8; 700], random.below(60_000) as u64).unwrap();
+                if step % 3 == 0 {
+                    file.allocate(4096 * random.below(10) as u64, 8192, Allocate::Punch).unwrap();
+                }
+                if step % 4 == 0 {
+                    file.set_len(random.below(60_000) as u64).unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// Which names in `root` lead to the same file.
+fn same(fs: &Filesystem, root: &Path) -> Vec<Vec<PathBuf>> {
+    let mut groups = std::collections::BTreeMap::<u64, Vec<PathBuf>>::new();
+    for path in paths(fs, root).1 {
+        let inode = fs.symlink_metadata(&path).unwrap().inode;
+        groups.entry(inode).or_default().push(path.strip_prefix(root).unwrap().to_owned());
+    }
+    let mut groups: Vec<_> = groups.into_values().collect();
+    groups.iter_mut().for_each(|group| group.sort());
+    groups.sort();
+    groups
+}
+
+/// A tree that `change` changes, and a copy that follows.
+fn followed(what: &str, make: impl Fn(&Filesystem, &Path), change: impl Fn(&Filesystem, &Path)) {
+    let pool = quiet().in_memory(64 * MIB).unwrap();
+    let fs = pool.filesystem();
+    let root = Path::new("/o");
+    fs.create_subvolume(root).unwrap();
+    make(&fs, root);
+    let frozen = SnapshotOptions::new().read_only(true);
+    fs.snapshot(root, "/before", frozen).unwrap();
+    fs.snapshot(root, "/copy", SnapshotOptions::new()).unwrap();
+    change(&fs, root);
+    fs.snapshot(root, "/after", frozen).unwrap();
+    let changes = fs.diff("/before", "/after").unwrap().map(Result::unwrap);
+    follow(&fs, changes, Path::new("/after"), Path::new("/copy"));
+    let (copy, after) = (tree(&fs, Path::new("/copy")), tree(&fs, Path::new("/after")));
+    assert_eq!(copy, after, "{what}");
+    assert_eq!(same(&fs, Path::new("/copy")), same(&fs, Path::new("/after")), "{what}");
+    assert_sound(&pool);
+}
+
+// Goal: each change of names can be done when it comes, at the place that it says, also where a directory on the way has lost its name or
+// gets it later, and a further link to an old file. Method: those cases, one by one.
+#[test]
+fn names_are_where_changes_say() {
+    type Do = fn(&Filesystem, &Path);
+    let make: Do = |fs, root| {
+        fs.create_dir_all(root.join("d/e/f")).unwrap();
+        for name in ["d/x", "d/e/y", "d/e/f/z", "other"] {
+            fs.write(root.join(name), name).unwrap();
+        }
+        fs.hard_link(root.join("d/x"), root.join("d/e/x too")).unwrap();
+        fs.symlink("leads", root.join("d/link")).unwrap();
+    };
+    let cases: [(&str, Do); 8] = [
+        ("removed with what is in it", |fs, root| fs.remove_dir_all(root.join("d")).unwrap()),
+        ("moved away, and a name below removed", |fs, root| {
+            fs.rename(root.join("d"), root.join("moved")).unwrap();
+            fs.remove_file(root.join("moved/e/f/z")).unwrap();
+            fs.remove_file(root.join("moved/x")).unwrap();
+        }),
+        ("moved below a new one, and a name below made", |fs, root| {
+            fs.create_dir(root.join("new")).unwrap();
+            fs.rename(root.join("d"), root.join("new/d")).unwrap();
+            fs.write(root.join("new/d/e/f/made"), "made").unwrap();
+        }),
+        ("saved from what is removed", |fs, root| {
+            fs.rename(root.join("d/e/f"), root.join("f")).unwrap();
+            fs.remove_dir_all(root.join("d")).unwrap();
+        }),
+        ("turned inside out", |fs, root| {
+            fs.rename(root.join("d/e/f"), root.join("f")).unwrap();
+            fs.rename(root.join("d/e"), root.join("f/e")).unwrap();
+            fs.rename(root.join("d"), root.join("f/e/d")).unwrap();
+        }),
+        ("a file in the place of a directory", |fs, root| {
+            fs.remove_dir_all(root.join("d")).unwrap();
+            fs.rename(root.join("other"), root.join("d")).unwrap();
+        }),
+        ("further links", |fs, root| {
+            fs.create_dir(root.join("links")).unwrap();
+            for (at, name) in ["d/x", "d/link", "other", "d/e/f/z"].iter().enumerate() {
+                fs.hard_link(root.join(name), root.join(format!("links/{at}"))).unwrap();
+            }
+            fs.remove_file(root.join("d/x")).unwrap();
+            fs.rename(root.join("d"), root.join("links/d")).unwrap();
+        }),
+        ("all links but one gone", |fs, root| fs.remove_file(root.join("d/x")).unwrap()),
+    ];
+    for (what, change) in cases {
+        followed(what, make, change);
+    }
+}
+
+// Goal: the same of anything. Method: trees made by chance and changed by chance.
+#[test]
+fn copies_follow_random_changes() {
+    for seed in 0..60 {
+        let steps = |fs: &Filesystem, root: &Path, from: u64, count: usize| {
+            let mut random = Random(seed * 2 + from);
+            (0..count).for_each(|step| disturb(fs, root, &mut random, step));
+        };
+        followed(
+            &format!("seed {seed}"),
+            |fs, root| steps(fs, root, 0, 60),
+            |fs, root| steps(fs, root, 1, 10 + seed as usize),
+        );
+    }
 }
 
 // Goal: the flags that a link has from its directory are not told as a change, which by its path would be done to what it leads to. Method:
@@ -352,6 +542,6 @@ fn flags_of_links_are_no_changes() {
     fs.snapshot("/o", "/after", SnapshotOptions::new().read_only(true)).unwrap();
     let changes: Vec<_> = fs.diff("/before", "/after").unwrap().map(Result::unwrap).collect();
     assert!(!changes.iter().any(|change| matches!(change, Change::Flags { .. })), "{changes:#?}");
-    follow(&fs, &changes, Path::new("/after"), Path::new("/copy"));
+    follow(&fs, changes.into_iter(), Path::new("/after"), Path::new("/copy"));
     assert_eq!(fs.metadata("/copy/dir/link").unwrap().flags, immutable());
 }

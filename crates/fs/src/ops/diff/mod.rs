@@ -7,7 +7,7 @@
 mod hints;
 mod side;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use varve_engine::version::points::{self, Changed};
 use varve_engine::version::{self};
@@ -17,9 +17,9 @@ use varve_format::record::inode::{InodeKind, InodeRecord};
 use varve_format::record::name::NamePosition;
 
 pub(crate) use self::hints::{AllHints, Hints};
-use self::side::{Side, entry, record};
+use self::side::{Known, Side, entry, record};
 use crate::api::FileFlags;
-use crate::changes::{Change, DiffPage};
+use crate::changes::{Change, DiffPage, Original, Parked};
 use crate::core::Core;
 use crate::subvolume::Slot;
 use crate::table::{extents, number};
@@ -82,6 +82,7 @@ impl Core {
             sharing: self.sharing(),
             changes_max: changes_max.max(1),
             page: DiffPage::default(),
+            linked_at: BTreeMap::new(),
         };
         diff.run(cursor)?;
         diff.add_paths(hints)?;
@@ -96,6 +97,8 @@ struct Diff {
     sharing: bool,
     changes_max: usize,
     page: DiffPage,
+    /// Where the names of the page's [`Change::Linked`] are in their directories.
+    linked_at: BTreeMap<usize, NamePosition>,
 }
 
 impl Diff {
@@ -177,6 +180,7 @@ impl Diff {
                 if let Some((name, inode, kind)) = entry(first, value)?
                     && self.old.name(&self.view, first, position, &name)? != Some(inode)
                 {
+                    self.linked_at.insert(self.page.changes.len(), position);
                     self.page.changes.push(Change::Linked { directory: first, name, inode, kind });
                 }
             }
@@ -323,8 +327,85 @@ impl Diff {
             };
         }
         let more = self.page.next.is_some();
-        self.page.old_paths = self.old.paths(&self.view, old, &mut hints.old, more)?;
-        self.page.new_paths = self.new.paths(&self.view, new, &mut hints.new, more)?;
+        let old_names = self.old.names(&self.view, &old, &mut hints.old, more)?;
+        self.originals(hints, more)?;
+        let mut above = new.clone();
+        above.extend(self.page.originals.values().map(|original| original.directory));
+        let new_names = self.new.names(&self.view, &above, &mut hints.new, more)?;
+        self.park(&old_names, &new_names)?;
+        let paths = |of: BTreeSet<u64>, names: &Known| {
+            let path = |inode| side::path(names, inode).map(|path| (inode, path));
+            of.into_iter().filter_map(path).collect()
+        };
+        self.page.old_paths = paths(old, &old_names);
+        self.page.new_paths = paths(above, &new_names);
+        Ok(())
+    }
+
+    /// Of further names of files that both have, a name that both have. One old name says whether there is a need: if it is gone, the file
+    /// waits where that has left it.
+    fn originals(&mut self, hints: &mut Hints, more: bool) -> Result<()> {
+        let mut further = Vec::new();
+        for (index, change) in self.page.changes.iter().enumerate() {
+            let Change::Linked { inode, kind, .. } = change else { continue };
+            // With a single one, this is it.
+            if *kind != InodeKind::Directory
+                && self.new.inode(&self.view, *inode)?.is_some_and(|record| record.links > 1)
+                && self.old.inode(&self.view, *inode)?.is_some()
+            {
+                further.push((index, *inode));
+            }
+        }
+        let files = further.iter().map(|(_, inode)| *inode).collect();
+        let names = self.old.names(&self.view, &files, &mut hints.old, more)?;
+        for (index, inode) in further {
+            let Some(((directory, position), name)) = names.get(&inode) else { continue };
+            if self.new.name(&self.view, *directory, *position, name)? == Some(inode) {
+                let original = Original { directory: *directory, name: name.clone(), parked: None };
+                self.page.originals.insert(index, original);
+            }
+        }
+        Ok(())
+    }
+
+    /// Says of directories on the way to names which of them have none when it is their turn: in the order of the steps, which is that of
+    /// the places, one above has lost its name before, or gets it later. Which have, is asked of the other side.
+    fn park(&mut self, old_names: &Known, new_names: &Known) -> Result<()> {
+        let (view, old, new) = (&self.view, &self.old, &self.new);
+        let (mut moved_old, mut moved_new) = (HashMap::new(), HashMap::new());
+        let mut moved = |is_old: bool, inode: u64, (above, position): (u64, NamePosition), name: &[u8]| {
+            let (known, other) = if is_old { (&mut moved_old, new) } else { (&mut moved_new, old) };
+            if let Some(moved) = known.get(&inode) {
+                return Ok::<bool, FsError>(*moved);
+            }
+            let moved = other.name(view, above, position, name)? != Some(inode);
+            known.insert(inode, moved);
+            Ok(moved)
+        };
+        let mut found: Vec<(usize, Parked)> = Vec::new();
+        for (index, change) in self.page.changes.iter().enumerate() {
+            let parked = match change {
+                Change::Unlinked { directory, .. } => {
+                    side::parked(old_names, *directory, &mut |inode, place, name| {
+                        Ok(place.0 < *directory && moved(true, inode, place, name)?)
+                    })?
+                }
+                Change::Linked { directory, .. } => {
+                    let Some(position) = self.linked_at.get(&index) else { continue };
+                    let mut later = |inode, place: (u64, NamePosition), name: &[u8]| {
+                        Ok((place.0, place.1.0) > (*directory, position.0)
+                            && moved(false, inode, place, name)?)
+                    };
+                    if let Some(original) = self.page.originals.get_mut(&index) {
+                        original.parked = side::parked(new_names, original.directory, &mut later)?;
+                    }
+                    side::parked(new_names, *directory, &mut later)?
+                }
+                _ => None,
+            };
+            found.extend(parked.map(|parked| (index, parked)));
+        }
+        self.page.parked = found.into_iter().collect();
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ use varve_format::{Corrupt, FamilyId, TreeId};
 
 use super::hints::{Place, Places};
 use crate::api::ROOT_INODE;
+use crate::changes::Parked;
 use crate::table::number;
 use crate::{FileKind, Result};
 
@@ -19,7 +20,7 @@ use crate::{FileKind, Result};
 const DEPTH_MAX: usize = 1 << 20;
 
 /// Of each inode the place of a name, and the name.
-type Known = HashMap<u64, (Place, Vec<u8>)>;
+pub(super) type Known = HashMap<u64, (Place, Vec<u8>)>;
 /// Hears of a name: the inode it leads to, what that is, and where the name is.
 type Pass<'a> = &'a mut dyn FnMut(u64, FileKind, Place);
 /// Gets a prefix and a value; false ends the scan.
@@ -176,17 +177,16 @@ impl Side {
         })
     }
 
-    /// A path of each of these inodes, below the root. Reads the directories in which they and those above them have a
-    /// name, but where that is in `places`; if a file is not where it was named last (it had several names), all names. Where there is
+    /// A name of each of these inodes, and of each directory above. Reads the directories in which they have a name, but where that is in `places`; if a file is not where it was named last (it had several names), all names. Where there is
     /// `more` to come, `places` gets the names that it passes.
-    pub(super) fn paths(
+    pub(super) fn names(
         &self,
         view: &View,
-        wanted: BTreeSet<u64>,
+        wanted: &BTreeSet<u64>,
         places: &mut Places,
         more: bool,
-    ) -> Result<Vec<(u64, Vec<u8>)>> {
-        let Some(first) = wanted.first().copied() else { return Ok(Vec::new()) };
+    ) -> Result<Known> {
+        let Some(first) = wanted.first().copied() else { return Ok(Known::new()) };
         places.begin(first);
         let mut known = Known::new();
         let mut passed = Places::passed();
@@ -250,22 +250,43 @@ impl Side {
             let needed = known.iter().filter(|(inode, _)| !wanted.contains(inode));
             places.end(passed, needed.map(|(inode, (place, _))| (*inode, *place)));
         }
-        let path = |inode: u64| {
-            let (mut names, mut at) = (Vec::new(), inode);
-            while at != ROOT_INODE.0 {
-                // Directories that lie in each other lead nowhere.
-                if names.len() > known.len().min(DEPTH_MAX) {
-                    return None;
-                }
-                let ((parent, _), name) = known.get(&at)?;
-                names.push(name.as_slice());
-                at = *parent;
-            }
-            names.reverse();
-            Some((inode, names.join(&b'/')))
-        };
-        Ok(wanted.into_iter().filter_map(path).collect())
+        Ok(known)
     }
+}
+
+/// The path of an inode below the root.
+pub(super) fn path(known: &Known, inode: u64) -> Option<Vec<u8>> {
+    let (mut names, mut at) = (Vec::new(), inode);
+    while at != ROOT_INODE.0 {
+        // Directories that lie in each other lead nowhere.
+        if names.len() > known.len().min(DEPTH_MAX) {
+            return None;
+        }
+        let ((parent, _), name) = known.get(&at)?;
+        names.push(name.as_slice());
+        at = *parent;
+    }
+    names.reverse();
+    Some(names.join(&b'/'))
+}
+
+/// The nearest directory of those from `directory` up to the root that `is_parked` says of, by its number, place and name.
+pub(super) fn parked(
+    known: &Known,
+    directory: u64,
+    is_parked: &mut dyn FnMut(u64, Place, &[u8]) -> Result<bool>,
+) -> Result<Option<Parked>> {
+    let (mut at, mut rest_bytes, mut steps) = (directory, 0, 0);
+    while at != ROOT_INODE.0 && steps <= known.len().min(DEPTH_MAX) {
+        let Some((place, name)) = known.get(&at) else { return Ok(None) };
+        if is_parked(at, *place, name)? {
+            return Ok(Some(Parked { inode: at, rest_bytes }));
+        }
+        // With the slash before it, which the first one of them has not.
+        rest_bytes += name.len() + usize::from(steps > 0);
+        (at, steps) = (place.0, steps + 1);
+    }
+    Ok(None)
 }
 
 /// The number of an inode in an argument, without its slot.
