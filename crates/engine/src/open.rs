@@ -96,7 +96,7 @@ impl Store {
             id_floor: 16,
             replaced: Vec::new(),
             space: Space::new(total, u64::from(superblock.metadata.copies)),
-            sums: Checksums::new(PagePtrs::new(sum_pages(total))),
+            sums: Checksums::new(PagePtrs::new(sum_pages(total))?),
             pending: Pending::default(),
             spare: None,
             spare_steps: Vec::new(),
@@ -112,8 +112,8 @@ impl Store {
             },
         };
         let durable = Durable {
-            sums: PagePtrs::new(sum_pages(total)),
-            bitmap: PagePtrs::new(bitmap_pages(total)),
+            sums: PagePtrs::new(sum_pages(total))?,
+            bitmap: PagePtrs::new(bitmap_pages(total))?,
             root: NodePtr::NULL,
             position: Lsn(u64::MAX),
         };

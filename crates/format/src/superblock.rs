@@ -26,6 +26,8 @@ pub const RING_BYTES_MIN: u64 = 8 << 20;
 pub const RING_BYTES_MAX: u64 = 256 << 20;
 /// Smallest device, in bytes.
 pub const POOL_BYTES_MIN: u64 = 64 << 20;
+/// Largest pool that is made: what is known of each block takes memory, some 16 bytes a MiB. A larger one would be opened.
+pub const POOL_BYTES_MAX: u64 = 1 << 48;
 /// Most chunks in a pool.
 pub const CHUNKS_MAX: usize = 1024;
 /// Most cuts of the log between two checkpoints.

@@ -106,7 +106,7 @@ pub use metadata::{Allocate, FileType, Flags, Metadata, Times, XattrMode};
 pub use open_options::OpenOptions;
 pub use path::AsPath;
 pub use pending::{Pending, wait_all};
-pub use pool::{POOL_BYTES_MIN, Pool, PoolOptions, Profile};
+pub use pool::{POOL_BYTES_MAX, POOL_BYTES_MIN, Pool, PoolOptions, Profile};
 pub use stats::{
     CheckReport, CheckpointStats, DeviceStats, JournalStats, KeyframeStats, LatencyStats, NodeStats,
     ReapStats, Recovery, SpaceStats, StatFs, Stats, Trimmed,

@@ -16,6 +16,8 @@ use crate::stats::{CheckReport, Recovery, Stats, Trimmed};
 
 /// The smallest pool, in bytes.
 pub const POOL_BYTES_MIN: u64 = 64 << 20;
+/// Largest pool that is made, in bytes. An open pool takes some 16 bytes of memory for each MiB of it, whatever is in it.
+pub const POOL_BYTES_MAX: u64 = 1 << 48;
 
 /// Dirty file data kept in memory by default, in bytes.
 const DIRTY_BYTES_DEFAULT: u64 = 64 << 20;
@@ -170,7 +172,7 @@ impl PoolOptions {
         self
     }
 
-    /// Makes a pool in a new sparse file of `size_bytes` ([`POOL_BYTES_MIN`] or more) and opens it.
+    /// Makes a pool in a new sparse file of `size_bytes` (from [`POOL_BYTES_MIN`] to [`POOL_BYTES_MAX`]) and opens it.
     ///
     /// Errors: [`Reason::Exists`] if there is anything at `path`; [`Reason::InUse`] if somebody else is making it;
     /// [`Reason::Refused`] with what to do.
@@ -228,7 +230,7 @@ impl PoolOptions {
         }
     }
 
-    /// Makes a pool of `size_bytes` ([`POOL_BYTES_MIN`] or more) in memory, which goes with its last handle.
+    /// Makes a pool of `size_bytes` (from [`POOL_BYTES_MIN`] to [`POOL_BYTES_MAX`]) in memory, which goes with its last handle.
     pub fn in_memory(&self, size_bytes: u64) -> Result<Pool> {
         let device: Arc<dyn varve_device::Device> = Arc::new(varve_device::MemoryDevice::new(size_bytes));
         let name = device.name();

@@ -19,14 +19,25 @@ pub struct PagePtrs {
 }
 
 impl PagePtrs {
-    /// An array of `pages` zero pages.
-    pub fn new(pages: usize) -> PagePtrs {
-        let mut levels = vec![vec![NodePtr::NULL; pages]];
+    /// An array of `pages` zero pages. An error if there is not the memory for that: some 32 bytes each.
+    pub fn new(pages: usize) -> Result<PagePtrs, EngineError> {
+        let level = |pages: usize| {
+            let mut ptrs = Vec::new();
+            if ptrs.try_reserve_exact(pages).is_err() {
+                return Err(EngineError::Refused(format!(
+                    "there is not enough memory for a pool of this size: {} MiB for what is known of its blocks",
+                    (pages * size_of::<NodePtr>()) >> 20
+                )));
+            }
+            ptrs.resize(pages, NodePtr::NULL);
+            Ok(ptrs)
+        };
+        let mut levels = vec![level(pages)?];
         while levels.last().is_some_and(|l| l.len() > 1) {
             let n = levels[levels.len() - 1].len().div_ceil(ARRAY_FANOUT);
-            levels.push(vec![NodePtr::NULL; n]);
+            levels.push(level(n)?);
         }
-        PagePtrs { levels }
+        Ok(PagePtrs { levels })
     }
 
     /// Number of levels, payload included.
@@ -88,7 +99,7 @@ impl PagePtrs {
                 root.pages
             )));
         }
-        let mut out = PagePtrs::new(pages);
+        let mut out = PagePtrs::new(pages)?;
         let top = out.levels.len() - 1;
         out.levels[top][0] = root.ptr;
         for level in (1..=top).rev() {

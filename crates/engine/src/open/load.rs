@@ -92,7 +92,7 @@ pub(super) fn load_pages(
         block => block.map(|b| b.to_vec()),
     };
     match PagePtrs::load(pages, root, what, &mut read) {
-        Err(e) => judge.hear(Kind::ArrayUnreadable, e).map(|()| PagePtrs::new(pages)),
+        Err(e) => judge.hear(Kind::ArrayUnreadable, e).and_then(|()| PagePtrs::new(pages)),
         loaded => loaded,
     }
 }

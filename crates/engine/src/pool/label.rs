@@ -6,9 +6,9 @@ use std::sync::Arc;
 use varve_device::{AlignedBuf, Device, DeviceError};
 use varve_format::root::{NODE_COPIES_MAX, NodePtr};
 use varve_format::superblock::{
-    CHUNKS_MAX, Chunk, FORMAT_VERSION, INCOMPATIBLE_KNOWN, Label, POOL_BYTES_MIN, ProfileField,
-    RING_BYTES_MAX, RING_BYTES_MIN, RING_START, SLOT_BYTES, SLOTS_PER_END, Stripe, Superblock, TAIL_BYTES,
-    slot_offset,
+    CHUNKS_MAX, Chunk, FORMAT_VERSION, INCOMPATIBLE_KNOWN, Label, POOL_BYTES_MAX, POOL_BYTES_MIN,
+    ProfileField, RING_BYTES_MAX, RING_BYTES_MIN, RING_START, SLOT_BYTES, SLOTS_PER_END, Stripe, Superblock,
+    TAIL_BYTES, slot_offset,
 };
 use varve_format::{BLOCK_BYTES, BLOCK_SHIFT, Lsn};
 
@@ -451,6 +451,14 @@ pub fn format_devices(devices: &[Arc<dyn Device>], options: &FormatOptions) -> R
             device.name(),
             size_bytes >> 20,
             POOL_BYTES_MIN >> 20
+        ));
+    }
+    if size_bytes > POOL_BYTES_MAX {
+        return refuse(format!(
+            "{} is {} TiB, and the largest pool is {} TiB",
+            device.name(),
+            size_bytes >> 40,
+            POOL_BYTES_MAX >> 40
         ));
     }
     if !options.force {

@@ -116,6 +116,24 @@ fn pools_say_why_they_cannot_be_opened() {
     quiet().open_on(&disk).unwrap();
 }
 
+// Goal: a pool of absurd size is refused with an error, and nothing is left. Method: in memory, on a disk in memory and in a file, from just above
+// the largest size.
+#[test]
+fn absurd_sizes_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for size in [(1 << 48) + 4096, 1 << 52, 1 << 62, u64::MAX] {
+        let on_disk = quiet().create_on(&MemoryDisk::new(size));
+        let in_file = Pool::create(dir.path().join("pool"), size);
+        // The file system below may not take a file of this size.
+        assert!(in_file.is_err(), "{size}");
+        for result in [Pool::in_memory(size), on_disk] {
+            let text = result.map(drop).unwrap_err().to_string();
+            assert!(text.contains("the largest pool is 256 TiB"), "{text}");
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}
+
 // Goal: format takes a file that is there, and another's only by force. Method: zeros, then a pool, then by force.
 #[test]
 fn format_overwrites_only_by_force() {
