@@ -302,14 +302,15 @@ impl File {
 
     /// Sets an extended attribute.
     pub fn set_xattr(&self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>, mode: XattrMode) -> Result<()> {
-        self.run("set an extended attribute of", |fs, ino| {
-            Ok(fs.setxattr(ino, name.as_ref(), value.as_ref(), mode.below())?)
-        })
+        // Before the verb begins: what panics in the user's code is not half done.
+        let (name, value) = (name.as_ref(), value.as_ref());
+        self.run("set an extended attribute of", |fs, ino| Ok(fs.setxattr(ino, name, value, mode.below())?))
     }
 
     /// The value of an extended attribute; `None` if there is none of that name.
     pub fn get_xattr(&self, name: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
-        self.run("read an extended attribute of", |fs, ino| verbs::get_xattr(fs, ino, name.as_ref()))
+        let name = name.as_ref();
+        self.run("read an extended attribute of", |fs, ino| verbs::get_xattr(fs, ino, name))
     }
 
     /// The names of all extended attributes.
@@ -319,7 +320,8 @@ impl File {
 
     /// Removes an extended attribute.
     pub fn remove_xattr(&self, name: impl AsRef<[u8]>) -> Result<()> {
-        self.run("remove an extended attribute of", |fs, ino| Ok(fs.removexattr(ino, name.as_ref())?))
+        let name = name.as_ref();
+        self.run("remove an extended attribute of", |fs, ino| Ok(fs.removexattr(ino, name)?))
     }
 }
 

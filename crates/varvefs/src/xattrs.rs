@@ -1,4 +1,6 @@
 //! Extended attributes by path: of what the path leads to, and of a symbolic link itself.
+//!
+//! What the user gives is asked for its bytes before a verb begins: a panic in his code would stop the pool.
 
 use crate::error::{Fault, Result};
 use crate::filesystem::Filesystem;
@@ -40,12 +42,14 @@ impl Filesystem {
         value: impl AsRef<[u8]>,
         mode: XattrMode,
     ) -> Result<()> {
-        self.on_inode(SET, path, |fs, ino| set(fs, ino, name.as_ref(), value.as_ref(), mode))
+        let (name, value) = (name.as_ref(), value.as_ref());
+        self.on_inode(SET, path, |fs, ino| set(fs, ino, name, value, mode))
     }
 
     /// The value of an extended attribute; `None` if there is none of that name.
     pub fn get_xattr(&self, path: impl AsPath, name: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
-        self.on_inode(READ, path, |fs, ino| verbs::get_xattr(fs, ino, name.as_ref()))
+        let name = name.as_ref();
+        self.on_inode(READ, path, |fs, ino| verbs::get_xattr(fs, ino, name))
     }
 
     /// The names of all extended attributes.
@@ -55,7 +59,8 @@ impl Filesystem {
 
     /// Removes an extended attribute.
     pub fn remove_xattr(&self, path: impl AsPath, name: impl AsRef<[u8]>) -> Result<()> {
-        self.on_inode(REMOVE, path, |fs, ino| remove(fs, ino, name.as_ref()))
+        let name = name.as_ref();
+        self.on_inode(REMOVE, path, |fs, ino| remove(fs, ino, name))
     }
 
     /// [`Filesystem::set_xattr`] that does not follow a symbolic link at `path`, but sets the link's own. Linux itself
@@ -67,12 +72,14 @@ impl Filesystem {
         value: impl AsRef<[u8]>,
         mode: XattrMode,
     ) -> Result<()> {
-        self.on_entry(SET, path, |fs, ino| set(fs, ino, name.as_ref(), value.as_ref(), mode))
+        let (name, value) = (name.as_ref(), value.as_ref());
+        self.on_entry(SET, path, |fs, ino| set(fs, ino, name, value, mode))
     }
 
     /// [`Filesystem::get_xattr`] that does not follow a symbolic link at `path`.
     pub fn get_link_xattr(&self, path: impl AsPath, name: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
-        self.on_entry(READ, path, |fs, ino| verbs::get_xattr(fs, ino, name.as_ref()))
+        let name = name.as_ref();
+        self.on_entry(READ, path, |fs, ino| verbs::get_xattr(fs, ino, name))
     }
 
     /// [`Filesystem::list_xattrs`] that does not follow a symbolic link at `path`.
@@ -82,6 +89,7 @@ impl Filesystem {
 
     /// [`Filesystem::remove_xattr`] that does not follow a symbolic link at `path`.
     pub fn remove_link_xattr(&self, path: impl AsPath, name: impl AsRef<[u8]>) -> Result<()> {
-        self.on_entry(REMOVE, path, |fs, ino| remove(fs, ino, name.as_ref()))
+        let name = name.as_ref();
+        self.on_entry(REMOVE, path, |fs, ino| remove(fs, ino, name))
     }
 }

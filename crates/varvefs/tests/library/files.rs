@@ -229,3 +229,46 @@ fn a_full_pool_says_so() {
     fs.remove_file("/big").unwrap();
     fs.write("/small", vec![1; 20 * MIB as usize]).unwrap();
 }
+
+/// Bytes that nobody gets.
+struct Panics;
+
+impl AsRef<[u8]> for Panics {
+    fn as_ref(&self) -> &[u8] {
+        panic!("the user's own")
+    }
+}
+
+impl varvefs::AsPath for Panics {
+    fn as_path_bytes(&self) -> &[u8] {
+        panic!("the user's own")
+    }
+}
+
+// Goal: what panics in the user's code while it is asked for its bytes does not stop the pool. Method: each verb that takes such things, and a
+// write after all of them.
+#[test]
+fn panics_of_arguments_stop_nothing() {
+    let fs = crate::fresh();
+    let file = fs.create("/file").unwrap();
+    let mode = varvefs::XattrMode::Set;
+    let calls: [&dyn Fn(); 12] = [
+        &|| drop(file.set_xattr(Panics, b"value", mode)),
+        &|| drop(file.set_xattr("user.a", Panics, mode)),
+        &|| drop(file.get_xattr(Panics)),
+        &|| drop(file.remove_xattr(Panics)),
+        &|| drop(fs.set_xattr("/file", "user.a", Panics, mode)),
+        &|| drop(fs.get_xattr("/file", Panics)),
+        &|| drop(fs.remove_xattr("/file", Panics)),
+        &|| drop(fs.set_link_xattr("/file", Panics, "", mode)),
+        &|| drop(fs.get_link_xattr("/file", Panics)),
+        &|| drop(fs.remove_link_xattr("/file", Panics)),
+        &|| drop(fs.write("/file", Panics)),
+        &|| drop(fs.rename("/file", Panics)),
+    ];
+    for call in calls {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).unwrap_err();
+    }
+    fs.write("/file", "goes on").unwrap();
+    fs.sync().unwrap();
+}
