@@ -33,12 +33,21 @@ impl fmt::Display for Operation {
     }
 }
 
+/// An operation, and where: opening and making durable are of the whole device.
+fn attempt(operation: Operation, device: &str, offset: u64, len_bytes: u64) -> String {
+    match operation {
+        Operation::Open => format!("opening {device}"),
+        Operation::Flush => format!("making durable what was written to {device}"),
+        _ => format!("{operation} of {len_bytes} bytes at offset {offset} on {device}"),
+    }
+}
+
 /// A failed device operation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// The operating system or the device refused or failed the operation (EIO and its like).
-    #[error("{operation} of {len_bytes} bytes at offset {offset} on {device} failed: {text}")]
+    #[error("{} failed: {text}", attempt(*.operation, device, *.offset, *.len_bytes))]
     Io {
         /// What was being done.
         operation: Operation,
@@ -194,6 +203,8 @@ mod tests {
         for part in ["write", "8192", "4096", "disk"] {
             assert!(text.contains(part), "{text}");
         }
+        let open = DeviceError::from_os(Operation::Open, "disk", 0, 0, &io::Error::from_raw_os_error(5));
+        assert!(open.to_string().starts_with("opening disk failed: "), "{open}");
         let missing = DeviceError::from_os(Operation::Open, "disk", 0, 0, &io::Error::from_raw_os_error(2));
         assert_eq!(missing, DeviceError::NotFound { device: "disk".into() });
     }

@@ -35,6 +35,9 @@ pub enum EngineError {
     /// The pool cannot be opened, and why, in a sentence that says what to do.
     #[error("{0}")]
     Refused(String),
+    /// What is on the device is no pool, and what it is, in a whole sentence.
+    #[error("{0}")]
+    NoPool(String),
 }
 
 impl EngineError {

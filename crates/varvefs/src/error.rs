@@ -110,9 +110,7 @@ pub enum Reason {
     #[error("the two paths lie in different subvolumes")]
     CrossesSubvolumes,
     /// A read-only snapshot is not removed as a directory is.
-    #[error(
-        "it is a read-only snapshot, which is deleted as one (with delete_subvolume, or `varve subvolume delete`)"
-    )]
+    #[error("it is a read-only snapshot, which is deleted as one (with delete_subvolume)")]
     IsSubvolume,
     /// A subvolume was needed, and this is something else.
     #[error("not a subvolume")]
@@ -142,6 +140,9 @@ pub enum Reason {
     /// Something in the pool is not what it should be, in all of its copies. `check` says more.
     #[error("{0}")]
     Corrupt(String),
+    /// What was to be opened is no pool. A whole sentence.
+    #[error("{0}")]
+    NotAPool(String),
     /// The device, or the operating system below it, failed a request.
     #[error("{0}")]
     Device(String),
@@ -225,7 +226,7 @@ impl Reason {
             Reason::ReadOnly | Reason::ReadOnlySubvolume => io::ErrorKind::ReadOnlyFilesystem,
             Reason::SubvolumeDeleted => io::ErrorKind::StaleNetworkFileHandle,
             Reason::InUse(_) => io::ErrorKind::ResourceBusy,
-            Reason::Corrupt(_) => io::ErrorKind::InvalidData,
+            Reason::Corrupt(_) | Reason::NotAPool(_) => io::ErrorKind::InvalidData,
             Reason::NotDurable(why) => why.kind(),
             Reason::Closed | Reason::Device(_) | Reason::Stopped(_) | Reason::Refused(_) => {
                 io::ErrorKind::Other
@@ -254,7 +255,7 @@ impl fmt::Display for Error {
             }
             Error::Pool { doing, pool, reason } => {
                 let text = reason.to_string();
-                if text.contains(pool.as_str()) {
+                if says(&text, pool) {
                     write!(f, "cannot {doing} the pool: {text}")
                 } else {
                     write!(f, "cannot {doing} the pool {pool}: {text}")
@@ -262,6 +263,35 @@ impl fmt::Display for Error {
             }
         }
     }
+}
+
+/// Whether a text names a pool, as a word of its own. A pool's name may be any word, or a part of one: only what is clearly a path counts,
+/// and else it is named once more.
+fn says(text: &str, pool: &str) -> bool {
+    let around = |side: char| side.is_whitespace() || [':', ',', ';', '(', ')'].contains(&side);
+    pool.contains('/')
+        && text.match_indices(pool).any(|(at, _)| {
+            text[..at].chars().next_back().is_none_or(around)
+                && text[at + pool.len()..].chars().next().is_none_or(around)
+        })
+}
+
+/// What the layers below say in words of the command line, and how the library says it.
+const WORDS: [(&str, &str); 7] = [
+    ("`varve create` makes one", "`Pool::create` makes one"),
+    ("create it again with --force", "make it again with `PoolOptions::format` and `PoolOptions::force`"),
+    ("--force overwrites it", "`PoolOptions::force` lets it be overwritten"),
+    ("unmount it, look at the device", "close it, look at the device"),
+    (" (unmount and mount it)", ""),
+    (
+        "`varve export`, or a mount with -o ro, brings",
+        "whoever opens it with `PoolOptions::read_only` brings",
+    ),
+    ("`varve check`", "`Pool::check`"),
+];
+
+fn in_words_of_the_library(text: &str) -> String {
+    WORDS.iter().fold(text.to_owned(), |text, (below, here)| text.replace(below, here))
 }
 
 impl std::error::Error for Error {
@@ -379,7 +409,7 @@ fn reason_of(error: varve_fs::FsError) -> Reason {
         varve_fs::FsError::TooManyLinks => Reason::TooManyLinks,
         varve_fs::FsError::AttributesFull => Reason::AttributesFull,
         varve_fs::FsError::HashFull | varve_fs::FsError::NumbersUsedUp | varve_fs::FsError::SlotsUsedUp => {
-            Reason::Refused(error.to_string())
+            Reason::Refused(in_words_of_the_library(&error.to_string()))
         }
         varve_fs::FsError::NotSupported => Reason::NotSupported,
         varve_fs::FsError::CrossDevice => Reason::CrossesSubvolumes,
@@ -390,13 +420,16 @@ fn reason_of(error: varve_fs::FsError) -> Reason {
         varve_fs::FsError::NotDurable(why) => Reason::NotDurable(Box::new(reason_of(*why))),
         varve_fs::FsError::ReadOnlySubvolume => Reason::ReadOnlySubvolume,
         // Nobody outside of the filesystem meets it, unless snapshots are taken without a pause.
-        error @ varve_fs::FsError::Frozen(_) => Reason::Refused(error.to_string()),
+        error @ varve_fs::FsError::Frozen(_) => Reason::Refused(in_words_of_the_library(&error.to_string())),
         varve_fs::FsError::Engine(error) => match error {
             varve_engine::EngineError::NoSpace => Reason::NoSpace,
             varve_engine::EngineError::ReadOnly => Reason::ReadOnly,
             varve_engine::EngineError::Device(error) => reason_of_device(error),
-            varve_engine::EngineError::Refused(text) => Reason::Refused(text),
-            error @ varve_engine::EngineError::Stopped(_) => Reason::Stopped(error.to_string()),
+            varve_engine::EngineError::Refused(text) => Reason::Refused(in_words_of_the_library(&text)),
+            varve_engine::EngineError::NoPool(text) => Reason::NotAPool(in_words_of_the_library(&text)),
+            error @ varve_engine::EngineError::Stopped(_) => {
+                Reason::Stopped(in_words_of_the_library(&error.to_string()))
+            }
             error => Reason::Corrupt(error.to_string()),
         },
     }
@@ -409,6 +442,14 @@ fn reason_of_device(error: varve_device::DeviceError) -> Reason {
         varve_device::DeviceError::NotPermitted { text, .. } => Reason::AccessDenied(text),
         varve_device::DeviceError::LockedBy(text) => Reason::InUse(text),
         varve_device::DeviceError::Unsupported { text, .. } => Reason::Refused(text),
+        // The path of the pool leads through a file, or has a name that is too long.
+        error @ varve_device::DeviceError::Io { operation: varve_device::Operation::Open, .. } => {
+            match error.errno() {
+                Some(20) => Reason::NotADirectory,
+                Some(36) => Reason::NameTooLong,
+                _ => Reason::Device(error.to_string()),
+            }
+        }
         error => Reason::Device(error.to_string()),
     }
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -175,12 +176,14 @@ impl PoolOptions {
     /// Makes a pool in a new sparse file of `size_bytes` (from [`POOL_BYTES_MIN`] to [`POOL_BYTES_MAX`]) and opens it.
     ///
     /// Errors: [`Reason::Exists`] if there is anything at `path`; [`Reason::InUse`] if somebody else is making it;
-    /// [`Reason::Refused`] with what to do.
+    /// [`Reason::Invalid`] for such a size or path; [`Reason::Refused`] with what to do.
     pub fn create(&self, path: impl AsRef<Path>, size_bytes: u64) -> Result<Pool> {
         let path = path.as_ref();
         // It appears under its name only when the pool in it is whole, and is locked from before that on.
         let device = self
             .may_write()
+            .and_then(|()| require_name(path))
+            .and_then(|()| require_size(size_bytes))
             .and_then(|()| {
                 varve_device::FileDevice::create_whole(path, size_bytes, |device| {
                     self.format_device(device, true)
@@ -208,7 +211,8 @@ impl PoolOptions {
 
     /// Opens the pool in the file or block device `path`, recovering it if it was not closed.
     ///
-    /// Errors: [`Reason::NotFound`]; [`Reason::InUse`] if somebody has it open; [`Reason::Refused`] with what to do.
+    /// Errors: [`Reason::NotFound`]; [`Reason::InUse`] if somebody has it open; [`Reason::NotAPool`]; [`Reason::Refused`] with what to
+    /// do.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Pool> {
         let path = path.as_ref();
         let device =
@@ -260,6 +264,7 @@ impl PoolOptions {
         device: Arc<dyn varve_device::Device>,
         force: bool,
     ) -> std::result::Result<(), Fault> {
+        require_size(device.size_bytes())?;
         let mut pool_id = [0; 16];
         let mut hash_seed = [0; 8];
         File::open("/dev/urandom")
@@ -429,8 +434,37 @@ impl std::fmt::Debug for Pool {
     }
 }
 
+/// What a pool in a new file can be called.
+fn require_name(path: &Path) -> std::result::Result<(), Fault> {
+    require_path(path)?;
+    // What is there is said to be there.
+    if path.as_os_str().as_bytes().ends_with(b"/") && fs::symlink_metadata(path).is_err() {
+        return Err(Reason::Invalid("the path of a file does not end with a slash").into());
+    }
+    Ok(())
+}
+
+fn require_path(path: &Path) -> std::result::Result<(), Fault> {
+    if path.as_os_str().as_bytes().contains(&0) {
+        return Err(Reason::Invalid("a path cannot contain a NUL byte").into());
+    }
+    Ok(())
+}
+
+fn require_size(size_bytes: u64) -> std::result::Result<(), Fault> {
+    if size_bytes < POOL_BYTES_MIN {
+        return Err(Reason::Invalid("the smallest pool is 64 MiB").into());
+    }
+    // As much as is used of it.
+    if size_bytes > POOL_BYTES_MAX + 4095 {
+        return Err(Reason::Invalid("the largest pool is 256 TiB").into());
+    }
+    Ok(())
+}
+
 /// Opens the device of a pool.
 fn open_place(path: &Path, read_only: bool) -> std::result::Result<Arc<dyn varve_device::Device>, Fault> {
+    require_path(path)?;
     let mode = if read_only { varve_device::OpenMode::ReadOnly } else { varve_device::OpenMode::ReadWrite };
     Ok(Arc::new(varve_device::FileDevice::open(path, mode)?))
 }

@@ -101,7 +101,7 @@ fn inner_places(device: &dyn Device, size_bytes: u64) -> BTreeSet<u64> {
 fn read_label(device: &dyn Device) -> Result<Label> {
     let size = device.size_bytes() / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
     if size < 2 * BLOCK_BYTES as u64 {
-        return refuse(format!("{} is too small to hold a pool", device.name()));
+        return Err(EngineError::NoPool(format!("{} is too small to hold a pool", device.name())));
     }
     let mut block = AlignedBuf::new(BLOCK_BYTES);
     let (mut why, mut unreadable, mut newer) = (None, None, None);
@@ -127,10 +127,13 @@ fn read_label(device: &dyn Device) -> Result<Label> {
         return Err(e.into());
     }
     if let Some(what) = foreign_signature(device)? {
-        return refuse(format!("{} holds {what}, not a VarveFS pool", device.name()));
+        return Err(EngineError::NoPool(format!("{} holds {what}, not a VarveFS pool", device.name())));
     }
     let why = why.map(|w| w.to_string()).unwrap_or_default();
-    refuse(format!("{} is not a VarveFS pool ({why}); `varve create` makes one", device.name()))
+    Err(EngineError::NoPool(format!(
+        "{} is not a VarveFS pool ({why}); `varve create` makes one",
+        device.name()
+    )))
 }
 
 /// Why it is not known whether there is a newer superblock than the one that was found. `None`: there is none.

@@ -95,7 +95,8 @@ fn pools_say_why_they_cannot_be_opened() {
     let shown = path.display();
     assert_eq!(text(Pool::open(&path)), format!("cannot open the pool {shown}: no such file or directory"));
     let error = Pool::create(&path, 1 << 20).unwrap_err();
-    assert!(matches!(error.reason(), Reason::Refused(_)), "{error}");
+    assert!(matches!(error.reason(), Reason::Invalid(_)), "{error}");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "a failed creation leaves nothing");
     let pool = Pool::create(&path, 64 << 20).unwrap();
     assert_eq!(*Pool::create(&path, 64 << 20).unwrap_err().reason(), Reason::Exists);
@@ -106,6 +107,8 @@ fn pools_say_why_they_cannot_be_opened() {
     std::fs::write(dir.path().join("text"), vec![b'x'; 1 << 20]).unwrap();
     let error = Pool::open(dir.path().join("text")).unwrap_err();
     assert!(error.to_string().contains("is not a VarveFS pool"), "{error}");
+    assert!(error.to_string().contains("`Pool::create` makes one"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::InvalidData);
     let error = Pool::open(dir.path()).unwrap_err();
     assert!(error.to_string().contains("neither a regular file nor a block device"), "{error}");
     assert_eq!(Pool::create(dir.path().join("no/where"), 64 << 20).unwrap_err().kind(), ErrorKind::NotFound);
@@ -114,6 +117,47 @@ fn pools_say_why_they_cannot_be_opened() {
     assert_eq!(quiet().open_on(&disk).unwrap_err().kind(), ErrorKind::ResourceBusy);
     drop(pool);
     quiet().open_on(&disk).unwrap();
+}
+
+// Goal: paths that a pool cannot have are refused with the kind that std has for them, and a pool is named whatever its name is. Method: a NUL
+// byte, a slash behind a new name and behind a file, too long a name; a pool whose name is a part of what is said about it.
+#[test]
+fn paths_of_pools() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let made = |name: &str| Pool::create(at(name), 64 << 20).map(drop);
+    let opened = |name: &str| Pool::open(at(name)).map(drop);
+    std::fs::write(at("file"), "text").unwrap();
+    let long = "n".repeat(256);
+    let cases = [
+        (made("a\0b"), ErrorKind::InvalidInput),
+        (opened("a\0b"), ErrorKind::InvalidInput),
+        (made("trail/"), ErrorKind::InvalidInput),
+        (opened("file/"), ErrorKind::NotADirectory),
+        (opened("file/pool"), ErrorKind::NotADirectory),
+        (made("file/pool"), ErrorKind::NotADirectory),
+        (opened(&long), ErrorKind::InvalidFilename),
+        (made(&long), ErrorKind::InvalidFilename),
+    ];
+    for (n, (result, kind)) in cases.into_iter().enumerate() {
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), kind, "{n}: {error}");
+        assert!(!error.to_string().contains("at offset"), "{error}");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    // Relative names lead nowhere here.
+    for name in ["no", "file", "such", "e"] {
+        let text = text(Pool::open(name));
+        assert_eq!(text, format!("cannot open the pool {name}: no such file or directory"));
+    }
+    let named = |pool: &str, text: &str| {
+        let reason = Reason::Refused(text.to_owned());
+        Error::Pool { doing: "open", pool: pool.to_owned(), reason }.to_string()
+    };
+    assert_eq!(named("e", "it is not there"), "cannot open the pool e: it is not there");
+    assert_eq!(named("the", "the log ends"), "cannot open the pool the: the log ends");
+    assert_eq!(named("/a", "/ab is no pool"), "cannot open the pool /a: /ab is no pool");
+    assert_eq!(named("/a", "/a is no pool"), "cannot open the pool: /a is no pool");
 }
 
 // Goal: a pool of absurd size is refused with an error, and nothing is left. Method: in memory, on a disk in memory and in a file, from just above
@@ -145,6 +189,8 @@ fn format_overwrites_only_by_force() {
     pool.close().unwrap();
     let error = quiet().format(&path).unwrap_err();
     assert!(matches!(error.reason(), Reason::Refused(_)), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("PoolOptions::force") && !text.contains("--force"), "{text}");
     assert_eq!(Pool::open(&path).unwrap().filesystem().read("/f").unwrap(), b"precious");
     let pool = quiet().force(true).format(&path).unwrap();
     assert!(!pool.filesystem().exists("/f").unwrap());
