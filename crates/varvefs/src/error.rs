@@ -143,6 +143,9 @@ pub enum Reason {
     /// What was to be opened is no pool. A whole sentence.
     #[error("{0}")]
     NotAPool(String),
+    /// There is not the memory for what was asked for, as all of a huge file at once.
+    #[error("there is not enough memory")]
+    OutOfMemory,
     /// The device, or the operating system below it, failed a request.
     #[error("{0}")]
     Device(String),
@@ -226,6 +229,7 @@ impl Reason {
             Reason::ReadOnly | Reason::ReadOnlySubvolume => io::ErrorKind::ReadOnlyFilesystem,
             Reason::SubvolumeDeleted => io::ErrorKind::StaleNetworkFileHandle,
             Reason::InUse(_) => io::ErrorKind::ResourceBusy,
+            Reason::OutOfMemory => io::ErrorKind::OutOfMemory,
             Reason::Corrupt(_) | Reason::NotAPool(_) => io::ErrorKind::InvalidData,
             Reason::NotDurable(why) => why.kind(),
             Reason::Closed | Reason::Device(_) | Reason::Stopped(_) | Reason::Refused(_) => {

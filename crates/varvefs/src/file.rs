@@ -15,6 +15,8 @@ use crate::verbs;
 
 /// Bytes handed on at once: bounds the copies a large read or write makes.
 const PIECE_BYTES: usize = 8 << 20;
+/// Bytes of a file that is read whole that are asked for at once.
+const READ_BYTES: usize = 64 << 20;
 /// Largest position, in bytes.
 const POSITION_MAX: u64 = varve_fs::FILE_BYTES_MAX;
 
@@ -83,6 +85,30 @@ impl File {
                 }
             }
         })
+    }
+
+    /// Adds to `contents` what there is from `offset` to the end. After an error it has what came before.
+    pub(crate) fn read_rest(&self, contents: &mut Vec<u8>, offset: u64) -> Result<()> {
+        let begun = contents.len();
+        // A file that grows meanwhile is read on to its end.
+        loop {
+            let here = offset.saturating_add((contents.len() - begun) as u64);
+            let left = self.metadata()?.len.saturating_sub(here);
+            let reserved = usize::try_from(left).ok().filter(|left| contents.try_reserve(*left).is_ok());
+            let Some(left) = reserved else {
+                return Err(Fault::from(Reason::OutOfMemory).on("read", &self.path));
+            };
+            if left == 0 {
+                return Ok(());
+            }
+            let len = contents.len();
+            contents.resize(len + left.min(READ_BYTES), 0);
+            let read = self.read_at(&mut contents[len..], here);
+            contents.truncate(len + *read.as_ref().unwrap_or(&0));
+            if read? == 0 {
+                return Ok(());
+            }
+        }
     }
 
     /// Reads exactly `buf.len()` bytes at `offset`; a file that ends before is an error of kind `UnexpectedEof`.
@@ -343,6 +369,33 @@ impl io::Read for &File {
         *position += count as u64;
         Ok(count)
     }
+
+    /// Asks for the memory for all of it first, as std's does: an error of kind `OutOfMemory` if there is not so much.
+    fn read_to_end(&mut self, contents: &mut Vec<u8>) -> io::Result<usize> {
+        let mut position = self.position.lock();
+        let begun = contents.len();
+        let result = self.read_rest(contents, *position);
+        let count = contents.len() - begun;
+        *position += count as u64;
+        result?;
+        Ok(count)
+    }
+
+    fn read_to_string(&mut self, text: &mut String) -> io::Result<usize> {
+        let mut contents = Vec::new();
+        self.read_to_end(&mut contents)?;
+        let count = contents.len();
+        let read = String::from_utf8(contents).map_err(|_| {
+            io::Error::new(io::ErrorKind::InvalidData, "what the file contains is not valid UTF-8")
+        })?;
+        if text.is_empty() {
+            *text = read;
+        } else {
+            text.try_reserve(count)?;
+            text.push_str(&read);
+        }
+        Ok(count)
+    }
 }
 
 impl io::Write for &File {
@@ -356,6 +409,21 @@ impl io::Write for &File {
         let count = self.write_at(data, *position)?;
         *position += count as u64;
         Ok(count)
+    }
+
+    /// Writes the parts as one, so that an append of them lands whole: up to 8 MiB at once, or a first part that is longer.
+    fn write_vectored(&mut self, parts: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        let mut parts = parts.iter().filter(|part| !part.is_empty()).peekable();
+        let Some(first) = parts.next() else { return self.write(&[]) };
+        if first.len() >= PIECE_BYTES || parts.peek().is_none() {
+            return self.write(first);
+        }
+        let mut data = first.to_vec();
+        for part in parts {
+            let room = PIECE_BYTES - data.len();
+            data.extend_from_slice(&part[..part.len().min(room)]);
+        }
+        self.write(&data)
     }
 
     /// Does nothing: nothing is held back by the handle. [`File::sync_all`] makes what was written durable.
@@ -393,11 +461,23 @@ impl io::Read for File {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         io::Read::read(&mut &*self, buf)
     }
+
+    fn read_to_end(&mut self, contents: &mut Vec<u8>) -> io::Result<usize> {
+        io::Read::read_to_end(&mut &*self, contents)
+    }
+
+    fn read_to_string(&mut self, text: &mut String) -> io::Result<usize> {
+        io::Read::read_to_string(&mut &*self, text)
+    }
 }
 
 impl io::Write for File {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         io::Write::write(&mut &*self, data)
+    }
+
+    fn write_vectored(&mut self, parts: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        io::Write::write_vectored(&mut &*self, parts)
     }
 
     fn flush(&mut self) -> io::Result<()> {

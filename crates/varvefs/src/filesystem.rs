@@ -79,26 +79,16 @@ impl Filesystem {
         OpenOptions::new().write(true).create(true).truncate(true).open(self, path)
     }
 
-    /// The whole contents of a file.
+    /// The whole contents of a file. [`Reason::OutOfMemory`] if there is not the memory for them, holes included.
     pub fn read(&self, path: impl AsPath) -> Result<Vec<u8>> {
         let path = path.as_path_bytes();
         self.run_open("read", path, || self.read_all(path))
     }
 
     fn read_all(&self, path: &[u8]) -> Result<Vec<u8>> {
-        let file = self.open(path)?;
         let mut contents = Vec::new();
-        loop {
-            // A file that grows meanwhile is read on to its end.
-            let wanted = file.metadata()?.len.saturating_sub(contents.len() as u64).max(1);
-            let len = contents.len();
-            contents.resize(len + usize::try_from(wanted).unwrap_or(usize::MAX).min(64 << 20), 0);
-            let count = file.read_at(&mut contents[len..], len as u64)?;
-            contents.truncate(len + count);
-            if count == 0 {
-                return Ok(contents);
-            }
-        }
+        self.open(path)?.read_rest(&mut contents, 0)?;
+        Ok(contents)
     }
 
     /// Makes `contents` the whole contents of a file, which is made if it is not there. Not atomic: to replace a file so

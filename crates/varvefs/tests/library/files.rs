@@ -1,6 +1,6 @@
 //! Files: the std::io traits, positioned I/O, open options, lengths.
 
-use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{ErrorKind, IoSlice, Read, Seek, SeekFrom, Write};
 
 use varvefs::{OpenOptions, Reason};
 
@@ -271,4 +271,62 @@ fn panics_of_arguments_stop_nothing() {
     }
     fs.write("/file", "goes on").unwrap();
     fs.sync().unwrap();
+}
+
+// Goal: parts are written as one write, so that appends of several threads land whole. Method: parts of each length, none and empty ones among
+// them; two threads that append three parts each time, through two handles; more than one write takes.
+#[test]
+fn parts_are_written_as_one() {
+    let fs = fresh();
+    let slices = |parts: &[&'static [u8]]| parts.iter().map(|part| IoSlice::new(part)).collect::<Vec<_>>();
+    let mut file = OpenOptions::new().read(true).write(true).create(true).open(&fs, "/f").unwrap();
+    assert_eq!(file.write_vectored(&[]).unwrap(), 0);
+    assert_eq!(file.write_vectored(&slices(&[b"", b"one", b"", b"two", b"three"])).unwrap(), 11);
+    assert_eq!(file.write_vectored(&slices(&[b"", b"four"])).unwrap(), 4);
+    assert_eq!(fs.read("/f").unwrap(), b"onetwothreefour");
+    std::thread::scope(|scope| {
+        for letter in [b"a", b"b"] {
+            let mut log = OpenOptions::new().append(true).create(true).open(&fs, "/log").unwrap();
+            scope.spawn(move || {
+                for _ in 0..300 {
+                    let parts = [IoSlice::new(letter), IoSlice::new(letter), IoSlice::new(b"\n")];
+                    assert_eq!(log.write_vectored(&parts).unwrap(), 3);
+                }
+            });
+        }
+    });
+    let log = fs.read("/log").unwrap();
+    assert_eq!(log.len(), 1800);
+    assert!(log.chunks(3).all(|line| line == b"aa\n" || line == b"bb\n"));
+    let long = vec![7; 5 << 20];
+    let parts = [IoSlice::new(&long), IoSlice::new(&long)];
+    assert_eq!(fs.create("/long").unwrap().write_vectored(&parts).unwrap(), 8 << 20);
+}
+
+// Goal: all of a file is read into memory of its size, and one for which there is none is an error. Method: capacities after reading from a
+// place on; text behind text, and what is none; a hole of 2^61 bytes, in each way.
+#[test]
+fn whole_files_are_read_into_memory_that_is_there() {
+    let fs = fresh();
+    fs.write("/f", vec![b'x'; 100_000]).unwrap();
+    let mut file = fs.open("/f").unwrap();
+    file.seek(SeekFrom::Start(40_000)).unwrap();
+    let mut contents = Vec::new();
+    assert_eq!(file.read_to_end(&mut contents).unwrap(), 60_000);
+    assert!(contents.capacity() < 61_000, "{}", contents.capacity());
+    assert_eq!(file.stream_position().unwrap(), 100_000);
+    assert_eq!(file.read_to_end(&mut contents).unwrap(), 0);
+    let mut text = "begun ".to_owned();
+    file.seek(SeekFrom::Start(99_998)).unwrap();
+    assert_eq!(file.read_to_string(&mut text).unwrap(), 2);
+    assert_eq!(text, "begun xx");
+    fs.write("/bytes", b"\xff").unwrap();
+    let error = fs.open("/bytes").unwrap().read_to_string(&mut text).unwrap_err();
+    assert_eq!((error.kind(), &text[..]), (ErrorKind::InvalidData, "begun xx"));
+    fs.create("/hole").unwrap().set_len(1 << 61).unwrap();
+    let error = fs.read("/hole").unwrap_err();
+    assert_eq!((error.reason(), error.kind()), (&Reason::OutOfMemory, ErrorKind::OutOfMemory));
+    let mut hole = fs.open("/hole").unwrap();
+    assert_eq!(hole.read_to_end(&mut Vec::new()).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    assert_eq!(hole.read_to_string(&mut String::new()).unwrap_err().kind(), ErrorKind::OutOfMemory);
 }
