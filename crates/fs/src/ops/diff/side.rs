@@ -25,6 +25,8 @@ pub(super) type Known = HashMap<u64, (Place, Vec<u8>)>;
 type Pass<'a> = &'a mut dyn FnMut(u64, FileKind, Place);
 /// Gets a prefix and a value; false ends the scan.
 type Each<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<bool>;
+/// Asked of a directory, by its number, place and name.
+type Asked<'a> = &'a mut dyn FnMut(u64, Place, &[u8]) -> Result<bool>;
 
 pub(super) struct Side {
     pub path: Path,
@@ -270,12 +272,8 @@ pub(super) fn path(known: &Known, inode: u64) -> Option<Vec<u8>> {
     Some(names.join(&b'/'))
 }
 
-/// The nearest directory of those from `directory` up to the root that `is_parked` says of, by its number, place and name.
-pub(super) fn parked(
-    known: &Known,
-    directory: u64,
-    is_parked: &mut dyn FnMut(u64, Place, &[u8]) -> Result<bool>,
-) -> Result<Option<Parked>> {
+/// The nearest directory of those from `directory` up to the root that `is_parked` says of.
+pub(super) fn parked(known: &Known, directory: u64, is_parked: Asked<'_>) -> Result<Option<Parked>> {
     let (mut at, mut rest_bytes, mut steps) = (directory, 0, 0);
     while at != ROOT_INODE.0 && steps <= known.len().min(DEPTH_MAX) {
         let Some((place, name)) = known.get(&at) else { return Ok(None) };
