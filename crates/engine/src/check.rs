@@ -514,11 +514,14 @@ impl Store {
         let (view, mut walk, runs) = self.walk(data_runs)?;
         let blocks = runs.iter().map(|run| u64::from(run.blocks)).sum();
         self.options.progress.begin(CheckStage::Data, if verify_data { blocks } else { 0 });
+        let walked = std::mem::take(&mut walk.problems);
         if verify_data {
             walk.data(&runs)?;
         }
         drop(view);
-        let Walk { problems, nodes, entries, trees, data_blocks, .. } = walk;
+        let Walk { mut problems, nodes, entries, trees, data_blocks, .. } = walk;
+        // Not all problems are told: data that is lost comes first.
+        problems.append(walked);
         Ok(CheckReport {
             problems: problems.list,
             omitted: problems.omitted,

@@ -676,7 +676,11 @@ impl Store {
 
     /// Makes everything durable and writes a checkpoint. Later calls are refused.
     pub fn close(&self) -> Result<()> {
-        if self.options.read_only || self.closed.load(Relaxed) {
+        if self.closed.load(Relaxed) {
+            return Ok(());
+        }
+        if self.options.read_only {
+            self.closed.store(true, Relaxed);
             return Ok(());
         }
         self.stop_background();

@@ -377,9 +377,9 @@ impl Pool {
     }
 
     /// Compares everything that is derived with a full scan of everything that exists, and with `verify_data` reads all
-    /// data too, every copy of it. Changes nothing that is stored, and nobody waits while data is read; what is deleted meanwhile is given
-    /// back when it ends. Meant for a quiet pool: what other threads change meanwhile may look wrong. What the pool's own background changes
-    /// does not: where something looks wrong and something was changed, it looks again.
+    /// data too, every copy of it. Changes nothing but copies of metadata that are found bad beside a good one, and nobody waits while data
+    /// is read; what is deleted meanwhile is given back when it ends. Meant for a quiet pool: what other threads change meanwhile may look
+    /// wrong. Where something looks wrong and something was changed, by the pool's own background too, it looks again for some seconds.
     pub fn check(&self, verify_data: bool) -> Result<CheckReport> {
         self.run_long("check", |fs| Ok(CheckReport::of(fs.check(verify_data)?)))
     }
