@@ -94,7 +94,8 @@ impl Filesystem {
         self.core.thawing(|| self.core.getattr(ino))
     }
     /// Changes attributes. Truncation clears set-ids unless the caller is uid 0. Permission bits change an access control
-    /// list with them. Truncation, writing and a new owner remove `security.capability`.
+    /// list with them. Truncation, writing and a new owner remove `security.capability`, and a new owner clears set-ids; both stay
+    /// where uid 0 cuts or gives away what it owns before the first name ([`Filesystem::tmpfile`]).
     pub fn setattr(&self, caller: Caller, ino: InodeId, set: SetAttr) -> Result<Attr> {
         self.core.thawing(|| self.core.setattr(caller, ino, set))
     }

@@ -247,16 +247,18 @@ impl Call {
 }
 
 impl Call {
-    /// Whether this call takes `security.capability` from the file it is about before it does anything else. `size` is
-    /// the size of the source of a copy or a range.
-    pub fn drops_capability(&self, is_directory: bool, size: u64) -> bool {
+    /// Whether this call takes `security.capability` from the file it is about before it does anything else; not
+    /// by its attributes if it `stays_privileged`. `size` is the size of the source of a copy or a range.
+    pub fn drops_capability(&self, stays_privileged: bool, size: u64) -> bool {
         match self {
             Call::Write { len, .. } => *len > 0,
-            Call::Fallocate { .. } | Call::Shift { .. } | Call::Open { truncate: true, .. } => true,
+            Call::Fallocate { .. } | Call::Shift { .. } => true,
+            Call::Open { truncate: true, .. } => !stays_privileged,
             Call::CopyRange { from_offset, len, .. } => *len > 0 && *from_offset < size,
             Call::CloneRange { from_offset, .. } => *from_offset < size,
             Call::SetAttr { set, .. } => {
-                set.size.is_some() || (set.uid.is_some() || set.gid.is_some()) && !is_directory
+                let taking = set.size.is_some() || set.uid.is_some() || set.gid.is_some();
+                taking && !stays_privileged
             }
             _ => false,
         }

@@ -101,6 +101,73 @@ umount "$S/merged"
     script("overlay", &format!("{TREES}{text}"));
 }
 
+/// Goal: what lets a program run as somebody else survives that overlayfs copies it into a pool, and goes when it does elsewhere.
+/// Method: the same lower tree below two overlays, the upper layer of one in a pool, of the other in memory; files of several owners
+/// with set-id bits and capabilities, each changed in one way, by root and by somebody else; both overlays must look alike, also
+/// when the pool has been mounted again.
+#[test]
+fn set_ids_reach_an_upper_layer() {
+    let test = "set_ids_reach_an_upper_layer";
+    if !rustix::process::geteuid().is_root() || !can_overlay(test) {
+        say(&format!("\n*** SKIPPED {test}: only root mounts overlayfs ***\n"));
+        return;
+    }
+    let text = r#"
+mkdir "$S/lower" "$S/ram" "$S/in-ram" "$S/in-pool"
+mount -t tmpfs ram "$S/ram"
+"$V" mount "$S/pool" "$S/mnt"
+mkdir "$S/ram/upper" "$S/ram/work" "$S/mnt/upper" "$S/mnt/work"
+chmod 777 "$S/lower" "$S/ram/upper" "$S/mnt/upper"
+# CAP_NET_RAW, permitted and effective.
+capability=0x0100000200200000000000000000000000000000
+for change in ln mv touch chmod chgrp chown append mv-by-another; do
+    for owner in 0:0 0:8 7:0 7:8; do
+        for bits in 4755 2755 6711 2644 755; do
+            file=$S/lower/$change,$owner,$bits
+            echo "$file" > "$file"
+            chown "$owner" "$file"; chmod "$bits" "$file"
+            [ $bits = 6711 ] || setfattr -n security.capability -v $capability "$file"
+        done
+    done
+done
+mount_both() {
+    mount -t overlay one -o "lowerdir=$S/lower,upperdir=$S/ram/upper,workdir=$S/ram/work" "$S/in-ram"
+    mount -t overlay two -o "lowerdir=$S/lower,upperdir=$S/mnt/upper,workdir=$S/mnt/work" "$S/in-pool"
+}
+shown() { (cd "$1"; find . -type f -printf '%P %m %U:%G\n' | sort; getfattr -R -n security.capability -e hex . 2> /dev/null | tr '\n' ' ' | sed 's/# file/\n&/g' | sort); }
+same() {
+    shown "$S/in-ram" > "$S/shown.ram"; shown "$S/in-pool" > "$S/shown.pool"
+    diff "$S/shown.ram" "$S/shown.pool" || fail "$1: they differ"
+}
+change() {
+    for file in "$1",*; do
+        case $1 in
+            ln) ln "$file" "$file.linked";;
+            mv) mv "$file" "$file.moved";;
+            touch) touch -d 2001-02-03 "$file";;
+            chmod) chmod u-w "$file";;
+            chgrp) chgrp 9 "$file";;
+            chown) chown 9 "$file";;
+            append) echo more >> "$file";;
+            mv-by-another) setpriv --reuid 7 --regid 8 --clear-groups -- mv "$file" "$file.moved";;
+        esac
+    done
+}
+mount_both
+same "nothing changed"
+[ "$(grep -c "security.capability" "$S/shown.pool")" -eq 128 ] || fail "they have no capabilities"
+for change in ln mv touch chmod chgrp chown append mv-by-another; do
+    for tree in in-ram in-pool; do (cd "$S/$tree"; change $change); done
+    same "$change"
+done
+[ "$(find "$S/mnt/upper" -name 'ln,*,4755' -perm -4000 | wc -l)" -eq 4 ] || fail "they were not copied up"
+umount "$S/in-ram" "$S/in-pool"; "$V" unmount "$S/mnt"; "$V" check "$S/pool"; "$V" mount "$S/pool" "$S/mnt"; mount_both
+same "mounted again"
+umount "$S/in-pool"
+"#;
+    script("overlay-set-ids", text);
+}
+
 /// Goal: whatever order changes come in, overlay and plain tree stay alike. Method: some hundred random changes on both by one
 /// seed, compared now and then, and mounted again in the middle. No hard links: overlayfs keeps the entry of one name, and when
 /// that goes from an upper layer on FUSE (any), the others give ESTALE until the kernel forgets them.

@@ -10,10 +10,10 @@ use super::without_set_ids;
 use crate::Result;
 use crate::api::{Attr, Caller, SetAttr, SetTime};
 use crate::core::{Core, touch};
-use crate::inode::Pending;
+use crate::inode::{Inner, Pending};
 
-/// Makes the changes of `set` other than the size.
-pub(super) fn set_attributes(record: &mut InodeRecord, set: &SetAttr, now: Time) {
+/// Makes the changes of `set` other than the size. Set-id bits that the owner's going would take are left if `set_ids_stay`.
+pub(super) fn set_attributes(record: &mut InodeRecord, set: &SetAttr, now: Time, set_ids_stay: bool) {
     if let Some(uid) = set.uid {
         record.uid = uid;
     }
@@ -22,7 +22,7 @@ pub(super) fn set_attributes(record: &mut InodeRecord, set: &SetAttr, now: Time)
     }
     let owner = set.uid.is_some() || set.gid.is_some();
     // Whoever asks: with HANDLE_KILLPRIV_V2 the kernel leaves this to us, also for the superuser.
-    if owner && record.kind != InodeKind::Directory {
+    if owner && record.kind != InodeKind::Directory && !set_ids_stay {
         record.mode = without_set_ids(record.mode);
     }
     if let Some(mode) = set.mode {
@@ -41,6 +41,14 @@ pub(super) fn set_attributes(record: &mut InodeRecord, set: &SetAttr, now: Time)
     touch(record, now);
 }
 
+/// Whether a file keeps its set-id bits and capability though it gets another owner, group or size: root gives away what root has made and
+/// nobody has ever seen a name of. So overlayfs copies a file up: contents, attributes, size, mode and owner, one after the other, of a
+/// file without a name, and then the name. (Its chown looks to us like anybody's: with HANDLE_KILLPRIV_V2 the kernel says that set-ids
+/// are to go with each.)
+pub(super) fn stays_privileged(caller: Caller, inner: &Inner) -> bool {
+    caller.uid == 0 && inner.linkable && inner.record.uid == 0
+}
+
 impl Core {
     pub(crate) fn setattr(&self, caller: Caller, ino: InodeId, set: SetAttr) -> Result<Attr> {
         self.admit(ino)?;
@@ -57,10 +65,16 @@ impl Core {
             self.setattr(caller, ino, SetAttr { size: set.size, ..SetAttr::default() })?;
             return self.setattr(caller, ino, SetAttr { size: None, ..set });
         }
-        if set.uid.is_some() || set.gid.is_some() {
+        // Judged once, for the capability and the bits: a name that comes in between comes after this call.
+        let mut stays = false;
+        if set.size.is_none() && (set.uid.is_some() || set.gid.is_some()) {
             let state = self.state(ino);
-            let kind = self.read_lock(&state)?.record.kind;
-            if kind != InodeKind::Directory {
+            let kind = {
+                let inner = self.read_lock(&state)?;
+                stays = stays_privileged(caller, &inner);
+                inner.record.kind
+            };
+            if kind != InodeKind::Directory && !stays {
                 self.drop_capability(&state)?;
             }
         }
@@ -74,7 +88,7 @@ impl Core {
             // The logged record and size: what a write has changed is logged with its data. But what is set here
             // comes after that write.
             let mut record = inner.record.clone();
-            set_attributes(&mut record, &set, self.now());
+            set_attributes(&mut record, &set, self.now(), stays);
             let chosen = set.mode.is_some() || record.mode != inner.record.mode;
             let mut tx = Transaction::new();
             if set.mode.is_some() && record.kind != InodeKind::Symlink {

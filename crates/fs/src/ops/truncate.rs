@@ -9,7 +9,7 @@
 use varve_engine::{BLOCK_BYTES, InodeId, Transaction, VersionId};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
 
-use super::setattr::set_attributes;
+use super::setattr::{set_attributes, stays_privileged};
 use super::{require_file, without_set_ids};
 use crate::api::{Attr, Caller, FILE_BYTES_MAX, SetAttr};
 use crate::core::{Core, attr};
@@ -39,7 +39,10 @@ impl Core {
             return Err(FsError::FileTooBig);
         }
         let state = self.state(ino);
-        self.drop_capability(&state)?;
+        let stays = stays_privileged(caller, &*self.read_lock(&state)?);
+        if !stays {
+            self.drop_capability(&state)?;
+        }
         // No page is in flight while this is held. Who only makes the file longer does not need it.
         let mut turn = if grows_alone(&*self.read_lock(&state)?, size) { None } else { Some(state.turn()) };
         let mut calm = Calm::default();
@@ -128,7 +131,7 @@ impl Core {
             if caller.uid != 0 {
                 record.mode = without_set_ids(record.mode);
             }
-            set_attributes(&mut record, set, now);
+            set_attributes(&mut record, set, now, stays);
             self.put_record(&change, &mut tx, ino, inner, &mut record)?;
             self.apply_freeing(tx, None, reserved_freed)?;
             inner.logged(&change, record);

@@ -226,8 +226,8 @@ impl Core {
         Ok(true)
     }
 
-    /// A file that is written to or given away loses its capabilities: with HANDLE_KILLPRIV_V2 the kernel leaves that
-    /// to the filesystem. Costs nothing for files without attributes.
+    /// A file that is written to or given away (but cut or given away by root before its first name) loses its capabilities: with HANDLE_KILLPRIV_V2
+    /// the kernel leaves that to the filesystem. Costs nothing for files without attributes.
     pub(super) fn drop_capability(&self, state: &InodeState) -> Result<()> {
         if self.read_lock(state)?.record.xattr_count == 0 {
             return Ok(());

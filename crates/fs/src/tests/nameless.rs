@@ -216,3 +216,71 @@ fn a_full_pool() {
         f.check();
     }
 }
+
+// Goal: root gives away a file that it has made, before its first name, as it is (overlayfs copies files up so); nobody else does,
+// nor root what has or had a name or is another's. Method: each, the owner, the group, the size or all set, by the answer, by what is
+// seen later, and after a kill.
+#[test]
+fn given_away_before_its_name() {
+    const CAPABILITY: &[u8] = b"security.capability";
+    let mut f = Fixture::new(64 * MIB);
+    let (root, user) = (Caller::ROOT, Caller { uid: 7, gid: 8 });
+    let make = |f: &Fixture, owner: Caller, linkable: bool| {
+        let new = NewNameless { mode: 0o600, umask: 0, linkable };
+        let ino = f.fs.tmpfile(owner, ROOT, new).unwrap().ino;
+        f.write(ino, 0, b"program");
+        ino
+    };
+    let privileged = |f: &Fixture, ino: InodeId| {
+        f.fs.setxattr(ino, CAPABILITY, b"x", XattrMode::Set).unwrap();
+        let set = SetAttr { mode: Some(0o6755), ..SetAttr::default() };
+        assert_eq!(f.fs.setattr(root, ino, set).unwrap().mode, 0o6755);
+    };
+    let seen = |f: &Fixture, ino: InodeId, answered: u32| {
+        assert_eq!(f.fs.getattr(ino).unwrap().mode, answered);
+        (answered, f.fs.getxattr(ino, CAPABILITY).is_ok())
+    };
+    let both = SetAttr { uid: Some(1), gid: Some(2), ..SetAttr::default() };
+    let ways = [both, SetAttr { gid: None, ..both }, SetAttr { uid: None, ..both }];
+    for (number, set) in ways.into_iter().enumerate() {
+        let give = |f: &Fixture, caller: Caller, ino: InodeId, set: SetAttr| {
+            privileged(f, ino);
+            let answered = f.fs.setattr(caller, ino, set).unwrap();
+            assert_eq!((answered.uid, answered.gid), (set.uid.unwrap_or(0), set.gid.unwrap_or(0)));
+            seen(f, ino, answered.mode)
+        };
+        let (kept, taken) = ((0o6755, true), (0o755, false));
+        let ino = make(&f, root, true);
+        assert_eq!(give(&f, root, ino, set), kept, "{set:?}");
+        // What is another's by now keeps nothing, with a name or without.
+        f.fs.link(ino, ROOT, format!("copied{number}").as_bytes()).unwrap();
+        assert_eq!(seen(&f, ino, f.fs.getattr(ino).unwrap().mode), kept);
+        f.fs.sync().unwrap();
+        f.check();
+        f.kill();
+        let ino = f.fs.lookup(ROOT, format!("copied{number}").as_bytes()).unwrap().ino;
+        assert_eq!(seen(&f, ino, f.fs.getattr(ino).unwrap().mode), kept, "{set:?}");
+        assert_eq!(f.fs.setattr(root, ino, both).unwrap().mode, 0o755, "it has a name");
+
+        assert_eq!(give(&f, user, make(&f, root, true), set), taken, "{set:?}: not root");
+        assert_eq!(give(&f, root, make(&f, root, false), set), taken, "{set:?}: it never gets a name");
+        let cut = SetAttr { size: Some(3), ..set };
+        assert_eq!(give(&f, root, make(&f, root, true), cut), kept, "{set:?}: it is cut");
+        assert_eq!(give(&f, user, make(&f, root, true), cut), taken, "{set:?}: it is cut by another");
+        let cut = SetAttr { size: Some(3), ..SetAttr::default() };
+        assert_eq!(give(&f, root, make(&f, root, true), cut), kept, "cut alone");
+        assert_eq!(give(&f, user, make(&f, root, true), cut), taken, "cut alone by another");
+        let named = f.create(format!("named{number}").as_bytes());
+        assert_eq!(give(&f, root, named, set), taken, "{set:?}: it has a name");
+        f.fs.open_inode(root, named, false).unwrap();
+        f.fs.unlink(ROOT, format!("named{number}").as_bytes()).unwrap();
+        f.fs.setattr(root, named, SetAttr { uid: Some(0), gid: Some(0), ..SetAttr::default() }).unwrap();
+        assert_eq!(give(&f, root, named, set), taken, "{set:?}: it had a name");
+
+        let other = make(&f, user, true);
+        privileged(&f, other);
+        let answered = f.fs.setattr(root, other, set).unwrap().mode;
+        assert_eq!(seen(&f, other, answered), taken, "{set:?}: another's");
+    }
+    f.check();
+}

@@ -554,8 +554,10 @@ impl Model {
         if set.size.is_some() {
             self.file(ino)?;
         }
-        let is_directory = self.get(ino).ok_or(ENOENT)?.entries().is_some();
-        if set.size.is_some() || (set.uid.is_some() || set.gid.is_some()) && !is_directory {
+        let inode = self.get(ino).ok_or(ENOENT)?;
+        let takes = !inode.stays_privileged(cx.caller);
+        let given = set.uid.is_some() || set.gid.is_some();
+        if takes && (set.size.is_some() || given) {
             self.drop_capability(ino, cx);
         }
         let inode = self.get_mut(ino).ok_or(ENOENT)?;
@@ -564,7 +566,7 @@ impl Model {
             inode.mtime.set(cx.now);
             clear_set_ids_unless_root(inode, cx.caller);
         }
-        if (set.uid.is_some() || set.gid.is_some()) && inode.entries().is_none() {
+        if takes && given {
             // Whoever asks: a new owner does not inherit what the old one granted.
             clear_set_ids(inode);
         }

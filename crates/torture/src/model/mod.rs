@@ -16,7 +16,7 @@ mod ranges;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use varve_fs::{FileFlags, FileKind, InodeId, ROOT_INODE, Timestamp};
+use varve_fs::{Caller, FileFlags, FileKind, InodeId, ROOT_INODE, Timestamp};
 
 pub use acl::{ACCESS, DEFAULT, list as access_list};
 pub use apply::{CAPABILITY, Context, Errno};
@@ -108,6 +108,10 @@ pub struct Inode {
 }
 
 impl Inode {
+    /// Whether it keeps set-id bits and capability when `caller` gives it away.
+    pub fn stays_privileged(&self, caller: Caller) -> bool {
+        self.entries().is_some() || caller.uid == 0 && self.uid == 0 && self.linkable
+    }
     /// Kind of file.
     pub fn kind(&self) -> FileKind {
         match self.body {

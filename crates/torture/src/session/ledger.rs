@@ -33,7 +33,7 @@ impl Session {
         }
         let (pending, live) = (self.pending.clone(), self.live.clone());
         let allow_pending = |state: &mut Model| allow_pending_of(state, &pending, [old, &live]);
-        let drops = drops_capability(call, old);
+        let drops = drops_capability(call, old, context.caller);
         let finished = |plain: &Model| -> Model {
             let mut state = plain.clone();
             if succeeded {

@@ -18,7 +18,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use varve_device::Device;
-use varve_fs::{Allocate, Deduped, Filesystem, FsError, InodeId, Lsn, NewInode, NewNameless, SeekTo};
+use varve_fs::{Allocate, Caller, Deduped, Filesystem, FsError, InodeId, Lsn, NewInode, NewNameless, SeekTo};
 use varve_sim::Rng;
 
 use crate::call::{Call, fill, write};
@@ -51,13 +51,13 @@ const MOVED_PAGE_BYTES_MAX: u64 = 2 * (100 + 60);
 const RENAME_REFUSALS: [Errno; 7] = [17, 18, 20, 21, 22, 30, 39];
 
 /// Whether `call` takes `security.capability` from its file first, and the file has it in `old`.
-fn drops_capability(call: &Call, old: &Model) -> bool {
+fn drops_capability(call: &Call, old: &Model, caller: Caller) -> bool {
     let Some(inode) = call.subject().and_then(|ino| old.get(ino)) else { return false };
     let source = match call {
         Call::CopyRange { from, .. } | Call::CloneRange { from, .. } => old.get(*from).map_or(0, Inode::size),
         _ => 0,
     };
-    inode.xattrs.contains_key(CAPABILITY) && call.drops_capability(inode.entries().is_some(), source)
+    inode.xattrs.contains_key(CAPABILITY) && call.drops_capability(inode.stays_privileged(caller), source)
 }
 
 /// What must be free beyond [`REFUSAL_FREE_BYTES_MAX`] for `call` to be accepted.
@@ -426,7 +426,7 @@ impl Session {
     /// What a call that was refused for lack of space may have done, and has done.
     fn take_partial_effect(&mut self, call: &Call, context: &Context) -> Result<(), Violation> {
         let Some(ino) = call.subject() else { return Ok(()) };
-        if drops_capability(call, &self.live) {
+        if drops_capability(call, &self.live, context.caller) {
             self.live.drop_capability(ino, context);
         }
         self.take_steps(call, context)

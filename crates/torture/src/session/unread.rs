@@ -106,7 +106,7 @@ impl Session {
     /// permission of others with what moves out of an inode's record; the rest is as where space is short.
     pub(super) fn take_unread_effect(&mut self, call: &Call, context: &Context) -> Result<(), Violation> {
         let Some(ino) = call.subject() else { return Ok(()) };
-        if drops_capability(call, &self.live)
+        if drops_capability(call, &self.live, context.caller)
             && matches!(self.fs.getxattr(ino, CAPABILITY), Err(FsError::NoAttribute))
         {
             self.live.drop_capability(ino, context);
