@@ -1,8 +1,9 @@
 //! The flags of chattr(1), as ioctl(2) carries them.
 //!
-//! Since Linux 5.13 the kernel asks for the flags there are before it sets others, sees to it that only who has
-//! CAP_LINUX_IMMUTABLE changes two of them, and looks at no flag itself: what they refuse, we refuse. Before that it hands a
-//! program's request on as it is. Nor does it write back what was stored through mmap.
+//! Since Linux 5.13 the kernel asks for the flags there are before it sets others, sees to it that only the owner or who has CAP_FOWNER
+//! sets any, and that only who has CAP_LINUX_IMMUTABLE changes two of them, and looks at no flag itself: what they refuse, we refuse.
+//! Before that it hands a program's request on as it is, and who may is judged by the user alone, of whose capabilities nothing is
+//! known here. Nor does it write back what was stored through mmap.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
@@ -96,7 +97,7 @@ impl<V: Verbs> Adapter<V> {
             health: self.health.clone(),
             policy: self.policy.clone(),
             device: self.device.clone(),
-            who,
+            who: if self.agreed.judges_flags() { Caller::ROOT } else { who },
             ino,
             flags,
         };

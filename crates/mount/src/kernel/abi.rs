@@ -9,6 +9,8 @@ pub const MAJOR: u32 = 7;
 pub const MINOR: u32 = 40;
 /// The oldest minor version of a kernel that is served (Linux 5.4): all that is asked for without a flag is known there.
 pub const MINOR_LEAST: u32 = 31;
+/// The first minor version (Linux 5.14) of which every kernel judges who may set flags of an inode.
+pub const MINOR_JUDGES_FLAGS: u32 = 34;
 
 /// The kernel's number for the root, which is also ours.
 pub const ROOT: u64 = 1;

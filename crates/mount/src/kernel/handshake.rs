@@ -46,6 +46,8 @@ const CAPABILITIES: [(u64, &str); 15] = [
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Agreed {
     flags: u64,
+    /// The minor version up to which the kernel is trusted.
+    minor: u32,
 }
 
 impl Agreed {
@@ -57,6 +59,11 @@ impl Agreed {
     /// Requests say whether set-id bits are to go.
     pub fn says_kill(self) -> bool {
         self.flags & init::HANDLE_KILLPRIV_V2 != 0
+    }
+
+    /// The kernel has looked whether a caller may set flags (chattr) before it asks: Linux does so since 5.13.
+    pub fn judges_flags(self) -> bool {
+        self.minor >= abi::MINOR_JUDGES_FLAGS
     }
 
     /// Requests come through rings, once there is a seat at each queue.
@@ -151,7 +158,24 @@ fn answer(asked: u32, rest: &[u8], rings: bool) -> io::Result<Answer> {
         max_pages: (WRITE_BYTES_MAX / rustix::param::page_size()) as u16,
         ..out
     };
-    Ok(Answer::Agreed(Agreed { flags }, out))
+    Ok(Answer::Agreed(Agreed { flags, minor: trusted(known.minor) }, out))
+}
+
+/// What the running kernel is trusted with, by the minor version that it speaks.
+fn trusted(minor: u32) -> u32 {
+    trusted_by(minor, &rustix::system::uname().release().to_string_lossy())
+}
+
+/// As [`trusted`], of a kernel with this `release`. What the kernel judges itself is not part of the protocol: distributors bring newer
+/// versions of it to older kernels, which are taken for what they are by name.
+fn trusted_by(minor: u32, release: &str) -> u32 {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    let linux: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let most = match linux {
+        (..5, _) | (5, ..14) => abi::MINOR_JUDGES_FLAGS - 1,
+        _ => abi::MINOR,
+    };
+    minor.min(most)
 }
 
 #[cfg(test)]
@@ -191,7 +215,23 @@ mod tests {
     fn only_what_is_offered_is_agreed_on() {
         let none = InitIn { major: 7, minor: 31, max_readahead: 4096, flags: 0 };
         let Ok(Answer::Agreed(agreed, out)) = asked(none, u32::MAX) else { panic!("not agreed") };
-        assert_eq!((agreed, out.flags, out.flags2), (Agreed::default(), 0, 0));
+        assert_eq!((agreed, out.flags, out.flags2), (Agreed { flags: 0, minor: 31 }, 0, 0));
+    }
+
+    // Goal: a kernel is trusted with what it judges itself, and no older one, also one with a newer protocol. Method: the versions on both
+    // sides of the step, under several names.
+    #[test]
+    fn newer_kernels_are_trusted() {
+        let judges = |release| {
+            [31, 33, 34, 45]
+                .map(|minor| Agreed { flags: 0, minor: trusted_by(minor, release) }.judges_flags())
+        };
+        for newer in ["6.18.44-fc", "5.14.0-503.el9.x86_64", "10.0.0"] {
+            assert_eq!(judges(newer), [false, false, true, true], "{newer}");
+        }
+        for older in ["5.13.19", "4.18.0-553.el8_10.x86_64", "unknown", ""] {
+            assert_eq!(judges(older), [false; 4], "{older}");
+        }
     }
 
     // Goal: a kernel that is too old is refused, a newer one is told our version, and neither do bytes that are none of

@@ -115,6 +115,39 @@ fn chattr_and_lsattr() {
     assert!(run("0", "chattr -i file").0);
 }
 
+// Goal: who may set flags is who the kernel says, by capabilities too: the superuser of a container is another user here. Method: chattr
+// by somebody who owns nothing, with neither, one and both of the capabilities that count.
+#[test]
+fn capabilities_set_flags() {
+    let test = "capabilities_set_flags";
+    for tool in ["chattr", "setpriv"] {
+        if Command::new(tool).arg("--version").output().is_err() {
+            eprintln!("SKIPPED, nothing shown: {test}: {tool} is not installed");
+            return;
+        }
+    }
+    let Some(mount) = Mount::start_as_root(test, 64 << 20) else { return };
+    fs::write(mount.path("file"), b"x").unwrap();
+    std::os::unix::fs::chown(mount.path("file"), Some(65534), Some(65534)).unwrap();
+    let run = |capabilities: &str, flag: &str| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "1234", "--regid", "1234", "--clear-groups"]);
+        command.args(["--inh-caps", capabilities, "--ambient-caps", capabilities]);
+        command.args(["--", "chattr", flag, "file"]);
+        command.current_dir(mount.path(".")).output().unwrap().status.success()
+    };
+    let flags = || ioctl_getflags(fs::File::open(mount.path("file")).unwrap()).unwrap();
+    let (none, owner, both) = ("-all", "-all,+fowner", "-all,+fowner,+linux_immutable");
+    assert!(!run(none, "+d") && !run("-all,+linux_immutable", "+i") && !run(owner, "+i"));
+    assert_eq!(flags(), IFlags::empty());
+    assert!(run(owner, "+d"));
+    assert_eq!(flags(), IFlags::NODUMP);
+    assert!(run(both, "+i"));
+    assert_eq!(flags(), IFlags::NODUMP | IFlags::IMMUTABLE);
+    assert!(!run(owner, "-i") && run(both, "-i") && run(owner, "-d"));
+    assert_eq!(flags(), IFlags::empty());
+}
+
 // Goal: what the flags S and D promise is kept. Method: the log's durable position after each call.
 #[test]
 fn flagged_changes_are_durable() {
