@@ -191,6 +191,10 @@ pub struct NewInode {
     pub umask: u32,
     /// Device number of a device node, as Linux packs it into 32 bits; ignored for other kinds.
     pub rdev: u32,
+    /// Whether somebody who knows all groups and capabilities of the caller has seen to it that nobody makes a program that runs as a
+    /// group that he is not in: set-group-id is kept then. Else it goes where the directory has it and neither is the group the
+    /// caller's nor the caller uid 0.
+    pub set_gid_judged: bool,
 }
 
 /// A file to make with [`crate::Filesystem::tmpfile`].
@@ -202,6 +206,8 @@ pub struct NewNameless {
     pub umask: u32,
     /// Whether it may get a name.
     pub linkable: bool,
+    /// As [`NewInode::set_gid_judged`].
+    pub set_gid_judged: bool,
 }
 
 /// A time to set.

@@ -101,7 +101,12 @@ impl Filesystem {
     }
     /// Creates a regular file. `mode` has had the umask applied. A set-group-id parent gives its group.
     pub fn create(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
-        self.make(caller, parent, name, NewInode { kind: FileKind::File, mode, umask: 0, rdev: 0 })
+        self.make(
+            caller,
+            parent,
+            name,
+            NewInode { kind: FileKind::File, mode, umask: 0, rdev: 0, set_gid_judged: false },
+        )
     }
     /// Creates a file, directory, fifo, socket or device node. What a default access control list of the directory
     /// says is inherited; without one `umask` applies. Symbolic links are refused.
@@ -122,11 +127,16 @@ impl Filesystem {
         if kind == FileKind::Directory {
             return Err(crate::FsError::Invalid);
         }
-        self.make(caller, parent, name, NewInode { kind, mode, umask: 0, rdev })
+        self.make(caller, parent, name, NewInode { kind, mode, umask: 0, rdev, set_gid_judged: false })
     }
     /// Creates a directory.
     pub fn mkdir(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
-        self.make(caller, parent, name, NewInode { kind: FileKind::Directory, mode, umask: 0, rdev: 0 })
+        self.make(
+            caller,
+            parent,
+            name,
+            NewInode { kind: FileKind::Directory, mode, umask: 0, rdev: 0, set_gid_judged: false },
+        )
     }
     /// Creates a symbolic link.
     pub fn symlink(&self, caller: Caller, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Attr> {

@@ -12,8 +12,8 @@
 use rustix::io::Errno;
 use varve_device::AlignedBuf;
 use varve_fs::{
-    Allocate, Attr, Caller, FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, ROOT_INODE as ROOT,
-    RenameMode, subvolume_root,
+    Allocate, Attr, Caller, FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, NewNameless,
+    ROOT_INODE as ROOT, RenameMode, subvolume_root,
 };
 
 use crate::dispatch::{Adapter, Scratch, allocate, caller, rename_mode, seek_to, xattr_mode};
@@ -104,12 +104,14 @@ impl<V: Verbs> Adapter<V> {
             }
             Body::Mknod { mode, umask, rdev, name } => {
                 let Some(kind) = convert::file_kind(mode) else { return reply.error(Errno::INVAL) };
-                let new = NewInode { kind, mode: mode & 0o7777, umask, rdev };
+                let set_gid_judged = self.agreed.judges_set_gid();
+                let new = NewInode { kind, mode: mode & 0o7777, umask, rdev, set_gid_judged };
                 let result = self.change(header, verbs.make(who, ino, name, new));
                 self.reply_named(verb, number, result, reply);
             }
             Body::Mkdir { mode, umask, name } => {
-                let new = NewInode { kind: FileKind::Directory, mode: mode & 0o7777, umask, rdev: 0 };
+                let (kind, set_gid_judged) = (FileKind::Directory, self.agreed.judges_set_gid());
+                let new = NewInode { kind, mode: mode & 0o7777, umask, rdev: 0, set_gid_judged };
                 let result = self.change(header, verbs.make(who, ino, name, new));
                 self.reply_named(verb, number, result, reply);
             }
@@ -147,7 +149,10 @@ impl<V: Verbs> Adapter<V> {
             Body::Open { flags } => self.open(who, number, flags, reply),
             Body::Create { mode, umask, name } => self.create(header, name, mode & 0o7777, umask, reply),
             Body::Tmpfile { mode, umask } => {
-                let made = verbs.tmpfile(who, ino, mode & 0o7777, umask);
+                // The kernel sees to it that a file that shall not get a name gets none.
+                let set_gid_judged = self.agreed.judges_set_gid();
+                let new = NewNameless { mode: mode & 0o7777, umask, linkable: true, set_gid_judged };
+                let made = verbs.tmpfile(who, ino, new);
                 self.reply_created(Change::Inode, verb, number, made, reply);
             }
             Body::Read { offset, size, read_flags, flags } => {
@@ -373,7 +378,8 @@ impl<V: Verbs> Adapter<V> {
     fn create(&self, header: &InHeader, name: &[u8], mode: u32, umask: u32, reply: Reply) {
         let who = caller(header);
         // The kernel holds the directory until it has our answer: nobody can remove the name in between.
-        let new = NewInode { kind: FileKind::File, mode, umask, rdev: 0 };
+        let set_gid_judged = self.agreed.judges_set_gid();
+        let new = NewInode { kind: FileKind::File, mode, umask, rdev: 0, set_gid_judged };
         let created = self
             .verbs
             .make(who, InodeId(header.nodeid), name, new)

@@ -10,8 +10,8 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::RwLock;
 use varve_device::AlignedBuf;
 use varve_fs::{
-    AccessRule, Allocate, Attr, Caller, DirEntry, FileFlags, FsError, InodeId, NewInode, RenameMode, SeekTo,
-    SetAttr, StatFs, Trimmed, XattrMode,
+    AccessRule, Allocate, Attr, Caller, DirEntry, FileFlags, FsError, InodeId, NewInode, NewNameless,
+    RenameMode, SeekTo, SetAttr, StatFs, Trimmed, XattrMode,
 };
 
 use crate::Verbs;
@@ -76,7 +76,7 @@ impl<V: Verbs> Verbs for Exchange<V> {
         make(caller: Caller, parent: InodeId, name: &[u8], new: NewInode) -> Result<Attr>;
         symlink(caller: Caller, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Attr>;
         readlink(ino: InodeId) -> Result<Vec<u8>>;
-        tmpfile(caller: Caller, parent: InodeId, mode: u32, umask: u32) -> Result<Attr>;
+        tmpfile(caller: Caller, parent: InodeId, new: NewNameless) -> Result<Attr>;
         link(ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr>;
         unlink(parent: InodeId, name: &[u8]) -> Result<()>;
         rmdir(parent: InodeId, name: &[u8]) -> Result<()>;

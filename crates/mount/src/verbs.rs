@@ -27,10 +27,9 @@ pub trait Verbs: Send + Sync + 'static {
     fn symlink(&self, caller: Caller, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Attr>;
     /// See [`Filesystem::readlink`].
     fn readlink(&self, ino: InodeId) -> Result<Vec<u8>>;
-    /// See [`Filesystem::tmpfile`]. Who says that a file shall not get a name is the transport's business. Filesystems where
-    /// each file has one leave it as it is.
-    fn tmpfile(&self, caller: Caller, parent: InodeId, mode: u32, umask: u32) -> Result<Attr> {
-        let _ = (caller, parent, mode, umask);
+    /// See [`Filesystem::tmpfile`]. Filesystems where each file has a name leave it as it is.
+    fn tmpfile(&self, caller: Caller, parent: InodeId, new: NewNameless) -> Result<Attr> {
+        let _ = (caller, parent, new);
         Err(FsError::NotSupported)
     }
     /// See [`Filesystem::link`].
@@ -156,8 +155,8 @@ impl Verbs for Filesystem {
     fn readlink(&self, ino: InodeId) -> Result<Vec<u8>> {
         Filesystem::readlink(self, ino)
     }
-    fn tmpfile(&self, caller: Caller, parent: InodeId, mode: u32, umask: u32) -> Result<Attr> {
-        Filesystem::tmpfile(self, caller, parent, NewNameless { mode, umask, linkable: true })
+    fn tmpfile(&self, caller: Caller, parent: InodeId, new: NewNameless) -> Result<Attr> {
+        Filesystem::tmpfile(self, caller, parent, new)
     }
     fn link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
         Filesystem::link(self, ino, parent, name)

@@ -52,7 +52,7 @@ impl Core {
         if source == parent {
             return Err(FsError::NotDirectory);
         }
-        let new = NewInode { kind: FileKind::File, mode: 0, umask: 0, rdev: 0 };
+        let new = NewInode { kind: FileKind::File, mode: 0, umask: 0, rdev: 0, set_gid_judged: false };
         self.with_space(|| self.make(caller, parent, name, new, Content::CloneOf(source)))
     }
 

@@ -85,7 +85,8 @@ impl Core {
         if target.contains(&0) {
             return Err(FsError::Invalid);
         }
-        let new = NewInode { kind: InodeKind::Symlink, mode: 0o777, umask: 0, rdev: 0 };
+        let new =
+            NewInode { kind: InodeKind::Symlink, mode: 0o777, umask: 0, rdev: 0, set_gid_judged: false };
         self.with_space(|| self.make(caller, parent, name, new, Content::Target(target)))
     }
 
@@ -95,7 +96,7 @@ impl Core {
         caller: Caller,
         parent: InodeId,
         name: &[u8],
-        NewInode { kind, mut mode, umask, rdev }: NewInode,
+        NewInode { kind, mut mode, umask, rdev, set_gid_judged }: NewInode,
         content: Content<'_>,
     ) -> Result<Attr> {
         check_name(name)?;
@@ -124,7 +125,10 @@ impl Core {
         if bucket.find(name).is_some() || nested.find(parent, bucket.base(), name).is_some() {
             return Err(FsError::Exists);
         }
-        let lists = self.lists_in(parent, &dir, kind, (mode, umask))?;
+        let mut lists = self.lists_in(parent, &dir, kind, (mode, umask))?;
+        if !set_gid_judged {
+            lists.mode = judged_mode(&dir.record, kind, caller, lists.mode);
+        }
         let target = match content {
             Content::Target(target) => target,
             _ => b"",
@@ -239,6 +243,14 @@ impl Lists {
     }
 }
 
+/// `mode` of an inode that is made in a directory with the record `dir`: nobody makes a program that runs as a group that he is not in. Who
+/// is in that group besides his own is not known here.
+pub(super) fn judged_mode(dir: &InodeRecord, kind: InodeKind, caller: Caller, mode: u32) -> u32 {
+    let inherits = dir.mode & 0o2000 != 0 && kind != InodeKind::Directory;
+    let strange = caller.uid != 0 && caller.gid != dir.gid;
+    if inherits && strange && mode & 0o2010 == 0o2010 { mode & !0o2000 } else { mode }
+}
+
 impl Core {
     /// For an inode of `kind` that is made in the directory `parent`, which is locked, with `mode` asked for and a umask.
     pub(super) fn lists_in(
@@ -294,10 +306,6 @@ impl Core {
             record.gid = dir.gid;
             if kind == InodeKind::Directory {
                 record.mode |= 0o2000;
-            } else if record.mode & 0o2010 == 0o2010 && caller.uid != 0 && caller.gid != dir.gid {
-                // Nobody makes a program that runs as a group that he is not in. Newer kernels see to that themselves; who is in
-                // that group besides his own is not known here.
-                record.mode &= !0o2000;
             }
         }
         record

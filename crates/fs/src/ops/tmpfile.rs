@@ -8,6 +8,7 @@ use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::InodeKind;
 use varve_format::record::orphan::OrphanState;
 
+use super::create::judged_mode;
 use super::flags::Touch;
 use super::require_directory;
 use crate::Result;
@@ -35,6 +36,10 @@ impl Core {
         let mode = match &access {
             Some(list) => new.mode & 0o7000 | u32::from(list.mode()),
             None => new.mode & !new.umask,
+        };
+        let mode = match new.set_gid_judged {
+            true => mode,
+            false => judged_mode(&dir.record, InodeKind::File, caller, mode),
         };
         let number = self.new_inode_number()?;
         let ino = change.slot.full(number);

@@ -200,7 +200,7 @@ fn a_device_that_refuses_inodes_is_left_alone() {
 fn change_something(fs: &Filesystem, rng: &mut Rng, dirs: &[InodeId]) {
     let (from, to) = (*rng.pick(dirs).unwrap(), *rng.pick(dirs).unwrap());
     let (a, b) = (format!("{}", rng.below(30)).into_bytes(), format!("{}", rng.below(30)).into_bytes());
-    let nameless = NewNameless { mode: 0o644, umask: 0, linkable: true };
+    let nameless = NewNameless { mode: 0o644, umask: 0, linkable: true, set_gid_judged: false };
     let whiteout = RenameMode::Whiteout { caller: Caller::ROOT, replace: true };
     let result = match rng.below(10) {
         0..=3 => fs.create(Caller::ROOT, from, &a, 0o644).map(drop),

@@ -3,7 +3,7 @@
 use super::*;
 
 fn nameless(f: &Fixture, parent: InodeId, linkable: bool) -> InodeId {
-    let new = NewNameless { mode: 0o6666, umask: 0o027, linkable };
+    let new = NewNameless { mode: 0o6666, umask: 0o027, linkable, set_gid_judged: false };
     let attr = f.fs.tmpfile(Caller { uid: 7, gid: 8 }, parent, new).unwrap();
     assert_eq!((attr.kind, attr.mode, attr.links, attr.uid, attr.gid), (FileKind::File, 0o6640, 0, 7, 8));
     attr.ino
@@ -62,7 +62,7 @@ fn no_name_for_others() {
     let f = Fixture::new(64 * MIB);
     let home = f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap().ino;
     let snapshot = f.fs.snapshot(home, ROOT, b"snapshot", true, false).unwrap();
-    let new = NewNameless { mode: 0o644, umask: 0, linkable: true };
+    let new = NewNameless { mode: 0o644, umask: 0, linkable: true, set_gid_judged: false };
     refused(f.fs.tmpfile(Caller::ROOT, snapshot, new), 30);
     let plain = f.create(b"plain");
     refused(f.fs.tmpfile(Caller::ROOT, plain, new), 20);
@@ -144,7 +144,7 @@ fn inherits() {
         list.extend(id.to_le_bytes());
     }
     f.fs.setxattr(home, b"system.posix_acl_default", &list, XattrMode::Set).unwrap();
-    let new = NewNameless { mode: 0o666, umask: 0o077, linkable: true };
+    let new = NewNameless { mode: 0o666, umask: 0o077, linkable: true, set_gid_judged: false };
     let attr = f.fs.tmpfile(Caller { uid: 7, gid: 8 }, home, new).unwrap();
     let ino = attr.ino;
     assert_eq!(attr.mode, 0o660, "the list counts, not the umask");
@@ -226,7 +226,7 @@ fn given_away_before_its_name() {
     let mut f = Fixture::new(64 * MIB);
     let (root, user) = (Caller::ROOT, Caller { uid: 7, gid: 8 });
     let make = |f: &Fixture, owner: Caller, linkable: bool| {
-        let new = NewNameless { mode: 0o600, umask: 0, linkable };
+        let new = NewNameless { mode: 0o600, umask: 0, linkable, set_gid_judged: false };
         let ino = f.fs.tmpfile(owner, ROOT, new).unwrap().ino;
         f.write(ino, 0, b"program");
         ino

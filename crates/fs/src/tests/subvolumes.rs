@@ -628,7 +628,7 @@ fn the_root_inherits_what_a_directory_does() {
         .flat_map(|above| [(above, 0o777, 0o22), (above, 0o755, 0), (above, 0o700, 0o77)])
         .enumerate()
     {
-        let new = NewInode { kind: FileKind::Directory, mode, umask, rdev: 0 };
+        let new = NewInode { kind: FileKind::Directory, mode, umask, rdev: 0, set_gid_judged: false };
         let directory = f.fs.make(user, above, format!("d{n}").as_bytes(), new).unwrap();
         let name = format!("s{n}");
         let sub = f.fs.create_subvolume_masked(user, above, name.as_bytes(), mode, umask).unwrap();
@@ -653,29 +653,29 @@ fn the_root_inherits_what_a_directory_does() {
     }
 }
 
-// Goal: nobody makes a program that runs as a group that he is not in. Method: files in a directory with the set-group-id bit, by its
-// group and by others.
+// Goal: nobody makes a program that runs as a group that he is not in, unless somebody who knows better allows it. Method: files in a
+// directory with the set-group-id bit, by its group and by others.
 #[test]
 fn set_group_id_is_not_inherited_by_strangers() {
     let f = Fixture::new(64 * MIB);
     let dir = f.mkdir(ROOT, b"dir");
     let set = SetAttr { mode: Some(0o2777), gid: Some(50), ..SetAttr::default() };
     f.fs.setattr(Caller::ROOT, dir, set).unwrap();
-    for (n, (uid, gid, mode, made)) in [
+    for (n, (uid, gid, mode, made)) in (0..).zip([
         (7, 8, 0o2775, 0o775),
         (7, 8, 0o2765, 0o2765),
         (7, 50, 0o2775, 0o2775),
         (0, 0, 0o2775, 0o2775),
         (7, 8, 0o6775, 0o4775),
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    ]) {
         let caller = Caller { uid, gid };
-        let attr = f.fs.create(caller, dir, n.to_string().as_bytes(), mode).unwrap();
-        assert_eq!((attr.mode, attr.gid), (made, 50), "{n}");
-        let nameless = f.fs.tmpfile(caller, dir, NewNameless { mode, umask: 0, linkable: true }).unwrap();
-        assert_eq!((nameless.mode, nameless.gid), (made, 50), "{n}");
+        for (set_gid_judged, made) in [(false, made), (true, mode)] {
+            let new = NewInode { kind: FileKind::File, mode, umask: 0, rdev: 0, set_gid_judged };
+            let attr = f.fs.make(caller, dir, format!("{n} {set_gid_judged}").as_bytes(), new).unwrap();
+            let new = NewNameless { mode, umask: 0, linkable: true, set_gid_judged };
+            let other = f.fs.tmpfile(caller, dir, new).unwrap();
+            assert_eq!([attr, other].map(|attr| (attr.mode, attr.gid)), [(made, 50); 2], "{n}, {new:?}");
+        }
     }
 }
 

@@ -11,6 +11,8 @@ pub const MINOR: u32 = 40;
 pub const MINOR_LEAST: u32 = 31;
 /// The first minor version (Linux 5.14) of which every kernel judges who may set flags of an inode.
 pub const MINOR_JUDGES_FLAGS: u32 = 34;
+/// The first minor version (Linux 6.1) of which every kernel judges who may make a program with set-group-id.
+pub const MINOR_JUDGES_SET_GID: u32 = 37;
 
 /// The kernel's number for the root, which is also ours.
 pub const ROOT: u64 = 1;

@@ -66,6 +66,12 @@ impl Agreed {
         self.minor >= abi::MINOR_JUDGES_FLAGS
     }
 
+    /// The kernel has taken set-group-id from what is made in a directory with that bit by whoever is not in its group and lacks
+    /// CAP_FSETID: Linux does so since 6.0, whatever the filesystem.
+    pub fn judges_set_gid(self) -> bool {
+        self.minor >= abi::MINOR_JUDGES_SET_GID
+    }
+
     /// Requests come through rings, once there is a seat at each queue.
     pub fn over_rings(self) -> bool {
         self.flags & init::OVER_IO_URING != 0
@@ -173,6 +179,7 @@ fn trusted_by(minor: u32, release: &str) -> u32 {
     let linux: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     let most = match linux {
         (..5, _) | (5, ..14) => abi::MINOR_JUDGES_FLAGS - 1,
+        (5, _) | (6, 0) => abi::MINOR_JUDGES_SET_GID - 1,
         _ => abi::MINOR,
     };
     minor.min(most)
@@ -223,14 +230,20 @@ mod tests {
     #[test]
     fn newer_kernels_are_trusted() {
         let judges = |release| {
-            [31, 33, 34, 45]
-                .map(|minor| Agreed { flags: 0, minor: trusted_by(minor, release) }.judges_flags())
+            [31, 33, 34, 36, 37, 45].map(|minor| {
+                let agreed = Agreed { flags: 0, minor: trusted_by(minor, release) };
+                (agreed.judges_flags(), agreed.judges_set_gid())
+            })
         };
-        for newer in ["6.18.44-fc", "5.14.0-503.el9.x86_64", "10.0.0"] {
-            assert_eq!(judges(newer), [false, false, true, true], "{newer}");
+        let (none, flags, both) = ((false, false), (true, false), (true, true));
+        for newer in ["6.18.44-fc", "6.1.0-37-amd64", "10.0.0"] {
+            assert_eq!(judges(newer), [none, none, flags, flags, both, both], "{newer}");
+        }
+        for between in ["5.14.0-503.el9.x86_64", "6.0.19"] {
+            assert_eq!(judges(between), [none, none, flags, flags, flags, flags], "{between}");
         }
         for older in ["5.13.19", "4.18.0-553.el8_10.x86_64", "unknown", ""] {
-            assert_eq!(judges(older), [false; 4], "{older}");
+            assert_eq!(judges(older), [none; 6], "{older}");
         }
     }
 

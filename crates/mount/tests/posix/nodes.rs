@@ -207,3 +207,62 @@ fn files_without_a_name() {
     assert_eq!(fs::read_dir(mount.path("")).unwrap().count(), 3);
     assert!(fs::read(mount.path("snapshot/dir/other")).unwrap() == back);
 }
+
+// Goal: set-group-id of what is made in a directory with that bit stays for who is in its group, by whichever of his groups, or has
+// CAP_FSETID, and goes for strangers. Method: files made by each, and what mount and kernel say of them, at once and asked anew.
+#[test]
+fn set_group_id_is_for_members() {
+    let test = "set_group_id_is_for_members";
+    for tool in ["setpriv", "perl"] {
+        if Command::new(tool).arg("--version").output().is_err() {
+            eprintln!("SKIPPED, nothing shown: {test}: {tool} is not installed");
+            return;
+        }
+    }
+    let Some(mut mount) = Mount::start_as_root(test, 64 << 20) else { return };
+    let dir = mount.path("dir");
+    fs::create_dir(&dir).unwrap();
+    std::os::unix::fs::chown(&dir, None, Some(50)).unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o2777)).unwrap();
+    let makers: [(&str, &[&str], u32); 4] = [
+        ("stranger", &["--regid", "8", "--clear-groups"], 0o775),
+        ("member", &["--regid", "50", "--clear-groups"], 0o2775),
+        ("supplementary", &["--regid", "8", "--groups", "9,50"], 0o2775),
+        (
+            "capable",
+            &[
+                "--regid",
+                "8",
+                "--clear-groups",
+                "--inh-caps",
+                "-all,+fsetid",
+                "--ambient-caps",
+                "-all,+fsetid",
+            ],
+            0o2775,
+        ),
+    ];
+    // Made with the bit, not given it later, as mkfifo(1) and install(1) do.
+    let make = "umask 0; sysopen(my $made, $ARGV[0], O_CREAT | O_EXCL | O_WRONLY, 02775) && mkfifo(\"$ARGV[0].fifo\", 02775) || die $!";
+    for (name, who, _) in makers {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "7"]).args(who).args([
+            "--",
+            "perl",
+            "-MFcntl",
+            "-MPOSIX=mkfifo",
+            "-e",
+            make,
+        ]);
+        assert!(command.arg(dir.join(name)).status().unwrap().success(), "{name}");
+    }
+    for _ in 0..2 {
+        for (name, _, mode) in makers {
+            for made in [name.to_string(), format!("{name}.fifo")] {
+                let attributes = fs::metadata(dir.join(&made)).unwrap();
+                assert_eq!((attributes.mode() & 0o7777, attributes.gid()), (mode, 50), "{made}");
+            }
+        }
+        mount.again();
+    }
+}

@@ -235,12 +235,14 @@ impl Session {
             Call::Create { parent, name, mode } => (fs.create(caller, *parent, name, *mode)?.ino, 0),
             Call::Mkdir { parent, name, mode } => (fs.mkdir(caller, *parent, name, *mode)?.ino, 0),
             Call::Mknod { parent, name, kind, mode, umask, rdev } => {
-                let new = NewInode { kind: *kind, mode: *mode, umask: *umask, rdev: *rdev };
+                let new =
+                    NewInode { kind: *kind, mode: *mode, umask: *umask, rdev: *rdev, set_gid_judged: false };
                 (fs.make(caller, *parent, name, new)?.ino, 0)
             }
             Call::Symlink { parent, name, target } => (fs.symlink(caller, *parent, name, target)?.ino, 0),
             Call::Tmpfile { parent, mode, umask, linkable } => {
-                let new = NewNameless { mode: *mode, umask: *umask, linkable: *linkable };
+                let new =
+                    NewNameless { mode: *mode, umask: *umask, linkable: *linkable, set_gid_judged: false };
                 (fs.tmpfile(caller, *parent, new)?.ino, 0)
             }
             Call::Link { ino, parent, name } => fs.link(*ino, *parent, name).map(|_| none)?,

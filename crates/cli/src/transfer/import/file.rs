@@ -149,7 +149,7 @@ impl Import {
         stat: &HostStat,
         give: impl FnOnce(&Import, InodeId) -> Step<Attr>,
     ) -> Step<Attr> {
-        let new = NewNameless { mode: stat.mode, umask: 0, linkable: true };
+        let new = NewNameless { mode: stat.mode, umask: 0, linkable: true, set_gid_judged: false };
         let made = self.filesystem.tmpfile(caller(stat), dir.target.ino, new)?;
         let copied = self.contents(source, stat, made.ino);
         let named = copied.and_then(|()| {

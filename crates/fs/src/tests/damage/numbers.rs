@@ -20,7 +20,7 @@ const VERBS: [Verb; 6] = [
     |fs, dir| fs.create(Caller::ROOT, dir, b"made", 0o644).map(drop),
     |fs, dir| fs.mkdir(Caller::ROOT, dir, b"made", 0o755).map(drop),
     |fs, dir| {
-        let new = NewNameless { mode: 0o644, umask: 0, linkable: true };
+        let new = NewNameless { mode: 0o644, umask: 0, linkable: true, set_gid_judged: false };
         fs.tmpfile(Caller::ROOT, dir, new).map(drop)
     },
     |fs, dir| {
