@@ -16,7 +16,9 @@ use varve_fs::{
     ROOT_INODE as ROOT, RenameMode, subvolume_root,
 };
 
-use crate::dispatch::{Adapter, Scratch, allocate, caller, rename_mode, seek_to, xattr_mode};
+use crate::dispatch::{
+    Adapter, Scratch, XATTR_CREATE, XATTR_REPLACE, allocate, caller, rename_mode, seek_to, xattr_mode,
+};
 use crate::kernel::abi::{self, InHeader, OpenOut, open, setattr};
 use crate::kernel::listing::Listing;
 use crate::kernel::reply::Reply;
@@ -220,6 +222,11 @@ impl<V: Verbs> Adapter<V> {
             }
             Body::Statfs => self.statfs(number, reply),
             Body::Setxattr { name, value, flags, acl_flags } => {
+                if flags == XATTR_CREATE | XATTR_REPLACE {
+                    // It can be neither new nor there already: an error that says which it is, as elsewhere.
+                    let result = verbs.getxattr(ino, name).and(Err(FsError::Exists));
+                    return self.reply_empty(verb, number, result, reply);
+                }
                 let Some(mode) = xattr_mode(flags) else { return reply.error(Errno::INVAL) };
                 let by = self.list_setter(header, acl_flags);
                 let result = self.change(header, verbs.setxattr(by, ino, name, value, mode));

@@ -34,8 +34,8 @@ const ENTRIES_MAX: usize = 512;
 const NOBODY: u32 = 65534;
 
 // Linux numbers, part of the kernel's ABI.
-const XATTR_CREATE: i32 = 1;
-const XATTR_REPLACE: i32 = 2;
+pub(crate) const XATTR_CREATE: i32 = 1;
+pub(crate) const XATTR_REPLACE: i32 = 2;
 const RENAME_NOREPLACE: u32 = 1;
 const RENAME_EXCHANGE: u32 = 2;
 const RENAME_WHITEOUT: u32 = 4;

@@ -71,6 +71,21 @@ fn namespaces_and_sizes() {
     assert_eq!(get(&file, "trusted.large"), Err(Errno::NODATA));
 }
 
+// Goal: what is to be new and there already is refused as elsewhere, and changes nothing. Method: both flags, of an attribute that is
+// missing and of one that is there; ext4 and tmpfs say the same.
+#[test]
+fn neither_new_nor_there() {
+    let Some(mount) = Mount::start("neither_new_nor_there", 64 << 20) else { return };
+    let file = mount.path("file");
+    fs::write(&file, b"x").unwrap();
+    let both = XattrFlags::CREATE | XattrFlags::REPLACE;
+    assert_eq!(setxattr(&file, "user.name", b"new", both), Err(Errno::NODATA));
+    assert_eq!(get(&file, "user.name"), Err(Errno::NODATA));
+    setxattr(&file, "user.name", b"old", XattrFlags::empty()).unwrap();
+    assert_eq!(setxattr(&file, "user.name", b"new", both), Err(Errno::EXIST));
+    assert_eq!(get(&file, "user.name").unwrap(), b"old");
+}
+
 // Goal: access lists decide, and go together with the permission bits both ways. Method: let one user in whom the bits
 // keep out; chmod; take the list away.
 #[test]
