@@ -411,10 +411,10 @@ fn disturb(fs: &Filesystem, root: &Path, random: &mut Random, step: usize) {
             if let Some(path) = file(random) {
                 let file = OpenOptions::new().write(true).open(fs, path).unwrap();
                 file.write_all_at(&[step as u8; 700], random.below(60_000) as u64).unwrap();
-                if step % 3 == 0 {
+                if step.is_multiple_of(3) {
                     file.allocate(4096 * random.below(10) as u64, 8192, Allocate::Punch).unwrap();
                 }
-                if step % 4 == 0 {
+                if step.is_multiple_of(4) {
                     file.set_len(random.below(60_000) as u64).unwrap();
                 }
             }
