@@ -37,7 +37,7 @@ impl fmt::Display for Operation {
 fn attempt(operation: Operation, device: &str, offset: u64, len_bytes: u64) -> String {
     match operation {
         Operation::Open => format!("opening {device}"),
-        Operation::Flush => format!("making durable what was written to {device}"),
+        Operation::Flush => format!("flush of {device}"),
         _ => format!("{operation} of {len_bytes} bytes at offset {offset} on {device}"),
     }
 }

@@ -82,6 +82,8 @@ pub(crate) struct Walk<'a> {
     /// The entries, by tree.
     trees: BTreeMap<TreeId, u64>,
     data_blocks: u64,
+    /// Of a pool that was closed before everything can be looked at.
+    was_closed: bool,
     /// Blocks of nodes that were read together, before they are looked at.
     ahead: HashMap<PoolAddr, AlignedBuf>,
 }
@@ -104,6 +106,7 @@ impl<'a> Walk<'a> {
             entries: 0,
             trees: BTreeMap::new(),
             data_blocks: 0,
+            was_closed: store.closed.load(Relaxed),
             ahead: HashMap::new(),
         }
     }
@@ -385,7 +388,7 @@ impl<'a> Walk<'a> {
             let (mut first, end) = (block_range(first).start, block_range(last).end);
             while first < end {
                 // Whoever closes the pool does not wait for this.
-                if self.store.closed.load(Relaxed) {
+                if self.store.closed.load(Relaxed) && !self.was_closed {
                     return Err(EngineError::Stopped("it has been closed".into()));
                 }
                 let n = PART_BLOCKS.min(end - first);
