@@ -292,6 +292,10 @@ impl File {
 
     /// Begins a sync: as [`File::sync_all`], but without the flush, which [`Pending::wait`] or [`crate::wait_all`] does
     /// for any number of files at once.
+    ///
+    /// If nobody waits, a pool with background threads ([`PoolOptions::background`](crate::PoolOptions::background)) makes it durable by
+    /// itself: in about two seconds if nothing else is logged meanwhile, and in about six however much is, if the device keeps up. Without
+    /// them that takes another sync, [`Pool::maintain`](crate::Pool::maintain) or the close.
     pub fn start_sync(&self) -> Result<Pending> {
         let upto = self.run("sync", |fs, ino| {
             fs.flush_file(ino)?;

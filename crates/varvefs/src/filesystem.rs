@@ -434,6 +434,7 @@ impl Filesystem {
     }
 
     /// Begins a sync of everything: as [`Filesystem::sync`], but without the flush, which [`Pending::wait`] does.
+    /// If nobody waits, it becomes durable as [`File::start_sync`] says.
     pub fn start_sync(&self) -> Result<Pending> {
         let upto = self.whole("sync", |fs| {
             fs.flush_all()?;

@@ -309,8 +309,8 @@ fn shown(path: &Path) -> String {
 
 /// An open pool: the storage under filesystems. Cheap to clone; clones are handles of the same pool.
 ///
-/// The pool closes when the last handle of it goes (pools, filesystems, files and directory listings are handles), or by
-/// [`Pool::close`], which reports errors. A pool that was not closed is recovered when it is opened again: what was synced
+/// The pool closes when the last handle of it goes, or by [`Pool::close`], which reports errors. Handles are pools, filesystems, files,
+/// directory listings and their entries ([`crate::DirEntry`]), syncs that have begun ([`crate::Pending`]) and comparisons ([`crate::Diff`]). A pool that was not closed is recovered when it is opened again: what was synced
 /// is there, and what was not is there up to some point in time.
 #[derive(Clone)]
 pub struct Pool {
