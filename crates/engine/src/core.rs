@@ -566,24 +566,13 @@ pub fn record_bytes(ops: &[Op]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FormatOptions, Profile, Store, StoreOptions};
-    use varve_device::{Device, MemoryDevice};
+    use crate::{Store, StoreOptions};
 
     // Goal: a forged tree of the greatest height does not grow beyond it: the change is refused, all else goes on, and the pool
     // opens again. Method: the height of a small tree is made the greatest; a change that splits its root, and one that does not.
     #[test]
     fn no_tree_grows_too_high() {
-        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(64 << 20));
-        let options = FormatOptions {
-            data: Profile::Single,
-            metadata: Profile::Single,
-            pool_id: [1; 16],
-            hash_seed: 7,
-            force: false,
-        };
-        Store::format(std::slice::from_ref(&device), &options).expect("formats");
-        let options = || StoreOptions { background: false, ..StoreOptions::default() };
-        let (store, _) = Store::open(vec![device.clone()], options()).expect("opens");
+        let (device, store) = Store::in_memory();
         let put = |key: u8, bytes: usize| {
             let mut tx = Transaction::new();
             tx.put(TreeId::NAMES, &[key; 8], &vec![key; bytes]);
@@ -598,7 +587,8 @@ mod tests {
         set(1);
         put(3, 1500).expect("a small tree grows");
         store.close().expect("closes");
-        let (store, _) = Store::open(vec![device], options()).expect("opens again");
+        let options = StoreOptions { background: false, ..StoreOptions::default() };
+        let (store, _) = Store::open(vec![device], options).expect("opens again");
         let lens =
             [1, 2, 3, 4].map(|key| store.get(TreeId::NAMES, &[key; 8]).expect("reads").map(|v| v.len()));
         assert_eq!(lens, [Some(1500), Some(1500), Some(1500), Some(10)]);

@@ -77,6 +77,22 @@ fn pairs_are_exhaustive() {
     assert_eq!(seen.len(), n * 3 + n * n * 9);
 }
 
+/// Workloads of a kind, the first seeds of it, until there have been so many crashes.
+fn survives(kind: Kind, wanted: u64) {
+    let mut crashes = 0;
+    for seed in 1..=60 {
+        if crashes >= wanted {
+            break;
+        }
+        match run(kind, seed, Wanted::All) {
+            Ok(counts) => crashes += counts.crashes,
+            Err(failure) => panic!("{failure}"),
+        }
+    }
+    println!("{crashes} crashes");
+    assert!(crashes >= wanted, "only {crashes} crashes in all seeds");
+}
+
 // Goal: promise 1 holds for subvolumes, snapshots and clones, and what is deleted comes back whole. Method: workloads that
 // fork small trees again and again, each beside a model with a full copy of every snapshot.
 #[test]
@@ -84,18 +100,7 @@ fn forks_survive() {
     if varve_torture::tuned::test("forks_survive") {
         return;
     }
-    let mut crashes = 0;
-    for seed in 1..=60 {
-        if crashes >= FORKS_CRASHES {
-            break;
-        }
-        match run(Kind::Forks, seed, Wanted::All) {
-            Ok(counts) => crashes += counts.crashes,
-            Err(failure) => panic!("{failure}"),
-        }
-    }
-    println!("{crashes} crashes");
-    assert!(crashes >= FORKS_CRASHES, "only {crashes} crashes in all seeds");
+    survives(Kind::Forks, FORKS_CRASHES);
 }
 
 // Goal: promise 1 holds when reads fail in the middle of calls of many steps, and what such a call has done by then is a beginning
@@ -105,18 +110,7 @@ fn steps_survive() {
     if varve_torture::tuned::test("steps_survive") {
         return;
     }
-    let mut crashes = 0;
-    for seed in 1..=60 {
-        if crashes >= STEPS_CRASHES {
-            break;
-        }
-        match run(Kind::Steps, seed, Wanted::All) {
-            Ok(counts) => crashes += counts.crashes,
-            Err(failure) => panic!("{failure}"),
-        }
-    }
-    println!("{crashes} crashes");
-    assert!(crashes >= STEPS_CRASHES, "only {crashes} crashes in all seeds");
+    survives(Kind::Steps, STEPS_CRASHES);
 }
 
 // Goal: batches in flight together keep the promise: one whose flush fails takes the later ones with it, and what a lost

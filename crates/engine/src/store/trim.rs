@@ -183,28 +183,13 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use varve_device::{Device, MemoryDevice};
-
     use super::*;
-    use crate::{FormatOptions, Profile, StoreOptions};
 
     // Goal: a trim goes on past somebody who wanted space and has panicked while he looked for it. Method: one who finds nothing while a trim
     // holds something, and panics when he looks again, because that has been given back; then a trim of everything.
     #[test]
     fn a_trim_goes_on_past_a_panic() {
-        let device: Arc<dyn Device> = Arc::new(MemoryDevice::new(64 << 20));
-        let options = FormatOptions {
-            data: Profile::Single,
-            metadata: Profile::Single,
-            pool_id: [1; 16],
-            hash_seed: 7,
-            force: false,
-        };
-        Store::format(std::slice::from_ref(&device), &options).expect("formats");
-        let options = StoreOptions { background: false, ..StoreOptions::default() };
-        let (store, _) = Store::open(vec![device], options).expect("opens");
+        let (_, store) = Store::in_memory();
         let mut rest = Rest { at: 0, end: u64::MAX, minimum: 0, continues: false };
         let piece = store.take_piece(&mut rest).expect("nobody wants anything");
         assert!(!piece.runs.is_empty());

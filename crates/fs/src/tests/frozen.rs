@@ -278,11 +278,8 @@ fn one_after_the_other() {
     }
 }
 
-// Goal: a device that fails keeps a snapshot pending and is reported, and nothing wrong is shown; the pool is whole when it
-// is opened again, without the snapshot. Method: all writes fail from the snapshot on; who needs a frozen file gets EIO.
-#[test]
-fn a_device_that_fails() {
-    let (f, sub) = world(16 * MIB);
+/// What is on the fixture's device, closed there, on one that fails when it is told to; and how it was opened.
+fn on_faulty(f: &Fixture) -> (Arc<FaultyDevice<MemoryDevice>>, OpenOptions, Filesystem) {
     f.fs.close().unwrap();
     let device = Arc::new(FaultyDevice::new(f.device.snapshot(), 1, Vec::new()));
     let options = OpenOptions {
@@ -292,6 +289,15 @@ fn a_device_that_fails() {
         on_data_logged: None,
     };
     let fs = Filesystem::open(vec![device.clone()], options.clone()).unwrap().0;
+    (device, options, fs)
+}
+
+// Goal: a device that fails keeps a snapshot pending and is reported, and nothing wrong is shown; the pool is whole when it
+// is opened again, without the snapshot. Method: all writes fail from the snapshot on; who needs a frozen file gets EIO.
+#[test]
+fn a_device_that_fails() {
+    let (f, sub) = world(16 * MIB);
+    let (device, options, fs) = on_faulty(&f);
     let data = pattern(1, 3 * MIB as usize);
     let ino = fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
     fs.write(Caller::ROOT, ino, 0, &data).unwrap();
@@ -346,15 +352,7 @@ fn one_that_is_not_durable_yet_is_there() {
 fn one_that_stops_the_pool_is_there() {
     for len in [3 * MIB as usize, 3000] {
         let (f, sub) = world(16 * MIB);
-        f.fs.close().unwrap();
-        let device = Arc::new(FaultyDevice::new(f.device.snapshot(), 1, Vec::new()));
-        let options = OpenOptions {
-            store: StoreOptions { background: false, ..StoreOptions::default() },
-            dirty_bytes_max: 32 * MIB,
-            clock: f.clock.clone(),
-            on_data_logged: None,
-        };
-        let fs = Filesystem::open(vec![device.clone()], options.clone()).unwrap().0;
+        let (device, options, fs) = on_faulty(&f);
         let ino = fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
         fs.write(Caller::ROOT, ino, 0, &pattern(1, len)).unwrap();
         device.set_rules(vec![FaultRule::new(Operation::Write, Trigger::From(1), Fault::Error)]);
