@@ -20,6 +20,8 @@ mod problem;
 mod shares;
 mod space;
 mod store;
+#[cfg(test)]
+mod test_store;
 mod transaction;
 mod tree;
 mod unchanged;

@@ -692,25 +692,6 @@ impl Store {
     }
 }
 
-#[cfg(test)]
-impl Store {
-    /// A new pool in memory, open, and the device it is on.
-    pub(crate) fn in_memory() -> (Arc<dyn varve_device::Device>, Arc<Store>) {
-        let device: Arc<dyn varve_device::Device> = Arc::new(varve_device::MemoryDevice::new(64 << 20));
-        let options = crate::FormatOptions {
-            data: crate::Profile::Single,
-            metadata: crate::Profile::Single,
-            pool_id: [1; 16],
-            hash_seed: 7,
-            force: false,
-        };
-        Store::format(std::slice::from_ref(&device), &options).expect("formats");
-        let options = StoreOptions { background: false, ..StoreOptions::default() };
-        let (store, _) = Store::open(vec![device.clone()], options).expect("opens");
-        (device, store)
-    }
-}
-
 struct Due {
     commit: bool,
     checkpoint: bool,
