@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::lock_api::ArcMutexGuard;
 use parking_lot::{Condvar, Mutex, MutexGuard, RawMutex};
-use varve_engine::version::{self, ReaperMemory, points};
+use varve_engine::version::{self, ReaperMemory, Unreserved, points};
 use varve_engine::{EngineError, FamilyId, InodeId, Transaction, TreeId};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, InodeRecord};
 use varve_format::record::orphan::OrphanState;
@@ -64,7 +64,7 @@ struct Disposed {
     /// Whether nothing is left.
     done: bool,
     /// Blocks of reservations that are gone.
-    reserved_freed: u64,
+    reserved_freed: Unreserved,
     /// The family in which there is work from now on.
     reap: Option<FamilyId>,
     /// Held until it has been applied.
@@ -191,7 +191,8 @@ impl Core {
         ino: InodeId,
         record: &InodeRecord,
     ) -> Result<Disposed> {
-        let mut disposed = Disposed { done: true, reserved_freed: 0, reap: None, _families: None };
+        let mut disposed =
+            Disposed { done: true, reserved_freed: Unreserved::default(), reap: None, _families: None };
         if record.xattr_count > 0
             && let Some(change) = change
             && change.delete_xattrs(tx, ino, ENTRIES_PER_STEP)?

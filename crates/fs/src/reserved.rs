@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use parking_lot::{Mutex, MutexGuard};
+use varve_engine::version::Unreserved;
 use varve_engine::{EngineError, Lsn, Reservation, Transaction};
 use varve_format::record::subvolume::SubvolumeRecord;
 
@@ -44,13 +45,14 @@ impl Core {
         self.store.split(space, blocks, blocks, ENTRY_BYTES)
     }
 
-    /// Applies a transaction that ends reservations of `freed` blocks; gives what was set aside for them.
+    /// Applies a transaction that ends reservations, `freed`; gives what was set aside for them.
     pub(crate) fn apply_freeing(
         &self,
         mut tx: Transaction,
         reservation: Option<&mut Reservation>,
-        freed: u64,
+        freed: Unreserved,
     ) -> Result<(Lsn, Option<Reservation>)> {
+        let freed = freed.blocks;
         if freed == 0 {
             return Ok((self.store.apply(tx, reservation)?, None));
         }
@@ -70,7 +72,13 @@ impl Core {
 
     /// Applies a transaction that reserves as many blocks as `space` was set aside for, and ends reservations of `freed`
     /// blocks.
-    pub(crate) fn apply_reserving(&self, mut tx: Transaction, space: Reservation, freed: u64) -> Result<Lsn> {
+    pub(crate) fn apply_reserving(
+        &self,
+        mut tx: Transaction,
+        space: Reservation,
+        freed: Unreserved,
+    ) -> Result<Lsn> {
+        let freed = freed.blocks;
         let mut stored = self.files.stored.lock();
         let reserved_blocks =
             stored.reserved_blocks.saturating_add(space.data_blocks()).saturating_sub(freed);

@@ -15,7 +15,7 @@ use varve_format::{FamilyId, TreeId, VersionId, VersionKey};
 use super::pending::corrupt;
 use super::resolve::scan;
 use super::segment::Changes;
-use super::{Holder, Progress, Read, Result};
+use super::{ExtentKind, Holder, Progress, Read, Result};
 use crate::{EngineError, Transaction};
 
 /// One step of deleting all data of `holder`, the only one of its family ([`super::is_sole`]; else
@@ -51,6 +51,7 @@ pub fn delete_step(
         list = here.filter(|_| !more || list == here);
         if !more {
             changes.delete(&key.encode());
+            changes.reserved_freed.extents -= i64::from(extent.kind == ExtentKind::Reserved);
             changes.free(&extent);
         }
         !more

@@ -250,6 +250,15 @@ pub enum Mapping {
     },
 }
 
+/// What of reservations is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Unreserved {
+    /// Blocks that are not reserved any more.
+    pub blocks: u64,
+    /// Reserved extents that there are more than before: a write into the middle of one leaves two.
+    pub extents: i64,
+}
+
 /// How far a bounded step has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Progress {
@@ -262,7 +271,7 @@ pub struct Progress {
     /// Blocks freed.
     pub blocks_freed: u64,
     /// Blocks of reservations that are gone: the caller's books have to know.
-    pub reserved_freed: u64,
+    pub reserved_freed: Unreserved,
 }
 
 /// What tests plant: errors, to see themselves fail, and a choice that must not matter.

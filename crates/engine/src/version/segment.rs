@@ -13,7 +13,7 @@ use varve_format::{BLOCK_BYTES, FamilyId, Run, SEGMENT_BYTES, TreeId, VersionId,
 
 use super::pending;
 use super::resolve::{scan, scan_covering};
-use super::{Planted, Read, Result, planted};
+use super::{Planted, Read, Result, Unreserved, planted};
 use crate::Transaction;
 
 /// An entry inside its segment.
@@ -74,12 +74,19 @@ pub(super) struct Changes<'a> {
     pub(super) deletes: u64,
     pub(super) blocks_freed: u64,
     /// Blocks of reservations that are gone.
-    pub(super) reserved_freed: u64,
+    pub(super) reserved_freed: Unreserved,
 }
 
 impl<'a> Changes<'a> {
     pub(super) fn new(tx: &'a mut Transaction) -> Self {
-        Changes { tx, pending: None, puts: 0, deletes: 0, blocks_freed: 0, reserved_freed: 0 }
+        Changes {
+            tx,
+            pending: None,
+            puts: 0,
+            deletes: 0,
+            blocks_freed: 0,
+            reserved_freed: Unreserved::default(),
+        }
     }
     /// Entries put or deleted so far.
     pub(super) fn entries(&self) -> u64 {
@@ -96,7 +103,7 @@ impl<'a> Changes<'a> {
     /// Frees the blocks of an extent (or of a piece of one) that no entry shows any more; counts those of a reservation.
     pub(super) fn free(&mut self, extent: &Extent) {
         if extent.kind == ExtentKind::Reserved {
-            self.reserved_freed += u64::from(extent.len) / BLOCK_BYTES as u64;
+            self.reserved_freed.blocks += u64::from(extent.len) / BLOCK_BYTES as u64;
         }
         let Some(run) = extent.run() else { return };
         self.blocks_freed += u64::from(run.blocks);
@@ -128,6 +135,10 @@ impl<'a> Changes<'a> {
         new: &[Entry],
         all: bool,
     ) -> Result<()> {
+        let reserved = |list: &[Entry]| {
+            list.iter().filter(|entry| entry.extent.kind == ExtentKind::Reserved).count() as i64
+        };
+        self.reserved_freed.extents += reserved(new) - reserved(old);
         let mut olds = old.iter().peekable();
         for entry in new {
             while let Some(gone) = olds.next_if(|o| o.off < entry.off) {

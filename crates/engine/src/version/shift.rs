@@ -9,7 +9,7 @@ use varve_format::{BLOCK_BYTES, Corrupt, FamilyId, PoolAddr, Run, SEGMENT_BYTES,
 use super::path::Path;
 use super::resolve::{FILE_END, resolve_upto, scan};
 use super::segment::{Changes, Entry, Place};
-use super::{Mapping, Read, Result};
+use super::{Mapping, Read, Result, Unreserved};
 use crate::{EngineError, Transaction};
 
 /// Most bytes of log that a move may take: a good part of what one transaction may.
@@ -28,7 +28,7 @@ pub struct Shifted {
     /// Blocks freed, because they were in the range that was taken out.
     pub blocks_freed: u64,
     /// Blocks of reservations that were in it.
-    pub reserved_freed: u64,
+    pub reserved_freed: Unreserved,
 }
 
 /// Takes [`at`, `at` + `remove`) out of the file, and makes a hole of `insert` bytes at `at`; what lies behind moves. All

@@ -15,7 +15,7 @@ use super::pending::{self, State, record};
 use super::resolve::{FILE_END, scan};
 use super::segment::{Changes, Entry, Place};
 use super::write::mark_hidden;
-use super::{Holder, Read, Result};
+use super::{Holder, Read, Result, Unreserved};
 use crate::Transaction;
 
 /// Entries that a truncation deletes at once.
@@ -31,7 +31,7 @@ pub struct Truncated {
     /// Blocks freed at once.
     pub blocks_freed: u64,
     /// Blocks of reservations that are gone at once.
-    pub reserved_freed: u64,
+    pub reserved_freed: Unreserved,
 }
 
 /// Removes what the file has from `new_size` (rounded up to a block) on, so that it reads as zeros when the file grows

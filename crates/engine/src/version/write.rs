@@ -17,7 +17,7 @@ use super::path::Path;
 use super::pending::{self, State};
 use super::resolve::{FILE_END, resolve, resolve_behind, scan, scan_covering, scan_path};
 use super::segment::{Changes, Entry, Place, load, load_all, overlay, push_joined, subtract};
-use super::{Mapped, Mapping, Planted, Progress, Read, Result, planted};
+use super::{Mapped, Mapping, Planted, Progress, Read, Result, Unreserved, planted};
 use crate::Transaction;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -32,7 +32,7 @@ pub struct Replaced {
     /// Blocks freed, because this data takes their place.
     pub blocks_freed: u64,
     /// Blocks of reservations that this data takes the place of.
-    pub reserved_freed: u64,
+    pub reserved_freed: Unreserved,
 }
 
 /// How far [`reserve`] has come.
@@ -45,7 +45,7 @@ pub struct Reserved {
     /// Blocks that have become reserved.
     pub blocks: u64,
     /// Blocks of reservations that are gone: nobody saw them any more, and these lie in their place.
-    pub reserved_freed: u64,
+    pub reserved_freed: Unreserved,
 }
 
 /// Makes `pieces` the data of the file: (offset in the file, blocks in the pool), in ascending order and not

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use varve_engine::planted::{Planted, is};
-use varve_engine::version::{self, ExtentKind, Mapping, Path};
+use varve_engine::version::{self, ExtentKind, Mapping, Path, Unreserved};
 use varve_engine::{BLOCK_BYTES, EngineError, InodeId, Reservation, Transaction};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL, InodeRecord};
 
@@ -266,7 +266,7 @@ impl Core {
             self.own_first(&change, state.ino, inner, None)?;
             let mut tx = Transaction::new();
             let mut record = self.changed(caller, inner);
-            let (mut freed, mut next) = (0, last);
+            let (mut freed, mut next) = (Unreserved::default(), last);
             if let Some(contents) = &mut record.inline {
                 contents.truncate(at as usize);
             } else {
@@ -281,7 +281,7 @@ impl Core {
             self.put_record(&change, &mut tx, state.ino, inner, &mut record)?;
             tx.privileged();
             // Not where it gives back what was set aside; and zeros that are to be set aside behind this cannot be refused any more.
-            if change.forked && freed == 0 && kept.borrow().is_none() {
+            if change.forked && freed.blocks == 0 && kept.borrow().is_none() {
                 tx.sparing();
             }
             let (_, part) = self.apply_freeing(tx, None, freed)?;

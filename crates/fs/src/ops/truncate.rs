@@ -6,6 +6,7 @@
 //!
 //! A file of which all growth is logged grows beside a write-back of what it has: that logs no size but the one it finds.
 
+use varve_engine::version::Unreserved;
 use varve_engine::{BLOCK_BYTES, InodeId, Transaction, VersionId};
 use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
 
@@ -90,7 +91,7 @@ impl Core {
             let now = self.now();
             let mut record = inner.record_with_pending();
             let mut tx = Transaction::new();
-            let (mut reap, mut reserved_freed) = (false, 0);
+            let (mut reap, mut reserved_freed) = (false, Unreserved::default());
             // What is reserved beyond the end goes with a cut to the size the file has, too.
             let reservations = size <= inner.size && record.flags & INODE_FLAG_RESERVED != 0;
             if size < logged || reservations {

@@ -1,6 +1,6 @@
 //! Extents of files' data: the engine's versioned map, seen from an inode record.
 
-use varve_engine::version::{self, Holder, Mapping, Path};
+use varve_engine::version::{self, Holder, Mapping, Path, Unreserved};
 use varve_engine::{BLOCK_BYTES, TreeId, VersionId, View};
 use varve_format::record::inode::{DataPointer, InodeRecord};
 
@@ -47,7 +47,7 @@ pub(crate) struct Cut {
     /// Whether the reaper has work in this family.
     pub reap: bool,
     /// Blocks of reservations that are gone.
-    pub reserved_freed: u64,
+    pub reserved_freed: Unreserved,
     /// Whether nothing is left: the file may go back to inline mode.
     pub empty: bool,
 }

@@ -66,7 +66,15 @@ fn a_write_costs_its_neighbours() {
     world.maps.met.set(0);
     world.maps.descents.set(0);
     let done = write(&mut world, 7 * SEGMENT_BLOCKS + 100, 1 << 30, 1);
-    assert_eq!(done, Replaced { entries_put: 1, entries_deleted: 0, blocks_freed: 1, reserved_freed: 0 });
+    assert_eq!(
+        done,
+        Replaced {
+            entries_put: 1,
+            entries_deleted: 0,
+            blocks_freed: 1,
+            reserved_freed: Unreserved::default()
+        }
+    );
     let cost = (world.maps.met.get(), world.maps.descents.get());
     assert!(cost.0 <= 3 && cost.1 <= 2, "looked at {} entries in {} descents", cost.0, cost.1);
     let path = Path::load(&world.maps, world.files[0].holder).unwrap();
@@ -542,8 +550,8 @@ fn a_hidden_reservation_that_goes_is_told() {
             let step = reap_step(&world.maps, &mut tx, FamilyId(5), 1, &mut ReaperMemory::default()).unwrap();
             world.apply_freeing(&tx, step.reserved_freed);
         }
-        told += reserve_one(&mut world).reserved_freed;
-        assert_eq!(world.stored_reservations(), world.reserved);
+        told += reserve_one(&mut world).reserved_freed.blocks;
+        assert_eq!(world.stored_reservations().0, world.reserved);
     }
     assert!(told > 0, "at no moment the hidden one was still there and in the way");
 }

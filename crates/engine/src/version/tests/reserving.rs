@@ -9,12 +9,20 @@ use super::world::World;
 use super::*;
 
 impl World {
-    /// How many blocks are reserved, by what is stored.
-    pub(super) fn stored_reservations(&self) -> u64 {
+    /// Takes it out of the books.
+    pub(super) fn ended(&mut self, freed: Unreserved) {
+        self.reserved -= freed.blocks;
+        self.reserved_extents += freed.extents;
+    }
+
+    /// How many blocks are reserved, by what is stored, and in how many extents.
+    pub(super) fn stored_reservations(&self) -> (u64, i64) {
         let extents = self.maps.trees.iter().filter(|((tree, _), _)| *tree == TreeId::EXTENTS.0);
         let extents = extents.map(|((_, key), value)| extent::decode_entry(key, value).unwrap().1);
         let reserved = extents.filter(|extent| extent.kind == ExtentKind::Reserved);
-        reserved.map(|extent| u64::from(extent.len) / BLOCK).sum()
+        let books =
+            |(blocks, extents), extent: extent::Extent| (blocks + u64::from(extent.len) / BLOCK, extents + 1);
+        reserved.fold((0, 0), books)
     }
 
     pub(super) fn reserve(&mut self, f: usize) {
@@ -27,7 +35,7 @@ impl World {
         assert!(!done.more);
         self.apply(&tx);
         self.reserved += done.blocks;
-        self.reserved -= done.reserved_freed;
+        self.ended(done.reserved_freed);
         let mut missing = done.blocks;
         for block in from..to {
             let here = self.files[f].blocks.get(&block).copied();
@@ -70,7 +78,7 @@ impl World {
             let mut tx = Transaction::new();
             let path = self.writable(f, &mut tx);
             let progress = spend_reserved(&self.maps, &mut tx, &path, at, to * BLOCK, max).unwrap();
-            self.reserved -= progress.reserved_freed;
+            self.ended(progress.reserved_freed);
             self.apply(&tx);
             let range = at / BLOCK..progress.next / BLOCK;
             let gone: BTreeMap<u64, u64> = self.files[f]
@@ -79,7 +87,7 @@ impl World {
                 .map(|(b, at)| (*b, *at))
                 .filter(|(_, at)| *at >= RESERVATIONS)
                 .collect();
-            assert!(progress.reserved_freed >= gone.len() as u64, "the first who writes has it");
+            assert!(progress.reserved_freed.blocks >= gone.len() as u64, "the first who writes has it");
             for g in 0..self.files.len() {
                 let before = self.files[g].blocks.len();
                 self.files[g].blocks.retain(|block, at| gone.get(block) != Some(at));

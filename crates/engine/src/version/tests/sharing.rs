@@ -113,7 +113,7 @@ impl World {
             let range =
                 Range { from: (from + done) * BLOCK, to: (to + done) * BLOCK, len: (len - done) * BLOCK };
             let progress = share_range(&self.maps, &mut tx, &source, &target, range, max).unwrap();
-            self.reserved -= progress.reserved_freed;
+            self.ended(progress.reserved_freed);
             self.apply(&tx);
             let next = done + progress.next / BLOCK;
             for block in done..next {

@@ -29,6 +29,8 @@ pub(super) struct World {
     pub(super) next_block: u64,
     /// Blocks of reservations that are stored, by what the operations said.
     pub(super) reserved: u64,
+    /// And extents, by what the functions say.
+    pub(super) reserved_extents: i64,
     pub(super) next_reservation: u64,
     next_id: u64,
     /// What the reaper remembers, however much has changed since.
@@ -58,6 +60,7 @@ impl World {
             live: BTreeSet::new(),
             next_block: 16,
             reserved: 0,
+            reserved_extents: 0,
             next_reservation: RESERVATIONS,
             next_id: 100,
             memory: ReaperMemory::default(),
@@ -121,9 +124,9 @@ impl World {
     }
 
     /// The same for one that ends reservations of so many blocks.
-    pub(super) fn apply_freeing(&mut self, tx: &Transaction, reserved_freed: u64) {
+    pub(super) fn apply_freeing(&mut self, tx: &Transaction, freed: Unreserved) {
         self.apply(tx);
-        self.reserved -= reserved_freed;
+        self.ended(freed);
     }
 
     /// A block of the file: mostly near the start, sometimes very far away.
@@ -176,7 +179,7 @@ impl World {
             let path = branch(&self.maps, &mut tx, &mut holder, &mut || id, true).unwrap();
             let (at, run) = (self.some_block(), self.allocate(3));
             let done = put_extents(&self.maps, &mut tx, &path, &[(at * BLOCK, run)]).unwrap();
-            self.reserved -= done.reserved_freed;
+            self.ended(done.reserved_freed);
             blocks.extend((0..3).map(|b| (at + b, run.addr.block() + b)));
             self.saw("copied and written");
         } else {
@@ -184,7 +187,7 @@ impl World {
             let done =
                 truncate_kept(&self.maps, &mut tx, &mut holder, &mut || id, cut * BLOCK, None).unwrap();
             assert!(done.path.writable() && (!done.reap || done.path.has_inner()));
-            self.reserved -= done.reserved_freed;
+            self.ended(done.reserved_freed);
             blocks.retain(|b, _| *b < cut);
             self.saw("copied and cut");
         }
@@ -218,7 +221,7 @@ impl World {
         } else {
             return;
         };
-        self.reserved -= moved.unwrap().expect("little is moved").reserved_freed;
+        self.ended(moved.unwrap().expect("little is moved").reserved_freed);
         self.apply(&tx);
         let old = std::mem::take(&mut self.files[f].blocks);
         let kept = old.into_iter().filter(|(b, _)| !(at..at + remove).contains(b));
@@ -242,13 +245,13 @@ impl World {
         let mut tx = Transaction::new();
         let path = self.writable(f, &mut tx);
         let done = put_extents(&self.maps, &mut tx, &path, &pieces).unwrap();
-        self.reserved -= done.reserved_freed;
+        self.ended(done.reserved_freed);
         self.apply(&tx);
         let (reserved, data): (Vec<u64>, Vec<u64>) = given.into_iter().partition(|at| *at >= RESERVATIONS);
         let stays = data.iter().find(|block| self.live.contains(block));
         assert!(stays.is_none(), "block {stays:?} should have been given back");
         assert!(
-            reserved.len() as u64 <= done.reserved_freed,
+            reserved.len() as u64 <= done.reserved_freed.blocks,
             "{} reserved blocks, freed {done:?}",
             reserved.len()
         );
@@ -266,7 +269,7 @@ impl World {
             let mut tx = Transaction::new();
             let path = self.writable(f, &mut tx);
             let progress = punch(&self.maps, &mut tx, &path, at, to * BLOCK, max).unwrap();
-            self.reserved -= progress.reserved_freed;
+            self.ended(progress.reserved_freed);
             self.apply(&tx);
             self.files[f].blocks.retain(|b, _| !(at / BLOCK..progress.next / BLOCK).contains(b));
             at = progress.next;
@@ -291,7 +294,7 @@ impl World {
         let (id, before) = (self.new_id(), holder.version);
         let done =
             truncate_within(&self.maps, &mut tx, &mut holder, &mut || id, size, tail, at_once).unwrap();
-        self.reserved -= done.reserved_freed;
+        self.ended(done.reserved_freed);
         let at_once = holder.version == before;
         self.saw(if at_once { "cut at once" } else { "child opened" });
         if !at_once && !done.reap {
@@ -493,7 +496,8 @@ impl World {
             walk_family(&self.maps, *family, &holders, &mut each, &mut problems).unwrap();
         }
         assert_eq!(problems, []);
-        assert_eq!(self.stored_reservations(), self.reserved, "the books of reservations are wrong");
+        let books = (self.reserved, self.reserved_extents);
+        assert_eq!(self.stored_reservations(), books, "the books of reservations are wrong");
         assert!(used.keys().eq(&self.live), "used and placed blocks differ");
         let more: BTreeMap<u64, u64> =
             used.into_iter().filter(|(_, n)| *n > 1).map(|(block, n)| (block, n - 1)).collect();
