@@ -354,6 +354,8 @@ impl Core {
         result = result.and(reaped.map(drop));
         if self.reserved_is_short() {
             result = result.and(self.take_reserved().map(drop));
+        } else {
+            self.pay_back();
         }
         result = result.and(self.count_files(all));
         if !self.background {

@@ -24,9 +24,29 @@ const ENTRY_BYTES: u64 = 24;
 /// The space set aside.
 #[derive(Default)]
 pub(crate) struct ReservedSpace {
-    purse: Mutex<Option<Reservation>>,
+    aside: Mutex<Aside>,
     /// There is less in it than is reserved.
     short: AtomicBool,
+}
+
+/// What is set aside for all reservations: their blocks, and the room for the entries that writing there may add.
+///
+/// A reserved extent of n blocks adds n - 1 entries at most: each of its blocks one, and its own is there already. A write into the
+/// middle of one adds two (its own, and the other end of what it cuts in two), after which two fewer are to come: one for the block, and
+/// one for the extent there is more. The room for the second stays here until [`Core::pay_back`] lets go of as much of it as nodes have
+/// grown beyond what there was for them. Given back as it is logged, it would be somebody else's when the next node splits.
+#[derive(Default)]
+struct Aside {
+    space: Option<Reservation>,
+    /// How many reserved extents there are, as far as it is known: those that have begun since the pool was opened, less those that
+    /// have ended.
+    extents: u64,
+}
+
+impl Aside {
+    fn blocks(&self) -> u64 {
+        self.space.as_ref().map_or(0, Reservation::data_blocks)
+    }
 }
 
 impl Core {
@@ -45,56 +65,79 @@ impl Core {
         self.store.split(space, blocks, blocks, ENTRY_BYTES)
     }
 
-    /// Applies a transaction that ends reservations, `freed`; gives what was set aside for them.
+    /// Applies a transaction with which reservations end; gives what was set aside for these blocks and is not needed for the others.
     pub(crate) fn apply_freeing(
         &self,
         mut tx: Transaction,
         reservation: Option<&mut Reservation>,
         freed: Unreserved,
     ) -> Result<(Lsn, Option<Reservation>)> {
-        let freed = freed.blocks;
-        if freed == 0 {
+        if freed == Unreserved::default() {
             return Ok((self.store.apply(tx, reservation)?, None));
         }
         let mut stored = self.files.stored.lock();
-        let reserved_blocks = stored.reserved_blocks.saturating_sub(freed);
+        let reserved_blocks = stored.reserved_blocks.saturating_sub(freed.blocks);
         let record = SubvolumeRecord { reserved_blocks, ..stored.clone() };
-        subvolumes::put_first(&mut tx, &record);
+        if freed.blocks > 0 {
+            subvolumes::put_first(&mut tx, &record);
+        }
         let lsn = self.store.apply(tx, reservation)?;
         *stored = record;
-        let mut purse = self.reserved.purse.lock();
-        let part = purse.as_mut().map(|purse| self.split_blocks(purse, freed));
+        let mut aside = self.reserved.aside.lock();
+        aside.extents = aside.extents.saturating_add_signed(freed.extents);
+        let space = aside.space.as_mut().filter(|_| freed.blocks > 0);
+        let part =
+            space.map(|space| self.store.split_above(space, freed.blocks, reserved_blocks, ENTRY_BYTES));
         if reserved_blocks == 0 {
-            *purse = None;
+            *aside = Aside::default();
         }
+        self.settle_room(&mut aside, reserved_blocks);
         Ok((lsn, part))
     }
 
-    /// Applies a transaction that reserves as many blocks as `space` was set aside for, and ends reservations of `freed`
-    /// blocks.
+    /// Applies a transaction that reserves as many blocks as `space` was set aside for, and ends reservations: `freed`, whose extents
+    /// count those that begin, too.
     pub(crate) fn apply_reserving(
         &self,
         mut tx: Transaction,
         space: Reservation,
         freed: Unreserved,
     ) -> Result<Lsn> {
-        let freed = freed.blocks;
         let mut stored = self.files.stored.lock();
         let reserved_blocks =
-            stored.reserved_blocks.saturating_add(space.data_blocks()).saturating_sub(freed);
+            stored.reserved_blocks.saturating_add(space.data_blocks()).saturating_sub(freed.blocks);
         let record = SubvolumeRecord { reserved_blocks, ..stored.clone() };
         subvolumes::put_first(&mut tx, &record);
         let lsn = self.store.apply(tx, None)?;
         *stored = record;
-        let mut purse = self.reserved.purse.lock();
-        match &mut *purse {
-            Some(purse) => self.store.merge(purse, space),
+        let mut aside = self.reserved.aside.lock();
+        aside.extents = aside.extents.saturating_add_signed(freed.extents);
+        match &mut aside.space {
+            Some(mine) => self.store.merge(mine, space),
             none => *none = Some(space),
         }
-        if freed > 0 {
-            drop(purse.as_mut().map(|purse| self.split_blocks(purse, freed)));
+        if freed.blocks > 0
+            && let Some(mine) = &mut aside.space
+        {
+            drop(self.store.split_above(mine, freed.blocks, reserved_blocks, ENTRY_BYTES));
         }
         Ok(lsn)
+    }
+
+    /// Pays for what logging has taken of the protected part out of the room that no reserved block needs any more, and finds what
+    /// is missing of the room for the others, as far as it is free.
+    pub(crate) fn pay_back(&self) {
+        let stored = self.files.stored.lock();
+        let mut aside = self.reserved.aside.lock();
+        self.settle_room(&mut aside, stored.reserved_blocks);
+    }
+
+    fn settle_room(&self, aside: &mut Aside, reserved_blocks: u64) {
+        let entries = reserved_blocks.saturating_sub(aside.extents);
+        if let Some(space) = &mut aside.space {
+            self.store.pay_back(space, entries, ENTRY_BYTES);
+            self.store.add_room(space, entries, ENTRY_BYTES);
+        }
     }
 
     /// Takes the space of all reservations again, when the pool has been opened. Where privileged work had gone into the
@@ -128,46 +171,48 @@ impl Core {
 
     /// Takes all that is missing, or nothing.
     fn take_all(&self) -> Result<bool> {
-        let (wanted, purse) = self.missing_reserved();
-        drop(purse);
-        // It may have to wait for a checkpoint; no lock is held meanwhile.
-        let all = if wanted > 0 { self.store.reserve_again(wanted, wanted, ENTRY_BYTES)? } else { None };
+        let (wanted, aside) = self.missing_reserved();
+        drop(aside);
+        // It may have to wait for a checkpoint; no lock is held meanwhile. Of the room for entries much may have been used by those that
+        // are there: as much as is free will do.
+        let all = if wanted > 0 { self.store.reserve_again(wanted, 0, ENTRY_BYTES)? } else { None };
         Ok(wanted == 0 || all.is_some_and(|all| self.add_reserved(all) == 0))
     }
 
     fn take_part(&self, squeeze: bool) -> Result<u64> {
-        let (wanted, purse) = self.missing_reserved();
-        drop(purse);
-        Ok(self.add_reserved(self.store.reserve_part(wanted, ENTRY_BYTES, squeeze)?))
+        let (wanted, aside) = self.missing_reserved();
+        drop(aside);
+        Ok(self.add_reserved(self.store.reserve_part(wanted, squeeze)?))
     }
 
     /// Adds `space` to what is set aside; what has become too much meanwhile goes back. Gives how many blocks are missing.
     fn add_reserved(&self, mut space: Reservation) -> u64 {
-        let (wanted, mut purse) = self.missing_reserved();
-        let space = self.split_blocks(&mut space, wanted);
+        let (wanted, mut aside) = self.missing_reserved();
+        let reserved_blocks = aside.blocks() + wanted;
+        let space = self.store.split(&mut space, wanted, 0, ENTRY_BYTES);
         let missing = wanted - space.data_blocks();
-        self.reserved.short.store(missing > 0, Relaxed);
         if space.data_blocks() > 0 {
-            match &mut *purse {
-                Some(purse) => self.store.merge(purse, space),
+            match &mut aside.space {
+                Some(mine) => self.store.merge(mine, space),
                 none => *none = Some(space),
             }
         }
+        self.settle_room(&mut aside, reserved_blocks);
+        self.reserved.short.store(missing > 0, Relaxed);
         missing
     }
 
     /// How many reserved blocks nothing is set aside for, and what is.
-    fn missing_reserved(&self) -> (u64, MutexGuard<'_, Option<Reservation>>) {
+    fn missing_reserved(&self) -> (u64, MutexGuard<'_, Aside>) {
         let stored = self.files.stored.lock();
-        let purse = self.reserved.purse.lock();
-        let held = purse.as_ref().map_or(0, Reservation::data_blocks);
-        (stored.reserved_blocks.saturating_sub(held), purse)
+        let aside = self.reserved.aside.lock();
+        (stored.reserved_blocks.saturating_sub(aside.blocks()), aside)
     }
 
     /// Gives up what is set aside, as an opening does that finds no space for it.
     #[cfg(test)]
     pub(crate) fn forget_reserved(&self) {
-        *self.reserved.purse.lock() = None;
+        *self.reserved.aside.lock() = Aside::default();
         self.reserved.short.store(true, Relaxed);
     }
 

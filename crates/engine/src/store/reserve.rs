@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use parking_lot::Mutex;
 use varve_device::Stopwatch;
-use varve_format::{PoolAddr, Run};
+use varve_format::{BLOCK_BYTES, PoolAddr, Run};
 
 use super::{Result, Store};
 use crate::EngineError;
@@ -103,25 +103,43 @@ impl Store {
         self.core.lock().space.float
     }
 
-    /// Part of [`Store::reserve_again`]: as many blocks as are there at once, with `squeeze` in half of the protected part too. The other
-    /// half is for what deletes, and for logging what has been accepted.
-    pub fn reserve_part(&self, data_blocks: u64, entry_bytes: u64, squeeze: bool) -> Result<Reservation> {
+    /// Part of [`Store::reserve_again`]: as many blocks of data as are there at once, with `squeeze` in half of the protected part too.
+    /// The other half is for what deletes, and for logging what has been accepted.
+    pub fn reserve_part(&self, data_blocks: u64, squeeze: bool) -> Result<Reservation> {
         self.check_writable()?;
         let mut core = self.core.lock();
-        let copies = core.space.copies;
         let limit = if squeeze { -(core.space.protected as i64) / 2 } else { 0 };
-        let fits = |blocks: u64| {
-            let purse = purse(blocks, blocks, entry_bytes, copies);
-            core.space.leaves(purse.blocks(), limit)
-        };
-        let (mut least, mut most) = (0, data_blocks);
-        while least < most {
-            let middle = most - (most - least) / 2;
-            if fits(middle) { least = middle } else { most = middle - 1 }
-        }
-        let purse = purse(least, least, entry_bytes, copies);
+        let there = u64::try_from(core.space.available() - limit).unwrap_or(0);
+        let purse = Purse { data: data_blocks.min(there), ..Purse::default() };
         core.space.open += purse.blocks();
         Ok(Reservation { core: self.core.clone(), purse, allocated: 0 })
+    }
+
+    /// Adds to `reservation` what it lacks of the room for `entries` entries of up to `entry_bytes` bytes, as far as that is free, or
+    /// will be by the next checkpoint.
+    pub fn add_room(&self, reservation: &mut Reservation, entries: u64, entry_bytes: u64) {
+        let mut core = self.core.lock();
+        let wanted = purse(0, entries, entry_bytes, core.space.copies).metadata_bytes;
+        let there = u64::try_from(free_for_good(&core)).unwrap_or(0).saturating_mul(BLOCK_BYTES as u64);
+        let mine = &mut reservation.purse;
+        let before = mine.blocks();
+        let upto = mine.metadata_bytes.saturating_add(there).min(wanted);
+        mine.metadata_bytes = mine.metadata_bytes.max(upto);
+        core.space.open += mine.blocks() - before;
+    }
+
+    /// Gives back of the room in `reservation` what is above that for `entries` entries of up to `entry_bytes` bytes, in whole blocks,
+    /// as far as more of the protected part is in use than the next checkpoint brings back: whoever holds room for entries that
+    /// others log in small pieces pays for the nodes those have added, and nobody else gets what is left.
+    pub fn pay_back(&self, reservation: &mut Reservation, entries: u64, entry_bytes: u64) {
+        let mut core = self.core.lock();
+        let owed = free_for_good(&core).min(0).unsigned_abs();
+        let kept = purse(0, entries, entry_bytes, core.space.copies).metadata_bytes;
+        let mine = &mut reservation.purse;
+        let over = mine.metadata_bytes.saturating_sub(kept) / BLOCK_BYTES as u64;
+        let paid = over.min(owed);
+        mine.metadata_bytes -= paid * BLOCK_BYTES as u64;
+        core.space.open -= paid;
     }
 
     /// Sets this aside if it is there at once.
@@ -212,6 +230,32 @@ impl Store {
         Reservation { core: self.core.clone(), purse: part, allocated: 0 }
     }
 
+    /// Takes `data_blocks` blocks out of `reservation`, as far as they are there, and with them what room it holds above that for
+    /// `entries` entries of up to `entry_bytes` bytes.
+    pub fn split_above(
+        &self,
+        reservation: &mut Reservation,
+        data_blocks: u64,
+        entries: u64,
+        entry_bytes: u64,
+    ) -> Reservation {
+        let mut core = self.core.lock();
+        let kept = purse(0, entries, entry_bytes, core.space.copies).metadata_bytes;
+        let mine = &mut reservation.purse;
+        let before = mine.blocks();
+        let part = Purse {
+            data: data_blocks.min(mine.data),
+            metadata_bytes: mine.metadata_bytes.saturating_sub(kept),
+            floating: data_blocks.min(mine.floating),
+        };
+        mine.data -= part.data;
+        mine.metadata_bytes -= part.metadata_bytes;
+        mine.floating -= part.floating;
+        // Metadata is counted in whole blocks: two halves may come to one more.
+        core.space.open += mine.blocks() + part.blocks() - before;
+        Reservation { core: self.core.clone(), purse: part, allocated: 0 }
+    }
+
     /// Gives back part of a reservation (dirty blocks that will never be logged).
     pub fn hand_back(&self, reservation: &mut Reservation, data_blocks: u64, entries: u64, entry_bytes: u64) {
         let mut core = self.core.lock();
@@ -244,6 +288,13 @@ impl Store {
             reservation.allocated = reservation.allocated.saturating_sub(u64::from(run.blocks));
         }
     }
+}
+
+/// What ordinary requests may take when the next checkpoint has brought back what it does; negative: so much of the protected part is
+/// in use for good.
+fn free_for_good(core: &Core) -> i64 {
+    let space = &core.space;
+    space.available() + (space.held + space.frozen + core.replaced.len() as u64 * space.copies) as i64
 }
 
 fn purse(data_blocks: u64, entries: u64, entry_bytes: u64, copies: u64) -> Purse {

@@ -237,6 +237,61 @@ fn reserved_space_is_kept() {
     }
 }
 
+// Goal: what single blocks add to the extents when they are written all over a reservation on a full pool is paid for by what was
+// set aside with it, not by what is kept for deleting; also when the pool is opened anew in the middle, and where somebody else takes
+// whatever becomes free. Method: every second block, then the others; or all in random order; after each part a checkpoint, and the
+// books say how much of the protected part is in use.
+#[test]
+fn scattered_writes_use_what_is_reserved() {
+    let protected_in_use = |f: &Fixture| {
+        f.fs.sync().unwrap();
+        f.fs.checkpoint().unwrap();
+        let s = f.fs.space();
+        let parts = [s.fixed_bytes, s.used_bytes, s.held_back_bytes, s.reserved_bytes, s.protected_bytes];
+        parts.iter().sum::<u64>().saturating_sub(s.total_bytes) / BLOCK
+    };
+    for (random, kill, greedy) in [
+        (false, false, false),
+        (true, false, false),
+        (false, true, false),
+        (true, false, true),
+        (true, true, true),
+    ] {
+        let what = format!("random {random} kill {kill} greedy {greedy}");
+        let mut f = Fixture::new(96 * MIB);
+        let ino = f.create(b"reserved");
+        let blocks = 12_000;
+        allocate(&f, ino, 0, blocks * BLOCK, Allocate::Reserve { keep_size: false });
+        let (other, mut end) = fill(&f);
+        let before = protected_in_use(&f);
+        let mut order: Vec<u64> = (0..blocks).step_by(2).chain((1..blocks).step_by(2)).collect();
+        if random {
+            let mut rng = Rng::new(7);
+            (1..order.len()).rev().for_each(|i| order.swap(i, rng.below(i as u64 + 1) as usize));
+        }
+        for (i, part) in order.chunks(500).enumerate() {
+            for block in part {
+                f.write(ino, block * BLOCK, &pattern(*block, 4096));
+                if greedy && let Ok(n) = f.fs.write(Caller::ROOT, other, end, &[9; 4096]) {
+                    end += n as u64;
+                }
+            }
+            let now = protected_in_use(&f);
+            assert!(
+                now <= before + 8,
+                "{what}: {now} blocks of the protected part after {i}, {before} before"
+            );
+            if kill && i == 12 {
+                f.kill();
+            }
+        }
+        f.check();
+        for block in 0..blocks {
+            assert!(f.fs.read(ino, block * BLOCK, 4096).unwrap() == pattern(block, 4096), "{what}: {block}");
+        }
+    }
+}
+
 // Goal: space that a file and its clone see as set aside is there for the first of them that writes, also after a kill, and
 // for nobody else; who reserves once more has his own. Method: reserve, clone, fill the pool; one of the two writes all of it,
 // then the other is refused; or the clone reserves before the pool is full, and both write.

@@ -244,9 +244,9 @@ fn space_is_waited_for_and_no_longer() {
 fn what_was_set_aside_is_found_again() {
     let f = Fixture::new(64 * MIB);
     let store = &f.fs.core().store;
-    let most = store.reserve_part(1 << 20, 24, true).unwrap();
+    let most = store.reserve_part(1 << 20, true).unwrap();
     assert!(most.data_blocks() * 4096 > 40 * MIB, "{}", most.data_blocks());
-    assert!(store.reserve_part(1 << 20, 24, true).unwrap().data_blocks() <= 1);
+    assert!(store.reserve_part(1 << 20, true).unwrap().data_blocks() <= 1);
     assert!(store.reserve_again(1 << 20, 1 << 20, 24).unwrap().is_none());
     // The other half of what is protected.
     assert!(store.reserve_again(300, 300, 24).unwrap().is_some());
@@ -261,7 +261,7 @@ fn what_was_set_aside_is_found_again() {
     // Others have taken it.
     core.forget_reserved();
     f.write(dirty, 0, &[3; 8192]);
-    let taken = store.reserve_part(1 << 20, 24, false).unwrap();
+    let taken = store.reserve_part(1 << 20, false).unwrap();
     assert!(taken.data_blocks() * 4096 > 15 * MIB);
     core.set_reserved_aside().unwrap();
     let missing = core.take_reserved().unwrap();
