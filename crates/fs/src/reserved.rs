@@ -121,6 +121,8 @@ impl Core {
         {
             drop(self.store.split_above(mine, freed.blocks, reserved_blocks, ENTRY_BYTES));
         }
+        // There may be fewer extents than before: where it joins some, it needs more room than it has brought.
+        self.settle_room(&mut aside, reserved_blocks);
         Ok(lsn)
     }
 
@@ -136,7 +138,10 @@ impl Core {
         let entries = reserved_blocks.saturating_sub(aside.extents);
         if let Some(space) = &mut aside.space {
             self.store.pay_back(space, entries, ENTRY_BYTES);
-            self.store.add_room(space, entries, ENTRY_BYTES);
+            // Not before their blocks are there.
+            if space.data_blocks() >= reserved_blocks {
+                self.store.add_room(space, entries, ENTRY_BYTES);
+            }
         }
     }
 

@@ -116,11 +116,16 @@ impl Store {
     }
 
     /// Adds to `reservation` what it lacks of the room for `entries` entries of up to `entry_bytes` bytes, as far as that is free, or
-    /// will be by the next checkpoint.
+    /// will be by the next checkpoint; of the protected part it takes a quarter at most meanwhile.
     pub fn add_room(&self, reservation: &mut Reservation, entries: u64, entry_bytes: u64) {
         let mut core = self.core.lock();
         let wanted = purse(0, entries, entry_bytes, core.space.copies).metadata_bytes;
-        let there = u64::try_from(free_for_good(&core)).unwrap_or(0).saturating_mul(BLOCK_BYTES as u64);
+        let space = &core.space;
+        // What somebody who reads keeps back may take as long as he likes.
+        let held = if self.readers.keep_back() { 0 } else { space.held };
+        let comes_back = held + core.replaced.len() as u64 * space.copies;
+        let there = space.available() + comes_back.min((space.protected - space.float) / 4) as i64;
+        let there = u64::try_from(there).unwrap_or(0).saturating_mul(BLOCK_BYTES as u64);
         let mine = &mut reservation.purse;
         let before = mine.blocks();
         let upto = mine.metadata_bytes.saturating_add(there).min(wanted);
@@ -133,7 +138,10 @@ impl Store {
     /// others log in small pieces pays for the nodes those have added, and nobody else gets what is left.
     pub fn pay_back(&self, reservation: &mut Reservation, entries: u64, entry_bytes: u64) {
         let mut core = self.core.lock();
-        let owed = free_for_good(&core).min(0).unsigned_abs();
+        let space = &core.space;
+        let comes_back = space.held + space.frozen + core.replaced.len() as u64 * space.copies;
+        // And with what floats: it gives as much back when it is logged.
+        let owed = (space.available() + (comes_back + space.floating) as i64).min(0).unsigned_abs();
         let kept = purse(0, entries, entry_bytes, core.space.copies).metadata_bytes;
         let mine = &mut reservation.purse;
         let over = mine.metadata_bytes.saturating_sub(kept) / BLOCK_BYTES as u64;
@@ -288,13 +296,6 @@ impl Store {
             reservation.allocated = reservation.allocated.saturating_sub(u64::from(run.blocks));
         }
     }
-}
-
-/// What ordinary requests may take when the next checkpoint has brought back what it does; negative: so much of the protected part is
-/// in use for good.
-fn free_for_good(core: &Core) -> i64 {
-    let space = &core.space;
-    space.available() + (space.held + space.frozen + core.replaced.len() as u64 * space.copies) as i64
 }
 
 fn purse(data_blocks: u64, entries: u64, entry_bytes: u64, copies: u64) -> Purse {
