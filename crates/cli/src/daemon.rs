@@ -167,7 +167,15 @@ impl Service for Served {
 
     fn sync(&self) -> Result<()> {
         let synced = self.outside.change("sync", || self.current.with(|filesystem| filesystem.sync()));
-        Ok(synced.context(PANICKED)??)
+        synced.context(PANICKED)??;
+        match self.outside.unstored() {
+            None => Ok(()),
+            Some((files, ino, error)) => Err(anyhow::Error::from(error).context(format!(
+                "{files} files show changes made through mmap that could not be stored (find -inum {} finds one); have them stored \
+                 again, or copy the files elsewhere, and remove or cut them",
+                ino.0
+            ))),
+        }
     }
 
     fn trim(&self, request: &str) -> Result<Value> {

@@ -32,6 +32,8 @@ const READ_BYTES_MAX: u32 = 16 << 20;
 /// Largest copy in one request, in bytes: its count is answered in 32 bits. The kernel asks for less than 2 GiB at once,
 /// and a file that is copied whole in one request becomes a clone.
 const COPY_BYTES_MAX: u64 = 1 << 31;
+/// Offset and length of a whole file.
+const ALL: (u64, u64) = (0, u64::MAX);
 /// Unit of the counts in statfs, in bytes.
 const STATFS_BLOCK_BYTES: u64 = 4096;
 
@@ -70,11 +72,15 @@ impl<V: Verbs> Adapter<V> {
             // The filesystem counts open handles and no lookups.
             Body::Forget => {
                 reply.none();
+                self.health.unstored.settled(number, ALL);
                 self.pins.forget(verbs, ino);
             }
             Body::BatchForget { list } => {
                 reply.none();
-                request::forgotten(list).for_each(|ino| self.pins.forget(verbs, InodeId(ino)));
+                request::forgotten(list).for_each(|ino| {
+                    self.health.unstored.settled(ino, ALL);
+                    self.pins.forget(verbs, InodeId(ino));
+                });
             }
             Body::Getattr => self.reply_attr(verb, number, self.attributes(header), reply),
             Body::Statx => match self.attributes(header) {
@@ -91,6 +97,9 @@ impl<V: Verbs> Adapter<V> {
                 // The kernel believes what it is told now, whatever is on its way to change it.
                 self.tellings.note(number, header.pid);
                 let result = verbs.setattr(by, ino, set);
+                if let (Some(size), Ok(_)) = (set.size, &result) {
+                    self.health.unstored.settled(number, (size, u64::MAX));
+                }
                 self.reply_change(Change::Inode, verb, number, result, reply, answer);
             }
             Body::Readlink => match verbs.readlink(ino) {
@@ -176,6 +185,16 @@ impl<V: Verbs> Adapter<V> {
                 } else {
                     verbs.write_owned(by, ino, offset, payload, size as usize)
                 };
+                let range = (offset, u64::from(size));
+                match &written {
+                    Ok(count) => self.health.unstored.settled(number, (offset, *count as u64)),
+                    // Whoever may not write there has not lost anything that he had.
+                    Err(error @ FsError::Engine(_)) if write_flags & abi::WRITE_CACHE != 0 => {
+                        let errno = Errno::from_raw_os_error(error.errno());
+                        self.health.unstored.note(number, range, errno);
+                    }
+                    Err(_) => {}
+                }
                 // Of one that failed a part may have been stored.
                 if past_cache {
                     self.overtake_all(number);
@@ -190,7 +209,6 @@ impl<V: Verbs> Adapter<V> {
                 // Of the flags of an inode the kernel knows nothing.
                 let flagged = || write_flags & abi::WRITE_CACHE == 0 && verbs.wants_durable(ino, false);
                 let durable = unsynced && durable || flagged();
-                let range = (offset, u64::from(size));
                 self.reply_written((verb, number), range, past_cache, durable, written, reply);
             }
             Body::Release => self.reply_empty(verb, number, verbs.release_inode(ino), reply),
@@ -202,7 +220,12 @@ impl<V: Verbs> Adapter<V> {
                         Some(subvolume_root(ino)).filter(|root| verbs.getattr(*root).is_ok()).unwrap_or(ROOT)
                     }
                 };
-                self.when_durable(verb, of.0, reply, Reply::empty);
+                // All else is made durable, too.
+                let lost = self.health.unstored.error(number);
+                self.when_durable(verb, of.0, reply, move |reply| match lost {
+                    Some(errno) => reply.error(errno),
+                    None => reply.empty(),
+                });
             }
             Body::Opendir => self.opendir(reply),
             Body::Releasedir => reply.empty(),
@@ -261,6 +284,9 @@ impl<V: Verbs> Adapter<V> {
                         self.forget_then(number, (asked.offset, asked.length), move || reply.error(errno));
                     }
                     (result, _) => {
+                        if result.is_ok() && matches!(how, Allocate::Punch | Allocate::Zero { .. }) {
+                            self.health.unstored.settled(number, (asked.offset, asked.length));
+                        }
                         self.overtake(number, header.pid);
                         self.reply_done(Change::Inode, verb, number, result, reply);
                     }
@@ -277,6 +303,9 @@ impl<V: Verbs> Adapter<V> {
                         self.forget_then(asked.nodeid_to, range, move || reply.error(errno));
                     }
                     copied => {
+                        if let Ok(bytes) = copied {
+                            self.health.unstored.settled(asked.nodeid_to, (asked.offset_to, bytes));
+                        }
                         let answer = |copied, reply: Reply| {
                             let size = std::cmp::min(copied, COPY_BYTES_MAX) as u32;
                             reply.body(&abi::SizeOut { size, padding: 0 });

@@ -105,6 +105,12 @@ impl<V: Verbs> Adapter<V> {
     /// The mount is gone: nobody can ask for what was kept for it.
     pub(crate) fn end(&self) {
         self.trims.end();
+        if let Some((files, ino, error)) = self.health.unstored.any() {
+            let error = std::io::Error::from(error);
+            tracing::error!(
+                "what was changed through mmap in {files} files, one of them inode {ino}, could not be stored and is gone: {error}"
+            );
+        }
         if !self.health.panicked()
             && catch_unwind(AssertUnwindSafe(|| self.pins.unpin_all(&*self.verbs))).is_err()
         {

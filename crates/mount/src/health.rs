@@ -15,6 +15,8 @@ use std::sync::atomic::{
 
 use parking_lot::{RwLock, RwLockReadGuard};
 
+use crate::unstored::Unstored;
+
 /// Errors beyond these are logged only once in [`ERRORS_LOGGED_EVERY`].
 const ERRORS_LOGGED_FIRST: u64 = 20;
 const ERRORS_LOGGED_EVERY: u64 = 1000;
@@ -31,17 +33,20 @@ pub struct Health {
     changing: RwLock<()>,
     /// Ends all writing.
     stop: OnceLock<Stop>,
+    /// What the kernel shows and the pool has not.
+    pub(crate) unstored: Unstored,
 }
 
 type Stop = Box<dyn Fn(&str) + Send + Sync>;
 
 impl std::fmt::Debug for Health {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Health { panicked, errors_count, ending, changing: _, stop: _ } = self;
+        let Health { panicked, errors_count, ending, changing: _, stop: _, unstored } = self;
         f.debug_struct("Health")
             .field("panicked", panicked)
             .field("errors_count", errors_count)
             .field("ending", ending)
+            .field("unstored", unstored)
             .finish()
     }
 }

@@ -30,6 +30,7 @@ mod serve;
 mod session;
 mod tellings;
 mod trim;
+mod unstored;
 mod verbs;
 
 pub use exchange::Exchange;

@@ -45,6 +45,11 @@ impl Outside {
         self.health.panicked()
     }
 
+    /// Of how many files the kernel shows what could not be stored (it was changed through mmap); one of them, and its error.
+    pub fn unstored(&self) -> Option<(usize, InodeId, io::Error)> {
+        self.health.unstored.any().map(|(files, ino, error)| (files, InodeId(ino), error.into()))
+    }
+
     /// The kernel forgets what it knows of this name, also that it is not there, and of the directory.
     pub fn forget_name(&self, directory: InodeId, name: &[u8]) {
         if let Some(device) = self.device.upgrade() {

@@ -2,7 +2,7 @@
 //! must not depend on that.
 
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -62,6 +62,11 @@ impl Mapped {
     /// Changes all of it, and waits until that is durable.
     fn fill(&self, byte: u8) -> rustix::io::Result<()> {
         self.set(byte);
+        self.sync()
+    }
+
+    /// Waits until what was changed is durable.
+    fn sync(&self) -> rustix::io::Result<()> {
         // SAFETY: it is mapped, and that of this value alone.
         unsafe { msync(self.at.cast(), self.len, MsyncFlags::SYNC) }
     }
@@ -267,8 +272,9 @@ fn what_is_set_aside_is_there_behind_what_does_not_fit() {
         file.sync_all().expect("room");
     });
     let told = Mapped::of(&mount.path("file"), 1 << 20).fill(b'x');
-    // After an error the kernel has asked for no sync.
-    fs::File::open(mount.path("file")).and_then(|file| file.sync_all()).expect("what was written is");
+    // After an error the kernel has asked for no sync. This one says what is missing, and makes durable what is not.
+    let synced = fs::File::open(mount.path("file")).and_then(|file| file.sync_all());
+    assert_eq!(synced.expect_err("not all of it is stored").raw_os_error(), Some(28));
     mount.kill();
     let mount = Mount::start(&pool, &scratch.path("mnt"));
     let found = fs::read(mount.path("file")).expect("a file");
@@ -393,4 +399,66 @@ fn what_is_stored_while_it_is_read_is_imported() {
         let copy = out.join(path.file_name().expect("a name"));
         assert!(fs::read(path).expect("a file") == fs::read(copy).expect("a copy"));
     }
+}
+
+/// Goal: what was stored through mmap and could not be written is told by every sync of the file, and by `varve sync`, until it is stored
+/// or cut off: the kernel shows it meanwhile, and takes it for clean. Method: a file of holes, mapped and changed, on a full pool; space is
+/// freed; msync, fsync by another descriptor, `varve sync`; then the pages are stored once more, or written, or cut, or the file is forgotten.
+#[test]
+fn what_mmap_has_lost_is_told_until_it_is_stored() {
+    if !can_mount("what_mmap_has_lost_is_told_until_it_is_stored") {
+        return;
+    }
+    let scratch = Scratch::new("lost");
+    let pool = scratch.pool("pool.img", "64M");
+    let point = scratch.path("mnt");
+    let mount = Mount::start(&pool, &point);
+    let no_space = |result: io::Result<()>, what: &str| {
+        let error = result.expect_err(what);
+        assert_eq!(error.raw_os_error(), Some(28), "{what}: {error}");
+    };
+    let synced = || output(varve(&["sync"]).arg(&mount.point));
+    for (round, way) in ["store", "write", "cut", "forget"].into_iter().enumerate() {
+        let (path, filler) = (mount.path(&format!("sparse{round}")), mount.path("filler"));
+        let file = fs::File::options().read(true).write(true).create(true).truncate(true).open(&path);
+        let file = file.expect("a file");
+        file.set_len(8 << 20).expect("its size");
+        let mut big = fs::File::create(&filler).expect("another");
+        while big.write_all(&[7; 1 << 20]).is_ok() {}
+        drop(big);
+        let mapped = Mapped::of(&path, 8 << 20);
+        (0..256).for_each(|page| mapped.store(page * 4096, b"through mmap"));
+        no_space(mapped.sync().map_err(io::Error::from), "a full pool");
+        fs::remove_file(&filler).expect("it goes");
+        let other = fs::File::open(&path).expect("the file");
+        no_space(mapped.sync().map_err(io::Error::from), "the pages are clean, and not stored");
+        no_space(other.sync_all(), "by another descriptor");
+        let said = synced();
+        assert!(!said.status.success(), "{said:?}");
+        let text = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(text.contains("mmap") && text.contains("No space left on device"), "{text}");
+        match way {
+            "store" => {
+                (0..256).for_each(|page| mapped.store(page * 4096, b"once more"));
+                mapped.sync().expect("all of it was stored again");
+                assert_eq!(fs::read(&path).expect("contents")[..9], *b"once more");
+            }
+            "write" => file.write_all_at(&[8; 1 << 20], 0).expect("there is space"),
+            "cut" => file.set_len(0).expect("it is cut"),
+            _ => {
+                drop((mapped, other, file));
+                fs::write("/proc/sys/vm/drop_caches", "3").expect("root may");
+                let said = synced();
+                assert!(said.status.success(), "the kernel has forgotten it: {said:?}");
+                assert!(fs::read(&path).expect("contents").iter().all(|byte| *byte == 0), "it is not stored");
+                continue;
+            }
+        }
+        other.sync_all().unwrap_or_else(|error| panic!("{way}: {error}"));
+        let said = synced();
+        assert!(said.status.success(), "{way}: {said:?}");
+        drop(mapped);
+    }
+    mount.unmount();
+    check(&pool);
 }
