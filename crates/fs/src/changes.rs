@@ -145,7 +145,7 @@ pub struct DiffPage {
     /// Paths below the older root, without a slash in front, of the directories in [`Change::Unlinked`].
     pub old_paths: Vec<(u64, Vec<u8>)>,
     /// Paths below the newer root of the directories in [`Change::Linked`], and one of each inode whose size, data,
-    /// attributes or flags are named.
+    /// attributes or flags are named, or that has lost a name and has others.
     pub new_paths: Vec<(u64, Vec<u8>)>,
     /// By index, of [`Change::Unlinked`] and [`Change::Linked`] that come while something on the way to their directory has no name.
     pub parked: BTreeMap<usize, Parked>,

@@ -31,6 +31,8 @@ pub struct Page {
     next_steps: usize,
     old_paths: Vec<(u64, Bytes)>,
     new_paths: Vec<(u64, Bytes)>,
+    /// Of files with further names that are new: one they have had all the time, by its directory.
+    stay: Vec<(u64, u64, Bytes)>,
     /// What is lost, so that this is without what came last.
     #[serde(default)]
     pub log_ended_reason: Option<String>,
@@ -117,11 +119,16 @@ pub fn page(
         Change::Flags { inode, kind: what, flags } => Step::Flags(inode, kind(what), flags.letters()),
         Change::Deleted { inode, kind: what } => Step::Deleted(inode, kind(what)),
     };
+    let stay = page.originals.iter().filter_map(|(at, original)| match page.changes.get(*at)? {
+        Change::Linked { inode, .. } => Some((*inode, original.directory, Bytes(original.name.clone()))),
+        _ => None,
+    });
+    let stay = stay.collect();
     let steps = page.changes.into_iter().map(step).collect();
     let next = page.next.map(|next| next.iter().map(|byte| format!("{byte:02x}")).collect());
     let paths = |paths: Vec<(u64, Vec<u8>)>| paths.into_iter().map(|(of, path)| (of, Bytes(path))).collect();
     let (old_paths, new_paths) = (paths(page.old_paths), paths(page.new_paths));
-    Ok(Some(Page { steps, next, next_steps, old_paths, new_paths, log_ended_reason: None }))
+    Ok(Some(Page { steps, next, next_steps, old_paths, new_paths, stay, log_ended_reason: None }))
 }
 
 /// Bytes of all names and paths.
@@ -134,7 +141,8 @@ fn bytes_of(page: &DiffPage) -> usize {
         _ => 0,
     };
     let paths = page.old_paths.iter().chain(&page.new_paths).map(|(_, path)| path.len());
-    page.changes.iter().map(named).chain(paths).sum()
+    let stay = page.originals.values().map(|original| original.name.len());
+    page.changes.iter().map(named).chain(paths).chain(stay).sum()
 }
 
 fn word(kind: FileKind) -> &'static str {
@@ -298,6 +306,7 @@ struct Differences {
     inodes: BTreeMap<u64, Inode>,
     old_paths: BTreeMap<u64, Vec<u8>>,
     new_paths: BTreeMap<u64, Vec<u8>>,
+    stay: BTreeMap<u64, (u64, Vec<u8>)>,
 }
 
 impl Differences {
@@ -305,6 +314,7 @@ impl Differences {
     fn add(&mut self, page: Page) -> Option<String> {
         self.old_paths.extend(page.old_paths.into_iter().map(|(of, path)| (of, path.0)));
         self.new_paths.extend(page.new_paths.into_iter().map(|(of, path)| (of, path.0)));
+        self.stay.extend(page.stay.into_iter().map(|(of, directory, name)| (of, (directory, name.0))));
         for step in page.steps {
             let inode = match &step {
                 Step::Created(inode, _)
@@ -357,12 +367,12 @@ impl Differences {
     fn listed(&self) -> Vec<Listed> {
         let mut out: Vec<(Vec<u8>, Listed)> = Vec::new();
         for (number, inode) in &self.inodes {
+            let path = |directories: &BTreeMap<u64, Vec<u8>>, (directory, name): &(u64, Vec<u8>)| {
+                let above = directories.get(directory).cloned().unwrap_or_else(|| b"?".to_vec());
+                if above.is_empty() { name.clone() } else { [&above[..], b"/", name].concat() }
+            };
             let paths = |names: &BTreeSet<(u64, Vec<u8>)>, directories: &BTreeMap<u64, Vec<u8>>| {
-                let path = |(directory, name): &(u64, Vec<u8>)| {
-                    let above = directories.get(directory).cloned().unwrap_or_else(|| b"?".to_vec());
-                    if above.is_empty() { name.clone() } else { [&above[..], b"/", name].concat() }
-                };
-                names.iter().map(path).collect::<Vec<_>>()
+                names.iter().map(|name| path(directories, name)).collect::<Vec<_>>()
             };
             let mut gone = paths(&inode.unlinked, &self.old_paths);
             let mut come = paths(&inode.linked, &self.new_paths);
@@ -374,8 +384,9 @@ impl Differences {
             } else if !gone.is_empty() && !come.is_empty() {
                 ("renamed", come.remove(0), Some(gone.remove(0)))
             } else {
+                let stays = self.stay.get(number).map(|name| path(&self.new_paths, name));
                 let first = come.first().or(gone.first()).cloned();
-                ("modified", here.or(first).unwrap_or_default(), None)
+                ("modified", stays.or(here).or(first).unwrap_or_default(), None)
             };
             let listed = Listed {
                 change,

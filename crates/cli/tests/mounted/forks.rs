@@ -547,6 +547,46 @@ fn differences_are_shown() {
     assert_eq!((&moved["old_path"], &moved["path"]), (&"/dir".into(), &"/moved".into()));
 }
 
+// Goal: of a file that has got or lost further names `varve diff` shows a name that stays, and those. Method: both, alone and with other data;
+// in both directions, mounted and not.
+#[test]
+fn differences_of_further_names_are_shown() {
+    if !can_mount("differences_of_further_names_are_shown") {
+        return;
+    }
+    let scratch = Scratch::new("diff-names");
+    let pool = scratch.pool("pool.img", "64M");
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    make(&mount, "work");
+    for dir in ["work/a", "work/z"] {
+        fs::create_dir(mount.path(dir)).unwrap();
+    }
+    for name in ["work/f", "work/a/g"] {
+        fs::write(mount.path(name), name).unwrap();
+    }
+    snapshot(&mount, &["--read-only"], "work", "old");
+    fs::hard_link(mount.path("work/f"), mount.path("work/a/x")).unwrap();
+    fs::hard_link(mount.path("work/f"), mount.path("work/z/x")).unwrap();
+    fs::hard_link(mount.path("work/a/g"), mount.path("work/a/b")).unwrap();
+    fs::write(mount.path("work/a/g"), "more than there was").unwrap();
+    snapshot(&mount, &["--read-only"], "work", "new");
+    let there =
+        ["M /f  (also /a/x, also /z/x)\n", "M /a/g  (19 bytes in 1 ranges, now 19 bytes long, also /a/b)\n"];
+    let back = [
+        "M /f  (no longer /a/x, no longer /z/x)\n",
+        "M /a/g  (8 bytes in 1 ranges, now 8 bytes long, no longer /a/b)\n",
+    ];
+    let look = |place: &dyn Fn(&str) -> std::path::PathBuf| {
+        for (old, new, expected) in [("old", "new", there), ("new", "old", back)] {
+            let said = succeed(varve(&["diff"]).arg(place(old)).arg(place(new)));
+            assert!(expected.iter().all(|line| said.contains(line)), "{old} to {new}: {said}");
+        }
+    };
+    look(&|name| mount.path(name));
+    mount.unmount();
+    look(&|name| format!("{}:/{name}", pool.display()).into());
+}
+
 // Goal: `varve diff` of a mounted pool gets through where paths are so long that a page of them is longer than an answer.
 // Method: as many files 14 levels down, in directories with names of 250 bytes, each changed; all of them are named.
 #[test]

@@ -315,7 +315,13 @@ impl Diff {
         let (mut old, mut new) = (BTreeSet::new(), BTreeSet::new());
         for change in &self.page.changes {
             match change {
-                Change::Unlinked { directory, .. } => old.insert(*directory),
+                Change::Unlinked { directory, inode, kind, .. } => {
+                    // Of a file that has other names nothing else may say where it is.
+                    if *kind != InodeKind::Directory && self.new.inode(&self.view, *inode)?.is_some() {
+                        new.insert(*inode);
+                    }
+                    old.insert(*directory)
+                }
                 Change::Linked { directory: inode, .. }
                 | Change::Resized { inode, .. }
                 | Change::Data { inode, .. }
