@@ -108,7 +108,7 @@ pub struct CreateArgs {
 ///                     (which a remount cannot make of a mount that began with dirsync)
 ///   remount           change the options above of a mount that is there; what is not named stays. From ro to
 ///                     rw: only if nobody else reads the pool; what is open stays open
-///   direct_io         go past the kernel's cache; writable shared mappings are refused
+///   direct_io         go past the kernel's cache; before Linux 6.6 writable shared mappings are refused
 ///   allow_other       let other users in (always so for root; else /etc/fuse.conf must allow it)
 ///   default_permissions       permissions are checked by the kernel (always so)
 ///   cache_size=SIZE   memory for metadata that is kept ready [default: 256M]

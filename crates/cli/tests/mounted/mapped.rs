@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use rustix::fs::{FallocateFlags, OFlags, inotify};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, mmap_anonymous, msync, munmap};
 
-use crate::harness::{Mount, Scratch, can_mount, check, output, say, succeed, varve};
+use crate::harness::{Mount, Random, Scratch, can_mount, check, output, say, seed, succeed, varve};
 use crate::transfer::{done, export, import, json};
 
 const LEN: usize = 64 << 10;
@@ -280,6 +280,54 @@ fn what_is_set_aside_is_there_behind_what_does_not_fit() {
     let found = fs::read(mount.path("file")).expect("a file");
     assert!(found[HOLE as usize..].iter().all(|byte| *byte == b'x'), "{told:?}");
     assert_eq!(told, Err(rustix::io::Errno::NOSPC));
+    mount.unmount();
+    check(&pool);
+}
+
+/// Goal: with the mount option direct_io a file can be mapped to be changed (from Linux 6.6 on), and what is read and written beside the mapping
+/// and what is stored through it are the same bytes at once. Method: random stores, reads and writes, in and out of pages, beside a model;
+/// at the end all of it is there after a kill that follows an msync.
+#[test]
+fn files_of_a_mount_past_the_cache_can_be_mapped() {
+    if !can_mount("files_of_a_mount_past_the_cache_can_be_mapped") {
+        return;
+    }
+    let scratch = Scratch::new("direct-mapped");
+    let pool = scratch.pool("pool.img", "64M");
+    let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", "direct_io"]);
+    let path = mount.path("file");
+    fs::write(&path, vec![0; LEN]).expect("a file");
+    let (mut model, mut random) = (vec![0; LEN], Random::new(seed()));
+    let mapped = Mapped::new(&path);
+    let file = fs::File::options().read(true).write(true).open(&path).expect("a file");
+    for step in 0..3000 {
+        let len = 1 + random.below(6000) as usize;
+        let at = random.below((LEN - len) as u64) as usize;
+        let range = at..at + len;
+        match random.below(3) {
+            0 => {
+                let bytes = random.bytes(len);
+                mapped.store(at, &bytes);
+                model[range.clone()].copy_from_slice(&bytes);
+            }
+            1 => {
+                let bytes = random.bytes(len);
+                file.write_all_at(&bytes, at as u64).expect("there is space");
+                model[range.clone()].copy_from_slice(&bytes);
+            }
+            _ => {
+                let mut found = vec![0; len];
+                file.read_exact_at(&mut found, at as u64).expect("it is there");
+                assert!(found == model[range.clone()], "step {step}: read of {range:?}");
+            }
+        }
+        assert!(mapped.bytes()[range.clone()] == model[range.clone()], "step {step}: mapping at {range:?}");
+    }
+    mapped.sync().expect("there is space");
+    drop((mapped, file));
+    mount.kill();
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    assert!(fs::read(&path).expect("it was synced") == model);
     mount.unmount();
     check(&pool);
 }

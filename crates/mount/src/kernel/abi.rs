@@ -81,6 +81,8 @@ pub mod init {
     pub const SETXATTR_EXT: u64 = 1 << 29;
     /// The upper half of the flags counts.
     pub const INIT_EXT: u64 = 1 << 30;
+    /// Files that are opened past the kernel's cache can be mapped to be changed, too (Linux 6.6).
+    pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     /// Requests come through rings, see [`super::RingHead`].
     pub const OVER_IO_URING: u64 = 1 << 41;
 }

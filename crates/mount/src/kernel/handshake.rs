@@ -21,7 +21,7 @@ const CONGESTION: u16 = BACKGROUND_MAX / 4 * 3;
 /// writes that have no space); POSIX_LOCKS and FLOCK_LOCKS (the kernel keeps locks of one machine by itself);
 /// AUTO_INVAL_DATA (nobody else changes the data); ATOMIC_O_TRUNC (the kernel would have the file cut before it looks
 /// whether it is being executed, and refuse the open afterwards).
-const CAPABILITIES: [(u64, &str); 15] = [
+const CAPABILITIES: [(u64, &str); 16] = [
     (init::ASYNC_READ, "ASYNC_READ"),
     // Handles of files stay good when the kernel has forgotten the node, and after the next mount.
     (init::EXPORT_SUPPORT, "EXPORT_SUPPORT"),
@@ -40,6 +40,8 @@ const CAPABILITIES: [(u64, &str); 15] = [
     (init::POSIX_ACL, "POSIX_ACL"),
     // The kernel says whether an access control list ends the set-group-id bit.
     (init::SETXATTR_EXT, "SETXATTR_EXT"),
+    // With the mount option direct_io, too: SQLite's WAL and gdbm need it.
+    (init::DIRECT_IO_ALLOW_MMAP, "DIRECT_IO_ALLOW_MMAP"),
 ];
 
 /// What has been agreed on.
@@ -207,7 +209,7 @@ mod tests {
             0,
             "the kernel would accept writes that have no space"
         );
-        assert_eq!(out.flags2, 0);
+        assert_eq!(u64::from(out.flags2) << 32, init::DIRECT_IO_ALLOW_MMAP);
         assert_eq!((out.major, out.max_write, out.max_pages, out.max_readahead), (7, 1 << 20, 256, 131_072));
         assert_ne!(
             out.flags & init::EXPORT_SUPPORT as u32,
