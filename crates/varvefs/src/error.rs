@@ -149,6 +149,10 @@ pub enum Reason {
     /// The device, or the operating system below it, failed a request.
     #[error("{0}")]
     Device(String),
+    /// The filesystem in which the pool's file lies is full, or its owner may have no more of it (quota). A pool that could not write for
+    /// that reason has stopped: make room there and open it again; until then it can be opened to be read.
+    #[error("{0}: the filesystem that holds the pool's file is full")]
+    HostFull(String),
     /// The snapshot has been made and is there, but could not be made durable, and why: a crash may take it away, and another one of this name
     /// cannot be made. [`crate::Filesystem::sync`] makes it durable, or says what keeps it from that; but where the pool has stopped
     /// ([`Reason::Stopped`]) nothing does, and when it is opened again the snapshot may be gone. Of [`crate::SnapshotOptions::sync`] alone.
@@ -225,7 +229,7 @@ impl Reason {
             Reason::NotSupported => io::ErrorKind::Unsupported,
             Reason::CrossesSubvolumes => io::ErrorKind::CrossesDevices,
             // As other filesystems say it.
-            Reason::NoSpace | Reason::AttributesFull => io::ErrorKind::StorageFull,
+            Reason::NoSpace | Reason::AttributesFull | Reason::HostFull(_) => io::ErrorKind::StorageFull,
             Reason::ReadOnly | Reason::ReadOnlySubvolume => io::ErrorKind::ReadOnlyFilesystem,
             Reason::SubvolumeDeleted => io::ErrorKind::StaleNetworkFileHandle,
             Reason::InUse(_) => io::ErrorKind::ResourceBusy,
@@ -454,6 +458,8 @@ fn reason_of_device(error: varve_device::DeviceError) -> Reason {
                 _ => Reason::Device(error.to_string()),
             }
         }
+        // ENOSPC and EDQUOT.
+        error if matches!(error.errno(), Some(28 | 122)) => Reason::HostFull(error.to_string()),
         error => Reason::Device(error.to_string()),
     }
 }

@@ -123,14 +123,22 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Makes a directory and all that is missing above it (mode 0755). One that is there is no error.
+    /// Makes a directory and all that is missing above it (mode 0755). One that is there is no error. Those that have been made stay if
+    /// another cannot be. Costs a walk from the root for each directory that is missing: thousands of them take seconds.
     pub fn create_dir_all(&self, path: impl AsPath) -> Result<()> {
         let path = path.as_path_bytes();
         self.run("create the directory", path, |fs| {
+            // As a rule all of it is there, or up to where a name is missing; whatever else is wrong is found on the way.
+            let there = match find_existing(fs, path, Last::Follow) {
+                Ok(found) if found.kind == varve_fs::FileKind::Directory => return Ok(()),
+                Err(Fault { reason: Reason::NotFound, at, .. }) => at.unwrap_or(path.len()),
+                _ => 0,
+            };
             // Each prefix that ends with a name, shortest first.
             let ends = (1..=path.len())
                 .filter(|end| path[end - 1] != b'/' && path.get(*end).is_none_or(|byte| *byte == b'/'));
-            for end in ends {
+            for end in ends.skip_while(|end| *end < there) {
+                self.shared.go_on()?;
                 let part = &path[..end];
                 let here = |fault: Fault| Fault {
                     at: fault.at.or(Some(end)).filter(|at| *at < path.len()),
@@ -392,12 +400,14 @@ impl Filesystem {
     }
 
     /// Renames, over what is at `to` if the two agree in kind (and a directory is empty). At every instant, after a crash
-    /// too, `to` leads to the old file or to the whole new one.
+    /// too, `to` leads to the old file or to the whole new one. Where nothing is at `to`, what was written before and not synced
+    /// may come after the name: sync the file first, or it may be there and empty after a crash.
     pub fn rename(&self, from: impl AsPath, to: impl AsPath) -> Result<()> {
         self.rename_as(from, to, varve_fs::RenameMode::Replace)
     }
 
-    /// Renames; refused with [`Reason::Exists`] if there is anything at `to`.
+    /// Renames; refused with [`Reason::Exists`] if there is anything at `to`. The name may be durable before what was written and not
+    /// synced: sync the file first.
     pub fn rename_no_replace(&self, from: impl AsPath, to: impl AsPath) -> Result<()> {
         self.rename_as(from, to, varve_fs::RenameMode::NoReplace)
     }
