@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use varve_fs::Caller;
+use varve_device::AlignedBuf;
+use varve_fs::{Caller, Filesystem};
 use varve_mount::{Flags, MountOptions, Mounted, Outside, Policy};
 
 use crate::args::MountArgs;
@@ -166,6 +167,16 @@ impl Service for Served {
     }
 
     fn sync(&self) -> Result<()> {
+        let write = |filesystem: &Filesystem, ino, offset, bytes: &[u8]| {
+            let mut buf = AlignedBuf::from_slice(bytes);
+            filesystem.write_whole(Caller::ROOT, ino, offset, &mut buf, bytes.len())
+        };
+        let again = || {
+            self.outside.store_unstored(|ino, offset, bytes| {
+                self.current.with(|filesystem| write(filesystem, ino, offset, bytes))
+            });
+        };
+        self.outside.change("sync", again).context(PANICKED)?;
         let synced = self.outside.change("sync", || self.current.with(|filesystem| filesystem.sync()));
         synced.context(PANICKED)??;
         match self.outside.unstored() {

@@ -322,7 +322,7 @@ impl Filesystem {
         self.core.write_latency.time(|| self.core.write_owned(caller, ino, offset, buf, len))
     }
     /// [`Filesystem::write_owned`] of all of it, for who can make nothing of a part. After an error any part may be written; where space
-    /// has run out, that is every page that has space, or has some set aside for it.
+    /// has run out, that is every page that has space, or has some set aside for it. `buf` still begins with the bytes then.
     pub fn write_whole(
         &self,
         caller: Caller,

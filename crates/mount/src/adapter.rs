@@ -17,7 +17,8 @@ use varve_fs::{
 };
 
 use crate::dispatch::{
-    Adapter, Scratch, XATTR_CREATE, XATTR_REPLACE, allocate, caller, rename_mode, seek_to, xattr_mode,
+    Adapter, Scratch, XATTR_CREATE, XATTR_REPLACE, allocate, caller, rename_mode, seek_to, when_durable,
+    xattr_mode,
 };
 use crate::kernel::abi::{self, InHeader, OpenOut, open, setattr};
 use crate::kernel::listing::Listing;
@@ -72,13 +73,13 @@ impl<V: Verbs> Adapter<V> {
             // The filesystem counts open handles and no lookups.
             Body::Forget => {
                 reply.none();
-                self.health.unstored.settled(number, ALL);
+                self.let_go_of_unstored(number);
                 self.pins.forget(verbs, ino);
             }
             Body::BatchForget { list } => {
                 reply.none();
                 request::forgotten(list).for_each(|ino| {
-                    self.health.unstored.settled(ino, ALL);
+                    self.let_go_of_unstored(ino);
                     self.pins.forget(verbs, InodeId(ino));
                 });
             }
@@ -96,10 +97,12 @@ impl<V: Verbs> Adapter<V> {
                 let answer = |attr, reply: Reply| reply.body(&convert::attr_out(&attr));
                 // The kernel believes what it is told now, whatever is on its way to change it.
                 self.tellings.note(number, header.pid);
+                let writing = set.size.and_then(|_| self.health.unstored.writing(number));
                 let result = verbs.setattr(by, ino, set);
                 if let (Some(size), Ok(_)) = (set.size, &result) {
                     self.health.unstored.settled(number, (size, u64::MAX));
                 }
+                drop(writing);
                 self.reply_change(Change::Inode, verb, number, result, reply, answer);
             }
             Body::Readlink => match verbs.readlink(ino) {
@@ -179,6 +182,7 @@ impl<V: Verbs> Adapter<V> {
                 // Of what was changed through mmap the kernel takes any answer that is no error for all of it, and past its cache it
                 // makes EIO of a short one, as if the disk were broken: it sends such writes side by side. Not with FOPEN_DIRECT_IO, if
                 // a program waits for its write.
+                let writing = self.health.unstored.writing(number);
                 let whole = write_flags & abi::WRITE_CACHE != 0 || flags & O_DIRECT != 0 && !self.direct_io;
                 let written = if whole {
                     verbs.write_whole(by, ino, offset, payload, size as usize).map(|()| size as usize)
@@ -191,10 +195,11 @@ impl<V: Verbs> Adapter<V> {
                     // Whoever may not write there has not lost anything that he had.
                     Err(error @ FsError::Engine(_)) if write_flags & abi::WRITE_CACHE != 0 => {
                         let errno = Errno::from_raw_os_error(error.errno());
-                        self.health.unstored.note(number, range, errno);
+                        self.health.unstored.note(number, offset, &payload[..size as usize], errno);
                     }
                     Err(_) => {}
                 }
+                drop(writing);
                 // Of one that failed a part may have been stored.
                 if past_cache {
                     self.overtake_all(number);
@@ -221,10 +226,19 @@ impl<V: Verbs> Adapter<V> {
                     }
                 };
                 // All else is made durable, too.
+                let stored_again = self.store_unstored(number);
                 let lost = self.health.unstored.error(number);
-                self.when_durable(verb, of.0, reply, move |reply| match lost {
+                let answer = move |reply: Reply| match lost {
                     Some(errno) => reply.error(errno),
                     None => reply.empty(),
+                };
+                if !stored_again {
+                    return self.when_durable(verb, of.0, reply, answer);
+                }
+                // The kernel may have let go of some of it, and have read what was there.
+                let (verbs, health) = (self.verbs.clone(), self.health.clone());
+                self.forget_then(number, ALL, move || {
+                    when_durable(&*verbs, &health, (verb, of.0), reply, answer);
                 });
             }
             Body::Opendir => self.opendir(reply),
@@ -277,16 +291,19 @@ impl<V: Verbs> Adapter<V> {
             Body::Lseek { offset, whence } => self.lseek(number, offset, whence, reply),
             Body::Fallocate(asked) => {
                 let Some(how) = allocate(asked.mode) else { return reply.error(Errno::OPNOTSUPP) };
-                match (verbs.fallocate(who, ino, asked.offset, asked.length, how), how) {
+                let writing = self.health.unstored.writing(number);
+                let result = verbs.fallocate(who, ino, asked.offset, asked.length, how);
+                if result.is_ok() && matches!(how, Allocate::Punch | Allocate::Zero { .. }) {
+                    self.health.unstored.settled(number, (asked.offset, asked.length));
+                }
+                drop(writing);
+                match (result, how) {
                     // It may have zeroed a part.
                     (Err(error @ FsError::Engine(_)), Allocate::Punch | Allocate::Zero { .. }) => {
                         let errno = self.errno(verb, number, &error);
                         self.forget_then(number, (asked.offset, asked.length), move || reply.error(errno));
                     }
                     (result, _) => {
-                        if result.is_ok() && matches!(how, Allocate::Punch | Allocate::Zero { .. }) {
-                            self.health.unstored.settled(number, (asked.offset, asked.length));
-                        }
                         self.overtake(number, header.pid);
                         self.reply_done(Change::Inode, verb, number, result, reply);
                     }
@@ -295,7 +312,13 @@ impl<V: Verbs> Adapter<V> {
             Body::Copy(asked) => {
                 let (from, to) = ((ino, asked.offset_from), (InodeId(asked.nodeid_to), asked.offset_to));
                 let len = asked.len.min(COPY_BYTES_MAX);
-                match verbs.copy_range(who, from, to, len) {
+                let writing = self.health.unstored.writing(asked.nodeid_to);
+                let copied = verbs.copy_range(who, from, to, len);
+                if let Ok(bytes) = copied {
+                    self.health.unstored.settled(asked.nodeid_to, (asked.offset_to, bytes));
+                }
+                drop(writing);
+                match copied {
                     // It may have copied a part.
                     Err(error @ FsError::Engine(_)) => {
                         let errno = self.errno(verb, asked.nodeid_to, &error);
@@ -303,9 +326,6 @@ impl<V: Verbs> Adapter<V> {
                         self.forget_then(asked.nodeid_to, range, move || reply.error(errno));
                     }
                     copied => {
-                        if let Ok(bytes) = copied {
-                            self.health.unstored.settled(asked.nodeid_to, (asked.offset_to, bytes));
-                        }
                         let answer = |copied, reply: Reply| {
                             let size = std::cmp::min(copied, COPY_BYTES_MAX) as u32;
                             reply.body(&abi::SizeOut { size, padding: 0 });
@@ -329,6 +349,25 @@ impl<V: Verbs> Adapter<V> {
             // FLUSH: nothing happens at close; the kernel still writes out pages dirtied through mmap before it would
             // have asked. ACCESS, POLL, BMAP, locks: the kernel falls back.
             Body::Other => reply.error(Errno::NOSYS),
+        }
+    }
+
+    /// Whether anything of a file could be stored that could not be before, of what was changed through mmap.
+    pub(crate) fn store_unstored(&self, ino: u64) -> bool {
+        self.health.unstored.store(ino, |offset, bytes| {
+            let mut buf = AlignedBuf::from_slice(bytes);
+            let written = self.verbs.write_whole(Caller::ROOT, InodeId(ino), offset, &mut buf, bytes.len());
+            written.map_err(|error| Errno::from_raw_os_error(error.errno()))
+        })
+    }
+
+    /// The kernel shows nothing of a file any more.
+    fn let_go_of_unstored(&self, ino: u64) {
+        if self.health.unstored.error(ino).is_some() {
+            if !self.health.panicked() {
+                self.store_unstored(ino);
+            }
+            self.health.unstored.settled(ino, ALL);
         }
     }
 

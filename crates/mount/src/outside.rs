@@ -9,7 +9,8 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
-use varve_fs::InodeId;
+use rustix::io::Errno;
+use varve_fs::{FsError, InodeId};
 
 use crate::Health;
 use crate::kernel::device::Device;
@@ -43,6 +44,19 @@ impl Outside {
     /// Whether there has been a panic, and nothing is changed any more.
     pub fn panicked(&self) -> bool {
         self.health.panicked()
+    }
+
+    /// Has what was changed through mmap and could not be stored, of any file, stored by `write`, of a file's bytes at an offset; and the kernel
+    /// reads what is there then. What is refused stays.
+    pub fn store_unstored(&self, mut write: impl FnMut(InodeId, u64, &[u8]) -> Result<(), FsError>) {
+        for ino in self.health.unstored.files() {
+            let mut write = |offset: u64, bytes: &[u8]| {
+                write(InodeId(ino), offset, bytes).map_err(|error| Errno::from_raw_os_error(error.errno()))
+            };
+            if self.health.unstored.store(ino, &mut write) {
+                self.forget_inode(InodeId(ino));
+            }
+        }
     }
 
     /// Of how many files the kernel shows what could not be stored (it was changed through mmap); one of them, and its error.

@@ -449,64 +449,104 @@ fn what_is_stored_while_it_is_read_is_imported() {
     }
 }
 
-/// Goal: what was stored through mmap and could not be written is told by every sync of the file, and by `varve sync`, until it is stored
-/// or cut off: the kernel shows it meanwhile, and takes it for clean. Method: a file of holes, mapped and changed, on a full pool; space is
-/// freed; msync, fsync by another descriptor, `varve sync`; then the pages are stored once more, or written, or cut, or the file is forgotten.
+/// Goal: what was stored through mmap and could not be written is told by every sync of the file, and by `varve sync`, for as long as there is
+/// no space; when there is, it is stored by the next one, or by the end of the mount, unless it has been written again or cut off.
+/// Method: a file of holes, mapped and changed, on a full pool; msync, fsync by another descriptor, `varve sync`; space is freed; each way on.
 #[test]
-fn what_mmap_has_lost_is_told_until_it_is_stored() {
-    if !can_mount("what_mmap_has_lost_is_told_until_it_is_stored") {
+fn what_mmap_could_not_store_is_told_until_it_is_stored() {
+    if !can_mount("what_mmap_could_not_store_is_told_until_it_is_stored") {
         return;
     }
-    let scratch = Scratch::new("lost");
-    let pool = scratch.pool("pool.img", "64M");
-    let point = scratch.path("mnt");
-    let mount = Mount::start(&pool, &point);
-    let no_space = |result: io::Result<()>, what: &str| {
-        let error = result.expect_err(what);
-        assert_eq!(error.raw_os_error(), Some(28), "{what}: {error}");
-    };
-    let synced = || output(varve(&["sync"]).arg(&mount.point));
-    for (round, way) in ["store", "write", "cut", "forget"].into_iter().enumerate() {
-        let (path, filler) = (mount.path(&format!("sparse{round}")), mount.path("filler"));
-        let file = fs::File::options().read(true).write(true).create(true).truncate(true).open(&path);
-        let file = file.expect("a file");
-        file.set_len(8 << 20).expect("its size");
+    let scratch = Scratch::new("unstored");
+    for way in ["msync", "fsync", "sync", "reread", "forget", "unmount", "write", "cut", "too-much"] {
+        let pool = scratch.pool(&format!("{way}.img"), "160M");
+        let mount = Mount::start(&pool, &scratch.path("mnt"));
+        let no_space = |result: io::Result<()>, what: &str| {
+            let error = result.expect_err(what);
+            assert_eq!(error.raw_os_error(), Some(28), "{way}, {what}: {error}");
+        };
+        let synced = || output(varve(&["sync"]).arg(&mount.point));
+        let len = if way == "too-much" { 80 << 20 } else { 8 << 20 };
+        let (path, filler) = (mount.path("sparse"), mount.path("filler"));
+        let file = fs::File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
+        file.set_len(len as u64).expect("its size");
         let mut big = fs::File::create(&filler).expect("another");
         while big.write_all(&[7; 1 << 20]).is_ok() {}
         drop(big);
-        let mapped = Mapped::of(&path, 8 << 20);
-        (0..256).for_each(|page| mapped.store(page * 4096, b"through mmap"));
-        no_space(mapped.sync().map_err(io::Error::from), "a full pool");
-        fs::remove_file(&filler).expect("it goes");
+        let mapped = Mapped::of(&path, len);
+        let mut expected = vec![0; len];
+        let step = if way == "too-much" { 4096 } else { 3 * 4096 };
+        for at in (0..len - 4096).step_by(step) {
+            mapped.store(at + 100, TEXT);
+            expected[at + 100..][..TEXT.len()].copy_from_slice(TEXT);
+        }
         let other = fs::File::open(&path).expect("the file");
-        no_space(mapped.sync().map_err(io::Error::from), "the pages are clean, and not stored");
+        let msync = || mapped.sync().map_err(io::Error::from);
+        no_space(msync(), "a full pool");
+        no_space(msync(), "the kernel takes the pages for clean");
         no_space(other.sync_all(), "by another descriptor");
         let said = synced();
-        assert!(!said.status.success(), "{said:?}");
         let text = String::from_utf8_lossy(&said.stderr).into_owned();
-        assert!(text.contains("mmap") && text.contains("No space left on device"), "{text}");
+        assert!(!said.status.success() && text.contains("mmap"), "{text}");
+        assert!(text.contains("No space left on device"), "{text}");
+        fs::remove_file(&filler).expect("it goes");
         match way {
-            "store" => {
-                (0..256).for_each(|page| mapped.store(page * 4096, b"once more"));
-                mapped.sync().expect("all of it was stored again");
-                assert_eq!(fs::read(&path).expect("contents")[..9], *b"once more");
-            }
-            "write" => file.write_all_at(&[8; 1 << 20], 0).expect("there is space"),
-            "cut" => file.set_len(0).expect("it is cut"),
-            _ => {
-                drop((mapped, other, file));
-                fs::write("/proc/sys/vm/drop_caches", "3").expect("root may");
-                let said = synced();
-                assert!(said.status.success(), "the kernel has forgotten it: {said:?}");
-                assert!(fs::read(&path).expect("contents").iter().all(|byte| *byte == 0), "it is not stored");
+            "msync" => msync().expect("there is space"),
+            "reread" => {
+                // The kernel has let go of the pages, and has read what is there.
+                drop(mapped);
+                rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("it may");
+                assert!(fs::read(&path).expect("contents") == vec![0; len]);
+                other.sync_all().expect("there is space");
+                assert!(fs::read(&path).expect("contents") == expected, "it shows what is stored");
+                mount.kill();
+                let mount = Mount::start(&pool, &scratch.path("mnt"));
+                assert!(fs::read(&path).expect("contents") == expected);
+                mount.unmount();
+                check(&pool);
                 continue;
             }
+            "fsync" => other.sync_all().expect("there is space"),
+            "sync" => mount.sync(),
+            "write" => {
+                expected[..1 << 20].fill(8);
+                file.write_all_at(&expected[..1 << 20], 0).expect("there is space");
+                file.set_len(1 << 20).expect("it is cut");
+                expected.truncate(1 << 20);
+                other.sync_all().expect("nothing is missing");
+            }
+            "cut" => {
+                file.set_len(10_000).expect("it is cut");
+                file.set_len(len as u64).expect("it grows");
+                expected[10_000..].fill(0);
+                other.sync_all().expect("there is space");
+            }
+            "too-much" => {
+                // More than is kept: who has it must store it once more.
+                no_space(msync(), "not all is kept");
+                for at in (0..len - 4096).step_by(step) {
+                    mapped.store(at + 100, TEXT);
+                }
+                msync().expect("all of it was stored again");
+            }
+            _ => {}
         }
-        other.sync_all().unwrap_or_else(|error| panic!("{way}: {error}"));
-        let said = synced();
-        assert!(said.status.success(), "{way}: {said:?}");
-        drop(mapped);
+        drop((mapped, other, file));
+        match way {
+            "forget" => {
+                fs::write("/proc/sys/vm/drop_caches", "3").expect("root may");
+                mount.sync();
+                mount.kill();
+            }
+            "unmount" => mount.unmount(),
+            _ => {
+                assert!(synced().status.success(), "{way}");
+                mount.kill();
+            }
+        }
+        let mount = Mount::start(&pool, &scratch.path("mnt"));
+        assert!(fs::read(&path).expect("contents") == expected, "{way}");
+        mount.unmount();
+        check(&pool);
     }
-    mount.unmount();
-    check(&pool);
 }

@@ -127,12 +127,34 @@ impl Core {
         len: usize,
     ) -> Result<()> {
         let chunk = self.adopt(ino, offset, buf, len);
-        let data = chunk.as_ref().map_or(&buf[..len], |chunk| &chunk.buf()[..len]);
+        let result = self.write_all_pages(
+            caller,
+            ino,
+            offset,
+            chunk.as_ref().map_or(&buf[..len], |chunk| &chunk.buf()[..len]),
+            chunk.as_ref(),
+        );
+        if let (Err(_), Some(chunk)) = (&result, &chunk) {
+            *buf = AlignedBuf::from_slice(&chunk.buf()[..len]);
+        }
+        result
+    }
+
+    /// [`Core::write_whole`] of `data`, of which whole pages may lie in `chunk`.
+    fn write_all_pages(
+        &self,
+        caller: Caller,
+        ino: InodeId,
+        offset: u64,
+        data: &[u8],
+        chunk: Option<&Arc<Chunk>>,
+    ) -> Result<()> {
+        let len = data.len();
         let mut refused = Ok(());
         let (mut done, mut looks, mut looking) = (0, LOOKS_MAX, true);
         loop {
             let at = offset + done as u64;
-            let chunk = chunk.as_ref().filter(|_| done == 0);
+            let chunk = chunk.filter(|_| done == 0);
             let rounds = || if looking { Rounds::default() } else { Rounds::none() };
             match self.thawing(|| self.write_from(caller, ino, at, &data[done..], chunk, rounds())) {
                 Ok(written) => (done, looking) = (done + written, false),
