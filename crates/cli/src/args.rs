@@ -170,6 +170,9 @@ pub struct MountArgs {
 /// umount(8) works too; without the helpers of varve install-helper it returns before the background process has written
 /// everything. While the pool is mounted in other places as well (a bind mount, a container that was started meanwhile) it
 /// stays open: after two seconds it is said where.
+///
+/// A pool whose file was deleted or cut while it was mounted is not unmounted without --force: what was deleted is there until
+/// then, and the error says how to copy it out. umount(8) and SIGTERM do not ask.
 #[derive(Args, Debug)]
 pub struct UnmountArgs {
     /// Directory that the pool is mounted on
@@ -178,6 +181,9 @@ pub struct UnmountArgs {
     /// is durable [default: for good]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub wait: Option<Duration>,
+    /// Unmount also when the file of the pool was deleted or cut meanwhile: what was deleted is gone then
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Make everything durable that was written to a mounted pool.

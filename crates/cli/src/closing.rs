@@ -4,13 +4,15 @@ use std::sync::{Arc, OnceLock};
 
 use varve_mount::Health;
 
-use crate::control::{Closed, Server};
+use crate::control::{Closed, Ending, Server};
 use crate::current::Current;
+use crate::pool_file::PoolFile;
 use crate::utab::Note;
 
 /// What there is to close.
 pub struct Closing {
     current: Arc<Current>,
+    file: Arc<PoolFile>,
     health: Arc<Health>,
     server: Option<Server>,
     note: Note,
@@ -19,8 +21,19 @@ pub struct Closing {
 
 impl Closing {
     /// Nothing is closed yet.
-    pub fn new(current: Arc<Current>, health: Arc<Health>, server: Option<Server>, note: Note) -> Self {
-        Closing { current, health, server, note, closed: OnceLock::new() }
+    pub fn new(
+        current: Arc<Current>,
+        file: Arc<PoolFile>,
+        health: Arc<Health>,
+        server: Option<Server>,
+        note: Note,
+    ) -> Self {
+        Closing { current, file, health, server, note, closed: OnceLock::new() }
+    }
+
+    /// Whether all that was written is kept, once the pool has been closed.
+    pub fn keeps_all(closed: &Closed) -> bool {
+        matches!(closed, Ok(Ending::Durable))
     }
 
     /// Makes everything durable, closes the pool and says how it went. A second caller waits for the first.
@@ -31,19 +44,31 @@ impl Closing {
             }
             // Some may still use it, after a signal.
             self.health.end_changes();
-            let closed = if self.health.panicked() {
-                Err("a bug in VarveFS was hit while the pool was mounted, and nothing was written after that; \
-                     mount it again: everything that was synced before is there"
-                    .to_owned())
+            // Before the pool is closed as well: that writes its end, and what was cut is as long as before then.
+            self.file.look();
+            let ended = if self.health.panicked() {
+                Err((
+                    "a bug in VarveFS was hit while the pool was mounted, and nothing was written after that"
+                        .to_owned(),
+                    " before",
+                ))
             } else {
-                self.current.close().map_err(|error| {
-                    format!("closing the pool failed: {error}; mount it again: everything that was synced is there")
-                })
+                self.current.close().map_err(|error| (format!("closing the pool failed: {error}"), ""))
+            };
+            let loss = self.file.look().and_then(|report| report.loss);
+            let closed = match (ended, loss) {
+                (Ok(()), None) => Ok(Ending::Durable),
+                (Ok(()), Some(loss)) => Ok(Ending::Lost(loss)),
+                (Err((error, before)), None) => {
+                    Err(format!("{error}; mount it again: everything that was synced{before} is there"))
+                }
+                (Err((error, _)), Some(loss)) => Err(format!("{error}; {loss}")),
             };
             // The pool waits for nobody's lock; who is told that it is closed finds no note.
             self.note.remove();
             match &closed {
-                Ok(()) => tracing::info!("unmounted; everything is durable"),
+                Ok(Ending::Durable) => tracing::info!("unmounted; everything is durable"),
+                Ok(Ending::Lost(loss)) => tracing::error!("unmounted; {loss}"),
                 Err(error) => tracing::error!("{error}"),
             }
             if let Some(server) = &self.server {

@@ -1,9 +1,9 @@
-//! The control socket of a mount: `stats`, `sync`, `trim START MINIMUM`, `remount OPTIONS`, `versions REQUEST` and `wait`, for
-//! the other commands of this program.
+//! The control socket of a mount: `stats`, `sync`, `trim START MINIMUM`, `remount OPTIONS`, `versions REQUEST`, `objection` and
+//! `wait`, for the other commands of this program.
 //!
 //! A client connects, writes one word and a newline, and reads one line of JSON: `{"ok": ...}` or
 //! `{"error": "..."}`. After `wait` the first line holds the process id, and a second line comes when the pool has
-//! been closed after the unmount. The socket is named by the mount's device number, lies in a directory that only its
+//! been closed after the unmount; it may say what is lost all the same. The socket is named by the mount's device number, lies in a directory that only its
 //! user can enter, and goes when the mount does. Should it lose its name before, it is made again, wherever it can be then.
 //!
 //! Bounded: so many clients at once, so long a request, so much patience with a client that says nothing.
@@ -55,6 +55,8 @@ pub trait Service: Send + Sync + 'static {
     fn stats(&self) -> Result<Value>;
     /// Makes everything durable.
     fn sync(&self) -> Result<()>;
+    /// What speaks against an unmount now, in words.
+    fn objection(&self) -> Option<String>;
     /// Gives free space back for a moment; see [`crate::trim`].
     fn trim(&self, request: &str) -> Result<Value>;
     /// The flags of the mount become these (words of `-o`). Answers with the settings that a remount cannot change.
@@ -63,8 +65,17 @@ pub trait Service: Send + Sync + 'static {
     fn versions(&self, caller: Caller, request: &str) -> Result<Value>;
 }
 
+/// How a pool was closed.
+#[derive(Debug, Clone)]
+pub enum Ending {
+    /// Everything is durable.
+    Durable,
+    /// So it would be, but what it was stored in is gone, as this sentence says.
+    Lost(String),
+}
+
 /// The outcome of closing the pool, in words if it failed.
-pub type Closed = Result<(), String>;
+pub type Closed = Result<Ending, String>;
 
 #[derive(Default)]
 struct Waiting {
@@ -180,7 +191,8 @@ fn remove_inode(path: &Path, inode: u64) -> io::Result<()> {
 
 fn closed_line(closed: &Closed) -> Value {
     match closed {
-        Ok(()) => json!({ "ok": "closed" }),
+        Ok(Ending::Durable) => json!({ "ok": "closed" }),
+        Ok(Ending::Lost(loss)) => json!({ "ok": { "lost": loss } }),
         Err(error) => json!({ "error": error }),
     }
 }
@@ -293,6 +305,7 @@ fn serve(
         "stats" => service.stats(),
         "sync" => service.sync().map(|()| json!("synced")),
         "ping" => Ok(json!("here")),
+        "objection" => Ok(json!(service.objection())),
         "wait" => return enlist(stream, waiting),
         line if line.starts_with(VERSIONS) => match peer(&stream) {
             Ok(caller) => service.versions(caller, &line[VERSIONS.len()..]),

@@ -16,7 +16,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -44,6 +44,8 @@ pub struct Opening {
 /// The filesystem that is mounted.
 pub struct Current {
     state: RwLock<State>,
+    /// What the filesystem lies on; `None`: no file. Apart from the state, which an exchange keeps for long.
+    file: Mutex<Option<Arc<FileDevice>>>,
     /// Held by who changes something for the control socket, so that it is not closed beside that.
     changing: RwLock<()>,
     closing: AtomicBool,
@@ -112,19 +114,20 @@ impl Current {
         tell(&recovery);
         let filesystem = Arc::new(filesystem);
         let reading = read_only.then(|| Reading {
-            device,
+            device: device.clone(),
             exchange: Arc::new(Exchange::new(filesystem.clone())),
             opening,
             log_ended_reason: recovery.replay_ended_by,
             written: AtomicBool::new(false),
         });
         let state = RwLock::new(State { filesystem, reading, closed: false });
-        Ok(Current::new(state))
+        Ok(Current { file: Mutex::new(Some(device)), ..Current::new(state) })
     }
 
     fn new(state: RwLock<State>) -> Current {
         Current {
             state,
+            file: Mutex::new(None),
             changing: RwLock::new(()),
             closing: AtomicBool::new(false),
             outcome: OnceLock::new(),
@@ -138,6 +141,11 @@ impl Current {
             None => Ok(state.filesystem.clone()),
             Some(reading) => Err(reading.exchange.clone()),
         }
+    }
+
+    /// The file or block device that the pool lies on.
+    pub fn file(&self) -> Option<Arc<FileDevice>> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What is lost, so that the pool is shown without what came last; never of one that can be written to.
@@ -207,11 +215,12 @@ impl Current {
             bail!("it is being unmounted");
         }
         let Some(reading) = &state.reading else { return Ok(()) };
-        match outside.change("remount", || reading.begin_writing()) {
+        let device = match outside.change("remount", || reading.begin_writing()) {
             Some(begun) => begun?,
             // If that was just now, the lock stays a writer's: nobody else is to touch what may still be written to.
             None => bail!("{PANICKED}"),
-        }
+        };
+        *self.file.lock().unwrap_or_else(PoisonError::into_inner) = Some(device);
         tracing::info!("{} is open for writing now", reading.opening.pool.shown());
         let now = reading.exchange.current();
         let before = std::mem::replace(&mut state.filesystem, now);
@@ -230,7 +239,8 @@ impl Current {
 }
 
 impl Reading {
-    fn begin_writing(&self) -> Result<()> {
+    /// The device that is written to from now on.
+    fn begin_writing(&self) -> Result<Arc<FileDevice>> {
         if self.written.load(Ordering::Acquire) {
             bail!("an earlier remount that failed {BEGUN}; {STAYS}");
         }
@@ -240,7 +250,7 @@ impl Reading {
         let unchanged = self.exchange.current().is_unchanged().map_err(anyhow::Error::from);
         let alone = unchanged.and_then(|unchanged| if unchanged { Ok(()) } else { Err(Changed.into()) });
         let exchanged = alone.and_then(|()| self.exchange(&device));
-        let Err(error) = exchanged else { return Ok(()) };
+        let Err(error) = exchanged else { return Ok(device) };
         let written = device.stats().writes_count > 0;
         self.written.store(written, Ordering::Release);
         drop(device);

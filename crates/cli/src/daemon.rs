@@ -26,6 +26,7 @@ use crate::log::LogFile;
 use crate::mount::Reported;
 use crate::names::Shown;
 use crate::options::Options;
+use crate::pool_file::PoolFile;
 use crate::versions::PANICKED;
 use crate::{Outcome, log, pool, shutdown, stats, trim, utab, versions};
 
@@ -71,10 +72,13 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         }
     };
     let mountpoint = mounted.mountpoint().to_path_buf();
+    let file = Arc::new(PoolFile::new(current.clone(), &pool, &mountpoint));
+    file.watch();
     let closing = Arc::new(Closing::new(
         current.clone(),
+        file.clone(),
         mounted.health().clone(),
-        start_server(&mounted, &current, &pool, options),
+        start_server(&mounted, &current, &file, &pool, options),
         utab::Note::add(&mount_options.source.to_string_lossy(), &mountpoint),
     ));
     if let Err(error) =
@@ -96,16 +100,20 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         // Perhaps it is gone already, and another one there.
         let _ = varve_mount::unmount_device(&mountpoint, device, true);
     }
-    match closing.finish() {
-        Ok(()) => Ok(Outcome::Done),
-        Err(_) => Err(Reported.into()),
-    }
+    if Closing::keeps_all(closing.finish()) { Ok(Outcome::Done) } else { Err(Reported.into()) }
 }
 
 /// The mount works without its control socket; other commands have to do without it then.
-fn start_server(mounted: &Mounted, current: &Arc<Current>, pool: &Path, options: &Options) -> Option<Server> {
+fn start_server(
+    mounted: &Mounted,
+    current: &Arc<Current>,
+    file: &Arc<PoolFile>,
+    pool: &Path,
+    options: &Options,
+) -> Option<Server> {
     let service = Served {
         current: current.clone(),
+        file: file.clone(),
         pool: pool.to_path_buf(),
         mountpoint: mounted.mountpoint().to_path_buf(),
         options: options.clone(),
@@ -122,6 +130,7 @@ fn start_server(mounted: &Mounted, current: &Arc<Current>, pool: &Path, options:
 
 struct Served {
     current: Arc<Current>,
+    file: Arc<PoolFile>,
     pool: PathBuf,
     mountpoint: PathBuf,
     options: Options,
@@ -162,6 +171,9 @@ impl Service for Served {
             (false, false) => None,
         };
         stats.rings = Some(self.rings);
+        if let Some(report) = self.file.look() {
+            stats.note_file(report);
+        }
         stats.log_ended_reason = self.current.log_ended_reason();
         Ok(serde_json::to_value(stats)?)
     }
@@ -187,6 +199,11 @@ impl Service for Served {
                 ino.0
             ))),
         }
+    }
+
+    fn objection(&self) -> Option<String> {
+        let report = self.file.look()?;
+        report.advice.filter(|_| report.loss.is_some())
     }
 
     fn trim(&self, request: &str) -> Result<Value> {

@@ -153,16 +153,17 @@ fn run_unmount(words: &[OsString]) -> Result<()> {
     if parsed.has('l') {
         return detach(mountpoint);
     }
-    match unmount::unmount("umount.fuse.varve", mountpoint, Some(PATIENCE)) {
+    // Nor is anything refused that umount(8) without this helper would do.
+    match unmount::unmount("umount.fuse.varve", mountpoint, Some(PATIENCE), true) {
         Err(error) if parsed.has('r') => {
             remount::run(None, mountpoint, &["remount,ro".to_owned()], false)?;
             crate::tell(&format!("umount.fuse.varve: {error:#}; it is read-only now"));
         }
-        result => {
-            if let unmount::Ended::InUse(why) = result? {
-                crate::tell(&format!("umount.fuse.varve: {why}"));
-            }
-        }
+        result => match result? {
+            unmount::Ended::Closed => {}
+            unmount::Ended::InUse(why) => crate::tell(&format!("umount.fuse.varve: {why}")),
+            unmount::Ended::Lost(loss) => bail!("{} is unmounted, but {loss}", mountpoint.shown()),
+        },
     }
     if parsed.has('v') {
         crate::show(&format!("{} is unmounted\n", mountpoint.shown()))?;

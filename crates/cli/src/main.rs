@@ -28,6 +28,7 @@ mod names;
 mod options;
 mod pages;
 mod pool;
+mod pool_file;
 mod progress;
 mod remount;
 mod shutdown;

@@ -65,6 +65,6 @@ fn end(signal: i32, mountpoint: &std::path::Path, device: (u32, u32), closing: &
     thread::sleep(GRACE);
     // Still here: somebody holds files open, it is mounted in other places, or something has been mounted over it. What was
     // written is made durable; their next change is refused, and soon every call.
-    let status = i32::from(closing.finish().is_err());
+    let status = i32::from(!Closing::keeps_all(closing.finish()));
     std::process::exit(status);
 }

@@ -16,6 +16,7 @@ use varve_fs::Filesystem;
 use crate::args::StatsArgs;
 use crate::mountinfo::{self, Mount, MountTable};
 use crate::names::{Shown, in_words, one_line};
+use crate::pool_file::Report;
 use crate::size::show_size;
 use crate::sync::Server;
 use crate::{Outcome, pool, show};
@@ -82,6 +83,11 @@ struct Space {
 #[derive(Default, Serialize, Deserialize)]
 struct Device {
     path: String,
+    /// What has become of the file of a mounted pool.
+    #[serde(default)]
+    file_state: Option<String>,
+    #[serde(default)]
+    file_state_reason: Option<String>,
     reads_count: u64,
     read_bytes: u64,
     writes_count: u64,
@@ -155,6 +161,8 @@ impl Device {
     fn of(path: String, stats: &StatsSnapshot) -> Self {
         Device {
             path,
+            file_state: None,
+            file_state_reason: None,
             reads_count: stats.reads_count,
             read_bytes: stats.read_bytes,
             writes_count: stats.writes_count,
@@ -182,6 +190,14 @@ impl Writing {
 }
 
 impl Stats {
+    /// What has become of the file that the pool lies in, its only device.
+    pub fn note_file(&mut self, report: Report) {
+        if let [device] = &mut self.devices[..] {
+            device.file_state = Some(report.state.into());
+            device.file_state_reason = report.advice;
+        }
+    }
+
     /// A request of the mount has panicked, so that none changes anything any more.
     pub fn note_panic(&mut self) {
         if self.writing.state != STOPPED {
@@ -369,6 +385,9 @@ fn describe(stats: &Stats, before: Option<(&Stats, Duration)>) -> String {
     text.line(format_args!("  {:<12} {:>12}", "to delete", stats.reap.backlog_count));
     for (index, device) in stats.devices.iter().enumerate() {
         text.line(format_args!("\ndevice {}", device.path));
+        if let (Some(state), Some(reason)) = (&device.file_state, &device.file_state_reason) {
+            text.line(format_args!("  {:<12} {state}: {reason}", "file"));
+        }
         let of = |stats: &Stats, field: fn(&Device) -> u64| stats.devices.get(index).map_or(0, field);
         text.counter(stats, "reads", |s| of(s, |d| d.reads_count), Some(&|s| of(s, |d| d.read_bytes)));
         text.counter(stats, "writes", |s| of(s, |d| d.writes_count), Some(&|s| of(s, |d| d.write_bytes)));

@@ -32,18 +32,27 @@ pub enum Ended {
     Closed,
     /// It is unmounted here, and still served for the sake of others, as this sentence says.
     InUse(String),
+    /// As [`Ended::Closed`], but what it was stored in is lost, as this sentence says.
+    Lost(String),
 }
 
 /// Runs the command.
 pub fn run(args: &UnmountArgs) -> Result<Outcome> {
-    match unmount("varve unmount", &args.mountpoint, args.wait)? {
+    match unmount("varve unmount", &args.mountpoint, args.wait, args.force)? {
         Ended::Closed => Ok(Outcome::Done),
         Ended::InUse(why) => bail!("{why}"),
+        // That was known.
+        Ended::Lost(loss) if args.force => {
+            crate::tell(&format!("varve unmount: {loss}"));
+            Ok(Outcome::Done)
+        }
+        Ended::Lost(loss) => bail!("{} is unmounted, but {loss}", args.mountpoint.shown()),
     }
 }
 
-/// Unmounts, and waits until the pool is closed, for at most so long. What it says meanwhile begins with `name`.
-pub fn unmount(name: &str, mountpoint: &Path, limit: Option<Duration>) -> Result<Ended> {
+/// Unmounts, and waits until the pool is closed, for at most so long. What it says meanwhile begins with `name`. Without `force` a pool whose
+/// file would be lost then stays mounted.
+pub fn unmount(name: &str, mountpoint: &Path, limit: Option<Duration>, force: bool) -> Result<Ended> {
     let shown = mountpoint.shown();
     let path = mountinfo::resolve(mountpoint).map_err(|error| {
         anyhow!("cannot find {shown}: {}; give the directory that the pool is mounted on", in_words(&error))
@@ -63,6 +72,9 @@ pub fn unmount(name: &str, mountpoint: &Path, limit: Option<Duration>) -> Result
         if control::has_ended(mount) {
             return Ok(None);
         }
+        if !force && let Some(why) = objection(mount)? {
+            bail!("{shown} stays mounted: {why}");
+        }
         let server = Server::find(mount)?;
         varve_mount::unmount(&path, false).map_err(|error| busy(&path, &error))?;
         Ok::<_, anyhow::Error>(Some(server))
@@ -76,6 +88,14 @@ pub fn unmount(name: &str, mountpoint: &Path, limit: Option<Duration>) -> Result
             mount.source.shown()
         ),
     }
+}
+
+/// Why the process that serves `mount` should not end now.
+fn objection(mount: &Mount) -> Result<Option<String>> {
+    let Some(mut client) = Client::connect(mount)? else { return Ok(None) };
+    // One of an earlier version does not know the question.
+    let answer = client.request("objection").ok();
+    Ok(answer.and_then(|why| why.as_str().map(str::to_owned)))
 }
 
 /// Runs `work`, and says what is waited for when it takes longer than this.
@@ -191,7 +211,11 @@ impl Server {
                 Err(error) => return Err(error).context("cannot wait for the process that served the mount"),
             }
         }
-        last_word?.map(|_| Ended::Closed).ok_or_else(|| {
+        let ended = |word: serde_json::Value| match word.get("lost").and_then(|loss| loss.as_str()) {
+            Some(loss) => Ended::Lost(loss.to_owned()),
+            None => Ended::Closed,
+        };
+        last_word?.map(ended).ok_or_else(|| {
             anyhow!(
                 "the process that served {} ended before it had closed the pool; \
                  mount {} again: everything that was synced is there",

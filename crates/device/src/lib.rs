@@ -22,7 +22,7 @@ pub use buffer::AlignedBuf;
 pub use counters::{Counters, Histogram, HistogramSnapshot, StatsSnapshot, Stopwatch};
 pub use error::{DeviceError, Operation};
 pub use event_count::{EventCount, Seen};
-pub use file::{Backend, FileDevice, FileId, FileOptions, OpenMode, file_of_storage};
+pub use file::{Backend, FileDevice, FileId, FileOptions, FileState, OpenMode, file_of_storage};
 pub use memory::MemoryDevice;
 pub use page::SharedPage;
 pub use process::Process;

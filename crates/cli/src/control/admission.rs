@@ -52,7 +52,7 @@ impl Admission {
     /// There are too many of its kind.
     pub fn admit(&self, request: &str) -> anyhow::Result<Option<Taken>> {
         let (places, kind) = match request {
-            "ping" | "wait" => return Ok(None),
+            "ping" | "wait" | "objection" => return Ok(None),
             "stats" => (&self.looking, "varve stats"),
             _ => (&self.working, "requests"),
         };

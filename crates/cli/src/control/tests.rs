@@ -12,6 +12,9 @@ impl Service for Counting {
     fn sync(&self) -> Result<()> {
         bail!("the disk is on fire")
     }
+    fn objection(&self) -> Option<String> {
+        Some("the file is gone".to_owned())
+    }
     fn trim(&self, request: &str) -> Result<Value> {
         Ok(json!(request))
     }
@@ -75,6 +78,7 @@ fn requests_are_answered() {
     let answer = connect().request(&format!("versions {name}")).expect("an answer");
     assert_eq!(answer, json!([me[0], me[1], name]));
     assert!(connect().request("dance").is_err());
+    assert_eq!(connect().request("objection").expect("an answer"), json!("the file is gone"));
     // Who only asks whether anybody is there takes no place among those who wait.
     assert!(connect().answers());
     assert_eq!(waiting.lock().expect("no panic").clients.len(), 0);
@@ -137,7 +141,7 @@ fn who_has_gone_does_not_wait() {
     clients.pop();
     clients.push(wait().expect("there is room again"));
     let server = Server { place: Arc::default(), waiting: waiting.clone() };
-    server.announce(&Ok(()));
+    server.announce(&Ok(Ending::Durable));
     for mut client in clients {
         assert_eq!(client.next_line().expect("an answer"), Some(json!("closed")));
     }
@@ -158,6 +162,9 @@ impl Service for Stalled {
         let answers = self.answers.lock().expect("no panic");
         let _answers = self.changed.wait_while(answers, |answers| !*answers).expect("no panic");
         Ok(())
+    }
+    fn objection(&self) -> Option<String> {
+        None
     }
     fn trim(&self, _: &str) -> Result<Value> {
         panic!("a bug, for a test")
@@ -211,6 +218,7 @@ fn what_does_not_end_keeps_nobody_from_looking_and_unmounting() {
     };
     assert!(error.contains("64 requests are being served"), "{error}");
     assert_eq!(connect().0.request("stats").expect("it has a place"), json!("counters"));
+    assert_eq!(connect().0.request("objection").expect("it needs none"), Value::Null);
     assert_eq!(connect().0.request("wait").expect("it needs none"), json!({ "pid": std::process::id() }));
     assert!(connect().0.answers());
     *service.answers.lock().expect("no panic") = true;

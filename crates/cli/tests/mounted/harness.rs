@@ -289,6 +289,12 @@ impl Mount {
 
     /// SIGTERM: the daemon must end soon, without an error.
     pub fn terminate(&mut self) {
+        let status = self.terminated();
+        assert!(status.success(), "the daemon ended with {status}:\n{}", self.messages());
+    }
+
+    /// SIGTERM: the daemon must end soon.
+    pub fn terminated(&mut self) -> ExitStatus {
         let mut daemon = self.daemon.take().unwrap();
         rustix::process::kill_process(rustix::process::Pid::from_child(&daemon), Signal::TERM)
             .expect("our own child");
@@ -297,7 +303,13 @@ impl Mount {
             self.daemon = Some(daemon);
             panic!("the daemon has not ended");
         };
-        assert!(status.success(), "the daemon ended with {status}:\n{}", self.messages());
+        status
+    }
+
+    /// The daemon has been told to end; it must do so soon.
+    pub fn ended(&mut self) -> ExitStatus {
+        let mut daemon = self.daemon.take().unwrap();
+        wait(&mut daemon, COMMAND_LIMIT).unwrap_or_else(|| panic!("the daemon has not ended"))
     }
 
     /// SIGKILL, as a crash of the program: nothing is written any more. The dead mount is taken away.

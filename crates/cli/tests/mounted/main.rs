@@ -24,6 +24,7 @@ mod helper;
 mod json;
 mod lab;
 mod look;
+mod lost;
 mod mapped;
 mod messages;
 mod names;

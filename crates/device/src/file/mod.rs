@@ -12,6 +12,7 @@ mod lock;
 mod loops;
 mod open;
 mod reopen;
+mod state;
 mod uring;
 mod whole;
 
@@ -23,6 +24,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
@@ -36,6 +38,8 @@ use crate::request::check_range;
 use crate::{Counters, Device, DeviceError, Discarded, Process, Request, StatsSnapshot};
 use lock::Lock;
 pub use loops::{FileId, file_of_storage};
+pub use state::FileState;
+use state::Origin;
 use uring::RingPool;
 
 /// How groups of requests reach the kernel.
@@ -113,6 +117,8 @@ pub struct FileDevice {
     /// The one that has opened it.
     process: Process,
     path: PathBuf,
+    /// How it was when it was opened first.
+    origin: Arc<Origin>,
     size_bytes: u64,
     is_block_device: bool,
     writable: bool,

@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use parking_lot::Mutex;
@@ -20,6 +21,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::FileId;
 use super::lock::{self, LOCK_PAUSE, Lock, locked_error};
+use super::state::Origin;
 use super::uring::RingPool;
 use super::{Backend, FileDevice, FileOptions, FlushTurn, OpenMode};
 use crate::error::Operation;
@@ -159,6 +161,7 @@ impl FileDevice {
             },
         };
         let flush_turns = flush_turns(&file, &path, is_block_device);
+        let origin = Arc::new(Origin::of(&file, &path));
         let counters = Counters::new();
         let lock_lost = AtomicBool::new(false);
         Ok(Self {
@@ -168,6 +171,7 @@ impl FileDevice {
             lock_lost,
             process: Process::current(),
             path,
+            origin,
             size_bytes,
             is_block_device,
             writable,

@@ -35,8 +35,9 @@ impl FileDevice {
         // What was not to be had then is not asked for now, and what was is not asked for by name.
         let backend = self.rings.is_none().then_some(Backend::Pread);
         let options = FileOptions { backend, direct: self.direct, reuse_existing: false };
-        let device =
+        let mut device =
             FileDevice::on(file, self.locks.clone(), self.path.clone(), self.is_block_device, true, options)?;
+        device.origin = self.origin.clone();
         // Last: all that can fail for another reason has not.
         self.lock_alone()?;
         Ok(device)

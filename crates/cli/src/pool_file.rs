@@ -1,0 +1,185 @@
+//! What others do to the file of a mounted pool: it is deleted, cut, renamed, or another is put in its place. Nothing that reads or
+//! writes notices, and of a file that was deleted everything is there until this process ends: so long it can be saved.
+//!
+//! A thread looks every few seconds, and whoever asks (stats, unmount, the end) looks then. Each change is told in the log once.
+//! No lock is held while the filesystem below is asked.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use varve_device::FileState;
+
+use crate::current::Current;
+use crate::names::Shown;
+
+/// Between two looks.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// The file of a mounted pool.
+pub struct PoolFile {
+    current: Arc<Current>,
+    pool: String,
+    mountpoint: String,
+    /// So much of it is in use.
+    pool_bytes: u64,
+    known: Mutex<Known>,
+}
+
+/// What is known, and has been told.
+struct Known {
+    told: FileState,
+    /// The least that was left of it: what is written behind that makes it as long as it was, with a hole.
+    least_bytes: Option<u64>,
+}
+
+/// What has become of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// `in-place`, `renamed`, `replaced`, `cut` or `deleted`.
+    pub state: &'static str,
+    /// What that means and what to do, while the pool is mounted. `None`: nothing.
+    pub advice: Option<String>,
+    /// What of the pool is lost when this process ends, or is lost already. `None`: nothing.
+    pub loss: Option<String>,
+}
+
+impl PoolFile {
+    pub fn new(current: Arc<Current>, pool: &Path, mountpoint: &Path) -> PoolFile {
+        let pool_bytes = current.with(|filesystem| filesystem.space().total_bytes);
+        let known = Mutex::new(Known { told: FileState::InPlace, least_bytes: None });
+        PoolFile { current, pool: pool.shown(), mountpoint: mountpoint.shown(), pool_bytes, known }
+    }
+
+    /// Looks from now on, on a thread of its own, until the mount has ended.
+    pub fn watch(self: &Arc<Self>) {
+        let file = Arc::downgrade(self);
+        let watching = thread::Builder::new().name("pool-file".into()).spawn(move || {
+            loop {
+                thread::sleep(PAUSE);
+                let Some(file) = file.upgrade() else { return };
+                file.look();
+            }
+        });
+        if let Err(error) = watching {
+            tracing::warn!("nobody watches whether {} is deleted: {error}", self.pool);
+        }
+    }
+
+    /// Looks now. `None`: it is a block device, or cannot be looked at.
+    pub fn look(&self) -> Option<Report> {
+        let device = self.current.file()?;
+        let seen = device.file_state(self.pool_bytes)?;
+        let descriptor = device.descriptor();
+        drop(device);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = known.note(seen);
+        let is_new = known.told != state;
+        if is_new {
+            known.told = state.clone();
+        }
+        drop(known);
+        let report = self.report(&state, descriptor);
+        if is_new {
+            match &report.advice {
+                Some(advice) if report.loss.is_some() => tracing::error!("{advice}"),
+                Some(advice) => tracing::warn!("{advice}"),
+                None => tracing::info!("{} is where it was again", self.pool),
+            }
+        }
+        Some(report)
+    }
+
+    fn report(&self, state: &FileState, descriptor: i32) -> Report {
+        let (pool, mountpoint, process) = (&self.pool, &self.mountpoint, std::process::id());
+        let is_now = |now: &Option<PathBuf>| match now {
+            Some(now) => format!("the file of this mount is {} now", now.shown()),
+            None => "the file of this mount has another name now".to_owned(),
+        };
+        let (state, advice, loss) = match state {
+            FileState::InPlace => ("in-place", None, None),
+            FileState::Renamed { now } => {
+                let advice = format!(
+                    "{pool} was renamed while mounted: {}; nothing is lost, mount it by that name the next time",
+                    is_now(now)
+                );
+                ("renamed", Some(advice), None)
+            }
+            FileState::Replaced { now } => {
+                let advice = format!(
+                    "{pool} leads to something else now, which is not mounted: {}; nothing is lost, mount it by that name the next time",
+                    is_now(now)
+                );
+                ("replaced", Some(advice), None)
+            }
+            FileState::Cut { size_bytes } => {
+                let cut = format!("{pool} was cut to {size_bytes} bytes while mounted");
+                let size = self.pool_bytes;
+                let advice = format!(
+                    "{cut}, of {size}: what lay behind them is lost, and reading it fails; stop writing, copy out what can be read (cp -a \
+                     {mountpoint}/. NEW), then end this mount (varve unmount --force {mountpoint})"
+                );
+                let loss = format!(
+                    "{cut}, of {size}: what lay behind them is lost; give it its length again (truncate -s {size} {pool}), then varve check \
+                     {pool} says what is missing"
+                );
+                ("cut", Some(advice), Some(loss))
+            }
+            FileState::Deleted { is_name_taken } => {
+                let taken = if *is_name_taken { " (what has its name now is another file)" } else { "" };
+                let advice = format!(
+                    "{pool} was deleted while mounted{taken}: nothing is lost as long as the mount lives, and everything with it; do \
+                     not unmount it, stop writing, make it quiet (varve mount -o remount,ro none {mountpoint}, else varve sync {mountpoint}) \
+                     and copy it out: cp --sparse=always /proc/{process}/fd/{descriptor} NEW (or the files alone: cp -a {mountpoint}/. NEW); \
+                     then end this mount (varve unmount --force {mountpoint})"
+                );
+                let loss = format!(
+                    "{pool} was deleted while mounted, and its file is gone with process {process}, with all that was not copied out \
+                     of it before"
+                );
+                ("deleted", Some(advice), Some(loss))
+            }
+        };
+        Report { state, advice, loss }
+    }
+}
+
+impl Known {
+    /// What was cut stays cut, also when it is long enough again.
+    fn note(&mut self, seen: FileState) -> FileState {
+        if let FileState::Cut { size_bytes } = seen {
+            self.least_bytes = Some(self.least_bytes.map_or(size_bytes, |least| least.min(size_bytes)));
+        }
+        match (seen, self.least_bytes) {
+            (FileState::Deleted { is_name_taken }, _) => FileState::Deleted { is_name_taken },
+            (_, Some(size_bytes)) => FileState::Cut { size_bytes },
+            (seen, None) => seen,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: a cut is known for good, a rename as long as it holds. Method: what may be seen, one after the other.
+    #[test]
+    fn what_was_cut_stays_cut() {
+        let mut known = Known { told: FileState::InPlace, least_bytes: None };
+        let renamed = FileState::Renamed { now: None };
+        let cut = |size_bytes| FileState::Cut { size_bytes };
+        let deleted = FileState::Deleted { is_name_taken: false };
+        for (seen, state) in [
+            (renamed.clone(), renamed.clone()),
+            (FileState::InPlace, FileState::InPlace),
+            (cut(4096), cut(4096)),
+            (FileState::InPlace, cut(4096)),
+            (cut(8192), cut(4096)),
+            (renamed, cut(4096)),
+            (deleted.clone(), deleted),
+        ] {
+            assert_eq!(known.note(seen), state);
+        }
+    }
+}
