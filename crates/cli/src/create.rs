@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::clock::SystemClock;
 use crate::names::Shown;
 use crate::pool::{POOL_BYTES_MIN, explain, open_device, pool_without_labels, with_name};
 use crate::size::show_size;
-use crate::{Outcome, Usage, show};
+use crate::{Outcome, Usage, show, tell};
 
 /// How much of a file is read at once in the search for something that is not zero, in bytes.
 const PROBE_BYTES: u64 = 1 << 20;
@@ -46,6 +46,9 @@ pub fn run(args: &CreateArgs) -> Result<Outcome> {
         .into());
     }
     let created = create(args)?;
+    if let Some(sentence) = outgrown(&args.pool) {
+        tell(&format!("varve create: {sentence}"));
+    }
     if args.json {
         show(&format!("{}\n", serde_json::to_string_pretty(&created)?))?;
     } else {
@@ -59,6 +62,23 @@ pub fn run(args: &CreateArgs) -> Result<Outcome> {
         ))?;
     }
     Ok(Outcome::Done)
+}
+
+/// What to say of a pool's file that cannot grow to its size where it is.
+fn outgrown(pool: &Path) -> Option<String> {
+    let metadata = pool.metadata().ok().filter(|metadata| metadata.is_file())?;
+    let missing = metadata.len().saturating_sub(metadata.blocks() * 512);
+    let host = rustix::fs::statvfs(pool).ok()?;
+    let free = host.f_bavail.saturating_mul(host.f_frsize);
+    (missing > free).then(|| {
+        format!(
+            "{} grows as it is filled, by up to {}, and the filesystem that holds it has {} free: when that is used up, the pool \
+             cannot be written to",
+            pool.shown(),
+            show_size(missing),
+            show_size(free)
+        )
+    })
 }
 
 /// Makes a sparse file of `size_bytes` with an empty pool in it, for `varve mount --create`.

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::elsewhere::Mounted;
 use crate::harness::{Mount, Random, Scratch, can_mount, check, mount_points, output, succeed, varve};
 
 /// The longest that a mount may take to notice.
@@ -222,4 +223,24 @@ fn a_mount_over_its_own_file_does_not_hide_it() {
     rustix::fs::unlinkat(&beneath, "pool", rustix::fs::AtFlags::empty()).expect("it is there");
     assert_eq!(state(&mount).0, "deleted");
     unmount_by_force(&mut mount);
+}
+
+/// Goal: who makes a pool that cannot grow to its size where it is hears of it, and nobody else does. Method: a tmpfs that is smaller than the
+/// pool, or larger.
+#[test]
+fn a_pool_that_cannot_grow_is_told() {
+    if !can_mount("a_pool_that_cannot_grow_is_told") {
+        return;
+    }
+    let scratch = Scratch::new("host-small");
+    let small = scratch.subdir("small");
+    let _small = Mounted::mount(&["-t", "tmpfs", "-o", "size=100m"], Path::new("none"), &small);
+    let create = |size: &str| {
+        let made = output(varve(&["create", "--size", size]).arg(small.join(size)));
+        assert!(made.status.success(), "{made:?}");
+        String::from_utf8_lossy(&made.stderr).into_owned()
+    };
+    assert_eq!(create("64M"), "");
+    let said = create("128M");
+    assert!(said.contains("grows as it is filled, by up to 12") && said.contains("MiB free"), "{said}");
 }
