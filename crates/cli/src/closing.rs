@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, OnceLock};
 
-use varve_mount::Health;
+use varve_mount::{Health, Outside};
 
 use crate::control::{Closed, Ending, Server};
 use crate::current::Current;
+use crate::names::in_words;
 use crate::pool_file::PoolFile;
 use crate::utab::Note;
 
@@ -14,6 +15,7 @@ pub struct Closing {
     current: Arc<Current>,
     file: Arc<PoolFile>,
     health: Arc<Health>,
+    outside: Outside,
     server: Option<Server>,
     note: Note,
     closed: OnceLock<Closed>,
@@ -25,10 +27,11 @@ impl Closing {
         current: Arc<Current>,
         file: Arc<PoolFile>,
         health: Arc<Health>,
+        outside: Outside,
         server: Option<Server>,
         note: Note,
     ) -> Self {
-        Closing { current, file, health, server, note, closed: OnceLock::new() }
+        Closing { current, file, health, outside, server, note, closed: OnceLock::new() }
     }
 
     /// Whether all that was written is kept, once the pool has been closed.
@@ -46,6 +49,15 @@ impl Closing {
             self.health.end_changes();
             // Before the pool is closed as well: that writes its end, and what was cut is as long as before then.
             self.file.look();
+            // A panic in it is one of the mount.
+            let _ = self.current.store_unstored(&self.outside);
+            let unstored = self.outside.unstored().map(|(files, ino, error)| {
+                format!(
+                    "what was changed through mmap in {files} files (inode {} is one) could not be stored, and is lost: {}",
+                    ino.0,
+                    in_words(&error)
+                )
+            });
             let ended = if self.health.panicked() {
                 Err((
                     "a bug in VarveFS was hit while the pool was mounted, and nothing was written after that"
@@ -55,7 +67,7 @@ impl Closing {
             } else {
                 self.current.close().map_err(|error| (format!("closing the pool failed: {error}"), ""))
             };
-            let loss = self.file.look().and_then(|report| report.loss);
+            let loss = self.file.look().and_then(|report| report.loss).or(unstored);
             let closed = match (ended, loss) {
                 (Ok(()), None) => Ok(Ending::Durable),
                 (Ok(()), Some(loss)) => Ok(Ending::Lost(loss)),

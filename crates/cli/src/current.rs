@@ -20,8 +20,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLo
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use varve_device::{Device, DeviceError, FileDevice, OpenMode};
-use varve_fs::{EngineError, Filesystem, FsError, OpenOptions, RecoveryReport, StoreOptions};
+use varve_device::{AlignedBuf, Device, DeviceError, FileDevice, OpenMode};
+use varve_fs::{Caller, EngineError, Filesystem, FsError, OpenOptions, RecoveryReport, StoreOptions};
 use varve_mount::{Exchange, Outside};
 
 use crate::clock::SystemClock;
@@ -146,6 +146,19 @@ impl Current {
     /// The file or block device that the pool lies on.
     pub fn file(&self) -> Option<Arc<FileDevice>> {
         self.file.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Stores what programs have changed through mmap and could not be stored before, as far as it can be now. `None`: there has been a panic.
+    pub fn store_unstored(&self, outside: &Outside) -> Option<()> {
+        let write = |filesystem: &Filesystem, ino, offset, bytes: &[u8]| {
+            let mut buf = AlignedBuf::from_slice(bytes);
+            filesystem.write_whole(Caller::ROOT, ino, offset, &mut buf, bytes.len())
+        };
+        outside.change("sync", || {
+            outside.store_unstored(|ino, offset, bytes| {
+                self.with(|filesystem| write(filesystem, ino, offset, bytes))
+            });
+        })
     }
 
     /// What is lost, so that the pool is shown without what came last; never of one that can be written to.

@@ -14,8 +14,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use varve_device::AlignedBuf;
-use varve_fs::{Caller, Filesystem};
+use varve_fs::Caller;
 use varve_mount::{Flags, MountOptions, Mounted, Outside, Policy};
 
 use crate::args::MountArgs;
@@ -78,6 +77,7 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         current.clone(),
         file.clone(),
         mounted.health().clone(),
+        mounted.outside().clone(),
         start_server(&mounted, &current, &file, &pool, options),
         utab::Note::add(&mount_options.source.to_string_lossy(), &mountpoint),
     ));
@@ -179,16 +179,7 @@ impl Service for Served {
     }
 
     fn sync(&self) -> Result<()> {
-        let write = |filesystem: &Filesystem, ino, offset, bytes: &[u8]| {
-            let mut buf = AlignedBuf::from_slice(bytes);
-            filesystem.write_whole(Caller::ROOT, ino, offset, &mut buf, bytes.len())
-        };
-        let again = || {
-            self.outside.store_unstored(|ino, offset, bytes| {
-                self.current.with(|filesystem| write(filesystem, ino, offset, bytes))
-            });
-        };
-        self.outside.change("sync", again).context(PANICKED)?;
+        self.current.store_unstored(&self.outside).context(PANICKED)?;
         let synced = self.outside.change("sync", || self.current.with(|filesystem| filesystem.sync()));
         synced.context(PANICKED)??;
         match self.outside.unstored() {

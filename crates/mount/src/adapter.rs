@@ -13,12 +13,11 @@ use rustix::io::Errno;
 use varve_device::AlignedBuf;
 use varve_fs::{
     Allocate, Attr, Caller, FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, NewNameless,
-    ROOT_INODE as ROOT, RenameMode, subvolume_root,
+    ROOT_INODE as ROOT, RenameMode, SeekTo, subvolume_root,
 };
 
 use crate::dispatch::{
-    Adapter, Scratch, XATTR_CREATE, XATTR_REPLACE, allocate, caller, rename_mode, seek_to, when_durable,
-    xattr_mode,
+    Adapter, Scratch, XATTR_CREATE, XATTR_REPLACE, allocate, caller, rename_mode, seek_to, xattr_mode,
 };
 use crate::kernel::abi::{self, InHeader, OpenOut, open, setattr};
 use crate::kernel::listing::Listing;
@@ -33,8 +32,6 @@ const READ_BYTES_MAX: u32 = 16 << 20;
 /// Largest copy in one request, in bytes: its count is answered in 32 bits. The kernel asks for less than 2 GiB at once,
 /// and a file that is copied whole in one request becomes a clone.
 const COPY_BYTES_MAX: u64 = 1 << 31;
-/// Offset and length of a whole file.
-const ALL: (u64, u64) = (0, u64::MAX);
 /// Unit of the counts in statfs, in bytes.
 const STATFS_BLOCK_BYTES: u64 = 4096;
 
@@ -73,15 +70,11 @@ impl<V: Verbs> Adapter<V> {
             // The filesystem counts open handles and no lookups.
             Body::Forget => {
                 reply.none();
-                self.let_go_of_unstored(number);
                 self.pins.forget(verbs, ino);
             }
             Body::BatchForget { list } => {
                 reply.none();
-                request::forgotten(list).for_each(|ino| {
-                    self.let_go_of_unstored(ino);
-                    self.pins.forget(verbs, InodeId(ino));
-                });
+                request::forgotten(list).for_each(|ino| self.pins.forget(verbs, InodeId(ino)));
             }
             Body::Getattr => self.reply_attr(verb, number, self.attributes(header), reply),
             Body::Statx => match self.attributes(header) {
@@ -226,19 +219,11 @@ impl<V: Verbs> Adapter<V> {
                     }
                 };
                 // All else is made durable, too.
-                let stored_again = self.store_unstored(number);
+                self.store_unstored(number);
                 let lost = self.health.unstored.error(number);
-                let answer = move |reply: Reply| match lost {
+                self.when_durable(verb, of.0, reply, move |reply| match lost {
                     Some(errno) => reply.error(errno),
                     None => reply.empty(),
-                };
-                if !stored_again {
-                    return self.when_durable(verb, of.0, reply, answer);
-                }
-                // The kernel may have let go of some of it, and have read what was there.
-                let (verbs, health) = (self.verbs.clone(), self.health.clone());
-                self.forget_then(number, ALL, move || {
-                    when_durable(&*verbs, &health, (verb, of.0), reply, answer);
                 });
             }
             Body::Opendir => self.opendir(reply),
@@ -312,6 +297,11 @@ impl<V: Verbs> Adapter<V> {
             Body::Copy(asked) => {
                 let (from, to) = ((ino, asked.offset_from), (InodeId(asked.nodeid_to), asked.offset_to));
                 let len = asked.len.min(COPY_BYTES_MAX);
+                self.store_unstored(number);
+                if self.health.unstored.error(number).is_some() {
+                    // The kernel has what is not stored: it copies by reading.
+                    return reply.error(Errno::OPNOTSUPP);
+                }
                 let writing = self.health.unstored.writing(asked.nodeid_to);
                 let copied = verbs.copy_range(who, from, to, len);
                 if let Ok(bytes) = copied {
@@ -352,23 +342,13 @@ impl<V: Verbs> Adapter<V> {
         }
     }
 
-    /// Whether anything of a file could be stored that could not be before, of what was changed through mmap.
-    pub(crate) fn store_unstored(&self, ino: u64) -> bool {
+    /// Stores what of a file was changed through mmap and could not be stored before, as far as it can be now.
+    fn store_unstored(&self, ino: u64) {
         self.health.unstored.store(ino, |offset, bytes| {
             let mut buf = AlignedBuf::from_slice(bytes);
             let written = self.verbs.write_whole(Caller::ROOT, InodeId(ino), offset, &mut buf, bytes.len());
             written.map_err(|error| Errno::from_raw_os_error(error.errno()))
-        })
-    }
-
-    /// The kernel shows nothing of a file any more.
-    fn let_go_of_unstored(&self, ino: u64) {
-        if self.health.unstored.error(ino).is_some() {
-            if !self.health.panicked() {
-                self.store_unstored(ino);
-            }
-            self.health.unstored.settled(ino, ALL);
-        }
+        });
     }
 
     fn rename(
@@ -489,7 +469,9 @@ impl<V: Verbs> Adapter<V> {
         match self.verbs.read_large(InodeId(ino), offset, size, buf) {
             Ok(count) => {
                 self.note_access("read", ino, self.policy.of_file(flags));
-                reply.bytes(&buf[..count.min(size)]);
+                let bytes = &mut buf[..count.min(size)];
+                self.health.unstored.show(ino, offset, bytes);
+                reply.bytes(bytes);
             }
             Err(error) => reply.error(self.errno("read", ino, &error)),
         }
@@ -545,6 +527,14 @@ impl<V: Verbs> Adapter<V> {
         let Some(to) = seek_to(whence) else { return reply.error(Errno::INVAL) };
         // Before a file there is as little as behind it.
         let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::NXIO) };
+        // What is not stored may be in any hole.
+        if self.health.unstored.error(ino).is_some()
+            && let Ok(attr) = self.verbs.getattr(InodeId(ino))
+            && offset < attr.size
+        {
+            let offset = if matches!(to, SeekTo::Data) { offset } else { attr.size };
+            return reply.body(&abi::LseekOut { offset });
+        }
         match self.verbs.seek(InodeId(ino), offset, to) {
             Ok(Some(offset)) if offset <= i64::MAX as u64 => reply.body(&abi::LseekOut { offset }),
             Ok(_) => reply.error(Errno::NXIO),

@@ -105,18 +105,6 @@ impl<V: Verbs> Adapter<V> {
     /// The mount is gone: nobody can ask for what was kept for it.
     pub(crate) fn end(&self) {
         self.trims.end();
-        let may_store = !self.health.panicked();
-        let store = |ino: &u64| self.store_unstored(*ino);
-        let again = || self.health.unstored.files().iter().filter(|ino| store(ino)).count();
-        if may_store && catch_unwind(AssertUnwindSafe(again)).is_err() {
-            self.health.note_panic("the end of the mount");
-        }
-        if let Some((files, ino, error)) = self.health.unstored.any() {
-            let error = std::io::Error::from(error);
-            tracing::error!(
-                "what was changed through mmap in {files} files, one of them inode {ino}, could not be stored and is gone: {error}"
-            );
-        }
         if !self.health.panicked()
             && catch_unwind(AssertUnwindSafe(|| self.pins.unpin_all(&*self.verbs))).is_err()
         {

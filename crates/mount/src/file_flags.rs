@@ -129,6 +129,9 @@ impl<V: Verbs> Adapter<V> {
                 return reply.error(Errno::BUSY);
             }
             let health = setting.health.clone();
+            if let Some(errno) = health.unstored.error(number) {
+                return reply.error(errno);
+            }
             if health.panicked() {
                 return reply.error(Errno::IO);
             }

@@ -46,16 +46,14 @@ impl Outside {
         self.health.panicked()
     }
 
-    /// Has what was changed through mmap and could not be stored, of any file, stored by `write`, of a file's bytes at an offset; and the kernel
-    /// reads what is there then. What is refused stays.
+    /// Has what was changed through mmap and could not be stored, of any file, stored by `write`, of a file's bytes at an offset. What is refused
+    /// stays.
     pub fn store_unstored(&self, mut write: impl FnMut(InodeId, u64, &[u8]) -> Result<(), FsError>) {
         for ino in self.health.unstored.files() {
             let mut write = |offset: u64, bytes: &[u8]| {
                 write(InodeId(ino), offset, bytes).map_err(|error| Errno::from_raw_os_error(error.errno()))
             };
-            if self.health.unstored.store(ino, &mut write) {
-                self.forget_inode(InodeId(ino));
-            }
+            self.health.unstored.store(ino, &mut write);
         }
     }
 

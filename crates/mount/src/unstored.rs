@@ -3,8 +3,8 @@
 //! The kernel says so once to each file that is open, takes the pages for clean from then on, and never sends them again. It goes on
 //! showing them for as long as it has them. So the next msync would find nothing to do and say that all is well, and so would `varve sync`,
 //! while the pool has something else there. So the bytes are kept here, and each sync of the file tries to store them again; while it
-//! cannot it is refused, with the error the write had. That ends, too, when what was lost has been written again or cut off, or when
-//! the kernel has thrown the file away, pages and all, and reads what is stored.
+//! cannot it is refused, with the error the write had. That ends, too, when what was lost has been written again or cut off. Who reads the
+//! file meanwhile is shown what is kept, so that it does not matter which pages the kernel has let go of.
 //!
 //! Of a page only one write is under way, and it is noted here before the kernel is told: the next one finds it. So who writes what is kept
 //! does it under the file's lock ([`Unstored::writing`]), and so does whoever writes to the file as long as there is anything: nothing old is put
@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 
-/// Ranges kept of a file. Of one with more, what lies between the two nearest counts as lost, too.
+/// Ranges known of a file of which the bytes are not kept. Of one with more, what lies between the two nearest counts as lost, too.
 const RANGES_MAX: usize = 4096;
-/// Bytes kept of all files. What is beyond is known to be lost, and can only be stored again by who has it.
+/// Bytes kept of all files. Of what is beyond the place is known, and it can only be stored again by who has it.
 const KEPT_BYTES_MAX: usize = 64 << 20;
 /// Locks, each for many files.
 const LOCKS: usize = 16;
@@ -41,10 +41,10 @@ struct Files {
 #[derive(Debug)]
 struct File {
     error: Errno,
-    /// In bytes, from and to; ascending, apart from each other.
-    ranges: Vec<(u64, u64)>,
-    /// What was to be there, as far as it is kept, by its offset; apart from each other.
+    /// What is kept, by its offset; apart from each other.
     kept: BTreeMap<u64, Vec<u8>>,
+    /// Of what is not, in bytes, from and to; ascending, apart from each other.
+    ranges: Vec<(u64, u64)>,
 }
 
 impl Unstored {
@@ -61,26 +61,12 @@ impl Unstored {
         let new = || File { error, ranges: Vec::new(), kept: BTreeMap::new() };
         let file = files.by_ino.entry(ino).or_insert_with(new);
         file.error = error;
-        files.kept_bytes -= file.drop_kept(offset, end);
+        files.kept_bytes -= file.forget(offset, end);
         if files.kept_bytes + bytes.len() <= KEPT_BYTES_MAX {
             files.kept_bytes += bytes.len();
             file.kept.insert(offset, bytes.to_vec());
-        }
-        file.ranges.push((offset, end));
-        file.ranges.sort_unstable();
-        file.ranges.dedup_by(|next, last| {
-            let touches = next.0 <= last.1;
-            if touches {
-                last.1 = last.1.max(next.1);
-            }
-            touches
-        });
-        if file.ranges.len() > RANGES_MAX {
-            let gap = |at: &usize| file.ranges[at + 1].0 - file.ranges[*at].1;
-            if let Some(at) = (0..RANGES_MAX).min_by_key(gap) {
-                file.ranges[at].1 = file.ranges[at + 1].1;
-                file.ranges.remove(at + 1);
-            }
+        } else {
+            file.lose(offset, end);
         }
         self.files_count.store(files.by_ino.len(), SeqCst);
     }
@@ -93,38 +79,58 @@ impl Unstored {
         let mut files = self.files.lock();
         let files = &mut *files;
         if let Some(file) = files.by_ino.get_mut(&ino) {
-            let end = offset.saturating_add(len);
-            let cut = |&(from, to): &(u64, u64)| [(from, to.min(offset)), (from.max(end), to)];
-            file.ranges = file.ranges.iter().flat_map(cut).filter(|(from, to)| from < to).collect();
-            files.kept_bytes -= file.drop_kept(offset, end);
-            if file.ranges.is_empty() {
+            files.kept_bytes -= file.forget(offset, offset.saturating_add(len));
+            if file.ranges.is_empty() && file.kept.is_empty() {
                 files.by_ino.remove(&ino);
             }
         }
         self.files_count.store(files.by_ino.len(), SeqCst);
     }
 
-    /// Has what is kept of a file stored by `write` (at an offset), until that is refused. Whether anything was.
-    pub(crate) fn store(&self, ino: u64, mut write: impl FnMut(u64, &[u8]) -> Result<(), Errno>) -> bool {
-        let mut stored = false;
-        let Some(_writing) = self.writing(ino) else { return stored };
+    /// Lays what is kept over `bytes` of a file, which were read at `offset`.
+    pub(crate) fn show(&self, ino: u64, offset: u64, bytes: &mut [u8]) {
+        if self.files_count.load(SeqCst) == 0 {
+            return;
+        }
+        let files = self.files.lock();
+        let Some(file) = files.by_ino.get(&ino) else { return };
+        let end = offset + bytes.len() as u64;
+        for (at, kept) in file.kept.range(..end).rev() {
+            let upto = (at + kept.len() as u64).min(end);
+            if upto <= offset {
+                break;
+            }
+            let from = offset.max(*at);
+            let part = &kept[(from - at) as usize..(upto - at) as usize];
+            bytes[(from - offset) as usize..(upto - offset) as usize].copy_from_slice(part);
+        }
+    }
+
+    /// Has what is kept of a file stored by `write` (at an offset), as far as it is not refused; once there is no space the rest is not tried.
+    pub(crate) fn store(&self, ino: u64, mut write: impl FnMut(u64, &[u8]) -> Result<(), Errno>) {
+        let Some(_writing) = self.writing(ino) else { return };
+        let mut at = 0;
         loop {
             let next = {
                 let files = self.files.lock();
-                let kept = files.by_ino.get(&ino).and_then(|file| file.kept.first_key_value());
+                let kept = files.by_ino.get(&ino).and_then(|file| file.kept.range(at..).next());
                 kept.map(|(offset, bytes)| (*offset, bytes.clone()))
             };
-            let Some((offset, bytes)) = next else { return stored };
+            let Some((offset, bytes)) = next else { return };
+            at = offset + bytes.len() as u64;
             match write(offset, &bytes) {
                 Ok(()) => self.settled(ino, (offset, bytes.len() as u64)),
+                // The file is gone, and with it everything.
+                Err(Errno::NOENT | Errno::STALE) => return self.settled(ino, (0, u64::MAX)),
                 Err(error) => {
                     if let Some(file) = self.files.lock().by_ino.get_mut(&ino) {
                         file.error = error;
                     }
-                    return stored;
+                    if matches!(error, Errno::NOSPC | Errno::DQUOT) {
+                        return;
+                    }
                 }
             }
-            stored = true;
         }
     }
 
@@ -149,8 +155,30 @@ impl Unstored {
 }
 
 impl File {
-    /// Keeps nothing of [`from`, `to`) any more; gives how many bytes that were.
-    fn drop_kept(&mut self, from: u64, to: u64) -> usize {
+    /// Notes that [`from`, `to`) is lost and not kept.
+    fn lose(&mut self, from: u64, to: u64) {
+        self.ranges.push((from, to));
+        self.ranges.sort_unstable();
+        self.ranges.dedup_by(|next, last| {
+            let touches = next.0 <= last.1;
+            if touches {
+                last.1 = last.1.max(next.1);
+            }
+            touches
+        });
+        if self.ranges.len() > RANGES_MAX {
+            let gap = |at: &usize| self.ranges[at + 1].0 - self.ranges[*at].1;
+            if let Some(at) = (0..RANGES_MAX).min_by_key(gap) {
+                self.ranges[at].1 = self.ranges[at + 1].1;
+                self.ranges.remove(at + 1);
+            }
+        }
+    }
+
+    /// Knows nothing of [`from`, `to`) any more; gives how many bytes of it were kept.
+    fn forget(&mut self, from: u64, to: u64) -> usize {
+        let cut = |&(first, end): &(u64, u64)| [(first, end.min(from)), (first.max(to), end)];
+        self.ranges = self.ranges.iter().flat_map(cut).filter(|(first, end)| first < end).collect();
         let mut dropped = 0;
         let end = |(offset, bytes): (&u64, &Vec<u8>)| offset + bytes.len() as u64;
         let before = self.kept.range(..from).next_back().filter(|piece| end(*piece) > from);
@@ -162,6 +190,7 @@ impl File {
             let behind = to.saturating_sub(offset).min(bytes.len() as u64) as usize;
             let tail = bytes.split_off(behind);
             bytes.truncate(from.saturating_sub(offset) as usize);
+            bytes.shrink_to_fit();
             for (offset, left) in [(offset, bytes), (to, tail)] {
                 if !left.is_empty() {
                     dropped -= left.len();
@@ -210,6 +239,9 @@ mod tests {
                     }
                 }
                 let any = lost.iter().any(|byte| *byte > 0);
+                let mut shown = [0; 190];
+                unstored.show(7, 5, &mut shown);
+                assert_eq!(shown[..], lost[5..195]);
                 assert_eq!(unstored.error(7), any.then_some(Errno::NOSPC));
                 assert_eq!(unstored.any().is_some(), any);
                 let files = unstored.files.lock();
@@ -218,30 +250,34 @@ mod tests {
         }
     }
 
-    // Goal: of a file with very many ranges a bounded number is kept, and it counts until all has been settled; so do bytes beyond those
-    // that are kept. Method: more ranges than that; more bytes.
+    // Goal: of what is not kept a bounded number of ranges is known, and each counts until it has been settled; what is kept is stored whatever
+    // else there is, and past a piece that is refused. Method: more bytes than are kept, then more ranges; one piece that fails; a file
+    // that is gone.
     #[test]
-    fn many_ranges_and_bytes() {
+    fn many_bytes_and_ranges() {
         let unstored = Unstored::default();
-        (0..5000).for_each(|at| unstored.note(7, at * 10, &[1], Errno::IO));
-        assert_eq!((unstored.error(7), unstored.error(8)), (Some(Errno::IO), None));
-        assert_eq!(unstored.files.lock().by_ino[&7].ranges.len(), RANGES_MAX);
-        assert!(
-            unstored.store(7, |_, _| Ok(())) && unstored.error(7).is_some(),
-            "what lies between counts, too"
-        );
-        unstored.settled(7, (0, u64::MAX));
-        assert_eq!((unstored.error(7), unstored.any()), (None, None));
         let bytes = vec![1; 1 << 20];
         (0..100).for_each(|at| unstored.note(7, at << 20, &bytes, Errno::NOSPC));
         assert_eq!(unstored.files.lock().kept_bytes, KEPT_BYTES_MAX);
+        assert_eq!(unstored.files.lock().by_ino[&7].ranges, [(64 << 20, 100 << 20)]);
+        (0..5000).for_each(|at| unstored.note(8, at * 10, &[1], Errno::IO));
+        assert_eq!(unstored.files.lock().by_ino[&8].ranges.len(), RANGES_MAX);
         let mut stored = 0;
-        unstored.store(7, |_, bytes| {
-            stored += bytes.len();
-            Ok(())
+        unstored.store(7, |offset, bytes| match offset {
+            0 => Err(Errno::IO),
+            _ => {
+                stored += bytes.len();
+                Ok(())
+            }
         });
-        assert_eq!((stored, unstored.error(7)), (KEPT_BYTES_MAX, Some(Errno::NOSPC)));
+        assert_eq!((stored, unstored.error(7)), (KEPT_BYTES_MAX - (1 << 20), Some(Errno::IO)));
+        unstored.settled(7, (0, 1 << 20));
+        assert_eq!(unstored.files.lock().kept_bytes, 0);
+        assert!(unstored.error(7).is_some(), "the rest is not kept");
         unstored.settled(7, (64 << 20, 36 << 20));
-        assert_eq!((unstored.error(7), unstored.files.lock().kept_bytes), (None, 0));
+        assert_eq!((unstored.error(7), unstored.error(8), unstored.error(9)), (None, Some(Errno::IO), None));
+        unstored.note(8, 3, &[1], Errno::IO);
+        unstored.store(8, |_, _| Err(Errno::STALE));
+        assert_eq!(unstored.any(), None);
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use rustix::fs::{FallocateFlags, OFlags, inotify};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, mmap_anonymous, msync, munmap};
 
-use crate::harness::{Mount, Random, Scratch, can_mount, check, output, say, seed, succeed, varve};
+use crate::harness::{Mount, Random, Scratch, can_mount, check, output, program, say, seed, succeed, varve};
 use crate::transfer::{done, export, import, json};
 
 const LEN: usize = 64 << 10;
@@ -458,7 +458,7 @@ fn what_mmap_could_not_store_is_told_until_it_is_stored() {
         return;
     }
     let scratch = Scratch::new("unstored");
-    for way in ["msync", "fsync", "sync", "reread", "forget", "unmount", "write", "cut", "too-much"] {
+    for way in ["msync", "fsync", "sync", "reread", "forget", "unmount", "lost", "write", "cut", "too-much"] {
         let pool = scratch.pool(&format!("{way}.img"), "160M");
         let mount = Mount::start(&pool, &scratch.path("mnt"));
         let no_space = |result: io::Result<()>, what: &str| {
@@ -485,18 +485,36 @@ fn what_mmap_could_not_store_is_told_until_it_is_stored() {
         no_space(msync(), "a full pool");
         no_space(msync(), "the kernel takes the pages for clean");
         no_space(other.sync_all(), "by another descriptor");
+        assert!(mapped.bytes() == expected, "{way}: the kernel shows it");
+        // Also where a copy goes by the holes.
+        let copy = scratch.path("copy");
+        succeed(program("cp", &mount.point, &["--sparse=auto"]).arg(&path).arg(&copy));
+        assert!(fs::read(&copy).expect("contents") == expected, "{way}: a copy");
         let said = synced();
         let text = String::from_utf8_lossy(&said.stderr).into_owned();
         assert!(!said.status.success() && text.contains("mmap"), "{text}");
         assert!(text.contains("No space left on device"), "{text}");
+        if way == "lost" {
+            drop((mapped, other, file));
+            let ended = output(varve(&["unmount"]).arg(&mount.point));
+            let text = String::from_utf8_lossy(&ended.stderr).into_owned();
+            assert!(text.contains("mmap") && text.contains("No space left"), "{ended:?}");
+            let said = mount.messages();
+            assert!(
+                said.lines().last().is_some_and(|line| line.contains("could not be stored")),
+                "{ended:?} {said}"
+            );
+            check(&pool);
+            continue;
+        }
         fs::remove_file(&filler).expect("it goes");
         match way {
             "msync" => msync().expect("there is space"),
             "reread" => {
-                // The kernel has let go of the pages, and has read what is there.
+                // The kernel has let go of the pages.
                 drop(mapped);
                 rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("it may");
-                assert!(fs::read(&path).expect("contents") == vec![0; len]);
+                assert!(fs::read(&path).expect("contents") == expected, "what is kept is shown");
                 other.sync_all().expect("there is space");
                 assert!(fs::read(&path).expect("contents") == expected, "it shows what is stored");
                 mount.kill();
@@ -524,6 +542,7 @@ fn what_mmap_could_not_store_is_told_until_it_is_stored() {
             "too-much" => {
                 // More than is kept: who has it must store it once more.
                 no_space(msync(), "not all is kept");
+                assert!(mapped.bytes() == expected, "the kernel shows what is not, too");
                 for at in (0..len - 4096).step_by(step) {
                     mapped.store(at + 100, TEXT);
                 }
