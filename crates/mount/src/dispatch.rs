@@ -2,7 +2,7 @@
 //!
 //! Invariants: a reply that is dropped while a panic unwinds answers EIO, so every request is answered exactly once;
 //! after a panic, and when the mount ends, nothing is changed any more; no verb is called with a lock held but, shared,
-//! that of [`Health::begin_change`].
+//! that of [`Health::begin_change`], and that of a file of which something is not stored (`unstored`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};

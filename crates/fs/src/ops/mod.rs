@@ -22,6 +22,7 @@ pub(crate) mod subvolume;
 pub(crate) mod tmpfile;
 pub(crate) mod truncate;
 pub(crate) mod unlink;
+pub(crate) mod whole;
 pub(crate) mod write;
 pub(crate) mod xattr;
 
