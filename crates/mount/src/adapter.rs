@@ -466,11 +466,14 @@ impl<V: Verbs> Adapter<V> {
         if buf.len() < size {
             *buf = AlignedBuf::new(size);
         }
+        // What is read and what is laid over it belong together: what is stored in between would be in neither.
+        let writing = self.health.unstored.writing(ino);
         match self.verbs.read_large(InodeId(ino), offset, size, buf) {
             Ok(count) => {
                 self.note_access("read", ino, self.policy.of_file(flags));
                 let bytes = &mut buf[..count.min(size)];
                 self.health.unstored.show(ino, offset, bytes);
+                drop(writing);
                 reply.bytes(bytes);
             }
             Err(error) => reply.error(self.errno("read", ino, &error)),

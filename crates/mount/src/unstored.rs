@@ -7,8 +7,8 @@
 //! file meanwhile is shown what is kept, so that it does not matter which pages the kernel has let go of.
 //!
 //! Of a page only one write is under way, and it is noted here before the kernel is told: the next one finds it. So who writes what is kept
-//! does it under the file's lock ([`Unstored::writing`]), and so does whoever writes to the file as long as there is anything: nothing old is put
-//! over something new.
+//! does it under the file's lock ([`Unstored::writing`]), and so does whoever writes to the file or reads it as long as there is anything: nothing old
+//! is put over something new, or shown.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -48,7 +48,7 @@ struct File {
 }
 
 impl Unstored {
-    /// To be held by who writes to the file, until [`Unstored::settled`]. `None`: there is no need.
+    /// To be held by who writes to the file, until [`Unstored::settled`], or reads it, until [`Unstored::show`]. `None`: there is no need.
     pub(crate) fn writing(&self, ino: u64) -> Option<MutexGuard<'_, ()>> {
         (self.files_count.load(SeqCst) > 0).then(|| self.writing[ino as usize % LOCKS].lock())
     }
