@@ -26,7 +26,9 @@ const PAGE_CHANGES: usize = 4096;
 /// says where the name is when its turn comes. When the first change that is none of names comes, all paths are those of the newer one, and
 /// what still waits is gone, or has other names: it can be removed.
 ///
-/// Of times only those are told that differ: a file whose data was written and whose time was set back afterwards has `Data`, and no time.
+/// Of times only those are told that differ: a file whose data was written and whose time was set back afterwards has `Data`, and no time. And
+/// doing changes gives times of its own: to each file that is written to, and to each directory in which a name comes or goes, also one that the older
+/// and the newer have alike. Who wants their times too sets them at the end, as they are in the newer one.
 ///
 /// A path may lead to a symbolic link, which is what has changed: [`Filesystem::set_link_owner`] and its like do not follow it. It keeps
 /// the mode and the flags that it was made with, and a node its flags.
