@@ -23,7 +23,7 @@ use crate::control::{Server, Service};
 use crate::current::{Current, Opening};
 use crate::log::LogFile;
 use crate::mount::Reported;
-use crate::names::Shown;
+use crate::names::{Shown, in_words};
 use crate::options::Options;
 use crate::pool_file::PoolFile;
 use crate::versions::PANICKED;
@@ -193,8 +193,18 @@ impl Service for Served {
     }
 
     fn objection(&self) -> Option<String> {
-        let report = self.file.look()?;
-        report.advice.filter(|_| report.loss.is_some())
+        let lost = self.file.look().and_then(|report| report.advice.filter(|_| report.loss.is_some()));
+        lost.or_else(|| {
+            self.current.store_unstored(&self.outside)?;
+            let (files, ino, error) = self.outside.unstored()?;
+            Some(format!(
+                "{files} files show changes made through mmap that could not be stored, and would be lost (find -inum {} finds one): {}; make \
+                 room, or copy the files elsewhere, then end this mount (varve unmount --force {})",
+                ino.0,
+                in_words(&error),
+                self.mountpoint.shown()
+            ))
+        })
     }
 
     fn trim(&self, request: &str) -> Result<Value> {

@@ -1,11 +1,12 @@
 //! What others do to the file of a mounted pool: it is deleted, cut, renamed, or another is put in its place. Nothing that reads or
 //! writes notices, and of a file that was deleted everything is there until this process ends: so long it can be saved.
 //!
-//! A thread looks every few seconds, and whoever asks (stats, unmount, the end) looks then. Each change is told in the log once.
-//! No lock is held while the filesystem below is asked.
+//! A thread looks every few seconds, and at once when somebody asks (stats, unmount, the end). Who asks waits for a moment: a filesystem
+//! below that does not answer, such as a dead NFS, holds up nobody else, who hears what was seen last. Each change is told in the log
+//! once. No lock is held while the filesystem below is asked.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ use crate::names::Shown;
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_secs(5);
+/// Who asks waits for a look for so long.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The file of a mounted pool.
 pub struct PoolFile {
@@ -25,6 +28,8 @@ pub struct PoolFile {
     /// So much of it is in use.
     pool_bytes: u64,
     known: Mutex<Known>,
+    /// Somebody asks, or there is an answer.
+    changed: Condvar,
 }
 
 /// What is known, and has been told.
@@ -32,6 +37,10 @@ struct Known {
     told: FileState,
     /// The least that was left of it: what is written behind that makes it as long as it was, with a hole.
     least_bytes: Option<u64>,
+    /// Looks that were asked for, and the last of them that had been when a look that has ended began.
+    asked: u64,
+    answered: u64,
+    report: Option<Report>,
 }
 
 /// What has become of the file.
@@ -48,18 +57,16 @@ pub struct Report {
 impl PoolFile {
     pub fn new(current: Arc<Current>, pool: &Path, mountpoint: &Path) -> PoolFile {
         let pool_bytes = current.with(|filesystem| filesystem.space().total_bytes);
-        let known = Mutex::new(Known { told: FileState::InPlace, least_bytes: None });
-        PoolFile { current, pool: pool.shown(), mountpoint: mountpoint.shown(), pool_bytes, known }
+        let (known, changed) = (Mutex::new(Known::default()), Condvar::new());
+        PoolFile { current, pool: pool.shown(), mountpoint: mountpoint.shown(), pool_bytes, known, changed }
     }
 
     /// Looks from now on, on a thread of its own, until the mount has ended.
     pub fn watch(self: &Arc<Self>) {
         let file = Arc::downgrade(self);
         let watching = thread::Builder::new().name("pool-file".into()).spawn(move || {
-            loop {
-                thread::sleep(PAUSE);
-                let Some(file) = file.upgrade() else { return };
-                file.look();
+            while let Some(file) = file.upgrade() {
+                file.look_when_asked();
             }
         });
         if let Err(error) = watching {
@@ -67,13 +74,41 @@ impl PoolFile {
         }
     }
 
-    /// Looks now. `None`: it is a block device, or cannot be looked at.
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How it is now, or was when the filesystem below last answered. `None`: it is a block device, or cannot be looked at.
     pub fn look(&self) -> Option<Report> {
+        let mut known = self.known();
+        known.asked += 1;
+        let mine = known.asked;
+        self.changed.notify_all();
+        let wait = self.changed.wait_timeout_while(known, PATIENCE, |known| known.answered < mine);
+        wait.unwrap_or_else(PoisonError::into_inner).0.report.clone()
+    }
+
+    /// Waits until somebody asks, or for a while, and looks.
+    fn look_when_asked(&self) {
+        let wait =
+            self.changed.wait_timeout_while(self.known(), PAUSE, |known| known.answered == known.asked);
+        let asked = wait.unwrap_or_else(PoisonError::into_inner).0.asked;
+        let report = self.look_now();
+        let mut known = self.known();
+        (known.answered, known.report) = (asked, report);
+        self.changed.notify_all();
+    }
+
+    fn look_now(&self) -> Option<Report> {
         let device = self.current.file()?;
-        let seen = device.file_state(self.pool_bytes)?;
+        let mut seen = device.file_state(self.pool_bytes)?;
+        if matches!(seen, FileState::Cut { .. }) {
+            // It stays known for good: one answer of a filesystem elsewhere is not enough.
+            seen = device.file_state(self.pool_bytes)?;
+        }
         let descriptor = device.descriptor();
         drop(device);
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known();
         let state = known.note(seen);
         let is_new = known.told != state;
         if is_new {
@@ -145,6 +180,12 @@ impl PoolFile {
     }
 }
 
+impl Default for Known {
+    fn default() -> Known {
+        Known { told: FileState::InPlace, least_bytes: None, asked: 0, answered: 0, report: None }
+    }
+}
+
 impl Known {
     /// What was cut stays cut, also when it is long enough again.
     fn note(&mut self, seen: FileState) -> FileState {
@@ -166,7 +207,7 @@ mod tests {
     // Goal: a cut is known for good, a rename as long as it holds. Method: what may be seen, one after the other.
     #[test]
     fn what_was_cut_stays_cut() {
-        let mut known = Known { told: FileState::InPlace, least_bytes: None };
+        let mut known = Known::default();
         let renamed = FileState::Renamed { now: None };
         let cut = |size_bytes| FileState::Cut { size_bytes };
         let deleted = FileState::Deleted { is_name_taken: false };

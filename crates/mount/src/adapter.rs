@@ -209,7 +209,14 @@ impl<V: Verbs> Adapter<V> {
                 let durable = unsynced && durable || flagged();
                 self.reply_written((verb, number), range, past_cache, durable, written, reply);
             }
-            Body::Release => self.reply_empty(verb, number, verbs.release_inode(ino), reply),
+            Body::Release => {
+                let released = verbs.release_inode(ino);
+                let is_gone = || matches!(verbs.getattr(ino), Err(FsError::NotFound | FsError::Stale));
+                if self.health.unstored.error(number).is_some() && is_gone() {
+                    self.health.unstored.settled(number, (0, u64::MAX));
+                }
+                self.reply_empty(verb, number, released, reply)
+            }
             Body::Fsync | Body::Fsyncdir => {
                 // Of what has gone there is nothing to be made durable but that, and whatever was before in its subvolume.
                 let of = match self.is_gone(ino) {
@@ -344,11 +351,17 @@ impl<V: Verbs> Adapter<V> {
 
     /// Stores what of a file was changed through mmap and could not be stored before, as far as it can be now.
     fn store_unstored(&self, ino: u64) {
-        self.health.unstored.store(ino, |offset, bytes| {
+        let stored = self.health.unstored.store(ino, |offset, bytes| {
             let mut buf = AlignedBuf::from_slice(bytes);
             let written = self.verbs.write_whole(Caller::ROOT, InodeId(ino), offset, &mut buf, bytes.len());
             written.map_err(|error| Errno::from_raw_os_error(error.errno()))
         });
+        if stored
+            && let Some(device) = self.device.upgrade()
+            && let Err(error) = device.forget_attributes(ino)
+        {
+            tracing::debug!("the kernel cannot be told to forget attributes: {error}");
+        }
     }
 
     fn rename(

@@ -53,7 +53,12 @@ impl Outside {
             let mut write = |offset: u64, bytes: &[u8]| {
                 write(InodeId(ino), offset, bytes).map_err(|error| Errno::from_raw_os_error(error.errno()))
             };
-            self.health.unstored.store(ino, &mut write);
+            if self.health.unstored.store(ino, &mut write)
+                && let Some(device) = self.device.upgrade()
+            {
+                // It has other times now, and takes other space.
+                told("attributes", device.forget_attributes(ino));
+            }
         }
     }
 

@@ -50,7 +50,8 @@ struct File {
 impl Unstored {
     /// To be held by who writes to the file, until [`Unstored::settled`], or reads it, until [`Unstored::show`]. `None`: there is no need.
     pub(crate) fn writing(&self, ino: u64) -> Option<MutexGuard<'_, ()>> {
-        (self.files_count.load(SeqCst) > 0).then(|| self.writing[ino as usize % LOCKS].lock())
+        // Nothing is noted of a page while another write, or a read, of it is under way.
+        self.error(ino).map(|_| self.writing[ino as usize % LOCKS].lock())
     }
 
     /// `bytes` at `offset` of a file could not be written.
@@ -107,27 +108,34 @@ impl Unstored {
     }
 
     /// Has what is kept of a file stored by `write` (at an offset), as far as it is not refused; once there is no space the rest is not tried.
-    pub(crate) fn store(&self, ino: u64, mut write: impl FnMut(u64, &[u8]) -> Result<(), Errno>) {
-        let Some(_writing) = self.writing(ino) else { return };
-        let mut at = 0;
+    /// Whether anything was.
+    pub(crate) fn store(&self, ino: u64, mut write: impl FnMut(u64, &[u8]) -> Result<(), Errno>) -> bool {
+        let Some(_writing) = self.writing(ino) else { return false };
+        let (mut at, mut stored) = (0, false);
         loop {
             let next = {
                 let files = self.files.lock();
                 let kept = files.by_ino.get(&ino).and_then(|file| file.kept.range(at..).next());
                 kept.map(|(offset, bytes)| (*offset, bytes.clone()))
             };
-            let Some((offset, bytes)) = next else { return };
+            let Some((offset, bytes)) = next else { return stored };
             at = offset + bytes.len() as u64;
             match write(offset, &bytes) {
-                Ok(()) => self.settled(ino, (offset, bytes.len() as u64)),
+                Ok(()) => {
+                    self.settled(ino, (offset, bytes.len() as u64));
+                    stored = true;
+                }
                 // The file is gone, and with it everything.
-                Err(Errno::NOENT | Errno::STALE) => return self.settled(ino, (0, u64::MAX)),
+                Err(Errno::NOENT | Errno::STALE) => {
+                    self.settled(ino, (0, u64::MAX));
+                    return stored;
+                }
                 Err(error) => {
                     if let Some(file) = self.files.lock().by_ino.get_mut(&ino) {
                         file.error = error;
                     }
                     if matches!(error, Errno::NOSPC | Errno::DQUOT) {
-                        return;
+                        return stored;
                     }
                 }
             }

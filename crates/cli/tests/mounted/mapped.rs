@@ -496,9 +496,12 @@ fn what_mmap_could_not_store_is_told_until_it_is_stored() {
         assert!(text.contains("No space left on device"), "{text}");
         if way == "lost" {
             drop((mapped, other, file));
-            let ended = output(varve(&["unmount"]).arg(&mount.point));
-            let text = String::from_utf8_lossy(&ended.stderr).into_owned();
-            assert!(text.contains("mmap") && text.contains("No space left"), "{ended:?}");
+            let refused = output(varve(&["unmount"]).arg(&mount.point));
+            let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert!(!refused.status.success(), "{refused:?}");
+            assert!(text.contains("mmap") && text.contains("No space left"), "{refused:?}");
+            let ended = output(varve(&["unmount", "--force"]).arg(&mount.point));
+            assert!(ended.status.success(), "{ended:?}");
             let said = mount.messages();
             assert!(
                 said.lines().last().is_some_and(|line| line.contains("could not be stored")),
