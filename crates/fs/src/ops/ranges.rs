@@ -314,7 +314,9 @@ impl Core {
             let (view, places) = {
                 let inner = self.read_lock(&state)?;
                 require_file(&inner)?;
-                if waits(&inner, from, len) || inner.growth_waits() {
+                // What waits elsewhere in the file may be what takes its contents out of the record.
+                let leaves_record = inner.record.inline.is_some() && !inner.pages.is_empty();
+                if waits(&inner, from, len) || inner.growth_waits() || leaves_record {
                     drop(inner);
                     self.write_back(&state, Ride::Allowed)?;
                     continue;

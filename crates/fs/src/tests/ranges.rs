@@ -191,6 +191,11 @@ fn duplicates_are_found_by_looking() {
     f.write(twin, 0, b"abc");
     f.fs.sync().unwrap();
     refused(f.fs.dedupe_range((small, 0), (twin, 0), 3), 95);
+    // A file of holes whose first data waits in memory, elsewhere: it is none that lies in its record.
+    let holes = f.create(b"holes");
+    f.truncate(holes, MIB);
+    f.write(holes, MIB / 2, &pattern(9, 2000));
+    assert_eq!(f.fs.dedupe_range((a, 0), (holes, 61_440), 8192).unwrap(), Deduped::Differs);
     f.check();
 }
 
