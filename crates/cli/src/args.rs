@@ -172,7 +172,8 @@ pub struct MountArgs {
 /// stays open: after two seconds it is said where.
 ///
 /// A pool whose file was deleted or cut while it was mounted is not unmounted without --force: what was deleted is there until
-/// then, and the error says how to copy it out. umount(8) and SIGTERM do not ask.
+/// then, and the error says how to copy it out. Nor is one of which changes through mmap could not be stored for lack of space:
+/// they are there until then, too. umount(8) and SIGTERM do not ask.
 #[derive(Args, Debug)]
 pub struct UnmountArgs {
     /// Directory that the pool is mounted on
@@ -181,7 +182,8 @@ pub struct UnmountArgs {
     /// is durable [default: for good]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub wait: Option<Duration>,
-    /// Unmount also when the file of the pool was deleted or cut meanwhile: what was deleted is gone then
+    /// Unmount also when the file of the pool was deleted or cut meanwhile, or when changes through mmap could not be stored:
+    /// they are gone then
     #[arg(long)]
     pub force: bool,
 }

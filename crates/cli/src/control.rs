@@ -70,7 +70,7 @@ pub trait Service: Send + Sync + 'static {
 pub enum Ending {
     /// Everything is durable.
     Durable,
-    /// So it would be, but what it was stored in is gone, as this sentence says.
+    /// So it would be, but what it was stored in is gone, or some could not be stored, as this sentence says.
     Lost(String),
 }
 

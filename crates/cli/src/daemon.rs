@@ -179,7 +179,7 @@ impl Service for Served {
     }
 
     fn sync(&self) -> Result<()> {
-        self.current.store_unstored(&self.outside).context(PANICKED)?;
+        self.store_unstored().context(PANICKED)?;
         let synced = self.outside.change("sync", || self.current.with(|filesystem| filesystem.sync()));
         synced.context(PANICKED)??;
         match self.outside.unstored() {
@@ -195,7 +195,8 @@ impl Service for Served {
     fn objection(&self) -> Option<String> {
         let lost = self.file.look().and_then(|report| report.advice.filter(|_| report.loss.is_some()));
         lost.or_else(|| {
-            self.current.store_unstored(&self.outside)?;
+            // What is still there after a panic is lost, too.
+            let _ = self.store_unstored();
             let (files, ino, error) = self.outside.unstored()?;
             Some(format!(
                 "{files} files show changes made through mmap that could not be stored, and would be lost (find -inum {} finds one): {}; make \
@@ -232,6 +233,16 @@ impl Service for Served {
             "rings": self.rings,
             "log": self.options.log.as_ref().map(|log| log.shown()),
         }))
+    }
+}
+
+impl Served {
+    /// Not beside closing, which does it itself.
+    fn store_unstored(&self) -> Option<()> {
+        match self.current.begin_change() {
+            Ok(_changing) => self.current.store_unstored(&self.outside),
+            Err(_) => Some(()),
+        }
     }
 }
 

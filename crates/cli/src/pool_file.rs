@@ -41,6 +41,8 @@ struct Known {
     asked: u64,
     answered: u64,
     report: Option<Report>,
+    /// There is no thread that looks.
+    is_unwatched: bool,
 }
 
 /// What has become of the file.
@@ -70,6 +72,7 @@ impl PoolFile {
             }
         });
         if let Err(error) = watching {
+            self.known().is_unwatched = true;
             tracing::warn!("nobody watches whether {} is deleted: {error}", self.pool);
         }
     }
@@ -81,6 +84,10 @@ impl PoolFile {
     /// How it is now, or was when the filesystem below last answered. `None`: it is a block device, or cannot be looked at.
     pub fn look(&self) -> Option<Report> {
         let mut known = self.known();
+        if known.is_unwatched {
+            drop(known);
+            return self.look_now();
+        }
         known.asked += 1;
         let mine = known.asked;
         self.changed.notify_all();
@@ -95,7 +102,9 @@ impl PoolFile {
         let asked = wait.unwrap_or_else(PoisonError::into_inner).0.asked;
         let report = self.look_now();
         let mut known = self.known();
-        (known.answered, known.report) = (asked, report);
+        known.answered = asked;
+        // What is known stays, also when it cannot be looked at any more.
+        known.report = report.or(known.report.take());
         self.changed.notify_all();
     }
 
@@ -182,7 +191,14 @@ impl PoolFile {
 
 impl Default for Known {
     fn default() -> Known {
-        Known { told: FileState::InPlace, least_bytes: None, asked: 0, answered: 0, report: None }
+        Known {
+            told: FileState::InPlace,
+            least_bytes: None,
+            asked: 0,
+            answered: 0,
+            report: None,
+            is_unwatched: false,
+        }
     }
 }
 

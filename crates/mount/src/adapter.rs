@@ -226,7 +226,12 @@ impl<V: Verbs> Adapter<V> {
                     }
                 };
                 // All else is made durable, too.
-                self.store_unstored(number);
+                // When the mount ends, that is left to the end.
+                if self.health.unstored.error(number).is_some()
+                    && let Some(_changing) = self.health.begin_change()
+                {
+                    self.store_unstored(number);
+                }
                 let lost = self.health.unstored.error(number);
                 self.when_durable(verb, of.0, reply, move |reply| match lost {
                     Some(errno) => reply.error(errno),
@@ -351,6 +356,9 @@ impl<V: Verbs> Adapter<V> {
 
     /// Stores what of a file was changed through mmap and could not be stored before, as far as it can be now.
     fn store_unstored(&self, ino: u64) {
+        if self.health.panicked() {
+            return;
+        }
         let stored = self.health.unstored.store(ino, |offset, bytes| {
             let mut buf = AlignedBuf::from_slice(bytes);
             let written = self.verbs.write_whole(Caller::ROOT, InodeId(ino), offset, &mut buf, bytes.len());

@@ -50,8 +50,10 @@ struct File {
 impl Unstored {
     /// To be held by who writes to the file, until [`Unstored::settled`], or reads it, until [`Unstored::show`]. `None`: there is no need.
     pub(crate) fn writing(&self, ino: u64) -> Option<MutexGuard<'_, ()>> {
-        // Nothing is noted of a page while another write, or a read, of it is under way.
-        self.error(ino).map(|_| self.writing[ino as usize % LOCKS].lock())
+        // Nothing is noted of a page of the kernel's while another write, or a read, of it is under way. What goes past its cache may have
+        // settled the file while it is being stored.
+        let lock = &self.writing[ino as usize % LOCKS];
+        (self.error(ino).is_some() || lock.is_locked()).then(|| lock.lock())
     }
 
     /// `bytes` at `offset` of a file could not be written.

@@ -38,12 +38,14 @@ pub struct Admission {
     pub clients: Places,
     /// Who looks at the counters.
     looking: Places,
+    /// Who is about to unmount, and asks what would be lost.
+    unmounting: Places,
     /// Who has asked for anything else that may take long.
     working: Places,
 }
 
 /// All who are connected: as many of each kind, and as many who have not said yet what they want or who only wait.
-pub const CONNECTED_MAX: usize = 3 * CLIENTS_MAX;
+pub const CONNECTED_MAX: usize = 4 * CLIENTS_MAX;
 
 impl Admission {
     /// A place for `request`. `Ok(None)`: it needs none, since it is answered at once.
@@ -52,8 +54,9 @@ impl Admission {
     /// There are too many of its kind.
     pub fn admit(&self, request: &str) -> anyhow::Result<Option<Taken>> {
         let (places, kind) = match request {
-            "ping" | "wait" | "objection" => return Ok(None),
+            "ping" | "wait" => return Ok(None),
             "stats" => (&self.looking, "varve stats"),
+            "objection" => (&self.unmounting, "varve unmount"),
             _ => (&self.working, "requests"),
         };
         match places.take(CLIENTS_MAX) {
