@@ -221,21 +221,9 @@ impl Store {
         entries: u64,
         entry_bytes: u64,
     ) -> Reservation {
-        let mut core = self.core.lock();
-        let before = reservation.purse.blocks();
-        let mine = &mut reservation.purse;
-        let wanted = purse(data_blocks, entries, entry_bytes, core.space.copies);
-        let part = Purse {
-            data: wanted.data.min(mine.data),
-            metadata_bytes: wanted.metadata_bytes.min(mine.metadata_bytes),
-            floating: wanted.data.min(mine.floating),
-        };
-        mine.data -= part.data;
-        mine.metadata_bytes -= part.metadata_bytes;
-        mine.floating -= part.floating;
-        // Metadata is counted in whole blocks: two halves may come to one more.
-        core.space.open += mine.blocks() + part.blocks() - before;
-        Reservation { core: self.core.clone(), purse: part, allocated: 0 }
+        self.part_of(reservation, data_blocks, |_, copies| {
+            purse(data_blocks, entries, entry_bytes, copies).metadata_bytes
+        })
     }
 
     /// Takes `data_blocks` blocks out of `reservation`, as far as they are there, and with them what room it holds above that for
@@ -247,13 +235,24 @@ impl Store {
         entries: u64,
         entry_bytes: u64,
     ) -> Reservation {
+        self.part_of(reservation, data_blocks, |held, copies| {
+            held.saturating_sub(purse(0, entries, entry_bytes, copies).metadata_bytes)
+        })
+    }
+
+    /// Takes this out of `reservation`, as far as it is there: blocks, and bytes of room by what it holds and the copies of metadata.
+    fn part_of(
+        &self,
+        reservation: &mut Reservation,
+        data_blocks: u64,
+        room_bytes: impl FnOnce(u64, u64) -> u64,
+    ) -> Reservation {
         let mut core = self.core.lock();
-        let kept = purse(0, entries, entry_bytes, core.space.copies).metadata_bytes;
         let mine = &mut reservation.purse;
         let before = mine.blocks();
         let part = Purse {
             data: data_blocks.min(mine.data),
-            metadata_bytes: mine.metadata_bytes.saturating_sub(kept),
+            metadata_bytes: room_bytes(mine.metadata_bytes, core.space.copies).min(mine.metadata_bytes),
             floating: data_blocks.min(mine.floating),
         };
         mine.data -= part.data;
