@@ -129,26 +129,14 @@ impl Mounted {
         if !rustix::process::geteuid().is_root() {
             OpenOptions::new().read(true).write(true).open(FUSE_DEVICE).map_err(MountError::NoFuse)?;
         }
-        let mut rings = options.rings != Rings::Never;
-        let (mut switched, mut kept) = (None, None);
-        match options.rings {
-            Rings::Wanted => {
-                switched = RingSwitch::on()
-                    .inspect_err(|error| tracing::warn!("no rings for requests: {error}; going without"))
-                    .ok();
-            }
-            // What somebody else has switched on for a moment is off again before this mount has its rings.
-            Rings::Offered => match RingSwitch::keep() {
-                Ok(lock) => kept = lock,
-                Err(error) => {
-                    tracing::debug!("no rings for requests: {error}");
-                    rings = false;
-                }
-            },
-            Rings::Never => {}
-        }
-        let started = Self::start_at(&verbs, &mountpoint, options, rings)?;
-        drop((switched, kept));
+        let switched = match options.rings {
+            Rings::Wanted => RingSwitch::on()
+                .inspect_err(|error| tracing::warn!("no rings for requests: {error}; going without"))
+                .ok(),
+            Rings::Never | Rings::Offered => None,
+        };
+        let started = Self::start_at(&verbs, &mountpoint, options, options.rings != Rings::Never)?;
+        drop(switched);
         match started {
             Started::Mounted(mounted) => Ok(*mounted),
             Started::NoRings(error) => {

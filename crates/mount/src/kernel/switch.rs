@@ -47,24 +47,6 @@ impl RingSwitch {
         Some(is_on(&fs::read_to_string(SWITCH).ok()?))
     }
 
-    /// Keeps it as it is, as far as it is switched here, for as long as the file is open. `None`: nobody has switched it so far, or only root
-    /// may look.
-    ///
-    /// # Errors
-    /// Somebody has switched it on, and will put it back.
-    pub fn keep() -> io::Result<Option<File>> {
-        RingSwitch::keep_at(Path::new(LOCK))
-    }
-
-    fn keep_at(lock: &Path) -> io::Result<Option<File>> {
-        let Ok(file) = OpenOptions::new().read(true).open(lock) else { return Ok(None) };
-        match flock(&file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => Ok(Some(file)),
-            Err(Errno::WOULDBLOCK) => Err(io::Error::other("they are switched on for another mount alone")),
-            Err(_) => Ok(None),
-        }
-    }
-
     fn on_at(path: &str, lock: &Path, wait_max: Duration) -> io::Result<RingSwitch> {
         let mut file = match OpenOptions::new().read(true).write(true).open(path) {
             Ok(file) => file,
@@ -144,23 +126,6 @@ mod tests {
         fs::write(&path, said).expect("a file");
         let path = path.to_str().expect("a name of ours").to_owned();
         (directory, path)
-    }
-
-    /// Goal: who keeps the switch as it is keeps others from switching it, finds out who has, and is in nobody's way where nobody ever has.
-    /// Method: each beside the other; two who keep it.
-    #[test]
-    fn is_kept_as_it_is() {
-        let (directory, path) = switch("N");
-        let lock = directory.path().join("run/lock");
-        assert!(RingSwitch::keep_at(&lock).expect("nobody has switched it").is_none());
-        let on = RingSwitch::on_at(&path, &lock, WAIT_MAX).expect("it is ours");
-        assert!(RingSwitch::keep_at(&lock).is_err());
-        drop(on);
-        let kept = [(); 2].map(|()| RingSwitch::keep_at(&lock).expect("it is back"));
-        assert!(kept.iter().all(Option::is_some));
-        assert!(RingSwitch::on_at(&path, &lock, Duration::from_millis(50)).is_err());
-        drop(kept);
-        drop(RingSwitch::on_at(&path, &lock, WAIT_MAX).expect("nobody keeps it"));
     }
 
     /// Goal: whatever order mounts at the same time come in, all of them find the switch on, and it ends as it was.
