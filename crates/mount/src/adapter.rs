@@ -23,6 +23,7 @@ use crate::kernel::abi::{self, InHeader, OpenOut, open, setattr};
 use crate::kernel::listing::Listing;
 use crate::kernel::reply::Reply;
 use crate::kernel::request::{self, Body};
+use crate::outside::store_unstored;
 use crate::pins::Pins;
 use crate::policy::Change;
 use crate::{Verbs, convert};
@@ -359,17 +360,10 @@ impl<V: Verbs> Adapter<V> {
         if self.health.panicked() {
             return;
         }
-        let stored = self.health.unstored.store(ino, |offset, bytes| {
+        store_unstored(&self.health, &self.device, ino, |offset, bytes| {
             let mut buf = AlignedBuf::from_slice(bytes);
-            let written = self.verbs.write_whole(Caller::ROOT, InodeId(ino), offset, &mut buf, bytes.len());
-            written.map_err(|error| Errno::from_raw_os_error(error.errno()))
+            self.verbs.write_whole(Caller::ROOT, InodeId(ino), offset, &mut buf, bytes.len())
         });
-        if stored
-            && let Some(device) = self.device.upgrade()
-            && let Err(error) = device.forget_attributes(ino)
-        {
-            tracing::debug!("the kernel cannot be told to forget attributes: {error}");
-        }
     }
 
     fn rename(

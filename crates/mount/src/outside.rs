@@ -50,15 +50,9 @@ impl Outside {
     /// stays.
     pub fn store_unstored(&self, mut write: impl FnMut(InodeId, u64, &[u8]) -> Result<(), FsError>) {
         for ino in self.health.unstored.files() {
-            let mut write = |offset: u64, bytes: &[u8]| {
-                write(InodeId(ino), offset, bytes).map_err(|error| Errno::from_raw_os_error(error.errno()))
-            };
-            if self.health.unstored.store(ino, &mut write)
-                && let Some(device) = self.device.upgrade()
-            {
-                // It has other times now, and takes other space.
-                told("attributes", device.forget_attributes(ino));
-            }
+            store_unstored(&self.health, &self.device, ino, |offset, bytes| {
+                write(InodeId(ino), offset, bytes)
+            });
         }
     }
 
@@ -80,6 +74,22 @@ impl Outside {
         if let Some(device) = self.device.upgrade() {
             told("an inode", device.forget_inode(ino.0));
         }
+    }
+}
+
+/// Has what could not be stored of a file stored by `write`, as far as it is not refused.
+pub(crate) fn store_unstored(
+    health: &Health,
+    device: &Weak<Device>,
+    ino: u64,
+    mut write: impl FnMut(u64, &[u8]) -> Result<(), FsError>,
+) {
+    let stored = health.unstored.store(ino, |offset, bytes| {
+        write(offset, bytes).map_err(|error| Errno::from_raw_os_error(error.errno()))
+    });
+    if stored && let Some(device) = device.upgrade() {
+        // It has other times now, and takes other space.
+        told("attributes", device.forget_attributes(ino));
     }
 }
 
