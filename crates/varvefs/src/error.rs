@@ -450,6 +450,8 @@ fn reason_of_device(error: varve_device::DeviceError) -> Reason {
         varve_device::DeviceError::NotPermitted { text, .. } => Reason::AccessDenied(text),
         varve_device::DeviceError::LockedBy(text) => Reason::InUse(text),
         varve_device::DeviceError::Unsupported { text, .. } => Reason::Refused(text),
+        // ENOSPC and EDQUOT.
+        error if matches!(error.errno(), Some(28 | 122)) => Reason::HostFull(error.to_string()),
         // The path of the pool leads through a file, or has a name that is too long.
         error @ varve_device::DeviceError::Io { operation: varve_device::Operation::Open, .. } => {
             match error.errno() {
@@ -458,8 +460,37 @@ fn reason_of_device(error: varve_device::DeviceError) -> Reason {
                 _ => Reason::Device(error.to_string()),
             }
         }
-        // ENOSPC and EDQUOT.
-        error if matches!(error.errno(), Some(28 | 122)) => Reason::HostFull(error.to_string()),
         error => Reason::Device(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use varve_device::{DeviceError, Operation};
+
+    use super::*;
+
+    // Goal: a full filesystem below the pool's file is told from a device that fails, whatever was being done. Method: both, of each number.
+    #[test]
+    fn a_full_host_is_no_broken_device() {
+        for operation in [Operation::Open, Operation::Write, Operation::Flush] {
+            for (errno, kind) in [
+                (28, io::ErrorKind::StorageFull),
+                (122, io::ErrorKind::StorageFull),
+                (5, io::ErrorKind::Other),
+            ] {
+                let error = DeviceError::Io {
+                    operation,
+                    device: "/pools/one".into(),
+                    offset: 4096,
+                    len_bytes: 4096,
+                    errno: Some(errno),
+                    text: "in words".into(),
+                };
+                let reason = reason_of_device(error);
+                assert_eq!(reason.kind(), kind, "{operation} {errno}");
+                assert_eq!(reason.to_string().contains("is full"), errno != 5, "{reason}");
+            }
+        }
     }
 }
