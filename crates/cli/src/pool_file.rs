@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use varve_device::FileState;
+use varve_fs::Filesystem;
 
 use crate::current::Current;
 use crate::names::Shown;
@@ -58,7 +59,7 @@ pub struct Report {
 
 impl PoolFile {
     pub fn new(current: Arc<Current>, pool: &Path, mountpoint: &Path) -> PoolFile {
-        let pool_bytes = current.with(|filesystem| filesystem.space().total_bytes);
+        let pool_bytes = current.with(Filesystem::device_bytes);
         let (known, changed) = (Mutex::new(Known::default()), Condvar::new());
         PoolFile { current, pool: pool.shown(), mountpoint: mountpoint.shown(), pool_bytes, known, changed }
     }

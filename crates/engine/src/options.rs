@@ -126,7 +126,7 @@ pub struct RecoveryReport {
 /// part is being used).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SpaceStats {
-    /// Size of the devices.
+    /// Size of the devices, by the copies that data has.
     pub total_bytes: u64,
     /// Labels, superblocks, log, room of the checksum and bitmap arrays.
     pub fixed_bytes: u64,

@@ -521,6 +521,10 @@ impl Filesystem {
         Ok(self.core.store.checkpoint()?)
     }
     /// Tells the devices that free space is free: what it takes and gives is said at [`varve_engine::Store::trim`]. What was
+    /// See [`varve_engine::Store::device_bytes`].
+    pub fn device_bytes(&self) -> u64 {
+        self.core.store.device_bytes()
+    }
     /// deleted is not free before the reaper has been there ([`Filesystem::reap_backlog`]).
     pub fn trim(
         &self,

@@ -16,7 +16,12 @@ const DURABLE: &str = "everything is durable";
 
 /// The mount of a new pool with a file of 8 MiB in it that is durable.
 fn mounted(scratch: &Scratch) -> (PathBuf, Mount, Vec<u8>) {
-    let pool = scratch.pool("pool", "128M");
+    mounted_with(scratch, &[])
+}
+
+fn mounted_with(scratch: &Scratch, flags: &[&str]) -> (PathBuf, Mount, Vec<u8>) {
+    let pool = scratch.path("pool");
+    succeed(varve(&["create", "--size", "128M", "--force"]).args(flags).arg(&pool));
     let mount = Mount::start(&pool, &scratch.path("mnt"));
     let bytes = Random::new(7).bytes(8 << 20);
     fs::write(mount.path("file"), &bytes).expect("it is written");
@@ -146,8 +151,12 @@ fn a_cut_file_is_told() {
     if !can_mount("a_cut_file_is_told") {
         return;
     }
-    let scratch = Scratch::new("cut");
-    let (pool, mut mount, _) = mounted(&scratch);
+    ["single", "dup"].map(cut);
+}
+
+fn cut(profile: &str) {
+    let scratch = Scratch::new(&format!("cut-{profile}"));
+    let (pool, mut mount, _) = mounted_with(&scratch, &["--data", profile]);
     let resize = |bytes: u64| File::options().write(true).open(&pool).and_then(|file| file.set_len(bytes));
     resize(64 << 20).expect("it is cut");
     wait_said(&mount, "was cut to 67108864 bytes while mounted");
