@@ -90,6 +90,11 @@ pub trait Device: Send + Sync + 'static {
     fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
         self.run(&mut [Request::Write { offset, buf }]).remove(0)
     }
+
+    /// One write of what is already elsewhere: where it lacks space that somebody has to make it fails at once.
+    fn rewrite_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        self.write_at(offset, buf)
+    }
 }
 
 /// A shared device is a device: wrappers can own a clone while a test keeps another.
@@ -104,6 +109,10 @@ impl<D: Device + ?Sized> Device for std::sync::Arc<D> {
 
     fn run(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
         (**self).run(requests)
+    }
+
+    fn rewrite_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        (**self).rewrite_at(offset, buf)
     }
 
     fn flush(&self) -> Result<(), DeviceError> {

@@ -316,6 +316,11 @@ impl Device for FileDevice {
         results
     }
 
+    fn rewrite_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        self.require_own()?;
+        self.run_one_by_one(&mut [Request::Write { offset, buf }]).pop().unwrap_or(Ok(()))
+    }
+
     fn flush(&self) -> Result<(), DeviceError> {
         self.require_own()?;
         let started = Instant::now();

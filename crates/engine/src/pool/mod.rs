@@ -170,7 +170,7 @@ impl Pool {
                 [(true, _, good), (false, true, _)] => (places[1], good),
                 _ => continue,
             };
-            match device.write_at(place, good) {
+            match device.rewrite_at(place, good) {
                 Ok(()) => {
                     self.repaired_count.fetch_add(1, Relaxed);
                     tracing::warn!(
@@ -370,7 +370,7 @@ impl Pool {
     fn rewrite_copy(&self, addr: PoolAddr, data: &[u8], copy: usize) {
         let Some(p) = self.pieces(addr, data.len()).next() else { return };
         let Some(stripe) = p.chunk.stripes.get(copy) else { return };
-        match self.devices[stripe.device as usize].write_at(stripe.offset + p.delta, data) {
+        match self.devices[stripe.device as usize].rewrite_at(stripe.offset + p.delta, data) {
             Ok(()) => {
                 self.repaired_count.fetch_add(1, Relaxed);
                 tracing::warn!(addr = addr.0, copy, "rewrote a bad copy from a good one");

@@ -1,5 +1,10 @@
 //! Devices that fail: requests that are slow, fail once, or lie.
 
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use varve_device::{DeviceError, Discarded, Request, StatsSnapshot};
+
 use super::*;
 
 // Goal: a slow read for a transaction keeps its block from being reused, and its repair never lands on somebody else's
@@ -210,6 +215,60 @@ fn who_has_stopped_repairs_nothing() {
         let written = device.stats().write_bytes - writes;
         assert_eq!(written, if way == "works" { 4096 } else { 0 }, "{way}");
     }
+}
+
+/// A device in a file whose filesystem is full: what is written waits until there is room.
+struct FullHost {
+    device: MemoryDevice,
+    is_full: AtomicBool,
+    refused: AtomicU64,
+}
+
+impl Device for FullHost {
+    fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+    fn name(&self) -> String {
+        self.device.name()
+    }
+    fn run(&self, requests: &mut [Request<'_>]) -> Vec<Result<(), DeviceError>> {
+        let waits = requests.iter().any(|request| matches!(request, Request::Write { .. }));
+        assert!(!waits || !self.is_full.load(Relaxed), "it waits for room");
+        self.device.run(requests)
+    }
+    fn rewrite_at(&self, offset: u64, buf: &[u8]) -> Result<(), DeviceError> {
+        self.refused.fetch_add(1, Relaxed);
+        let error = std::io::Error::from_raw_os_error(28);
+        Err(DeviceError::from_os(Operation::Write, self.name(), offset, buf.len() as u64, &error))
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.device.flush()
+    }
+    fn discard(&self, offset: u64, len_bytes: u64) -> Result<Discarded, DeviceError> {
+        self.device.discard(offset, len_bytes)
+    }
+    fn stats(&self) -> StatsSnapshot {
+        self.device.stats()
+    }
+}
+
+// Goal: who reads a block of which one copy is bad gets the good one at once, also where the bad one cannot be written again before somebody has
+// made room for it. Method: a block whose first copy has rotted, read while the host is full.
+#[test]
+fn a_repair_waits_for_no_room() {
+    let (device, is_full) = (MemoryDevice::new(POOL_BYTES), AtomicBool::new(false));
+    let device = Arc::new(FullHost { device, is_full, refused: AtomicU64::new(0) });
+    format(&device, Profile::Dup, Profile::Dup);
+    let store = open(&device);
+    let (run, _) = place(&store, b"a", 7).expect("places");
+    store.checkpoint().expect("checkpoint");
+    device.write_at(DATA_START + run.addr.0, &AlignedBuf::new(4096)).expect("writes");
+    device.is_full.store(true, Relaxed);
+    let mut buf = AlignedBuf::new(4096);
+    store.read_data(run.addr, &mut buf).expect("the other copy is good");
+    assert!(buf.iter().all(|b| *b == 7));
+    assert_eq!(device.refused.load(Relaxed), 1);
+    device.is_full.store(false, Relaxed);
 }
 
 // Goal: one unreadable label or superblock slot is no reason not to open. Method: EIO in each of them in turn.
