@@ -129,14 +129,26 @@ impl Mounted {
         if !rustix::process::geteuid().is_root() {
             OpenOptions::new().read(true).write(true).open(FUSE_DEVICE).map_err(MountError::NoFuse)?;
         }
-        let switched = match options.rings {
-            Rings::Wanted => RingSwitch::on()
-                .inspect_err(|error| tracing::warn!("no rings for requests: {error}; going without"))
-                .ok(),
-            Rings::Never | Rings::Offered => None,
-        };
-        let started = Self::start_at(&verbs, &mountpoint, options, options.rings != Rings::Never)?;
-        drop(switched);
+        let mut rings = options.rings != Rings::Never;
+        let (mut switched, mut kept) = (None, None);
+        match options.rings {
+            Rings::Wanted => {
+                switched = RingSwitch::on()
+                    .inspect_err(|error| tracing::warn!("no rings for requests: {error}; going without"))
+                    .ok();
+            }
+            // What is switched on for others, and back while this mount begins, the kernel would give it and then refuse.
+            Rings::Offered => match RingSwitch::keep() {
+                Ok(switch) => kept = switch,
+                Err(error) => {
+                    tracing::warn!("no rings for requests: {error}; going without");
+                    rings = false;
+                }
+            },
+            Rings::Never => {}
+        }
+        let started = Self::start_at(&verbs, &mountpoint, options, rings)?;
+        drop((switched, kept));
         match started {
             Started::Mounted(mounted) => Ok(*mounted),
             Started::NoRings(error) => {

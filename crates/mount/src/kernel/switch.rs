@@ -1,8 +1,9 @@
 //! The kernel's switch for FUSE over io_uring. Kernels have it switched off; a mount asks for rings once, when it begins, and
 //! keeps what it has got, so the switch matters only then.
 //!
-//! Who switches it on holds a lock on a file that only root can open. The switch itself can be read by everybody, and so locked by
-//! everybody (flock(2)).
+//! Who switches it on holds a lock on a file that only root can open, and root's other mounts share that lock while they begin: the
+//! kernel asks its switch when it offers rings, when it hears that they are wanted, and at each command of a mount that it had switched
+//! off when it heard. The switch itself can be read by everybody, and so locked by everybody (flock(2)).
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -21,6 +22,8 @@ const LOCK: &str = "/run/varve/rings.lock";
 
 /// How long to wait for others who have switched it on: longer than a mount may take to begin.
 const WAIT_MAX: Duration = Duration::from_secs(60);
+/// The same for who goes without rings rather than wait for longer.
+const KEEP_WAIT_MAX: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// FUSE over io_uring switched on. Dropping it puts the switch back as it was.
@@ -30,6 +33,12 @@ pub struct RingSwitch {
     before: Option<(File, String)>,
     /// Locked against others who do this, until the switch is back.
     _lock: Option<File>,
+}
+
+/// The switch as it is. Several may keep it so.
+#[derive(Debug)]
+pub struct KeptSwitch {
+    _lock: File,
 }
 
 impl RingSwitch {
@@ -45,6 +54,29 @@ impl RingSwitch {
     #[must_use]
     pub fn state() -> Option<bool> {
         Some(is_on(&fs::read_to_string(SWITCH).ok()?))
+    }
+
+    /// Keeps others from switching it on or back until this is dropped. `None`: only root can, or there is none.
+    ///
+    /// # Errors
+    /// Somebody has switched it on for a moment that does not end.
+    pub fn keep() -> io::Result<Option<KeptSwitch>> {
+        if RingSwitch::state().is_none() || !rustix::process::geteuid().is_root() {
+            return Ok(None);
+        }
+        RingSwitch::keep_at(Path::new(LOCK), KEEP_WAIT_MAX)
+    }
+
+    fn keep_at(lock: &Path, wait_max: Duration) -> io::Result<Option<KeptSwitch>> {
+        let file = match lock_file(lock) {
+            Ok(file) => file,
+            Err(error) => {
+                tracing::debug!("no lock at {}: {error}", lock.display());
+                return Ok(None);
+            }
+        };
+        wait_for(&file, FlockOperation::NonBlockingLockShared, lock, wait_max)?;
+        Ok(Some(KeptSwitch { _lock: file }))
     }
 
     fn on_at(path: &str, lock: &Path, wait_max: Duration) -> io::Result<RingSwitch> {
@@ -68,16 +100,7 @@ impl RingSwitch {
             io::Error::new(error.kind(), format!("no lock at {}: {error}", lock.display()))
         };
         let locked = lock_file(lock).map_err(said)?;
-        let begun = Instant::now();
-        while let Err(error) = flock(&locked, FlockOperation::NonBlockingLockExclusive) {
-            if error != Errno::WOULDBLOCK || begun.elapsed() > wait_max {
-                return Err(io::Error::new(
-                    io::Error::from(error).kind(),
-                    format!("somebody else keeps {} locked", lock.display()),
-                ));
-            }
-            thread::sleep(PAUSE);
-        }
+        wait_for(&locked, FlockOperation::NonBlockingLockExclusive, lock, wait_max)?;
         let mut before = String::new();
         file.read_to_string(&mut before)?;
         set(&mut file, "Y")?;
@@ -93,6 +116,20 @@ impl Drop for RingSwitch {
             tracing::warn!("{SWITCH} could not be put back to {before}: {error}");
         }
     }
+}
+
+fn wait_for(file: &File, lock: FlockOperation, path: &Path, wait_max: Duration) -> io::Result<()> {
+    let begun = Instant::now();
+    while let Err(error) = flock(file, lock) {
+        if error != Errno::WOULDBLOCK || begun.elapsed() > wait_max {
+            return Err(io::Error::new(
+                io::Error::from(error).kind(),
+                format!("somebody else keeps {} locked", path.display()),
+            ));
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok(())
 }
 
 /// The file `path`, made if need be, and its directory, so that nobody else can open it.
@@ -126,6 +163,34 @@ mod tests {
         fs::write(&path, said).expect("a file");
         let path = path.to_str().expect("a name of ours").to_owned();
         (directory, path)
+    }
+
+    /// Goal: who keeps the switch as it is keeps others from switching it, waits for who has, but not for ever, and for no other who keeps it.
+    /// Method: each beside the other; two who keep it; a lock that cannot be made.
+    #[test]
+    fn is_kept_as_it_is() {
+        let (directory, path) = switch("N");
+        let lock = directory.path().join("run/lock");
+        let short = Duration::from_millis(20);
+        let kept = [(); 2].map(|()| RingSwitch::keep_at(&lock, short).expect("nobody switches it").is_some());
+        assert_eq!(kept, [true, true]);
+        let kept = [(); 2].map(|()| RingSwitch::keep_at(&lock, short).expect("nobody switches it"));
+        assert!(RingSwitch::on_at(&path, &lock, short).is_err());
+        drop(kept);
+        let on = RingSwitch::on_at(&path, &lock, short).expect("nobody keeps it");
+        assert!(RingSwitch::keep_at(&lock, short).is_err());
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let _kept = RingSwitch::keep_at(&lock, WAIT_MAX).expect("it is put back");
+                fs::read_to_string(&path).expect("a file")
+            });
+            thread::sleep(10 * PAUSE);
+            drop(on);
+            assert_eq!(waits.join().expect("no panic"), "N");
+        });
+        assert!(
+            RingSwitch::keep_at(&directory.path().join("none/deep/lock"), short).expect("no lock").is_none()
+        );
     }
 
     /// Goal: whatever order mounts at the same time come in, all of them find the switch on, and it ends as it was.
