@@ -27,7 +27,7 @@ use crate::names::{Shown, in_words};
 use crate::options::Options;
 use crate::pool_file::PoolFile;
 use crate::versions::PANICKED;
-use crate::{Outcome, log, pool, shutdown, stats, trim, utab, versions};
+use crate::{Outcome, log, pool, shutdown, stats, trim, unstored, utab, versions};
 
 /// What the process that started us waits for on our standard output.
 pub const READY: &str = "ready\n";
@@ -73,6 +73,7 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
     let mountpoint = mounted.mountpoint().to_path_buf();
     let file = Arc::new(PoolFile::new(current.clone(), &pool, &mountpoint));
     file.watch();
+    unstored::watch(&current, mounted.outside());
     let closing = Arc::new(Closing::new(
         current.clone(),
         file.clone(),

@@ -38,6 +38,7 @@ mod sync;
 mod transfer;
 mod trim;
 mod unmount;
+mod unstored;
 mod utab;
 mod versions;
 

@@ -23,7 +23,7 @@ use crate::kernel::abi::{self, InHeader, OpenOut, open, setattr};
 use crate::kernel::listing::Listing;
 use crate::kernel::reply::Reply;
 use crate::kernel::request::{self, Body};
-use crate::outside::store_unstored;
+use crate::outside::store_unstored_in;
 use crate::pins::Pins;
 use crate::policy::Change;
 use crate::{Verbs, convert};
@@ -227,10 +227,7 @@ impl<V: Verbs> Adapter<V> {
                     }
                 };
                 // All else is made durable, too.
-                // When the mount ends, that is left to the end.
-                if self.health.unstored.error(number).is_some()
-                    && let Some(_changing) = self.health.begin_change()
-                {
+                if self.health.unstored.error(number).is_some() {
                     self.store_unstored(number);
                 }
                 let lost = self.health.unstored.error(number);
@@ -357,13 +354,7 @@ impl<V: Verbs> Adapter<V> {
 
     /// Stores what of a file was changed through mmap and could not be stored before, as far as it can be now.
     fn store_unstored(&self, ino: u64) {
-        if self.health.panicked() {
-            return;
-        }
-        store_unstored(&self.health, &self.device, ino, |offset, bytes| {
-            let mut buf = AlignedBuf::from_slice(bytes);
-            self.verbs.write_whole(Caller::ROOT, InodeId(ino), offset, &mut buf, bytes.len())
-        });
+        store_unstored_in(&*self.verbs, &self.health, &self.device, ino);
     }
 
     fn rename(

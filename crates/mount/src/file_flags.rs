@@ -15,6 +15,7 @@ use crate::dispatch::{Adapter, errno, when_durable};
 use crate::kernel::abi::{Fsxattr, IoctlOut, ioctl, ioctl_flags, ioctl_fsxattr};
 use crate::kernel::device::Device;
 use crate::kernel::reply::Reply;
+use crate::outside::store_unstored_in;
 use crate::policy::Change;
 use crate::{Health, Policy, Verbs};
 
@@ -129,14 +130,19 @@ impl<V: Verbs> Adapter<V> {
                 return reply.error(Errno::BUSY);
             }
             let health = setting.health.clone();
-            if let Some(errno) = health.unstored.error(number) {
-                return reply.error(errno);
-            }
             if health.panicked() {
                 return reply.error(Errno::IO);
             }
             let Some(_changing) = health.begin_change() else { return reply.error(Errno::NOTCONN) };
-            if catch_unwind(AssertUnwindSafe(|| setting.set(reply))).is_err() {
+            let set = || {
+                // There may be room now.
+                store_unstored_in(&*setting.verbs, &health, &setting.device, number);
+                match health.unstored.error(number) {
+                    Some(errno) => reply.error(errno),
+                    None => setting.set(reply),
+                }
+            };
+            if catch_unwind(AssertUnwindSafe(set)).is_err() {
                 health.note_panic("ioctl");
             }
         });

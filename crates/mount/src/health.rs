@@ -7,6 +7,7 @@
 //! Who ends a mount that is still in use has changes end first ([`Health::end_changes`]): what is accepted while the pool is closed
 //! could be lost.
 
+use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
@@ -51,6 +52,30 @@ impl std::fmt::Debug for Health {
     }
 }
 
+thread_local! {
+    /// This thread changes something.
+    static CHANGES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Something is being changed by this thread.
+pub(crate) struct Changing<'h> {
+    _changing: RwLockReadGuard<'h, ()>,
+}
+
+impl<'h> Changing<'h> {
+    fn begin(changing: RwLockReadGuard<'h, ()>) -> Changing<'h> {
+        let nested = CHANGES.replace(true);
+        debug_assert!(!nested, "whoever ends changes waits for the first, and the second for him");
+        Changing { _changing: changing }
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        CHANGES.set(false);
+    }
+}
+
 impl Health {
     /// Whether a verb has panicked. Such a filesystem must not be closed cleanly: let the next mount recover it.
     pub fn panicked(&self) -> bool {
@@ -63,11 +88,11 @@ impl Health {
         drop(self.changing.write());
     }
 
-    /// To be kept while something is changed. `None`: the mount ends.
-    pub(crate) fn begin_change(&self) -> Option<RwLockReadGuard<'_, ()>> {
+    /// To be kept while something is changed. `None`: the mount ends. Not by a thread that has one already: it would wait for who waits for it.
+    pub(crate) fn begin_change(&self) -> Option<Changing<'_>> {
         let may = || !self.ending.load(SeqCst);
         // First without the lock: who comes late does not wait for who is still at it.
-        may().then(|| self.changing.read()).filter(|_| may())
+        may().then(|| Changing::begin(self.changing.read())).filter(|_| may())
     }
 
     /// Has `stop` called when something panics, once, with what it was.
@@ -110,7 +135,7 @@ mod tests {
         let health = Health::default();
         thread::scope(|scope| {
             let change = health.begin_change();
-            assert!(change.is_some() && health.begin_change().is_some());
+            assert!(change.is_some() && scope.spawn(|| health.begin_change().is_some()).join().unwrap());
             let end = scope.spawn(|| health.end_changes());
             while !health.ending.load(SeqCst) {
                 thread::yield_now();

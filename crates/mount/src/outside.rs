@@ -10,10 +10,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use varve_fs::{FsError, InodeId};
+use varve_device::AlignedBuf;
+use varve_fs::{Caller, FsError, InodeId};
 
-use crate::Health;
 use crate::kernel::device::Device;
+use crate::{Health, Verbs};
 
 /// A way into a mounted filesystem that is not the kernel's.
 #[derive(Clone)]
@@ -61,6 +62,11 @@ impl Outside {
         self.health.unstored.any().map(|(files, ino, error)| (files, InodeId(ino), error.into()))
     }
 
+    /// Waits until there is such a file, for as long as that takes.
+    pub fn wait_for_unstored(&self) {
+        self.health.unstored.wait_for_any();
+    }
+
     /// The kernel forgets what it knows of this name, also that it is not there, and of the directory.
     pub fn forget_name(&self, directory: InodeId, name: &[u8]) {
         if let Some(device) = self.device.upgrade() {
@@ -78,7 +84,7 @@ impl Outside {
 }
 
 /// Has what could not be stored of a file stored by `write`, as far as it is not refused.
-pub(crate) fn store_unstored(
+fn store_unstored(
     health: &Health,
     device: &Weak<Device>,
     ino: u64,
@@ -91,6 +97,17 @@ pub(crate) fn store_unstored(
         // It has other times now, and takes other space.
         told("attributes", device.forget_attributes(ino));
     }
+}
+
+/// The same through the verbs; after a panic nothing is.
+pub(crate) fn store_unstored_in<V: Verbs>(verbs: &V, health: &Health, device: &Weak<Device>, ino: u64) {
+    if health.panicked() {
+        return;
+    }
+    store_unstored(health, device, ino, |offset, bytes| {
+        let mut buf = AlignedBuf::from_slice(bytes);
+        verbs.write_whole(Caller::ROOT, InodeId(ino), offset, &mut buf, bytes.len())
+    });
 }
 
 /// What the kernel did not know it has nothing to forget of; any other error is that of a mount that has ended.

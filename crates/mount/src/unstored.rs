@@ -11,9 +11,9 @@
 //! is put over something new, or shown.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
 
 /// Ranges known of a file of which the bytes are not kept. Of one with more, what lies between the two nearest counts as lost, too.
@@ -29,7 +29,26 @@ pub(crate) struct Unstored {
     /// How many there are: nearly always none.
     files_count: AtomicUsize,
     files: Mutex<Files>,
-    writing: [Mutex<()>; LOCKS],
+    /// There is one where there was none.
+    noted: Condvar,
+    writing: [Stripe; LOCKS],
+}
+
+/// The lock of many files.
+#[derive(Default, Debug)]
+struct Stripe {
+    lock: Mutex<()>,
+    /// The one of them that is being stored by who has the lock, also when it has been settled meanwhile. 0: none.
+    storing: AtomicU64,
+}
+
+/// While it is there a file is being stored.
+struct Storing<'s>(&'s AtomicU64);
+
+impl Drop for Storing<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, SeqCst);
+    }
 }
 
 #[derive(Default, Debug)]
@@ -52,8 +71,10 @@ impl Unstored {
     pub(crate) fn writing(&self, ino: u64) -> Option<MutexGuard<'_, ()>> {
         // Nothing is noted of a page of the kernel's while another write, or a read, of it is under way. What goes past its cache may have
         // settled the file while it is being stored.
-        let lock = &self.writing[ino as usize % LOCKS];
-        (self.error(ino).is_some() || lock.is_locked()).then(|| lock.lock())
+        let stripe = &self.writing[ino as usize % LOCKS];
+        let is_needed = || self.error(ino).is_some() || stripe.storing.load(SeqCst) == ino;
+        // Who has waited looks again: else each that holds it would be the reason for the next.
+        is_needed().then(|| stripe.lock.lock()).filter(|_| is_needed())
     }
 
     /// `bytes` at `offset` of a file could not be written.
@@ -61,6 +82,9 @@ impl Unstored {
         let end = offset.saturating_add(bytes.len() as u64);
         let mut files = self.files.lock();
         let files = &mut *files;
+        if files.by_ino.is_empty() {
+            self.noted.notify_all();
+        }
         let new = || File { error, ranges: Vec::new(), kept: BTreeMap::new() };
         let file = files.by_ino.entry(ino).or_insert_with(new);
         file.error = error;
@@ -113,6 +137,8 @@ impl Unstored {
     /// Whether anything was.
     pub(crate) fn store(&self, ino: u64, mut write: impl FnMut(u64, &[u8]) -> Result<(), Errno>) -> bool {
         let Some(_writing) = self.writing(ino) else { return false };
+        let storing = Storing(&self.writing[ino as usize % LOCKS].storing);
+        storing.0.store(ino, SeqCst);
         let (mut at, mut stored) = (0, false);
         loop {
             let next = {
@@ -150,6 +176,11 @@ impl Unstored {
             return None;
         }
         self.files.lock().by_ino.get(&ino).map(|file| file.error)
+    }
+
+    /// Waits until there is such a file.
+    pub(crate) fn wait_for_any(&self) {
+        self.noted.wait_while(&mut self.files.lock(), |files| files.by_ino.is_empty());
     }
 
     /// All such files.
@@ -258,6 +289,46 @@ mod tests {
                 assert_eq!(files.kept_bytes, lost.iter().filter(|byte| **byte > 0).count());
             }
         }
+    }
+
+    // Goal: only what is not stored, or being stored, is written and read by one at a time, as long as that is so. Method: a file that is
+    // settled while others wait for its lock, its own and another one with the same lock; one that is settled while it is being stored.
+    #[test]
+    fn one_at_a_time_no_longer_than_need_be() {
+        let unstored = Unstored::default();
+        let other = 7 + LOCKS as u64;
+        for ino in [7, other] {
+            unstored.note(ino, 0, &[1], Errno::NOSPC);
+        }
+        let first = unstored.writing(7).expect("it is needed");
+        std::thread::scope(|scope| {
+            let waits = [7, other].map(|ino| {
+                let unstored = &unstored;
+                scope.spawn(move || unstored.writing(ino).is_some())
+            });
+            // They wait by then, most likely.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            unstored.settled(7, (0, 1));
+            drop(first);
+            assert_eq!(waits.map(|thread| thread.join().unwrap()), [false, true]);
+        });
+        let held = unstored.writing(other).expect("it is needed");
+        assert!(unstored.writing(7).is_none(), "nobody waits for another file");
+        drop(held);
+        std::thread::scope(|scope| {
+            let (tell, told) = std::sync::mpsc::channel();
+            let (unstored, mut early) = (&unstored, None);
+            unstored.store(other, |_, _| {
+                unstored.settled(other, (0, 1));
+                let tell = tell.clone();
+                scope.spawn(move || tell.send(unstored.writing(other).is_some()).expect("it is heard"));
+                early = told.recv_timeout(std::time::Duration::from_millis(100)).ok();
+                Ok(())
+            });
+            assert_eq!(early, None, "what is old would be put over what is new");
+            assert_eq!(told.recv(), Ok(false));
+        });
+        assert!(unstored.writing(other).is_none());
     }
 
     // Goal: of what is not kept a bounded number of ranges is known, and each counts until it has been settled; what is kept is stored whatever

@@ -30,7 +30,7 @@ fn mounted_with(scratch: &Scratch, flags: &[&str]) -> (PathBuf, Mount, Vec<u8>) 
 }
 
 /// Waits until the daemon has said this, asked by nobody.
-fn wait_said(mount: &Mount, what: &str) {
+pub fn wait_said(mount: &Mount, what: &str) {
     let begun = Instant::now();
     while !mount.messages().contains(what) {
         assert!(begun.elapsed() < NOTICED, "nobody says {what:?}:\n{}", mount.messages());

@@ -12,6 +12,7 @@ use rustix::fs::{FallocateFlags, OFlags, inotify};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, mmap_anonymous, msync, munmap};
 
 use crate::harness::{Mount, Random, Scratch, can_mount, check, output, program, say, seed, succeed, varve};
+use crate::lost::wait_said;
 use crate::transfer::{done, export, import, json};
 
 const LEN: usize = 64 << 10;
@@ -450,7 +451,8 @@ fn what_is_stored_while_it_is_read_is_imported() {
 }
 
 /// Goal: what was stored through mmap and could not be written is told by every sync of the file, and by `varve sync`, for as long as there is
-/// no space; when there is, it is stored by the next one, or by the end of the mount, unless it has been written again or cut off.
+/// no space; when there is, it is stored by the next one, by itself before long, or by the end of the mount, unless it has been written again or
+/// cut off.
 /// Method: a file of holes, mapped and changed, on a full pool; msync, fsync by another descriptor, `varve sync`; space is freed; each way on.
 #[test]
 fn what_mmap_could_not_store_is_told_until_it_is_stored() {
@@ -458,7 +460,9 @@ fn what_mmap_could_not_store_is_told_until_it_is_stored() {
         return;
     }
     let scratch = Scratch::new("unstored");
-    for way in ["msync", "fsync", "sync", "reread", "forget", "unmount", "lost", "write", "cut", "too-much"] {
+    let ways =
+        ["msync", "fsync", "sync", "wait", "flag", "reread", "forget", "unmount", "lost", "write", "cut"];
+    for way in ways.into_iter().chain(["too-much"]) {
         let pool = scratch.pool(&format!("{way}.img"), "160M");
         let mount = Mount::start(&pool, &scratch.path("mnt"));
         let no_space = |result: io::Result<()>, what: &str| {
@@ -529,6 +533,16 @@ fn what_mmap_could_not_store_is_told_until_it_is_stored() {
             }
             "fsync" => other.sync_all().expect("there is space"),
             "sync" => mount.sync(),
+            // Without anybody's asking.
+            "wait" => {
+                wait_said(&mount, "could not be stored is stored");
+                assert!(mount.messages().contains("cannot be stored: No space left"), "{}", mount.messages());
+            }
+            "flag" => {
+                succeed(&mut program("chattr", &mount.point, &["+i", "sparse"]));
+                succeed(&mut program("chattr", &mount.point, &["-i", "sparse"]));
+                other.sync_all().expect("there was space");
+            }
             "write" => {
                 expected[..1 << 20].fill(8);
                 file.write_all_at(&expected[..1 << 20], 0).expect("there is space");
