@@ -15,6 +15,7 @@ use varve_format::record::inode::Time;
 use crate::api::{AccessRule, FileFlags};
 use crate::core::Core;
 use crate::inode::{Inner, InodeState, Presence};
+use crate::subvolume::Slot;
 use crate::writeback::Ride;
 use crate::{FsError, Result};
 
@@ -82,6 +83,11 @@ impl Core {
             result = result.and(logged);
         }
         result
+    }
+
+    /// Forgets those in a subvolume that is gone.
+    pub(crate) fn forget_accesses(&self, slot: Slot) {
+        self.accesses.waiting.lock().retain(|state| Slot::of(state.ino) != slot);
     }
 
     fn log_access(&self, state: &Arc<InodeState>) -> Result<()> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use parking_lot::{Mutex, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use varve_device::Histogram;
 use varve_engine::planted::{Planted, is};
 use varve_engine::version::{self, Path};
@@ -34,6 +34,9 @@ use crate::{FsError, Result};
 /// So many pieces of a file of one version, or fewer, are laid over what it has without a picture of all trees, which costs as
 /// much as asking one of them some times.
 const ASKED_APART_MAX: usize = 4;
+
+/// Whether somebody has numbers of the subvolume with this root.
+pub(crate) type KnownOutside = Box<dyn Fn(InodeId) -> bool + Send + Sync>;
 
 /// The filesystem behind the door.
 pub(crate) struct Core {
@@ -71,6 +74,8 @@ pub(crate) struct Core {
     pub diff_hints: Mutex<AllHints>,
     pub clock: Arc<dyn Clock>,
     pub on_data_logged: Option<Arc<dyn Fn(DataLogged) + Send + Sync>>,
+    /// Each says whether numbers of a subvolume, of which this is the root's, are known to somebody outside: [`crate::Filesystem::reuse_numbers`].
+    pub known_outside: RwLock<Vec<KnownOutside>>,
     pub read_only: bool,
     pub background: bool,
     /// What is wrong with the records of subvolumes, in a pool that was opened to be checked.

@@ -178,7 +178,8 @@ impl Filesystem {
 
     /// Makes an empty subvolume: a directory with a namespace of its own, of which snapshots can be taken. Renames and
     /// links do not cross its border. Gives the attributes of its root, which inherits what a directory would.
-    /// [`crate::FsError::SlotsUsedUp`] when 2^20 have been there since the pool was opened, also if they have been deleted.
+    /// [`crate::FsError::SlotsUsedUp`] when 2^20 have been there since the pool was opened, also if they have been deleted, unless their numbers may be
+    /// given out again ([`Filesystem::reuse_numbers`]).
     pub fn create_subvolume(&self, caller: Caller, parent: InodeId, name: &[u8], mode: u32) -> Result<Attr> {
         self.create_subvolume_masked(caller, parent, name, mode, 0)
     }
@@ -504,9 +505,25 @@ impl Filesystem {
     pub fn is_unchanged(&self) -> Result<bool> {
         Ok(self.core.store.is_unchanged()?)
     }
+    /// For tests, of other crates too: as if there could be only so many subvolumes, and the numbers of so many deleted ones rested before the first
+    /// of them are given out again.
+    #[doc(hidden)]
+    pub fn limit_subvolumes(&self, all: u32, resting: usize) {
+        self.core.subvolumes.limit(all, resting);
+    }
+    /// From now on the inode numbers of a deleted subvolume are given out again: when there are no others, its space has come back and that of
+    /// 65,536 deleted after it, nothing in it is open, and `is_known` says of its root's number that nobody outside has any number of it, and
+    /// nothing that goes by one is under way. It is asked with locks held: it may not come back here. Of several calls each adds one that is asked.
+    pub fn reuse_numbers(&self, is_known: impl Fn(InodeId) -> bool + Send + Sync + 'static) {
+        self.core.known_outside.write().push(Box::new(is_known));
+    }
     /// Space and inodes.
     pub fn statfs(&self) -> Result<StatFs> {
         self.core.statfs()
+    }
+    /// See [`varve_engine::Store::device_bytes`].
+    pub fn device_bytes(&self) -> u64 {
+        self.core.store.device_bytes()
     }
     /// Place in the log of the last change.
     pub fn position(&self) -> Lsn {
@@ -521,10 +538,6 @@ impl Filesystem {
         Ok(self.core.store.checkpoint()?)
     }
     /// Tells the devices that free space is free: what it takes and gives is said at [`varve_engine::Store::trim`]. What was
-    /// See [`varve_engine::Store::device_bytes`].
-    pub fn device_bytes(&self) -> u64 {
-        self.core.store.device_bytes()
-    }
     /// deleted is not free before the reaper has been there ([`Filesystem::reap_backlog`]).
     pub fn trim(
         &self,

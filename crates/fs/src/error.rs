@@ -52,7 +52,8 @@ pub enum FsError {
     /// All numbers of inodes have been given out: 2^43.
     #[error("all numbers have been given out")]
     NumbersUsedUp,
-    /// All numbers of subvolumes have been given out: 2^20, each once while the pool is open.
+    /// All numbers of subvolumes have been given out: 2^20, those of deleted ones that are not given out again ([`crate::Filesystem::reuse_numbers`])
+    /// among them.
     #[error(
         "all 2^20 numbers of subvolumes have been given out; close the pool and open it again (unmount and mount it): \
          the numbers of deleted subvolumes are free then"

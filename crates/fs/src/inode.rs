@@ -566,6 +566,31 @@ impl InodeTable {
     }
 }
 
+impl InodeTable {
+    /// Takes all inodes out of the table that are numbered in `slot`, of which the subvolume is gone. False: some are in use, and stay.
+    pub(crate) fn clear(&self, slot: Slot) -> bool {
+        if !self.met.take(slot) {
+            return true;
+        }
+        let mut is_clear = true;
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            shard.states.retain(|ino, state| {
+                if Slot::of(InodeId(*ino)) != slot {
+                    return true;
+                }
+                let stays = in_use(state);
+                is_clear &= !stays;
+                stays
+            });
+        }
+        if !is_clear {
+            self.met.set(slot);
+        }
+        is_clear
+    }
+}
+
 /// Under the shard's lock nobody can obtain a state that only the table refers to.
 fn in_use(state: &Arc<InodeState>) -> bool {
     if Arc::strong_count(state) > 1 {
@@ -578,6 +603,26 @@ fn in_use(state: &Arc<InodeState>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Goal: of a subvolume that is gone nothing stays in the table but what somebody has. Method: three subvolumes, of one an inode is kept and
+    // one is open, and then they are not.
+    #[test]
+    fn a_subvolume_leaves_the_table() {
+        let table = InodeTable::default();
+        let full = |slot: u32, local: u64| Slot(slot).full(InodeId(local));
+        for slot in 4..7 {
+            (1..100).for_each(|local| drop(table.state(full(slot, local))));
+        }
+        let kept = table.state(full(5, 8));
+        table.state(full(5, 9)).inner.write().opens = 1;
+        assert!(!table.clear(Slot(5)));
+        let left = |slot: u32| (1..100).filter(|local| table.known(full(slot, *local)).is_some()).count();
+        assert_eq!([4, 5, 6].map(left), [99, 2, 99]);
+        drop(kept);
+        table.state(full(5, 9)).inner.write().opens = 0;
+        assert!(table.clear(Slot(5)) && table.clear(Slot(5)) && table.clear(Slot(8)));
+        assert_eq!([4, 5, 6].map(left), [99, 0, 99]);
+    }
 
     // Goal: of a subvolume each inode is met that is in the table, and a subvolume without any is not looked for. Method: three
     // subvolumes, one of which comes back after it was asked for; what is met, and the marks.

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use varve_device::{Device, Histogram};
 use varve_engine::version::{Holder, Path};
 use varve_engine::{
@@ -191,6 +191,7 @@ impl Core {
             diff_hints: Mutex::default(),
             clock: options.clock,
             on_data_logged: options.on_data_logged,
+            known_outside: RwLock::default(),
             reserved: ReservedSpace::default(),
             float_queue: Mutex::default(),
             buffers: Buffers::new(options.dirty_bytes_max),

@@ -362,6 +362,11 @@ impl Core {
 
     /// Deletes an orphan. False: it is not all gone, and others have their turn.
     fn reap_orphan(&self, ino: InodeId, pace: &Pace) -> Result<bool> {
+        // Its subvolume may be another one by now, where somebody has this open: then it is reaped when he has not any more.
+        let is_open = || self.inodes.known(ino).is_some_and(|state| state.inner.read().opens > 0);
+        if self.subvolumes.require_held(Slot::of(ino)).is_ok() && is_open() {
+            return Ok(true);
+        }
         while !pace.is_over() {
             let change = match self.change(ino) {
                 Ok(change) => Some(change),
@@ -579,6 +584,10 @@ impl Core {
         subvolumes::delete(&mut tx, id);
         tx.privileged();
         let (changes, lsn) = (tx.len(), self.apply(tx)?);
+        // Here, where nobody waits for it.
+        self.forget_accesses(slot);
+        self.inodes.clear(slot);
+        self.subvolumes.give_back(slot);
         self.rest_after(Step::of(lsn, changes), pace);
         Ok(true)
     }

@@ -69,13 +69,13 @@ impl<V: Verbs> Adapter<V> {
                 result => self.reply_entry(verb, number, result, reply),
             },
             // The filesystem counts open handles and no lookups.
-            Body::Forget => {
+            Body::Forget { answers } => {
                 reply.none();
-                self.pins.forget(verbs, ino);
+                self.forget(ino, answers);
             }
             Body::BatchForget { list } => {
                 reply.none();
-                request::forgotten(list).for_each(|ino| self.pins.forget(verbs, InodeId(ino)));
+                request::forgotten(list).for_each(|(ino, answers)| self.forget(InodeId(ino), answers));
             }
             Body::Getattr => self.reply_attr(verb, number, self.attributes(header), reply),
             Body::Statx => match self.attributes(header) {
@@ -449,6 +449,13 @@ impl<V: Verbs> Adapter<V> {
         self.reply_created(Change::Names, "create", header.nodeid, created, reply);
     }
 
+    /// The kernel lets go of an inode, or of so many of the answers that gave it.
+    fn forget(&self, ino: InodeId, answers: u64) {
+        // What is kept for it first: then nobody knows its number.
+        self.pins.forget(&*self.verbs, ino);
+        self.numbers.forget(ino, answers);
+    }
+
     /// A file that has been made and opened.
     fn reply_created(
         &self,
@@ -459,7 +466,9 @@ impl<V: Verbs> Adapter<V> {
         reply: Reply,
     ) {
         let open = OpenOut { open_flags: self.open_flags(), ..OpenOut::default() };
+        let numbers = self.numbers.clone();
         self.reply_change(change, verb, parent, created, reply, move |attr, reply| {
+            numbers.give(attr.ino);
             reply.body(&abi::CreateOut { entry: convert::entry_out(&attr), open });
         });
     }

@@ -20,6 +20,7 @@ use crate::kernel::handshake::Agreed;
 use crate::kernel::inbox::Inbox;
 use crate::kernel::listing::Listing;
 use crate::kernel::reply::Reply;
+use crate::numbers::Numbers;
 use crate::pins::Pins;
 use crate::policy::Change;
 use crate::tellings::{Telling, Tellings};
@@ -59,6 +60,7 @@ pub(crate) struct Adapter<V> {
     pub verbs: Arc<V>,
     pub health: Arc<Health>,
     pub pins: Pins,
+    pub(crate) numbers: Arc<Numbers>,
     pub policy: Arc<Policy>,
     pub agreed: Agreed,
     pub trims: Trims,
@@ -105,6 +107,7 @@ impl<V: Verbs> Adapter<V> {
     /// The mount is gone: nobody can ask for what was kept for it.
     pub(crate) fn end(&self) {
         self.trims.end();
+        self.numbers.forget_all();
         if !self.health.panicked()
             && catch_unwind(AssertUnwindSafe(|| self.pins.unpin_all(&*self.verbs))).is_err()
         {
@@ -157,7 +160,10 @@ impl<V: Verbs> Adapter<V> {
 
     pub(crate) fn reply_entry(&self, verb: &str, parent: u64, result: Result<Attr, FsError>, reply: Reply) {
         match result {
-            Ok(attr) => reply.body(&convert::entry_out(&attr)),
+            Ok(attr) => {
+                self.numbers.give(attr.ino);
+                reply.body(&convert::entry_out(&attr));
+            }
             Err(error) => reply.error(self.errno(verb, parent, &error)),
         }
     }
@@ -264,7 +270,11 @@ impl<V: Verbs> Adapter<V> {
         result: Result<Attr, FsError>,
         reply: Reply,
     ) {
-        let answer = |attr, reply: Reply| reply.body(&convert::entry_out(&attr));
+        let numbers = self.numbers.clone();
+        let answer = move |attr: Attr, reply: Reply| {
+            numbers.give(attr.ino);
+            reply.body(&convert::entry_out(&attr));
+        };
         self.reply_change(Change::Names, verb, parent, result, reply, answer);
     }
 
@@ -328,6 +338,9 @@ impl<V: Verbs> Adapter<V> {
                 };
                 if !listing.add_plus(out, entry.cookie, &entry.name) {
                     return Ok(());
+                }
+                if out.nodeid != 0 {
+                    self.numbers.give(entry.ino);
                 }
             }
             if last {

@@ -23,6 +23,7 @@ mod flags;
 mod fusermount;
 mod health;
 mod kernel;
+mod numbers;
 mod outside;
 mod pins;
 mod policy;

@@ -373,6 +373,7 @@ mod tests {
             verbs: Arc::new(Double::default()),
             health: Arc::new(Health::default()),
             pins: crate::pins::Pins::default(),
+            numbers: Default::default(),
             policy: Arc::new(Policy::new(Flags::default())),
             agreed,
             trims: Trims::default(),

@@ -25,6 +25,7 @@ use crate::caches::{Caches, Waiters};
 use crate::dispatch::Adapter;
 use crate::kernel::device::{self, Device};
 use crate::kernel::switch::RingSwitch;
+use crate::numbers::Numbers;
 use crate::pins::Pins;
 use crate::serve::{Session, Told};
 use crate::tellings::Tellings;
@@ -182,6 +183,13 @@ impl Mounted {
         };
         let device = Arc::new(Device::new(fuse));
         let outside = Outside::new(&device, health.clone());
+        // Also when this is the second try: of the first the kernel has nothing any more.
+        let numbers = Arc::new(Numbers::default());
+        verbs.reuse_numbers({
+            let (numbers, health) = (numbers.clone(), health.clone());
+            // What could not be stored waits for its file under its number.
+            Box::new(move |root| numbers.is_known(root) || health.unstored.has_any_of(root))
+        });
         let make = {
             let (verbs, health, policy) = (verbs.clone(), health.clone(), policy.clone());
             let direct_io = options.direct_io;
@@ -191,6 +199,7 @@ impl Mounted {
                 verbs,
                 health,
                 pins: Pins::default(),
+                numbers,
                 policy,
                 agreed,
                 trims: Trims::default(),

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
+use varve_fs::{InodeId, subvolume_root};
 
 /// Ranges known of a file of which the bytes are not kept. Of one with more, what lies between the two nearest counts as lost, too.
 const RANGES_MAX: usize = 4096;
@@ -181,6 +182,12 @@ impl Unstored {
     /// Waits until there is such a file.
     pub(crate) fn wait_for_any(&self) {
         self.noted.wait_while(&mut self.files.lock(), |files| files.by_ino.is_empty());
+    }
+
+    /// Whether there are such files in the subvolume with this root.
+    pub(crate) fn has_any_of(&self, root: InodeId) -> bool {
+        self.files_count.load(SeqCst) > 0
+            && self.files.lock().by_ino.keys().any(|ino| subvolume_root(InodeId(*ino)) == root)
     }
 
     /// All such files.

@@ -130,6 +130,10 @@ pub trait Verbs: Send + Sync + 'static {
     }
     /// See [`Filesystem::statfs`].
     fn statfs(&self) -> Result<StatFs>;
+    /// See [`Filesystem::reuse_numbers`]. Filesystems without subvolumes leave it as it is, and then they are not reused.
+    fn reuse_numbers(&self, is_known: Box<dyn Fn(InodeId) -> bool + Send + Sync>) {
+        drop(is_known);
+    }
     /// See [`Filesystem::stop`]. A verb has panicked. Filesystems that write nothing by themselves leave it as it is.
     fn stop(&self, why: &str) {
         let _ = why;
@@ -263,6 +267,9 @@ impl Verbs for Filesystem {
     }
     fn statfs(&self) -> Result<StatFs> {
         Filesystem::statfs(self)
+    }
+    fn reuse_numbers(&self, is_known: Box<dyn Fn(InodeId) -> bool + Send + Sync>) {
+        Filesystem::reuse_numbers(self, is_known);
     }
     fn stop(&self, why: &str) {
         Filesystem::stop(self, why);

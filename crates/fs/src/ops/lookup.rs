@@ -97,6 +97,14 @@ impl Core {
     /// The attributes of an inode that is locked.
     pub(super) fn attr_of(&self, ino: InodeId, inner: &Inner) -> Attr {
         let mut attr = attr(ino, inner);
+        let slot = Slot::of(ino);
+        if slot != Slot::FIRST
+            && let Ok(subvolume) = self.subvolumes.get(slot)
+        {
+            // What was in the slot before had the same numbers, perhaps of the same source. A multiplication keeps generations apart that are.
+            let mixed = attr.generation ^ u64::from((subvolume.id as u32).wrapping_mul(0x9e37_79b1));
+            attr.generation = mixed.max(1);
+        }
         if attr.kind == InodeKind::Directory && attr.links > 1 {
             // The ".." of the subvolumes in it.
             attr.links = attr.links.saturating_add(self.subvolumes.nested.count_in(ino) as u32);

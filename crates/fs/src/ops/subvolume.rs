@@ -112,7 +112,7 @@ impl Core {
     ) -> Result<Slot> {
         let _topology = self.topology(|set| set.snapshot == Slot::of(parent))?;
         let id = self.store.new_id();
-        let slot = self.subvolumes.next_slot()?;
+        let slot = self.next_slot()?;
         let change = self.change(parent)?;
         let state = self.state(parent);
         let mut dir = self.write_lock(&state)?;
@@ -145,6 +145,17 @@ impl Core {
         self.settle(subvolume, parent, position, name);
         dir.take_over(&change, noted);
         Ok(slot)
+    }
+
+    /// A slot for a new subvolume, as long as the topology lock is held.
+    fn next_slot(&self) -> Result<Slot> {
+        self.subvolumes.next_slot(|slot| {
+            // Whoever asks by number from outside must be able to say of what he knows that he does not.
+            let (known_outside, root) = (self.known_outside.read(), slot.full(ROOT_INODE));
+            known_outside.is_empty()
+                || known_outside.iter().any(|is_known| is_known(root))
+                || !self.inodes.clear(slot)
+        })
     }
 
     /// A subvolume that has been made is found from now on.
@@ -319,7 +330,7 @@ impl Core {
         // What is incomplete neither holds others nor has snapshots.
         let topology = self.topology(|set| set.snapshot == source || set.snapshot == Slot::of(parent))?;
         let source = self.subvolumes.get(source)?;
-        let slot = self.subvolumes.next_slot()?;
+        let slot = self.next_slot()?;
         if !self.try_snapshot(&source, slot, (parent, name), read_only)? {
             let (position, noted) = self.take_place(parent, name)?;
             let place = (parent, position, name, self.now());

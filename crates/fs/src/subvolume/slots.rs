@@ -1,5 +1,6 @@
 //! The subvolumes there are, by slot, and their families' gates.
 
+use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -31,8 +32,13 @@ pub(crate) struct Subvolumes {
     free: Mutex<FreeSlots>,
 }
 
-/// Slots that may be given out: those in which nothing was when the pool was opened, each once while it is open. Those behind
-/// all that were in use come first.
+/// So many others are given back before a slot is given out again.
+const RESTING: usize = 1 << 16;
+/// Slots that were given back and are still known to somebody are passed over, so many at a time.
+const PASSED_OVER_MAX: usize = 64;
+
+/// Slots that may be given out: those in which nothing was when the pool was opened, each once. Those behind all that were in use
+/// come first. When there are none left, those that were given back meanwhile, the first of them first.
 #[derive(Debug)]
 struct FreeSlots {
     /// Those in use when the pool was opened, a bit for each up to the last of them.
@@ -45,11 +51,15 @@ struct FreeSlots {
     low: u32,
     /// Slots that there are, the first subvolume's too.
     all: u32,
+    /// Those that were given back, in that order.
+    returned: VecDeque<u32>,
+    /// How many of them are kept back.
+    resting: usize,
 }
 
 impl FreeSlots {
-    fn new(all: u32) -> FreeSlots {
-        FreeSlots { used: Vec::new(), used_end: 1, high: 1, low: 1, all }
+    fn new(all: u32, resting: usize) -> FreeSlots {
+        FreeSlots { used: Vec::new(), used_end: 1, high: 1, low: 1, all, returned: VecDeque::new(), resting }
     }
 
     fn in_use(&mut self, slot: u32) {
@@ -69,15 +79,31 @@ impl FreeSlots {
         self.used.get(slot as usize / 64).is_some_and(|word| word >> (slot % 64) & 1 == 1)
     }
 
-    fn next(&self) -> Option<u32> {
+    /// `is_known`: somebody may still come with numbers of what was in a slot that was given back.
+    fn next(&mut self, is_known: impl Fn(u32) -> bool) -> Option<u32> {
         if self.high < self.all {
             return Some(self.high);
         }
-        (self.low..self.used_end.min(self.all)).find(|slot| !self.is_used(*slot))
+        let unused = (self.low..self.used_end.min(self.all)).find(|slot| !self.is_used(*slot));
+        if unused.is_some() {
+            return unused;
+        }
+        self.low = self.low.max(self.used_end.min(self.all));
+        let rested = self.returned.len().saturating_sub(self.resting);
+        for _ in 0..rested.min(PASSED_OVER_MAX) {
+            let first = *self.returned.front()?;
+            if !is_known(first) {
+                return Some(first);
+            }
+            self.returned.rotate_left(1);
+        }
+        None
     }
 
     fn taken(&mut self, slot: u32) {
-        if slot >= self.used_end {
+        if self.returned.front() == Some(&slot) {
+            self.returned.pop_front();
+        } else if slot >= self.used_end {
             self.high = self.high.max(slot + 1);
         } else if !self.is_used(slot) {
             self.low = self.low.max(slot + 1);
@@ -124,7 +150,7 @@ impl Subvolumes {
             gates: Mutex::new(gates),
             nested: Nested::default(),
             topology: Mutex::new(()),
-            free: Mutex::new(FreeSlots::new(SUBVOLUME_SLOTS)),
+            free: Mutex::new(FreeSlots::new(SUBVOLUME_SLOTS, RESTING)),
         }
     }
 
@@ -188,15 +214,27 @@ impl Subvolumes {
         self.others.write().remove(&slot);
     }
 
-    /// A slot that no subvolume has had since the pool was opened, nor has now: neither the kernel's memory of a deleted
-    /// one, whose inodes have the same numbers and generations below the slot, nor a handle in it then leads to another. For who holds the topology lock and makes a subvolume: it is taken when that is added,
-    /// and of one that is refused nothing is left but what the sets of frozen files may know of it.
-    pub(crate) fn next_slot(&self) -> Result<Slot> {
-        self.free.lock().next().map(Slot).ok_or(FsError::SlotsUsedUp)
+    /// A slot for a new subvolume. As long as there are any, one that no subvolume has had since the pool was opened; else one that was given back
+    /// long ago and that `is_known` to nobody: inodes of the deleted subvolume have the same numbers below the slot. For who holds the topology lock and
+    /// makes a subvolume: it is taken when that is added, and of one that is refused nothing is left but what the sets of frozen files may know of it.
+    pub(crate) fn next_slot(&self, is_known: impl Fn(Slot) -> bool) -> Result<Slot> {
+        self.free.lock().next(|slot| is_known(Slot(slot))).map(Slot).ok_or(FsError::SlotsUsedUp)
     }
 
-    /// Keeps a slot from being given out as long as the pool is open: when it was opened there was a subvolume in it, or something was
-    /// left of one. Before anything is added.
+    /// As if there were only so many slots, the first subvolume's among them, and so many of those that were given back rested. Before a slot is
+    /// given out that is none of them.
+    pub(crate) fn limit(&self, all: u32, resting: usize) {
+        let mut free = self.free.lock();
+        (free.all, free.resting) = (all, resting);
+    }
+
+    /// Of the subvolume that was in a slot nothing is left in the pool.
+    pub(crate) fn give_back(&self, slot: Slot) {
+        self.free.lock().returned.push_back(slot.0);
+    }
+
+    /// Keeps a slot from being given out before it is given back: when the pool was opened there was a subvolume in it, or something was left of
+    /// one. Before anything is added.
     pub(crate) fn keep_slot(&self, slot: Slot) {
         self.free.lock().in_use(slot.0);
     }
@@ -211,12 +249,12 @@ mod tests {
     #[test]
     fn free_slots_are_given_out_once() {
         for used in [&[][..], &[3], &[1, 2], &[2, 9], &[1, 2, 3, 4, 5, 6, 7, 8, 9]] {
-            let mut free = FreeSlots::new(10);
+            let mut free = FreeSlots::new(10, 2);
             used.iter().for_each(|slot| free.in_use(*slot));
             let mut given = Vec::new();
-            while let Some(slot) = free.next() {
+            while let Some(slot) = free.next(|_| false) {
                 // One that is refused takes none.
-                assert_eq!(free.next(), Some(slot));
+                assert_eq!(free.next(|_| false), Some(slot));
                 free.taken(slot);
                 given.push(slot);
             }
@@ -224,5 +262,28 @@ mod tests {
             let expected: Vec<u32> = (1..10).filter(|slot| !used.contains(slot)).collect();
             assert_eq!(given, expected, "{used:?}");
         }
+    }
+
+    // Goal: a slot that was given back is given out when there are no others, once enough have been given back after it, unless somebody still
+    // knows it; then the next one is, and it has its turn later. Method: all slots taken, some given back.
+    #[test]
+    fn slots_that_are_given_back_rest() {
+        let mut free = FreeSlots::new(10, 2);
+        free.in_use(4);
+        while let Some(slot) = free.next(|_| false) {
+            free.taken(slot);
+        }
+        free.returned.extend([3, 4]);
+        assert_eq!(free.next(|_| false), None, "they rest");
+        free.returned.extend([5, 6]);
+        assert_eq!(free.next(|slot| slot == 3), Some(4), "it was in use when the pool was opened");
+        free.taken(4);
+        assert_eq!(free.returned, [5, 6, 3]);
+        assert_eq!(free.next(|_| false), Some(5));
+        free.taken(5);
+        assert_eq!(free.next(|_| false), None);
+        free.returned.push_back(4);
+        assert_eq!(free.next(|slot| slot == 6), None, "two rest, and the other one is known");
+        assert_eq!(free.next(|_| false), Some(3));
     }
 }

@@ -595,6 +595,65 @@ fn numbers_of_subvolumes_are_used_again() {
     f.check();
 }
 
+// Goal: however few numbers there are, there may be many subvolumes one after the other. A deleted one's numbers become another's when nobody has
+// anything of it any more: nothing in it is open, and nobody outside says that he knows it. Who comes with a number and a generation of before
+// finds another generation. Method: seven slots, snapshots made and deleted, with a file kept open in one and another one known outside; numbers,
+// generations and contents of each; a kill while the last one is being deleted, and the pool opened again.
+#[test]
+fn numbers_come_back_while_the_pool_is_open() {
+    let mut f = Fixture::new(64 * MIB);
+    f.fs.limit_subvolumes(8, 2);
+    let sub = make(&f, ROOT, b"sub");
+    file(&f, sub, b"file", &pattern(1, 9000));
+    let held = snapshot(&f, sub, b"held");
+    let open = f.fs.lookup(held, b"file").unwrap().ino;
+    f.fs.open_inode(Caller::ROOT, open, false).unwrap();
+    let known = snapshot(&f, sub, b"known");
+    let mut next = 0;
+    let mut use_one = |f: &Fixture| {
+        next += 1;
+        f.write(f.fs.lookup(sub, b"file").unwrap().ino, 0, &pattern(next, 9000));
+        let made = f.fs.snapshot(sub, ROOT, b"next", false, false)?;
+        let inside = f.fs.lookup(made, b"file").unwrap();
+        assert!(f.read_all(inside.ino) == pattern(next, 9000));
+        f.write(inside.ino, 3, b"of its own");
+        f.fs.delete_subvolume(ROOT, b"next").unwrap();
+        f.fs.maintain().unwrap();
+        Ok::<_, FsError>((Slot::of(made).0, inside.generation))
+    };
+    f.fs.delete_subvolume(ROOT, b"held").unwrap();
+    f.fs.delete_subvolume(ROOT, b"known").unwrap();
+    f.fs.maintain().unwrap();
+    let mut fresh: Vec<u32> = (0..4).map(|_| use_one(&f).unwrap().0).collect();
+    assert!(matches!(use_one(&f), Err(FsError::SlotsUsedUp)), "nobody has said that they may be reused");
+    f.fs.reuse_numbers(|_| false);
+    f.fs.reuse_numbers(move |root| root == known);
+    let (slots, mut generations): (Vec<_>, Vec<_>) = (0..40).map(|_| use_one(&f).unwrap()).unzip();
+    fresh.sort_unstable();
+    let mut used = slots.clone();
+    used.sort_unstable();
+    used.dedup();
+    assert_eq!(used, fresh, "what is open or known stays");
+    assert!(slots.windows(2).all(|pair| pair[0] != pair[1]), "two rest");
+    generations.sort_unstable();
+    generations.dedup();
+    assert_eq!(generations.len(), 40);
+    f.fs.release_inode(open).unwrap();
+    assert!((0..8).any(|_| use_one(&f).unwrap().0 == Slot::of(held).0), "it is open no longer");
+    f.check();
+    // A crash finds the one or the other, each whole.
+    let last = f.fs.snapshot(sub, ROOT, b"last", false, true).unwrap();
+    assert!(fresh.contains(&Slot::of(last).0) || last == held);
+    f.fs.delete_subvolume(ROOT, b"last").unwrap();
+    f.kill();
+    assert!(content(&f, f.fs.lookup(ROOT, b"last").unwrap().ino, b"file") == pattern(next, 9000));
+    f.fs.delete_subvolume(ROOT, b"last").unwrap();
+    f.check();
+    f.reopen();
+    assert!(f.read_all(f.fs.lookup(sub, b"file").unwrap().ino) == pattern(next, 9000));
+    f.check();
+}
+
 // Goal: what a directory would inherit, the root of a subvolume does: group, set-group-id, flags, what the default list leaves of the
 // permissions, and the lists. Method: a directory and a subvolume made in one that has all of it, and in one that has nothing, with each
 // of several modes and umasks; what was made is compared, also after the pool has been opened again.

@@ -461,6 +461,12 @@ pub struct InitIn {
 
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
+pub struct ForgetIn {
+    pub lookups: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub struct ForgetOne {
     pub nodeid: u64,
     pub lookups: u64,

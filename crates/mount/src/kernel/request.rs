@@ -17,7 +17,10 @@ pub enum Body<'a> {
         name: &'a [u8],
     },
     /// No answer is expected.
-    Forget,
+    Forget {
+        /// So many answers that gave the inode.
+        answers: u64,
+    },
     /// No answer is expected. Inodes and counts, each 16 bytes.
     BatchForget {
         list: &'a [u8],
@@ -143,7 +146,7 @@ impl Body<'_> {
     pub fn verb(&self) -> &'static str {
         match self {
             Body::Lookup { .. } => "lookup",
-            Body::Forget | Body::BatchForget { .. } => "forget",
+            Body::Forget { .. } | Body::BatchForget { .. } => "forget",
             Body::Getattr => "getattr",
             Body::Statx => "statx",
             Body::Setattr(_) => "setattr",
@@ -217,7 +220,7 @@ impl Body<'_> {
     pub fn of_others(&self) -> bool {
         matches!(
             self,
-            Body::Forget
+            Body::Forget { .. }
                 | Body::BatchForget { .. }
                 | Body::Getattr
                 | Body::Statx
@@ -255,7 +258,7 @@ pub fn body<'a>(
 ) -> Result<Body<'a>, Errno> {
     Ok(match header.opcode {
         opcode::LOOKUP => Body::Lookup { name: last_name(rest)? },
-        opcode::FORGET => Body::Forget,
+        opcode::FORGET => Body::Forget { answers: fixed::<abi::ForgetIn>(rest)?.0.lookups },
         opcode::BATCH_FORGET => {
             let (head, list) = fixed::<abi::BatchForgetIn>(rest)?;
             let bytes = (head.count as usize).saturating_mul(size_of::<abi::ForgetOne>());
@@ -401,9 +404,9 @@ pub fn op_bytes(asked: u32, setxattr_ext: bool) -> usize {
     }
 }
 
-/// The inodes of a [`Body::BatchForget`].
-pub fn forgotten(list: &[u8]) -> impl Iterator<Item = u64> {
-    let one = |bytes: &[u8]| abi::ForgetOne::read_from_bytes(bytes).ok().map(|one| one.nodeid);
+/// The inodes of a [`Body::BatchForget`], and how many answers of each are forgotten.
+pub fn forgotten(list: &[u8]) -> impl Iterator<Item = (u64, u64)> {
+    let one = |bytes: &[u8]| abi::ForgetOne::read_from_bytes(bytes).ok().map(|one| (one.nodeid, one.lookups));
     list.chunks_exact(size_of::<abi::ForgetOne>()).filter_map(one)
 }
 

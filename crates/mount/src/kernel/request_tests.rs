@@ -117,7 +117,7 @@ fn fields() {
     let Ok(Body::BatchForget { list }) = parsed(opcode::BATCH_FORGET, &forget) else {
         panic!("not understood")
     };
-    assert_eq!(forgotten(list).collect::<Vec<_>>(), [5, 6]);
+    assert_eq!(forgotten(list).collect::<Vec<_>>(), [(5, 1), (6, 1)]);
     let write = abi::WriteIn { offset: 4096, size: 10, write_flags: 4, ..abi::WriteIn::default() };
     let parsed_write = |payload| body(&header(opcode::WRITE), write.as_bytes(), payload, true).map(|_| ());
     assert_eq!((parsed_write(9), parsed_write(10)), (Err(Errno::IO), Ok(())));

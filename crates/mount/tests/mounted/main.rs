@@ -4,6 +4,7 @@
 mod caches;
 #[path = "../double.rs"]
 mod double;
+mod numbers;
 mod overtaken;
 
 use std::fs;
