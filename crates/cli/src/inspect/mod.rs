@@ -152,7 +152,7 @@ fn superblock_doc(superblock: &Superblock) -> Doc {
 }
 
 fn superblocks(disk: &Disk) -> Result<Doc> {
-    let labels = disk.labels()?;
+    let labels = disk.labels();
     let slots = disk.slots()?;
     let newest = slots.iter().filter_map(|(_, slot)| slot.as_ref().ok()).max_by_key(|slot| slot.generation);
     let labels: Vec<Doc> = labels

@@ -4,7 +4,7 @@
 //! The pool may be mounted meanwhile. Then the checkpoint that is being read may be replaced and its blocks written over:
 //! every block is verified by its checksum, and what does not verify is looked for again from the newest superblock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
@@ -78,20 +78,24 @@ impl Disk {
         Ok(bytes)
     }
 
-    /// The labels at both ends, with where they lie.
-    pub fn labels(&self) -> Result<Vec<(u64, std::result::Result<Label, String>)>> {
-        [0, self.size_bytes - BLOCK_BYTES as u64]
-            .into_iter()
-            .map(|offset| {
-                let label = Label::decode(&self.read(offset, BLOCK_BYTES)?);
-                Ok((offset, label.map_err(|corrupt| corrupt.to_string())))
-            })
-            .collect()
+    /// The labels at both ends of the pool, with where they lie.
+    pub fn labels(&self) -> [(u64, std::result::Result<Label, String>); 2] {
+        [0, self.pool_bytes() - BLOCK_BYTES as u64].map(|offset| (offset, self.label_at(offset)))
+    }
+
+    fn label_at(&self, offset: u64) -> std::result::Result<Label, String> {
+        let block = self.read(offset, BLOCK_BYTES).map_err(|error| format!("{error:#}"))?;
+        Label::decode(&block).map_err(|corrupt| corrupt.to_string())
+    }
+
+    /// Where the pool ends: a device may have become longer, or been cut off. Without a label it is taken to end where the device does.
+    fn pool_bytes(&self) -> u64 {
+        self.readable_label().map_or(self.size_bytes, |label| label.size_bytes)
     }
 
     /// Every superblock slot, with where it lies.
     pub fn slots(&self) -> Result<Vec<(u64, std::result::Result<Superblock, String>)>> {
-        let size_bytes = self.readable_label().map_or(self.size_bytes, |label| label.size_bytes);
+        let size_bytes = self.pool_bytes();
         (0..2 * SLOTS_PER_END)
             .map(|index| {
                 let offset = superblock::slot_offset(index, size_bytes);
@@ -110,19 +114,45 @@ impl Disk {
             .collect()
     }
 
-    /// A label that can be read, or why there is none.
+    /// A label that can be read, or why there is none. They are looked for as by who opens the pool (SPEC.md, Label): at the beginning of
+    /// the device, at its end, and then where a pool ends that is shorter.
     fn readable_label(&self) -> Result<Label, String> {
-        let mut why = String::new();
-        for (_, label) in self.labels().map_err(|error| format!("{error:#}"))? {
-            match label {
+        let ends = [0, self.size_bytes - BLOCK_BYTES as u64];
+        let (mut why, mut newer) = (None, None);
+        for offset in ends.into_iter().chain(std::iter::once_with(|| self.inner_places()).flatten()) {
+            match self.label_at(offset) {
                 Ok(label) if label.version == superblock::FORMAT_VERSION => return Ok(label),
                 Ok(label) => {
-                    why = format!("its format is version {}, which this program cannot read", label.version);
+                    let text =
+                        format!("its format is version {}, which this program cannot read", label.version);
+                    newer = newer.or(Some(text));
                 }
-                Err(error) => why = error,
+                Err(error) => why = why.or(Some(error)),
             }
         }
-        Err(why)
+        // Of a label of another version nothing else is known, not even whether it is damaged; it says more than none.
+        Err(newer.or(why).unwrap_or_default())
+    }
+
+    /// Where the second label may be of a pool that is shorter than its device, by the superblocks at the beginning: they say where their
+    /// chunks end. Behind that lie the tail and, of the pool's last blocks, those that are too few for one of each copy.
+    fn inner_places(&self) -> BTreeSet<u64> {
+        let block = BLOCK_BYTES as u64;
+        let mut places = BTreeSet::new();
+        for index in 0..SLOTS_PER_END {
+            let offset = superblock::slot_offset(index, self.size_bytes);
+            let Ok(bytes) = self.read(offset, SLOT_BYTES as usize) else { continue };
+            let Ok(superblock) = Superblock::decode(&bytes) else { continue };
+            let chunks = &superblock.chunks;
+            let ends = chunks.iter().flat_map(|chunk| {
+                chunk.stripes.iter().map(|stripe| stripe.offset.saturating_add(chunk.len_bytes))
+            });
+            let end = ends.max().unwrap_or(0).saturating_add(superblock::TAIL_BYTES - block);
+            let copies = chunks.iter().map(|chunk| chunk.stripes.len() as u64).max().unwrap_or(0);
+            let found = (0..copies).map(|more| end.saturating_add(more * block));
+            places.extend(found.filter(|place| place.is_multiple_of(block) && *place < self.size_bytes));
+        }
+        places
     }
 
     /// The same, with what to do.
@@ -447,16 +477,20 @@ mod tests {
     const TREE: TreeId = TreeId::NAMES;
     const LEVELS: u8 = 10;
 
+    const POOL_BYTES: u64 = 64 << 20;
+
+    /// A new pool in a file.
+    fn format(path: &Path, size_bytes: u64, data: varve_fs::Profile) {
+        let device = FileDevice::open(path, OpenMode::Create { size_bytes }).expect("a file");
+        let devices: Vec<Arc<dyn Device>> = vec![Arc::new(device)];
+        let options = format_options(data, varve_fs::Profile::Single, false).expect("options");
+        Filesystem::format(&devices, &options, Caller::ROOT, &SystemClock).expect("formats");
+    }
+
     /// A pool in a file whose tree of names is made of one node a level, each of which names the one below fifty times over, and
     /// one leaf at the bottom.
     fn exploding(path: &Path) {
-        const POOL_BYTES: u64 = 64 << 20;
-        let device = FileDevice::open(path, OpenMode::Create { size_bytes: POOL_BYTES }).expect("a file");
-        let devices: Vec<Arc<dyn Device>> = vec![Arc::new(device)];
-        let single = varve_fs::Profile::Single;
-        let options = format_options(single, single, false).expect("options");
-        Filesystem::format(&devices, &options, Caller::ROOT, &SystemClock).expect("formats");
-        drop(devices);
+        format(path, POOL_BYTES, varve_fs::Profile::Single);
 
         let disk = Disk::open(path).expect("opens");
         let mut state = State::load(&disk, false).expect("a pool");
@@ -510,6 +544,46 @@ mod tests {
         for from in [&b""[..], b"a", b"z"] {
             let error = state.scan(TREE, from, &mut |_, _| true).expect_err("it is no tree");
             assert!(error.to_string().contains("elsewhere"), "{error}");
+        }
+    }
+
+    // Goal: of a pool whose file has become longer both labels and all slots are found, whichever label is left, and what lies behind the end
+    // of one that has been cut off is told as that. Method: pools of one and of two copies, with and without blocks that are too few for a copy
+    // each, some blocks longer, with the first label, the second one or none of them zeroed; then cut to a half.
+    #[test]
+    fn ends_of_a_pool_are_where_it_ends() {
+        use varve_fs::Profile::{Dup, Single};
+        let directory = tempfile::tempdir().expect("a directory");
+        for (case, data, more, lost) in
+            [(Single, 0), (Single, 1), (Dup, 0), (Dup, 1)].into_iter().enumerate().flat_map(
+                |(case, (data, more))| [None, Some(true), Some(false)].map(|lost| (case, data, more, lost)),
+            )
+        {
+            let path = directory.path().join(format!("{case} {lost:?}"));
+            let size_bytes = 2 * POOL_BYTES + more * BLOCK_BYTES as u64;
+            let ends = [0, size_bytes - BLOCK_BYTES as u64];
+            format(&path, size_bytes, data);
+            let file = File::options().write(true).open(&path).expect("opens");
+            file.set_len(2 * size_bytes + 5).expect("room");
+            if let Some(first) = lost {
+                file.write_all_at(&[0; BLOCK_BYTES], ends[usize::from(!first)]).expect("writes");
+            }
+            let disk = Disk::open(&path).expect("opens");
+            let there = disk.labels().map(|(offset, label)| (offset, label.is_ok()));
+            assert_eq!(there, [(ends[0], lost != Some(true)), (ends[1], lost != Some(false))], "{case}");
+            assert_eq!(disk.label().expect("one is left").size_bytes, size_bytes);
+            let slots = disk.slots().expect("they can be read");
+            let slots: Vec<_> =
+                slots.into_iter().map(|(_, slot)| slot.ok().map(|slot| slot.generation)).collect();
+            let (front, back) = slots.split_at(SLOTS_PER_END as usize);
+            assert!(front == back && front.iter().any(Option::is_some), "{case} {lost:?}: {slots:?}");
+
+            if lost != Some(true) {
+                file.set_len(POOL_BYTES).expect("shorter");
+                let [(_, first), (offset, second)] = Disk::open(&path).expect("opens").labels();
+                assert!(first.is_ok() && offset == ends[1]);
+                assert!(second.is_err_and(|why| why.contains("cannot read 4096 bytes")));
+            }
         }
     }
 }
