@@ -88,7 +88,7 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
         one_subvolume: args.one_file_system,
         waiting_time_max: args.commit_every,
         stop: stop.clone(),
-        ..Export::new(&filesystem, root, tally)
+        ..Export::new(&filesystem, &args.dir, root, tally)
     };
     if recovery.replay_ended_by.is_some() {
         // No file is missing to who does not know of it.
@@ -96,7 +96,7 @@ pub fn run(args: &ExportArgs) -> Result<Outcome> {
                      this copy, or may not be";
         export.tally.problem(&place.pool, error.to_owned());
     }
-    let copied = export.begin(&args.dir).and_then(|()| export.tree(&args.dir, from));
+    let copied = export.begin().and_then(|()| export.tree(from));
     export.tally.progress.note("making it durable");
     let synced = export.finish_waiting();
     for (path, flags, uid) in std::mem::take(&mut export.flags_last) {
@@ -189,6 +189,8 @@ struct Export<'a> {
     ownerless: HashSet<u64>,
     /// Directories of the pool that were entered.
     entered: HashSet<InodeId>,
+    /// The target directory as it was named.
+    dir: &'a Path,
     /// The target directory.
     root: OwnedFd,
     tally: Tally,
@@ -216,7 +218,7 @@ struct Export<'a> {
 
 impl<'a> Export<'a> {
     /// Nothing is done yet.
-    fn new(filesystem: &'a Filesystem, root: OwnedFd, tally: Tally) -> Export<'a> {
+    fn new(filesystem: &'a Filesystem, dir: &'a Path, root: OwnedFd, tally: Tally) -> Export<'a> {
         Export {
             filesystem,
             superuser: rustix::process::geteuid().is_root(),
@@ -224,6 +226,7 @@ impl<'a> Export<'a> {
             one_subvolume: false,
             ownerless: HashSet::new(),
             entered: HashSet::new(),
+            dir,
             root,
             tally,
             stop: Stop::default(),
@@ -243,13 +246,21 @@ impl<'a> Export<'a> {
     }
 
     /// The target directory is there, perhaps since just now.
-    fn begin(&mut self, dir: &Path) -> Step<()> {
+    fn begin(&mut self) -> Step<()> {
         let device = host::stat_of(&self.root)?.id.0;
         self.filesystems.add(device, &self.root)?;
-        Ok(self.filesystems.made(device, dir)?)
+        Ok(self.filesystems.made(device, self.dir)?)
     }
 
-    fn tree(&mut self, dir: &Path, from: Attr) -> Step<()> {
+    /// Something is wrong with what is at `path` below the target, or with the target: told by a path that leads there from where the user is.
+    fn problem(&mut self, path: &Path, error: String) {
+        match path.as_os_str().is_empty() {
+            true => self.tally.problem(self.dir, error),
+            false => self.tally.problem(&self.dir.join(path), error),
+        }
+    }
+
+    fn tree(&mut self, from: Attr) -> Step<()> {
         // Below the target.
         let mut path = PathBuf::new();
         let target = self.root.try_clone()?;
@@ -274,7 +285,7 @@ impl<'a> Export<'a> {
                     continue;
                 }
                 Ok(None) => {}
-                Err(Trouble::Entry(error)) => self.tally.problem(&dir.join(&path), error),
+                Err(Trouble::Entry(error)) => self.problem(&path, error),
                 Err(Trouble::Stopped) => return Ok(()),
                 Err(fatal) => return Err(fatal),
             }
@@ -534,12 +545,12 @@ impl<'a> Export<'a> {
             match set {
                 Ok(true) => {}
                 Ok(false) => {
-                    self.tally.problem(&file.path, replaced());
+                    self.problem(&file.path, replaced());
                     continue;
                 }
                 Err(errno) => {
                     let error = format!("its times cannot be set: {}", std::io::Error::from(errno));
-                    self.tally.problem(&file.path, error);
+                    self.problem(&file.path, error);
                 }
             }
             if let Some(flags) = file.flags {

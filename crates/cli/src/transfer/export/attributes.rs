@@ -28,7 +28,7 @@ impl Export<'_> {
             .and_then(|(dir, name)| host::open_at(dir.as_fd(), name, OFlags::empty()))
             .ok();
         if file.as_ref().is_some_and(|file| host::stat_of(file).is_ok_and(|have| have.uid != uid)) {
-            return self.tally.problem(path, replaced());
+            return self.problem(path, replaced());
         }
         self.flag(&mut Flagged::of(file.as_ref().map(AsFd::as_fd)), wanted);
         self.settle(path, file);
@@ -48,7 +48,7 @@ impl Export<'_> {
             Ok(open) => self.settle(path, open),
             Err(errno) => {
                 let error = format!("its mode cannot be set: {}", std::io::Error::from(errno));
-                self.tally.problem(path, error);
+                self.problem(path, error);
             }
         }
     }
@@ -59,7 +59,7 @@ impl Export<'_> {
         let synced =
             host::stat_of(&open).and_then(|have| sync_file(&open, self.filesystems.wants_each(have.id.0)));
         if let Err(errno) = synced {
-            self.tally.problem(path, format!("it cannot be synced: {}", std::io::Error::from(errno)));
+            self.problem(path, format!("it cannot be synced: {}", std::io::Error::from(errno)));
         }
     }
 
