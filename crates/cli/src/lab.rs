@@ -1,5 +1,7 @@
 //! `varve lab`: runs an experiment of the lab and shows its report.
 
+use std::fs::Metadata;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -133,19 +135,95 @@ pub fn run(args: &LabArgs) -> Result<Outcome> {
 
 /// Whether a report can be written later; what is in the file stays until then.
 fn require_writable(file: &Path) -> Result<()> {
-    let is_new = !file.exists();
+    let there = std::fs::metadata(file).ok();
+    if let Some(there) = &there {
+        require_fit(file, there)?;
+    }
     std::fs::OpenOptions::new()
         .create(true)
         .append(true)
         .open(file)
         .with_context(|| format!("cannot write the report to {}; nothing was run", file.shown()))?;
-    if is_new {
+    if there.is_none() {
         // It would be taken for a report if the run ended early. If it stays it is written over.
         let _ = std::fs::remove_file(file);
     }
     Ok(())
 }
 
+/// Refuses what a report cannot be written to at the end. To open a pipe is to wait for somebody at its other end, for good and through every
+/// interrupt, and whoever is there now takes this look at it for all there is. One that this process has open (/dev/stdout, or what a shell
+/// makes of `>(...)`) waits for nobody.
+fn require_fit(file: &Path, there: &Metadata) -> Result<()> {
+    let kind = there.file_type();
+    let why = if kind.is_fifo() && !is_open_here(there) {
+        "is a named pipe"
+    } else if kind.is_block_device() {
+        "is a block device"
+    } else {
+        return Ok(());
+    };
+    let file = file.shown();
+    Err(Usage(format!("{file} {why}; give a regular file for the report, or - with --json; nothing was run"))
+        .into())
+}
+
+/// Whether one of the descriptors of this process leads there.
+fn is_open_here(there: &Metadata) -> bool {
+    let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    open.filter_map(|fd| std::fs::metadata(fd.path()).ok())
+        .any(|open| (open.dev(), open.ino()) == (there.dev(), there.ino()))
+}
+
 fn write(file: &Path, text: &str) -> Result<()> {
     std::fs::write(file, text).with_context(|| format!("cannot write {}", file.shown()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use rustix::fs::{CWD, FileType, Mode, OFlags};
+
+    use super::*;
+
+    // Goal: what a report cannot be written to is refused at once, and nothing else is. Method: a pipe with nobody and with somebody at its other
+    // end, by threads that may hang; a directory; a file that is new and one that is not, what discards all, and a pipe
+    // that this process has open.
+    #[test]
+    fn reports_go_where_they_can_be_written() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| directory.path().join(name);
+        let look = |path: PathBuf| {
+            let (answer, answered) = mpsc::channel();
+            std::thread::spawn(move || {
+                answer.send(require_writable(&path).map_err(|error| error.to_string()))
+            });
+            answered.recv_timeout(Duration::from_secs(20)).expect("it waits for nobody")
+        };
+        let refused = |path: PathBuf, why: &str| {
+            let said = look(path).expect_err("no report can be written there");
+            assert!(said.contains(why) && said.contains("nothing was run"), "{said}");
+        };
+        rustix::fs::mknodat(CWD, at("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+        refused(at("pipe"), "named pipe");
+        // Another process has it open, as a reader that goes on when nobody writes.
+        let end =
+            rustix::fs::open(at("pipe"), OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).expect("a reader");
+        let mut reader = std::process::Command::new("sleep").arg("60").stdin(end).spawn().expect("a reader");
+        refused(at("pipe"), "named pipe");
+        reader.kill().and_then(|()| reader.wait()).expect("it sleeps");
+        refused(directory.path().to_path_buf(), "cannot write");
+
+        assert_eq!(look(at("new.json")), Ok(()));
+        assert!(!at("new.json").exists(), "it is no report");
+        std::fs::write(at("old.json"), "older").expect("a file");
+        assert_eq!(look(at("old.json")), Ok(()));
+        assert_eq!(std::fs::read(at("old.json")).expect("it is there"), b"older");
+        assert_eq!(look(PathBuf::from("/dev/null")), Ok(()));
+        let (_reader, writer) = std::io::pipe().expect("a pipe");
+        assert_eq!(look(PathBuf::from(format!("/dev/fd/{}", writer.as_raw_fd()))), Ok(()));
+    }
 }
