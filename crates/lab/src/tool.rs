@@ -1,6 +1,11 @@
 //! Programs of the system that the lab calls: found, run, and their failure told with what they said.
+//!
+//! Each leads a process group of its own. A terminal sends Ctrl-C to the whole group in front of it: a `losetup` or `varve mount` that dies
+//! of that leaves what it has half begun, a device that nobody was told of, and the lab, which only makes a note of the wish and cleans up
+//! by such programs, could not.
 
 use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -18,13 +23,17 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file())
 }
 
+/// A program that reads nothing, and that no signal of the terminal reaches.
+fn command<A: AsRef<OsStr>>(program: &Path, arguments: &[A]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).process_group(0);
+    command
+}
+
 /// Runs a program to its end and gives what it wrote to standard output.
 pub(crate) fn run<A: AsRef<OsStr>>(program: &Path, arguments: &[A]) -> Result<String> {
-    let output = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot run {}", program.display()))?;
+    let output =
+        command(program, arguments).output().with_context(|| format!("cannot run {}", program.display()))?;
     if !output.status.success() {
         let words: Vec<_> = arguments.iter().map(|argument| argument.as_ref().to_string_lossy()).collect();
         let said = String::from_utf8_lossy(&output.stderr);
@@ -35,9 +44,7 @@ pub(crate) fn run<A: AsRef<OsStr>>(program: &Path, arguments: &[A]) -> Result<St
 
 /// Starts a program that leaves a process behind: its output is not a pipe, which that process would keep open.
 pub(crate) fn start<A: AsRef<OsStr>>(program: &Path, arguments: &[A]) -> Result<()> {
-    let status = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
+    let status = command(program, arguments)
         .stdout(Stdio::null())
         .status()
         .with_context(|| format!("cannot run {}", program.display()))?;
@@ -45,4 +52,27 @@ pub(crate) fn start<A: AsRef<OsStr>>(program: &Path, arguments: &[A]) -> Result<
         bail!("{} failed; what it said stands above", program.display());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: a signal to the lab's process group, as a terminal sends it, reaches no program that the lab calls. Method: shells that write down
+    // their group, which is to be that of themselves; in the two ways to call one.
+    #[test]
+    fn programs_have_a_group_of_their_own() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let shell = find("sh").expect("there is a shell");
+        // What comes behind the name in brackets: the state, the parent, the group.
+        let script = "echo $$ $(sed 's/.*) //' /proc/$$/stat)";
+        let is_own = |said: &str| {
+            let words: Vec<&str> = said.split_whitespace().collect();
+            assert_eq!(words[0], words[3], "{said}");
+        };
+        is_own(&run(&shell, &["-c", script]).expect("it runs"));
+        let file = directory.path().join("said");
+        start(&shell, &["-c", &format!("{script} >{}", file.display())]).expect("it runs");
+        is_own(&std::fs::read_to_string(&file).expect("it was written"));
+    }
 }
