@@ -1,7 +1,7 @@
 //! What reached a block device, as the kernel's block layer counts it: `/sys/block/DEV/stat`.
 
 use std::ops::Sub;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -49,6 +49,38 @@ impl Counters {
     }
 }
 
+/// Where the kernel counts for a block device that may be a part of another.
+pub(crate) struct Counted {
+    own: PathBuf,
+    /// The whole disk's, for a partition: the kernel counts reads and writes of a partition, and flushes of whole disks alone.
+    disk: Option<PathBuf>,
+}
+
+impl Counted {
+    /// Those of a block device's directory in sysfs, or a link to that. `None`: there are none.
+    pub fn of(block: &Path) -> Option<Counted> {
+        let own = block.join("stat");
+        let is_partition = block.join("partition").exists();
+        // A partition's directory lies in its disk's.
+        let disk = is_partition.then(|| block.join("..").join("stat"));
+        own.exists().then_some(Counted { own, disk })
+    }
+
+    /// Whether flushes of other partitions are among them.
+    pub fn is_partition(&self) -> bool {
+        self.disk.is_some()
+    }
+
+    /// As they are now.
+    pub fn read(&self) -> Result<Counters> {
+        let own = Counters::read(&self.own)?;
+        match &self.disk {
+            Some(disk) => Ok(Counters { flushes_count: Counters::read(disk)?.flushes_count, ..own }),
+            None => Ok(own),
+        }
+    }
+}
+
 impl Sub for Counters {
     type Output = Counters;
 
@@ -90,5 +122,27 @@ mod tests {
         assert_eq!(counters.flushes_count, 16);
         assert_eq!(Counters::parse("1 2 3 4 5 6 7 8 9 10 11 12 13 14 15"), None);
         assert_eq!(Counters::parse("1 2 three"), None);
+    }
+
+    // Goal: a partition's reads and writes are its own, its flushes those of its disk, where the kernel counts them. Method: a disk and a
+    // partition as sysfs has them, found through links.
+    #[test]
+    fn flushes_of_a_partition_are_its_disks() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| directory.path().join(name);
+        std::fs::create_dir_all(at("devices/vda/vda1")).expect("directories");
+        std::fs::write(at("devices/vda/stat"), "10 0 10 0 10 0 10 0 0 0 0 0 0 0 0 7 0\n").expect("counters");
+        std::fs::write(at("devices/vda/vda1/stat"), "1 0 2 0 3 0 4 0 0 0 0 0 0 0 0 0 0\n").expect("counters");
+        std::fs::write(at("devices/vda/vda1/partition"), "1\n").expect("a number");
+        std::os::unix::fs::symlink("devices/vda", at("254:0")).expect("a link");
+        std::os::unix::fs::symlink("devices/vda/vda1", at("254:1")).expect("a link");
+        let part = Counted::of(&at("254:1")).expect("it counts");
+        let counters = part.read().expect("numbers");
+        assert_eq!((counters.reads_count, counters.writes_count, counters.flushes_count), (1, 3, 7));
+        let disk = Counted::of(&at("254:0")).expect("it counts");
+        let counters = disk.read().expect("numbers");
+        assert_eq!((counters.reads_count, counters.writes_count, counters.flushes_count), (10, 10, 7));
+        assert!(part.is_partition() && !disk.is_partition());
+        assert!(Counted::of(&at("254:2")).is_none());
     }
 }

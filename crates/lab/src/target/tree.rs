@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use super::Target;
-use crate::counters::Counters;
+use crate::counters::{Counted, Counters};
 
 /// A directory that files are stored in.
 pub(super) struct Tree {
@@ -59,7 +59,7 @@ impl Tree {
 pub(super) struct Given {
     tree: Tree,
     scratch: TempDir,
-    stat: Option<PathBuf>,
+    counted: Option<Counted>,
     about: String,
 }
 
@@ -71,14 +71,20 @@ impl Given {
             .with_context(|| format!("cannot make a directory in {}", directory.display()))?;
         let number = scratch.path().metadata()?.dev();
         let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-        // A partition's counters count its part only; a filesystem without a block device has none.
-        let stat = PathBuf::from(format!("/sys/dev/block/{major}:{minor}/stat"));
-        let stat = stat.exists().then_some(stat);
-        let about = match stat {
-            Some(_) => format!("directory on block device {major}:{minor}; others may use that too"),
+        // A filesystem without a block device has no counters.
+        let counted = Counted::of(Path::new(&format!("/sys/dev/block/{major}:{minor}")));
+        let about = match &counted {
+            Some(counted) => {
+                let also = if counted.is_partition() {
+                    ", a partition: flushes are those of its whole disk"
+                } else {
+                    ""
+                };
+                format!("directory on block device {major}:{minor}{also}; others may use that too")
+            }
             None => "directory of a filesystem without a block device; nothing is counted".to_owned(),
         };
-        Ok(Given { tree: Tree::new(scratch.path()), scratch, stat, about })
+        Ok(Given { tree: Tree::new(scratch.path()), scratch, counted, about })
     }
 }
 
@@ -87,7 +93,7 @@ impl Target for Given {
         self.about.clone()
     }
     fn counters(&self) -> Result<Option<Counters>> {
-        self.stat.as_deref().map(Counters::read).transpose()
+        self.counted.as_ref().map(Counted::read).transpose()
     }
     fn create_dir(&self, path: &str) -> Result<()> {
         self.tree.create_dir(path)
