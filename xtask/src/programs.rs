@@ -79,14 +79,19 @@ pub fn build(limit: Duration) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
+/// A setting of cargo that has each test program announced in what it prints, by a line that begins with `words`.
+pub fn announced(words: &str) -> String {
+    format!(r#"target.'cfg(all())'.runner = ["sh", "-c", 'echo "{words}$0"; exec "$0" "$@"']"#)
+}
+
 /// Those that mount by the mount's own crate, to be run once more, through rings.
 pub fn through_rings(programs: Vec<Program>) -> Vec<Program> {
     let of_mount = programs.into_iter().filter(|program| directory_name(program) == "mount");
     of_mount.map(|program| Program { through_rings: true, ..program }).collect()
 }
 
-/// Runs them, `lanes` at a time, and gives each line that they print to `each`: those of one program in a row. Whether all went
-/// well; one that did not keeps none from running.
+/// Runs them, `lanes` at a time, and gives all that one of them has printed to `each` when it has ended. Whether all went well;
+/// one that did not keeps none from running.
 pub fn run(
     programs: Vec<Program>,
     lanes: usize,
@@ -118,10 +123,9 @@ pub fn run(
                 directory_name(&program),
                 begun.elapsed().as_secs_f64()
             );
-            for line in String::from_utf8_lossy(&text).lines() {
-                println!("{line}");
-                (shown.0)(line);
-            }
+            let text = String::from_utf8_lossy(&text);
+            text.lines().for_each(|line| println!("{line}"));
+            (shown.0)(&text);
             match status {
                 Ok(status) if status.success() => {}
                 Ok(status) => {
@@ -200,7 +204,9 @@ mod tests {
             let programs: Vec<_> = names.iter().map(|name| shell(name)).collect();
             let paths: Vec<_> = programs.iter().map(|program| program.path.clone()).collect();
             let mut lines = Vec::new();
-            let well = run(programs, 2, Duration::from_secs(60), |line| lines.push(line.to_owned()));
+            let well = run(programs, 2, Duration::from_secs(60), |text| {
+                lines.extend(text.lines().map(str::to_owned))
+            });
             paths.iter().for_each(|path| fs::remove_file(path).expect("it is there"));
             let expected: usize = 2 * names.len();
             assert_eq!(lines.len(), expected);

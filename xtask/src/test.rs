@@ -13,6 +13,8 @@ const GOAL: Duration = Duration::from_secs(15 * 60);
 const LANES: usize = 2;
 /// When it is given up: shared machines slow down by 2.5 within minutes, and a slow pass is not a failure.
 const LIMIT: Duration = Duration::from_secs(60 * 60);
+/// What a test program that cargo runs is announced by, with its path. cargo itself tells that to standard error alone.
+const ANNOUNCED: &str = "== test program ";
 /// The run at full size.
 const LIMIT_FULL: Duration = Duration::from_secs(4 * 60 * 60);
 
@@ -32,7 +34,8 @@ struct Totals {
     passed: u64,
     failed: u64,
     ignored: u64,
-    /// Test programs under way: a test may run others, whose summaries are its own business.
+    /// Test programs under way: a test may run others, whose summaries are its own business. One that dies in the middle has no summary,
+    /// and the next one that is begun here counts all the same.
     depth: u64,
 }
 
@@ -50,13 +53,13 @@ pub fn run(args: &TestArgs) -> Result<()> {
     let began = Instant::now();
     // At full size machines are measured: nothing else runs beside that.
     let well = if args.rest.is_empty() && !args.full {
-        let well = programs::run(programs::build(limit)?, LANES, limit, |line| totals.add(line))?;
+        let well = programs::run(programs::build(limit)?, LANES, limit, |text| totals.add_program(text))?;
         let mut docs = cargo();
         docs.args(["test", "--workspace", "--doc", "--no-fail-fast"]);
         well & run_lines("cargo test --doc", &mut docs, limit, |line| totals.add(line))?.success()
     } else {
         let mut command = cargo();
-        command.args(["test", "--no-fail-fast"]);
+        command.args(["test", "--no-fail-fast", "--config", &programs::announced(ANNOUNCED)]);
         let of_one_package = |word: &String| word.starts_with("-p") || word.starts_with("--package");
         if !args.rest.iter().any(of_one_package) {
             command.arg("--workspace");
@@ -78,7 +81,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
             let again = rings::with(|| {
                 println!("== the tests of the mount and the suites of others once more, through rings");
                 let programs = programs::through_rings(programs::build(limit)?);
-                let well = programs::run(programs, LANES, limit, |line| totals.add(line))?;
+                let well = programs::run(programs, LANES, limit, |text| totals.add_program(text))?;
                 // What differs is how requests arrive: one seed of operations shows that.
                 suites(&mut totals, 1)?;
                 Ok(well)
@@ -121,8 +124,17 @@ fn skipped_banner() -> &'static str {
 }
 
 impl Totals {
+    /// Takes in all that a test program has printed.
+    fn add_program(&mut self, text: &str) {
+        self.depth = 0;
+        text.lines().for_each(|line| self.add(line));
+    }
+
     /// Takes in one line of output; those that sum up a test program count.
     fn add(&mut self, line: &str) {
+        if line.starts_with(ANNOUNCED) {
+            self.depth = 0;
+        }
         let running = |rest: &str| rest.ends_with(" tests") || rest.ends_with(" test");
         if line.strip_prefix("running ").is_some_and(running) {
             self.depth += 1;
@@ -172,5 +184,24 @@ mod tests {
             totals.add(line);
         }
         assert_eq!(totals, Totals { passed: 16, failed: 2, ignored: 1, depth: 0 });
+    }
+
+    /// Goal: a test program that dies in the middle takes away the count of none that comes after it. Method: one that began and has no
+    /// summary, alone and in the middle of what it ran itself, then one that passes; as a whole each, and line by line as cargo runs them.
+    #[test]
+    fn who_dies_takes_no_count_along() {
+        let dead = "running 5 tests\ntest it ... ok\nrunning 1 test\n";
+        let passes = "running 2 tests\ntest result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 1s\n";
+        let expected = Totals { passed: 2, failed: 0, ignored: 1, depth: 0 };
+        let mut totals = Totals::default();
+        totals.add_program(dead);
+        totals.add_program(passes);
+        assert_eq!(totals, expected);
+        let mut totals = Totals::default();
+        for text in [dead, passes] {
+            totals.add(&format!("{ANNOUNCED}/target/debug/deps/some-1"));
+            text.lines().for_each(|line| totals.add(line));
+        }
+        assert_eq!(totals, expected);
     }
 }
