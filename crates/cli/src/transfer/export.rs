@@ -314,18 +314,23 @@ impl<'a> Export<'a> {
     fn leave(&mut self, level: &Level, path: &Path) -> Step<()> {
         self.tally.summary.directories_count += 1;
         let mut from = level.from;
-        if !self.superuser
+        let opened = !self.superuser
             && from.mode & host::OWNER_BITS != host::OWNER_BITS
-            && path.as_os_str().len() <= PATH_BYTES_MAX
-        {
+            && path.as_os_str().len() <= PATH_BYTES_MAX;
+        if opened {
             // Files in it wait for their times.
-            self.bits_last.push((path.to_path_buf(), from.mode));
             from.mode |= host::OWNER_BITS;
         }
         let have = host::stat_of(&level.target)?;
         let mut flags = Flagged::of(Some(level.target.as_fd()));
         flags.had = level.had.get().unwrap_or(flags.had);
-        let mut changed = self.attributes(&from, &have, &Held::of(&level.target), &mut flags)?;
+        let changed = self.attributes(&from, &have, &Held::of(&level.target), &mut flags);
+        if opened {
+            // Of what others may do it has what it should have, or what it had where that failed.
+            let others = host::stat_of(&level.target)?.mode & !host::OWNER_BITS;
+            self.bits_last.push((path.to_path_buf(), others | (level.from.mode & host::OWNER_BITS)));
+        }
+        let mut changed = changed?;
         if (have.atime, have.mtime) != (level.from.atime, level.from.mtime) {
             flags.free();
             rustix::fs::futimens(&level.target, &host::times(level.from.atime, level.from.mtime))?;
@@ -502,7 +507,9 @@ impl<'a> Export<'a> {
             _ => Some(FileType::BlockDevice),
         };
         if let Some(kind) = kind {
-            let (mode, device) = (Mode::from_raw_mode(from.mode & 0o777), host::device_number(from.rdev));
+            // Others get what they may do of it below, when an access list is there, or is not.
+            let mode = Mode::from_raw_mode(from.mode & host::OWNER_BITS);
+            let device = host::device_number(from.rdev);
             place(&dir.target, name, existing, |name| {
                 Ok(rustix::fs::mknodat(&dir.target, name, kind, mode, device)?)
             })?;

@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timestamps, Uid, XattrFlags};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, StatVfs, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 use varve_fs::FileKind;
 
@@ -39,6 +39,11 @@ impl<'a> Held<'a> {
     /// Looks at it.
     pub fn stat(&self) -> Result<HostStat, Errno> {
         host::stat_of(self.fd)
+    }
+
+    /// What its filesystem says of its room.
+    pub fn room(&self) -> Result<StatVfs, Errno> {
+        rustix::fs::fstatvfs(self.fd)
     }
 
     /// Opens it to read it, leaving its access time alone where that is allowed.

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{Gid, OFlags, Uid};
+use rustix::fs::{Gid, OFlags, StatVfs, Uid};
 use rustix::io::Errno;
 use varve_fs::{Attr, FileFlags, FileKind};
 
@@ -12,6 +12,11 @@ use crate::transfer::held::{Held, hold};
 use crate::transfer::host::{self, Flagged, HostStat, Xattr};
 use crate::transfer::tally::Trouble;
 use crate::transfer::target::sync_file;
+
+/// Where the list is that says who may do what with a file.
+const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
+/// A filesystem with so much room is not full, whatever it keeps for itself.
+const ROOM_BYTES: u64 = 16 << 20;
 
 impl Export<'_> {
     /// Sets flags, and gives whether they were others before.
@@ -128,11 +133,17 @@ impl Export<'_> {
                 self.owners_left_out = true;
             }
         }
-        changed |= self.xattrs(from, held, flags)?;
+        let (given, list_left_out) = self.xattrs(from, held, flags)?;
+        changed |= given;
         // Last: a new owner and an access list change the bits.
         let have = if changed { held.stat()? } else { *have };
-        // A program that runs as its owner is not to run as somebody else.
         let mut mode = from.mode;
+        if let Some(list) = list_left_out {
+            // Beside a list the group's bits are its mask: the most that anybody whom it names may do. Without it they are the group's, which
+            // may do what the list lets it.
+            mode &= !0o070 | own_group_bits(&list);
+        }
+        // A program that runs as its owner is not to run as somebody else.
         if from.uid != have.uid {
             mode &= !0o4000;
         }
@@ -147,7 +158,13 @@ impl Export<'_> {
         Ok(changed)
     }
 
-    fn xattrs(&mut self, from: &Attr, held: &Held<'_>, flags: &mut Flagged<'_>) -> Step<bool> {
+    /// Gives what is held its extended attributes. Gives whether any were others, and the access list if that was left out.
+    fn xattrs(
+        &mut self,
+        from: &Attr,
+        held: &Held<'_>,
+        flags: &mut Flagged<'_>,
+    ) -> Step<(bool, Option<Vec<u8>>)> {
         let mut wanted: Vec<Xattr> = Vec::new();
         for xattr in self.filesystem.listxattr(from.ino).map_err(unreadable)? {
             let value = self.filesystem.getxattr(from.ino, &xattr).map_err(unreadable)?;
@@ -165,16 +182,45 @@ impl Export<'_> {
                 changed = true;
             }
         }
+        let wanted_bytes = wanted.iter().map(|(name, value)| (name.len() + value.len()) as u64).sum();
+        let mut list_left_out = None;
         for xattr in wanted.iter().filter(|xattr| !have.contains(xattr)) {
             flags.free();
             match held.as_owner(|| held.set_xattr(xattr)) {
                 Ok(()) => changed = true,
+                Err(Errno::NOSPC) if !held.room().is_ok_and(|room| is_too_large(wanted_bytes, &room)) => {
+                    let error = std::io::Error::from(Errno::NOSPC);
+                    return Err(Trouble::Entry(format!(
+                        "its extended attributes cannot be set: {error}; make room there and run the same command again"
+                    )));
+                }
                 Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSPC | Errno::RANGE | Errno::TOOBIG) => {
                     self.tally.summary.xattrs_left_out_count += 1;
+                    if xattr.0 == ACCESS_LIST {
+                        list_left_out = Some(xattr.1.clone());
+                    }
                 }
                 Err(errno) => return Err(errno.into()),
             }
         }
-        Ok(changed)
+        Ok((changed, list_left_out))
     }
+}
+
+/// Whether a filesystem that says it is full has room, and no file of it takes so many bytes of extended attributes: ext4 has one block for all
+/// that do not fit into an inode, and says that it is full of more. Half a block is what always fits.
+pub(super) fn is_too_large(bytes: u64, room: &StatVfs) -> bool {
+    let has_inodes = room.f_files == 0 || room.f_favail > 0;
+    bytes > room.f_bsize / 2 && has_inodes && room.f_bavail.saturating_mul(room.f_frsize) >= ROOM_BYTES
+}
+
+/// The group bits that an access list gives the file's group, whatever its mask. A list that makes no sense gives it none.
+fn own_group_bits(list: &[u8]) -> u32 {
+    // As Linux has them (acl(5), and posix_acl_xattr.h): a version, then entries of a tag, permissions and an id.
+    const HEADER_BYTES: usize = 4;
+    const ENTRY_BYTES: usize = 8;
+    const GROUP_OWNER: u16 = 4;
+    let mut entries = list.get(HEADER_BYTES..).unwrap_or_default().chunks_exact(ENTRY_BYTES);
+    let own = entries.find(|entry| entry[..2] == GROUP_OWNER.to_le_bytes());
+    own.map_or(0, |entry| u32::from(entry[2] & 7) << 3)
 }

@@ -263,11 +263,110 @@ fn a_directory_takes_a_place_when_it_is_there() {
 
 /// A tmpfs for so many inodes, mounted nowhere.
 fn small_tmpfs(inodes: u32) -> Option<OwnedFd> {
+    unmounted("tmpfs", &[("nr_inodes", inodes.to_string())])
+}
+
+/// A filesystem in memory, mounted nowhere.
+fn unmounted(kind: &str, options: &[(&str, String)]) -> Option<OwnedFd> {
     use rustix::mount::{self, FsMountFlags, FsOpenFlags, MountAttrFlags};
-    let context = mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).ok()?;
-    mount::fsconfig_set_string(&context, "nr_inodes", inodes.to_string()).ok()?;
+    let context = mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).ok()?;
+    for (option, value) in options {
+        mount::fsconfig_set_string(&context, *option, value).ok()?;
+    }
     mount::fsconfig_create(&context).ok()?;
     mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).ok()
+}
+
+/// Gives an inode of the pool bits, those of the group being the mask, and a list that names user 1000 and lets the group do `group`.
+fn listed(pool: &Filesystem, ino: InodeId, mode: u32, group: u16) {
+    pool.setattr(Caller::ROOT, ino, SetAttr { mode: Some(mode), ..SetAttr::default() }).expect("bits");
+    let class = |shift: u32| (mode >> shift & 7) as u16;
+    let entries = [
+        (0x01, class(6), u32::MAX),
+        (0x02, 7, 1000),
+        (0x04, group, u32::MAX),
+        (0x10, class(3), u32::MAX),
+        (0x20, class(0), u32::MAX),
+    ];
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in entries {
+        list.extend(u16::to_le_bytes(tag));
+        list.extend(u16::to_le_bytes(permissions));
+        list.extend(u32::to_le_bytes(id));
+    }
+    pool.setxattr(ino, b"system.posix_acl_access", &list, XattrMode::Set).expect("a list");
+    assert_eq!(pool.getattr(ino).expect("it is there").mode, mode);
+}
+
+// Goal: where a target takes no access lists nobody may do what the list kept from him: the group has what the list gives it, within its
+// mask, and the rest its bits. Method: files, a pipe and directories onto a ramfs, which takes none; again, with bits that an older export
+// gave; a directory that keeps out its owner, who is not root.
+#[test]
+fn a_list_that_is_left_out_lets_nobody_in() {
+    let Some(target) = unmounted("ramfs", &[]) else {
+        crate::tell("*** SKIPPED a_list_that_is_left_out_lets_nobody_in: no ramfs can be made here ***");
+        return;
+    };
+    let pool = pool();
+    let wanted = [("none", 0o660, 0, 0o600), ("some", 0o674, 5, 0o654), ("masked", 0o640, 7, 0o640)];
+    for (name, mode, group, _) in wanted {
+        listed(&pool, file(&pool, name), mode, group);
+    }
+    let pipe = pool.mknod(Caller::ROOT, ROOT_INODE, b"pipe", FileKind::Fifo, 0o600, 0).expect("a pipe").ino;
+    listed(&pool, pipe, 0o662, 0);
+    for (name, mode) in [(&b"open"[..], 0o775), (b"closed", 0o575)] {
+        let ino = pool.mkdir(Caller::ROOT, ROOT_INODE, name, 0o700).expect("a directory").ino;
+        listed(&pool, ino, mode, 1);
+    }
+    let out = PathBuf::from(format!("/proc/self/fd/{}", target.as_raw_fd()));
+    let bits = |name: &str| std::fs::metadata(out.join(name)).expect("it is there").mode() & 0o7777;
+    for run in 0..2 {
+        let (mut export, _) = begin(&pool, &out, false);
+        export.superuser = false;
+        let from = pool.getattr(ROOT_INODE).expect("a root");
+        assert!(export.tree(from).is_ok() && export.finish_waiting().is_ok());
+        for (path, mode) in std::mem::take(&mut export.bits_last) {
+            export.bits_at(&path, mode);
+        }
+        let summary = &export.tally.summary;
+        assert_eq!((summary.errors_count, summary.xattrs_left_out_count), (0, 6));
+        assert_eq!(summary.files_equal_count, 3 * run);
+        let expected = wanted.iter().map(|(name, .., expected)| (*name, *expected));
+        for (name, expected) in expected.chain([("pipe", 0o602), ("open", 0o715), ("closed", 0o515)]) {
+            assert_eq!(bits(name), expected, "{name}: {:o}", bits(name));
+            std::fs::set_permissions(out.join(name), Permissions::from_mode(0o777)).expect("its bits");
+        }
+    }
+}
+
+// Goal: a target that is full is told as that, and not as one that takes no attributes; one with room that says it is full of large ones is
+// one that does not take them. Method: a tmpfs with room for a file and none for its attribute; then numbers.
+#[test]
+fn a_full_target_is_no_poor_one() {
+    let Some(target) = small_tmpfs(3) else {
+        crate::tell("*** SKIPPED a_full_target_is_no_poor_one: no tmpfs can be made here ***");
+        return;
+    };
+    let pool = pool();
+    let ino = file(&pool, "f");
+    pool.setxattr(ino, b"user.large", &[7; 1500], XattrMode::Set).expect("an attribute");
+    let out = PathBuf::from(format!("/proc/self/fd/{}", target.as_raw_fd()));
+    let (mut export, level) = begin(&pool, &out, true);
+    match export.entry(&level, Path::new("f"), b"f", ino) {
+        Err(Trouble::Entry(error)) => assert!(error.contains("make room"), "{error}"),
+        _ => panic!("there is no room"),
+    }
+    assert_eq!(export.tally.summary.xattrs_left_out_count, 0);
+    assert_eq!(std::fs::read(out.join("f")).expect("its contents count for more"), b"f");
+
+    let mut room = rustix::fs::fstatvfs(&target).expect("it has some");
+    (room.f_bsize, room.f_frsize, room.f_bavail) = (4096, 4096, 4096);
+    (room.f_files, room.f_favail) = (0, 0);
+    assert!(attributes::is_too_large(4000, &room) && !attributes::is_too_large(2000, &room));
+    room.f_bavail -= 1;
+    assert!(!attributes::is_too_large(4000, &room));
+    (room.f_bavail, room.f_files) = (4096, 9);
+    assert!(!attributes::is_too_large(4000, &room));
 }
 
 // Goal: an export of a forged pool ends, with each directory once and all else told. Method: entries of a directory that lead to itself, to
