@@ -14,7 +14,7 @@ use varve_format::Corrupt;
 use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, SIZE_MAX, Time};
 
 use crate::access::Accesses;
-use crate::api::{Attr, Clock, DataLogged, FileFlags, NAME_BYTES_MAX};
+use crate::api::{Clock, DataLogged, NAME_BYTES_MAX};
 use crate::files::FileCount;
 use crate::inode::{Inner, InodeState, InodeTable, Presence};
 use crate::ops::diff::AllHints;
@@ -478,33 +478,6 @@ impl Core {
     }
 }
 
-/// What stat shows of an inode.
-pub(crate) fn attr(ino: InodeId, inner: &Inner) -> Attr {
-    let record = &inner.record;
-    let (mtime, ctime) = inner.times();
-    let blocks = match record.kind {
-        InodeKind::File | InodeKind::Symlink => inner.size.div_ceil(512),
-        _ => 0,
-    };
-    Attr {
-        ino,
-        generation: record.generation,
-        kind: record.kind,
-        mode: u32::from(inner.mode()),
-        links: links(record),
-        uid: record.uid,
-        gid: record.gid,
-        rdev: if record.kind == InodeKind::Directory { 0 } else { record.rdev },
-        size: inner.size,
-        blocks,
-        atime: inner.access_time(),
-        mtime,
-        ctime,
-        btime: record.btime,
-        flags: FileFlags::of(record),
-    }
-}
-
 /// Checks a name that is to be created.
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     match name {
@@ -534,13 +507,4 @@ pub(crate) fn touch_directory(record: &mut InodeRecord, now: Time, entries: i64,
         (_, Err(_)) => 0,
     };
     touch(record, now);
-}
-
-/// Links as stat shows them: a directory's name, its own ".", and the ".." of each directory in it. Directories whose
-/// count is not known show 1, which tells find(1) and others not to draw conclusions.
-fn links(record: &InodeRecord) -> u32 {
-    match record.kind {
-        InodeKind::Directory if record.links > 0 && record.rdev > 0 => record.rdev.saturating_add(1),
-        _ => record.links,
-    }
 }

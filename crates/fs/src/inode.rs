@@ -461,10 +461,15 @@ impl Shard {
             return None;
         }
         let unused = self.states.remove(&state.ino.0);
+        self.forget_void();
+        unused
+    }
+
+    /// Those that have been taken out are forgotten when they are many.
+    fn forget_void(&mut self) {
         if self.oldest.len() > 2 * self.states.len() + VOID_MAX {
             self.oldest.retain(|ino| self.states.contains_key(ino));
         }
-        unused
     }
 }
 
@@ -583,6 +588,7 @@ impl InodeTable {
                 is_clear &= !stays;
                 stays
             });
+            shard.forget_void();
         }
         if !is_clear {
             self.met.set(slot);
@@ -622,6 +628,14 @@ mod tests {
         table.state(full(5, 9)).inner.write().opens = 0;
         assert!(table.clear(Slot(5)) && table.clear(Slot(5)) && table.clear(Slot(8)));
         assert_eq!([4, 5, 6].map(left), [99, 0, 99]);
+        for _ in 0..100 {
+            (1..=5000).for_each(|local| drop(table.state(full(5, local))));
+            assert!(table.clear(Slot(5)));
+        }
+        for shard in &table.shards {
+            let shard = shard.lock();
+            assert!(shard.oldest.len() <= 2 * shard.states.len() + VOID_MAX, "what was is remembered");
+        }
     }
 
     // Goal: of a subvolume each inode is met that is in the table, and a subvolume without any is not looked for. Method: three

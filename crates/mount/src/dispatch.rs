@@ -10,7 +10,8 @@ use std::sync::{Arc, Weak};
 use rustix::io::Errno;
 use varve_device::AlignedBuf;
 use varve_fs::{
-    AccessRule, Allocate, Attr, Caller, DirEntry, FsError, InodeId, RenameMode, SeekTo, XattrMode,
+    AccessRule, Allocate, Attr, Caller, DirEntry, FsError, InodeId, ROOT_INODE, RenameMode, SeekTo,
+    XattrMode, subvolume_root,
 };
 
 use crate::caches::{Caches, Waiters};
@@ -317,7 +318,9 @@ impl<V: Verbs> Adapter<V> {
         listing: &mut Listing,
     ) -> Result<(), FsError> {
         let mut entries_max = ENTRIES_FIRST;
-        loop {
+        // Of a listing that fails the kernel gets nothing.
+        let mut given = Vec::new();
+        'listing: loop {
             let mut entries: Vec<DirEntry> = Vec::with_capacity(entries_max);
             self.verbs.readdir(ino, cookie, &mut |entry| {
                 entries.push(entry);
@@ -337,17 +340,19 @@ impl<V: Verbs> Adapter<V> {
                     _ => bare_entry(entry),
                 };
                 if !listing.add_plus(out, entry.cookie, &entry.name) {
-                    return Ok(());
+                    break 'listing;
                 }
-                if out.nodeid != 0 {
-                    self.numbers.give(entry.ino);
+                if out.nodeid != 0 && subvolume_root(entry.ino) != ROOT_INODE {
+                    given.push(entry.ino);
                 }
             }
             if last {
-                return Ok(());
+                break;
             }
             entries_max = (entries_max * 2).min(ENTRIES_MAX);
         }
+        given.into_iter().for_each(|ino| self.numbers.give(ino));
+        Ok(())
     }
 
     /// Who writes, as far as set-id bits go: they stay for the superuser, and the kernel, if it says so, knows better who

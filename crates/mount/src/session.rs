@@ -186,9 +186,13 @@ impl Mounted {
         // Also when this is the second try: of the first the kernel has nothing any more.
         let numbers = Arc::new(Numbers::default());
         verbs.reuse_numbers({
-            let (numbers, health) = (numbers.clone(), health.clone());
-            // What could not be stored waits for its file under its number.
-            Box::new(move |root| numbers.is_known(root) || health.unstored.has_any_of(root))
+            // Of a mount that has ended nobody knows anything any more.
+            let (numbers, health) = (Arc::downgrade(&numbers), Arc::downgrade(&health));
+            Box::new(move |root| {
+                numbers.upgrade().is_some_and(|numbers| numbers.is_known(root))
+                    // What could not be stored waits for its file under its number.
+                    || health.upgrade().is_some_and(|health| health.unstored.has_any_of(root))
+            })
         });
         let make = {
             let (verbs, health, policy) = (verbs.clone(), health.clone(), policy.clone());

@@ -13,7 +13,7 @@ use super::flags::{Touch, inherited};
 use super::require_directory;
 use crate::acl::{self, Acl};
 use crate::api::{Attr, Caller, DataLogged, NewInode};
-use crate::core::{Core, attr, check_name, touch_directory};
+use crate::core::{Core, check_name, touch_directory};
 use crate::inode::{Inner, InodeState, Presence, blank_record};
 use crate::subvolume::{Names, local};
 use crate::table::extents;
@@ -192,7 +192,7 @@ impl Core {
         {
             observer(DataLogged { ino, offset: 0, len: inner.size, size: inner.size, lsn });
         }
-        Ok(attr(ino, &inner))
+        Ok(self.attr_of(ino, &inner))
     }
 
     /// What is to be cloned, and what keeps its subvolume from being forked meanwhile.

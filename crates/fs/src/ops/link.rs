@@ -6,7 +6,7 @@ use varve_format::record::inode::InodeKind;
 use super::flags::Touch;
 use super::require_directory;
 use crate::api::Attr;
-use crate::core::{Core, attr, check_name, touch, touch_directory};
+use crate::core::{Core, check_name, touch, touch_directory};
 use crate::inode::Presence;
 use crate::subvolume::{Slot, local};
 use crate::table::orphans;
@@ -90,6 +90,6 @@ impl Core {
         let inner = locked.get(ino);
         inner.take_over(&change, record);
         (inner.presence, inner.linkable) = (Presence::Live, false);
-        Ok(attr(ino, inner))
+        Ok(self.attr_of(ino, inner))
     }
 }

@@ -2,12 +2,12 @@
 
 use varve_engine::{EngineError, InodeId};
 use varve_format::Corrupt;
-use varve_format::record::inode::InodeKind;
+use varve_format::record::inode::{InodeKind, InodeRecord};
 use varve_format::record::name::NamePosition;
 
 use super::create::TARGET_BYTES_MAX;
-use crate::api::{Attr, DirEntry, NAME_BYTES_MAX, ROOT_INODE, StatFs};
-use crate::core::{Core, attr};
+use crate::api::{Attr, DirEntry, FileFlags, NAME_BYTES_MAX, ROOT_INODE, StatFs};
+use crate::core::Core;
 use crate::inode::Inner;
 use crate::subvolume::Slot;
 use crate::table::Namespace;
@@ -94,15 +94,13 @@ impl Core {
         Ok(self.attr_of(ino, &inner))
     }
 
-    /// The attributes of an inode that is locked.
+    /// The attributes of an inode that is locked, always the same generation of it: the kernel takes another one for another inode.
     pub(super) fn attr_of(&self, ino: InodeId, inner: &Inner) -> Attr {
         let mut attr = attr(ino, inner);
         let slot = Slot::of(ino);
-        if slot != Slot::FIRST
-            && let Ok(subvolume) = self.subvolumes.get(slot)
-        {
+        if let Some(id) = self.subvolumes.id_of(slot) {
             // What was in the slot before had the same numbers, perhaps of the same source. A multiplication keeps generations apart that are.
-            let mixed = attr.generation ^ u64::from((subvolume.id as u32).wrapping_mul(0x9e37_79b1));
+            let mixed = attr.generation ^ u64::from((id as u32).wrapping_mul(0x9e37_79b1));
             attr.generation = mixed.max(1);
         }
         if attr.kind == InodeKind::Directory && attr.links > 1 {
@@ -181,6 +179,42 @@ impl Core {
         let space = self.store.space();
         let total_bytes = space.total_bytes.saturating_sub(space.fixed_bytes + space.protected_bytes);
         Ok(StatFs { total_bytes, free_bytes: space.free_bytes.min(total_bytes), files: self.files.get() })
+    }
+}
+
+/// What the inode itself has of what stat shows: not for users, who are shown [`Core::attr_of`].
+fn attr(ino: InodeId, inner: &Inner) -> Attr {
+    let record = &inner.record;
+    let (mtime, ctime) = inner.times();
+    let blocks = match record.kind {
+        InodeKind::File | InodeKind::Symlink => inner.size.div_ceil(512),
+        _ => 0,
+    };
+    Attr {
+        ino,
+        generation: record.generation,
+        kind: record.kind,
+        mode: u32::from(inner.mode()),
+        links: links(record),
+        uid: record.uid,
+        gid: record.gid,
+        rdev: if record.kind == InodeKind::Directory { 0 } else { record.rdev },
+        size: inner.size,
+        blocks,
+        atime: inner.access_time(),
+        mtime,
+        ctime,
+        btime: record.btime,
+        flags: FileFlags::of(record),
+    }
+}
+
+/// Links as stat shows them: a directory's name, its own ".", and the ".." of each directory in it. Directories whose
+/// count is not known show 1, which tells find(1) and others not to draw conclusions.
+fn links(record: &InodeRecord) -> u32 {
+    match record.kind {
+        InodeKind::Directory if record.links > 0 && record.rdev > 0 => record.rdev.saturating_add(1),
+        _ => record.links,
     }
 }
 

@@ -14,7 +14,7 @@ use super::require_directory;
 use crate::Result;
 use crate::acl;
 use crate::api::{Attr, Caller, NewNameless};
-use crate::core::{Core, attr};
+use crate::core::Core;
 use crate::inode::Presence;
 use crate::subvolume::local;
 use crate::table::orphans;
@@ -59,6 +59,6 @@ impl Core {
         }
         inner.install(record, change.version, Presence::Orphan);
         (inner.opens, inner.linkable) = (1, new.linkable);
-        Ok(attr(ino, &inner))
+        Ok(self.attr_of(ino, &inner))
     }
 }

@@ -13,7 +13,7 @@ use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
 use super::setattr::{set_attributes, stays_privileged};
 use super::{require_file, without_set_ids};
 use crate::api::{Attr, Caller, FILE_BYTES_MAX, SetAttr};
-use crate::core::{Core, attr};
+use crate::core::Core;
 use crate::inode::{Calm, Inner, Pending};
 use crate::reaper::Task;
 use crate::table::extents;
@@ -53,7 +53,7 @@ impl Core {
             let inner = &mut *guard;
             require_file(inner)?;
             if !wanted(inner.size) {
-                return Ok(attr(ino, inner));
+                return Ok(self.attr_of(ino, inner));
             }
             let held = match turn.take() {
                 None if !grows_alone(inner, size) => {
@@ -148,7 +148,7 @@ impl Core {
             if reap {
                 self.reap.push(Task::Family(inner.record.data.family));
             }
-            let attr = attr(ino, inner);
+            let attr = self.attr_of(ino, inner);
             drop(guard);
             drop(held);
             return Ok(attr);

@@ -35,7 +35,7 @@ pub(crate) struct Subvolumes {
 /// So many others are given back before a slot is given out again.
 const RESTING: usize = 1 << 16;
 /// Slots that were given back and are still known to somebody are passed over, so many at a time.
-const PASSED_OVER_MAX: usize = 64;
+const PASSED_OVER_MAX: usize = 4096;
 
 /// Slots that may be given out: those in which nothing was when the pool was opened, each once. Those behind all that were in use
 /// come first. When there are none left, those that were given back meanwhile, the first of them first.
@@ -51,15 +51,17 @@ struct FreeSlots {
     low: u32,
     /// Slots that there are, the first subvolume's too.
     all: u32,
-    /// Those that were given back, in that order.
+    /// Those that were given back last, in that order.
     returned: VecDeque<u32>,
-    /// How many of them are kept back.
+    /// How many of them there are, at most: those before have rested.
     resting: usize,
+    rested: VecDeque<u32>,
 }
 
 impl FreeSlots {
     fn new(all: u32, resting: usize) -> FreeSlots {
-        FreeSlots { used: Vec::new(), used_end: 1, high: 1, low: 1, all, returned: VecDeque::new(), resting }
+        let (returned, rested) = (VecDeque::new(), VecDeque::new());
+        FreeSlots { used: Vec::new(), used_end: 1, high: 1, low: 1, all, returned, resting, rested }
     }
 
     fn in_use(&mut self, slot: u32) {
@@ -89,20 +91,21 @@ impl FreeSlots {
             return unused;
         }
         self.low = self.low.max(self.used_end.min(self.all));
-        let rested = self.returned.len().saturating_sub(self.resting);
-        for _ in 0..rested.min(PASSED_OVER_MAX) {
-            let first = *self.returned.front()?;
+        let more = self.returned.len().saturating_sub(self.resting);
+        self.rested.extend(self.returned.drain(..more));
+        for _ in 0..self.rested.len().min(PASSED_OVER_MAX) {
+            let first = *self.rested.front()?;
             if !is_known(first) {
                 return Some(first);
             }
-            self.returned.rotate_left(1);
+            self.rested.rotate_left(1);
         }
         None
     }
 
     fn taken(&mut self, slot: u32) {
-        if self.returned.front() == Some(&slot) {
-            self.returned.pop_front();
+        if self.rested.front() == Some(&slot) {
+            self.rested.pop_front();
         } else if slot >= self.used_end {
             self.high = self.high.max(slot + 1);
         } else if !self.is_used(slot) {
@@ -160,6 +163,14 @@ impl Subvolumes {
             return Ok(Found::First(&self.first));
         }
         self.others.read().get(&slot).cloned().map(Found::Other).ok_or(FsError::Stale)
+    }
+
+    /// The number of the subvolume in `slot`, unless it is the first.
+    pub(crate) fn id_of(&self, slot: Slot) -> Option<u64> {
+        if slot == Slot::FIRST {
+            return None;
+        }
+        self.others.read().get(&slot).map(|subvolume| subvolume.id)
     }
 
     /// Refuses a subvolume that is gone or has let go of what it held. The first never does.
@@ -230,7 +241,10 @@ impl Subvolumes {
 
     /// Of the subvolume that was in a slot nothing is left in the pool.
     pub(crate) fn give_back(&self, slot: Slot) {
-        self.free.lock().returned.push_back(slot.0);
+        // A forged record may say any.
+        if slot.0 < SUBVOLUME_SLOTS && slot != Slot::FIRST && !self.others.read().contains_key(&slot) {
+            self.free.lock().returned.push_back(slot.0);
+        }
     }
 
     /// Keeps a slot from being given out before it is given back: when the pool was opened there was a subvolume in it, or something was left of
@@ -278,12 +292,12 @@ mod tests {
         free.returned.extend([5, 6]);
         assert_eq!(free.next(|slot| slot == 3), Some(4), "it was in use when the pool was opened");
         free.taken(4);
-        assert_eq!(free.returned, [5, 6, 3]);
-        assert_eq!(free.next(|_| false), Some(5));
-        free.taken(5);
-        assert_eq!(free.next(|_| false), None);
+        assert_eq!(free.next(|slot| slot == 3), None, "5 and 6 rest");
         free.returned.push_back(4);
-        assert_eq!(free.next(|slot| slot == 6), None, "two rest, and the other one is known");
+        assert_eq!(free.next(|slot| slot == 3), Some(5));
+        free.taken(5);
         assert_eq!(free.next(|_| false), Some(3));
+        free.taken(3);
+        assert_eq!(free.next(|_| false), None);
     }
 }

@@ -595,6 +595,58 @@ fn numbers_of_subvolumes_are_used_again() {
     f.check();
 }
 
+// Goal: whoever gives an inode's attributes gives the same generation: the kernel takes another one for another inode, and what it had open for
+// broken. Method: everything that makes an inode or changes one, in the first subvolume, another one and a snapshot of that; looked up, and
+// after the pool has been opened again.
+#[test]
+fn generations_are_always_the_same() {
+    let mut f = Fixture::new(64 * MIB);
+    let sub = make(&f, ROOT, b"sub");
+    let nameless = NewNameless { mode: 0o600, umask: 0, linkable: true, set_gid_judged: false };
+    let snap = snapshot(&f, sub, b"snap");
+    for dir in [ROOT, sub, snap] {
+        let mut made = vec![
+            f.fs.create(Caller::ROOT, dir, b"file", 0o644).unwrap(),
+            f.fs.mkdir(Caller::ROOT, dir, b"directory", 0o755).unwrap(),
+            f.fs.mknod(Caller::ROOT, dir, b"fifo", FileKind::Fifo, 0o644, 0).unwrap(),
+            f.fs.symlink(Caller::ROOT, dir, b"symlink", b"target").unwrap(),
+            f.fs.create_subvolume(Caller::ROOT, dir, b"subvolume", 0o755).unwrap(),
+            f.fs.tmpfile(Caller::ROOT, dir, nameless).unwrap(),
+        ];
+        f.write(made[0].ino, 0, &pattern(1, 9000));
+        made.push(f.fs.clone_file(Caller::ROOT, made[0].ino, dir, b"clone").unwrap());
+        made.push(f.fs.link(made[5].ino, dir, b"nameless").unwrap());
+        made.push(
+            f.fs.setattr(Caller::ROOT, made[0].ino, SetAttr { size: Some(0), ..SetAttr::default() }).unwrap(),
+        );
+        made.push(
+            f.fs.setattr(Caller::ROOT, made[0].ino, SetAttr { size: Some(9), ..SetAttr::default() }).unwrap(),
+        );
+        made.push(
+            f.fs.setattr(Caller::ROOT, made[1].ino, SetAttr { mode: Some(0o700), ..SetAttr::default() })
+                .unwrap(),
+        );
+        f.fs.release_inode(made[5].ino).unwrap();
+        for round in 0..2 {
+            for attr in &made {
+                assert_eq!(
+                    f.fs.getattr(attr.ino).unwrap().generation,
+                    attr.generation,
+                    "{round}: {:?}",
+                    attr.kind
+                );
+            }
+            for (name, at) in
+                [(&b"file"[..], 0), (b"clone", 6), (b"nameless", 7), (b"directory", 1), (b"subvolume", 4)]
+            {
+                let found = f.fs.lookup(dir, name).unwrap();
+                assert_eq!((found.ino, found.generation), (made[at].ino, made[at].generation), "{round}");
+            }
+            f.reopen();
+        }
+    }
+}
+
 // Goal: however few numbers there are, there may be many subvolumes one after the other. A deleted one's numbers become another's when nobody has
 // anything of it any more: nothing in it is open, and nobody outside says that he knows it. Who comes with a number and a generation of before
 // finds another generation. Method: seven slots, snapshots made and deleted, with a file kept open in one and another one known outside; numbers,

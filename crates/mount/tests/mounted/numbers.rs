@@ -115,6 +115,46 @@ fn numbers_come_back_when_the_kernel_has_forgotten_them() {
     filesystem.close().expect("it closes");
 }
 
+// Goal: what is made in a subvolume is the same inode to the kernel ever after. Method: a file and a directory that stay open while their directory
+// is listed with attributes, and a name is looked up again; each is used then.
+#[test]
+fn what_is_open_in_a_subvolume_stays_itself() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let filesystem = filesystem();
+    filesystem.create_subvolume(Caller::ROOT, ROOT_INODE, b"sub", 0o755).expect("a subvolume");
+    let mounted = match Mounted::start(filesystem.clone(), directory.path(), &double::options(Rings::Offered))
+    {
+        Ok(mounted) => mounted,
+        Err(error @ (MountError::NoFuse(_) | MountError::Mount { .. })) => {
+            return eprintln!("SKIPPED, nothing shown: what_is_open_in_a_subvolume: {error}");
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let ends = Ends(directory.path());
+    let sub = directory.path().join("sub");
+    let file =
+        File::options().read(true).write(true).create_new(true).open(sub.join("file")).expect("a file");
+    file.write_at(b"one", 0).expect("room");
+    fs::create_dir(sub.join("inner")).expect("a directory");
+    let inner = File::open(sub.join("inner")).expect("it opens");
+    std::os::unix::fs::symlink("target", sub.join("symlink")).expect("a link");
+    fs::hard_link(sub.join("file"), sub.join("second")).expect("a name");
+    let listed = fs::read_dir(&sub).expect("a directory");
+    let kinds = listed.map(|entry| entry.expect("an entry").metadata().expect("it is there").len());
+    assert_eq!(kinds.count(), 4);
+    file.write_at(b"two", 3).expect("it is the same file");
+    assert_eq!(fs::read(sub.join("second")).expect("it is there"), b"onetwo");
+    rustix::fs::mkdirat(&inner, "deep", rustix::fs::Mode::RWXU).expect("it is the same directory");
+    assert!(sub.join("inner/deep").is_dir());
+    drop((file, inner, ends));
+    mounted.wait().expect("it ends well");
+    filesystem.close().expect("it closes");
+    // Nothing of the mount is left that has the filesystem.
+    let left = Arc::downgrade(&filesystem);
+    drop(filesystem);
+    assert!(left.upgrade().is_none());
+}
+
 struct Ends<'p>(&'p std::path::Path);
 
 impl Drop for Ends<'_> {
