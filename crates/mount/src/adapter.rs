@@ -189,7 +189,7 @@ impl<V: Verbs> Adapter<V> {
                     // Whoever may not write there has not lost anything that he had.
                     Err(error @ FsError::Engine(_)) if write_flags & abi::WRITE_CACHE != 0 => {
                         let errno = Errno::from_raw_os_error(error.errno());
-                        self.health.unstored.note(number, offset, &payload[..size as usize], errno);
+                        self.health.note_unstored(number, offset, &payload[..size as usize], errno);
                     }
                     Err(_) => {}
                 }
@@ -353,7 +353,7 @@ impl<V: Verbs> Adapter<V> {
     }
 
     /// Stores what of a file was changed through mmap and could not be stored before, as far as it can be now.
-    fn store_unstored(&self, ino: u64) {
+    pub(crate) fn store_unstored(&self, ino: u64) {
         store_unstored_in(&*self.verbs, &self.health, &self.device, ino);
     }
 

@@ -15,7 +15,6 @@ use crate::dispatch::{Adapter, errno, when_durable};
 use crate::kernel::abi::{Fsxattr, IoctlOut, ioctl, ioctl_flags, ioctl_fsxattr};
 use crate::kernel::device::Device;
 use crate::kernel::reply::Reply;
-use crate::outside::store_unstored_in;
 use crate::policy::Change;
 use crate::{Health, Policy, Verbs};
 
@@ -103,7 +102,12 @@ impl<V: Verbs> Adapter<V> {
             flags,
         };
         if is_file && protects_more(before, flags) {
-            return self.store_then(setting, reply);
+            // There may be room now for what could not be stored. Where there is none, the kernel keeps what it shows of it.
+            self.store_unstored(number);
+            return match self.health.unstored.error(number) {
+                Some(errno) => reply.error(errno),
+                None => self.store_then(setting, reply),
+            };
         }
         setting.set(reply);
     }
@@ -134,13 +138,9 @@ impl<V: Verbs> Adapter<V> {
                 return reply.error(Errno::IO);
             }
             let Some(_changing) = health.begin_change() else { return reply.error(Errno::NOTCONN) };
-            let set = || {
-                // There may be room now.
-                store_unstored_in(&*setting.verbs, &health, &setting.device, number);
-                match health.unstored.error(number) {
-                    Some(errno) => reply.error(errno),
-                    None => setting.set(reply),
-                }
+            let set = || match health.unstored.error(number) {
+                Some(errno) => reply.error(errno),
+                None => setting.set(reply),
             };
             if catch_unwind(AssertUnwindSafe(set)).is_err() {
                 health.note_panic("ioctl");

@@ -15,6 +15,7 @@ use std::sync::atomic::{
 };
 
 use parking_lot::{RwLock, RwLockReadGuard};
+use rustix::io::Errno;
 
 use crate::unstored::Unstored;
 
@@ -27,6 +28,8 @@ const ERRORS_LOGGED_EVERY: u64 = 1000;
 pub struct Health {
     panicked: AtomicBool,
     errors_count: AtomicU64,
+    /// How often a file has begun to be one of which something is not stored.
+    unstored_count: AtomicU64,
     /// Changes are refused.
     ending: AtomicBool,
     /// Held by whoever changes something for the kernel: for as long as the verb takes, which must not wait for another change that the
@@ -42,10 +45,11 @@ type Stop = Box<dyn Fn(&str) + Send + Sync>;
 
 impl std::fmt::Debug for Health {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Health { panicked, errors_count, ending, changing: _, stop: _, unstored } = self;
+        let Health { panicked, errors_count, unstored_count, ending, changing: _, stop: _, unstored } = self;
         f.debug_struct("Health")
             .field("panicked", panicked)
             .field("errors_count", errors_count)
+            .field("unstored_count", unstored_count)
             .field("ending", ending)
             .field("unstored", unstored)
             .finish()
@@ -109,6 +113,21 @@ impl Health {
             tracing::error!(
                 "{verb} panicked: a bug in VarveFS. Nothing more is written from now on. Unmount and mount again: \
                  everything that was synced is there. Please report the message above this one."
+            );
+        }
+    }
+
+    /// Of a file what the kernel shows could not be written.
+    pub(crate) fn note_unstored(&self, ino: u64, offset: u64, bytes: &[u8], error: Errno) {
+        if !self.unstored.note(ino, offset, bytes, error) {
+            return;
+        }
+        let count = self.unstored_count.fetch_add(1, Relaxed) + 1;
+        if count <= ERRORS_LOGGED_FIRST || count.is_multiple_of(ERRORS_LOGGED_EVERY) {
+            tracing::warn!(
+                "what was changed through mmap in inode {ino} cannot be stored: {}; each sync of the file fails until it is, or is written \
+                 over or cut off (file {count} of this mount)",
+                std::io::Error::from(error)
             );
         }
     }

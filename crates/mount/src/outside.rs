@@ -62,6 +62,11 @@ impl Outside {
         self.health.unstored.any().map(|(files, ino, error)| (files, InodeId(ino), error.into()))
     }
 
+    /// What is missing for what of it is kept: space, and anything else. Neither: nothing is kept.
+    pub fn unstored_lacks(&self) -> (bool, bool) {
+        self.health.unstored.lacks()
+    }
+
     /// Waits until there is such a file, for as long as that takes.
     pub fn wait_for_unstored(&self) {
         self.health.unstored.wait_for_any();
@@ -90,10 +95,10 @@ fn store_unstored(
     ino: u64,
     mut write: impl FnMut(u64, &[u8]) -> Result<(), FsError>,
 ) {
-    let stored = health.unstored.store(ino, |offset, bytes| {
+    let tried = health.unstored.store(ino, |offset, bytes| {
         write(offset, bytes).map_err(|error| Errno::from_raw_os_error(error.errno()))
     });
-    if stored && let Some(device) = device.upgrade() {
+    if tried && let Some(device) = device.upgrade() {
         // It has other times now, and takes other space.
         told("attributes", device.forget_attributes(ino));
     }

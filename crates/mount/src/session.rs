@@ -137,6 +137,7 @@ impl Mounted {
                 switched = RingSwitch::on()
                     .inspect_err(|error| tracing::warn!("no rings for requests: {error}; going without"))
                     .ok();
+                rings = switched.is_some();
             }
             // What is switched on for others, and back while this mount begins, the kernel would give it and then refuse.
             Rings::Offered => match RingSwitch::keep() {

@@ -78,14 +78,15 @@ impl Unstored {
         is_needed().then(|| stripe.lock.lock()).filter(|_| is_needed())
     }
 
-    /// `bytes` at `offset` of a file could not be written.
-    pub(crate) fn note(&self, ino: u64, offset: u64, bytes: &[u8], error: Errno) {
+    /// `bytes` at `offset` of a file could not be written. Whether there was nothing of that file before.
+    pub(crate) fn note(&self, ino: u64, offset: u64, bytes: &[u8], error: Errno) -> bool {
         let end = offset.saturating_add(bytes.len() as u64);
         let mut files = self.files.lock();
         let files = &mut *files;
         if files.by_ino.is_empty() {
             self.noted.notify_all();
         }
+        let is_new = !files.by_ino.contains_key(&ino);
         let new = || File { error, ranges: Vec::new(), kept: BTreeMap::new() };
         let file = files.by_ino.entry(ino).or_insert_with(new);
         file.error = error;
@@ -97,6 +98,7 @@ impl Unstored {
             file.lose(offset, end);
         }
         self.files_count.store(files.by_ino.len(), SeqCst);
+        is_new
     }
 
     /// What the kernel has of `len` bytes at `offset` is stored now, or is not shown any more.
@@ -135,36 +137,34 @@ impl Unstored {
     }
 
     /// Has what is kept of a file stored by `write` (at an offset), as far as it is not refused; once there is no space the rest is not tried.
-    /// Whether anything was.
+    /// Whether anything was tried: of a piece that is refused a part may have been stored.
     pub(crate) fn store(&self, ino: u64, mut write: impl FnMut(u64, &[u8]) -> Result<(), Errno>) -> bool {
         let Some(_writing) = self.writing(ino) else { return false };
         let storing = Storing(&self.writing[ino as usize % LOCKS].storing);
         storing.0.store(ino, SeqCst);
-        let (mut at, mut stored) = (0, false);
+        let (mut at, mut tried) = (0, false);
         loop {
             let next = {
                 let files = self.files.lock();
                 let kept = files.by_ino.get(&ino).and_then(|file| file.kept.range(at..).next());
                 kept.map(|(offset, bytes)| (*offset, bytes.clone()))
             };
-            let Some((offset, bytes)) = next else { return stored };
+            let Some((offset, bytes)) = next else { return tried };
+            tried = true;
             at = offset + bytes.len() as u64;
             match write(offset, &bytes) {
-                Ok(()) => {
-                    self.settled(ino, (offset, bytes.len() as u64));
-                    stored = true;
-                }
+                Ok(()) => self.settled(ino, (offset, bytes.len() as u64)),
                 // The file is gone, and with it everything.
                 Err(Errno::NOENT | Errno::STALE) => {
                     self.settled(ino, (0, u64::MAX));
-                    return stored;
+                    return tried;
                 }
                 Err(error) => {
                     if let Some(file) = self.files.lock().by_ino.get_mut(&ino) {
                         file.error = error;
                     }
                     if matches!(error, Errno::NOSPC | Errno::DQUOT) {
-                        return stored;
+                        return tried;
                     }
                 }
             }
@@ -188,6 +188,16 @@ impl Unstored {
     pub(crate) fn has_any_of(&self, root: InodeId) -> bool {
         self.files_count.load(SeqCst) > 0
             && self.files.lock().by_ino.keys().any(|ino| subvolume_root(InodeId(*ino)) == root)
+    }
+
+    /// What is missing for what is kept of all files: space, and anything else. Neither: nothing is kept.
+    pub(crate) fn lacks(&self) -> (bool, bool) {
+        let files = self.files.lock();
+        let kept = files.by_ino.values().filter(|file| !file.kept.is_empty());
+        kept.fold((false, false), |(space, other), file| match file.error {
+            Errno::NOSPC | Errno::DQUOT => (true, other),
+            _ => (space, true),
+        })
     }
 
     /// All such files.
@@ -345,10 +355,15 @@ mod tests {
     fn many_bytes_and_ranges() {
         let unstored = Unstored::default();
         let bytes = vec![1; 1 << 20];
-        (0..100).for_each(|at| unstored.note(7, at << 20, &bytes, Errno::NOSPC));
+        let noted = |at: u64| unstored.note(7, at << 20, &bytes, Errno::NOSPC);
+        assert_eq!((0..100).filter(|at| noted(*at)).count(), 1, "it is new once");
+        assert_eq!(unstored.lacks(), (true, false));
         assert_eq!(unstored.files.lock().kept_bytes, KEPT_BYTES_MAX);
         assert_eq!(unstored.files.lock().by_ino[&7].ranges, [(64 << 20, 100 << 20)]);
-        (0..5000).for_each(|at| unstored.note(8, at * 10, &[1], Errno::IO));
+        for at in 0..5000 {
+            unstored.note(8, at * 10, &[1], Errno::IO);
+        }
+        assert_eq!(unstored.lacks(), (true, false), "nothing of the other is kept");
         assert_eq!(unstored.files.lock().by_ino[&8].ranges.len(), RANGES_MAX);
         let mut stored = 0;
         unstored.store(7, |offset, bytes| match offset {
@@ -359,6 +374,7 @@ mod tests {
             }
         });
         assert_eq!((stored, unstored.error(7)), (KEPT_BYTES_MAX - (1 << 20), Some(Errno::IO)));
+        assert_eq!(unstored.lacks(), (false, true));
         unstored.settled(7, (0, 1 << 20));
         assert_eq!(unstored.files.lock().kept_bytes, 0);
         assert!(unstored.error(7).is_some(), "the rest is not kept");

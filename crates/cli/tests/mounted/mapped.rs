@@ -559,6 +559,8 @@ fn what_mmap_could_not_store_is_told_until_it_is_stored() {
             "too-much" => {
                 // More than is kept: who has it must store it once more.
                 no_space(msync(), "not all is kept");
+                let flagged = output(&mut program("chattr", &mount.point, &["+i", "sparse"]));
+                assert!(!flagged.status.success(), "it could never be stored again");
                 assert!(mapped.bytes() == expected, "the kernel shows what is not, too");
                 for at in (0..len - 4096).step_by(step) {
                     mapped.store(at + 100, TEXT);
