@@ -2,7 +2,7 @@
 //! `wait`, for the other commands of this program.
 //!
 //! A client connects, writes one word and a newline, and reads one line of JSON: `{"ok": ...}` or
-//! `{"error": "..."}`. After `wait` the first line holds the process id, and a second line comes when the pool has
+//! `{"error": "..."}`. After `wait` the first line says which process answers, and a second line comes when the pool has
 //! been closed after the unmount; it may say what is lost all the same. The socket is named by the mount's device number, lies in a directory that only its
 //! user can enter, and goes when the mount does. Should it lose its name before, it is made again, wherever it can be then.
 //!
@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -27,8 +28,10 @@ use varve_fs::Caller;
 
 use crate::mountinfo::Mount;
 use crate::names::Shown;
+use crate::pool_file;
 
 mod admission;
+mod process;
 #[cfg(test)]
 mod tests;
 
@@ -303,7 +306,7 @@ fn serve(
     };
     let line = match request.trim_end() {
         "stats" => service.stats(),
-        "sync" => service.sync().map(|()| json!("synced")),
+        "sync" => service.sync().map(|()| process::name()),
         "ping" => Ok(json!("here")),
         "objection" => Ok(json!(service.objection())),
         "wait" => return enlist(stream, waiting),
@@ -333,7 +336,7 @@ fn enlist(stream: UnixStream, waiting: &Mutex<Waiting>) -> io::Result<()> {
     if waiting.closed.is_none() && waiting.clients.len() >= CLIENTS_MAX {
         return reply(&stream, &json!({ "error": "too many clients wait already" }));
     }
-    reply(&stream, &json!({ "ok": { "pid": std::process::id() } }))?;
+    process::send_with_process(&stream, format!("{}\n", json!({ "ok": process::name() })).as_bytes())?;
     match &waiting.closed {
         Some(closed) => reply(&stream, &closed_line(closed))?,
         None => waiting.clients.push(stream),
@@ -351,8 +354,8 @@ fn is_there(client: &UnixStream) -> bool {
 
 /// Who is at the other end, as the kernel knows it.
 fn peer(stream: &UnixStream) -> Result<Caller> {
-    let credentials = rustix::net::sockopt::socket_peercred(stream)?;
-    Ok(Caller { uid: credentials.uid.as_raw(), gid: credentials.gid.as_raw() })
+    let credentials = process::credentials(stream)?;
+    Ok(Caller { uid: credentials.uid(), gid: credentials.gid() })
 }
 
 fn reply(mut stream: &UnixStream, value: &Value) -> io::Result<()> {
@@ -426,18 +429,36 @@ impl Client {
         Ok(None)
     }
 
-    /// The process at the other end; `None`: the kernel does not say, because it is in another container.
+    /// The process at the other end, by its number here; `None`: it has none, because it is in another container.
     pub fn server(&self) -> Option<i32> {
-        let credentials = rustix::net::sockopt::socket_peercred(self.reader.get_ref()).ok()?;
-        Some(credentials.pid.as_raw_nonzero().get())
+        let credentials = process::credentials(self.reader.get_ref()).ok()?;
+        Some(credentials.pid()).filter(|pid| *pid > 0)
     }
 
-    /// Sends a request and waits for its answer, however long that takes.
+    /// Sends a request and waits for its answer, however long that takes. What a mount says of its process has the number that this has here.
     pub fn request(&mut self, word: &str) -> Result<Value> {
-        self.reader
-            .get_mut()
-            .write_all(format!("{word}\n").as_bytes())
-            .context("the process that serves the mount has gone away")?;
+        self.ask(word)?;
+        let answer = self.answer()?;
+        Ok(match word {
+            "stats" | "objection" => as_seen_here(answer, self.server()),
+            _ => answer,
+        })
+    }
+
+    /// Waits from now on for the last word of the process, which is the next line. What it calls itself, and by what its end can be waited for
+    /// wherever it is; `None`: it is of an earlier version.
+    pub fn enlist(&mut self) -> Result<(Value, Option<OwnedFd>)> {
+        self.ask("wait")?;
+        let process = process::peek_process(self.reader.get_ref());
+        Ok((self.answer()?, process))
+    }
+
+    fn ask(&mut self, word: &str) -> Result<()> {
+        let asked = self.reader.get_mut().write_all(format!("{word}\n").as_bytes());
+        asked.context("the process that serves the mount has gone away")
+    }
+
+    fn answer(&mut self) -> Result<Value> {
         self.next_line()?.ok_or_else(|| anyhow!("the process that serves the mount has gone away"))
     }
 
@@ -483,6 +504,26 @@ impl Client {
         }
         Ok(Some(answer.get("ok").cloned().unwrap_or(Value::Null)))
     }
+}
+
+/// Counters or an objection, of a process that is `server` here.
+fn as_seen_here(mut answer: Value, server: Option<i32>) -> Value {
+    let translate = |advice: &mut Value| {
+        if let Some(text) = advice.as_str() {
+            *advice = json!(pool_file::advice_as_seen(text, server));
+        }
+    };
+    translate(&mut answer);
+    if let Some(pid) = answer.get_mut("pid") {
+        *pid = json!(server);
+    }
+    let devices = answer.get_mut("devices").and_then(Value::as_array_mut);
+    devices
+        .into_iter()
+        .flatten()
+        .filter_map(|device| device.get_mut("file_state_reason"))
+        .for_each(translate);
+    answer
 }
 
 fn not_yours(mount: &Mount) -> anyhow::Error {

@@ -20,6 +20,8 @@ use crate::names::Shown;
 const PAUSE: Duration = Duration::from_secs(5);
 /// Who asks waits for a look for so long.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Stands in advice before the number of the mount's process.
+const COPY: &str = "cp --sparse=always /proc/";
 
 /// The file of a mounted pool.
 pub struct PoolFile {
@@ -137,7 +139,7 @@ impl PoolFile {
     }
 
     fn report(&self, state: &FileState, descriptor: i32) -> Report {
-        let (pool, mountpoint, process) = (&self.pool, &self.mountpoint, std::process::id());
+        let (pool, mountpoint) = (&self.pool, &self.mountpoint);
         let is_now = |now: &Option<PathBuf>| match now {
             Some(now) => format!("the file of this mount is {} now", now.shown()),
             None => "the file of this mount has another name now".to_owned(),
@@ -176,17 +178,37 @@ impl PoolFile {
                 let advice = format!(
                     "{pool} was deleted while mounted{taken}: nothing is lost as long as the mount lives, and everything with it; do \
                      not unmount it, stop writing, make it quiet (varve mount -o remount,ro none {mountpoint}, else varve sync {mountpoint}) \
-                     and copy it out: cp --sparse=always /proc/{process}/fd/{descriptor} NEW (or the files alone: cp -a {mountpoint}/. NEW); \
-                     then end this mount (varve unmount --force {mountpoint})"
+                     and copy it out: {COPY}{}/fd/{descriptor} NEW (or the files alone: cp -a {mountpoint}/. NEW); then end this \
+                     mount (varve unmount --force {mountpoint})",
+                    own_number()
                 );
                 let loss = format!(
-                    "{pool} was deleted while mounted, and its file is gone with process {process}, with all that was not copied out \
-                     of it before"
+                    "{pool} was deleted while mounted, and its file is gone with the process of the mount, with all that was not \
+                     copied out of it before"
                 );
                 ("deleted", Some(advice), Some(loss))
             }
         };
         Report { state, advice, loss }
+    }
+}
+
+/// The number of this process in /proc. That may be the /proc of another PID namespace, and the number another than getpid(2) says.
+fn own_number() -> String {
+    std::fs::read_link("/proc/self").map_or_else(|_| std::process::id().to_string(), |number| number.shown())
+}
+
+/// Advice of a mount, for whoever sees its process by the number `process`, or not at all.
+pub fn advice_as_seen(advice: &str, process: Option<i32>) -> String {
+    let Some((before, after)) = advice.split_once(COPY) else { return advice.to_owned() };
+    match process {
+        Some(process) => {
+            format!(
+                "{before}{COPY}{process}{}",
+                after.trim_start_matches(|digit: char| digit.is_ascii_digit())
+            )
+        }
+        None => format!("{before}in the container of the mount's process: {COPY}{after}"),
     }
 }
 
@@ -220,6 +242,22 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Goal: what is to be copied is named by the number that the process has where that is read. Method: advice, seen from where it has
+    // another number, and from where it has none; a sentence without one.
+    #[test]
+    fn advice_has_the_number_of_its_reader() {
+        let advice = "do this: cp --sparse=always /proc/1/fd/9 NEW; then that";
+        assert_eq!(
+            advice_as_seen(advice, Some(4711)),
+            "do this: cp --sparse=always /proc/4711/fd/9 NEW; then that"
+        );
+        assert_eq!(
+            advice_as_seen(advice, None),
+            "do this: in the container of the mount's process: cp --sparse=always /proc/1/fd/9 NEW; then that"
+        );
+        assert_eq!(advice_as_seen("cut to 7 bytes", Some(4711)), "cut to 7 bytes");
+    }
 
     // Goal: a cut is known for good, a rename as long as it holds. Method: what may be seen, one after the other.
     #[test]

@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
 use rustix::fs::statvfs;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde_json::Value;
 
 use crate::args::UnmountArgs;
 use crate::control::{self, Client};
@@ -171,24 +172,35 @@ fn busy(path: &Path, error: &std::io::Error) -> anyhow::Error {
 /// The process that serves a mount, held on to from before the unmount.
 struct Server {
     client: Client,
-    process: OwnedFd,
-    id: Pid,
+    /// `None`: it is of an earlier version, and in a PID namespace that cannot be seen from here. Its end is that of the connection.
+    process: Option<OwnedFd>,
+    /// Its number here.
+    id: Option<i32>,
+    /// What it calls itself.
+    name: Value,
 }
 
 impl Server {
     fn find(mount: &Mount) -> Result<Option<Server>> {
         let Some(mut client) = Client::connect(mount)? else { return Ok(None) };
-        let answer = client.request("wait")?;
-        let pid = answer
-            .get("pid")
-            .and_then(|pid| i32::try_from(pid.as_i64()?).ok())
-            .and_then(Pid::from_raw)
-            .context("the process that serves the mount does not say who it is")?;
+        let (name, process) = client.enlist()?;
+        // The number that it says itself may be another process's here.
+        let id = client.server();
         // It cannot have ended and its number been reused: it has just spoken, and serves a live mount.
-        let process = pidfd_open(pid, PidfdFlags::empty()).with_context(|| {
-            format!("cannot watch process {} that serves the mount", pid.as_raw_nonzero())
-        })?;
-        Ok(Some(Server { client, process, id: pid }))
+        let watch = |pid: Pid| {
+            pidfd_open(pid, PidfdFlags::empty()).with_context(|| {
+                format!("cannot watch process {} that serves the mount", pid.as_raw_nonzero())
+            })
+        };
+        let process = match process {
+            Some(process) => Some(process),
+            None => id.and_then(Pid::from_raw).map(watch).transpose()?,
+        };
+        Ok(Some(Server { client, process, id, name }))
+    }
+
+    fn shown(&self) -> String {
+        self.id.map_or_else(|| "a process of another container".to_owned(), |id| format!("process {id}"))
     }
 
     /// Waits for the last word and the end of the process.
@@ -204,14 +216,8 @@ impl Server {
             }
         }
         let last_word = self.client.next_line();
-        loop {
-            match poll(&mut [PollFd::new(&self.process, PollFlags::IN)], None) {
-                Ok(_) => break,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error).context("cannot wait for the process that served the mount"),
-            }
-        }
-        let ended = |word: serde_json::Value| match word.get("lost").and_then(|loss| loss.as_str()) {
+        self.wait_end()?;
+        let ended = |word: Value| match word.get("lost").and_then(|loss| loss.as_str()) {
             Some(loss) => Ended::Lost(loss.to_owned()),
             None => Ended::Closed,
         };
@@ -225,11 +231,27 @@ impl Server {
         })
     }
 
+    /// Waits until the process is gone, whatever it still says.
+    fn wait_end(&mut self) -> Result<()> {
+        let Some(process) = &self.process else {
+            while !matches!(self.client.next_line(), Ok(None)) {}
+            return Ok(());
+        };
+        loop {
+            match poll(&mut [PollFd::new(process, PollFlags::IN)], None) {
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error).context("cannot wait for the process that served the mount"),
+            }
+        }
+    }
+
     fn what_it_waits_for(&self, mount: &Mount) -> String {
-        let (shown, id) = (mount.mountpoint.shown(), self.id.as_raw_nonzero());
+        let shown = mount.mountpoint.shown();
         match &mountinfo::everywhere(mount)[..] {
             [] => format!(
-                "{shown} is unmounted; waiting until process {id}, which served it, has written everything and closed the pool{}",
+                "{shown} is unmounted; waiting until {}, which served it, has written everything and closed the pool{}",
+                self.shown(),
                 full_host(mount)
             ),
             places => format!(
@@ -241,23 +263,26 @@ impl Server {
 
     /// Nobody waits any longer: what was written until now is made durable at least. `None`: the pool is just being closed.
     fn make_durable(&self, mount: &Mount) -> Result<Option<String>> {
-        let (shown, id) = (mount.mountpoint.shown(), self.id.as_raw_nonzero());
+        let (shown, process) = (mount.mountpoint.shown(), self.shown());
         let client = Client::connect(mount)?;
         // A mount that was made meanwhile may have the number of the device, and so the socket's name.
-        let Some(mut client) = client.filter(|client| client.server() == Some(id.get())) else {
+        let Some(mut client) = client.filter(|client| client.server() == self.id) else {
             return Ok(None);
         };
-        client.request("sync").with_context(|| {
+        let name = client.request("sync").with_context(|| {
             format!("{shown} is unmounted, but what was written to it could not be made durable")
         })?;
+        if self.id.is_none() && name != self.name {
+            return Ok(None);
+        }
         let places = mountinfo::everywhere(mount);
         Ok(Some(match &places[..] {
             [] => format!(
-                "{shown} is unmounted and everything in it durable, but process {id} has not closed the pool yet; \
+                "{shown} is unmounted and everything in it durable, but {process} has not closed the pool yet; \
                  something in it may still be open"
             ),
             places => format!(
-                "{shown} is unmounted and everything in it durable, but process {id} still serves the pool, which is \
+                "{shown} is unmounted and everything in it durable, but {process} still serves the pool, which is \
                  mounted in other places, too: {}",
                 places.join(", ")
             ),

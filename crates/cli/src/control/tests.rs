@@ -1,6 +1,8 @@
 use std::sync::Condvar;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use rustix::fd::AsRawFd;
+
 use super::*;
 
 struct Counting(AtomicUsize);
@@ -90,13 +92,20 @@ fn requests_are_answered() {
     assert!(error.to_string().contains("would be 16777217 bytes long"), "{error}");
 
     let mut waiter = connect();
-    assert_eq!(waiter.request("wait").expect("a pid"), json!({ "pid": std::process::id() }));
+    let (name, process) = waiter.enlist().expect("a name");
+    assert_eq!(name, process::name());
+    let process = process.expect("a descriptor of this process");
+    let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    assert_eq!(ended, Ok(0));
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", process.as_raw_fd())).expect("it is open");
+    assert!(info.contains(&format!("Pid:\t{}\n", std::process::id())), "{info}");
+    assert_eq!(waiter.server(), Some(std::process::id() as i32));
     let server = Server { place: Arc::default(), waiting: waiting.clone() };
     assert_eq!(waiting.lock().expect("no panic").clients.len(), 1, "who has heard is told of the end");
     server.announce(&Err("no flush".to_owned()));
     assert_eq!(waiter.next_line().expect_err("it failed").to_string(), "no flush");
     let mut late = connect();
-    late.request("wait").expect("a pid");
+    late.request("wait").expect("a name");
     assert_eq!(late.next_line().expect_err("it failed").to_string(), "no flush");
 }
 
@@ -219,7 +228,7 @@ fn what_does_not_end_keeps_nobody_from_looking_and_unmounting() {
     assert!(error.contains("64 requests are being served"), "{error}");
     assert_eq!(connect().0.request("stats").expect("it has a place"), json!("counters"));
     assert_eq!(connect().0.request("objection").expect("it needs none"), Value::Null);
-    assert_eq!(connect().0.request("wait").expect("it needs none"), json!({ "pid": std::process::id() }));
+    assert_eq!(connect().0.request("wait").expect("it needs none"), process::name());
     assert!(connect().0.answers());
     *service.answers.lock().expect("no panic") = true;
     service.changed.notify_all();
@@ -227,5 +236,20 @@ fn what_does_not_end_keeps_nobody_from_looking_and_unmounting() {
         // Their clients have gone.
         let _ = thread.join().expect("no panic");
     }
-    assert_eq!(connect().0.request("sync").expect("there is a place again"), json!("synced"));
+    assert_eq!(connect().0.request("sync").expect("there is a place again"), process::name());
+}
+
+// Goal: what a mount says of its process is true where it is read. Method: counters and an objection, from where the process has another
+// number, and from where it has none.
+#[test]
+fn answers_have_the_numbers_of_their_reader() {
+    let advice = |number: u32| format!("cp --sparse=always /proc/{number}/fd/9 NEW");
+    let stats =
+        json!({ "pid": 1, "devices": [{ "file_state_reason": advice(1) }, { "file_state_reason": null }] });
+    let seen = as_seen_here(stats.clone(), Some(4711));
+    let expected = json!({ "pid": 4711, "devices": [{ "file_state_reason": advice(4711) }, { "file_state_reason": null }] });
+    assert_eq!(seen, expected);
+    assert_eq!(as_seen_here(stats, None)["pid"], Value::Null);
+    assert_eq!(as_seen_here(json!(advice(1)), Some(4711)), json!(advice(4711)));
+    assert_eq!(as_seen_here(Value::Null, Some(4711)), Value::Null);
 }

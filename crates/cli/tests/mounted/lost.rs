@@ -47,7 +47,7 @@ fn state(mount: &Mount) -> (String, String) {
 }
 
 /// `varve unmount` must refuse; what it says.
-fn refused(mount: &Mount) -> String {
+pub fn refused(mount: &Mount) -> String {
     let out = output(varve(&["unmount"]).arg(&mount.point));
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(out.status.code(), Some(1), "{said}");
@@ -56,7 +56,7 @@ fn refused(mount: &Mount) -> String {
 }
 
 /// `varve unmount --force` goes on, and says what that costs.
-fn unmount_by_force(mount: &mut Mount) -> String {
+pub fn unmount_by_force(mount: &mut Mount) -> String {
     let out = output(varve(&["unmount", "--force"]).arg(&mount.point));
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(out.status.code(), Some(0), "{said}");
@@ -71,7 +71,7 @@ fn require_said_once(mount: &Mount, what: &str) {
 }
 
 /// What stands behind `cp --sparse=always` in a message.
-fn file_to_copy(message: &str) -> &Path {
+pub fn file_to_copy(message: &str) -> &Path {
     let (_, rest) = message.split_once("cp --sparse=always ").expect("it says what to copy");
     Path::new(rest.split(' ').next().expect("a path"))
 }
@@ -99,11 +99,11 @@ fn a_deleted_file_can_be_saved() {
     let copy = scratch.path("copy");
     succeed(Command::new("cp").arg("--sparse=always").arg(file_to_copy(&said)).arg(&copy));
     let said = unmount_by_force(&mut mount);
-    assert!(said.contains("is gone with process"), "{said}");
+    assert!(said.contains("is gone with the process"), "{said}");
     require_said_once(&mount, "was deleted while mounted: ");
     require_said_once(&mount, "unmounted; ");
     let log = mount.messages();
-    assert!(log.contains("is gone with process") && !log.contains(DURABLE), "{log}");
+    assert!(log.contains("is gone with the process") && !log.contains(DURABLE), "{log}");
 
     check(&copy);
     let mount = Mount::start(&copy, &scratch.path("again"));
@@ -127,7 +127,7 @@ fn the_end_of_a_deleted_file_is_told() {
     refused(&mount);
     assert_eq!(mount.terminated().code(), Some(1));
     let log = mount.messages();
-    assert!(log.contains("is gone with process") && !log.contains(DURABLE), "{log}");
+    assert!(log.contains("is gone with the process") && !log.contains(DURABLE), "{log}");
     assert_eq!(fs::read(&pool).expect("it is there"), b"no pool");
     fs::remove_file(&pool).expect("it is there");
     drop(mount);
@@ -141,7 +141,7 @@ fn the_end_of_a_deleted_file_is_told() {
     }
     assert_eq!(mount.ended().code(), Some(1));
     let log = mount.messages().split_off(said_before);
-    assert!(log.contains("is gone with process") && !log.contains(DURABLE), "{log}");
+    assert!(log.contains("is gone with the process") && !log.contains(DURABLE), "{log}");
 }
 
 /// Goal: of a pool whose file was cut everybody hears, also when the file is as long as before again. Method: cut it to the half, grow it

@@ -28,6 +28,7 @@ mod lost;
 mod mapped;
 mod messages;
 mod names;
+mod namespaces;
 mod overlay;
 mod postgres;
 mod real;

@@ -1,0 +1,132 @@
+//! Mounts whose process is in a PID namespace of its own, as in a container, and commands that are: neither sees the other's number, or one
+//! sees another.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use crate::elsewhere::Mounted;
+use crate::harness::{Mount, Scratch, can_mount, check, mount_points, output_within, say, succeed, varve};
+use crate::lost::{file_to_copy, refused, unmount_by_force};
+
+/// Longest that a command may take that waits for nothing.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn can_unshare(test: &str) -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        say(&format!("\n*** SKIPPED {test}: only root can make PID namespaces ***\n"));
+    }
+    is_root && can_mount(test)
+}
+
+/// The program, in a PID namespace of its own and in no other.
+fn apart(args: &[&str]) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child"]).arg(varve(&[]).get_program()).args(args);
+    command
+}
+
+fn done(mut command: Command) -> String {
+    let Output { status, stdout, stderr } = output_within(&mut command, LIMIT);
+    assert!(status.success(), "{command:?}: {status}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8_lossy(&stdout).into_owned()
+}
+
+/// All that commands ask of a mount on behalf of whoever calls them, in `dir` of it.
+fn versions(command: impl Fn(&[&str]) -> Command, mount: &Mount, dir: &str) {
+    let path = |name: &str| mount.path(&format!("{dir}/{name}")).display().to_string();
+    fs::create_dir(mount.path(dir)).expect("a directory");
+    done(command(&["subvolume", "create", &path("sub")]));
+    fs::write(path("sub/file"), vec![7; 1 << 20]).expect("a file");
+    done(command(&["snapshot", &path("sub"), &path("snap")]));
+    done(command(&["clone", &path("sub/file"), &path("sub/other")]));
+    let extents = done(command(&["extents", &path("sub/other")]));
+    assert!(!extents.is_empty());
+    assert_eq!(fs::read(path("snap/file")).expect("it is there"), vec![7; 1 << 20]);
+}
+
+/// Goal: a mount whose process has another number here, as in a container, is served, unmounted and saved as any other. Method: such a
+/// process; the commands that depend on who calls; an unmount, after which the pool is free at once; the number in stats; a pool that is
+/// deleted, and what is said then.
+#[test]
+fn a_process_of_another_namespace_is_waited_for() {
+    if !can_unshare("a_process_of_another_namespace_is_waited_for") {
+        return;
+    }
+    let scratch = Scratch::new("pid-namespace");
+    let (pool, point) = (scratch.pool("pool", "128M"), scratch.path("mnt"));
+    let start = || {
+        let mut command = apart(&["mount", "--foreground"]);
+        command.arg(&pool).arg(&point);
+        Mount::start_by(command, &pool, &point)
+    };
+    let unmount = || {
+        let mut command = varve(&["unmount"]);
+        command.arg(&point);
+        done(command);
+    };
+    let mut mount = start();
+    versions(varve, &mount, "dir");
+    let stats = succeed(varve(&["stats", "--json"]).arg(&point));
+    let stats: serde_json::Value = serde_json::from_str(&stats).expect("JSON");
+    let line = fs::read_to_string(format!("/proc/{}/cmdline", stats["pid"])).expect("a process");
+    assert!(line.contains(pool.to_str().expect("text")), "another process: {line:?}");
+    unmount();
+    check(&pool);
+    assert!(mount.ended().success());
+
+    let mut mount = start();
+    fs::write(mount.path("file"), "contents").expect("a file");
+    mount.sync();
+    fs::remove_file(&pool).expect("it is there");
+    let said = refused(&mount);
+    let copy = scratch.path("copy");
+    succeed(Command::new("cp").arg("--sparse=always").arg(file_to_copy(&said)).arg(&copy));
+    assert!(mount.messages().contains(&file_to_copy(&said).display().to_string()), "{}", mount.messages());
+    unmount_by_force(&mut mount);
+    let mount = Mount::start(&copy, &point);
+    assert_eq!(fs::read(mount.path("file")).expect("it was synced"), b"contents");
+    mount.unmount();
+}
+
+/// Goal: commands in a namespace from which the mount's process cannot be seen work as any other. Method: the commands that depend on who
+/// calls; an unmount while the pool is mounted in another place, too; one that is refused because the pool is deleted; one that ends the
+/// mount, after which its process is gone.
+#[test]
+fn a_process_that_cannot_be_seen_is_waited_for() {
+    if !can_unshare("a_process_that_cannot_be_seen_is_waited_for") {
+        return;
+    }
+    let scratch = Scratch::new("pid-unseen");
+    let (pool, point, other) = (scratch.pool("pool", "128M"), scratch.path("mnt"), scratch.subdir("other"));
+    let unmount = |args: &[&str], point: &Path| {
+        let mut command = apart(&["unmount"]);
+        let out = output_within(command.args(args).arg(point), LIMIT);
+        (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
+    };
+    let mut mount = Mount::start(&pool, &point);
+    versions(apart, &mount, "dir");
+    let _other = Mounted::mount(&["--bind"], &point, &other);
+    let (status, said) = unmount(&["--wait", "1"], &other);
+    assert!(
+        status == Some(1)
+            && said.contains("durable, but a process of another container still serves the pool"),
+        "{said}"
+    );
+    assert!(!mount_points().contains(&other));
+    let kept = scratch.path("kept");
+    fs::rename(&pool, &kept).and_then(|()| fs::copy(&kept, &pool)).expect("a copy");
+    fs::remove_file(&kept).expect("it is there");
+    let (status, said) = unmount(&[], &point);
+    let place =
+        format!("in the container of the mount's process: cp --sparse=always /proc/{}/fd/", mount.pid());
+    assert!(status == Some(1) && said.contains(&place), "{said}");
+    let (status, said) = unmount(&["--force"], &point);
+    assert_eq!(status, Some(0), "{said}");
+    // As our child it is a zombie now, and holds nothing.
+    let state = fs::read_to_string(format!("/proc/{}/stat", mount.pid())).expect("it was not waited for");
+    assert!(state.contains(") Z "), "it still runs: {state}");
+    assert!(!mount.ended().success(), "what is lost is an error");
+}
