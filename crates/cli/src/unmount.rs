@@ -5,7 +5,7 @@
 //! That may be for good, so after a while it is said what is waited for.
 
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ use crate::{Outcome, pool};
 
 /// How long nothing is said.
 const SILENCE: Duration = Duration::from_secs(2);
+/// How long the filesystem that holds a pool's file may take to say how full it is.
+const HOST_PATIENCE: Duration = Duration::from_secs(2);
 /// A filesystem with less left is called full: what a pool writes at once finds no space there.
 const HOST_BYTES_MIN: u64 = 1 << 20;
 
@@ -68,7 +70,11 @@ pub fn unmount(name: &str, mountpoint: &Path, limit: Option<Duration>, force: bo
     };
     // Where its process waits for something nothing of this is answered, and the kernel does not let go before that has taken what was
     // stored through mmap.
-    let waits = || format!("{name}: waiting for the process that serves {shown}{}", full_host(mount));
+    let waits = {
+        let (begin, pool) =
+            (format!("{name}: waiting for the process that serves {shown}"), mount.source.clone());
+        move || format!("{begin}{}", full_host(&pool))
+    };
     let found = speaking_after(SILENCE, waits, || {
         if control::has_ended(mount) {
             return Ok(None);
@@ -99,33 +105,61 @@ fn objection(mount: &Mount) -> Result<Option<String>> {
     Ok(answer.and_then(|why| why.as_str().map(str::to_owned)))
 }
 
-/// Runs `work`, and says what is waited for when it takes longer than this.
-fn speaking_after<T>(silence: Duration, what: impl Fn() -> String + Sync, work: impl FnOnce() -> T) -> T {
+/// Runs `work`, and says what is waited for when it takes longer than this. Nobody waits for `what`, which may look at something that does not
+/// answer; what it gives too late is not said.
+fn speaking_after<T>(
+    silence: Duration,
+    what: impl FnOnce() -> String + Send + 'static,
+    work: impl FnOnce() -> T,
+) -> T {
     let (done, waits) = mpsc::channel::<()>();
-    let what = &what;
-    thread::scope(|scope| {
-        let speaker = thread::Builder::new().spawn_scoped(scope, move || {
-            if waits.recv_timeout(silence) == Err(mpsc::RecvTimeoutError::Timeout) {
-                crate::tell(&what());
+    let speaker = thread::Builder::new().spawn(move || {
+        if waits.recv_timeout(silence) == Err(RecvTimeoutError::Timeout) {
+            let text = what();
+            if waits.try_recv() == Err(TryRecvError::Empty) {
+                crate::tell(&text);
             }
-        });
-        let result = work();
-        // Without a thread nothing is said.
-        drop((done, speaker));
-        result
-    })
+        }
+    });
+    let result = work();
+    // Without a thread nothing is said.
+    drop((done, speaker));
+    result
 }
 
-/// What is to be added where somebody waits for a pool to be written and the filesystem that holds its file has no space left: its process waits
-/// for some.
-fn full_host(mount: &Mount) -> String {
-    let pool = &mount.source;
+/// What is to be added where somebody waits for a pool to be written and the filesystem that holds its file has no space left, so that its process
+/// waits for some, or does not answer.
+fn full_host(pool: &Path) -> String {
+    let (shown, pool) = (pool.shown(), pool.to_owned());
+    match within(HOST_PATIENCE, move || is_host_full(&pool)) {
+        Ok(true) => format!("; the filesystem that holds {shown} is full, which may be why: make room there"),
+        Err(RecvTimeoutError::Timeout) => {
+            format!("; the filesystem that holds {shown} does not answer, which may be why")
+        }
+        // Without a thread nothing is known.
+        Ok(false) | Err(RecvTimeoutError::Disconnected) => String::new(),
+    }
+}
+
+fn is_host_full(pool: &Path) -> bool {
     let is_file = std::fs::metadata(pool).is_ok_and(|metadata| metadata.is_file());
     let left = || statvfs(pool).map_or(u64::MAX, |space| space.f_bavail.saturating_mul(space.f_frsize));
-    if !is_file || left() >= HOST_BYTES_MIN {
-        return String::new();
-    }
-    format!("; the filesystem that holds {} is full, which may be why: make room there", pool.shown())
+    is_file && left() < HOST_BYTES_MIN
+}
+
+/// What `look` gives, if it does so within `patience`; it may go on for ever on a thread that nobody waits for.
+fn within<T: Send + 'static>(
+    patience: Duration,
+    look: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, RecvTimeoutError> {
+    let (answer, answers) = mpsc::channel();
+    let looking = thread::Builder::new().spawn(move || {
+        // Nobody may want to know any more.
+        let _ = answer.send(look());
+    });
+    let seen = answers.recv_timeout(patience);
+    drop(looking);
+    seen
 }
 
 /// Takes a dead mount away, which is not what was asked for.
@@ -252,7 +286,7 @@ impl Server {
             [] => format!(
                 "{shown} is unmounted; waiting until {}, which served it, has written everything and closed the pool{}",
                 self.shown(),
-                full_host(mount)
+                full_host(&mount.source)
             ),
             places => format!(
                 "{shown} is unmounted, but the pool is mounted in other places, too; waiting until it is unmounted there: {}",
@@ -292,7 +326,9 @@ impl Server {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    use std::time::Instant;
 
     use super::*;
 
@@ -300,16 +336,54 @@ mod tests {
     // takes longer.
     #[test]
     fn long_waits_are_told() {
-        let told = AtomicU32::new(0);
-        let what = || format!("told {} times", told.fetch_add(1, Relaxed) + 1);
-        assert_eq!(speaking_after(Duration::from_secs(3600), what, || 7), 7);
+        let told = Arc::new(AtomicU32::new(0));
+        let what = || {
+            let told = told.clone();
+            move || format!("told {} times", told.fetch_add(1, Relaxed) + 1)
+        };
+        assert_eq!(speaking_after(Duration::from_secs(3600), what(), || 7), 7);
         assert_eq!(told.load(Relaxed), 0);
-        let begun = std::time::Instant::now();
-        speaking_after(Duration::from_millis(1), what, || {
+        let begun = Instant::now();
+        speaking_after(Duration::from_millis(1), what(), || {
             while told.load(Relaxed) == 0 && begun.elapsed() < Duration::from_secs(60) {
                 thread::sleep(Duration::from_millis(1));
             }
         });
         assert_eq!(told.load(Relaxed), 1);
+    }
+
+    // Goal: who says what is waited for keeps nobody waiting himself, whatever he looks at. Method: a speaker that has begun and never ends, and a
+    // look that never does, on another thread, so that a failure is none that never ends.
+    #[test]
+    fn a_speaker_that_never_ends_keeps_nobody() {
+        let (ended, ends) = mpsc::channel();
+        thread::spawn(move || {
+            let (begin, begins) = mpsc::channel::<()>();
+            let never = move || {
+                let _ = begin.send(());
+                loop {
+                    thread::park();
+                }
+            };
+            let result = speaking_after(Duration::from_millis(1), never, || begins.recv().map(|()| 7));
+            let seen = within(Duration::from_millis(1), || {
+                loop {
+                    thread::park();
+                }
+            });
+            let seen: Result<(), _> = seen;
+            ended.send((result, seen)).expect("somebody listens");
+        });
+        let expected = (Ok(7), Err(RecvTimeoutError::Timeout));
+        assert_eq!(ends.recv_timeout(Duration::from_secs(60)), Ok(expected));
+    }
+
+    // Goal: a filesystem that has room, or none to be asked, is not named as the reason. Method: a file in one, and no file.
+    #[test]
+    fn a_host_with_room_is_no_reason() {
+        let program = std::env::current_exe().expect("it runs");
+        for pool in [&*program, Path::new("/nowhere/at/all")] {
+            assert_eq!(full_host(pool), "");
+        }
     }
 }

@@ -296,3 +296,37 @@ fn an_unmount_says_that_the_host_is_full() {
     mount.unmount();
     check(&pool);
 }
+
+/// Goal: who unmounts a pool while the filesystem that holds its file does not answer is told so, and all is stored when it answers again. Method:
+/// a pool in a file of another mounted pool, whose process is stopped until the command should have spoken.
+#[test]
+fn an_unmount_says_that_the_host_does_not_answer() {
+    if !can_mount("an_unmount_says_that_the_host_does_not_answer") {
+        return;
+    }
+    let scratch = Scratch::new("dead-host-unmount");
+    let (outer, point) = (scratch.pool("outer", "256M"), scratch.path("mnt"));
+    let host = Mount::start(&outer, &scratch.path("host"));
+    let pool = host.path("pool");
+    succeed(varve(&["create", "--size", "64M"]).arg(&pool));
+    let mount = Mount::start(&pool, &point);
+    fs::write(mount.path("file"), "contents").expect("it waits in memory");
+    let process = rustix::process::Pid::from_raw(host.pid() as i32).expect("a process");
+    let signal = |signal| rustix::process::kill_process(process, signal).expect("our own child");
+    signal(rustix::process::Signal::STOP);
+    thread::scope(|scope| {
+        let unmounted = scope.spawn(|| output(varve(&["unmount"]).arg(&point)));
+        thread::sleep(Duration::from_secs(8));
+        let waits = !unmounted.is_finished();
+        signal(rustix::process::Signal::CONT);
+        let unmounted = unmounted.join().expect("no panic");
+        assert!(waits && unmounted.status.success(), "{unmounted:?}");
+        let said = String::from_utf8_lossy(&unmounted.stderr);
+        assert!(said.contains("host/pool does not answer, which may be why"), "{said:?}");
+    });
+    drop(mount);
+    let mount = Mount::start(&pool, &point);
+    assert_eq!(fs::read(mount.path("file")).expect("it was stored"), b"contents");
+    mount.unmount();
+    host.unmount();
+}
