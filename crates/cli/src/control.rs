@@ -37,6 +37,9 @@ mod tests;
 
 use admission::{Admission, CLIENTS_MAX, CONNECTED_MAX};
 
+/// Begins the answer to a request that a mount does not know.
+pub const NO_REQUEST: &str = "there is no request";
+
 /// Begins a request of [`crate::versions`].
 pub const VERSIONS: &str = "versions ";
 
@@ -316,9 +319,7 @@ fn serve(
         },
         line if line.starts_with("trim ") => service.trim(&line["trim ".len()..]),
         line if line.starts_with("remount ") => service.remount(&line["remount ".len()..]),
-        other => Err(anyhow!(
-            "there is no request {other:?}; this mount may be served by another version of varve"
-        )),
+        other => Err(anyhow!("{NO_REQUEST} {other:?}; this mount may be served by another version of varve")),
     };
     match line {
         Ok(value) => reply(&stream, &json!({ "ok": value }))?,
@@ -410,7 +411,7 @@ impl Client {
                 continue;
             }
             match UnixStream::connect(directory.join(socket_name(mount.device))) {
-                Ok(stream) => return Ok(Some(Client { reader: BufReader::new(stream) })),
+                Ok(stream) => return Ok(Some(Client::over(stream))),
                 Err(error)
                     if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
                 }
@@ -427,6 +428,11 @@ impl Client {
             return Err(not_yours(mount));
         }
         Ok(None)
+    }
+
+    /// Over a connection that there is.
+    pub fn over(stream: UnixStream) -> Client {
+        Client { reader: BufReader::new(stream) }
     }
 
     /// The process at the other end, by its number here; `None`: it has none, because it is in another container.

@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
 
 use crate::args::UnmountArgs;
-use crate::control::{self, Client};
+use crate::control::{self, Client, NO_REQUEST};
 use crate::mountinfo::{self, Mount, MountTable};
 use crate::names::{Shown, in_words};
 use crate::{Outcome, pool};
@@ -79,8 +79,15 @@ pub fn unmount(name: &str, mountpoint: &Path, limit: Option<Duration>, force: bo
         if control::has_ended(mount) {
             return Ok(None);
         }
-        if !force && let Some(why) = objection(mount)? {
-            bail!("{shown} stays mounted: {why}");
+        if !force && let Some(mut client) = Client::connect(mount)? {
+            match objection(&mut client) {
+                Ok(None) => {}
+                Ok(Some(why)) => bail!("{shown} stays mounted: {why}"),
+                Err(error) => bail!(
+                    "{shown} stays mounted, because whether anything would be lost cannot be told ({error:#}); try again, or unmount it \
+                     all the same: varve unmount --force {shown}"
+                ),
+            }
         }
         let server = Server::find(mount)?;
         varve_mount::unmount(&path, false).map_err(|error| busy(&path, &error))?;
@@ -97,12 +104,19 @@ pub fn unmount(name: &str, mountpoint: &Path, limit: Option<Duration>, force: bo
     }
 }
 
-/// Why the process that serves `mount` should not end now.
-fn objection(mount: &Mount) -> Result<Option<String>> {
-    let Some(mut client) = Client::connect(mount)? else { return Ok(None) };
-    // One of an earlier version does not know the question.
-    let answer = client.request("objection").ok();
-    Ok(answer.and_then(|why| why.as_str().map(str::to_owned)))
+/// Why the process that serves a mount should not end now.
+///
+/// # Errors
+/// It does not say: it has too much to do, or met a bug over it. That is no permission.
+fn objection(client: &mut Client) -> Result<Option<String>> {
+    match client.request("objection") {
+        Ok(Value::Null) => Ok(None),
+        Ok(Value::String(why)) => Ok(Some(why)),
+        Ok(other) => bail!("the process that serves the mount answers {other}"),
+        // One of an earlier version does not know the question.
+        Err(error) if error.to_string().starts_with(NO_REQUEST) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Runs `work`, and says what is waited for when it takes longer than this. Nobody waits for `what`, which may look at something that does not
@@ -326,11 +340,39 @@ impl Server {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::net::Shutdown;
+    use std::os::unix::net::UnixStream;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
     use std::time::Instant;
 
     use super::*;
+
+    // Goal: only who says that nothing is lost, or is too old to know, is unmounted without force. Method: one who answers in each way, or
+    // ends without an answer.
+    #[test]
+    fn no_answer_is_no_permission() {
+        let asked = |answer: &str| {
+            let (ours, mut theirs) = UnixStream::pair().expect("a socket pair");
+            theirs.write_all(answer.as_bytes()).expect("there is room");
+            theirs.shutdown(Shutdown::Write).expect("it is open");
+            objection(&mut Client::over(ours)).map_err(|error| error.to_string())
+        };
+        assert_eq!(asked("{\"ok\":null}\n"), Ok(None));
+        assert_eq!(asked("{\"ok\":\"it is gone\"}\n"), Ok(Some("it is gone".to_owned())));
+        let old = r#"{"error":"there is no request \"objection\"; this mount may be served by another version of varve"}"#;
+        assert_eq!(asked(&format!("{old}\n")), Ok(None));
+        for (answer, words) in [
+            ("{\"error\":\"64 varve unmount are being served\"}\n", "64 varve unmount are being served"),
+            ("{\"ok\":{\"lost\":\"all\"}}\n", "answers {\"lost\":\"all\"}"),
+            ("nonsense\n", "nonsense"),
+            ("", "has gone away"),
+        ] {
+            let error = asked(answer).expect_err("it did not say that nothing is lost");
+            assert!(error.contains(words), "{answer:?}: {error}");
+        }
+    }
 
     // Goal: what is waited for is said once, when that takes longer than it may without a word. Method: work that takes no time, and work that
     // takes longer.

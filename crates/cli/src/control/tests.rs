@@ -68,7 +68,7 @@ fn requests_are_answered() {
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
         let (service, waiting, admission) = (service.clone(), waiting.clone(), admission.clone());
         thread::spawn(move || serve(theirs, &*service, &waiting, &admission));
-        Client { reader: BufReader::new(ours) }
+        Client::over(ours)
     };
     assert_eq!(connect().request("stats").expect("an answer"), json!({ "answer_count": 1 }));
     let error = connect().request("sync").expect_err("it failed");
@@ -136,7 +136,7 @@ fn who_has_gone_does_not_wait() {
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
         let (service, waiting, admission) = (service.clone(), waiting.clone(), admission.clone());
         thread::spawn(move || serve(theirs, &*service, &waiting, &admission));
-        let mut client = Client { reader: BufReader::new(ours) };
+        let mut client = Client::over(ours);
         client.request("wait").map(|_| client)
     };
     for n in 0..CLIENTS_MAX {
@@ -198,7 +198,7 @@ fn what_does_not_end_keeps_nobody_from_looking_and_unmounting() {
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
         let (service, waiting, admission) = (service.clone(), waiting.clone(), admission.clone());
         let thread = thread::spawn(move || serve(theirs, &*service, &waiting, &admission));
-        (Client { reader: BufReader::new(ours) }, thread)
+        (Client::over(ours), thread)
     };
     for _ in 0..CLIENTS_MAX {
         let (mut client, thread) = connect();
