@@ -79,8 +79,19 @@ pub fn is_not_connected(error: &io::Error) -> bool {
 /// The table, mostly in the order of mounting.
 pub struct MountTable {
     mounts: Vec<Mount>,
-    /// Of each its number, and that of the mount that its directory is in.
-    numbers: Vec<(u32, u32)>,
+    /// Of each.
+    numbers: Vec<Numbers>,
+}
+
+/// How a mount hangs together with others.
+struct Numbers {
+    id: u32,
+    /// Of the mount that its directory is in.
+    parent: u32,
+    /// What is mounted in one mount of a group, or unmounted, is so in all of it.
+    group: Option<u32>,
+    /// So it is here with what is done in some other group.
+    follows: bool,
 }
 
 impl MountTable {
@@ -103,6 +114,31 @@ impl MountTable {
         self.mounts.iter().filter(is_same).map(|mount| mount.mountpoint.shown())
     }
 
+    /// Whether what is mounted on `path`, topmost, is still mounted in another place here when it has been unmounted there.
+    pub fn stays_elsewhere(&self, path: &Path) -> bool {
+        let Some(here) = self.mounts.iter().rposition(|mount| mount.mountpoint == path) else { return false };
+        let is_same = |at: usize| {
+            let (mount, of) = (&self.mounts[at], &self.mounts[here]);
+            mount.device == of.device && mount.source == of.source
+        };
+        (0..self.mounts.len()).any(|at| at != here && is_same(at) && !self.goes_with(at, here))
+    }
+
+    /// Whether the kernel may unmount `at` together with `here`: their directories lie in mounts that show the same and share what is mounted in
+    /// them (mount_namespaces(7)). Not whether they are the same directory there.
+    fn goes_with(&self, at: usize, here: usize) -> bool {
+        let (at, here) = (&self.numbers[at], &self.numbers[here]);
+        let parent = |of: &Numbers| self.numbers.iter().find(|other| other.id == of.parent);
+        match (parent(at), parent(here)) {
+            _ if at.parent == here.parent => false,
+            (Some(there), Some(parent)) => {
+                parent.group.is_some() && (there.follows || there.group == parent.group)
+            }
+            // It lies above what can be seen from here.
+            _ => true,
+        }
+    }
+
     /// What is mounted exactly on `path`, topmost.
     pub fn at(&self, path: &Path) -> Option<&Mount> {
         self.mounts.iter().rev().find(|mount| mount.mountpoint == path)
@@ -111,8 +147,8 @@ impl MountTable {
     /// The mount that an absolute path without symbolic links lies in.
     pub fn containing(&self, path: &Path) -> Option<&Mount> {
         let is_above = |at: &usize| {
-            let (id, parent) = self.numbers[*at];
-            id == parent || self.numbers.iter().all(|(other, _)| *other != parent)
+            let Numbers { id, parent, .. } = self.numbers[*at];
+            id == parent || self.numbers.iter().all(|other| other.id != parent)
         };
         let mut here = (0..self.mounts.len())
             .filter(is_above)
@@ -120,9 +156,9 @@ impl MountTable {
         // As the kernel goes along the path: from a directory into what is mounted on it, which hides all that is mounted below it
         // in the same mount.
         for _ in 0..self.mounts.len() {
-            let (id, _) = self.numbers[here];
+            let id = self.numbers[here].id;
             let inside = |at: &usize| {
-                let (other, parent) = self.numbers[*at];
+                let Numbers { id: other, parent, .. } = self.numbers[*at];
                 parent == id && other != id && path.starts_with(&self.mounts[*at].mountpoint)
             };
             let depth = |at: &usize| self.mounts[*at].mountpoint.components().count();
@@ -175,10 +211,19 @@ pub fn device(metadata: &Metadata) -> (u32, u32) {
     (rustix::fs::major(metadata.dev()), rustix::fs::minor(metadata.dev()))
 }
 
-/// The first two fields of a line.
-fn numbers(line: &[u8]) -> Option<(u32, u32)> {
-    let mut fields = line.split(|byte| *byte == b' ').map(|field| str::from_utf8(field).ok()?.parse().ok());
-    Some((fields.next()??, fields.next()??))
+/// The first two fields of a line, and the optional ones, from the seventh up to a dash.
+fn numbers(line: &[u8]) -> Option<Numbers> {
+    let mut fields = line.split(|byte| *byte == b' ').map(|field| str::from_utf8(field).unwrap_or_default());
+    let (id, parent) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    let (mut group, mut follows) = (None, false);
+    for field in fields.skip(4).take_while(|field| *field != "-") {
+        match field.split_once(':') {
+            Some(("shared", number)) => group = number.parse().ok(),
+            Some(("master", _)) => follows = true,
+            _ => {}
+        }
+    }
+    Some(Numbers { id, parent, group, follows })
 }
 
 /// `36 35 98:0 /root /mnt rw,noatime shared:1 - fuse.varve /pool.img rw,user_id=0`. `None`: not such a line.
@@ -291,6 +336,39 @@ not a line
             (places("/a"), places("/c")),
             (vec!["/a".to_owned(), "/b".to_owned()], vec!["/c".to_owned()])
         );
+    }
+
+    // Goal: what stays mounted when one place is unmounted is known, and what the kernel unmounts with it is not taken for that. Method: a
+    // pool with one place; two in the same mount; two that lie over each other; two in mounts that share, that follow, or that do neither.
+    #[test]
+    fn other_places_are_told_from_those_that_go() {
+        let stays = |lines: &[&str]| {
+            let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+            MountTable::parse(text.as_bytes()).stays_elsewhere(Path::new("/a/mnt"))
+        };
+        let root = "20 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw";
+        let mount = |id: u32, parent: u32, at: &str| {
+            format!("{id} {parent} 0:50 / {at} rw shared:9 - fuse.varve /pool rw,user_id=0")
+        };
+        let dir =
+            |id: u32, at: &str, sharing: &str| format!("{id} 20 8:1 /a {at} rw {sharing}- ext4 /dev/sda1 rw");
+        let (a, b) = (mount(30, 20, "/a/mnt"), mount(31, 20, "/b"));
+        assert!(!stays(&[root, &a]));
+        assert!(!stays(&[root, &b]));
+        assert!(stays(&[root, &a, &b]) && stays(&[root, &b, &a]));
+        assert!(!stays(&[root, &a, "31 20 0:51 / /b rw - fuse.varve /pool rw,user_id=0"]), "another device");
+        assert!(stays(&[root, &a, &mount(31, 30, "/a/mnt")]));
+        let (there, inside) = (mount(41, 40, "/b/mnt"), mount(30, 21, "/a/mnt"));
+        let beside = |ours: &str, theirs: &str| {
+            stays(&[root, &dir(21, "/a", ours), &dir(40, "/b", theirs), &inside, &there])
+        };
+        assert!(!beside("shared:5 ", "shared:5 "));
+        assert!(!beside("shared:5 ", "master:5 "));
+        assert!(!beside("shared:5 ", "shared:6 master:5 "));
+        assert!(beside("shared:5 ", "shared:6 "));
+        assert!(beside("master:5 ", "shared:5 "));
+        assert!(beside("", ""));
+        assert!(!stays(&[root, &inside, &there]), "their directories cannot be seen");
     }
 
     // Goal: the kernel's table is understood: optional fields, escapes, owners. Method: a table with each.

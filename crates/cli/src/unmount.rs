@@ -79,7 +79,12 @@ pub fn unmount(name: &str, mountpoint: &Path, limit: Option<Duration>, force: bo
         if control::has_ended(mount) {
             return Ok(None);
         }
-        if !force && let Some(mut client) = Client::connect(mount)? {
+        // As long as it stays mounted somewhere nothing is lost.
+        let ends = !table.stays_elsewhere(&path);
+        if ends
+            && !force
+            && let Some(mut client) = Client::connect(mount)?
+        {
             match objection(&mut client) {
                 Ok(None) => {}
                 Ok(Some(why)) => bail!("{shown} stays mounted: {why}"),

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::elsewhere::Mounted;
-use crate::harness::{Mount, Random, Scratch, can_mount, check, mount_points, output, succeed, varve};
+use crate::harness::{Mount, Random, Scratch, can_mount, check, mount_points, output, say, succeed, varve};
 
 /// The longest that a mount may take to notice.
 const NOTICED: Duration = Duration::from_secs(60);
@@ -254,4 +254,43 @@ fn a_pool_that_cannot_grow_is_told() {
     assert_eq!(create("64M"), "");
     let said = create("128M");
     assert!(said.contains("grows as it is filled, by up to 12") && said.contains("MiB free"), "{said}");
+}
+
+/// Goal: only the unmount that ends the mount is refused: not that of one of two places, but that of both. Method: a deleted pool that is bound to
+/// another directory, which is unmounted; then one in a directory that another shares, so that it is mounted there, too, and goes from there with
+/// the first.
+#[test]
+fn a_deleted_pool_may_go_from_one_of_two_places() {
+    if !can_mount("a_deleted_pool_may_go_from_one_of_two_places") {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return say(
+            "\n*** SKIPPED a_deleted_pool_may_go_from_one_of_two_places: only root can bind mounts ***\n",
+        );
+    }
+    let scratch = Scratch::new("two-places");
+    let (pool, mut mount, _) = mounted(&scratch);
+    let other = scratch.subdir("other");
+    let _other = Mounted::mount(&["--bind"], &mount.point, &other);
+    fs::remove_file(&pool).expect("it is there");
+    let out = output(varve(&["unmount", "--wait", "1"]).arg(&other));
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(said.contains("still serves the pool, which is mounted in other places, too"), "{said}");
+    assert!(!mount_points().contains(&other), "it stays mounted: {said}");
+    let said = refused(&mount);
+    assert!(said.contains("was deleted while mounted"), "{said}");
+    unmount_by_force(&mut mount);
+
+    let (first, second) = (scratch.subdir("first"), scratch.subdir("second"));
+    let _first = Mounted::mount(&["--bind", "--make-shared"], &first, &first);
+    let _second = Mounted::mount(&["--bind"], &first, &second);
+    let pool = scratch.pool("shared", "64M");
+    let mut mount = Mount::start(&pool, &first.join("mnt"));
+    assert!(mount_points().contains(&second.join("mnt")), "it is not shared");
+    fs::remove_file(&pool).expect("it is there");
+    let said = refused(&mount);
+    assert!(said.contains("was deleted while mounted"), "{said}");
+    unmount_by_force(&mut mount);
+    assert!(!mount_points().contains(&second.join("mnt")), "the kernel unmounts it there, too");
 }
