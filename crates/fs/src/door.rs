@@ -242,9 +242,9 @@ impl Filesystem {
     /// fewer, even none: it looks at so many places and no more. The first is asked for with an empty `cursor`, the others with
     /// [`DiffPage::next`] as long as there is one. Costs what was changed since the two were one, and for the paths one look at each
     /// name in the directories in which it lies and those above, not what else is in them. Where they have more than 262,144 names, or
-    /// more than four diffs are under way, some are looked at again. What was
-    /// written with the same bytes counts as changed. What waits in memory is written back first. Only if neither is changed
-    /// meanwhile (read-only snapshots are not) do the pages belong together.
+    /// more than four diffs are under way, some are looked at again: each page that says which names of files have gone, or come beside
+    /// others, may look at all of them then. What was written with the same bytes counts as changed. What waits in memory is written back
+    /// first. Only if neither is changed meanwhile (read-only snapshots are not) do the pages belong together.
     pub fn diff(&self, old: InodeId, new: InodeId, cursor: &[u8], changes_max: usize) -> Result<DiffPage> {
         let mut hints = self.core.diff_hints.lock().take(old, new, cursor);
         let page = self.core.thawing(|| self.core.diff(old, new, cursor, changes_max, &mut hints))?;

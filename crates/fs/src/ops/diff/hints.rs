@@ -1,5 +1,7 @@
 //! Where names are that the next pages of a diff will ask for. Pages go by the numbers of inodes, and names lie by their hashes: who
-//! reads a directory for the names of a page passes those of the pages that follow, and each of these would read it anew.
+//! reads a directory for the names of a page passes those of the pages that follow, and each of these would read it anew. Where names
+//! have come or gone pages go by these, and ask for the inodes behind them in any order: so nothing is let go of before there are too many.
+//! Then those go first that lie below what the page asks for, which pages that go by number have behind them, and after these the highest.
 //!
 //! Only a hint, and bounded: who finds a place here looks there, and reads the directory if that is not what he seeks. Knows nothing of
 //! views.
@@ -62,31 +64,43 @@ impl AllHints {
     }
 }
 
-/// The places with the lowest numbers of those that are added, `max` at most.
+/// Places, `max` at most: of those that are added the ones with the lowest numbers from `first` on, and those below it that there is room for.
 pub(super) struct Lowest {
     places: BTreeMap<u64, Place>,
+    first: u64,
     max: usize,
 }
 
 impl Lowest {
     pub(super) fn new(max: usize) -> Lowest {
-        Lowest { places: BTreeMap::new(), max }
+        Lowest { places: BTreeMap::new(), first: u64::MAX, max }
+    }
+    /// They begin at `first`, if that is lower.
+    pub(super) fn begin_lower(&mut self, first: u64) {
+        self.first = self.first.min(first);
     }
     pub(super) fn add(&mut self, inode: u64, place: Place) {
-        if self.places.len() >= self.max {
-            match self.places.last_key_value() {
-                Some((last, _)) if *last > inode => drop(self.places.pop_last()),
-                _ => return,
-            }
+        if self.places.contains_key(&inode) {
+            // Of several names the first, as who reads the directory finds it.
+            return;
         }
-        // Of several names the first, as who reads the directory finds it.
-        self.places.entry(inode).or_insert(place);
+        if self.places.len() >= self.max {
+            let lowest = self.places.first_key_value().map(|(lowest, _)| *lowest);
+            let last = self.places.last_key_value().map(|(last, _)| *last);
+            let goes = match lowest.filter(|lowest| *lowest < self.first) {
+                Some(lowest) => Some(lowest).filter(|lowest| inode > *lowest),
+                None => last.filter(|last| (self.first..*last).contains(&inode)),
+            };
+            let Some(goes) = goes else { return };
+            self.places.remove(&goes);
+        }
+        self.places.insert(inode, place);
     }
 }
 
 /// Places of one side.
 pub(super) struct Places {
-    /// Of what pages ask for, in the order in which they do.
+    /// Of what pages ask for.
     pub next: Lowest,
     /// Of directories on the way to the root.
     above: BTreeMap<u64, Place>,
@@ -109,8 +123,13 @@ impl Default for Places {
 impl Places {
     /// A page begins that asks for nothing below `first`.
     pub(super) fn begin(&mut self, first: u64) {
-        while let Some(entry) = self.next.places.first_entry().filter(|entry| *entry.key() < first) {
-            entry.remove();
+        self.next.first = first;
+    }
+    /// A name is passed.
+    pub(super) fn look(&mut self) {
+        #[cfg(test)]
+        {
+            self.looks += 1;
         }
     }
     pub(super) fn get(&self, inode: u64) -> Option<Place> {
@@ -153,5 +172,27 @@ mod tests {
             all.tire();
         }
         assert_eq!(all.0.iter().map(|hints| hints.of).collect::<Vec<_>>(), [Some(under_way)]);
+    }
+
+    // Goal: pages in any order find all that there is room for; where there is not, those that go by number find the next ones, and no more is
+    // kept than may be. Method: the same names passed in a mixed order, with room for all, and with room for a few, from page to page.
+    #[test]
+    fn the_next_ones_are_kept() {
+        let place = (1, NamePosition(0));
+        let passed = |kept: &mut Lowest| (0..1000).for_each(|i| kept.add(i * 7 % 1000, place));
+        let mut all = Lowest { first: 900, ..Lowest::new(1000) };
+        passed(&mut all);
+        assert_eq!(all.places.len(), 1000);
+        let mut some = Lowest::new(100);
+        for first in [0, 50, 500, 949, 20] {
+            some.first = first;
+            passed(&mut some);
+            let from = first.min(900);
+            assert!(
+                some.places.keys().copied().eq(from..from + 100),
+                "from {first} on: {:?}",
+                some.places.keys()
+            );
+        }
     }
 }

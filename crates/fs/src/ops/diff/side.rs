@@ -213,16 +213,15 @@ impl Side {
                 by_parent.entry(parent).or_default().insert(inode);
             }
             for (parent, mut inodes) in by_parent {
-                let lowest = inodes.first().copied().unwrap_or_default();
+                if is_above {
+                    passed.begin_lower(inodes.first().copied().unwrap_or_default());
+                }
                 let mut pass = |inode: u64, kind: FileKind, place: Place| {
-                    #[cfg(test)]
-                    {
-                        places.looks += 1;
-                    }
+                    places.look();
                     match is_above {
-                        true if inode >= lowest && kind == FileKind::Directory => passed.add(inode, place),
-                        false if inode >= first => places.next.add(inode, place),
-                        _ => {}
+                        true if kind == FileKind::Directory => passed.add(inode, place),
+                        true => {}
+                        false => places.next.add(inode, place),
                     }
                 };
                 let pass = more.then_some(&mut pass as Pass<'_>);
@@ -235,9 +234,8 @@ impl Side {
             if left.is_empty() && !lost.is_empty() {
                 let mut found = lost.clone();
                 let mut pass = |inode: u64, _: FileKind, place: Place| {
-                    if inode >= first {
-                        places.next.add(inode, place);
-                    }
+                    places.look();
+                    places.next.add(inode, place);
                 };
                 let pass = more.then_some(&mut pass as Pass<'_>);
                 self.find_names(view, &self.family.0.to_be_bytes(), &mut lost, &mut known, pass)?;
