@@ -1,5 +1,7 @@
 //! Snapshots of what is dirty: what they cost, what they show, and what a crash leaves of them.
 
+use std::sync::atomic::Ordering;
+
 use varve_device::{Operation, StatsSnapshot};
 use varve_engine::EngineError;
 use varve_format::record::subvolume::SUBVOLUME_PENDING;
@@ -7,7 +9,7 @@ use varve_sim::{Fault, FaultRule, FaultyDevice, Trigger};
 
 use super::*;
 use crate::subvolume::Slot;
-use crate::writeback::frozen::Freeze;
+use crate::writeback::frozen::{Failed, Freeze};
 
 fn world(dirty_bytes_max: u64) -> (Fixture, InodeId) {
     let f = Fixture::with(256 * MIB, HASH_KIND_SIPHASH13, dirty_bytes_max);
@@ -346,6 +348,49 @@ fn one_that_is_not_durable_yet_is_there() {
     f.check();
 }
 
+// Goal: a file that cannot be logged is tried once by who completes snapshots, however many wait for it, and keeps nothing else from being
+// logged. Method: fifty that wait for a file whose extents are damaged, and later ones for others, too; one of another subvolume; one is
+// deleted; tries are counted. Then it is mended.
+#[test]
+fn what_cannot_be_logged_is_tried_once() {
+    use super::reaping::{mend, spoil};
+    let (mut f, sub) = world(64 * MIB);
+    let ino = file(&f, sub, b"file", &pattern(1, 100_000));
+    f.fs.sync().unwrap();
+    f.write(ino, 4096, b"dirty");
+    let data = f.fs.core().state(ino).inner.read().record.data.family;
+    let entries = spoil(&f.fs, varve_engine::TreeId::EXTENTS, data);
+    let name = |n: u64| format!("s{n}").into_bytes();
+    let mut taken: Vec<InodeId> = (0..30).map(|n| snapshot(&f, sub, &name(n), true)).collect();
+    file(&f, sub, b"beside", &pattern(2, 30_000));
+    taken.extend((30..50).map(|n| snapshot(&f, sub, &name(n), true)));
+    let other = f.fs.create_subvolume(Caller::ROOT, ROOT, b"other", 0o755).unwrap().ino;
+    file(&f, other, b"file", &pattern(3, 30_000));
+    let of_other = snapshot(&f, other, b"of other", true);
+    let core = f.fs.core();
+    let tries = || core.next_job.load(Ordering::Relaxed);
+    let before = tries();
+    assert_eq!(core.complete(|_| true).unwrap_err().errno(), 5);
+    // Two of what fails, one of each of the others; 103 when each snapshot tried it.
+    assert!(tries() - before <= 4, "{} tries", tries() - before);
+    assert!(taken.iter().all(|root| is_pending(&f, *root)), "they wait");
+    assert!(!is_pending(&f, of_other), "this does not wait for it");
+    assert_eq!(core.dirty.all().len(), 1, "the others are logged");
+    let before = tries();
+    f.fs.delete_subvolume(ROOT, &name(40)).unwrap();
+    assert!(tries() - before <= 4, "{} tries to delete one", tries() - before);
+    assert_eq!(core.frozen.matching(|_| true).len(), 49);
+    mend(&f.fs, varve_engine::TreeId::EXTENTS, &entries);
+    f.fs.sync().unwrap();
+    f.kill();
+    for n in (0..50).filter(|n| *n != 40) {
+        let root = f.fs.lookup(ROOT, &name(n)).unwrap().ino;
+        assert!(content(&f, root, b"file")[4096..4101] == *b"dirty");
+        assert_eq!(f.fs.lookup(root, b"beside").is_ok(), n >= 30);
+    }
+    f.check();
+}
+
 // Goal: who asks for a snapshot that is durable at once hears that it is there where what makes it so has stopped the pool, and that; whoever
 // comes later gets none. Method: writes fail while it is made so, of a file's data or of the log; the pool opened again.
 #[test]
@@ -430,7 +475,7 @@ fn a_refused_snapshot_completes_no_other() {
     let snap = snapshot(&f, sub, b"snap", true);
     assert_eq!(Slot::of(snap), slot);
     let core = f.fs.core();
-    refused.iter().for_each(|set| core.complete_set(set).unwrap());
+    refused.iter().for_each(|set| core.complete_set(set, &mut Failed::default()).unwrap());
     assert!(is_pending(&f, snap));
     core.complete(|set| set.snapshot == slot).unwrap();
     assert!(!is_pending(&f, snap));

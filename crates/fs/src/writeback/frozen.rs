@@ -19,6 +19,7 @@
 //!
 //! Lock order: after gates and inodes; the list of dirty files after this.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -75,6 +76,10 @@ pub(crate) enum Freeze {
     NeedsVersion,
 }
 
+/// Files that could not be logged when they were last tried, by who completes snapshots, and why: many may wait for the same.
+#[derive(Default)]
+pub(crate) struct Failed(HashMap<InodeId, FsError>);
+
 impl Frozen {
     fn any(&self) -> bool {
         self.any.load(Ordering::Acquire)
@@ -127,8 +132,12 @@ impl Core {
             return None;
         }
         let (from, slot) = (state.dirty_from(), Slot::of(state.ino));
+        // As nearly all are: nobody who wants one of these looks through all that is pending.
+        if from == 0 {
+            return None;
+        }
         let sets = self.frozen.sets.lock();
-        sets.iter().find(|set| from != 0 && set.source == slot && from <= set.upto).map(|set| set.version)
+        sets.iter().find(|set| set.source == slot && from <= set.upto).map(|set| set.version)
     }
 
     /// The file of another subvolume that must be logged before the record of `ino` is read: the same file, if `ino` is in a snapshot
@@ -168,24 +177,33 @@ impl Core {
 
     /// Completes the pending snapshots that `wanted` accepts, but for those that are being taken just now.
     pub(crate) fn complete(&self, wanted: impl Fn(&FrozenSet) -> bool) -> Result<()> {
-        // A file that cannot be written keeps its own snapshot pending, and no other.
-        let mut result = Ok(());
+        // A file that cannot be written keeps its own snapshots pending, and no other.
+        let (mut result, mut failed) = (Ok(()), Failed::default());
         for set in self.frozen.matching(wanted) {
-            result = result.and(self.complete_set(&set));
+            result = result.and(self.complete_set(&set, &mut failed));
         }
         result
     }
 
-    /// Logs what is frozen for one snapshot, which then is no longer pending.
-    pub(crate) fn complete_set(&self, set: &FrozenSet) -> Result<()> {
+    /// Logs what is frozen for one snapshot, which then is no longer pending, but for what has `failed` before.
+    pub(crate) fn complete_set(&self, set: &FrozenSet, failed: &mut Failed) -> Result<()> {
         let is_frozen = |state: &InodeState| (1..=set.upto).contains(&state.dirty_from());
         let mut rounds_left = THAWS_MAX;
         loop {
             let mut files = self.dirty.all();
             files.retain(|file| Slot::of(file.state.ino) == set.source && is_frozen(&file.state));
-            let Some(first) = files.first() else { break };
+            let why = files.iter().find_map(|file| failed.0.get(&file.state.ino)).cloned();
+            files.retain(|file| !failed.0.contains_key(&file.state.ino));
+            let Some(first) = files.first() else {
+                why.map_or(Ok(()), Err)?;
+                break;
+            };
             rounds_left = rounds_left.checked_sub(1).ok_or(FsError::Frozen(first.state.ino))?;
-            self.write_back_files(files)?;
+            let Err(error) = self.write_back_files(files.clone()) else { continue };
+            // Each has been tried: what is frozen still is what has failed.
+            files.retain(|file| is_frozen(&file.state));
+            failed.0.extend(files.iter().map(|file| (file.state.ino, error.clone())));
+            return Err(why.unwrap_or(error));
         }
         let _completing = self.frozen.completing.lock();
         let Ok(snapshot) = self.subvolumes.get(set.snapshot) else { return Ok(()) };
@@ -234,10 +252,11 @@ impl Core {
     ) -> Result<MutexGuard<'_, ()>> {
         // Those that cannot be completed, of which nothing more is expected.
         let mut incomplete: Vec<FrozenSet> = Vec::new();
-        let complete = |incomplete: &mut Vec<FrozenSet>| {
+        let mut failed = Failed::default();
+        let mut complete = |incomplete: &mut Vec<FrozenSet>| {
             let mut result = Ok(());
             for set in self.frozen.matching(|set| wanted(set) && !incomplete.contains(set)) {
-                match self.complete_set(&set) {
+                match self.complete_set(&set, &mut failed) {
                     Err(FsError::Engine(error)) if spared(&set) && error.is_damage() => {
                         tracing::warn!("a snapshot stays incomplete: {error}");
                         incomplete.push(set);
