@@ -428,12 +428,15 @@ impl Core {
 
     /// Blocks of holes in [`from`, `to`).
     fn holes(&self, state: &Arc<InodeState>, from: u64, to: u64) -> Result<u64> {
-        let inner = self.read_lock(state)?;
-        if inner.record.inline.is_some() {
-            return Ok((to - from) / BLOCK);
-        }
-        let view = self.view_of(state.ino)?;
-        let path = extents::path(&view, &inner.record, self.sharing())?;
+        let (view, record) = {
+            // As in `lacking`: reading may take long, and keeps nobody from the file.
+            let inner = self.read_lock(state)?;
+            if inner.record.inline.is_some() {
+                return Ok((to - from) / BLOCK);
+            }
+            (self.view_of(state.ino)?, inner.record.clone())
+        };
+        let path = extents::path(&view, &record, self.sharing())?;
         let (mut at, mut bytes) = (from, 0);
         while at < to {
             for piece in version::resolve_upto(&view, &path, at, to, PIECES_MAX)? {

@@ -501,6 +501,31 @@ fn who_looks_at_what_he_zeroes_keeps_nobody_waiting() {
     });
 }
 
+// Goal: looking for what is to be set aside in a large range keeps nobody from the file. Method: as above, with the file's lock.
+#[test]
+fn who_looks_where_to_reserve_keeps_nobody_waiting() {
+    const BLOCKS: u64 = 6_000;
+    let f = Fixture::new(64 * MIB);
+    let ino = f.create(b"file");
+    for block in (0..BLOCKS).rev().step_by(2).chain((0..BLOCKS).rev().skip(1).step_by(2)) {
+        f.write(ino, block * BLOCK, &[1; 4096]);
+    }
+    f.fs.close().unwrap();
+    let (device, fs) = held_reads(&f);
+    assert_eq!(fs.getattr(ino).unwrap().size, BLOCKS * BLOCK);
+    let state = fs.core().state(ino);
+    device.held.store(true, Ordering::SeqCst);
+    let reserve = Allocate::Reserve { keep_size: true };
+    std::thread::scope(|scope| {
+        let reserving = scope.spawn(|| fs.fallocate(Caller::ROOT, ino, 0, BLOCKS * BLOCK, reserve));
+        device.wait_for_a_read(&|| reserving.is_finished());
+        let alone = state.inner.try_write_for(Duration::from_millis(50)).is_some();
+        device.held.store(false, Ordering::SeqCst);
+        reserving.join().unwrap().unwrap();
+        assert!(alone, "it is in their way");
+    });
+}
+
 // Goal: where a file's data ends is found, however many extents it has, in memory and logged. Method: a file of very many, whole, with a
 // hole near its end, and with data in memory over that, behind it and behind a hole of its own.
 #[test]
