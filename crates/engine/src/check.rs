@@ -524,10 +524,12 @@ impl Store {
         drop(view);
         let Walk { mut problems, nodes, entries, trees, data_blocks, .. } = walk;
         // Not all problems are told: data that is lost comes first.
+        let data_omitted = problems.omitted;
         problems.append(walked);
         Ok(CheckReport {
             problems: problems.list,
             omitted: problems.omitted,
+            data_omitted,
             nodes,
             entries,
             trees,

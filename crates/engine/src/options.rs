@@ -186,6 +186,8 @@ pub struct CheckReport {
     pub problems: Vec<Problem>,
     /// Problems beyond those that are listed.
     pub omitted: u64,
+    /// Those of them that are of data.
+    pub data_omitted: u64,
     /// Tree nodes visited.
     pub nodes: u64,
     /// Entries visited.

@@ -602,7 +602,7 @@ impl Filesystem {
         let mut before = self.position();
         let mut report = self.core.check(verify_data)?;
         for _ in 0..LOOKS {
-            let passes = report.omitted > 0 || !report.problems.iter().all(of_data);
+            let passes = report.omitted > report.data_omitted || !report.problems.iter().all(of_data);
             if !passes || self.position() == before || self.core.closed.load(Ordering::Acquire) {
                 break;
             }
@@ -612,7 +612,9 @@ impl Filesystem {
             // What has been found is told where a later look fails.
             let Ok(mut again) = self.core.check(false) else { break };
             again.problems.extend(report.problems.into_iter().filter(of_data));
-            report = CheckReport { data_blocks: report.data_blocks, ..again };
+            let CheckReport { data_blocks, data_omitted, .. } = report;
+            let omitted = again.omitted + data_omitted;
+            report = CheckReport { data_blocks, data_omitted, omitted, ..again };
         }
         Ok(report)
     }

@@ -1,5 +1,6 @@
 //! A check that reads all data, of pools with two copies of it, and beside whoever uses the pool.
 
+use std::collections::HashSet;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -166,6 +167,31 @@ fn what_changes_meanwhile_is_no_damage() {
         *device.by.lock() = Box::new(|| ());
         assert_eq!(report.unwrap().problems.is_empty(), again);
     }
+}
+
+// Goal: of data that is bad all is told or counted, also where the check has to look again. Method: more pieces of a file are spoilt than are
+// listed, and another is deleted in the middle of a check.
+#[test]
+fn what_is_not_listed_is_counted_when_it_looks_again() {
+    const BAD: usize = 1500;
+    let device = Arc::new(twice(&pattern(1, 1 << 20)));
+    let fs = Filesystem::open(vec![device.clone()], options()).unwrap().0;
+    let ino = fs.create(Caller::ROOT, ROOT, b"bad", 0o644).unwrap().ino;
+    let content = pattern(2, 2 * BAD * BLOCK);
+    fs.write(Caller::ROOT, ino, 0, &content).unwrap();
+    fs.close().unwrap();
+    let bad: HashSet<&[u8]> = content.chunks_exact(BLOCK).step_by(2).collect();
+    let mut all = AlignedBuf::new(device.size_bytes() as usize);
+    device.read_at(0, &mut all).unwrap();
+    for (i, _) in all.chunks_exact(BLOCK).enumerate().filter(|(_, block)| bad.contains(block)) {
+        device.write_at((i * BLOCK) as u64, &AlignedBuf::new(BLOCK)).unwrap();
+    }
+    let (device, fs) = noticed(device.snapshot());
+    *device.by.lock() = deleting(&fs, |_| ());
+    let report = fs.check(true).unwrap();
+    *device.by.lock() = Box::new(|| ());
+    assert!(report.problems.iter().all(|p| p.kind == Kind::DataUnreadable), "{}", report.describe());
+    assert_eq!((report.problems.len(), report.omitted), (1000, BAD as u64 - 1000));
 }
 
 // Goal: nobody waits while a check reads data: not who writes a checkpoint, and not who closes the pool, which ends it. Method: the check is
