@@ -321,7 +321,7 @@ impl Core {
                     self.write_back(&state, Ride::Allowed)?;
                     continue;
                 }
-                if inner.record.inline.is_some() {
+                if inner.record.inline.as_ref().is_some_and(|contents| !contents.is_empty()) {
                     return Err(FsError::NotSupported);
                 }
                 let view = self.view_of(ino)?;

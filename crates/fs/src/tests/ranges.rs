@@ -199,6 +199,30 @@ fn duplicates_are_found_by_looking() {
     f.check();
 }
 
+// Goal: files of holes are compared like others, also those of which nothing has ever been in a block. Method: two such, one and one with
+// zeros in it, either way, and one with data.
+#[test]
+fn holes_are_the_same_as_holes() {
+    let f = Fixture::new(64 * MIB);
+    let [a, b, zeros, data] = [b"a", b"b", b"z", b"d"].map(|name| f.create(name));
+    [a, b].into_iter().for_each(|ino| f.truncate(ino, 100_000));
+    f.write(zeros, 0, &[0; 65_536]);
+    f.write(data, 0, &pattern(1, 65_536));
+    for again in [false, true] {
+        let dedupe = |from, to, len| f.fs.dedupe_range((from, 0), (to, 0), len).unwrap();
+        assert_eq!(dedupe(a, b, 100_000), Deduped::Same(100_000), "{again}");
+        assert_eq!(dedupe(a, data, 65_536), Deduped::Differs);
+        assert_eq!(dedupe(data, a, 65_536), Deduped::Differs);
+        assert_eq!(dedupe(zeros, b, 65_536), Deduped::Same(65_536));
+        assert_eq!(dedupe(a, zeros, 65_536), Deduped::Same(65_536));
+        f.fs.sync().unwrap();
+        f.check();
+    }
+    assert!(
+        f.read_all(a) == [0; 100_000] && f.read_all(b) == [0; 100_000] && f.read_all(zeros) == [0; 65_536]
+    );
+}
+
 // Goal: any mixture of sharing with everything else that changes data reads like plain bytes. Method: random verbs on a
 // few files beside vectors, with closing and killing in between, and the check.
 #[test]
