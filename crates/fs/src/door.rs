@@ -557,8 +557,9 @@ impl Filesystem {
         let (all, result) = self.core.maintain_some();
         result.map(|()| all)
     }
-    /// Why nothing is written any more, and how long ago that began, if so: after a failed write of the log, a failed flush, or
-    /// a panic. What is in memory can be read as before; opening the pool again recovers it.
+    /// Why nothing is written any more, and how long ago that began, if so: after a failed write (of the log, of data or of a
+    /// checkpoint), a failed flush, a panic, or [`Filesystem::stop`]. What is in memory can be read as before; opening the pool again
+    /// recovers it.
     pub fn stopped(&self) -> Option<(String, std::time::Duration)> {
         self.core.store.stopped_for()
     }
