@@ -90,6 +90,8 @@ impl File {
     /// Adds to `contents` what there is from `offset` to the end. After an error it has what came before.
     pub(crate) fn read_rest(&self, contents: &mut Vec<u8>, offset: u64) -> Result<()> {
         let begun = contents.len();
+        // Where there is nothing to read, too, it is found out whether this may be read at all.
+        self.read_at(&mut [], offset)?;
         // A file that grows meanwhile is read on to its end.
         loop {
             let here = offset.saturating_add((contents.len() - begun) as u64);

@@ -330,3 +330,27 @@ fn whole_files_are_read_into_memory_that_is_there() {
     assert_eq!(hole.read_to_end(&mut Vec::new()).unwrap_err().kind(), ErrorKind::OutOfMemory);
     assert_eq!(hole.read_to_string(&mut String::new()).unwrap_err().kind(), ErrorKind::OutOfMemory);
 }
+
+// Goal: what cannot be read is refused also where there is nothing to read. Method: an empty directory and one with a file in it; a
+// handle that may only write, of an empty file and at the end of another; each way to read all of it.
+#[test]
+fn what_cannot_be_read_is_refused_where_it_is_empty() {
+    let fs = fresh();
+    fs.create_dir_all("/full/empty").unwrap();
+    for path in ["/", "/full", "/full/empty"] {
+        assert_eq!(*fs.read(path).unwrap_err().reason(), Reason::IsADirectory, "{path}");
+        let mut directory = fs.open(path).unwrap();
+        assert_eq!(directory.read_to_end(&mut Vec::new()).unwrap_err().kind(), ErrorKind::IsADirectory);
+        let error = directory.read_to_string(&mut String::new()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::IsADirectory, "{path}");
+    }
+    for contents in [&b""[..], b"contents"] {
+        let mut file = fs.create("/f").unwrap();
+        file.write_all(contents).unwrap();
+        let error = file.read_to_end(&mut Vec::new()).unwrap_err();
+        let error = error.get_ref().unwrap().downcast_ref::<varvefs::Error>().unwrap();
+        assert_eq!(*error.reason(), Reason::NotOpenedFor("reading"));
+        let error = file.read_to_string(&mut String::new()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+    }
+}
