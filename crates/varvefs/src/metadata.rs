@@ -130,7 +130,8 @@ pub struct Metadata {
     pub group: u32,
     /// Names that lead to it. Of a directory: 2, and one for each directory in it.
     pub links: u32,
-    /// Size in bytes; of a directory the number of its entries; of a symbolic link the length of its target.
+    /// Size in bytes; of a symbolic link the length of its target; of a directory the number of its entries, subvolumes aside: one of
+    /// length 0 may have subvolumes in it. It is empty if [`crate::Filesystem::read_dir`] lists nothing.
     pub len: u64,
     /// Device number, of device nodes, as Linux packs it into 32 bits.
     pub device: u32,

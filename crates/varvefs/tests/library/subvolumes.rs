@@ -207,3 +207,18 @@ fn two_remove_a_tree_of_subvolumes() {
     pool.maintain().unwrap();
     assert_sound(&pool);
 }
+
+// Goal: what the documentation of a directory's length says: a subvolume in it is listed and counted among its links, not in its length.
+// Method: a directory with one, and with a file beside it.
+#[test]
+fn the_length_of_a_directory_leaves_subvolumes_out() {
+    let fs = fresh();
+    fs.create_dir("/d").unwrap();
+    assert!(fs.read_dir("/d").unwrap().next().is_none());
+    fs.create_subvolume("/d/s").unwrap();
+    let metadata = fs.metadata("/d").unwrap();
+    assert_eq!((metadata.len, metadata.links), (0, 3));
+    assert_eq!(names(&fs, "/d"), ["s"]);
+    fs.write("/d/f", b"").unwrap();
+    assert_eq!(fs.metadata("/d").unwrap().len, 1);
+}
