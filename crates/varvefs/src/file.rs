@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Fault, Reason, Result};
 use crate::metadata::{Allocate, Flags, Metadata, Times, XattrMode};
-use crate::pending::Pending;
+use crate::pending::{Pending, place};
 use crate::shared::OpenInode;
 use crate::verbs;
 
@@ -301,7 +301,7 @@ impl File {
     pub fn start_sync(&self) -> Result<Pending> {
         let upto = self.run("sync", |fs, ino| {
             fs.flush_file(ino)?;
-            Ok(fs.position())
+            place(fs)
         })?;
         Ok(Pending::new(self.open.shared().clone(), upto, Some(self.path.clone())))
     }

@@ -9,7 +9,7 @@ use crate::file::File;
 use crate::metadata::{FileType, Flags, Metadata, Times};
 use crate::open_options::OpenOptions;
 use crate::path::{AsPath, Last, RETRIES_MAX, find, find_existing, with_existing};
-use crate::pending::Pending;
+use crate::pending::{Pending, place};
 use crate::shared::Shared;
 use crate::stats::StatFs;
 use crate::verbs;
@@ -448,7 +448,7 @@ impl Filesystem {
     pub fn start_sync(&self) -> Result<Pending> {
         let upto = self.whole("sync", |fs| {
             fs.flush_all()?;
-            Ok(fs.position())
+            place(fs)
         })?;
         Ok(Pending::new(self.shared.clone(), upto, None))
     }

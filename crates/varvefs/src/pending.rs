@@ -18,28 +18,42 @@ pub struct Pending {
     path: Option<Arc<[u8]>>,
 }
 
+/// The place in the log up to which it has to be durable, for what has just been written out. A pool that has stopped may have lost some
+/// of that although all of its log is durable: it is refused here, for [`Pending::wait`] looks at the place alone.
+pub(crate) fn place(fs: &varve_fs::Filesystem) -> std::result::Result<varve_fs::Lsn, Fault> {
+    match fs.stopped() {
+        Some((why, _)) => Err(varve_fs::FsError::from(varve_fs::EngineError::Stopped(why)).into()),
+        None => Ok(fs.position()),
+    }
+}
+
 impl Pending {
     pub(crate) fn new(shared: Arc<Shared>, upto: varve_fs::Lsn, path: Option<Arc<[u8]>>) -> Pending {
         Pending { shared, upto, path }
     }
 
-    /// Whether it is durable already.
+    /// Whether it is durable already: then [`Pending::wait`] is `Ok`, also if the pool has stopped or was closed since.
     pub fn is_durable(&self) -> bool {
         match self.shared.enter_again() {
             Ok(fs) => fs.durable_position() >= self.upto,
-            Err(_) => self.shared.closed_cleanly(),
+            Err(_) => self.shared.was_durable(self.upto),
         }
     }
 
-    /// Waits until everything is durable that the sync was begun for.
+    /// Waits until everything is durable that the sync was begun for. An error says that it is not, and why: the pool has stopped
+    /// ([`crate::Reason::Stopped`]), or closing it has failed before it came so far ([`crate::Reason::Closed`]).
     pub fn wait(self) -> Result<()> {
         self.wait_here()
     }
 
     fn wait_here(&self) -> Result<()> {
         let result = match self.shared.enter_again() {
-            Ok(fs) => fs.commit(self.upto).map_err(Fault::from),
-            Err(_) if self.shared.closed_cleanly() => Ok(()),
+            Ok(fs) => match fs.commit(self.upto) {
+                // A pool that has stopped refuses to commit, whatever is durable: what this is about had its place in the log before.
+                Err(_) if fs.durable_position() >= self.upto => Ok(()),
+                result => result.map_err(Fault::from),
+            },
+            Err(_) if self.shared.was_durable(self.upto) => Ok(()),
             Err(fault) => Err(fault),
         };
         result.map_err(|fault| match &self.path {

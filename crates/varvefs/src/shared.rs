@@ -23,9 +23,12 @@ use crate::error::{Error, Fault, Reason, Result};
 
 enum State {
     Open(Arc<varve_fs::Filesystem>),
-    /// Closed; whether everything had become durable.
+    /// Closed.
     Closed {
+        /// Everything had become durable.
         clean: bool,
+        /// Up to where the log was, in any case.
+        durable: varve_fs::Lsn,
     },
 }
 
@@ -130,9 +133,14 @@ impl Shared {
         })
     }
 
-    /// Whether the pool has been closed with everything durable. To be asked by whom [`Shared::enter_again`] has refused.
-    pub(crate) fn closed_cleanly(&self) -> bool {
-        self.process.is_current() && matches!(&*self.state.read_recursive(), State::Closed { clean: true })
+    /// Whether what has this place in the log was durable when the pool had been closed, with or without an error. To be asked by whom
+    /// [`Shared::enter_again`] has refused.
+    pub(crate) fn was_durable(&self, upto: varve_fs::Lsn) -> bool {
+        let is_durable = |state: &State| match state {
+            State::Open(_) => false,
+            State::Closed { clean, durable } => *clean || *durable >= upto,
+        };
+        self.process.is_current() && is_durable(&self.state.read_recursive())
     }
 
     /// Waits for the verbs that have begun, makes everything durable and closes.
@@ -141,18 +149,18 @@ impl Shared {
         self.closing.store(true, Ordering::Relaxed);
         let mut state = self.state.write();
         // Lets go of the device, as soon as those who have borrowed it have ended.
-        let fs = match std::mem::replace(&mut *state, State::Closed { clean: false }) {
-            State::Open(fs) => fs,
-            State::Closed { clean: true } => {
-                *state = State::Closed { clean: true };
-                return Ok(());
-            }
-            State::Closed { clean: false } => {
+        let durable = match &*state {
+            State::Open(fs) => fs.durable_position(),
+            State::Closed { clean: true, .. } => return Ok(()),
+            State::Closed { clean: false, .. } => {
                 return Err(Error::pool("close", &self.name, Reason::Closed));
             }
         };
+        let State::Open(fs) = std::mem::replace(&mut *state, State::Closed { clean: false, durable }) else {
+            unreachable!("it was open above, under the same lock");
+        };
         let result = fs.close();
-        *state = State::Closed { clean: result.is_ok() };
+        *state = State::Closed { clean: result.is_ok(), durable: fs.durable_position() };
         result.map_err(|error| Error::pool("close", &self.name, error))
     }
 
@@ -192,7 +200,9 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let State::Open(fs) = std::mem::replace(self.state.get_mut(), State::Closed { clean: false }) else {
+        // Nobody is left to ask what was durable.
+        let closed = State::Closed { clean: false, durable: varve_fs::Lsn(0) };
+        let State::Open(fs) = std::mem::replace(self.state.get_mut(), closed) else {
             return;
         };
         if !self.process.is_current() {

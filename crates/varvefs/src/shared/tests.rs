@@ -194,7 +194,7 @@ fn closing_waits_for_a_verb_that_has_begun() {
         (accepted, close.join().unwrap())
     });
     closed.unwrap();
-    assert!(f.shared.closed_cleanly());
+    assert!(f.shared.was_durable(varve_fs::Lsn(u64::MAX)));
     assert!(accepted, "a verb that had begun was refused");
     assert!(f.reopened().read("/file").unwrap() == data, "what was accepted is gone");
 }

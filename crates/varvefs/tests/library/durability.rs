@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::SystemTime;
 
 use varvefs::{Filesystem, MemoryDisk, OpenOptions, Pool, PoolOptions, Reason, wait_all};
@@ -250,5 +250,53 @@ fn a_panic_in_a_call_stops_the_pool() {
             let (_pool, fs) = reopened(&disk);
             assert_eq!(fs.read("/f").unwrap(), [1; 8192], "{what} {nth}");
         }
+    }
+}
+
+// Goal: what is durable is said to be so by `is_durable` and `wait` alike, also by a pool that has stopped, and after a close that fails;
+// what is not is said to be so by neither, and what is begun then is refused. Method: a sync that was waited for by another and one that
+// was not, of a file and of everything, when a clock panics; before the pool is closed, and afterwards.
+#[test]
+fn what_is_durable_is_durable_when_the_pool_has_stopped() {
+    for closes in [false, true] {
+        let (disk, panics) = (MemoryDisk::new(64 * MIB), Arc::new(AtomicBool::new(false)));
+        let told = panics.clone();
+        let clock = move || {
+            assert!(!told.load(Ordering::SeqCst), "planted");
+            SystemTime::UNIX_EPOCH
+        };
+        let pool = quiet().clock(clock).create_on(&disk).unwrap();
+        let fs = pool.filesystem();
+        let file = fs.create("/f").unwrap();
+        file.write_all_at(b"durable", 0).unwrap();
+        let durable = [file.start_sync().unwrap(), fs.start_sync().unwrap()];
+        fs.start_sync().unwrap().wait().unwrap();
+        file.write_all_at(b"not durable", 0).unwrap();
+        let lost = [file.start_sync().unwrap(), fs.start_sync().unwrap()];
+        panics.store(true, Ordering::SeqCst);
+        assert!(catch_unwind(AssertUnwindSafe(|| fs.create_dir("/d"))).is_err());
+        panics.store(false, Ordering::SeqCst);
+        for refused in [file.start_sync(), fs.start_sync()] {
+            assert!(matches!(refused.unwrap_err().reason(), Reason::Stopped(_)), "{closes}");
+        }
+        if closes {
+            assert!(pool.close().is_err());
+        }
+        for pending in durable {
+            assert!(pending.is_durable(), "{closes}");
+            pending.wait().unwrap();
+        }
+        for pending in lost {
+            assert!(!pending.is_durable(), "{closes}");
+            let error = pending.wait().unwrap_err();
+            let known = if closes {
+                *error.reason() == Reason::Closed
+            } else {
+                matches!(error.reason(), Reason::Stopped(_))
+            };
+            assert!(known, "{error}");
+        }
+        let (_pool, fs) = reopened(&disk.after_power_cut());
+        assert_eq!(fs.read("/f").unwrap(), b"durable");
     }
 }
