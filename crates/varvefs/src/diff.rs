@@ -109,22 +109,23 @@ impl Iterator for Diff {
             // Of the subvolumes that were found, whatever is at their paths now.
             let page = self.fs.shared().enter();
             let page = page.and_then(|fs| Ok(fs.diff(old, new, &cursor, PAGE_CHANGES)?));
-            let page = page.map_err(|fault| fault.on_two("compare", &self.names.0, &self.names.1));
             match page {
-                Ok(page) => {
-                    self.cursor = page.next;
-                    let paths = |list: Vec<(u64, Vec<u8>)>| list.into_iter().collect::<HashMap<_, _>>();
-                    let (old, new) = (paths(page.old_paths), paths(page.new_paths));
-                    let mut ways = Ways { old, new, parked: page.parked, originals: page.originals };
-                    let changes = page.changes.into_iter().enumerate();
-                    let changes = changes.filter(|(_, change)| can_be_done(change));
-                    let changes = changes.map(|(index, change)| with_path(change, index, &mut ways));
-                    self.page = changes.collect::<Vec<_>>().into_iter();
-                }
-                Err(error) => return Some(Err(error)),
+                Ok(page) => (self.cursor, self.page) = taken(page),
+                Err(fault) => return Some(Err(fault.on_two("compare", &self.names.0, &self.names.1))),
             }
         }
     }
+}
+
+/// Where the page behind this one begins, and the changes in this one.
+fn taken(page: varve_fs::DiffPage) -> (Option<Vec<u8>>, std::vec::IntoIter<Change>) {
+    let paths = |list: Vec<(u64, Vec<u8>)>| list.into_iter().collect::<HashMap<_, _>>();
+    let (old, new) = (paths(page.old_paths), paths(page.new_paths));
+    let mut ways = Ways { old, new, parked: page.parked, originals: page.originals };
+    let changes = page.changes.into_iter().enumerate();
+    let changes = changes.filter(|(_, change)| can_be_done(change));
+    let changes = changes.map(|(index, change)| with_path(change, index, &mut ways));
+    (page.next, changes.collect::<Vec<_>>().into_iter())
 }
 
 type Paths = HashMap<u64, Vec<u8>>;
@@ -208,10 +209,12 @@ fn with_path(change: varve_fs::Change, index: usize, ways: &mut Ways) -> Change 
 
 impl Filesystem {
     /// What leads from the subvolume `old` to `new`, one of which is a snapshot of the other (of whatever age), or both of a third
-    /// one; else [`crate::Reason::Unrelated`]. Costs what was changed since they parted, and for the paths reading the directories in
-    /// which it lies and those above, not what else is in them. Paths are those
+    /// one; else this says [`crate::Reason::Unrelated`], and of what is no subvolume's root [`crate::Reason::NotASubvolume`]. Costs what
+    /// was changed since they parted, and for the paths reading the directories in which it lies and those above, not what else is in
+    /// them; this call looks at the first some thousand changes, and the iterator at as many when those have been taken. Paths are those
     /// below the subvolume's root. What waits in memory is written first. Only if neither is changed meanwhile do the changes
-    /// belong together: compare read-only snapshots.
+    /// belong together: compare read-only snapshots. After an error of the iterator there are no more changes, and those that came
+    /// are not all.
     ///
     /// ```
     /// # use varvefs::{Change, SnapshotOptions};
@@ -220,22 +223,23 @@ impl Filesystem {
     /// fs.write("/project/notes", "thin")?;
     /// fs.snapshot("/project", "/before", SnapshotOptions::new().read_only(true))?;
     /// fs.rename("/project/notes", "/project/layers")?;
-    /// let names = fs.diff("/before", "/project")?.filter_map(|change| match change {
-    ///     Ok(Change::Unlinked { path, .. } | Change::Linked { path, .. }) => Some(path),
-    ///     _ => None,
-    /// });
-    /// let names: Vec<_> = names.collect();
+    /// let mut names = Vec::new();
+    /// for change in fs.diff("/before", "/project")? {
+    ///     if let Change::Unlinked { path, .. } | Change::Linked { path, .. } = change? {
+    ///         names.push(path);
+    ///     }
+    /// }
     /// assert_eq!(names, [std::path::Path::new("notes"), std::path::Path::new("layers")]);
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn diff(&self, old: impl AsPath, new: impl AsPath) -> Result<Diff> {
         let names = (old.as_path_bytes().to_vec(), new.as_path_bytes().to_vec());
-        let roots = self.run_two("compare", &names.0, &names.1, |fs| {
+        let (roots, (cursor, page)) = self.run_two("compare", &names.0, &names.1, |fs| {
             let old = find_existing(fs, &names.0, Last::Follow)?.ino;
             let new = find_existing(fs, &names.1, Last::Follow).map_err(crate::error::Fault::in_second)?.ino;
-            Ok((old, new))
+            // What cannot be compared is found out here, not where the first change is expected.
+            Ok(((old, new), taken(fs.diff(old, new, &[], PAGE_CHANGES)?)))
         })?;
-        let (cursor, page) = (Some(Vec::new()), Vec::new().into_iter());
         Ok(Diff { fs: self.clone(), names, roots, cursor, page })
     }
 }

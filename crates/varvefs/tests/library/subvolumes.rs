@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
 
-use varvefs::{Reason, SnapshotOptions, XattrMode};
+use varvefs::{Change, Reason, SnapshotOptions, XattrMode};
 
 use crate::{MIB, assert_sound, fresh, names, quiet};
 
@@ -221,4 +221,40 @@ fn the_length_of_a_directory_leaves_subvolumes_out() {
     assert_eq!(names(&fs, "/d"), ["s"]);
     fs.write("/d/f", b"").unwrap();
     assert_eq!(fs.metadata("/d").unwrap().len, 1);
+}
+
+// Goal: what cannot be compared is refused by the call, not by the iterator that nobody may ask, and what can be is told whole, once.
+// Method: two subvolumes that have nothing to do with each other, a directory and a file on either side, a name that is missing; then
+// more changes than come at once.
+#[test]
+fn what_cannot_be_compared_is_refused_at_once() {
+    let fs = fresh();
+    for path in ["/one", "/other"] {
+        fs.create_subvolume(path).unwrap();
+    }
+    fs.create_dir("/one/d").unwrap();
+    fs.write("/one/f", b"x").unwrap();
+    assert_eq!(*fs.diff("/one", "/other").map(drop).unwrap_err().reason(), Reason::Unrelated);
+    for other in ["/one/d", "/one/f"] {
+        for (old, new) in [("/one", other), (other, "/one")] {
+            let error = fs.diff(old, new).map(drop).unwrap_err();
+            assert_eq!(*error.reason(), Reason::NotASubvolume, "{old} {new}");
+        }
+    }
+    assert_eq!(*fs.diff("/one", "/none").map(drop).unwrap_err().reason(), Reason::NotFound);
+    fs.snapshot("/one", "/before", SnapshotOptions::new().read_only(true)).unwrap();
+    assert_eq!(fs.diff("/before", "/one").unwrap().count(), 0);
+    for n in 0..3000 {
+        fs.write(format!("/one/d/{n}"), b"").unwrap();
+    }
+    let mut linked = Vec::new();
+    for change in fs.diff("/before", "/one").unwrap() {
+        if let Change::Linked { path, .. } = change.unwrap() {
+            linked.push(path);
+        }
+    }
+    linked.sort();
+    let mut expected: Vec<_> = (0..3000).map(|n| PathBuf::from(format!("d/{n}"))).collect();
+    expected.sort();
+    assert_eq!(linked, expected);
 }
