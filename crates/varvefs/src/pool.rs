@@ -390,9 +390,9 @@ impl Pool {
     }
 
     /// Tells the device that free space is free: a file gets holes, a block device is told to discard, a pool in memory gives it
-    /// back. Pieces shorter than `minimum_bytes` are left alone. The pool can be used meanwhile; `goes_on` hears now and then
-    /// how far it has come, and ends it by `false`. What was deleted a moment ago counts when the background work has been
-    /// there.
+    /// back. Pieces shorter than `minimum_bytes` are left alone; more than 128 MiB counts as 128 MiB. The pool can be used meanwhile; `goes_on`
+    /// hears now and then how far it has come, and ends it by `false`. What was deleted a moment ago counts when the background work has
+    /// been there.
     ///
     /// Errors: [`Reason::NotSupported`] if the device takes nothing back, [`Reason::Device`] if it fails; neither harms the pool.
     pub fn trim(&self, minimum_bytes: u64, mut goes_on: impl FnMut(&Trimmed) -> bool) -> Result<Trimmed> {

@@ -51,6 +51,14 @@ fn what_was_deleted_goes_back() {
     assert_sound(&pool);
 }
 
+// Goal: what the documentation of the minimum says: none is larger than 128 MiB. Method: a pool with more than that free in one piece,
+// and the largest number.
+#[test]
+fn the_minimum_has_a_largest() {
+    let pool = quiet().in_memory(512 * MIB).unwrap();
+    assert!(pool.trim(u64::MAX, |_| true).unwrap().discarded_bytes >= 128 * MIB);
+}
+
 // Goal: a trim takes nothing from those who write meanwhile, neither bytes nor space. Method: threads that write files over and
 // over in a pool that is nearly full, read back, beside trims without a pause.
 #[test]
