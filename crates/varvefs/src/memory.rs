@@ -83,7 +83,7 @@ impl MemoryDisk {
         if self.inner.in_use.swap(true, Ordering::AcqRel) {
             return Err(Reason::InUse("the memory disk is in use by an open pool".to_owned()).into());
         }
-        Ok(Arc::new(InUse(self.inner.clone())))
+        Ok(Arc::new(InUse { disk: self.inner.clone(), counters: varve_device::Counters::new() }))
     }
 }
 
@@ -94,50 +94,80 @@ impl std::fmt::Debug for MemoryDisk {
 }
 
 /// The disk while a pool has it.
-struct InUse(Arc<Inner>);
+struct InUse {
+    disk: Arc<Inner>,
+    /// What the pool has done. The disk below counts also what was kept of blocks before they were written, and what pools before this
+    /// one have done.
+    counters: varve_device::Counters,
+}
 
 impl InUse {
     /// Keeps what a range holds, where it was not written since the last flush. What lies outside the disk is refused
     /// elsewhere.
     fn keep(&self, before: &mut HashMap<u64, varve_device::AlignedBuf>, offset: u64, len_bytes: u64) {
-        let end = offset.saturating_add(len_bytes).min(varve_device::Device::size_bytes(&self.0.live));
+        let end = offset.saturating_add(len_bytes).min(varve_device::Device::size_bytes(&self.disk.live));
         for block in offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES) {
             if let Entry::Vacant(entry) = before.entry(block) {
                 let mut bytes = varve_device::AlignedBuf::new(varve_device::ALIGN_BYTES);
-                varve_device::Device::read_at(&self.0.live, block * BLOCK_BYTES, &mut bytes)
+                varve_device::Device::read_at(&self.disk.live, block * BLOCK_BYTES, &mut bytes)
                     .expect("the block lies on the disk");
                 entry.insert(bytes);
             }
         }
     }
+
+    fn run_counted(
+        &self,
+        requests: &mut [varve_device::Request<'_>],
+    ) -> Vec<Result<(), varve_device::DeviceError>> {
+        let begun = varve_device::Stopwatch::start();
+        let done = varve_device::Device::run(&self.disk.live, requests);
+        for (request, result) in requests.iter().zip(&done) {
+            let (operation, len_bytes) = (request.operation(), request.len_bytes());
+            self.counters.record(operation, len_bytes, begun.elapsed(), result.is_ok());
+        }
+        done
+    }
+
+    fn counted<T>(
+        &self,
+        operation: varve_device::Operation,
+        len_bytes: u64,
+        what: impl FnOnce() -> Result<T, varve_device::DeviceError>,
+    ) -> Result<T, varve_device::DeviceError> {
+        let begun = varve_device::Stopwatch::start();
+        let result = what();
+        self.counters.record(operation, len_bytes, begun.elapsed(), result.is_ok());
+        result
+    }
 }
 
 impl varve_device::Device for InUse {
     fn size_bytes(&self) -> u64 {
-        self.0.live.size_bytes()
+        self.disk.live.size_bytes()
     }
 
     fn name(&self) -> String {
-        self.0.live.name()
+        self.disk.live.name()
     }
 
     fn run(&self, requests: &mut [varve_device::Request<'_>]) -> Vec<Result<(), varve_device::DeviceError>> {
         if requests.iter().all(|request| matches!(request, varve_device::Request::Read { .. })) {
-            return self.0.live.run(requests);
+            return self.run_counted(requests);
         }
-        let mut before = self.0.before.lock();
+        let mut before = self.disk.before.lock();
         for request in requests.iter() {
             if let varve_device::Request::Write { offset, buf } = request {
                 self.keep(&mut before, *offset, buf.len() as u64);
             }
         }
-        self.0.live.run(requests)
+        self.run_counted(requests)
     }
 
     fn flush(&self) -> Result<(), varve_device::DeviceError> {
-        let mut before = self.0.before.lock();
+        let mut before = self.disk.before.lock();
         before.clear();
-        self.0.live.flush()
+        self.counted(varve_device::Operation::Flush, 0, || self.disk.live.flush())
     }
 
     fn discard(
@@ -146,18 +176,19 @@ impl varve_device::Device for InUse {
         len_bytes: u64,
     ) -> Result<varve_device::Discarded, varve_device::DeviceError> {
         // Nothing is kept of what is discarded: most of it was never written, and would take memory now.
-        let _order = self.0.before.lock();
-        self.0.live.discard(offset, len_bytes)
+        let _order = self.disk.before.lock();
+        let discard = || self.disk.live.discard(offset, len_bytes);
+        self.counted(varve_device::Operation::Discard, len_bytes, discard)
     }
 
     fn stats(&self) -> varve_device::StatsSnapshot {
-        self.0.live.stats()
+        self.counters.snapshot()
     }
 }
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        self.0.in_use.store(false, Ordering::Release);
+        self.disk.in_use.store(false, Ordering::Release);
     }
 }
 

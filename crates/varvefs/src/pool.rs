@@ -296,8 +296,9 @@ impl PoolOptions {
             clock: Arc::new(Clock(self.clock.clone())),
             on_data_logged: None,
         };
+        let before = vec![device.stats()];
         match varve_fs::Filesystem::open(vec![device], options) {
-            Ok((fs, report)) => Ok(Pool { shared: Shared::new(name, fs, report), owner: self.owner }),
+            Ok((fs, report)) => Ok(Pool { shared: Shared::new(name, fs, report, before), owner: self.owner }),
             Err(error) => Err(Error::pool("open", &name, error)),
         }
     }
@@ -373,7 +374,7 @@ impl Pool {
 
     /// Counters and space, as they are now.
     pub fn stats(&self) -> Result<Stats> {
-        self.run("read the statistics of", |fs| Ok(Stats::of(&self.shared.name, fs)?))
+        self.run("read the statistics of", |fs| Ok(Stats::of(&self.shared, fs)?))
     }
 
     /// Compares everything that is derived with a full scan of everything that exists, and with `verify_data` reads all

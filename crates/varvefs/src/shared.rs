@@ -62,6 +62,8 @@ pub(crate) struct Shared {
     pub name: String,
     /// What opening it found.
     pub recovery: varve_fs::RecoveryReport,
+    /// What its devices had done before it was opened: one that was made by the same call has been written to.
+    pub devices_before: Vec<varve_device::StatsSnapshot>,
     state: RwLock<State>,
     /// A close has begun: no verb begins any more.
     closing: AtomicBool,
@@ -75,11 +77,13 @@ impl Shared {
         name: String,
         fs: varve_fs::Filesystem,
         recovery: varve_fs::RecoveryReport,
+        devices_before: Vec<varve_device::StatsSnapshot>,
     ) -> Arc<Shared> {
         let state = RwLock::new(State::Open(Arc::new(fs)));
         let closing = AtomicBool::new(false);
         let process = varve_device::Process::current();
-        Arc::new(Shared { name, recovery, state, closing, process, open: Mutex::default() })
+        let open = Mutex::default();
+        Arc::new(Shared { name, recovery, devices_before, state, closing, process, open })
     }
 
     /// Begins a verb.

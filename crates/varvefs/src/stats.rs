@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Counters and space of a pool. Counters run from its opening.
+use crate::shared::Shared;
+
+/// Counters and space of a pool. Counters run from its opening, which they include: what recovery reads and writes, too, but not
+/// what making the pool wrote before.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Stats {
@@ -101,7 +104,7 @@ pub struct LatencyStats {
     pub p90_ns: u64,
     /// 99th percentile.
     pub p99_ns: u64,
-    /// Longest.
+    /// Longest. Where the call that opened the pool made it, and that took longer, it is an upper bound as the percentiles are.
     pub max_ns: u64,
 }
 
@@ -230,12 +233,15 @@ pub struct StatFs {
 }
 
 impl Stats {
-    pub(crate) fn of(pool: &str, fs: &varve_fs::Filesystem) -> Result<Stats, varve_fs::FsError> {
+    pub(crate) fn of(shared: &Shared, fs: &varve_fs::Filesystem) -> Result<Stats, varve_fs::FsError> {
         let space = fs.space();
         let store = fs.store_stats();
-        let devices = fs.device_stats();
+        let devices = fs.device_stats().into_iter().enumerate().map(|(index, (path, stats))| {
+            let before = shared.devices_before.get(index).cloned().unwrap_or_default();
+            DeviceStats::of(path, &stats.since(&before))
+        });
         Ok(Stats {
-            pool: pool.to_owned(),
+            pool: shared.name.clone(),
             space: SpaceStats {
                 total_bytes: space.total_bytes,
                 fixed_bytes: space.fixed_bytes,
@@ -246,7 +252,7 @@ impl Stats {
                 free_bytes: space.free_bytes,
             },
             files_count: fs.statfs()?.files,
-            devices: devices.into_iter().map(|(path, stats)| DeviceStats::of(path, &stats)).collect(),
+            devices: devices.collect(),
             journal: JournalStats {
                 batches_count: store.journal_batches_count,
                 waiters_count: store.journal_waiters_count,
@@ -300,7 +306,8 @@ impl LatencyStats {
             p50_ns: histogram.percentile_ns(50.0),
             p90_ns: histogram.percentile_ns(90.0),
             p99_ns: histogram.percentile_ns(99.0),
-            max_ns: histogram.max_ns,
+            // The longest is not told apart from what was before the opening; its bucket is.
+            max_ns: histogram.percentile_ns(100.0),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::SystemTime;
 
-use varvefs::{Filesystem, MemoryDisk, OpenOptions, Pool, PoolOptions, Reason, wait_all};
+use varvefs::{Filesystem, LatencyStats, MemoryDisk, OpenOptions, Pool, PoolOptions, Reason, wait_all};
 
 use crate::{MIB, assert_sound, names, quiet};
 
@@ -209,6 +209,46 @@ fn statistics_are_plain_values() {
     assert!(statfs.free_bytes <= statfs.total_bytes && statfs.total_bytes < 64 * MIB);
     serde_json::to_string(&pool.check(true).unwrap()).unwrap();
     serde_json::to_string(&pool.recovery()).unwrap();
+}
+
+// Goal: the counters of devices run from the opening, and are those of the pool alone. Method: a pool that is made, in each place,
+// beside the same one closed and opened again, and a disk in memory beside plain memory, which keeps nothing for power cuts.
+#[test]
+fn counters_of_devices_run_from_the_opening() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let disk = MemoryDisk::new(64 * MIB);
+    let counted = |pool: &Pool| pool.stats().unwrap().devices[0].clone();
+    let work = |pool: Pool| {
+        let before = counted(&pool);
+        let fs = pool.filesystem();
+        fs.write("/f", vec![7; 3 << 20]).unwrap();
+        fs.sync().unwrap();
+        let after = counted(&pool);
+        pool.close().unwrap();
+        (before, after)
+    };
+    let (memory, memory_after) = work(quiet().in_memory(64 * MIB).unwrap());
+    for (made, opened) in [
+        (work(quiet().create(&path, 64 * MIB).unwrap()), work(quiet().open(&path).unwrap())),
+        (work(quiet().create_on(&disk).unwrap()), work(quiet().open_on(&disk).unwrap())),
+    ] {
+        for (before, after) in [&made, &opened] {
+            // Opening flushes once, before it relies on what it has read.
+            let counts = (before.writes_count, before.flushes_count, before.discards_count);
+            assert_eq!(counts, (0, memory.flushes_count, 0), "{before:#?}");
+            assert_eq!(before.read_latency.count, before.reads_count);
+            assert_eq!(before.write_latency, LatencyStats::default());
+            assert!(before.reads_count > 0 && after.write_bytes >= 3 << 20);
+            assert_eq!(after.write_latency.count, after.writes_count);
+        }
+        let (before, after) = made;
+        for (counts, expected) in [(before, &memory), (after, &memory_after)] {
+            assert_eq!((counts.reads_count, counts.read_bytes), (expected.reads_count, expected.read_bytes));
+            let writes = (counts.writes_count, counts.write_bytes, counts.flushes_count);
+            assert_eq!(writes, (expected.writes_count, expected.write_bytes, expected.flushes_count));
+        }
+    }
 }
 
 // Goal: a call that panics stops the pool: what it has left half done in memory is not called durable afterwards by a sync or a close,
