@@ -316,7 +316,7 @@ mod tests {
             ["/outer", "/outer/inner"].map(|path| varve_fs::InodeId(fs.metadata(path).unwrap().inode));
         pool.close().unwrap();
         let options = varve_fs::StoreOptions { background: false, ..varve_fs::StoreOptions::default() };
-        let (store, _) = Store::open(vec![disk.device().unwrap()], options).unwrap();
+        let (store, _) = Store::open(vec![disk.device(false).unwrap()], options).unwrap();
         let mut transaction = Transaction::new();
         let mut each = |key: &[u8], value: &[u8]| {
             if let NameRecord::Entry { kind, name, chained, .. } = NameRecord::decode(value).unwrap() {

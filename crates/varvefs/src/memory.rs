@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -15,7 +14,8 @@ use crate::error::{Fault, Reason};
 const BLOCK_BYTES: u64 = varve_device::ALIGN_BYTES as u64;
 
 /// A disk in memory on which a test can open a pool, and from which it can take what a killed program or a power
-/// failure would leave. Memory is taken as it is written.
+/// failure would leave. Memory is taken as it is written. As with a file, one pool at a time has it for writing, or any number
+/// read-only.
 ///
 /// ```
 /// use varvefs::{MemoryDisk, PoolOptions};
@@ -41,7 +41,14 @@ pub struct MemoryDisk {
 struct Inner {
     live: varve_device::MemoryDevice,
     before: Mutex<HashMap<u64, varve_device::AlignedBuf>>,
-    in_use: AtomicBool,
+    users: Mutex<Users>,
+}
+
+/// Who has a disk, as the locks of a pool's file have it.
+#[derive(Default)]
+struct Users {
+    writer: bool,
+    readers: usize,
 }
 
 impl MemoryDisk {
@@ -51,7 +58,7 @@ impl MemoryDisk {
     }
 
     fn with(live: varve_device::MemoryDevice) -> MemoryDisk {
-        let inner = Inner { live, before: Mutex::default(), in_use: AtomicBool::new(false) };
+        let inner = Inner { live, before: Mutex::default(), users: Mutex::default() };
         MemoryDisk { inner: Arc::new(inner) }
     }
 
@@ -78,12 +85,19 @@ impl MemoryDisk {
         self.inner.live.allocated_bytes()
     }
 
-    /// The disk as a pool's device; one at a time.
-    pub(crate) fn device(&self) -> Result<Arc<dyn varve_device::Device>, Fault> {
-        if self.inner.in_use.swap(true, Ordering::AcqRel) {
+    /// The disk as a pool's device: of one that writes, or of any number that only read.
+    pub(crate) fn device(&self, read_only: bool) -> Result<Arc<dyn varve_device::Device>, Fault> {
+        let mut users = self.inner.users.lock();
+        if users.writer || (users.readers > 0 && !read_only) {
             return Err(Reason::InUse("the memory disk is in use by an open pool".to_owned()).into());
         }
-        Ok(Arc::new(InUse { disk: self.inner.clone(), counters: varve_device::Counters::new() }))
+        if read_only {
+            users.readers += 1
+        } else {
+            users.writer = true
+        }
+        let (disk, counters) = (self.inner.clone(), varve_device::Counters::new());
+        Ok(Arc::new(InUse { disk, counters, read_only }))
     }
 }
 
@@ -99,6 +113,7 @@ struct InUse {
     /// What the pool has done. The disk below counts also what was kept of blocks before they were written, and what pools before this
     /// one have done.
     counters: varve_device::Counters,
+    read_only: bool,
 }
 
 impl InUse {
@@ -188,7 +203,8 @@ impl varve_device::Device for InUse {
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        self.disk.in_use.store(false, Ordering::Release);
+        let mut users = self.disk.users.lock();
+        if self.read_only { users.readers -= 1 } else { users.writer = false }
     }
 }
 
@@ -202,7 +218,7 @@ mod tests {
     #[test]
     fn a_power_cut_undoes_what_was_not_flushed() {
         let disk = MemoryDisk::new(1 << 20);
-        let device = disk.device().unwrap();
+        let device = disk.device(false).unwrap();
         let filled = |byte: u8, blocks: usize| {
             varve_device::AlignedBuf::from_slice(&vec![byte; blocks * BLOCK_BYTES as usize])
         };
@@ -228,8 +244,8 @@ mod tests {
         device.flush().unwrap();
         assert_eq!(firsts(&disk.after_power_cut()), [1, 3, 3, 0, 0, 5]);
         assert!(device.write_at(1 << 20, &filled(1, 1)).is_err());
-        assert!(disk.device().is_err());
+        assert!(disk.device(false).is_err() && disk.device(true).is_err());
         drop(device);
-        assert!(disk.device().is_ok());
+        assert!(disk.device(false).is_ok());
     }
 }

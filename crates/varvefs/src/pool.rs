@@ -211,8 +211,11 @@ impl PoolOptions {
 
     /// Opens the pool in the file or block device `path`, recovering it if it was not closed.
     ///
-    /// Errors: [`Reason::NotFound`]; [`Reason::InUse`] if somebody has it open; [`Reason::NotAPool`]; [`Reason::Refused`] with what to
-    /// do.
+    /// Whoever writes has it alone. Several may have it open at once, in this process and others, if each of them has opened it
+    /// [`PoolOptions::read_only`].
+    ///
+    /// Errors: [`Reason::NotFound`]; [`Reason::InUse`] if somebody has it open, and not both sides only read; [`Reason::NotAPool`];
+    /// [`Reason::Refused`] with what to do.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Pool> {
         let path = path.as_ref();
         let device =
@@ -247,15 +250,15 @@ impl PoolOptions {
     /// Makes a pool on `disk`, whatever was there, and opens it.
     pub fn create_on(&self, disk: &MemoryDisk) -> Result<Pool> {
         self.may_write()
-            .and_then(|()| disk.device())
+            .and_then(|()| disk.device(false))
             .and_then(|device| self.format_device(device, true))
             .map_err(|fault| Error::pool("create", "memory", fault))?;
         self.open_on(disk)
     }
 
-    /// Opens the pool on `disk`.
+    /// Opens the pool on `disk`. Who may have it at once is as with [`PoolOptions::open`].
     pub fn open_on(&self, disk: &MemoryDisk) -> Result<Pool> {
-        let device = disk.device().map_err(|fault| Error::pool("open", "memory", fault))?;
+        let device = disk.device(self.read_only).map_err(|fault| Error::pool("open", "memory", fault))?;
         self.open_device("memory".to_owned(), device)
     }
 

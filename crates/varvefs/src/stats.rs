@@ -365,7 +365,7 @@ mod tests {
         assert!(report.is_clean() && report.problems_omitted_count == 0);
         pool.close().unwrap();
         let forge = StoreOptions { background: false, ..StoreOptions::default() };
-        let (store, _) = Store::open(vec![disk.device().unwrap()], forge).unwrap();
+        let (store, _) = Store::open(vec![disk.device(false).unwrap()], forge).unwrap();
         let mut transaction = Transaction::new();
         for n in 0..1500_u16 {
             transaction.put(TreeId::XATTRS, &n.to_be_bytes(), b"forged");

@@ -268,3 +268,39 @@ fn closed_pools_refuse_their_handles() {
     );
     drop((file, listing, fs));
 }
+
+// Goal: any number may read a pool at once, and nobody beside one who writes; the same in a file and on a disk in memory. Method: two
+// that read, one that would write beside them, and one that would read beside one that writes.
+#[test]
+fn readers_share_a_pool_and_writers_do_not() {
+    type Open<'a> = &'a dyn Fn(bool) -> varvefs::Result<Pool>;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let disk = MemoryDisk::new(64 << 20);
+    quiet().create(&path, 64 << 20).unwrap().filesystem().write("/f", b"x").unwrap();
+    quiet().create_on(&disk).unwrap().filesystem().write("/f", b"x").unwrap();
+    let places: [(&str, Open<'_>); 2] = [
+        ("file", &|read_only| quiet().read_only(read_only).open(&path)),
+        ("memory", &|read_only| quiet().read_only(read_only).open_on(&disk)),
+    ];
+    for (what, open) in places {
+        let in_use = |read_only: bool| {
+            let error = open(read_only).unwrap_err();
+            assert!(matches!(error.reason(), Reason::InUse(_)), "{what}: {error}");
+        };
+        let readers = [open(true).unwrap(), open(true).unwrap()];
+        for reader in &readers {
+            assert_eq!(reader.filesystem().read("/f").unwrap(), b"x");
+        }
+        in_use(false);
+        let [first, last] = readers;
+        first.close().unwrap();
+        in_use(false);
+        drop(last);
+        let writer = open(false).unwrap();
+        in_use(true);
+        in_use(false);
+        writer.close().unwrap();
+        open(true).unwrap();
+    }
+}
