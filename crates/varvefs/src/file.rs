@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::error::{Fault, Reason, Result};
 use crate::metadata::{Allocate, Flags, Metadata, Times, XattrMode};
 use crate::pending::{Pending, place};
-use crate::shared::OpenInode;
+use crate::shared::{OpenInode, Shared};
 use crate::verbs;
 
 /// Bytes handed on at once: bounds the copies a large read or write makes.
@@ -49,6 +49,14 @@ impl File {
         rights: Rights,
     ) -> File {
         File { open, caller, path, rights, position: Mutex::new(0) }
+    }
+
+    pub(crate) fn inode(&self) -> varve_fs::InodeId {
+        self.open.ino
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        self.open.shared()
     }
 
     /// Runs a verb on the inode, and says what failed.

@@ -59,7 +59,12 @@ impl Filesystem {
     }
 
     /// Runs a verb that opens the file at a path: again, if the subvolume that it was in is deleted before it is done.
-    fn run_open<T>(&self, doing: &'static str, path: &[u8], verb: impl Fn() -> Result<T>) -> Result<T> {
+    pub(crate) fn run_open<T>(
+        &self,
+        doing: &'static str,
+        path: &[u8],
+        verb: impl Fn() -> Result<T>,
+    ) -> Result<T> {
         for _ in 0..RETRIES_MAX {
             match verb() {
                 Err(error) if *error.reason() == Reason::SubvolumeDeleted => {}
@@ -91,8 +96,8 @@ impl Filesystem {
         Ok(contents)
     }
 
-    /// Makes `contents` the whole contents of a file, which is made if it is not there. Not atomic: to replace a file so
-    /// that a crash shows either the old contents or the new, write another one and [`Filesystem::rename`] it over.
+    /// Makes `contents` the whole contents of a file, which is made if it is not there. Not atomic: [`Filesystem::replace`] is, so that
+    /// a crash shows either the old contents or the new.
     pub fn write(&self, path: impl AsPath, contents: impl AsRef<[u8]>) -> Result<()> {
         let (path, contents) = (path.as_path_bytes(), contents.as_ref());
         self.run_open("write", path, || self.create(path)?.write_all_at(contents, 0))

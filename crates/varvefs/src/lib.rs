@@ -55,7 +55,7 @@
 //! made durable when they returned. A verb on names happens wholly or not at all. A snapshot that nobody has made durable
 //! ([`SnapshotOptions::new`] says how) is whole or not there, also where later changes are. Bytes that were written and not
 //! synced may be lost, but a rename over a file, or an exchange of two, never shows an empty or half-written one, synced or
-//! not. [`MemoryDisk`] lets your own tests cut the power.
+//! not; [`Filesystem::replace`] puts a whole file in the place of another. [`MemoryDisk`] lets your own tests cut the power.
 //!
 //! A lone sync costs one flush of the device. Threads that sync at the same time share flushes by themselves; one thread
 //! does so with [`File::start_sync`] and [`wait_all`].
@@ -92,6 +92,7 @@ mod pool;
 mod shared;
 mod stats;
 mod subvolumes;
+mod unnamed;
 mod verbs;
 mod xattrs;
 

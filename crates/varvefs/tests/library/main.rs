@@ -14,6 +14,7 @@ mod subvolumes;
 mod surface;
 mod threads;
 mod trim;
+mod unnamed;
 
 /// The example, which is a test as well.
 #[path = "../../examples/embed.rs"]
