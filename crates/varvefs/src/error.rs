@@ -298,7 +298,7 @@ const WORDS: [(&str, &str); 7] = [
     ("`varve check`", "`Pool::check`"),
 ];
 
-fn in_words_of_the_library(text: &str) -> String {
+pub(crate) fn in_words_of_the_library(text: &str) -> String {
     WORDS.iter().fold(text.to_owned(), |text, (below, here)| text.replace(below, here))
 }
 

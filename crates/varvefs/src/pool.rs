@@ -190,7 +190,7 @@ impl PoolOptions {
                 })
             })
             .map_err(|fault| Error::pool("create", &shown(path), fault))?;
-        self.open_device(shown(path), device)
+        self.open_device(shown(path), device.clone(), Some(device))
     }
 
     /// What is read-only makes no pool.
@@ -220,7 +220,7 @@ impl PoolOptions {
         let path = path.as_ref();
         let device =
             open_place(path, self.read_only).map_err(|fault| Error::pool("open", &shown(path), fault))?;
-        self.open_device(shown(path), device)
+        self.open_device(shown(path), device.clone(), Some(device))
     }
 
     /// [`PoolOptions::open`], or [`PoolOptions::create`] if there is nothing at `path`. Of several who do this at once one makes the
@@ -244,7 +244,7 @@ impl PoolOptions {
         self.may_write()
             .and_then(|()| self.format_device(device.clone(), true))
             .map_err(|fault| Error::pool("create", &name, fault))?;
-        self.open_device(name, device)
+        self.open_device(name, device, None)
     }
 
     /// Makes a pool on `disk`, whatever was there, and opens it.
@@ -259,7 +259,7 @@ impl PoolOptions {
     /// Opens the pool on `disk`. Who may have it at once is as with [`PoolOptions::open`].
     pub fn open_on(&self, disk: &MemoryDisk) -> Result<Pool> {
         let device = disk.device(self.read_only).map_err(|fault| Error::pool("open", "memory", fault))?;
-        self.open_device("memory".to_owned(), device)
+        self.open_device("memory".to_owned(), device, None)
     }
 
     fn format_device(
@@ -287,7 +287,13 @@ impl PoolOptions {
         Ok(varve_fs::Filesystem::format(&[device], &options, owner, &Clock(self.clock.clone()))?)
     }
 
-    fn open_device(&self, name: String, device: Arc<dyn varve_device::Device>) -> Result<Pool> {
+    /// Opens the pool on `device`, which is `file` if that is given.
+    fn open_device(
+        &self,
+        name: String,
+        device: Arc<dyn varve_device::Device>,
+        file: Option<Arc<varve_device::FileDevice>>,
+    ) -> Result<Pool> {
         let options = varve_fs::OpenOptions {
             store: varve_fs::StoreOptions {
                 read_only: self.read_only,
@@ -301,7 +307,9 @@ impl PoolOptions {
         };
         let before = vec![device.stats()];
         match varve_fs::Filesystem::open(vec![device], options) {
-            Ok((fs, report)) => Ok(Pool { shared: Shared::new(name, fs, report, before), owner: self.owner }),
+            Ok((fs, report)) => {
+                Ok(Pool { shared: Shared::new(name, fs, report, file, before), owner: self.owner })
+            }
             Err(error) => Err(Error::pool("open", &name, error)),
         }
     }
@@ -411,7 +419,11 @@ impl Pool {
         self.run("maintain", |fs| Ok(fs.maintain()?))
     }
 
-    fn run<T>(
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) fn run<T>(
         &self,
         doing: &'static str,
         verb: impl FnOnce(&varve_fs::Filesystem) -> std::result::Result<T, Fault>,
@@ -467,7 +479,7 @@ fn require_size(size_bytes: u64) -> std::result::Result<(), Fault> {
 }
 
 /// Opens the device of a pool.
-fn open_place(path: &Path, read_only: bool) -> std::result::Result<Arc<dyn varve_device::Device>, Fault> {
+fn open_place(path: &Path, read_only: bool) -> std::result::Result<Arc<varve_device::FileDevice>, Fault> {
     require_path(path)?;
     let mode = if read_only { varve_device::OpenMode::ReadOnly } else { varve_device::OpenMode::ReadWrite };
     Ok(Arc::new(varve_device::FileDevice::open(path, mode)?))

@@ -20,9 +20,14 @@ use std::sync::{Arc, Weak};
 use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
 
 use crate::error::{Error, Fault, Reason, Result};
+use crate::health::LeastBytes;
 
 enum State {
-    Open(Arc<varve_fs::Filesystem>),
+    Open {
+        fs: Arc<varve_fs::Filesystem>,
+        /// The file that the pool lies in, if it is one.
+        file: Option<Arc<varve_device::FileDevice>>,
+    },
     /// Closed.
     Closed {
         /// Everything had become durable.
@@ -64,6 +69,7 @@ pub(crate) struct Shared {
     pub recovery: varve_fs::RecoveryReport,
     /// What its devices had done before it was opened: one that was made by the same call has been written to.
     pub devices_before: Vec<varve_device::StatsSnapshot>,
+    pub least_file_bytes: LeastBytes,
     state: RwLock<State>,
     /// A close has begun: no verb begins any more.
     closing: AtomicBool,
@@ -77,13 +83,14 @@ impl Shared {
         name: String,
         fs: varve_fs::Filesystem,
         recovery: varve_fs::RecoveryReport,
+        file: Option<Arc<varve_device::FileDevice>>,
         devices_before: Vec<varve_device::StatsSnapshot>,
     ) -> Arc<Shared> {
-        let state = RwLock::new(State::Open(Arc::new(fs)));
+        let state = RwLock::new(State::Open { fs: Arc::new(fs), file });
         let closing = AtomicBool::new(false);
         let process = varve_device::Process::current();
-        let open = Mutex::default();
-        Arc::new(Shared { name, recovery, devices_before, state, closing, process, open })
+        let (least_file_bytes, open) = (LeastBytes::default(), Mutex::default());
+        Arc::new(Shared { name, recovery, devices_before, least_file_bytes, state, closing, process, open })
     }
 
     /// Begins a verb.
@@ -97,7 +104,7 @@ impl Shared {
     pub(crate) fn enter_again(&self) -> std::result::Result<Entered<'_>, Fault> {
         self.require_own()?;
         let fs = RwLockReadGuard::try_map(self.state.read_recursive(), |state| match state {
-            State::Open(fs) => Some(&**fs),
+            State::Open { fs, .. } => Some(&**fs),
             State::Closed { .. } => None,
         })
         .map_err(|_| Reason::Closed)?;
@@ -128,7 +135,7 @@ impl Shared {
         self.require_own()?;
         self.go_on()?;
         let fs = match &*self.state.read_recursive() {
-            State::Open(fs) => fs.clone(),
+            State::Open { fs, .. } => fs.clone(),
             State::Closed { .. } => return Err(Reason::Closed.into()),
         };
         verb(&fs).map_err(|fault| match fault.reason {
@@ -137,11 +144,26 @@ impl Shared {
         })
     }
 
+    /// Runs what looks at the file that the pool lies in, if it is one. It may wait for the filesystem that holds the file: closing does not
+    /// wait for it, as for [`Shared::borrow`].
+    pub(crate) fn with_file<T>(
+        &self,
+        look: impl FnOnce(&varve_device::FileDevice) -> T,
+    ) -> std::result::Result<Option<T>, Fault> {
+        self.require_own()?;
+        self.go_on()?;
+        let file = match &*self.state.read_recursive() {
+            State::Open { file, .. } => file.clone(),
+            State::Closed { .. } => return Err(Reason::Closed.into()),
+        };
+        Ok(file.map(|file| look(&file)))
+    }
+
     /// Whether what has this place in the log was durable when the pool had been closed, with or without an error. To be asked by whom
     /// [`Shared::enter_again`] has refused.
     pub(crate) fn was_durable(&self, upto: varve_fs::Lsn) -> bool {
         let is_durable = |state: &State| match state {
-            State::Open(_) => false,
+            State::Open { .. } => false,
             State::Closed { clean, durable } => *clean || *durable >= upto,
         };
         self.process.is_current() && is_durable(&self.state.read_recursive())
@@ -154,15 +176,17 @@ impl Shared {
         let mut state = self.state.write();
         // Lets go of the device, as soon as those who have borrowed it have ended.
         let durable = match &*state {
-            State::Open(fs) => fs.durable_position(),
+            State::Open { fs, .. } => fs.durable_position(),
             State::Closed { clean: true, .. } => return Ok(()),
             State::Closed { clean: false, .. } => {
                 return Err(Error::pool("close", &self.name, Reason::Closed));
             }
         };
-        let State::Open(fs) = std::mem::replace(&mut *state, State::Closed { clean: false, durable }) else {
+        let closed = State::Closed { clean: false, durable };
+        let State::Open { fs, file } = std::mem::replace(&mut *state, closed) else {
             unreachable!("it was open above, under the same lock");
         };
+        drop(file);
         let result = fs.close();
         *state = State::Closed { clean: result.is_ok(), durable: fs.durable_position() };
         result.map_err(|error| Error::pool("close", &self.name, error))
@@ -206,12 +230,12 @@ impl Drop for Shared {
     fn drop(&mut self) {
         // Nobody is left to ask what was durable.
         let closed = State::Closed { clean: false, durable: varve_fs::Lsn(0) };
-        let State::Open(fs) = std::mem::replace(self.state.get_mut(), closed) else {
+        let State::Open { fs, file } = std::mem::replace(self.state.get_mut(), closed) else {
             return;
         };
         if !self.process.is_current() {
             // It would write, and wait for threads that there are in the parent only.
-            std::mem::forget(fs);
+            std::mem::forget((fs, file));
             return;
         }
         if let Err(error) = fs.close() {

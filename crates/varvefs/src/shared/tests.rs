@@ -130,7 +130,8 @@ impl Fixture {
         varve_fs::Filesystem::format(&devices, &format, CALLER, &Clock(clock.clone())).unwrap();
         let gated = Gated { inner: device.clone(), flushes: flushes.clone() };
         let fs = open(Arc::new(gated), Clock(clock.clone()));
-        let shared = Shared::new("gated".to_owned(), fs, varve_fs::RecoveryReport::default(), Vec::new());
+        let shared =
+            Shared::new("gated".to_owned(), fs, varve_fs::RecoveryReport::default(), None, Vec::new());
         Fixture { shared, device, flushes, clock }
     }
 
@@ -141,7 +142,8 @@ impl Fixture {
     /// What is in the pool when it is opened once more.
     fn reopened(self) -> Filesystem {
         let fs = open(self.device, Clock(Arc::default()));
-        let shared = Shared::new("reopened".to_owned(), fs, varve_fs::RecoveryReport::default(), Vec::new());
+        let shared =
+            Shared::new("reopened".to_owned(), fs, varve_fs::RecoveryReport::default(), None, Vec::new());
         Filesystem::new(shared, (0, 0))
     }
 

@@ -6,6 +6,7 @@ mod durability;
 mod errors;
 mod files;
 mod flags;
+mod health;
 mod huge;
 mod paths;
 mod ranges;
