@@ -77,6 +77,7 @@
 //! current directory; all paths begin at the root.
 #![forbid(unsafe_code)]
 
+mod check;
 mod diff;
 mod directory;
 mod error;
@@ -97,6 +98,7 @@ mod unnamed;
 mod verbs;
 mod xattrs;
 
+pub use check::{CheckReport, DamagedRange, Problem};
 pub use diff::{Change, Diff, Place};
 pub use directory::{DirEntry, ReadDir};
 pub use error::{Error, Reason, Result};
@@ -111,7 +113,7 @@ pub use path::AsPath;
 pub use pending::{Pending, wait_all};
 pub use pool::{POOL_BYTES_MAX, POOL_BYTES_MIN, Pool, PoolOptions, Profile};
 pub use stats::{
-    CheckReport, CheckpointStats, DeviceStats, JournalStats, KeyframeStats, LatencyStats, NodeStats,
-    ReapStats, Recovery, SpaceStats, StatFs, Stats, Trimmed,
+    CheckpointStats, DeviceStats, JournalStats, KeyframeStats, LatencyStats, NodeStats, ReapStats, Recovery,
+    SpaceStats, StatFs, Stats, Trimmed,
 };
 pub use subvolumes::{SnapshotOptions, Subvolume};

@@ -13,7 +13,7 @@ use crate::filesystem::Filesystem;
 use crate::memory::MemoryDisk;
 use crate::metadata::timestamp;
 use crate::shared::Shared;
-use crate::stats::{CheckReport, Recovery, Stats, Trimmed};
+use crate::stats::{Recovery, Stats, Trimmed};
 
 /// The smallest pool, in bytes.
 pub const POOL_BYTES_MIN: u64 = 64 << 20;
@@ -287,6 +287,21 @@ impl PoolOptions {
         Ok(varve_fs::Filesystem::format(&[device], &options, owner, &Clock(self.clock.clone()))?)
     }
 
+    /// As what a pool is opened that is only to be looked at.
+    pub(crate) fn to_look(&self) -> varve_fs::OpenOptions {
+        varve_fs::OpenOptions {
+            store: varve_fs::StoreOptions {
+                read_only: true,
+                cache_bytes: self.cache_bytes,
+                background: false,
+                ..varve_fs::StoreOptions::default()
+            },
+            dirty_bytes_max: self.dirty_bytes_max,
+            clock: Arc::new(Clock(self.clock.clone())),
+            on_data_logged: None,
+        }
+    }
+
     /// Opens the pool on `device`, which is `file` if that is given.
     fn open_device(
         &self,
@@ -294,17 +309,8 @@ impl PoolOptions {
         device: Arc<dyn varve_device::Device>,
         file: Option<Arc<varve_device::FileDevice>>,
     ) -> Result<Pool> {
-        let options = varve_fs::OpenOptions {
-            store: varve_fs::StoreOptions {
-                read_only: self.read_only,
-                cache_bytes: self.cache_bytes,
-                background: self.background,
-                ..varve_fs::StoreOptions::default()
-            },
-            dirty_bytes_max: self.dirty_bytes_max,
-            clock: Arc::new(Clock(self.clock.clone())),
-            on_data_logged: None,
-        };
+        let mut options = self.to_look();
+        (options.store.read_only, options.store.background) = (self.read_only, self.background);
         let before = vec![device.stats()];
         match varve_fs::Filesystem::open(vec![device], options) {
             Ok((fs, report)) => {
@@ -315,7 +321,7 @@ impl PoolOptions {
     }
 }
 
-fn shown(path: &Path) -> String {
+pub(crate) fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
@@ -375,7 +381,7 @@ impl Pool {
     /// now on ([`Reason::Closed`]). What verbs of other threads are in the middle of is waited for and made durable, too; writes,
     /// copies and removals of trees that would take long end early, and say how far they came or that the pool has been closed.
     /// Of what is deleted and has not given its space back some does so now, and the rest when the pool is open again.
-    /// The device is free when this returns, unless a [`Pool::check`] or [`Pool::trim`] of another thread still runs; a block device is
+    /// The device is free when this returns, unless a [`Pool::check`], [`Pool::trim`] or [`Pool::file_state`] of another thread still runs; a block device is
     /// some milliseconds later if another thread is starting a process just then, for which opening it waits.
     ///
     /// Errors mean that something not yet synced may be lost; what was synced is safe.
@@ -386,14 +392,6 @@ impl Pool {
     /// Counters and space, as they are now.
     pub fn stats(&self) -> Result<Stats> {
         self.run("read the statistics of", |fs| Ok(Stats::of(&self.shared, fs)?))
-    }
-
-    /// Compares everything that is derived with a full scan of everything that exists, and with `verify_data` reads all
-    /// data too, every copy of it. Changes nothing but copies of metadata that are found bad beside a good one, and nobody waits while data
-    /// is read; what is deleted meanwhile is given back when it ends. Meant for a quiet pool: what other threads change meanwhile may look
-    /// wrong. Where something looks wrong and something was changed, by the pool's own background too, it looks again for some seconds.
-    pub fn check(&self, verify_data: bool) -> Result<CheckReport> {
-        self.run_long("check", |fs| Ok(CheckReport::of(fs.check(verify_data)?)))
     }
 
     /// Writes a checkpoint now, so that opening after a crash has little to replay.
@@ -435,7 +433,7 @@ impl Pool {
     }
 
     /// The same for what may take hours, or calls its user, who may close the pool.
-    fn run_long<T>(
+    pub(crate) fn run_long<T>(
         &self,
         doing: &'static str,
         verb: impl FnOnce(&varve_fs::Filesystem) -> std::result::Result<T, Fault>,
@@ -479,7 +477,10 @@ fn require_size(size_bytes: u64) -> std::result::Result<(), Fault> {
 }
 
 /// Opens the device of a pool.
-fn open_place(path: &Path, read_only: bool) -> std::result::Result<Arc<varve_device::FileDevice>, Fault> {
+pub(crate) fn open_place(
+    path: &Path,
+    read_only: bool,
+) -> std::result::Result<Arc<varve_device::FileDevice>, Fault> {
     require_path(path)?;
     let mode = if read_only { varve_device::OpenMode::ReadOnly } else { varve_device::OpenMode::ReadWrite };
     Ok(Arc::new(varve_device::FileDevice::open(path, mode)?))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use varvefs::{FileState, Pool, Reason};
+use varvefs::{FileState, MemoryDisk, Pool, PoolOptions, Reason};
 
 use crate::{MIB, quiet};
 
@@ -63,4 +63,68 @@ fn what_is_done_to_a_pools_file_is_told() {
     fs::write(&path, "something else").unwrap();
     assert_eq!(state(&pool), FileState::Deleted { is_name_taken: true });
     assert_eq!(quiet().in_memory(64 * MIB).unwrap().file_state().unwrap(), None);
+}
+
+// Goal: a check of what is not open names what is wrong by kind, file and bytes, changes nothing, and looks at what cannot be opened, too.
+// Method: a pool in a file, sound, as a crash leaves it, and with one block of data changed; then with all that is no data changed but
+// the ends of the file; a file of zeros; no file; one that is open.
+#[test]
+fn a_pool_that_is_not_open_can_be_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, copy) = (dir.path().join("pool"), dir.path().join("copy"));
+    let pool = quiet().create(&path, 64 * MIB).unwrap();
+    let fs = pool.filesystem();
+    fs.create_dir("/d").unwrap();
+    let block = [0xa5; 4096];
+    fs.write("/d/data", block.repeat(8)).unwrap();
+    fs.sync().unwrap();
+    fs::copy(&path, &copy).unwrap();
+    assert!(matches!(PoolOptions::new().check(&path, false).unwrap_err().reason(), Reason::InUse(_)));
+    pool.close().unwrap();
+    drop(fs);
+    for path in [&path, &copy] {
+        let before = fs::read(path).unwrap();
+        let report = PoolOptions::new().check(path, true).unwrap();
+        assert!(report.is_clean() && report.data_blocks_count == 8, "{report:#?}");
+        assert!(fs::read(path).unwrap() == before);
+    }
+
+    let mut bytes = fs::read(&path).unwrap();
+    let at = bytes.chunks(4096).position(|chunk| chunk == block).unwrap() * 4096;
+    bytes[at + 5000] ^= 1;
+    fs::write(&copy, &bytes).unwrap();
+    assert!(PoolOptions::new().check(&copy, false).unwrap().is_clean());
+    let report = PoolOptions::new().check(&copy, true).unwrap();
+    let [problem] = &report.problems[..] else { panic!("{report:#?}") };
+    assert_eq!(problem.kind, "data-unreadable");
+    assert_eq!(problem.path.as_deref(), Some("/d/data".as_ref()));
+    assert_eq!((problem.bytes_start, problem.bytes_end), (Some(4096), Some(8192)));
+    assert_eq!(problem.files[0].path, problem.path);
+    assert!(problem.to_string().starts_with("data-unreadable: "), "{problem}");
+
+    let ends = MIB as usize;
+    let len = bytes.len();
+    for chunk in bytes[ends..len - ends].chunks_mut(4096) {
+        if chunk.iter().any(|byte| *byte != 0) && chunk[..100] != block[..100] {
+            chunk[2000] ^= 1;
+        }
+    }
+    fs::write(&copy, &bytes).unwrap();
+    assert!(Pool::open(&copy).is_err());
+    let report = PoolOptions::new().check(&copy, true).unwrap();
+    let kinds: Vec<_> = report.problems.iter().map(|problem| &problem.kind[..]).collect();
+    assert!(kinds.contains(&"root-unreadable"), "{report:#?}");
+
+    fs::write(&copy, vec![0; 64 << 20]).unwrap();
+    let report = PoolOptions::new().check(&copy, true).unwrap();
+    assert_eq!(report.problems[0].kind, "pool-unopenable", "{report:#?}");
+    assert!(report.problems[0].text.contains("`Pool::create`"), "{report:#?}");
+    let missing = dir.path().join("none");
+    assert_eq!(*PoolOptions::new().check(&missing, true).unwrap_err().reason(), Reason::NotFound);
+    let disk = MemoryDisk::new(64 * MIB);
+    assert_eq!(PoolOptions::new().check_on(&disk, true).unwrap().problems[0].kind, "pool-unopenable");
+    let pool = quiet().create_on(&disk).unwrap();
+    assert!(PoolOptions::new().check_on(&disk, true).is_err());
+    pool.close().unwrap();
+    assert!(PoolOptions::new().check_on(&disk, true).unwrap().is_clean());
 }
