@@ -68,9 +68,9 @@
 //!
 //! [`Pool`], [`Filesystem`], [`File`] and the rest are handles of one open pool, which is closed when the last of them
 //! goes, or for all of them by [`Pool::close`], the one that can report errors. One process at a time has a pool open for
-//! writing, and then no other has it; any number may have it open read-only. All handles can be used from many threads at once. A child made by fork(2) without exec is another process: in it they
-//! are refused ([`Reason::InUse`]) and do nothing when they go, but its copies of the open files keep the pool locked if its parent ends
-//! before it, and a block device for as long as it lives. A program that forks opens its pools afterwards: the child of one that has
+//! writing, and then no other has it; any number may have it open read-only. All handles can be used from many threads at
+//! once. A child made by fork(2) without exec is another process: in it they are refused ([`Reason::InUse`]) and do nothing
+//! when they go, but its copies of the open files keep the pool locked if its parent ends before it, and a block device for as long as it lives. A program that forks opens its pools afterwards: the child of one that has
 //! pools open has copies of the locks of their threads, and not the threads, so that even a pool of its own may wait for ever.
 //!
 //! Permissions are kept, not checked: whoever can open the pool can do everything in it. There is no umask and no
