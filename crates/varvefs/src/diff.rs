@@ -8,6 +8,7 @@ use crate::error::{Result, path_buf};
 use crate::filesystem::Filesystem;
 use crate::metadata::{FileType, Flags, system_time};
 use crate::path::{AsPath, Last, find_existing};
+use crate::shared::Walk;
 
 /// Changes asked for at once.
 const PAGE_CHANGES: usize = 4096;
@@ -90,6 +91,7 @@ pub struct Diff {
     fs: Filesystem,
     names: (Vec<u8>, Vec<u8>),
     roots: (varve_fs::InodeId, varve_fs::InodeId),
+    _walk: Walk,
     /// Where the next page begins.
     cursor: Option<Vec<u8>>,
     page: std::vec::IntoIter<Change>,
@@ -234,12 +236,13 @@ impl Filesystem {
     /// ```
     pub fn diff(&self, old: impl AsPath, new: impl AsPath) -> Result<Diff> {
         let names = (old.as_path_bytes().to_vec(), new.as_path_bytes().to_vec());
+        let walk = self.shared().walk();
         let (roots, (cursor, page)) = self.run_two("compare", &names.0, &names.1, |fs| {
             let old = find_existing(fs, &names.0, Last::Follow)?.ino;
             let new = find_existing(fs, &names.1, Last::Follow).map_err(crate::error::Fault::in_second)?.ino;
             // What cannot be compared is found out here, not where the first change is expected.
             Ok(((old, new), taken(fs.diff(old, new, &[], PAGE_CHANGES)?)))
         })?;
-        Ok(Diff { fs: self.clone(), names, roots, cursor, page })
+        Ok(Diff { fs: self.clone(), names, roots, _walk: walk, cursor, page })
     }
 }

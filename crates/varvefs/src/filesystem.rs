@@ -195,6 +195,7 @@ impl Filesystem {
     pub fn remove_dir_all(&self, path: impl AsPath) -> Result<()> {
         let path = path.as_path_bytes();
         self.run("remove the tree", path, |fs| {
+            let _walk = self.shared.walk();
             let place = find(fs, path, Last::Entry)?;
             let (attr, name) = (place.existing()?, place.entry()?);
             match attr.kind {

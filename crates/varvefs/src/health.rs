@@ -92,7 +92,7 @@ impl Pool {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn file_state(&self) -> Result<Option<FileState>> {
-        let pool_bytes = self.run("look at", |fs| Ok(fs.space().total_bytes))?;
+        let pool_bytes = self.run("look at", |fs| Ok(fs.device_bytes()))?;
         let looked = self.shared().with_file(|file| file.file_state(pool_bytes));
         let seen = looked.map_err(|fault| crate::Error::pool("look at", &self.shared().name, fault))?;
         let Some(seen) = seen.flatten() else { return Ok(None) };

@@ -14,7 +14,7 @@
 
 use std::collections::hash_map::Entry;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
@@ -61,6 +61,21 @@ impl Drop for Entered<'_> {
     }
 }
 
+/// How many go on for long with numbers of inodes that they do not have open: as long as there are any, numbers of subvolumes that have been
+/// deleted meanwhile are not given to others.
+#[derive(Default)]
+struct Walks(Arc<AtomicUsize>);
+
+/// One of them.
+#[derive(Debug)]
+pub(crate) struct Walk(Arc<AtomicUsize>);
+
+impl Drop for Walk {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// An open pool.
 pub(crate) struct Shared {
     /// What to call it in messages.
@@ -70,6 +85,7 @@ pub(crate) struct Shared {
     /// What its devices had done before it was opened: one that was made by the same call has been written to.
     pub devices_before: Vec<varve_device::StatsSnapshot>,
     pub least_file_bytes: LeastBytes,
+    walks: Walks,
     state: RwLock<State>,
     /// A close has begun: no verb begins any more.
     closing: AtomicBool,
@@ -86,11 +102,32 @@ impl Shared {
         file: Option<Arc<varve_device::FileDevice>>,
         devices_before: Vec<varve_device::StatsSnapshot>,
     ) -> Arc<Shared> {
+        let walks = Walks::default();
+        fs.reuse_numbers({
+            let walks = walks.0.clone();
+            move |_| walks.load(Ordering::SeqCst) > 0
+        });
         let state = RwLock::new(State::Open { fs: Arc::new(fs), file });
         let closing = AtomicBool::new(false);
         let process = varve_device::Process::current();
         let (least_file_bytes, open) = (LeastBytes::default(), Mutex::default());
-        Arc::new(Shared { name, recovery, devices_before, least_file_bytes, state, closing, process, open })
+        Arc::new(Shared {
+            name,
+            recovery,
+            devices_before,
+            least_file_bytes,
+            walks,
+            state,
+            closing,
+            process,
+            open,
+        })
+    }
+
+    /// Somebody goes on with numbers for long, until this is dropped. Before the first of them is looked for.
+    pub(crate) fn walk(&self) -> Walk {
+        self.walks.0.fetch_add(1, Ordering::SeqCst);
+        Walk(self.walks.0.clone())
     }
 
     /// Begins a verb.

@@ -80,9 +80,9 @@ impl Filesystem {
     /// border; the subvolume itself can be renamed, and is removed with [`Filesystem::delete_subvolume`], or empty with
     /// [`Filesystem::remove_dir`].
     ///
-    /// There are numbers for 2^20 subvolumes, each given once while the pool is open, also when those that had them have been
-    /// deleted. After that many this and [`Filesystem::snapshot`] say [`Reason::Refused`] until the pool is closed and opened
-    /// again: a program that takes ten snapshots a second and deletes them gets there in 29 hours.
+    /// There are numbers for 2^20 subvolumes; when all are taken this and [`Filesystem::snapshot`] say [`Reason::Refused`]. The number of one
+    /// that was deleted, and with it the inode numbers in it, is another's again when there are no others: after 65,536 more have been
+    /// deleted, and not while a file or directory in it is open, or while a [`crate::Diff`] or a [`Filesystem::remove_dir_all`] is under way.
     pub fn create_subvolume(&self, path: impl AsPath) -> Result<()> {
         let path = path.as_path_bytes();
         self.run("create the subvolume", path, |fs| {

@@ -313,3 +313,35 @@ fn a_sync_that_has_begun_ends_while_a_close_waits() {
         second.wait().unwrap();
     });
 }
+
+// Goal: a program can go on making and deleting snapshots, however few numbers there are; while somebody goes by numbers that he does not have open
+// none is given to another. Method: eight numbers; a diff of two snapshots that stays while they and others are deleted; then it goes.
+#[test]
+fn numbers_of_subvolumes_come_back() {
+    let pool = crate::PoolOptions::new().background(false).in_memory(64 << 20).unwrap();
+    pool.shared().enter().unwrap().limit_subvolumes(8, 1);
+    let fs = pool.filesystem();
+    fs.create_subvolume("/source").unwrap();
+    fs.write("/source/file", b"contents").unwrap();
+    let one = |name: &str| {
+        fs.snapshot("/source", name, crate::SnapshotOptions::default()).and_then(|()| {
+            assert_eq!(fs.read(format!("{name}/file")).unwrap(), b"contents");
+            fs.delete_subvolume(name).unwrap();
+            pool.maintain()
+        })
+    };
+    for _ in 0..30 {
+        one("/one").unwrap();
+    }
+    fs.snapshot("/source", "/old", crate::SnapshotOptions::default()).unwrap();
+    let diff = fs.diff("/old", "/source").unwrap();
+    fs.delete_subvolume("/old").unwrap();
+    pool.maintain().unwrap();
+    let refused = (0..8).find_map(|_| one("/one").err()).expect("there are eight");
+    assert!(matches!(refused.reason(), crate::Reason::Refused(_)), "{refused}");
+    drop(diff);
+    for _ in 0..30 {
+        one("/one").unwrap();
+    }
+    assert!(pool.check(true).unwrap().is_clean());
+}
