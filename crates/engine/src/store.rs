@@ -606,11 +606,6 @@ impl Store {
         &self.options.progress
     }
 
-    /// What the devices hold in all, copies and all, in bytes: shorter than that none of them may become.
-    pub fn device_bytes(&self) -> u64 {
-        self.pool.device_bytes()
-    }
-
     /// Where the space is.
     pub fn space(&self) -> SpaceStats {
         let core = self.core.lock();

@@ -12,15 +12,14 @@
 //! while a file is still ([`Still`]) holds none of these, or the file's places alone.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
-use varve_engine::{FamilyId, InodeId, Numbered, PoolAddr, VersionId};
+use varve_engine::{InodeId, Numbered, PoolAddr, VersionId};
 use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, Time};
-use varve_format::record::subvolume::LOCAL_INODE_BITS;
 
-use crate::api::{Caller, ROOT_INODE};
+use crate::met::MetSlots;
 use crate::subvolume::{Change, Slot};
 use crate::writeback::pages::DirtyPages;
 
@@ -169,26 +168,6 @@ pub(crate) fn blank_record(kind: InodeKind) -> InodeRecord {
         ctime: Time::default(),
         btime: Time::default(),
         inline: Some(Vec::new()),
-    }
-}
-
-/// The record of a subvolume's root: an empty directory that is in itself.
-pub(crate) fn root_record(owner: Caller, mode: u16, now: Time) -> InodeRecord {
-    InodeRecord {
-        mode,
-        uid: owner.uid,
-        gid: owner.gid,
-        parent: ROOT_INODE,
-        data: DataPointer {
-            family: FamilyId(ROOT_INODE.0),
-            version: VersionId(ROOT_INODE.0),
-            has_versions: false,
-        },
-        atime: now,
-        mtime: now,
-        ctime: now,
-        btime: now,
-        ..blank_record(InodeKind::Directory)
     }
 }
 
@@ -473,45 +452,6 @@ impl Shard {
     }
 }
 
-/// Bits in the number of a slot.
-const SLOT_BITS: u32 = u64::BITS - LOCAL_INODE_BITS;
-
-/// Which subvolumes may have inodes in the table, a bit each: one that nobody has looked into has none, and whoever deletes
-/// thousands of those need not look for them. Changed and asked under the lock of a shard, or before all of them are taken.
-struct MetSlots([OnceLock<Box<SlotBits>>; 1 << (SLOT_BITS - SLOT_BITS_EACH)]);
-
-/// The bits of so many slots (two to the power of this) come into being together, when the first is set.
-const SLOT_BITS_EACH: u32 = 15;
-type SlotBits = [AtomicU64; 1 << (SLOT_BITS_EACH - 6)];
-
-impl Default for MetSlots {
-    fn default() -> Self {
-        MetSlots(std::array::from_fn(|_| OnceLock::new()))
-    }
-}
-
-impl MetSlots {
-    /// Where a slot's bit is: which part, which word of it, and the bit.
-    fn place(slot: Slot) -> (usize, usize, u64) {
-        let at = slot.0 as usize;
-        (at >> SLOT_BITS_EACH, (at >> 6) % (1 << (SLOT_BITS_EACH - 6)), 1 << (at % 64))
-    }
-
-    fn set(&self, slot: Slot) {
-        let (part, word, bit) = Self::place(slot);
-        let part = self.0[part].get_or_init(|| Box::new(std::array::from_fn(|_| AtomicU64::new(0))));
-        if part[word].load(Ordering::Relaxed) & bit == 0 {
-            part[word].fetch_or(bit, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether it was set; it is not any more.
-    fn take(&self, slot: Slot) -> bool {
-        let (part, word, bit) = Self::place(slot);
-        self.0[part].get().is_some_and(|part| part[word].fetch_and(!bit, Ordering::Relaxed) & bit != 0)
-    }
-}
-
 /// All inodes in use.
 #[derive(Default)]
 pub(crate) struct InodeTable {
@@ -569,9 +509,7 @@ impl InodeTable {
             states.iter().for_each(&mut each);
         }
     }
-}
 
-impl InodeTable {
     /// Takes all inodes out of the table that are numbered in `slot`, of which the subvolume is gone. False: some are in use, and stay.
     pub(crate) fn clear(&self, slot: Slot) -> bool {
         if !self.met.take(slot) {
@@ -609,6 +547,7 @@ fn in_use(state: &Arc<InodeState>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::met::SLOT_BITS;
 
     // Goal: of a subvolume that is gone nothing stays in the table but what somebody has. Method: three subvolumes, of one an inode is kept and
     // one is open, and then they are not.
@@ -622,7 +561,7 @@ mod tests {
         let kept = table.state(full(5, 8));
         table.state(full(5, 9)).inner.write().opens = 1;
         assert!(!table.clear(Slot(5)));
-        let left = |slot: u32| (1..100).filter(|local| table.known(full(slot, *local)).is_some()).count();
+        let left = |slot: u32| (1..100).filter(|at| table.known(full(slot, *at)).is_some()).count();
         assert_eq!([4, 5, 6].map(left), [99, 2, 99]);
         drop(kept);
         table.state(full(5, 9)).inner.write().opens = 0;

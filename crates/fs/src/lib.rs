@@ -20,6 +20,7 @@ mod error;
 mod files;
 mod hash;
 mod inode;
+mod met;
 mod open;
 mod ops;
 mod reaper;

@@ -12,7 +12,7 @@ use varve_engine::{
     RecoveryReport, Store, StoreOptions, Transaction, TreeId, VersionId, VersionKey,
 };
 use varve_format::Corrupt;
-use varve_format::record::inode::inode_key;
+use varve_format::record::inode::{DataPointer, InodeKind, InodeRecord, Time, inode_key};
 use varve_format::record::subvolume::{
     FIRST_SUBVOLUME, HASH_KIND_SIPHASH13, SUBVOLUME_DELETING, SUBVOLUME_FLAGGED, SUBVOLUME_PENDING,
     SUBVOLUME_READ_ONLY, SUBVOLUME_SHARING, SubvolumeRecord,
@@ -23,7 +23,7 @@ use crate::api::{Caller, Clock, OpenOptions, ROOT_INODE, Timestamp};
 use crate::core::Core;
 use crate::files::FileCount;
 use crate::hash::{NameHasher, mixed};
-use crate::inode::{InodeTable, root_record};
+use crate::inode::{InodeTable, blank_record};
 use crate::reaper::ReapQueue;
 use crate::reserved::ReservedSpace;
 use crate::streams::Streams;
@@ -77,6 +77,26 @@ fn first_subvolume(hash_kind: u8) -> SubvolumeRecord {
         uuid: [0; 16],
         flags: 0,
         place: None,
+    }
+}
+
+/// The record of a subvolume's root: an empty directory that is in itself.
+fn root_record(owner: Caller, mode: u16, now: Time) -> InodeRecord {
+    InodeRecord {
+        mode,
+        uid: owner.uid,
+        gid: owner.gid,
+        parent: ROOT_INODE,
+        data: DataPointer {
+            family: FamilyId(ROOT_INODE.0),
+            version: VersionId(ROOT_INODE.0),
+            has_versions: false,
+        },
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        ..blank_record(InodeKind::Directory)
     }
 }
 

@@ -71,6 +71,11 @@ impl Drop for Piece<'_> {
 }
 
 impl Store {
+    /// What the devices hold in all, copies and all, in bytes: shorter than that none of them may become.
+    pub fn device_bytes(&self) -> u64 {
+        self.pool.device_bytes()
+    }
+
     /// Tells the devices that free space is free: runs of at least `minimum_bytes` in `range` of the pool's address space (both
     /// in bytes, rounded to whole blocks; a minimum above 128 MiB counts as that). First what was freed is made durable, since
     /// it is not free before; what a checkpoint would free is left for the next time. `goes_on` hears how far it has come,

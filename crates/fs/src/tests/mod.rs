@@ -37,6 +37,7 @@ mod map;
 mod nameless;
 mod names;
 mod nodes;
+mod numbers;
 mod passing;
 mod ranges;
 mod reaping;
