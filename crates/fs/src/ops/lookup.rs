@@ -26,6 +26,7 @@ impl Core {
                     return Err(FsError::NotDirectory);
                 }
                 if name == b"." {
+                    self.require_there(parent)?;
                     return Ok(self.attr_of(parent, &inner));
                 }
                 drop(inner);
@@ -91,7 +92,18 @@ impl Core {
     pub(crate) fn getattr(&self, ino: InodeId) -> Result<Attr> {
         let state = self.state(ino);
         let inner = self.read_lock(&state)?;
+        self.require_there(ino)?;
         Ok(self.attr_of(ino, &inner))
+    }
+
+    /// Refuses an inode of a subvolume that is being deleted, of which some may still be in memory: its generation is not known any more.
+    fn require_there(&self, ino: InodeId) -> Result<()> {
+        let slot = Slot::of(ino);
+        if slot == Slot::FIRST || self.subvolumes.id_of(slot).is_some() {
+            Ok(())
+        } else {
+            Err(FsError::Stale)
+        }
     }
 
     /// The attributes of an inode that is locked, always the same generation of it: the kernel takes another one for another inode.

@@ -35,7 +35,7 @@ pub(crate) struct Subvolumes {
 /// So many others are given back before a slot is given out again.
 const RESTING: usize = 1 << 16;
 /// Slots that were given back and are still known to somebody are passed over, so many at a time.
-const PASSED_OVER_MAX: usize = 4096;
+const PASSED_OVER_MAX: usize = 1 << 16;
 
 /// Slots that may be given out: those in which nothing was when the pool was opened, each once. Those behind all that were in use
 /// come first. When there are none left, those that were given back meanwhile, the first of them first.
@@ -229,7 +229,10 @@ impl Subvolumes {
     /// long ago and that `is_known` to nobody: inodes of the deleted subvolume have the same numbers below the slot. For who holds the topology lock and
     /// makes a subvolume: it is taken when that is added, and of one that is refused nothing is left but what the sets of frozen files may know of it.
     pub(crate) fn next_slot(&self, is_known: impl Fn(Slot) -> bool) -> Result<Slot> {
-        self.free.lock().next(|slot| is_known(Slot(slot))).map(Slot).ok_or(FsError::SlotsUsedUp)
+        // Of a forged pool one may have been given back twice.
+        let is_taken = |slot: &Slot| self.others.read().contains_key(slot);
+        let is_known = |slot: u32| is_taken(&Slot(slot)) || is_known(Slot(slot));
+        self.free.lock().next(is_known).map(Slot).ok_or(FsError::SlotsUsedUp)
     }
 
     /// As if there were only so many slots, the first subvolume's among them, and so many of those that were given back rested. Before a slot is

@@ -119,9 +119,9 @@ impl Core {
     /// Writes back the pages of one file up to `size_max`, as if the file ended there; the caller has its turn, and
     /// gets it back.
     pub(crate) fn write_back_in_turn(&self, turn: Turn, size_max: u64, ride: Ride) -> Result<Turn> {
-        // What has been taken is neither dirty nor logged until all is finished.
-        let panics = self.store.stop_on_panic("writing data back");
         let mut group = Group::default();
+        // What has been taken is neither dirty nor logged until all is finished: who waits for a turn gets it when the pool has stopped.
+        let panics = self.store.stop_on_panic("writing data back");
         let taken = self.take(turn, size_max, &mut group);
         if group.files() == 0 {
             panics.done();
@@ -149,8 +149,8 @@ impl Core {
         let mut alone = Vec::new();
         let mut files = files.into_iter().peekable();
         while files.peek().is_some() {
-            let panics = self.store.stop_on_panic("writing data back");
             let mut group = Group::default();
+            let panics = self.store.stop_on_panic("writing data back");
             let mut tried = Vec::new();
             let mut result = Ok(());
             while group.pages() < GROUP_PAGES_MAX && group.files() < GROUP_FILES_MAX {

@@ -43,6 +43,8 @@ impl Core {
         let end = size.div_ceil(BLOCK_BYTES as u64);
         self.make_up(inner, size, end)?;
         let id = self.next_job.fetch_add(1, Ordering::Relaxed) + 1;
+        // Whose clock it is may panic: not where pages are neither dirty nor logged.
+        let now = self.now();
         let mut pages = Vec::with_capacity(inner.pages.dirty as usize);
         let mut taken = 0;
         for (index, page) in inner.pages.map.range_mut(..end).filter(|(_, page)| page.dirty) {
@@ -66,7 +68,7 @@ impl Core {
         let partial = inner.pages.dirty > 0;
         if let (false, Some(place)) = (partial, inner.pages.listed) {
             // It stays in the list until its pages are logged, behind those that nobody writes back yet.
-            inner.pages.listed = Some(self.dirty.renew(place, self.now()));
+            inner.pages.listed = Some(self.dirty.renew(place, now));
         }
         let reservation = inner.pages.reservation.take();
         let near = inner.near;
