@@ -91,7 +91,8 @@ pub struct Diff {
     fs: Filesystem,
     names: (Vec<u8>, Vec<u8>),
     roots: (varve_fs::InodeId, varve_fs::InodeId),
-    _walk: Walk,
+    /// As long as there may be more.
+    walk: Option<Walk>,
     /// Where the next page begins.
     cursor: Option<Vec<u8>>,
     page: std::vec::IntoIter<Change>,
@@ -106,7 +107,10 @@ impl Iterator for Diff {
                 return Some(Ok(change));
             }
             // After an error there is no more.
-            let cursor = self.cursor.take()?;
+            let Some(cursor) = self.cursor.take() else {
+                self.walk = None;
+                return None;
+            };
             let (old, new) = self.roots;
             // Of the subvolumes that were found, whatever is at their paths now.
             let page = self.fs.shared().enter();
@@ -243,6 +247,6 @@ impl Filesystem {
             // What cannot be compared is found out here, not where the first change is expected.
             Ok(((old, new), taken(fs.diff(old, new, &[], PAGE_CHANGES)?)))
         })?;
-        Ok(Diff { fs: self.clone(), names, roots, _walk: walk, cursor, page })
+        Ok(Diff { fs: self.clone(), names, roots, walk: Some(walk), cursor, page })
     }
 }

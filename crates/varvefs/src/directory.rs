@@ -140,8 +140,23 @@ impl DirEntry {
         self.open
             .shared()
             .enter()
-            .and_then(|fs| Ok(Metadata::of(&fs.getattr(self.inode)?)))
+            .and_then(|fs| Ok(Metadata::of(&self.look(&fs)?)))
             .map_err(|fault| fault.of_path().on("look at", self.path().as_os_str().as_bytes()))
+    }
+}
+
+impl DirEntry {
+    fn look(&self, fs: &varve_fs::Filesystem) -> std::result::Result<varve_fs::Attr, Fault> {
+        let is_subvolume = varve_fs::subvolume_root(self.inode) != varve_fs::subvolume_root(self.open.ino);
+        if !is_subvolume {
+            return Ok(fs.getattr(self.inode)?);
+        }
+        // Nobody keeps its number from becoming another's.
+        match fs.lookup(self.open.ino, &self.name) {
+            Ok(attr) if attr.ino == self.inode => Ok(attr),
+            Ok(_) | Err(varve_fs::FsError::NotFound) => Err(varve_fs::FsError::Stale.into()),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

@@ -60,8 +60,8 @@ impl FileState {
 }
 
 impl Pool {
-    /// Why the pool writes nothing any more, and since when; `None`: it has not stopped. It does after a failed write of the log, a failed
-    /// flush, and a call that panicked. Until it is closed and opened again whatever changes something or waits for a sync fails with
+    /// Why the pool writes nothing any more, and since when; `None`: it has not stopped. It does after a write or a flush
+    /// that failed, and a panic, in a call or in the background. Until it is closed and opened again whatever changes something or waits for a sync fails with
     /// [`crate::Reason::Stopped`], and all can be read as it is in memory, which may be more than is left after that.
     ///
     /// ```

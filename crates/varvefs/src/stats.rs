@@ -7,6 +7,7 @@ use crate::shared::Shared;
 /// Counters and space of a pool. Counters run from its opening, which they include: what recovery reads and writes, too, but not
 /// what making the pool wrote before.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct Stats {
     /// The path the pool was opened by, or what kind of memory it lies in.
@@ -40,6 +41,7 @@ pub struct Stats {
 /// Space, in bytes: `total = fixed + used + held_back + reserved + protected + free` (free is 0 while the protected
 /// part is in use).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct SpaceStats {
     /// Size of the devices.
@@ -60,6 +62,7 @@ pub struct SpaceStats {
 
 /// What a device has done.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct DeviceStats {
     /// Path of the device.
@@ -90,6 +93,7 @@ pub struct DeviceStats {
 
 /// A distribution of durations, in nanoseconds. Percentiles are upper bounds, at most a factor of two too high.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct LatencyStats {
     /// How many.
@@ -108,6 +112,7 @@ pub struct LatencyStats {
 
 /// The log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct JournalStats {
     /// Batches written.
@@ -124,6 +129,7 @@ pub struct JournalStats {
 
 /// Checkpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct CheckpointStats {
     /// Checkpoints completed.
@@ -136,6 +142,7 @@ pub struct CheckpointStats {
 
 /// Tree nodes in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct NodeStats {
     /// Changed since the last checkpoint.
@@ -146,6 +153,7 @@ pub struct NodeStats {
 
 /// Deletion in the background.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct ReapStats {
     /// Files, and versions of files, still to be deleted.
@@ -154,6 +162,7 @@ pub struct ReapStats {
 
 /// Keyframes: what one version of a file sees of a megabyte, stored in one place for those who look at old versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct KeyframeStats {
     /// Made since the pool was opened.
@@ -164,6 +173,7 @@ pub struct KeyframeStats {
 
 /// How far [`crate::Pool::trim`] has come, or what came of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct Trimmed {
     /// Bytes of free space that the device has taken back, each once, however many copies the pool keeps.
@@ -183,6 +193,7 @@ impl Trimmed {
 
 /// What opening a pool found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct Recovery {
     /// Whether the pool had been closed: nothing was to be recovered.
@@ -202,6 +213,7 @@ pub struct Recovery {
 
 /// What a filesystem offers and has left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct StatFs {
     /// Offered in all, in bytes.

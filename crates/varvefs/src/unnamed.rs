@@ -55,8 +55,14 @@ fn take_permissions(
         },
         Err(error) => return Err(error.into()),
     }
+    // As a write takes the set-id bits, from whoever is not the superuser.
+    let set_ids = match (caller.uid, old.mode & 0o010) {
+        (0, _) => 0,
+        (_, 0) => 0o4000,
+        _ => 0o6000,
+    };
     let set = varve_fs::SetAttr {
-        mode: Some(old.mode),
+        mode: Some(old.mode & !set_ids),
         uid: Some(old.uid),
         gid: Some(old.gid),
         ..varve_fs::SetAttr::default()
@@ -130,9 +136,12 @@ impl Filesystem {
             let replaced = self.run_open("replace", path, || {
                 let (target, file) = self.run("replace", path, |fs| self.begin_replacing(fs, path))?;
                 file.write_all_at(contents, 0)?;
-                self.run("replace", path, |fs| self.put_in_place(fs, &target, file.inode()))
+                self.run("replace", path, |fs| match self.put_in_place(fs, &target, file.inode()) {
+                    Err(Fault { reason: Reason::NotFound | Reason::SubvolumeDeleted, .. }) => Ok(None),
+                    put => put,
+                })
             })?;
-            // Another has made the file meanwhile: it is there now, and has permissions to keep.
+            // Another has made the file meanwhile, or it is another one, or gone with what it was in.
             if let Some(upto) = replaced {
                 return Ok(Pending::new(self.shared().clone(), upto, Some(Arc::from(path))));
             }
@@ -174,19 +183,25 @@ impl Filesystem {
         }
         let (directory, name) = (found.parent, found.entry()?.to_vec());
         let file = self.make_unnamed(fs, directory, path)?;
-        if let Some(old) = &found.found {
-            take_permissions(fs, self.caller(), file.inode(), old)?;
-        }
         Ok((Target { directory, name, is_there: found.found.is_some() }, file))
     }
 
-    /// Gives the nameless file `ino` the name of what it replaces. `None`: there was nothing, and something is there now.
+    /// Gives the nameless file `ino` the name of what it replaces, and its permissions as they are now, however long it took to be written.
+    /// `None`: there was nothing, and something is there now, or the other way round, or what is there is no file any more.
     fn put_in_place(
         &self,
         fs: &varve_fs::Filesystem,
         target: &Target,
         ino: varve_fs::InodeId,
     ) -> std::result::Result<Option<varve_fs::Lsn>, Fault> {
+        if target.is_there {
+            let now = fs.lookup(target.directory, &target.name)?;
+            if now.kind != varve_fs::FileKind::File {
+                return Ok(None);
+            }
+            require_replaceable(fs, &now)?;
+            take_permissions(fs, self.caller(), ino, &now)?;
+        }
         // If power fails behind the name, all of this is there. In a pool that has stopped by now, which may have lost some of it, nobody
         // gets a name.
         fs.flush_file(ino)?;

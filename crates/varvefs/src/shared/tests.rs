@@ -340,8 +340,16 @@ fn numbers_of_subvolumes_come_back() {
     let refused = (0..8).find_map(|_| one("/one").err()).expect("there are eight");
     assert!(matches!(refused.reason(), crate::Reason::Refused(_)), "{refused}");
     drop(diff);
+    fs.create_subvolume("/gone").unwrap();
+    let gone = fs.read_dir("/").unwrap().map(Result::unwrap).find(|entry| entry.name() == b"gone").unwrap();
+    fs.delete_subvolume("/gone").unwrap();
+    pool.maintain().unwrap();
     for _ in 0..30 {
         one("/one").unwrap();
+        fs.snapshot("/source", "/two", crate::SnapshotOptions::default()).unwrap();
+        assert!(gone.metadata().is_err(), "its number is another's");
+        fs.delete_subvolume("/two").unwrap();
+        pool.maintain().unwrap();
     }
     assert!(pool.check(true).unwrap().is_clean());
 }
