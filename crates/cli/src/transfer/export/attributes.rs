@@ -135,13 +135,15 @@ impl Export<'_> {
         }
         let (given, list_left_out) = self.xattrs(from, held, flags)?;
         changed |= given;
+        if list_left_out.is_some() {
+            // An older list may be there still, with entries for others.
+            changed |= held.as_owner(|| held.remove_xattr(ACCESS_LIST)).is_ok();
+        }
         // Last: a new owner and an access list change the bits.
         let have = if changed { held.stat()? } else { *have };
         let mut mode = from.mode;
         if let Some(list) = list_left_out {
-            // Beside a list the group's bits are its mask: the most that anybody whom it names may do. Without it they are the group's, which
-            // may do what the list lets it.
-            mode &= !0o070 | own_group_bits(&list);
+            mode &= bits_without(&list);
         }
         // A program that runs as its owner is not to run as somebody else.
         if from.uid != have.uid {
@@ -214,13 +216,27 @@ pub(super) fn is_too_large(bytes: u64, room: &StatVfs) -> bool {
     bytes > room.f_bsize / 2 && has_inodes && room.f_bavail.saturating_mul(room.f_frsize) >= ROOM_BYTES
 }
 
-/// The group bits that an access list gives the file's group, whatever its mask. A list that makes no sense gives it none.
-fn own_group_bits(list: &[u8]) -> u32 {
+/// Of a mode the bits that give nobody more without this access list than with it. Beside a list the group's bits are its mask: the most that
+/// anybody whom it names may do. Without it they are the group's, which may do what the list lets it, and a user whom it names counts as one
+/// of the group or of the others, who then may do no more than he; so does a group, as one of the others. A list that makes no sense
+/// leaves its owner's bits alone.
+pub(super) fn bits_without(list: &[u8]) -> u32 {
     // As Linux has them (acl(5), and posix_acl_xattr.h): a version, then entries of a tag, permissions and an id.
     const HEADER_BYTES: usize = 4;
     const ENTRY_BYTES: usize = 8;
+    const USER: u16 = 2;
     const GROUP_OWNER: u16 = 4;
-    let mut entries = list.get(HEADER_BYTES..).unwrap_or_default().chunks_exact(ENTRY_BYTES);
-    let own = entries.find(|entry| entry[..2] == GROUP_OWNER.to_le_bytes());
-    own.map_or(0, |entry| u32::from(entry[2] & 7) << 3)
+    const GROUP: u16 = 8;
+    const MASK: u16 = 0x10;
+    let entries = list.get(HEADER_BYTES..).unwrap_or_default().chunks_exact(ENTRY_BYTES);
+    let entries = entries.map(|entry| (u16::from_le_bytes([entry[0], entry[1]]), u32::from(entry[2] & 7)));
+    let mask = entries.clone().find(|(tag, _)| *tag == MASK).map_or(7, |(_, bits)| bits);
+    let own = entries.clone().find(|(tag, _)| *tag == GROUP_OWNER);
+    let Some((_, own)) = own else { return !0o077 };
+    let (group, others) = entries.fold((own & mask, 7), |(group, others), (tag, bits)| match tag {
+        USER => (group & bits & mask, others & bits & mask),
+        GROUP => (group, others & bits & mask),
+        _ => (group, others),
+    });
+    !0o077 | group << 3 | others
 }

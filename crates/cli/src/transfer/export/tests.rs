@@ -339,6 +339,27 @@ fn a_list_that_is_left_out_lets_nobody_in() {
     }
 }
 
+// Goal: who is named in a list, to do less than others may or nothing at all, may do no more without it. Method: lists of one entry beside the
+// usual ones, and what is left of a mode.
+#[test]
+fn who_is_named_in_a_list_gets_no_more_without_it() {
+    let left = |mode: u32, named: (u16, u16), mask: u16| {
+        let entries = [(0x01, 6), named, (0x04, 4), (0x10, mask), (0x20, 4)];
+        let mut list = 2u32.to_le_bytes().to_vec();
+        for (tag, permissions) in entries {
+            list.extend([tag.to_le_bytes(), u16::to_le_bytes(permissions)].concat());
+            list.extend(1000u32.to_le_bytes());
+        }
+        mode & attributes::bits_without(&list)
+    };
+    assert_eq!(left(0o644, (0x02, 0), 4), 0o600, "a user, who may be in the group or not");
+    assert_eq!(left(0o644, (0x08, 0), 4), 0o640, "a group: who is in both may do what either may");
+    assert_eq!(left(0o644, (0x02, 7), 4), 0o644);
+    assert_eq!(left(0o664, (0x02, 6), 6), 0o644);
+    assert_eq!(left(0o604, (0x02, 7), 0), 0o600, "the mask holds for him, too");
+    assert_eq!(0o6755 & attributes::bits_without(b"no list"), 0o6700);
+}
+
 // Goal: a target that is full is told as that, and not as one that takes no attributes; one with room that says it is full of large ones is
 // one that does not take them. Method: a tmpfs with room for a file and none for its attribute; then numbers.
 #[test]
