@@ -79,14 +79,12 @@ pub fn unmount(name: &str, mountpoint: &Path, limit: Option<Duration>, force: bo
         if control::has_ended(mount) {
             return Ok(None);
         }
-        // As long as it stays mounted somewhere nothing is lost.
-        let ends = !table.stays_elsewhere(&path);
-        if ends
-            && !force
-            && let Some(mut client) = Client::connect(mount)?
-        {
+        // As long as it stays mounted somewhere nothing is lost: as it is now, not as it was before all this was waited for.
+        if !force && let Some(mut client) = Client::connect(mount)? {
+            let stays_elsewhere = || Ok::<_, anyhow::Error>(MountTable::read()?.stays_elsewhere(&path));
             match objection(&mut client) {
                 Ok(None) => {}
+                _ if stays_elsewhere()? => {}
                 Ok(Some(why)) => bail!("{shown} stays mounted: {why}"),
                 Err(error) => bail!(
                     "{shown} stays mounted, because whether anything would be lost cannot be told ({error:#}); try again, or unmount it \

@@ -294,3 +294,34 @@ fn a_deleted_pool_may_go_from_one_of_two_places() {
     unmount_by_force(&mut mount);
     assert!(!mount_points().contains(&second.join("mnt")), "the kernel unmounts it there, too");
 }
+
+/// Goal: what was a place among several when an unmount began, and is the last when the kernel is asked, is refused. Method: a deleted pool in two
+/// places; an unmount of the one waits for the mount's process, which is stopped; meanwhile the other one goes.
+#[test]
+fn the_last_place_is_the_last_when_it_goes() {
+    if !can_mount("the_last_place_is_the_last_when_it_goes") {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return say("\n*** SKIPPED the_last_place_is_the_last_when_it_goes: only root can bind mounts ***\n");
+    }
+    let scratch = Scratch::new("last-place");
+    let (pool, mut mount, _) = mounted(&scratch);
+    let other = scratch.subdir("other");
+    let other = Mounted::mount(&["--bind"], &mount.point, &other);
+    fs::remove_file(&pool).expect("it is there");
+    let process = rustix::process::Pid::from_raw(mount.pid() as i32).expect("a process");
+    let signal = |signal| rustix::process::kill_process(process, signal).expect("our own child");
+    signal(rustix::process::Signal::STOP);
+    let point = mount.point.clone();
+    let unmounting = thread::spawn(move || output(varve(&["unmount"]).arg(&point)));
+    // It has begun by then, most likely.
+    thread::sleep(Duration::from_secs(1));
+    drop(other);
+    signal(rustix::process::Signal::CONT);
+    let out = unmounting.join().expect("no panic");
+    assert!(!out.status.success(), "{out:?}");
+    assert!(String::from_utf8_lossy(&out.stderr).contains("was deleted while mounted"), "{out:?}");
+    assert!(mount_points().contains(&mount.point), "{out:?}");
+    unmount_by_force(&mut mount);
+}
