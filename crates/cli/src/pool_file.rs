@@ -38,8 +38,6 @@ pub struct PoolFile {
 /// What is known, and has been told.
 struct Known {
     told: FileState,
-    /// The least that was left of it: what is written behind that makes it as long as it was, with a hole.
-    least_bytes: Option<u64>,
     /// Looks that were asked for, and the last of them that had been when a look that has ended began.
     asked: u64,
     answered: u64,
@@ -113,15 +111,10 @@ impl PoolFile {
 
     fn look_now(&self) -> Option<Report> {
         let device = self.current.file()?;
-        let mut seen = device.file_state(self.pool_bytes)?;
-        if matches!(seen, FileState::Cut { .. }) {
-            // It stays known for good: one answer of a filesystem elsewhere is not enough.
-            seen = device.file_state(self.pool_bytes)?;
-        }
+        let state = device.file_state(self.pool_bytes)?;
         let descriptor = device.descriptor();
         drop(device);
         let mut known = self.known();
-        let state = known.note(seen);
         let is_new = known.told != state;
         if is_new {
             known.told = state.clone();
@@ -214,28 +207,7 @@ pub fn advice_as_seen(advice: &str, process: Option<i32>) -> String {
 
 impl Default for Known {
     fn default() -> Known {
-        Known {
-            told: FileState::InPlace,
-            least_bytes: None,
-            asked: 0,
-            answered: 0,
-            report: None,
-            is_unwatched: false,
-        }
-    }
-}
-
-impl Known {
-    /// What was cut stays cut, also when it is long enough again.
-    fn note(&mut self, seen: FileState) -> FileState {
-        if let FileState::Cut { size_bytes } = seen {
-            self.least_bytes = Some(self.least_bytes.map_or(size_bytes, |least| least.min(size_bytes)));
-        }
-        match (seen, self.least_bytes) {
-            (FileState::Deleted { is_name_taken }, _) => FileState::Deleted { is_name_taken },
-            (_, Some(size_bytes)) => FileState::Cut { size_bytes },
-            (seen, None) => seen,
-        }
+        Known { told: FileState::InPlace, asked: 0, answered: 0, report: None, is_unwatched: false }
     }
 }
 
@@ -257,25 +229,5 @@ mod tests {
             "do this: in the container of the mount's process: cp --sparse=always /proc/1/fd/9 NEW; then that"
         );
         assert_eq!(advice_as_seen("cut to 7 bytes", Some(4711)), "cut to 7 bytes");
-    }
-
-    // Goal: a cut is known for good, a rename as long as it holds. Method: what may be seen, one after the other.
-    #[test]
-    fn what_was_cut_stays_cut() {
-        let mut known = Known::default();
-        let renamed = FileState::Renamed { now: None };
-        let cut = |size_bytes| FileState::Cut { size_bytes };
-        let deleted = FileState::Deleted { is_name_taken: false };
-        for (seen, state) in [
-            (renamed.clone(), renamed.clone()),
-            (FileState::InPlace, FileState::InPlace),
-            (cut(4096), cut(4096)),
-            (FileState::InPlace, cut(4096)),
-            (cut(8192), cut(4096)),
-            (renamed, cut(4096)),
-            (deleted.clone(), deleted),
-        ] {
-            assert_eq!(known.note(seen), state);
-        }
     }
 }

@@ -96,24 +96,6 @@ impl Pool {
         let looked = self.shared().with_file(|file| file.file_state(pool_bytes));
         let seen = looked.map_err(|fault| crate::Error::pool("look at", &self.shared().name, fault))?;
         let Some(seen) = seen.flatten() else { return Ok(None) };
-        Ok(Some(FileState::of(self.shared().least_file_bytes.note(seen))))
-    }
-}
-
-/// The least length that was seen of a file that was cut: what is written behind its end makes it as long as it was, with a hole.
-#[derive(Default)]
-pub(crate) struct LeastBytes(parking_lot::Mutex<Option<u64>>);
-
-impl LeastBytes {
-    fn note(&self, seen: varve_device::FileState) -> varve_device::FileState {
-        let mut least = self.0.lock();
-        if let varve_device::FileState::Cut { size_bytes } = seen {
-            *least = Some(least.map_or(size_bytes, |least| least.min(size_bytes)));
-        }
-        match (seen, *least) {
-            (deleted @ varve_device::FileState::Deleted { .. }, _) => deleted,
-            (_, Some(size_bytes)) => varve_device::FileState::Cut { size_bytes },
-            (seen, None) => seen,
-        }
+        Ok(Some(FileState::of(seen)))
     }
 }

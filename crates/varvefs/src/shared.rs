@@ -20,7 +20,6 @@ use std::sync::{Arc, Weak};
 use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
 
 use crate::error::{Error, Fault, Reason, Result};
-use crate::health::LeastBytes;
 
 enum State {
     Open {
@@ -84,7 +83,6 @@ pub(crate) struct Shared {
     pub recovery: varve_fs::RecoveryReport,
     /// What its devices had done before it was opened: one that was made by the same call has been written to.
     pub devices_before: Vec<varve_device::StatsSnapshot>,
-    pub least_file_bytes: LeastBytes,
     walks: Walks,
     state: RwLock<State>,
     /// A close has begun: no verb begins any more.
@@ -110,18 +108,8 @@ impl Shared {
         let state = RwLock::new(State::Open { fs: Arc::new(fs), file });
         let closing = AtomicBool::new(false);
         let process = varve_device::Process::current();
-        let (least_file_bytes, open) = (LeastBytes::default(), Mutex::default());
-        Arc::new(Shared {
-            name,
-            recovery,
-            devices_before,
-            least_file_bytes,
-            walks,
-            state,
-            closing,
-            process,
-            open,
-        })
+        let open = Mutex::default();
+        Arc::new(Shared { name, recovery, devices_before, walks, state, closing, process, open })
     }
 
     /// Somebody goes on with numbers for long, until this is dropped. Before the first of them is looked for.

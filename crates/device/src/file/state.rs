@@ -11,6 +11,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rustix::fs::{AtFlags, OFlags};
 use rustix::io::Errno;
@@ -32,9 +33,10 @@ pub enum FileState {
         /// As above.
         now: Option<PathBuf>,
     },
-    /// It is shorter than what is stored in it.
+    /// It is shorter than what is stored in it, or has been when somebody looked: what is written behind its end makes it as long as it was,
+    /// with a hole.
     Cut {
-        /// So long.
+        /// So long; the least that was seen.
         size_bytes: u64,
     },
     /// It has no name any more: with the last who has it open it is gone.
@@ -51,6 +53,8 @@ pub(super) struct Origin {
     directory: Option<File>,
     /// It had a name. One that is made without one is meant to go with its process, and there are filesystems that count no names.
     had_name: bool,
+    /// The least length that was seen of one that was cut; `u64::MAX`: it was not.
+    least_bytes: AtomicU64,
 }
 
 impl Origin {
@@ -63,6 +67,7 @@ impl Origin {
         Origin {
             directory: File::options().read(true).custom_flags(flags).open(parent).ok(),
             had_name: file.metadata().is_ok_and(|metadata| metadata.nlink() > 0),
+            least_bytes: AtomicU64::new(u64::MAX),
         }
     }
 }
@@ -79,6 +84,22 @@ impl FileDevice {
     /// looked at. Costs three system calls that read and write nothing of it; they may wait for the filesystem that holds it.
     #[must_use]
     pub fn file_state(&self, needed_bytes: u64) -> Option<FileState> {
+        let mut seen = self.state_now(needed_bytes)?;
+        if matches!(seen, FileState::Cut { .. }) {
+            // It stays known for good: one answer of a filesystem elsewhere is not enough.
+            seen = self.state_now(needed_bytes)?;
+        }
+        if let FileState::Cut { size_bytes } = seen {
+            self.origin.least_bytes.fetch_min(size_bytes, Relaxed);
+        }
+        Some(match (seen, self.origin.least_bytes.load(Relaxed)) {
+            (deleted @ FileState::Deleted { .. }, _) => deleted,
+            (_, size_bytes) if size_bytes < needed_bytes => FileState::Cut { size_bytes },
+            (seen, _) => seen,
+        })
+    }
+
+    fn state_now(&self, needed_bytes: u64) -> Option<FileState> {
         if self.is_block_device {
             return None;
         }
@@ -146,7 +167,7 @@ mod tests {
     }
 
     // Goal: each thing that can be done to an open file is told from the others, also after the file was opened once more for writing.
-    // Method: a file of a name of its own for each: nothing, a growth, a cut (also of what is not in use), a rename and back, another
+    // Method: a file of a name of its own for each: nothing, a growth, a rename and back, another
     // in its place beside it, a second name and the loss of the first, a deletion, and another moved over it.
     #[test]
     fn what_is_done_to_a_file_is_seen() {
@@ -160,10 +181,6 @@ mod tests {
         assert_eq!(state(), FileState::InPlace);
         resize(5 * MIB);
         assert_eq!(state(), FileState::InPlace);
-        resize(3 * MIB);
-        assert_eq!(state(), FileState::Cut { size_bytes: 3 * MIB });
-        assert_eq!(device.file_state(3 * MIB), Some(FileState::InPlace));
-        resize(4 * MIB);
         fs::rename(&path, &other).unwrap();
         assert_eq!(state(), FileState::Renamed { now: Some(other.clone()) });
         fs::write(&path, "something else").unwrap();
@@ -177,7 +194,7 @@ mod tests {
         assert_eq!(state(), FileState::Deleted { is_name_taken: false });
         fs::write(&path, "something else").unwrap();
         assert_eq!(state(), FileState::Deleted { is_name_taken: true });
-        assert!(fs::metadata(format!("/proc/self/fd/{}", device.descriptor())).unwrap().len() == 4 * MIB);
+        assert!(fs::metadata(format!("/proc/self/fd/{}", device.descriptor())).unwrap().len() == 5 * MIB);
         fs::remove_file(&path).unwrap();
 
         drop(created(&path));
@@ -188,6 +205,30 @@ mod tests {
         for device in [&reading, &writing] {
             assert_eq!(device.file_state(4 * MIB), Some(FileState::Deleted { is_name_taken: false }));
         }
+    }
+
+    // Goal: what was cut stays cut, whatever is done to the file afterwards but to delete it, and for who needs what was cut off. Method: a
+    // file that is cut, grown again, cut less, renamed, opened for writing and deleted.
+    #[test]
+    fn what_was_cut_stays_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("pool"), dir.path().join("other"));
+        drop(created(&path));
+        let device = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
+        let resize = |bytes| File::options().write(true).open(&path).unwrap().set_len(bytes).unwrap();
+        let state = || device.file_state(4 * MIB).unwrap();
+        let cut = FileState::Cut { size_bytes: 3 * MIB };
+        for bytes in [3 * MIB, 4 * MIB, 4 * MIB - 4096, 5 * MIB] {
+            resize(bytes);
+            assert_eq!(state(), cut, "{bytes} bytes");
+            assert_eq!(device.file_state(3 * MIB), Some(FileState::InPlace));
+        }
+        fs::rename(&path, &other).unwrap();
+        assert_eq!(state(), cut);
+        let writing = device.reopen_for_writing().unwrap();
+        assert_eq!(writing.file_state(4 * MIB), Some(cut));
+        fs::remove_file(&other).unwrap();
+        assert_eq!(state(), FileState::Deleted { is_name_taken: false });
     }
 
     // Goal: a file that is made whole is in place when it has its name; one that never had a name is not called deleted. Method: both.
