@@ -17,6 +17,7 @@ use crate::access::Accesses;
 use crate::api::{Clock, DataLogged, NAME_BYTES_MAX};
 use crate::files::FileCount;
 use crate::inode::{Inner, InodeState, InodeTable, Presence};
+use crate::known::KnownNames;
 use crate::ops::diff::AllHints;
 use crate::reaper::{ReapQueue, Task};
 use crate::reserved::ReservedSpace;
@@ -42,6 +43,8 @@ pub(crate) type KnownOutside = Box<dyn Fn(InodeId) -> bool + Send + Sync>;
 pub(crate) struct Core {
     pub store: Arc<Store>,
     pub subvolumes: Subvolumes,
+    /// Where names lead that were found lately.
+    pub known: KnownNames,
     pub inodes: InodeTable,
     /// That of the inodes made since the pool was opened.
     pub generation: u64,

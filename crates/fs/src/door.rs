@@ -517,6 +517,11 @@ impl Filesystem {
     pub fn reuse_numbers(&self, is_known: impl Fn(InodeId) -> bool + Send + Sync + 'static) {
         self.core.known_outside.write().push(Box::new(is_known));
     }
+    /// Says that who calls keeps names himself, as the kernel does: from now on those that were found lately are not kept here. Without this
+    /// they take up to an eighth of [`varve_engine::StoreOptions::cache_bytes`] beside it. Before the first name is looked for.
+    pub fn leave_names_to_caller(&self) {
+        self.core.known.leave_to_others();
+    }
     /// Space and inodes.
     pub fn statfs(&self) -> Result<StatFs> {
         self.core.statfs()

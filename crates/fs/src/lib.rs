@@ -20,6 +20,7 @@ mod error;
 mod files;
 mod hash;
 mod inode;
+mod known;
 mod met;
 mod open;
 mod ops;

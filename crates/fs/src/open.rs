@@ -24,6 +24,7 @@ use crate::core::Core;
 use crate::files::FileCount;
 use crate::hash::{NameHasher, mixed};
 use crate::inode::{InodeTable, blank_record};
+use crate::known::KnownNames;
 use crate::reaper::ReapQueue;
 use crate::reserved::ReservedSpace;
 use crate::streams::Streams;
@@ -38,6 +39,9 @@ use crate::writeback::order::OldestFirst;
 use crate::{FsError, Result};
 
 mod numbers;
+
+/// Memory for names that were found lately, beside the cache of nodes: one part in so many of it.
+const KNOWN_NAMES_PART: u64 = 8;
 
 /// Writes a new pool with an empty root directory.
 pub(crate) fn format(
@@ -191,6 +195,7 @@ impl Core {
         let subvolumes = Subvolumes::new(first, hasher);
         let generation = generation(options.clock.now(), store.position());
         let mut core = Core {
+            known: KnownNames::new(options.store.cache_bytes / KNOWN_NAMES_PART),
             subvolumes,
             generation,
             store,

@@ -26,16 +26,21 @@ use varve_fs::{
 
 const POOL_BYTES: u64 = 2 << 30;
 const PAGE_BYTES: usize = 4096;
+/// A million names, each looked for once, in one directory and in a thousand; the cache holds the nodes of all.
+const MANY: [&str; 2] = ["lookup-million", "lookup-thousand"];
+const MANY_CACHE_BYTES: u64 = 1 << 30;
 /// Names in a directory.
 const NAMES: usize = 100_000;
 /// The file that is overwritten: four times the dirty data a mount keeps in memory.
 const FILE_BYTES: u64 = 256 << 20;
 
 /// What can be measured, with the number of operations and the rate the project aims at, if it does.
-const CASES: [(&str, usize, Option<f64>); 7] = [
+const CASES: [(&str, usize, Option<f64>); 9] = [
     ("create", NAMES, Some(300_000.0)),
     ("lookup-hot", 500_000, Some(2_000_000.0)),
     ("lookup-wide", 500_000, None),
+    ("lookup-million", 1_000_000, None),
+    ("lookup-thousand", 1_000_000, None),
     ("lookup-missing", 500_000, None),
     ("overwrite", 200_000, Some(200_000.0)),
     ("read", 200_000, None),
@@ -107,7 +112,7 @@ impl Numbers {
     }
 }
 
-fn open(dir: Option<&Path>, background: bool) -> Result<Filesystem> {
+fn open(dir: Option<&Path>, case: &str, background: bool) -> Result<Filesystem> {
     let device: Arc<dyn Device> = match dir {
         Some(dir) => {
             // Its name goes at once, so that nothing is left whatever happens.
@@ -132,8 +137,10 @@ fn open(dir: Option<&Path>, background: bool) -> Result<Filesystem> {
         force: true,
     };
     Filesystem::format(std::slice::from_ref(&device), &format, Caller::ROOT, &SystemClock)?;
+    let usual = StoreOptions::default().cache_bytes;
+    let cache_bytes = if MANY.contains(&case) { MANY_CACHE_BYTES } else { usual };
     let options = OpenOptions {
-        store: StoreOptions { background, ..StoreOptions::default() },
+        store: StoreOptions { background, cache_bytes, ..StoreOptions::default() },
         dirty_bytes_max: 64 << 20,
         clock: Arc::new(SystemClock),
         on_data_logged: None,
@@ -206,6 +213,28 @@ fn run(case: &str, count: usize, fs: &Filesystem, timed: bool) -> Result<Cost> {
             }
             measure(timed, count, &mut |n| Ok(fs.lookup(directory, &names[order[n]]).map(drop)?))
         }
+        "lookup-million" | "lookup-thousand" => {
+            // Each name once, in an order without pattern: in one directory, or in as many as there are thousands.
+            let each = if case == "lookup-million" { count } else { 1_000.min(count) };
+            let mut directories = Vec::new();
+            for n in 0..count.div_ceil(each) {
+                let name = format!("directory-{n}");
+                directories.push(fs.mkdir(Caller::ROOT, directory, name.as_bytes(), 0o755)?.ino);
+            }
+            for n in 0..count {
+                fs.create(Caller::ROOT, directories[n / each], &names[n % each], 0o644)?;
+            }
+            fs.sync()?;
+            // Copied in that order, so that finding the words to ask with costs nothing.
+            let mut order = names[..each].to_vec();
+            for n in (1..each).rev() {
+                order.swap(n, numbers.below(n as u64 + 1) as usize);
+            }
+            let order: Vec<Vec<u8>> = order.iter().map(|name| name.to_vec()).collect();
+            measure(timed, count, &mut |n| {
+                Ok(fs.lookup(directories[n / each], &order[n % each]).map(drop)?)
+            })
+        }
         "lookup-missing" => {
             fill(NAMES)?;
             let absent: Vec<Vec<u8>> = (0..4_000).map(|n| format!("no-file-{n:08}").into_bytes()).collect();
@@ -272,7 +301,7 @@ fn main() -> Result<()> {
     let count = |count: usize, percent: usize| (count * percent / 100).max(1);
     if arguments.counted {
         for (case, operations, _) in cases {
-            let fs = open(arguments.dir.as_deref(), false)?;
+            let fs = open(arguments.dir.as_deref(), case, false)?;
             run(case, count(*operations, arguments.percent), &fs, false)?;
         }
         return Ok(());
@@ -289,7 +318,7 @@ fn main() -> Result<()> {
     let mut costs = vec![Vec::new(); cases.len()];
     for _ in 0..arguments.repeats {
         for ((case, operations, _), costs) in cases.iter().zip(&mut costs) {
-            let fs = open(arguments.dir.as_deref(), true)?;
+            let fs = open(arguments.dir.as_deref(), case, true)?;
             costs.push(run(case, count(*operations, arguments.percent), &fs, true)?);
             fs.close()?;
         }

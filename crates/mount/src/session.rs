@@ -186,6 +186,7 @@ impl Mounted {
         let outside = Outside::new(&device, health.clone());
         // Also when this is the second try: of the first the kernel has nothing any more.
         let numbers = Arc::new(Numbers::default());
+        verbs.leave_names_to_caller();
         verbs.reuse_numbers({
             // Of a mount that has ended nobody knows anything any more.
             let (numbers, health) = (Arc::downgrade(&numbers), Arc::downgrade(&health));

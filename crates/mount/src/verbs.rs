@@ -130,6 +130,8 @@ pub trait Verbs: Send + Sync + 'static {
     }
     /// See [`Filesystem::statfs`].
     fn statfs(&self) -> Result<StatFs>;
+    /// See [`Filesystem::leave_names_to_caller`]: the kernel keeps names. Nothing where none are kept.
+    fn leave_names_to_caller(&self) {}
     /// See [`Filesystem::reuse_numbers`]. Filesystems without subvolumes leave it as it is, and then they are not reused.
     fn reuse_numbers(&self, is_known: Box<dyn Fn(InodeId) -> bool + Send + Sync>) {
         drop(is_known);
@@ -267,6 +269,9 @@ impl Verbs for Filesystem {
     }
     fn statfs(&self) -> Result<StatFs> {
         Filesystem::statfs(self)
+    }
+    fn leave_names_to_caller(&self) {
+        Filesystem::leave_names_to_caller(self);
     }
     fn reuse_numbers(&self, is_known: Box<dyn Fn(InodeId) -> bool + Send + Sync>) {
         Filesystem::reuse_numbers(self, is_known);

@@ -114,7 +114,7 @@ impl PoolOptions {
         self
     }
 
-    /// Memory for tree nodes, in bytes (default 256 MiB).
+    /// Memory for tree nodes, in bytes (default 256 MiB). Names that were found lately take up to an eighth of it beside.
     #[must_use]
     pub fn cache_bytes(mut self, bytes: u64) -> Self {
         self.cache_bytes = bytes;

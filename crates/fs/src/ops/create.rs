@@ -164,6 +164,8 @@ impl Core {
             self.share_all(&change, &mut tx, &from.record, &mut record)?;
         }
         change.put_inode(&mut tx, ino, &record)?;
+        let known = self.known_name(parent, bucket.base(), name);
+        let changing = self.known.change([known, None]);
         let applied = match &from {
             Some(_) => self.apply_sharing(tx, &record),
             None => {
@@ -187,6 +189,7 @@ impl Core {
         dir.take_over(&change, dir_record);
         inner.install(record, change.version, Presence::Live);
         child.note_kind(kind);
+        changing.leads_to(ino, kind);
         if from.is_some()
             && let Some(observer) = &self.on_data_logged
         {

@@ -79,6 +79,7 @@ impl Core {
         self.put_record(&change, &mut tx, parent, locked.get(parent), &mut dir_record)?;
         {
             let _counting = if first { Some(self.counting()?) } else { None };
+            let _changing = self.known.change([self.known_name(parent, bucket.base(), name), None]);
             self.apply(tx)?;
             if first {
                 self.files.add(change.place(ino), 1);

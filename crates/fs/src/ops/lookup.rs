@@ -9,6 +9,7 @@ use super::create::TARGET_BYTES_MAX;
 use crate::api::{Attr, DirEntry, FileFlags, NAME_BYTES_MAX, ROOT_INODE, StatFs};
 use crate::core::Core;
 use crate::inode::Inner;
+use crate::known::Name;
 use crate::subvolume::Slot;
 use crate::table::Namespace;
 use crate::{FsError, Result};
@@ -40,8 +41,8 @@ impl Core {
                     return self.getattr(ino);
                 }
                 for _ in 0..super::RETRIES_MAX {
-                    let Some(found) = self.names_first(parent)?.lookup_at(parent, base, name)? else { break };
-                    match self.getattr(found.ino) {
+                    let Some((ino, _)) = self.leads_to(parent, base, name)? else { break };
+                    match self.getattr(ino) {
                         // Another file has been renamed over it meanwhile: the name was there all the time.
                         Err(FsError::NotFound) => {}
                         result => return result,
@@ -63,13 +64,49 @@ impl Core {
                 if let Some(ino) = self.subvolume_at(parent, base, name) {
                     return Ok((ino, InodeKind::Directory));
                 }
-                let Some(found) = self.names_first(parent)?.lookup_at(parent, base, name)? else {
+                let Some(found) = self.leads_to(parent, base, name)? else {
                     self.require_way(parent)?;
                     return Err(FsError::NotFound);
                 };
-                Ok((found.ino, found.kind))
+                Ok(found)
             }
         }
+    }
+
+    /// Where the name of an entry leads, if there is one: as is known from lately, or as the tree has it.
+    fn leads_to(
+        &self,
+        parent: InodeId,
+        base: NamePosition,
+        name: &[u8],
+    ) -> Result<Option<(InodeId, InodeKind)>> {
+        let known = self.known_name(parent, base, name);
+        let unknown = match known.as_ref().map(|known| self.known.find(known)) {
+            Some(Ok(found)) => return Ok(Some(found)),
+            Some(Err(unknown)) => Some(unknown),
+            None => None,
+        };
+        let found = self.names_first(parent)?.lookup_at(parent, base, name)?;
+        let found = found.map(|found| (found.ino, found.kind));
+        if let (Some(unknown), Some(known), Some(found)) = (unknown, &known, found) {
+            unknown.is(known, found);
+        }
+        Ok(found)
+    }
+
+    /// The name in the directory of a subvolume that is there, if such are kept.
+    pub(super) fn known_name<'n>(
+        &self,
+        dir: InodeId,
+        base: NamePosition,
+        name: &'n [u8],
+    ) -> Option<Name<'n>> {
+        if !self.known.keeps(name) {
+            return None;
+        }
+        let subvolume =
+            self.subvolumes.get(Slot::of(dir)).ok().filter(|subvolume| !subvolume.has_let_go())?;
+        Some(Name { subvolume: subvolume.id, dir, base, name })
     }
 
     /// The root of the subvolume that is `name` in `parent`, if there is one: then there is no entry of that name. Asked

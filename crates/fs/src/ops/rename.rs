@@ -336,6 +336,10 @@ impl Core {
             // As one that is made: who finds its name waits for its state.
             let left = whiteout.as_ref().map(|(state, _)| self.hold_new(state, &locked.numbers()));
             let mut left = left.transpose()?;
+            let _changing = self.known.change([
+                self.known_name(from.parent, bucket.base(), from.name),
+                self.known_name(to.parent, to_bucket.as_ref().unwrap_or(&bucket).base(), to.name),
+            ]);
             if let Err(error) = self.apply(tx) {
                 left.iter_mut().for_each(|inner| inner.presence = Presence::Gone);
                 return Err(error);

@@ -91,7 +91,7 @@ impl Core {
             if found.ino > parent {
                 // As a rule: what is in a directory is younger than it.
                 let mut child = self.write_lock(&child_state)?;
-                self.remove_locked(&change, parent, &mut dir, (bucket, found), &mut child, disposal)?;
+                self.remove_locked(&change, (parent, name), &mut dir, (bucket, found), &mut child, disposal)?;
                 drop((child, dir, change));
                 self.part_with(child_state);
                 return Ok(());
@@ -106,7 +106,7 @@ impl Core {
             let mut dir = self.write_lock(&state)?;
             let (bucket, again) = self.find_to_remove(&change, &dir, parent, name, directory)?;
             if again.ino == found.ino {
-                self.remove_locked(&change, parent, &mut dir, (bucket, again), &mut child, disposal)?;
+                self.remove_locked(&change, (parent, name), &mut dir, (bucket, again), &mut child, disposal)?;
                 drop((child, dir, change));
                 self.part_with(child_state);
                 return Ok(());
@@ -150,7 +150,7 @@ impl Core {
     fn remove_locked(
         &self,
         change: &Change,
-        parent: InodeId,
+        (parent, name): (InodeId, &[u8]),
         dir: &mut RwLockWriteGuard<'_, Inner>,
         (mut bucket, found): (Bucket, Found),
         child: &mut RwLockWriteGuard<'_, Inner>,
@@ -164,6 +164,7 @@ impl Core {
         }
         let now = self.now();
         let mut tx = Transaction::new();
+        let known = self.known_name(parent, bucket.base(), name);
         bucket.remove(found.sequence);
         change.put_bucket(&mut tx, &bucket)?;
         let mut dir_record = dir.record.clone();
@@ -173,6 +174,7 @@ impl Core {
         tx.privileged();
         {
             let _counting = self.counting()?;
+            let _changing = self.known.change([known, None]);
             self.apply(tx)?;
             change.applied();
         }

@@ -206,7 +206,7 @@ impl Subvolume {
     }
 
     /// Whether it is being deleted, and has let go of what it held.
-    fn has_let_go(&self) -> bool {
+    pub(crate) fn has_let_go(&self) -> bool {
         self.version.load(Ordering::Acquire) == 0
     }
 

@@ -76,7 +76,7 @@ fn an_entry_that_leads_to_its_own_directory() {
 // source; looking at it, reading, writing and removing.
 #[test]
 fn an_entry_leads_into_no_other_subvolume() {
-    let f = Fixture::new(64 * MIB);
+    let mut f = Fixture::new(64 * MIB);
     let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
     let kept = f.fs.create(Caller::ROOT, sub, b"kept", 0o644).unwrap().ino;
     f.write(kept, 0, &pattern(1, 20_000));
@@ -86,6 +86,8 @@ fn an_entry_leads_into_no_other_subvolume() {
     assert!(shown.0 > u64::from(u32::MAX), "the number names the slot");
     f.fs.create(Caller::ROOT, sub, b"forged as well", 0o644).unwrap();
     lead(&f.fs, b"forged as well", shown);
+    // Where it led before is known from lately.
+    f.reopen();
     refused(f.fs.lookup(sub, b"forged as well"), 5);
     refused(f.fs.unlink(sub, b"forged as well"), 5);
     assert_eq!(f.read_all(shown), pattern(1, 20_000));

@@ -147,3 +147,33 @@ fn what_is_going_shows_no_other_generation() {
     });
     f.check();
 }
+
+// Goal: a name that was found in a deleted subvolume is not found in the next one that gets its slot, where the directory has the same number.
+// Method: subvolumes made and deleted until the slot comes again, each with a name of its own that is looked for.
+#[test]
+fn names_of_before_are_not_found_in_the_same_slot() {
+    let f = Fixture::new(64 * MIB);
+    f.fs.limit_subvolumes(4, 1);
+    f.fs.reuse_numbers(|_| false);
+    let mut names: Vec<(InodeId, Vec<u8>)> = Vec::new();
+    let mut again = 0;
+    for n in 0..8 {
+        let sub = make(&f, ROOT, b"sub");
+        for (root, name) in &names {
+            again += usize::from(*root == sub);
+            refused(f.fs.lookup(sub, name), 2);
+            refused(f.fs.find(sub, name), 2);
+        }
+        let name = format!("name{n}").into_bytes();
+        file(&f, sub, &name, b"contents");
+        for _ in 0..2 {
+            assert_eq!(f.fs.lookup(sub, &name).unwrap().size, 8);
+        }
+        f.fs.delete_subvolume(ROOT, b"sub").unwrap();
+        refused(f.fs.lookup(sub, &name), 116);
+        refused(f.fs.find(sub, &name), 116);
+        names.push((sub, name));
+        f.fs.maintain().unwrap();
+    }
+    assert!(again > 5, "{again}");
+}
