@@ -45,6 +45,7 @@ mod rmdir;
 mod space;
 mod stalls;
 mod streams;
+mod stuck;
 mod subvolumes;
 mod verifying;
 mod versions;

@@ -207,17 +207,21 @@ impl Core {
 
     /// Refuses a write, before anything of it is accepted, to a file that cannot be written back while more is dirty than may
     /// be. So each such file is over the bound by no more than what was accepted before that was known. When all that cannot be
-    /// written back comes to twice the bound, it refuses any write.
+    /// written back comes to twice the bound, it refuses any write: only what is left when all else has been written back counts.
     pub(crate) fn require_room(&self, state: &Arc<InodeState>) -> Result<()> {
-        let dirty = self.dirty.bytes();
-        if dirty <= self.dirty_bytes_max {
+        if self.dirty.bytes() <= self.dirty_bytes_max {
             return Ok(());
         }
         if state.is_stuck() {
             self.write_back(state, Ride::Allowed)?;
         }
-        if dirty > self.dirty_bytes_max.saturating_mul(2) {
-            self.write_back_files(self.dirty.oldest(GROUP_FILES_MAX / 8, |_| true))?;
+        let is_full = || self.dirty.bytes() > self.dirty_bytes_max.saturating_mul(2);
+        if is_full() {
+            let made = self.write_back_files(self.dirty.oldest(GROUP_FILES_MAX / 8, |_| true));
+            self.require_running()?;
+            if is_full() {
+                made?;
+            }
         }
         Ok(())
     }
