@@ -33,6 +33,15 @@ fn strangers_write_past_a_bad_file() {
     let stuck = core.dirty.bytes();
     assert_eq!(stuck, LARGE as u64 + 20_480, "all others could be written");
     for n in 40..50 {
+        // Nor does another attempt make him forget that.
+        refused(
+            f.fs.setattr(
+                Caller::ROOT,
+                bad,
+                SetAttr { size: Some(53_249 + LARGE as u64), ..SetAttr::default() },
+            ),
+            5,
+        );
         for (ino, size) in [(bad, 53_248 + LARGE as u64), (small, 53_248)] {
             refused(f.fs.write(Caller::ROOT, ino, size, &[1; 4096]), 5);
             assert_eq!(f.fs.getattr(ino).unwrap().size, size);

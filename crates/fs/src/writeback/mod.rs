@@ -110,15 +110,24 @@ impl Core {
         if state.inner.read().pages.is_empty() {
             return Ok(());
         }
-        let turn = state.turn();
-        let written = self.write_back_in_turn(turn, u64::MAX, ride).map(drop);
-        state.set_stuck(written.is_err());
-        written
+        drop(self.write_back_in_turn(state.turn(), u64::MAX, ride)?);
+        state.set_stuck(false);
+        Ok(())
     }
 
     /// Writes back the pages of one file up to `size_max`, as if the file ended there; the caller has its turn, and
     /// gets it back.
     pub(crate) fn write_back_in_turn(&self, turn: Turn, size_max: u64, ride: Ride) -> Result<Turn> {
+        let state = turn.state().clone();
+        let written = self.try_in_turn(turn, size_max, ride);
+        if written.is_err() {
+            // Taking its pages has made it one that was not tried, whoever tried it.
+            state.set_stuck(true);
+        }
+        written
+    }
+
+    fn try_in_turn(&self, turn: Turn, size_max: u64, ride: Ride) -> Result<Turn> {
         let mut group = Group::default();
         // What has been taken is neither dirty nor logged until all is finished: who waits for a turn gets it when the pool has stopped.
         let panics = self.store.stop_on_panic("writing data back");
