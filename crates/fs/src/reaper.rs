@@ -108,9 +108,16 @@ impl ReapQueue {
         self.hurry.notify_all();
         Hurry(self)
     }
-    /// Adds work.
+    /// Adds work. What has been put off is done as a whole when it is tried again, and is not asked for before, however often somebody
+    /// finds more of it.
     pub(crate) fn push(&self, task: Task) {
-        self.tasks.lock().push(task);
+        if !self.is_put_off(task) {
+            self.tasks.lock().push(task);
+        }
+    }
+    /// Whether a device that failed has kept this from being done, and it is not tried again yet.
+    fn is_put_off(&self, task: Task) -> bool {
+        self.ailing.lock().holds(task)
     }
     /// A device that failed keeps this from being done. Whether that is to be said in the log.
     fn put_off(&self, task: Task, error: &str) -> bool {
@@ -295,6 +302,11 @@ impl Core {
                 return Ok(false);
             }
             let Some(task) = self.reap.tasks.lock().begin() else { return Ok(true) };
+            if self.reap.is_put_off(task) {
+                // It was named again while it was being tried.
+                self.reap.tasks.lock().done(task);
+                continue;
+            }
             let left = pace.left();
             let reaped = match task {
                 Task::Orphan(ino) => self.reap_orphan(ino, &pace),
@@ -463,6 +475,15 @@ impl Core {
     /// False: there is more to do, and others have their turn.
     fn reap_names(&self, family: FamilyId, pace: &Pace) -> Result<bool> {
         let gate = self.subvolumes.gate(family);
+        if self.reap.ails() {
+            // As for data: a device that fails is asked before everybody is kept out.
+            let (mut tx, mut memory) = (Transaction::new(), ReaperMemory::default());
+            let entries = ENTRIES_WHEN_CRAMPED[self.reap.cramped.load(Ordering::Relaxed)];
+            let view = self.store.view();
+            points::reap_points_step(&view, &mut tx, family, entries, &mut memory, &mut |_, _, _, _| {
+                Ok(true)
+            })?;
+        }
         while !pace.is_over() {
             let mut applied = None;
             let cramped = self.reap.cramped.load(Ordering::Relaxed);

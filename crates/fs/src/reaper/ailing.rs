@@ -97,6 +97,11 @@ impl Ailing {
         due.filter_map(Place::next).collect()
     }
 
+    /// Whether `task` waits here until it is tried again.
+    pub(super) fn holds(&self, task: Task) -> bool {
+        self.0.values().any(|place| place.tasks.contains(&task))
+    }
+
     /// How many there are that are in no queue.
     pub(super) fn len(&self) -> usize {
         self.0.values().map(|place| place.tasks.len()).sum()

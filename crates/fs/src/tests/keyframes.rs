@@ -1,11 +1,14 @@
 //! Keyframes in a filesystem: made in the background where somebody looked, durable, and gone with what they are made of.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{OnceLock, Weak};
 
 use varve_device::Operation;
 use varve_engine::TreeId;
 
 use super::*;
+use crate::reaper::Task;
+use crate::subvolume::Subvolume;
 
 const BLOCK: usize = 4096;
 const LEN: usize = 256 * BLOCK;
@@ -151,21 +154,23 @@ fn that_are_lost_are_done_without() {
 }
 
 /// A device that cannot read some blocks, and says how often it was asked for them, and how often with the lock that orders
-/// all logging of shared data held.
+/// all logging of shared data held, or with a subvolume held alone.
 pub(super) struct Failing {
     inner: Arc<MemoryDevice>,
     bad: Vec<u64>,
     pub(super) fails: AtomicBool,
     pub(super) asked: AtomicUsize,
     pub(super) locked: AtomicUsize,
-    pub(super) core: std::sync::OnceLock<std::sync::Weak<crate::core::Core>>,
+    pub(super) core: OnceLock<Weak<crate::core::Core>>,
+    /// Somebody finds this to be reaped while it fails.
+    pub(super) found: OnceLock<Task>,
 }
 
 impl Failing {
     /// It fails when it is told to.
     pub(super) fn new(inner: Arc<MemoryDevice>, bad: Vec<u64>) -> Arc<Through<Failing>> {
-        let (fails, asked, locked) = Default::default();
-        Arc::new(Through(Failing { inner, bad, fails, asked, locked, core: std::sync::OnceLock::new() }))
+        let (fails, asked, locked, core, found) = Default::default();
+        Arc::new(Through(Failing { inner, bad, fails, asked, locked, core, found }))
     }
 }
 
@@ -184,8 +189,14 @@ impl Between for Failing {
             return self.inner.run(requests);
         }
         self.asked.fetch_add(1, Ordering::SeqCst);
-        let core = self.core.get().and_then(std::sync::Weak::upgrade);
-        let locked = core.is_some_and(|core| core.families.try_lock().is_none());
+        let core = self.core.get().and_then(Weak::upgrade);
+        if let (Some(core), Some(found)) = (&core, self.found.get()) {
+            core.reap.push(*found);
+        }
+        let locked = core.is_some_and(|core| {
+            let alone = |subvolume: &Subvolume| subvolume.gate.try_read_recursive().is_none();
+            core.families.try_lock().is_none() || core.subvolumes.all().iter().any(|one| alone(one))
+        });
         self.locked.fetch_add(usize::from(locked), Ordering::SeqCst);
         let error =
             || DeviceError::from_os(Operation::Read, "failing", 0, 0, &std::io::Error::other("bad block"));
