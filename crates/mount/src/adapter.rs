@@ -365,10 +365,21 @@ impl<V: Verbs> Adapter<V> {
     ) -> Result<(), FsError> {
         let verbs = &*self.verbs;
         let last = if mode.replaces() { Pins::last(verbs, new_parent, new_name) } else { None };
-        let pin = last.as_ref().and_then(|last| self.pins.pin(verbs, last));
-        let result = verbs.rename(parent, name, new_parent, new_name, mode);
+        let rename = || verbs.rename(parent, name, new_parent, new_name, mode);
+        let mut pin = last.as_ref().and_then(|last| self.pins.pin(verbs, last));
+        let mut result = rename();
+        if let (Some(last), Err(FsError::Engine(error))) = (&last, &result)
+            && error.is_damage()
+            && self.pins.unpin(verbs, last.ino)
+        {
+            // What is open takes its part in its data with it, which perhaps cannot be read; what nobody has open goes without.
+            pin = None;
+            result = rename();
+        }
         match (pin, &result) {
-            (Some(ino), Err(_)) => self.pins.unpin(verbs, ino),
+            (Some(ino), Err(_)) => {
+                self.pins.unpin(verbs, ino);
+            }
             (None, Ok(())) => self.pins.note_gone(last),
             _ => {}
         }

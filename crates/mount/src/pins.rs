@@ -4,6 +4,8 @@
 //! another file in its place. The name was there all the time, so the open must not fail. The old inode therefore
 //! counts as open from before the rename until FORGET, which the kernel sends when no such reader is left.
 //! (An unlinked name is different: for a moment it was not there, and "no such file" is a right answer to who opens it.)
+//! One that is so damaged that it can go only while nobody has it open goes without: that the open fails is better than that the
+//! name cannot be replaced for ever.
 //!
 //! Of what somebody has open the kernel does not always tell: not of directories, fifos, sockets and devices, nor of what is open with
 //! O_PATH. When the last name of such an inode goes, it goes; who has it open may look at it all the same. So the
@@ -64,11 +66,13 @@ impl Pins {
         None
     }
 
-    /// Ends the pin on `ino`, if there is one.
-    pub fn unpin(&self, verbs: &impl Verbs, ino: InodeId) {
-        if self.pinned.lock().remove(&ino) {
+    /// Ends the pin on `ino`. False: there is none.
+    pub fn unpin(&self, verbs: &impl Verbs, ino: InodeId) -> bool {
+        let pinned = self.pinned.lock().remove(&ino);
+        if pinned {
             self.release(verbs, ino);
         }
+        pinned
     }
 
     /// Ends all pins: nobody can ask any more.

@@ -55,6 +55,8 @@ pub struct Double {
     pub half_zeroes: AtomicBool,
     /// copy_range copies half of what it is asked to and fails then.
     pub half_copies: AtomicBool,
+    /// What a rename is to replace is damaged, so that it can only go while nobody has it open.
+    pub bad_targets: AtomicBool,
     /// Trims that have begun, and that have ended: none does before it is interrupted.
     pub trims: (AtomicU64, AtomicU64),
     /// Why all writing is to end.
@@ -112,6 +114,7 @@ impl Default for Double {
             held_getattr: AtomicU64::new(0),
             half_zeroes: AtomicBool::new(false),
             half_copies: AtomicBool::new(false),
+            bad_targets: AtomicBool::new(false),
             trims: Default::default(),
             stopped: Mutex::default(),
         }
@@ -283,6 +286,11 @@ impl Verbs for Double {
         let mut tree = self.tree.lock();
         let ino = tree.child(parent, name)?;
         let target = tree.child(new_parent, new_name).ok();
+        if let Some(target) = target.filter(|_| self.bad_targets.load(Relaxed))
+            && tree.get(target)?.open > 0
+        {
+            return Err(FsError::Engine(EngineError::Checksum { addr: 4096 }));
+        }
         tree.get(ino)?.attr.ctime.seconds += 1;
         match (mode, target) {
             (RenameMode::NoReplace, Some(_)) => return Err(FsError::Exists),

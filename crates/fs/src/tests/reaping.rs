@@ -412,10 +412,18 @@ fn names_go_from_a_file_whose_extents_are_bad() {
 }
 
 // Goal: the name of a file that a snapshot holds can be removed, and another file moved over it, also while nothing can be read of the
-// versions of its data, of which it takes no part with it. Method: garbage for them in each way; the snapshots keep what they have.
+// versions of its data, of which it takes no part with it. Method: garbage for them in each way, and as a mount does it, where what is
+// renamed over is open at first; the snapshots keep what they have.
 #[test]
 fn names_go_from_an_inherited_file_whose_versions_are_bad() {
-    for (how, remove) in REMOVALS {
+    let mounted: Removal = |fs, dir| {
+        let file = fs.lookup(dir, b"file")?.ino;
+        fs.open_inode(Caller::ROOT, file, false)?;
+        refused(REMOVALS[1].1(fs, dir), 5);
+        fs.release_inode(file)?;
+        REMOVALS[1].1(fs, dir)
+    };
+    for (how, remove) in REMOVALS.into_iter().chain([("mounted", mounted)]) {
         let mut f = Fixture::new(64 * MIB);
         let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
         let [file, other] = [b"file".as_slice(), b"other"]

@@ -318,6 +318,29 @@ fn rename_over_is_never_seen_halfway() {
     mount.wait_for_no_open_handles();
 }
 
+// Goal: a file is renamed over one that is damaged, so that it can only go while nobody has it open: who answers the kernel is nobody. Method:
+// a filesystem that refuses the rename otherwise; the target is open in no other place, and then in one.
+#[test]
+fn what_is_damaged_is_renamed_over() {
+    let Some(mount) = TestMount::start("what_is_damaged_is_renamed_over") else { return };
+    let [new, target] = ["new", "target"].map(|name| mount.path(name));
+    let write =
+        || [&new, &target].iter().for_each(|path| fs::write(path, path.as_os_str().as_bytes()).unwrap());
+    write();
+    mount.wait_for_no_open_handles();
+    mount.verbs.bad_targets.store(true, Relaxed);
+    fs::rename(&new, &target).unwrap();
+    assert_eq!(fs::read(&target).unwrap(), new.as_os_str().as_bytes());
+    write();
+    let open = fs::File::open(&target).unwrap();
+    assert_eq!(fs::rename(&new, &target).unwrap_err().raw_os_error(), Some(5));
+    drop(open);
+    mount.wait_for_no_open_handles();
+    fs::rename(&new, &target).unwrap();
+    assert!(!new.exists());
+    mount.wait_for_no_open_handles();
+}
+
 // Goal: nodes are made, O_DIRECT works, statfs shows the space. Method: one call of each.
 #[test]
 fn nodes_direct_io_and_space() {
