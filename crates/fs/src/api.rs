@@ -417,7 +417,8 @@ pub struct StatFs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Deduped {
     /// So many bytes from the beginning of the range are the same and lie in the pool once; fewer than asked if what
-    /// follows differs, or if one of the files is written to all the time.
+    /// follows differs, if one of the files is written to all the time, or if what is left is a part of a block that cannot be the
+    /// end of both.
     Same(u64),
     /// The ranges differ in their first MiB. Nothing has changed.
     Differs,

@@ -178,8 +178,11 @@ impl Core {
         let of_source =
             if from == to { path.clone() } else { extents::path(&view, &before, self.sharing())? };
         if let Some((source, target)) = same {
+            // Perhaps less is shared than was compared.
             let here = |path, at| places(&view, path, at, part.len);
-            if here(&of_source, part.from)? != *source || here(&path, part.to)? != *target {
+            if here(&of_source, part.from)? != front(source, blocks)
+                || here(&path, part.to)? != front(target, blocks)
+            {
                 return Ok(Err(Hindrance::Changed));
             }
         }
@@ -283,6 +286,8 @@ impl Core {
             }
             // A step may do less than a piece; what is left is compared again.
             match self.share_part(None, from, to, rest, Some((there, here))) {
+                // An end that cannot be shared, as a rule: there is no more to try.
+                Ok(0) if piece < BLOCK => break,
                 Ok(0) => rounds += 1,
                 Ok(shared) => (done, rounds, space) = (done + shared, 0, Rounds::default()),
                 Err(FsError::Engine(EngineError::NoSpace)) if space.are_left() => {
@@ -362,6 +367,12 @@ fn places(view: &View, path: &version::Path, from: u64, len: u64) -> Result<Plac
         }
     }
     Ok(places)
+}
+
+/// What of these lies in the first `len` bytes, which are whole blocks.
+fn front(places: &Places, len: u64) -> Places {
+    let pieces = places.iter().take_while(|(at, ..)| *at < len);
+    pieces.map(|(at, of, addr)| (*at, (*of).min(len - at), *addr)).collect()
 }
 
 /// Checks what FICLONERANGE and FIDEDUPERANGE ask for: whole blocks inside the source, except that the end of the source

@@ -199,6 +199,28 @@ fn duplicates_are_found_by_looking() {
     f.check();
 }
 
+// Goal: where the end of two files cannot be shared what lies in front of it is, as by a clone of the range. Method: a file that was cut
+// within a block that is on the disk, and one with the same bytes that was set aside once.
+#[test]
+fn an_end_that_cannot_be_shared_keeps_the_rest_from_nothing() {
+    let f = Fixture::new(64 * MIB);
+    let (a, b) = (f.create(b"a"), f.create(b"b"));
+    let data = pattern(1, 110_000);
+    f.write(a, 0, &data);
+    f.fs.sync().unwrap();
+    f.truncate(a, 100_000);
+    let reserve = Allocate::Reserve { keep_size: false };
+    f.fs.fallocate(Caller::ROOT, b, 0, 100_000, reserve).unwrap();
+    f.write(b, 0, &data[..100_000]);
+    f.fs.sync().unwrap();
+    for again in [false, true] {
+        assert_eq!(f.fs.dedupe_range((a, 0), (b, 0), 100_000).unwrap(), Deduped::Same(98_304), "{again}");
+        assert_eq!(f.shared(), (24, 24), "{again}");
+    }
+    assert!(f.read_all(a) == data[..100_000] && f.read_all(b) == data[..100_000]);
+    f.check();
+}
+
 // Goal: files of holes are compared like others, also those of which nothing has ever been in a block. Method: two such, one and one with
 // zeros in it, either way, and one with data.
 #[test]
