@@ -33,7 +33,10 @@ pub(crate) struct Ahead {
     /// Whether a large write to a long file has come since the thread last looked.
     large: AtomicBool,
     stop: Mutex<bool>,
+    /// Told of both.
     changed: Condvar,
+    /// Told of the end alone.
+    ended: Condvar,
 }
 
 impl Ahead {
@@ -67,6 +70,21 @@ impl Ahead {
         !*stop
     }
 
+    /// Waits for so long, or until it is over, whatever there is to do meanwhile.
+    fn rest(&self, pause: Duration) {
+        let mut stop = self.stop.lock();
+        if !*stop {
+            self.ended.wait_for(&mut stop, pause);
+        }
+    }
+
+    /// It is over.
+    fn end(&self) {
+        *self.stop.lock() = true;
+        self.changed.notify_all();
+        self.ended.notify_all();
+    }
+
     /// Which part of the bound may be dirty now.
     fn share(&self) -> u64 {
         if self.large.swap(false, Ordering::Relaxed) { SHARE_OF_LARGE } else { SHARE }
@@ -95,11 +113,7 @@ impl AheadThread {
                 panics.done();
                 if let Err(error) = result {
                     tracing::debug!(%error, "writing ahead failed");
-                    let ahead = &theirs.dirty.ahead;
-                    let mut stop = ahead.stop.lock();
-                    if !*stop {
-                        ahead.changed.wait_for(&mut stop, PAUSE);
-                    }
+                    theirs.dirty.ahead.rest(PAUSE);
                 }
             }
         };
@@ -113,8 +127,7 @@ impl AheadThread {
 
 impl Drop for AheadThread {
     fn drop(&mut self) {
-        *self.core.dirty.ahead.stop.lock() = true;
-        self.core.dirty.ahead.changed.notify_all();
+        self.core.dirty.ahead.end();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -143,5 +156,34 @@ impl Core {
             result = result.and(self.write_back_files(files));
         }
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    // Goal: the pause after a failure is one, though data is written all the time; it ends with the thread. Method: a pause longer than any test,
+    // and somebody who says again and again that there is something to do.
+    #[test]
+    fn nobody_who_writes_ends_the_pause() {
+        let ahead = Ahead::default();
+        let (tell, told) = channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                ahead.rest(Duration::from_secs(600));
+                tell.send(()).unwrap();
+            });
+            // Too short is no false alarm.
+            for _ in 0..10 {
+                ahead.wanted.store(false, Ordering::SeqCst);
+                ahead.written(false, 2, 1);
+                told.recv_timeout(Duration::from_millis(10)).expect_err("it has been woken");
+            }
+            ahead.end();
+            told.recv_timeout(Duration::from_secs(120)).unwrap();
+        });
     }
 }
