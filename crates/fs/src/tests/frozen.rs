@@ -588,3 +588,37 @@ fn a_frozen_file_is_no_directory() {
         }
     }
 }
+
+// Goal: a pending snapshot is changed at a version of its own, as its source is, and what waits is logged at the one that both held, which
+// nobody holds any more. Method: a file is made in each of them; then a sync, or a crash, which leaves no snapshot.
+#[test]
+fn a_pending_snapshot_has_changes_of_its_own() {
+    for crash in [false, true] {
+        let (mut f, sub) = world(64 * MIB);
+        let data = pattern(1, 100_000);
+        file(&f, sub, b"file", &data);
+        let taken = snapshot(&f, sub, b"snapshot", false);
+        let version =
+            |f: &Fixture, root| f.fs.core().subvolumes.get(Slot::of(root)).unwrap().holder().unwrap().version;
+        let both = version(&f, sub);
+        assert_eq!(version(&f, taken), both);
+        f.fs.create(Caller::ROOT, taken, b"here", 0o644).unwrap();
+        assert!(is_pending(&f, taken) && version(&f, taken) != both && version(&f, sub) == both);
+        f.fs.create(Caller::ROOT, sub, b"there", 0o644).unwrap();
+        assert!(is_pending(&f, taken) && version(&f, sub) != both);
+        if crash {
+            f.fs.commit(f.fs.position()).unwrap();
+            f.kill();
+            refused(f.fs.lookup(ROOT, b"snapshot"), 2);
+            assert_eq!(f.list(sub), [b"file".to_vec(), b"there".to_vec()]);
+        } else {
+            f.fs.sync().unwrap();
+            f.kill();
+            assert_eq!(f.list(taken), [b"file".to_vec(), b"here".to_vec()]);
+            assert_eq!(f.list(sub), [b"file".to_vec(), b"there".to_vec()]);
+            assert!(content(&f, taken, b"file") == data && content(&f, sub, b"file") == data);
+        }
+        f.fs.maintain().unwrap();
+        f.check();
+    }
+}
