@@ -451,6 +451,12 @@ impl Client {
         })
     }
 
+    /// The same, if an answer begins within `limit`; else `None`.
+    pub fn request_within(&mut self, word: &str, limit: Duration) -> Result<Option<Value>> {
+        self.ask(word)?;
+        if self.speaks_within(limit)? { self.answer().map(Some) } else { Ok(None) }
+    }
+
     /// Waits from now on for the last word of the process, which is the next line. What it calls itself, and by what its end can be waited for
     /// wherever it is; `None`: it is of an earlier version.
     pub fn enlist(&mut self) -> Result<(Value, Option<OwnedFd>)> {

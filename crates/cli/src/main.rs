@@ -41,6 +41,7 @@ mod unmount;
 mod unstored;
 mod utab;
 mod versions;
+mod whose;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -15,7 +15,7 @@ use crate::args::MountArgs;
 use crate::mountinfo::{self, MountTable};
 use crate::names::Shown;
 use crate::options::{self, Options};
-use crate::{Outcome, Usage, control, create, daemon, log, remount};
+use crate::{Outcome, Usage, control, create, daemon, log, remount, whose};
 
 /// Dead mounts on top of each other that are taken away, at most.
 const DEAD_MOUNTS_MAX: usize = 16;
@@ -103,7 +103,7 @@ fn free_mountpoint(mountpoint: &Path) -> Result<PathBuf> {
             }
             Some(mount) => bail!(
                 "{} is mounted on {shown} already; unmount it first (varve unmount {shown}) or use another directory",
-                mount.source.shown()
+                whose::pool_of(mount)
             ),
             None => {
                 let metadata =

@@ -17,6 +17,7 @@ use crate::clock::SystemClock;
 use crate::mountinfo::{Mount, MountTable};
 use crate::names::Shown;
 use crate::size::show_size;
+use crate::whose;
 
 /// Smallest pool, in bytes.
 pub const POOL_BYTES_MIN: u64 = 64 << 20;
@@ -133,11 +134,11 @@ fn is_too_large(errno: Option<i32>) -> bool {
 pub fn mounted_at(path: &Path) -> Option<String> {
     let path = path.canonicalize().ok()?;
     let table = MountTable::read().ok()?;
-    let same_file = || {
-        let file = varve_device::file_of_storage(&path)?;
-        table.ours().find(|mount| varve_device::file_of_storage(&mount.source) == Some(file))
+    let file = varve_device::file_of_storage(&path);
+    let is_same = |source: &Path| {
+        source == path || file.is_some_and(|file| varve_device::file_of_storage(source) == Some(file))
     };
-    let mount = table.ours().find(|mount| mount.source == path).or_else(same_file)?;
+    let mount = whose::find_by(&table, &path, &is_same)?;
     Some(mount.mountpoint.shown())
 }
 

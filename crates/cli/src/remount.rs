@@ -18,7 +18,7 @@ use varve_mount::{AccessTimes, Flags, Rings};
 use crate::mountinfo::{self, Mount, MountTable};
 use crate::names::Shown;
 use crate::options::Options;
-use crate::{Outcome, sync};
+use crate::{Outcome, sync, whose};
 
 /// So long the kernel is asked again whether a mount may become read-only, and how often.
 const BUSY_PATIENCE: Duration = Duration::from_secs(1);
@@ -137,8 +137,7 @@ fn require_source(mount: &Mount, pool: &Path, mountpoint: &Path) -> Result<()> {
         return Ok(());
     }
     // The table may show a name of the user's choice (fsname=); who serves the mount knows the pool.
-    let served = sync::connect(mount).and_then(|mut server| server.request("stats"));
-    let source = served.ok().and_then(|stats| stats.get("pool").and_then(Value::as_str).map(str::to_owned));
+    let source = whose::served(mount);
     // As it is printed, which only a name without anything unusual is too.
     let same = |source: &String| {
         pool.canonicalize().is_ok_and(|pool| pool.shown() == *source) || is_same(Path::new(source))

@@ -19,7 +19,7 @@ use crate::names::{Shown, in_words, one_line};
 use crate::pool_file::Report;
 use crate::size::show_size;
 use crate::sync::Server;
-use crate::{Outcome, pool, show};
+use crate::{Outcome, pool, show, whose};
 
 /// Nothing is written any more.
 const STOPPED: &str = "stopped";
@@ -348,10 +348,7 @@ fn watch(mount: &Mount, interval: Duration, args: &StatsArgs) -> Result<Outcome>
 
 /// The mount that `path` lies in, or whose pool it is.
 pub fn find_mount<'a>(table: &'a MountTable, path: &Path) -> Option<&'a Mount> {
-    table
-        .containing(path)
-        .filter(|mount| mount.is_ours())
-        .or_else(|| table.ours().find(|mount| mount.source == path))
+    table.containing(path).filter(|mount| mount.is_ours()).or_else(|| whose::find(table, path))
 }
 
 /// For people. `before`: earlier figures and how long ago that was; then what was done since is shown too.

@@ -10,7 +10,7 @@ use crate::args::SyncArgs;
 use crate::control::Client;
 use crate::mountinfo::{self, Mount, MountTable};
 use crate::names::{Shown, in_words};
-use crate::{Outcome, pages};
+use crate::{Outcome, pages, whose};
 
 /// Runs the command.
 pub fn run(args: &SyncArgs) -> Result<Outcome> {
@@ -70,7 +70,7 @@ pub fn connect(mount: &Mount) -> Result<Client> {
         bail!(
             "the process that served {} has ended; mount the pool again: varve mount {} {}",
             shown.shown(),
-            mount.source.shown(),
+            whose::known(mount),
             shown.shown()
         );
     }

@@ -20,7 +20,7 @@ use crate::names::{Shown, in_words};
 use crate::progress::Progress;
 use crate::size::show_size;
 use crate::transfer::Stop;
-use crate::{Outcome, pool, show, stats, sync};
+use crate::{Outcome, pool, show, stats, sync, whose};
 
 /// How long the process that serves a mount works before it says how far it is.
 const TURN: Duration = Duration::from_millis(500);
@@ -85,7 +85,7 @@ pub fn run(args: &TrimArgs) -> Result<Outcome> {
             };
             let doing = || format!("trimming {} failed", mount.mountpoint.shown());
             let stop = Stop::on_signals()?;
-            report(args, &mount.source, Some(mount), &stop, &mut |at| ask(at).with_context(doing))
+            report(args, whose::pool_of(mount), Some(mount), &stop, &mut |at| ask(at).with_context(doing))
         }
         None => unmounted(args, &path, minimum),
     }
@@ -108,7 +108,9 @@ fn unmounted(args: &TrimArgs, path: &Path, minimum: u64) -> Result<Outcome> {
     let trimmed = reap(&filesystem, &stop)
         .and_then(|()| filesystem.checkpoint())
         .map_err(anyhow::Error::from)
-        .and_then(|()| report(args, path, None, &stop, &mut |at| turn(&filesystem, at..u64::MAX, minimum)))
+        .and_then(|()| {
+            report(args, path.shown(), None, &stop, &mut |at| turn(&filesystem, at..u64::MAX, minimum))
+        })
         .with_context(|| format!("trimming {} failed", path.shown()));
     let closed = filesystem.close().with_context(|| format!("closing {} failed", path.shown()));
     let outcome = trimmed?;
@@ -127,14 +129,14 @@ fn reap(filesystem: &Filesystem, stop: &Stop) -> Result<(), FsError> {
 /// Takes turns until everything has been looked at, and says what came of it.
 fn report(
     args: &TrimArgs,
-    pool: &Path,
+    pool: String,
     mount: Option<&Mount>,
     stop: &Stop,
     turn: &mut dyn FnMut(u64) -> Result<Turn>,
 ) -> Result<Outcome> {
     let (begun, progress) = (Instant::now(), Progress::start());
     let mut report = Report {
-        pool: pool.shown(),
+        pool,
         mountpoint: mount.map(|mount| mount.mountpoint.shown()),
         discarded_bytes: 0,
         supported: true,

@@ -20,7 +20,7 @@ use crate::args::UnmountArgs;
 use crate::control::{self, Client, NO_REQUEST};
 use crate::mountinfo::{self, Mount, MountTable};
 use crate::names::{Shown, in_words};
-use crate::{Outcome, pool};
+use crate::{Outcome, pool, whose};
 
 /// How long nothing is said.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -102,7 +102,7 @@ pub fn unmount(name: &str, mountpoint: &Path, limit: Option<Duration>, force: bo
         None => bail!(
             "{shown} was unmounted, but its process could not be asked whether everything is durable; \
              varve check {} will be refused until it is",
-            mount.source.shown()
+            whose::known(mount)
         ),
     }
 }
@@ -159,7 +159,8 @@ fn full_host(pool: &Path) -> String {
 }
 
 fn is_host_full(pool: &Path) -> bool {
-    let is_file = std::fs::metadata(pool).is_ok_and(|metadata| metadata.is_file());
+    // A name that the user chose is no path.
+    let is_file = pool.is_absolute() && std::fs::metadata(pool).is_ok_and(|metadata| metadata.is_file());
     let left = || statvfs(pool).map_or(u64::MAX, |space| space.f_bavail.saturating_mul(space.f_frsize));
     is_file && left() < HOST_BYTES_MIN
 }
@@ -187,7 +188,7 @@ fn take_away(mount: &Mount, path: &Path) -> Result<Ended> {
     bail!(
         "the process that served {shown} had ended, so the dead mount was only taken away; \
          mount {} again: everything that was synced is there",
-        mount.source.shown()
+        whose::known(mount)
     )
 }
 
@@ -277,7 +278,7 @@ impl Server {
                 "the process that served {} ended before it had closed the pool; \
                  mount {} again: everything that was synced is there",
                 mount.mountpoint.shown(),
-                mount.source.shown()
+                whose::known(mount)
             )
         })
     }

@@ -31,7 +31,7 @@ use crate::control::VERSIONS;
 use crate::current::NOT_DURABLE;
 use crate::mountinfo::{self, Mount, MountTable, is_not_connected};
 use crate::transfer::PoolPath;
-use crate::{Outcome, Usage, pages, pool, show, sync};
+use crate::{Outcome, Usage, pages, pool, show, sync, whose};
 use args::SubvolumeVerb;
 
 use crate::names::{Shown, in_words};
@@ -205,7 +205,8 @@ fn list(path: &Path, json: bool) -> Result<Outcome> {
     let resolved = mountinfo::resolve(path).with_context(|| cannot("find", path))?;
     let mount = table
         .ours()
-        .find(|mount| mount.device == mountinfo::device(&file_type) || mount.source == resolved)
+        .find(|mount| mount.device == mountinfo::device(&file_type))
+        .or_else(|| whose::find(&table, &resolved))
         .cloned();
     let (listed, outcome) = match mount {
         Some(mount) => {
@@ -395,7 +396,7 @@ fn ask(mount: &Mount, request: &Request) -> Result<()> {
     if mount.flags.read_only {
         bail!(
             "the pool is mounted read-only; to make it writable: varve mount -o remount,rw {} {}",
-            mount.source.shown(),
+            whose::pool_of(mount),
             mount.mountpoint.shown()
         );
     }

@@ -241,3 +241,60 @@ fn the_place_that_is_named_counts() {
     succeed(Command::new("umount").arg(&bound));
     mounted.unmount();
 }
+
+/// Goal: a name that a mount is shown by hides it from nobody who names the pool, and is taken for no path. Method: a pool that is mounted by a
+/// name, for writing and for reading; the commands that are given its path, those that say it, and what is said of a dead mount.
+#[test]
+fn a_name_hides_no_mount() {
+    if !can_mount("a_name_hides_no_mount") {
+        return;
+    }
+    let scratch = Scratch::new("fsname");
+    let (pool, other) = (scratch.pool("pool.img", "64M"), scratch.pool("other.img", "64M"));
+    let json = |command: &mut Command| -> Value { serde_json::from_str(&succeed(command)).expect("JSON") };
+    let refusal = |command: &mut Command| {
+        let out = output(command);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(1), "{command:?}: {said}");
+        said
+    };
+    let (path, point) = (pool.to_str().expect("a name"), scratch.path("mnt"));
+    // One that has nothing to do with it is asked first.
+    let beside = Mount::start_with(&other, &scratch.path("beside"), &["-o", "fsname=data"]);
+    for options in ["fsname=data", "ro,fsname=/no/such/path"] {
+        let mount = Mount::start_with(&pool, &point, &["-o", options]);
+        for stats in [&pool, &point].map(|at| json(varve(&["stats", "--json"]).arg(at))) {
+            assert_eq!((stats["pool"].as_str(), stats["mountpoint"].as_str()), (Some(path), point.to_str()));
+            assert_eq!(stats["pid"], mount.pid());
+        }
+        succeed(varve(&["subvolume", "list"]).arg(&pool));
+        let begun = Instant::now();
+        let said = refusal(varve(&["create", "--force"]).arg(&pool));
+        assert!(said.contains(&format!("mounted at {}", point.display())), "{said}");
+        let said = refusal(varve(&["mount"]).arg(&other).arg(&point));
+        assert!(said.contains(&format!("{path} is mounted on")), "{said}");
+        assert!(begun.elapsed() < Duration::from_secs(8), "it was waited for what does not end");
+        if options.starts_with("ro") {
+            let said = refusal(varve(&["subvolume", "create"]).arg(mount.path("new")));
+            assert!(said.contains(&format!("remount,rw {path} ")), "{said}");
+        } else {
+            let trimmed = json(varve(&["trim", "--json"]).arg(&point));
+            assert_eq!(
+                (trimmed["pool"].as_str(), trimmed["mountpoint"].as_str()),
+                (Some(path), point.to_str())
+            );
+        }
+        mount.unmount();
+    }
+    let stats = json(varve(&["stats", "--json"]).arg(&pool));
+    assert!(stats["mountpoint"].is_null(), "it is mounted nowhere: {stats}");
+    // Killed, and the dead mount stays.
+    let process = Pid::from_raw(beside.pid() as i32).expect("a process");
+    rustix::process::kill_process(process, Signal::KILL).expect("our own child");
+    while fs::read_dir(&beside.point).is_ok() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let said = refusal(varve(&["sync"]).arg(&beside.point));
+    assert!(said.contains("varve mount POOL") && !said.contains("varve mount data"), "{said}");
+    drop(beside);
+}
