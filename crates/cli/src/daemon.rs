@@ -26,8 +26,9 @@ use crate::mount::Reported;
 use crate::names::{Shown, in_words};
 use crate::options::Options;
 use crate::pool_file::PoolFile;
+use crate::shutdown::Noted;
 use crate::versions::PANICKED;
-use crate::{Outcome, log, pool, shutdown, stats, trim, unstored, utab, versions};
+use crate::{Outcome, log, pool, stats, trim, unstored, utab, versions};
 
 /// What the process that started us waits for on our standard output.
 pub const READY: &str = "ready\n";
@@ -56,18 +57,21 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         direct_io: options.direct_io,
         rings: options.rings,
     };
-    let mounted = match current.verbs() {
-        Ok(filesystem) => Mounted::start(filesystem, &args.mountpoint, &mount_options),
-        Err(exchange) => Mounted::start(exchange, &args.mountpoint, &mount_options),
-    };
-    let mounted = match mounted {
+    let mounted = Noted::begin().and_then(|signals| {
+        let mounted = match current.verbs() {
+            Ok(filesystem) => Mounted::start(filesystem, &args.mountpoint, &mount_options),
+            Err(exchange) => Mounted::start(exchange, &args.mountpoint, &mount_options),
+        };
+        Ok((signals, mounted?))
+    });
+    let (signals, mounted) = match mounted {
         Ok(mounted) => mounted,
         Err(error) => {
             // Recovery may have changed something: leave the pool closed.
             if let Err(error) = current.close() {
                 tracing::warn!("closing {} again failed: {error}", pool.shown());
             }
-            return Err(error.into());
+            return Err(error);
         }
     };
     let mountpoint = mounted.mountpoint().to_path_buf();
@@ -82,12 +86,10 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         start_server(&mounted, &current, &file, &pool, options),
         utab::Note::add(&mount_options.source.to_string_lossy(), &mountpoint),
     ));
-    if let Err(error) =
-        shutdown::on_signals(mountpoint.clone(), mounted.device(), closing.clone()).and_then(|()| {
-            rustix::fs::statvfs(&mountpoint).context("the mount does not answer")?;
-            tell_ready(args, log_file)
-        })
-    {
+    if let Err(error) = signals.handle(mountpoint.clone(), mounted.device(), closing.clone()).and_then(|()| {
+        rustix::fs::statvfs(&mountpoint).context("the mount does not answer")?;
+        tell_ready(args, log_file)
+    }) {
         // Nobody would know of this mount: take it away again.
         let _ = varve_mount::unmount(&mountpoint, true);
         let _ = closing.finish();

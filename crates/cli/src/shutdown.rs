@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -20,25 +20,45 @@ use crate::names::Shown;
 /// How long open files may stay open after the mount has disappeared from the tree.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Handles the signals on a thread of its own, from now on.
-pub fn on_signals(mountpoint: PathBuf, device: (u32, u32), closing: Arc<Closing>) -> Result<()> {
-    let ignored = Ignored::now();
-    let handled = [SIGTERM, SIGHUP].into_iter().chain(Some(SIGINT).filter(|signal| !ignored.has(*signal)));
-    let mut signals = Signals::new(handled).context("cannot handle signals")?;
-    let hangs_up = File::open("/dev/tty").is_ok() && !ignored.has(SIGHUP);
-    thread::Builder::new()
-        .name("signals".into())
-        .spawn(move || {
-            for signal in &mut signals {
-                if signal == SIGHUP && !hangs_up {
-                    reopen_log(signal, device);
-                } else {
-                    end(signal, &mountpoint, device, &closing);
+/// Signals that end nothing by themselves any more, and are noted until there is somebody who handles them.
+pub struct Noted {
+    signals: Signals,
+    /// SIGHUP ends the mount.
+    hangs_up: bool,
+}
+
+impl Noted {
+    /// Notes them from now on: one that killed this process between mount(2) and its first answer would leave a dead mount and an open pool.
+    pub fn begin() -> Result<Noted> {
+        let ignored = Ignored::now();
+        let handled =
+            [SIGTERM, SIGHUP].into_iter().chain(Some(SIGINT).filter(|signal| !ignored.has(*signal)));
+        let signals = Signals::new(handled).context("cannot handle signals")?;
+        Ok(Noted { signals, hangs_up: File::open("/dev/tty").is_ok() && !ignored.has(SIGHUP) })
+    }
+
+    /// Handles them on a thread of its own, from now on.
+    ///
+    /// # Errors
+    /// One that ends the mount has come already: nobody uses it yet, and the caller is to take it away.
+    pub fn handle(mut self, mountpoint: PathBuf, device: (u32, u32), closing: Arc<Closing>) -> Result<()> {
+        if let Some(signal) = self.signals.pending().find(|signal| *signal != SIGHUP || self.hangs_up) {
+            bail!("signal {signal} came before the mount answered; it has been taken away again");
+        }
+        thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || {
+                for signal in &mut self.signals {
+                    if signal == SIGHUP && !self.hangs_up {
+                        reopen_log(signal, device);
+                    } else {
+                        end(signal, &mountpoint, device, &closing);
+                    }
                 }
-            }
-        })
-        .context("cannot start the thread that handles signals")?;
-    Ok(())
+            })
+            .context("cannot start the thread that handles signals")?;
+        Ok(())
+    }
 }
 
 fn reopen_log(signal: i32, device: (u32, u32)) {

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 
 use crate::harness::{Mount, Scratch, can_mount, check, detach, mount_points, program, say, succeed, varve};
 
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(20);
+
 /// Whatever is mounted there by the test goes with it, however it ends.
 struct Cleared(PathBuf, usize);
 
@@ -125,7 +128,6 @@ fn a_signal_leaves_what_is_mounted_over_the_pool() {
 /// does not (a script's background job), stays. Method: one in a terminal of its own, with both signals ignored, gets both, and then SIGTERM.
 #[test]
 fn signals_that_were_ignored_end_nothing() {
-    const LONG: Duration = Duration::from_secs(20);
     if !can_mount_over("signals_that_were_ignored_end_nothing") {
         return;
     }
@@ -200,4 +202,50 @@ fn a_service_manager_hears_of_its_own_process_alone() {
     succeed(varve(&["unmount"]).arg(&point));
     drop(cleared);
     assert_eq!(heard(), None);
+}
+
+/// Goal: a signal that comes as soon as there is a mount, before anybody serves its control socket, leaves no dead mount and a closed pool.
+/// Method: the mount's process is kept busy by a lock that any user can hold, in a mount namespace of its own; SIGTERM as soon as the kernel
+/// shows the mount.
+#[test]
+fn a_signal_while_it_is_being_mounted_closes_the_pool() {
+    const TEST: &str = "a_signal_while_it_is_being_mounted_closes_the_pool";
+    if !can_mount_over(TEST) {
+        return;
+    }
+    let scratch = Scratch::new("early");
+    let (pool, point, log) = (scratch.pool("pool", "64M"), scratch.subdir("mnt"), scratch.path("log"));
+    // The descriptor of the lock is the daemon's, too, which opens the file anew and finds it locked.
+    let script = "mkdir -p /run/mount && mount -t tmpfs tmpfs /run/mount && exec 9>/run/mount/utab.lock && flock 9 && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
+    command.arg(varve(&[]).get_program()).args(["mount", "--foreground"]).arg(&pool).arg(&point);
+    let said = fs::File::create(&log).expect("a file");
+    let mut daemon = command.stdin(Stdio::null()).stderr(said).spawn().expect("util-linux is there");
+    let (begun, table) = (Instant::now(), format!("/proc/{}/mountinfo", daemon.id()));
+    let is_mounted =
+        || fs::read_to_string(&table).unwrap_or_default().contains(&format!(" {} ", point.display()));
+    while !is_mounted() {
+        let ended = daemon.try_wait().expect("our own child");
+        assert!(ended.is_none() && begun.elapsed() < LONG, "{:?}", fs::read_to_string(&log));
+    }
+    let process = rustix::process::Pid::from_child(&daemon);
+    rustix::process::kill_process(process, rustix::process::Signal::TERM).expect("our own child");
+    let status = loop {
+        match daemon.try_wait().expect("our own child") {
+            Some(status) => break status,
+            None if begun.elapsed() > LONG => {
+                daemon.kill().expect("our own child");
+                break daemon.wait().expect("our own child");
+            }
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    let said = fs::read_to_string(&log).expect("a file");
+    assert!(status.code() == Some(1) && said.contains("signal 15"), "{status}: {said}");
+    assert!(!said.contains(": mounted "), "{said}");
+    let mount = Mount::start(&pool, &point);
+    assert!(!mount.messages().contains("recovered"), "{}", mount.messages());
+    mount.unmount();
+    check(&pool);
 }
