@@ -147,7 +147,7 @@ impl ScratchFile {
 impl Drop for ScratchFile {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
-            eprintln!("lab: {} stays: {error}", self.path.display());
+            crate::say(&format!("{} stays: {error}", self.path.display()));
         }
     }
 }
@@ -175,12 +175,12 @@ impl LoopDevice {
         let mut device = LoopDevice { path, stat: block.join("stat"), rotational: false, file };
         let setting = |file: &str| std::fs::read_to_string(block.join(file)).unwrap_or_default();
         if setting("loop/dio").trim() != "1" {
-            eprintln!("lab: {} does no direct I/O: the page cache takes part", device.path.display());
+            crate::say(&format!("{} does no direct I/O: the page cache takes part", device.path.display()));
         }
         device.rotational = setting("queue/rotational").trim() == "1";
         let discards = block.join("queue/discard_max_bytes");
         if let Err(error) = std::fs::write(&discards, "0") {
-            eprintln!("lab: discards stay on: cannot write {}: {error}", discards.display());
+            crate::say(&format!("discards stay on: cannot write {}: {error}", discards.display()));
         }
         Counters::read(&device.stat)?;
         Ok(device)
@@ -194,7 +194,7 @@ impl Drop for LoopDevice {
             None => Err(anyhow::anyhow!("losetup is gone")),
         };
         if let Err(error) = detached {
-            eprintln!("lab: {} stays: {error:#}", self.path.display());
+            crate::say(&format!("{} stays: {error:#}", self.path.display()));
         }
     }
 }

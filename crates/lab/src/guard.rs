@@ -130,9 +130,9 @@ impl MountGuard {
 impl Drop for MountGuard {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            eprintln!("lab: {error:#}; detaching it");
+            crate::say(&format!("{error:#}; detaching it"));
             if let Err(error) = varve_mount::unmount(&self.mountpoint, true) {
-                eprintln!("lab: {} stays mounted: {error}", self.mountpoint.display());
+                crate::say(&format!("{} stays mounted: {error}", self.mountpoint.display()));
             }
         }
     }

@@ -8,6 +8,7 @@
 //! Everything the lab makes (loop devices, mounts, files) belongs to a guard that takes it away again, on errors, panics
 //! and interrupts too. The lab knows VarveFS by its public library, its program and the mount's verbs, never by the engine.
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod aging;
 pub mod commit;
@@ -27,3 +28,9 @@ mod tool;
 
 pub use options::{Medium, Options, Scale};
 pub use report::Report;
+
+/// Says something on standard error. If nobody can be told, nothing ends for it: neither a run, nor what takes away what it has made.
+pub(crate) fn say(text: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "lab: {text}");
+}

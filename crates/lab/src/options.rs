@@ -86,7 +86,7 @@ impl Options {
     /// Says on standard error what is being done, if that is wanted.
     pub fn tell(&self, what: &str) {
         if self.progress {
-            eprintln!("lab: {what}");
+            crate::say(what);
         }
     }
 }

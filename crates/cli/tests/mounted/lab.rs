@@ -45,3 +45,19 @@ fn a_lab_that_is_told_to_end_removes_what_it_made() {
     ]));
     assert!(!devices.contains(&*place.to_string_lossy()), "a device stays: {devices}");
 }
+
+/// Goal: a run that nobody listens to any more goes on and gives its report. Method: standard error is a pipe that nobody reads.
+#[test]
+fn a_lab_that_nobody_listens_to_reports() {
+    let scratch = Scratch::new("lab-unheard");
+    let (place, report) = (scratch.subdir("disks"), scratch.path("report.json"));
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut command = varve(&["lab", "commit", "--scale", "tiny", "--on", "bare", "--dir"]);
+    command.arg(&place).arg("--json").arg(&report).stdout(Stdio::null()).stderr(writer);
+    let status = command.status().expect("it starts");
+    assert!(status.success(), "{status}");
+    let report = std::fs::read(report).expect("a report");
+    assert!(serde_json::from_slice::<serde_json::Value>(&report).expect("JSON").is_object());
+    assert_eq!(place.read_dir().expect("the directory is there").count(), 0, "something stays");
+}

@@ -175,7 +175,7 @@ pub fn run(options: &Options) -> Result<Report> {
         guard::check()?;
         let name = format!("{} {}", kind.name(), fork.name());
         if let Some(why) = subject::missing(&kind, fork, options) {
-            eprintln!("lab: {name} IS NOT RUN: {why}");
+            crate::say(&format!("{name} IS NOT RUN: {why}"));
             skipped.push((name, why));
             continue;
         }
@@ -193,7 +193,7 @@ pub fn run(options: &Options) -> Result<Report> {
         figures.push(figure);
         subject.close().with_context(|| format!("cannot close {name}"))?;
         if let Some(Err(error)) = control.map(|control| control.subject.close()) {
-            eprintln!("lab: the file beside {name} cannot be closed: {error:#}");
+            crate::say(&format!("the file beside {name} cannot be closed: {error:#}"));
         }
         if rotated.days > 0 {
             options.tell(&format!("{name}: {} days of rotation", rotated.days));
@@ -416,7 +416,7 @@ impl Control {
         let took = self.write(plan);
         if let Err(error) = &took {
             self.failed = true;
-            eprintln!("lab: THE FILE WITHOUT FORKS IS NOT COMPARED WITH any more: {error:#}");
+            crate::say(&format!("THE FILE WITHOUT FORKS IS NOT COMPARED WITH any more: {error:#}"));
         }
         took.ok()
     }

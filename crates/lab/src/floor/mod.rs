@@ -143,7 +143,7 @@ impl Drop for Served {
     fn drop(&mut self) {
         drop(self.guard.take());
         if let Some(Err(error)) = self.mounted.take().map(Mounted::wait) {
-            eprintln!("lab: {error}");
+            crate::say(&format!("{error}"));
         }
     }
 }

@@ -75,7 +75,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if let Err(error) = sched_setaffinity(None, &self.before) {
-            eprintln!("lab: this thread stays on one processor: {error}");
+            crate::say(&format!("this thread stays on one processor: {error}"));
         }
     }
 }

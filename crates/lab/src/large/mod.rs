@@ -126,7 +126,7 @@ pub fn run(options: &Options) -> Result<Report> {
         guard::check()?;
         match unfit(&kind).or_else(|| kind.missing(options)) {
             Some(why) => {
-                eprintln!("lab: {} IS NOT RUN: {why}", kind.name());
+                crate::say(&format!("{} IS NOT RUN: {why}", kind.name()));
                 skipped.push((kind.name(), why));
             }
             None => {
