@@ -67,7 +67,8 @@ pub fn run(args: &ExtentsArgs) -> Result<Outcome> {
     };
     let mut printer =
         Printer { args, inode, log_ended_reason, pieces: 0, last: None, totals: Totals::default(), data };
-    match printer.run(&mut output, &source).and_then(|()| Ok(output.flush()?)) {
+    let pages = |from| source.page(inode, from);
+    match printer.run(&mut output, &pages).and_then(|()| Ok(output.flush()?)) {
         // Somebody has seen enough (`| head`).
         Err(error)
             if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) => {}
@@ -150,15 +151,20 @@ struct Printer<'a> {
 }
 
 impl Printer<'_> {
-    fn run(&mut self, output: &mut dyn Write, source: &Source) -> Result<()> {
+    fn run(&mut self, output: &mut dyn Write, pages: &dyn Fn(u64) -> Result<Page>) -> Result<()> {
         let mut from = Some(0);
         let mut size = 0;
         while let Some(at) = from {
-            let page = match source.page(self.inode, at) {
-                Err(error) if at > 0 && self.args.json => {
-                    // What has been printed is to be read, and the reason why there is no more of it.
-                    let said = serde_json::to_string(&format!("{error:#}"))?;
-                    writeln!(output, "\n],\"error\":{said}}}")?;
+            let page = match pages(at) {
+                Err(error) if at > 0 => {
+                    // What is known is to be read, and the reason why there is no more of it.
+                    if let Some(last) = self.last.take() {
+                        self.print(output, last)?;
+                    }
+                    if self.args.json {
+                        let said = serde_json::to_string(&format!("{error:#}"))?;
+                        writeln!(output, "\n],\"error\":{said}}}")?;
+                    }
                     return Err(error);
                 }
                 page => page?,
@@ -280,5 +286,52 @@ impl Printer<'_> {
             )?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    // Goal: a map that cannot be shown to its end shows all that was seen of it. Method: two pieces in a first page, of which the second may go on,
+    // and a second page that fails; as text and as JSON.
+    #[test]
+    fn what_was_seen_before_an_error_is_printed() {
+        let printed = |json: bool| {
+            let args = ExtentsArgs { file: "file".into(), shared: false, json };
+            let (data, totals) = (ExtentSums::default(), Totals::default());
+            let mut printer = Printer {
+                args: &args,
+                inode: 7,
+                log_ended_reason: None,
+                pieces: 0,
+                last: None,
+                totals,
+                data,
+            };
+            let pages = |from| match from {
+                0 => {
+                    let pieces =
+                        vec![(0, 4096, 'd', Some(1 << 20), false, 1), (4096, 8192, 'h', None, false, 0)];
+                    Ok(Page { pieces, next: Some(12288), size: 1 << 20, log_ended_reason: None })
+                }
+                _ => bail!("it cannot be read"),
+            };
+            let mut output = Vec::new();
+            let error = printer.run(&mut output, &pages).expect_err("the second page fails");
+            assert_eq!(error.to_string(), "it cannot be read");
+            String::from_utf8(output).expect("text")
+        };
+        let text = printed(false);
+        let last = text.lines().last().expect("lines");
+        assert!(text.lines().count() == 3 && last.contains("8192") && last.contains("hole"), "{text}");
+        let json: Value = serde_json::from_str(&printed(true)).expect("JSON");
+        assert_eq!(json["extents"].as_array().map(Vec::len), Some(2), "{json}");
+        assert_eq!(
+            (&json["extents"][1]["len_bytes"], &json["error"]),
+            (&json!(8192), &json!("it cannot be read"))
+        );
     }
 }
