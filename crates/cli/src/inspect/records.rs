@@ -165,9 +165,19 @@ pub fn kind_name(kind: InodeKind) -> &'static str {
     }
 }
 
+/// In seconds since 1970. What is kept are whole seconds before, or exactly, and nanoseconds after them.
+fn time(time: Time) -> String {
+    let nanoseconds = time.nanoseconds;
+    match (time.seconds, 1_000_000_000_u32.checked_sub(nanoseconds)) {
+        (..0, Some(to_next)) if nanoseconds > 0 => {
+            format!("-{}.{to_next:09}", (time.seconds + 1).unsigned_abs())
+        }
+        (seconds, _) => format!("{seconds}.{nanoseconds:09}"),
+    }
+}
+
 /// The fields of an inode.
 pub fn inode_record(record: &InodeRecord) -> Doc {
-    let time = |time: Time| format!("{}.{:09}", time.seconds, time.nanoseconds);
     let mut doc = map! {
         "kind": kind_name(record.kind),
         "mode": format!("{:04o}", record.mode),
@@ -243,5 +253,21 @@ pub fn profile(profile: ProfileField) -> String {
         (1, 1) => "single".to_owned(),
         (2, 1) => "dup".to_owned(),
         (copies, width) => format!("{copies} copies on {width} devices"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: times before 1970 are shown as what they are. Method: such with and without a part of a second, the first there is, and one after.
+    #[test]
+    fn times_before_1970_are_shown() {
+        let shown = |seconds, nanoseconds| time(Time { seconds, nanoseconds });
+        assert_eq!(shown(-1, 500_000_000), "-0.500000000");
+        assert_eq!(shown(-2, 1), "-1.999999999");
+        assert_eq!(shown(-2, 0), "-2.000000000");
+        assert_eq!(shown(i64::MIN, 999_999_999), "-9223372036854775807.000000001");
+        assert_eq!(shown(1, 5), "1.000000005");
     }
 }
