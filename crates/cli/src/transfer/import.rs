@@ -108,8 +108,9 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
     let filesystem = Arc::new(filesystem);
     let stop = Stop::on_signals()?;
     let tally = Tally::start("import", args.dir.shown(), place.to_string());
+    let one_file_system = args.one_file_system.then_some(stat.id.0);
     if tally.progress.is_shown() {
-        super::count_in_background(&args.dir, &tally.progress, &stop);
+        super::count_in_background(&args.dir, one_file_system, &tally.progress, &stop);
     }
     let finisher = Finisher::start(filesystem.clone(), args.commit_every).context("cannot start a thread")?;
     let mut import = Import {
@@ -121,7 +122,7 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
         claimed: HashSet::new(),
         flags_last: Vec::new(),
         pool_file,
-        one_file_system: args.one_file_system.then_some(stat.id.0),
+        one_file_system,
         settled: HashMap::new(),
         buffer: vec![0; PIECE_BYTES],
         room: Vec::new(),

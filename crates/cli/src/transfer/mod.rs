@@ -19,6 +19,7 @@ pub use export::run as export;
 pub use import::run as import;
 pub use place::PoolPath;
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -69,26 +70,38 @@ impl Stop {
     }
 }
 
-/// Counts the entries below `dir` on a thread of its own, so that the progress line knows the end.
-fn count_in_background(dir: &Path, progress: &Progress, stop: &Stop) {
+/// Counts the entries below `dir` on a thread of its own, so that the progress line knows the end. `device`: see [`count`].
+fn count_in_background(dir: &Path, device: Option<u64>, progress: &Progress, stop: &Stop) {
     let (dir, progress, stop) = (PathBuf::from(dir), progress.clone(), stop.clone());
     // Without the thread the end is not known, and nothing else is different.
     let _ = thread::Builder::new().name("counter".into()).spawn(move || {
-        let (mut entries, mut dirs) = (1, vec![dir]);
-        while let Some(dir) = dirs.pop() {
-            if stop.asked() {
-                return;
-            }
-            // Whoever copies says what cannot be read.
-            for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-                entries += 1;
-                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    dirs.push(entry.path());
-                }
+        if let Some(entries) = count(dir, device, &stop) {
+            progress.expect(entries);
+        }
+    });
+}
+
+/// `dir` and all that is below it; of directories that do not lie on `device`, if there is one, only they themselves. `None`: somebody wants an end.
+fn count(dir: PathBuf, device: Option<u64>, stop: &Stop) -> Option<u64> {
+    let (mut entries, mut dirs) = (1, vec![dir]);
+    while let Some(dir) = dirs.pop() {
+        if stop.asked() {
+            return None;
+        }
+        // Whoever copies says what cannot be read.
+        for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+            entries += 1;
+            // As of a path: what an entry itself says of a mount point is what lies beneath.
+            let is_here = || match device {
+                Some(device) => entry.path().symlink_metadata().is_ok_and(|there| there.dev() == device),
+                None => true,
+            };
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) && is_here() {
+                dirs.push(entry.path());
             }
         }
-        progress.expect(entries);
-    });
+    }
+    Some(entries)
 }
 
 /// Names next to something for what takes its place: `name`, and if somebody has that, with numbers.
@@ -125,4 +138,28 @@ fn finish(
         bail!("interrupted; run the same {verb} again and it goes on where it was");
     }
     Ok(if summary.errors_count == 0 { Outcome::Done } else { Outcome::ProblemsFound })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: what is counted is what an import goes through, that of one filesystem too. Method: a tree; with its own device, and with another,
+    // as if all directories in it were of filesystems that are left out.
+    #[test]
+    fn what_is_left_out_is_not_counted() {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| scratch.path().join(name);
+        std::fs::create_dir_all(at("a/b")).expect("directories");
+        for name in ["x", "a/x", "a/b/x", "a/b/y"] {
+            std::fs::write(at(name), name).expect("a file");
+        }
+        let device = scratch.path().metadata().expect("it is there").dev();
+        let counted = |device, stop| count(scratch.path().to_owned(), device, &stop);
+        for device in [None, Some(device)] {
+            assert_eq!(counted(device, Stop::default()), Some(7), "{device:?}");
+        }
+        assert_eq!(counted(Some(device + 1), Stop::default()), Some(3));
+        assert_eq!(counted(None, Stop::asked_for()), None);
+    }
 }
