@@ -126,6 +126,7 @@ pub fn run(args: &ImportArgs) -> Result<Outcome> {
         settled: HashMap::new(),
         buffer: vec![0; PIECE_BYTES],
         room: Vec::new(),
+        unusable: None,
     };
     let copied = import.target(&place).map_err(|trouble| match trouble {
         Trouble::Entry(error) => Trouble::Entry(format!("cannot make {place}: {error}; name another place")),
@@ -192,6 +193,8 @@ struct Import {
     settled: HashMap<u64, Timestamp>,
     buffer: Vec<u8>,
     room: Vec<u8>,
+    /// Why the entry that was just copied cannot be used through a mount.
+    unusable: Option<String>,
 }
 
 impl Import {
@@ -240,9 +243,15 @@ impl Import {
                     continue;
                 }
                 Ok(None) => {}
-                Err(Trouble::Entry(error)) => self.tally.problem(&path, error),
+                Err(Trouble::Entry(error)) => {
+                    self.unusable = None;
+                    self.tally.problem(&path, error);
+                }
                 Err(Trouble::Stopped) => return Ok(()),
                 Err(fatal) => return Err(fatal),
+            }
+            if let Some(error) = self.unusable.take() {
+                self.tally.problem(&path, error);
             }
             self.tally.entry();
             path.pop();

@@ -8,6 +8,15 @@ use crate::transfer::held::Held;
 use crate::transfer::host::{HostStat, Xattr};
 use crate::transfer::tally::Trouble;
 
+/// As much of an access list as the kernel reads through FUSE (fuse_get_acl), on any machine: a page.
+const LIST_BYTES_MAX: usize = 4096;
+/// Four bytes at its beginning, and eight for each entry.
+const LIST_ENTRIES_MAX: usize = (LIST_BYTES_MAX - 4) / 8;
+
+fn is_too_long(name: &[u8], value: &[u8]) -> bool {
+    name.starts_with(b"system.posix_acl_") && value.len() > LIST_BYTES_MAX
+}
+
 impl Import {
     /// Gives an inode the attributes of `name` in `source`, where they differ, and with `flags` its times and then these as well.
     /// Gives whether more than times and flags had to be changed.
@@ -51,6 +60,15 @@ impl Import {
         if let Some(flags) = flags.filter(|flags| *flags != has) {
             self.filesystem.set_flags(Caller::ROOT, ino, flags)?;
         }
+        // It is kept all the same: without it others might be let in, and an export gives it back.
+        let too_long = wanted.iter().find(|(name, value)| is_too_long(name, value));
+        self.unusable = too_long.map(|(name, _)| {
+            let name = escape(name);
+            format!(
+                "its access list {name} has more than {LIST_ENTRIES_MAX} entries, which is more than the kernel takes from a mount: it is kept, \
+                 and what is done with this through a mount may fail (Argument list too long) before it is gone (setfattr -x {name})"
+            )
+        });
         Ok(changed)
     }
 

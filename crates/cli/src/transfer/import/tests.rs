@@ -24,6 +24,7 @@ fn begin(pool: &Arc<Filesystem>, tree: &Path) -> (Import, Level) {
         settled: HashMap::new(),
         buffer: vec![0; PIECE_BYTES],
         room: Vec::new(),
+        unusable: None,
     };
     let level = import.open_level(source, stat, Target { ino: ROOT_INODE, fresh: false });
     (import, level.unwrap_or_else(|_| panic!("a level")))
@@ -151,4 +152,70 @@ fn what_goes_on_behind_its_size_is_refused() {
     pool.setattr(Caller::ROOT, ino, set).expect("its time");
     assert!(refused());
     assert_eq!((import.tally.summary.files_equal_count, import.tally.summary.files_copied_count), (0, 0));
+}
+
+// Goal: what cannot be used through a mount because of its access list is imported, and that is said, each time. Method: lists of 511 and of 512
+// entries, of a file and a directory, imported twice.
+#[test]
+fn access_lists_that_no_mount_shows_are_told() {
+    // Other filesystems take no such lists.
+    let Ok(scratch) = tempfile::tempdir_in("/dev/shm") else { return };
+    let tree = scratch.path();
+    let list = |entries: usize| {
+        let named = (0..entries as u32 - 4).map(|id| (0x02u16, 4u16, 1000 + id));
+        let entries = [(0x01, 6, u32::MAX)].into_iter().chain(named).chain([
+            (0x04, 4, u32::MAX),
+            (0x10, 6, u32::MAX),
+            (0x20, 4, u32::MAX),
+        ]);
+        let mut list = 2u32.to_le_bytes().to_vec();
+        for (tag, permissions, id) in entries {
+            list.extend(u16::to_le_bytes(tag));
+            list.extend(u16::to_le_bytes(permissions));
+            list.extend(u32::to_le_bytes(id));
+        }
+        list
+    };
+    std::fs::create_dir(tree.join("dir")).expect("a directory");
+    for (name, kind, entries) in [
+        ("few", "access", 511),
+        ("many", "access", 512),
+        ("dir/many", "access", 512),
+        ("dir", "default", 512),
+    ] {
+        if name != "dir" {
+            std::fs::write(tree.join(name), name).expect("a file");
+        }
+        let (path, attribute) = (tree.join(name), format!("system.posix_acl_{kind}"));
+        let set = rustix::fs::setxattr(&path, &attribute, &list(entries), rustix::fs::XattrFlags::empty());
+        if set == Err(rustix::io::Errno::OPNOTSUPP) {
+            return;
+        }
+        set.expect("a list");
+    }
+    let pool = Arc::new(test_pool::open(test_pool::format()));
+    for _ in 0..2 {
+        let (mut import, level) = begin(&pool, tree);
+        let target = Target { ino: ROOT_INODE, fresh: false };
+        assert!(import.tree(tree, level.source, level.stat, target).is_ok());
+        import.finisher.end().expect("all is finished");
+        let said = serde_json::to_value(&import.tally.summary).expect("JSON")["errors"].clone();
+        let mut said: Vec<_> = said
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|problem| {
+                assert!(
+                    problem["error"].as_str().is_some_and(|error| error.contains("more than 511 entries"))
+                );
+                let path = Path::new(problem["path"].as_str().expect("a path"));
+                path.strip_prefix(tree).expect("in the tree").to_owned()
+            })
+            .collect();
+        said.sort();
+        assert_eq!(said, ["dir", "dir/many", "many"].map(PathBuf::from));
+    }
+    let file = pool.lookup(ROOT_INODE, b"many").expect("it is there").ino;
+    assert_eq!(pool.getxattr(file, b"system.posix_acl_access").expect("it is kept"), list(512));
+    assert_eq!(pool.read(file, 0, 100).expect("it can be read"), b"many");
 }
