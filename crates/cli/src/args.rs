@@ -377,7 +377,7 @@ pub enum InspectWhat {
     },
     /// An inode as one subvolume sees it: its record and of which version that is, its attributes, versions and extents
     Inode {
-        /// Inode number, as ls -i shows it, which says in which subvolume; numbers below 2^43 are of the pool's first
+        /// Inode number, as ls -i shows it, which says in which subvolume; numbers below 2^32 are of the pool's first
         /// subvolume, where the root directory is 1
         number: u64,
         /// The inode of this number in another subvolume or snapshot: its number, as varve subvolume list shows it, or its

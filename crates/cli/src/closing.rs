@@ -54,7 +54,7 @@ impl Closing {
             let unstored = self.outside.unstored().map(|(files, ino, error)| {
                 format!(
                     "what was changed through mmap in {files} files (inode {} is one) could not be stored, and is lost: {}",
-                    ino.0,
+                    varve_fs::shown_number(ino),
                     in_words(&error)
                 )
             });

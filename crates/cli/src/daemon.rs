@@ -190,7 +190,7 @@ impl Service for Served {
             Some((files, ino, error)) => Err(anyhow::Error::from(error).context(format!(
                 "{files} files show changes made through mmap that could not be stored (find -inum {} finds one); have them stored \
                  again, or copy the files elsewhere, and remove or cut them",
-                ino.0
+                varve_fs::shown_number(ino)
             ))),
         }
     }
@@ -204,7 +204,7 @@ impl Service for Served {
             Some(format!(
                 "{files} files show changes made through mmap that could not be stored, and would be lost (find -inum {} finds one): {}; make \
                  room, or copy the files elsewhere, then end this mount (varve unmount --force {})",
-                ino.0,
+                varve_fs::shown_number(ino),
                 in_words(&error),
                 self.mountpoint.shown()
             ))

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use varve_format::record::inode::{self, InodeRecord};
+use varve_format::record::subvolume;
 
 use crate::subvolume::Slot;
 
@@ -18,6 +19,17 @@ pub use varve_format::record::name::NAME_BYTES_MAX;
 #[must_use]
 pub fn subvolume_root(ino: InodeId) -> InodeId {
     Slot::of(ino).full(ROOT_INODE)
+}
+
+/// The number of an inode as programs see it, which is never that of another one (SPEC.md, "Numbers that programs see").
+#[must_use]
+pub fn shown_number(ino: InodeId) -> u64 {
+    subvolume::shown_inode(ino.0)
+}
+/// The inode with a number that programs see.
+#[must_use]
+pub fn inode_shown(number: u64) -> InodeId {
+    InodeId(subvolume::inode_shown(number))
 }
 
 /// Largest file.

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use varve_device::AlignedBuf;
 use varve_fs::{
     Allocate, Attr, Caller, FileKind, FsError, InodeId, NAME_BYTES_MAX, NewInode, NewNameless,
-    ROOT_INODE as ROOT, RenameMode, SeekTo, subvolume_root,
+    ROOT_INODE as ROOT, RenameMode, SeekTo, shown_number, subvolume_root,
 };
 
 use crate::dispatch::{
@@ -242,7 +242,12 @@ impl<V: Verbs> Adapter<V> {
                 let listing = &mut scratch.listing;
                 listing.begin(size);
                 let result = verbs.readdir(ino, cookie, &mut |entry| {
-                    listing.add(entry.ino.0, entry.cookie, convert::mode_of(entry.kind), &entry.name)
+                    listing.add(
+                        shown_number(entry.ino),
+                        entry.cookie,
+                        convert::mode_of(entry.kind),
+                        &entry.name,
+                    )
                 });
                 self.reply_listing(verb, number, result, listing, reply);
             }

@@ -1,6 +1,6 @@
 //! Between the filesystem's types and the kernel's.
 
-use varve_fs::{Attr, FileFlags, FileKind, SetAttr, SetTime, Timestamp};
+use varve_fs::{Attr, FileFlags, FileKind, SetAttr, SetTime, Timestamp, shown_number};
 
 use crate::kernel::abi::{self, AttrOut, EntryOut, SetattrIn, Statx, StatxOut, StatxTime, setattr, statx};
 
@@ -43,7 +43,7 @@ fn fraction(time: Timestamp) -> u32 {
 /// Attributes as the kernel wants them.
 pub fn attr(attr: &Attr) -> abi::Attr {
     abi::Attr {
-        ino: attr.ino.0,
+        ino: shown_number(attr.ino),
         size: attr.size,
         blocks: attr.blocks,
         atime: attr.atime.seconds,
@@ -87,7 +87,7 @@ pub fn statx_out(of: &Attr) -> StatxOut {
         uid: of.uid,
         gid: of.gid,
         mode: (mode_of(of.kind) | of.mode & 0o7777) as u16,
-        ino: of.ino.0,
+        ino: shown_number(of.ino),
         size: of.size,
         blocks: of.blocks,
         atime: time(of.atime),

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use varve_device::AlignedBuf;
 use varve_fs::{
     AccessRule, Allocate, Attr, Caller, DirEntry, FsError, InodeId, ROOT_INODE, RenameMode, SeekTo,
-    XattrMode, subvolume_root,
+    XattrMode, shown_number, subvolume_root,
 };
 
 use crate::caches::{Caches, Waiters};
@@ -433,7 +433,8 @@ pub(crate) fn caller(header: &InHeader) -> Caller {
 /// What is known of an inode from its name alone: the kernel takes the name and leaves the inode, which it may have, as it is.
 fn bare_entry(entry: &DirEntry) -> EntryOut {
     let mut out = EntryOut::default();
-    (out.attr.ino, out.attr.mode, out.attr.nlink) = (entry.ino.0, convert::mode_of(entry.kind), 1);
+    (out.attr.ino, out.attr.mode, out.attr.nlink) =
+        (shown_number(entry.ino), convert::mode_of(entry.kind), 1);
     out
 }
 

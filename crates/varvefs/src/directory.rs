@@ -131,7 +131,7 @@ impl DirEntry {
 
     /// The inode number.
     pub fn inode(&self) -> u64 {
-        self.inode.0
+        varve_fs::shown_number(self.inode)
     }
 
     /// The attributes, as they are now; of a symbolic link its own.

@@ -151,7 +151,7 @@ impl Metadata {
     pub(crate) fn of(attr: &varve_fs::Attr) -> Metadata {
         Metadata {
             file_type: FileType::of(attr.kind),
-            inode: attr.ino.0,
+            inode: varve_fs::shown_number(attr.ino),
             mode: attr.mode,
             user: attr.uid,
             group: attr.gid,

@@ -9,7 +9,7 @@ use varve_format::record::name::NameRecord;
 use varve_format::record::orphan::{OrphanRecord, orphan_key};
 use varve_format::record::subvolume::{
     FIRST_SUBVOLUME, LOCAL_INODE_BITS, SUBVOLUME_DELETING, SUBVOLUME_PENDING, SUBVOLUME_READ_ONLY,
-    SUBVOLUME_SLOTS, SubvolumeRecord,
+    SUBVOLUME_SLOTS, SubvolumeRecord, shown_inode,
 };
 use varve_format::{FamilyId, InodeId, TreeId};
 
@@ -202,7 +202,7 @@ pub fn inode_of(state: &State<'_>, number: InodeId, subvolume: Option<&OsStr>) -
                 return Err(Usage(format!(
                     "inode {} is one of another subvolume than {}: its own number is {}; leave --subvolume away, or give \
                      that number",
-                    number.0,
+                    shown_inode(number.0),
                     view.id,
                     local(number).0
                 ))
@@ -223,7 +223,7 @@ pub fn inode_of(state: &State<'_>, number: InodeId, subvolume: Option<&OsStr>) -
                 (None, None) => bail!(
                     "there is no inode {}, and no subvolume with its slot, {slot}; varve inspect POOL tree subvolumes shows \
                      them{}",
-                    number.0,
+                    shown_inode(number.0),
                     subvolumes.caveat()
                 ),
             }
@@ -255,7 +255,7 @@ fn inode_in(state: &State<'_>, view: &View, ino: InodeId) -> Result<Doc> {
     let what = || format!("inode {} of subvolume {}, key {}", ino.0, view.id, hex(&seen.key));
     let record = InodeRecord::decode(&seen.value).map_err(|corrupt| anyhow!("{}: {corrupt}", what()))?;
     let mut doc = map! {
-        "inode": full.0, "own_number": ino.0, "subvolume": view.describe(), "orphan": false,
+        "inode": shown_inode(full.0), "own_number": ino.0, "subvolume": view.describe(), "orphan": false,
         "record": view.way.origin(&seen.key, seen.at),
     };
     doc.extend(records::inode_record(&record));
@@ -284,7 +284,7 @@ fn orphan(state: &State<'_>, number: InodeId) -> Result<Option<OrphanRecord>> {
 
 fn orphan_doc(state: &State<'_>, number: InodeId, view: Option<&View>, record: &OrphanRecord) -> Result<Doc> {
     let mut doc = map! {
-        "inode": number.0, "own_number": local(number).0, "subvolume": view.map(View::describe), "orphan": true,
+        "inode": shown_inode(number.0), "own_number": local(number).0, "subvolume": view.map(View::describe), "orphan": true,
         // Orphans have no versions.
         "record": map! {
             "key": Doc::hex(&orphan_key(number)), "version": None::<u64>, "version_key": None::<u64>, "inherited": false,

@@ -14,7 +14,7 @@ use anyhow::{Result, anyhow, bail};
 use varve_format::batch::{self, OpRef};
 use varve_format::root::RootBlock;
 use varve_format::superblock::{Label, Superblock};
-use varve_format::{BLOCK_BYTES, InodeId, PoolAddr, TreeId, block_checksum};
+use varve_format::{BLOCK_BYTES, PoolAddr, TreeId, block_checksum};
 
 use self::doc::{Doc, map};
 use self::state::{Disk, Entries, Node, State, look};
@@ -49,7 +49,7 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
         }
         Some(InspectWhat::Node { addr }) => look(&|state| block(state, PoolAddr(*addr)))?,
         Some(InspectWhat::Inode { number, subvolume }) => {
-            look(&|state| lookup::inode_of(state, InodeId(*number), subvolume.as_deref()))?
+            look(&|state| lookup::inode_of(state, varve_fs::inode_shown(*number), subvolume.as_deref()))?
         }
         Some(InspectWhat::Path { path }) => look(&|state| lookup::path_of(state, path))?,
     };

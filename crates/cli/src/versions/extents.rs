@@ -205,7 +205,11 @@ impl Printer<'_> {
     fn begin(&self, output: &mut dyn Write) -> Result<()> {
         if self.args.json {
             let path = serde_json::to_string(&self.args.file.shown())?;
-            write!(output, "{{\"path\":{path},\"inode\":{},\"extents\":[", self.inode)?;
+            write!(
+                output,
+                "{{\"path\":{path},\"inode\":{},\"extents\":[",
+                varve_fs::shown_number(InodeId(self.inode))
+            )?;
         } else {
             writeln!(output, "{:>16} {:>14}  {:<9} {:<6}  ADDRESS", "OFFSET", "BYTES", "KIND", "SHARED")?;
         }

@@ -288,7 +288,7 @@ fn explained(error: anyhow::Error, cannot: &str, done: impl FnOnce() -> String) 
 
 impl Found {
     fn number(&self) -> u64 {
-        self.metadata.ino()
+        varve_fs::inode_shown(self.metadata.ino()).0
     }
 
     /// A path to it, wherever it lies now.

@@ -203,7 +203,7 @@ pub fn list(filesystem: &Filesystem, after: u64) -> Result<ListPage> {
         parent_id: info.parent,
         origin_id: info.origin,
         path: escape(&info.path),
-        inode: info.root.0,
+        inode: varve_fs::shown_number(info.root),
         read_only: info.read_only,
         created_ns: info.created.map(nanoseconds),
         uuid: info.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),

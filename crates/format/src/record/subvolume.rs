@@ -16,6 +16,35 @@ pub const HASH_KIND_SIPHASH13: u8 = 1;
 /// Bits of an inode number that are the inode's own. Above them is the slot of its subvolume, so that numbers shown to
 /// users are unique in a pool. Keys and values of a namespace hold numbers without the slot, orphans' keys with it.
 pub const LOCAL_INODE_BITS: u32 = 43;
+
+/// The number that programs see of an inode: its bits in another order. Those of the slot are behind the lowest 32 of the inode's own, and
+/// those of its own beyond them above all: as long as a pool has given out fewer than 2^32 numbers none is 2^53 or more, which is
+/// where programs that hold numbers as floating-point ones (JavaScript) begin to round. The lowest 32 are mixed with the
+/// slot: programs that keep no more of a number (cpio) would take the same file in two snapshots for one. In the first subvolume a number
+/// below 2^32 is shown as it is.
+#[must_use]
+pub fn shown_inode(number: u64) -> u64 {
+    let (slot, own) = (number >> LOCAL_INODE_BITS, number & ((1 << LOCAL_INODE_BITS) - 1));
+    let (slot, beyond) = (slot & u64::from(SUBVOLUME_SLOTS - 1), slot >> SLOT_BITS);
+    let low = own as u32 ^ slot_mix(slot);
+    beyond << 63 | own >> 32 << (32 + SLOT_BITS) | slot << 32 | u64::from(low)
+}
+
+/// The inode of which programs see this number: what [`shown_inode`] was given.
+#[must_use]
+pub fn inode_shown(shown: u64) -> u64 {
+    let slot = shown >> 32 & u64::from(SUBVOLUME_SLOTS - 1);
+    let low = shown as u32 ^ slot_mix(slot);
+    let own = (shown & (u64::MAX >> 1)) >> (32 + SLOT_BITS) << 32 | u64::from(low);
+    ((shown >> 63) << SLOT_BITS | slot) << LOCAL_INODE_BITS | own
+}
+
+const SLOT_BITS: u32 = SUBVOLUME_SLOTS.ilog2();
+
+/// What the lowest bits of a slot's numbers are mixed with: nothing for the first.
+fn slot_mix(slot: u64) -> u32 {
+    (slot as u32).wrapping_mul(0x9e37_79b1)
+}
 /// Slots: a subvolume's is free for another one when it is gone.
 pub const SUBVOLUME_SLOTS: u32 = 1 << 20;
 /// Bytes of the record of a subvolume that has no place in another one (the first).
@@ -188,6 +217,30 @@ pub fn subvolume_key(subvolume: u64) -> [u8; 8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Goal: the number that programs see tells every two inodes apart and can be taken back; it fits a floating-point number, differs in its
+    // lowest 32 bits from that of the same file in another snapshot, and is the inode's own in the first subvolume. Method: numbers of all
+    // lengths, those that no pool gives out among them.
+    #[test]
+    fn shown_numbers_can_be_taken_back() {
+        let mut seed = 1_u64;
+        let mut next = || {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            seed >> (seed >> 58)
+        };
+        for number in (0..200_000).map(|_| next()).chain([0, 1, u64::MAX, 1 << 63, (1 << 43) - 1]) {
+            assert_eq!(inode_shown(shown_inode(number)), number, "{number:#x}");
+            assert_eq!(shown_inode(inode_shown(number)), number, "{number:#x}");
+        }
+        for slot in [0, 1, 2, 1023, 1024, 70_000, u64::from(SUBVOLUME_SLOTS) - 1] {
+            for own in [1, 2, 70_000, u64::from(u32::MAX)] {
+                let shown = shown_inode(slot << LOCAL_INODE_BITS | own);
+                assert!(shown < 1 << 52 && shown != 0);
+                assert_eq!(shown == own, slot == 0);
+                assert_eq!(shown as u32 == own as u32, slot == 0);
+            }
+        }
+    }
 
     // Goal: what is written is what is read, and hostile bytes give errors. Method: round trip, every byte set to
     // every value, cuts.

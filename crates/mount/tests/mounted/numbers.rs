@@ -1,14 +1,14 @@
 //! Inode numbers of deleted subvolumes, which become others' while the mount lives.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{DirEntryExt, FileExt, MetadataExt};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use varve_device::{Device, MemoryDevice};
 use varve_fs::{
-    Caller, Clock, Filesystem, FormatOptions, FsError, OpenOptions, Profile, ROOT_INODE, StoreOptions,
-    Timestamp,
+    Caller, Clock, Filesystem, FormatOptions, FsError, InodeId, OpenOptions, Profile, ROOT_INODE,
+    StoreOptions, Timestamp, shown_number,
 };
 use varve_mount::{MountError, Mounted, Rings, unmount};
 
@@ -95,7 +95,15 @@ fn numbers_come_back_when_the_kernel_has_forgotten_them() {
         assert_eq!(listed, ["file"]);
         let inside = directory.path().join(&name).join("file");
         assert_eq!(fs::read(&inside).expect("it is there"), vec![round; 5000], "round {round}");
-        assert_eq!(fs::metadata(directory.path().join(&name)).expect("a directory").ino(), root);
+        // Programs see it in another order, in listings and attributes alike.
+        let seen = fs::metadata(directory.path().join(&name)).expect("a directory").ino();
+        assert_eq!(seen, shown_number(InodeId(root)));
+        let entry =
+            fs::read_dir(directory.path()).expect("a directory").map(|entry| entry.expect("an entry"));
+        let entry = entry.into_iter().find(|entry| entry.file_name() == name.as_str()).expect("its name");
+        assert_eq!(entry.ino(), seen);
+        let bare = fs::read_dir(directory.path().join(&name)).expect("a directory").next().expect("a file");
+        assert_eq!(bare.expect("an entry").ino(), fs::metadata(&inside).expect("a file").ino());
         if round == 3 {
             held = Some(File::options().read(true).write(true).open(&inside).expect("it opens"));
             held_number = root;
