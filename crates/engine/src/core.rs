@@ -397,7 +397,10 @@ impl Core {
             (false, _) => Urgency::Ordinary,
         };
         let need = need.saturating_sub(share_bytes / BLOCK_BYTES as u64);
-        if !self.space.fits(need, urgency) {
+        // What is set aside for it all is there, however much of the protected part others have taken. Who has set nothing aside, and
+        // happens to need nothing now, waits with the others.
+        let is_covered = need == 0 && purse.blocks() > 0;
+        if !is_covered && !self.space.fits(need, urgency) {
             return Err(Obstacle::NoSpace);
         }
         // Trees are right without joining: it never draws on what is kept for deleting.

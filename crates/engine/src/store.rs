@@ -4,6 +4,7 @@
 //! who leads commits (no lock is held meanwhile) → `core` (the apply mutex; never held across I/O) → the lock in `commits`, which is held
 //! for moments and under which nothing is taken, `readers`, `rides`, `superblock`.
 
+mod data;
 mod reserve;
 mod trim;
 
@@ -14,11 +15,11 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, RwLock};
 use varve_device::{AlignedBuf, Device, Histogram};
 use varve_format::superblock::Superblock;
-use varve_format::{BLOCK_BYTES, Lsn, PoolAddr, Run, TreeId, block_checksum};
+use varve_format::{BLOCK_BYTES, Lsn, Run, TreeId, block_checksum};
 
 use crate::check::Damage;
 use crate::checkpoint::Durable;
-use crate::checkpoint::checksums::{self, Found, SumCache, SumPage};
+use crate::checkpoint::checksums::{self, SumCache};
 use crate::core::{Core, Fetched, Obstacle, PENDING_BYTES_SOFT, Purse, RECORD_BYTES_MAX, missed_in};
 use crate::journal::{Commits, PanicStops};
 use crate::numbers::Numbered;
@@ -46,7 +47,7 @@ const UNFLUSHED_BYTES_MAX: u64 = 96 << 20;
 /// Who logs so much data at once waits for a flush of what has gathered.
 const MUCH_BYTES: u64 = 1 << 20;
 /// For so long who is refused space waits for those who read what has been freed: many reads of a disk take less.
-const READERS_PATIENCE: Duration = Duration::from_millis(50);
+pub(crate) const READERS_PATIENCE: Duration = Duration::from_millis(50);
 
 /// Monotonic counters, and latencies.
 #[derive(Default)]
@@ -360,8 +361,10 @@ impl Store {
                     self.trunks.note(&tx.ops, *lsn);
                     self.keyframes.note(&tx.ops);
                 }
-                if let Err(Obstacle::Node(_) | Obstacle::Sums(_)) = &result {
-                    reading = Some(Reading::begin(&self.readers));
+                match &result {
+                    Err(Obstacle::Node(_)) => reading = Some(Reading::begin(&self.readers)),
+                    Err(Obstacle::Sums(_)) => reading = Some(Reading::of_page(&self.readers)),
+                    _ => {}
                 }
                 missed = missed_in(&core, &result);
                 panics.done();
@@ -532,68 +535,6 @@ impl Store {
         }
         self.written_bytes.fetch_add(list.iter().map(|(_, b)| b.len() as u64).sum(), Relaxed);
         result
-    }
-
-    pub(crate) fn load_sums(&self, ptr: varve_format::root::NodePtr) -> Result<Arc<SumPage>> {
-        if let Some(page) = self.sum_cache.get(&checksums::key(ptr)) {
-            return Ok(page);
-        }
-        let page = checksums::decode(&self.read_metadata(ptr, "checksum")?);
-        self.sum_cache.insert(checksums::key(ptr), page.clone());
-        Ok(page)
-    }
-
-    /// The checksums of `blocks` blocks from `first` on.
-    pub(crate) fn checksums_of(&self, first: u64, blocks: u64) -> Result<Vec<u32>> {
-        let mut sums = Vec::with_capacity(blocks as usize);
-        let run = Run { addr: PoolAddr::from_block(first), blocks: blocks as u32 };
-        for page in checksums::pages_of(run) {
-            let found = self.core.lock().sums.find(page, &self.sum_cache);
-            let content = match found {
-                Found::Page(p) => Some(p),
-                Found::Zero => None,
-                Found::OnDisk(ptr) => Some(self.load_sums(ptr)?),
-            };
-            let from = first.max(page * checksums::PAGE_BLOCKS);
-            let to = (first + blocks).min((page + 1) * checksums::PAGE_BLOCKS);
-            for block in from..to {
-                sums.push(content.as_ref().map_or(0, |c| c[(block % checksums::PAGE_BLOCKS) as usize]));
-            }
-        }
-        Ok(sums)
-    }
-
-    /// Reads blocks and verifies them. `buf` is aligned and a whole number of blocks. Hold the [`View`] that gave
-    /// the address until this returns.
-    pub fn read_data(&self, addr: PoolAddr, buf: &mut [u8]) -> Result<()> {
-        let first = addr.block();
-        let blocks = (buf.len() / BLOCK_BYTES) as u64;
-        if blocks == 0 || first + blocks > self.core.lock().space.total {
-            return Err(EngineError::Refused(format!("address {:#x} lies outside the pool", addr.0)));
-        }
-        // Blocks that still ride with the log are in memory; asked first, since they may land meanwhile.
-        let riding = self.riding(first, blocks);
-        let from_device = |i: usize| riding.get(i).is_none_or(Option::is_none);
-        if (0..blocks as usize).any(from_device) {
-            let sums = self.checksums_of(first, blocks)?;
-            let whole = self.pool.read_copy(addr, buf, 0);
-            for i in 0..blocks as usize {
-                let block = &mut buf[i * BLOCK_BYTES..(i + 1) * BLOCK_BYTES];
-                let good = |b: &[u8]| block_checksum(b) == sums[i];
-                if whole.is_err() && is(Planted::UnreadZeros) {
-                    block.fill(0);
-                } else if from_device(i) && !(whole.is_ok() && good(block)) {
-                    let at = PoolAddr::from_block(first + i as u64);
-                    self.pool.read_verified(&mut [at].into_iter(), block, self.repairs(), &good)?;
-                }
-            }
-        }
-        for (i, ride) in riding.into_iter().enumerate() {
-            if let Some((data, at)) = ride {
-                buf[i * BLOCK_BYTES..(i + 1) * BLOCK_BYTES].copy_from_slice(&data[at..at + BLOCK_BYTES]);
-            }
-        }
-        Ok(())
     }
 
     /// What keyframes are wanted: whoever holds the locks of families makes them ([`crate::version::make_keyframes`]).

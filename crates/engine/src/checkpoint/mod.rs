@@ -27,8 +27,9 @@ use crate::EngineError;
 use crate::core::{Core, LogTail, RECORD_BYTES_MAX};
 use crate::journal::PanicStops;
 use crate::numbers::Numbered;
+use crate::space::Urgency;
 use crate::space::bits::Bits;
-use crate::store::Store;
+use crate::store::{READERS_PATIENCE, Store};
 use crate::tree::node::{Body, Link, Node};
 use crate::tree::{Replaced, Tree};
 use arrays::PagePtrs;
@@ -198,6 +199,13 @@ impl Store {
     }
 
     fn checkpoint_with(&self, mut durable: MutexGuard<'_, Durable>, closed: bool) -> Result<()> {
+        // Pages that the last one replaced and that are being read at this moment may be in the place of those that this one writes: it
+        // waits for those few reads where there is no other room.
+        while !self.core.lock().space.fits(0, Urgency::Privileged)
+            && self.readers.wait_for_pages(READERS_PATIENCE)
+        {
+            self.release_retired();
+        }
         let frozen = self.commit_and_freeze()?;
         let reading = frozen.reading;
         // What has been frozen and not written would be missing in the next.
@@ -443,8 +451,12 @@ impl Store {
         for tree in &mut core.trees {
             tree.let_go(generation);
         }
-        drop(core);
-        self.readers.retire(moves.nodes_gone.into_iter().chain(moves.pages_gone).collect());
+        self.readers.retire(moves.nodes_gone);
+        self.readers.retire_pages(moves.pages_gone);
+        // At once, under the same lock: what the books keep for pages does not cover the old ones beside those of two checkpoints.
+        for run in self.readers.drain() {
+            core.space.release(run);
+        }
     }
 }
 
@@ -489,4 +501,53 @@ fn join_runs(mut addrs: Vec<PoolAddr>) -> Vec<Run> {
         }
     }
     runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Transaction;
+    use crate::space::readers::Reading;
+    use varve_format::TreeId;
+
+    // Goal: a page that is being read is not reused, and a checkpoint that has no other room waits for that read, and only then. Method: a read
+    // is held over two checkpoints, the second of which replaces the root block of the first; then the books are put where no room is left.
+    #[test]
+    fn a_checkpoint_waits_for_reads_of_pages_where_it_must() {
+        let (_, store) = Store::in_memory();
+        let change = |value: &[u8]| {
+            let mut tx = Transaction::new();
+            tx.put(TreeId::NAMES, b"key", value);
+            store.apply(tx, None).expect("applies");
+        };
+        let held = || store.core.lock().space.held;
+        change(b"one");
+        store.checkpoint().expect("checkpoint");
+        assert_eq!(held(), 0);
+        let reading = Reading::of_page(&store.readers);
+        change(b"two");
+        store.checkpoint().expect("there is room");
+        let kept = held();
+        assert!(kept > 0, "what is being read is kept");
+        let left = {
+            let space = &mut store.core.lock().space;
+            let left = space.available() + space.protected as i64 + 1;
+            space.open += left as u64;
+            left as u64
+        };
+        std::thread::scope(|scope| {
+            let asked_at = store.position();
+            let checkpoint = scope.spawn(|| store.checkpoint_as(true));
+            for _ in 0..10_000 {
+                std::thread::yield_now();
+            }
+            assert!(!checkpoint.is_finished(), "it has no room");
+            drop(reading);
+            checkpoint.join().expect("no panic").expect("checkpoint");
+            assert_eq!(store.position(), asked_at);
+        });
+        store.core.lock().space.open -= left;
+        assert_eq!(held(), 0);
+        assert!(store.check(&mut [].into_iter(), true).expect("checks").problems.is_empty());
+    }
 }

@@ -1,5 +1,9 @@
 //! Who is still reading what was freed: blocks freed at some moment are reused only when every read that began
 //! before has ended.
+//!
+//! Pages of the arrays have readers of their own. Pictures show nodes and data, and may live for hours; where a block's checksum is
+//! is looked up anew for each read, so that an old page is wanted for the moment of one read of it alone. The room for pages is kept
+//! twice (`fixed`), not once more for every checkpoint that a picture outlives.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,9 +11,16 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use varve_format::Run;
 
-/// Readers by the epoch in which they began, and freed runs by the epoch in which they were retired.
+/// Those of nodes and data, and those of pages.
 #[derive(Default)]
 pub struct Readers {
+    line: Line,
+    pages: Line,
+}
+
+/// Readers by the epoch in which they began, and freed runs by the epoch in which they were retired.
+#[derive(Default)]
+struct Line {
     inner: Mutex<Inner>,
     /// Told when a reader leaves, if anybody waits.
     left: Condvar,
@@ -17,20 +28,25 @@ pub struct Readers {
 
 /// A read under way.
 pub struct Reading<'r> {
-    readers: &'r Readers,
+    line: &'r Line,
     epoch: u64,
 }
 
 impl<'r> Reading<'r> {
     /// It begins now; call this under the mutex that showed what is going to be read.
     pub fn begin(readers: &'r Readers) -> Reading<'r> {
-        Reading { readers, epoch: readers.enter() }
+        Reading { line: &readers.line, epoch: readers.line.enter() }
+    }
+
+    /// The same of a page of an array. Whoever reads one waits for nothing but the device: a checkpoint may wait for it.
+    pub fn of_page(readers: &'r Readers) -> Reading<'r> {
+        Reading { line: &readers.pages, epoch: readers.pages.enter() }
     }
 }
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        self.readers.leave(self.epoch);
+        self.line.leave(self.epoch);
     }
 }
 
@@ -52,8 +68,45 @@ impl Inner {
 }
 
 impl Readers {
-    /// A read begins; pass what comes back to [`Readers::leave`].
+    /// A read of nodes or data begins; pass what comes back to [`Readers::leave`].
     pub fn enter(&self) -> u64 {
+        self.line.enter()
+    }
+    /// It has ended.
+    pub fn leave(&self, epoch: u64) {
+        self.line.leave(epoch);
+    }
+    /// Waits until all nodes and data that have been retired by now may be given back, or `patience` ends. Whether anything was kept.
+    pub fn wait(&self, patience: Duration) -> bool {
+        self.line.wait(patience)
+    }
+    /// The same of pages.
+    pub fn wait_for_pages(&self, patience: Duration) -> bool {
+        self.pages.wait(patience)
+    }
+    /// Whether somebody reads for whose sake what has been retired is kept: what is retired now is kept as long.
+    pub fn keep_back(&self) -> bool {
+        self.line.keep_back()
+    }
+    /// These blocks of nodes or data are free as soon as every read that has begun by now has ended.
+    pub fn retire(&self, runs: Vec<Run>) {
+        self.line.retire(runs);
+    }
+    /// These blocks of pages are free as soon as every read of a page that has begun by now has ended.
+    pub fn retire_pages(&self, runs: Vec<Run>) {
+        self.pages.retire(runs);
+    }
+    /// Runs that nobody reads any more.
+    pub fn drain(&self) -> Vec<Run> {
+        let mut runs = self.line.drain();
+        runs.extend(self.pages.drain());
+        runs
+    }
+}
+
+impl Line {
+    /// A read begins; pass what comes back to [`Line::leave`].
+    fn enter(&self) -> u64 {
         let mut inner = self.inner.lock();
         let epoch = inner.epoch;
         match inner.active.back_mut() {
@@ -63,7 +116,7 @@ impl Readers {
         epoch
     }
     /// It has ended.
-    pub fn leave(&self, epoch: u64) {
+    fn leave(&self, epoch: u64) {
         let mut inner = self.inner.lock();
         let (_, count) = inner
             .active
@@ -83,7 +136,7 @@ impl Readers {
         }
     }
     /// Waits until all that has been retired by now may be given back, or `patience` ends. Whether anything was kept.
-    pub fn wait(&self, patience: Duration) -> bool {
+    fn wait(&self, patience: Duration) -> bool {
         let mut inner = self.inner.lock();
         let newest = match inner.retired.back() {
             Some((newest, _)) if !inner.is_over(*newest) => *newest,
@@ -95,12 +148,12 @@ impl Readers {
         true
     }
     /// Whether somebody reads for whose sake what has been retired is kept: what is retired now is kept as long.
-    pub fn keep_back(&self) -> bool {
+    fn keep_back(&self) -> bool {
         let inner = self.inner.lock();
         inner.retired.front().is_some_and(|(epoch, _)| !inner.is_over(*epoch))
     }
     /// These blocks are free as soon as every read that has begun by now has ended.
-    pub fn retire(&self, runs: Vec<Run>) {
+    fn retire(&self, runs: Vec<Run>) {
         if runs.is_empty() {
             return;
         }
@@ -110,7 +163,7 @@ impl Readers {
         inner.retired.push_back((epoch, runs));
     }
     /// Runs that nobody reads any more.
-    pub fn drain(&self) -> Vec<Run> {
+    fn drain(&self) -> Vec<Run> {
         let mut inner = self.inner.lock();
         let mut out = Vec::new();
         while inner.retired.front().is_some_and(|(epoch, _)| inner.is_over(*epoch)) {
@@ -129,7 +182,7 @@ mod tests {
     // thousands of random enters, leaves and retires, against a plain list of readers.
     #[test]
     fn nothing_is_given_back_under_a_reader() {
-        let readers = Readers::default();
+        let readers = Line::default();
         // Epochs of readers at work, and runs (by their only block) with the readers that had begun before.
         let mut active: Vec<(u64, u64)> = Vec::new();
         let mut retired: Vec<(u64, Vec<u64>)> = Vec::new();

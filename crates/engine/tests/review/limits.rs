@@ -72,6 +72,82 @@ fn a_view_on_a_full_pool_does_not_stop_it() {
     sound(&store, &runs);
 }
 
+// Goal: what has been reserved can be logged on a full pool though somebody reads all the while: a checkpoint's pages of checksums and of the
+// bitmap are not paid for out of it. Method: blocks in every region are set aside, with room, and all other space; a picture is held; a
+// block of each region is logged and a checkpoint written, 30 times; then the pool is closed under the picture.
+#[test]
+fn a_view_on_a_full_pool_does_not_eat_what_is_reserved() {
+    const CYCLES: u64 = 30;
+    const REGION: u64 = 1024;
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Dup);
+    let store = open(&device);
+    let regions = (POOL_BYTES - DATA_START) / 4096 / REGION;
+    let mut mine = store.reserve(CYCLES * regions, 5000, 60).expect("reserves");
+    let mut blocks = Vec::new();
+    for n in 0..CYCLES * regions {
+        let near = PoolAddr::from_block(n % regions * REGION + 100);
+        blocks.extend(store.allocate(&mut mine, 1, near).expect("allocates"));
+    }
+    let mut taken = Vec::new();
+    for blocks in [1024, 64, 1] {
+        while let Ok(reservation) = store.reserve(blocks, 0, 0) {
+            taken.push(reservation);
+        }
+    }
+    let view = store.view();
+    for (cycle, runs) in blocks.chunks(regions as usize).enumerate() {
+        let mut tx = Transaction::new();
+        for run in runs {
+            tx.place_riding(*run, block_data(3, 1));
+            tx.put(EXTENTS, &run.addr.0.to_be_bytes(), b"here");
+        }
+        tx.privileged();
+        store.apply(tx, Some(&mut mine)).unwrap_or_else(|e| panic!("cycle {cycle}: {e}"));
+        store.checkpoint().unwrap_or_else(|e| panic!("checkpoint {cycle}: {e}"));
+    }
+    let pages = store.stats().checkpoint_bytes / 4096;
+    let held = store.space().held_back_bytes / 4096;
+    assert!(held < pages / 4, "{held} blocks of {pages} are kept for the picture");
+    store.close().expect("closes");
+    drop((view, mine, taken, store));
+    sound(&open(&device), &blocks);
+}
+
+// Goal: a transaction for which everything is set aside is never refused, whoever has used the protected part meanwhile. Method: a block with
+// much room is set aside, all other space too, and a part of what is protected is used; the block is logged by an ordinary transaction,
+// and one without a reservation is refused.
+#[test]
+fn what_is_reserved_is_never_refused() {
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Dup);
+    let store = open(&device);
+    let mut mine = store.reserve(1, 400, 60).expect("reserves");
+    let run = store.allocate(&mut mine, 1, PoolAddr::NULL).expect("allocates")[0];
+    let mut taken = Vec::new();
+    for blocks in [1024, 64, 1] {
+        while let Ok(reservation) = store.reserve(blocks, 0, 0) {
+            taken.push(reservation);
+        }
+    }
+    for n in 0..100u64 {
+        let mut tx = Transaction::new();
+        tx.put(TREE, &n.to_be_bytes(), &[1; 1900]);
+        tx.privileged();
+        store.apply(tx, None).expect("the protected part is there");
+    }
+    let mut tx = Transaction::new();
+    tx.put(TREE, b"more", &[1; 1900]);
+    let refused = store.apply(tx, None).expect_err("there is no space for anybody else");
+    assert!(matches!(refused, EngineError::NoSpace), "{refused}");
+    let mut tx = Transaction::new();
+    tx.place_riding(run, block_data(3, 1));
+    tx.put(EXTENTS, b"key", b"here");
+    store.apply(tx, Some(&mut mine)).expect("it is set aside");
+    drop((mine, taken));
+    sound(&store, &[run]);
+}
+
 // Goal: on a full pool somebody who reads does not make every change pay for a checkpoint that gives nothing back, nor use up what is kept
 // for deleting. Method: all space is taken, many entries are deleted in an order that spreads them, with a picture held from before or not;
 // checkpoints are counted while the protected part is half used, and how many deletions succeed.
