@@ -66,15 +66,11 @@ impl Check<'_> {
                     }
                 }
             }
-            self.taken("a family of data", family.0);
-            // Without records nothing else says that a version is none that ever was.
-            for holder in &holders {
-                self.taken("a version of data", holder.version.0);
-            }
             for owner in of_family {
                 self.beyond_size(owner, last, sound)?;
             }
         }
+        self.numbers(&owners, after)?;
         self.owners = owners;
         let says = crate::table::subvolumes::first_in(&self.view)?;
         let says = says.map_or(reserved, |record| record.reserved_blocks);

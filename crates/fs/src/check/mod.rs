@@ -38,6 +38,7 @@ mod data;
 mod differences;
 mod files;
 mod names;
+mod numbers;
 mod owners;
 mod paths;
 mod subvolumes;
@@ -505,9 +506,6 @@ impl<'a> Check<'a> {
                 first.1 += if same { next.1 } else { 0 };
                 same
             });
-            for (version, _) in &standing {
-                self.taken("a version of a namespace", version.0);
-            }
             let (mut found, progress) = (Vec::new(), self.core.store.progress());
             points::walk_points(&self.view, family, &standing, &mut found, &mut |_, _, _| progress.step(1))?;
             unsound |= found.iter().any(|problem| !idle(problem.kind));

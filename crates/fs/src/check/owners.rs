@@ -42,6 +42,11 @@ pub(super) struct Owners {
 }
 
 impl Owners {
+    /// Those of all families.
+    pub(super) fn all(&self) -> &[Owner] {
+        &self.list
+    }
+
     /// Those of a family of data.
     pub(super) fn of(&self, family: FamilyId) -> &[Owner] {
         let from = self.list.partition_point(|owner| owner.holder.family < family);
