@@ -60,7 +60,7 @@ kinds! {
     DataCopyDamaged "data-copy-damaged" "One copy of a block of data is bad; another is good.";
     SubvolumeMissing "subvolume-missing" "There is no readable record of the filesystem.";
     SubvolumeMalformed "subvolume-malformed" "The record of a subvolume or snapshot is not one.";
-    SubvolumeVersion "subvolume-version" "A subvolume stands at a version that does not exist, or shares one where nothing is said to be shared.";
+    SubvolumeVersion "subvolume-version" "A subvolume stands at a version that does not exist, or shares one, or has records of some, where nothing is said to be shared.";
     SubvolumeSlot "subvolume-slot" "Two subvolumes would show their inodes under the same numbers.";
     SubvolumePlace "subvolume-place" "A subvolume is nowhere, or not where its record says: no path leads to it.";
     EntryForeign "entry-foreign" "An entry belongs to a namespace or version that does not exist.";
@@ -107,7 +107,7 @@ kinds! {
     ExtentOverlap "extent-overlap" "Two extents of one version overlap.";
     ExtentOutside "extent-outside" "An extent leads out of the pool.";
     ExtentBeyondSize "extent-beyond-size" "A file has data beyond its end.";
-    ExtentOwnerless "extent-ownerless" "Extents or versions of a family that no inode has.";
+    ExtentOwnerless "extent-ownerless" "Extents or versions of a family that no inode has, or extents of one that names have.";
     ExtentVersion "extent-version" "An extent belongs to a version that does not exist.";
     ExtentIdle "extent-idle" "A hole that hides nothing.";
     ExtentUnseen "extent-unseen" "An extent that nobody sees, and nothing is left to be reaped.";
@@ -127,7 +127,7 @@ kinds! {
     SharesMalformed "shares-malformed" "A count of shared blocks is none, or there is another of the same blocks.";
     SharesMissing "shares-missing" "More extents name a block than are counted: it would be freed too early.";
     SharesStray "shares-stray" "Fewer extents name a block than are counted: it would never be freed.";
-    KeyframeMalformed "keyframe-malformed" "A keyframe is none, or a piece of it is missing: it is not used.";
+    KeyframeMalformed "keyframe-malformed" "A keyframe is none, is of names, or a piece of it is missing: it is not used.";
     KeyframeWrong "keyframe-wrong" "A keyframe shows something else than its version sees: who reads through it gets that.";
     EntryUnseen "entry-unseen" "An entry of a namespace that nobody sees, and nothing is left to be reaped.";
     WhiteoutIdle "whiteout-idle" "A whiteout that hides nothing.";

@@ -134,6 +134,42 @@ pub fn walk_family(
     Ok(reserved)
 }
 
+/// Checks that nothing is stored for the namespace `family` that only families of data have: keyframes, extents. Of one that has never been
+/// forked there are no versions, and so no index either, and no work for the reaper: says whether there are records of versions all the same.
+///
+/// # Errors
+/// Those of reading.
+pub fn check_names(
+    read: &dyn Read,
+    family: FamilyId,
+    forked: bool,
+    problems: &mut Vec<Problem>,
+) -> Result<bool> {
+    let (prefix, mut recorded) = (family_prefix(family), false);
+    let mut kinds =
+        vec![(TreeId::KEYFRAMES, Kind::KeyframeMalformed), (TreeId::EXTENTS, Kind::ExtentOwnerless)];
+    if !forked {
+        check_work(read, family, &[], &Versions::new(), problems)?;
+        read.scan(TreeId::VERSIONS, &prefix, &mut |key, _| {
+            recorded = key.starts_with(&prefix);
+            false
+        })?;
+        kinds.push((TreeId::HELD, Kind::HeldStray));
+    }
+    for (tree, kind) in kinds {
+        read.scan(tree, &prefix, &mut |key, _| {
+            let here = key.starts_with(&prefix);
+            if here {
+                let text =
+                    format!("an entry of the {} tree is of family {}, of names", tree.name(), family.0);
+                problems.push(Problem::new(kind, text));
+            }
+            here
+        })?;
+    }
+    Ok(recorded)
+}
+
 /// The walk through the entries.
 struct Walk {
     family: FamilyId,

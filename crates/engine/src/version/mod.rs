@@ -75,7 +75,7 @@ mod tests;
 use planting::planting;
 
 pub use changes::{DataChange, DataChanges, data_changes};
-pub use check::{next_family, walk_family};
+pub use check::{check_names, next_family, walk_family};
 pub use delete::delete_step;
 pub use extents::{pending_families, reap_step};
 pub use holders::{branch, branch_on, is_sole, release, share};

@@ -17,7 +17,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use varve_engine::version::points;
+use varve_engine::version::{self, points};
 use varve_engine::{
     CheckReport, CheckStage, EngineError, FamilyId, InodeId, LostKeys, Problem, ProblemKind as Kind,
     Problems, TreeId, View,
@@ -25,7 +25,7 @@ use varve_engine::{
 use varve_format::record::inode::{InodeKind, InodeRecord, decode_inode_key, inode_key};
 use varve_format::record::orphan::{OrphanRecord, decode_orphan_key};
 use varve_format::record::subvolume::{SUBVOLUME_DELETING, SUBVOLUME_FLAGGED};
-use varve_format::record::version::{VersionRecord, encode_key};
+use varve_format::record::version::VersionRecord;
 use varve_format::{Corrupt, VersionId, VersionKey};
 
 use crate::Result;
@@ -437,17 +437,17 @@ impl<'a> Check<'a> {
     }
 
     /// Where the pool says that nothing in it was ever shared, each subvolume has a family of its own, of which there are no versions:
-    /// what two stood at would be changed for both.
+    /// what two stood at would be changed for both. Nor is anything of them indexed or to be reaped: whoever forks one begins with nothing.
     fn unforked(&mut self) -> Result<()> {
         let mut alone = HashSet::new();
-        let mut shared = Vec::new();
+        let (mut shared, mut found) = (BTreeSet::new(), Vec::new());
         for namespace in self.namespaces.iter().filter(|namespace| !namespace.forked) {
-            let key = encode_key(namespace.family, namespace.version);
-            let recorded = self.view.get(TreeId::VERSIONS, &key)?.is_some();
-            if !alone.insert(namespace.family) || recorded {
-                shared.push(namespace.family);
+            let family = namespace.family;
+            if !alone.insert(family) || version::check_names(&self.view, family, false, &mut found)? {
+                shared.insert(family);
             }
         }
+        found.into_iter().for_each(|problem| self.problems.add(problem));
         for family in shared {
             let text = format!("family {} of names is shared, and the pool says that nothing is", family.0);
             self.problem(Kind::SubvolumeVersion, text);
@@ -507,6 +507,8 @@ impl<'a> Check<'a> {
                 same
             });
             let (mut found, progress) = (Vec::new(), self.core.store.progress());
+            version::check_names(&self.view, family, true, &mut found)?;
+            found.drain(..).for_each(|problem| self.problems.add(problem));
             points::walk_points(&self.view, family, &standing, &mut found, &mut |_, _, _| progress.step(1))?;
             unsound |= found.iter().any(|problem| !idle(problem.kind));
             found.into_iter().for_each(|problem| self.problems.add(problem));

@@ -300,6 +300,29 @@ pub const RECORDS: &[(Kind, Plant)] = &[
         let family = FamilyId(w.file.0);
         w.image.put(TreeId::REAP, &reap_key(family, Work::Going(VersionId(family.0))), &[]);
     }),
+    // Of the names: nothing of them was ever shared.
+    (Kind::ReapStray, |w| {
+        w.image.put(TreeId::REAP, &reap_key(FAMILY, Work::Going(VersionId(FAMILY.0))), &[]);
+    }),
+    (Kind::ReapMalformed, |w| {
+        let place = Work::Place(VersionId(KEY.0 + 9), TreeId::INODES, &[0; 16]);
+        w.image.put(TreeId::REAP, &reap_key(FAMILY, place), &[]);
+    }),
+    (Kind::HeldStray, |w| {
+        w.image.put(TreeId::HELD, &held_key(FAMILY, VersionKey(KEY.0 + 9), TreeId::INODES, &[0; 16]), &[]);
+    }),
+    (Kind::SubvolumeVersion, |w| {
+        let record = VersionRecord { refs: 0, ..VersionRecord::implicit(FAMILY) };
+        w.image.put(TreeId::VERSIONS, &encode_key(FAMILY, VersionId(FAMILY.0 + 9)), &record.encode());
+    }),
+    (Kind::KeyframeMalformed, |w| {
+        let key = KeyframeKey { family: FAMILY, segment: 0, version: KEY, piece: 0 };
+        w.image.put(TreeId::KEYFRAMES, &key.encode(), &[]);
+    }),
+    (Kind::ExtentOwnerless, |w| {
+        let key = DataKey { family: FAMILY, segment: 0, version: KEY, offset: 0 };
+        w.image.put(TreeId::EXTENTS, &key.encode(), &Extent::reserved(4096).encode());
+    }),
 ];
 
 /// Damage to bytes that a checksum guards.
