@@ -22,7 +22,7 @@ use crate::options::{CheckReport, CheckStage};
 use crate::problem::{Problem, ProblemKind as Kind, Problems};
 use crate::space::bits::Bits;
 use crate::store::{Store, View};
-use crate::tree::node::{Body, Interior, Leaf, Link, Node};
+use crate::tree::node::{Body, Interior, Link, Node};
 use crate::tree::{Replaced, Tree};
 
 type Result<T> = std::result::Result<T, EngineError>;
@@ -304,27 +304,21 @@ impl<'a> Walk<'a> {
         let inside = |key: &[u8]| key >= low && high.is_none_or(|h| key < h);
         let body = match &node.body {
             Body::Leaf(leaf) => {
-                self.entries += leaf.len() as u64;
-                *self.trees.entry(tree).or_default() += leaf.len() as u64;
-                if leaf.len() == 0 {
-                    self.problem(Kind::NodeEmpty, format!("a leaf of the {} tree at {at:#x}", tree.name()));
-                    return None;
-                }
                 let outside = (0..leaf.len()).filter(|i| !inside(&leaf.key(*i))).count();
-                if outside == 0 {
+                if leaf.len() > 0 && outside == 0 {
+                    self.entries += leaf.len() as u64;
+                    *self.trees.entry(tree).or_default() += leaf.len() as u64;
                     self.keep(link, &node);
                     return Some(link.clone());
                 }
-                let text = format!("{outside} keys of a leaf of the {} tree at {at:#x}", tree.name());
-                self.problem(Kind::NodeKeyRange, text);
-                let mut rest = Leaf::default();
-                for i in (0..leaf.len()).filter(|i| inside(&leaf.key(*i))) {
-                    rest.put(&leaf.key(i), leaf.value(i));
+                // Whoever reads the pool refuses the node as a whole: what it has in its range is lost, too.
+                let of = format!("a leaf of the {} tree at {at:#x}", tree.name());
+                match leaf.len() {
+                    0 => self.problem(Kind::NodeEmpty, of),
+                    _ => self.problem(Kind::NodeKeyRange, format!("{outside} keys of {of}")),
                 }
-                if rest.len() == 0 {
-                    return None;
-                }
-                Body::Leaf(rest)
+                self.lost.push(LostKeys { tree, low: low.to_vec(), high: high.map(<[u8]>::to_vec) });
+                return None;
             }
             Body::Interior(n) => {
                 if !n.keys()[1..].iter().all(|k| inside(k.as_slice())) {

@@ -49,8 +49,8 @@ kinds! {
     NodeKeyOrder "node-key-order" "Keys of a tree node are out of order or there twice: its entries are lost.";
     NodeForeign "node-foreign" "A tree node belongs to another tree, level or pool: its entries are lost.";
     NodeGeneration "node-generation" "A tree node was written by another checkpoint than its pointer says.";
-    NodeKeyRange "node-key-range" "A tree node has keys outside the range its parent gives it: they are lost.";
-    NodeEmpty "node-empty" "A leaf without entries.";
+    NodeKeyRange "node-key-range" "A tree node has keys outside the range its parent gives it: its entries are lost.";
+    NodeEmpty "node-empty" "A leaf without entries: what was in its range is lost.";
     PointerOutside "pointer-outside" "A pointer to a block of metadata leads out of the pool.";
     BlockUsedTwice "block-used-twice" "A block belongs to two things.";
     BlockLeaked "block-leaked" "Blocks are marked in use and nothing refers to them.";

@@ -336,6 +336,44 @@ fn what_is_lost_is_said() {
     assert_eq!((inode, path.as_deref()), (Some(world.dir.0), Some("/dir")));
 }
 
+// Goal: the check calls no file good that a mount cannot have: a leaf with a key outside its range is refused as a whole, and so is one without
+// entries. Method: a leaf of inodes with one key put behind all others, and an empty one; names that cannot be looked up are counted,
+// and each must be told.
+#[test]
+fn a_leaf_that_cannot_be_used_is_lost_as_a_whole() {
+    let world = build();
+    type Edit = fn(&mut image::Entries);
+    let plants: [(Kind, Edit); 2] = [
+        (Kind::NodeKeyRange, |entries| {
+            // Fewer: without what the keys begin with in common they take more room.
+            entries.truncate(8);
+            entries[7].0 = inode_key(FAMILY, InodeId(1 << 40), KEY).to_vec();
+        }),
+        (Kind::NodeEmpty, Vec::clear),
+    ];
+    for (kind, plant) in plants {
+        let mut damaged = world.again();
+        let key = damaged.middle(TreeId::INODES);
+        damaged.image.edit_entries(TreeId::INODES, &key, plant);
+        let problems = check(&damaged.image.device);
+        let count = |kind: Kind| problems.iter().filter(|problem| problem.kind == kind).count();
+        assert_eq!(count(kind), 1, "{problems:?}");
+        let options = OpenOptions {
+            store: StoreOptions { read_only: true, background: false, ..StoreOptions::default() },
+            dirty_bytes_max: 0,
+            clock: Arc::new(TestClock(SimClock::new(1_700_000_000, 1000))),
+            on_data_logged: None,
+        };
+        let (fs, _) = Filesystem::open(vec![damaged.image.device.clone()], options).unwrap();
+        let many = fs.lookup(ROOT, b"many").unwrap().ino;
+        let lost = |i: &i32| fs.lookup(many, format!("a name of some length {i}").as_bytes()).is_err();
+        let lost = (0..300).filter(lost).count();
+        assert!(lost > 5, "{}: {lost}", kind.name());
+        assert_eq!(count(Kind::InodeLost), lost, "{}: {problems:?}", kind.name());
+        assert_eq!(count(Kind::NameDangling), 0);
+    }
+}
+
 // Goal: a check changes nothing, not a byte. Method: the whole device before and after, of a damaged pool that was not
 // closed.
 #[test]
