@@ -110,6 +110,36 @@ impl Bits {
         }
         None
     }
+    /// The first block at or after `from`, before `end`, whose bit is not the same in `other`, of as many blocks. Passes over what both
+    /// have no page of, or the same.
+    pub fn next_difference(&self, other: &Bits, from: u64, end: u64) -> Option<u64> {
+        let mut at = from;
+        while at < end {
+            let page = (at / PAGE_BITS) as usize;
+            let page_end = ((page as u64 + 1) * PAGE_BITS).min(end);
+            let (ours, theirs) = (&self.pages[page], &other.pages[page]);
+            let is_same = match (ours, theirs) {
+                (None, None) => true,
+                (Some(ours), Some(theirs)) => Arc::ptr_eq(ours, theirs),
+                _ => false,
+            };
+            while at < page_end && !is_same {
+                #[cfg(test)]
+                WORDS_READ.with(|words| words.set(words.get() + 1));
+                let word =
+                    |page: &Option<Arc<Page>>| page.as_ref().map_or(0, |p| p[(at % PAGE_BITS) as usize / 64]);
+                let differs = (word(ours) ^ word(theirs)) & (u64::MAX << (at % 64));
+                let base = at - at % 64;
+                if differs != 0 {
+                    let found = base + u64::from(differs.trailing_zeros());
+                    return (found < end).then_some(found);
+                }
+                at = base + 64;
+            }
+            at = page_end;
+        }
+        None
+    }
     /// The first word of a page that is all clear, from `from` on and before `end`, which is not behind the page's end. Of
     /// `words_left` one is taken for each word that is read.
     pub fn next_clear_word(&self, from: u64, end: u64, words_left: &mut usize) -> Option<u64> {
