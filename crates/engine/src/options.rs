@@ -140,6 +140,8 @@ pub struct SpaceStats {
     pub protected_bytes: u64,
     /// What an ordinary write may still use.
     pub free_bytes: u64,
+    /// That, and what the next commit or checkpoint gives back, which whoever needs space waits for: not what is held back for who reads it.
+    pub free_soon_bytes: u64,
 }
 
 /// Counters of the store since it was opened.

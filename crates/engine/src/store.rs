@@ -551,6 +551,7 @@ impl Store {
     pub fn space(&self) -> SpaceStats {
         let core = self.core.lock();
         let s = &core.space;
+        let soon = s.available() + s.held.saturating_sub(self.readers.retired_blocks()) as i64;
         let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
         let copies = self.pool.chunks()[0].stripes.len() as u64;
         let device = self.pool.device_bytes() / copies;
@@ -562,6 +563,7 @@ impl Store {
             reserved_bytes: bytes(s.open + s.frozen + s.dirty_nodes * s.copies),
             protected_bytes: bytes(s.protected),
             free_bytes: bytes(s.available().max(0) as u64),
+            free_soon_bytes: bytes(soon.max(0) as u64),
         }
     }
 

@@ -57,6 +57,8 @@ struct Inner {
     /// a queue, because most begin and end in the newest epoch and it needs no memory for that.
     active: VecDeque<(u64, usize)>,
     retired: VecDeque<(u64, Vec<Run>)>,
+    /// Blocks of these.
+    retired_blocks: u64,
     waiting: usize,
 }
 
@@ -95,6 +97,10 @@ impl Readers {
     /// These blocks of pages are free as soon as every read of a page that has begun by now has ended.
     pub fn retire_pages(&self, runs: Vec<Run>) {
         self.pages.retire(runs);
+    }
+    /// Blocks that have been retired and not been given back: somebody reads there, or will be found to have ended.
+    pub fn retired_blocks(&self) -> u64 {
+        self.line.retired_blocks() + self.pages.retired_blocks()
     }
     /// Runs that nobody reads any more.
     pub fn drain(&self) -> Vec<Run> {
@@ -160,7 +166,12 @@ impl Line {
         let mut inner = self.inner.lock();
         let epoch = inner.epoch;
         inner.epoch += 1;
+        inner.retired_blocks += blocks(&runs);
         inner.retired.push_back((epoch, runs));
+    }
+    /// Blocks that have been retired and not been given back.
+    fn retired_blocks(&self) -> u64 {
+        self.inner.lock().retired_blocks
     }
     /// Runs that nobody reads any more.
     fn drain(&self) -> Vec<Run> {
@@ -169,8 +180,13 @@ impl Line {
         while inner.retired.front().is_some_and(|(epoch, _)| inner.is_over(*epoch)) {
             out.extend(inner.retired.pop_front().expect("just looked at").1);
         }
+        inner.retired_blocks -= blocks(&out);
         out
     }
+}
+
+fn blocks(runs: &[Run]) -> u64 {
+    runs.iter().map(|run| u64::from(run.blocks)).sum()
 }
 
 #[cfg(test)]
@@ -213,6 +229,7 @@ mod tests {
             }
             let kept = retired.first().is_some_and(|(_, before)| !before.is_empty());
             assert_eq!(readers.keep_back(), kept, "step {step}");
+            assert_eq!(readers.retired_blocks(), retired.len() as u64, "step {step}");
         }
         active.into_iter().for_each(|(_, epoch)| readers.leave(epoch));
         assert_eq!(readers.drain().len(), retired.len());

@@ -227,7 +227,11 @@ impl Core {
     pub(crate) fn statfs(&self) -> Result<StatFs> {
         let space = self.store.space();
         let total_bytes = space.total_bytes.saturating_sub(space.fixed_bytes + space.protected_bytes);
-        Ok(StatFs { total_bytes, free_bytes: space.free_bytes.min(total_bytes), files: self.files.get() })
+        Ok(StatFs {
+            total_bytes,
+            free_bytes: space.free_soon_bytes.min(total_bytes),
+            files: self.files.get(),
+        })
     }
 }
 

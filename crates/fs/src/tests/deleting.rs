@@ -1,5 +1,6 @@
-//! Subvolumes that are being deleted, beside those who still look at them.
+//! Deletions beside those who still look, and what they make free.
 
+use super::space::fill;
 use super::*;
 use crate::reaper::Task;
 use crate::subvolume::Slot;
@@ -70,5 +71,49 @@ fn a_listing_never_shows_the_source_instead() {
     });
     assert!(listed.is_ok(), "{listed:?}");
     assert_eq!(names, [b".".to_vec(), b"..".to_vec(), b"file".to_vec()]);
+    f.check();
+}
+
+// Goal: who deletes until there is space enough, as statfs has it, deletes no more than that takes, and can use what he is told; what is kept for
+// somebody who reads is not counted. Method: files of a MiB on a full pool, removed without a commit between; as much is written again; a view is held
+// over the last.
+#[test]
+fn what_is_deleted_is_free_at_once() {
+    let f = Fixture::new(64 * MIB);
+    let names: Vec<Vec<u8>> = (0..20).map(|n| format!("file{n}").into_bytes()).collect();
+    for name in &names {
+        let file = f.create(name);
+        f.write(file, 0, &[7; 1 << 20]);
+    }
+    fill(&f, b"big");
+    f.fs.sync().unwrap();
+    let free = || f.fs.statfs().unwrap().free_bytes;
+    let begin = free();
+    for (n, name) in names[..10].iter().enumerate() {
+        f.fs.unlink(ROOT, name).unwrap();
+        let now = free();
+        // Nodes that are changed have their next copies set aside.
+        assert!(now + MIB / 8 >= begin + (n as u64 + 1) * MIB, "{n}: {begin} {now}");
+    }
+    let again = f.create(b"again");
+    let data = vec![8; 9 << 20];
+    let mut written = 0;
+    while written < data.len() {
+        // Of much at once less may be taken: room for its records is asked for before it is known how few they are.
+        let taken = f.fs.write(Caller::ROOT, again, written as u64, &data[written..]).unwrap();
+        assert!(taken > 0);
+        written += taken;
+    }
+    f.fs.sync().unwrap();
+    let before = free();
+    let view = f.fs.core().store.view();
+    f.fs.unlink(ROOT, &names[10]).unwrap();
+    f.fs.sync().unwrap();
+    let kept = free();
+    assert!(kept < before + MIB / 2, "{before} {kept}");
+    drop(view);
+    f.fs.maintain().unwrap();
+    assert!(free() + MIB / 8 >= before + MIB);
+    assert!(f.read_all(again) == data);
     f.check();
 }

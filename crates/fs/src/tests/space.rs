@@ -7,7 +7,7 @@ use super::*;
 use crate::subvolume::Slot;
 use crate::writeback::{Group, Ride};
 
-fn fill(f: &Fixture, name: &[u8]) -> (varve_engine::InodeId, u64) {
+pub(super) fn fill(f: &Fixture, name: &[u8]) -> (varve_engine::InodeId, u64) {
     let ino = f.create(name);
     let data = pattern(9, 1 << 20);
     let mut offset = 0;
