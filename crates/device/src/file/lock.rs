@@ -4,12 +4,17 @@
 //! was named first, then the file under it. Whoever finds one taken lets go of all.
 //! A file that cannot be opened (deleted, or in another mount namespace) cannot be locked: then the other loop devices over it
 //! are locked in its place, and so they are by who opens such a file by a name that is left.
+//!
+//! A process that is killed may leave requests in flight, which write later and keep nothing but the open file that they go
+//! through. So what is written to is locked by just that open file; and where that is a loop device, the file under it is not locked
+//! any more: whoever has a file's lock asks once for those of all loop devices over it. (Not of loop devices on these.)
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -39,12 +44,14 @@ pub(super) struct Lock {
 /// descriptor until its program begins, and the lock would live as long.
 struct Held {
     file: File,
+    /// What it was opened once more as, to be written to: if there is one, that has the lock.
+    writer: Mutex<Option<File>>,
     process: Process,
 }
 
 impl Held {
     fn new(file: File) -> Arc<Held> {
-        Arc::new(Held { file, process: Process::current() })
+        Arc::new(Held { file, writer: Mutex::new(None), process: Process::current() })
     }
 }
 
@@ -53,15 +60,57 @@ impl Drop for Held {
         // A forked child would let go of its parent's lock.
         if self.process.is_current() {
             // If it has none, nothing is lost; and closing is what is left.
-            let _ = flock(&self.file, FlockOperation::Unlock);
+            for file in self.writer.get_mut().iter().chain([&self.file]) {
+                let _ = flock(file, FlockOperation::Unlock);
+            }
         }
     }
 }
 
 impl Lock {
     /// Asks once.
-    pub(super) fn ask(&self, operation: FlockOperation) -> Result<(), Errno> {
+    fn ask(&self, operation: FlockOperation) -> Result<(), Errno> {
         flock(&self.held.file, operation)
+    }
+
+    /// Asks once for a shared one, also where a writer has it: that lets go of it, and there is no moment without a lock.
+    pub(super) fn ask_shared(&self) -> Result<(), Errno> {
+        let mut writer = self.held.writer.lock();
+        if let Some(writer) = &*writer {
+            flock(writer, FlockOperation::NonBlockingLockShared)?;
+        }
+        self.ask(FlockOperation::NonBlockingLockShared)?;
+        if let Some(writer) = writer.take() {
+            // Closing it would not do, as above; else it has none.
+            let _ = flock(&writer, FlockOperation::Unlock);
+        }
+        Ok(())
+    }
+
+    /// From shared to exclusive, asked once; with `writer`, the same file opened once more, it is that one's from then on. An error
+    /// leaves nobody with a lock that is good for anything: ask for the shared one again.
+    pub(super) fn ask_alone(&self, writer: Option<&File>) -> Result<(), Errno> {
+        let Some(writer) = writer else { return self.ask(FlockOperation::NonBlockingLockExclusive) };
+        let kept = writer.try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        // Shared by both, then by the new one alone, whom nobody is in the way of: there is no moment without a lock.
+        flock(writer, FlockOperation::NonBlockingLockShared)?;
+        let alone = self
+            .ask(FlockOperation::Unlock)
+            .and_then(|()| flock(writer, FlockOperation::NonBlockingLockExclusive));
+        match alone {
+            Ok(()) => *self.held.writer.lock() = Some(kept),
+            // The kernel's own locks are gone then, others may be shared still: who asked hears of it when asking for the shared one.
+            Err(_) => {
+                let _ = self.ask(FlockOperation::NonBlockingLockShared);
+                let _ = flock(writer, FlockOperation::Unlock);
+            }
+        }
+        alone
+    }
+
+    /// Whether a writer has it, made by reopening, that has not shared it again.
+    pub(super) fn is_writers(&self) -> bool {
+        self.held.writer.lock().is_some()
     }
 
     /// Whether it is of use to ask again: not if a living process has a file, of whose locks `own_locks` are ours.
@@ -120,16 +169,26 @@ pub(super) fn take(
         under: Some(under),
         is_block_device,
     };
+    // Asked for when all others are had, and let go of: a device that is open cannot be taken away.
+    let mut asked = Vec::new();
     if !is_block_device {
         let id = FileId::of(&file.metadata().map_err(os_error)?);
-        locks.extend(loops::devices_over(id, None, true).into_iter().map(|found| under(found, true)));
+        for over in loops::devices_over(id, None) {
+            let list = if over.is_hidden { &mut locks } else { &mut asked };
+            list.push(under((over.file, over.path), true));
+        }
     } else {
         match loops::bottom(file) {
             Bottom::Device => {}
-            Bottom::File(file, path) => locks.push(under((file, path), false)),
+            Bottom::File(file, path, directory) => {
+                let id = FileId::of(&file.metadata().map_err(os_error)?);
+                locks.push(under((file, path), false));
+                let others = loops::devices_over(id, Some(&directory));
+                asked.extend(others.into_iter().map(|over| under((over.file, over.path), true)));
+            }
             Bottom::OutOfReach(id, directory) => {
-                let others = loops::devices_over(id, Some(&directory), false);
-                locks.extend(others.into_iter().map(|found| under(found, true)));
+                let others = loops::devices_over(id, Some(&directory));
+                locks.extend(others.into_iter().map(|over| under((over.file, over.path), true)));
                 // Who had the file before its name was gone has locked the file alone.
                 let alone = operation == FlockOperation::NonBlockingLockExclusive;
                 if let Some(holder) = lock_holder(id, alone) {
@@ -139,7 +198,7 @@ pub(super) fn take(
             }
         }
     }
-    for lock in &locks[1..] {
+    for lock in locks[1..].iter().chain(&asked) {
         lock.take(operation)?;
     }
     Ok(locks)

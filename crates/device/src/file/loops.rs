@@ -50,9 +50,9 @@ impl FileId {
 pub(super) enum Bottom {
     /// No file.
     Device,
-    /// This one, open for reading.
-    File(File, PathBuf),
-    /// A file that cannot be opened, under this loop device (a number of the whole device).
+    /// This one, open for reading, under this loop device (its directory in /sys).
+    File(File, PathBuf, PathBuf),
+    /// A file that cannot be opened, under this loop device.
     OutOfReach(FileId, PathBuf),
 }
 
@@ -129,16 +129,23 @@ pub(super) fn bottom(device: &File) -> Bottom {
             return Bottom::OutOfReach(id, found.directory);
         };
         if file.metadata().is_ok_and(|metadata| metadata.file_type().is_file()) {
-            return Bottom::File(file, found.file_path);
+            return Bottom::File(file, found.file_path, found.directory);
         }
         above = Some(file);
     }
     Bottom::Device
 }
 
-/// The loop devices that have this file under them, open for reading, but not the one at `except` of /sys. With `hidden_only`:
-/// those by whose name for it the file cannot be found.
-pub(super) fn devices_over(id: FileId, except: Option<&Path>, hidden_only: bool) -> Vec<(File, PathBuf)> {
+/// A loop device over a file, open for reading.
+pub(super) struct Over {
+    pub file: File,
+    pub path: PathBuf,
+    /// The file cannot be found by the name that the kernel tells.
+    pub is_hidden: bool,
+}
+
+/// The loop devices that have this file under them, but not the one at `except` of /sys.
+pub(super) fn devices_over(id: FileId, except: Option<&Path>) -> Vec<Over> {
     let Ok(directories) = fs::read_dir("/sys/block") else { return Vec::new() };
     directories
         .flatten()
@@ -146,13 +153,16 @@ pub(super) fn devices_over(id: FileId, except: Option<&Path>, hidden_only: bool)
         .take(DEVICES_MAX)
         .filter_map(|entry| LoopDevice::at(fs::canonicalize(entry.path()).ok()?))
         .filter(|device| Some(device.directory.as_path()) != except)
-        // Most are over other files; these are not opened, because a device that is open cannot be taken away.
-        .filter(|device| match fs::metadata(&device.file_path) {
-            Ok(metadata) => !hidden_only && FileId::of(&metadata) == id,
-            Err(_) => true,
+        .filter_map(|device| {
+            let is_hidden = match fs::metadata(&device.file_path) {
+                Ok(metadata) if FileId::of(&metadata) == id => false,
+                // Most are over other files; these are not opened, because a device that is open cannot be taken away.
+                Ok(_) => return None,
+                Err(_) => true,
+            };
+            let (file, path) = device.open()?;
+            (file_under(&file) == Some(id)).then_some(Over { file, path, is_hidden })
         })
-        .filter_map(|device| device.open())
-        .filter(|(device, _)| file_under(device) == Some(id))
         .collect()
 }
 
@@ -167,7 +177,7 @@ pub fn file_of_storage(path: &Path) -> Option<FileId> {
     let device = open(path, |metadata| metadata.file_type().is_block_device())?;
     match bottom(&device) {
         Bottom::Device => None,
-        Bottom::File(file, _) => Some(FileId::of(&file.metadata().ok()?)),
+        Bottom::File(file, ..) => Some(FileId::of(&file.metadata().ok()?)),
         Bottom::OutOfReach(id, _) => Some(id),
     }
 }

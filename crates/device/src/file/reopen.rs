@@ -1,8 +1,9 @@
 //! From reading to writing: what is open is opened once more, and its lock becomes a writer's.
 //!
-//! A lock belongs to the open file that has it, so the new device keeps these files; others would be in the way of the
-//! first. flock(2) lets go of a shared lock before it looks whether there can be an exclusive one: who is refused takes the
-//! shared one again, and if a writer was faster, nothing is read any more, for nobody could say what it means.
+//! A lock belongs to the open file that has it, and what is written to must be locked by the one that the writes go through
+//! (`lock` says why): the new one shares the lock, the old one lets go, the new one's becomes exclusive. Those of what is under a loop
+//! device stay where they are. flock(2) lets go of a shared lock before it looks whether there can be an exclusive one: who is refused
+//! takes the shared one again, and if a writer was faster, nothing is read any more, for nobody could say what it means.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,7 +11,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::Ordering::Relaxed;
 
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::lock::{LOCK_ATTEMPTS, LOCK_PAUSE, Lock, locked_error};
@@ -22,11 +23,16 @@ use crate::error::Operation;
 impl FileDevice {
     /// The same file or block device, opened for writing as well, alone. For one that was opened with
     /// [`super::OpenMode::ReadOnly`], which can be read from as before; its name may lead elsewhere by now. If what this
-    /// gives is not going to be used: drop it, then [`FileDevice::share_again`].
+    /// gives is not going to be used: drop it, then [`FileDevice::share_again`]; until then there can be no other.
     ///
     /// Errors as [`FileDevice::open`]; nothing has changed then.
     pub fn reopen_for_writing(&self) -> Result<FileDevice, DeviceError> {
         self.require_own()?;
+        if let Some(lock) = self.locks.first()
+            && lock.is_writers()
+        {
+            return Err(lock.refused());
+        }
         let file = self.open_again()?;
         if !is_same(&file, &self.file) {
             let text = "its name leads to something else now".to_owned();
@@ -39,7 +45,7 @@ impl FileDevice {
             FileDevice::on(file, self.locks.clone(), self.path.clone(), self.is_block_device, true, options)?;
         device.origin = self.origin.clone();
         // Last: all that can fail for another reason has not.
-        self.lock_alone()?;
+        self.lock_alone(&device.file)?;
         Ok(device)
     }
 
@@ -57,7 +63,7 @@ impl FileDevice {
 
     fn share_lock(&self, lock: &Lock) -> Result<(), DeviceError> {
         loop {
-            match lock.ask(FlockOperation::NonBlockingLockShared) {
+            match lock.ask_shared() {
                 Ok(()) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(_) => {
@@ -91,9 +97,10 @@ impl FileDevice {
     }
 
     /// Makes all locks exclusive, or none: the same ones are shared again, those that have been made exclusive too.
-    fn lock_alone(&self) -> Result<(), DeviceError> {
-        for lock in &self.locks {
-            if let Err(error) = self.take_alone(lock) {
+    /// That of this very file becomes `writer`'s.
+    fn lock_alone(&self, writer: &File) -> Result<(), DeviceError> {
+        for (i, lock) in self.locks.iter().enumerate() {
+            if let Err(error) = self.take_alone(lock, (i == 0).then_some(writer)) {
                 self.share_again()?;
                 return Err(error);
             }
@@ -101,9 +108,9 @@ impl FileDevice {
         Ok(())
     }
 
-    fn take_alone(&self, lock: &Lock) -> Result<(), DeviceError> {
+    fn take_alone(&self, lock: &Lock, writer: Option<&File>) -> Result<(), DeviceError> {
         for _ in 0..LOCK_ATTEMPTS {
-            let refused = match lock.ask(FlockOperation::NonBlockingLockExclusive) {
+            let refused = match lock.ask_alone(writer) {
                 Ok(()) => return Ok(()),
                 Err(refused) => refused,
             };
