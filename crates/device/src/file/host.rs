@@ -1,4 +1,4 @@
-//! A sparse file whose filesystem has become full.
+//! A sparse file whose filesystem has become full, or a thin volume whose store has.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ use crate::{DeviceError, Request};
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 impl FileDevice {
-    /// From now on a write for which the filesystem that holds this file has no space (ENOSPC, EDQUOT) is tried again for as long as
-    /// `patience` before it fails; who writes waits. An error in the log says so at once: somebody has to make room.
+    /// From now on a write for which the filesystem that holds this file, or what is under this block device, has no space (ENOSPC,
+    /// EDQUOT) is tried again for as long as `patience` before it fails; who writes waits. An error in the log says so at once: somebody has to make room.
     pub fn wait_for_host(&self, patience: Duration) {
         self.patience_ms.store(u64::try_from(patience.as_millis()).unwrap_or(u64::MAX), Relaxed);
     }
@@ -30,9 +30,13 @@ impl FileDevice {
             return;
         }
         let (device, seconds) = (self.path.display(), patience.as_secs());
+        let host = if self.is_block_device {
+            format!("what stores the blocks of {device} (a thin volume?)")
+        } else {
+            format!("the filesystem that holds {device}")
+        };
         tracing::error!(
-            "the filesystem that holds {device} is full: what is to be written waits up to {seconds} seconds for space there, \
-             then the pool stops"
+            "{host} is full: what is to be written waits up to {seconds} seconds for space there, then the pool stops"
         );
         let (begun, mut pause) = (Instant::now(), Duration::from_millis(50));
         while results.iter().any(is_full) && begun.elapsed() < patience {
@@ -49,7 +53,7 @@ impl FileDevice {
             }
         }
         if !results.iter().any(is_full) {
-            tracing::warn!("the filesystem that holds {device} has space again");
+            tracing::warn!("{host} has space again");
         }
     }
 }

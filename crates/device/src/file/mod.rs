@@ -229,10 +229,28 @@ impl FileDevice {
                 Ok(0) => return Err(self.short_error(operation, offset, len_bytes, done)),
                 Ok(n) => done += n,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.os_error(operation, offset, len_bytes, &error)),
+                Err(error) => return Err(self.transfer_error(operation, offset, len_bytes, done, &error)),
             }
         }
         Ok(())
+    }
+
+    /// What has failed after `done` bytes. Behind the end of a block device the kernel says that there is no space.
+    fn transfer_error(
+        &self,
+        operation: Operation,
+        offset: u64,
+        len_bytes: u64,
+        done: usize,
+        error: &io::Error,
+    ) -> DeviceError {
+        let is_behind_end = Errno::from_io_error(error) == Some(Errno::NOSPC)
+            && self.is_block_device
+            && open::block_size_bytes(self.file.as_fd()).is_ok_and(|now| now < offset + len_bytes);
+        if is_behind_end {
+            return self.short_error(operation, offset, len_bytes, done);
+        }
+        self.os_error(operation, offset, len_bytes, error)
     }
 
     fn short_error(&self, operation: Operation, offset: u64, len_bytes: u64, done: usize) -> DeviceError {
@@ -275,7 +293,7 @@ impl FileDevice {
                 match outcome.error {
                     Some(errno) => {
                         let error = io::Error::from_raw_os_error(errno);
-                        *result = Err(self.os_error(operation, offset, len_bytes, &error));
+                        *result = Err(self.transfer_error(operation, offset, len_bytes, 0, &error));
                     }
                     // A short or interrupted transfer is rare: carry it on the simple way, which also finds out
                     // whether the device has become shorter.

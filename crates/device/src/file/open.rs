@@ -263,7 +263,7 @@ fn set_direct(file: &File, size_bytes: u64) -> io::Result<bool> {
     }
 }
 
-fn block_size_bytes(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
+pub(super) fn block_size_bytes(fd: BorrowedFd<'_>) -> Result<u64, Errno> {
     // SAFETY: BLKGETSIZE64 writes one u64 through its argument, which is what this getter provides.
     unsafe { ioctl(fd, Getter::<BLKGETSIZE64, u64>::new()) }
 }

@@ -479,6 +479,47 @@ fn block_devices_work() {
     }
 }
 
+// Goal: a block device that has become shorter is told so at once, and nobody waits for space. Method: a loop device whose file is cut
+// to half, one that waits for its host, a write of each kind behind the end and across it; needs root, hence ignored.
+#[test]
+#[ignore = "needs root and a free loop device"]
+fn a_block_device_that_shrinks_is_short() {
+    let dir = tempfile::tempdir().unwrap();
+    let backing = dir.path().join("backing");
+    let file = std::fs::File::create(&backing).unwrap();
+    file.set_len(32 * MIB).unwrap();
+    let losetup = |args: &[&str], path: &Path| {
+        let output = std::process::Command::new("losetup").args(args).arg(path).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let path = PathBuf::from(losetup(&["--find", "--show"], &backing).trim());
+    let checks = std::panic::catch_unwind(|| {
+        for backend in [Backend::Uring, Backend::Pread] {
+            file.set_len(32 * MIB).unwrap();
+            losetup(&["--set-capacity"], &path);
+            let options = FileOptions { backend: Some(backend), ..FileOptions::default() };
+            let device = FileDevice::open_with(&path, OpenMode::ReadWrite, options).unwrap();
+            device.wait_for_host(Duration::from_secs(10));
+            file.set_len(16 * MIB).unwrap();
+            losetup(&["--set-capacity"], &path);
+            let (begun, buf) = (Instant::now(), AlignedBuf::new(8192));
+            let write = |offset| Request::Write { offset, buf: &buf };
+            let mut results = device.run(&mut [write(16 * MIB - 4096)]);
+            results.extend(device.run(&mut [write(24 * MIB), write(0), write(16 * MIB - 4096)]));
+            assert!(begun.elapsed() < Duration::from_secs(5), "it was waited for: {results:?}");
+            assert_eq!(results.remove(2), Ok(()));
+            let is_short =
+                |result: &Result<(), DeviceError>| matches!(result, Err(DeviceError::Short { .. }));
+            assert!(results.iter().all(is_short), "{backend:?}: {results:?}");
+        }
+    });
+    losetup(&["--detach"], &path);
+    if let Err(panic) = checks {
+        std::panic::resume_unwind(panic);
+    }
+}
+
 // Goal: flushes may overlap, each through an open file of its own, and a third waits its turn. Method: a device on
 // a file has two; threads flush it at once, all are counted.
 #[test]
