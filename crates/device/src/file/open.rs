@@ -20,7 +20,7 @@ use rustix::ioctl::{Getter, Setter, ioctl, opcode};
 use rustix::process::{Resource, getrlimit};
 
 use super::FileId;
-use super::lock::{self, LOCK_PAUSE, Lock, locked_error};
+use super::lock::{self, LOCK_ATTEMPTS, LOCK_PAUSE, Lock, locked_error};
 use super::state::Origin;
 use super::uring::RingPool;
 use super::{Backend, FileDevice, FileOptions, FlushTurn, OpenMode};
@@ -34,13 +34,11 @@ const BLKROGET: rustix::ioctl::Opcode = opcode::none(0x12, 94);
 /// `BLKDISCARD`: discard [offset, length].
 const BLKDISCARD: rustix::ioctl::Opcode = opcode::none(0x12, 119);
 
-/// A process that another thread is starting has a copy of what claims a block device until its program begins, and that cannot
-/// be let go of otherwise: so often it is asked for, with pauses, before it counts as claimed by somebody else.
-const CLAIM_ATTEMPTS: u32 = 10;
-
-/// Opens `path`; a claimed block device when it is free in a moment.
+/// Opens `path`; a claimed block device when it is free in a moment. A process that another thread is starting has a copy of what
+/// claims it until its program begins, and so have requests in flight of one that was killed, which cannot be let go of
+/// otherwise: it is asked for as often as a lock before it counts as claimed by somebody else.
 pub(super) fn open_unclaimed(options: &OpenOptions, path: impl AsRef<Path>) -> io::Result<File> {
-    for _ in 1..CLAIM_ATTEMPTS {
+    for _ in 1..LOCK_ATTEMPTS {
         match options.open(&path) {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => {
                 std::thread::sleep(LOCK_PAUSE);

@@ -458,7 +458,7 @@ fn block_devices_work() {
         let mut command = std::process::Command::new("true");
         let inside = move || {
             (&tell).write_all(b"x")?;
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(800));
             Ok(())
         };
         // SAFETY: the child makes system calls alone.
