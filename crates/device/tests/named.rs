@@ -79,6 +79,32 @@ fn an_attempt_that_fails_is_no_hindrance() {
     assert_eq!(std::fs::metadata(&path).unwrap().len(), MIB);
 }
 
+// Goal: who only reads a pool's file is not taken for who has it locked: its lock, which is about to end, is waited for. Method: a lock
+// that no living process seems to have, as above, and another process that has the file open for reading.
+#[test]
+fn who_only_reads_is_not_the_holder() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pool");
+    let held = locked(&path, &vec![0; MIB as usize]);
+    let mut reads = Command::new("sleep").arg("60").stdin(File::open(&path).unwrap()).spawn().unwrap();
+    let refused = FileDevice::open(&path, OpenMode::ReadWrite).map(drop);
+    let opened = std::thread::spawn({
+        let path = path.clone();
+        move || FileDevice::open(&path, OpenMode::ReadWrite).map(drop)
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    drop(held);
+    let opened = opened.join().expect("no panic");
+    reads.kill().unwrap();
+    reads.wait().unwrap();
+    match refused {
+        Err(DeviceError::LockedBy(text)) => assert!(!text.contains(&reads.id().to_string()), "{text}"),
+        other => panic!("{other:?}"),
+    }
+    opened.unwrap();
+}
+
 /// Writes two blocks at once and reads them, so often that the thread gets a ring of its own. They hold `byte`.
 fn use_groups(device: &FileDevice, byte: u8) -> Result<(), DeviceError> {
     for round in 0..20 {

@@ -2,8 +2,10 @@
 //!
 //! Best effort from /proc: an answer may be missing (another user's process, another container), never an
 //! error. The lock table names whoever took the lock, which may have handed it on to a child and ended;
-//! then the open files of all processes are looked through.
+//! then the open files of all processes are looked through. The kernel says of each whether it has a lock
+//! (/proc/PID/fdinfo): who only has the file open, to copy it perhaps, keeps nobody from it.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -45,7 +47,7 @@ impl Identity {
 }
 
 /// Something like "process 4711 (varve)", if a process can be found that has `path` (open as `ours` here)
-/// locked or open for writing.
+/// locked or open for writing, or at all if that is what claims it (`ours` is `None`).
 pub(super) fn describe_holder(path: &Path, ours: Option<&File>) -> Option<String> {
     let metadata = match ours {
         Some(file) => file.metadata(),
@@ -56,7 +58,10 @@ pub(super) fn describe_holder(path: &Path, ours: Option<&File>) -> Option<String
     holders.retain(|pid| lives(*pid));
     // This process may have it locked as well.
     let other = holders.iter().find(|pid| **pid != std::process::id());
-    let pid = other.or(holders.first()).copied().or_else(|| opener(Identity::of(&metadata)))?;
+    let pid = other.or(holders.first()).copied().or_else(|| {
+        let found = opener(Identity::of(&metadata));
+        found.locks.or(found.writes).or(if ours.is_none() { found.reads } else { None })
+    })?;
     Some(describe(pid))
 }
 
@@ -77,7 +82,7 @@ pub(super) fn held_by_living(ours: &File, own_locks: usize) -> bool {
             holders.swap_remove(own);
         }
     }
-    holders.into_iter().any(lives) || opener(Identity::of(&metadata)).is_some()
+    holders.into_iter().any(lives) || opener(Identity::of(&metadata)).locks.is_some()
 }
 
 /// Something like "process 4711 (varve)": a living process that has a lock on `file` which is in the way of a shared one, or
@@ -115,11 +120,26 @@ fn locks_on(device: u64, inode: u64) -> Vec<(u32, bool)> {
     locks.lines().filter_map(holder).collect()
 }
 
-/// A process other than this one that has the file open for writing (else at all). This one has it open because it asks; a lock
-/// of its own stands in the lock table.
-fn opener(identity: Identity) -> Option<u32> {
-    let mut reader = None;
-    for process in fs::read_dir("/proc").ok()?.flatten().take(PROCESSES_MAX) {
+/// Processes other than this one that have a file open.
+#[derive(Default)]
+struct Openers {
+    /// With a lock on it.
+    locks: Option<u32>,
+    writes: Option<u32>,
+    reads: Option<u32>,
+}
+
+/// Whether an open file, number `name` of this process, has a lock that it got by flock(2).
+fn has_lock(process: &Path, name: &OsStr) -> bool {
+    let info = fs::read_to_string(process.join("fdinfo").join(name)).unwrap_or_default();
+    info.lines().any(|line| line.starts_with("lock:") && line.contains(" FLOCK "))
+}
+
+/// Who has the file open. This process has because it asks; a lock of its own stands in the lock table.
+fn opener(identity: Identity) -> Openers {
+    let mut found = Openers::default();
+    let Ok(processes) = fs::read_dir("/proc") else { return found };
+    for process in processes.flatten().take(PROCESSES_MAX) {
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
@@ -131,12 +151,14 @@ fn opener(identity: Identity) -> Option<u32> {
             if Identity::of_open(&file.path()) != Some(identity) {
                 continue;
             }
-            // The link's own mode bits say how the file was opened.
-            if file.metadata().is_ok_and(|link| link.mode() & 0o200 != 0) {
-                return Some(pid);
+            if has_lock(&process.path(), &file.file_name()) {
+                found.locks = Some(pid);
+                return found;
             }
-            reader = reader.or(Some(pid));
+            // The link's own mode bits say how the file was opened.
+            let writes = file.metadata().is_ok_and(|link| link.mode() & 0o200 != 0);
+            (if writes { &mut found.writes } else { &mut found.reads }).get_or_insert(pid);
         }
     }
-    reader
+    found
 }
