@@ -1,9 +1,8 @@
 //! Creating and opening a pool: the checkpoint is loaded, the log replayed, the cut made durable, and only then is
 //! anybody served.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use quick_cache::sync::Cache;
@@ -33,17 +32,13 @@ use crate::tree::{NodeSource, Route, Tree};
 use crate::unchanged::LogEnd;
 use crate::version::Keyframes;
 
+mod background;
 mod keyframes;
 mod load;
 
 use load::{Source, load_bitmap, load_pages, load_root, load_roots};
 
 type Result<T> = std::result::Result<T, EngineError>;
-
-/// How often the background thread looks around.
-const TICK: Duration = Duration::from_millis(1000);
-/// After so many ticks a transaction is durable, whoever has asked for it or not, and however many follow it.
-const COMMITTED_TICKS: usize = 5;
 
 fn sum_pages(total_blocks: u64) -> usize {
     total_blocks.div_ceil(PAGE_BLOCKS) as usize
@@ -588,61 +583,6 @@ impl Store {
             }
         }
         Ok(sum)
-    }
-
-    /// Without its thread a store makes nothing durable by itself: it is not opened then.
-    fn start_background(self: &Arc<Self>) -> Result<()> {
-        let weak: Weak<Store> = self.me.clone();
-        let spawned = std::thread::Builder::new().name("varve-store".into()).spawn(move || {
-            // Where the log was at the last ticks, the oldest first.
-            let mut seen = [Lsn(0); COMMITTED_TICKS];
-            while let Some(store) = weak.upgrade() {
-                let due = {
-                    let mut wake = store.background.wake.lock();
-                    if !wake.checkpoint && !wake.stop {
-                        store.background.turn.wait_for(&mut wake, TICK);
-                    }
-                    if wake.stop {
-                        return;
-                    }
-                    std::mem::take(&mut wake.checkpoint)
-                };
-                // An idle log is committed when nothing has joined it for a tick, and one that never is when something in it has
-                // grown old.
-                let position = store.position();
-                let (idle, old) = (position == seen[COMMITTED_TICKS - 1], seen[0]);
-                seen.rotate_left(1);
-                seen[COMMITTED_TICKS - 1] = position;
-                let result = if due {
-                    store.checkpoint_when_due()
-                } else if idle {
-                    store.maintain()
-                } else {
-                    store.commit(old)
-                };
-                if let Err(e) = result {
-                    tracing::error!("background work: {e}");
-                    if store.commits.stopped().is_some() {
-                        return;
-                    }
-                }
-            }
-        });
-        let thread =
-            spawned.map_err(|e| EngineError::Refused(format!("no thread for background work: {e}")))?;
-        *self.background.thread.lock() = Some(thread);
-        Ok(())
-    }
-
-    pub(crate) fn stop_background(&self) {
-        self.background.wake.lock().stop = true;
-        self.background.turn.notify_all();
-        let thread = self.background.thread.lock().take();
-        if let Some(thread) = thread
-            && thread.thread().id() != std::thread::current().id()
-        {
-            let _ = thread.join();
-        }
     }
 }
 

@@ -219,3 +219,45 @@ fn a_trickle_of_changes_becomes_durable() {
     }
     store.close().expect("closes");
 }
+
+// Goal: nor does a checkpoint keep it from being so, however long it takes. Method: changes until the background writes one, which is
+// held up in its first write; one more change.
+#[test]
+fn a_long_checkpoint_holds_up_no_commit() {
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Dup);
+    let options = StoreOptions { cache_bytes: 1 << 20, ..StoreOptions::default() };
+    let (store, _) = Store::open(vec![device.clone() as Arc<dyn Device>], options).expect("opens");
+    // Whether the checkpoint is held up; false when it goes on.
+    let held = Arc::new((Mutex::new(None), Condvar::new()));
+    let holds = held.clone();
+    device.on_request(move |offset, writes| {
+        let is_checkpoints = std::thread::current().name() == Some("varve-store");
+        if writes && offset >= DATA_START && is_checkpoints {
+            let mut state = holds.0.lock().expect("lock");
+            state.get_or_insert(true);
+            let held = holds.1.wait_timeout_while(state, PATIENCE / 2, |state| *state == Some(true));
+            drop(held.expect("lock"));
+        }
+    });
+    let begun = Instant::now();
+    for n in 0u64.. {
+        if held.0.lock().expect("lock").is_some() {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "no checkpoint after {n} changes");
+        put(&store, &n.to_be_bytes(), &[7; 500]);
+        // Twice as many changes would wait for the checkpoint: the background has its turn before.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let last = put(&store, b"last", b"v");
+    let begun = Instant::now();
+    while store.durable_position() < last && begun.elapsed() < PATIENCE / 8 {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let durable = store.durable_position();
+    *held.0.lock().expect("lock") = Some(false);
+    held.1.notify_all();
+    store.close().expect("closes");
+    assert!(durable >= last, "not durable while a checkpoint is being written");
+}
