@@ -3,7 +3,8 @@
 //! A flush that returns well says that what had been written before it began is durable. While others run beside it that
 //! needs care: one that began earlier may be about to fail, and what it should have made durable is then gone although a
 //! later one returns well (a drive may drop its cache when it reports an error). So a flush counts only when
-//! all that began before it have returned well, and after one failure none ever counts again. One that panics has failed.
+//! all that began before it have returned well, and after one failure none ever counts again: each gives the error of the first,
+//! which says why. One that panics has failed.
 
 use parking_lot::{Condvar, Mutex};
 
@@ -23,7 +24,8 @@ struct Inner {
     begun: u64,
     /// Those that have not returned: as many as there are callers.
     running: Vec<u64>,
-    failed: bool,
+    /// Why the first that has failed did.
+    failed: Option<EngineError>,
 }
 
 /// Whom a flush waits for when it has returned well.
@@ -44,17 +46,18 @@ impl Flushes {
     ) -> Result<(), EngineError> {
         let number = {
             let mut inner = self.inner.lock();
-            if inner.failed {
-                return Err(failed());
+            if let Some(error) = &inner.failed {
+                return Err(error.clone());
             }
             inner.begun += 1;
             let number = inner.begun;
             inner.running.push(number);
             number
         };
-        let mut running = Running { flushes: self, number, well: false };
-        let result = flush();
-        running.well = result.is_ok();
+        let panicked = EngineError::Refused("a flush has panicked".into());
+        let mut running = Running { flushes: self, number, result: Err(panicked) };
+        running.result = flush();
+        let result = running.result.clone();
         drop(running);
         result?;
         let mut inner = self.inner.lock();
@@ -62,10 +65,10 @@ impl Flushes {
             return Ok(());
         }
         let last = if beside == Beside::Earlier { number } else { inner.begun };
-        while !inner.failed && inner.running.iter().any(|running| *running <= last) {
+        while inner.failed.is_none() && inner.running.iter().any(|running| *running <= last) {
             self.returned.wait(&mut inner);
         }
-        if inner.failed { Err(failed()) } else { Ok(()) }
+        inner.failed.clone().map_or(Ok(()), Err)
     }
 }
 
@@ -73,20 +76,19 @@ impl Flushes {
 struct Running<'a> {
     flushes: &'a Flushes,
     number: u64,
-    well: bool,
+    /// What it gives, or that it has panicked.
+    result: Result<(), EngineError>,
 }
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         let mut inner = self.flushes.inner.lock();
         inner.running.retain(|running| *running != self.number);
-        inner.failed |= !self.well;
+        if let Err(error) = &self.result {
+            inner.failed.get_or_insert_with(|| error.clone());
+        }
         self.flushes.returned.notify_all();
     }
-}
-
-fn failed() -> EngineError {
-    EngineError::Stopped("another flush has failed".into())
 }
 
 #[cfg(test)]
@@ -101,8 +103,8 @@ mod tests {
     /// Longer than anything here takes; who is not told by then hangs.
     const PATIENCE: Duration = Duration::from_secs(120);
 
-    // Goal: a flush counts only after those that began before it, and never beside a failed one. Method: of two that
-    // overlap the later returns first; the earlier one is held up, then ends well or not. Also the other way round.
+    // Goal: a flush counts only after those that began before it, and never beside a failed one, whose error all others give. Method:
+    // of two that overlap the later returns first; the earlier one is held up, then ends well or not. Also the other way round.
     #[test]
     fn a_flush_waits_for_those_before_it() {
         for (earlier_ends_well, beside) in
@@ -112,26 +114,30 @@ mod tests {
             let (go, gate) = channel::<()>();
             let (began, begins) = channel::<()>();
             let (told, tell) = channel();
+            let text = |result: Result<(), EngineError>| result.map_err(|error| error.to_string());
+            let expected =
+                if earlier_ends_well { Ok(()) } else { Err(EngineError::Refused("injected".into())) };
+            let injected = expected.clone();
             thread::scope(|scope| {
                 let flushes = &flushes;
                 let first = scope.spawn(move || {
                     flushes.run(Beside::Earlier, || {
                         began.send(()).expect("the test listens");
                         gate.recv().expect("the test sends");
-                        if earlier_ends_well { Ok(()) } else { Err(EngineError::Stopped("injected".into())) }
+                        injected
                     })
                 });
                 begins.recv().expect("the first begins");
                 scope.spawn(move || {
-                    told.send(flushes.run(beside, || Ok(())).is_ok()).expect("the test listens")
+                    told.send(text(flushes.run(beside, || Ok(())))).expect("the test listens")
                 });
                 let early = tell.recv_timeout(Duration::from_millis(50));
                 assert!(early.is_err(), "it was believed while an earlier one ran");
                 go.send(()).expect("the first waits");
-                assert_eq!(first.join().expect("no panic").is_ok(), earlier_ends_well);
-                assert_eq!(tell.recv().expect("it ends"), earlier_ends_well);
+                assert_eq!(text(first.join().expect("no panic")), text(expected.clone()));
+                assert_eq!(tell.recv().expect("it ends"), text(expected.clone()));
             });
-            assert_eq!(flushes.run(Beside::Earlier, || Ok(())).is_ok(), earlier_ends_well);
+            assert_eq!(text(flushes.run(Beside::Earlier, || Ok(()))), text(expected));
         }
     }
 
