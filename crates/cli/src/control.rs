@@ -41,7 +41,7 @@ use admission::{Admission, CLIENTS_MAX, CONNECTED_MAX};
 pub const NO_REQUEST: &str = "there is no request";
 
 /// Begins a request of [`crate::versions`].
-pub const VERSIONS: &str = "versions ";
+pub const VERSIONS: &str = "subvolumes ";
 
 /// Holds a name of 255 bytes as the numbers of a JSON list.
 const REQUEST_BYTES_MAX: u64 = 4096;

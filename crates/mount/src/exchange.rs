@@ -5,6 +5,7 @@
 //! itself. A filesystem that was put in the place of another stays; asking it costs one look more than asking it directly.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
@@ -22,12 +23,14 @@ type Result<T> = std::result::Result<T, FsError>;
 pub struct Exchange<V> {
     first: RwLock<Arc<V>>,
     second: OnceLock<Arc<V>>,
+    /// Whoever asks keeps names himself, and has said so.
+    names_left: AtomicBool,
 }
 
 impl<V: Verbs> Exchange<V> {
     /// With the first filesystem in it.
     pub fn new(first: Arc<V>) -> Exchange<V> {
-        Exchange { first: RwLock::new(first), second: OnceLock::new() }
+        Exchange { first: RwLock::new(first), second: OnceLock::new(), names_left: AtomicBool::new(false) }
     }
 
     /// Who is asked now.
@@ -44,6 +47,9 @@ impl<V: Verbs> Exchange<V> {
         let mut first = self.first.write();
         if self.second.get().is_none() {
             let second = by(&first)?;
+            if self.names_left.load(Ordering::Relaxed) {
+                second.leave_names_to_caller();
+            }
             // Nobody needs the first any more: it goes when its last user does.
             *first = second.clone();
             let _ = self.second.set(second);
@@ -104,5 +110,12 @@ impl<V: Verbs> Verbs for Exchange<V> {
         wants_durable(ino: InodeId, names: bool) -> bool;
         statfs() -> Result<StatFs>;
         stop(why: &str) -> ();
+    }
+
+    fn leave_names_to_caller(&self) {
+        // Under the lock that an exchange takes: it is told to the one or to the other.
+        let first = self.first.read();
+        self.names_left.store(true, Ordering::Relaxed);
+        first.leave_names_to_caller();
     }
 }

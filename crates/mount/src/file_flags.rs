@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use varve_fs::{Attr, Caller, FileFlags, FileKind, FsError, InodeId};
+use varve_fs::{Attr, Caller, FileFlags, FileKind, FsError, InodeId, shown_number};
 
 use crate::dispatch::{Adapter, errno, when_durable};
 use crate::kernel::abi::{Fsxattr, IoctlOut, ioctl, ioctl_flags, ioctl_fsxattr};
@@ -128,6 +128,7 @@ impl<V: Verbs> Adapter<V> {
         };
         self.waiters.run_whole(store, move |is_stored| {
             if !is_stored {
+                let number = shown_number(InodeId(number));
                 tracing::warn!(
                     "inode {number} gets no flag: what programs have stored in it is not written back in time"
                 );

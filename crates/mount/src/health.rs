@@ -18,6 +18,7 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use rustix::io::Errno;
 
 use crate::unstored::Unstored;
+use varve_fs::{InodeId, shown_number};
 
 /// Errors beyond these are logged only once in [`ERRORS_LOGGED_EVERY`].
 const ERRORS_LOGGED_FIRST: u64 = 20;
@@ -123,6 +124,7 @@ impl Health {
             return;
         }
         let count = self.unstored_count.fetch_add(1, Relaxed) + 1;
+        let ino = shown_number(InodeId(ino));
         if count <= ERRORS_LOGGED_FIRST || count.is_multiple_of(ERRORS_LOGGED_EVERY) {
             tracing::warn!(
                 "what was changed through mmap in inode {ino} cannot be stored: {}; each sync of the file fails until it is, or is written \
@@ -135,6 +137,7 @@ impl Health {
     /// Logs an error that the caller sees as EIO only: the first few, then one in a thousand.
     pub(crate) fn note_error(&self, verb: &str, ino: u64, error: &varve_fs::FsError) {
         let count = self.errors_count.fetch_add(1, Relaxed) + 1;
+        let ino = shown_number(InodeId(ino));
         if count <= ERRORS_LOGGED_FIRST || count.is_multiple_of(ERRORS_LOGGED_EVERY) {
             tracing::error!("{verb} of inode {ino} failed: {error} (error {count} of this mount)");
         }

@@ -119,7 +119,7 @@ impl Filesystem {
     /// nothing else of it: no other extended attributes, no flags. There has to be room for both. A symbolic link is followed, and
     /// stays.
     ///
-    /// Where there was a file the new one has a name of its own beside it before it takes its place: `.replacing-`, its inode number and
+    /// Where there was a file the new one has a name of its own beside it before it takes its place: `.replacing-`, a number and
     /// another one. Who lists the directory just then, or takes a snapshot, may see that; a crash just then leaves it there, with all
     /// of `contents`, beside the old file, and it can be removed. Where there was none nothing else is ever seen.
     ///

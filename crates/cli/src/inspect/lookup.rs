@@ -9,7 +9,7 @@ use varve_format::record::name::NameRecord;
 use varve_format::record::orphan::{OrphanRecord, orphan_key};
 use varve_format::record::subvolume::{
     FIRST_SUBVOLUME, LOCAL_INODE_BITS, SUBVOLUME_DELETING, SUBVOLUME_PENDING, SUBVOLUME_READ_ONLY,
-    SUBVOLUME_SLOTS, SubvolumeRecord, shown_inode,
+    SUBVOLUME_SLOTS, SubvolumeRecord, inode_shown, shown_inode,
 };
 use varve_format::{FamilyId, InodeId, TreeId};
 
@@ -75,6 +75,11 @@ impl Subvolumes {
         let way = Way::load(state, record.family, record.version)
             .with_context(|| format!("the namespace of subvolume {id}"))?;
         Ok(Some(View { id: *id, record: record.clone(), way }))
+    }
+
+    /// Whether a subvolume has this slot.
+    fn has_slot(&self, slot: u64) -> bool {
+        self.all.iter().any(|(_, record)| u64::from(record.slot) == slot)
     }
 
     fn first(&self, state: &State<'_>) -> Result<View> {
@@ -146,7 +151,7 @@ impl Subvolumes {
             (at, kind) = find_name(state, &view.way, at, name)?.ok_or_else(|| {
                 anyhow!(
                     "{shown}: there is no {part} in inode {} of subvolume {}{}",
-                    view.full(at).0,
+                    shown_inode(view.full(at).0),
                     view.id,
                     self.caveat()
                 )
@@ -157,7 +162,7 @@ impl Subvolumes {
 }
 
 impl View {
-    /// The number that users see of an inode in this subvolume.
+    /// The whole number of an inode in this subvolume.
     fn full(&self, ino: InodeId) -> InodeId {
         InodeId(u64::from(self.record.slot) << LOCAL_INODE_BITS | ino.0)
     }
@@ -192,17 +197,22 @@ pub fn path_of(state: &State<'_>, path: &OsStr) -> Result<Doc> {
 }
 
 /// What `inspect POOL inode NUMBER` shows. The number says in which subvolume, unless `subvolume` does.
-pub fn inode_of(state: &State<'_>, number: InodeId, subvolume: Option<&OsStr>) -> Result<Doc> {
+pub fn inode_of(state: &State<'_>, shown: u64, subvolume: Option<&OsStr>) -> Result<Doc> {
     let subvolumes = Subvolumes::load(state)?;
+    let mut number = InodeId(inode_shown(shown));
     let slot = number.0 >> LOCAL_INODE_BITS;
     let view = match subvolume {
         Some(text) => {
             let view = subvolumes.named(state, text)?;
-            if slot != 0 && slot != u64::from(view.record.slot) {
+            let others = slot != 0 && slot != u64::from(view.record.slot);
+            if others && shown < 1 << LOCAL_INODE_BITS && !subvolumes.has_slot(slot) {
+                // No number that programs see, then: the inode's own.
+                number = InodeId(shown);
+            } else if others {
                 return Err(Usage(format!(
                     "inode {} is one of another subvolume than {}: its own number is {}; leave --subvolume away, or give \
                      that number",
-                    shown_inode(number.0),
+                    shown,
                     view.id,
                     local(number).0
                 ))
@@ -223,7 +233,7 @@ pub fn inode_of(state: &State<'_>, number: InodeId, subvolume: Option<&OsStr>) -
                 (None, None) => bail!(
                     "there is no inode {}, and no subvolume with its slot, {slot}; varve inspect POOL tree subvolumes shows \
                      them{}",
-                    shown_inode(number.0),
+                    shown,
                     subvolumes.caveat()
                 ),
             }

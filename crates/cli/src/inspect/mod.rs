@@ -49,7 +49,7 @@ pub fn run(args: &InspectArgs) -> Result<Outcome> {
         }
         Some(InspectWhat::Node { addr }) => look(&|state| block(state, PoolAddr(*addr)))?,
         Some(InspectWhat::Inode { number, subvolume }) => {
-            look(&|state| lookup::inode_of(state, varve_fs::inode_shown(*number), subvolume.as_deref()))?
+            look(&|state| lookup::inode_of(state, *number, subvolume.as_deref()))?
         }
         Some(InspectWhat::Path { path }) => look(&|state| lookup::path_of(state, path))?,
     };

@@ -85,7 +85,8 @@ fn decoded(tree: TreeId, key: &[u8], value: &[u8]) -> Result<Doc, Corrupt> {
                 OrphanState::Open => "unlinked while open",
                 _ => "being deleted",
             };
-            let mut doc = map! { "inode": ino.0, "state": state };
+            let mut doc =
+                map! { "inode": varve_format::record::subvolume::shown_inode(ino.0), "state": state };
             doc.extend(inode_record(&record.inode));
             doc
         }

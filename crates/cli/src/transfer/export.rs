@@ -458,7 +458,7 @@ impl<'a> Export<'a> {
         }
         Err(Trouble::Entry(format!(
             "directory {} has another place, too, and is exported there: the pool is damaged (varve check)",
-            ino.0
+            varve_fs::shown_number(ino)
         )))
     }
 

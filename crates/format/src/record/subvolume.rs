@@ -13,8 +13,8 @@ pub const FIRST_SUBVOLUME: u64 = 2;
 /// SipHash-1-3 keyed with the pool's seed: how names become positions.
 pub const HASH_KIND_SIPHASH13: u8 = 1;
 
-/// Bits of an inode number that are the inode's own. Above them is the slot of its subvolume, so that numbers shown to
-/// users are unique in a pool. Keys and values of a namespace hold numbers without the slot, orphans' keys with it.
+/// Bits of an inode number that are the inode's own. Above them is the slot of its subvolume, so that whole
+/// numbers are unique in a pool ([`shown_inode`] is what users see of them). Keys and values of a namespace hold numbers without the slot, orphans' keys with it.
 pub const LOCAL_INODE_BITS: u32 = 43;
 
 /// The number that programs see of an inode: its bits in another order. Those of the slot are behind the lowest 32 of the inode's own, and

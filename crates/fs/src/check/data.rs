@@ -10,6 +10,7 @@ use varve_format::{SEGMENT_BYTES, VersionKey};
 use super::Check;
 use super::owners::{Owner, Owners, Place};
 use crate::Result;
+use crate::shown_number;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -92,7 +93,7 @@ impl Check<'_> {
     /// problem. Where that cannot be read somebody may.
     fn who(&self, owner: &Owner) -> Option<(Option<u64>, String)> {
         match owner.seen_as(&self.view, &self.namespaces, 1) {
-            Ok(seen_as) => seen_as.first().map(|ino| (Some(ino.0), format!("inode {}", ino.0))),
+            Ok(seen_as) => seen_as.first().map(|ino| (Some(ino.0), format!("inode {}", shown_number(*ino)))),
             Err(error) => Some((None, format!("an inode of which cannot be read who sees it ({error})"))),
         }
     }
@@ -177,7 +178,7 @@ impl Check<'_> {
                     continue;
                 }
                 let ino = self.namespace.slot.full(*ino);
-                let text = format!("what inode {} has here is lost where it was data", ino.0);
+                let text = format!("what inode {} has here is lost where it was data", shown_number(ino));
                 let bytes = Some((from, to));
                 found.add(Problem { bytes, ..Problem::of_inode(Kind::ExtentsLost, ino.0, text) });
             }

@@ -29,7 +29,7 @@ use varve_format::record::version::VersionRecord;
 use varve_format::{Corrupt, VersionId, VersionKey};
 
 use crate::Result;
-use crate::api::FileFlags;
+use crate::api::{FileFlags, shown_number};
 use crate::core::Core;
 use crate::subvolume::{Slot, Subvolume, local};
 use crate::table::Namespace;
@@ -560,14 +560,18 @@ impl<'a> Check<'a> {
             match InodeRecord::decode(value) {
                 Ok(record) => {
                     if record.links == 0 {
-                        let text = format!("inode {} has no links and is not an orphan", full.0);
+                        let text = format!("inode {} has no links and is not an orphan", shown_number(full));
                         self.of(Kind::InodeUnlinked, full, text);
                     }
                     self.fields(full, &record);
                     says = Some(Says::new(&record));
                 }
                 Err(why) => {
-                    self.of(Kind::InodeMalformed, full, format!("the record of inode {}: {why}", full.0));
+                    self.of(
+                        Kind::InodeMalformed,
+                        full,
+                        format!("the record of inode {}: {why}", shown_number(full)),
+                    );
                     // Its names lead somewhere all the same.
                     malformed = true;
                 }
@@ -607,12 +611,14 @@ impl<'a> Check<'a> {
         let flags = FileFlags::of(record);
         if flags != FileFlags::NONE && !self.flagged {
             let letters = flags.letters();
-            let text =
-                format!("inode {} has flags ({letters}), and the pool says that no inode has any", ino.0);
+            let text = format!(
+                "inode {} has flags ({letters}), and the pool says that no inode has any",
+                shown_number(ino)
+            );
             self.of(Kind::InodeFlags, ino, text);
         }
         for what in wrong {
-            self.of(Kind::InodeSenseless, ino, format!("inode {} {what}", ino.0));
+            self.of(Kind::InodeSenseless, ino, format!("inode {} {what}", shown_number(ino)));
         }
     }
 
@@ -628,19 +634,19 @@ impl<'a> Check<'a> {
             let record = match OrphanRecord::decode(&value) {
                 Ok(record) => record,
                 Err(why) => {
-                    self.of(Kind::OrphanMalformed, ino, format!("orphan {}: {why}", ino.0));
+                    self.of(Kind::OrphanMalformed, ino, format!("orphan {}: {why}", shown_number(ino)));
                     continue;
                 }
             };
             self.taken("orphan", local(ino).0);
             if record.inode.links != 0 {
-                let text = format!("orphan {} has {} links", ino.0, record.inode.links);
+                let text = format!("orphan {} has {} links", shown_number(ino), record.inode.links);
                 self.of(Kind::OrphanLinked, ino, text);
             }
             let directories = record.inode.rdev > 1;
             if record.inode.kind == InodeKind::Directory && (record.inode.size > 0 || directories) {
                 let what = if directories { "has directories in it" } else { "has entries" };
-                self.of(Kind::DirectorySize, ino, format!("orphan {} {what} and no name", ino.0));
+                self.of(Kind::DirectorySize, ino, format!("orphan {} {what} and no name", shown_number(ino)));
             }
             self.orphans.insert(ino);
         }
@@ -653,7 +659,11 @@ impl<'a> Check<'a> {
         let orphans: Vec<InodeId> = self.orphans.range(first..=last).copied().collect();
         for ino in orphans {
             if self.inodes.get(&local(ino)).is_some_and(|seen| seen.says.is_some()) {
-                self.of(Kind::OrphanLive, ino, format!("inode {} is an orphan and in the namespace", ino.0));
+                self.of(
+                    Kind::OrphanLive,
+                    ino,
+                    format!("inode {} is an orphan and in the namespace", shown_number(ino)),
+                );
             }
         }
     }

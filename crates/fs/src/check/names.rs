@@ -10,6 +10,7 @@ use varve_format::text::escape;
 
 use super::Check;
 use crate::Result;
+use crate::shown_number;
 
 /// The names of one hash in one directory, which are being read.
 #[derive(Default)]
@@ -45,7 +46,7 @@ impl Check<'_> {
         let record = match NameRecord::decode(value) {
             Ok(record) => record,
             Err(why) => {
-                let text = format!("an entry of directory {}: {why}", full.0);
+                let text = format!("an entry of directory {}: {why}", shown_number(full));
                 self.of(Kind::NameMalformed, full, text);
                 return None;
             }
@@ -54,7 +55,10 @@ impl Check<'_> {
         match bucket.at {
             Some((d, h, chained)) if (d, h) == place => {
                 if !chained {
-                    let text = format!("directory {}: a name follows an entry that says none does", full.0);
+                    let text = format!(
+                        "directory {}: a name follows an entry that says none does",
+                        shown_number(full)
+                    );
                     self.of(Kind::NameChain, full, text);
                 }
             }
@@ -62,7 +66,8 @@ impl Check<'_> {
                 bucket.names.clear();
                 if position.sequence() != 0 && !self.has_lost(TreeId::NAMES) {
                     let first = position.sequence();
-                    let text = format!("directory {}: names of one hash begin at {first}", full.0);
+                    let text =
+                        format!("directory {}: names of one hash begin at {first}", shown_number(full));
                     self.of(Kind::NameChain, full, text);
                 }
                 bucket.at = Some((place.0, place.1, record.chained()));
@@ -71,7 +76,7 @@ impl Check<'_> {
         let NameRecord::Entry { kind, ino, name, .. } = record else { return None };
         self.name(dir, position, kind, ino, &name);
         if !bucket.names.insert(name.clone()) {
-            let text = format!("directory {}: \"{}\" is there twice", full.0, escape(&name));
+            let text = format!("directory {}: \"{}\" is there twice", shown_number(full), escape(&name));
             self.of(Kind::NameDuplicate, full, text);
         }
         Some([dir, ino])
@@ -83,7 +88,8 @@ impl Check<'_> {
         let at = |text: &str| format!("\"{}\" {text}", escape(name));
         let hash = self.namespace.hasher.hash(name);
         if NamePosition::new(hash, position.sequence()) != position {
-            let text = format!("directory {}: {}", full_dir.0, at("is not at the place of its hash"));
+            let text =
+                format!("directory {}: {}", shown_number(full_dir), at("is not at the place of its hash"));
             self.of(Kind::NameMisplaced, full_dir, text);
         }
         let (dir_lost, ino_lost) = (self.inode_is_lost(dir), self.inode_is_lost(ino));
@@ -94,16 +100,16 @@ impl Check<'_> {
         match parent.says.as_ref().map(|says| says.kind) {
             Some(InodeKind::Directory) => {}
             Some(_) => {
-                let text = at(&format!("is in inode {}, which is no directory", full_dir.0));
+                let text = at(&format!("is in inode {}, which is no directory", shown_number(full_dir)));
                 self.of(Kind::NameStray, full_dir, text);
             }
             _ if self.orphans.contains(&full_dir) => {
-                let text = at(&format!("is in inode {}, which is no directory", full_dir.0));
+                let text = at(&format!("is in inode {}, which is no directory", shown_number(full_dir)));
                 self.of(Kind::NameStray, full_dir, text);
             }
             _ if dir_lost => {}
             _ => {
-                let text = at(&format!("is in directory {}, which does not exist", full_dir.0));
+                let text = at(&format!("is in directory {}, which does not exist", shown_number(full_dir)));
                 self.problem(Kind::NameStray, text);
             }
         }
@@ -113,25 +119,31 @@ impl Check<'_> {
         match seen.says.as_ref().map(|says| says.kind) {
             Some(is) if is == kind => {}
             Some(_) => {
-                let text = at(&format!("in directory {} says another kind than its inode", full_dir.0));
+                let text =
+                    at(&format!("in directory {} says another kind than its inode", shown_number(full_dir)));
                 self.of(Kind::NameKind, full, text);
             }
             _ if self.orphans.contains(&full) => {
-                let text = at(&format!("in directory {} leads to orphan {}", full_dir.0, full.0));
+                let text = at(&format!(
+                    "in directory {} leads to orphan {}",
+                    shown_number(full_dir),
+                    shown_number(full)
+                ));
                 self.of(Kind::NameOfOrphan, full_dir, text);
             }
             _ if ino_lost => {
                 let text = format!(
                     "the record of inode {}, {}, is lost",
-                    full.0,
-                    at(&format!("in directory {}", full_dir.0))
+                    shown_number(full),
+                    at(&format!("in directory {}", shown_number(full_dir)))
                 );
                 self.of(Kind::InodeLost, full_dir, text);
             }
             _ => {
                 let text = at(&format!(
                     "in directory {} leads to inode {}, which does not exist",
-                    full_dir.0, full.0
+                    shown_number(full_dir),
+                    shown_number(full)
                 ));
                 self.of(Kind::NameDangling, full_dir, text);
             }

@@ -7,6 +7,7 @@ use varve_engine::{InodeId, Problem, TreeId, View};
 use varve_format::record::name::{NameRecord, decode_name_key};
 use varve_format::text::escape;
 
+use crate::shown_number;
 use crate::subvolume::{Slot, local};
 use crate::table::Namespace;
 
@@ -130,7 +131,9 @@ fn say(problem: &mut Problem, paths: &Paths<'_>) {
     problem.path = problem.inode.and_then(|ino| paths.path(InodeId(ino)));
     for file in &mut problem.files {
         file.path = paths.path(InodeId(file.inode));
+        file.inode = shown_number(InodeId(file.inode));
     }
+    problem.inode = problem.inode.map(|ino| shown_number(InodeId(ino)));
     let mut said = Vec::new();
     if let Some(path) = &problem.path {
         said.push(format!("{}{}", escape(path), range(problem.bytes)));

@@ -11,6 +11,7 @@ use varve_format::text::escape;
 
 use super::Check;
 use crate::Result;
+use crate::shown_number;
 use crate::subvolume::Slot;
 
 /// Where subvolumes are in directories of others, by the slot of those.
@@ -91,7 +92,7 @@ impl Check<'_> {
         Ok(match self.inodes.get(&place.directory).and_then(|seen| seen.says.as_ref()) {
             _ if self.inode_is_lost(place.directory) => None,
             Some(says) if says.kind != InodeKind::Directory => {
-                Some(format!("is in inode {}, which is no directory", dir.0))
+                Some(format!("is in inode {}, which is no directory", shown_number(dir)))
             }
             Some(_) => {
                 let hash = self.namespace.hasher.hash(&place.name);
@@ -101,7 +102,7 @@ impl Check<'_> {
                 let hides = self.name_there(dir, place, NamePosition::new(hash, 0))?;
                 hides.then(|| "hides a name of its directory, or is at its place".into())
             }
-            None => Some(format!("is in directory {}, which does not exist", dir.0)),
+            None => Some(format!("is in directory {}, which does not exist", shown_number(dir))),
         })
     }
 }

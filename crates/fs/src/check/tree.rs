@@ -6,6 +6,7 @@ use varve_engine::{InodeId, Problem, ProblemKind as Kind, Problems, TreeId};
 use varve_format::record::inode::InodeKind;
 
 use super::{Check, Says, Seen, Touched};
+use crate::shown_number;
 
 impl Check<'_> {
     /// Inodes of the subvolume that is being looked at, when all has been counted: these, or all.
@@ -57,7 +58,7 @@ impl Tree<'_, '_> {
         let is_root = *ino == self.check.core.root();
         let expected = if is_root { 0 } else { says.links };
         if seen.names != expected {
-            let text = format!("inode {} has {} names and says {expected}", full.0, seen.names);
+            let text = format!("inode {} has {} names and says {expected}", shown_number(full), seen.names);
             let fewer = seen.names < expected;
             let kind = match seen.names {
                 _ if fewer && self.names_lost => Kind::NamesLost,
@@ -72,7 +73,9 @@ impl Tree<'_, '_> {
             let kind = if self.xattrs_lost && fewer { Kind::XattrsLost } else { Kind::XattrCount };
             let text = format!(
                 "inode {} has {has} attributes of {has_bytes} bytes and says {} of {}",
-                full.0, says.xattr_count, says.xattr_bytes
+                shown_number(full),
+                says.xattr_count,
+                says.xattr_bytes
             );
             self.of(kind, full, text);
         }
@@ -86,26 +89,36 @@ impl Tree<'_, '_> {
         let is_root = ino == self.check.core.root();
         let (size, entries) = (says.size, seen.entries);
         if size != entries && !(self.names_lost && entries < size) {
-            let text = format!("directory {} has {entries} entries and says {size}", full.0);
+            let text = format!("directory {} has {entries} entries and says {size}", shown_number(full));
             self.of(Kind::DirectorySize, full, text);
         }
         if let Some(says) = says.directories.filter(|says| *says != seen.directories)
             && !self.names_lost
         {
             let has = seen.directories;
-            let text = format!("directory {} has {has} directories in it and says {says}", full.0);
+            let text =
+                format!("directory {} has {has} directories in it and says {says}", shown_number(full));
             self.of(Kind::DirectoryLinks, full, text);
         }
         if says.links > 1 {
-            self.of(Kind::DirectoryLinks, full, format!("directory {} has {} links", full.0, says.links));
+            self.of(
+                Kind::DirectoryLinks,
+                full,
+                format!("directory {} has {} links", shown_number(full), says.links),
+            );
         }
         if seen.names > 1 {
-            self.of(Kind::DirectoryTwice, full, format!("directory {} has a second name", full.0));
+            self.of(
+                Kind::DirectoryTwice,
+                full,
+                format!("directory {} has a second name", shown_number(full)),
+            );
         }
         let parent = if is_root { ino } else { seen.name_parent };
         if (is_root || seen.names > 0) && says.parent != parent {
-            let (is, says) = (self.check.full(parent).0, self.check.full(says.parent).0);
-            let text = format!("directory {} is in directory {is} and says {says}", full.0);
+            let (is, says) =
+                (shown_number(self.check.full(parent)), shown_number(self.check.full(says.parent)));
+            let text = format!("directory {} is in directory {is} and says {says}", shown_number(full));
             self.of(Kind::DirectoryParent, full, text);
         }
         let inodes = &self.check.inodes;
@@ -128,7 +141,7 @@ impl Tree<'_, '_> {
             self.reaches.insert(dir, ends);
         }
         if !ends {
-            let text = format!("directory {} cannot be reached from the root", full.0);
+            let text = format!("directory {} cannot be reached from the root", shown_number(full));
             self.of(Kind::DirectoryUnreachable, full, text);
         }
     }

@@ -11,6 +11,7 @@ use varve_format::text::escape;
 use super::Check;
 use crate::Result;
 use crate::ops::xattr::{cost, is_known};
+use crate::shown_number;
 
 /// Attributes that are being read, one inode after the other.
 #[derive(Default)]
@@ -36,7 +37,7 @@ impl Check<'_> {
         {
             let kind = if self.has_lost(TreeId::XATTRS) { Kind::XattrsLost } else { Kind::XattrIncomplete };
             let ino = self.full(ino);
-            self.of(kind, ino, format!("an attribute of inode {} lacks {left} bytes", ino.0));
+            self.of(kind, ino, format!("an attribute of inode {} lacks {left} bytes", shown_number(ino)));
         }
     }
 
@@ -59,7 +60,7 @@ impl Check<'_> {
                 }
                 _ if self.has_lost(TreeId::XATTRS) => {}
                 _ => {
-                    let text = format!("inode {} has a stray piece of an attribute", full.0);
+                    let text = format!("inode {} has a stray piece of an attribute", shown_number(full));
                     self.of(Kind::XattrPiece, full, text);
                 }
             }
@@ -70,7 +71,7 @@ impl Check<'_> {
         let head = match XattrHead::decode(value) {
             Ok(head) => head,
             Err(why) => {
-                let text = format!("an attribute of inode {}: {why}", full.0);
+                let text = format!("an attribute of inode {}: {why}", shown_number(full));
                 return self.of(Kind::XattrMalformed, full, text);
             }
         };
@@ -78,11 +79,15 @@ impl Check<'_> {
         let name = escape(&head.name);
         let hash = self.namespace.hasher.hash(&head.name);
         if NamePosition::new(hash, position.sequence()) != position {
-            let text = format!("attribute \"{name}\" of inode {} is not at the place of its hash", full.0);
+            let text = format!(
+                "attribute \"{name}\" of inode {} is not at the place of its hash",
+                shown_number(full)
+            );
             self.of(Kind::XattrMisplaced, full, text);
         }
         if !is_known(&head.name) {
-            let text = format!("attribute \"{name}\" of inode {} is of no known namespace", full.0);
+            let text =
+                format!("attribute \"{name}\" of inode {} is of no known namespace", shown_number(full));
             self.of(Kind::XattrNamespace, full, text);
         }
         let bucket = &mut reading.bucket;
@@ -90,14 +95,14 @@ impl Check<'_> {
             *bucket = (ino, position.0 >> 8, HashSet::new());
         }
         if !bucket.2.insert(head.name.clone()) {
-            let text = format!("attribute \"{name}\" of inode {} is there twice", full.0);
+            let text = format!("attribute \"{name}\" of inode {} is there twice", shown_number(full));
             self.of(Kind::XattrDuplicate, full, text);
         }
         // A snapshot may have been taken while the file was open and had no name.
         let nameless = self.namespace.forked || self.orphans.contains(&full);
         let there = self.inodes.get(&ino).is_some_and(|seen| seen.says.is_some()) || self.inode_is_lost(ino);
         if !there && !nameless {
-            let text = format!("attribute \"{name}\" of inode {}, which does not exist", full.0);
+            let text = format!("attribute \"{name}\" of inode {}, which does not exist", shown_number(full));
             self.problem(Kind::XattrStray, text);
         }
         let seen = self.inodes.entry(ino).or_default();

@@ -39,7 +39,7 @@ use crate::{FsError, Result};
 pub(crate) mod nested;
 pub(crate) mod slots;
 
-/// What is above the inodes' own numbers in those that users see.
+/// What is above the inodes' own numbers in whole ones. Programs see these bits in another order ([`crate::shown_number`]).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub(crate) struct Slot(pub u32);
 
@@ -54,7 +54,7 @@ impl Slot {
     pub(crate) fn of(ino: InodeId) -> Slot {
         Slot((ino.0 >> LOCAL_INODE_BITS) as u32)
     }
-    /// The number that users see of the inode `local` in this slot.
+    /// The whole number of the inode `local` in this slot.
     pub(crate) fn full(self, local: InodeId) -> InodeId {
         // A damaged record must not lead into another one.
         InodeId(u64::from(self.0) << LOCAL_INODE_BITS | local.0 & LOCAL_MASK)
