@@ -451,10 +451,30 @@ impl Client {
         })
     }
 
-    /// The same, if an answer begins within `limit`; else `None`.
+    /// The same, if there is an answer, all of it, within `limit`; else `None`.
     pub fn request_within(&mut self, word: &str, limit: Duration) -> Result<Option<Value>> {
+        let until = Instant::now() + limit;
         self.ask(word)?;
-        if self.speaks_within(limit)? { self.answer().map(Some) } else { Ok(None) }
+        let mut line = Vec::new();
+        while self.speaks_within(until.saturating_duration_since(Instant::now()))? {
+            let come = self.reader.fill_buf().unwrap_or_default();
+            let end = come.iter().position(|byte| *byte == b'\n').map(|at| at + 1);
+            let taken = end.unwrap_or(come.len());
+            line.extend_from_slice(&come[..taken]);
+            self.reader.consume(taken);
+            if end.is_some() {
+                return answer_in(&String::from_utf8_lossy(&line)).map(Some);
+            }
+            if taken == 0 {
+                bail!("the process that serves the mount has gone away");
+            }
+            if line.len() as u64 >= REPLY_BYTES_MAX {
+                bail!(
+                    "the process that serves the mount gives an answer of more than {REPLY_BYTES_MAX} bytes"
+                );
+            }
+        }
+        Ok(None)
     }
 
     /// Waits from now on for the last word of the process, which is the next line. What it calls itself, and by what its end can be waited for
@@ -509,13 +529,18 @@ impl Client {
         if read as u64 == REPLY_BYTES_MAX && !line.ends_with('\n') {
             bail!("the process that serves the mount gives an answer of more than {REPLY_BYTES_MAX} bytes");
         }
-        let answer: Value =
-            serde_json::from_str(&line).context("the process that serves the mount talks nonsense")?;
-        if let Some(error) = answer.get("error") {
-            bail!("{}", error.as_str().unwrap_or("it failed without saying why"));
-        }
-        Ok(Some(answer.get("ok").cloned().unwrap_or(Value::Null)))
+        answer_in(&line).map(Some)
     }
+}
+
+/// What a line of the process says.
+fn answer_in(line: &str) -> Result<Value> {
+    let answer: Value =
+        serde_json::from_str(line).context("the process that serves the mount talks nonsense")?;
+    if let Some(error) = answer.get("error") {
+        bail!("{}", error.as_str().unwrap_or("it failed without saying why"));
+    }
+    Ok(answer.get("ok").cloned().unwrap_or(Value::Null))
 }
 
 /// Counters or an objection, of a process that is `server` here.

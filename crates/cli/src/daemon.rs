@@ -90,8 +90,8 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         rustix::fs::statvfs(&mountpoint).context("the mount does not answer")?;
         tell_ready(args, log_file)
     }) {
-        // Nobody would know of this mount: take it away again.
-        let _ = varve_mount::unmount(&mountpoint, true);
+        // Nobody would know of this mount: take it away again, and nothing that somebody has mounted over it.
+        let _ = varve_mount::unmount_device(&mountpoint, mounted.device(), true);
         let _ = closing.finish();
         return Err(error);
     }

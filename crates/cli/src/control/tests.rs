@@ -253,3 +253,28 @@ fn answers_have_the_numbers_of_their_reader() {
     assert_eq!(as_seen_here(json!(advice(1)), Some(4711)), json!(advice(4711)));
     assert_eq!(as_seen_here(Value::Null, Some(4711)), Value::Null);
 }
+
+// Goal: who waits for an answer for so long waits no longer, whatever the other end does. Method: one that begins an answer and does not end it, one
+// that sends a byte now and then, and one that answers in two parts.
+#[test]
+fn an_answer_that_does_not_end_is_not_waited_for() {
+    let limit = Duration::from_millis(300);
+    for (first, pauses, rest, expected) in
+        [("{", 0, "", None), ("{", 40, "\"", None), ("{\"ok\":", 1, " 7}\n", Some(json!(7)))]
+    {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        let other = thread::spawn(move || {
+            theirs.write_all(first.as_bytes()).expect("it is read");
+            for _ in 0..pauses {
+                thread::sleep(Duration::from_millis(50));
+                let _ = theirs.write_all(rest.as_bytes());
+            }
+            thread::sleep(Duration::from_millis(500));
+        });
+        let begun = Instant::now();
+        let answer = Client::over(ours).request_within("stats", limit).expect("no error");
+        assert_eq!(answer, expected);
+        assert!(begun.elapsed() < Duration::from_millis(1500));
+        other.join().expect("no panic");
+    }
+}
