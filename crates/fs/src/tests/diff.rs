@@ -250,6 +250,64 @@ fn flags_are_told() {
     assert_eq!(changes.iter().filter(|change| matches!(change, Change::Flags { .. })).count(), 5);
 }
 
+// Goal: what is new has all its attributes, also where the older side has them of a file without a name, which it does not show. Method: a
+// file that is named after a snapshot, and one that is removed while it is open before the next: from each snapshot to the other,
+// pages of one step and of many; the list that it inherits, short and long values.
+#[test]
+fn attributes_of_files_without_names_are_told() {
+    let f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let dir = f.mkdir(sub, b"dir");
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, id) in [(1u16, u32::MAX), (2, 5), (4, u32::MAX), (0x10, u32::MAX), (0x20, u32::MAX)] {
+        list.extend([tag.to_le_bytes(), 7u16.to_le_bytes()].concat());
+        list.extend(id.to_le_bytes());
+    }
+    f.fs.setxattr(dir, crate::acl::DEFAULT, &list, XattrMode::Set).unwrap();
+    let more = |ino: InodeId| {
+        for (name, len) in [(&b"user.short"[..], 10), (b"user.long", 10_000), (b"user.later", 20)] {
+            f.fs.setxattr(ino, name, &pattern(3, len), XattrMode::Set).unwrap();
+        }
+    };
+    let gone = f.fs.create(Caller::ROOT, dir, b"gone", 0o644).unwrap().ino;
+    f.fs.setxattr(gone, crate::acl::ACCESS, &list, XattrMode::Set).unwrap();
+    more(gone);
+    let new = NewNameless { mode: 0o644, umask: 0, linkable: true, set_gid_judged: false };
+    let named = f.fs.tmpfile(Caller::ROOT, dir, new).unwrap().ino;
+    f.write(named, 0, b"contents");
+    more(named);
+    let a = f.fs.snapshot(sub, ROOT, b"a", true, false).unwrap();
+    f.fs.setxattr(named, b"user.later", b"another", XattrMode::Set).unwrap();
+    f.fs.link(named, dir, b"named").unwrap();
+    f.fs.open_inode(Caller::ROOT, gone, false).unwrap();
+    f.fs.unlink(dir, b"gone").unwrap();
+    f.fs.removexattr(gone, b"user.later").unwrap();
+    let b = f.fs.snapshot(sub, ROOT, b"b", true, false).unwrap();
+    for (old, new, name) in [(a, b, &b"named"[..]), (b, a, b"gone")] {
+        let ino = f.fs.lookup(f.fs.lookup(new, b"dir").unwrap().ino, name).unwrap().ino;
+        let mut wanted: Vec<_> = f.fs.listxattr(ino).unwrap();
+        wanted.sort();
+        assert_eq!(wanted.len(), 4);
+        for changes_max in [1, 100] {
+            let of = |change: Change| match change {
+                Change::XattrSet { inode, name, value, .. } => {
+                    assert_eq!(
+                        (inode, &value),
+                        (ino.0 & ((1 << 43) - 1), &f.fs.getxattr(ino, &name).unwrap())
+                    );
+                    Some(name)
+                }
+                Change::XattrRemoved { .. } => panic!("{change:?}"),
+                _ => None,
+            };
+            let mut told: Vec<_> =
+                whole(&f, old, new, changes_max).unwrap().into_iter().filter_map(of).collect();
+            told.sort();
+            assert_eq!(told, wanted, "{}", String::from_utf8_lossy(name));
+        }
+    }
+}
+
 // Goal: a page looks at so many places and no more, also where there is nothing to say of them. Method: another mode for many files,
 // which is said in a later phase; the first page ends in the first one, and all of them say what there is.
 #[test]

@@ -150,6 +150,9 @@ impl Diff {
                 let device = matches!(new.kind, InodeKind::CharDevice | InodeKind::BlockDevice);
                 let rdev = if device { new.rdev } else { 0 };
                 self.page.changes.push(Change::Created { inode: first, kind: new.kind, rdev });
+                if new.xattr_count > 0 {
+                    self.kept_xattrs(first, new.kind)?;
+                }
             }
             (LAST, Some(old), None) => {
                 let kind = record(first, old)?.kind;
@@ -193,6 +196,19 @@ impl Diff {
         Ok(None)
     }
 
+    /// The older side may have attributes of an inode that it shows nowhere: of a file without a name, or of one that the reaper has not
+    /// come to. Those that the newer has like that differ in nothing, and no other phase comes to them.
+    fn kept_xattrs(&mut self, inode: u64, kind: InodeKind) -> Result<()> {
+        let view = &self.view;
+        for position in self.old.xattr_positions(view, inode, &[])? {
+            let Some((name, value)) = self.old.xattr(view, inode, position)? else { continue };
+            if self.new.xattr_named(view, inode, position, &name)?.as_ref() == Some(&value) {
+                self.page.changes.push(Change::XattrSet { inode, kind, name, value });
+            }
+        }
+        Ok(())
+    }
+
     /// An extended attribute of which a piece differs.
     fn xattr(&mut self, inode: u64, position: NamePosition) -> Result<()> {
         let view = &self.view;
@@ -202,6 +218,7 @@ impl Diff {
         let moved = old.as_ref().map(|(name, _)| name) != new.as_ref().map(|(name, _)| name);
         if let Some((name, _)) = old.as_ref().filter(|_| moved)
             && self.new.xattr_named(view, inode, position, name)?.is_none()
+            && self.old.inode(view, inode)?.is_some()
         {
             self.page.changes.push(Change::XattrRemoved { inode, kind, name: name.clone() });
         }

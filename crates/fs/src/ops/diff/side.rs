@@ -121,20 +121,29 @@ impl Side {
         position: NamePosition,
         name: &[u8],
     ) -> Result<Option<Vec<u8>>> {
-        let bucket = self.prefix(inode, &[&position.0.to_be_bytes()[..7]]);
-        let mut positions = BTreeSet::new();
-        self.scan(view, TreeId::XATTRS, &bucket, &mut |prefix, _| {
-            positions.insert(number(prefix, 16));
-            Ok(true)
-        })?;
-        for position in positions {
-            if let Some((found, value)) = self.xattr(view, inode, NamePosition(position))?
+        for position in self.xattr_positions(view, inode, &position.0.to_be_bytes()[..7])? {
+            if let Some((found, value)) = self.xattr(view, inode, position)?
                 && found == name
             {
                 return Ok(Some(value));
             }
         }
         Ok(None)
+    }
+
+    /// Where this side has extended attributes of an inode, whether it shows the inode or not: all positions that begin with `within`.
+    pub(super) fn xattr_positions(
+        &self,
+        view: &View,
+        inode: u64,
+        within: &[u8],
+    ) -> Result<BTreeSet<NamePosition>> {
+        let mut positions = BTreeSet::new();
+        self.scan(view, TreeId::XATTRS, &self.prefix(inode, &[within]), &mut |prefix, _| {
+            positions.insert(NamePosition(number(prefix, 16)));
+            Ok(true)
+        })?;
+        Ok(positions)
     }
 
     fn scan(&self, view: &View, tree: TreeId, within: &[u8], each: Each<'_>) -> Result<()> {
