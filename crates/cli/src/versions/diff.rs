@@ -401,7 +401,8 @@ impl Differences {
                 data: inode.data.clone(),
                 attributes: inode.attributes.clone(),
                 xattrs: inode.xattrs.iter().map(|(name, what)| (escape(name), *what)).collect(),
-                flags: inode.flags.clone(),
+                // The library says nothing of new ones that have none: who makes one may get those of its directory.
+                flags: inode.flags.clone().or_else(|| inode.created.then(String::new)),
             };
             out.push((path, listed));
         }

@@ -220,7 +220,7 @@ fn flags_that_are_not_taken_are_counted() {
 }
 
 /// Goal: `varve diff` shows changed flags, mounted and not. Method: flags given and taken between a snapshot and its source, text and
-/// JSON.
+/// JSON, which says of each new file what it has, that it has none included.
 #[test]
 fn differences_of_flags_are_shown() {
     if !can_mount("differences_of_flags_are_shown") {
@@ -247,7 +247,10 @@ fn differences_of_flags_are_shown() {
     flag("work/given", IFlags::NODUMP | IFlags::NOATIME).expect("it was tried before");
     flag("work/taken", IFlags::empty()).expect("it was tried before");
     flag("work/dir", IFlags::DIRSYNC).expect("it was tried before");
-    let expected = "M /dir/  (flags D)\nM /given  (flags dA)\nM /taken  (no flags)\n";
+    fs::write(mount.path("work/new"), "new").expect("a file");
+    fs::write(mount.path("work/newer"), "new").expect("a file");
+    flag("work/newer", IFlags::NODUMP).expect("it was tried before");
+    let expected = "M /dir/  (flags D)\nM /given  (flags dA)\nA /new\nA /newer\nM /taken  (no flags)\n";
     assert_eq!(succeed(varve(&["diff"]).arg(mount.path("old")).arg(mount.path("work"))), expected);
     mount.unmount();
     let place = |name: &str| format!("{}:/{name}", pool.display());
@@ -255,8 +258,9 @@ fn differences_of_flags_are_shown() {
     let text = succeed(&mut varve(&["diff", "--json", &place("old"), &place("work")]));
     let json: Vec<Value> = serde_json::from_str(&text).expect("a list");
     let shown: Vec<_> = json.iter().map(|one| (one["path"].as_str(), one["flags"].as_str())).collect();
-    let some = |path, flags| (Some(path), Some(flags));
-    assert_eq!(shown, [some("/dir", "D"), some("/given", "dA"), some("/taken", "")]);
+    let wanted = [("/dir", "D"), ("/given", "dA"), ("/new", ""), ("/newer", "d"), ("/taken", "")];
+    assert_eq!(shown[1..], wanted.map(|(path, flags)| (Some(path), Some(flags))));
+    assert_eq!(shown[0], (Some("/"), None), "it is not new, and has what it had");
 }
 
 /// Goal: who deletes a subvolume that is immutable, or lies in something that is, reads what to do, and that helps. Method: the flag on
