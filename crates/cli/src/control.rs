@@ -1,4 +1,4 @@
-//! The control socket of a mount: `stats`, `sync`, `trim START MINIMUM`, `remount OPTIONS`, `versions REQUEST`, `objection` and
+//! The control socket of a mount: `stats`, `sync`, `checkpoint`, `trim START MINIMUM`, `remount OPTIONS`, `versions REQUEST`, `objection` and
 //! `wait`, for the other commands of this program.
 //!
 //! A client connects, writes one word and a newline, and reads one line of JSON: `{"ok": ...}` or
@@ -40,6 +40,9 @@ use admission::{Admission, CLIENTS_MAX, CONNECTED_MAX};
 /// Begins the answer to a request that a mount does not know.
 pub const NO_REQUEST: &str = "there is no request";
 
+/// Asks for [`Service::checkpoint`].
+pub const CHECKPOINT: &str = "checkpoint";
+
 /// Begins a request of [`crate::versions`].
 pub const VERSIONS: &str = "subvolumes ";
 
@@ -61,6 +64,8 @@ pub trait Service: Send + Sync + 'static {
     fn stats(&self) -> Result<Value>;
     /// Makes everything durable.
     fn sync(&self) -> Result<()>;
+    /// Ends the log so far: what has been freed can be used again.
+    fn checkpoint(&self) -> Result<()>;
     /// What speaks against an unmount now, in words.
     fn objection(&self) -> Option<String>;
     /// Gives free space back for a moment; see [`crate::trim`].
@@ -310,6 +315,7 @@ fn serve(
     let line = match request.trim_end() {
         "stats" => service.stats(),
         "sync" => service.sync().map(|()| process::name()),
+        CHECKPOINT => service.checkpoint().map(|()| json!("done")),
         "ping" => Ok(json!("here")),
         "objection" => Ok(json!(service.objection())),
         "wait" => return enlist(stream, waiting),

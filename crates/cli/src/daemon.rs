@@ -195,6 +195,12 @@ impl Service for Served {
         }
     }
 
+    fn checkpoint(&self) -> Result<()> {
+        let done =
+            self.outside.change("checkpoint", || self.current.with(|filesystem| filesystem.checkpoint()));
+        Ok(done.context(PANICKED)??)
+    }
+
     fn objection(&self) -> Option<String> {
         let lost = self.file.look().and_then(|report| report.advice.filter(|_| report.loss.is_some()));
         lost.or_else(|| {

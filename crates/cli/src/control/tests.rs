@@ -11,6 +11,9 @@ impl Service for Counting {
     fn stats(&self) -> Result<Value> {
         Ok(json!({ "answer_count": self.0.fetch_add(1, Relaxed) + 1 }))
     }
+    fn checkpoint(&self) -> Result<()> {
+        Ok(())
+    }
     fn sync(&self) -> Result<()> {
         bail!("the disk is on fire")
     }
@@ -166,6 +169,9 @@ struct Stalled {
 impl Service for Stalled {
     fn stats(&self) -> Result<Value> {
         Ok(json!("counters"))
+    }
+    fn checkpoint(&self) -> Result<()> {
+        Ok(())
     }
     fn sync(&self) -> Result<()> {
         let answers = self.answers.lock().expect("no panic");

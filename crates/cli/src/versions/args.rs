@@ -39,11 +39,22 @@ pub enum SubvolumeVerb {
     /// Delete subvolumes with all that is in them, but for those in which there are others
     ///
     /// You must own the subvolume and be allowed to write to the directory it is in. What is open in it fails from then on
-    /// (ESTALE), and what is mounted in it is unmounted, as by umount -l. Space that nothing else shares comes back in the background.
+    /// (ESTALE), and what is mounted in it is unmounted, as by umount -l. Space that nothing else shares comes back in the background,
+    /// after the command has returned: who deletes until there is enough of it needs --wait.
     Delete {
         /// Subvolumes in a mounted pool
         #[arg(value_name = "PATH", required = true)]
         paths: Vec<PathBuf>,
+        /// Return when their space is free: when nothing that was deleted in the pool is left to do in the background
+        ///
+        /// That is also what others have deleted: it lasts until "to delete" of varve stats is 0. The deletion is durable then. A signal
+        /// (Ctrl-C) ends the waiting (exit status 1); what is deleted stays so, and its space comes back all the same.
+        #[arg(long)]
+        wait: bool,
+        /// Print as JSON: deleted (the paths), space_free (true: there was nothing left to do; false: the waiting was ended; null
+        /// without --wait), elapsed_ns
+        #[arg(long)]
+        json: bool,
     },
 }
 

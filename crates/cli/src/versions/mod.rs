@@ -5,6 +5,7 @@
 //! process that serves the mount makes the change ([`serve`]) and has the kernel forget what it remembered of that name.
 
 mod args;
+mod delete;
 mod diff;
 mod extents;
 mod serve;
@@ -107,12 +108,7 @@ pub fn subvolume(args: &SubvolumeArgs) -> Result<Outcome> {
                 })
             })
         }
-        SubvolumeVerb::Delete { paths } => each(paths, |path| {
-            delete(path).map_err(|error| {
-                let is_deleted = || format!("the subvolume {} is deleted", path.shown());
-                explained(error, &cannot("delete the subvolume", path), is_deleted)
-            })
-        }),
+        SubvolumeVerb::Delete { paths, wait, json } => delete::run(paths, *wait, *json),
         SubvolumeVerb::List { path, json } => list(path, *json),
     }
 }
@@ -177,22 +173,6 @@ pub fn clone(args: &CloneArgs) -> Result<Outcome> {
         explained(error, &cannot, || is_there("clone", &args.dest))
     })?;
     Ok(Outcome::Done)
-}
-
-fn delete(path: &Path) -> Result<()> {
-    // Symbolic links lead to what is deleted, not to themselves.
-    let path = mountinfo::resolve(path).map_err(|error| explain(&error))?;
-    let found = find(&path)?;
-    if path == found.mount.mountpoint {
-        bail!("it is what is mounted there; only subvolumes below it can be deleted");
-    }
-    if !found.is_subvolume() {
-        bail!("it is not a subvolume; varve subvolume list shows them, and rm -r removes directories");
-    }
-    let (directory, name) = split(&path)?;
-    let directory = find(directory)?;
-    let request = Request::Delete { directory: directory.number(), name, root: found.number() };
-    ask(&directory.mount, &request)
 }
 
 fn list(path: &Path, json: bool) -> Result<Outcome> {

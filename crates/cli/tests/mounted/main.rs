@@ -38,6 +38,7 @@ mod resume;
 mod rings;
 mod scale;
 mod signals;
+mod space;
 mod transfer;
 mod tree;
 mod trim;
