@@ -436,7 +436,7 @@ impl<'a> Walk<'a> {
                                 format!("{count} blocks of data at {:#x}: {why}", from << 12)
                             }
                             _ => format!(
-                                "a copy of {count} blocks of data at {:#x}: {why}; another is good",
+                                "one copy of {count} blocks of data at {:#x}: {why}; another is good",
                                 from << 12
                             ),
                         };
@@ -468,7 +468,12 @@ impl<'a> Walk<'a> {
             }
         }
         let kind = if good { Kind::DataCopyDamaged } else { Kind::DataUnreadable };
-        wrong.map(|why| (kind, why.to_string()))
+        wrong.map(|why| match why {
+            EngineError::Checksum { addr } if good => {
+                (kind, format!("block {addr:#x} fails its checksum there"))
+            }
+            why => (kind, why.to_string()),
+        })
     }
 
     /// The bitmap against what was seen.

@@ -68,6 +68,14 @@ fn a_bad_copy_of_data_is_named_and_left() {
                 [bytes(3, 4), bytes(10, 12), bytes(40, 41)].map(|range| (kind, Some(ino.0), range));
             assert_eq!(found, expected, "round {round}, copies {copies:?}");
             assert_eq!(report.data_blocks, 64);
+            for problem in &report.problems {
+                let (text, other) = (problem.text.as_str(), kind == Kind::DataCopyDamaged);
+                assert_eq!(
+                    (text.contains("in every copy"), text.contains("another is good")),
+                    (!other, other),
+                    "{text}"
+                );
+            }
         }
         assert_eq!(fs.core().store.stats().repaired_blocks_count, 0);
         // Who reads it has what was written, and mends it.
