@@ -105,11 +105,11 @@ fn tell(recovery: &RecoveryReport) {
 }
 
 impl Current {
-    /// Opens the pool, for reading if the mount is to be read-only.
-    pub fn open(opening: Opening) -> Result<Current> {
+    /// Opens the pool, for reading if the mount is to be read-only. Who has it still open is waited for while somebody wants it.
+    pub fn open(opening: Opening, is_wanted: &dyn Fn() -> bool) -> Result<Current> {
         let read_only = opening.options.flags.read_only;
         let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-        let device = Arc::new(pool::open_device(&opening.pool, mode)?);
+        let device = Arc::new(pool::open_device_while(&opening.pool, mode, is_wanted)?);
         let (filesystem, recovery) = opening.open(device.clone(), read_only)?;
         tell(&recovery);
         let filesystem = Arc::new(filesystem);

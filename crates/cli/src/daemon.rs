@@ -12,7 +12,8 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use varve_fs::Caller;
 use varve_mount::{Flags, MountOptions, Mounted, Outside, Policy};
@@ -47,7 +48,8 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
     #[cfg(not(feature = "record"))]
     let record_log = None;
     let opening = Opening { pool: pool.clone(), options: options.clone(), record_log };
-    let current = Arc::new(Current::open(opening)?);
+    let is_wanted = || !args.daemon_child || !starter_is_gone();
+    let current = Arc::new(Current::open(opening, &is_wanted)?);
 
     let mount_options = MountOptions {
         source: options.source.clone().map_or_else(|| pool.clone().into_os_string(), OsString::from),
@@ -58,6 +60,9 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         rings: options.rings,
     };
     let mounted = Noted::begin().and_then(|signals| {
+        if !is_wanted() {
+            bail!("who wanted {} mounted has ended; it is not mounted", pool.shown());
+        }
         let mounted = match current.verbs() {
             Ok(filesystem) => Mounted::start(filesystem, &args.mountpoint, &mount_options),
             Err(exchange) => Mounted::start(exchange, &args.mountpoint, &mount_options),
@@ -104,6 +109,15 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         let _ = varve_mount::unmount_device(&mountpoint, device, true);
     }
     if Closing::keeps_all(closing.finish()) { Ok(Outcome::Done) } else { Err(Reported.into()) }
+}
+
+/// Whether nobody reads our standard output, a pipe, any more: the process that started us has been ended. Who did that does not expect a mount
+/// to appear afterwards.
+fn starter_is_gone() -> bool {
+    let output = std::io::stdout();
+    let mut polled = [PollFd::new(&output, PollFlags::empty())];
+    let asked = poll(&mut polled, Some(&Timespec::default()));
+    asked.is_ok() && polled[0].revents().contains(PollFlags::ERR)
 }
 
 /// The mount works without its control socket; other commands have to do without it then.
@@ -285,7 +299,7 @@ fn tell_ready(args: &MountArgs, log_file: Option<LogFile>) -> Result<()> {
     std::env::set_current_dir("/").context("cannot leave the current directory")?;
     let null = File::options().read(true).write(true).open("/dev/null").context("cannot open /dev/null")?;
     let mut output = std::io::stdout();
-    // If whoever waited has been killed, the mount is there all the same.
+    // If whoever waited is killed between the mount and this, the mount is there all the same.
     let _ = output.write_all(READY.as_bytes()).and_then(|()| output.flush());
     rustix::stdio::dup2_stdin(null.as_fd())?;
     rustix::stdio::dup2_stdout(null.as_fd())?;

@@ -28,10 +28,17 @@ const CLOSING_PAUSE: Duration = Duration::from_millis(50);
 
 /// Opens the file or block device `path`, waiting for a process that is just closing it.
 pub fn open_device(path: &Path, mode: OpenMode) -> Result<FileDevice> {
+    open_device_while(path, mode, &|| true)
+}
+
+/// The same, and waits no longer than somebody wants it.
+pub fn open_device_while(path: &Path, mode: OpenMode, is_wanted: &dyn Fn() -> bool) -> Result<FileDevice> {
     let started = Instant::now();
     loop {
         match FileDevice::open(path, mode) {
-            Err(DeviceError::LockedBy(_)) if started.elapsed() < CLOSING && mounted_at(path).is_none() => {
+            Err(DeviceError::LockedBy(_))
+                if started.elapsed() < CLOSING && is_wanted() && mounted_at(path).is_none() =>
+            {
                 thread::sleep(CLOSING_PAUSE);
             }
             result => return result.map_err(|error| explain(path, mode, &error)),

@@ -249,3 +249,30 @@ fn a_signal_while_it_is_being_mounted_closes_the_pool() {
     mount.unmount();
     check(&pool);
 }
+
+/// Goal: a mount that was given up does not appear afterwards. Method: a pool that is locked, as by a mount that is ending, so that the process in
+/// the background waits; the command that started it is killed, and the lock goes; the pool is free then, and can be mounted.
+#[test]
+fn a_mount_that_was_given_up_does_not_appear() {
+    if !can_mount("a_mount_that_was_given_up_does_not_appear") {
+        return;
+    }
+    let scratch = Scratch::new("given-up");
+    let (pool, point) = (scratch.pool("pool", "64M"), scratch.subdir("mnt"));
+    let held = fs::File::open(&pool).expect("it is there");
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::NonBlockingLockExclusive).expect("nobody has it");
+    let mut command = varve(&["mount"]);
+    command.arg(&pool).arg(&point).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut mounting = command.spawn().expect("it starts");
+    std::thread::sleep(Duration::from_millis(500));
+    mounting.kill().and_then(|()| mounting.wait()).expect("our child");
+    let cleared = Cleared(point.clone(), 1);
+    drop(held);
+    for _ in 0..100 {
+        assert!(!mount_points().contains(&point), "it was mounted all the same");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    check(&pool);
+    Mount::start(&pool, &point).unmount();
+    drop(cleared);
+}
