@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use varve_device::{AlignedBuf, Device, DeviceError, FileDevice, OpenMode, Operation};
 use varve_format::BLOCK_BYTES;
 use varve_format::superblock::{self, Label, SLOT_BYTES, SLOTS_PER_END, Superblock};
-use varve_fs::{CheckProgress, Filesystem, OpenOptions, RecoveryReport, StoreOptions};
+use varve_fs::{CheckProgress, EngineError, Filesystem, FsError, OpenOptions, RecoveryReport, StoreOptions};
 
 use crate::Outcome;
 use crate::clock::SystemClock;
@@ -274,8 +274,35 @@ pub fn open(
 ) -> Result<(Filesystem, RecoveryReport)> {
     let writes = !options.store.read_only;
     require_contents(path, device.as_ref(), writes)?;
-    Filesystem::open(vec![device.clone()], options)
-        .map_err(|error| explain_contents(path, device.as_ref(), writes, &error.to_string()))
+    Filesystem::open(vec![device.clone()], options).map_err(|error| {
+        let other = || explain_contents(path, device.as_ref(), writes, &error.to_string());
+        no_room(path, &error).unwrap_or_else(other)
+    })
+}
+
+/// An error of a pool that is open, with what to do where the filesystem that holds its file is full.
+pub fn explain_error(path: &Path, error: FsError) -> anyhow::Error {
+    no_room(path, &error).unwrap_or_else(|| error.into())
+}
+
+/// What to do where a file's filesystem has no room for what is written to the file. `None`: it is something else.
+fn no_room(path: &Path, error: &FsError) -> Option<anyhow::Error> {
+    let FsError::Engine(EngineError::Device(DeviceError::Io { errno: Some(errno), .. })) = error else {
+        return None;
+    };
+    let is_file = path.metadata().is_ok_and(|metadata| metadata.is_file());
+    if !is_file || ![Errno::NOSPC, Errno::DQUOT].contains(&Errno::from_raw_os_error(*errno)) {
+        return None;
+    }
+    let (shown, table) = (path.shown(), MountTable::read().ok());
+    let path = path.canonicalize().ok()?;
+    let holder = table.as_ref().and_then(|table| table.containing(&path));
+    let place =
+        holder.map_or_else(String::new, |mount| format!(" (mounted at {})", mount.mountpoint.shown()));
+    Some(anyhow!(
+        "the filesystem that holds {shown}{place} has no room for what has to be written to it. Nothing in the pool is lost: make room \
+         there and try again; until then it can be read with varve mount -o ro"
+    ))
 }
 
 /// `sentence`, naming the pool if it does not.

@@ -107,12 +107,13 @@ fn unmounted(args: &TrimArgs, path: &Path, minimum: u64) -> Result<Outcome> {
     // What was deleted when the pool was last in use, and the nodes that went with it.
     let trimmed = reap(&filesystem, &stop)
         .and_then(|()| filesystem.checkpoint())
-        .map_err(anyhow::Error::from)
+        .map_err(|error| pool::explain_error(path, error))
         .and_then(|()| {
             report(args, path.shown(), None, &stop, &mut |at| turn(&filesystem, at..u64::MAX, minimum))
         })
         .with_context(|| format!("trimming {} failed", path.shown()));
-    let closed = filesystem.close().with_context(|| format!("closing {} failed", path.shown()));
+    let closed = filesystem.close().map_err(|error| pool::explain_error(path, error));
+    let closed = closed.with_context(|| format!("closing {} failed", path.shown()));
     let outcome = trimmed?;
     closed.map(|()| outcome)
 }

@@ -330,3 +330,43 @@ fn an_unmount_says_that_the_host_does_not_answer() {
     mount.unmount();
     host.unmount();
 }
+
+/// Goal: who mounts or trims a pool whose file lies on a full filesystem reads which one is full, that nothing is lost and how it can be read
+/// meanwhile; that works. Method: a sparse pool on a tmpfs that is filled; both commands, then a mount for reading, then one with room.
+#[test]
+fn a_full_host_is_named() {
+    if !can_mount("a_full_host_is_named") || !rustix::process::geteuid().is_root() {
+        return say("*** a_full_host_is_named: only root can mount a tmpfs ***");
+    }
+    let scratch = Scratch::new("full-host");
+    let small = scratch.subdir("small");
+    succeed(program("mount", &small, &["-t", "tmpfs", "-o", "size=16M", "none"]).arg(&small));
+    let pool = small.join("pool");
+    succeed(varve(&["create", "--size", "256M"]).arg(&pool));
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    fs::write(mount.path("file"), "kept").expect("room");
+    mount.sync();
+    // So that there is a log.
+    mount.kill();
+    let fill = small.join("fill");
+    // As much as fits.
+    let _ = fs::write(&fill, vec![7; 16 << 20]);
+    for command in [varve(&["mount"]).arg(&pool).arg(scratch.path("mnt")), varve(&["trim"]).arg(&pool)] {
+        let out = output(command);
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{said}");
+        let place = format!("mounted at {}", small.display());
+        for words in [&place, "has no room", "Nothing in the pool is lost", "varve mount -o ro"] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+    }
+    let mount = Mount::start_with(&pool, &scratch.path("mnt"), &["-o", "ro"]);
+    assert_eq!(fs::read(mount.path("file")).expect("it was synced"), b"kept");
+    mount.unmount();
+    fs::remove_file(&fill).expect("it is there");
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    assert_eq!(fs::read(mount.path("file")).expect("it was synced"), b"kept");
+    mount.unmount();
+    check(&pool);
+    detach(&small);
+}
