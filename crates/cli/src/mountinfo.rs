@@ -102,6 +102,13 @@ impl MountTable {
         Ok(MountTable::parse(&text))
     }
 
+    /// That of another process, which may see other mounts.
+    pub fn read_of(process: u32) -> Result<MountTable> {
+        let path = format!("/proc/{process}/mountinfo");
+        let text = std::fs::read(&path).with_context(|| format!("cannot read {path}"))?;
+        Ok(MountTable::parse(&text))
+    }
+
     fn parse(text: &[u8]) -> MountTable {
         let lines = text.split(|byte| *byte == b'\n');
         let (mounts, numbers) = lines.filter_map(|line| Some((parse_line(line)?, numbers(line)?))).unzip();

@@ -84,7 +84,7 @@ pub fn explain(path: &Path, mode: OpenMode, error: &DeviceError) -> anyhow::Erro
                 Some(place) => {
                     anyhow!("{who}; it is mounted at {place}: unmount it first (varve unmount {place})")
                 }
-                None => anyhow!("{who}; wait for that to end"),
+                None => anyhow!("{who}; {}", how_to_end(path, &who)),
             }
         }
         // Made new, it is missing what it is to lie in.
@@ -124,6 +124,33 @@ pub fn explain(path: &Path, mode: OpenMode, error: &DeviceError) -> anyhow::Erro
         ),
         error => anyhow!("{}", with_name(path, &error.to_string())),
     }
+}
+
+/// How the process ends that has a pool open which is mounted nowhere here. One that serves a mount in another mount namespace (a container, or
+/// `unshare -m`) keeps that namespace and does not end by itself, whoever else has left it.
+fn how_to_end(path: &Path, who: &str) -> String {
+    let wait = || "wait for that to end".to_owned();
+    // As the device names a living process.
+    let number = who.rsplit_once(" process ").and_then(|(_, rest)| rest.strip_suffix(" (varve)"));
+    let Some(process) = number.and_then(|number| number.parse::<u32>().ok()) else { return wait() };
+    let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/mnt")).ok();
+    let (here, there) = (namespace("self"), namespace(&process.to_string()));
+    if there.is_none() || here == there {
+        return wait();
+    }
+    let (table, path) = (MountTable::read_of(process).ok(), path.canonicalize().ok());
+    let mounts: Vec<&Mount> = table.iter().flat_map(MountTable::ours).collect();
+    if mounts.is_empty() {
+        return wait();
+    }
+    let mount = mounts.into_iter().find(|mount| Some(&mount.source) == path.as_ref());
+    let unmount = mount.map_or_else(String::new, |mount| {
+        format!("nsenter -t {process} -m varve unmount {}, or ", mount.mountpoint.shown())
+    });
+    format!(
+        "it serves a mount that is not to be seen from here (of another mount namespace). To end that: {unmount}kill {process}, which closes \
+         the pool in order"
+    )
 }
 
 /// Why what is to be looked at, without a lock, cannot be opened.

@@ -74,5 +74,9 @@ pub fn connect(mount: &Mount) -> Result<Client> {
             shown.shown()
         );
     }
-    bail!("the process that serves {} has no control socket", shown.shown())
+    bail!(
+        "the process that serves {} has no control socket that can be reached from here, as in a sandbox or container with a /run and /tmp of \
+         its own; run this where the pool was mounted: nsenter -t PID -m varve ..., PID being that process (fuser shows it for the pool's file)",
+        shown.shown()
+    )
 }

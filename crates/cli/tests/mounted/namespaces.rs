@@ -130,3 +130,65 @@ fn a_process_that_cannot_be_seen_is_waited_for() {
     assert!(state.contains(") Z "), "it still runs: {state}");
     assert!(!mount.ended().success(), "what is lost is an error");
 }
+
+/// Goal: who finds a pool in use by a mount that he cannot see reads how to end that, and it works. Method: a mount in a mount namespace of its own,
+/// whose maker has ended; a check elsewhere; what it says is done, both ways.
+#[test]
+fn a_mount_of_another_namespace_is_ended() {
+    if !can_unshare("a_mount_of_another_namespace_is_ended") {
+        return;
+    }
+    let scratch = Scratch::new("mount-namespace");
+    let (pool, point) = (scratch.pool("pool", "64M"), scratch.subdir("mnt"));
+    for by_signal in [false, true] {
+        let mut command = Command::new("unshare");
+        command.arg("--mount").arg(varve(&[]).get_program()).arg("mount").arg(&pool).arg(&point);
+        done(command);
+        assert!(!mount_points().contains(&point));
+        let mut checked = varve(&["check"]);
+        let out = output_within(checked.arg(&pool), LIMIT);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        let unmount = format!(" -m varve unmount {}, or kill ", point.display());
+        assert!(out.status.code() == Some(1) && said.contains(&unmount), "{said}");
+        let process = said.split(" -t ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a process");
+        let mut command = Command::new("kill");
+        if by_signal {
+            command.arg(process);
+        } else {
+            command = Command::new("nsenter");
+            command.args(["-t", process, "-m"]).arg(varve(&[]).get_program()).arg("unmount").arg(&point);
+        }
+        done(command);
+        // It waits for one that is just closing.
+        let checked = done({
+            let mut command = varve(&["check", "--json"]);
+            command.arg(&pool);
+            command
+        });
+        assert!(checked.contains("\"clean\": true"), "{checked}");
+    }
+}
+
+/// Goal: where the control socket of a mount is not to be seen, what to do is said, and it works. Method: a sync with a /run of its own; the same
+/// by way of the mount's process.
+#[test]
+fn where_the_socket_is_not_seen_it_is_said_what_to_do() {
+    if !can_unshare("where_the_socket_is_not_seen_it_is_said_what_to_do") {
+        return;
+    }
+    let scratch = Scratch::new("own-run");
+    let (pool, point) = (scratch.pool("pool", "64M"), scratch.path("mnt"));
+    let mount = Mount::start(&pool, &point);
+    let apart = |line: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &format!("mount -t tmpfs none /run && {line}"), "sh"]);
+        command.arg(varve(&[]).get_program()).arg(&point);
+        command
+    };
+    let out = output_within(&mut apart("exec \"$1\" sync \"$2\""), LIMIT);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.code() == Some(1) && said.contains("nsenter -t PID -m varve"), "{said}");
+    let line = format!("exec nsenter -t {} -m \"$1\" sync \"$2\"", mount.pid());
+    done(apart(&line));
+    mount.unmount();
+}
