@@ -2,12 +2,12 @@
 
 use std::fs;
 
-use crate::harness::{Mount, Scratch, can_mount, output, program, say, succeed, varve};
+use crate::harness::{Mount, Random, Scratch, can_mount, output, program, say, succeed, varve};
 
 const PAGE: &str = include_str!("../../../../docs/backup.md");
 
 /// Goal: the commands of the page do what it says, and copy nothing from a snapshot that was left behind. Method: its blocks as they stand, on a
-/// subvolume with another inside; the first once more with the snapshot in the way.
+/// subvolume with another inside; the first once more with the snapshot in the way; the rotation where two of four snapshots have to go.
 #[test]
 fn the_commands_of_the_page_run() {
     if !can_mount("the_commands_of_the_page_run") {
@@ -22,11 +22,11 @@ fn the_commands_of_the_page_run() {
     }
     let blocks: Vec<&str> =
         PAGE.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    let [snapshot, leave_out] = blocks[..] else { panic!("other blocks: {blocks:?}") };
+    let [snapshot, rotation, leave_out] = blocks[..] else { panic!("other blocks: {blocks:?}") };
     let bin = std::path::PathBuf::from(varve(&[]).get_program());
     let path = format!("{}:{}", bin.parent().unwrap().display(), std::env::var("PATH").unwrap_or_default());
     let run = |script: &str| output(program("bash", &dir, &["-c", script]).env("PATH", &path));
-    let mount = Mount::start(&scratch.pool("pool", "64M"), &scratch.path("mnt"));
+    let mount = Mount::start(&scratch.pool("pool", "256M"), &scratch.path("mnt"));
     for subvolume in ["work", "work/db"] {
         succeed(varve(&["subvolume", "create"]).arg(mount.path(subvolume)));
         fs::write(mount.path(subvolume).join("file"), subvolume).expect("a file");
@@ -49,5 +49,24 @@ fn the_commands_of_the_page_run() {
     let listed = succeed(&mut program("tar", &dir, &["-tf", "DEST.tar"]));
     assert!(listed.contains("work/db/file") && !listed.contains("snapshots"), "{listed}");
     assert!(scratch.path("DEST/work/db/file").exists() && !scratch.path("DEST/snapshots").exists());
+
+    // Each holds 20 MiB alone, and two are wanted: "backup" is the newest by its name.
+    for day in 0..5 {
+        let file = mount.path("work/large");
+        fs::write(&file, Random::new(day).bytes(20 << 20)).expect("room");
+        succeed(
+            varve(&["snapshot"]).arg(mount.path("work")).arg(mount.path(&format!("snapshots/2026-11-{day}"))),
+        );
+        fs::remove_file(&file).expect("it is there");
+    }
+    succeed(varve(&["subvolume", "delete", "--wait"]).arg(mount.path("snapshots/2026-11-0")));
+    let space = rustix::fs::statvfs(&mount.point).expect("it answers");
+    let wanted = space.f_bavail * space.f_frsize + (30 << 20);
+    let out = run(&rotation.replace("$((100 << 30))", &wanted.to_string()));
+    assert!(out.status.success(), "{out:?}");
+    let left = fs::read_dir(mount.path("snapshots")).expect("a directory");
+    let mut left: Vec<_> = left.map(|entry| entry.expect("an entry").file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["2026-11-3", "2026-11-4", "backup"]);
     mount.unmount();
 }
