@@ -80,7 +80,7 @@ fn requests_are_answered() {
     assert_eq!(connect().request("remount ro,noatime").expect("an answer"), json!("ro,noatime"));
     let me = [rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()];
     let name = "n".repeat(2000);
-    let answer = connect().request(&format!("versions {name}")).expect("an answer");
+    let answer = connect().request(&format!("{VERSIONS}{name}")).expect("an answer");
     assert_eq!(answer, json!([me[0], me[1], name]));
     assert!(connect().request("dance").is_err());
     assert_eq!(connect().request("objection").expect("an answer"), json!("the file is gone"));
@@ -89,9 +89,9 @@ fn requests_are_answered() {
     assert_eq!(waiting.lock().expect("no panic").clients.len(), 0);
     // As long as an answer may be, with what is around it, and one byte longer.
     let longest = REPLY_BYTES_MAX as usize - r#"{"ok":""}"#.len() - 1;
-    let answer = connect().request(&format!("versions {longest}")).expect("an answer");
+    let answer = connect().request(&format!("{VERSIONS}{longest}")).expect("an answer");
     assert_eq!(answer.as_str().map(str::len), Some(longest));
-    let error = connect().request(&format!("versions {}", longest + 1)).expect_err("it is too long");
+    let error = connect().request(&format!("{VERSIONS}{}", longest + 1)).expect_err("it is too long");
     assert!(error.to_string().contains("would be 16777217 bytes long"), "{error}");
 
     let mut waiter = connect();
