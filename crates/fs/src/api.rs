@@ -419,7 +419,7 @@ pub struct DirEntry {
 pub struct StatFs {
     /// Offered in all.
     pub total_bytes: u64,
-    /// Free for ordinary writes.
+    /// Free for ordinary writes, with what the next commit or checkpoint gives back.
     pub free_bytes: u64,
     /// Inodes in use.
     pub files: u64,

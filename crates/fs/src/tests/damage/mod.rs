@@ -111,6 +111,16 @@ impl World {
     fn name_key(&self, dir: InodeId, name: &[u8]) -> [u8; 32] {
         name_key(FAMILY, dir, self.position(name), KEY)
     }
+    /// A keyframe in the family of names of the first subvolume.
+    fn keyframe_of_names(&mut self) {
+        let key = KeyframeKey { family: FAMILY, segment: 0, version: KEY, piece: 0 };
+        self.image.put(TreeId::KEYFRAMES, &key.encode(), &[]);
+    }
+    /// An extent there.
+    fn extent_of_names(&mut self) {
+        let key = DataKey { family: FAMILY, segment: 0, version: KEY, offset: 0 };
+        self.image.put(TreeId::EXTENTS, &key.encode(), &Extent::reserved(4096).encode());
+    }
     fn unname(&mut self, dir: InodeId, name: &[u8]) {
         let key = self.name_key(dir, name);
         self.image.delete(TreeId::NAMES, &key);

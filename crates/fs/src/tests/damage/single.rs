@@ -315,14 +315,8 @@ pub const RECORDS: &[(Kind, Plant)] = &[
         let record = VersionRecord { refs: 0, ..VersionRecord::implicit(FAMILY) };
         w.image.put(TreeId::VERSIONS, &encode_key(FAMILY, VersionId(FAMILY.0 + 9)), &record.encode());
     }),
-    (Kind::KeyframeMalformed, |w| {
-        let key = KeyframeKey { family: FAMILY, segment: 0, version: KEY, piece: 0 };
-        w.image.put(TreeId::KEYFRAMES, &key.encode(), &[]);
-    }),
-    (Kind::ExtentOwnerless, |w| {
-        let key = DataKey { family: FAMILY, segment: 0, version: KEY, offset: 0 };
-        w.image.put(TreeId::EXTENTS, &key.encode(), &Extent::reserved(4096).encode());
-    }),
+    (Kind::KeyframeMalformed, World::keyframe_of_names),
+    (Kind::ExtentOwnerless, World::extent_of_names),
 ];
 
 /// Damage to bytes that a checksum guards.

@@ -93,14 +93,8 @@ pub const FORKED: &[(Kind, Plant)] = &[
         w.image.delete(TreeId::SUBVOLUMES, &key);
     }),
     // Of the names: nothing of data is.
-    (Kind::KeyframeMalformed, |w| {
-        let key = KeyframeKey { family: FAMILY, segment: 0, version: KEY, piece: 0 };
-        w.image.put(TreeId::KEYFRAMES, &key.encode(), &[]);
-    }),
-    (Kind::ExtentOwnerless, |w| {
-        let key = DataKey { family: FAMILY, segment: 0, version: KEY, offset: 0 };
-        w.image.put(TreeId::EXTENTS, &key.encode(), &Extent::reserved(4096).encode());
-    }),
+    (Kind::KeyframeMalformed, World::keyframe_of_names),
+    (Kind::ExtentOwnerless, World::extent_of_names),
 ];
 
 // Goal: a pool in which one snapshot cannot be had is not used as if nothing were, nor is anything written to it. Method:
