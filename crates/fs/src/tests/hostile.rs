@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(120);
 const SHORT: Duration = Duration::from_millis(20);
 
 /// Changes each value of a tree for which `change` has another.
-fn forge(fs: &Filesystem, tree: TreeId, change: impl Fn(&[u8]) -> Option<Vec<u8>>) {
+pub(super) fn forge(fs: &Filesystem, tree: TreeId, change: impl Fn(&[u8]) -> Option<Vec<u8>>) {
     let mut tx = Transaction::new();
     let mut each = |key: &[u8], value: &[u8]| {
         if let Some(other) = change(value) {

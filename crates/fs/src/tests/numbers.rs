@@ -1,5 +1,9 @@
 //! Numbers and generations of inodes in subvolumes, and whose they are after a deletion.
 
+use varve_engine::TreeId;
+use varve_format::record::inode::InodeRecord;
+
+use super::hostile::forge;
 use super::subvolumes::{content, file, make, snapshot};
 use super::*;
 use crate::subvolume::Slot;
@@ -176,4 +180,23 @@ fn names_of_before_are_not_found_in_the_same_slot() {
         f.fs.maintain().unwrap();
     }
     assert!(again > 5, "{again}");
+}
+
+// Goal: a check names an inode by the number that programs see of it, also where it has no path. Method: a file of a subvolume whose record says
+// one link too many.
+#[test]
+fn a_check_gives_the_numbers_that_programs_see() {
+    let f = Fixture::new(64 * MIB);
+    let sub = make(&f, ROOT, b"sub");
+    let file = f.fs.create(Caller::ROOT, sub, b"file", 0o640).unwrap().ino;
+    assert_ne!(crate::shown_number(file), file.0);
+    f.fs.sync().unwrap();
+    forge(&f.fs, TreeId::INODES, |value| {
+        let record = InodeRecord::decode(value).ok()?;
+        (record.mode == 0o640).then(|| InodeRecord { links: 2, ..record }.encode())
+    });
+    let problems = f.fs.check(true).unwrap().problems;
+    let problem = problems.iter().find(|problem| problem.inode.is_some()).expect("it is found");
+    assert_eq!(problem.inode, Some(crate::shown_number(file)), "{problems:?}");
+    assert!(problem.to_string().contains(&format!("inode {} ", crate::shown_number(file))), "{problem}");
 }
