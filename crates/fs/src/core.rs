@@ -66,6 +66,8 @@ pub(crate) struct Core {
     pub sharing: AtomicBool,
     /// Whether an inode has ever had flags that users set: [`Core::flagged`].
     pub flagged: AtomicBool,
+    /// Whether who asks keeps names himself, and nothing is kept here. Beside what every creation asks, not where names are kept.
+    pub names_elsewhere: AtomicBool,
     /// Held by who changes versions of data, or data that has versions: [`Change::hold_families`].
     pub families: Arc<Mutex<()>>,
     pub reserved: ReservedSpace,

@@ -520,7 +520,7 @@ impl Filesystem {
     /// Says that who calls keeps names himself, as the kernel does: from now on those that were found lately are not kept here. Without this
     /// they take up to an eighth of [`varve_engine::StoreOptions::cache_bytes`] beside it. Before the first name is looked for.
     pub fn leave_names_to_caller(&self) {
-        self.core.known.leave_to_others();
+        self.core.names_elsewhere.store(true, Ordering::Release);
     }
     /// Space and inodes.
     pub fn statfs(&self) -> Result<StatFs> {

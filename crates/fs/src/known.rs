@@ -18,7 +18,7 @@
 //! Names of more than [`NAME_BYTES`] are not kept, nor are those that are not there.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use varve_engine::InodeId;
 use varve_format::record::inode::InodeKind;
@@ -63,6 +63,11 @@ pub(crate) struct Name<'a> {
 }
 
 impl Name<'_> {
+    /// Whether such a name is kept.
+    pub(crate) fn is_kept(name: &[u8]) -> bool {
+        name.len() <= NAME_BYTES
+    }
+
     /// The words of its entry. The name is one of those that are kept.
     fn key(&self) -> Key {
         let mut bytes = [0; NAME_BYTES];
@@ -85,9 +90,8 @@ fn leads_to(entry: &[AtomicU64], key: &Key) -> Option<u64> {
 
 /// See the module.
 pub(crate) struct KnownNames {
-    /// Sets, unless somebody else keeps names.
+    /// Sets.
     count: usize,
-    elsewhere: AtomicBool,
     /// `None`: there was no memory for it.
     table: OnceLock<Option<Table>>,
 }
@@ -122,17 +126,7 @@ impl KnownNames {
     /// A table that takes `bytes` of memory when it is full. Nothing as long as nobody looks for a name.
     pub(crate) fn new(bytes: u64) -> KnownNames {
         let count = (bytes as usize / (SET_WORDS * size_of::<u64>())).clamp(64, 1 << 24);
-        KnownNames { count, elsewhere: AtomicBool::new(false), table: OnceLock::new() }
-    }
-
-    /// From now on nothing is kept: who asks keeps names himself. For who has not asked yet.
-    pub(crate) fn leave_to_others(&self) {
-        self.elsewhere.store(true, Ordering::Release);
-    }
-
-    /// Whether such a name is kept.
-    pub(crate) fn keeps(&self, name: &[u8]) -> bool {
-        name.len() <= NAME_BYTES && !self.elsewhere.load(Ordering::Relaxed)
+        KnownNames { count, table: OnceLock::new() }
     }
 
     /// Where an entry of `name`, which is kept, would be.
@@ -276,7 +270,7 @@ mod tests {
                 (seed % 2, seed >> 8 & 7, &texts[(seed >> 16) as usize % texts.len()]);
             let key = (subvolume, dir, text.as_str());
             let name = name(subvolume, 1 + dir, text, &hasher);
-            if !known.keeps(name.name) {
+            if !Name::is_kept(name.name) {
                 assert!(text.len() > NAME_BYTES);
                 continue;
             }

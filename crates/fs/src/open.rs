@@ -211,6 +211,7 @@ impl Core {
             files: Arc::new(FileCount::new(record)),
             sharing: AtomicBool::new(sharing),
             flagged: AtomicBool::new(flagged),
+            names_elsewhere: AtomicBool::new(false),
             families: Arc::default(),
             accesses: Accesses::default(),
             diff_hints: Mutex::default(),

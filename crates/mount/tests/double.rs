@@ -59,6 +59,8 @@ pub struct Double {
     pub bad_targets: AtomicBool,
     /// Trims that have begun, and that have ended: none does before it is interrupted.
     pub trims: (AtomicU64, AtomicU64),
+    /// Who mounts has said that the kernel keeps names.
+    pub names_left: AtomicBool,
     /// Why all writing is to end.
     pub stopped: Mutex<Vec<String>>,
 }
@@ -116,6 +118,7 @@ impl Default for Double {
             half_copies: AtomicBool::new(false),
             bad_targets: AtomicBool::new(false),
             trims: Default::default(),
+            names_left: AtomicBool::new(false),
             stopped: Mutex::default(),
         }
     }
@@ -469,6 +472,9 @@ impl Verbs for Double {
 
     fn statfs(&self) -> Result<StatFs> {
         Ok(StatFs { total_bytes: 1 << 30, free_bytes: 1 << 29, files: self.tree.lock().nodes.len() as u64 })
+    }
+    fn leave_names_to_caller(&self) {
+        self.names_left.store(true, Relaxed);
     }
     fn stop(&self, why: &str) {
         self.stopped.lock().push(why.to_owned());

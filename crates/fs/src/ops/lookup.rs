@@ -1,5 +1,7 @@
 //! Finding: lookup, getattr, readlink, readdir, statfs.
 
+use std::sync::atomic::Ordering;
+
 use varve_engine::{EngineError, InodeId};
 use varve_format::Corrupt;
 use varve_format::record::inode::{InodeKind, InodeRecord};
@@ -101,7 +103,7 @@ impl Core {
         base: NamePosition,
         name: &'n [u8],
     ) -> Option<Name<'n>> {
-        if !self.known.keeps(name) {
+        if self.names_elsewhere.load(Ordering::Relaxed) || !Name::is_kept(name) {
             return None;
         }
         let subvolume =
