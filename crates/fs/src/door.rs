@@ -148,13 +148,20 @@ impl Filesystem {
     }
     /// Creates a regular file without a name in the subvolume of `parent`, which gives it what [`Filesystem::make`] gives a
     /// file, and counts it as open: at the end of its last handle, or of the machine, it goes. If it is `linkable` it may get a
-    /// name by [`Filesystem::link`] before.
+    /// name by [`Filesystem::link`] or [`Filesystem::link_over`] before.
     pub fn tmpfile(&self, caller: Caller, parent: InodeId, new: NewNameless) -> Result<Attr> {
         self.core.thawing(|| self.core.tmpfile(caller, parent, new))
     }
     /// Gives `ino` another name, or its first.
     pub fn link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
         self.core.thawing(|| self.core.link(ino, parent, name))
+    }
+    /// Gives `ino`, which has no name and may have one ([`Filesystem::tmpfile`]), that of what is `name` in `parent` now, in one step: at every
+    /// instant, and after a crash at any, it leads to the one or to the other. The data of `ino` is logged first. What was there loses
+    /// that name, as by [`Filesystem::unlink`]. [`crate::FsError::NotFound`] if nothing is there, or `ino` may have no name;
+    /// [`crate::FsError::IsDirectory`] if it is a directory.
+    pub fn link_over(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<()> {
+        self.core.thawing(|| self.core.link_over(ino, parent, name))
     }
     /// Removes a name that is not a directory's. The inode lives on while it is open.
     pub fn unlink(&self, parent: InodeId, name: &[u8]) -> Result<()> {

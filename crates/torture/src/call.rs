@@ -56,6 +56,12 @@ pub enum Call {
         parent: InodeId,
         name: Vec<u8>,
     },
+    /// A nameless file takes the name of what is there.
+    LinkOver {
+        ino: InodeId,
+        parent: InodeId,
+        name: Vec<u8>,
+    },
     Unlink {
         parent: InodeId,
         name: Vec<u8>,
@@ -236,6 +242,7 @@ impl Call {
             | Call::CloneRange { to: ino, .. }
             | Call::DedupeRange { to: ino, .. }
             | Call::Link { ino, .. }
+            | Call::LinkOver { ino, .. }
             | Call::SetXattr { ino, .. }
             | Call::RemoveXattr { ino, .. }
             | Call::SetFlags { ino, .. }
@@ -280,7 +287,9 @@ impl Call {
                 vec![(*source, false), (*parent, true)]
             }
             // In another subvolume nothing would be changed, and in the same one both are as changeable.
-            Call::Link { ino, parent, .. } => vec![(*ino, false), (*parent, true)],
+            Call::Link { ino, parent, .. } | Call::LinkOver { ino, parent, .. } => {
+                vec![(*ino, false), (*parent, true)]
+            }
             Call::Rename { parent, new_parent, .. } => vec![(*parent, true), (*new_parent, true)],
             Call::CopyRange { from, to, .. }
             | Call::CloneRange { from, to, .. }
@@ -325,7 +334,9 @@ impl Call {
             Call::Snapshot { source, parent, .. } | Call::CloneFile { source, parent, .. } => {
                 (*source, *parent) = (map(*source), map(*parent));
             }
-            Call::Link { ino, parent, .. } => (*ino, *parent) = (map(*ino), map(*parent)),
+            Call::Link { ino, parent, .. } | Call::LinkOver { ino, parent, .. } => {
+                (*ino, *parent) = (map(*ino), map(*parent));
+            }
             Call::Rename { parent, new_parent, .. } => {
                 (*parent, *new_parent) = (map(*parent), map(*new_parent))
             }
@@ -408,6 +419,9 @@ impl fmt::Debug for Call {
                 write!(f, "tmpfile({}, {mode:o}, umask {umask:o}, linkable: {linkable})", parent.0)
             }
             Call::Link { ino, parent, name } => write!(f, "link({}, {}/{})", ino.0, parent.0, text(name)),
+            Call::LinkOver { ino, parent, name } => {
+                write!(f, "link({} over {}/{})", ino.0, parent.0, text(name))
+            }
             Call::Unlink { parent, name } => write!(f, "unlink({}/{})", parent.0, text(name)),
             Call::Rmdir { parent, name } => write!(f, "rmdir({}/{})", parent.0, text(name)),
             Call::Rename { parent, name, new_parent, new_name, mode } => {

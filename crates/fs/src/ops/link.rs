@@ -1,15 +1,18 @@
-//! Hard links.
+//! Hard links, and a nameless file's first name in place of another's.
 
 use varve_engine::{InodeId, Transaction};
 use varve_format::record::inode::InodeKind;
 
-use super::flags::Touch;
+use super::flags::{Touch, require_unprotected};
 use super::require_directory;
+use super::unlink::{Disposal, past_damage};
 use crate::api::Attr;
 use crate::core::{Core, check_name, touch, touch_directory};
 use crate::inode::Presence;
 use crate::subvolume::{Slot, local};
+use crate::table::names::Found;
 use crate::table::orphans;
+use crate::writeback::Ride;
 use crate::{FsError, Result};
 
 impl Core {
@@ -92,5 +95,118 @@ impl Core {
         inner.take_over(&change, record);
         (inner.presence, inner.linkable) = (Presence::Live, false);
         Ok(self.attr_of(ino, inner))
+    }
+
+    pub(crate) fn link_over(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<()> {
+        self.admit_beside(ino, parent)?;
+        self.permit(parent, Touch::NameGoes)?;
+        self.permit(ino, Touch::Otherwise)?;
+        check_name(name)?;
+        if Slot::of(ino) != Slot::of(parent) {
+            return Err(self.why_not_across(ino)?);
+        }
+        self.with_space(|| self.take_name(ino, parent, name))
+    }
+
+    fn take_name(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<()> {
+        let state = self.state(ino);
+        {
+            let inner = self.read_lock(&state)?;
+            match inner.record.kind {
+                InodeKind::Directory => return Err(FsError::NotPermitted),
+                _ if inner.presence != Presence::Orphan || !inner.linkable => return Err(FsError::NotFound),
+                _ => {}
+            }
+        }
+        // As who moves over something, and not while holding inodes.
+        self.write_back(&state, Ride::Never)?;
+        for _ in 0..super::RETRIES_MAX {
+            {
+                let state = self.state(parent);
+                require_directory(&*self.read_lock(&state)?)?;
+            }
+            let Some(there) = self.names_first(parent)?.lookup(parent, name)? else {
+                return Err(match self.nested(parent, name)? {
+                    Some(_) => FsError::IsDirectory,
+                    None => FsError::NotFound,
+                });
+            };
+            if past_damage(|disposal| self.take_name_of(ino, parent, name, there, disposal))? {
+                return Ok(());
+            }
+            // Each time round somebody else has changed the name.
+        }
+        Err(FsError::NotFound)
+    }
+
+    /// False if the name has changed since it was looked up.
+    fn take_name_of(
+        &self,
+        ino: InodeId,
+        parent: InodeId,
+        name: &[u8],
+        there: Found,
+        disposal: Disposal,
+    ) -> Result<bool> {
+        let change = self.change(parent)?;
+        let mut states = vec![self.state(parent), self.state(ino), self.state(there.ino)];
+        let mut locked = match self.lock_all(&mut states) {
+            Ok(locked) => locked,
+            Err(FsError::NotFound) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        require_directory(locked.get(parent))?;
+        let inner = locked.get(ino);
+        if inner.presence != Presence::Orphan || !inner.linkable {
+            return Err(FsError::NotFound);
+        }
+        let mut record = inner.record.clone();
+        let mut bucket = change.bucket(parent, name)?;
+        let Some(target) = bucket.find(name).filter(|target| target.ino == there.ino) else {
+            return Ok(false);
+        };
+        if target.kind == InodeKind::Directory {
+            return Err(FsError::IsDirectory);
+        }
+        // A name that is there is no new one.
+        require_unprotected(&locked.get(parent).record)?;
+        require_unprotected(&locked.get(target.ino).record)?;
+        let gone = locked.get(target.ino);
+        if gone.opens > 0 || gone.record.links > 1 {
+            self.own_first(&change, target.ino, gone, None)?;
+        }
+        let now = self.now();
+        let mut tx = Transaction::new();
+        let dropped = self.drop_link(&change, &mut tx, target.ino, locked.get(target.ino), now, disposal)?;
+        bucket.replace(target.sequence, ino, record.kind);
+        change.put_bucket(&mut tx, &bucket)?;
+        self.require_place(&change, ino)?;
+        (record.links, record.parent) = (1, local(parent));
+        touch(&mut record, now);
+        orphans::delete(&mut tx, ino);
+        change.put_inode(&mut tx, ino, &record)?;
+        let mut dir_record = locked.get(parent).record.clone();
+        touch_directory(&mut dir_record, now, 0, 0);
+        self.put_record(&change, &mut tx, parent, locked.get(parent), &mut dir_record)?;
+        tx.privileged();
+        {
+            let _counting = self.counting()?;
+            let _changing = self.known.change([self.known_name(parent, bucket.base(), name), None]);
+            self.apply(tx)?;
+            change.applied();
+            self.files.add(change.place(ino), 1);
+        }
+        let dir = locked.get(parent);
+        dir.size = dir_record.size;
+        dir.take_over(&change, dir_record);
+        let inner = locked.get(ino);
+        inner.take_over(&change, record);
+        (inner.presence, inner.linkable) = (Presence::Live, false);
+        self.take_over_dropped(&change, target.ino, locked.get(target.ino), dropped);
+        drop((locked, change));
+        if let Some(at) = states.iter().position(|state| state.ino == target.ino) {
+            self.part_with(states.swap_remove(at));
+        }
+        Ok(true)
     }
 }

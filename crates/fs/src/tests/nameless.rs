@@ -192,6 +192,110 @@ fn takes_a_copy() {
     }
 }
 
+// Goal: it takes the name of another in one step, with all that was written to it; what was there lives on under its other names, for
+// who has it open, and in a snapshot. Method: small and large files with nothing of them logged, in place of files, a hard link, one that is
+// open, a symbolic link and one that a snapshot shows; killed, and opened again; what each leads to, the counts, and a check.
+#[test]
+fn takes_the_place_of_another() {
+    for (len, forked) in [(100, false), (50_000, false), (100, true), (50_000, true)] {
+        let mut f = Fixture::new(64 * MIB);
+        let home = f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap().ino;
+        let (old, new) = (pattern(3, len + 5_000), pattern(4, len));
+        let names = [&b"alone"[..], b"linked", b"open", b"symlink"];
+        let make = |name| f.fs.create(Caller::ROOT, home, name, 0o644).unwrap().ino;
+        let inodes = [make(names[0]), make(names[1]), make(names[2])];
+        for ino in inodes {
+            f.write(ino, 0, &old);
+        }
+        f.fs.symlink(Caller::ROOT, home, names[3], b"alone").unwrap();
+        f.fs.link(inodes[1], home, b"other").unwrap();
+        f.fs.open_inode(Caller::ROOT, inodes[2], false).unwrap();
+        let snapshot = forked.then(|| f.fs.snapshot(home, ROOT, b"snapshot", true, false).unwrap());
+        let before = f.fs.statfs().unwrap().files;
+        for name in names {
+            let ino = nameless(&f, home, true);
+            f.write(ino, 0, &new);
+            f.fs.link_over(ino, home, name).unwrap();
+            let seen = f.fs.lookup(home, name).unwrap();
+            assert_eq!((seen.ino, seen.links, seen.mode, seen.kind), (ino, 1, 0o6640, FileKind::File));
+            refused(f.fs.link_over(ino, home, names[0]), 2);
+            f.fs.release_inode(ino).unwrap();
+            f.check();
+        }
+        assert!(f.read_all(inodes[2]) == old);
+        assert_eq!(f.fs.getattr(inodes[2]).unwrap().links, 0);
+        refused(f.fs.getattr(inodes[0]), 2);
+        // One more: "linked" is a file of its own now. What a snapshot shows is counted, too.
+        let counted = |f: &Fixture| f.fs.statfs().unwrap().files;
+        assert!(forked || counted(&f) == before + 1);
+        // The new ones have been logged before they got their names.
+        f.fs.fsync(inodes[1]).unwrap();
+        f.fs.fsync(home).unwrap();
+        if forked {
+            f.fs.sync().unwrap();
+        }
+        f.kill();
+        for name in names {
+            assert!(f.read_all(f.fs.lookup(home, name).unwrap().ino) == new, "{len} {forked}");
+        }
+        let other = f.fs.lookup(home, b"other").unwrap();
+        assert!(other.links == 1 && f.read_all(other.ino) == old);
+        f.fs.maintain().unwrap();
+        assert_eq!(f.list(home).len(), 5);
+        if let Some(snapshot) = snapshot {
+            for name in &names[..3] {
+                assert!(f.read_all(f.fs.lookup(snapshot, name).unwrap().ino) == old, "{len}");
+            }
+            assert_eq!(f.fs.lookup(snapshot, b"symlink").unwrap().kind, FileKind::Symlink);
+            f.check();
+            f.fs.delete_subvolume(ROOT, b"snapshot").unwrap();
+            f.fs.maintain().unwrap();
+        }
+        assert_eq!(counted(&f), before + 1);
+        f.check();
+    }
+}
+
+// Goal: nothing takes the place of what is not there, of a directory, a subvolume, or what must not go, and nothing does that has had a name or
+// may have none, or where nothing can be changed. Method: each; afterwards the file takes the one place that it may.
+#[test]
+fn no_place_for_others() {
+    let f = Fixture::new(64 * MIB);
+    let home = f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap().ino;
+    let there = f.fs.create(Caller::ROOT, home, b"there", 0o644).unwrap().ino;
+    f.fs.mkdir(Caller::ROOT, home, b"directory", 0o755).unwrap();
+    f.fs.create_subvolume(Caller::ROOT, home, b"inner", 0o755).unwrap();
+    f.create(b"outside");
+    let ino = nameless(&f, home, true);
+    refused(f.fs.link_over(ino, home, b"nothing"), 2);
+    refused(f.fs.link_over(ino, home, b"directory"), 21);
+    refused(f.fs.link_over(ino, home, b"inner"), 21);
+    refused(f.fs.link_over(ino, there, b"x"), 20);
+    refused(f.fs.link_over(ino, ROOT, b"outside"), 18);
+    refused(f.fs.link_over(ino, home, &[b'n'; 256]), 36);
+    refused(f.fs.link_over(there, home, b"there"), 2);
+    refused(f.fs.link_over(home, home, b"there"), 1);
+    let private = nameless(&f, home, false);
+    refused(f.fs.link_over(private, home, b"there"), 2);
+    for protecting in [FileFlags::IMMUTABLE, FileFlags::APPEND_ONLY] {
+        for what in [there, home] {
+            f.fs.set_flags(Caller::ROOT, what, protecting).unwrap();
+            refused(f.fs.link_over(ino, home, b"there"), 1);
+            f.fs.set_flags(Caller::ROOT, what, FileFlags::NONE).unwrap();
+        }
+    }
+    let snapshot = f.fs.snapshot(home, ROOT, b"snapshot", true, false).unwrap();
+    refused(f.fs.link_over(ino, snapshot, b"there"), 30);
+    assert_eq!(f.fs.lookup(home, b"there").unwrap().ino, there);
+    f.fs.link_over(ino, home, b"there").unwrap();
+    assert_eq!(f.fs.lookup(home, b"there").unwrap().ino, ino);
+    for ino in [ino, private] {
+        f.fs.release_inode(ino).unwrap();
+    }
+    f.fs.maintain().unwrap();
+    f.check();
+}
+
 // Goal: on a full pool it is refused or works, and what it took comes back. Method: fill a pool by such a file, let go of it.
 #[test]
 fn a_full_pool() {

@@ -101,6 +101,7 @@ impl Model {
                 Ok(())
             }
             Call::Link { ino, parent, name } => self.link(*ino, *parent, name, cx),
+            Call::LinkOver { ino, parent, name } => self.link_over(*ino, *parent, name, cx),
             Call::Unlink { parent, name } => self.unlink(*parent, name, cx),
             Call::Rmdir { parent, name } => self.rmdir(*parent, name, cx),
             Call::Rename { parent, name, new_parent, new_name, mode } => {
@@ -415,6 +416,36 @@ impl Model {
         inode.ctime.set(cx.now);
         self.entries_mut(parent).insert(name.to_vec(), ino);
         self.touch(parent, cx.now);
+        Ok(())
+    }
+
+    fn link_over(&mut self, ino: InodeId, parent: InodeId, name: &[u8], cx: &Context) -> Result<(), Errno> {
+        let inode = self.get(ino).ok_or(ENOENT)?;
+        if inode.entries().is_some() {
+            return Err(EPERM);
+        }
+        if inode.links == 0 && !inode.linkable {
+            return Err(ENOENT);
+        }
+        if slot(ino) != slot(parent) {
+            return Err(EXDEV);
+        }
+        if inode.links > 0 {
+            return Err(ENOENT);
+        }
+        let target = *self.directory(parent)?.get(name).ok_or(ENOENT)?;
+        if is_subvolume(target) || self.get(target).is_some_and(|inode| inode.entries().is_some()) {
+            return Err(EISDIR);
+        }
+        for ino in [parent, target] {
+            self.require_unprotected(ino)?;
+        }
+        let inode = self.get_mut(ino).expect("looked up above");
+        (inode.links, inode.linkable) = (1, false);
+        inode.ctime.set(cx.now);
+        self.entries_mut(parent).insert(name.to_vec(), ino);
+        self.touch(parent, cx.now);
+        self.drop_link(target, cx.now);
         Ok(())
     }
 

@@ -25,6 +25,7 @@ impl Model {
             | Call::Snapshot { parent, .. }
             | Call::CloneFile { parent, .. } => has(parent, I),
             Call::Link { ino, parent, .. } => has(parent, I) || has(ino, I | A),
+            Call::LinkOver { ino, parent, .. } => has(parent, I | A) || has(ino, I | A),
             Call::Unlink { parent, .. }
             | Call::Rmdir { parent, .. }
             | Call::DeleteSubvolume { parent, .. } => has(parent, I | A),

@@ -350,6 +350,7 @@ impl Session {
 fn sources(call: &Call, old: &Model) -> Vec<InodeId> {
     match call {
         Call::CloneFile { source, .. } => vec![*source],
+        Call::LinkOver { ino, .. } => vec![*ino],
         Call::Rename { parent, name, new_parent, new_name, mode } => {
             let mut moved = [old.lookup(*parent, name), old.lookup(*new_parent, new_name)];
             if moved[1].is_none() || moved[0] == moved[1] {

@@ -85,7 +85,7 @@ fn wanted_bytes(call: &Call, content: Option<&Content>) -> u64 {
         // nodes, and one that is new is counted twice.
         Call::Rename { .. } => 2 * TREE_PATH_BYTES,
         // One name less, all else the same: seen with 24 blocks of need.
-        Call::Link { .. } => 2 * TREE_PATH_BYTES,
+        Call::Link { .. } | Call::LinkOver { .. } => 2 * TREE_PATH_BYTES,
         // A long target has a block, and that an entry in one tree more.
         Call::Symlink { target, .. } => {
             target.len().next_multiple_of(PAGE_BYTES as usize) as u64 + TREE_PATH_BYTES
@@ -246,6 +246,7 @@ impl Session {
                 (fs.tmpfile(caller, *parent, new)?.ino, 0)
             }
             Call::Link { ino, parent, name } => fs.link(*ino, *parent, name).map(|_| none)?,
+            Call::LinkOver { ino, parent, name } => fs.link_over(*ino, *parent, name).map(|()| none)?,
             Call::Unlink { parent, name } => fs.unlink(*parent, name).map(|()| none)?,
             Call::Rmdir { parent, name } => fs.rmdir(*parent, name).map(|()| none)?,
             Call::Rename { parent, name, new_parent, new_name, mode } => {
@@ -572,7 +573,11 @@ impl Session {
             (Err(error), Err(errno)) if error.errno() == errno => Ok(()),
             // Which of several reasons to refuse a rename or a link is named first is left open by POSIX.
             (Err(error), Err(errno)) if RENAME_REFUSALS.contains(&errno) => match call {
-                Call::Rename { .. } | Call::Link { .. } if RENAME_REFUSALS.contains(&error.errno()) => Ok(()),
+                Call::Rename { .. } | Call::Link { .. } | Call::LinkOver { .. }
+                    if RENAME_REFUSALS.contains(&error.errno()) =>
+                {
+                    Ok(())
+                }
                 _ => Err(violation!(
                     "{call:?} fails with {error} (errno {}), expected errno {errno}",
                     error.errno()

@@ -113,6 +113,7 @@ operations! {
     NamelessAndLink,
     NamelessSyncedAndLink,
     NamelessLinkedAndUnlinked,
+    NamelessOver,
     NamelessReleased,
 }
 
@@ -255,7 +256,11 @@ fn perform(
             }
             Ok(Some(if operation == UnlinkOpenAndWrite { ino } else { root }))
         }
-        NamelessAndLink | NamelessSyncedAndLink | NamelessLinkedAndUnlinked | NamelessReleased => {
+        NamelessAndLink
+        | NamelessSyncedAndLink
+        | NamelessLinkedAndUnlinked
+        | NamelessOver
+        | NamelessReleased => {
             let Some(d) = d else { return Ok(None) };
             if session.call(&Call::Tmpfile { parent: d, mode: 0o666, umask: 0o027, linkable: true })? != 0 {
                 return Ok(None);
@@ -264,10 +269,15 @@ fn perform(
             // In the record, and in blocks.
             let len = if operation == NamelessAndLink { 700 } else { 9_000 };
             session.must(&Call::Write { ino, offset: 0, len, seed: 200 + step })?;
-            if operation != NamelessAndLink {
+            if !matches!(operation, NamelessAndLink | NamelessOver) {
                 session.must(&Call::Fsync { ino })?;
             }
-            if operation != NamelessReleased {
+            if operation == NamelessOver {
+                if session.call(&Call::LinkOver { ino, parent: root, name: name("a") })? != 0 {
+                    session.must(&Call::Release { ino })?;
+                    return Ok(Some(d));
+                }
+            } else if operation != NamelessReleased {
                 session.must(&Call::Link { ino, parent: root, name: fresh("w") })?;
             }
             if operation == NamelessLinkedAndUnlinked {

@@ -463,6 +463,9 @@ impl Generator {
                 Call::SetFlags { ino: [ino, from][rng.index(2)], flags }
             }
             // Which may have a name or have had one.
+            (3, Some((parent, name, _)), Some(ino)) if rng.below(2) == 0 => {
+                Call::LinkOver { ino, parent, name }
+            }
             (3, _, Some(ino)) => Call::Link { ino, parent, name: self.name(rng) },
             _ => Call::Tmpfile {
                 parent,
