@@ -1,9 +1,8 @@
 //! Files that begin without a name, and files that are replaced as a whole.
 //!
-//! A file without a name goes with its last handle or with the machine. Replacing one that is there is four steps: (1) a nameless file
-//! gets all that the new one is to have; (2) its data is logged; (3) it gets a name of its own beside the old one; (4) that name is
-//! renamed over the old one. A crash before (3) leaves nothing of it. Only between (3) and (4), which are neighbours in the log, it leaves
-//! the name that was for the moment. A free name is given in one step instead of the two.
+//! A file without a name goes with its last handle or with the machine. Replacing one that is there is three steps: (1) a nameless file
+//! gets all that the new one is to have; (2) its data is logged; (3) in one transaction it has the name, and the old one has not. A crash
+//! before (3) leaves nothing of it.
 
 use std::sync::Arc;
 
@@ -15,8 +14,6 @@ use crate::pending::Pending;
 
 /// Permission bits of files that are made.
 const FILE_MODE: u32 = 0o644;
-/// What names begin with that a file has for a moment.
-const MOMENTARY: &str = ".replacing-";
 /// Where a file's access control list is kept.
 const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
 
@@ -119,10 +116,6 @@ impl Filesystem {
     /// nothing else of it: no other extended attributes, no flags. There has to be room for both. A symbolic link is followed, and
     /// stays.
     ///
-    /// Where there was a file the new one has a name of its own beside it before it takes its place: `.replacing-`, a number and
-    /// another one. Who lists the directory just then, or takes a snapshot, may see that; a crash just then leaves it there, with all
-    /// of `contents`, beside the old file, and it can be removed. Where there was none nothing else is ever seen.
-    ///
     /// ```
     /// # let fs = varvefs::Pool::in_memory(64 << 20)?.filesystem();
     /// fs.replace("/settings", "colour = ochre")?.wait()?;
@@ -173,7 +166,7 @@ impl Filesystem {
         match &found.found {
             Some(old) => {
                 require_replaceable(fs, old)?;
-                // A name could be given there, and not taken away any more.
+                // Told before anything is written.
                 if fs.getattr(found.parent)?.flags.intersects(varve_fs::FileFlags::PROTECTING) {
                     return Err(Reason::NotPermitted.into());
                 }
@@ -205,46 +198,15 @@ impl Filesystem {
         // If power fails behind the name, all of this is there. In a pool that has stopped by now, which may have lost some of it, nobody
         // gets a name.
         fs.flush_file(ino)?;
-        if !target.is_there {
-            return match fs.link(ino, target.directory, &target.name) {
-                Ok(_) => Ok(Some(fs.position())),
-                Err(varve_fs::FsError::Exists) => Ok(None),
-                Err(error) => Err(error.into()),
-            };
-        }
-        let momentary = self.link_for_the_moment(fs, target.directory, ino)?;
-        let mode = varve_fs::RenameMode::Replace;
-        match fs.rename(target.directory, &momentary, target.directory, &target.name, mode) {
+        let put = match target.is_there {
+            true => fs.link_over(ino, target.directory, &target.name),
+            false => fs.link(ino, target.directory, &target.name).map(drop),
+        };
+        match put {
             Ok(()) => Ok(Some(fs.position())),
-            Err(error) => {
-                match fs.unlink(target.directory, &momentary) {
-                    Ok(()) | Err(varve_fs::FsError::NotFound | varve_fs::FsError::Stale) => {}
-                    Err(left) => {
-                        let name = momentary.escape_ascii();
-                        tracing::warn!(pool = %self.shared().name, "{name} could not be removed: {left}");
-                    }
-                }
-                Err(error.into())
-            }
+            Err(varve_fs::FsError::Exists) => Ok(None),
+            Err(error) => Err(error.into()),
         }
-    }
-
-    /// Gives `ino` a name that nobody else has. Its number is in it; one that a crash has left may have the same.
-    fn link_for_the_moment(
-        &self,
-        fs: &varve_fs::Filesystem,
-        directory: varve_fs::InodeId,
-        ino: varve_fs::InodeId,
-    ) -> std::result::Result<Vec<u8>, Fault> {
-        for n in 0..RETRIES_MAX {
-            let name = format!("{MOMENTARY}{}-{n}", ino.0).into_bytes();
-            match fs.link(ino, directory, &name) {
-                Ok(_) => return Ok(name),
-                Err(varve_fs::FsError::Exists) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(Reason::Exists.into())
     }
 }
 
