@@ -284,9 +284,14 @@ impl Filesystem {
     pub fn take_over_handles(&self, from: &Filesystem) -> Result<()> {
         self.core.take_over_handles(&from.core)
     }
-    /// Ends a handle.
+    /// Ends a handle. A file that has been cut and written anew is logged then, or soon afterwards.
     pub fn release_inode(&self, ino: InodeId) -> Result<()> {
-        self.core.thawing(|| self.core.release_inode(ino))
+        if self.core.thawing(|| self.core.release_inode(ino))?
+            && let Err(error) = self.core.thawing(|| self.core.log_anew(ino))
+        {
+            tracing::debug!(%error, "a file that was written anew waits");
+        }
+        Ok(())
     }
     /// Bytes at `offset`, fewer at the end of the file. Holes read as zeros. The access time stays as it is: see
     /// [`Filesystem::note_access`].

@@ -79,6 +79,8 @@ pub(crate) struct Inner {
     pub opens: u32,
     /// An orphan that has never had a name and may get one.
     pub linkable: bool,
+    /// It has been cut, and nobody who closed it since has had it written anew: [`Core::log_anew`].
+    pub cut: bool,
     /// Where the next blocks should be: the end of what was written last.
     pub near: PoolAddr,
 }
@@ -288,6 +290,7 @@ impl InodeState {
             grown: 0,
             opens: 0,
             linkable: false,
+            cut: false,
             near: PoolAddr::NULL,
         };
         InodeState {

@@ -9,7 +9,7 @@ use crate::core::Core;
 use crate::inode::{InodeState, Presence};
 use crate::reaper::Task;
 use crate::table::orphans;
-use crate::writeback::Ride;
+use crate::writeback::{RIDING_PAGES_MAX, Ride};
 use crate::{FsError, Result};
 
 impl Core {
@@ -29,7 +29,8 @@ impl Core {
         Ok(())
     }
 
-    pub(crate) fn release_inode(&self, ino: InodeId) -> Result<()> {
+    /// Whether [`Core::log_anew`] is to be called of it now.
+    pub(crate) fn release_inode(&self, ino: InodeId) -> Result<bool> {
         let state = self.state(ino);
         // Only the end of an orphan is a change: anything else can be let go of in a read-only subvolume, in one that has
         // been deleted, and in a fresh snapshot without giving that a version of its own.
@@ -37,7 +38,9 @@ impl Core {
             let mut inner = state.inner.write();
             inner.opens = inner.opens.checked_sub(1).ok_or(FsError::Invalid)?;
             if inner.opens > 0 || inner.presence != Presence::Orphan {
-                return Ok(());
+                let anew = inner.cut && inner.pages.dirty > 0;
+                inner.cut &= !anew;
+                return Ok(anew);
             }
         }
         let ended = self.end_orphan(&state);
@@ -50,7 +53,20 @@ impl Core {
             }
         }
         self.part_with(state);
-        ended
+        ended.map(|()| false)
+    }
+
+    /// Logs a file that was cut, written anew and closed. The cut is in the log, and the data would come there some seconds later: until
+    /// then any commit, of whatever else, would leave an empty file after a crash. So ext4 (`auto_da_alloc`), XFS and btrfs do. What
+    /// little may ride with the log costs no write of its own; of more the thread that writes ahead is told, if there is one.
+    ///
+    /// What fails stays dirty, and whoever waits for it hears of that.
+    pub(crate) fn log_anew(&self, ino: InodeId) -> Result<()> {
+        let state = self.state(ino);
+        if state.inner.read().pages.dirty > RIDING_PAGES_MAX && self.dirty.ahead.write_soon(&state) {
+            return Ok(());
+        }
+        self.write_back(&state, Ride::Allowed)
     }
 
     /// The last handle of an inode without a name has ended: it goes, or as much of it as one transaction can take.

@@ -138,6 +138,7 @@ impl Core {
             inner.logged(&change, record);
             inner.pending = Pending::default();
             inner.accessed = inner.accessed.filter(|_| set.atime.is_none());
+            inner.cut |= size < inner.size;
             inner.size = size;
             inner.mapping += 1;
             // Who grows alone does not wait for those who must not find it changed again and again.

@@ -186,6 +186,38 @@ fn a_rename_over_a_file_waits_for_data_that_another_writes() {
     }
 }
 
+// Goal: a file that was cut and written anew is not empty after a crash, once whoever did that has closed it, though only others have synced:
+// it is as it was or as it is. Method: contents of a record, of some blocks and of more than may ride with the log; cut when it is opened, by
+// its number before, and to less than all of it; a reader that closes it in between; a sync of another file before and after the end
+// of the handle, and a kill.
+#[test]
+fn what_is_cut_and_written_anew_is_logged_when_it_is_closed() {
+    for (len, way) in [100, 50_000, 3 << 20].into_iter().flat_map(|len| (0..3).map(move |way| (len, way))) {
+        let mut f = Fixture::new(64 * MIB);
+        let (file, other) = (f.create(b"f"), f.create(b"other"));
+        let (old, new) = (pattern(1, len + 300), pattern(2, len));
+        f.write(file, 0, &old);
+        f.fs.sync().unwrap();
+        match way {
+            0 => f.fs.open_inode(Caller::ROOT, file, true).unwrap(),
+            _ => {
+                f.truncate(file, [0, 50][way - 1]);
+                f.fs.open_inode(Caller::ROOT, file, false).unwrap();
+                f.fs.open_inode(Caller::ROOT, file, false).unwrap();
+                f.fs.release_inode(file).unwrap();
+            }
+        }
+        f.write(file, 0, &new);
+        f.fs.release_inode(file).unwrap();
+        f.write(other, 0, b"x");
+        f.fs.fsync(other).unwrap();
+        f.kill();
+        let seen = f.read_all(f.fs.lookup(ROOT, b"f").unwrap().ino);
+        assert!(seen == new, "{len}, {way}: {} bytes", seen.len());
+        f.check();
+    }
+}
+
 // Goal: an exchange, too, shows whole files under both names after a crash, synced or not. Method: a new file and an old one that has
 // been written to change places, in one directory and between two, also in a snapshot that is pending; another file is synced, and a kill.
 #[test]

@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::GROUP_FILES_MAX;
+use super::{GROUP_FILES_MAX, Ride};
 use crate::Result;
 use crate::core::Core;
+use crate::inode::InodeState;
 
 /// It begins when this part of the bound is dirty.
 const SHARE: u64 = 4;
@@ -32,6 +33,8 @@ pub(crate) struct Ahead {
     wanted: AtomicBool,
     /// Whether a large write to a long file has come since the thread last looked.
     large: AtomicBool,
+    /// Files to be written back whatever else is dirty; `None`: nobody writes ahead.
+    soon: Mutex<Option<Vec<Arc<InodeState>>>>,
     stop: Mutex<bool>,
     /// Told of both.
     changed: Condvar,
@@ -59,6 +62,21 @@ impl Ahead {
             let _stop = self.stop.lock();
             self.changed.notify_one();
         }
+    }
+
+    /// Has all of a file written back as soon as may be. False: there is nobody who would.
+    pub(crate) fn write_soon(&self, state: &Arc<InodeState>) -> bool {
+        match &mut *self.soon.lock() {
+            Some(soon) => soon.push(state.clone()),
+            None => return false,
+        }
+        self.wake();
+        true
+    }
+
+    /// The files that are to be written back soon.
+    fn soon(&self) -> Vec<Arc<InodeState>> {
+        self.soon.lock().as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Waits until there is something to do. False: it is over.
@@ -121,6 +139,9 @@ impl AheadThread {
         let thread = thread.inspect_err(
             |error| tracing::error!(%error, "no thread for writing ahead: writers wait instead"),
         );
+        if thread.is_ok() {
+            *core.dirty.ahead.soon.lock() = Some(Vec::new());
+        }
         AheadThread { core: core.clone(), thread: thread.ok() }
     }
 }
@@ -128,6 +149,7 @@ impl AheadThread {
 impl Drop for AheadThread {
     fn drop(&mut self) {
         self.core.dirty.ahead.end();
+        *self.core.dirty.ahead.soon.lock() = None;
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -142,10 +164,13 @@ impl Core {
         size > self.dirty_bytes_max / SHARE_OF_LONG
     }
 
-    /// Writes back what snapshots wait for, and then the oldest files until less is dirty than what this begins at, or only what
+    /// Writes back what snapshots wait for, the files of which that was asked, and then the oldest until less is dirty than what this begins at, or only what
     /// cannot be written back. That keeps the rest from nothing; the error is the first.
     pub(crate) fn write_ahead(&self) -> Result<()> {
         let mut result = self.complete(|_| !self.dirty.ahead.stopped());
+        for state in self.dirty.ahead.soon() {
+            result = result.and(self.write_back(&state, Ride::Allowed));
+        }
         while self.dirty.bytes() > self.dirty_bytes_max / self.dirty.ahead.share()
             && !self.dirty.ahead.stopped()
         {

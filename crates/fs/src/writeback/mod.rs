@@ -43,7 +43,7 @@ pub(crate) const ENTRY_BYTES: u64 = 96;
 /// What rewriting the inode record with contents inside may add, in entries of [`ENTRY_BYTES`].
 pub(crate) const ENTRIES_PER_FILE: u64 = 20;
 /// Data that may ride with the log, in pages.
-const RIDING_PAGES_MAX: u64 = (1 << 20) / BLOCK_BYTES as u64;
+pub(crate) const RIDING_PAGES_MAX: u64 = (1 << 20) / BLOCK_BYTES as u64;
 /// Data written together, in pages.
 const PIECE_PAGES_MAX: usize = (4 << 20) / BLOCK_BYTES;
 /// Data taken together, in pages.

@@ -21,6 +21,37 @@ fn reopened(disk: &MemoryDisk) -> (Pool, Filesystem) {
     (pool, fs)
 }
 
+// Goal: a large file that was cut, written anew and closed is written back by a thread, not by who closed it nor when its data is old. Method: a
+// clock that stands still; another's syncs, and what is there after a kill, until that is the new file.
+#[test]
+fn a_large_file_that_was_written_anew_is_written_back() {
+    let disk = MemoryDisk::new(64 * MIB);
+    let now = SystemTime::now();
+    let pool = PoolOptions::new().clock(move || now).create_on(&disk).unwrap();
+    let fs = pool.filesystem();
+    fs.write("/f", vec![1; 3 << 20]).unwrap();
+    fs.sync().unwrap();
+    let written = || pool.stats().unwrap().devices[0].write_bytes;
+    let before = written();
+    let mut file = fs.create("/f").unwrap();
+    file.write_all(&vec![2; 2 << 20]).unwrap();
+    assert!(written() - before < 1 << 20, "nobody has asked for it");
+    drop(file);
+    let begun = std::time::Instant::now();
+    let other = fs.create("/other").unwrap();
+    loop {
+        // Of something else, after which the cut is durable.
+        other.write_all_at(b"x", 0).unwrap();
+        other.sync_all().unwrap();
+        let (_pool, fs) = reopened(&disk.after_kill());
+        if fs.read("/f").unwrap() == vec![2; 2 << 20] {
+            break;
+        }
+        assert!(begun.elapsed().as_secs() < 120, "nobody has written it back");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
 // Goal: a lone sync costs one flush, and one of something durable costs none. Method: count.
 #[test]
 fn a_lone_sync_costs_one_flush() {
