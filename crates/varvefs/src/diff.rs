@@ -16,9 +16,10 @@ const PAGE_CHANGES: usize = 4096;
 /// One change of those that lead from an older subvolume to a newer one. Inodes are named by numbers that both share.
 ///
 /// They come in this order, so that each can be done when it comes: new inodes, without a name yet; names that are gone; names
-/// that are new (a rename is one of each; a directory's contents stay in it); of each inode size, data and attributes; extended
-/// attributes; flags, which may forbid all of this, and inodes that are gone. What is immutable or append only in the older one
-/// has to be freed first ([`Filesystem::set_flags`]).
+/// that are new (a rename is one of each; a directory's contents stay in it); of each inode size, data and attributes, and
+/// extended attributes that the older one has kept of it without showing it; other extended attributes; flags, which may forbid
+/// all of this, and inodes that are gone. What is immutable or append only in the older one has to be freed first
+/// ([`Filesystem::set_flags`]).
 ///
 /// Whoever does them to a copy of the older one needs a directory in it where things wait for a name under their numbers: what is created
 /// is made there; what loses a name is renamed to there, or, if it waits there already, only loses the name; a directory that gets one is

@@ -33,9 +33,27 @@ pub(super) fn whole(f: &Fixture, old: InodeId, new: InodeId, changes_max: usize)
             assert!(new_path.is_none_or(|wanted| page.new_paths.iter().any(|(inode, _)| inode == wanted)));
         }
         all.extend(page.changes);
-        let Some(next) = page.next else { return Some(all) };
+        let Some(next) = page.next else {
+            assert!(all.is_sorted_by_key(turn), "{:?}", all.iter().map(turn).collect::<Vec<_>>());
+            return Some(all);
+        };
         assert!(cursor < next, "the cursor goes on: {cursor:?} {next:?}");
         cursor = next;
+    }
+}
+
+/// Which of the groups a change is in that come one after the other.
+fn turn(change: &Change) -> u8 {
+    match change {
+        Change::Created { .. } => 0,
+        Change::Unlinked { .. } => 1,
+        Change::Linked { .. } => 2,
+        Change::Resized { .. }
+        | Change::Data { .. }
+        | Change::Attributes { .. }
+        | Change::XattrSet { .. }
+        | Change::XattrRemoved { .. } => 3,
+        Change::Flags { .. } | Change::Deleted { .. } => 4,
     }
 }
 

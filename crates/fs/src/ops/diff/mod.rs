@@ -150,9 +150,6 @@ impl Diff {
                 let device = matches!(new.kind, InodeKind::CharDevice | InodeKind::BlockDevice);
                 let rdev = if device { new.rdev } else { 0 };
                 self.page.changes.push(Change::Created { inode: first, kind: new.kind, rdev });
-                if new.xattr_count > 0 {
-                    self.kept_xattrs(first, new.kind)?;
-                }
             }
             (LAST, Some(old), None) => {
                 let kind = record(first, old)?.kind;
@@ -168,7 +165,12 @@ impl Diff {
             }
             (CONTENTS, old, Some(new)) => {
                 let old = old.map(|old| record(first, old)).transpose()?;
-                return self.contents(first, old.as_ref(), &record(first, new)?, from);
+                let new = record(first, new)?;
+                let next = self.contents(first, old.as_ref(), &new, from)?;
+                if next.is_none() && old.is_none() && new.xattr_count > 0 {
+                    self.kept_xattrs(first, new.kind)?;
+                }
+                return Ok(next);
             }
             (UNLINKED, Some(value), _) => {
                 let position = NamePosition(number(&changed.prefix, 16));
