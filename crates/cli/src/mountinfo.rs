@@ -10,10 +10,13 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use varve_mount::{AccessTimes, FILESYSTEM_TYPE, Flags};
 
 use crate::names::{Shown, escape};
+
+/// What statfs(2) calls every filesystem of FUSE (linux/magic.h).
+const FUSE_SUPER_MAGIC: rustix::fs::FsWord = 0x6573_5546;
 
 /// One line of the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -151,30 +154,44 @@ impl MountTable {
         self.mounts.iter().rev().find(|mount| mount.mountpoint == path)
     }
 
-    /// The mount that an absolute path without symbolic links lies in.
+    /// The mount that an absolute path without symbolic links lies in. `None`: the table does not have it.
     pub fn containing(&self, path: &Path) -> Option<&Mount> {
-        let is_above = |at: &usize| {
-            let Numbers { id, parent, .. } = self.numbers[*at];
-            id == parent || self.numbers.iter().all(|other| other.id != parent)
-        };
-        let mut here = (0..self.mounts.len())
-            .filter(is_above)
-            .find(|at| self.mounts[*at].mountpoint == Path::new("/"))?;
+        let has = |id: u32| self.numbers.iter().any(|numbers| numbers.id == id);
+        // In a chroot the mount that `/` lies in is not in the table, unless `/` is its root: then `None` stands for that, and what is mounted
+        // in it has a parent that is not there.
+        let mut here: Option<usize> = None;
         // As the kernel goes along the path: from a directory into what is mounted on it, which hides all that is mounted below it
         // in the same mount.
         for _ in 0..self.mounts.len() {
-            let id = self.numbers[here].id;
             let inside = |at: &usize| {
-                let Numbers { id: other, parent, .. } = self.numbers[*at];
-                parent == id && other != id && path.starts_with(&self.mounts[*at].mountpoint)
+                let Numbers { id, parent, .. } = self.numbers[*at];
+                let is_next = match here {
+                    None => id == parent || !has(parent),
+                    Some(here) => parent == self.numbers[here].id && id != parent,
+                };
+                is_next && path.starts_with(&self.mounts[*at].mountpoint)
             };
             let depth = |at: &usize| self.mounts[*at].mountpoint.components().count();
             match (0..self.mounts.len()).filter(inside).min_by_key(depth) {
-                Some(next) => here = next,
+                Some(next) => here = Some(next),
                 None => break,
             }
         }
-        Some(&self.mounts[here])
+        here.map(|here| &self.mounts[here])
+    }
+
+    /// Why nothing is known of the pool that `path` lies in, if it may lie in one: its filesystem is of FUSE, and no mount of that is in the
+    /// table, as in a chroot into a directory of a pool that is mounted outside. Asks the filesystem.
+    pub fn unseen(&self, path: &Path) -> Option<anyhow::Error> {
+        let device = device(&path.symlink_metadata().ok()?);
+        let is_seen = self.mounts.iter().any(|mount| mount.device == device);
+        if is_seen || rustix::fs::statfs(path).ok()?.f_type != FUSE_SUPER_MAGIC {
+            return None;
+        }
+        Some(anyhow!(
+            "{} lies in a FUSE filesystem whose mount cannot be seen from here, as in a chroot into a directory of it; run this outside",
+            path.shown()
+        ))
     }
 
     /// Mounts of ours.
@@ -427,6 +444,27 @@ not a line
         let late = [(22, 27, "/proc"), (27, 2, "/")];
         let all = |path| found(&late, path);
         assert_eq!((all("/proc/x"), all("/x")), (Some(22), Some(27)));
+    }
+
+    // Goal: in a chroot, whose table lacks the mount that `/` lies in, what is mounted is found all the same. Method: the table of one, with a
+    // pool, one in that, and a third over a directory that has a mount; the mount of `/` has none of the numbers.
+    #[test]
+    fn a_chroot_has_mounts_without_a_root() {
+        let text = "\
+70 46 0:41 / /proc rw - proc proc rw
+72 46 0:42 / /srv/n rw - fuse.varve /pools/n.img rw,user_id=0
+73 72 0:43 / /srv/n/inner rw - fuse.varve /pools/inner.img rw,user_id=0
+74 46 0:44 / /a/b rw - tmpfs tmpfs rw
+75 46 0:45 / /a rw - fuse.varve /pools/over.img rw,user_id=0
+";
+        let table = MountTable::parse(text.as_bytes());
+        let found = |path: &str| table.containing(Path::new(path)).map(|mount| mount.device.1);
+        assert_eq!(
+            (found("/srv/n"), found("/srv/n/x"), found("/srv/n/inner/x")),
+            (Some(42), Some(42), Some(43))
+        );
+        assert_eq!((found("/proc/x"), found("/a/b/x")), (Some(41), Some(45)));
+        assert_eq!((found("/"), found("/srv"), found("/srv/nn")), (None, None, None));
     }
 
     // Goal: a path belongs to the innermost and topmost mount. Method: paths on the borders.

@@ -276,6 +276,9 @@ pub fn run(args: &StatsArgs) -> Result<Outcome> {
     let mount = find_mount(&table, &path);
     if let Some(interval) = args.watch {
         let Some(mount) = mount else {
+            if let Some(why) = table.unseen(&path) {
+                return Err(why);
+            }
             bail!("{shown} is not mounted, and nothing changes in a pool that is not: leave --watch away");
         };
         return watch(mount, interval, args);
@@ -291,6 +294,9 @@ pub fn run(args: &StatsArgs) -> Result<Outcome> {
                 path.metadata().map_err(|error| anyhow!("cannot look at {shown}: {}", in_words(&error)))?;
             let file_type = file_type.file_type();
             if !file_type.is_file() && !file_type.is_block_device() {
+                if let Some(why) = table.unseen(&path) {
+                    return Err(why);
+                }
                 bail!("{shown} is neither inside a mounted pool nor the file or block device of a pool");
             }
             let (filesystem, recovery) = pool::open_read_only(&path, "stats")?;

@@ -18,10 +18,12 @@ pub fn run(args: &SyncArgs) -> Result<Outcome> {
         .map_err(|error| anyhow!("cannot find {}: {}", args.path.shown(), in_words(&error)))?;
     let table = MountTable::read()?;
     let Some(mount) = table.containing(&path).filter(|mount| mount.is_ours()) else {
-        bail!(
-            "{} is not inside a mounted pool; give the directory of a mount, or anything in it",
-            args.path.shown()
-        );
+        return Err(table.unseen(&path).unwrap_or_else(|| {
+            anyhow!(
+                "{} is not inside a mounted pool; give the directory of a mount, or anything in it",
+                args.path.shown()
+            )
+        }));
     };
     let failed = || format!("syncing {} failed", mount.mountpoint.shown());
     // Who may not, or whom nobody answers, hears of it first; and nobody is kept waiting meanwhile.

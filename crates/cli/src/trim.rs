@@ -87,7 +87,10 @@ pub fn run(args: &TrimArgs) -> Result<Outcome> {
             let stop = Stop::on_signals()?;
             report(args, whose::pool_of(mount), Some(mount), &stop, &mut |at| ask(at).with_context(doing))
         }
-        None => unmounted(args, &path, minimum),
+        None => match table.unseen(&path).filter(|_| path.is_dir()) {
+            Some(why) => Err(why),
+            None => unmounted(args, &path, minimum),
+        },
     }
 }
 

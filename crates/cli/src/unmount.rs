@@ -203,9 +203,11 @@ fn no_mount(table: &MountTable, path: &Path) -> anyhow::Error {
             Some(place) => anyhow!(
                 "{shown} is the pool that is mounted on {place}; to unmount that: varve unmount {place}"
             ),
-            None => anyhow!(
-                "no pool is mounted on {shown}; the directory it is mounted on is wanted (findmnt shows all)"
-            ),
+            None => table.unseen(path).unwrap_or_else(|| {
+                anyhow!(
+                    "no pool is mounted on {shown}; the directory it is mounted on is wanted (findmnt shows all)"
+                )
+            }),
         },
     }
 }

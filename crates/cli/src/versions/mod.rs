@@ -202,6 +202,9 @@ fn list(path: &Path, json: bool) -> Result<Outcome> {
             (listed, pool::outcome_of_mount(&mount, "subvolume", log_ended_reason.as_deref()))
         }
         None if file_type.is_dir() => {
+            if let Some(why) = table.unseen(&resolved) {
+                return Err(why);
+            }
             bail!("{shown} is not inside a mounted pool; mount the pool, or name its file or block device")
         }
         None => {
@@ -299,12 +302,15 @@ fn find(path: &Path) -> Result<Found> {
     let table = MountTable::read()?;
     let is_here = |mount: &&Mount| mount.is_ours() && mount.device == mountinfo::device(&metadata);
     // Of several places at which the pool is mounted, that one: its flags count. What has no path any more lies in any.
-    let here = mountinfo::resolve(path).ok().and_then(|path| table.containing(&path).filter(is_here));
+    let resolved = mountinfo::resolve(path).ok();
+    let here = resolved.as_ref().and_then(|path| table.containing(path).filter(is_here));
     let Some(mount) = here.or_else(|| table.ours().find(is_here)) else {
-        bail!(
-            "{} is not inside a mounted pool; mount the pool first: varve mount POOL MOUNTPOINT",
-            path.shown()
-        );
+        return Err(resolved.and_then(|path| table.unseen(&path)).unwrap_or_else(|| {
+            anyhow!(
+                "{} is not inside a mounted pool; mount the pool first: varve mount POOL MOUNTPOINT",
+                path.shown()
+            )
+        }));
     };
     Ok(Found { held, metadata, mount: mount.clone() })
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::elsewhere::Mounted;
 use crate::harness::{Mount, Scratch, can_mount, check, mount_points, output_within, say, succeed, varve};
+use crate::helper::script;
 use crate::lost::{file_to_copy, refused, unmount_by_force};
 
 /// Longest that a command may take that waits for nothing.
@@ -191,4 +192,48 @@ fn where_the_socket_is_not_seen_it_is_said_what_to_do() {
     let line = format!("exec nsenter -t {} -m \"$1\" sync \"$2\"", mount.pid());
     done(apart(&line));
     mount.unmount();
+}
+
+/// Goal: in a plain chroot, whose table of mounts lacks what `/` lies in, all commands find a pool that is mounted there; in one into a snapshot of
+/// it, which sees no mount of it at all, they say that. Method: trees of bind mounts, one of them in a pool.
+#[test]
+fn a_mount_is_found_in_a_chroot() {
+    script(
+        "chroot",
+        r#"
+libraries=$(echo /lib*/ | xargs -n 1 basename)
+dirs() { for d in usr bin proc dev $libraries; do echo "$1/$d"; done; }
+fill() {
+    mkdir -p $(dirs "$1")
+    for d in usr bin $libraries; do mount --bind /$d "$1/$d"; done
+    mount -t proc proc "$1/proc"
+}
+R=$S/tree; mkdir -p "$R" "$R/run" "$R/tmp" "$R/srv/n"
+fill "$R"; mount --bind /dev "$R/dev"
+cp "$V" "$R/varve"
+"$V" create "$R/pool" --size 64M
+in_it() { chroot "$R" /varve "$@"; }
+in_it mount /pool /srv/n
+in_it subvolume create /srv/n/sub
+mkdir -p $(dirs "$R/srv/n/sub")
+touch "$R/srv/n/sub/varve"
+in_it snapshot /srv/n/sub /srv/n/snap
+in_it sync /srv/n
+in_it stats /srv/n/sub > /dev/null
+in_it stats --watch=1 --count=1 /srv/n > /dev/null
+in_it stats /pool > /dev/null
+said=$(in_it trim /srv/n 2>&1) || case $said in *"knows no discard"*) ;; *) fail "$said";; esac
+
+N=$R/srv/n/snap
+fill "$N"; mount --bind "$V" "$N/varve"
+for command in sync stats "stats --watch=1" trim unmount "subvolume list" extents; do
+    refuses 1 "cannot be seen from here" chroot "$N" /varve $command /
+done
+refuses 1 "cannot be seen from here" chroot "$N" /varve snapshot / /new
+refuses 1 "is not inside a mounted pool" "$V" sync "$S"
+umount -R "$N/usr" "$N/bin" "$N/proc" "$N/varve"; for d in $libraries; do umount "$N/$d"; done
+in_it unmount /srv/n
+in_it check /pool
+"#,
+    );
 }
