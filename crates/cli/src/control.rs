@@ -31,11 +31,13 @@ use crate::names::Shown;
 use crate::pool_file;
 
 mod admission;
+mod directories;
 mod process;
 #[cfg(test)]
 mod tests;
 
 use admission::{Admission, CLIENTS_MAX, CONNECTED_MAX};
+use directories::is_private;
 
 /// Begins the answer to a request that a mount does not know.
 pub const NO_REQUEST: &str = "there is no request";
@@ -412,8 +414,12 @@ pub fn has_ended(mount: &Mount) -> bool {
 impl Client {
     /// `None`: nobody answers for this mount.
     pub fn connect(mount: &Mount) -> Result<Option<Client>> {
-        for directory in directories(mount.user_id) {
-            if !is_private(&directory, mount.user_id) {
+        Client::connect_in(&directories::of_user(mount.user_id), mount)
+    }
+
+    fn connect_in(directories: &[PathBuf], mount: &Mount) -> Result<Option<Client>> {
+        for directory in directories {
+            if !is_private(directory, mount.user_id) {
                 continue;
             }
             match UnixStream::connect(directory.join(socket_name(mount.device))) {
@@ -581,27 +587,19 @@ fn socket_name((major, minor): (u32, u32)) -> String {
     format!("{major}-{minor}.sock")
 }
 
-/// Where the socket of a user's mount may be, best first. Not taken from the environment, so that both ends agree.
-fn directories(user_id: u32) -> Vec<PathBuf> {
-    let run =
-        if user_id == 0 { PathBuf::from("/run") } else { PathBuf::from(format!("/run/user/{user_id}")) };
-    vec![run.join("varve"), PathBuf::from(format!("/tmp/varve-{user_id}"))]
-}
-
-/// Whether `directory` is a directory of this user's that nobody else can enter: others may have made it first.
-fn is_private(directory: &Path, user_id: u32) -> bool {
-    match fs::symlink_metadata(directory) {
-        Ok(metadata) => metadata.is_dir() && metadata.uid() == user_id && metadata.mode() & 0o077 == 0,
-        // Not to be looked at: connecting will say why.
-        Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
-    }
-}
-
 fn bind(device: (u32, u32)) -> Result<(UnixListener, Place)> {
     let user_id = rustix::process::getuid().as_raw();
+    bind_in_one_of(&directories::of_user(user_id), device, user_id)
+}
+
+fn bind_in_one_of(
+    directories: &[PathBuf],
+    device: (u32, u32),
+    user_id: u32,
+) -> Result<(UnixListener, Place)> {
     let mut failure = None;
-    for directory in directories(user_id) {
-        match bind_in(&directory, device, user_id) {
+    for directory in directories {
+        match bind_in(directory, device, user_id) {
             Ok(bound) => return Ok(bound),
             Err(error) => {
                 failure = Some(error.context(format!("no control socket in {}", directory.shown())))

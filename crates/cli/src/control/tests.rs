@@ -284,3 +284,43 @@ fn an_answer_that_does_not_end_is_not_waited_for() {
         other.join().expect("no panic");
     }
 }
+
+// Goal: who finds the directory for the socket made by another goes on to the next, and clients find it there and nowhere else. Method:
+// directories that others can enter, one of them with a socket of the same name, a symbolic link to a good one, and a free name; nothing
+// but such.
+#[test]
+fn directories_of_others_are_passed_over() {
+    let base = std::env::temp_dir().join(format!("varve-directories-{}", std::process::id()));
+    let names = ["open", "foreign", "link", "free"].map(|name| base.join(name));
+    let [open, foreign, link, free] = &names;
+    for directory in [&base, open, foreign] {
+        DirBuilder::new().mode(0o755).create(directory).expect("a directory");
+    }
+    DirBuilder::new().mode(0o700).create(base.join("good")).expect("a directory");
+    std::os::unix::fs::symlink(base.join("good"), link).expect("a link");
+    let user_id = rustix::process::getuid().as_raw();
+    let mount = mount_of(user_id);
+    let _false_one = UnixListener::bind(foreign.join(socket_name(mount.device))).expect("a socket");
+    let connect = || Client::connect_in(&names, &mount).expect("no error").is_some();
+    assert!(!connect());
+    let error = bind_in_one_of(&names[..3], mount.device, user_id).map(|_| ()).expect_err("none is private");
+    assert!(format!("{error:#}").contains("not private"), "{error:#}");
+    let (listener, place) = bind_in_one_of(&names, mount.device, user_id).expect("the last is free");
+    assert_eq!(place.path.parent(), Some(free.as_path()));
+    assert!(connect());
+    listener.set_nonblocking(true).expect("a socket");
+    assert!(listener.accept().is_ok(), "it has connected to another");
+    fs::remove_dir_all(&base).expect("it is there");
+}
+
+fn mount_of(user_id: u32) -> Mount {
+    Mount {
+        device: (0, 50),
+        mountpoint: "/mnt".into(),
+        filesystem_type: varve_mount::FILESYSTEM_TYPE.to_owned(),
+        source: "/pool".into(),
+        flags: varve_mount::Flags::default(),
+        user_id,
+        group_id: 0,
+    }
+}

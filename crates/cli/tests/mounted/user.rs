@@ -162,3 +162,41 @@ as "$V" stats mnt > /dev/null
 "#,
     );
 }
+
+/// Goal: users who are root in user namespaces of their own each have a control socket, also where another has made the directories that it may
+/// lie in. Method: two such users with one /tmp, one after the other; a third whose directory was taken; a namespace in a namespace.
+#[test]
+fn users_in_namespaces_leave_each_other_room() {
+    script(
+        "rootless",
+        r#"
+cp "$V" "$S/varve"
+# All this lies in /tmp, over which something else will lie.
+mount --bind "$S" /mnt; S=/mnt
+mknod "$S/fuse" c 10 229; chmod 666 "$S/fuse"; mount --bind "$S/fuse" /dev/fuse
+chmod 755 "$S"; mkdir -m 1777 "$S/tmp"
+as() { local user=$1; shift; (cd "$S"; exec setpriv --reuid "$user" --regid "$user" --clear-groups -- "$@"); }
+as 1234 unshare -Urm true || { echo "SKIPPED: users cannot make namespaces here"; exit 0; }
+# used USER NAMESPACE...: mounts a pool of the user's there, and does what needs the socket.
+used() {
+    local user=$1; shift
+    mkdir -p "$S/$user"; chown "$user" "$S/$user"
+    as "$user" "$@" bash -euc '
+        mount --bind "$0/tmp" /tmp; cd "$0/$1"; V=$0/varve
+        "$V" create pool --size 64M > /dev/null; mkdir -p mnt
+        said=$("$V" mount pool mnt 2>&1); case $said in *"control socket"*) echo "$said"; exit 1;; esac
+        "$V" subvolume create mnt/sub
+        "$V" sync mnt
+        "$V" unmount mnt
+        "$V" check pool > /dev/null
+        rm pool' "$S" "$user" || fail "user $user, $*"
+}
+used 1234 unshare -Urm
+used 1235 unshare -Urm
+as 1234 mkdir -p -m 700 "$S/tmp/varve-1236" "$S/tmp/varve-1236-1" "$S/tmp/varve-0"
+used 1236 unshare -Urm
+used 1237 unshare -Ur unshare -Urm
+used 1236 unshare -Ur unshare -Urm
+"#,
+    );
+}
