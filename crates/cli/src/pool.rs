@@ -133,8 +133,9 @@ fn how_to_end(path: &Path, who: &str) -> String {
     // As the device names a living process.
     let number = who.rsplit_once(" process ").and_then(|(_, rest)| rest.strip_suffix(" (varve)"));
     let Some(process) = number.and_then(|number| number.parse::<u32>().ok()) else { return wait() };
-    let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/mnt")).ok();
-    let (here, there) = (namespace("self"), namespace(&process.to_string()));
+    let namespace = |of: &str, kind| std::fs::read_link(format!("/proc/{of}/ns/{kind}")).ok();
+    let both = |kind| (namespace("self", kind), namespace(&process.to_string(), kind));
+    let (here, there) = both("mnt");
     if there.is_none() || here == there {
         return wait();
     }
@@ -144,8 +145,15 @@ fn how_to_end(path: &Path, who: &str) -> String {
         return wait();
     }
     let mount = mounts.into_iter().find(|mount| Some(&mount.source) == path.as_ref());
+    let (here, there) = both("user");
+    let user = match here == there {
+        true => "",
+        // As root there, which nsenter sees to, unless it may not.
+        false if rustix::process::geteuid().is_root() => " -U",
+        false => " -U --preserve-credentials",
+    };
     let unmount = mount.map_or_else(String::new, |mount| {
-        format!("nsenter -t {process} -m varve unmount {}, or ", mount.mountpoint.shown())
+        format!("nsenter -t {process}{user} -m varve unmount {}, or ", mount.mountpoint.shown())
     });
     format!(
         "it serves a mount that is not to be seen from here (of another mount namespace). To end that: {unmount}kill {process}, which closes \

@@ -78,7 +78,8 @@ pub fn connect(mount: &Mount) -> Result<Client> {
     }
     bail!(
         "the process that serves {} has no control socket that can be reached from here, as in a sandbox or container with a /run and /tmp of \
-         its own; run this where the pool was mounted: nsenter -t PID -m varve ..., PID being that process (fuser shows it for the pool's file)",
+         its own; run this where the pool was mounted: nsenter -t PID -m varve ... (with -U, too, if that is in another user namespace), PID \
+         being that process (fuser shows it for the pool's file)",
         shown.shown()
     )
 }

@@ -200,3 +200,32 @@ used 1236 unshare -Ur unshare -Urm
 "#,
     );
 }
+
+/// Goal: who finds his pool in use by a mount in a user namespace reads how to end that from outside, and it works, for root and for the
+/// user. Method: such a mount, whose maker has ended; a check outside; what it says is done.
+#[test]
+fn a_mount_in_a_user_namespace_is_ended_from_outside() {
+    script(
+        "rootless-outside",
+        r#"
+cp "$V" "$S/varve"; chmod 755 "$S"
+# A /tmp for the socket, and all this, which lies in /tmp, elsewhere.
+mount --bind "$S" /mnt; S=/mnt
+mkdir -m 1777 "$S/tmp"; mount --bind "$S/tmp" /tmp
+mknod "$S/fuse" c 10 229; chmod 666 "$S/fuse"; mount --bind "$S/fuse" /dev/fuse
+as() { local user=$1; shift; (cd "$S"; exec setpriv --reuid "$user" --regid "$user" --clear-groups -- "$@"); }
+as 1234 unshare -Urm true || { echo "SKIPPED: users cannot make namespaces here"; exit 0; }
+mkdir -p "$S/user/mnt"; chown -R 1234 "$S/user"
+as 1234 "$S/varve" create user/pool --size 64M
+export PATH=$S:$PATH
+for who in 0 1234; do
+    as 1234 unshare -Urm varve mount user/pool user/mnt
+    said=$(as "$who" varve check user/pool 2>&1) && fail "it is not in use: $said"
+    advice=${said#*To end that: }; advice=${advice%%, or kill*}
+    case $advice in "nsenter -t "*" -U "*"-m varve unmount $S/user/mnt") ;; *) fail "$said";; esac
+    as "$who" $advice
+    as "$who" varve check user/pool
+done
+"#,
+    );
+}
