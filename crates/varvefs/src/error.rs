@@ -168,6 +168,9 @@ pub enum Reason {
     Refused(String),
 }
 
+/// What is being done to two paths alike.
+pub(crate) const EXCHANGE: &str = "exchange";
+
 /// What to do about something that is not durable, where anything can be done.
 fn unless_stopped(why: &Reason) -> &'static str {
     match why {
@@ -253,7 +256,8 @@ impl fmt::Display for Error {
             Error::Path { doing, path, to, at, reason } => {
                 write!(f, "cannot {doing} {}", Shown(path))?;
                 if let Some(to) = to {
-                    write!(f, " to {}", Shown(to))?;
+                    let between = if *doing == EXCHANGE { "and" } else { "to" };
+                    write!(f, " {between} {}", Shown(to))?;
                 }
                 write!(f, ": {reason}")?;
                 match at {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::directory::{ReadDir, remove_tree};
-use crate::error::{Error, Fault, Reason, Result, path_buf};
+use crate::error::{EXCHANGE, Error, Fault, Reason, Result, path_buf};
 use crate::file::File;
 use crate::metadata::{FileType, Flags, Metadata, Times};
 use crate::open_options::OpenOptions;
@@ -245,7 +245,7 @@ impl Filesystem {
         })
     }
 
-    /// Sets user and group; `None` leaves one as it is.
+    /// Sets user and group; `None` leaves one as it is. `u32::MAX` is neither ([`Reason::Invalid`]).
     pub fn set_owner(&self, path: impl AsPath, user: Option<u32>, group: Option<u32>) -> Result<()> {
         self.on_inode("set the owner of", path, |fs, ino| {
             verbs::set_owner(fs, self.caller(), ino, (user, group))
@@ -426,7 +426,7 @@ impl Filesystem {
 
     fn rename_as(&self, from: impl AsPath, to: impl AsPath, mode: varve_fs::RenameMode) -> Result<()> {
         let (from, to) = (from.as_path_bytes(), to.as_path_bytes());
-        let doing = if mode == varve_fs::RenameMode::Exchange { "exchange" } else { "rename" };
+        let doing = if mode == varve_fs::RenameMode::Exchange { EXCHANGE } else { "rename" };
         self.run_two(doing, from, to, |fs| {
             let source = find(fs, from, Last::Entry)?;
             let attr = source.existing()?;

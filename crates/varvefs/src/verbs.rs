@@ -1,6 +1,6 @@
 //! Verbs on an inode that files and paths have in common.
 
-use crate::error::Fault;
+use crate::error::{Fault, Reason};
 use crate::metadata::{Flags, Times, timestamp};
 
 type Result<T> = std::result::Result<T, Fault>;
@@ -22,6 +22,13 @@ pub(crate) fn set_owner(
     ino: varve_fs::InodeId,
     (user, group): (Option<u32>, Option<u32>),
 ) -> Result<()> {
+    if user == Some(u32::MAX) || group == Some(u32::MAX) {
+        // A mount could do next to nothing with what is theirs.
+        return Err(Reason::Invalid(
+            "4294967295 is no user or group: chown(2) says -1 for one that stays as it is",
+        )
+        .into());
+    }
     let set = varve_fs::SetAttr { uid: user, gid: group, ..varve_fs::SetAttr::default() };
     fs.setattr(caller, ino, set)?;
     Ok(())

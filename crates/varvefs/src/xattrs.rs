@@ -34,7 +34,9 @@ const LIST: &str = "list the extended attributes of";
 const REMOVE: &str = "remove an extended attribute of";
 
 impl Filesystem {
-    /// Sets an extended attribute. Names begin with their namespace: `user.` is for programs.
+    /// Sets an extended attribute. Names begin with their namespace: `user.` is for programs, `trusted.` and `security.` take
+    /// anything, too, and `system.` takes the access control lists `posix_acl_access` and `posix_acl_default`. Any other is
+    /// [`crate::Reason::NotSupported`].
     pub fn set_xattr(
         &self,
         path: impl AsPath,

@@ -134,6 +134,8 @@ fn renames_replace_refuse_and_exchange() {
     fs.write("/a", b"a").unwrap();
     fs.write("/b", b"b").unwrap();
     assert_eq!(*fs.rename_no_replace("/a", "/b").unwrap_err().reason(), Reason::Exists);
+    let nothing = fs.exchange("/a", "/nothing").unwrap_err().to_string();
+    assert!(nothing.starts_with("cannot exchange \"/a\" and \"/nothing\":"), "{nothing}");
     fs.exchange("/a", "/b").unwrap();
     assert_eq!((fs.read("/a").unwrap(), fs.read("/b").unwrap()), (b"b".to_vec(), b"a".to_vec()));
     fs.rename("/a", "/b").unwrap();
@@ -196,6 +198,15 @@ fn attributes_and_times() {
     fs.write("/f", b"set-ids go when another than user 0 writes").unwrap();
     assert_eq!(fs.metadata("/f").unwrap().mode, 0o755);
     fs.set_owner("/f", Some(5), None).unwrap();
+    assert_eq!((fs.metadata("/f").unwrap().user, fs.metadata("/f").unwrap().group), (5, 100));
+    // Which chown(2) takes for "as it is": a mount could not show it.
+    for (user, group) in [(Some(u32::MAX), None), (None, Some(u32::MAX))] {
+        let refusals = [fs.set_owner("/f", user, group), file.set_owner(user, group)];
+        assert!(refusals.iter().all(|refused| matches!(
+            refused.as_ref().map_err(|error| error.reason()),
+            Err(Reason::Invalid(_))
+        )));
+    }
     assert_eq!((fs.metadata("/f").unwrap().user, fs.metadata("/f").unwrap().group), (5, 100));
     let old = UNIX_EPOCH - Duration::new(86_400 * 365, 1);
     let late = UNIX_EPOCH + Duration::from_secs(200 * 365 * 86_400);
