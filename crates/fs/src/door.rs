@@ -408,8 +408,9 @@ impl Filesystem {
         self.core.thawing(|| self.core.clone_range(caller, from, to, len))
     }
     /// Lets two ranges that hold the same bytes share them. They are compared first, and shared only if nothing has
-    /// changed since; times stay as they are, and what `to` has only reserved becomes a hole as in
-    /// [`Filesystem::clone_range`]. Alignment as for [`Filesystem::clone_range`]; the range lies inside both files.
+    /// changed since; times and sizes stay as they are, and what `to` has only reserved becomes a hole as in
+    /// [`Filesystem::clone_range`]. Alignment as for [`Filesystem::clone_range`]; the range lies inside both files, and what
+    /// is done ends where one of them is cut meanwhile.
     /// [`crate::FsError::NotSupported`] for contents that lie in an inode's record.
     pub fn dedupe_range(&self, from: (InodeId, u64), to: (InodeId, u64), len: u64) -> Result<Deduped> {
         self.dedupe_range_while(from, to, len, &|| true)

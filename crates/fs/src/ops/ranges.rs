@@ -63,7 +63,7 @@ enum Hindrance {
     Source,
     /// One of the files goes on behind a part of a block that was to be the end of both.
     Grown,
-    /// What was compared is not what is there.
+    /// What was compared is not what is there, or the target has become shorter than that.
     Changed,
 }
 
@@ -160,6 +160,10 @@ impl Core {
         let grows = end > target.record.size;
         if waits(target, part.to, blocks) || (grows && target.growth_waits()) {
             return Ok(Err(Hindrance::Dirty(to)));
+        }
+        if grows && same.is_some() {
+            // Cut since it was compared: what nobody sees any more would come back.
+            return Ok(Err(Hindrance::Changed));
         }
         if target.record.inline.as_ref().is_some_and(|contents| !contents.is_empty()) {
             return Ok(Err(Hindrance::Inline));
@@ -272,6 +276,11 @@ impl Core {
         while done < len && rounds < ROUNDS_MAX && (done == 0 || go_on()) {
             let piece = (len - done).min(COMPARED_BYTES);
             let rest = Part { from: part.from + done, to: part.to + done, len: piece };
+            let sizes = self.sizes(from, to)?;
+            if rest.from + piece > sizes[0] || rest.to + piece > sizes[1] {
+                // One of them has been cut meanwhile. What is read behind its end would be zeros.
+                return if done > 0 { Ok(Deduped::Same(done)) } else { Err(FsError::Invalid) };
+            }
             let looked = (self.read_range(from, rest.from, piece)?, self.read_range(to, rest.to, piece)?);
             let (Some(source), Some(target)) = looked else { break };
             let compared = if is(Planted::HalfCompared) { piece as usize / 2 } else { piece as usize };

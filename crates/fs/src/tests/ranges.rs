@@ -1,5 +1,6 @@
 //! Ranges that files share: whole blocks of one become a part of another.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use varve_engine::TreeId;
@@ -197,6 +198,43 @@ fn duplicates_are_found_by_looking() {
     f.write(holes, MIB / 2, &pattern(9, 2000));
     assert_eq!(f.fs.dedupe_range((a, 0), (holes, 61_440), 8192).unwrap(), Deduped::Differs);
     f.check();
+}
+
+// Goal: who looks for duplicates never makes a file longer, or gives it back what others have cut off meanwhile. Method: a file of zeros
+// is cut, and in turn the other, between two pieces that are compared: at a block, within one, to nothing; and behind a comparison.
+#[test]
+fn duplicates_never_make_a_file_longer() {
+    for size in [2 * MIB, MIB + 5000, MIB, 4096, 5000, 0] {
+        for cut_source in [false, true] {
+            let f = Fixture::new(64 * MIB);
+            let (a, b) = (f.create(b"a"), f.create(b"b"));
+            for ino in [a, b] {
+                f.write(ino, 0, &vec![0; 3 * MIB as usize]);
+            }
+            f.fs.sync().unwrap();
+            let cut = Cell::new(false);
+            let cuts = || {
+                if !cut.replace(true) {
+                    f.truncate(if cut_source { a } else { b }, size);
+                }
+                true
+            };
+            let same = f.fs.dedupe_range_while((a, 0), (b, 0), 3 * MIB, &cuts).unwrap();
+            let whole = if size == 2 * MIB { 2 * MIB } else { MIB };
+            assert_eq!(same, Deduped::Same(whole), "{size} {cut_source}");
+            let sizes = [a, b].map(|ino| f.fs.getattr(ino).unwrap().size);
+            let expect = if cut_source { [size, 3 * MIB] } else { [3 * MIB, size] };
+            assert_eq!(sizes, expect, "{cut_source}");
+            f.check();
+        }
+    }
+    let f = Fixture::new(64 * MIB);
+    let (a, b) = (f.create(b"a"), f.create(b"b"));
+    f.truncate(a, MIB);
+    f.truncate(b, 4096);
+    let (part, holes) = (Part { from: 0, to: 0, len: MIB }, vec![(0, MIB, None)]);
+    assert_eq!(f.fs.core().share_part(None, a, b, part, Some((&holes, &holes))).unwrap(), 0);
+    assert_eq!(f.fs.getattr(b).unwrap().size, 4096);
 }
 
 // Goal: where the end of two files cannot be shared what lies in front of it is, as by a clone of the range. Method: a file that was cut
