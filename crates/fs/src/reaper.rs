@@ -396,7 +396,7 @@ impl Core {
             // Whiteouts of attributes, too: what is left behind keeps more.
             tx.spares_nothing();
             let changes = tx.len();
-            let (lsn, _) = self.apply_freeing(tx, None, disposed.reserved_freed)?;
+            let lsn = self.apply_freeing(tx, None, disposed.reserved_freed)?;
             let (done, reap) = (disposed.done, disposed.reap);
             drop((disposed, change));
             if let Some(family) = reap {
@@ -447,7 +447,7 @@ impl Core {
             if !tx.is_empty() {
                 tx.privileged();
                 match self.apply_freeing(tx, None, progress.reserved_freed) {
-                    Ok((lsn, _)) => applied = Some(lsn),
+                    Ok(lsn) => applied = Some(lsn),
                     Err(error) => {
                         self.reap.memory.lock().forget();
                         if cramped == SWEPT_WHEN_CRAMPED.len() || !is_too_large(&error) {

@@ -47,6 +47,11 @@ impl Aside {
     fn blocks(&self) -> u64 {
         self.space.as_ref().map_or(0, Reservation::data_blocks)
     }
+
+    /// How many of `freed` blocks the others do not lack, of which there are `reserved`.
+    fn over(&self, freed: u64, reserved: u64) -> u64 {
+        self.blocks().saturating_sub(reserved).min(freed)
+    }
 }
 
 impl Core {
@@ -65,17 +70,54 @@ impl Core {
         self.store.split(space, blocks, blocks, ENTRY_BYTES)
     }
 
-    /// Applies a transaction with which reservations end; gives what was set aside for these blocks and is not needed for the others.
+    /// Applies a transaction with which reservations end. What was set aside for these blocks goes to those that lack theirs, then to
+    /// everybody.
     pub(crate) fn apply_freeing(
         &self,
-        mut tx: Transaction,
+        tx: Transaction,
         reservation: Option<&mut Reservation>,
         freed: Unreserved,
+    ) -> Result<Lsn> {
+        Ok(self.end_reserved(tx, reservation, freed, |aside, after| aside.over(freed.blocks, after))?.0)
+    }
+
+    /// The same; gives what was set aside for these blocks, as far as there was any, to a caller who sets it aside again.
+    pub(crate) fn apply_moving(&self, tx: Transaction, freed: Unreserved) -> Result<Option<Reservation>> {
+        Ok(self.end_reserved(tx, None, freed, |_, _| freed.blocks)?.1)
+    }
+
+    /// The same for a caller who spends it; refused, and nothing has changed, where less is set aside than would be spent.
+    pub(crate) fn apply_spending(&self, tx: Transaction, freed: Unreserved) -> Result<Option<Reservation>> {
+        let stored = self.files.stored.lock();
+        if self.reserved_aside() < freed.blocks {
+            return Err(EngineError::NoSpace.into());
+        }
+        // Nothing is taken out of it without the lock that is held.
+        Ok(self.end_reserved_in(stored, tx, None, freed, |_, _| freed.blocks)?.1)
+    }
+
+    /// `taken`: how many blocks are taken out of what is set aside, when so many are reserved.
+    fn end_reserved(
+        &self,
+        tx: Transaction,
+        reservation: Option<&mut Reservation>,
+        freed: Unreserved,
+        taken: impl FnOnce(&Aside, u64) -> u64,
     ) -> Result<(Lsn, Option<Reservation>)> {
         if freed == Unreserved::default() {
             return Ok((self.store.apply(tx, reservation)?, None));
         }
-        let mut stored = self.files.stored.lock();
+        self.end_reserved_in(self.files.stored.lock(), tx, reservation, freed, taken)
+    }
+
+    fn end_reserved_in(
+        &self,
+        mut stored: MutexGuard<'_, SubvolumeRecord>,
+        mut tx: Transaction,
+        reservation: Option<&mut Reservation>,
+        freed: Unreserved,
+        taken: impl FnOnce(&Aside, u64) -> u64,
+    ) -> Result<(Lsn, Option<Reservation>)> {
         let reserved_blocks = stored.reserved_blocks.saturating_sub(freed.blocks);
         let record = SubvolumeRecord { reserved_blocks, ..stored.clone() };
         if freed.blocks > 0 {
@@ -85,9 +127,9 @@ impl Core {
         *stored = record;
         let mut aside = self.reserved.aside.lock();
         aside.extents = aside.extents.saturating_add_signed(freed.extents);
+        let taken = taken(&aside, reserved_blocks);
         let space = aside.space.as_mut().filter(|_| freed.blocks > 0);
-        let part =
-            space.map(|space| self.store.split_above(space, freed.blocks, reserved_blocks, ENTRY_BYTES));
+        let part = space.map(|space| self.store.split_above(space, taken, reserved_blocks, ENTRY_BYTES));
         if reserved_blocks == 0 {
             *aside = Aside::default();
         }
@@ -116,10 +158,11 @@ impl Core {
             Some(mine) => self.store.merge(mine, space),
             none => *none = Some(space),
         }
+        let over = aside.over(freed.blocks, reserved_blocks);
         if freed.blocks > 0
             && let Some(mine) = &mut aside.space
         {
-            drop(self.store.split_above(mine, freed.blocks, reserved_blocks, ENTRY_BYTES));
+            drop(self.store.split_above(mine, over, reserved_blocks, ENTRY_BYTES));
         }
         // There may be fewer extents than before: where it joins some, it needs more room than it has brought.
         self.settle_room(&mut aside, reserved_blocks);
@@ -207,6 +250,11 @@ impl Core {
         missing
     }
 
+    /// How many blocks are set aside.
+    pub(crate) fn reserved_aside(&self) -> u64 {
+        self.reserved.aside.lock().blocks()
+    }
+
     /// How many reserved blocks nothing is set aside for, and what is.
     fn missing_reserved(&self) -> (u64, MutexGuard<'_, Aside>) {
         let stored = self.files.stored.lock();
@@ -219,6 +267,12 @@ impl Core {
     pub(crate) fn forget_reserved(&self) {
         *self.reserved.aside.lock() = Aside::default();
         self.reserved.short.store(true, Relaxed);
+    }
+
+    /// How much of it is missing.
+    #[cfg(test)]
+    pub(crate) fn missing_of_reserved(&self) -> u64 {
+        self.missing_reserved().0
     }
 
     /// Whether some of the reservations' space has not been found yet.

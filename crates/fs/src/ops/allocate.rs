@@ -284,9 +284,13 @@ impl Core {
             if change.forked && freed.blocks == 0 && kept.borrow().is_none() {
                 tx.sparing();
             }
-            let (_, part) = self.apply_freeing(tx, None, freed)?;
-            if let (Some(kept), Some(part)) = (&mut *kept.borrow_mut(), part) {
-                self.store.merge(kept, part);
+            match &mut *kept.borrow_mut() {
+                Some(kept) => {
+                    if let Some(part) = self.apply_moving(tx, freed)? {
+                        self.store.merge(kept, part);
+                    }
+                }
+                None => drop(self.apply_freeing(tx, None, freed)?),
             }
             self.changed_to(&change, inner, record);
             stamped = true;

@@ -203,7 +203,7 @@ impl Core {
         }
         self.put_record(&change, &mut tx, to, target, &mut record)?;
         let size = record.size;
-        let (lsn, _) = self.apply_freeing(tx, None, shared.reserved_freed)?;
+        let lsn = self.apply_freeing(tx, None, shared.reserved_freed)?;
         target.size = target.size.max(size);
         self.changed_to(&change, target, record);
         if let Some(observer) = &self.on_data_logged {

@@ -526,7 +526,8 @@ impl Core {
     /// There is no other space: takes that of the reservations in the range of a write, which become holes until its
     /// data is logged. Those that clones and snapshots see too become holes for them as well: who writes first has the space.
     ///
-    /// If power fails before that, the range is a hole that was reserved: of a write that nobody has synced. Gives how far the
+    /// If power fails before that, the range is a hole that was reserved: of a write that nobody has synced. What lacks its space
+    /// ([`Core::reserved_is_short`]) stays reserved, or nobody would look for that any more. Gives how far the
     /// write goes: not from reserved pages to others, nor from others to reserved ones.
     fn use_reserved(&self, state: &InodeState, space: &mut Space, offset: u64, len: usize) -> Result<usize> {
         let change = self.change(state.ino)?;
@@ -535,17 +536,21 @@ impl Core {
             return Ok(len);
         }
         let (len, reserved) = self.first_stretch(state.ino, &inner, offset, len)?;
-        if !reserved {
+        if !reserved || self.reserved_aside() == 0 {
             return Ok(len);
         }
         // What has been set aside was promised.
         self.own_first_in(&change, state.ino, &mut inner, None, false)?;
         let to = (offset + len as u64).next_multiple_of(BLOCK);
-        let mut at = offset / BLOCK * BLOCK;
+        let (mut at, mut most) = (offset / BLOCK * BLOCK, u64::MAX);
         while at < to {
+            let there = self.reserved_aside().min(most);
+            if there == 0 {
+                break;
+            }
             let mut tx = Transaction::new();
             let mut record = inner.record.clone();
-            let (freed, next, alone) = {
+            let (freed, next, alone, blocks) = {
                 let (view, path) = self.data_to_write(&change, &mut tx, &mut record)?;
                 let pieces = version::resolve_upto(&view, &path, at, to, 64)?;
                 let reserved = pieces.iter().find(|piece| piece.what == Mapping::Reserved);
@@ -554,15 +559,24 @@ impl Core {
                     at = last.offset + last.len;
                     continue;
                 };
-                let end = (piece.offset + piece.len).min(to);
+                let blocks = ((piece.offset + piece.len).min(to) - piece.offset) / BLOCK;
+                let blocks = blocks.min(there);
+                let end = piece.offset + blocks * BLOCK;
                 let progress = version::spend_reserved(&view, &mut tx, &path, piece.offset, end, 128)?;
-                (progress.reserved_freed, progress.next, path.sole())
+                (progress.reserved_freed, progress.next, path.sole(), blocks)
             };
             if record.data != inner.record.data {
                 self.put_record(&change, &mut tx, state.ino, &inner, &mut record)?;
             }
             tx.privileged();
-            let (_, part) = self.apply_freeing(tx, None, freed)?;
+            let part = match self.apply_spending(tx, freed) {
+                Err(FsError::Engine(EngineError::NoSpace)) => {
+                    // Others have spent some of it, or have more in these blocks that goes with it.
+                    most = blocks / 2;
+                    continue;
+                }
+                part => part?,
+            };
             if !alone {
                 // What it was taken from may have left something to the reaper.
                 self.reap.push(Task::Family(record.data.family));

@@ -42,6 +42,7 @@ mod passing;
 mod ranges;
 mod reaping;
 mod rmdir;
+mod short;
 mod space;
 mod stalls;
 mod streams;

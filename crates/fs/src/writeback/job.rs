@@ -412,7 +412,7 @@ impl Core {
         self.put_record(change, &mut tx, ino, inner, &mut record)?;
         tx.privileged();
         tx.settles_later();
-        let (lsn, _) = self.apply_freeing(tx, Some(reservation), replaced.reserved_freed)?;
+        let lsn = self.apply_freeing(tx, Some(reservation), replaced.reserved_freed)?;
         inner.logged(change, record);
         inner.mapping += 1;
         if let Some((_, run)) = extents_put.last() {
