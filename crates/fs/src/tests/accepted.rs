@@ -1,10 +1,12 @@
 //! What has been accepted can be logged, whatever else happens to its file, and however full the pool is.
 
-use varve_engine::Reservation;
+use varve_engine::{Reservation, TreeId};
 use varve_sim::Rng;
 
+use super::reaping::{mend, spoil};
 use super::*;
-use crate::writeback::Ride;
+use crate::subvolume::Slot;
+use crate::writeback::{Group, Ride};
 
 const FILES: usize = 3;
 const STEPS: u64 = 60;
@@ -147,4 +149,55 @@ fn what_was_accepted_has_its_block() {
         f.check();
     }
     assert!(seeds < SEEDS || situations.iter().all(|met| *met > 10), "{situations:?}");
+}
+
+/// Blocks a file has for its pages, and pages that have one.
+fn blocks(f: &Fixture, ino: InodeId) -> (u64, u64) {
+    let state = f.fs.core().state(ino);
+    let inner = state.inner.read();
+    let with_space = inner.pages.map.range(..).filter(|(_, page)| page.has_space()).count();
+    (inner.pages.reservation.as_ref().map_or(0, Reservation::data_blocks), with_space as u64)
+}
+
+// Goal: a group that fails gives each file the space for what it had in it: what another group has of a file meanwhile has its own there.
+// Method: two files in a group that fails when the first has been logged; that is written to and taken for a cut before the group
+// ends. The blocks of both, and the second is logged without any other space.
+#[test]
+fn a_group_that_fails_gives_nobody_what_is_anothers() {
+    let f = Fixture::with(128 * MIB, HASH_KIND_SIPHASH13, 64 * MIB);
+    let subs =
+        [&b"one"[..], b"two"].map(|name| f.fs.create_subvolume(Caller::ROOT, ROOT, name, 0o755).unwrap().ino);
+    let [small, large] = subs.map(|sub| f.fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino);
+    f.write(small, 0, &pattern(1, 10 * 4096));
+    f.write(large, 0, &pattern(2, 200 * 4096));
+    let core = f.fs.core();
+    let (mut first, mut second) = (Group::default(), Group::default());
+    for ino in [small, large] {
+        assert!(core.take(core.state(ino).turn(), u64::MAX, &mut first).unwrap().is_none());
+    }
+    f.fs.snapshot(subs[1], ROOT, b"snapshot", true, false).unwrap();
+    let family = core.subvolumes.get(Slot::of(large)).unwrap().family;
+    let entries = spoil(&f.fs, TreeId::VERSIONS, family);
+    let failed = core.write_group(&mut first, Ride::Allowed);
+    mend(&f.fs, TreeId::VERSIONS, &entries);
+    assert!(failed.is_err());
+    // The first is logged, and nobody's turn any more.
+    assert!(core.state(small).inner.read().pages.is_empty());
+    f.write(small, 10 * 4096, &pattern(3, 50 * 4096));
+    assert!(core.take(core.state(small).turn(), 30 * 4096, &mut second).unwrap().is_none());
+    refused(core.finish(first, failed).map(drop), 5);
+    assert_eq!((blocks(&f, small), blocks(&f, large)), ((0, 30), (200, 200)));
+    let written = core.write_group(&mut second, Ride::Allowed);
+    drop(core.finish(second, written).unwrap());
+    assert_eq!(blocks(&f, small), (30, 30));
+    let taken = f.take_all();
+    for (ino, data) in
+        [(large, pattern(2, 200 * 4096)), (small, [pattern(1, 10 * 4096), pattern(3, 50 * 4096)].concat())]
+    {
+        f.fs.flush_file(ino).unwrap();
+        assert!(f.read_all(ino) == data);
+    }
+    drop(taken);
+    f.fs.sync().unwrap();
+    f.check();
 }

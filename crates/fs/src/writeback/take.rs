@@ -211,18 +211,21 @@ impl Core {
         for job in jobs {
             if result.is_err() || job.partial {
                 let mut inner = job.state.inner.write();
-                let mut again = 0;
+                let (mut again, mut is_left) = (0, false);
                 for page in inner.pages.map.values_mut().filter(|page| page.job == job.id) {
                     (page.job, page.logged_to) = (0, None);
                     again += u64::from(!page.dirty);
                     page.dirty = true;
+                    is_left = true;
                 }
                 inner.pages.dirty += again;
                 if result.is_err() {
                     // What failed may be about the blocks there, which would be the first to be taken again.
                     inner.near = PoolAddr::NULL;
                 }
-                if inner.pages.dirty > 0 {
+                // All of a file whose turn has been let go is logged. What it has by now has come since, with its space, which may
+                // be another group's in flight: what is left here is the others'.
+                if inner.pages.dirty > 0 && (is_left || job.turn.is_some()) {
                     // What was overwritten in flight has got a block of its own meanwhile.
                     let with_space =
                         inner.pages.map.range(..).filter(|(_, page)| page.has_space()).count() as u64;
