@@ -243,8 +243,9 @@ impl Core {
             let change = self.change(state.ino)?;
             let mut guard = self.write_lock(state)?;
             let inner = &mut *guard;
-            // Of a block that holds the end of the file, nothing is left.
-            let last = if inner.size <= to { to.next_multiple_of(BLOCK) } else { floor };
+            // Of a block that holds the end of the file, nothing is left. Behind that there is what is set aside, block by block.
+            let holds_end = floor < inner.size && inner.size <= to;
+            let last = if holds_end { to.next_multiple_of(BLOCK) } else { floor };
             if inner.size > to && !tail_zeroed {
                 drop(guard);
                 drop(change);

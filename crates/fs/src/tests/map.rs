@@ -1,5 +1,6 @@
 //! The map of a file, and SEEK_DATA and SEEK_HOLE beside it.
 
+use super::allocate::allocate;
 use super::*;
 
 /// All of a file's map, `pieces_max` pieces a page, neighbours joined.
@@ -199,5 +200,44 @@ fn seeking_agrees() {
                 "a hole from {at}"
             );
         }
+    }
+}
+
+// Goal: a punch beyond the end of a file takes of what is set aside no block that it covers in part. Method: ranges behind the end, from
+// within a block, to within one, or both; and some about the block in which the file ends, of which nothing may be left.
+#[test]
+fn a_punch_beyond_the_end_takes_whole_blocks() {
+    const BLOCK: u64 = 4096;
+    for (offset, len, gone) in [
+        (2 * BLOCK, 100, 0..0),
+        (2 * BLOCK + 1, 100, 0..0),
+        (BLOCK, 6000, 1..2),
+        (2 * BLOCK, BLOCK + 100, 2..3),
+        (2 * BLOCK + 1, 2 * BLOCK, 3..4),
+        (4 * BLOCK, BLOCK - 1, 0..0),
+        (BLOCK, 904, 1..2),
+        (BLOCK, 903, 0..0),
+        (BLOCK, BLOCK, 1..2),
+    ] {
+        let f = Fixture::new(64 * MIB);
+        let ino = f.create(b"f");
+        f.write(ino, 0, &pattern(1, 5000));
+        f.fs.sync().unwrap();
+        allocate(&f, ino, 0, 5 * BLOCK, Allocate::Reserve { keep_size: true });
+        allocate(&f, ino, offset, len, Allocate::Punch);
+        f.fs.sync().unwrap();
+        let pieces = whole(&f, ino, 64);
+        let mut reserved = 0;
+        for block in 0..5 {
+            let here =
+                |piece: &&FilePiece| (piece.offset..piece.offset + piece.len).contains(&(block * BLOCK));
+            let kind = pieces.iter().find(here).map_or(PieceKind::Hole, |piece| piece.kind);
+            let kept = if block < 2 { PieceKind::Data } else { PieceKind::Reserved };
+            let wanted = if gone.contains(&block) { PieceKind::Hole } else { kept };
+            assert_eq!(kind, wanted, "punched {len} bytes at {offset}: block {block}");
+            reserved += u64::from(kind == PieceKind::Reserved);
+        }
+        assert_eq!(f.fs.core().files.stored.lock().reserved_blocks, reserved);
+        f.check();
     }
 }

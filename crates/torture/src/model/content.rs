@@ -53,7 +53,9 @@ pub struct Punch {
 impl Punch {
     /// The pages that go: also the one that holds the end of the file, of which nothing is left.
     pub fn pages(&self) -> std::ops::Range<u64> {
-        let last = if self.size <= self.to { self.to.div_ceil(PAGE_BYTES) } else { self.to / PAGE_BYTES };
+        let floor = self.to / PAGE_BYTES;
+        let holds_end = floor * PAGE_BYTES < self.size && self.size <= self.to;
+        let last = if holds_end { self.to.div_ceil(PAGE_BYTES) } else { floor };
         self.from.div_ceil(PAGE_BYTES)..last.max(self.from.div_ceil(PAGE_BYTES))
     }
 

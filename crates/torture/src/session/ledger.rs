@@ -448,9 +448,7 @@ fn zeroes_inside_pages(call: &Call, size: u64) -> bool {
     let Call::Fallocate { offset, len, how: Allocate::Punch | Allocate::Zero { .. }, .. } = call else {
         return false;
     };
-    let to = offset + len;
-    let last = if size <= to { to.next_multiple_of(PAGE_BYTES) } else { to / PAGE_BYTES * PAGE_BYTES };
-    offset.next_multiple_of(PAGE_BYTES) >= last
+    Punch { from: *offset, to: offset + len, size }.pages().is_empty()
 }
 
 /// The subject of `call` may also have the times and the mode it has in `plain`.
