@@ -158,10 +158,14 @@ impl Store {
         if !options.read_only {
             pool.require_ours()?;
         }
-        let log = recovery::read_log(&pool, &superblock, &mut judge)?;
+        let log = recovery::read_log(&pool, &superblock, options.read_only, &mut judge)?;
         let total = superblock.total_blocks;
         let from = Source { pool: &pool, repair: !options.read_only };
-        let root = load_root(from, &superblock, &mut judge)?;
+        let root = load_root(from, &superblock, &mut judge).map_err(|e| match &log.damage {
+            // What an older superblock refers to may be gone, and then there is nothing to show.
+            Some(damage) if damage.is_older && !e.may_pass() => damage.refusal(),
+            _ => e,
+        })?;
         let readers_only = options.read_only && matches!(judge, Judge::Refuse);
         let sums = load_pages(from, sum_pages(total), root.checksums, "checksum", readers_only, &mut judge)?;
         let (bitmap, mut bits, wrong) = load_bitmap(from, root.bitmap, total)?;
@@ -214,11 +218,10 @@ impl Store {
             },
         };
         let durable = Durable { sums, bitmap, root: superblock.root, position: root.position };
-        let clean = superblock.closed && log.batches.is_empty() && !log.leftover;
+        let clean = superblock.closed && log.batches.is_empty() && !log.leftover && log.damage.is_none();
         let mut report = RecoveryReport {
             batches_cut: (log.batches.len() - log.keep) as u64,
             clean,
-            replay_ended_by: unseen,
             ..RecoveryReport::default()
         };
         let sequence = core.log.sequence;
@@ -233,23 +236,32 @@ impl Store {
                 (damage.seen().clone(), Some(damage))
             }
         };
+        let is_older = unseen.is_some() || log.damage.as_ref().is_some_and(|damage| damage.is_older);
+        let mut ended_by: Vec<String> = unseen.into_iter().collect();
+        if let (Some(lost), None) = (&log.damage, &damage) {
+            tracing::warn!("{}: what was there before can be read; the pool cannot be written to", lost.why);
+            ended_by.push(lost.why.clone());
+            report.batches_left = lost.batches_left;
+        }
         // The log goes on from where the checkpoint ends; a damaged one is replayed as far as it makes sense.
         match (store.replay(&log, total, &metadata, &mut report), &mut damage) {
             (Ok(()), _) => {}
             (Err(Halt::Lost(e) | Halt::Refused(e)), Some(damage)) => {
                 damage.add(Problem::new(Kind::LogSenseless, e.to_string()));
             }
-            // Who only reads has what was there before: nothing of this transaction is done, nor of those behind it.
-            (Err(Halt::Lost(e)), None) if read_only => {
+            // Who only reads has what was there before: nothing of this transaction is done, nor of those behind it. On an older
+            // superblock one may make no sense because it uses what a checkpoint behind it has given back.
+            (Err(halt), None) if read_only && (is_older || matches!(halt, Halt::Lost(_))) => {
+                let (Halt::Lost(e) | Halt::Refused(e)) = halt;
                 tracing::warn!(
                     "{e}: the log can be replayed up to there, and be read; the pool cannot be written to"
                 );
-                let first = report.replay_ended_by.take().map(|why| why + "; ").unwrap_or_default();
-                report.replay_ended_by = Some(format!("{first}{e}"));
-                report.batches_left = log.keep as u64 - report.batches_replayed;
+                ended_by.push(e.to_string());
+                report.batches_left += log.keep as u64 - report.batches_replayed;
             }
             (Err(Halt::Lost(e) | Halt::Refused(e)), None) => return Err(e),
         }
+        report.replay_ended_by = (!ended_by.is_empty()).then(|| ended_by.join("; "));
         if let Some(damage) = damage {
             let _ = store.damage.set(damage);
         }

@@ -112,10 +112,10 @@ pub struct RecoveryReport {
     pub end: Lsn,
     /// Whether the pool had been closed cleanly.
     pub clean: bool,
-    /// What of the pool is lost, so that the log could not be replayed to its end, or that there may be a newer superblock, which cannot be
-    /// read: what came after `end` is not seen. Only where the pool is opened for reading.
+    /// What of the pool or of its log is lost, so that the log could not be replayed to its end, or that there is, or may be, a newer
+    /// superblock, which cannot be read: what came after `end` is not seen. Only where the pool is opened for reading.
     pub replay_ended_by: Option<String>,
-    /// Batches that were not applied for that, or not all of them.
+    /// Batches that were not applied for that, or not all of them: at least so many, and 0 where it is not known whether there are any.
     pub batches_left: u64,
     /// What of the tree of keyframes is lost, so that all of them were thrown away (in memory only where the pool is opened for
     /// reading). They are made again; what they said is in the entries.

@@ -37,7 +37,7 @@ impl Store {
         if pool.pool_id != self.pool.pool_id || superblock != *self.superblock.lock() {
             return Ok(false);
         }
-        let log = recovery::read_log(&pool, &superblock, &mut Judge::Refuse)?;
+        let log = recovery::read_log(&pool, &superblock, true, &mut Judge::Refuse)?;
         Ok(LogEnd::of(&log, &superblock) == self.log_end)
     }
 }

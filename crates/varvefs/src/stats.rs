@@ -204,10 +204,10 @@ pub struct Recovery {
     pub transactions_replayed_count: u64,
     /// Batches cut off the end, because data that belonged to them had not reached the device. Nothing that was synced.
     pub batches_cut_count: u64,
-    /// What of the pool is lost, so that the log could not be applied to its end: what it says after that is not seen. Only in a
-    /// pool that is opened for reading.
+    /// What of the pool or of its log is lost, so that the log could not be applied to its end: what it says after that is not seen.
+    /// Only in a pool that is opened for reading.
     pub replay_ended_by: Option<String>,
-    /// Batches that were not applied for that, or not all of them.
+    /// Batches that were not applied for that, or not all of them: at least so many, and 0 where it is not known whether there are any.
     pub batches_left_count: u64,
 }
 

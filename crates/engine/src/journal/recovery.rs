@@ -7,6 +7,8 @@
 //!    no copy gives up had arrived is not known: if the end hangs on it, nothing is cut and the pool is not opened.
 //! 3. The end is the largest end point that is not excluded. It is never before an acknowledged fsync: a batch that
 //!    was flushed was flushed with its data, and blocks are reused only when the record that frees them is durable.
+//!    Where a batch is missing that had been flushed, or the superblock is not the newest, that is damage and no crash: nothing is cut and
+//!    nobody writes. Who only reads has what is in front of it, and is told.
 //! 4. Before anything is served: bad copies of the tail are rewritten, everything is flushed, and a superblock with
 //!    the cut and a new epoch is written and flushed. If power fails before that, the next recovery starts over with
 //!    the same bytes; after it, batches beyond the cut can never count again.
@@ -58,6 +60,75 @@ pub struct Log {
     /// Whether parts of a batch after the chain are there, the next one or one that was written while the next was in
     /// flight. What is missing in front of it or of it must not come from a later batch: it needs a new epoch.
     pub leftover: bool,
+    /// What of it is damaged, so that it does not count, though it may have been acknowledged. Nobody writes to such a pool.
+    pub damage: Option<Damage>,
+}
+
+/// Damage to the log, or to superblocks that it names.
+pub struct Damage {
+    /// What is wrong.
+    pub why: String,
+    /// At least so many batches are behind the last that counts.
+    pub batches_left: u64,
+    /// The superblock is not the newest, or may not be: what its checkpoint refers to, and what was not in use, may have been
+    /// overwritten since.
+    pub is_older: bool,
+    refusal: String,
+}
+
+impl Damage {
+    /// The log ends before batch `next`, though `last` and all before it had been written.
+    fn ends(why: String, next: u64, last: u64) -> Damage {
+        let refusal = format!(
+            "{why}: this is not a crash but damage to the device. Opening would lose acknowledged changes from batch {next} on; restore the device from its mirror or a backup"
+        );
+        let batches_left = last.saturating_sub(next).saturating_add(1);
+        Damage { why, batches_left, is_older: false, refusal }
+    }
+
+    /// The log names the superblock of generation `named`.
+    fn is_older(superblock: &Superblock, named: u64) -> Damage {
+        let why = format!(
+            "the log names superblock generation {named} and the newest that can be read is {}",
+            superblock.generation
+        );
+        let refusal = format!(
+            "{why}: superblocks have been damaged after they were written; opening an older one would lose acknowledged changes. Restore the device from its mirror or a backup"
+        );
+        Damage { why, batches_left: 0, is_older: true, refusal }
+    }
+
+    /// More contradicts the superblock than is looked at.
+    fn is_full() -> Damage {
+        let why = "the log is full of batches that contradict the superblock".to_owned();
+        let refusal = format!(
+            "{why}: this is not a crash but damage to the device; restore it from its mirror or a backup"
+        );
+        Damage { why, batches_left: 0, is_older: true, refusal }
+    }
+
+    /// Adds what else was found.
+    fn join(self, other: Damage) -> Damage {
+        Damage {
+            why: self.why + "; " + &other.why,
+            batches_left: self.batches_left.max(other.batches_left),
+            is_older: self.is_older || other.is_older,
+            refusal: self.refusal,
+        }
+    }
+
+    /// What is said to who would write.
+    pub fn refusal(&self) -> EngineError {
+        EngineError::Refused(self.refusal.clone())
+    }
+
+    /// Refuses who would write, or notes it.
+    fn judge(&self, read_only: bool, judge: &mut Judge) -> Result<()> {
+        match judge {
+            Judge::Refuse if read_only => Ok(()),
+            _ => judge.hear(Kind::LogDamaged, self.refusal()),
+        }
+    }
 }
 
 /// The header of what may be a batch, its checksum and its length.
@@ -122,25 +193,36 @@ impl<'p> Ring<'p> {
     }
 }
 
-/// Reads the rings and decides. `total_blocks` bounds addresses.
-pub fn read_log(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Result<Log> {
+/// Reads the rings and decides. Who only reads is not refused for damage, and gets it with what is in front of it.
+pub fn read_log(pool: &Pool, superblock: &Superblock, read_only: bool, judge: &mut Judge) -> Result<Log> {
     let mut rings: Vec<Ring<'_>> = (0..pool.devices.len()).map(|i| Ring::look_through(pool, i)).collect();
     let batches = chain(pool, superblock, &mut rings);
     let end = superblock.log_start + batches.iter().map(|b| b.bytes.len() as u64).sum::<u64>();
     let next = superblock.log_sequence + batches.len() as u64;
     needed_is_readable(pool, &rings, end, next, judge)?;
     let cut = superblock.cuts.last().map_or(0, |c| c.last_sequence);
+    let mut damage = (next <= cut).then(|| {
+        let why = format!(
+            "batch {next} of the log is damaged, and an earlier opening has made the log durable up to batch {cut}"
+        );
+        Damage::ends(why, next, cut)
+    });
+    damage.iter().try_for_each(|damage| damage.judge(read_only, judge))?;
+    match look_for_rot(pool, superblock, &rings, &batches) {
+        Ok(rot) => {
+            rot.iter().try_for_each(|rot| rot.judge(read_only, judge))?;
+            damage = damage.into_iter().chain(rot).reduce(Damage::join);
+        }
+        Err(e) => judge.hear(Kind::LogUnreadable, e)?,
+    }
+    if let Some(damage) = &mut damage {
+        // Whatever a forged one says.
+        damage.batches_left = damage.batches_left.min(pool.ring_bytes / BLOCK_BYTES as u64);
+    }
     let known = batches.iter().map(|b| b.header.flushed).max().unwrap_or(0);
-    let flushed = known.max(cut).max(superblock.log_sequence - 1);
-    if next <= cut {
-        let refused = EngineError::Refused(format!(
-            "batch {next} of the log is damaged, and an earlier opening has made the log durable up to batch {cut}: this is not a crash but damage to the device. Opening would lose acknowledged changes from batch {next} on; restore the device from its mirror or a backup"
-        ));
-        judge.hear(Kind::LogDamaged, refused)?;
-    }
-    if let Err(e) = look_for_rot(pool, superblock, &rings, &batches) {
-        judge.hear(if e.may_pass() { Kind::LogUnreadable } else { Kind::LogDamaged }, e)?;
-    }
+    // What the missing one was flushed after had been flushed, and its data may have been freed and overwritten behind it.
+    let before = if damage.as_ref().is_some_and(|damage| damage.batches_left > 0) { next - 1 } else { 0 };
+    let flushed = known.max(cut).max(superblock.log_sequence - 1).max(before);
     let keep = match end_point(pool, superblock, &batches, flushed) {
         Ok(End { keep, unknown: None }) => keep,
         Ok(End { keep, unknown: Some(error) }) => {
@@ -161,7 +243,7 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, judge: &mut Judge) -> Resu
         // What cannot be read now may be read later.
         false => !ring.unreadable.is_empty() || ring.headers.values().any(|(h, ..)| left(h)),
     });
-    Ok(Log { batches, keep, flushed, leftover })
+    Ok(Log { batches, keep, flushed, leftover, damage })
 }
 
 /// Whether all of the log that counts could be read: what follows the chain is part of it, as far as the header there
@@ -233,15 +315,22 @@ fn chain(pool: &Pool, superblock: &Superblock, rings: &mut [Ring<'_>]) -> Vec<Fo
 
 /// A break in the chain is a crash unless a later batch says that what is missing had been flushed. A device's error: whether one does
 /// cannot be read.
-fn look_for_rot(pool: &Pool, superblock: &Superblock, rings: &[Ring<'_>], batches: &[Found]) -> Result<()> {
+fn look_for_rot(
+    pool: &Pool,
+    superblock: &Superblock,
+    rings: &[Ring<'_>],
+    batches: &[Found],
+) -> Result<Option<Damage>> {
     let next = superblock.log_sequence + batches.len() as u64;
     let mut unread = None;
-    for ring in rings {
+    // The first batch says it; of each kind once, for who reads is to know of both.
+    let mut found: Vec<Damage> = Vec::new();
+    'rings: for ring in rings {
         // Each that is looked at contradicts the superblock. In a log that this program wrote the first of them is whole;
         // in a forged one they may overlap, and each may be as long as a batch can be.
         let mut bytes_left = 2 * pool.ring_bytes as usize;
-        for (at, found) in &ring.headers {
-            let (header, _, len) = found;
+        for (at, seen) in &ring.headers {
+            let (header, _, len) = seen;
             let newer_superblock = header.superblock_generation > superblock.generation;
             let beyond = header.epoch == superblock.epoch && header.sequence > next && header.flushed >= next;
             if !(newer_superblock || beyond) {
@@ -250,32 +339,37 @@ fn look_for_rot(pool: &Pool, superblock: &Superblock, rings: &[Ring<'_>], batche
             bytes_left = match bytes_left.checked_sub(*len) {
                 Some(left) => left,
                 None => {
-                    return Err(EngineError::Refused(
-                        "the log is full of batches that contradict the superblock: this is not a crash but damage to the device; restore it from its mirror or a backup".into(),
-                    ));
+                    found.push(Damage::is_full());
+                    break 'rings;
                 }
             };
-            let whole = ring.whole(*at, found).unwrap_or_else(|gaps| {
+            let whole = ring.whole(*at, seen).unwrap_or_else(|gaps| {
                 unread = unread.take().or(gaps.into_iter().next());
                 None
             });
-            if whole.is_some() {
-                return Err(EngineError::Refused(if newer_superblock {
-                    format!(
-                        "the log names superblock generation {} and the newest that can be read is {}: superblocks have been damaged after they were written; opening an older one would lose acknowledged changes. Restore the device from its mirror or a backup",
-                        header.superblock_generation, superblock.generation
-                    )
-                } else {
-                    format!(
-                        "batch {next} of the log is damaged, and batch {} says that it had been flushed: this is not a crash but damage to the device. Opening would lose acknowledged changes from batch {next} on; restore the device from its mirror or a backup",
-                        header.sequence
-                    )
-                }));
+            if whole.is_none() {
+                continue;
+            }
+            let rot = if newer_superblock {
+                Damage::is_older(superblock, header.superblock_generation)
+            } else {
+                let why = format!(
+                    "batch {next} of the log is damaged, and batch {} says that it had been flushed",
+                    header.sequence
+                );
+                Damage::ends(why, next, header.sequence)
+            };
+            match found.iter_mut().find(|known| known.is_older == rot.is_older) {
+                Some(known) => known.batches_left = known.batches_left.max(rot.batches_left),
+                None => found.push(rot),
             }
         }
     }
-    // Where one may be whole that cannot be read, it is not known to be a crash.
-    unread.map_or(Ok(()), |(_, _, error)| Err(error.into()))
+    match (found.into_iter().reduce(Damage::join), unread) {
+        // Where one may be whole that cannot be read, it is not known to be a crash.
+        (None, Some((_, _, error))) => Err(error.into()),
+        (damage, _) => Ok(damage),
+    }
 }
 
 /// Step 2 and 3: how many batches count.

@@ -320,7 +320,12 @@ pub(super) fn append_batch(
 }
 
 /// Writes a batch at a position of the log.
-fn write_batch(device: &Hooked, header: &varve_format::batch::BatchHeader, payload: &[u8], position: u64) {
+pub(super) fn write_batch(
+    device: &Hooked,
+    header: &varve_format::batch::BatchHeader,
+    payload: &[u8],
+    position: u64,
+) {
     use varve_format::batch::{BATCH_HEADER_BYTES, batch_blocks, seal};
     let mut batch = vec![0; batch_blocks(payload.len()) * 4096];
     batch[BATCH_HEADER_BYTES..BATCH_HEADER_BYTES + payload.len()].copy_from_slice(payload);

@@ -7,6 +7,7 @@
 )]
 
 mod crashes;
+mod damaged;
 mod failures;
 mod foreign;
 mod hostile;
