@@ -46,6 +46,19 @@ impl EngineError {
         EngineError::Corrupt { what: what.into(), why }
     }
 
+    /// The same, of damage that keeps a pool from being opened for writing and from nothing else; `met` says when.
+    pub(crate) fn for_writers_alone(self, met: &str) -> Self {
+        match self {
+            EngineError::Corrupt { what, why } => {
+                let what = format!(
+                    "while {met} (opened for reading only, the pool shows what can be had of it; a check says what is lost): {what}"
+                );
+                EngineError::Corrupt { what, why }
+            }
+            error => error,
+        }
+    }
+
     /// Whether a device has failed, perhaps for a moment: what is there is not known, and is no worse than before.
     pub fn may_pass(&self) -> bool {
         matches!(self, EngineError::Device(_))

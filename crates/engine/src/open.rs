@@ -259,7 +259,8 @@ impl Store {
                 ended_by.push(e.to_string());
                 report.batches_left += log.keep as u64 - report.batches_replayed;
             }
-            (Err(Halt::Lost(e) | Halt::Refused(e)), None) => return Err(e),
+            (Err(Halt::Lost(e)), None) => return Err(e.for_writers_alone("the log was replayed")),
+            (Err(Halt::Refused(e)), None) => return Err(e),
         }
         report.replay_ended_by = (!ended_by.is_empty()).then(|| ended_by.join("; "));
         if let Some(damage) = damage {
@@ -585,7 +586,8 @@ impl Store {
                 tracing::warn!("{e}: the pool can be read but for what is behind that");
                 return Ok(sum);
             }
-            Err(Halt::Lost(e) | Halt::Refused(e)) => return Err(e),
+            Err(Halt::Lost(e)) => return Err(e.for_writers_alone("the trees were looked through")),
+            Err(Halt::Refused(e)) => return Err(e),
         };
         if let crate::tree::node::Body::Interior(n) = &node.body {
             for child in &n.children {

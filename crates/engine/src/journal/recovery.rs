@@ -117,7 +117,7 @@ impl Damage {
         }
     }
 
-    /// What is said to who would write.
+    /// What is said to who has nothing of the pool.
     pub fn refusal(&self) -> EngineError {
         EngineError::Refused(self.refusal.clone())
     }
@@ -126,7 +126,11 @@ impl Damage {
     fn judge(&self, read_only: bool, judge: &mut Judge) -> Result<()> {
         match judge {
             Judge::Refuse if read_only => Ok(()),
-            _ => judge.hear(Kind::LogDamaged, self.refusal()),
+            Judge::Refuse => Err(EngineError::Refused(format!(
+                "{}; opened for reading only, the pool shows what can be had of it",
+                self.refusal
+            ))),
+            Judge::Note(_) => judge.hear(Kind::LogDamaged, self.refusal()),
         }
     }
 }

@@ -3,6 +3,9 @@
 use super::*;
 use varve_format::batch::{BATCH_BYTES_MAX, BATCH_HEADER_BYTES, BatchHeader, batch_blocks, seal};
 
+/// What a refusal to write says of reading.
+const READABLE: &str = "; opened for reading only, the pool shows what can be had of it";
+
 fn read_only(device: &Arc<impl Device>) -> Result<(Arc<Store>, RecoveryReport), EngineError> {
     let options =
         StoreOptions { read_only: true, cache_bytes: 1 << 20, background: false, ..StoreOptions::default() };
@@ -110,7 +113,7 @@ fn a_damaged_log_is_read_up_to_there() {
                 let damage = format!("batch {n} of the log is damaged, and {by}");
                 let expected = format!(
                     "{damage}: this is not a crash but damage to the device. Opening would lose acknowledged changes from \
-                     batch {n} on; restore the device from its mirror or a backup"
+                     batch {n} on; restore the device from its mirror or a backup{READABLE}"
                 );
                 assert_eq!(words, expected, "{what}");
                 let (store, report, why) = shown(&device, &what);
@@ -204,7 +207,7 @@ fn an_older_superblock_shows_what_is_left() {
             "{damage}: superblocks have been damaged after they were written; opening an older one would lose acknowledged changes. \
              Restore the device from its mirror or a backup"
         );
-        assert_eq!(words, expected, "{what}");
+        assert_eq!(words, expected.clone() + READABLE, "{what}");
         let (store, report, why) = shown(&device, &what);
         assert!(why.starts_with(&damage), "{what}: {why}");
         match reused {

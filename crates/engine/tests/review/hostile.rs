@@ -189,7 +189,13 @@ fn a_log_that_changes_what_is_lost_is_read_up_to_there() {
             ptr = NodePtr::decode(&mut Reader::new(&block[first..])).expect("a pointer");
         }
         device.inner.write_at(DATA_START + ptr.addr[0].0, &AlignedBuf::new(4096)).expect("writes");
-        assert!(try_open(&device).err().expect("not for writing").is_damage());
+        let refused = try_open(&device).err().expect("not for writing");
+        let words = refused.to_string();
+        assert!(matches!(refused, EngineError::Corrupt { .. }) && words.contains("block at 0x"), "{words}");
+        let met = if lost == "root" { "trees were looked through" } else { "log was replayed" };
+        for said in [met, "opened for reading only", "a check says what is lost"] {
+            assert!(words.contains(said), "{lost}: {words}");
+        }
         let options = StoreOptions { read_only: true, background: false, ..StoreOptions::default() };
         let (store, report) = Store::open(vec![device as Arc<dyn Device>], options).expect("for reading");
         let found = |key: &[u8]| store.get(TreeId::ORPHANS, key).expect("reads").is_some();
