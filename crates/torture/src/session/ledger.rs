@@ -6,7 +6,7 @@ use varve_fs::{Allocate, DataLogged, InodeId, RenameMode};
 
 use super::{Session, Violation, drops_capability};
 use crate::call::Call;
-use crate::model::{CAPABILITY, Content, Context, Inode, Model, PAGE_BYTES, Punch, slot};
+use crate::model::{CAPABILITY, Content, Context, Inode, Model, Punch, slot};
 use crate::timeline::Mark;
 use crate::violation;
 
