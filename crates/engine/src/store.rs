@@ -274,6 +274,12 @@ impl Store {
         self.commits.stopped_for()
     }
 
+    /// Whether it has because there was no room for the pool's own file: the filesystem that holds it is full, or its owner may have no more
+    /// of it (ENOSPC, EDQUOT). With room there, and opened again, it goes on.
+    pub fn stopped_for_room(&self) -> bool {
+        self.commits.stopped().is_some() && matches!(self.commits.stopped_errno(), Some(28 | 122))
+    }
+
     /// While it lives, a panic stops the pool; see [`PanicStops`].
     pub fn stop_on_panic(&self, what: &'static str) -> PanicStops<'_> {
         PanicStops::new(&self.commits, what)
@@ -531,7 +537,7 @@ impl Store {
         let list: Vec<_> = writes.iter().map(|(run, data)| (run.addr, data.bytes())).collect();
         let result = self.pool.write(&list, None);
         if let Err(e) = &result {
-            self.commits.stop(e.to_string());
+            self.commits.stop_by(e);
         }
         self.written_bytes.fetch_add(list.iter().map(|(_, b)| b.len() as u64).sum(), Relaxed);
         result

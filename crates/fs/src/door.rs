@@ -581,6 +581,10 @@ impl Filesystem {
     pub fn stopped(&self) -> Option<(String, std::time::Duration)> {
         self.core.store.stopped_for()
     }
+    /// See [`varve_engine::Store::stopped_for_room`].
+    pub fn stopped_for_room(&self) -> bool {
+        self.core.store.stopped_for_room()
+    }
     /// Whether the pool was opened for reading.
     pub fn is_read_only(&self) -> bool {
         self.core.read_only

@@ -214,7 +214,7 @@ impl Store {
         panics.done();
         self.readers.leave(reading);
         if let Err(e) = &result {
-            self.commits.stop(e.to_string());
+            self.commits.stop_by(e);
         }
         drop(durable);
         self.release_retired();

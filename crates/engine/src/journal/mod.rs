@@ -219,7 +219,7 @@ impl Store {
         });
         panics.done();
         if let Err(e) = &result {
-            self.commits.stop(e.to_string());
+            self.commits.stop_by(e);
         }
         result
     }

@@ -98,6 +98,8 @@ pub(super) struct Inner {
     entered: u32,
     pub stopped: Option<String>,
     stopped_at: Option<Stopwatch>,
+    /// The operating system's number for the error that stopped it, if that was one of a device.
+    stopped_errno: Option<i32>,
 }
 
 struct Waiter {
@@ -455,6 +457,20 @@ impl Commits {
         let why = self.stopped()?;
         let inner = self.inner.lock();
         Some((why, inner.stopped_at.as_ref().map_or(Duration::ZERO, Stopwatch::elapsed)))
+    }
+    /// The number of the error of a device that it was, if it was one.
+    pub fn stopped_errno(&self) -> Option<i32> {
+        self.inner.lock().stopped_errno
+    }
+    /// Stops the pool because of an error.
+    pub fn stop_by(&self, error: &EngineError) {
+        if let EngineError::Device(device) = error {
+            let mut inner = self.inner.lock();
+            if inner.stopped.is_none() {
+                inner.stopped_errno = device.errno();
+            }
+        }
+        self.stop(error.to_string());
     }
     /// Stops the pool: nothing is written any more, and who waits is told.
     pub fn stop(&self, why: String) {
