@@ -150,7 +150,9 @@ pub enum Reason {
     #[error("{0}")]
     Device(String),
     /// The filesystem in which the pool's file lies is full, or its owner may have no more of it (quota). A pool that could not write for
-    /// that reason has stopped: make room there and open it again; until then it can be opened to be read.
+    /// that reason has stopped: make room there and open it again; until then it can be opened to be read. Whoever comes to a pool that
+    /// has stopped already, perhaps in the background, hears [`Reason::Stopped`], and of that reason by
+    /// [`crate::Pool::stopped`] (`host_full`).
     #[error("{0}: the filesystem that holds the pool's file is full")]
     HostFull(String),
     /// The snapshot has been made and is there, but could not be made durable, and why: a crash may take it away, and another one of this name
@@ -158,7 +160,8 @@ pub enum Reason {
     /// ([`Reason::Stopped`]) nothing does, and when it is opened again the snapshot may be gone. Of [`crate::SnapshotOptions::sync`] alone.
     #[error("the snapshot is there, but it is not durable, and a crash may take it away: {}{}", .0, unless_stopped(.0))]
     NotDurable(Box<Reason>),
-    /// A write or flush failed earlier, or a call panicked: nothing more is accepted until the pool is opened again. A whole sentence.
+    /// A write or flush failed earlier, or a call panicked: nothing more is accepted until the pool is opened again. A whole sentence;
+    /// [`crate::Pool::stopped`] says more.
     #[error("{0}")]
     Stopped(String),
     /// The pool cannot be created or opened, and why, in a sentence that says what to do. Of a pool that is open: a limit has been met

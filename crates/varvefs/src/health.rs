@@ -14,6 +14,9 @@ pub struct Stopped {
     pub reason: String,
     /// How long ago.
     pub ago: Duration,
+    /// The filesystem that holds the pool's file was full, or its owner may have no more of it: nothing is wrong with the device. Close the
+    /// pool, make room there, and open it again; until there is some it can be opened to be read.
+    pub host_full: bool,
 }
 
 /// What others have done to the file of an open pool.
@@ -72,7 +75,8 @@ impl Pool {
     pub fn stopped(&self) -> Result<Option<Stopped>> {
         self.run("look at", |fs| {
             let stopped = fs.stopped();
-            Ok(stopped.map(|(why, ago)| Stopped { reason: in_words_of_the_library(&why), ago }))
+            let host_full = fs.stopped_for_room();
+            Ok(stopped.map(|(why, ago)| Stopped { reason: in_words_of_the_library(&why), ago, host_full }))
         })
     }
 

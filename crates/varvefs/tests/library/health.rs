@@ -25,7 +25,7 @@ fn a_pool_that_has_stopped_says_why() {
     assert!(catch_unwind(AssertUnwindSafe(|| pool.filesystem().create_dir("/d"))).is_err());
     panics.store(false, Ordering::SeqCst);
     let first = pool.stopped().unwrap().unwrap();
-    assert!(first.reason.contains("panicked"), "{first:?}");
+    assert!(first.reason.contains("panicked") && !first.host_full, "{first:?}");
     let later = pool.stopped().unwrap().unwrap();
     assert!(later.reason == first.reason && later.ago >= first.ago);
     assert!(pool.clone().close().is_err());
@@ -127,4 +127,54 @@ fn a_pool_that_is_not_open_can_be_checked() {
     assert!(PoolOptions::new().check_on(&disk, true).is_err());
     pool.close().unwrap();
     assert!(PoolOptions::new().check_on(&disk, true).unwrap().is_clean());
+}
+
+// Goal: a program can tell that there is no room for the pool's own file from a device that fails, also where the background met it. Method: a
+// sparse pool on a tmpfs of a fourth of its size, written to until it has stopped; read, and opened again with room.
+#[test]
+fn a_full_host_is_told_from_a_broken_device() {
+    let scratch = tempfile::tempdir().unwrap();
+    struct Small(std::path::PathBuf);
+    impl Drop for Small {
+        fn drop(&mut self) {
+            let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+        }
+    }
+    let mount = |options: &str| {
+        let mut mount = std::process::Command::new("mount");
+        let mount = mount.args(["-t", "tmpfs", "-o", options, "none"]).arg(scratch.path());
+        mount.output().is_ok_and(|output| output.status.success())
+    };
+    if !mount("size=64m") {
+        return eprintln!(
+            "SKIPPED, nothing shown: a_full_host_is_told_from_a_broken_device: only root can mount a tmpfs"
+        );
+    }
+    let small = Small(scratch.path().to_owned());
+    let path = small.0.join("pool");
+    let pool = PoolOptions::new().create(&path, 256 * MIB).unwrap();
+    let fs = pool.filesystem();
+    assert!(pool.stopped().unwrap().is_none());
+    let mut kept = 0;
+    let refusal = loop {
+        let written = fs.write(format!("/{kept}"), vec![7; 1 << 20]).and_then(|()| fs.sync());
+        match written {
+            Ok(()) => kept += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(kept > 20, "{kept}");
+    assert!(matches!(refusal.reason(), Reason::HostFull(_) | Reason::Stopped(_)), "{refusal:?}");
+    let stopped = pool.stopped().unwrap().unwrap();
+    assert!(stopped.host_full, "{stopped:?}");
+    drop((fs, pool));
+    assert!(mount("remount,size=512m"));
+    let pool = PoolOptions::new().open(&path).unwrap();
+    let fs = pool.filesystem();
+    for n in 0..kept {
+        assert!(fs.read(format!("/{n}")).unwrap() == vec![7; 1 << 20], "{n}");
+    }
+    assert!(pool.stopped().unwrap().is_none());
+    pool.close().unwrap();
+    drop(small);
 }
