@@ -169,7 +169,8 @@ pub struct MountArgs {
 ///
 /// umount(8) works too; without the helpers of varve install-helper it returns before the background process has written
 /// everything. While the pool is mounted in other places as well (a bind mount, a container that was started meanwhile) it
-/// stays open: after two seconds it is said where.
+/// stays open: after two seconds it is said where, or which processes in a chroot of another mount namespace may hide it, and
+/// whether all is durable already.
 ///
 /// A pool whose file was deleted or cut while it was mounted is not unmounted without --force: what was deleted is there until
 /// then, and the error says how to copy it out. Nor is one of which changes through mmap could not be stored for lack of space:

@@ -200,34 +200,54 @@ impl MountTable {
     }
 }
 
-/// Where the same is mounted, in words: here, and as other processes see it whose tables are their own (containers) and
-/// can be read. Each table is named once, by one of its processes.
-pub fn everywhere(of: &Mount) -> Vec<String> {
+/// Where something is mounted, in words.
+pub struct Places {
+    /// Here, and as other processes see it whose tables are their own (containers) and can be read. Each table is named once, by one of its
+    /// processes.
+    pub seen: Vec<String>,
+    /// Processes in other mount namespaces of which no table shows all: whoever can be asked there is in a chroot.
+    pub unseen: Vec<String>,
+}
+
+/// Where the same is mounted as `of`.
+pub fn everywhere(of: &Mount) -> Places {
     let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     let mut namespaces = BTreeSet::from_iter(namespace("self"));
-    let mut places: Vec<String> = MountTable::read().map(|table| table.of(of).collect()).unwrap_or_default();
-    let mut tables = BTreeSet::from([places.clone()]);
-    let Ok(processes) = std::fs::read_dir("/proc") else { return places };
-    for process in processes.flatten() {
-        let Some(id) = process.file_name().to_str().filter(|id| id.parse::<u32>().is_ok()).map(str::to_owned)
-        else {
-            continue;
-        };
+    let mut seen: Vec<String> = MountTable::read().map(|table| table.of(of).collect()).unwrap_or_default();
+    let mut tables = BTreeSet::from([seen.clone()]);
+    let mut unseen = Vec::new();
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let ids = processes.filter_map(|process| process.file_name().to_str()?.parse::<u32>().ok());
+    // The table of a process in a chroot lacks what lies outside of it: another of its namespace is asked first.
+    let in_chroot =
+        |id: &u32| std::fs::read_link(format!("/proc/{id}/root")).is_ok_and(|root| root != Path::new("/"));
+    let (confined, free): (Vec<u32>, Vec<u32>) = ids.partition(in_chroot);
+    let confined = confined.into_iter().map(|id| (id, true));
+    for (id, is_confined) in free.into_iter().map(|id| (id, false)).chain(confined) {
         // Of a process of another user it may not be told.
-        if namespace(&id).is_some_and(|namespace| !namespaces.insert(namespace)) {
+        let namespace = namespace(&id.to_string());
+        let is_known = match &namespace {
+            Some(namespace) if is_confined => namespaces.contains(namespace),
+            Some(namespace) => !namespaces.insert(namespace.clone()),
+            None => false,
+        };
+        if is_known {
             continue;
         }
         // It may have ended meanwhile.
-        let Ok(text) = std::fs::read(process.path().join("mountinfo")) else { continue };
+        let Ok(text) = std::fs::read(format!("/proc/{id}/mountinfo")) else { continue };
+        let name = std::fs::read(format!("/proc/{id}/comm")).unwrap_or_default();
+        let process = format!("process {id} ({})", escape(name.trim_ascii_end()));
         let there: Vec<String> = MountTable::parse(&text).of(of).collect();
+        if there.is_empty() && is_confined && namespace.is_some() {
+            unseen.push(process.clone());
+        }
         if there.is_empty() || !tables.insert(there.clone()) {
             continue;
         }
-        let name = std::fs::read(process.path().join("comm")).unwrap_or_default();
-        let name = escape(name.trim_ascii_end());
-        places.extend(there.iter().map(|place| format!("{place} as process {id} ({name}) sees it")));
+        seen.extend(there.iter().map(|place| format!("{place} as {process} sees it")));
     }
-    places
+    Places { seen, unseen }
 }
 
 /// The number of the device that something lies on.

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -24,7 +24,8 @@ use crate::{Outcome, pool, whose};
 
 /// How long nothing is said.
 const SILENCE: Duration = Duration::from_secs(2);
-/// How long the filesystem that holds a pool's file may take to say how full it is.
+/// How long the filesystem that holds a pool's file may take to say how full it is, and the process of a mount to make all durable before it is said
+/// what is waited for.
 const HOST_PATIENCE: Duration = Duration::from_secs(2);
 /// A filesystem with less left is called full: what a pool writes at once finds no space there.
 const HOST_BYTES_MIN: u64 = 1 << 20;
@@ -212,6 +213,18 @@ fn no_mount(table: &MountTable, path: &Path) -> anyhow::Error {
     }
 }
 
+/// Who may hold a mount that no table shows. Of many processes the first are named.
+fn unseen_holders(processes: &[String]) -> String {
+    const NAMED_MAX: usize = 5;
+    let open = "something that is open in a mount that was detached (umount -l)";
+    if processes.is_empty() {
+        return format!("{open}, or a mount namespace that cannot be looked into");
+    }
+    let (named, more) = processes.split_at(processes.len().min(NAMED_MAX));
+    let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    format!("the mount namespace of {}{more}, in a chroot, or else {open}", named.join(", "))
+}
+
 fn busy(path: &Path, error: &std::io::Error) -> anyhow::Error {
     let shown = path.shown();
     match error.kind() {
@@ -261,9 +274,20 @@ impl Server {
     fn wait(mut self, name: &str, mount: &Mount, limit: Option<Duration>) -> Result<Ended> {
         let silence = limit.map_or(SILENCE, |limit| limit.min(SILENCE));
         if !self.client.speaks_within(silence)? {
-            crate::tell(&format!("{name}: {}", self.what_it_waits_for(mount)));
-            if let Some(limit) = limit
-                && !self.client.speaks_within(limit.saturating_sub(silence))?
+            let mut left = limit.map(|limit| limit.saturating_sub(silence));
+            // Who waits no longer hears at once what became of it.
+            if left.is_none_or(|left| !left.is_zero()) {
+                let begun = Instant::now();
+                let patience = left.map_or(HOST_PATIENCE, |left| left.min(HOST_PATIENCE));
+                let waits = self.what_it_waits_for(mount, patience);
+                left = left.map(|left| left.saturating_sub(begun.elapsed()));
+                // That took a moment, in which it may have ended.
+                if !self.client.speaks_within(Duration::ZERO)? {
+                    crate::tell(&format!("{name}: {waits}"));
+                }
+            }
+            if let Some(left) = left
+                && !self.client.speaks_within(left)?
                 && let Some(why) = self.make_durable(mount)?
             {
                 return Ok(Ended::InUse(why));
@@ -300,19 +324,42 @@ impl Server {
         }
     }
 
-    fn what_it_waits_for(&self, mount: &Mount) -> String {
-        let shown = mount.mountpoint.shown();
-        match &mountinfo::everywhere(mount)[..] {
-            [] => format!(
-                "{shown} is unmounted; waiting until {}, which served it, has written everything and closed the pool{}",
-                self.shown(),
-                full_host(&mount.source)
-            ),
-            places => format!(
-                "{shown} is unmounted, but the pool is mounted in other places, too; waiting until it is unmounted there: {}",
-                places.join(", ")
-            ),
+    fn what_it_waits_for(&self, mount: &Mount, patience: Duration) -> String {
+        let (shown, process) = (mount.mountpoint.shown(), self.shown());
+        let is_durable = self.makes_durable_within(mount, patience);
+        let places = mountinfo::everywhere(mount);
+        let durable = if is_durable {
+            format!(
+                " What was written until now is durable: nothing is lost if this is interrupted, and {process} closes the pool all the same"
+            )
+        } else {
+            String::new()
+        };
+        if !places.seen.is_empty() {
+            return format!(
+                "{shown} is unmounted, but the pool is mounted in other places, too; waiting until it is unmounted there: {}{}{durable}",
+                places.seen.join(", "),
+                if is_durable { "." } else { "" }
+            );
         }
+        if is_durable {
+            return format!(
+                "{shown} is unmounted, but something that cannot be seen from here still holds the mount: {}; waiting until that ends.{durable}",
+                unseen_holders(&places.unseen)
+            );
+        }
+        format!(
+            "{shown} is unmounted; waiting until {process}, which served it, has written everything and closed the pool{}",
+            full_host(&mount.source)
+        )
+    }
+
+    /// Whether the process still serves the mount, which it does only as long as the kernel has it somewhere, and has made everything durable
+    /// within this time.
+    fn makes_durable_within(&self, mount: &Mount, patience: Duration) -> bool {
+        let client = Client::connect(mount).ok().flatten().filter(|client| client.server() == self.id);
+        let name = client.and_then(|mut client| client.request_within("sync", patience).ok().flatten());
+        name.is_some_and(|name| self.id.is_some() || name == self.name)
     }
 
     /// Nobody waits any longer: what was written until now is made durable at least. `None`: the pool is just being closed.
@@ -330,10 +377,11 @@ impl Server {
             return Ok(None);
         }
         let places = mountinfo::everywhere(mount);
-        Ok(Some(match &places[..] {
+        Ok(Some(match &places.seen[..] {
             [] => format!(
-                "{shown} is unmounted and everything in it durable, but {process} has not closed the pool yet; \
-                 something in it may still be open"
+                "{shown} is unmounted and everything in it durable, but {process} has not closed the pool yet; something that cannot be \
+                 seen from here may still hold the mount: {}",
+                unseen_holders(&places.unseen)
             ),
             places => format!(
                 "{shown} is unmounted and everything in it durable, but {process} still serves the pool, which is \
@@ -351,7 +399,6 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-    use std::time::Instant;
 
     use super::*;
 

@@ -237,3 +237,38 @@ in_it check /pool
 "#,
     );
 }
+
+/// Goal: who unmounts while a mount namespace has the mount that no process shows, because the only one in it is in a chroot, reads that, who it is,
+/// and that all is durable. Method: such a process; an unmount with a limit and one without, which ends when the process does.
+#[test]
+fn a_mount_that_a_chroot_hides_is_said() {
+    script(
+        "hidden",
+        r#"
+"$V" mount "$S/pool" "$S/mnt"
+echo contents > "$S/mnt/file"
+mkdir "$S/jail"
+for d in /usr /bin /lib*; do mkdir "$S/jail$d"; mount --bind "$d" "$S/jail$d"; done
+unshare --mount chroot "$S/jail" /usr/bin/sleep 60 &
+sleeper=$!
+for _ in $(seq 100); do [ "$(readlink /proc/$sleeper/root)" = "$S/jail" ] && break; sleep 0.1; done
+"$V" unmount "$S/mnt" 2> "$S/said" &
+unmount=$!
+hears "$S/said" "the mount namespace of process $sleeper (sleep), in a chroot"
+hears "$S/said" "What was written until now is durable"
+[ "$(wc -l < "$S/said")" -eq 1 ] || fail "$(cat "$S/said")"
+! grep -q "has written everything" "$S/said" || fail "$(cat "$S/said")"
+kill $sleeper
+wait $unmount || fail "$(cat "$S/said")"
+"$V" check "$S/pool"
+
+"$V" mount "$S/pool" "$S/mnt"
+unshare --mount chroot "$S/jail" /usr/bin/sleep 60 &
+sleeper=$!
+for _ in $(seq 100); do [ "$(readlink /proc/$sleeper/root)" = "$S/jail" ] && break; sleep 0.1; done
+refuses 1 "the mount namespace of process $sleeper (sleep), in a chroot" "$V" unmount --wait 0.1 "$S/mnt"
+kill $sleeper
+"$V" check "$S/pool"
+"#,
+    );
+}
