@@ -22,7 +22,9 @@ impl Core {
         if truncate {
             let set = SetAttr { size: Some(0), ..SetAttr::default() };
             if let Err(error) = self.setattr(caller, ino, set) {
-                self.release_inode(ino)?;
+                if self.release_inode(ino)? {
+                    let _ = self.log_anew(ino);
+                }
                 return Err(error);
             }
         }
@@ -38,8 +40,10 @@ impl Core {
             let mut inner = state.inner.write();
             inner.opens = inner.opens.checked_sub(1).ok_or(FsError::Invalid)?;
             if inner.opens > 0 || inner.presence != Presence::Orphan {
-                let anew = inner.cut && inner.pages.dirty > 0;
-                inner.cut &= !anew;
+                // Also what somebody is writing back just now, which is not logged yet.
+                let anew = inner.cut && !inner.pages.is_empty();
+                // Whoever else has it open may be the one who writes it anew.
+                inner.cut &= !anew || inner.opens > 0;
                 return Ok(anew);
             }
         }
@@ -63,7 +67,8 @@ impl Core {
     /// What fails stays dirty, and whoever waits for it hears of that.
     pub(crate) fn log_anew(&self, ino: InodeId) -> Result<()> {
         let state = self.state(ino);
-        if state.inner.read().pages.dirty > RIDING_PAGES_MAX && self.dirty.ahead.write_soon(&state) {
+        let pages = state.inner.read().pages.map.len() as u64;
+        if pages > RIDING_PAGES_MAX && self.dirty.ahead.write_soon(&state) {
             return Ok(());
         }
         self.write_back(&state, Ride::Allowed)

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use parking_lot::Condvar;
+use parking_lot::{Condvar, Mutex};
 use varve_device::Operation;
 use varve_engine::{FamilyId, TreeId};
 use varve_sim::{Fault, FaultRule, FaultyDevice, Trigger};
@@ -12,6 +12,7 @@ use varve_sim::{Fault, FaultRule, FaultyDevice, Trigger};
 use super::*;
 use crate::subvolume::local;
 use crate::table::orphans;
+use crate::writeback::{Group, Ride};
 
 /// Longer than anything here takes; whoever has not ended by then hangs.
 const LONG: Duration = Duration::from_secs(120);
@@ -188,8 +189,8 @@ fn a_rename_over_a_file_waits_for_data_that_another_writes() {
 
 // Goal: a file that was cut and written anew is not empty after a crash, once whoever did that has closed it, though only others have synced:
 // it is as it was or as it is. Method: contents of a record, of some blocks and of more than may ride with the log; cut when it is opened, by
-// its number before, and to less than all of it; a reader that closes it in between; a sync of another file before and after the end
-// of the handle, and a kill.
+// its number before, and to less than all of it; readers that close it before anything is written and in the middle; a sync of another file
+// after the end of the handle, and a kill.
 #[test]
 fn what_is_cut_and_written_anew_is_logged_when_it_is_closed() {
     for (len, way) in [100, 50_000, 3 << 20].into_iter().flat_map(|len| (0..3).map(move |way| (len, way))) {
@@ -207,7 +208,10 @@ fn what_is_cut_and_written_anew_is_logged_when_it_is_closed() {
                 f.fs.release_inode(file).unwrap();
             }
         }
-        f.write(file, 0, &new);
+        f.write(file, 0, &new[..len / 2]);
+        f.fs.open_inode(Caller::ROOT, file, false).unwrap();
+        f.fs.release_inode(file).unwrap();
+        f.write(file, len as u64 / 2, &new[len / 2..]);
         f.fs.release_inode(file).unwrap();
         f.write(other, 0, b"x");
         f.fs.fsync(other).unwrap();
@@ -216,6 +220,38 @@ fn what_is_cut_and_written_anew_is_logged_when_it_is_closed() {
         assert!(seen == new, "{len}, {way}: {} bytes", seen.len());
         f.check();
     }
+}
+
+// Goal: so it is when somebody else is writing the data back just then: whoever closes the file waits for that. Method: its pages taken by
+// a group that is not written before the close has begun; a sync of another file behind it, and a kill.
+#[test]
+fn who_closes_what_is_being_written_back_waits_for_it() {
+    let mut f = Fixture::new(64 * MIB);
+    let (file, other) = (f.create(b"f"), f.create(b"other"));
+    f.write(file, 0, &pattern(1, 60_000));
+    f.fs.sync().unwrap();
+    f.fs.open_inode(Caller::ROOT, file, true).unwrap();
+    let new = pattern(2, 50_000);
+    f.write(file, 0, &new);
+    let core = f.fs.core();
+    let mut group = Group::default();
+    assert!(core.take(core.state(file).turn(), u64::MAX, &mut group).unwrap().is_none());
+    let closed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            f.fs.release_inode(file).unwrap();
+            closed.store(true, Ordering::SeqCst);
+        });
+        Condvar::new().wait_for(&mut Mutex::new(()).lock(), SHORT);
+        assert!(!closed.load(Ordering::SeqCst), "it was closed while its data waited");
+        let result = core.write_group(&mut group, Ride::Allowed);
+        drop(core.finish(group, result).unwrap());
+    });
+    f.write(other, 0, b"x");
+    f.fs.fsync(other).unwrap();
+    f.kill();
+    assert!(f.read_all(f.fs.lookup(ROOT, b"f").unwrap().ino) == new);
+    f.check();
 }
 
 // Goal: an exchange, too, shows whole files under both names after a crash, synced or not. Method: a new file and an old one that has

@@ -168,12 +168,15 @@ impl Core {
     /// cannot be written back. That keeps the rest from nothing; the error is the first.
     pub(crate) fn write_ahead(&self) -> Result<()> {
         let mut result = self.complete(|_| !self.dirty.ahead.stopped());
-        for state in self.dirty.ahead.soon() {
-            result = result.and(self.write_back(&state, Ride::Allowed));
-        }
-        while self.dirty.bytes() > self.dirty_bytes_max / self.dirty.ahead.share()
-            && !self.dirty.ahead.stopped()
-        {
+        loop {
+            // In each round: under a load without end there are always more.
+            for state in self.dirty.ahead.soon() {
+                result = result.and(self.write_back(&state, Ride::Allowed));
+            }
+            let share = self.dirty.ahead.share();
+            if self.dirty.bytes() <= self.dirty_bytes_max / share || self.dirty.ahead.stopped() {
+                break;
+            }
             let files = self.dirty.oldest_to_write(GROUP_FILES_MAX / 8);
             if files.is_empty() {
                 break;
