@@ -424,12 +424,14 @@ impl Client {
             }
             match UnixStream::connect(directory.join(socket_name(mount.device))) {
                 Ok(stream) => return Ok(Some(Client::over(stream))),
+                // Of a directory that another may not enter, too: the own one may come behind it.
                 Err(error)
-                    if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-                }
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    return Err(not_yours(mount));
-                }
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::NotFound
+                            | io::ErrorKind::ConnectionRefused
+                            | io::ErrorKind::PermissionDenied
+                    ) => {}
                 Err(error) => {
                     return Err(error).context("cannot connect to the process that serves the mount");
                 }

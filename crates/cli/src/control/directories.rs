@@ -6,7 +6,6 @@
 //! follow.
 
 use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -48,13 +47,13 @@ fn named(user_id: u32, outside: u32) -> Vec<PathBuf> {
     directories
 }
 
-/// Whether `directory` is a directory of this user's that nobody else can enter: others may have made it first.
+/// Whether `directory` is a directory of this user's that nobody else can enter: others may have made it first. One that cannot be looked at is not,
+/// as that of another who has this number outside of a namespace.
 pub fn is_private(directory: &Path, user_id: u32) -> bool {
-    match fs::symlink_metadata(directory) {
-        Ok(metadata) => metadata.is_dir() && metadata.uid() == user_id && metadata.mode() & 0o077 == 0,
-        // Not to be looked at: connecting will say why.
-        Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
-    }
+    let private = |metadata: fs::Metadata| {
+        metadata.is_dir() && metadata.uid() == user_id && metadata.mode() & 0o077 == 0
+    };
+    fs::symlink_metadata(directory).is_ok_and(private)
 }
 
 #[cfg(test)]
