@@ -44,7 +44,7 @@ fn forks() -> Outcome {
 /// As [`forks`], from where a range ends with the end of a file that was cut inside a block, and the file that got it grows: from the
 /// first seed of the suite on that is found after 50,000 crashes.
 fn cut_ends() -> Outcome {
-    run_kind(Kind::Forks, 1_001_160, 1, STEPS, BUDGET)
+    run_kind(Kind::Forks, 2_000_043, 1, STEPS, BUDGET)
 }
 
 /// Workloads of calls of many steps, during which reads fail, in their order, without crashes: what such a call leaves half done is
