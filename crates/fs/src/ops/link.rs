@@ -17,14 +17,20 @@ use crate::{FsError, Result};
 
 impl Core {
     pub(crate) fn link(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Attr> {
+        self.admit_link(ino, parent, name, Touch::NewName)?;
+        self.with_space(|| self.add_link(ino, parent, name))
+    }
+
+    /// Whether `ino` may be given a name at all in `parent`, to which that does `what`.
+    fn admit_link(&self, ino: InodeId, parent: InodeId, name: &[u8], what: Touch) -> Result<()> {
         self.admit_beside(ino, parent)?;
-        self.permit(parent, Touch::NewName)?;
+        self.permit(parent, what)?;
         self.permit(ino, Touch::Otherwise)?;
         check_name(name)?;
         if Slot::of(ino) != Slot::of(parent) {
             return Err(self.why_not_across(ino)?);
         }
-        self.with_space(|| self.add_link(ino, parent, name))
+        Ok(())
     }
 
     /// What is wrong with a link to `ino` in another subvolume. What cannot be linked anywhere is told first, as the kernel does:
@@ -98,13 +104,7 @@ impl Core {
     }
 
     pub(crate) fn link_over(&self, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<()> {
-        self.admit_beside(ino, parent)?;
-        self.permit(parent, Touch::NameGoes)?;
-        self.permit(ino, Touch::Otherwise)?;
-        check_name(name)?;
-        if Slot::of(ino) != Slot::of(parent) {
-            return Err(self.why_not_across(ino)?);
-        }
+        self.admit_link(ino, parent, name, Touch::NameGoes)?;
         self.with_space(|| self.take_name(ino, parent, name))
     }
 

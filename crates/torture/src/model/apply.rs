@@ -396,7 +396,8 @@ impl Model {
         })
     }
 
-    fn link(&mut self, ino: InodeId, parent: InodeId, name: &[u8], cx: &Context) -> Result<(), Errno> {
+    /// Whether `ino` may be given a name in `parent`.
+    fn require_linkable(&self, ino: InodeId, parent: InodeId) -> Result<&Inode, Errno> {
         let inode = self.get(ino).ok_or(ENOENT)?;
         if inode.entries().is_some() {
             return Err(EPERM);
@@ -407,6 +408,11 @@ impl Model {
         if slot(ino) != slot(parent) {
             return Err(EXDEV);
         }
+        Ok(inode)
+    }
+
+    fn link(&mut self, ino: InodeId, parent: InodeId, name: &[u8], cx: &Context) -> Result<(), Errno> {
+        self.require_linkable(ino, parent)?;
         if self.directory(parent)?.contains_key(name) {
             return Err(EEXIST);
         }
@@ -420,17 +426,7 @@ impl Model {
     }
 
     fn link_over(&mut self, ino: InodeId, parent: InodeId, name: &[u8], cx: &Context) -> Result<(), Errno> {
-        let inode = self.get(ino).ok_or(ENOENT)?;
-        if inode.entries().is_some() {
-            return Err(EPERM);
-        }
-        if inode.links == 0 && !inode.linkable {
-            return Err(ENOENT);
-        }
-        if slot(ino) != slot(parent) {
-            return Err(EXDEV);
-        }
-        if inode.links > 0 {
+        if self.require_linkable(ino, parent)?.links > 0 {
             return Err(ENOENT);
         }
         let target = *self.directory(parent)?.get(name).ok_or(ENOENT)?;
