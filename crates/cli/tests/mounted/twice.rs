@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -106,6 +106,35 @@ fn a_file_and_its_loop_devices_are_one_pool() {
     excludes(&scratch, &one.device, &renamed);
     let mount = Mount::start(&one.device, &scratch.path("mnt"));
     check(&another);
+    mount.unmount();
+}
+
+/// Goal: who finds a block device in use is told so at once, however many names it has. Method: a loop device with a mount, by itself
+/// (what claims it, and its lock) and by the file; the quickest of four tries each, since a machine may be busy. A wait is 2 s.
+#[test]
+fn a_device_in_use_is_told_at_once() {
+    if !can("a_device_in_use_is_told_at_once") {
+        return;
+    }
+    let scratch = Scratch::new("twice-at-once");
+    let pool = scratch.pool("pool.img", "64M");
+    let one = Loop::over(&pool, &[]);
+    let mount = Mount::start(&one.device, &scratch.path("mnt"));
+    for (command, path) in [("check", &one.device), ("import", &one.device), ("check", &pool)] {
+        let quickest = (0..4).map(|_| {
+            let mut refused = varve(&[command]);
+            match command {
+                "import" => refused.arg(scratch.path("mnt")).arg(format!("{}:/", path.display())),
+                _ => refused.arg(path),
+            };
+            let begun = Instant::now();
+            let message = refusal(&mut refused);
+            assert!(message.contains(&format!("process {} (varve)", mount.pid())), "{message}");
+            begun.elapsed()
+        });
+        let quickest = quickest.min().expect("four tries");
+        assert!(quickest < Duration::from_secs(1), "{command} {}: {quickest:?}", path.display());
+    }
     mount.unmount();
 }
 

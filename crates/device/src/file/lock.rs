@@ -9,7 +9,8 @@
 //! through. So what is written to is locked by just that open file; and where that is a loop device, the file under it is not locked
 //! any more: whoever has a file's lock asks once for those of all loop devices over it. (Not of loop devices on these.)
 
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -113,9 +114,14 @@ impl Lock {
         self.held.writer.lock().is_some()
     }
 
-    /// Whether it is of use to ask again: not if a living process has a file, of whose locks `own_locks` are ours.
+    /// Whether it is of use to ask again: not if a living process has a file, of whose locks `own_locks` are ours, or has a block
+    /// device alone.
     pub(super) fn may_become_free(&self, own_locks: usize) -> bool {
-        self.is_block_device || !held_by_living(&self.held.file, own_locks)
+        if self.is_block_device {
+            !is_had_alone(self.held.file.metadata())
+        } else {
+            !held_by_living(&self.held.file, own_locks)
+        }
     }
 
     /// Somebody else has it.
@@ -202,6 +208,12 @@ pub(super) fn take(
         lock.take(operation)?;
     }
     Ok(locks)
+}
+
+/// Whether a living process has an exclusive lock on it, as those have who write to a pool: who looks at a device that has appeared has
+/// a shared one.
+pub(super) fn is_had_alone(metadata: io::Result<Metadata>) -> bool {
+    metadata.is_ok_and(|metadata| lock_holder(FileId::of(&metadata), false).is_some())
 }
 
 pub(super) fn locked_error(path: &Path, file: Option<&File>) -> DeviceError {

@@ -36,11 +36,15 @@ const BLKDISCARD: rustix::ioctl::Opcode = opcode::none(0x12, 119);
 
 /// Opens `path`; a claimed block device when it is free in a moment. A process that another thread is starting has a copy of what
 /// claims it until its program begins, and so have requests in flight of one that was killed, which cannot be let go of
-/// otherwise: it is asked for as often as a lock before it counts as claimed by somebody else.
+/// otherwise: it is asked for as often as a lock before it counts as claimed by somebody else. One that a living process has locked
+/// for itself alone is not waited for.
 pub(super) fn open_unclaimed(options: &OpenOptions, path: impl AsRef<Path>) -> io::Result<File> {
     for _ in 1..LOCK_ATTEMPTS {
         match options.open(&path) {
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => {
+            Err(error)
+                if Errno::from_io_error(&error) == Some(Errno::BUSY)
+                    && !lock::is_had_alone(std::fs::metadata(&path)) =>
+            {
                 std::thread::sleep(LOCK_PAUSE);
             }
             result => return result,
