@@ -13,7 +13,7 @@ use anyhow::{Result, anyhow, bail};
 use crate::process::{self, root};
 use crate::suite::{self, Suite};
 
-const SUITE: Suite = Suite {
+pub const SUITE: Suite = Suite {
     name: "fsx",
     version: "0.3.2",
     flags: &[],

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use crate::process::{self, root};
 use crate::suite::{self, Suite};
 
-const SUITE: Suite = Suite {
+pub const SUITE: Suite = Suite {
     name: "pjdfstest",
     version: "0.2.2",
     // Unoptimised: it is compiled in half the time, and it waits for the filesystem anyway.

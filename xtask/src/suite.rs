@@ -1,11 +1,11 @@
 //! What the suites of others have in common: how one is installed, which program it tests, and where it runs.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::process::{self, can_mount, cargo, output, target_dir};
 
@@ -25,19 +25,52 @@ pub struct Suite {
 impl Suite {
     /// The program, installed below the target directory once.
     pub fn ensure_installed(&self) -> Result<PathBuf> {
-        let Suite { name, version, .. } = self;
-        let prefix = target_dir().join(name);
-        let program = prefix.join("bin").join(name);
-        let there = output(Command::new(&program).arg("--version")).unwrap_or_default();
-        if there.trim() == format!("{name} {version}") {
-            return Ok(program);
+        if !self.is_installed() {
+            process::run(&self.install_title(), &mut self.install(), INSTALL_LIMIT)?;
         }
+        Ok(self.program())
+    }
+
+    /// Installs it while other things are done and shown: what cargo says goes to a file below the target directory. An error is no
+    /// last word: who needs the program tries again, and shows why it cannot be had.
+    pub fn install_beside(&self) -> Result<()> {
+        if self.is_installed() {
+            return Ok(());
+        }
+        let said = target_dir().join(format!("{}-installed", self.name));
+        let log = File::create(&said).with_context(|| format!("cannot make {}", said.display()))?;
+        let mut install = self.install();
+        install.stdout(log.try_clone()?).stderr(log);
+        let status = process::silently(&self.install_title(), &mut install, INSTALL_LIMIT)?;
+        if !status.success() {
+            bail!("{} failed ({status}): {}", self.install_title(), said.display());
+        }
+        Ok(())
+    }
+
+    fn install_title(&self) -> String {
+        format!("cargo install {} {}", self.name, self.version)
+    }
+
+    fn prefix(&self) -> PathBuf {
+        target_dir().join(self.name)
+    }
+
+    fn program(&self) -> PathBuf {
+        self.prefix().join("bin").join(self.name)
+    }
+
+    fn is_installed(&self) -> bool {
+        let there = output(Command::new(self.program()).arg("--version")).unwrap_or_default();
+        there.trim() == format!("{} {}", self.name, self.version)
+    }
+
+    fn install(&self) -> Command {
         let mut install = cargo();
-        install.args(["install", name, "--version", version, "--locked"]).args(self.flags);
-        install.arg("--root").arg(&prefix).envs(self.variables.iter().copied());
-        install.env("CARGO_TARGET_DIR", target_dir().join(format!("{name}-build")));
-        process::run(&format!("cargo install {name} {version}"), &mut install, INSTALL_LIMIT)?;
-        Ok(program)
+        install.args(["install", self.name, "--version", self.version, "--locked"]).args(self.flags);
+        install.arg("--root").arg(self.prefix()).envs(self.variables.iter().copied());
+        install.env("CARGO_TARGET_DIR", target_dir().join(format!("{}-build", self.name)));
+        install
     }
 
     /// An empty directory for a run.

@@ -1,10 +1,12 @@
 //! `cargo xtask test`: every test there is, and one last line that says how many passed.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
 use crate::process::{can_mount, cargo, run_lines, target_dir};
+use crate::suite::root_can_mount;
 use crate::{fsx, packages, pjdfstest, programs, rings};
 
 /// What the whole run may take on an idle machine with two cores, compiling included; more is said at the end.
@@ -53,7 +55,14 @@ pub fn run(args: &TestArgs) -> Result<()> {
     let began = Instant::now();
     // At full size machines are measured: nothing else runs beside that.
     let well = if args.rest.is_empty() && !args.full {
-        let well = programs::run(programs::build(limit)?, LANES, limit, |text| totals.add_program(text))?;
+        let programs = programs::build(limit)?;
+        let well = thread::scope(|scope| {
+            // Half of what waits for a device leaves a processor to it.
+            let installing = scope.spawn(install_suites);
+            let well = programs::run(programs, LANES, limit, |text| totals.add_program(text));
+            installing.join().expect("no panic");
+            well
+        })?;
         let mut docs = cargo();
         docs.args(["test", "--workspace", "--doc", "--no-fail-fast"]);
         well & run_lines("cargo test --doc", &mut docs, limit, |line| totals.add(line))?.success()
@@ -100,6 +109,17 @@ pub fn run(args: &TestArgs) -> Result<()> {
         bail!("no test was run");
     }
     Ok(())
+}
+
+/// Installs the suites of others where they will be run. What cannot be installed is said by who runs it.
+fn install_suites() {
+    if root_can_mount() {
+        for suite in [&pjdfstest::SUITE, &fsx::SUITE] {
+            if let Err(error) = suite.install_beside() {
+                println!("{error:#}");
+            }
+        }
+    }
 }
 
 /// The suites of others, on mounts of the program that cargo has built for the tests; fsx with so many seeds.
