@@ -60,7 +60,8 @@ pub struct Log {
     /// Whether parts of a batch after the chain are there, the next one or one that was written while the next was in
     /// flight. What is missing in front of it or of it must not come from a later batch: it needs a new epoch.
     pub leftover: bool,
-    /// What of it is damaged, so that it does not count, though it may have been acknowledged. Nobody writes to such a pool.
+    /// What of it is damaged or cannot be read, so that it does not count, though it may have been acknowledged. Nobody writes to such a
+    /// pool.
     pub damage: Option<Damage>,
 }
 
@@ -105,6 +106,11 @@ impl Damage {
             "{why}: this is not a crash but damage to the device; restore it from its mirror or a backup"
         );
         Damage { why, batches_left: 0, is_older: true, refusal }
+    }
+
+    /// The log may go on where it cannot be read.
+    fn unread(why: String) -> Damage {
+        Damage { refusal: why.clone(), why, batches_left: 0, is_older: false }
     }
 
     /// Adds what else was found.
@@ -203,7 +209,9 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, read_only: bool, judge: &m
     let batches = chain(pool, superblock, &mut rings);
     let end = superblock.log_start + batches.iter().map(|b| b.bytes.len() as u64).sum::<u64>();
     let next = superblock.log_sequence + batches.len() as u64;
-    needed_is_readable(pool, &rings, end, next, judge)?;
+    // Who only reads has what is in front of what cannot be read.
+    let reads = read_only && matches!(judge, Judge::Refuse);
+    let mut unread = needed_is_readable(pool, &rings, end, next, reads, judge)?;
     let cut = superblock.cuts.last().map_or(0, |c| c.last_sequence);
     let mut damage = (next <= cut).then(|| {
         let why = format!(
@@ -217,6 +225,11 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, read_only: bool, judge: &m
             rot.iter().try_for_each(|rot| rot.judge(read_only, judge))?;
             damage = damage.into_iter().chain(rot).reduce(Damage::join);
         }
+        Err(e) if reads => {
+            unread.get_or_insert_with(|| {
+                Damage::unread(format!("what may be a later batch of the log cannot be read: {e}"))
+            });
+        }
         Err(e) => judge.hear(Kind::LogUnreadable, e)?,
     }
     if let Some(damage) = &mut damage {
@@ -229,7 +242,13 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, read_only: bool, judge: &m
     let flushed = known.max(cut).max(superblock.log_sequence - 1).max(before);
     let keep = match end_point(pool, superblock, &batches, flushed) {
         Ok(End { keep, unknown: None }) => keep,
-        Ok(End { keep, unknown: Some(error) }) => {
+        Ok(End { unknown: Some(Unknown { keep, error }), .. }) if reads => {
+            unread = Some(Damage::unread(format!(
+                "data that the last batches of the log name cannot be read, so that it is not known whether they count: {error}"
+            )));
+            keep
+        }
+        Ok(End { keep, unknown: Some(Unknown { error, .. }) }) => {
             let refused = EngineError::Refused(format!(
                 "data that the last batches of the log name cannot be read, so that it is not known whether they count: {error}. Opening without them might lose acknowledged changes. Try again; if it stays so, restore the device from its mirror or a backup"
             ));
@@ -247,13 +266,22 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, read_only: bool, judge: &m
         // What cannot be read now may be read later.
         false => !ring.unreadable.is_empty() || ring.headers.values().any(|(h, ..)| left(h)),
     });
+    let damage = damage.into_iter().chain(unread).reduce(Damage::join);
     Ok(Log { batches, keep, flushed, leftover, damage })
 }
 
 /// Whether all of the log that counts could be read: what follows the chain is part of it, as far as the header there
 /// says that it belongs to the next batch, and at least that header's block. What lies elsewhere is of an earlier lap, or
-/// is not needed: the next writes go over it.
-fn needed_is_readable(pool: &Pool, rings: &[Ring<'_>], end: u64, next: u64, judge: &mut Judge) -> Result<()> {
+/// is not needed: the next writes go over it. Who `reads` has the log up to there, and is told.
+fn needed_is_readable(
+    pool: &Pool,
+    rings: &[Ring<'_>],
+    end: u64,
+    next: u64,
+    reads: bool,
+    judge: &mut Judge,
+) -> Result<Option<Damage>> {
+    let mut unread = None;
     for ring in rings {
         let len = pool.ring_bytes;
         let span = match ring.header(end) {
@@ -263,7 +291,15 @@ fn needed_is_readable(pool: &Pool, rings: &[Ring<'_>], end: u64, next: u64, judg
         for (from, to, error) in &ring.unreadable {
             let needed = (0..span).step_by(BLOCK_BYTES).any(|at| (*from..*to).contains(&((end + at) % len)));
             if needed {
-                judge.hear(Kind::LogUnreadable, error.clone().into())?;
+                match reads {
+                    true => {
+                        unread.get_or_insert_with(|| {
+                            let why = format!("the log cannot be read where batch {next} may be: {error}");
+                            Damage::unread(why)
+                        });
+                    }
+                    false => judge.hear(Kind::LogUnreadable, error.clone().into())?,
+                }
                 continue;
             }
             judge.mention(
@@ -274,7 +310,7 @@ fn needed_is_readable(pool: &Pool, rings: &[Ring<'_>], end: u64, next: u64, judg
             );
         }
     }
-    Ok(())
+    Ok(unread)
 }
 
 fn expected_epoch(superblock: &Superblock, sequence: u64) -> u64 {
@@ -422,16 +458,24 @@ fn end_point(pool: &Pool, superblock: &Superblock, batches: &[Found], flushed: u
     bad.iter().filter(|(_, error)| error.is_none()).for_each(|(at, _)| exclude(&mut excluded, *at));
     let keep = end(&excluded);
     bad.iter().filter(|(_, error)| error.is_some()).for_each(|(at, _)| exclude(&mut excluded, *at));
-    let matters = end(&excluded) < keep;
-    Ok(End { keep, unknown: bad.into_iter().find_map(|(_, error)| error).filter(|_| matters) })
+    let without = end(&excluded);
+    let unknown = bad.into_iter().find_map(|(_, error)| error).filter(|_| without < keep);
+    Ok(End { keep, unknown: unknown.map(|error| Unknown { keep: without, error }) })
 }
 
 /// Where the log ends.
 struct End {
     /// How many batches count, if what cannot be read had arrived.
     keep: usize,
-    /// Why that is not known: fewer would count if it had not.
-    unknown: Option<DeviceError>,
+    /// Whether that is so, if it matters.
+    unknown: Option<Unknown>,
+}
+
+/// What a block that cannot be read leaves open.
+struct Unknown {
+    /// How many batches count if it had not arrived: fewer.
+    keep: usize,
+    error: DeviceError,
 }
 
 /// Indices of placements whose block no copy of which holds what it should, and why if a copy could not be read. Bad copies

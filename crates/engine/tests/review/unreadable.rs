@@ -2,9 +2,22 @@
 
 use super::*;
 
-// Goal: a sector of the log that cannot be read stands in the way only where the log counts. Method: EIO in every part
-// of the ring, of a pool that was killed: the batches that are replayed and the place behind them are needed, nothing
-// else is; and a pool opened past bad sectors goes on working over them.
+/// What who only reads has of a pool of which something cannot be read, and what is said of it. Nothing is written.
+fn read_in_part<D: Device + 'static>(device: &Arc<D>) -> (Arc<Store>, String) {
+    let writes = device.stats().writes_count;
+    let options = StoreOptions { read_only: true, background: false, ..StoreOptions::default() };
+    let (store, report) =
+        Store::open(vec![device.clone() as Arc<dyn Device>], options).expect("it can be read in part");
+    let why = report.replay_ended_by.expect("what may be missing is told");
+    assert!(why.contains("cannot be read"), "{why}");
+    assert!(!report.clean, "{why}");
+    assert_eq!(device.stats().writes_count, writes, "{why}");
+    (store, why)
+}
+
+// Goal: a sector of the log that cannot be read stands in the way of who writes only where the log counts, and who only reads has
+// exactly what is in front of it. Method: EIO in every part of the ring, of a pool that was killed: the batches that are replayed and the
+// place behind them are needed, nothing else is; and a pool opened past bad sectors goes on working over them.
 #[test]
 fn opens_with_unreadable_sectors_where_no_batch_counts() {
     let device = Arc::new(FaultyDevice::new(MemoryDevice::new(POOL_BYTES), 1, vec![]));
@@ -32,6 +45,12 @@ fn opens_with_unreadable_sectors_where_no_batch_counts() {
         let opened = try_open(&device);
         if block <= batches {
             assert!(matches!(opened, Err(EngineError::Device(_))), "block {block} of the log is needed");
+            let (store, why) = read_in_part(&device);
+            assert!(why.contains(&format!("where batch {} may be", block + 1)), "block {block}: {why}");
+            let found = |key: &u8| store.get(TREE, &[*key]).expect("reads").is_some();
+            let expected = keys.len().min(block as usize);
+            assert_eq!(keys.iter().filter(|key| found(key)).count(), expected, "block {block}");
+            assert!(keys[..expected].iter().all(found), "block {block}");
             continue;
         }
         let (store, _) = opened.unwrap_or_else(|e| panic!("block {block} of the log is not needed: {e}"));
@@ -85,6 +104,12 @@ fn a_read_error_in_the_tail_cuts_nothing() {
             assert!(
                 matches!(error, EngineError::Refused(_)) && error.to_string().contains("cannot be read"),
                 "{error}"
+            );
+            let (store, why) = read_in_part(&device);
+            assert!(why.contains("not known whether they count"), "{what}: {why}");
+            assert!(
+                store.get(TREE, b"k").expect("reads").is_none(),
+                "{what}: it may be that it never arrived"
             );
         }
         drop(opened);
@@ -155,7 +180,7 @@ fn lost(store: &Store) -> Vec<u8> {
 }
 
 // Goal: a batch whose header could be read is not taken for torn because the device then fails to read it: opening is an error, or finds
-// all that was acknowledged, and so it is without the failure. Method: a pool that was killed, some of its batches of several blocks; the
+// all that was acknowledged, or is for reading only and says what it lacks; and without the failure all is there. Method: a pool that was killed, some of its batches of several blocks; the
 // device fails to read one block of them once or from some time on, for who writes, who reads and who checks.
 #[test]
 fn a_batch_that_is_read_again_is_not_cut() {
@@ -175,7 +200,15 @@ fn a_batch_that_is_read_again_is_not_cut() {
             let options = || StoreOptions { read_only: true, background: false, ..StoreOptions::default() };
             let devices = || vec![device.clone() as Arc<dyn Device>];
             match Store::open(devices(), options()) {
-                Ok((store, _)) => assert_eq!(lost(&store), [0; 0], "{what}, for reading"),
+                Ok((store, report)) => match report.replay_ended_by {
+                    None => assert_eq!(lost(&store), [0; 0], "{what}, for reading"),
+                    Some(why) => {
+                        assert!(
+                            why.contains("the log cannot be read where batch"),
+                            "{what}, for reading: {why}"
+                        )
+                    }
+                },
                 Err(error) => {
                     assert!(matches!(error, EngineError::Device(_)), "{what}, for reading: {error}")
                 }
@@ -202,6 +235,7 @@ fn a_batch_that_is_read_again_is_not_cut() {
 // at all.
 #[test]
 fn the_witness_of_damage_is_read_again() {
+    let mut unread = 0;
     for trigger in FAILURES {
         let (killed, places) = killed(1);
         let (from, to) = places[1];
@@ -213,16 +247,25 @@ fn the_witness_of_damage_is_read_again() {
             let from = RING_START + at;
             FaultRule::new(Operation::Read, trigger, Fault::Error).within(from..from + 4096)
         });
-        let device = Arc::new(FaultyDevice::new(killed, 1, rules.collect()));
+        let rules: Vec<_> = rules.collect();
+        let device = Arc::new(FaultyDevice::new(killed, 1, rules.clone()));
         let error = try_open(&device).map(drop).expect_err("batches are lost");
         assert!(
             matches!(error, EngineError::Device(_)) || error.to_string().contains("damage to the device"),
             "{trigger:?}: {error}"
         );
+        if matches!(error, EngineError::Device(_)) {
+            device.set_rules(rules);
+            let (store, why) = read_in_part(&device);
+            assert!(why.contains("what may be a later batch"), "{trigger:?}: {why}");
+            assert_eq!(lost(&store), [1, 2, 3, 4], "{trigger:?}: what is behind the damage");
+            unread += 1;
+        }
         device.set_rules(vec![]);
         let error = try_open(&device).map(drop).expect_err("batches are lost");
         assert!(error.to_string().contains("damage to the device"), "{trigger:?}: {error}");
     }
+    assert!(unread > 0);
 }
 
 // Goal: who writes opens no pool from an older superblock because the device fails to read the newest: what that does not need any more may
