@@ -41,7 +41,7 @@ pub fn serve(args: &MountArgs, options: &Options) -> Result<Outcome> {
         // Away from the terminal that started us, so that its end is not ours.
         rustix::process::setsid().context("cannot start a session")?;
     }
-    let pool = pool::resolve_to_mount(&args.pool)?;
+    let pool = pool::resolve_to_mount(&args.pool, options.flags.read_only)?;
     let log_file = options.log.as_deref().map(LogFile::open).transpose()?;
     #[cfg(feature = "record")]
     let record_log = args.record_log.clone();

@@ -51,9 +51,9 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
     resolve_for(path, OpenMode::ReadOnly)
 }
 
-/// As [`resolve`], of a pool that somebody may be about to make.
-pub fn resolve_to_mount(path: &Path) -> Result<PathBuf> {
-    resolve_for(path, OpenMode::ReadWrite)
+/// As [`resolve`], of a pool that is to be mounted: who writes to it may be about to make it.
+pub fn resolve_to_mount(path: &Path, read_only: bool) -> Result<PathBuf> {
+    resolve_for(path, if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite })
 }
 
 fn resolve_for(path: &Path, mode: OpenMode) -> Result<PathBuf> {
@@ -64,11 +64,14 @@ fn resolve_for(path: &Path, mode: OpenMode) -> Result<PathBuf> {
 }
 
 /// What can be done where there is no pool. Creating is no advice to somebody who only wants to look: most of the time the
-/// name is mistyped, or it is a pool that is damaged.
+/// name is mistyped, or it is a pool that is damaged. Nor is it where anything is, which is asked before this.
 fn advice(path: &Path, writes: bool) -> String {
     let shown = path.shown();
     if writes {
-        format!("; is the name right? To make a new pool there: varve create {shown} --size SIZE")
+        // What has a size keeps it.
+        let has_size = path.metadata().is_ok_and(|metadata| !metadata.is_file() || metadata.len() > 0);
+        let size = if has_size { "" } else { " --size SIZE" };
+        format!("; is the name right? To make a new pool there: varve create {shown}{size}")
     } else {
         "; give the file or block device of a pool".to_owned()
     }
@@ -253,7 +256,7 @@ fn require_contents(path: &Path, device: &dyn Device, writes: bool) -> Result<()
         // Its size is one in whole blocks.
         let is_empty = path.metadata().is_ok_and(|metadata| metadata.len() == 0);
         let what = if is_empty { "is empty" } else { "is too short for anything" };
-        return Err(anyhow!("{} {what} and holds no pool{}", path.shown(), advice(path, writes)));
+        return Err(anyhow!("{} {what} and holds no pool{}", path.shown(), advice(path, writes && is_empty)));
     }
     Ok(())
 }

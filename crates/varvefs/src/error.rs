@@ -293,7 +293,7 @@ fn says(text: &str, pool: &str) -> bool {
 
 /// What the layers below say in words of the command line, and how the library says it.
 const WORDS: [(&str, &str); 7] = [
-    ("`varve create` makes one", "`Pool::create` makes one"),
+    ("`varve create` makes one", "`PoolOptions::format` makes one"),
     ("create it again with --force", "make it again with `PoolOptions::format` and `PoolOptions::force`"),
     ("--force overwrites it", "`PoolOptions::force` lets it be overwritten"),
     ("unmount it, look at the device", "close it, look at the device"),

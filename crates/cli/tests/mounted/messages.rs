@@ -49,7 +49,13 @@ fn make(scratch: &Scratch) -> std::path::PathBuf {
     copy("short.img").set_len(40 << 20).expect("a shorter file");
     fs::write(directory.join("text.txt"), "hello\n").expect("a file");
     fs::write(directory.join("large.txt"), vec![b'a'; 65 << 20]).expect("a file");
+    fs::write(directory.join("small.txt"), vec![b'a'; 1 << 20]).expect("a file");
     fs::write(directory.join("empty.img"), "").expect("a file");
+    for (name, bytes) in [("zeros.img", POOL_BYTES), ("middle.img", POOL_BYTES), ("tiny.img", 512)] {
+        fs::File::create(directory.join(name)).and_then(|file| file.set_len(bytes)).expect("zeros");
+    }
+    let middle = fs::File::options().write(true).open(directory.join("middle.img")).expect("a file");
+    middle.write_all_at(b"something", POOL_BYTES / 2).expect("room");
     fs::create_dir_all(directory.join("dir/few")).expect("a directory");
     drop(copy("full.img"));
     assert_eq!(say(&directory, "import dir full.img:/").0, Some(0));
@@ -160,6 +166,52 @@ fn what_is_no_pool_is_told() {
     for image in ["labels.img", "slots.img"] {
         assert_eq!(say(&directory, &format!("inspect {image} superblock")).0, Some(0), "{image}");
     }
+}
+
+/// Goal: nobody is advised to make a pool where something is, and who writes is advised to where nothing is; none of it is changed. Method: text of
+/// several lengths and an archive, by who opens to write and by who looks; an empty file, zeros, and zeros at both ends.
+#[test]
+fn nobody_is_advised_to_overwrite_anything() {
+    let scratch = Scratch::new("messages-contents");
+    let directory = make(&scratch);
+    succeed(Command::new("tar").current_dir(&directory).args(["-cf", "backup.tar", "large.txt", "dir"]));
+    let said = |words: &str| {
+        let (status, stdout, stderr) = say(&directory, words);
+        assert_eq!((status, &stdout[..]), (Some(1), ""), "varve {words}: {stderr}");
+        stderr
+    };
+    let writers = |name: &str| [format!("mount {name} dir"), format!("import dir {name}:/x")];
+    let lookers =
+        |name: &str| [format!("check {name}"), format!("mount -o ro {name} dir"), format!("stats {name}")];
+    for name in ["text.txt", "small.txt", "large.txt", "backup.tar"] {
+        let before = fs::read(directory.join(name)).expect("a file");
+        for words in writers(name).into_iter().chain(lookers(name)) {
+            let said = said(&words);
+            assert!(!said.contains("create"), "varve {words}: {said}");
+            if name != "text.txt" {
+                for wanted in ["nothing was changed", "name right", "make a copy"] {
+                    assert!(said.contains(wanted), "varve {words}: {wanted}: {said}");
+                }
+                assert_eq!(said.contains("varve inspect"), name != "small.txt", "varve {words}: {said}");
+            }
+        }
+        assert!(fs::read(directory.join(name)).expect("a file") == before, "{name}");
+    }
+    for (name, advised) in [
+        ("none.img", "varve create none.img --size SIZE"),
+        ("empty.img", "varve create empty.img --size SIZE"),
+        ("zeros.img", "varve create zeros.img\n"),
+        ("middle.img", "varve create middle.img\n"),
+    ] {
+        for words in writers(name) {
+            let said = said(&words);
+            assert!(said.ends_with(&format!("{advised}\n").replace("\n\n", "\n")), "varve {words}: {said}");
+        }
+        for words in lookers(name) {
+            assert!(!said(&words).contains("create"), "varve {words}");
+        }
+    }
+    assert!(!said("mount tiny.img dir").contains("--size"));
 }
 
 /// Goal: options that would make no difference are refused. Method: each of them.

@@ -126,14 +126,30 @@ fn read_label(device: &dyn Device) -> Result<Label> {
     if let Some(e) = unreadable {
         return Err(e.into());
     }
+    Err(EngineError::NoPool(what_is_there(device, size, &why.map(|w| w.to_string()).unwrap_or_default())?))
+}
+
+/// What is on a device without a label, in a sentence. What is anything may be somebody's, or a damaged pool: only where there is nothing
+/// is a pool to be made.
+fn what_is_there(device: &dyn Device, size_bytes: u64, why: &str) -> Result<String> {
+    let name = device.name();
     if let Some(what) = foreign_signature(device)? {
-        return Err(EngineError::NoPool(format!("{} holds {what}, not a VarveFS pool", device.name())));
+        return Ok(format!(
+            "{name} holds {what}, not a VarveFS pool; nothing was changed: is the name right?"
+        ));
     }
-    let why = why.map(|w| w.to_string()).unwrap_or_default();
-    Err(EngineError::NoPool(format!(
-        "{} is not a VarveFS pool ({why}); `varve create` makes one",
-        device.name()
-    )))
+    let Some(at) = written_at_ends(device, size_bytes)? else {
+        return Ok(format!("{name} is not a VarveFS pool, and empty at both ends; `varve create` makes one"));
+    };
+    // What is shorter never was a whole pool.
+    let look = match size_bytes < POOL_BYTES_MIN {
+        true => String::new(),
+        false => format!("; varve inspect {name} superblock shows what is left"),
+    };
+    Ok(format!(
+        "{name} is not a VarveFS pool ({why}), and not empty: something is written at byte {at}; nothing was changed: is the name right? If \
+         it was a pool, it is damaged: make a copy of it before anything else{look}"
+    ))
 }
 
 /// Why it is not known whether there is a newer superblock than the one that was found. `None`: there is none.

@@ -107,8 +107,15 @@ fn pools_say_why_they_cannot_be_opened() {
     std::fs::write(dir.path().join("text"), vec![b'x'; 1 << 20]).unwrap();
     let error = Pool::open(dir.path().join("text")).unwrap_err();
     assert!(error.to_string().contains("is not a VarveFS pool"), "{error}");
-    assert!(error.to_string().contains("`Pool::create` makes one"), "{error}");
+    assert!(error.to_string().contains("nothing was changed"), "{error}");
+    for advice in ["create", "format"] {
+        assert!(!error.to_string().contains(advice), "something is there: {error}");
+    }
     assert_eq!(error.kind(), ErrorKind::InvalidData);
+    std::fs::File::create(dir.path().join("zeros")).unwrap().set_len(1 << 20).unwrap();
+    let error = Pool::open(dir.path().join("zeros")).unwrap_err();
+    assert!(error.to_string().contains("`PoolOptions::format` makes one"), "{error}");
+    assert!(matches!(error.reason(), Reason::NotAPool(_)), "{error}");
     let error = Pool::open(dir.path()).unwrap_err();
     assert!(error.to_string().contains("neither a regular file nor a block device"), "{error}");
     assert_eq!(Pool::create(dir.path().join("no/where"), 64 << 20).unwrap_err().kind(), ErrorKind::NotFound);

@@ -118,7 +118,7 @@ fn a_pool_that_is_not_open_can_be_checked() {
     fs::write(&copy, vec![0; 64 << 20]).unwrap();
     let report = PoolOptions::new().check(&copy, true).unwrap();
     assert_eq!(report.problems[0].kind, "pool-unopenable", "{report:#?}");
-    assert!(report.problems[0].text.contains("`Pool::create`"), "{report:#?}");
+    assert!(report.problems[0].text.contains("`PoolOptions::format`"), "{report:#?}");
     let missing = dir.path().join("none");
     assert_eq!(*PoolOptions::new().check(&missing, true).unwrap_err().reason(), Reason::NotFound);
     let disk = MemoryDisk::new(64 * MIB);
