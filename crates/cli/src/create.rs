@@ -20,7 +20,7 @@ use varve_fs::{Caller, Filesystem, FormatOptions, Profile};
 use crate::args::CreateArgs;
 use crate::clock::SystemClock;
 use crate::names::Shown;
-use crate::pool::{POOL_BYTES_MIN, explain, open_device, pool_without_labels, with_name};
+use crate::pool::{POOL_BYTES_MIN, explain, open_device, with_name};
 use crate::size::show_size;
 use crate::{Outcome, Usage, show, tell};
 
@@ -246,14 +246,6 @@ fn format(args: &CreateArgs, device: Arc<FileDevice>) -> Result<Created> {
             path.shown(),
             show_size(size_bytes),
             show_size(POOL_BYTES_MIN)
-        );
-    }
-    if !args.force
-        && let Some(pool_id) = pool_without_labels(&device)
-    {
-        bail!(
-            "{} holds superblocks of pool {pool_id}, whose labels are damaged; give --force to overwrite it",
-            path.shown()
         );
     }
     let options = format_options(args.data, args.metadata, args.force)?;

@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use rustix::io::Errno;
-use varve_device::{AlignedBuf, Device, DeviceError, FileDevice, OpenMode, Operation};
-use varve_format::BLOCK_BYTES;
-use varve_format::superblock::{self, Label, SLOT_BYTES, SLOTS_PER_END, Superblock};
+use varve_device::{Device, DeviceError, FileDevice, OpenMode, Operation};
 use varve_fs::{CheckProgress, EngineError, Filesystem, FsError, OpenOptions, RecoveryReport, StoreOptions};
 
 use crate::Outcome;
@@ -245,9 +243,9 @@ pub fn open_to_check(path: &Path, cache_bytes: u64, progress: Arc<CheckProgress>
     }
     let mut options = looking();
     (options.store.cache_bytes, options.store.progress) = (cache_bytes, progress);
-    Ok(match Filesystem::open_to_check(vec![device.clone()], options) {
+    Ok(match Filesystem::open_to_check(vec![device], options) {
         Ok((filesystem, report)) => ToCheck::Open(Box::new(filesystem), report),
-        Err(error) => ToCheck::Unopenable(explain_contents(path, device.as_ref(), false, &error.to_string())),
+        Err(error) => ToCheck::Unopenable(explain_contents(path, false, &error.to_string())),
     })
 }
 
@@ -261,16 +259,9 @@ fn require_contents(path: &Path, device: &dyn Device, writes: bool) -> Result<()
     Ok(())
 }
 
-/// Why a device is not the pool that it was opened as, with the next step. Who reads that there is no pool may make one, which
-/// would be the end of one whose labels alone are damaged: that is looked for.
-fn explain_contents(path: &Path, device: &dyn Device, writes: bool, sentence: &str) -> anyhow::Error {
+/// Why a device is not the pool that it was opened as, with the next step.
+fn explain_contents(path: &Path, writes: bool, sentence: &str) -> anyhow::Error {
     let shown = path.shown();
-    if let Some(pool_id) = pool_without_labels(device) {
-        return anyhow!(
-            "both labels of {shown} are damaged; superblocks of pool {pool_id} are there: do not create a pool on it. \
-             varve inspect {shown} superblock shows what is left, varve check {shown} is of use when a label is there again"
-        );
-    }
     if sentence.starts_with("every superblock of ") {
         return anyhow!(
             "{}; nothing can be found without one: do not create a pool on it. varve inspect {shown} superblock shows what is left",
@@ -283,27 +274,6 @@ fn explain_contents(path: &Path, device: &dyn Device, writes: bool, sentence: &s
     }
 }
 
-/// The id of the pool whose superblocks are on a device without a valid label.
-pub fn pool_without_labels(device: &dyn Device) -> Option<String> {
-    let size_bytes = device.size_bytes();
-    if size_bytes < superblock::POOL_BYTES_MIN {
-        return None;
-    }
-    let read = |offset, len| {
-        let mut bytes = AlignedBuf::new(len);
-        device.read_at(offset, &mut bytes).ok().map(|()| bytes)
-    };
-    let is_label = |offset| read(offset, BLOCK_BYTES).is_some_and(|block| Label::decode(&block).is_ok());
-    if is_label(0) || is_label(size_bytes - BLOCK_BYTES as u64) {
-        return None;
-    }
-    let newest = (0..2 * SLOTS_PER_END)
-        .filter_map(|index| read(superblock::slot_offset(index, size_bytes), SLOT_BYTES as usize))
-        .filter_map(|slot| Superblock::decode(&slot).ok())
-        .max_by_key(|superblock| superblock.generation)?;
-    Some(newest.pool_id.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
 /// Opens the pool on `device`, which was opened by the name `path`.
 pub fn open(
     path: &Path,
@@ -312,8 +282,8 @@ pub fn open(
 ) -> Result<(Filesystem, RecoveryReport)> {
     let writes = !options.store.read_only;
     require_contents(path, device.as_ref(), writes)?;
-    Filesystem::open(vec![device.clone()], options).map_err(|error| {
-        let other = || explain_contents(path, device.as_ref(), writes, &error.to_string());
+    Filesystem::open(vec![device], options).map_err(|error| {
+        let other = || explain_contents(path, writes, &error.to_string());
         no_room(path, &error).unwrap_or_else(other)
     })
 }

@@ -59,11 +59,15 @@ impl Disk {
                      length before looking at it",
                     label.size_bytes
                 ),
-                None => bail!(
-                    "{name} is {size_bytes} bytes long and holds no pool, which has at least {}; give the file or block device \
-                     of a pool",
-                    superblock::POOL_BYTES_MIN
-                ),
+                None => {
+                    let why = disk.label_at(0).err().unwrap_or_default();
+                    disk.refuse_without_label(disk.front_superblocks(), &why)?;
+                    bail!(
+                        "{name} is {size_bytes} bytes long and holds no pool, which has at least {}; give the file or block \
+                         device of a pool",
+                        superblock::POOL_BYTES_MIN
+                    )
+                }
             }
         }
         Ok(disk)
@@ -139,32 +143,47 @@ impl Disk {
     fn inner_places(&self) -> BTreeSet<u64> {
         let block = BLOCK_BYTES as u64;
         let mut places = BTreeSet::new();
-        for index in 0..SLOTS_PER_END {
-            let offset = superblock::slot_offset(index, self.size_bytes);
-            let Ok(bytes) = self.read(offset, SLOT_BYTES as usize) else { continue };
-            let Ok(superblock) = Superblock::decode(&bytes) else { continue };
-            let chunks = &superblock.chunks;
-            let ends = chunks.iter().flat_map(|chunk| {
-                chunk.stripes.iter().map(|stripe| stripe.offset.saturating_add(chunk.len_bytes))
-            });
-            let end = ends.max().unwrap_or(0).saturating_add(superblock::TAIL_BYTES - block);
-            let copies = chunks.iter().map(|chunk| chunk.stripes.len() as u64).max().unwrap_or(0);
+        for superblock in self.front_superblocks() {
+            let end = pool_bytes_min(&superblock).saturating_sub(block);
+            let copies = superblock.chunks.iter().map(|chunk| chunk.stripes.len() as u64).max().unwrap_or(0);
             let found = (0..copies).map(|more| end.saturating_add(more * block));
             places.extend(found.filter(|place| place.is_multiple_of(block) && *place < self.size_bytes));
         }
         places
     }
 
+    /// The valid superblocks at the beginning, which are where they are however long the device is.
+    fn front_superblocks(&self) -> Vec<Superblock> {
+        let offsets = (0..SLOTS_PER_END).map(|index| superblock::slot_offset(index, self.size_bytes));
+        let slots = offsets.filter_map(|offset| self.read(offset, SLOT_BYTES as usize).ok());
+        slots.filter_map(|slot| Superblock::decode(&slot).ok()).collect()
+    }
+
+    /// Fails if there are any superblocks, where no label can be read. Whoever opens such a pool says the same.
+    fn refuse_without_label(&self, superblocks: Vec<Superblock>, why: &str) -> Result<()> {
+        let newest = superblocks.into_iter().max_by_key(|superblock| superblock.generation);
+        let Some(newest) = newest else { return Ok(()) };
+        let (name, size_bytes, pool_bytes) = (&self.name, self.size_bytes, pool_bytes_min(&newest));
+        let id: String = newest.pool_id.iter().map(|byte| format!("{byte:02x}")).collect();
+        let next = if size_bytes < pool_bytes {
+            format!(
+                "It is {size_bytes} bytes long, and that pool had {pool_bytes} at least: make a copy, give that its length again \
+                 (truncate -s {pool_bytes} COPY), and varve inspect COPY superblock shows what is left"
+            )
+        } else {
+            format!("varve inspect {name} superblock shows what is left")
+        };
+        bail!(
+            "no label of {name} can be read ({why}), but superblocks of pool {id} are there: do not create a pool on it. {next}"
+        )
+    }
+
     /// The same, with what to do.
     pub fn label(&self) -> Result<Label> {
         let name = &self.name;
         self.readable_label().or_else(|why| {
-            if self.slots()?.iter().any(|(_, slot)| slot.is_ok()) {
-                bail!(
-                    "no label of {name} can be read ({why}), but superblocks are there: do not create a pool on it. varve \
-                     inspect {name} superblock shows what is left"
-                );
-            }
+            let slots = self.slots()?.into_iter().filter_map(|(_, slot)| slot.ok());
+            self.refuse_without_label(slots.collect(), &why)?;
             bail!("{name} holds no pool that can be read: {why}; give the file or block device of a pool")
         })
     }
@@ -182,6 +201,14 @@ impl Disk {
                 )
             })
     }
+}
+
+/// So long is the device of a pool with this superblock, at least.
+fn pool_bytes_min(superblock: &Superblock) -> u64 {
+    let chunks = superblock.chunks.iter();
+    let stripes = chunks
+        .flat_map(|chunk| chunk.stripes.iter().map(|stripe| stripe.offset.saturating_add(chunk.len_bytes)));
+    stripes.max().unwrap_or(0).saturating_add(superblock::TAIL_BYTES)
 }
 
 /// A batch of the log.

@@ -47,6 +47,9 @@ fn make(scratch: &Scratch) -> std::path::PathBuf {
         }
     }
     copy("short.img").set_len(40 << 20).expect("a shorter file");
+    let cut = copy("cut.img");
+    cut.set_len(40 << 20).expect("a shorter file");
+    cut.write_all_at(&[0xab; 4096], 0).expect("an image can be written");
     fs::write(directory.join("text.txt"), "hello\n").expect("a file");
     fs::write(directory.join("large.txt"), vec![b'a'; 65 << 20]).expect("a file");
     fs::write(directory.join("small.txt"), vec![b'a'; 1 << 20]).expect("a file");
@@ -68,6 +71,9 @@ fn make(scratch: &Scratch) -> std::path::PathBuf {
 fn what_is_no_pool_is_told() {
     let scratch = Scratch::new("messages");
     let directory = make(&scratch);
+    let (_, overview, _) = say(&directory, "inspect --json pool.img");
+    let overview: Value = serde_json::from_str(&overview).expect("JSON");
+    let id = overview["pool_id"].as_str().expect("a pool has an id").to_owned();
     let expected = [
         ("check none.img", "none.img does not exist; give the file or block device of a pool"),
         ("inspect none.img", "none.img does not exist; give the file or block device of a pool"),
@@ -106,8 +112,14 @@ fn what_is_no_pool_is_told() {
         ),
         (
             "inspect labels.img",
-            "no label of labels.img can be read (label without its magic at byte 0), but superblocks are there: do not create \
-             a pool on it. varve inspect labels.img superblock shows what is left",
+            "no label of labels.img can be read (label without its magic at byte 0), but superblocks of pool ID are there: do \
+             not create a pool on it. varve inspect labels.img superblock shows what is left",
+        ),
+        (
+            "inspect cut.img",
+            "no label of cut.img can be read (label without its magic at byte 0), but superblocks of pool ID are there: do not \
+             create a pool on it. It is 41943040 bytes long, and that pool had 67108864 at least: make a copy, give that its \
+             length again (truncate -s 67108864 COPY), and varve inspect COPY superblock shows what is left",
         ),
         (
             "inspect slots.img",
@@ -153,6 +165,7 @@ fn what_is_no_pool_is_told() {
     ];
     for (words, message) in expected {
         let (status, stdout, stderr) = say(&directory, words);
+        let stderr = stderr.replace(&id, "ID");
         let verb = words.split(' ').next().expect("a verb");
         assert_eq!(stderr, format!("varve {verb}: {message}\n"), "varve {words}");
         assert_eq!((status, &stdout[..]), (Some(1), ""), "varve {words}");
@@ -162,8 +175,19 @@ fn what_is_no_pool_is_told() {
         said.contains("do not create a pool on it") && said.contains("varve inspect slots.img superblock"),
         "{said}"
     );
+    // Whoever opens it says the same.
+    let (_, _, inspected) = say(&directory, "inspect cut.img");
+    let inspected = inspected.strip_prefix("varve inspect: ").expect("a sentence");
+    for verb in ["check cut.img", "mount cut.img dir", "import dir cut.img:/x", "export cut.img:/ new"] {
+        let (status, _, said) = say(&directory, verb);
+        assert_eq!(status, Some(1), "{verb}");
+        assert!(said.ends_with(inspected), "{verb}: {said}");
+    }
     // What is left can be seen.
-    for image in ["labels.img", "slots.img"] {
+    fs::copy(directory.join("cut.img"), directory.join("copy.img")).expect("a copy");
+    let copy = fs::File::options().write(true).open(directory.join("copy.img")).expect("a file");
+    copy.set_len(POOL_BYTES).expect("a longer file");
+    for image in ["labels.img", "slots.img", "copy.img"] {
         assert_eq!(say(&directory, &format!("inspect {image} superblock")).0, Some(0), "{image}");
     }
 }
@@ -256,7 +280,7 @@ fn options_that_are_of_no_use_are_refused() {
 fn check_has_json_for_what_cannot_be_opened() {
     let scratch = Scratch::new("messages-json");
     let directory = make(&scratch);
-    for image in ["labels.img", "slots.img", "short.img", "text.txt", "large.txt"] {
+    for image in ["labels.img", "slots.img", "short.img", "cut.img", "text.txt", "large.txt"] {
         let (status, stdout, stderr) = say(&directory, &format!("check --json {image}"));
         assert_eq!((status, &stderr[..]), (Some(1), ""), "{image}");
         let report: Value =

@@ -311,7 +311,7 @@ fn no_advice_leads_to_loss() {
         [check, stats, export, extents, mount, import]
     };
     for mut verb in verbs(&labels) {
-        let words = ["both labels", "labels.img", id, "do not create", "varve inspect"];
+        let words = ["no label", "labels.img", id, "do not create", "varve inspect"];
         refused(&mut verb, FAILED, &words, &[&labels]);
     }
     for image in [&none, &other] {

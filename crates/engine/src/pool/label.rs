@@ -80,22 +80,43 @@ fn label_places(device: &dyn Device) -> impl Iterator<Item = u64> {
 fn inner_places(device: &dyn Device, size_bytes: u64) -> BTreeSet<u64> {
     let block = BLOCK_BYTES as u64;
     let mut places = BTreeSet::new();
-    let mut slot = AlignedBuf::new(SLOT_BYTES as usize);
-    for i in 0..SLOTS_PER_END {
-        let at = slot_offset(i, size_bytes);
-        if at + SLOT_BYTES > size_bytes || device.read_at(at, &mut slot).is_err() {
-            continue;
-        }
-        let Ok(superblock) = Superblock::decode(&slot) else { continue };
-        let stripes = superblock.chunks.iter().flat_map(|chunk| {
-            chunk.stripes.iter().map(|stripe| stripe.offset.saturating_add(chunk.len_bytes))
-        });
-        let end = stripes.max().unwrap_or(0).saturating_add(TAIL_BYTES - block);
+    for superblock in superblocks(device, size_bytes, SLOTS_PER_END) {
+        let end = pool_bytes_min(&superblock).saturating_sub(block);
         let copies = superblock.chunks.iter().map(|chunk| chunk.stripes.len() as u64).max().unwrap_or(0);
         let found = (0..copies).map(|more| end.saturating_add(more * block));
         places.extend(found.filter(|place| place.is_multiple_of(block) && *place < size_bytes));
     }
     places
+}
+
+/// The valid superblocks in the first `count` slots of a device of this size.
+fn superblocks(device: &dyn Device, size_bytes: u64, count: u64) -> Vec<Superblock> {
+    let mut slot = AlignedBuf::new(SLOT_BYTES as usize);
+    let mut found = Vec::new();
+    for at in (0..count).map(|i| slot_offset(i, size_bytes)) {
+        if at + SLOT_BYTES <= size_bytes && device.read_at(at, &mut slot).is_ok() {
+            found.extend(Superblock::decode(&slot));
+        }
+    }
+    found
+}
+
+/// So long is the device of a pool with this superblock, at least.
+fn pool_bytes_min(superblock: &Superblock) -> u64 {
+    let chunks = superblock.chunks.iter();
+    let stripes = chunks
+        .flat_map(|chunk| chunk.stripes.iter().map(|stripe| stripe.offset.saturating_add(chunk.len_bytes)));
+    stripes.max().unwrap_or(0).saturating_add(TAIL_BYTES)
+}
+
+/// The newest superblock on a device that has no label: there was a pool.
+fn superblock_without_label(device: &dyn Device, size_bytes: u64) -> Option<Superblock> {
+    let count = if size_bytes < TAIL_BYTES { SLOTS_PER_END } else { 2 * SLOTS_PER_END };
+    superblocks(device, size_bytes, count).into_iter().max_by_key(|superblock| superblock.generation)
+}
+
+fn hexadecimal(id: &[u8; 16]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn read_label(device: &dyn Device) -> Result<Label> {
@@ -126,14 +147,40 @@ fn read_label(device: &dyn Device) -> Result<Label> {
     if let Some(e) = unreadable {
         return Err(e.into());
     }
-    Err(EngineError::NoPool(what_is_there(device, size, &why.map(|w| w.to_string()).unwrap_or_default())?))
+    let foreign = foreign_signature(device)?;
+    let why = why.map(|w| w.to_string()).unwrap_or_default();
+    match superblock_without_label(device, size) {
+        Some(superblock) => {
+            let why = foreign.map_or(why, |what| format!("{what} is there"));
+            refuse(what_is_left(device, size, &superblock, &why))
+        }
+        None => Err(EngineError::NoPool(what_is_there(device, size, foreign, &why)?)),
+    }
+}
+
+/// What to say of a pool whose labels are damaged or cut off: whoever took the device for free would make an end of it. `varve inspect` says the
+/// same.
+fn what_is_left(device: &dyn Device, size_bytes: u64, superblock: &Superblock, why: &str) -> String {
+    let (name, pool_bytes) = (device.name(), pool_bytes_min(superblock));
+    let next = if size_bytes < pool_bytes {
+        format!(
+            "It is {size_bytes} bytes long, and that pool had {pool_bytes} at least: make a copy, give that its length again (truncate -s \
+             {pool_bytes} COPY), and varve inspect COPY superblock shows what is left"
+        )
+    } else {
+        format!("varve inspect {name} superblock shows what is left")
+    };
+    format!(
+        "no label of {name} can be read ({why}), but superblocks of pool {} are there: do not create a pool on it. {next}",
+        hexadecimal(&superblock.pool_id)
+    )
 }
 
 /// What is on a device without a label, in a sentence. What is anything may be somebody's, or a damaged pool: only where there is nothing
 /// is a pool to be made.
-fn what_is_there(device: &dyn Device, size_bytes: u64, why: &str) -> Result<String> {
+fn what_is_there(device: &dyn Device, size_bytes: u64, foreign: Option<&str>, why: &str) -> Result<String> {
     let name = device.name();
-    if let Some(what) = foreign_signature(device)? {
+    if let Some(what) = foreign {
         return Ok(format!(
             "{name} holds {what}, not a VarveFS pool; nothing was changed: is the name right?"
         ));
@@ -490,6 +537,13 @@ pub fn format_devices(devices: &[Arc<dyn Device>], options: &FormatOptions) -> R
             if Label::decode(&block).is_ok() {
                 return refuse(format!("{} holds a VarveFS pool; --force overwrites it", device.name()));
             }
+        }
+        if let Some(superblock) = superblock_without_label(device, size_bytes) {
+            return refuse(format!(
+                "{} holds superblocks of pool {}, whose labels are damaged; --force overwrites it",
+                device.name(),
+                hexadecimal(&superblock.pool_id)
+            ));
         }
         if let Some(at) = written_at_ends(device, size_bytes)? {
             return refuse(format!(

@@ -126,6 +126,47 @@ fn pools_say_why_they_cannot_be_opened() {
     quiet().open_on(&disk).unwrap();
 }
 
+// Goal: a pool whose labels are damaged is not called none, nor is anybody told to make another there. Method: both labels overwritten, and
+// what is cut or signed by another besides, to each who opens, checks or makes.
+#[test]
+fn a_pool_without_labels_is_told_from_none() {
+    use std::os::unix::fs::FileExt;
+    let dir = tempfile::tempdir().unwrap();
+    let (path, size) = (dir.path().join("pool"), varvefs::POOL_BYTES_MIN);
+    let pool = quiet().create(&path, size).unwrap();
+    let id: String = pool.id().unwrap().iter().map(|byte| format!("{byte:02x}")).collect();
+    pool.close().unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    for at in [0, size - 4096] {
+        file.write_all_at(&[0xab; 4096], at).unwrap();
+    }
+    let tell = |text: &str| {
+        assert!(text.contains("no label of ") && text.contains(&id), "{text}");
+        assert!(text.contains("do not create a pool on it") && !text.contains("makes one"), "{text}");
+    };
+    for cut in [false, true] {
+        if cut {
+            file.set_len(size / 2).unwrap();
+        }
+        let error = Pool::open(&path).unwrap_err();
+        assert!(matches!(error.reason(), Reason::Refused(_)), "{error}");
+        tell(&error.to_string());
+        let report = quiet().check(&path, false).unwrap();
+        assert_eq!((report.problems.len(), &report.problems[0].kind[..]), (1, "pool-unopenable"));
+        tell(&report.problems[0].text);
+        if !cut {
+            let error = quiet().format(&path).unwrap_err().to_string();
+            assert!(error.contains(&format!("superblocks of pool {id}")), "{error}");
+            assert!(error.contains("`PoolOptions::force`"), "{error}");
+        }
+    }
+    // Somebody may have begun to make something else of it.
+    file.write_all_at(b"XFSB", 0).unwrap();
+    let error = Pool::open(&path).unwrap_err().to_string();
+    assert!(error.contains("an XFS filesystem is there"), "{error}");
+    tell(&error);
+}
+
 // Goal: paths that a pool cannot have are refused with the kind that std has for them, and a pool is named whatever its name is. Method: a NUL
 // byte, a slash behind a new name and behind a file, too long a name; a pool whose name is a part of what is said about it.
 #[test]
