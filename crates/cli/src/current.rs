@@ -109,7 +109,7 @@ impl Current {
     pub fn open(opening: Opening, is_wanted: &dyn Fn() -> bool) -> Result<Current> {
         let read_only = opening.options.flags.read_only;
         let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-        let device = Arc::new(pool::open_device_while(&opening.pool, mode, is_wanted)?);
+        let device = Arc::new(pool::open_device_to_mount(&opening.pool, mode, is_wanted)?);
         let (filesystem, recovery) = opening.open(device.clone(), read_only)?;
         tell(&recovery);
         let filesystem = Arc::new(filesystem);

@@ -1,11 +1,13 @@
 //! Opening a pool's device, and a pool, with errors that say what to do next.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
+use rustix::fs::{Access, IFlags};
 use rustix::io::Errno;
 use varve_device::{Device, DeviceError, FileDevice, OpenMode, Operation};
 use varve_fs::{CheckProgress, EngineError, Filesystem, FsError, OpenOptions, RecoveryReport, StoreOptions};
@@ -26,11 +28,27 @@ const CLOSING_PAUSE: Duration = Duration::from_millis(50);
 
 /// Opens the file or block device `path`, waiting for a process that is just closing it.
 pub fn open_device(path: &Path, mode: OpenMode) -> Result<FileDevice> {
-    open_device_while(path, mode, &|| true)
+    open_while(path, mode, &|| true).map_err(|error| explain(path, mode, &error))
 }
 
-/// The same, and waits no longer than somebody wants it.
-pub fn open_device_while(path: &Path, mode: OpenMode, is_wanted: &dyn Fn() -> bool) -> Result<FileDevice> {
+/// The same for a mount, and waits no longer than somebody wants it.
+pub fn open_device_to_mount(path: &Path, mode: OpenMode, is_wanted: &dyn Fn() -> bool) -> Result<FileDevice> {
+    open_while(path, mode, is_wanted).map_err(|error| {
+        let why = explain(path, mode, &error);
+        match (error, mode) {
+            (DeviceError::NotPermitted { .. }, OpenMode::ReadWrite) => {
+                anyhow!("{why}; what cannot be written to can be mounted with -o ro")
+            }
+            _ => why,
+        }
+    })
+}
+
+fn open_while(
+    path: &Path,
+    mode: OpenMode,
+    is_wanted: &dyn Fn() -> bool,
+) -> std::result::Result<FileDevice, DeviceError> {
     let started = Instant::now();
     loop {
         match FileDevice::open(path, mode) {
@@ -39,7 +57,7 @@ pub fn open_device_while(path: &Path, mode: OpenMode, is_wanted: &dyn Fn() -> bo
             {
                 thread::sleep(CLOSING_PAUSE);
             }
-            result => return result.map_err(|error| explain(path, mode, &error)),
+            result => return result,
         }
     }
 }
@@ -109,14 +127,12 @@ pub fn explain(path: &Path, mode: OpenMode, error: &DeviceError) -> anyhow::Erro
             let advice = match mode {
                 OpenMode::ReadOnly => {
                     "you need permission to read it: ask its owner, or be root (for most block devices)"
+                        .to_owned()
                 }
-                OpenMode::Create { .. } => {
-                    "choose a directory that you may write to, or ask its owner or root"
+                OpenMode::Create { .. } if !path.exists() => {
+                    "choose a directory that you may write to, or ask its owner or root".to_owned()
                 }
-                _ => {
-                    "you need read and write permission for it (or root, for most block devices); what cannot be written to \
-                     can be mounted with -o ro"
-                }
+                _ => how_to_write(path),
             };
             anyhow!("{}; {advice}", respelt(path, &error.to_string()))
         }
@@ -125,6 +141,26 @@ pub fn explain(path: &Path, mode: OpenMode, error: &DeviceError) -> anyhow::Erro
         ),
         error => anyhow!("{}", with_name(path, &error.to_string())),
     }
+}
+
+/// What lets somebody write to a file or block device that he may not write to now.
+fn how_to_write(path: &Path) -> String {
+    let protected = |file| {
+        let flags = rustix::fs::ioctl_getflags(file).unwrap_or(IFlags::empty());
+        flags.intersects(IFlags::IMMUTABLE | IFlags::APPEND)
+    };
+    // To open anything but a file may wait for something.
+    let is_file = path.metadata().is_ok_and(|metadata| metadata.is_file());
+    if is_file && File::open(path).is_ok_and(protected) {
+        return format!(
+            "it is immutable or append only (lsattr {shown} shows it): chattr -ia {shown} ends that",
+            shown = path.shown()
+        );
+    }
+    if rustix::fs::access(path, Access::WRITE_OK) == Err(Errno::ROFS) {
+        return "the filesystem that holds it is read-only: remount that, or use another".to_owned();
+    }
+    "you need read and write permission for it (or root, for most block devices)".to_owned()
 }
 
 /// How the process ends that has a pool open which is mounted nowhere here. One that serves a mount in another mount namespace (a container, or

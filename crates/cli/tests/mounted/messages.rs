@@ -2,7 +2,7 @@
 //! sentence reads it.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
@@ -326,6 +326,52 @@ fn what_is_not_allowed_is_told() {
     let advice = format!("varve unmount {}", mount.point.display());
     assert!(out.status.code() == Some(1) && said.contains(&advice), "{said}");
     mount.unmount();
+}
+
+/// Goal: who may not write to a pool, or to what is to be one, hears what would help with what he does: nothing but a mount has -o ro. Method: a pool and
+/// zeros that are immutable, an empty file, too; the same of root's by an unprivileged user.
+#[test]
+fn what_cannot_be_written_is_told() {
+    let scratch = Scratch::new("messages-unwritable");
+    let directory = make(&scratch);
+    let chattr = |flag: &str| {
+        let files = ["pool.img", "zeros.img", "empty.img"];
+        output(Command::new("chattr").current_dir(&directory).arg(flag).args(files)).status.success()
+    };
+    let commands =
+        ["import dir pool.img:/x", "trim pool.img", "create zeros.img", "create empty.img --size 64M"];
+    let mount = "mount pool.img dir";
+    if !chattr("+i") {
+        println!("SKIPPED what_cannot_be_written_is_told: flags of chattr cannot be set here");
+        return;
+    }
+    let told: Vec<_> = commands.iter().chain([&mount]).map(|words| (words, say(&directory, words))).collect();
+    assert!(chattr("-i"), "or nobody can remove it");
+    for (words, (status, stdout, stderr)) in told {
+        assert_eq!((status, &stdout[..]), (Some(1), ""), "varve {words}: {stderr}");
+        assert!(stderr.contains("chattr -ia ") && !stderr.contains("you need"), "varve {words}: {stderr}");
+        assert_eq!(stderr.contains("-o ro"), *words == mount, "varve {words}: {stderr}");
+    }
+    let mut copy = Command::new("cp");
+    copy.args([env!("CARGO_BIN_EXE_varve"), "varve"]);
+    succeed(copy.current_dir(&directory));
+    for name in ["pool.img", "zeros.img", "empty.img"] {
+        fs::set_permissions(directory.join(name), fs::Permissions::from_mode(0o644)).expect("it is ours");
+    }
+    for place in [&*directory, &scratch.path("")] {
+        fs::set_permissions(place, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    }
+    for words in commands {
+        let mut user = Command::new("setpriv");
+        user.args(["--reuid=65534", "--regid=65534", "--clear-groups", "./varve"]).args(words.split(' '));
+        let out = output(user.current_dir(&directory));
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(1), "varve {words}: {said}");
+        assert!(
+            said.contains("read and write permission") && !said.contains("-o ro"),
+            "varve {words}: {said}"
+        );
+    }
 }
 
 /// Goal: who imports into a read-only snapshot hears where that is not possible, and what to do. Method: into a new directory of one.
