@@ -1,5 +1,6 @@
 //! What a run of the lab is asked for, whatever the experiment.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use crate::target::TargetKind;
@@ -83,6 +84,20 @@ pub struct Options {
 }
 
 impl Options {
+    /// The targets that were asked for, or `all` where none was. Who names one twice wants it once: two of one name would have one disk, and one
+    /// line of figures. A directory is the same by whatever name.
+    pub(crate) fn asked(&self, all: &[TargetKind]) -> Vec<TargetKind> {
+        let place = |kind: &TargetKind| match kind {
+            TargetKind::Directory(path) => {
+                TargetKind::Directory(path.canonicalize().unwrap_or_else(|_| path.clone()))
+            }
+            kind => kind.clone(),
+        };
+        let asked = if self.targets.is_empty() { all } else { &self.targets };
+        let mut seen = HashSet::new();
+        asked.iter().filter(|kind| seen.insert(place(kind))).cloned().collect()
+    }
+
     /// Says on standard error what is being done, if that is wanted.
     pub fn tell(&self, what: &str) {
         if self.progress {

@@ -61,6 +61,25 @@ fn commit_without_root() {
     }
 }
 
+// Goal: what is named twice is run once. Method: each experiment that has targets, on files, by the same name and by two names of a directory.
+#[test]
+fn what_is_named_twice_is_run_once() {
+    let (given, names) =
+        (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+    let link = names.path().join("link");
+    std::os::unix::fs::symlink(given.path(), &link).expect("a link");
+    let (one, other) = (TargetKind::Directory(given.path().to_path_buf()), TargetKind::Directory(link));
+    let ran = |report: &Report| report.targets.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    let targets = vec![TargetKind::Bare, one.clone(), TargetKind::Bare, other.clone()];
+    let report = commit::run(&options(Medium::File, targets)).expect("it runs everywhere");
+    assert_eq!(ran(&report), ["bare".to_owned(), one.name()]);
+    let report = large::run(&options(Medium::File, vec![other.clone(), one.clone()]));
+    assert_eq!(ran(&report.expect("it runs everywhere")), [other.name()]);
+    let in_process = TargetKind::VarveInProcess;
+    let report = aging::run(&options(Medium::File, vec![in_process.clone(), in_process]));
+    assert_eq!(ran(&report.expect("it runs everywhere")), ["varve snapshot", "varve clone"]);
+}
+
 // Goal: a directory can be a target, and nothing stays in it. Method: run on one, list it afterwards.
 #[test]
 fn commit_in_a_directory() {

@@ -278,8 +278,8 @@ fn asked(options: &Options) -> Vec<(TargetKind, ForkKind)> {
         (TargetKind::Xfs, ForkKind::Clone),
     ];
     let wanted = |kind: &TargetKind| options.targets.is_empty() || options.targets.contains(kind);
-    let given = options.targets.iter().filter(|kind| matches!(kind, TargetKind::Directory(_)));
-    let given = given.map(|kind| (kind.clone(), ForkKind::Clone));
+    let given = options.asked(&[]).into_iter().filter(|kind| matches!(kind, TargetKind::Directory(_)));
+    let given = given.map(|kind| (kind, ForkKind::Clone));
     all.into_iter().filter(|(kind, _)| wanted(kind)).chain(given).collect()
 }
 

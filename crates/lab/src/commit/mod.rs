@@ -132,10 +132,9 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     .context("cannot make a directory for the lab's disks")?;
 
-    let asked = if options.targets.is_empty() { TargetKind::ALL.to_vec() } else { options.targets.clone() };
     let mut targets: Vec<Open> = Vec::new();
     let mut skipped = Vec::new();
-    for kind in asked {
+    for kind in options.asked(&TargetKind::ALL) {
         guard::check()?;
         match kind.missing(options) {
             Some(why) => {

@@ -119,10 +119,9 @@ pub fn run(options: &Options) -> Result<Report> {
         None => tempfile::Builder::new().prefix("varve-lab-").tempdir(),
     }
     .context("cannot make a directory for the lab's disks")?;
-    let asked = if options.targets.is_empty() { TARGETS.to_vec() } else { options.targets.clone() };
     let mut targets: Vec<(TargetKind, Box<dyn Target>)> = Vec::new();
     let mut skipped = Vec::new();
-    for kind in asked {
+    for kind in options.asked(&TARGETS) {
         guard::check()?;
         match unfit(&kind).or_else(|| kind.missing(options)) {
             Some(why) => {
