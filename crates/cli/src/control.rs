@@ -8,7 +8,7 @@
 //!
 //! Bounded: so many clients at once, so long a request, so much patience with a client that says nothing.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 use serde_json::{Value, json};
@@ -39,6 +39,9 @@ mod tests;
 use admission::{Admission, CLIENTS_MAX, CONNECTED_MAX};
 use directories::is_private;
 
+/// How long an unmount waits for another one of a pool in several places, which takes a moment.
+const TURN_MAX: Duration = Duration::from_secs(10);
+const TURN_PAUSE: Duration = Duration::from_millis(10);
 /// Begins the answer to a request that a mount does not know.
 pub const NO_REQUEST: &str = "there is no request";
 
@@ -408,6 +411,30 @@ pub fn has_ended(mount: &Mount) -> bool {
             return false;
         }
         thread::sleep(DEATH_PAUSE);
+    }
+}
+
+/// Lets who looks whether a pool is mounted in another place, and unmounts it in this one because it is, be alone with that: of two at once each
+/// would rely on the other's place. Held for as long as the result lives. `None`: nobody answers for this mount, where others look for it.
+pub fn turn_to_unmount(mount: &Mount) -> Result<Option<File>> {
+    // The directory of its socket, which nobody else's processes can enter.
+    let has_socket = |directory: &PathBuf| {
+        is_private(directory, mount.user_id) && directory.join(socket_name(mount.device)).exists()
+    };
+    let Some(directory) = directories::of_user(mount.user_id).into_iter().find(has_socket) else {
+        return Ok(None);
+    };
+    let shown = directory.shown();
+    let lock = File::open(&directory).with_context(|| format!("cannot open {shown}"))?;
+    let begun = Instant::now();
+    loop {
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK | Errno::INTR) if begun.elapsed() < TURN_MAX => thread::sleep(TURN_PAUSE),
+            result => {
+                result.with_context(|| format!("another unmount does not end ({shown} is locked)"))?;
+                return Ok(Some(lock));
+            }
+        }
     }
 }
 

@@ -80,10 +80,17 @@ pub fn unmount(name: &str, mountpoint: &Path, limit: Option<Duration>, force: bo
         if control::has_ended(mount) {
             return Ok(None);
         }
-        // As long as it stays mounted somewhere nothing is lost: as it is now, not as it was before all this was waited for.
+        // As long as it stays mounted somewhere nothing is lost: as it is now, not as it was before all this was waited for, and until the kernel
+        // has been asked.
+        let mut _turn = None;
         if !force && let Some(mut client) = Client::connect(mount)? {
             let stays_elsewhere = || Ok::<_, anyhow::Error>(MountTable::read()?.stays_elsewhere(&path));
-            match objection(&mut client) {
+            let objection = objection(&mut client);
+            if !matches!(objection, Ok(None)) {
+                _turn = control::turn_to_unmount(mount)
+                    .with_context(|| format!("{shown} stays mounted; try again"))?;
+            }
+            match objection {
                 Ok(None) => {}
                 _ if stays_elsewhere()? => {}
                 Ok(Some(why)) => bail!("{shown} stays mounted: {why}"),

@@ -325,3 +325,46 @@ fn the_last_place_is_the_last_when_it_goes() {
     assert!(mount_points().contains(&mount.point), "{out:?}");
     unmount_by_force(&mut mount);
 }
+
+/// Goal: of two unmounts at once of the two places of a pool whose file was deleted one is refused. Method: both wait for the mount's process, which
+/// is stopped, and are answered together; again and again.
+#[test]
+fn two_unmounts_at_once_leave_one_place() {
+    if !can_mount("two_unmounts_at_once_leave_one_place") {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return say("\n*** SKIPPED two_unmounts_at_once_leave_one_place: only root can bind mounts ***\n");
+    }
+    let scratch = Scratch::new("two-unmounts");
+    let (pool, mut mount, bytes) = mounted(&scratch);
+    let places = [mount.point.clone(), scratch.subdir("other")];
+    let process = rustix::process::Pid::from_raw(mount.pid() as i32).expect("a process");
+    let signal = |signal| rustix::process::kill_process(process, signal).expect("our own child");
+    fs::remove_file(&pool).expect("it is there");
+    for round in 0..4 {
+        let is_there = |place: &&PathBuf| mount_points().contains(place);
+        let there = places.iter().find(is_there).expect("one place stays");
+        let gone = places.iter().find(|place| *place != there).expect("there are two");
+        succeed(Command::new("mount").arg("--bind").args([there, gone]));
+        signal(rustix::process::Signal::STOP);
+        let unmounting = places
+            .clone()
+            .map(|place| thread::spawn(move || output(varve(&["unmount", "--wait", "1"]).arg(&place))));
+        // They have begun by then, most likely.
+        thread::sleep(Duration::from_millis(300));
+        signal(rustix::process::Signal::CONT);
+        let said =
+            unmounting.map(|one| String::from_utf8_lossy(&one.join().expect("no panic").stderr).into_owned());
+        assert_eq!(places.iter().filter(is_there).count(), 1, "round {round}: {said:?}");
+        let refused = said.iter().filter(|said| said.contains("stays mounted")).count();
+        assert_eq!(refused, 1, "round {round}: {said:?}");
+    }
+    let there = places.iter().find(|place| mount_points().contains(place)).expect("one place stays");
+    assert!(fs::read(there.join("file")).expect("it is there") == bytes);
+    if *there != mount.point {
+        succeed(Command::new("mount").arg("--bind").args([there, &mount.point]));
+        succeed(Command::new("umount").arg("-i").arg(there));
+    }
+    unmount_by_force(&mut mount);
+}
