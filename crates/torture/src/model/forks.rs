@@ -48,12 +48,19 @@ pub struct Subvolume {
     pub optional: bool,
     /// The same for all that descend from one by snapshots.
     family: u64,
+    /// A snapshot has been taken of it, or it is one: what is in it has versions, also when the others have gone.
+    forked: bool,
 }
 
 impl Model {
     /// All subvolumes: their slots, and what is known of them.
     pub fn subvolumes(&self) -> impl Iterator<Item = (u64, Subvolume)> {
         self.subvolumes.iter().map(|(slot, subvolume)| (*slot, *subvolume))
+    }
+
+    /// Whether the names in the subvolume at `slot` have, or had, to be shared with a snapshot.
+    pub fn was_forked(&self, slot: u64) -> bool {
+        self.subvolumes.get(&slot).is_some_and(|subvolume| subvolume.forked)
     }
 
     /// The path of a directory that has one.
@@ -126,8 +133,9 @@ impl Model {
 
     fn add_subvolume(&mut self, slot: u64, read_only: bool, family: Option<u64>) {
         let next = self.subvolumes.values().map(|subvolume| subvolume.family).max().unwrap_or(0) + 1;
-        let subvolume = Subvolume { read_only, optional: false, family: family.unwrap_or(next) };
-        Arc::make_mut(&mut self.subvolumes).insert(slot, subvolume);
+        let (family, forked) = (family.unwrap_or(next), family.is_some());
+        let subvolumes = Arc::make_mut(&mut self.subvolumes);
+        subvolumes.insert(slot, Subvolume { read_only, optional: false, family, forked });
     }
 
     /// The subvolumes that `wanted` accepts (by slot and root's directory) survive a crash from now on.
@@ -254,6 +262,9 @@ impl Model {
         self.entries_mut(parent).insert(name.to_vec(), cx.created);
         let family = self.subvolumes.get(&from).map(|subvolume| subvolume.family);
         self.add_subvolume(to, read_only, family);
+        if let Some(source) = Arc::make_mut(&mut self.subvolumes).get_mut(&from) {
+            source.forked = true;
+        }
         Ok(())
     }
 

@@ -12,6 +12,7 @@ mod space;
 #[cfg(test)]
 mod tests;
 mod unread;
+mod wanted;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -32,21 +33,17 @@ use crate::timeline::{Mark, Timeline};
 use crate::trial::POOL_BYTES;
 use opened::Logged;
 pub use opened::{Opened, Setup, StepClock};
+use wanted::wanted_bytes;
 
 const ENOENT: Errno = 2;
 const EIO: Errno = 5;
 const EXDEV: Errno = 18;
 const ENOSPC: Errno = 28;
 const EOPNOTSUPP: Errno = 95;
-/// With this much free no call may be refused for lack of space, in bytes: it covers what splitting nodes may need.
+/// With this much free no call may be refused for lack of space, in bytes, but for what [`wanted_bytes`] says.
 const REFUSAL_FREE_BYTES_MAX: u64 = 64 << 10;
-/// What changing one tree more may take, when all of it is clean: a leaf and the nodes above, two copies of each.
-const TREE_PATH_BYTES: u64 = 2 * 2 * PAGE_BYTES;
 /// What setting a page aside may take: it, and its share of what describes it.
 const RESERVED_PAGE_BYTES_MAX: u64 = 2 * PAGE_BYTES + 512;
-/// What moving a page to another place in its file may take, if it is an extent by itself: a key and a value put and a key
-/// deleted, in two copies of the tree.
-const MOVED_PAGE_BYTES_MAX: u64 = 2 * (100 + 60);
 /// EEXIST, EXDEV, ENOTDIR, EISDIR, EINVAL, EROFS, ENOTEMPTY.
 const RENAME_REFUSALS: [Errno; 7] = [17, 18, 20, 21, 22, 30, 39];
 
@@ -58,40 +55,6 @@ fn drops_capability(call: &Call, old: &Model, caller: Caller) -> bool {
         _ => 0,
     };
     inode.xattrs.contains_key(CAPABILITY) && call.drops_capability(inode.stays_privileged(caller), source)
-}
-
-/// What must be free beyond [`REFUSAL_FREE_BYTES_MAX`] for `call` to be accepted.
-fn wanted_bytes(call: &Call, content: Option<&Content>) -> u64 {
-    match call {
-        Call::Fallocate { offset, len, how, .. } => {
-            // What is zeroed is punched first: all of it is holes then.
-            let zeroes = matches!(how, Allocate::Zero { .. });
-            let pages = offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES);
-            let hole = |page: &u64| zeroes || content.is_none_or(|content| content.may_be_hole(*page));
-            pages.filter(hole).count() as u64 * RESERVED_PAGE_BYTES_MAX
-        }
-        // Each extent behind the place gets another key, in one transaction.
-        Call::Shift { offset, .. } => {
-            let behind = content.map_or(0, Content::size).saturating_sub(*offset);
-            behind.div_ceil(PAGE_BYTES) * MOVED_PAGE_BYTES_MAX
-        }
-        // Of an inode that others see its version, its place in two indexes, and the first leaf of two trees, counted twice.
-        Call::SetXattr { value, .. } => 8 * value.len() as u64 + 2 * TREE_PATH_BYTES,
-        // Two transactions, which copy nodes of several trees.
-        Call::CreateSubvolume { .. } | Call::Snapshot { .. } | Call::CloneFile { .. } => {
-            REFUSAL_FREE_BYTES_MAX
-        }
-        // Two names, two inodes, and of an inode that others see its version, and places in the indexes of two families: up to nine
-        // nodes, and one that is new is counted twice.
-        Call::Rename { .. } => 2 * TREE_PATH_BYTES,
-        // One name less, all else the same: seen with 24 blocks of need.
-        Call::Link { .. } | Call::LinkOver { .. } => 2 * TREE_PATH_BYTES,
-        // A long target has a block, and that an entry in one tree more.
-        Call::Symlink { target, .. } => {
-            target.len().next_multiple_of(PAGE_BYTES as usize) as u64 + TREE_PATH_BYTES
-        }
-        _ => 0,
-    }
 }
 
 /// A promise that was broken, in words.
@@ -609,7 +572,7 @@ impl Session {
             }
             (Err(error), _) if error.errno() == ENOSPC && self.setup.tight && !call.must_have_space(size) => {
                 let free = self.fs.space().free_bytes;
-                if free > REFUSAL_FREE_BYTES_MAX + wanted_bytes(call, content) + old.wanted_by_range(call) {
+                if free > REFUSAL_FREE_BYTES_MAX + wanted_bytes(call, old) + old.wanted_by_range(call) {
                     return Err(violation!(
                         "{call:?} is refused for lack of space while {free} bytes are free"
                     ));

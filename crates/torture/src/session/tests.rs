@@ -2,7 +2,9 @@
 
 use varve_fs::{Caller, Profile, ROOT_INODE, Timestamp};
 
+use super::wanted::MOVED_PAGE_BYTES_MAX;
 use super::*;
+use crate::model::numbered;
 use crate::trial::format;
 
 /// A session on a fresh pool that keeps so much dirty data in memory.
@@ -37,13 +39,45 @@ fn moving_pages_takes_space_for_each() {
     let context = Context { now, caller, created: ino, written: len, size: 0, reservation: 1, logged: false };
     model.apply(&Call::Create { parent: ROOT_INODE, name: b"f".to_vec(), mode: 0o644 }, &context).unwrap();
     model.apply(&Call::Write { ino, offset: 0, len, seed: 1 }, &context).unwrap();
-    let content = model.get(ino).and_then(Inode::content);
     let wanted = |page: u64| {
         let (offset, len) = (page * PAGE_BYTES, PAGE_BYTES);
-        wanted_bytes(&Call::Shift { ino, offset, len, insert: true }, content)
+        wanted_bytes(&Call::Shift { ino, offset, len, insert: true }, &model)
     };
     assert_eq!([0, 150, 299].map(wanted), [300, 150, 1].map(|pages| pages * MOVED_PAGE_BYTES_MAX));
     assert!(wanted(0) > 69_632 - REFUSAL_FREE_BYTES_MAX, "what was free when an insert was refused");
+}
+
+// Goal: a creation may want what its trees take when all nodes are clean and the leaves are split, and the indexes of versions too where
+// there was a snapshot, and for good. Method: the same name before a snapshot, with it, and after it has gone; another subvolume.
+#[test]
+fn a_creation_takes_nodes_of_each_tree() {
+    let mut model = Model::new(0, 0, 0o755, Timestamp::default());
+    let (caller, now) = (Caller::ROOT, Timestamp::default());
+    let root_of = |slot: u64| numbered(slot, ROOT_INODE);
+    let apply = |model: &mut Model, created: InodeId, call: Call| {
+        let context = Context { now, caller, created, written: 0, size: 0, reservation: 1, logged: false };
+        model.apply(&call, &context).unwrap();
+    };
+    let may_take = |model: &Model, parent: InodeId| {
+        let call = Call::Create { parent, name: b"new".to_vec(), mode: 0o644 };
+        REFUSAL_FREE_BYTES_MAX + wanted_bytes(&call, model)
+    };
+    let node_bytes = 2 * PAGE_BYTES;
+    // Two leaves of inodes below a root, both split, and a leaf of names that gets a root.
+    let plain = (3 + 2 * 2 + 1 + 2 * 2) * node_bytes;
+    // Three leaves below a root in the index of versions, and a leaf in that of the reaper.
+    let forked = plain + (4 + 2 * 3 + 1 + 2 * 2) * node_bytes;
+    assert_eq!(may_take(&model, ROOT_INODE), plain);
+    let name = b"snapshot".to_vec();
+    let (source, parent) = (ROOT_INODE, ROOT_INODE);
+    let snapshot = Call::Snapshot { source, parent, name: name.clone(), read_only: false, sync: false };
+    apply(&mut model, root_of(1), snapshot);
+    assert_eq!([ROOT_INODE, root_of(1)].map(|parent| may_take(&model, parent)), [forked; 2]);
+    apply(&mut model, root_of(2), Call::CreateSubvolume { parent, name: b"new".to_vec(), mode: 0o755 });
+    assert_eq!(may_take(&model, root_of(2)), plain);
+    apply(&mut model, InodeId(0), Call::DeleteSubvolume { parent, name });
+    assert_eq!(may_take(&model, ROOT_INODE), forked);
+    assert!(forked > 69_632, "what was free when a creation was refused");
 }
 
 // Goal: what was in the log before a sync has told that it is done is no longer accepted after it. Method: a write that brings
