@@ -243,9 +243,10 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, read_only: bool, judge: &m
     let keep = match end_point(pool, superblock, &batches, flushed) {
         Ok(End { keep, unknown: None }) => keep,
         Ok(End { unknown: Some(Unknown { keep, error }), .. }) if reads => {
-            unread = Some(Damage::unread(format!(
+            let data = Damage::unread(format!(
                 "data that the last batches of the log name cannot be read, so that it is not known whether they count: {error}"
-            )));
+            ));
+            unread = unread.into_iter().chain([data]).reduce(Damage::join);
             keep
         }
         Ok(End { keep, unknown: Some(Unknown { error, .. }) }) => {

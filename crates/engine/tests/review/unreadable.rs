@@ -92,11 +92,12 @@ fn a_read_error_in_the_tail_cuts_nothing() {
             let lsn = store.apply(tx, None).expect("applies");
             store.commit(lsn).expect("commits");
         }
+        let behind_log = RING_START + store.stats().journal_bytes;
         drop((r, store));
         let from = DATA_START + one(bad).addr.0;
         let rule = FaultRule::new(Operation::Read, trigger, Fault::Error).within(from..from + 4096);
         let killed = device.inner().snapshot();
-        let device = Arc::new(FaultyDevice::new(killed, 1, vec![rule]));
+        let device = Arc::new(FaultyDevice::new(killed, 1, vec![rule.clone()]));
         let opened = try_open(&device);
         let needed = bad != 1 && !freed;
         assert_eq!(opened.is_err(), needed && trigger == Trigger::From(1), "{what}");
@@ -110,6 +111,16 @@ fn a_read_error_in_the_tail_cuts_nothing() {
             assert!(
                 store.get(TREE, b"k").expect("reads").is_none(),
                 "{what}: it may be that it never arrived"
+            );
+            drop(store);
+            let log = FaultRule::new(Operation::Read, Trigger::From(1), Fault::Error)
+                .within(behind_log..behind_log + 4096);
+            device.set_rules(vec![rule, log]);
+            let (_, why) = read_in_part(&device);
+            assert!(
+                why.contains("the log cannot be read where batch")
+                    && why.contains("not known whether they count"),
+                "{what}, and the log behind: {why}"
             );
         }
         drop(opened);
