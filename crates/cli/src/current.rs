@@ -275,8 +275,12 @@ impl Reading {
         } else {
             format!("varve check {pool} says what is wrong with it")
         };
+        let why = match &self.log_ended_reason {
+            Some(_) if error.is::<Changed>() => format!("{error:#}, or more of its log can be read now"),
+            _ => format!("{error:#}"),
+        };
         match self.device.share_again() {
-            Ok(()) => Err(anyhow!("{error:#}; {advice}; {STAYS}")),
+            Ok(()) => Err(anyhow!("{why}; {advice}; {STAYS}")),
             Err(faster) => Err(anyhow!("{error:#}; {}", lost(&faster))),
         }
     }
