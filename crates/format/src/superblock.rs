@@ -217,6 +217,24 @@ pub struct Superblock {
 }
 
 impl Superblock {
+    /// So many bytes has the device of a pool with this superblock, at least: its chunks, and the tail.
+    pub fn device_bytes_min(&self) -> u64 {
+        let stripes = self.chunks.iter().flat_map(|chunk| {
+            chunk.stripes.iter().map(|stripe| stripe.offset.saturating_add(chunk.len_bytes))
+        });
+        stripes.max().unwrap_or(0).saturating_add(TAIL_BYTES)
+    }
+
+    /// Where, in bytes, the label at the end of the pool's device may be, should the device be of `size_bytes` and longer than the pool: at
+    /// the end of the chunks and the tail, and of the pool's last blocks, those that are too few for one of each copy.
+    pub fn last_label_places(&self, size_bytes: u64) -> impl Iterator<Item = u64> + use<> {
+        let block = BLOCK_BYTES as u64;
+        let end = self.device_bytes_min().saturating_sub(block);
+        let copies = self.chunks.iter().map(|chunk| chunk.stripes.len() as u64).max().unwrap_or(0);
+        let places = (0..copies).map(move |more| end.saturating_add(more * block));
+        places.filter(move |place| place.is_multiple_of(block) && *place < size_bytes)
+    }
+
     /// Whole blocks, at most [`SLOT_BYTES`].
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(BLOCK_BYTES);

@@ -138,18 +138,9 @@ impl Disk {
         Err(newer.or(why).unwrap_or_default())
     }
 
-    /// Where the second label may be of a pool that is shorter than its device, by the superblocks at the beginning: they say where their
-    /// chunks end. Behind that lie the tail and, of the pool's last blocks, those that are too few for one of each copy.
+    /// Where the second label may be of a pool that is shorter than its device, by the superblocks at the beginning.
     fn inner_places(&self) -> BTreeSet<u64> {
-        let block = BLOCK_BYTES as u64;
-        let mut places = BTreeSet::new();
-        for superblock in self.front_superblocks() {
-            let end = pool_bytes_min(&superblock).saturating_sub(block);
-            let copies = superblock.chunks.iter().map(|chunk| chunk.stripes.len() as u64).max().unwrap_or(0);
-            let found = (0..copies).map(|more| end.saturating_add(more * block));
-            places.extend(found.filter(|place| place.is_multiple_of(block) && *place < self.size_bytes));
-        }
-        places
+        self.front_superblocks().iter().flat_map(|found| found.last_label_places(self.size_bytes)).collect()
     }
 
     /// The valid superblocks at the beginning, which are where they are however long the device is.
@@ -163,7 +154,7 @@ impl Disk {
     fn refuse_without_label(&self, superblocks: Vec<Superblock>, why: &str) -> Result<()> {
         let newest = superblocks.into_iter().max_by_key(|superblock| superblock.generation);
         let Some(newest) = newest else { return Ok(()) };
-        let (name, size_bytes, pool_bytes) = (&self.name, self.size_bytes, pool_bytes_min(&newest));
+        let (name, size_bytes, pool_bytes) = (&self.name, self.size_bytes, newest.device_bytes_min());
         let id: String = newest.pool_id.iter().map(|byte| format!("{byte:02x}")).collect();
         let next = if size_bytes < pool_bytes {
             format!(
@@ -201,14 +192,6 @@ impl Disk {
                 )
             })
     }
-}
-
-/// So long is the device of a pool with this superblock, at least.
-fn pool_bytes_min(superblock: &Superblock) -> u64 {
-    let chunks = superblock.chunks.iter();
-    let stripes = chunks
-        .flat_map(|chunk| chunk.stripes.iter().map(|stripe| stripe.offset.saturating_add(chunk.len_bytes)));
-    stripes.max().unwrap_or(0).saturating_add(superblock::TAIL_BYTES)
 }
 
 /// A batch of the log.

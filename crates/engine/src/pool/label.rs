@@ -75,18 +75,12 @@ fn label_places(device: &dyn Device) -> impl Iterator<Item = u64> {
     ends.into_iter().chain(std::iter::once_with(move || inner_places(device, size)).flatten())
 }
 
-/// The superblocks at the beginning say where their chunks end. Behind that lie the tail and, of the pool's last blocks, those that
-/// are too few for one of each copy.
+/// By the superblocks at the beginning.
 fn inner_places(device: &dyn Device, size_bytes: u64) -> BTreeSet<u64> {
-    let block = BLOCK_BYTES as u64;
-    let mut places = BTreeSet::new();
-    for superblock in superblocks(device, size_bytes, SLOTS_PER_END) {
-        let end = pool_bytes_min(&superblock).saturating_sub(block);
-        let copies = superblock.chunks.iter().map(|chunk| chunk.stripes.len() as u64).max().unwrap_or(0);
-        let found = (0..copies).map(|more| end.saturating_add(more * block));
-        places.extend(found.filter(|place| place.is_multiple_of(block) && *place < size_bytes));
-    }
-    places
+    superblocks(device, size_bytes, SLOTS_PER_END)
+        .iter()
+        .flat_map(|found| found.last_label_places(size_bytes))
+        .collect()
 }
 
 /// The valid superblocks in the first `count` slots of a device of this size.
@@ -99,14 +93,6 @@ fn superblocks(device: &dyn Device, size_bytes: u64, count: u64) -> Vec<Superblo
         }
     }
     found
-}
-
-/// So long is the device of a pool with this superblock, at least.
-fn pool_bytes_min(superblock: &Superblock) -> u64 {
-    let chunks = superblock.chunks.iter();
-    let stripes = chunks
-        .flat_map(|chunk| chunk.stripes.iter().map(|stripe| stripe.offset.saturating_add(chunk.len_bytes)));
-    stripes.max().unwrap_or(0).saturating_add(TAIL_BYTES)
 }
 
 /// The newest superblock on a device that has no label: there was a pool.
@@ -161,7 +147,7 @@ fn read_label(device: &dyn Device) -> Result<Label> {
 /// What to say of a pool whose labels are damaged or cut off: whoever took the device for free would make an end of it. `varve inspect` says the
 /// same.
 fn what_is_left(device: &dyn Device, size_bytes: u64, superblock: &Superblock, why: &str) -> String {
-    let (name, pool_bytes) = (device.name(), pool_bytes_min(superblock));
+    let (name, pool_bytes) = (device.name(), superblock.device_bytes_min());
     let next = if size_bytes < pool_bytes {
         format!(
             "It is {size_bytes} bytes long, and that pool had {pool_bytes} at least: make a copy, give that its length again (truncate -s \
