@@ -31,7 +31,7 @@ use crate::disk::Disk;
 use crate::machine::Provenance;
 use crate::numbers::quantile;
 use crate::target::{TargetKind, ceiling};
-use crate::{Options, Report, Scale, guard};
+use crate::{Medium, Options, Report, Scale, guard};
 use subject::{ForkKind, Subject};
 
 /// Size of a write.
@@ -62,6 +62,44 @@ fn plan(scale: Scale) -> Plan {
             Plan { file_bytes: 4 << 30, writes: 10_000, loops: 1000, disk_bytes: 60 << 30, maps: 8 }
         }
     }
+}
+
+impl Plan {
+    /// What the files behind its disks come to, should every write be kept by a fork: that of the target, and that of the file
+    /// without forks, each no larger than it is made.
+    fn host_bytes(&self) -> u64 {
+        let written = (self.loops * self.writes * BLOCK_BYTES) as u64;
+        (self.file_bytes + written).min(self.disk_bytes) + control_bytes(self)
+    }
+
+    /// Refuses to begin where that does not fit: hours later it would end in I/O errors of a target that has room itself.
+    fn find_room(&self, free_bytes: u64, directory: &Path) -> Result<()> {
+        if self.host_bytes() <= free_bytes {
+            return Ok(());
+        }
+        let fits = |loops: &usize| Plan { loops: *loops, ..*self }.host_bytes() <= free_bytes;
+        let fewer = match (1..self.loops).rev().find(fits) {
+            Some(loops) => format!(", or --loops {loops}"),
+            None => String::new(),
+        };
+        bail!(
+            "the disks of {} loops come to {} MiB in {}, where {} MiB are free: take --dir on a filesystem that has room{fewer}",
+            self.loops,
+            self.host_bytes() >> 20,
+            directory.parent().unwrap_or(directory).display(),
+            free_bytes >> 20,
+        )
+    }
+}
+
+/// Size of the disk of the file without forks: every block once more, and what a checkpoint frees late.
+fn control_bytes(plan: &Plan) -> u64 {
+    (plan.file_bytes * 5 / 2).max(320 << 20)
+}
+
+/// Whether it has a disk that the lab makes.
+fn has_disk(kind: &TargetKind) -> bool {
+    !matches!(kind, TargetKind::Directory(_))
 }
 
 /// One loop.
@@ -167,6 +205,11 @@ pub fn run(options: &Options) -> Result<Report> {
         None => tempfile::Builder::new().prefix("varve-lab-").tempdir(),
     }
     .context("cannot make a directory for the lab's disks")?;
+    if options.medium != Medium::Memory && asked(options).iter().any(|(kind, _)| has_disk(kind)) {
+        let host =
+            rustix::fs::statvfs(directory.path()).context("cannot ask what is free for the lab's disks")?;
+        plan.find_room(host.f_bavail * host.f_frsize, directory.path())?;
+    }
     let (mut figures, mut targets, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
     let (rotated, mut months) = (month::plan(options), Vec::new());
     let raw = Disk::new(options.medium, directory.path(), "raw", 64 << 20, options.scale != Scale::Tiny)?;
@@ -388,11 +431,9 @@ impl Control {
         directory: &Path,
         plan: &Plan,
     ) -> Result<Control> {
-        // Every block once more, and what a checkpoint frees late.
-        let disk_bytes = (plan.file_bytes * 5 / 2).max(320 << 20);
         let directory = directory.join("control");
         std::fs::create_dir_all(&directory)?;
-        let mut subject = subject::open(kind, fork, options, &directory, disk_bytes)
+        let mut subject = subject::open(kind, fork, options, &directory, control_bytes(plan))
             .context("cannot make the file that is not forked")?;
         subject.prepare(plan.file_bytes)?;
         let mut control =
@@ -504,5 +545,40 @@ impl Random {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: who asks for more than the host's filesystem holds is told before anything is written, and how many loops fit. Method: every
+    // amount free from nothing to enough, around the bounds.
+    #[test]
+    fn a_host_without_room_is_told() {
+        let plan = plan(Scale::Seed);
+        let all = plan.host_bytes();
+        assert!((52 << 30..56 << 30).contains(&all), "{all}: 4 GiB, ten million blocks, and 10 GiB");
+        assert!(plan.find_room(all, Path::new("/x/y")).is_ok());
+        let text = plan.find_room(all - 1, Path::new("/x/y")).expect_err("it does not fit").to_string();
+        assert!(
+            text.contains("1000 loops") && text.contains(" in /x,") && text.contains("--loops 999"),
+            "{text}"
+        );
+        let none = plan.find_room(1 << 30, Path::new("/x/y")).expect_err("it does not fit").to_string();
+        assert!(none.contains("--dir") && !none.contains("--loops"), "{none}");
+        let fewer = Plan { loops: 400, ..plan };
+        let text = plan_text(&plan_of(700), fewer.host_bytes());
+        assert!(text.contains("--loops 400"), "{text}");
+        // A disk never grows beyond its size.
+        assert_eq!(plan_of(100_000).host_bytes(), (60 << 30) + control_bytes(&plan_of(1)));
+    }
+
+    fn plan_of(loops: usize) -> Plan {
+        Plan { loops, ..plan(Scale::Seed) }
+    }
+
+    fn plan_text(plan: &Plan, free_bytes: u64) -> String {
+        plan.find_room(free_bytes, Path::new("/x/y")).expect_err("it does not fit").to_string()
     }
 }
