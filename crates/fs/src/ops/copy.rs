@@ -78,7 +78,11 @@ impl Core {
             return Ok(done);
         }
         let part = Part { from: from_offset + done, to: to_offset + done, len: shared };
-        self.drop_capability(&self.state(to))?;
+        match self.drop_capability(&self.state(to)) {
+            // What has been copied is told; the next call gets the error.
+            Err(_) if done > 0 => return Ok(done),
+            dropped => dropped?,
+        }
         match self.share_part(Some(caller), from, to, part, None) {
             // Small contents lie in the record, in the first block: that is copied, and the holes behind it are shared.
             Ok(0) if part.from == 0 && self.read_lock(&self.state(from))?.has_contents_in_record() => {
@@ -115,7 +119,11 @@ impl Core {
     ) -> Result<u64> {
         let mut done = 0;
         while done < len {
-            let data = self.read(from, from_offset + done, (len - done).min(PIECE_BYTES) as usize)?;
+            let data = match self.read(from, from_offset + done, (len - done).min(PIECE_BYTES) as usize) {
+                // As below.
+                Err(_) if done > 0 => break,
+                data => data?,
+            };
             if data.is_empty() {
                 break;
             }

@@ -115,7 +115,7 @@ impl Core {
         if self.gives_back(state, at, len)? != (len, false) || self.leaves_stale_tail(state, &range)? {
             return Ok((at, false));
         }
-        let (mut waits, mut waited) = (None, 0);
+        let (mut waits, mut waited, mut failed) = (None, 0, None);
         while at < range.end {
             if waits.is_none() {
                 // As before each write: not beside who waits for the file to be clean, nor past the bound on what is dirty.
@@ -141,15 +141,21 @@ impl Core {
                     }
                 }
                 Err(FsError::Engine(EngineError::NoSpace)) => break,
-                Err(error) => return Err(error),
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
             }
         }
         drop(waits);
-        // What a range is changed by is in the log when that ends.
+        // What a range is changed by is in the log when that ends, however it does.
         if !is(Planted::ZerosUnlogged) {
-            self.write_back(state, Ride::Allowed)?;
+            let logged = self.write_back(state, Ride::Allowed);
+            if failed.is_none() {
+                logged?;
+            }
         }
-        Ok((at, written))
+        failed.map_or(Ok((at, written)), Err)
     }
 
     /// Whether what lies behind the end in its last block would still be there when `range` has been zeroed, and stands in the way of

@@ -18,6 +18,11 @@ type Faulty = FaultyDevice<MemoryDevice>;
 /// Something that is tried, and what came of it.
 type Attempt<'a> = (&'a str, &'a dyn Fn(&Filesystem) -> crate::Result<()>);
 
+/// Which reads fail, of the n-th and those behind it.
+type Triggers = fn(u64) -> Vec<Trigger>;
+const ONCE: Triggers = |nth| vec![Trigger::Nth(nth)];
+const TWICE: Triggers = |nth| vec![Trigger::Nth(nth), Trigger::Nth(nth + 1)];
+
 fn open(device: Arc<dyn Device>) -> Filesystem {
     let options = OpenOptions {
         // No node of a tree stays in memory.
@@ -55,21 +60,31 @@ fn at_each_read<T>(
     attempt: impl Fn(&Filesystem) -> T,
     judge: impl Fn(&Filesystem, T, String),
 ) {
-    at_some_reads(device, 1, Fault::Error, attempt, judge);
+    at_some_reads(device, 1, (ONCE, Fault::Error), attempt, judge);
+}
+
+/// The same where the next read fails, too: data is asked for again.
+fn twice_at_each_read<T>(
+    device: &MemoryDevice,
+    attempt: impl Fn(&Filesystem) -> T,
+    judge: impl Fn(&Filesystem, T, String),
+) {
+    at_some_reads(device, 1, (TWICE, Fault::Error), attempt, judge);
 }
 
 /// The same for the first of so many reads, and of as many behind them, to which this happens.
 fn at_some_reads<T>(
     device: &MemoryDevice,
     of: usize,
-    fault: Fault,
+    (triggers, fault): (Triggers, Fault),
     attempt: impl Fn(&Filesystem) -> T,
     judge: impl Fn(&Filesystem, T, String),
 ) {
     for nth in (1..).step_by(of) {
         let faulty: Arc<Faulty> = Arc::new(FaultyDevice::new(device.snapshot(), 1, Vec::new()));
         let fs = open(faulty.clone());
-        faulty.set_rules(vec![FaultRule::new(Operation::Read, Trigger::Nth(nth), fault)]);
+        let rules = triggers(nth).into_iter().map(|trigger| FaultRule::new(Operation::Read, trigger, fault));
+        faulty.set_rules(rules.collect());
         let came = attempt(&fs);
         let failed = faulty.injected_count();
         faulty.set_rules(Vec::new());
@@ -122,7 +137,7 @@ fn flags_hold_past_a_read_that_fails() {
     for ((what, attempt), fault) in
         attempts.into_iter().flat_map(|one| [(one, Fault::Error), (one, Fault::FlipBit)])
     {
-        at_some_reads(&device, 1, fault, attempt, |_, came, when| match came {
+        at_some_reads(&device, 1, (ONCE, fault), attempt, |_, came, when| match came {
             Err(error) => assert!([1, 5].contains(&error.errno()), "{what}, {when}, {fault:?}: {error}"),
             Ok(()) => panic!("{what}, {when}, {fault:?}: it has been done"),
         });
@@ -181,7 +196,9 @@ fn a_read_that_fails_leaves_nothing_undurable() {
     });
     let asked = |fs: &Filesystem| fs.core().wants_durable(file, false);
     for fault in [Fault::Error, Fault::FlipBit] {
-        at_some_reads(&device, 1, fault, asked, |_, wanted, when| assert!(wanted, "{when}, {fault:?}"));
+        at_some_reads(&device, 1, (ONCE, fault), asked, |_, wanted, when| {
+            assert!(wanted, "{when}, {fault:?}")
+        });
     }
 }
 
@@ -233,7 +250,7 @@ fn a_check_concludes_nothing_from_a_read_that_fails() {
     at_some_reads(
         &device,
         31,
-        Fault::Error,
+        (ONCE, Fault::Error),
         |fs| fs.check(true),
         |_, came, when| match came {
             Err(error) => {
@@ -300,5 +317,84 @@ fn data_is_written_past_checksums_that_cannot_be_read() {
         fs.sync().unwrap();
         let report = fs.check(true).unwrap();
         assert!(report.problems.is_empty(), "{:#?}", report.problems);
+    }
+}
+
+// Goal: what a range that is zeroed on a full pool has been changed by is in the log when that ends, also where it ends because something
+// cannot be read. Method: nothing can be set aside, and each two reads in turn fail; nothing but the parts of blocks at both ends may wait in memory.
+#[test]
+fn zeros_over_a_full_pool_are_logged_where_they_end() {
+    const LEN: usize = 256 << 10;
+    let (device, ino) = closed(|fs| {
+        let new = |name| fs.create(Caller::ROOT, ROOT, name, 0o644).unwrap().ino;
+        let (image, full) = (new(b"image"), new(b"full"));
+        // In two pieces.
+        let mut at = 0;
+        for half in [LEN as u64 / 2, 0] {
+            fs.write(Caller::ROOT, image, half, &pattern(1, LEN / 2)).unwrap();
+            fs.sync().unwrap();
+            at += fs.write(Caller::ROOT, full, at, &pattern(2, LEN)).unwrap() as u64;
+            fs.sync().unwrap();
+        }
+        for len in [LEN, BLOCK] {
+            while let Ok(written) = fs.write(Caller::ROOT, full, at, &pattern(2, len)) {
+                at += written as u64;
+            }
+            fs.sync().unwrap();
+        }
+        image
+    });
+    let zeroed = std::cell::Cell::new(0);
+    twice_at_each_read(
+        &device,
+        |fs| {
+            let reserve = || fs.core().store.reserve(1, 0, 0).ok();
+            let _rest: Vec<_> = std::iter::from_fn(reserve).collect();
+            let how = Allocate::Zero { keep_size: true };
+            fs.fallocate(Caller::ROOT, ino, 100, LEN as u64 - 200, how)
+        },
+        |fs, came, what| {
+            let state = fs.core().state(ino);
+            let waits = state.inner.read().pages.map.range(1..(LEN / BLOCK) as u64 - 1).count();
+            let zeros = |block: usize| fs.read(ino, (block * BLOCK) as u64, BLOCK).unwrap() == [0; BLOCK];
+            if zeros(1) && !zeros(LEN / BLOCK - 2) {
+                assert_eq!(waits, 0, "{what}: blocks wait, {came:?}");
+                zeroed.set(zeroed.get() + 1);
+            }
+        },
+    );
+    assert!(zeroed.get() > 0, "none of them ended in the middle");
+}
+
+// Goal: a copy that cannot read on says how much it has copied, and fails only where that is nothing. Method: three pieces that go through
+// memory, behind a head of a part of a block or not, while each two reads in turn fail.
+#[test]
+fn a_copy_that_cannot_read_on_is_short() {
+    const LEN: usize = 3 << 20;
+    let (device, inos) = closed(|fs| {
+        let new = |name| fs.create(Caller::ROOT, ROOT, name, 0o644).unwrap().ino;
+        let (from, to) = (new(b"from"), new(b"to"));
+        fs.write(Caller::ROOT, from, 0, &pattern(1, LEN)).unwrap();
+        fs.write(Caller::ROOT, to, 0, &pattern(2, LEN)).unwrap();
+        fs.setxattr(to, b"security.capability", b"some", XattrMode::Set).unwrap();
+        fs.sync().unwrap();
+        (from, to)
+    });
+    for at in [(10, 20), (10, 4096 + 10)] {
+        let short = std::cell::Cell::new(0);
+        twice_at_each_read(
+            &device,
+            |fs| fs.copy_range(Caller::ROOT, (inos.0, at.0), (inos.1, at.1), 5 << 19),
+            |fs, came, what| {
+                let done = *came.as_ref().unwrap_or(&0) as usize;
+                let mut expected = pattern(2, LEN);
+                let (from, to) = (at.0 as usize, at.1 as usize);
+                expected[to..to + done].copy_from_slice(&pattern(1, LEN)[from..from + done]);
+                let found = fs.read(inos.1, 0, LEN).unwrap();
+                assert!(found == expected, "{what}: {came:?} of {at:?}");
+                short.set(short.get() + u32::from((1..5 << 19).contains(&done)));
+            },
+        );
+        assert!(short.get() > 0, "none of them was short");
     }
 }
