@@ -88,6 +88,8 @@ pub struct Session {
     history: Vec<String>,
     /// Calls made: their numbers name what they reserve.
     calls: u64,
+    /// The call under way has failed because something could not be read.
+    call_unread: bool,
     /// Trims between the calls, and how likely each is.
     trims: Option<(Rng, f64)>,
     /// Where the log was when a sync had been started.
@@ -118,6 +120,7 @@ impl Session {
             timeline,
             history: Vec::new(),
             calls: 0,
+            call_unread: false,
             trims: None,
             started: Vec::new(),
             accessed: BTreeSet::new(),
@@ -300,6 +303,7 @@ impl Session {
         let result = self.execute(call);
         let failed = self.heal();
         let unread = failed && unread::says_so(&result);
+        self.call_unread = unread;
         let result = self.left_behind(call, result);
         let after = self.fs.position().0;
         let mut events = std::mem::take(&mut *self.events.lock().expect("no panic holds it"));

@@ -46,6 +46,12 @@ fn new_inode_bytes(parent: InodeId, named: bool, old: &Model) -> u64 {
     plain + tree_bytes(inodes + names + lists) + tree_bytes(names)
 }
 
+/// What a change of an inode's record may take that replaces it.
+fn inode_bytes(ino: InodeId, old: &Model) -> u64 {
+    // As of a new one: of a record that others see too there is one of its own then.
+    tree_bytes(1) + if old.was_forked(slot(ino)) { 2 * tree_bytes(1) } else { 0 }
+}
+
 /// What must be free beyond [`REFUSAL_FREE_BYTES_MAX`] for `call` to be accepted in the state `old`.
 pub(super) fn wanted_bytes(call: &Call, old: &Model) -> u64 {
     let content = call.subject().and_then(|ino| old.get(ino)).and_then(Inode::content);
@@ -70,6 +76,11 @@ pub(super) fn wanted_bytes(call: &Call, old: &Model) -> u64 {
             new_inode(parent, true)
         }
         Call::Tmpfile { parent, .. } => new_inode(parent, false),
+        Call::SetAttr { ino, .. } => inode_bytes(*ino, old).saturating_sub(REFUSAL_FREE_BYTES_MAX),
+        // The first of a pool is noted in the record of its first subvolume.
+        Call::SetFlags { ino, .. } => {
+            (inode_bytes(*ino, old) + tree_bytes(1)).saturating_sub(REFUSAL_FREE_BYTES_MAX)
+        }
         // Two transactions, which copy nodes of several trees.
         Call::CreateSubvolume { parent, .. }
         | Call::Snapshot { parent, .. }
