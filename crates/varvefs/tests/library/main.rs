@@ -10,6 +10,7 @@ mod health;
 mod huge;
 mod paths;
 mod ranges;
+mod reader;
 mod storm;
 mod subvolumes;
 mod surface;
