@@ -4,7 +4,7 @@
 //! where they differ, one of these versions has an entry, or it lies beyond a limit; and all of them are in the index (*held*),
 //! because none of them is the family's first.
 
-use varve_format::record::held::{HELD_KEY_BYTES_MIN, held_key, held_prefix};
+use varve_format::record::held::{decode_held_key, held_key, held_prefix};
 use varve_format::{Corrupt, FamilyId, TreeId, VersionKey};
 
 use super::path::Path;
@@ -53,6 +53,9 @@ impl Parting {
 
 /// Places of one tree in which any of these versions has an entry: up to `max` of them from `from` on, ascending. `from` is a
 /// place or the beginning of one. Costs a descent a version, and what is found.
+///
+/// # Errors
+/// [`EngineError::Corrupt`] for an index entry whose place is none of that tree.
 pub(super) fn places(
     read: &dyn Read,
     family: FamilyId,
@@ -64,9 +67,19 @@ pub(super) fn places(
     let mut found: std::collections::BTreeSet<Vec<u8>> = std::collections::BTreeSet::new();
     for key in keys {
         let prefix = held_prefix(family, *key, tree);
+        let mut failed = None;
         read.scan(TreeId::HELD, &held_key(family, *key, tree, from), &mut |held, _| {
-            let Some(place) = held.strip_prefix(prefix.as_slice()) else { return false };
-            debug_assert_eq!(prefix.len(), HELD_KEY_BYTES_MIN);
+            if !held.starts_with(&prefix) {
+                return false;
+            }
+            // Whoever is given a place takes it apart.
+            let place = match decode_held_key(held) {
+                Ok((.., place)) => place,
+                Err(why) => {
+                    failed = Some(EngineError::corrupt("an index entry", why));
+                    return false;
+                }
+            };
             if found.len() >= max && found.last().is_some_and(|last| place >= last.as_slice()) {
                 return false;
             }
@@ -76,6 +89,7 @@ pub(super) fn places(
             }
             true
         })?;
+        failed.map_or(Ok(()), Err)?;
     }
     Ok(found.into_iter().collect())
 }

@@ -5,6 +5,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use varve_engine::{Transaction, TreeId};
+use varve_format::record::held::decode_held_key;
 use varve_format::record::inode::{INODE_FLAG_STALE_TAIL, InodeRecord};
 use varve_format::record::name::NameRecord;
 
@@ -321,5 +322,33 @@ fn files_that_are_in_themselves_in_a_diff() {
             told.send(page.new_paths.len()).unwrap();
         });
         assert_eq!(tell.recv_timeout(LONG).expect("it ends"), 2);
+    }
+}
+
+// Goal: an entry of the index whose place is none of its tree is damage, and no diff takes it apart. Method: beside each that a snapshot
+// has caused, one whose place is longer, and one whose place is shorter.
+#[test]
+fn places_of_the_wrong_length_in_a_diff() {
+    for tree in [TreeId::INODES, TreeId::NAMES, TreeId::XATTRS] {
+        for longer in [true, false] {
+            let f = Fixture::new(64 * MIB);
+            let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+            let old = f.fs.snapshot(sub, ROOT, b"old", true, true).unwrap();
+            let file = f.fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap().ino;
+            f.fs.setxattr(file, b"user.a", b"value", XattrMode::Set).unwrap();
+            assert!(f.fs.diff(old, sub, &[], 100).is_ok());
+            let mut tx = Transaction::new();
+            let mut each = |key: &[u8], _: &[u8]| {
+                if decode_held_key(key).is_ok_and(|(_, _, of, _)| of == tree) {
+                    let other = if longer { [key, &[1]].concat() } else { key[..key.len() - 1].to_vec() };
+                    tx.put(TreeId::HELD, &other, &[]);
+                }
+                true
+            };
+            f.fs.core().store.view().scan(TreeId::HELD, &[], &mut each).unwrap();
+            assert!(!tx.is_empty());
+            f.fs.core().apply(tx).unwrap();
+            refused(f.fs.diff(old, sub, &[], 100), 5);
+        }
     }
 }
