@@ -352,3 +352,23 @@ fn places_of_the_wrong_length_in_a_diff() {
         }
     }
 }
+
+// Goal: what comes from outside as the place where a diff is to go on is refused where there is no such place, and nothing else happens.
+// Method: each phase, with places of all lengths up to one that no key of a tree would take.
+#[test]
+fn a_diff_goes_on_at_no_place_that_cannot_be() {
+    let f = Fixture::new(64 * MIB);
+    let sub = f.fs.create_subvolume(Caller::ROOT, ROOT, b"sub", 0o755).unwrap().ino;
+    let old = f.fs.snapshot(sub, ROOT, b"old", true, true).unwrap();
+    f.fs.create(Caller::ROOT, sub, b"file", 0o644).unwrap();
+    for (phase, len) in (0..=u8::MAX).flat_map(|phase| [0, 1, 8, 16, 18, 19, 40, 300].map(|len| (phase, len)))
+    {
+        for byte in [0, u8::MAX] {
+            let cursor = [vec![phase], vec![byte; len]].concat();
+            match f.fs.diff(old, sub, &cursor, 3) {
+                Ok(_) => assert!(len < 19, "{cursor:?}"),
+                Err(error) => assert_eq!(error.errno(), 22, "{error}"),
+            }
+        }
+    }
+}

@@ -13,6 +13,7 @@ use varve_engine::version::points::{self, Changed};
 use varve_engine::version::{self};
 use varve_engine::{BLOCK_BYTES, InodeId, View};
 use varve_format::TreeId;
+use varve_format::record::held::PLACE_BYTES_MAX;
 use varve_format::record::inode::{InodeKind, InodeRecord};
 use varve_format::record::name::NamePosition;
 
@@ -110,6 +111,9 @@ impl Diff {
             }
             Some((phase, rest)) => (*phase, rest.to_vec(), 0),
         };
+        if place.len() > PLACE_BYTES_MAX {
+            return Err(FsError::Invalid);
+        }
         let mut places_left = PLACES_MAX;
         while phase < PHASES {
             let room = self.changes_max.saturating_sub(self.page.changes.len()).clamp(1, places_left);
