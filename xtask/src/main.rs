@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 mod check;
 mod demo;
 mod fsx;
+mod fuzz;
 mod gate;
 mod layering;
 mod packages;
@@ -49,7 +50,7 @@ enum Command {
     Fsx(fsx::FsxArgs),
     /// Run programs that people run on a mounted pool: PostgreSQL, git and a kernel's source, stress-ng, dbench, postmark
     Real(real::RealArgs),
-    /// Crash, kill and check for as long as asked, and exercise a file with fsx
+    /// Crash, kill, check and fuzz for as long as asked, and exercise a file with fsx
     Soak(soak::SoakArgs),
 }
 
