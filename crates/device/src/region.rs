@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+#[cfg(not(miri))]
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Size and alignment of a large page.
@@ -106,6 +107,7 @@ impl Half {
     }
 }
 
+#[cfg(not(miri))]
 impl Region {
     fn new(len: usize) -> Option<Region> {
         let len = len.checked_next_multiple_of(crate::ALIGN_BYTES.max(rustix::param::page_size()))?;
@@ -136,10 +138,35 @@ impl Region {
     }
 }
 
+#[cfg(not(miri))]
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: the mapping is this region's alone, and nobody refers to it any more.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Miri knows neither advice nor how to let go of parts of a mapping: there the allocator has to do.
+#[cfg(miri)]
+mod interpreted {
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+    use super::{LARGE_BYTES, NonNull, Region};
+
+    impl Region {
+        pub(super) fn new(len: usize) -> Option<Region> {
+            let layout = Layout::from_size_align(len, LARGE_BYTES).ok()?;
+            // SAFETY: nobody asks for a region of nothing.
+            Some(Region { start: NonNull::new(unsafe { alloc_zeroed(layout) })?, len })
+        }
+    }
+
+    impl Drop for Region {
+        fn drop(&mut self) {
+            let layout = Layout::from_size_align(self.len, LARGE_BYTES).expect("as it was when it was made");
+            // SAFETY: allocated as this, and nobody refers to it any more.
+            unsafe { dealloc(self.start.as_ptr(), layout) };
+        }
     }
 }
 
