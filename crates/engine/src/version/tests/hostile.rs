@@ -82,3 +82,24 @@ fn an_extent_at_the_last_byte_is_not_moved() {
     let away = shift_away(&world.maps, &mut Transaction::new(), &path, FamilyId(77), 0, 0, BLOCK);
     assert!(away.is_err_and(|error| error.is_damage()));
 }
+
+/// Goal: two versions are made one only if each says so of the other, and the parent is the older. Method: records of such a pair,
+/// and each thing that makes it one wrong by itself.
+#[test]
+fn what_is_no_pair_does_not_become_one() {
+    let root = VersionRecord::implicit(FAMILY);
+    let parent = VersionRecord { refs: 0, children: 1, children_xor: 9, ..root };
+    let child = VersionRecord { parent: Some(VersionId(5)), key: VersionKey(9), ..root };
+    let refused = |parent, child| {
+        let pair = reap::pair(FAMILY, (VersionId(5), parent), (VersionId(9), child));
+        pair.is_err_and(|error| error.is_damage())
+    };
+    assert!(!refused(parent, child));
+    assert!(refused(VersionRecord { refs: 1, ..parent }, child), "somebody holds the parent");
+    assert!(refused(VersionRecord { children: 2, ..parent }, child), "the parent has another child, too");
+    assert!(refused(VersionRecord { children_xor: 8, ..parent }, child), "its child is another");
+    assert!(refused(parent, VersionRecord { parent: Some(VersionId(6)), ..child }), "another's child");
+    assert!(refused(parent, VersionRecord { parent: None, ..child }), "nobody's child");
+    assert!(refused(parent, VersionRecord { key: parent.key, ..child }), "as old as its parent");
+    assert!(refused(parent, VersionRecord { key: VersionKey(4), ..child }), "older than its parent");
+}
