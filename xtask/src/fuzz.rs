@@ -26,7 +26,7 @@ const LIMITS: [&str; 2] = ["-timeout=60", "-rss_limit_mb=1500"];
 /// Building comes on top of the time.
 const BUILD_MAX: Duration = Duration::from_secs(30 * 60);
 
-/// cargo-fuzz with the nightly compiler. No sanitizer: the crates that are fuzzed have no unsafe code, and it would take half the runs.
+/// cargo-fuzz with the nightly compiler. No sanitizer: nearly all that is fuzzed has no unsafe code, and it would take half the runs.
 fn fuzz(verb: &[&str]) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", "nightly", "cargo", "fuzz"]).args(verb).current_dir(root());
