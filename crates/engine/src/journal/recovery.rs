@@ -572,8 +572,8 @@ pub fn rewrite_tail(pool: &Pool, superblock: &Superblock, log: &Log) -> Result<(
     for (block, sum) in live {
         let addr = PoolAddr::from_block(block);
         if pool.copies(addr) > 1 {
-            // The end does not hang on one that no copy gives up, or this would not have been reached.
-            pool.repair_copies(addr, &|b| block_checksum(b) == sum);
+            // The end hangs on it: one copy was whole a moment ago. If it cannot be read now, a torn one would stay beside it.
+            pool.repair_copies(addr, &|b| block_checksum(b) == sum)?;
         }
     }
     if is(Planted::TailUnflushed) { Ok(()) } else { pool.flush() }

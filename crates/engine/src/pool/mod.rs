@@ -350,20 +350,27 @@ impl Pool {
         Err(last_error.unwrap_or(EngineError::Checksum { addr }))
     }
 
-    /// Looks at every copy of a block, and rewrites those that are not `good` from one that is, if there is one.
-    pub fn repair_copies(&self, addr: PoolAddr, good: &dyn Fn(&[u8]) -> bool) {
+    /// Looks at every copy of a block, and rewrites those that are not `good` from one that is.
+    ///
+    /// # Errors
+    /// The device's if none can be read that is.
+    pub fn repair_copies(&self, addr: PoolAddr, good: &dyn Fn(&[u8]) -> bool) -> Result<()> {
         let mut block = AlignedBuf::new(BLOCK_BYTES);
-        let (mut whole, mut bad) = (None, Vec::new());
+        let (mut whole, mut bad, mut unread) = (None, Vec::new(), None);
         for copy in 0..self.copies(addr) {
-            if self.read_copy(addr, &mut block, copy).is_ok() && good(&block) {
-                whole.get_or_insert_with(|| AlignedBuf::from_slice(&block));
-            } else {
-                bad.push(copy);
+            match self.read_copy(addr, &mut block, copy) {
+                Ok(()) if good(&block) => {
+                    whole.get_or_insert_with(|| AlignedBuf::from_slice(&block));
+                    continue;
+                }
+                Ok(()) => {}
+                Err(error) => unread = Some(error),
             }
+            bad.push(copy);
         }
-        for (copy, whole) in bad.into_iter().filter_map(|copy| Some((copy, whole.as_ref()?))) {
-            self.rewrite_copy(addr, whole, copy);
-        }
+        let Some(whole) = whole else { return Err(unread.unwrap_or(EngineError::Checksum { addr: addr.0 })) };
+        bad.into_iter().for_each(|copy| self.rewrite_copy(addr, &whole, copy));
+        Ok(())
     }
 
     /// Rewrites one copy of a block. A failure is logged: the good copy has been served.
