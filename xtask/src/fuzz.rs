@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::process::{self, root};
+use crate::soak;
 
 /// A target, how much of the time it gets, and what libFuzzer is told of its inputs.
 struct Target {
@@ -48,13 +49,13 @@ pub fn missing() -> Option<&'static str> {
 /// Runs each target for its part of so many minutes. What one fails with lies in `fuzz/artifacts`, and it says how to see that again.
 pub fn soak(minutes: u64) -> Result<()> {
     let parts: u64 = TARGETS.iter().map(|target| target.parts).sum();
-    for Target { name, parts: own, options } in &TARGETS {
+    let run = |Target { name, parts: own, options }: &Target| {
         let time = Duration::from_secs(minutes * 60 * own / parts);
         let mut command = fuzz(&["run", "--sanitizer", "none", name, "--"]);
         command.args(*options).args(LIMITS).arg(format!("-max_total_time={}", time.as_secs()));
         // One line for each input that is new is too much to read.
         command.arg("-print_pcs=0").arg("-verbosity=0");
-        process::run(&format!("fuzz {name}"), &mut command, time + BUILD_MAX)?;
-    }
-    Ok(())
+        process::run(&format!("fuzz {name}"), &mut command, time + BUILD_MAX)
+    };
+    soak::all(TARGETS.iter().map(|target| || run(target)), process::is_asked_to_end)
 }

@@ -136,6 +136,11 @@ pub fn heed_signals() -> Result<()> {
     Ok(())
 }
 
+/// Whether somebody wants this program to end.
+pub fn is_asked_to_end() -> bool {
+    ASKED_TO_END.get_or_init(Arc::default).load(Ordering::Relaxed)
+}
+
 /// Waits for a process that leads its own group; at the limit the group is ended.
 fn wait(child: Child, limit: Duration) -> Result<ExitStatus> {
     wait_unless(child, limit, ASKED_TO_END.get_or_init(Arc::default))
