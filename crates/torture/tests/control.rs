@@ -6,7 +6,7 @@ use varve_engine::planted::{Planted, set};
 use varve_fs::Profile;
 use varve_torture::disk::Disk;
 use varve_torture::session::Violation;
-use varve_torture::suite::{Outcome, run_kind, run_steps};
+use varve_torture::suite::{Outcome, Step, run_kind, run_steps, step};
 use varve_torture::trial::{POOL_BYTES, Wanted, format, run};
 use varve_torture::workload::Kind;
 use varve_torture::{concurrent, overlap};
@@ -15,6 +15,11 @@ use varve_torture::{concurrent, overlap};
 const BUDGET: Duration = Duration::from_secs(900);
 const STEPS: u64 = 2_000;
 const SEED: u64 = 1;
+/// Steps of the ordinary suite, and a seed, just before what some bugs need.
+const KILLED_AND_OPENED: u64 = 56;
+const OVERTAKEN: u64 = 64;
+const FREED_IN_THE_TAIL: u64 = 120;
+const CUT_ENDS: u64 = 2_000_043;
 /// Workloads of batches in flight together.
 const CHANCES: u64 = 100;
 /// Workloads of threads.
@@ -25,15 +30,21 @@ fn suite() -> Outcome {
     run_steps(SEED, 0, 1, STEPS, BUDGET)
 }
 
-/// As [`forks`], from where several versions of a file that hide each other's data go together: from the first seed on,
-/// that is found after 5,000 crashes, which is a minute.
-fn rows() -> Outcome {
-    run_kind(Kind::Forks, SEED + 75, 1, STEPS, BUDGET)
+/// As [`suite`], from where a pool that was killed and opened cleanly loses its power: from the first step on that is found after 2,700
+/// crashes.
+fn killed_and_opened() -> Outcome {
+    run_steps(SEED, KILLED_AND_OPENED, 1, STEPS, BUDGET)
 }
 
-/// As [`rows`], from where there is a limit between such versions, too: from there on that is found after 20,000 crashes.
-fn limited_rows() -> Outcome {
-    run_kind(Kind::Forks, SEED + 155, 1, STEPS, BUDGET)
+/// As [`suite`], from where a commit is overtaken: from the first step on that is found after 3,100 crashes.
+fn overtaken() -> Outcome {
+    run_steps(SEED, OVERTAKEN, 1, STEPS, BUDGET)
+}
+
+/// As [`suite`], from where data of the last batches is lost that a later one had freed: from the first step on that is found after 5,900
+/// crashes.
+fn freed_in_the_tail() -> Outcome {
+    run_steps(SEED, FREED_IN_THE_TAIL, 1, STEPS, BUDGET)
 }
 
 /// Workloads of snapshots and clones, in their order.
@@ -41,19 +52,31 @@ fn forks() -> Outcome {
     run_kind(Kind::Forks, SEED, 1, STEPS, BUDGET)
 }
 
-/// As [`forks`], from where a range ends with the end of a file that was cut inside a block, and the file that got it grows: from the
-/// first seed of the suite on that is found after 50,000 crashes.
+/// Workloads without crashes: what whoever goes on sees needs none.
+fn uncrashed(steps: impl Iterator<Item = Step>) -> Outcome {
+    let mut failures = steps.map(|Step { kind, seed }| run(kind, seed, Wanted::None).err());
+    Outcome { failure: failures.find_map(|failure| failure), ..Outcome::default() }
+}
+
+/// The workloads of the ordinary suite, in turn, without crashes.
+fn running() -> Outcome {
+    uncrashed((0..STEPS).map(|index| step(SEED, index)))
+}
+
+/// Workloads of snapshots and clones, in their order, without crashes.
+fn running_forks() -> Outcome {
+    uncrashed((SEED..SEED + STEPS).map(|seed| Step { kind: Kind::Forks, seed }))
+}
+
+/// As [`running_forks`], from where a range ends with the end of a file that was cut inside a block, and the file that got it grows.
 fn cut_ends() -> Outcome {
-    run_kind(Kind::Forks, 2_000_043, 1, STEPS, BUDGET)
+    uncrashed((CUT_ENDS..CUT_ENDS + STEPS).map(|seed| Step { kind: Kind::Forks, seed }))
 }
 
 /// Workloads of calls of many steps, during which reads fail, in their order, without crashes: what such a call leaves half done is
 /// seen by who goes on.
 fn steps() -> Outcome {
-    let mut outcome = Outcome::default();
-    let failures = (SEED..SEED + STEPS).map(|seed| run(Kind::Steps, seed, Wanted::None).err());
-    outcome.failure = failures.flatten().next();
-    outcome
+    uncrashed((SEED..SEED + STEPS).map(|seed| Step { kind: Kind::Steps, seed }))
 }
 
 /// Workloads of a full pool, in their order.
@@ -72,8 +95,9 @@ fn caught(test: &str, bug: Planted, search: impl FnOnce() -> Outcome) {
     set(None);
     let crashes = outcome.counts.crashes;
     let failure = outcome.failure.unwrap_or_else(|| panic!("{bug:?} was not found in {crashes} crashes"));
-    // It must be the bug that was found: without it the same trial passes.
-    if let Err(failure) = run(failure.kind, failure.seed, Wanted::All) {
+    // It must be the bug that was found: without it the same trial passes, to the same crash.
+    let same = failure.crash.map_or(Wanted::None, Wanted::One);
+    if let Err(failure) = run(failure.kind, failure.seed, same) {
         panic!("this fails without {bug:?}, too: {failure}");
     }
     println!(
@@ -101,45 +125,62 @@ control! { suite:
     lost_orphan_is_found: LostOrphan,
     early_reuse_is_found: EarlyReuse,
     unverified_tail_is_found: UnverifiedTail,
-    first_mismatch_rule_is_found: FirstMismatch,
     torn_superblock_is_found: TornSuperblock,
     revived_batch_is_found: RevivedBatch,
     checkpoint_ahead_is_found: CheckpointAhead,
     trim_of_what_the_checkpoint_has_is_found: TrimsCheckpoint,
     tail_that_is_counted_and_not_flushed_is_found: TailUnflushed,
-    clean_opening_that_flushes_nothing_is_found: CleanUnflushed,
-    ranges_that_are_half_compared_are_found: HalfCompared,
-    range_shared_before_its_source_is_logged_is_found: SourceWaits,
     access_times_that_no_sync_logs_are_found: AccessesForgotten,
-    overtaken_commit_that_waits_for_nothing_is_found: OvertakenUnflushed,
     two_step_refund_is_found: TwoStepRefund,
     unread_batch_that_ends_the_log_is_found: UnreadEnds,
     unread_data_taken_for_zeros_is_found: UnreadZeros,
 }
 
+// Goal and method as above.
+control! { running:
+    ranges_that_are_half_compared_are_found: HalfCompared,
+    range_shared_before_its_source_is_logged_is_found: SourceWaits,
+}
+
+// Goal and method as above.
+control! { killed_and_opened:
+    clean_opening_that_flushes_nothing_is_found: CleanUnflushed,
+}
+
+// Goal and method as above.
+control! { overtaken:
+    overtaken_commit_that_waits_for_nothing_is_found: OvertakenUnflushed,
+}
+
+// Goal and method as above.
+control! { freed_in_the_tail:
+    first_mismatch_rule_is_found: FirstMismatch,
+}
+
 // Goal: the workload of snapshots and clones sees what is wrong with versions. Method: it alone, one bug planted.
 control! { forks:
-    frozen_data_overwritten_is_found: FrozenOverwritten,
-    missed_reference_is_found: MissedReference,
-    collapse_that_kills_what_is_visible_is_found: KillsVisible,
-    cursor_that_skips_is_found: CursorSkips,
     limit_that_is_not_carried_is_found: LimitNotCarried,
-    entries_left_beyond_the_limit_are_found: NoRangeKill,
-    recheck_left_out_is_found: NoRecheck,
     write_that_forgets_what_it_hides_is_found: WriteForgets,
-    index_that_forgets_is_found: IndexForgets,
-    share_that_is_not_counted_is_found: ShareUncounted,
-    count_that_stays_is_found: CountStays,
     hidden_record_not_noted_is_found: HiddenNotNoted,
-    whiteouts_that_stay_are_found: WhiteoutsStay,
-    unheard_end_of_a_record_is_found: HiddenUnheard,
-    record_that_says_something_and_goes_is_found: HeldOnceForgotten,
     keyframe_that_stays_is_found: KeyframesStay,
 }
 
 // Goal and method as above.
-control! { rows:
+control! { running_forks:
+    frozen_data_overwritten_is_found: FrozenOverwritten,
+    missed_reference_is_found: MissedReference,
+    collapse_that_kills_what_is_visible_is_found: KillsVisible,
+    cursor_that_skips_is_found: CursorSkips,
+    entries_left_beyond_the_limit_are_found: NoRangeKill,
+    recheck_left_out_is_found: NoRecheck,
+    index_that_forgets_is_found: IndexForgets,
+    share_that_is_not_counted_is_found: ShareUncounted,
+    count_that_stays_is_found: CountStays,
+    whiteouts_that_stay_are_found: WhiteoutsStay,
+    unheard_end_of_a_record_is_found: HiddenUnheard,
+    record_that_says_something_and_goes_is_found: HeldOnceForgotten,
     order_turned_round_in_a_row_is_found: OldestOnTop,
+    limit_ignored_in_a_row_is_found: LimitInRow,
 }
 
 // Goal and method as above.
@@ -158,11 +199,6 @@ control! { steps:
     range_told_as_shared_to_its_end_is_found: RestAssumed,
     space_that_is_nobodys_is_found: SpaceForgotten,
     file_that_is_let_go_to_nobody_is_found: LetGoForgotten,
-}
-
-// Goal and method as above.
-control! { limited_rows:
-    limit_ignored_in_a_row_is_found: LimitInRow,
 }
 
 /// As [`caught`], for scenes of batches in flight together.
