@@ -19,8 +19,8 @@ fn a_lab_that_is_told_to_end_removes_what_it_made() {
     }
     let scratch = Scratch::new("lab-ended");
     let place = scratch.subdir("disks");
-    // A loop of this size takes longer than what lies between the two.
-    let mut command = varve(&["lab", "aging", "--on", "varve", "--scale", "seed", "--days", "0", "--dir"]);
+    // Its loops take longer than what lies between the two.
+    let mut command = varve(&["lab", "aging", "--on", "varve", "--scale", "small", "--days", "0", "--dir"]);
     let mut lab = command.arg(&place).stderr(Stdio::piped()).spawn().expect("the lab starts");
     let said = BufReader::new(lab.stderr.take().expect("it is a pipe"));
     let mut lines = said.lines().map_while(Result::ok).inspect(|line| say(line));
