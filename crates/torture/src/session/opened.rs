@@ -53,7 +53,7 @@ pub struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        Setup { cache_bytes: 32 << 20, dirty_bytes_max: 8 << 20, caller: Caller::ROOT, tight: false }
+        Setup { cache_bytes: 8 << 20, dirty_bytes_max: 8 << 20, caller: Caller::ROOT, tight: false }
     }
 }
 
