@@ -13,6 +13,8 @@ use crate::{fsx, packages, pjdfstest, programs, rings};
 const GOAL: Duration = Duration::from_secs(15 * 60);
 /// Test programs that run at a time, each with as many threads as there are processors: half of the time half of them wait.
 const LANES: usize = 2;
+/// Of fsx, through rings.
+const OPS_THROUGH_RINGS: u64 = 30_000;
 /// When it is given up: shared machines slow down by 2.5 within minutes, and a slow pass is not a failure.
 const LIMIT: Duration = Duration::from_secs(60 * 60);
 /// What a test program that cargo runs is announced by, with its path. cargo itself tells that to standard error alone.
@@ -84,15 +86,15 @@ pub fn run(args: &TestArgs) -> Result<()> {
     }
     let mut well = well;
     if args.rest.is_empty() {
-        suites(&mut totals, fsx::SEEDS.len())?;
+        suites(&mut totals, fsx::OPS, fsx::SEEDS.len())?;
         if mount {
             // Once more, as the kernel speaks to the mount where that is switched on.
             let again = rings::with(|| {
                 println!("== the tests of the mount and the suites of others once more, through rings");
                 let programs = programs::through_rings(programs::build(limit)?);
                 let well = programs::run(programs, LANES, limit, |text| totals.add_program(text))?;
-                // What differs is how requests arrive: one seed of operations shows that.
-                suites(&mut totals, 1)?;
+                // What differs is how requests arrive: some operations of one seed show that.
+                suites(&mut totals, OPS_THROUGH_RINGS, 1)?;
                 Ok(well)
             })?;
             well &= again.unwrap_or(true);
@@ -122,15 +124,16 @@ fn install_suites() {
     }
 }
 
-/// The suites of others, on mounts of the program that cargo has built for the tests; fsx with so many seeds.
-fn suites(totals: &mut Totals, seeds: usize) -> Result<()> {
+/// The suites of others, on mounts of the program that cargo has built for the tests; fsx with so many operations for each of so many
+/// seeds.
+fn suites(totals: &mut Totals, ops: u64, seeds: usize) -> Result<()> {
     let program = target_dir().join("debug").join("varve");
     if let Some(counts) = pjdfstest::run_on(&program)? {
         totals.passed += counts.passed;
         totals.failed += counts.failed;
         totals.ignored += counts.skipped;
     }
-    totals.passed += fsx::test(&program, seeds)?.unwrap_or(0);
+    totals.passed += fsx::test(&program, ops, seeds)?.unwrap_or(0);
     Ok(())
 }
 

@@ -447,7 +447,10 @@ impl Random {
 
     /// `len` bytes that do not compress.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).collect();
+        let mut bytes = Vec::with_capacity(len.next_multiple_of(8));
+        while bytes.len() < len {
+            bytes.extend_from_slice(&self.next().to_le_bytes());
+        }
         bytes.truncate(len);
         bytes
     }

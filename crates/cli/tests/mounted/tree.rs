@@ -187,7 +187,9 @@ fn first_difference(a: &Path, b: &Path) -> Option<u64> {
     loop {
         let n = fill(&mut a, &mut one);
         let m = fill(&mut b, &mut other);
-        if let Some(index) = (0..n.min(m)).find(|index| one[*index] != other[*index]) {
+        let both = n.min(m);
+        if one[..both] != other[..both] {
+            let index = (0..both).find(|index| one[*index] != other[*index]).expect("they differ");
             return Some(at + index as u64);
         }
         if n != m {
