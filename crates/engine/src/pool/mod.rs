@@ -353,7 +353,7 @@ impl Pool {
     /// Looks at every copy of a block, and rewrites those that are not `good` from one that is.
     ///
     /// # Errors
-    /// The device's if none can be read that is.
+    /// The device's if none can be read that is, or one cannot be written.
     pub fn repair_copies(&self, addr: PoolAddr, good: &dyn Fn(&[u8]) -> bool) -> Result<()> {
         let mut block = AlignedBuf::new(BLOCK_BYTES);
         let (mut whole, mut bad, mut unread) = (None, Vec::new(), None);
@@ -369,21 +369,36 @@ impl Pool {
             bad.push(copy);
         }
         let Some(whole) = whole else { return Err(unread.unwrap_or(EngineError::Checksum { addr: addr.0 })) };
-        bad.into_iter().for_each(|copy| self.rewrite_copy(addr, &whole, copy));
-        Ok(())
+        let mut written = Ok(());
+        for copy in bad {
+            let Some((device, offset)) = self.copy_place(addr, copy) else { continue };
+            match device.write_at(offset, &whole) {
+                Ok(()) => self.note_repair(addr, copy),
+                Err(error) => written = written.and(Err(error.into())),
+            }
+        }
+        written
     }
 
-    /// Rewrites one copy of a block. A failure is logged: the good copy has been served.
+    /// Rewrites one copy of a block while a good one is served. A failure is logged: the next read tries again.
     fn rewrite_copy(&self, addr: PoolAddr, data: &[u8], copy: usize) {
-        let Some(p) = self.pieces(addr, data.len()).next() else { return };
-        let Some(stripe) = p.chunk.stripes.get(copy) else { return };
-        match self.devices[stripe.device as usize].rewrite_at(stripe.offset + p.delta, data) {
-            Ok(()) => {
-                self.repaired_count.fetch_add(1, Relaxed);
-                tracing::warn!(addr = addr.0, copy, "rewrote a bad copy from a good one");
-            }
+        let Some((device, offset)) = self.copy_place(addr, copy) else { return };
+        match device.rewrite_at(offset, data) {
+            Ok(()) => self.note_repair(addr, copy),
             Err(e) => tracing::error!(addr = addr.0, copy, "could not rewrite a bad copy: {e}"),
         }
+    }
+
+    /// Where one copy of a block is: the device, and the byte on it.
+    fn copy_place(&self, addr: PoolAddr, copy: usize) -> Option<(&Arc<dyn Device>, u64)> {
+        let p = self.pieces(addr, BLOCK_BYTES).next()?;
+        let stripe = p.chunk.stripes.get(copy)?;
+        Some((&self.devices[stripe.device as usize], stripe.offset + p.delta))
+    }
+
+    fn note_repair(&self, addr: PoolAddr, copy: usize) {
+        self.repaired_count.fetch_add(1, Relaxed);
+        tracing::warn!(addr = addr.0, copy, "rewrote a bad copy from a good one");
     }
 
     /// Hands `each` block of the log of device `index` on, with its place in the ring; zeros where it cannot be read. Gives

@@ -159,11 +159,12 @@ fn a_block_that_the_tail_has_freed_need_not_be_readable() {
     }
 }
 
-// Goal: of data in two copies, one of which the crash tore, none stays torn because the device fails for a moment to read the other: the
-// pool is not opened until it can. Method: one copy of acknowledged data is spoilt; while the pool is opened for writing the device fails one
-// read after the other, once and three times in a row; both copies are read on the device, then and after an opening without failures.
+// Goal: of data in two copies, one of which the crash tore, none stays torn because the device fails for a moment to read the other or to
+// write the torn one: the pool is not opened until it can. Method: one copy of acknowledged data is spoilt; while the pool is opened for writing
+// the device fails one read or write after the other, once and three times in a row; both copies are read on the device, then and after
+// an opening without failures.
 #[test]
-fn a_torn_copy_is_written_anew_though_reads_fail() {
+fn a_torn_copy_is_written_anew_though_the_device_fails() {
     let device = Hooked::new();
     format(&device, Profile::Dup, Profile::Dup);
     let store = open(&device);
@@ -180,24 +181,25 @@ fn a_torn_copy_is_written_anew_though_reads_fail() {
     };
     let whole = block(&killed, places[0]);
     assert_eq!(whole, block(&killed, places[1]), "two copies of the data");
-    let mut failed = 0;
-    for (torn, row) in places.into_iter().flat_map(|torn| [1, 3].map(|row| (torn, row))) {
+    let mut failed = [0, 0];
+    let rows = [(Operation::Read, 1), (Operation::Read, 3), (Operation::Write, 1), (Operation::Write, 3)];
+    for (torn, (operation, row)) in places.into_iter().flat_map(|torn| rows.map(|row| (torn, row))) {
         for first in 1.. {
-            let what = format!("{torn:#x} torn, reads {first} to {} fail", first + row - 1);
+            let what = format!("{torn:#x} torn, {operation:?} {first} to {} fail", first + row - 1);
             let device = killed.snapshot();
             let mut half_of_it = AlignedBuf::from_slice(&whole);
             half_of_it[512..].fill(0);
             device.write_at(torn, &half_of_it).expect("writes");
             let rules = (first..first + row)
-                .map(|n| FaultRule::new(Operation::Read, Trigger::Nth(n), Fault::Error))
+                .map(|n| FaultRule::new(operation, Trigger::Nth(n), Fault::Error))
                 .collect();
             let device = Arc::new(FaultyDevice::new(device, 1, rules));
             let opened = try_open(&device).map(drop);
             let injected = device.injected_count();
             device.set_rules(vec![]);
             if let Err(error) = &opened {
-                assert!(error.to_string().contains("read"), "{what}: {error}");
-                failed += 1;
+                assert!(error.to_string().contains("injected"), "{what}: {error}");
+                failed[usize::from(operation == Operation::Write)] += 1;
                 drop(open(&device));
             }
             for place in places {
@@ -211,7 +213,7 @@ fn a_torn_copy_is_written_anew_though_reads_fail() {
             }
         }
     }
-    assert!(failed > 0, "some reads are needed");
+    assert!(failed.iter().all(|count| *count > 0), "some reads and writes are needed: {failed:?}");
 }
 
 /// A pool that was killed after five acknowledged batches, the third of `third` bytes, and the places of these in the ring, from and to.
