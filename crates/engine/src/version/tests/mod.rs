@@ -10,6 +10,7 @@ use super::*;
 use crate::Transaction;
 
 mod cases;
+mod edges;
 mod hostile;
 mod implicit;
 mod keyframes;
