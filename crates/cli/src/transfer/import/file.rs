@@ -7,16 +7,16 @@ use std::time::Duration;
 use anyhow::anyhow;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use varve_fs::{Attr, Caller, FileKind, FsError, InodeId, NewNameless, RenameMode, SetAttr, Timestamp};
+use varve_fs::{Attr, Caller, FileKind, InodeId, NewNameless, SetAttr, Timestamp};
 
-use super::{Import, Level, NEW_NAME, PIECE_BYTES, Step, caller};
+use super::{Import, Level, PIECE_BYTES, Step, caller};
 use crate::clock;
 use crate::pages;
 use crate::transfer::finisher::Written;
 use crate::transfer::held::Held;
 use crate::transfer::host::{self, HostStat};
+use crate::transfer::replaced;
 use crate::transfer::tally::Trouble;
-use crate::transfer::{new_names, replaced, too_many};
 
 /// From this size on a new file is copied without a name. Of a smaller one a half may be left under its name if this is killed: that takes no
 /// more space than this until the next import has replaced it. Nothing is read while such a file is written out, which tells in smaller ones.
@@ -161,24 +161,11 @@ impl Import {
         named.and_then(|attr| Ok(released.map(|()| attr)?))
     }
 
-    /// Gives a file without a name that of what is `existing`, in one step: it has one that is nobody's before.
+    /// Gives a file without a name that of what is `existing`, in one step: who is killed leaves the one or the other there, and nothing
+    /// beside it.
     fn replace(&self, dir: &Level, name: &[u8], existing: Attr, ino: InodeId) -> Step<Attr> {
-        let directory = dir.target.ino;
-        for new in new_names(NEW_NAME) {
-            let attr = match self.filesystem.link(ino, directory, new.as_bytes()) {
-                Err(FsError::Exists) => continue,
-                linked => linked?,
-            };
-            let rename = || {
-                Ok(self.filesystem.rename(directory, new.as_bytes(), directory, name, RenameMode::Replace)?)
-            };
-            let replaced = self.freed(existing, rename);
-            if replaced.is_err() {
-                let _ = self.filesystem.unlink(directory, new.as_bytes());
-            }
-            return replaced.map(|()| attr);
-        }
-        Err(too_many(NEW_NAME))
+        self.freed(existing, || Ok(self.filesystem.link_over(ino, dir.target.ino, name)?))?;
+        Ok(self.filesystem.getattr(ino)?)
     }
 
     fn contents(&mut self, source: &OwnedFd, stat: &HostStat, ino: InodeId) -> Step<()> {
