@@ -8,24 +8,11 @@ use varve_format::record::version;
 
 use super::super::points::pending_points_families;
 use super::super::truncate::truncate_within;
+use super::implicit::{empty, write};
 use super::*;
 use crate::transaction::Op;
 
 const FAMILY: FamilyId = FamilyId(5);
-
-fn small() -> World {
-    let mut world = World::new(1, 1);
-    (world.next_block, world.loses) = (1 << 20, false);
-    world
-}
-
-fn write(world: &mut World, f: usize, at: u64, blocks: u64) {
-    let (run, mut tx) = (world.allocate(blocks), Transaction::new());
-    let path = world.writable(f, &mut tx);
-    put_extents(&world.maps, &mut tx, &path, &[(at * BLOCK, run)]).unwrap();
-    world.apply(&tx);
-    world.files[f].blocks.extend((0..blocks).map(|b| (at + b, run.addr.block() + b)));
-}
 
 fn punch_out(world: &mut World, f: usize, from: u64, to: u64) {
     let mut tx = Transaction::new();
@@ -51,7 +38,7 @@ fn cut(world: &mut World, f: usize, size: u64, at_once: usize) -> Truncated {
 
 /// Two files in versions of their own, of one with ten blocks that nobody holds any more.
 fn inner() -> World {
-    let mut world = small();
+    let mut world = empty();
     write(&mut world, 0, 0, 10);
     for at in [20, 30] {
         world.fork(0);
@@ -72,7 +59,7 @@ fn works(world: &World) -> bool {
 #[test]
 fn the_smaller_limit_stays() {
     for (first, second) in [(None, 5), (Some(8), 5), (Some(5), 8), (Some(5), 5)] {
-        let mut world = small();
+        let mut world = empty();
         write(&mut world, 0, 0, 10);
         world.fork(0);
         write(&mut world, 0, 0, 1);
@@ -104,7 +91,7 @@ fn the_smaller_limit_stays() {
 fn the_oldest_that_goes_is_the_first() {
     let choices: [(&'static [Planted], usize); 2] = [(&[], 1), (&[Planted::YoungestFirst], 0)];
     for (choice, left) in choices {
-        let mut world = small();
+        let mut world = empty();
         write(&mut world, 0, 0, 4);
         let mut ids = Vec::new();
         for f in [1, 2] {
@@ -220,7 +207,7 @@ fn a_limit_falls_and_is_told() {
         world.idle();
         world.check();
     }
-    let mut world = small();
+    let mut world = empty();
     write(&mut world, 0, 0, 10);
     world.fork(0);
     write(&mut world, 1, 20, 1);
@@ -246,7 +233,7 @@ fn holes(world: &World) -> Vec<u64> {
 #[test]
 fn holes_that_hide_nothing_go() {
     for blocks in [1, 4] {
-        let mut world = small();
+        let mut world = empty();
         write(&mut world, 0, 0, blocks);
         world.fork(0);
         punch_out(&mut world, 0, 0, 1);
@@ -257,7 +244,7 @@ fn holes_that_hide_nothing_go() {
         assert!(holes(&world).is_empty());
         assert_eq!(world.maps.count(TreeId::EXTENTS, FAMILY), usize::from(blocks > 1));
     }
-    let mut world = small();
+    let mut world = empty();
     write(&mut world, 0, 1, 2);
     world.fork(0);
     write(&mut world, 0, 0, 2);

@@ -11,17 +11,23 @@ use super::*;
 
 const FAMILY: FamilyId = FamilyId(5);
 
-/// A file with something in three segments.
-fn plain() -> World {
+/// A file with nothing in it, in a store that loses nothing.
+pub(super) fn empty() -> World {
     let mut world = World::new(1, 1);
     (world.next_block, world.loses) = (1 << 20, false);
+    world
+}
+
+/// A file with something in three segments.
+fn plain() -> World {
+    let mut world = empty();
     for at in [0, 300, 600] {
         write(&mut world, 0, at, 4);
     }
     world
 }
 
-fn write(world: &mut World, f: usize, at: u64, blocks: u64) {
+pub(super) fn write(world: &mut World, f: usize, at: u64, blocks: u64) {
     let (run, mut tx) = (world.allocate(blocks), Transaction::new());
     let path = world.writable(f, &mut tx);
     put_extents(&world.maps, &mut tx, &path, &[(at * BLOCK, run)]).unwrap();
