@@ -4,10 +4,10 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -16,6 +16,10 @@ use crate::harness::{Mount, Random, Scratch, can_mount, check, say, succeed, var
 /// Of what the files hold.
 const SEED: u64 = 0x5eed;
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+/// How many files are acknowledged before the mount is killed under those who make more, however slow the machine is, and
+/// how long that may take before nobody is believed to be answered.
+const ENOUGH: usize = 40;
+const PATIENCE: Duration = Duration::from_secs(60);
 /// One at a time has the switch.
 static HELD: Mutex<()> = Mutex::new(());
 
@@ -75,8 +79,8 @@ fn contents(name: &str) -> Vec<u8> {
 }
 
 /// Makes files in `dir` until told to stop or refused, syncs them, and reads every other one back; gives those that were
-/// acknowledged.
-fn work(dir: &Path, thread: usize, stop: &AtomicBool) -> Vec<PathBuf> {
+/// acknowledged, and adds them to `count` as they come.
+fn work(dir: &Path, thread: usize, stop: &AtomicBool, count: &AtomicUsize) -> Vec<PathBuf> {
     let mut made = Vec::new();
     for number in 0.. {
         let name = format!("{thread}-{number}");
@@ -93,6 +97,7 @@ fn work(dir: &Path, thread: usize, stop: &AtomicBool) -> Vec<PathBuf> {
         }
         let path = dir.join(&name);
         made.push(path.clone());
+        count.fetch_add(1, Relaxed);
         if number % 2 == 0 {
             let mut bytes = Vec::new();
             let Ok(mut file) = fs::File::open(&path) else { break };
@@ -121,20 +126,24 @@ fn killed_under_many_threads() {
     assert!(through_rings(&first));
     let dir = first.path("dir");
     fs::create_dir(&dir).expect("a directory");
-    let stop = AtomicBool::new(false);
+    let (stop, count) = (AtomicBool::new(false), AtomicUsize::new(0));
     let made: Vec<PathBuf> = thread::scope(|scope| {
         let threads: Vec<_> = (0..40)
             .map(|thread| {
-                let (dir, stop) = (&dir, &stop);
-                scope.spawn(move || work(dir, thread, stop))
+                let (dir, stop, count) = (&dir, &stop, &count);
+                scope.spawn(move || work(dir, thread, stop, count))
             })
             .collect();
+        let start = Instant::now();
+        while count.load(Relaxed) < ENOUGH && start.elapsed() < PATIENCE {
+            thread::sleep(Duration::from_millis(10));
+        }
         thread::sleep(Duration::from_millis(500));
         first.kill();
         stop.store(true, Relaxed);
         threads.into_iter().flat_map(|thread| thread.join().expect("a thread that works")).collect()
     });
-    assert!(made.len() >= 40, "only {} files in half a second", made.len());
+    assert!(made.len() >= ENOUGH, "only {} files in {} s", made.len(), PATIENCE.as_secs());
     for options in [&["-o", "norings"][..], &[]] {
         let Some(again) = mount(TEST, &pool, &point, options) else { return };
         assert_eq!(through_rings(&again), options.is_empty());
@@ -199,7 +208,7 @@ fn wanted_where_the_switch_is_off() {
             let threads: Vec<_> = (0..40)
                 .map(|thread| {
                     let (point, stop) = (&mount.point, &stop);
-                    scope.spawn(move || work(point, thread, stop).len())
+                    scope.spawn(move || work(point, thread, stop, &AtomicUsize::new(0)).len())
                 })
                 .collect();
             thread::sleep(Duration::from_millis(200));
