@@ -16,6 +16,11 @@
 //! - An entry has the number of its subvolume beside the slot, which another may get.
 //!
 //! Names of more than [`NAME_BYTES`] are not kept, nor are those that are not there.
+//!
+//! The table is far larger than what few names need, and they lie anywhere in it: the kernel would have to find a page of memory for
+//! nearly each of the first, which takes a third as long as making the name. So who makes a name where there was none passes a page to
+//! which nobody has written yet ([`Table::used`]): nobody brings in what he saw of it before, since a name that is not there is not kept.
+//! Pages are written to by those who bring in what they found, and by those who take a name away.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -39,6 +44,8 @@ const ENTRY_WORDS: usize = 3 + NAME_WORDS;
 const WAYS: usize = 2;
 /// A guard and two entries, in two lines of memory side by side.
 const SET_WORDS: usize = 16;
+/// Sets in a page of memory.
+const SETS_TOGETHER: usize = 4096 / (SET_WORDS * size_of::<u64>());
 /// Bits of the guard that count who is there.
 const COUNT_BITS: u32 = 16;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
@@ -100,14 +107,24 @@ struct Table {
     words: Box<[AtomicU64]>,
     /// Where the first set begins, so that sets begin where lines do.
     first: usize,
+    /// A bit for each [`SETS_TOGETHER`] sets: whether anybody has written there. The others are as they were made.
+    used: Box<[AtomicU64]>,
 }
 
 /// The guard, and the entries behind it.
 #[derive(Clone, Copy)]
 struct Set<'a>(&'a [AtomicU64; SET_WORDS]);
 
+/// A set, and the bit that tells whether anybody has written to it or near it.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    set: Set<'a>,
+    used: &'a AtomicU64,
+    bit: u64,
+}
+
 /// A name that was not found here, and how that was seen.
-pub(crate) struct Unknown<'a>(Option<(Set<'a>, u64)>);
+pub(crate) struct Unknown<'a>(Option<(Place<'a>, u64)>);
 
 /// Somebody changes where names lead. While this is held none of them is found.
 pub(crate) struct Changing<'a>([Option<Begun<'a>>; 2]);
@@ -130,16 +147,24 @@ impl KnownNames {
     }
 
     /// Where an entry of `name`, which is kept, would be.
-    fn set(&self, name: &Name) -> Option<Set<'_>> {
+    fn place(&self, name: &Name) -> Option<Place<'_>> {
         let table = self.table.get_or_init(|| Table::new(self.count)).as_ref()?;
         let hash = mixed(name.base.0 ^ name.dir.0.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let at = ((u128::from(hash) * self.count as u128) >> 64) as usize;
-        table.words[table.first + at * SET_WORDS..].first_chunk().map(Set)
+        let set = table.words[table.first + at * SET_WORDS..].first_chunk().map(Set)?;
+        let page = at / SETS_TOGETHER;
+        let used = &table.used[page / u64::BITS as usize];
+        Some(Place { set, used, bit: 1 << (page % u64::BITS as usize) })
     }
 
     /// Where a name leads, if that is known.
     pub(crate) fn find(&self, name: &Name) -> Result<(InodeId, InodeKind), Unknown<'_>> {
-        let Some(set) = self.set(name) else { return Err(Unknown(None)) };
+        let Some(place) = self.place(name) else { return Err(Unknown(None)) };
+        if !place.is_used() {
+            // If anything has happened here or is under way, the guard is not 0, nor will it be again.
+            return Err(Unknown(Some((place, 0))));
+        }
+        let set = place.set;
         let guard = set.guard().load(Ordering::Acquire);
         if guard & COUNT > 0 {
             return Err(Unknown(None));
@@ -154,7 +179,7 @@ impl KnownNames {
         });
         match found {
             Some(found) if same => Ok(found),
-            _ => Err(Unknown(same.then_some((set, guard)))),
+            _ => Err(Unknown(same.then_some((place, guard)))),
         }
     }
 
@@ -162,10 +187,18 @@ impl KnownNames {
     pub(crate) fn change(&self, names: [Option<Name>; 2]) -> Changing<'_> {
         Changing(names.map(|name| {
             let name = name?;
-            let set = self.set(&name)?;
-            let guard = set.guard().fetch_add(1, Ordering::AcqRel) + 1;
-            Some(Begun { set, key: name.key(), guard })
+            Some(self.place(&name)?.begin(&name))
         }))
+    }
+
+    /// The same for a name that leads nowhere, where somebody is about to make it. Where nobody has written yet nothing begins, and the
+    /// end does not bring it in.
+    pub(crate) fn creation(&self, name: Option<Name>) -> Changing<'_> {
+        let begun = name.and_then(|name| {
+            let place = self.place(&name)?;
+            place.is_used().then(|| place.begin(&name))
+        });
+        Changing([begun, None])
     }
 }
 
@@ -175,6 +208,25 @@ impl Changing<'_> {
         if let Some(begun) = self.0[0].take_if(|begun| begun.guard & COUNT == 1) {
             begun.set.put(begun.guard, begun.key, ino, kind);
         }
+    }
+}
+
+impl<'a> Place<'a> {
+    fn is_used(self) -> bool {
+        self.used.load(Ordering::Relaxed) & self.bit != 0
+    }
+
+    /// From here on it is.
+    fn touch(self) {
+        if !self.is_used() {
+            self.used.fetch_or(self.bit, Ordering::Relaxed);
+        }
+    }
+
+    fn begin(self, name: &Name) -> Begun<'a> {
+        self.touch();
+        let guard = self.set.guard().fetch_add(1, Ordering::AcqRel) + 1;
+        Begun { set: self.set, key: name.key(), guard }
     }
 }
 
@@ -211,14 +263,18 @@ impl Table {
     fn new(count: usize) -> Option<Table> {
         let words = <[AtomicU64]>::new_box_zeroed_with_elems((count + 1) * SET_WORDS).ok()?;
         let before = words.as_ptr().addr() / size_of::<u64>() % SET_WORDS;
-        Some(Table { words, first: (SET_WORDS - before) % SET_WORDS })
+        let used =
+            <[AtomicU64]>::new_box_zeroed_with_elems(count.div_ceil(SETS_TOGETHER * u64::BITS as usize));
+        Some(Table { words, first: (SET_WORDS - before) % SET_WORDS, used: used.ok()? })
     }
 }
 
 impl Unknown<'_> {
     /// It is `name`, and was found to lead to `(ino, kind)`.
     pub(crate) fn is(self, name: &Name, (ino, kind): (InodeId, InodeKind)) {
-        let Some((set, guard)) = self.0 else { return };
+        let Some((place, guard)) = self.0 else { return };
+        place.touch();
+        let set = place.set;
         let taken = set.guard().compare_exchange(guard, guard + 1, Ordering::AcqRel, Ordering::Relaxed);
         if taken.is_ok() {
             set.put(guard + 1, name.key(), ino, kind);
@@ -276,11 +332,12 @@ mod tests {
             }
             match seed >> 40 & 3 {
                 0 if !all.contains_key(&key) => {
-                    let changing = known.change([Some(name), None]);
+                    let is_used = known.place(&name).expect("a table").is_used();
+                    let changing = known.creation(Some(name));
                     assert!(known.find(&name).is_err(), "it is being changed");
                     all.insert(key, step + 1);
                     changing.leads_to(InodeId(step + 1), FILE);
-                    assert_eq!(known.find(&name).ok(), Some((InodeId(step + 1), FILE)));
+                    assert_eq!(known.find(&name).ok(), is_used.then_some((InodeId(step + 1), FILE)));
                 }
                 1 => {
                     let changing = known.change([Some(name), Some(name)]);
@@ -305,57 +362,97 @@ mod tests {
         assert!(hits > 20_000, "{hits}");
     }
 
-    // Goal: nobody brings in what he saw before a change that has begun since, and nobody finds half of two entries. Method: threads that
-    // change where names lead, each to a larger number under a lock of the name's own as a directory's, and threads that look, all in a table of
-    // few sets: who looks finds nothing older than what was there when he began, and nothing newer than what is there afterwards.
+    // Goal: nobody brings in what he saw before a change that has begun since, and nobody finds half of two entries, also where names go
+    // and come where nothing was ever brought in. Method: threads that change where names lead, each to a larger number under a lock of the name's
+    // own as a directory's (an even one: it is not there), and threads that look, all in tables of few sets, each new: who looks finds
+    // nothing older than what was there when he began, nothing newer than what is there afterwards, and nothing that is not there.
     #[test]
     fn changes_beside_searches() {
-        let (hasher, known) = (hasher(), KnownNames::new(0));
+        let hasher = hasher();
         let texts: Vec<String> = (0..300).map(|n| format!("name-{n}")).collect();
-        let there: Vec<_> = texts.iter().map(|_| (parking_lot::Mutex::new(()), AtomicU64::new(1))).collect();
         let found = AtomicU64::new(0);
-        std::thread::scope(|scope| {
-            for thread in 0..4 {
-                let (known, texts, there, found, hasher) = (&known, &texts, &there, &found, &hasher);
-                scope.spawn(move || {
-                    let mut seed = thread;
-                    for _ in 0..150_000 {
-                        seed = mixed(seed);
-                        let at = seed as usize % texts.len();
-                        let name = name(1, 5, &texts[at], hasher);
-                        let (lock, value) = &there[at];
-                        if seed >> 32 & 7 == 0 {
-                            let _alone = lock.lock();
-                            let changing = known.change([Some(name), None]);
-                            let new = value.load(Ordering::Relaxed) + 1;
-                            value.store(new, Ordering::Release);
-                            if seed >> 41 & 3 == 0 {
-                                std::thread::yield_now();
-                            }
-                            if seed >> 40 & 1 == 0 {
-                                changing.leads_to(InodeId(new), FILE);
-                            }
-                        } else {
-                            let before = value.load(Ordering::Acquire);
-                            match known.find(&name) {
-                                Ok((ino, kind)) => {
-                                    let after = value.load(Ordering::Acquire);
-                                    assert!((before..=after).contains(&ino.0) && kind == FILE);
-                                    found.fetch_add(1, Ordering::Relaxed);
+        for round in 0..30 {
+            let known = KnownNames::new(if round % 2 == 0 { 0 } else { 64 << 10 });
+            let there: Vec<_> =
+                texts.iter().map(|_| (parking_lot::Mutex::new(()), AtomicU64::new(round % 3 % 2))).collect();
+            std::thread::scope(|scope| {
+                for thread in 0..4 {
+                    let (known, texts, there, found, hasher) = (&known, &texts, &there, &found, &hasher);
+                    scope.spawn(move || {
+                        let mut seed = round * 4 + thread;
+                        for _ in 0..5_000 {
+                            seed = mixed(seed);
+                            let at = seed as usize % texts.len();
+                            let name = name(1, 5, &texts[at], hasher);
+                            let (lock, value) = &there[at];
+                            if seed >> 32 & 7 == 0 {
+                                let _alone = lock.lock();
+                                let old = value.load(Ordering::Relaxed);
+                                let goes = old % 2 == 1 && seed >> 43 & 1 == 0;
+                                let new = old + if old.is_multiple_of(2) || goes { 1 } else { 2 };
+                                let changing = if old.is_multiple_of(2) {
+                                    known.creation(Some(name))
+                                } else {
+                                    known.change([Some(name), None])
+                                };
+                                value.store(new, Ordering::Release);
+                                if seed >> 41 & 3 == 0 {
+                                    std::thread::yield_now();
                                 }
-                                Err(unknown) => {
-                                    let seen = value.load(Ordering::Acquire);
-                                    if seed >> 40 & 3 == 0 {
-                                        std::thread::yield_now();
+                                if !goes && seed >> 40 & 1 == 0 {
+                                    changing.leads_to(InodeId(new), FILE);
+                                }
+                            } else {
+                                let before = value.load(Ordering::Acquire);
+                                match known.find(&name) {
+                                    Ok((ino, kind)) => {
+                                        let after = value.load(Ordering::Acquire);
+                                        assert!((before..=after).contains(&ino.0) && kind == FILE);
+                                        assert!(ino.0 % 2 == 1, "it is not there");
+                                        found.fetch_add(1, Ordering::Relaxed);
                                     }
-                                    unknown.is(&name, (InodeId(seen), FILE));
+                                    Err(unknown) => {
+                                        let seen = value.load(Ordering::Acquire);
+                                        if seed >> 40 & 3 == 0 {
+                                            std::thread::yield_now();
+                                        }
+                                        if seen % 2 == 1 {
+                                            unknown.is(&name, (InodeId(seen), FILE));
+                                        }
+                                    }
                                 }
                             }
                         }
-                    }
-                });
-            }
-        });
+                    });
+                }
+            });
+        }
         assert!(found.into_inner() > 10_000);
+    }
+
+    // Goal: who makes names that nobody looks for touches no memory of the table, and once something was found near it a new name is known
+    // at once. Method: a large table, names made in it, and its words; then one name that is looked for, and others near it.
+    #[test]
+    fn a_creation_alone_touches_nothing() {
+        let (hasher, known) = (hasher(), KnownNames::new(8 << 20));
+        let texts: Vec<String> = (0..20_000).map(|n| format!("name-{n}")).collect();
+        let names: Vec<_> = texts.iter().map(|text| name(1, 5, text, &hasher)).collect();
+        for (ino, name) in names.iter().enumerate() {
+            known.creation(Some(*name)).leads_to(InodeId(1 + ino as u64), FILE);
+            assert!(known.find(name).is_err());
+        }
+        let table = known.table.get().and_then(Option::as_ref).expect("memory for 8 MiB");
+        assert!(table.words.iter().chain(&table.used).all(|word| word.load(Ordering::Relaxed) == 0));
+        known.find(&names[0]).err().expect("nothing").is(&names[0], (InodeId(1), FILE));
+        assert_eq!(known.find(&names[0]).ok(), Some((InodeId(1), FILE)));
+        let (mut near, first) = (0, known.place(&names[0]).expect("a table"));
+        for (ino, name) in names.iter().enumerate().skip(1) {
+            let place = known.place(name).expect("a table");
+            known.creation(Some(*name)).leads_to(InodeId(1 + ino as u64), FILE);
+            let is_near = std::ptr::eq(place.used, first.used) && place.bit == first.bit;
+            assert_eq!(known.find(name).is_ok(), is_near);
+            near += usize::from(is_near);
+        }
+        assert!(near > 0);
     }
 }

@@ -165,7 +165,7 @@ impl Core {
         }
         change.put_inode(&mut tx, ino, &record)?;
         let known = self.known_name(parent, bucket.base(), name);
-        let changing = self.known.change([known, None]);
+        let changing = self.known.creation(known);
         let applied = match &from {
             Some(_) => self.apply_sharing(tx, &record),
             None => {
