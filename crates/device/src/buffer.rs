@@ -26,18 +26,33 @@ pub struct AlignedBuf {
     pages: Pages,
 }
 
-/// Pages of the largest buffer that is kept.
+/// Pages of the largest of the small buffers that are kept.
 const SPARE_PAGES_MAX: usize = 16;
+/// Pages of large buffers that are kept, of which there are [`LARGE_MAX`]: a full batch of the log has somewhat more than a MiB, and memory
+/// that is new costs more than copying the batch to it.
+const LARGE_PAGES: std::ops::RangeInclusive<usize> = 257..=384;
+const LARGE_MAX: usize = 2;
 /// Bytes of those that are kept, all together.
 const SPARE_BYTES_MAX: usize = 2 << 20;
 
 /// Buffers that nobody uses, for the next of their size; whatever was in them still is.
-static SPARE: Mutex<Spare> = Mutex::new(Spare { bytes: 0, of: [const { Vec::new() }; SPARE_PAGES_MAX + 1] });
+static SPARE: Mutex<Spare> =
+    Mutex::new(Spare { bytes: 0, of: [const { Vec::new() }; SPARE_PAGES_MAX + 1], large: Vec::new() });
 
 struct Spare {
     bytes: usize,
     /// By number of pages.
     of: [Vec<Vec<Page>>; SPARE_PAGES_MAX + 1],
+    /// With room for each of [`LARGE_PAGES`].
+    large: Vec<Vec<Page>>,
+}
+
+/// Room for as many pages as were asked for, if some are kept, with anything in it.
+fn take_large(count: usize) -> Option<Vec<Page>> {
+    if !LARGE_PAGES.contains(&count) {
+        return None;
+    }
+    SPARE.lock().large.pop()
 }
 
 /// As many pages as were asked for, if some are kept, with anything in them.
@@ -73,6 +88,11 @@ impl Drop for Pages {
             if spare.bytes + count * ALIGN_BYTES <= SPARE_BYTES_MAX {
                 spare.bytes += count * ALIGN_BYTES;
                 spare.of[count].push(std::mem::take(pages));
+            }
+        } else if LARGE_PAGES.contains(&count) && pages.capacity() >= *LARGE_PAGES.end() {
+            let mut spare = SPARE.lock();
+            if spare.large.len() < LARGE_MAX {
+                spare.large.push(std::mem::take(pages));
             }
         }
     }
@@ -114,7 +134,10 @@ impl AlignedBuf {
             buf[before..used].copy_from_slice(bytes);
             return buf;
         }
-        let mut pages = take_spare(count).unwrap_or_else(|| Vec::with_capacity(count));
+        let kept = take_spare(count).or_else(|| take_large(count));
+        // What is kept has room for any; what nobody writes to takes no memory.
+        let room = if LARGE_PAGES.contains(&count) { *LARGE_PAGES.end() } else { count };
+        let mut pages = kept.unwrap_or_else(|| Vec::with_capacity(room));
         let start = pages.as_mut_ptr().cast::<u8>();
         // SAFETY: the vector has room for `count` pages, which are `len_bytes` gapless bytes; `before`, `used` and
         // `len_bytes` ascend, the three parts are all of these bytes, and nobody else has them, so that nothing overlaps.
@@ -226,6 +249,34 @@ mod tests {
         let spare = SPARE.lock();
         let bytes: usize = spare.of.iter().flatten().map(|pages| pages.len() * ALIGN_BYTES).sum();
         assert!(bytes > 0 && bytes == spare.bytes && bytes <= SPARE_BYTES_MAX, "{bytes} of {}", spare.bytes);
+    }
+
+    // Goal: the same of large ones, of which the memory is used again. Method: buffers of sizes in, at and beyond the bounds, three at once, full
+    // of ones and let go of; then a smaller and a larger one of other bytes.
+    #[test]
+    fn large_ones_are_used_again() {
+        for count in [*LARGE_PAGES.start(), 300, *LARGE_PAGES.end(), LARGE_PAGES.end() + 1] {
+            let ones = vec![0xff; count * ALIGN_BYTES];
+            let held = [0; 3].map(|_| AlignedBuf::with_bytes_at(0, &ones));
+            let places = held.each_ref().map(|buf| buf.as_ptr());
+            drop(held);
+            if LARGE_PAGES.contains(&count) {
+                let kept =
+                    SPARE.lock().large.iter().filter(|pages| places.contains(&pages.as_ptr().cast())).count();
+                assert!((1..=LARGE_MAX).contains(&kept), "{count} pages: {kept}");
+            }
+            for count in [count - 1, count] {
+                let bytes = vec![7; count * ALIGN_BYTES - 200];
+                let buf = AlignedBuf::with_bytes_at(100, &bytes);
+                assert_eq!((buf.len(), buf.as_ptr().addr() % ALIGN_BYTES), (count * ALIGN_BYTES, 0));
+                assert!(buf[100..][..bytes.len()].iter().all(|byte| *byte == 7), "{count} pages");
+                assert!(
+                    buf[..100].iter().chain(&buf[100 + bytes.len()..]).all(|byte| *byte == 0),
+                    "{count} pages"
+                );
+            }
+        }
+        assert!(SPARE.lock().large.len() <= LARGE_MAX);
     }
 
     // Goal: contents survive from_slice and clone, and clones are independent. Method: write to one of two.
