@@ -443,7 +443,7 @@ mod tests {
         }
         let table = known.table.get().and_then(Option::as_ref).expect("memory for 8 MiB");
         assert!(table.words.iter().chain(&table.used).all(|word| word.load(Ordering::Relaxed) == 0));
-        known.find(&names[0]).err().expect("nothing").is(&names[0], (InodeId(1), FILE));
+        known.find(&names[0]).expect_err("nothing yet").is(&names[0], (InodeId(1), FILE));
         assert_eq!(known.find(&names[0]).ok(), Some((InodeId(1), FILE)));
         let (mut near, first) = (0, known.place(&names[0]).expect("a table"));
         for (ino, name) in names.iter().enumerate().skip(1) {

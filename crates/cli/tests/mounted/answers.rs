@@ -3,6 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -125,19 +126,19 @@ fn another_mount_does_not_answer_for_one_that_has_gone() {
     let scratch = Scratch::new("gone");
     let pools = ["a.img", "b.img"].map(|name| scratch.pool(name, "64M"));
     let first = Mount::start(&pools[0], &scratch.path("first"));
-    let mut watch = varve(&["stats", "--watch=0.3", "--json", "--count=40"]);
-    let watch =
+    let mut watch = varve(&["stats", "--watch=0.3", "--json", "--count=10000"]);
+    let mut watch =
         watch.arg(&first.point).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-    thread::sleep(Duration::from_millis(500));
+    let mut said = BufReader::new(watch.stdout.take().expect("a pipe"));
+    let mut text = String::new();
+    said.read_line(&mut text).expect("a first line");
     first.unmount();
     let second = Mount::start(&pools[1], &scratch.path("second"));
+    said.read_to_string(&mut text).expect("text");
     let out = watch.wait_with_output().expect("our child");
     second.unmount();
-    let lines: Vec<Value> = String::from_utf8(out.stdout)
-        .expect("text")
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("a line of JSON"))
-        .collect();
+    let lines: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect();
     let pool = pools[0].to_str().expect("text");
     assert!(!lines.is_empty() && lines.iter().all(|line| line["pool"] == pool), "{lines:?}");
     assert_eq!(out.status.code(), Some(1), "{}", String::from_utf8_lossy(&out.stderr));

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::time::Instant;
 
 use rustix::fs::{CWD, FallocateFlags, FileType, IFlags, Mode, OFlags, XattrFlags};
 
@@ -177,10 +178,16 @@ fn commands_are_flushed_before_they_end() {
         }
         mount.sync();
         for what in ["create", "snapshot", "clone", "delete"] {
-            let before = device.stat();
+            let (before, begun) = (device.stat(), Instant::now());
             (0..TIMES as usize).for_each(|n| by_command(&dir, what, n));
             let flushes = device.stat().since(before).flushes;
-            let expected = if waits { TIMES..=3 * TIMES } else { 0..=TIMES - 1 };
+            // The background may flush twice a second.
+            let others = 2 * begun.elapsed().as_secs();
+            if !waits && others >= TIMES / 2 {
+                say(&format!("*** {test}: {name}: {TIMES} times {what} take too long to be judged ***"));
+                continue;
+            }
+            let expected = if waits { TIMES..=3 * TIMES + others } else { 0..=TIMES - 1 };
             assert!(expected.contains(&flushes), "{name}: {TIMES} times {what}: {flushes} flushes");
         }
     }

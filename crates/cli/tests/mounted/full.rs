@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -262,6 +264,23 @@ fn a_full_host_is_waited_for() {
     check(&pool);
 }
 
+/// Unmounts what is at `point`; what is said of it goes to the file `said`.
+fn unmount_saying(point: &Path, said: &Path) -> Option<ExitStatus> {
+    let said = fs::File::create(said).expect("a file for what is said");
+    let mut child = varve(&["unmount"]).arg(point).stderr(said).process_group(0).spawn().expect("it starts");
+    wait(&mut child, COMMAND_LIMIT)
+}
+
+/// Waits until these words are in the file `said`. Whether they are, if not for ever.
+fn until_said(said: &Path, words: &str) -> bool {
+    let begun = Instant::now();
+    let are_there = || fs::read_to_string(said).is_ok_and(|text| text.contains(words));
+    while !are_there() && begun.elapsed() < COMMAND_LIMIT / 2 {
+        thread::sleep(Duration::from_millis(20));
+    }
+    are_there()
+}
+
 /// Goal: who unmounts a pool while the filesystem that holds its file is full is told what is waited for, and all is stored when there is room.
 /// Method: as above, with what nobody has synced; the file that fills it goes when the command should have spoken.
 #[test]
@@ -270,7 +289,7 @@ fn an_unmount_says_that_the_host_is_full() {
         return;
     }
     let scratch = Scratch::new("full-host-unmount");
-    let (small, point) = (scratch.subdir("small"), scratch.path("mnt"));
+    let (small, point, said) = (scratch.subdir("small"), scratch.path("mnt"), scratch.path("said"));
     succeed(program("mount", &small, &["-t", "tmpfs", "-o", "size=64M", "none"]).arg(&small));
     let (pool, ballast) = (small.join("pool.img"), small.join("ballast"));
     succeed(varve(&["create", "--size", "256M"]).arg(&pool));
@@ -280,15 +299,17 @@ fn an_unmount_says_that_the_host_is_full() {
     let contents: Vec<u8> = (0..8u32 << 20).map(|at| (at % 251) as u8).collect();
     fs::write(mount.path("file"), &contents).expect("it waits in memory");
     thread::scope(|scope| {
-        let unmounted = scope.spawn(|| output(varve(&["unmount"]).arg(&point)));
-        thread::sleep(Duration::from_secs(6));
-        assert!(!unmounted.is_finished());
+        let unmounted = scope.spawn(|| unmount_saying(&point, &said));
+        let has_said = until_said(&said, "small/pool.img is full, which may be why: make room there");
+        let waits = !unmounted.is_finished();
         fs::remove_file(&ballast).expect("it is there");
         drop(full);
         let unmounted = unmounted.join().expect("no panic");
-        assert!(unmounted.status.success(), "{unmounted:?}");
-        let said = String::from_utf8_lossy(&unmounted.stderr);
-        assert!(said.contains("small/pool.img is full, which may be why: make room there"), "{said:?}");
+        assert!(
+            has_said && waits && unmounted.is_some_and(|status| status.success()),
+            "{:?}",
+            fs::read_to_string(&said)
+        );
     });
     drop(mount);
     let mount = Mount::start(&pool, &point);
@@ -305,7 +326,7 @@ fn an_unmount_says_that_the_host_does_not_answer() {
         return;
     }
     let scratch = Scratch::new("dead-host-unmount");
-    let (outer, point) = (scratch.pool("outer", "256M"), scratch.path("mnt"));
+    let (outer, point, said) = (scratch.pool("outer", "256M"), scratch.path("mnt"), scratch.path("said"));
     let host = Mount::start(&outer, &scratch.path("host"));
     let pool = host.path("pool");
     succeed(varve(&["create", "--size", "64M"]).arg(&pool));
@@ -315,14 +336,16 @@ fn an_unmount_says_that_the_host_does_not_answer() {
     let signal = |signal| rustix::process::kill_process(process, signal).expect("our own child");
     signal(rustix::process::Signal::STOP);
     thread::scope(|scope| {
-        let unmounted = scope.spawn(|| output(varve(&["unmount"]).arg(&point)));
-        thread::sleep(Duration::from_secs(8));
+        let unmounted = scope.spawn(|| unmount_saying(&point, &said));
+        let has_said = until_said(&said, "host/pool does not answer, which may be why");
         let waits = !unmounted.is_finished();
         signal(rustix::process::Signal::CONT);
         let unmounted = unmounted.join().expect("no panic");
-        assert!(waits && unmounted.status.success(), "{unmounted:?}");
-        let said = String::from_utf8_lossy(&unmounted.stderr);
-        assert!(said.contains("host/pool does not answer, which may be why"), "{said:?}");
+        assert!(
+            has_said && waits && unmounted.is_some_and(|status| status.success()),
+            "{:?}",
+            fs::read_to_string(&said)
+        );
     });
     drop(mount);
     let mount = Mount::start(&pool, &point);

@@ -142,7 +142,7 @@ fn nameless_file() -> fs::File {
 }
 
 /// Waits for a process that leads its own group. `None`: it took too long and the group was ended.
-fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+pub fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let started = Instant::now();
     loop {
         if let Some(status) = child.try_wait().expect("a child can be waited for") {

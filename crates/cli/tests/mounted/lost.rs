@@ -11,7 +11,7 @@ use crate::elsewhere::Mounted;
 use crate::harness::{Mount, Random, Scratch, can_mount, check, mount_points, output, say, succeed, varve};
 
 /// The longest that a mount may take to notice.
-const NOTICED: Duration = Duration::from_secs(60);
+const NOTICED: Duration = Duration::from_secs(300);
 const DURABLE: &str = "everything is durable";
 
 /// The mount of a new pool with a file of 8 MiB in it that is durable.

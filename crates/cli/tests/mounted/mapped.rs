@@ -20,7 +20,7 @@ const LEN: usize = 64 << 10;
 const TEXT: &[u8] = b"through mmap";
 const AT: usize = 40_000;
 /// The kernel writes back by itself after five seconds or more: that is not what is waited for.
-const TRIES: usize = 3;
+const TRIES: usize = 10;
 
 /// A file that is mapped to be changed. It is not open: to close it is to have it written back, and so is to start a program.
 pub struct Mapped {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::harness::{Mount, Scratch, can_mount, check, detach, mount_points, program, say, succeed, varve};
 
 /// Longer than anything here takes.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(120);
 
 /// Whatever is mounted there by the test goes with it, however it ends.
 struct Cleared(PathBuf, usize);

@@ -1,7 +1,6 @@
 //! `varve subvolume delete --wait`: the space of what was deleted is free when it returns.
 
 use std::fs;
-use std::time::Duration;
 
 use crate::harness::*;
 
@@ -25,7 +24,7 @@ fn space_is_free_when_it_returns() {
     for number in 0..200 {
         fs::remove_file(mount.path(&format!("work/{number}"))).expect("it is there");
     }
-    mount.wait_reaped(Duration::from_secs(60));
+    mount.wait_reaped(COMMAND_LIMIT);
     let free = || {
         let space = rustix::fs::statvfs(&mount.point).expect("it answers");
         space.f_bavail * space.f_frsize

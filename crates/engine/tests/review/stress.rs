@@ -290,9 +290,14 @@ fn two_threads_share_their_flushes() {
     };
     let (alone, _) = flushes(1);
     assert_eq!(alone, EACH, "flushes of one thread");
-    let (shared, elapsed) = flushes(2);
-    println!("{shared} flushes for two times {EACH} commits in {elapsed:?}");
-    assert!((EACH..EACH * 3 / 2).contains(&shared), "{shared} flushes for two times {EACH} commits");
+    // Whoever gets no processor for a millisecond shares nothing, so once in a while must do; threads that never share need twice as many.
+    let shares = (0..20).any(|_| {
+        let (shared, elapsed) = flushes(2);
+        println!("{shared} flushes for two times {EACH} commits in {elapsed:?}");
+        assert!(shared >= EACH, "{shared} flushes for two times {EACH} commits");
+        shared < EACH * 3 / 2
+    });
+    assert!(shares, "two threads flush each for himself");
 }
 
 // Goal: who is expected and does not come holds nobody up for good. Method: two threads commit together, then one leaves.

@@ -277,7 +277,7 @@ fn a_file_that_always_grows_can_be_changed() {
                 });
             told.send(done.map(|_| appended.load(Ordering::Relaxed))).unwrap();
         });
-        let done = tell.recv_timeout(Duration::from_secs(60));
+        let done = tell.recv_timeout(Duration::from_secs(300));
         stop.store(true, Ordering::Relaxed);
         device.slow.store(false, Ordering::Relaxed);
         let beside = done.expect("it comes to an end").unwrap();
@@ -331,7 +331,7 @@ fn write_a_part_beside(other: impl Fn(&Filesystem, InodeId, &AtomicU64) + Sync) 
         let (told, tell) = std::sync::mpsc::channel();
         let fs = &fs;
         scope.spawn(move || told.send(fs.write(Caller::ROOT, ino, 100, b"part")).unwrap());
-        let written = tell.recv_timeout(Duration::from_secs(30));
+        let written = tell.recv_timeout(Duration::from_secs(300));
         stop.store(true, Ordering::Relaxed);
         assert_eq!(written.expect("it comes to an end").unwrap(), 4);
     });
@@ -500,7 +500,7 @@ fn a_name_goes_while_its_file_is_cloned() {
         present.store(u64::MAX, Ordering::Relaxed);
         remover.0.send(()).unwrap();
     });
-    let long = Duration::from_secs(120);
+    let long = Duration::from_secs(600);
     remover.1.recv_timeout(long).expect("who removes waits for who clones, who waits for him");
     assert!(cloner.1.recv_timeout(long).expect("it ends") > 10);
     f.check();

@@ -411,7 +411,7 @@ fn what_grows_leaves_what_floats() {
 // Where the writer is ahead and takes the space that is for the snapshot, once more.
 #[test]
 fn a_snapshot_between_the_pieces_of_a_write() {
-    assert!((0..50).any(|_| snapshot_between_pieces()));
+    assert!((0..500).any(|_| snapshot_between_pieces()));
 }
 
 /// Whether the snapshot came in time.

@@ -21,7 +21,7 @@ fn needs_no_turn(f: &Fixture, ino: InodeId, op: impl FnOnce() + Send) -> bool {
             op();
             told.send(()).unwrap();
         });
-        let ended = tell.recv_timeout(Duration::from_millis(500)).is_ok();
+        let ended = tell.recv_timeout(Duration::from_secs(20)).is_ok();
         drop(turn);
         ended
     })
