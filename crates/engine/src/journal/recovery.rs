@@ -173,6 +173,12 @@ impl<'p> Ring<'p> {
         self.headers.get(&(at % self.pool.ring_bytes))
     }
 
+    /// What of the ring cannot be read at absolute position `at`.
+    fn gap(&self, at: u64) -> Option<&Unreadable> {
+        let at = at % self.pool.ring_bytes;
+        self.unreadable.iter().find(|(from, to, _)| (*from..*to).contains(&at))
+    }
+
     /// The batch at absolute position `at`, if it is whole. Its header could be read a moment ago: a device that fails is asked once
     /// more, and then whether the batch is whole is not known. The error is what cannot be read.
     fn whole(
@@ -211,7 +217,8 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, read_only: bool, judge: &m
     let next = superblock.log_sequence + batches.len() as u64;
     // Who only reads has what is in front of what cannot be read.
     let reads = read_only && matches!(judge, Judge::Refuse);
-    let mut unread = needed_is_readable(pool, &rings, end, next, reads, judge)?;
+    let hidden = hidden_behind(superblock, &rings, end, next);
+    let mut unread = needed_is_readable(pool, &rings, (end, next), hidden, reads, judge)?;
     let cut = superblock.cuts.last().map_or(0, |c| c.last_sequence);
     let mut damage = (next <= cut).then(|| {
         let why = format!(
@@ -220,7 +227,7 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, read_only: bool, judge: &m
         Damage::ends(why, next, cut)
     });
     damage.iter().try_for_each(|damage| damage.judge(read_only, judge))?;
-    match look_for_rot(pool, superblock, &rings, &batches) {
+    match look_for_rot(pool, superblock, &rings, &batches, hidden) {
         Ok(rot) => {
             rot.iter().try_for_each(|rot| rot.judge(read_only, judge))?;
             damage = damage.into_iter().chain(rot).reduce(Damage::join);
@@ -273,12 +280,12 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, read_only: bool, judge: &m
 
 /// Whether all of the log that counts could be read: what follows the chain is part of it, as far as the header there
 /// says that it belongs to the next batch, and at least that header's block. What lies elsewhere is of an earlier lap, or
-/// is not needed: the next writes go over it. Who `reads` has the log up to there, and is told.
+/// is not needed: the next writes go over it; of what is `hidden` more is told later. Who `reads` has the log up to there, and is told.
 fn needed_is_readable(
     pool: &Pool,
     rings: &[Ring<'_>],
-    end: u64,
-    next: u64,
+    (end, next): (u64, u64),
+    hidden: Option<&Unreadable>,
     reads: bool,
     judge: &mut Judge,
 ) -> Result<Option<Damage>> {
@@ -289,7 +296,7 @@ fn needed_is_readable(
             Some((header, _, bytes)) if header.sequence == next => (*bytes as u64).min(len),
             _ => BLOCK_BYTES as u64,
         };
-        for (from, to, error) in &ring.unreadable {
+        for gap @ (from, to, error) in &ring.unreadable {
             let needed = (0..span).step_by(BLOCK_BYTES).any(|at| (*from..*to).contains(&((end + at) % len)));
             if needed {
                 match reads {
@@ -301,6 +308,9 @@ fn needed_is_readable(
                     }
                     false => judge.hear(Kind::LogUnreadable, error.clone().into())?,
                 }
+                continue;
+            }
+            if hidden.is_some_and(|hidden| std::ptr::eq(hidden, gap)) {
                 continue;
             }
             judge.mention(
@@ -354,16 +364,44 @@ fn chain(pool: &Pool, superblock: &Superblock, rings: &mut [Ring<'_>]) -> Vec<Fo
     out
 }
 
+/// What cannot be read where a batch may begin that says whether the `next` one, which is there and not whole, had been flushed. Batches
+/// lie one behind the other: it is where the headers that can be read lead to. Where one can be read that is not of the batch that would
+/// follow, that was not written, and nothing behind it could have been acknowledged; so a sector that is bad anywhere else does not
+/// keep a crash from being one.
+fn hidden_behind<'r>(
+    superblock: &Superblock,
+    rings: &'r [Ring<'_>],
+    end: u64,
+    next: u64,
+) -> Option<&'r Unreadable> {
+    let ring_bytes = rings.first()?.pool.ring_bytes;
+    let (mut at, mut sequence) = (end, next);
+    // No batch is written beyond one lap.
+    while at - superblock.log_start < ring_bytes {
+        let epoch = expected_epoch(superblock, sequence);
+        let follows = |h: &BatchHeader| h.sequence == sequence && h.epoch == epoch;
+        let found = rings.iter().find_map(|ring| ring.header(at).filter(|(header, ..)| follows(header)));
+        match found {
+            Some((_, _, len)) => at += *len as u64,
+            None if sequence == next => return None,
+            None => return rings.iter().find_map(|ring| ring.gap(at)),
+        }
+        sequence += 1;
+    }
+    None
+}
+
 /// A break in the chain is a crash unless a later batch says that what is missing had been flushed. A device's error: whether one does
-/// cannot be read.
+/// cannot be read, as what is `hidden` cannot.
 fn look_for_rot(
     pool: &Pool,
     superblock: &Superblock,
     rings: &[Ring<'_>],
     batches: &[Found],
+    hidden: Option<&Unreadable>,
 ) -> Result<Option<Damage>> {
     let next = superblock.log_sequence + batches.len() as u64;
-    let mut unread = None;
+    let mut unread = hidden.cloned();
     // The first batch says it; of each kind once, for who reads is to know of both.
     let mut found: Vec<Damage> = Vec::new();
     'rings: for ring in rings {

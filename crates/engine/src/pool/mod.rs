@@ -402,20 +402,34 @@ impl Pool {
     }
 
     /// Hands `each` block of the log of device `index` on, with its place in the ring; zeros where it cannot be read. Gives
-    /// what cannot be.
+    /// what cannot be. A device that fails is asked once more, at the end: that may have been for a moment. What can be read only then is
+    /// handed on a second time.
     pub fn look_through_log(&self, index: usize, each: &mut dyn FnMut(u64, &[u8])) -> Vec<Unreadable> {
-        let mut unreadable = Vec::new();
-        let mut window = AlignedBuf::new(LOG_WINDOW_BYTES.min(self.ring_bytes) as usize);
-        let mut at = 0;
-        while at < self.ring_bytes {
-            let len = (self.ring_bytes - at).min(LOG_WINDOW_BYTES) as usize;
-            self.read_ring(index, at, &mut window[..len], &mut unreadable);
+        let (mut passing, mut lasting) = (Vec::new(), Vec::new());
+        self.look_at_log(index, (0, self.ring_bytes), each, &mut passing);
+        for (from, to, _) in passing {
+            self.look_at_log(index, (from, to), each, &mut lasting);
+        }
+        lasting
+    }
+
+    fn look_at_log(
+        &self,
+        index: usize,
+        (from, to): (u64, u64),
+        each: &mut dyn FnMut(u64, &[u8]),
+        unreadable: &mut Vec<Unreadable>,
+    ) {
+        let mut window = AlignedBuf::new(LOG_WINDOW_BYTES.min(to - from) as usize);
+        let mut at = from;
+        while at < to {
+            let len = (to - at).min(LOG_WINDOW_BYTES) as usize;
+            self.read_ring(index, at, &mut window[..len], unreadable);
             for (i, block) in window[..len].chunks_exact(BLOCK_BYTES).enumerate() {
                 each(at + (i * BLOCK_BYTES) as u64, block);
             }
             at += len as u64;
         }
-        unreadable
     }
 
     /// Reads at byte `start` of a ring, zeros where it cannot be read.

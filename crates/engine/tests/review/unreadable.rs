@@ -240,8 +240,15 @@ fn killed(third: usize) -> (MemoryDevice, Vec<(u64, u64)>) {
 }
 
 /// How a device fails to read.
-const FAILURES: [Trigger; 6] =
-    [Trigger::Nth(1), Trigger::Nth(2), Trigger::Nth(3), Trigger::Nth(4), Trigger::From(2), Trigger::From(3)];
+const FAILURES: [Trigger; 7] = [
+    Trigger::Nth(1),
+    Trigger::Nth(2),
+    Trigger::Nth(3),
+    Trigger::Nth(4),
+    Trigger::From(1),
+    Trigger::From(2),
+    Trigger::From(3),
+];
 
 fn lost(store: &Store) -> Vec<u8> {
     (0..5).filter(|key| store.get(TREE, &[*key, 0, 0]).expect("reads").is_none()).collect()
@@ -300,7 +307,7 @@ fn a_batch_that_is_read_again_is_not_cut() {
 
 // Goal: damage to the log is not taken for a crash because the device fails to read the batch that tells them apart. Method: of the
 // batches of a pool that was killed the second is spoilt; what is behind it can be read while the log is looked through, and then not, once or
-// at all.
+// at all, or never.
 #[test]
 fn the_witness_of_damage_is_read_again() {
     let mut unread = 0;
@@ -334,6 +341,94 @@ fn the_witness_of_damage_is_read_again() {
         assert!(error.to_string().contains("damage to the device"), "{trigger:?}: {error}");
     }
     assert!(unread > 0);
+}
+
+/// The device fails to read these blocks until it has been asked as often as one look through the log asks.
+fn for_a_look(blocks: impl Iterator<Item = u64>) -> Vec<FaultRule> {
+    // 4 MiB, the half of it, and so on down to a block.
+    let asked = 1 + u64::from((4_u32 << 20 >> 12).ilog2());
+    blocks
+        .flat_map(|at| {
+            (1..=asked).map(move |n| {
+                FaultRule::new(Operation::Read, Trigger::Nth(n), Fault::Error).within(at..at + 4096)
+            })
+        })
+        .collect()
+}
+
+// Goal: what the device fails to read while the log is looked through is asked for once more at the end of it: neither is damage taken for a
+// crash, nor is anybody refused. Method: a pool that was killed, one of whose batches is spoilt, or none; the batches behind it, or all, cannot
+// be read during one look.
+#[test]
+fn the_log_is_looked_at_again_where_it_could_not_be_read() {
+    for spoilt in [None, Some(0), Some(1), Some(3)] {
+        let what = format!("batch {spoilt:?}");
+        let (killed, places) = killed(1);
+        if let Some(spoilt) = spoilt {
+            let from: u64 = RING_START + places[spoilt].0;
+            let mut block = AlignedBuf::new(4096);
+            killed.read_at(from, &mut block).expect("reads");
+            block[200] ^= 1;
+            killed.write_at(from, &block).expect("writes");
+        }
+        let behind = places[spoilt.map_or(0, |spoilt: usize| spoilt + 1)..].iter();
+        let rules = for_a_look(behind.map(|(from, _)| RING_START + from));
+        let device = Arc::new(FaultyDevice::new(killed, 1, rules.clone()));
+        let opened = try_open(&device);
+        assert!(device.injected_count() >= rules.len() as u64, "{what}: {}", device.injected_count());
+        match opened {
+            Ok((store, _)) => assert_eq!((spoilt, lost(&store)), (None, vec![]), "{what}"),
+            Err(error) => {
+                assert!(
+                    spoilt.is_some() && error.to_string().contains("damage to the device"),
+                    "{what}: {error}"
+                );
+                device.set_rules(rules);
+                let options = StoreOptions { read_only: true, background: false, ..StoreOptions::default() };
+                let (_, report) =
+                    Store::open(vec![device.clone() as Arc<dyn Device>], options).expect("it can be read");
+                let why = report.replay_ended_by.expect("it is told");
+                assert!(why.contains("says that it had been flushed"), "{what}: {why}");
+            }
+        }
+    }
+}
+
+// Goal: a last batch that is torn is a crash, also if a sector elsewhere in the log is bad for good, but where the batch behind it would say that
+// there was no crash. Method: the last of the batches of a pool that was killed is spoilt; a block of the log cannot be read: one with nothing
+// in it, right behind the batch or somewhere, or one of an earlier lap.
+#[test]
+fn a_torn_batch_is_a_crash_beside_a_bad_sector() {
+    let (killed, places) = killed(1);
+    let (from, to) = places[4];
+    let mut block = AlignedBuf::new(4096);
+    killed.read_at(RING_START + from, &mut block).expect("reads");
+    block[200] ^= 1;
+    killed.write_at(RING_START + from, &block).expect("writes");
+    for at in [to, to + 4096, to + (4 << 20), RING_BYTES - 4096] {
+        let bad = RING_START + at;
+        let rule = FaultRule::new(Operation::Read, Trigger::From(1), Fault::Error).within(bad..bad + 4096);
+        let device = Arc::new(FaultyDevice::new(killed.snapshot(), 1, vec![rule]));
+        if at == to {
+            let before = device.stats().writes_count;
+            let opened = try_open(&device).map(drop);
+            assert!(matches!(opened, Err(EngineError::Device(_))), "{opened:?}");
+            assert_eq!(device.stats().writes_count, before);
+            let (store, why) = read_in_part(&device);
+            assert!(why.contains("what may be a later batch"), "{why}");
+            assert_eq!(lost(&store), [4]);
+            let options = StoreOptions { read_only: true, background: false, ..StoreOptions::default() };
+            let (store, _) = Store::open_to_check(vec![device.clone() as Arc<dyn Device>], options)
+                .expect("opens to be checked");
+            let found = store.check(&mut [].into_iter(), true).expect("check runs").problems;
+            assert!(found.len() == 1 && found[0].kind.name() == "log-unreadable", "{found:?}");
+            device.set_rules(vec![]);
+        }
+        let (store, report) = try_open(&device).unwrap_or_else(|e| panic!("byte {at} of the log: {e}"));
+        assert_eq!((lost(&store), report.replay_ended_by), (vec![4], None), "byte {at} of the log");
+        let lsn = put(&store, b"more", b"v");
+        store.commit(lsn).expect("commits");
+    }
 }
 
 // Goal: who writes opens no pool from an older superblock because the device fails to read the newest: what that does not need any more may
