@@ -34,6 +34,11 @@ pub fn slots_of(generation: u64, size_bytes: u64) -> [u64; 2] {
     [slot_offset(i, size_bytes), slot_offset(SLOTS_PER_END + i, size_bytes)]
 }
 
+/// Reads; a device that fails is asked once more, for that may have been for a moment.
+pub fn read_twice(device: &dyn Device, offset: u64, buf: &mut [u8]) -> std::result::Result<(), DeviceError> {
+    device.read_at(offset, buf).or_else(|_| device.read_at(offset, buf))
+}
+
 /// Devices in label order, and their labels.
 type Labelled = (Vec<Arc<dyn Device>>, Vec<Label>);
 
@@ -218,8 +223,7 @@ pub fn newest_superblock(devices: &[Arc<dyn Device>], labels: &[Label]) -> Resul
     for (device_index, (device, label)) in devices.iter().zip(labels).enumerate() {
         for i in 0..2 * SLOTS_PER_END {
             let at = slot_offset(i, label.size_bytes);
-            // A device that fails is asked once more: that may have been for a moment.
-            if let Err(e) = device.read_at(at, &mut slot).or_else(|_| device.read_at(at, &mut slot)) {
+            if let Err(e) = read_twice(device.as_ref(), at, &mut slot) {
                 unreadable.push((device_index, i, e));
                 continue;
             }

@@ -117,8 +117,8 @@ impl Pool {
         for device in &self.devices {
             let mut labelled = false;
             for (i, block) in head.chunks_exact_mut(BLOCK_BYTES).enumerate() {
-                // What cannot be read is nobody else's, nor is a whole label.
-                let read = device.read_at((i * BLOCK_BYTES) as u64, block).is_ok();
+                // What cannot be read for more than a moment is nobody else's, nor is a whole label.
+                let read = label::read_twice(device.as_ref(), (i * BLOCK_BYTES) as u64, block).is_ok();
                 let ours = i == 0 && read && self.is_label(block);
                 labelled |= ours;
                 if !read || ours {
@@ -152,17 +152,17 @@ impl Pool {
     }
 
     /// Writes the label again at the end of a device where it cannot be used, if the one at its other end can. Not flushed. One that
-    /// cannot be written is no reason not to open the pool.
+    /// cannot be written is no reason not to open the pool, nor is one that cannot be read, which is left alone: it may be somebody else's.
     pub fn repair_labels(&self) {
         for (device, size) in self.devices.iter().zip(&self.size_bytes) {
             let places = [0, size - BLOCK_BYTES as u64];
             let labels = places.map(|place| {
                 let mut block = AlignedBuf::new(BLOCK_BYTES);
-                let read = device.read_at(place, &mut block).is_ok();
+                let read = label::read_twice(device.as_ref(), place, &mut block).is_ok();
                 let good = read && self.is_label(&block);
                 // What is there may be somebody else's, who has kept what was in front of his sign.
                 let torn = block[..8] == LABEL_MAGIC && label::signature_in(&block).is_none();
-                let was_ours = !read || torn || block.iter().all(|byte| *byte == 0);
+                let was_ours = read && (torn || block.iter().all(|byte| *byte == 0));
                 (good, was_ours, block)
             });
             let (place, good) = match &labels {

@@ -156,3 +156,39 @@ fn what_others_have_begun_is_not_a_pool_to_write_to() {
         assert_eq!(first[..8], varve_format::superblock::LABEL_MAGIC);
     }
 }
+
+// Goal: somebody else's first blocks are not taken for the pool's because the device fails to read them: once, and who writes is refused all the
+// same; longer, and what is there stays. Nor is a label written over that of the pool, which is whole. Method: the sign of a volume manager in the
+// first block, of an array in the second, and a whole label; the device fails to read either block, once or from some time on.
+#[test]
+fn a_failed_read_makes_no_device_ours() {
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Dup);
+    open(&device).close().expect("closes");
+    let raid: &[u8] = &[0xfc, 0x4e, 0x2b, 0xa9];
+    let signs: [(u64, usize, &[u8]); 3] = [(0, 512, b"LABELONE"), (4096, 0, raid), (0, 0, b"VARVELBL")];
+    for (place, at, sign) in signs {
+        let taken = device.inner.snapshot();
+        let mut block = AlignedBuf::new(4096);
+        taken.read_at(place, &mut block).expect("reads");
+        block[at..at + sign.len()].copy_from_slice(sign);
+        taken.write_at(place, &block).expect("writes");
+        let foreign = !sign.starts_with(b"VARVE");
+        for trigger in (1..=5).flat_map(|n| [Trigger::Nth(n), Trigger::From(n)]) {
+            let what = format!("the sign at {}, {trigger:?}", place + at as u64);
+            let rule = FaultRule::new(Operation::Read, trigger, Fault::Error).within(place..place + 4096);
+            let device = Arc::new(FaultyDevice::new(taken.snapshot(), 1, vec![rule]));
+            let opened = try_open(&device).map(|(store, _)| drop(store));
+            if foreign && matches!(trigger, Trigger::Nth(_)) {
+                let error = opened.expect_err(&what).to_string();
+                assert!(error.contains("somebody else"), "{what}: {error}");
+                untouched(&taken, device.inner(), &what);
+            }
+            let writes = device.stats().writes_count;
+            assert!(foreign || writes == 0, "{what}: {writes} writes");
+            let mut after = AlignedBuf::new(4096);
+            device.inner().read_at(place, &mut after).expect("reads");
+            assert!(after[..] == block[..], "{what}: somebody else's block was written over");
+        }
+    }
+}
