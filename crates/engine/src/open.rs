@@ -283,7 +283,7 @@ impl Store {
             // replaces is about to be overwritten.
             let superblock = store.superblock.lock().clone();
             store.pool.repair_labels();
-            store.pool.repair_slots(&superblock);
+            store.pool.repair_slots(&superblock)?;
             (if is(Planted::CleanUnflushed) { Ok(()) } else { store.pool.flush() })?;
         }
         if report.keyframes_lost.is_some() && !read_only {
@@ -462,7 +462,7 @@ impl Store {
         let before = self.superblock.lock().clone();
         // Flushed with the tail, before another generation follows: no slot stays torn.
         self.pool.repair_labels();
-        self.pool.repair_slots(&before);
+        self.pool.repair_slots(&before)?;
         recovery::rewrite_tail(&self.pool, &before, log)?;
         let superblock = {
             let mut s = self.superblock.lock();

@@ -94,19 +94,32 @@ impl Pool {
         }
     }
 
-    /// Writes the superblock again where one of its two slots does not hold it: power failed while it was written. The
-    /// other slot is not touched. Not flushed. A slot that cannot be written is no reason not to open the pool.
-    pub fn repair_slots(&self, superblock: &Superblock) {
+    /// Writes the superblock again where one of its two slots does not hold it: power failed while it was written. The other slot is not
+    /// touched, and is durable before; the repair itself is not flushed. A slot that cannot be read may hold it, and is left alone. One that
+    /// cannot be written is no reason not to open the pool.
+    ///
+    /// # Errors
+    /// A flush's.
+    pub fn repair_slots(&self, superblock: &Superblock) -> Result<()> {
         let bytes = AlignedBuf::from_slice(&superblock.encode());
         let mut found = AlignedBuf::new(bytes.len());
         for (device, size) in self.devices.iter().zip(&self.size_bytes) {
             for offset in label::slots_of(superblock.generation, *size) {
-                let good = device.read_at(offset, &mut found).is_ok() && found[..] == bytes[..];
-                if !good && let Err(e) = device.write_at(offset, &bytes) {
+                if let Err(e) = label::read_twice(device.as_ref(), offset, &mut found) {
+                    tracing::warn!("the superblock slot at {offset} is left as it is: {e}");
+                    continue;
+                }
+                if Superblock::decode(&found).is_ok_and(|found| found == *superblock) {
+                    continue;
+                }
+                // If power fails while this one is written, the other must be there.
+                self.flush()?;
+                if let Err(e) = device.write_at(offset, &bytes) {
                     tracing::warn!("the superblock slot at {offset} cannot be repaired: {e}");
                 }
             }
         }
+        Ok(())
     }
 
     /// Refuses a device that somebody else seems to have taken since: its labels and slots of superblocks may be there for long. An
