@@ -21,15 +21,18 @@ use crate::tree::node::Link;
 #[derive(Clone, Copy)]
 pub(super) struct Source<'p> {
     pub pool: &'p Pool,
-    /// Copies that turn out to be bad are written again from one that is good: most of these blocks are read at no other time.
+    /// The pool is opened for writing. Copies that turn out to be bad are written again from one that is good: most of these blocks are
+    /// read at no other time.
     pub repair: bool,
 }
 
 impl Source<'_> {
+    /// A device that fails is asked once more: for the session that is opened this decides what there is.
     fn block(self, ptr: NodePtr, what: &str) -> Result<AlignedBuf> {
         let mut block = AlignedBuf::new(BLOCK_BYTES);
         let good = |b: &[u8]| block_checksum(b) == ptr.checksum;
-        let read = self.pool.read_verified(&mut ptr.copies(), &mut block, self.repair, &good);
+        let mut read = || self.pool.read_verified(&mut ptr.copies(), &mut block, self.repair, &good);
+        let read = read().or_else(|e| if e.may_pass() { read() } else { Err(e) });
         read.map(|()| block).map_err(|e| match e {
             EngineError::Checksum { addr } => EngineError::corrupt(
                 format!("{what} block at {addr:#x}"),
@@ -37,6 +40,11 @@ impl Source<'_> {
             ),
             e => e,
         })
+    }
+
+    /// What a device failed to read is no damage, and who writes is told so: he may come again. Who only reads does without.
+    fn refuses(self, error: &EngineError) -> bool {
+        self.repair && error.may_pass()
     }
 }
 
@@ -92,12 +100,13 @@ pub(super) fn load_pages(
         block => block.map(|b| b.to_vec()),
     };
     match PagePtrs::load(pages, root, what, &mut read) {
+        Err(e) if from.refuses(&e) => Err(e),
         Err(e) => judge.hear(Kind::ArrayUnreadable, e).and_then(|()| PagePtrs::new(pages)),
         loaded => loaded,
     }
 }
 
-/// The bitmap, as much of it as there is, and what is wrong with it.
+/// The bitmap, as much of it as there is, and what is wrong with it. An error, to who writes: the device fails to read it.
 pub(super) fn load_bitmap(
     from: Source<'_>,
     root: ArrayRoot,
@@ -119,6 +128,7 @@ fn load_bits(from: Source<'_>, ptrs: &PagePtrs, total: u64, judge: &mut Judge) -
         }
         let block = match from.block(ptr, "bitmap") {
             Ok(block) => block,
+            Err(e) if from.refuses(&e) => return Err(e),
             Err(e) => {
                 judge.hear(Kind::ArrayUnreadable, e)?;
                 continue;

@@ -551,3 +551,57 @@ fn a_slot_that_cannot_be_read_is_left_alone() {
         }
     }
 }
+
+// Goal: a page of the checkpoint that the device fails to read for a moment while the pool is opened is no damage to anybody; one that it never
+// reads is the device's error to who writes, and costs who only reads what is behind it. Method: the root block, the page above all checksums
+// or the bitmap, in one copy; the device fails to read it once or always, for who reads, writes and checks.
+#[test]
+fn a_page_that_fails_for_a_moment_is_read_again() {
+    let device = Hooked::new();
+    format(&device, Profile::Single, Profile::Single);
+    let store = open(&device);
+    let (run, _) = place(&store, b"data", 5).expect("places");
+    store.close().expect("closes");
+    drop(store);
+    let root = root_of(&device);
+    let pages = [
+        ("root", superblock_of(&device).root),
+        ("checksums", root.checksums.ptr),
+        ("bitmap", root.bitmap.ptr),
+    ];
+    for (page, ptr) in pages {
+        for trigger in [Trigger::Nth(1), Trigger::From(1)] {
+            let what = format!("{page}, {trigger:?}");
+            let from = DATA_START + ptr.addr[0].0;
+            let rule =
+                || vec![FaultRule::new(Operation::Read, trigger, Fault::Error).within(from..from + 4096)];
+            let device = Arc::new(FaultyDevice::new(device.inner.snapshot(), 1, rule()));
+            let devices = || vec![device.clone() as Arc<dyn Device>];
+            let options = || StoreOptions { read_only: true, background: false, ..StoreOptions::default() };
+            let passes = trigger == Trigger::Nth(1);
+            let opened = Store::open(devices(), options());
+            if page == "root" && !passes {
+                assert!(matches!(opened, Err(EngineError::Device(_))), "{what}, for reading");
+            } else {
+                let (store, _) = opened.unwrap_or_else(|e| panic!("{what}, for reading: {e}"));
+                let data = store.read_data(run.addr, &mut AlignedBuf::new(4096));
+                assert_eq!(data.is_ok(), passes || page == "bitmap", "{what}, for reading: {data:?}");
+                if passes {
+                    sound(&store, &[run]);
+                }
+            }
+            device.set_rules(rule());
+            if passes {
+                let (store, _) = Store::open_to_check(devices(), options()).expect("opens to be checked");
+                sound(&store, &[run]);
+                drop(store);
+                device.set_rules(rule());
+            }
+            let opened = try_open(&device).map(drop);
+            match passes {
+                true => opened.unwrap_or_else(|e| panic!("{what}, for writing: {e}")),
+                false => assert!(matches!(opened, Err(EngineError::Device(_))), "{what}: {opened:?}"),
+            }
+        }
+    }
+}
