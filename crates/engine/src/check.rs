@@ -194,7 +194,8 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// The block behind `ptr`; every copy is looked at. If none is good, that is a problem of the given kind.
+    /// The block behind `ptr`; every copy is looked at, and asked for once more if the device fails. If none is good, that is a problem of
+    /// the given kind.
     fn good_copy(&mut self, ptr: NodePtr, what: &str, none: Kind) -> Option<AlignedBuf> {
         let mut good = None;
         let mut bad = Vec::new();
@@ -207,7 +208,10 @@ impl<'a> Walk<'a> {
                         block = ahead;
                         Ok(())
                     }
-                    None => self.store.pool.read_copy(addr, &mut block, copy),
+                    None => {
+                        let mut read = || self.store.pool.read_copy(addr, &mut block, copy);
+                        read().or_else(|e| if e.may_pass() { read() } else { Err(e) })
+                    }
                 };
                 match read {
                     Ok(()) if block_checksum(&block) == ptr.checksum => {

@@ -321,7 +321,7 @@ pub fn examine_labels(device: &dyn Device, size_bytes: u64, problems: &mut Probl
     let mut block = AlignedBuf::new(BLOCK_BYTES);
     let mut labels = Vec::new();
     for offset in [0, size_bytes - BLOCK_BYTES as u64] {
-        let found = device.read_at(offset, &mut block).map_err(|e| e.to_string());
+        let found = read_twice(device, offset, &mut block).map_err(|e| e.to_string());
         match found.and_then(|()| Label::decode(&block).map_err(|e| e.to_string())) {
             Ok(label) if label.version != FORMAT_VERSION => {
                 let text = format!(
@@ -356,7 +356,7 @@ pub fn examine_slots(device: &dyn Device, size_bytes: u64, current: &Superblock,
     for i in 0..2 * SLOTS_PER_END {
         let offset = slot_offset(i, size_bytes);
         let place = || format!("slot {i} (byte {offset}) of {}", device.name());
-        let read = device.read_at(offset, &mut slot).map_err(|e| e.to_string());
+        let read = read_twice(device, offset, &mut slot).map_err(|e| e.to_string());
         let empty = read.is_ok() && slot.iter().all(|byte| *byte == 0);
         let decoded = read.and_then(|()| Superblock::decode(&slot).map_err(|e| e.to_string()));
         let mut problem = |kind, text| problems.add(Problem::new(kind, text));

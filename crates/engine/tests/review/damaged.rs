@@ -318,3 +318,43 @@ fn forged_batches_behind_damage_are_not_read() {
         refused(&device, "writing");
     }
 }
+
+/// What a check finds, with data.
+fn checked(device: Arc<dyn Device>, runs: &[Run]) -> Vec<varve_engine::Problem> {
+    let (store, _) =
+        Store::open_to_check(vec![device], StoreOptions::default()).expect("opens to be checked");
+    let report = store.check(&mut runs.iter().copied(), true).expect("check runs");
+    report.problems
+}
+
+// Goal: one read that fails makes a check find nothing, wherever it is. Method: a pool of a tree of some height and data, everything in one copy or
+// in two, closed or killed; the device fails one read of the check after the other.
+#[test]
+fn a_check_asks_twice() {
+    for (profile, closed) in [(Profile::Single, true), (Profile::Single, false), (Profile::Dup, true)] {
+        let device = Hooked::new();
+        format(&device, profile, profile);
+        let store = open(&device);
+        for n in 0..40u64 {
+            put(&store, &n.to_be_bytes(), &[7; 1000]);
+        }
+        let (run, _) = place(&store, b"data", 5).expect("places");
+        store.checkpoint().expect("checkpoint");
+        let lsn = put(&store, b"k", b"v");
+        store.commit(lsn).expect("commits");
+        if closed {
+            store.close().expect("closes");
+        }
+        drop(store);
+        for n in 1.. {
+            let rule = FaultRule::new(Operation::Read, Trigger::Nth(n), Fault::Error);
+            let device = Arc::new(FaultyDevice::new(device.inner.snapshot(), 1, vec![rule]));
+            let found = checked(device.clone(), &[run]);
+            assert!(found.is_empty(), "{profile:?}, closed {closed}, read {n} fails: {found:?}");
+            if device.injected_count() == 0 {
+                assert!(n > 20, "{n} reads");
+                break;
+            }
+        }
+    }
+}
