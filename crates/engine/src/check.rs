@@ -132,10 +132,11 @@ impl<'a> Walk<'a> {
         self.problems.add(Problem::new(kind, text));
     }
 
-    /// Labels and superblocks of all devices.
-    pub fn devices(&mut self) {
+    /// Labels and superblocks of all devices. `named` is the newest superblock generation that the log of a pool names that nobody has open:
+    /// it had been written.
+    pub fn devices(&mut self, named: Option<u64>) {
         let superblock = self.store.superblock.lock().clone();
-        self.store.pool.examine(&superblock, &mut self.problems);
+        self.store.pool.examine(&superblock, named, &mut self.problems);
     }
 
     /// Checks a tree and gives back what of it can be used.
@@ -547,7 +548,7 @@ impl Store {
             Some(damage) => Walk::again(self, damage),
             None => {
                 let mut walk = Walk::new(self, Problems::default());
-                walk.devices();
+                walk.devices(None);
                 for tree in view.trees() {
                     walk.tree(tree);
                 }

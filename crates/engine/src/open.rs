@@ -232,7 +232,8 @@ impl Store {
         let (metadata, mut damage) = match judge {
             Judge::Refuse => (store.count_nodes(&mut report)?, None),
             Judge::Note(problems) => {
-                let damage = store.leave_out_damage(problems);
+                let named = log.batches.iter().map(|b| b.header.superblock_generation).max();
+                let damage = store.leave_out_damage(problems, named.unwrap_or(0));
                 (damage.seen().clone(), Some(damage))
             }
         };
@@ -306,11 +307,11 @@ impl Store {
         Ok((store, report))
     }
 
-    /// Leaves out of the trees what cannot be used, and says what that is.
-    fn leave_out_damage(&self, problems: Problems) -> Damage {
+    /// Leaves out of the trees what cannot be used, and says what that is. The log names superblock generation `named`.
+    fn leave_out_damage(&self, problems: Problems, named: u64) -> Damage {
         let trees = self.core.lock().trees.clone();
         let mut walk = Walk::new(self, problems);
-        walk.devices();
+        walk.devices(Some(named));
         let usable: Vec<Tree> = trees.iter().map(|tree| walk.tree(tree)).collect();
         walk.arrays(&self.durable.lock());
         let mut core = self.core.lock();

@@ -32,10 +32,10 @@ kinds! {
     PoolUnopenable "pool-unopenable" "The pool cannot be opened, not even to be checked: nothing in it was looked at.";
     LabelDamaged "label-damaged" "One of the two labels of a device cannot be read; the other one is used.";
     LabelsDiffer "labels-differ" "The two labels of a device do not say the same.";
-    SuperblockDamaged "superblock-damaged" "A superblock slot holds no superblock, and no crash explains it; or both slots of the generation after the newest cannot be read, so that there may be a newer one.";
+    SuperblockDamaged "superblock-damaged" "A superblock slot cannot be read, or holds no superblock and no crash explains it; or both slots of the generation after the newest cannot be read, so that there may be a newer one.";
     SuperblockMisplaced "superblock-misplaced" "A superblock lies in a slot of other generations.";
     SuperblockForeign "superblock-foreign" "A slot holds a superblock of another pool.";
-    SuperblocksDiffer "superblocks-differ" "The two superblocks of one generation are not the same.";
+    SuperblocksDiffer "superblocks-differ" "The two superblocks of one generation are not the same, or one slot holds an older one and no crash explains it.";
     LogUnreadable "log-unreadable" "Part of the log cannot be read from the device.";
     LogDamaged "log-damaged" "The log ends before what is known to have been flushed: acknowledged changes are lost.";
     LogSenseless "log-senseless" "A whole batch of the log says what cannot be; the state before it is checked.";

@@ -346,24 +346,39 @@ pub fn examine_labels(device: &dyn Device, size_bytes: u64, problems: &mut Probl
     }
 }
 
-/// What is wrong with the superblock slots of a device. Slots of the present generation (of which one is good) and of
-/// the next may have been torn by a crash, and are left out.
-pub fn examine_slots(device: &dyn Device, size_bytes: u64, current: &Superblock, problems: &mut Problems) {
+/// What is wrong with the superblock slots of a device. What a crash explains is left out: it may have torn slots of the present generation (of
+/// which one is good) and of the next, but those of the present one no more once the log has `named` it. `None`: somebody has the pool open.
+pub fn examine_slots(
+    device: &dyn Device,
+    size_bytes: u64,
+    current: &Superblock,
+    named: Option<u64>,
+    problems: &mut Problems,
+) {
     let at = current.generation % SLOTS_PER_END;
-    let crash = [at, (at + 1) % SLOTS_PER_END];
+    let was_written = named.is_some_and(|named| named >= current.generation);
+    let may_be_torn = |i: u64| i == (at + 1) % SLOTS_PER_END || i == at && !was_written;
     let mut slot = AlignedBuf::new(SLOT_BYTES as usize);
     let mut found: Vec<Option<Superblock>> = Vec::new();
     for i in 0..2 * SLOTS_PER_END {
         let offset = slot_offset(i, size_bytes);
         let place = || format!("slot {i} (byte {offset}) of {}", device.name());
-        let read = read_twice(device, offset, &mut slot).map_err(|e| e.to_string());
-        let empty = read.is_ok() && slot.iter().all(|byte| *byte == 0);
-        let decoded = read.and_then(|()| Superblock::decode(&slot).map_err(|e| e.to_string()));
         let mut problem = |kind, text| problems.add(Problem::new(kind, text));
-        found.push(match decoded {
-            _ if empty => None,
+        if let Err(e) = read_twice(device, offset, &mut slot) {
+            problem(Kind::SuperblockDamaged, format!("{}: {e}", place()));
+            found.push(None);
+            continue;
+        }
+        let empty = slot.iter().all(|byte| *byte == 0);
+        found.push(match Superblock::decode(&slot) {
+            _ if empty => {
+                if was_written && i % SLOTS_PER_END == at {
+                    problem(Kind::SuperblockDamaged, format!("{}: it is empty", place()));
+                }
+                None
+            }
             Err(why) => {
-                if !crash.contains(&(i % SLOTS_PER_END)) {
+                if !may_be_torn(i % SLOTS_PER_END) {
                     problem(Kind::SuperblockDamaged, format!("{}: {why}", place()));
                 }
                 None
@@ -384,12 +399,21 @@ pub fn examine_slots(device: &dyn Device, size_bytes: u64, current: &Superblock,
     for (i, pair) in front.iter().zip(back).enumerate() {
         if let (Some(a), Some(b)) = pair
             && a != b
-            && (a.generation == b.generation || !crash.contains(&(i as u64)))
+            && (a.generation == b.generation || !may_be_torn(i as u64))
         {
             let generations = format!("{} and {}", a.generation, b.generation);
             let text = format!("slots {i} at both ends of {} (generations {generations})", device.name());
             problems.add(Problem::new(Kind::SuperblocksDiffer, text));
         }
+    }
+    let newest = [&front[at as usize], &back[at as usize]];
+    let holds = |slot: &Option<Superblock>| slot.as_ref() == Some(current);
+    if named.is_some() && !was_written && !newest.into_iter().all(holds) {
+        tracing::warn!(
+            "the newest superblock of {} stands in one slot only: power may have failed while the other was written; opened for writing, the \
+             pool has it in both again",
+            device.name()
+        );
     }
 }
 

@@ -86,11 +86,11 @@ impl Pool {
         })
     }
 
-    /// Adds what is wrong with labels and superblock slots. `current` is the superblock in use.
-    pub fn examine(&self, current: &Superblock, problems: &mut Problems) {
+    /// Adds what is wrong with labels and superblock slots. `current` is the superblock in use, `named` as for [`label::examine_slots`].
+    pub fn examine(&self, current: &Superblock, named: Option<u64>, problems: &mut Problems) {
         for (device, size) in self.devices.iter().zip(&self.size_bytes) {
             label::examine_labels(device.as_ref(), *size, problems);
-            label::examine_slots(device.as_ref(), *size, current, problems);
+            label::examine_slots(device.as_ref(), *size, current, named, problems);
         }
     }
 

@@ -335,6 +335,13 @@ pub const BYTES: &[(Kind, Plant)] = &[
         let at = slot_offset(w.older_slot(), w.image.device.size_bytes());
         w.image.device.write_at(at, &AlignedBuf::from_slice(&[0x5a; BLOCK_BYTES])).unwrap();
     }),
+    (Kind::SuperblockDamaged, |w| {
+        // The newest, in one slot: the log says that it had been written.
+        w.log(|payload| batch::id_floor_op(payload, 5));
+        let slot = SLOTS_PER_END + w.image.superblock.generation % SLOTS_PER_END;
+        let at = slot_offset(slot, w.image.device.size_bytes());
+        w.image.device.write_at(at, &AlignedBuf::from_slice(&[0x5a; BLOCK_BYTES])).unwrap();
+    }),
     (Kind::LogDamaged, |w| {
         // Two batches, the first of them lost; the second says that it had been flushed.
         w.log(|payload| batch::id_floor_op(payload, 5));
