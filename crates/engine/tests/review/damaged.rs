@@ -320,7 +320,7 @@ fn forged_batches_behind_damage_are_not_read() {
 }
 
 /// What a check finds, with data.
-fn checked(device: Arc<dyn Device>, runs: &[Run]) -> Vec<varve_engine::Problem> {
+pub fn checked(device: Arc<dyn Device>, runs: &[Run]) -> Vec<varve_engine::Problem> {
     let (store, _) =
         Store::open_to_check(vec![device], StoreOptions::default()).expect("opens to be checked");
     let report = store.check(&mut runs.iter().copied(), true).expect("check runs");
