@@ -340,10 +340,14 @@ impl Import {
         let new = new_names(NEW_NAME).find(is_free).ok_or_else(|| too_many(NEW_NAME))?;
         let new = new.as_bytes();
         let made = make(new)?;
-        // A directory does not take a file's place in one step; they change places.
-        let placed = self.freed(existing, || {
-            self.filesystem.rename(directory, new, directory, name, RenameMode::Exchange)?;
-            Ok(self.filesystem.unlink(directory, new)?)
+        let rename = |mode| self.filesystem.rename(directory, new, directory, name, mode);
+        let placed = self.freed(existing, || match rename(RenameMode::Replace) {
+            // A directory does not take a file's place in one step; they change places.
+            Err(FsError::NotDirectory) => {
+                rename(RenameMode::Exchange)?;
+                Ok(self.filesystem.unlink(directory, new)?)
+            }
+            renamed => Ok(renamed?),
         });
         if placed.is_err() {
             let _ = self.filesystem.unlink(directory, new).or_else(|_| self.filesystem.rmdir(directory, new));
