@@ -219,3 +219,64 @@ fn access_lists_that_no_mount_shows_are_told() {
     assert_eq!(pool.getxattr(file, b"system.posix_acl_access").expect("it is kept"), list(512));
     assert_eq!(pool.read(file, 0, 100).expect("it can be read"), b"many");
 }
+
+// Goal: what a killed import has left beside what it was replacing goes with the next one, and nothing else does. Method: such names in
+// directories that the source has, by themselves and behind ones that stay: what the source has, what an import never makes, what is in
+// a directory that is not entered.
+#[test]
+fn what_a_killed_import_has_left_goes() {
+    let pool = Arc::new(test_pool::open(test_pool::format()));
+    let scratch = tempfile::tempdir().expect("a directory");
+    let tree = scratch.path();
+    let (first, second) = (NEW_NAME.as_bytes(), format!("{NEW_NAME}.1"));
+    let second = second.as_bytes();
+    let directory = |parent: InodeId, name: &[u8]| {
+        pool.mkdir(Caller::ROOT, parent, name, 0o755).expect("a directory").ino
+    };
+    let file =
+        |parent: InodeId, name: &[u8]| pool.create(Caller::ROOT, parent, name, 0o644).expect("a file").ino;
+    let protect = |ino: InodeId| {
+        pool.set_flags(Caller::ROOT, ino, FileFlags::IMMUTABLE).expect("a flag");
+    };
+    let [fixed, named, full, nested] = ["fixed", "named", "full", "nested"].map(|name| {
+        std::fs::create_dir(tree.join(name)).expect("a directory");
+        directory(ROOT_INODE, name.as_bytes())
+    });
+    let own = directory(ROOT_INODE, b"own");
+    pool.symlink(Caller::ROOT, ROOT_INODE, first, b"x").expect("a link");
+    let linked = file(ROOT_INODE, b"linked");
+    pool.link(linked, ROOT_INODE, second).expect("a link");
+    protect(linked);
+    directory(fixed, first);
+    protect(fixed);
+    std::fs::write(tree.join("named").join(NEW_NAME), "the source's").expect("a file");
+    file(named, first);
+    file(named, second);
+    file(directory(full, first), b"inside");
+    file(full, second);
+    pool.create_subvolume(Caller::ROOT, nested, first, 0o755).expect("a subvolume");
+    file(nested, second);
+    file(own, first);
+
+    let (mut import, level) = begin(&pool, tree);
+    let target = Target { ino: ROOT_INODE, fresh: false };
+    assert!(import.tree(tree, level.source, level.stat, target).is_ok());
+    import.finisher.end().expect("all is finished");
+    assert_eq!(import.tally.summary.errors_count, 0);
+    let left = |parent: InodeId| {
+        [first, second].map(|name| match pool.lookup(parent, name) {
+            Ok(_) => true,
+            Err(error) => {
+                assert!(matches!(error, FsError::NotFound));
+                false
+            }
+        })
+    };
+    assert_eq!((left(ROOT_INODE), left(fixed)), ([false, false], [false, false]));
+    assert_eq!((left(named), left(full), left(nested)), ([true, false], [true, false], [true, false]));
+    assert_eq!(left(own), [true, false]);
+    let attr = pool.getattr(linked).expect("it is there");
+    assert_eq!((attr.links, attr.flags), (1, FileFlags::IMMUTABLE));
+    let named = pool.lookup(named, first).expect("it is there").ino;
+    assert_eq!(pool.read(named, 0, 100).expect("it can be read"), b"the source's");
+}
