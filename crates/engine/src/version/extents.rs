@@ -67,7 +67,8 @@ pub fn reap_step(
     })
 }
 
-/// Up to `families_max` data families after `after` in which [`reap_step`] has work: to be asked when a pool is opened.
+/// Up to `families_max` data families after `after` in which [`reap_step`] has work: to be asked when a pool is opened. A namespace is among
+/// them where damage hides that it is one.
 /// The second part says after which to go on; `None`: there are no more. Looks at families with work only.
 ///
 /// # Errors

@@ -161,7 +161,7 @@ pub(super) fn step(
 }
 
 /// Up to `families_max` families after `after` in which there is work, and after which to go on (`None`: there are no
-/// more). Of namespaces, or of files' data. Looks at families with work only.
+/// more). Of namespaces, or of files' data, and such of which damage hides what they are. Looks at families with work only.
 pub(super) fn pending_of(
     read: &dyn Read,
     after: Option<FamilyId>,
@@ -178,12 +178,12 @@ pub(super) fn pending_of(
             next.is_none()
         })?;
         let Some(next) = next else { return Ok((found, None)) };
-        // Of one that cannot be looked at whoever reaps it hears, as of data.
-        let is_namespace = match is_namespace(read, next) {
-            Err(error) if error.is_damage() && !error.may_pass() => false,
-            result => result?,
+        // What hides it may be another's. Who asks knows the namespaces by their subvolumes, and whoever reaps it hears of damage of its own.
+        let may_be_meant = match is_namespace(read, next) {
+            Err(error) if error.is_damage() && !error.may_pass() => true,
+            result => result? == namespaces,
         };
-        if is_namespace == namespaces {
+        if may_be_meant {
             if found.len() >= families_max {
                 return Ok((found, last));
             }

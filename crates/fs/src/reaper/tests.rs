@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use varve_device::Device;
+use varve_device::{AlignedBuf, Device};
 use varve_engine::{PoolAddr, Run, Store, StoreOptions, VersionKey};
 use varve_format::record::name::NamePosition;
 use varve_format::record::xattr::xattr_key;
@@ -10,6 +10,7 @@ use varve_format::record::xattr::xattr_key;
 use super::*;
 use crate::api::{Allocate, Caller};
 use crate::reaper::pace::{RESTS_AT_A_TIME, SPELL};
+use crate::tests::keyframes::nodes_of;
 use crate::tests::{Fixture, MIB, ROOT};
 
 // Goal: a long task keeps the background from nothing else: when the reaper has rested often enough it stops, wherever it is,
@@ -130,6 +131,32 @@ fn only_namespaces_with_work_are_found() {
     f.fs.maintain().unwrap();
     assert_eq!(core.reap.backlog(), 0);
     f.check();
+}
+
+// Goal: opening finds the work of a namespace also where the extents beside its number are lost, which it has none of. Method: every node
+// of their tree is spoilt in a pool that is closed; then a file that a subvolume and its clone share is deleted in both.
+#[test]
+fn a_namespace_beside_lost_extents_is_found() {
+    let mut f = Fixture::new(64 * MIB);
+    let home = f.fs.create_subvolume(Caller::ROOT, ROOT, b"home", 0o755).unwrap().ino;
+    f.fs.create(Caller::ROOT, home, b"file", 0o644).unwrap();
+    f.fs.snapshot(home, ROOT, b"clone", false, false).unwrap();
+    let data = f.create(b"data");
+    f.write(data, 0, &[1; 40_000]);
+    f.fs.close().unwrap();
+    let nodes = nodes_of(&f.device, TreeId::EXTENTS);
+    assert!(!nodes.is_empty());
+    nodes.into_iter().for_each(|at| f.device.write_at(at, &AlignedBuf::new(4096)).unwrap());
+    f.kill();
+    let roots = [&b"home"[..], b"clone"].map(|name| f.fs.lookup(ROOT, name).unwrap().ino);
+    roots.into_iter().for_each(|root| f.fs.unlink(root, b"file").unwrap());
+    let core = f.fs.core();
+    // As opening does: nothing is known of it yet.
+    *core.reap.tasks.lock() = Tasks::default();
+    core.find_reap_work().unwrap();
+    let family = core.subvolumes.get(Slot::of(roots[0])).unwrap().family;
+    let found = core.reap.tasks.lock().begin();
+    assert_eq!((core.reap.backlog(), found), (1, Some(Task::Names(family))));
 }
 
 // Goal: a step for names that finds no space is tried again with less, and then waits; with a little space all goes, in small steps

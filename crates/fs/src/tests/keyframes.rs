@@ -118,7 +118,7 @@ fn closed_with_keyframes() -> (Fixture, Shown, Vec<u64>) {
 }
 
 /// Where nodes of a tree lie, or lay.
-pub(super) fn nodes_of(device: &MemoryDevice, tree: TreeId) -> Vec<u64> {
+pub(crate) fn nodes_of(device: &MemoryDevice, tree: TreeId) -> Vec<u64> {
     let (mut block, mut nodes) = (AlignedBuf::new(BLOCK), Vec::new());
     for at in (0..device.size_bytes()).step_by(BLOCK) {
         device.read_at(at, &mut block).unwrap();

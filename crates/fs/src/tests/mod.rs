@@ -32,7 +32,7 @@ mod flushes;
 mod forks;
 mod frozen;
 mod hostile;
-mod keyframes;
+pub(super) mod keyframes;
 mod map;
 mod nameless;
 mod names;

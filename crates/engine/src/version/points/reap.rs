@@ -62,7 +62,8 @@ pub fn reap_points_step(
 }
 
 /// Up to `families_max` namespaces after `after` in which [`reap_points_step`] has work. The second part says after
-/// which to go on; `None`: there are no more. Costs what is pending, other families' work included.
+/// which to go on; `None`: there are no more. A family of data is among them where damage hides that it is one. Costs what is pending, other
+/// families' work included.
 ///
 /// # Errors
 /// Those of reading.
