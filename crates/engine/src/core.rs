@@ -76,7 +76,7 @@ pub struct Pending {
 }
 
 /// Bytes of log, and rides, that an empty batch may have room for and still be kept for the next.
-const SPARE_PAYLOAD_MAX: usize = 2 * PENDING_BYTES_SOFT;
+const SPARE_PAYLOAD_MAX: usize = PENDING_BYTES_SOFT / 4 * 9;
 const SPARE_RIDES_MAX: usize = 256;
 
 impl Pending {

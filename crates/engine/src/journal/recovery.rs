@@ -218,7 +218,7 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, read_only: bool, judge: &m
     // Who only reads has what is in front of what cannot be read.
     let reads = read_only && matches!(judge, Judge::Refuse);
     let hidden = hidden_behind(superblock, &rings, end, next);
-    let mut unread = needed_is_readable(pool, &rings, (end, next), hidden, reads, judge)?;
+    let mut unread = needed_is_readable((pool, superblock), &rings, (end, next), hidden, reads, judge)?;
     let cut = superblock.cuts.last().map_or(0, |c| c.last_sequence);
     let mut damage = (next <= cut).then(|| {
         let why = format!(
@@ -229,6 +229,12 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, read_only: bool, judge: &m
     damage.iter().try_for_each(|damage| damage.judge(read_only, judge))?;
     match look_for_rot(pool, superblock, &rings, &batches, hidden) {
         Ok(rot) => {
+            if rot.is_some()
+                && let Some((from, to, error)) = hidden
+            {
+                let text = format!("the log cannot be read from its byte {from} to {to}: {error}");
+                judge.mention(Kind::LogUnreadable, text);
+            }
             rot.iter().try_for_each(|rot| rot.judge(read_only, judge))?;
             damage = damage.into_iter().chain(rot).reduce(Damage::join);
         }
@@ -282,7 +288,7 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, read_only: bool, judge: &m
 /// says that it belongs to the next batch, and at least that header's block. What lies elsewhere is of an earlier lap, or
 /// is not needed: the next writes go over it; of what is `hidden` more is told later. Who `reads` has the log up to there, and is told.
 fn needed_is_readable(
-    pool: &Pool,
+    (pool, superblock): (&Pool, &Superblock),
     rings: &[Ring<'_>],
     (end, next): (u64, u64),
     hidden: Option<&Unreadable>,
@@ -290,10 +296,14 @@ fn needed_is_readable(
     judge: &mut Judge,
 ) -> Result<Option<Damage>> {
     let mut unread = None;
+    let epoch = expected_epoch(superblock, next);
     for ring in rings {
         let len = pool.ring_bytes;
         let span = match ring.header(end) {
-            Some((header, _, bytes)) if header.sequence == next => (*bytes as u64).min(len),
+            // One of another epoch was cut off before.
+            Some((header, _, bytes)) if header.sequence == next && header.epoch == epoch => {
+                (*bytes as u64).min(len)
+            }
             _ => BLOCK_BYTES as u64,
         };
         for gap @ (from, to, error) in &ring.unreadable {

@@ -360,12 +360,14 @@ pub fn examine_slots(
     let may_be_torn = |i: u64| i == (at + 1) % SLOTS_PER_END || i == at && !was_written;
     let mut slot = AlignedBuf::new(SLOT_BYTES as usize);
     let mut found: Vec<Option<Superblock>> = Vec::new();
+    let mut newest_is_unread = false;
     for i in 0..2 * SLOTS_PER_END {
         let offset = slot_offset(i, size_bytes);
         let place = || format!("slot {i} (byte {offset}) of {}", device.name());
         let mut problem = |kind, text| problems.add(Problem::new(kind, text));
         if let Err(e) = read_twice(device, offset, &mut slot) {
             problem(Kind::SuperblockDamaged, format!("{}: {e}", place()));
+            newest_is_unread |= i % SLOTS_PER_END == at;
             found.push(None);
             continue;
         }
@@ -408,7 +410,7 @@ pub fn examine_slots(
     }
     let newest = [&front[at as usize], &back[at as usize]];
     let holds = |slot: &Option<Superblock>| slot.as_ref() == Some(current);
-    if named.is_some() && !was_written && !newest.into_iter().all(holds) {
+    if named.is_some() && !was_written && !newest_is_unread && !newest.into_iter().all(holds) {
         tracing::warn!(
             "the newest superblock of {} stands in one slot only: power may have failed while the other was written; opened for writing, the \
              pool has it in both again",

@@ -94,9 +94,9 @@ impl Pool {
         }
     }
 
-    /// Writes the superblock again where one of its two slots does not hold it: power failed while it was written. The other slot is not
-    /// touched, and is durable before; the repair itself is not flushed. A slot that cannot be read may hold it, and is left alone. One that
-    /// cannot be written is no reason not to open the pool.
+    /// Writes the superblock again in a slot that does not hold it, or cannot be read (power failed while it was written), if the other one
+    /// does, which is not touched and durable before. The repair itself is not flushed. If neither was read and holds it, both are left alone:
+    /// each may. A slot that cannot be written is no reason not to open the pool.
     ///
     /// # Errors
     /// A flush's.
@@ -104,19 +104,27 @@ impl Pool {
         let bytes = AlignedBuf::from_slice(&superblock.encode());
         let mut found = AlignedBuf::new(bytes.len());
         for (device, size) in self.devices.iter().zip(&self.size_bytes) {
-            for offset in label::slots_of(superblock.generation, *size) {
-                if let Err(e) = label::read_twice(device.as_ref(), offset, &mut found) {
-                    tracing::warn!("the superblock slot at {offset} is left as it is: {e}");
+            let slots = label::slots_of(superblock.generation, *size);
+            let holds = slots.map(|offset| {
+                let read = label::read_twice(device.as_ref(), offset, &mut found);
+                read.is_ok() && Superblock::decode(&found).is_ok_and(|found| found == *superblock)
+            });
+            let offset = match holds {
+                [true, false] => slots[1],
+                [false, true] => slots[0],
+                [true, true] => continue,
+                [false, false] => {
+                    tracing::warn!(
+                        "neither superblock slot of generation {} can be read now",
+                        superblock.generation
+                    );
                     continue;
                 }
-                if Superblock::decode(&found).is_ok_and(|found| found == *superblock) {
-                    continue;
-                }
-                // If power fails while this one is written, the other must be there.
-                self.flush()?;
-                if let Err(e) = device.write_at(offset, &bytes) {
-                    tracing::warn!("the superblock slot at {offset} cannot be repaired: {e}");
-                }
+            };
+            // If power fails while this one is written, the other must be there.
+            self.flush()?;
+            if let Err(e) = device.write_at(offset, &bytes) {
+                tracing::warn!("the superblock slot at {offset} cannot be repaired: {e}");
             }
         }
         Ok(())
