@@ -21,11 +21,11 @@ use varve_torture::trial::{POOL_BYTES, Wanted, format, run};
 use varve_torture::workload::{Kind, exhaustive};
 
 /// Steps each thread runs. What a test does is counted, not timed: a slow machine takes longer for it.
-const STEPS: u64 = 192;
+const STEPS: u64 = 128;
 /// Only a machine that has come to a stop takes so long.
 const BUDGET: Duration = Duration::from_secs(900);
 /// Enough for workloads of forks alone.
-const FORKS_CRASHES: u64 = 2_500;
+const FORKS_CRASHES: u64 = 1_600;
 /// Enough for calls of many steps.
 const STEPS_CRASHES: u64 = 600;
 /// Enough for batches in flight together.

@@ -19,7 +19,7 @@ const TREES: [TreeId; 11] = [
     TreeId::KEYFRAMES,
 ];
 /// Numbers forged, each in a pool of its own; `VARVE_FORGED_ROUNDS` sets another.
-const ROUNDS: u64 = 3_000;
+const ROUNDS: u64 = 2_000;
 const SEED: u64 = 1;
 /// One pool takes milliseconds.
 const LONG: Duration = Duration::from_secs(120);
