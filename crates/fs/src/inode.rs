@@ -140,6 +140,11 @@ impl Inner {
         change.applied();
     }
 
+    /// Whether it is open, or data of it waits in memory.
+    fn is_in_use(&self) -> bool {
+        self.opens > 0 || !self.pages.is_empty()
+    }
+
     /// Whether writes have grown the file beyond what is logged.
     pub(crate) fn growth_waits(&self) -> bool {
         self.size > self.record.size
@@ -479,6 +484,15 @@ impl InodeTable {
         drop((unused, state));
     }
 
+    /// Nobody is likely to look for the inode soon: the same, if it is not in use.
+    pub(crate) fn let_go_unused(&self, state: Arc<InodeState>) {
+        let mut shard = self.shards[state.ino.0 as usize % SHARDS].lock();
+        let is_unused = state.inner.try_read().is_some_and(|inner| !inner.is_in_use());
+        let unused = is_unused.then(|| shard.let_go(&state));
+        drop(shard);
+        drop((unused, state));
+    }
+
     /// Every inode that is open, and how often.
     pub(crate) fn open(&self) -> Vec<(InodeId, u32)> {
         let mut open = Vec::new();
@@ -543,8 +557,7 @@ fn in_use(state: &Arc<InodeState>) -> bool {
     if Arc::strong_count(state) > 1 {
         return true;
     }
-    let inner = state.inner.read();
-    inner.opens > 0 || !inner.pages.is_empty()
+    state.inner.read().is_in_use()
 }
 
 #[cfg(test)]
@@ -578,6 +591,28 @@ mod tests {
             let shard = shard.lock();
             assert!(shard.oldest.len() <= 2 * shard.states.len() + VOID_MAX, "what was is remembered");
         }
+    }
+
+    // Goal: a state that is let go of early goes, unless somebody has it, has it open, or is changing it. Method: one of each kind.
+    #[test]
+    fn what_is_unused_goes_early() {
+        let table = InodeTable::default();
+        let state = |ino: u64| table.state(InodeId(ino));
+        let held = state(1);
+        state(2).inner.write().opens = 1;
+        (1..=3).for_each(|ino| table.let_go_unused(state(ino)));
+        let is_known = |ino: u64| table.known(InodeId(ino)).is_some();
+        assert_eq!([1, 2, 3].map(is_known), [true, true, false]);
+        let changing = state(4);
+        let inner = changing.inner.write();
+        table.let_go_unused(changing.clone());
+        drop(inner);
+        assert!(is_known(4));
+        state(2).inner.write().opens = 0;
+        drop((held, changing));
+        [1, 2, 4].map(|ino| table.let_go_unused(state(ino)));
+        assert_eq!([1, 2, 4].map(is_known), [false; 3]);
+        table.let_go_unused(Arc::new(InodeState::new(InodeId(5))));
     }
 
     // Goal: of a subvolume each inode is met that is in the table, and a subvolume without any is not looked for. Method: three

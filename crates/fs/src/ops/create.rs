@@ -195,7 +195,13 @@ impl Core {
         {
             observer(DataLogged { ino, offset: 0, len: inner.size, size: inner.size, lsn });
         }
-        Ok(self.attr_of(ino, &inner))
+        let attr = self.attr_of(ino, &inner);
+        drop(inner);
+        if from.is_some() {
+            // Many clones are made and few of them are used at once: the next one's state is where this one's was, close by.
+            self.inodes.let_go_unused(child);
+        }
+        Ok(attr)
     }
 
     /// What is to be cloned, and what keeps its subvolume from being forked meanwhile.
