@@ -272,8 +272,8 @@ pub struct CheckArgs {
 ///
 /// An import that was interrupted is run again: what is there already is left alone. A file counts as there when its
 /// size and modification time are those of the source; attributes are compared and mended. What differs is replaced,
-/// and what only the pool has stays, but for what an import that was killed has left there (.varve-import.new). An entry
-/// that cannot be copied is told and left out, the rest goes on, and the exit status is 1.
+/// and what only the pool has stays. An entry that cannot be copied is told and left out, the rest goes on, and the
+/// exit status is 1.
 #[derive(Args, Debug)]
 pub struct ImportArgs {
     /// Directory to copy
@@ -303,8 +303,8 @@ pub struct ImportArgs {
 /// gets owner, permissions and the like of PATH, also if it was there.
 ///
 /// An export that was interrupted is run again: a file whose size and modification time are right is left alone, what
-/// differs is replaced, and what only DIR has stays, but for what an export that was killed has left there
-/// (.varve-export.new). An entry that cannot be copied is told and left out, the rest goes on, and the exit status is 1.
+/// differs is replaced, and what only DIR has stays. An entry that cannot be copied is told and left out, the rest goes
+/// on, and the exit status is 1.
 #[derive(Args, Debug)]
 pub struct ExportArgs {
     /// File or block device of the pool, and a directory in it; POOL:/ is all of it

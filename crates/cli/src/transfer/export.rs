@@ -6,8 +6,7 @@
 //! when kind, size and modification time, as far as the target keeps it, are those of the pool. That is safe because times are set
 //! last, many files at a time, after the target's filesystem has been synced ([`super::target`]). Attributes are mended also of what is
 //! equal. What differs is copied anew and takes the place of what is there when it is whole, and not before: what cannot be read
-//! from the pool leaves the older copy alone. What the pool does not have stays, but for what a killed export has left beside something that
-//! it was replacing.
+//! from the pool leaves the older copy alone. What the pool does not have stays.
 //!
 //! **No link is followed** below the target, not by what comes later either (times, flags, second names): whoever owns a directory
 //! there could put one in the place of what was made. Nor is owner, bits or attributes given to a name: they are given to what is open, files
@@ -46,8 +45,8 @@ use super::held::{Held, hold};
 use super::host::{self, Flagged, HostStat};
 use super::place::{PoolPath, find_directory};
 use super::tally::{Tally, Trouble};
-use super::target::{Filesystems, KeptTimes, NEW_NAME, place, place_directory, remove_left, sync_file};
-use super::{Stop, finish, new_names};
+use super::target::{Filesystems, KeptTimes, place, place_directory, sync_file};
+use super::{Stop, finish};
 use crate::args::ExportArgs;
 use crate::names::{Shown, in_words};
 use crate::{Outcome, pool};
@@ -137,15 +136,6 @@ impl Level {
     fn of(from: Attr, target: OwnedFd, fresh: bool, entries: Vec<(Vec<u8>, InodeId)>) -> Level {
         let (copies, had) = (RefCell::default(), Cell::default());
         Level { from, target, entries: entries.into_iter(), fresh, copies, had }
-    }
-
-    /// Frees the target of flags that forbid changes of what is in it.
-    fn open_up(&self) {
-        if self.had.get().is_none() {
-            let mut flags = Flagged::of(Some(self.target.as_fd()));
-            self.had.set(Some(flags.had));
-            flags.free();
-        }
     }
 
     /// One of its names leads there, and shall go on to.
@@ -275,7 +265,7 @@ impl<'a> Export<'a> {
         let mut path = PathBuf::new();
         let target = self.root.try_clone()?;
         self.entered.insert(from.ino);
-        let mut levels = vec![self.level(from, target, false, &path)?];
+        let mut levels = vec![self.level(from, target, false)?];
         while let Some(level) = levels.last_mut() {
             let done = match level.entries.next() {
                 _ if self.stop.asked() => return Ok(()),
@@ -305,7 +295,7 @@ impl<'a> Export<'a> {
         Ok(())
     }
 
-    fn level(&mut self, from: Attr, target: OwnedFd, fresh: bool, path: &Path) -> Step<Level> {
+    fn level(&self, from: Attr, target: OwnedFd, fresh: bool) -> Step<Level> {
         let mut entries = Vec::new();
         self.filesystem
             .readdir(from.ino, 0, &mut |entry| {
@@ -317,39 +307,7 @@ impl<'a> Export<'a> {
             .map_err(unreadable)?;
         entries.sort_unstable();
         let entries = entries.into_iter().map(|(ino, name)| (name, ino)).collect();
-        let level = Level::of(from, target, fresh, entries);
-        if !fresh {
-            self.clear(&level, path);
-        }
-        Ok(level)
-    }
-
-    /// Takes away what killed exports have left in a directory beside what they were replacing ([`place`]). What stays is told as of an entry.
-    fn clear(&mut self, level: &Level, path: &Path) {
-        for name in new_names(NEW_NAME) {
-            match self.clear_one(level, name.as_bytes()) {
-                Ok(true) => {}
-                Ok(false) => return,
-                Err(errno) => return self.problem(&path.join(name), std::io::Error::from(errno).to_string()),
-            }
-        }
-    }
-
-    /// The same of one name. False: nothing has it. What the pool has, in whatever case the target may keep it, is nothing that was left, nor
-    /// is what is mounted there.
-    fn clear_one(&self, level: &Level, name: &[u8]) -> std::result::Result<bool, Errno> {
-        let have = match host::stat_at(level.target.as_fd(), name) {
-            Err(Errno::NOENT) => return Ok(false),
-            have => have?,
-        };
-        let is_mounted = have.kind == FileKind::Directory && have.id.0 != host::stat_of(&level.target)?.id.0;
-        let is_wanted = || level.entries.as_slice().iter().any(|(has, _)| has.eq_ignore_ascii_case(name));
-        if is_mounted || Some(have.id) == self.pool_file || is_wanted() {
-            return Ok(true);
-        }
-        level.open_up();
-        remove_left(&level.target, name, have.kind)?;
-        Ok(true)
+        Ok(Level::of(from, target, fresh, entries))
     }
 
     /// Everything in a directory is there: now its own attributes.
@@ -404,7 +362,7 @@ impl<'a> Export<'a> {
         }
         dir.refuse_another(name, existing)?;
         if from.kind == FileKind::Directory {
-            return self.directory(dir, path, name, from, existing).map(Some);
+            return self.directory(dir, name, from, existing).map(Some);
         }
         let equal = existing.filter(|have| self.is_equal(&from, have, dir, name));
         if let Some(have) = &equal {
@@ -461,14 +419,7 @@ impl<'a> Export<'a> {
             }
     }
 
-    fn directory(
-        &mut self,
-        dir: &Level,
-        path: &Path,
-        name: &[u8],
-        from: Attr,
-        existing: Option<HostStat>,
-    ) -> Step<Level> {
+    fn directory(&mut self, dir: &Level, name: &[u8], from: Attr, existing: Option<HostStat>) -> Step<Level> {
         self.enter(from.ino)?;
         let fresh = existing.is_none_or(|have| have.kind != FileKind::Directory);
         let mut placed = None;
@@ -496,7 +447,7 @@ impl<'a> Export<'a> {
         if self.one_subvolume && slot(from.ino) != slot(dir.from.ino) {
             return Ok(Level::of(from, target, fresh, Vec::new()));
         }
-        self.level(from, target, fresh, path)
+        self.level(from, target, fresh)
     }
 
     /// Refuses a directory that was entered before: where directories of a forged pool lie in each other, a walk has no end. One that is in
@@ -629,7 +580,11 @@ fn open_up(dir: &Level, existing: Option<HostStat>) -> Step<()> {
             "there is a directory in its place; remove that, or export to another place".to_owned(),
         ));
     }
-    dir.open_up();
+    if dir.had.get().is_none() {
+        let mut flags = Flagged::of(Some(dir.target.as_fd()));
+        dir.had.set(Some(flags.had));
+        flags.free();
+    }
     Ok(())
 }
 

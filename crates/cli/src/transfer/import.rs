@@ -5,7 +5,7 @@
 //! file's time is set after its contents are in the log ([`super::finisher`]). Attributes are compared and mended one by
 //! one, also of what is equal. What differs is copied anew, and takes the place of what is there when its contents are in
 //! the log and not before: what cannot be read, or is changed meanwhile, leaves the older copy alone. What the source does not
-//! have stays, but for what a killed import has left beside something that it was replacing.
+//! have stays.
 //!
 //! **A large file has its name when it is whole**: what a killed import had of it goes when the pool is next opened, and its space with it.
 //!
@@ -56,8 +56,7 @@ use crate::{Outcome, pool};
 const PIECE_BYTES: usize = 1 << 20;
 /// File data that waits in memory while it is written back.
 const DIRTY_BYTES_MAX: u64 = 128 << 20;
-/// What takes the place of something has such a name for a moment. It stays there only if this is killed in between, and goes with the
-/// next import.
+/// What takes the place of something has such a name for a moment. It stays there only if this is killed in between.
 const NEW_NAME: &str = ".varve-import.new";
 /// Permission bits of directories on the way to the target.
 const DIRECTORY_MODE: u32 = 0o755;
@@ -224,9 +223,7 @@ impl Import {
     /// Copies a directory with all that is in it.
     fn tree(&mut self, dir: &Path, source: OwnedFd, stat: HostStat, target: Target) -> Step<()> {
         let mut path = PathBuf::from(dir);
-        let level = self.open_level(source, stat, target)?;
-        self.clear(&level, &path);
-        let mut levels = vec![level];
+        let mut levels = vec![self.open_level(source, stat, target)?];
         while let Some(level) = levels.last_mut() {
             let done = match level.names.next() {
                 _ if self.stop.asked() => return Ok(()),
@@ -242,7 +239,6 @@ impl Import {
             };
             match done {
                 Ok(Some(level)) => {
-                    self.clear(&level, &path);
                     levels.push(level);
                     continue;
                 }
@@ -279,48 +275,6 @@ impl Import {
         let changed = changed || flags != had;
         self.count_changed(changed && !level.target.fresh);
         Ok(())
-    }
-
-    /// Takes away what killed imports have left in a directory beside what they were replacing ([`Import::put`]). What stays is told as of
-    /// an entry.
-    fn clear(&mut self, level: &Level, path: &Path) {
-        // Of what is left out the names are not known.
-        if level.target.fresh || self.is_left_out(&level.stat) {
-            return;
-        }
-        for name in new_names(NEW_NAME) {
-            let error = match self.clear_one(level, name.as_bytes()) {
-                Ok(true) => continue,
-                Err(Trouble::Entry(error)) => error,
-                // If that is so of the whole pool, the next entry says so.
-                Err(Trouble::Fatal(error)) => format!("{error:#}"),
-                Ok(false) | Err(Trouble::Stopped) => return,
-            };
-            return self.tally.problem(&path.join(name), error);
-        }
-    }
-
-    /// The same of one name. False: nothing has it. What the source has is nothing that was left, nor is a subvolume, or a directory with
-    /// something in it: that had its name before.
-    fn clear_one(&self, level: &Level, name: &[u8]) -> Step<bool> {
-        let directory = level.target.ino;
-        let attr = match self.filesystem.lookup(directory, name) {
-            Err(FsError::NotFound) => return Ok(false),
-            attr => attr?,
-        };
-        let is_subvolume = attr.ino.0 >> LOCAL_INODE_BITS != slot(level);
-        if is_subvolume || level.names.as_slice().iter().any(|has| has == name) {
-            return Ok(true);
-        }
-        self.open_up(level, None)?;
-        self.freed(attr, || match attr.kind {
-            FileKind::Directory => match self.filesystem.rmdir(directory, name) {
-                Err(FsError::NotEmpty) => Ok(()),
-                removed => Ok(removed?),
-            },
-            _ => Ok(self.filesystem.unlink(directory, name)?),
-        })?;
-        Ok(true)
     }
 
     /// Copies one entry. Gives the level of a directory, which is not yet copied.

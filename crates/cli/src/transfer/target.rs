@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::Context;
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, major, minor};
 use rustix::io::Errno;
-use varve_fs::{FileKind, Timestamp};
+use varve_fs::Timestamp;
 
 use super::host::{self, HostStat};
 use super::tally::Trouble;
@@ -24,9 +24,8 @@ use crate::clock;
 use crate::mountinfo::MountTable;
 use crate::sync::{self, Server};
 
-/// What takes the place of something is made under such a name, next to it. It stays there only if this is killed in between, and goes with
-/// the next export.
-pub const NEW_NAME: &str = ".varve-export.new";
+/// What takes the place of something is made under such a name, next to it. It stays there only if this is killed in between.
+const NEW_NAME: &str = ".varve-export.new";
 
 /// The filesystems of a target, by the number of their device.
 #[derive(Default)]
@@ -199,15 +198,6 @@ pub fn place_directory(dir: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Trouble> {
         let _ = rustix::fs::unlinkat(dir, &new, AtFlags::REMOVEDIR);
     }
     Ok(made?)
-}
-
-/// Takes away what a killed export has left in `dir`, unless that is a directory with something in it: none is left so.
-pub fn remove_left(dir: &OwnedFd, name: &[u8], kind: FileKind) -> Result<(), Errno> {
-    let flags = if kind == FileKind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-    match host::freed(dir.as_fd(), name, || rustix::fs::unlinkat(dir, name, flags)) {
-        Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
-        removed => removed,
-    }
 }
 
 /// A name that nothing has.

@@ -39,7 +39,7 @@ fn begin<'a>(pool: &'a Filesystem, out: &'a Path, fresh: bool) -> (Export<'a>, L
     let target = root.try_clone().expect("a descriptor");
     let mut export = Export::new(pool, out, root, Tally::start("export", String::new(), String::new()));
     assert!(export.begin().is_ok());
-    let level = export.level(pool.getattr(ROOT_INODE).expect("a root"), target, fresh, Path::new(""));
+    let level = export.level(pool.getattr(ROOT_INODE).expect("a root"), target, fresh);
     (export, level.unwrap_or_else(|_| panic!("a level")))
 }
 
@@ -512,58 +512,4 @@ fn late_problems_name_whole_paths() {
     let told = [0, 1, 2, 3].map(|index| json["errors"][index]["path"].as_str());
     let wanted = [out.join("f"), out.join("d/e"), out.join("g"), out.to_path_buf()];
     assert_eq!(told, wanted.each_ref().map(|path| path.to_str()));
-}
-
-// Goal: what a killed export has left beside what it was replacing goes with the next one, and nothing else does. Method: such names in
-// directories that the pool has, by themselves and behind ones that stay: what the pool has, also by another case, what an export never
-// makes, the pool itself, what is in a subvolume that is left out.
-#[test]
-fn what_a_killed_export_has_left_goes() {
-    let pool = pool();
-    let scratch = tempfile::tempdir().expect("a directory");
-    let out = scratch.path();
-    let (first, second) = (NEW_NAME, ".varve-export.new.1");
-    let directory = |name: &str| {
-        std::fs::create_dir(out.join(name)).expect("a directory");
-        pool.mkdir(Caller::ROOT, ROOT_INODE, name.as_bytes(), 0o755).expect("a directory").ino
-    };
-    let plant = |dir: &str, name: &str| std::fs::write(out.join(dir).join(name), "left").expect("a file");
-    std::os::unix::fs::symlink("x", out.join(first)).expect("a link");
-    plant("", second);
-    directory("empty");
-    std::fs::create_dir(out.join("empty").join(first)).expect("a directory");
-    let named = directory("named");
-    let attr = pool.create(Caller::ROOT, named, first.as_bytes(), 0o644).expect("a file");
-    pool.write(Caller::ROOT, attr.ino, 0, b"the pool's").expect("contents");
-    let folded = directory("folded");
-    pool.create(Caller::ROOT, folded, b".Varve-Export.NEW", 0o644).expect("a file");
-    directory("full");
-    std::fs::create_dir(out.join("full").join(first)).expect("a directory");
-    plant("full", ".varve-export.new/inside");
-    directory("pool");
-    pool.create_subvolume(Caller::ROOT, ROOT_INODE, b"sub", 0o755).expect("a subvolume");
-    std::fs::create_dir(out.join("sub")).expect("a directory");
-    for dir in ["named", "folded", "pool", "sub"] {
-        plant(dir, first);
-    }
-    for dir in ["named", "folded", "full", "pool", "sub"] {
-        plant(dir, second);
-    }
-
-    let root = host::open_directory(out).expect("a directory");
-    let mut export = Export::new(&pool, out, root, Tally::start("export", String::new(), String::new()));
-    let itself = std::fs::metadata(out.join("pool").join(first)).expect("it is there");
-    export.pool_file = Some((itself.dev(), itself.ino()));
-    export.one_subvolume = true;
-    assert!(export.begin().is_ok());
-    assert!(export.tree(pool.getattr(ROOT_INODE).expect("a root")).is_ok());
-    assert!(export.finish_waiting().is_ok());
-    assert_eq!(export.tally.summary.errors_count, 0);
-    let left = |dir: &str| [first, second].map(|name| out.join(dir).join(name).symlink_metadata().is_ok());
-    assert_eq!((left(""), left("empty")), ([false, false], [false, false]));
-    for dir in ["named", "folded", "full", "pool"] {
-        assert_eq!(left(dir), [true, false], "{dir}");
-    }
-    assert_eq!(left("sub"), [true, true]);
-    assert_eq!(std::fs::read(out.join("named").join(first)).expect("it is there"), b"the pool's");
 }
