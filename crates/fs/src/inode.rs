@@ -433,7 +433,7 @@ impl Shard {
     /// Takes out the oldest if it is not in use.
     fn take_unused(&mut self) -> Option<Arc<InodeState>> {
         let ino = self.oldest.pop_front()?;
-        if self.states.get(&ino).is_some_and(in_use) {
+        if self.states.get(&ino).is_some_and(|state| in_use(state, 0)) {
             self.oldest.push_back(ino);
             return None;
         }
@@ -487,8 +487,7 @@ impl InodeTable {
     /// Nobody is likely to look for the inode soon: the same, if it is not in use.
     pub(crate) fn let_go_unused(&self, state: Arc<InodeState>) {
         let mut shard = self.shards[state.ino.0 as usize % SHARDS].lock();
-        let is_unused = state.inner.try_read().is_some_and(|inner| !inner.is_in_use());
-        let unused = is_unused.then(|| shard.let_go(&state));
+        let unused = (!in_use(&state, 1)).then(|| shard.let_go(&state));
         drop(shard);
         drop((unused, state));
     }
@@ -539,7 +538,7 @@ impl InodeTable {
                 if Slot::of(InodeId(*ino)) != slot {
                     return true;
                 }
-                let stays = in_use(state);
+                let stays = in_use(state, 0);
                 is_clear &= !stays;
                 stays
             });
@@ -552,9 +551,11 @@ impl InodeTable {
     }
 }
 
-/// Under the shard's lock nobody can obtain a state that only the table refers to.
-fn in_use(state: &Arc<InodeState>) -> bool {
-    if Arc::strong_count(state) > 1 {
+/// Whether anybody uses a state, but for `mine` references. Under the shard's lock nobody can obtain one that only the table, and the
+/// caller, refer to.
+fn in_use(state: &Arc<InodeState>, mine: usize) -> bool {
+    // First: whoever has none now cannot open it before the lock goes.
+    if Arc::strong_count(state) > 1 + mine {
         return true;
     }
     state.inner.read().is_in_use()
