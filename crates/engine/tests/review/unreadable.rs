@@ -485,8 +485,9 @@ fn an_unreadable_superblock_may_be_the_newest() {
 }
 
 // Goal: a slot of the newest superblock is not written over because the device fails to read it for a moment, nor while the other one cannot be
-// read either; one that is torn, or cannot be read twice, is, behind a flush, if the other one holds the superblock. Method: a pool that was closed, both slots whole or one of them torn; the device fails to read one or both, once or from
-// some time on, while the pool is opened for writing; what is written where, and after how many flushes.
+// read either; one that is torn, or cannot be read twice, is, behind a flush, if the other one holds the superblock. Method: a pool that was
+// closed, both slots whole or one of them torn; the device fails to read one or both, once or from some time on, while the pool is opened for
+// writing; what is written where, and after how many flushes.
 #[test]
 fn a_slot_that_cannot_be_read_is_left_alone() {
     let device = Hooked::new();
