@@ -157,7 +157,7 @@ fn flags_go_in_and_out() {
     fs::write(tree.join("immutable"), "immutable after").expect("a file");
     fs::write(tree.join("shut/new"), "new").expect("a file");
     fs::write(tree.join("shut/below/new"), "new").expect("a file");
-    fs::hard_link(tree.join("one"), tree.join("a name before")).expect("a hard link");
+    fs::hard_link(tree.join("one"), tree.join("one more")).expect("a hard link");
     fs::remove_file(tree.join("three")).expect("our own file");
     fs::write(tree.join("three"), "parted").expect("a file");
     rustix::fs::setxattr(tree.join("log"), "user.new", b"after", XattrFlags::empty()).expect("an attribute");
