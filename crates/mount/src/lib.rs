@@ -29,6 +29,9 @@ mod pins;
 mod policy;
 mod serve;
 mod session;
+#[cfg(test)]
+#[path = "../tests/switch/mod.rs"]
+mod switch;
 mod tellings;
 mod trim;
 mod unstored;

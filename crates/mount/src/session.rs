@@ -396,12 +396,14 @@ mod tests {
     use super::*;
     use crate::double::{Double, options};
     use crate::kernel::ring::REFUSED;
+    use crate::switch;
 
     // Goal: where the kernel agrees on rings and then takes none, the mount is made again without them, and nothing is left of the first.
     // Method: a real mount whose seats are refused.
     #[test]
     fn rings_that_are_refused_are_done_without() {
         let directory = tempfile::tempdir().unwrap();
+        let _switch = switch::hold();
         let start = |rings| Mounted::start(Arc::new(Double::default()), directory.path(), &options(rings));
         match start(Rings::Wanted) {
             Ok(mounted) => {

@@ -1,6 +1,7 @@
 //! A thread that answers through rings and cannot any more. It takes the rings of its own process away, so it has a program of its own.
 
 mod double;
+mod switch;
 
 use std::fs::{self, File};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -40,6 +41,7 @@ fn rings() -> Vec<RawFd> {
 #[test]
 fn a_thread_that_gives_up_ends_the_mount() {
     let directory = tempfile::tempdir().unwrap();
+    let _switch = switch::hold();
     let verbs = Arc::new(Double::default());
     let mounted = match Mounted::start(verbs, directory.path(), &options(Rings::Wanted)) {
         Ok(mounted) => mounted,

@@ -5,7 +5,6 @@ use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,18 +19,20 @@ const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// how long that may take before nobody is believed to be answered.
 const ENOUGH: usize = 40;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// One at a time has the switch.
-static HELD: Mutex<()> = Mutex::new(());
+/// One test at a time has the switch, in all test programs: those of the mount's crate know this name, too. (The lock of mounts is
+/// for the mounts that begin meanwhile.)
+const HELD: &str = "varve-tests-rings.lock";
 
 /// The switch, on; it is put back when this is dropped.
 struct Switched {
     before: String,
-    _held: MutexGuard<'static, ()>,
+    _held: fs::File,
 }
 
 impl Switched {
     fn on(test: &str) -> Option<Switched> {
-        let held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = fs::File::create(std::env::temp_dir().join(HELD)).expect("a file to lock");
+        held.lock().expect("our own file");
         let before = fs::read_to_string(SWITCH).ok()?.trim().to_owned();
         if fs::write(SWITCH, "Y").is_err() {
             say(&format!("SKIPPED, nothing shown: {test}: only root may switch FUSE over io_uring on"));
