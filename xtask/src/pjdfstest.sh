@@ -6,10 +6,14 @@ mount -t tmpfs none "$D"
 chmod 755 "$S" "$D"
 mkdir "$D/varve" "$D/ext4" "$D/second" "$D/root"
 
-# mount(8) finds helpers in /sbin only: a copy with ours lies over it, in this namespace.
-cp -a "$(realpath /sbin)" "$D/root/sbin"
+# mount(8) finds helpers in /sbin only: ours lie over it, in this namespace.
+mkdir "$D/root/sbin" "$D/root/work"
 "$V" install-helper --root "$D/root" --program "$V" > /dev/null
-mount --bind "$D/root/sbin" /sbin
+SBIN=$(realpath /sbin)
+mount -t overlay none -o "lowerdir=$SBIN,upperdir=$D/root/sbin,workdir=$D/root/work" "$SBIN" 2> /dev/null || {
+    cp -a "$SBIN/." "$D/root/sbin"
+    mount --bind "$D/root/sbin" "$SBIN"
+}
 
 # The device goes with the mount, which goes with this namespace.
 truncate -s 256M "$D/ext4.img"

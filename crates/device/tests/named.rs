@@ -127,6 +127,10 @@ fn use_groups(device: &FileDevice, byte: u8) -> Result<(), DeviceError> {
 fn a_forked_child_uses_what_it_opens_itself() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for backend in [Backend::Uring, Backend::Pread] {
+        if backend == Backend::Uring && io_uring::IoUring::new(2).is_err() {
+            eprintln!("\n*** SKIPPED, half of it not shown: io_uring is not allowed here ***\n");
+            continue;
+        }
         let dir = tempfile::tempdir().unwrap();
         let (path, other) = (dir.path().join("pool"), dir.path().join("other"));
         let options = FileOptions { backend: Some(backend), ..FileOptions::default() };

@@ -38,16 +38,15 @@ impl Service for Counting {
 // socket by its inode; another one under its name, also when that has come after the first look.
 #[test]
 fn a_socket_of_another_stays() {
-    let directory = std::env::temp_dir().join(format!("varve-sockets-{}", std::process::id()));
-    fs::create_dir(&directory).expect("a directory");
-    let path = directory.join("socket");
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("socket");
     let own = UnixListener::bind(&path).expect("a socket");
     let inode = fs::symlink_metadata(&path).expect("it is there").ino();
     let server = |path: &Path| {
         let place = Some(Place { path: path.to_owned(), inode });
         Server { place: Arc::new(Mutex::new(place)), waiting: Arc::default() }
     };
-    let kept = directory.join("kept");
+    let kept = directory.path().join("kept");
     fs::rename(&path, &kept).expect("a rename");
     let _other = UnixListener::bind(&path).expect("a socket");
     server(&path).remove_socket();
@@ -57,7 +56,7 @@ fn a_socket_of_another_stays() {
     server(&path).remove_socket();
     assert_eq!(fs::read_dir(&directory).expect("a directory").count(), 0);
     drop(own);
-    fs::remove_dir(&directory).expect("it is empty");
+    fs::remove_dir(directory.path()).expect("it is empty");
 }
 
 // Goal: requests are answered, errors arrive as errors, waiters hear the end. Method: a socket pair in place of
@@ -293,7 +292,8 @@ fn an_answer_that_does_not_end_is_not_waited_for() {
 // but such.
 #[test]
 fn directories_of_others_are_passed_over() {
-    let base = std::env::temp_dir().join(format!("varve-directories-{}", std::process::id()));
+    let scratch = tempfile::tempdir().expect("a directory");
+    let base = scratch.path().join("base");
     let names = ["open", "foreign", "link", "free"].map(|name| base.join(name));
     let [open, foreign, link, free] = &names;
     for directory in [&base, open, foreign] {

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::io::{Read, Seek, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -65,9 +66,19 @@ impl Scratch {
     pub fn new(test: &str) -> Scratch {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let base = std::env::var_os("VARVE_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
-        let name = format!("varve-{test}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let dir = base.canonicalize().expect("the directory for temporary files exists").join(name);
-        fs::create_dir(&dir).expect("a fresh scratch directory");
+        let base = base.canonicalize().expect("the directory for temporary files exists");
+        // What was killed has left its own, and numbers of processes come again.
+        let dir = loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let dir = base.join(format!("varve-{test}-{}-{number}", std::process::id()));
+            match fs::create_dir(&dir) {
+                Ok(()) => break dir,
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => panic!("no directory {}: {error}", dir.display()),
+            }
+        };
+        // Users who are not root go in, too.
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).expect("our own directory");
         Scratch { dir }
     }
 
@@ -178,7 +189,8 @@ pub fn succeed_within(command: &mut Command, limit: Duration) -> String {
 /// `program` in `dir`.
 pub fn program(program: &str, dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(program);
-    command.current_dir(dir).args(args).stdin(Stdio::null());
+    // What it says is compared.
+    command.current_dir(dir).args(args).stdin(Stdio::null()).env("LC_ALL", "C");
     command
 }
 

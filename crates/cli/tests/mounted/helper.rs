@@ -1,7 +1,7 @@
 //! mount(8), umount(8), fstab and remounts, through the helpers that `varve install-helper` writes.
 //!
-//! The helpers have to lie in /sbin. Each test therefore runs as a script in a mount namespace of its own, in which a
-//! copy of /sbin with the helpers lies over the real one; processes left over end with the script's process namespace.
+//! The helpers have to lie in /sbin. Each test therefore runs as a script in a mount namespace of its own, in which
+//! they lie over what is there; processes left over end with the script's process namespace.
 
 use std::fs;
 use std::process::Command;
@@ -31,10 +31,23 @@ hears() {
     for _ in $(seq 300); do grep -qsF "$2" "$1" && return; sleep 0.1; done
     fail "no '$2' in: $(cat "$1")"
 }
-mkdir -p "$S/root" "$S/mnt"
-cp -a "$(realpath /sbin)" "$S/root/sbin"
+# A /dev/fuse that everybody may open: no directory of ours need allow nodes.
+open_fuse() {
+    mkdir "$S/node"
+    mount -t tmpfs none "$S/node"
+    mknod "$S/node/fuse" c 10 229; chmod 666 "$S/node/fuse"
+    mount --bind "$S/node/fuse" /dev/fuse
+}
+umask 022
+mkdir "$S/root" "$S/mnt"
+mount -t tmpfs none "$S/root"
+mkdir "$S/root/sbin" "$S/root/work"
 "$V" install-helper --root "$S/root" --program "$V"
-mount --bind "$S/root/sbin" /sbin
+SBIN=$(realpath /sbin)
+mount -t overlay none -o "lowerdir=$SBIN,upperdir=$S/root/sbin,workdir=$S/root/work" "$SBIN" 2>/dev/null || {
+    cp -a "$SBIN/." "$S/root/sbin"
+    mount --bind "$S/root/sbin" "$SBIN"
+}
 # What mount(8) notes stays in here too.
 [ ! -d /run/mount ] || mount -t tmpfs none /run/mount
 "$V" create "$S/pool" --size 64M
@@ -54,7 +67,7 @@ pub fn script(test: &str, text: &str) {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]);
     command.args(["bash", "-euc", &format!("{PRELUDE}{text}")]);
-    command.env("V", program).env("S", scratch.subdir("s"));
+    command.env("V", program).env("S", scratch.subdir("s")).env("LC_ALL", "C");
     println!("{}", succeed(&mut command));
 }
 

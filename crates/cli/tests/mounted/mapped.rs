@@ -586,5 +586,6 @@ fn what_mmap_could_not_store_is_told_until_it_is_stored() {
         assert!(fs::read(&path).expect("contents") == expected, "{way}");
         mount.unmount();
         check(&pool);
+        fs::remove_file(&pool).expect("our own pool");
     }
 }

