@@ -238,10 +238,12 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, read_only: bool, judge: &m
             rot.iter().try_for_each(|rot| rot.judge(read_only, judge))?;
             damage = damage.into_iter().chain(rot).reduce(Damage::join);
         }
-        Err(e) if reads => {
-            unread.get_or_insert_with(|| {
-                Damage::unread(format!("what may be a later batch of the log cannot be read: {e}"))
-            });
+        Err(EngineError::Device(e)) => {
+            let why = format!("what may be a later batch of the log cannot be read: {e}");
+            match reads {
+                true => drop(unread.get_or_insert_with(|| Damage::unread(why))),
+                false => judge.hear(Kind::LogUnreadable, undecided(why))?,
+            }
         }
         Err(e) => judge.hear(Kind::LogUnreadable, e)?,
     }
@@ -263,10 +265,10 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, read_only: bool, judge: &m
             keep
         }
         Ok(End { keep, unknown: Some(Unknown { error, .. }) }) => {
-            let refused = EngineError::Refused(format!(
-                "data that the last batches of the log name cannot be read, so that it is not known whether they count: {error}. Opening without them might lose acknowledged changes. Try again; if it stays so, restore the device from its mirror or a backup"
-            ));
-            judge.hear(Kind::LogUnreadable, refused)?;
+            let why = format!(
+                "data that the last batches of the log name cannot be read, so that it is not known whether they count: {error}"
+            );
+            judge.hear(Kind::LogUnreadable, undecided(why))?;
             keep
         }
         Err(e) => {
@@ -282,6 +284,14 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, read_only: bool, judge: &m
     });
     let damage = damage.into_iter().chain(unread).reduce(Damage::join);
     Ok(Log { batches, keep, flushed, leftover, damage })
+}
+
+/// Who writes is refused: `why` something is not known of what counts.
+fn undecided(why: String) -> EngineError {
+    EngineError::Refused(format!(
+        "{why}. Opened for writing without it, the pool might lose acknowledged changes. Try again; if it stays so, what is before it can be \
+         read (varve mount -o ro, varve export); restore the device from its mirror or a backup"
+    ))
 }
 
 /// Whether all of the log that counts could be read: what follows the chain is part of it, as far as the header there
@@ -309,14 +319,10 @@ fn needed_is_readable(
         for gap @ (from, to, error) in &ring.unreadable {
             let needed = (0..span).step_by(BLOCK_BYTES).any(|at| (*from..*to).contains(&((end + at) % len)));
             if needed {
+                let why = format!("the log cannot be read where batch {next} may be: {error}");
                 match reads {
-                    true => {
-                        unread.get_or_insert_with(|| {
-                            let why = format!("the log cannot be read where batch {next} may be: {error}");
-                            Damage::unread(why)
-                        });
-                    }
-                    false => judge.hear(Kind::LogUnreadable, error.clone().into())?,
+                    true => drop(unread.get_or_insert_with(|| Damage::unread(why))),
+                    false => judge.hear(Kind::LogUnreadable, undecided(why))?,
                 }
                 continue;
             }
