@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::Mutex;
@@ -49,12 +50,21 @@ impl Program {
         LONGEST.iter().position(|name| *name == self.name).unwrap_or(LONGEST.len())
     }
 
+    /// Whether its tests wait for half of their time: for what others do not answer, or for somebody to give up.
+    fn waits(&self) -> bool {
+        self.name == "mounted" && directory_name(self) == "cli"
+    }
+
     /// As cargo runs it, with what it prints going to `log`.
     fn command(&self, log: &File) -> Result<Command> {
         let mut command = Command::new(&self.path);
         command.current_dir(&self.directory).env("CARGO_MANIFEST_DIR", &self.directory);
         if self.through_rings {
             command.env("VARVE_TEST_RINGS", "1");
+        }
+        if self.waits() && std::env::var_os("RUST_TEST_THREADS").is_none() {
+            let processors = thread::available_parallelism().map_or(2, NonZero::get);
+            command.env("RUST_TEST_THREADS", (2 * processors).to_string());
         }
         command.stdout(log.try_clone()?).stderr(log.try_clone()?);
         Ok(command)
