@@ -23,6 +23,7 @@ struct Report {
     problems: Vec<ShownProblem>,
     problems_count: u64,
     problems_omitted_count: u64,
+    warnings: Vec<String>,
     clean: bool,
     batches_replayed_count: u64,
     batches_cut_count: u64,
@@ -160,11 +161,15 @@ pub fn run(args: &CheckArgs) -> Result<Outcome> {
         .check(true)
         .with_context(|| format!("the check of {} could not be finished", args.pool.shown()))?;
     drop(watched);
+    for text in &found.warnings {
+        crate::tell(&format!("varve check: warning: {text}"));
+    }
     let report = Report {
         pool: args.pool.shown(),
         problems_count: found.problems.len() as u64 + found.omitted,
         problems_omitted_count: found.omitted,
         problems: found.problems.into_iter().map(ShownProblem::new).collect(),
+        warnings: found.warnings,
         clean: recovery.clean,
         batches_replayed_count: recovery.batches_replayed,
         batches_cut_count: recovery.batches_cut,
@@ -189,6 +194,7 @@ fn unopenable(args: &CheckArgs, started: Instant, error: &anyhow::Error) -> Resu
         problems: vec![ShownProblem::new(problem)],
         problems_count: 1,
         problems_omitted_count: 0,
+        warnings: Vec::new(),
         clean: false,
         batches_replayed_count: 0,
         batches_cut_count: 0,

@@ -531,6 +531,7 @@ impl Store {
             problems: problems.list,
             omitted: problems.omitted,
             data_omitted,
+            warnings: problems.warnings,
             nodes,
             entries,
             trees,

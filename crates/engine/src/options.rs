@@ -190,6 +190,8 @@ pub struct CheckReport {
     pub omitted: u64,
     /// Those of them that are of data.
     pub data_omitted: u64,
+    /// What is no problem, and less than there should be: whole sentences.
+    pub warnings: Vec<String>,
     /// Tree nodes visited.
     pub nodes: u64,
     /// Entries visited.

@@ -208,6 +208,8 @@ pub struct Problems {
     pub list: Vec<Problem>,
     /// How many are not.
     pub omitted: u64,
+    /// What is no problem, and less than there should be: whole sentences.
+    pub warnings: Vec<String>,
 }
 
 impl Problems {
@@ -222,6 +224,7 @@ impl Problems {
     /// Adds those of `other` behind.
     pub fn append(&mut self, other: Problems) {
         self.omitted += other.omitted;
+        self.warnings.extend(other.warnings);
         other.list.into_iter().for_each(|problem| self.add(problem));
     }
 

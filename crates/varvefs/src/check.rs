@@ -20,6 +20,8 @@ pub struct CheckReport {
     pub problems: Vec<Problem>,
     /// How many more there are.
     pub problems_omitted_count: u64,
+    /// What is no problem, and less than there should be, such as a superblock that stands in one slot only: whole sentences.
+    pub warnings: Vec<String>,
     /// Tree nodes visited.
     pub nodes_count: u64,
     /// Entries visited.
@@ -142,6 +144,7 @@ impl CheckReport {
         CheckReport {
             problems: report.problems.into_iter().map(Problem::of).collect(),
             problems_omitted_count: report.omitted,
+            warnings: report.warnings,
             nodes_count: report.nodes,
             entries_count: report.entries,
             trees: report.trees.iter().map(|(tree, count)| (tree.name().to_owned(), *count)).collect(),

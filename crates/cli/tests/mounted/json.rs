@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -61,6 +63,27 @@ impl Pages {
     }
 }
 
+/// What `varve check --json` prints of a copy of the pool that has its newest superblock in one slot, as a crash leaves it.
+fn check_of_one_slot(pool: &Path, copy: &Path) -> String {
+    fs::copy(pool, copy).expect("a copy of a small pool");
+    let seen = succeed(varve(&["inspect", "--json"]).arg(copy).arg("superblock"));
+    let seen: Value = serde_json::from_str(&seen).expect("JSON");
+    let slots = seen["slots"].as_array().expect("slots");
+    let slot = slots.iter().find(|slot| slot["generation"] == seen["newest"]["generation"]).expect("a slot");
+    let file = fs::File::options().write(true).open(copy).expect("our own copy");
+    let at = slot["offset"].as_str().and_then(|at| u64::from_str_radix(at.strip_prefix("0x")?, 16).ok());
+    file.write_all_at(&[0; 4096], at.expect("a place")).expect("a write");
+    let out = output(varve(&["check", "--json"]).arg(copy));
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && said.contains("warning: the newest superblock of"), "{said}");
+    let printed: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    let warnings = printed["warnings"].as_array().expect("a list");
+    let told =
+        warnings.iter().filter_map(Value::as_str).filter(|text| text.contains("stands in one slot only"));
+    assert_eq!((told.count(), warnings.len()), (1, 1), "{warnings:?}");
+    printed.to_string()
+}
+
 /// Goal: every key that a command prints for an unmounted pool is explained, and what is explained of `create`, `import` and
 /// `check` is printed. Method: each command, one import with an entry that cannot be copied, a check of what is no pool.
 #[test]
@@ -94,6 +117,7 @@ fn keys_of_unmounted_pools_are_documented() {
     assert_eq!(pages.hold(&trimmed, &["varve trim"]), pages.section(&["varve trim"]));
     let mut checked = pages.hold(&text(varve(&["check", "--json"]).arg(&pool)), &["varve check"]);
     checked.extend(pages.hold(&text(varve(&["check", "--json"]).arg(tree.join("large"))), &["varve check"]));
+    checked.extend(pages.hold(&check_of_one_slot(&pool, &scratch.path("torn")), &["varve check"]));
     let unseen: Vec<String> = pages.section(&["varve check"]).difference(&checked).cloned().collect();
     assert!(unseen.iter().all(|key| key.starts_with("problems[].files[].")), "{unseen:?}");
     let inspect = |words: &[&str]| succeed(varve(&["inspect", "--json"]).arg(&pool).args(words));

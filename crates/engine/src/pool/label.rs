@@ -411,11 +411,11 @@ pub fn examine_slots(
     let newest = [&front[at as usize], &back[at as usize]];
     let holds = |slot: &Option<Superblock>| slot.as_ref() == Some(current);
     if named.is_some() && !was_written && !newest_is_unread && !newest.into_iter().all(holds) {
-        tracing::warn!(
+        problems.warnings.push(format!(
             "the newest superblock of {} stands in one slot only: power may have failed while the other was written; opened for writing, the \
              pool has it in both again",
             device.name()
-        );
+        ));
     }
 }
 

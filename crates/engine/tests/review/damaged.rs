@@ -321,10 +321,13 @@ fn forged_batches_behind_damage_are_not_read() {
 
 /// What a check finds, with data.
 pub fn checked(device: Arc<dyn Device>, runs: &[Run]) -> Vec<varve_engine::Problem> {
+    report(device, runs).problems
+}
+
+fn report(device: Arc<dyn Device>, runs: &[Run]) -> varve_engine::CheckReport {
     let (store, _) =
         Store::open_to_check(vec![device], StoreOptions::default()).expect("opens to be checked");
-    let report = store.check(&mut runs.iter().copied(), true).expect("check runs");
-    report.problems
+    store.check(&mut runs.iter().copied(), true).expect("check runs")
 }
 
 // Goal: one read that fails makes a check find nothing, wherever it is. Method: a pool of a tree of some height and data, everything in one copy or
@@ -384,7 +387,8 @@ fn a_newest_superblock_in_one_slot_is_told() {
             store.commit(lsn).expect("commits");
         }
         drop(store);
-        assert_eq!(checked(device.clone(), &[]), []);
+        let found = report(device.clone(), &[]);
+        assert!(found.problems.is_empty() && found.warnings.is_empty(), "{found:?}");
         let newest = superblock_of(&device).generation % 4;
         assert_eq!(Superblock::decode(older).expect("a superblock").generation % 4, newest);
         for slot in [newest, 4 + newest] {
@@ -405,12 +409,18 @@ fn a_newest_superblock_in_one_slot_is_told() {
                         FaultRule::new(Operation::Read, Trigger::From(1), Fault::Error).within(at..at + 4096),
                     ),
                 }
-                let found = checked(Arc::new(FaultyDevice::new(device, 1, rules)), &[]);
+                let varve_engine::CheckReport { problems: found, warnings, .. } =
+                    report(Arc::new(FaultyDevice::new(device, 1, rules)), &[]);
                 let kinds: Vec<_> = found.iter().map(|problem| problem.kind.name()).collect();
                 if !named && spoilt.is_some() {
                     assert_eq!(found, [], "{what}: a crash explains it");
+                    assert!(
+                        warnings.len() == 1 && warnings[0].contains("one slot only"),
+                        "{what}: {warnings:?}"
+                    );
                     continue;
                 }
+                assert_eq!(warnings, [""; 0], "{what}");
                 let (kind, word) = match is_older {
                     true => ("superblocks-differ", format!("slots {newest} ")),
                     false => ("superblock-damaged", format!("slot {slot} ")),

@@ -423,7 +423,10 @@ fn a_torn_batch_is_a_crash_beside_a_bad_sector() {
             let before = device.stats().writes_count;
             let opened = try_open(&device).map(drop);
             let said = opened.expect_err("it may be rot").to_string();
-            assert!(said.contains("what may be a later batch") && said.contains("varve mount -o ro"), "{said}");
+            assert!(
+                said.contains("what may be a later batch") && said.contains("varve mount -o ro"),
+                "{said}"
+            );
             assert_eq!(device.stats().writes_count, before);
             let (store, why) = read_in_part(&device);
             assert!(why.contains("what may be a later batch"), "{why}");

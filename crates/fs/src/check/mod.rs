@@ -302,6 +302,7 @@ impl Core {
         let all = problems.list.iter_mut().chain(&mut report.problems).collect();
         paths::name(all, &view, &namespaces, self.root(), &self.above());
         report.omitted += problems.omitted;
+        report.warnings.extend(problems.warnings);
         report.problems.splice(0..0, problems.list);
         Ok((report, looks))
     }
