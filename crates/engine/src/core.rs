@@ -514,7 +514,8 @@ impl Core {
         sum_cache: &SumCache,
     ) -> Result<(), Obstacle> {
         let (_, _, steps) = self.prepare(ops, fetched, cache, sum_cache)?;
-        // None: when the pool was last in use what was reserved may have left no room for it, and it is not known here.
+        // None: when the pool was last in use what was reserved may have left no room for it, and it is not known here. Dirty nodes are joined
+        // all the same, as they were then.
         let spare = 0;
         self.mutate(ops, &steps, fetched, cache, sum_cache, (true, spare));
         self.keep_room(steps);

@@ -1,8 +1,9 @@
 //! Joining nodes that have become underfull: two into one, or three leaves into two.
 //!
 //! A tree is right without it, and smaller with it. So it takes only neighbours that are in memory, under the same parent,
-//! and only where the books have room for what it may need ([`Mutation::spare`]). What remains has room to grow: a node
-//! that was joined is not split again by the next few puts of small entries.
+//! and what makes a node dirty only where the books have room for that ([`Mutation::spare`]). Where all of them are dirty, there is one dirty
+//! node less, on a full pool and when the log is replayed as well: there must not be more of them then than there were. What remains has
+//! room to grow: a node that was joined is not split again by the next few puts of small entries.
 //!
 //! The bounds: two neighbours that fit into seven eighths of a node, or three that fit into two with a sixteenth of each
 //! left free.
@@ -33,12 +34,16 @@ impl Mutation<'_> {
     /// Joins child `i`, if it is dirty, with its neighbours if that makes a node less. Says whether it did.
     pub(super) fn join_around(&mut self, n: &mut Interior, i: usize) -> bool {
         let Link::Mem(child) = &n.children[i] else { return false };
-        if self.spare < SPARE_OF_ONE || !self.is_dirty(child) || child.encoded_bytes() > UNDERFULL_BYTES {
+        if !self.is_dirty(child) || child.encoded_bytes() > UNDERFULL_BYTES {
             return false;
         }
         let child = child.clone();
+        let has_room = self.spare >= SPARE_OF_ONE;
         // A neighbour that is not in memory is not worth a read.
-        let find = |at: Option<usize>| resident(n.children.get(at?)?, self.cache, self.pins);
+        let find = |at: Option<usize>| {
+            resident(n.children.get(at?)?, self.cache, self.pins)
+                .filter(|node| has_room || self.is_dirty(node))
+        };
         let (left, right) = (find(i.checked_sub(1)), find(Some(i + 1)));
         let pair = |l: &Arc<Node>, r: &Arc<Node>, low: &Key| l.joined_bytes(r, low) <= PAIR_BYTES;
         match (left, right) {
@@ -57,7 +62,7 @@ impl Mutation<'_> {
 
     /// Makes children `i` and `i + 1` of `n` one.
     fn join_pair(&mut self, n: &mut Interior, i: usize, left: Arc<Node>, right: Arc<Node>) {
-        self.spare -= SPARE_OF_ONE;
+        self.spare = self.spare.saturating_sub(SPARE_OF_ONE);
         let separator = n.keys()[i + 1];
         let gone = n.remove(i + 1);
         // It may leave the cache at any moment: hold on to what was found.
@@ -102,7 +107,7 @@ impl Mutation<'_> {
         if n.bytes_with(range.clone(), &[low]) > BLOCK_BYTES {
             return false;
         }
-        self.spare -= SPARE_OF_ONE;
+        self.spare = self.spare.saturating_sub(SPARE_OF_ONE);
         let children = vec![self.add(Body::Leaf(left)), self.add(Body::Leaf(right))];
         for gone in n.replace(range, &[low], children) {
             self.forget(gone);

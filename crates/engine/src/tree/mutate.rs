@@ -45,7 +45,7 @@ pub struct Mutation<'a> {
     /// Change of the number of dirty nodes.
     pub dirty_delta: i64,
     /// Nodes by which joining underfull ones, and splitting elsewhere than in the middle, may go beyond the forecast. Nobody
-    /// needs either: without, nodes stay apart, and are split in the middle.
+    /// needs either: without, nodes stay apart that are not all dirty, and are split in the middle.
     pub spare: u64,
     /// The log is replayed: leaves are split where entries come in whatever `spare` says, or there would be more nodes than
     /// there were.
