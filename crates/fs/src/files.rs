@@ -19,6 +19,7 @@ use varve_format::record::subvolume::SubvolumeRecord;
 
 use crate::Result;
 use crate::core::Core;
+use crate::subvolume::enter;
 use crate::table::inodes::{self, Place};
 use crate::table::subvolumes;
 
@@ -157,7 +158,7 @@ impl Core {
     /// To be held around a transaction that changes the count, and the note of it.
     pub(crate) fn counting(&self) -> Result<ArcRwLockReadGuard<RawRwLock, ()>> {
         self.first_count()?;
-        Ok(self.files.gate.read_arc_recursive())
+        Ok(enter(&self.files.gate))
     }
 
     /// The same for who holds neither this nor an inode: behind whoever waits to count.

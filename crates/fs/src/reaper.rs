@@ -29,7 +29,7 @@ use self::ailing::Ailing;
 use self::pace::{Pace, Step};
 use self::tasks::Tasks;
 use crate::core::Core;
-use crate::subvolume::{Change, Slot};
+use crate::subvolume::{Change, Slot, enter};
 use crate::table::{corrupt, extents, inodes, orphans, subvolumes};
 use crate::{FsError, Result};
 
@@ -240,7 +240,7 @@ impl Core {
             // Without a gate the family is gone: its last subvolume was reaped with its names.
             let Some(gate) = self.subvolumes.gate_of(family) else { continue };
             // Whoever begins a change from here on tells again; the reaper waits for those who have.
-            gate.read_recursive().reaper_comes();
+            enter(&gate).reaper_comes();
             self.reap.push(Task::Names(family));
         }
     }

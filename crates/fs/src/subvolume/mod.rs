@@ -21,6 +21,7 @@ use std::cell::RefCell;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::lock_api::{ArcMutexGuard, ArcRwLockReadGuard};
 use parking_lot::{Mutex, RawMutex, RawRwLock, RwLock};
@@ -161,6 +162,21 @@ impl Shown {
 /// The lock around what the subvolumes of one family show.
 pub(crate) type Gate = Arc<RwLock<Shown>>;
 
+/// How long [`enter`] stays in a queue.
+const IN_THE_QUEUE: Duration = Duration::from_millis(1);
+
+/// A lock, shared, for who may have an inode: past whoever waits to have it alone.
+///
+/// Who comes while somebody has it alone is queued, and may stay so behind the next one who wants it alone, while another is let in who
+/// waits for our inode. So nobody stays in the queue for long: who comes again passes those who wait.
+pub(crate) fn enter<T>(lock: &Arc<RwLock<T>>) -> ArcRwLockReadGuard<RawRwLock, T> {
+    loop {
+        if let Some(shared) = lock.try_read_arc_recursive_for(IN_THE_QUEUE) {
+            return shared;
+        }
+    }
+}
+
 /// One subvolume. There may be a hundred thousand: what is in memory of each is bounded by 200 bytes, with its place.
 pub(crate) struct Subvolume {
     /// Its number.
@@ -290,7 +306,7 @@ impl Core {
 
     /// What the subvolume of `ino` shows. May be taken while a [`Change`] of it or an inode is held.
     pub(crate) fn names(&self, ino: InodeId) -> Result<Names> {
-        self.names_by(ino, |gate| gate.read_arc_recursive())
+        self.names_by(ino, enter)
     }
 
     /// The same for who holds neither of them, nor a gate: behind whoever waits to have the gate alone. Many who read from a disk

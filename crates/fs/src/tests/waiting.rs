@@ -9,6 +9,7 @@ use varve_device::Operation;
 
 use super::*;
 use crate::inode::InodeState;
+use crate::subvolume::Slot;
 
 const BLOCK: u64 = 4096;
 
@@ -237,4 +238,53 @@ fn logging_reads_before_it_locks() {
         }
         fs.close().unwrap();
     }
+}
+
+// Goal: who has an inode and looks for what its subvolume shows waits for nobody who waits for that inode, whoever has the gate alone in
+// between. Method: two that have the gate alone all the time, one that has the inode and looks, and one that has the gate and waits for the
+// inode, until each has had its turn many times.
+#[test]
+fn who_has_an_inode_waits_at_no_gate_for_good() {
+    const TURNS: u64 = 2_000;
+    let f = Fixture::new(64 * MIB);
+    let core = f.fs.core();
+    let gate = core.subvolumes.get(Slot::of(ROOT)).unwrap().gate.clone();
+    let (inode, stuck, turns) = (Mutex::new(()), AtomicBool::new(false), [(); 3].map(|()| AtomicU64::new(0)));
+    let turn = |who: usize| turns[who].fetch_add(1, Ordering::Relaxed);
+    let goes_on =
+        || turns.iter().any(|turns| turns.load(Ordering::Relaxed) < TURNS) && !stuck.load(Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while goes_on() {
+                    let alone = gate.write();
+                    // So long that others queue.
+                    (0..500).for_each(|_| std::hint::spin_loop());
+                    drop(alone);
+                    turn(0);
+                }
+            });
+        }
+        scope.spawn(|| {
+            while goes_on() {
+                let held = inode.lock();
+                drop(core.names(ROOT).unwrap());
+                drop(held);
+                turn(1);
+            }
+        });
+        while goes_on() {
+            let shown = gate.read();
+            // A test that fails ends.
+            match inode.try_lock_for(Duration::from_secs(20)) {
+                Some(_) => _ = turn(2),
+                None => stuck.store(true, Ordering::Relaxed),
+            }
+            drop(shown);
+        }
+    });
+    assert!(
+        !stuck.into_inner(),
+        "who has the inode waits for who waits for it, after these turns: {turns:?}"
+    );
 }
