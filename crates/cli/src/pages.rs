@@ -57,9 +57,14 @@ pub fn write_back_filesystem(file: impl AsFd) -> io::Result<()> {
 
 /// The same of the mount that `inside` lies in. Nothing, if this user is not let in.
 pub fn write_back_mount(mount: &Mount, inside: &Path) -> io::Result<()> {
+    write_back_device(mount.device, inside)
+}
+
+/// The same of the mount with this device number, if `inside` lies in it.
+pub fn write_back_device(device: (u32, u32), inside: &Path) -> io::Result<()> {
     let is_here = |place: &&Path| {
         place.metadata().is_ok_and(|metadata| {
-            (metadata.is_dir() || metadata.is_file()) && mountinfo::device(&metadata) == mount.device
+            (metadata.is_dir() || metadata.is_file()) && mountinfo::device(&metadata) == device
         })
     };
     match inside.ancestors().filter(is_here).find_map(|place| open(place).ok()) {

@@ -3,8 +3,8 @@
 //! rotates logs, and the log file is opened anew. SIGINT that was ignored stays so: it is meant for a program beside us.
 
 use std::fs::File;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use crate::closing::Closing;
 use crate::ignored::Ignored;
 use crate::log;
 use crate::names::Shown;
+use crate::pages;
 
 /// How long open files may stay open after the mount has disappeared from the tree.
 const GRACE: Duration = Duration::from_secs(5);
@@ -70,7 +71,7 @@ fn reopen_log(signal: i32, device: (u32, u32)) {
 }
 
 /// Unmounts. With the last place where it is mounted the session ends, and with it the program, elsewhere.
-fn end(signal: i32, mountpoint: &std::path::Path, device: (u32, u32), closing: &Closing) {
+fn end(signal: i32, mountpoint: &Path, device: (u32, u32), closing: &Closing) {
     tracing::info!("signal {signal}: unmounting {}", mountpoint.shown());
     if let Err(error) = varve_mount::unmount_device(mountpoint, device, false) {
         tracing::warn!(
@@ -78,6 +79,7 @@ fn end(signal: i32, mountpoint: &std::path::Path, device: (u32, u32), closing: &
             mountpoint.shown(),
             GRACE.as_secs()
         );
+        write_back(mountpoint, device);
         if let Err(error) = varve_mount::unmount_device(mountpoint, device, true) {
             tracing::warn!("{} cannot be detached: {error}", mountpoint.shown());
         }
@@ -87,4 +89,20 @@ fn end(signal: i32, mountpoint: &std::path::Path, device: (u32, u32), closing: &
     // written is made durable; their next change is refused, and soon every call.
     let status = i32::from(!Closing::keeps_all(closing.finish()));
     std::process::exit(status);
+}
+
+/// Has the kernel write back what programs have stored through mmap, while it can be asked to: of a mount that has disappeared it does so
+/// when the pages are old, and then nobody may be there to take them.
+fn write_back(mountpoint: &Path, device: (u32, u32)) {
+    let (tell, told) = mpsc::channel();
+    let mountpoint = mountpoint.to_owned();
+    // On a thread of its own: nothing here may wait for the mount's own answers for good.
+    let asked = thread::Builder::new().name("write-back".into()).spawn(move || {
+        // Nobody listens any more after a while.
+        let _ = tell.send(pages::write_back_device(device, &mountpoint));
+    });
+    let written = asked.map(|_| told.recv_timeout(GRACE));
+    if !matches!(written, Ok(Ok(Ok(())))) {
+        tracing::warn!("what was changed through mmap and not synced may not all have been written back");
+    }
 }

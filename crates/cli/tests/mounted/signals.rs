@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::harness::{Mount, Scratch, can_mount, check, detach, mount_points, program, say, succeed, varve};
+use crate::mapped::Mapped;
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(120);
@@ -95,6 +96,31 @@ fn a_signal_loses_nothing_that_was_accepted() {
             "{number} of {accepted} was accepted, and {there} is there"
         );
     }
+    mount.unmount();
+}
+
+/// Goal: what a program has stored through mmap, and does not sync, is there after SIGTERM, though the program still has it mapped when
+/// the daemon ends. Method: that, looked for after the next mount.
+#[test]
+fn a_signal_writes_back_what_is_mapped() {
+    if !can_mount_over("a_signal_writes_back_what_is_mapped") {
+        return;
+    }
+    let scratch = Scratch::new("signal-mapped");
+    let pool = scratch.pool("pool", "64M");
+    let mut mount = Mount::start(&pool, &scratch.path("mnt"));
+    let path = mount.path("file");
+    fs::write(&path, [1; 20_000]).expect("a file");
+    mount.sync();
+    let mapped = Mapped::of(&path, 20_000);
+    mapped.store(5_000, b"stored through mmap");
+    mount.terminate();
+    let said = mount.messages();
+    assert!(said.contains("everything is durable") && !said.contains("may not all"), "{said}");
+    let mount = Mount::start(&pool, &scratch.path("mnt"));
+    let found = fs::read(&path).expect("it is there");
+    assert!(found.len() == 20_000 && found[5_000..].starts_with(b"stored through mmap"));
+    drop(mapped);
     mount.unmount();
 }
 
