@@ -379,19 +379,7 @@ impl Core {
         change: &Change,
         ino: InodeId,
         inner: &mut Inner,
-        reservation: Option<&mut Reservation>,
-    ) -> Result<()> {
-        self.own_first_in(change, ino, inner, reservation, true)
-    }
-
-    /// The same; `sparing`: for what frees nothing, and may be refused.
-    pub(crate) fn own_first_in(
-        &self,
-        change: &Change,
-        ino: InodeId,
-        inner: &mut Inner,
-        reservation: Option<&mut Reservation>,
-        sparing: bool,
+        why: Owning<'_>,
     ) -> Result<()> {
         if !change.forked || self.is_own(change, ino, inner)? {
             return Ok(());
@@ -399,14 +387,25 @@ impl Core {
         let mut record = inner.record.clone();
         let mut tx = Transaction::new();
         self.put_record(change, &mut tx, ino, inner, &mut record)?;
-        // Cutting and logging must go on when the pool is full.
-        tx.privileged();
-        if reservation.is_some() {
-            // Write-back, which settles when it has let go of everything.
-            tx.settles_later();
-        } else if sparing {
-            tx.sparing();
-        }
+        let reservation = match why {
+            // If what follows is refused, this stays: again and again, file by file, it would use up what is kept for deleting.
+            Owning::ToAdd => None,
+            Owning::ToFree => {
+                tx.privileged();
+                tx.sparing();
+                None
+            }
+            Owning::Promised => {
+                tx.privileged();
+                None
+            }
+            Owning::ToLog(reservation) => {
+                tx.privileged();
+                // It settles when it has let go of everything.
+                tx.settles_later();
+                Some(reservation)
+            }
+        };
         self.store.apply(tx, reservation)?;
         inner.logged(change, record);
         Ok(())
@@ -481,6 +480,18 @@ impl Core {
         }
         Ok(())
     }
+}
+
+/// What a subvolume's own copy of a record is for ([`Core::own_first`]), and so how much it may take of what a full pool keeps back.
+pub(crate) enum Owning<'a> {
+    /// Something that only adds, or is refused itself where it would need any of that: nothing.
+    ToAdd,
+    /// Something that gives space back, or would if nobody else had it: all but what is for those who free all of it in the end.
+    ToFree,
+    /// Something that cannot be refused any more: all of it.
+    Promised,
+    /// Data that was accepted: all of it, if what was set aside for that does not do.
+    ToLog(&'a mut Reservation),
 }
 
 /// Checks a name that is to be created.

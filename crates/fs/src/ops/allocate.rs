@@ -15,7 +15,7 @@ use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL, In
 use super::flags::Touch;
 use super::{require_file, without_set_ids};
 use crate::api::{Allocate, Caller, FILE_BYTES_MAX, SetAttr};
-use crate::core::{Core, touch};
+use crate::core::{Core, Owning, touch};
 use crate::inode::{Calm, Inner, InodeState, Pending, Turn};
 use crate::subvolume::Change;
 use crate::table::extents;
@@ -264,7 +264,7 @@ impl Core {
                 turn = self.write_back_in_turn(turn, u64::MAX, Ride::Allowed)?;
                 continue;
             }
-            self.own_first(&change, state.ino, inner, None)?;
+            self.own_first(&change, state.ino, inner, Owning::ToFree)?;
             let mut tx = Transaction::new();
             let mut record = self.changed(caller, inner);
             let (mut freed, mut next) = (Unreserved::default(), last);
@@ -379,7 +379,8 @@ impl Core {
                 self.leave_record(caller, state)?;
                 continue;
             }
-            self.own_first_in(&change, state.ino, inner, None, !zeroed)?;
+            let why = if zeroed { Owning::Promised } else { Owning::ToAdd };
+            self.own_first(&change, state.ino, inner, why)?;
             let mut record = self.changed(caller, inner);
             record.mtime = inner.times().0;
             record.flags |= INODE_FLAG_RESERVED;

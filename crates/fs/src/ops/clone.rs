@@ -16,7 +16,7 @@ use super::create::Content;
 use super::flags::Touch;
 use super::{require_file, without_set_ids};
 use crate::api::{Attr, Caller, DataLogged, FileKind, NewInode};
-use crate::core::{Core, touch};
+use crate::core::{Core, Owning, touch};
 use crate::inode::{Calm, Inner, Presence};
 use crate::subvolume::Change;
 use crate::table::extents;
@@ -122,7 +122,7 @@ impl Core {
             if !is_blank(into) {
                 return Ok(None);
             }
-            self.own_first(&change, target, into, None)?;
+            self.own_first(&change, target, into, Owning::ToAdd)?;
             let mut tx = Transaction::new();
             let mut record = into.record_with_pending();
             self.share_all(&change, &mut tx, &before, &mut record)?;

@@ -7,7 +7,7 @@ use super::flags::{Touch, require_unprotected};
 use super::require_directory;
 use super::unlink::{Disposal, past_damage};
 use crate::api::Attr;
-use crate::core::{Core, check_name, touch, touch_directory};
+use crate::core::{Core, Owning, check_name, touch, touch_directory};
 use crate::inode::Presence;
 use crate::subvolume::{Slot, local};
 use crate::table::names::Found;
@@ -173,7 +173,7 @@ impl Core {
         require_unprotected(&locked.get(target.ino).record)?;
         let gone = locked.get(target.ino);
         if gone.opens > 0 || gone.record.links > 1 {
-            self.own_first(&change, target.ino, gone, None)?;
+            self.own_first(&change, target.ino, gone, Owning::ToFree)?;
         }
         let now = self.now();
         let mut tx = Transaction::new();

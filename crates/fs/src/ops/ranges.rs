@@ -16,7 +16,7 @@ use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
 use super::flags::Touch;
 use super::require_file;
 use crate::api::{Caller, DataLogged, Deduped, FILE_BYTES_MAX};
-use crate::core::{Core, Rounds};
+use crate::core::{Core, Owning, Rounds};
 use crate::inode::{Inner, InodeState};
 use crate::table::extents;
 use crate::writeback::Ride;
@@ -171,7 +171,7 @@ impl Core {
         if grows && target.record.flags & INODE_FLAG_STALE_TAIL != 0 {
             return Ok(Err(Hindrance::Tail));
         }
-        self.own_first(&change, to, target, None)?;
+        self.own_first(&change, to, target, Owning::ToAdd)?;
         let mut record = match caller {
             Some(caller) => self.changed(caller, target),
             None => target.record_with_pending(),

@@ -10,7 +10,7 @@ use super::flags::{Touch, require_unprotected};
 use super::require_directory;
 use super::unlink::{Disposal, past_damage};
 use crate::api::{NAME_BYTES_MAX, RenameMode};
-use crate::core::{Core, check_name, touch, touch_directory};
+use crate::core::{Core, Owning, check_name, touch, touch_directory};
 use crate::inode::Presence;
 use crate::subvolume::{Slot, local};
 use crate::table::names::Found;
@@ -231,12 +231,14 @@ impl Core {
             _ => {}
         }
         if let Some(target) = target_now {
+            // Only where the target goes, and nothing comes but the name, something is given back.
+            let why = || if mode == RenameMode::Replace { Owning::ToFree } else { Owning::ToAdd };
             // A transaction changes the count of a version once, and these two may be clones of each other.
-            self.own_first(&change, source.ino, locked.get(source.ino), None)?;
+            self.own_first(&change, source.ino, locked.get(source.ino), why())?;
             let there = locked.get(target.ino);
             // Of what goes, and is another's, no data is needed: perhaps it cannot be read.
             if !mode.replaces() || there.opens > 0 || there.record.links > 1 {
-                self.own_first(&change, target.ino, there, None)?;
+                self.own_first(&change, target.ino, there, why())?;
             }
         }
         let now = self.now();

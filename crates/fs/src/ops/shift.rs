@@ -13,7 +13,7 @@ use varve_format::record::inode::InodeRecord;
 use super::flags::Touch;
 use super::require_file;
 use crate::api::{Caller, FILE_BYTES_MAX};
-use crate::core::Core;
+use crate::core::{Core, Owning};
 use crate::inode::{Calm, InodeState};
 use crate::reaper::Task;
 use crate::subvolume::Change;
@@ -102,7 +102,8 @@ impl Core {
                 turn = state.turn();
                 continue;
             }
-            self.own_first(&change, state.ino, inner, None)?;
+            // To take a range out of what others see, too, adds a list of its own, and gives nothing back.
+            self.own_first(&change, state.ino, inner, Owning::ToAdd)?;
             let mut tx = Transaction::new();
             let mut record = self.changed(caller, inner);
             let mut shifted = Shifted::default();

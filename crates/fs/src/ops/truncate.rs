@@ -13,7 +13,7 @@ use varve_format::record::inode::{INODE_FLAG_RESERVED, INODE_FLAG_STALE_TAIL};
 use super::setattr::{set_attributes, stays_privileged};
 use super::{require_file, without_set_ids};
 use crate::api::{Attr, Caller, FILE_BYTES_MAX, SetAttr};
-use crate::core::Core;
+use crate::core::{Core, Owning};
 use crate::inode::{Calm, Inner, Pending};
 use crate::reaper::Task;
 use crate::table::extents;
@@ -87,7 +87,8 @@ impl Core {
             }
             // What nobody else shows gives its space back, at once or when it is reaped.
             let shown = change.forked && !self.is_own(&change, ino, inner)?;
-            self.own_first(&change, ino, inner, None)?;
+            let why = if size <= inner.size { Owning::ToFree } else { Owning::ToAdd };
+            self.own_first(&change, ino, inner, why)?;
             let now = self.now();
             let mut record = inner.record_with_pending();
             let mut tx = Transaction::new();

@@ -16,7 +16,7 @@ use super::float::{FLOAT_WAITS, Floating};
 use super::read::ReadPlan;
 use super::{require_file, without_set_ids};
 use crate::api::{Caller, FILE_BYTES_MAX};
-use crate::core::{Core, Rounds};
+use crate::core::{Core, Owning, Rounds};
 use crate::inode::{Inner, InodeState, Turn};
 use crate::reaper::Task;
 use crate::table::extents;
@@ -540,7 +540,7 @@ impl Core {
             return Ok(len);
         }
         // What has been set aside was promised.
-        self.own_first_in(&change, state.ino, &mut inner, None, false)?;
+        self.own_first(&change, state.ino, &mut inner, Owning::Promised)?;
         let to = (offset + len as u64).next_multiple_of(BLOCK);
         let (mut at, mut most) = (offset / BLOCK * BLOCK, u64::MAX);
         while at < to {

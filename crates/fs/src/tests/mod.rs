@@ -32,6 +32,7 @@ mod flushes;
 mod forks;
 mod frozen;
 mod hostile;
+mod kept;
 pub(super) mod keyframes;
 mod map;
 mod nameless;

@@ -16,7 +16,7 @@ use super::batch::{Batch, Part, Source};
 use super::pages::{self, PageBuf};
 use super::{PIECE_PAGES_MAX, RIDING_PAGES_MAX, Ride};
 use crate::api::DataLogged;
-use crate::core::Core;
+use crate::core::{Core, Owning};
 use crate::inode::{Inner, InodeState, Pending, Presence, Turn};
 use crate::subvolume::Change;
 use crate::table::extents;
@@ -382,7 +382,7 @@ impl Core {
         size: u64,
         reservation: &mut Reservation,
     ) -> Result<()> {
-        self.own_first(change, ino, inner, Some(reservation))?;
+        self.own_first(change, ino, inner, Owning::ToLog(reservation))?;
         // For each its place, its entry, that of the index, and what it replaces; the inode record and some more.
         let mut tx = Transaction::with_room(4 * runs.len() + 4);
         let mut extents_put = Vec::with_capacity(runs.len());
