@@ -14,7 +14,7 @@ const STEPS: u64 = 60;
 const SEEDS: u64 = 600;
 
 /// Each page that waits has its block, and no file has more.
-fn look(f: &Fixture, inodes: &[InodeId], what: &str) {
+pub(super) fn look(f: &Fixture, inodes: &[InodeId], what: &str) {
     for ino in inodes {
         let state = f.fs.core().state(*ino);
         let inner = state.inner.read();

@@ -9,7 +9,7 @@ use std::vec;
 use parking_lot::RwLockWriteGuard;
 use varve_device::AlignedBuf;
 use varve_engine::version;
-use varve_engine::{BLOCK_BYTES, Data, InodeId, PoolAddr, Reservation, Run, Store, Transaction};
+use varve_engine::{BLOCK_BYTES, Data, EngineError, InodeId, PoolAddr, Reservation, Run, Store, Transaction};
 use varve_format::record::inode::INODE_FLAG_STALE_TAIL;
 
 use super::batch::{Batch, Part, Source};
@@ -22,9 +22,13 @@ use crate::subvolume::Change;
 use crate::table::extents;
 use crate::{FsError, Result};
 
-/// Extents logged in one transaction: in the worst case each dirties a path of its own, and all of them must fit what
-/// a full pool keeps back for privileged work.
+/// Extents logged in one transaction: in the worst case each dirties a path of its own and splits a node, and all of them must fit what
+/// a full pool keeps back for privileged work, beyond what was set aside for them.
 const EXTENTS_PER_TRANSACTION: usize = 64;
+/// The same where others have taken of what is kept back: half as many until they fit, but no fewer than these. What the nodes of one such
+/// transaction replace comes back before the next. Smaller ones would go on until there is nothing left with which anybody could remove
+/// a file; who has no more than these to log does.
+const EXTENTS_IN_NEED: usize = 16;
 
 /// Batches being written at a time: so the device has the next when it is done with one.
 const WRITES_MAX: usize = 2;
@@ -222,6 +226,7 @@ impl Core {
         let nodes_read = self.store.nodes_read();
         let mut cold = self.dirty.nodes_read.load(Ordering::Relaxed) != nodes_read;
         let alone = jobs.len() == 1;
+        let mut runs_max = EXTENTS_PER_TRANSACTION;
         for Part { job: number, pages, last } in parts {
             let job = &mut jobs[number];
             let take = pages.len();
@@ -240,7 +245,8 @@ impl Core {
                     last,
                     ride: gathered.as_ref().filter(|_| ride).map(|buf| (buf, from * BLOCK_BYTES)),
                 };
-                logged = self.log_piece(job, &piece, reservation).map(|more| done += more);
+                let more = self.log_piece(job, &piece, reservation, &mut runs_max);
+                logged = more.map(|more| done += more);
             }
             at += take;
             // Others look at this file, and log, while this one waits for a flush. Many files that are not large are much, too.
@@ -302,9 +308,15 @@ impl Core {
     }
 
     /// Logs the first pages of one file, as many as make up the extents of one transaction, and gives their number. What was cut off
-    /// or deleted since its copy was taken is not logged. After an error the space of the whole piece has been given back, but for
-    /// what was logged.
-    fn log_piece(&self, job: &FileJob, piece: &Piece<'_>, reservation: &mut Reservation) -> Result<usize> {
+    /// or deleted since its copy was taken is not logged. After an error the space of the whole piece has been given back: nothing of
+    /// it was logged. `runs_max`: so many extents; halved where there is no space for them at once.
+    fn log_piece(
+        &self,
+        job: &FileJob,
+        piece: &Piece<'_>,
+        reservation: &mut Reservation,
+        runs_max: &mut usize,
+    ) -> Result<usize> {
         let change = match self.change_to_log(&job.state) {
             Ok(change) => change,
             Err(error) => {
@@ -317,6 +329,9 @@ impl Core {
         let inner = &mut *guard;
         // Runs of pages that lie side by side in file and pool: (first, count) in the piece.
         let mut runs: Vec<(usize, usize)> = Vec::new();
+        // Pages that nobody wants any more. Their blocks are given back with the last of them that are done: what is not, the next call
+        // finds as it was.
+        let mut unwanted: Vec<usize> = Vec::new();
         let all = piece.pages[0].0..=piece.pages[piece.pages.len() - 1].0;
         let mut in_memory = inner.pages.map.range(all).filter(|(_, page)| page.job == job.id).peekable();
         let mut upto = piece.pages.len();
@@ -324,10 +339,10 @@ impl Core {
             while in_memory.next_if(|(at, _)| at < index).is_some() {}
             let valid = in_memory.next_if(|(at, _)| at == index).is_some();
             if !valid || inner.presence == Presence::Gone {
-                self.give_back(reservation, &piece.addrs[i..=i]);
+                unwanted.push(i);
                 continue;
             }
-            let full = runs.len() == EXTENTS_PER_TRANSACTION;
+            let full = runs.len() == *runs_max;
             match runs.last_mut() {
                 Some((first, count))
                     if *first + *count == i
@@ -344,22 +359,30 @@ impl Core {
             }
         }
         drop(in_memory);
-        let all = upto == piece.pages.len();
-        if let Some((end, count)) = runs.last() {
+        while let Some((end, count)) = runs.last() {
             let end = end + count;
             // The logged size follows the pages; with the last of them it arrives.
             let last = piece.last && end == piece.pages.len();
             let reach = if last { job.size } else { (piece.pages[end - 1].0 + 1) * BLOCK_BYTES as u64 };
             let size = reach.min(job.size).min(inner.size).max(inner.record.size);
-            if let Err(error) = self.log_runs(&change, job.state.ino, inner, piece, &runs, size, reservation)
-            {
-                for (first, count) in &runs {
-                    self.give_back(reservation, &piece.addrs[*first..first + count]);
+            match self.log_runs(&change, job.state.ino, inner, piece, &runs, size, reservation) {
+                Ok(()) => break,
+                Err(FsError::Engine(EngineError::NoSpace)) if runs.len() > EXTENTS_IN_NEED => {
+                    // Nothing has changed.
+                    *runs_max = (runs.len() / 2).max(EXTENTS_IN_NEED);
+                    upto = runs[*runs_max].0;
+                    runs.truncate(*runs_max);
                 }
-                self.give_back(reservation, &piece.addrs[upto..]);
-                return Err(error);
+                Err(error) => {
+                    self.give_back(reservation, piece.addrs);
+                    return Err(error);
+                }
             }
         }
+        for at in unwanted.into_iter().take_while(|at| *at < upto) {
+            self.give_back(reservation, &piece.addrs[at..=at]);
+        }
+        let all = upto == piece.pages.len();
         if piece.last && all && inner.pages.dirty == 0 {
             inner.pending = Pending::default();
         }
