@@ -408,6 +408,9 @@ impl Filesystem {
     /// Renames, over what is at `to` if the two agree in kind (and a directory is empty). At every instant, after a crash
     /// too, `to` leads to the old file or to the whole new one. Where nothing is at `to`, what was written before and not synced
     /// may come after the name: sync the file first, or it may be there and empty after a crash.
+    ///
+    /// A subvolume takes nothing's place, and nothing takes a subvolume's: [`Reason::NotEmpty`], of an empty one, too, or
+    /// [`Reason::Exists`] where the other one comes at the same moment.
     pub fn rename(&self, from: impl AsPath, to: impl AsPath) -> Result<()> {
         self.rename_as(from, to, varve_fs::RenameMode::Replace)
     }
@@ -418,7 +421,7 @@ impl Filesystem {
         self.rename_as(from, to, varve_fs::RenameMode::NoReplace)
     }
 
-    /// Swaps two names, of whatever kinds, in one step. Files are written first: at every instant, after a crash too, each name leads to
+    /// Swaps two names, of whatever kinds but those of subvolumes ([`Reason::NotSupported`]), in one step. Files are written first: at every instant, after a crash too, each name leads to
     /// one of the two, whole.
     pub fn exchange(&self, one: impl AsPath, other: impl AsPath) -> Result<()> {
         self.rename_as(one, other, varve_fs::RenameMode::Exchange)

@@ -48,6 +48,33 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
+//! # Versions
+//!
+//! A subvolume is a directory of which snapshots can be taken, each in the time of one small record. What is to have versions lies in one, and
+//! not in the root, which has snapshots too and cannot be put back.
+//!
+//! ```
+//! use varvefs::{Pool, SnapshotOptions};
+//!
+//! let fs = Pool::in_memory(64 << 20)?.filesystem();
+//! fs.create_subvolume("/live")?;
+//! fs.write("/live/notes", "thin")?;
+//! fs.snapshot("/live", "/first", SnapshotOptions::new().read_only(true).sync(true))?; // durable from here on
+//!
+//! fs.write("/live/notes", "thick")?;
+//! for change in fs.diff("/first", "/live")? {
+//!     println!("{:?}", change?); // in proportion to what has changed
+//! }
+//!
+//! // Back to the first version. Between the two renames there is no "/live", after a crash then, too.
+//! fs.snapshot("/first", "/next", SnapshotOptions::new())?;
+//! fs.rename("/live", "/gone")?;
+//! fs.rename("/next", "/live")?;
+//! fs.delete_subvolume("/gone")?; // its space comes back in the background
+//! assert_eq!(fs.read("/live/notes")?, b"thin");
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
 //! # What a crash leaves
 //!
 //! After a crash at any instant the filesystem is what it was at one moment of its history: everything up to a point,
