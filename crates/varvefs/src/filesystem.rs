@@ -421,8 +421,8 @@ impl Filesystem {
         self.rename_as(from, to, varve_fs::RenameMode::NoReplace)
     }
 
-    /// Swaps two names, of whatever kinds but those of subvolumes ([`Reason::NotSupported`]), in one step. Files are written first: at every instant, after a crash too, each name leads to
-    /// one of the two, whole.
+    /// Swaps two names, of whatever kinds but those of subvolumes ([`Reason::NotSupported`]), in one step. Files are written first: at
+    /// every instant, after a crash too, each name leads to one of the two, whole.
     pub fn exchange(&self, one: impl AsPath, other: impl AsPath) -> Result<()> {
         self.rename_as(one, other, varve_fs::RenameMode::Exchange)
     }

@@ -289,8 +289,8 @@ pub fn read_log(pool: &Pool, superblock: &Superblock, read_only: bool, judge: &m
 /// Who writes is refused: `why` something is not known of what counts.
 fn undecided(why: String) -> EngineError {
     EngineError::Refused(format!(
-        "{why}. Opened for writing without it, the pool might lose acknowledged changes. Try again; if it stays so, what is before it can be \
-         read (varve mount -o ro, varve export); restore the device from its mirror or a backup"
+        "{why}. Opened for writing without it, the pool might lose acknowledged changes. Try again; if it stays so, open it for reading, which \
+         shows what is before that, and restore the device from its mirror or a backup"
     ))
 }
 

@@ -18,7 +18,8 @@ fn read_in_part<D: Device + 'static>(device: &Arc<D>) -> (Arc<Store>, String) {
 /// The device has failed, and how is said, with what to do where that is for who opens a pool to decide.
 fn is_unread(error: &EngineError) -> bool {
     let said = error.to_string();
-    matches!(error, EngineError::Device(_)) || said.contains("injected") && said.contains("varve mount -o ro")
+    matches!(error, EngineError::Device(_))
+        || said.contains("injected") && said.contains("open it for reading")
 }
 
 // Goal: a sector of the log that cannot be read stands in the way of who writes only where the log counts, and who only reads has
@@ -54,7 +55,7 @@ fn opens_with_unreadable_sectors_where_no_batch_counts() {
             let said = error.to_string();
             let expected = format!("where batch {} may be", block + 1);
             assert!(matches!(error, EngineError::Refused(_)) && said.contains(&expected), "{block}: {said}");
-            assert!(said.contains("injected") && said.contains("varve mount -o ro"), "{block}: {said}");
+            assert!(said.contains("injected") && said.contains("open it for reading"), "{block}: {said}");
             let (store, why) = read_in_part(&device);
             assert!(why.contains(&format!("where batch {} may be", block + 1)), "block {block}: {why}");
             let found = |key: &u8| store.get(TREE, &[*key]).expect("reads").is_some();
@@ -424,7 +425,7 @@ fn a_torn_batch_is_a_crash_beside_a_bad_sector() {
             let opened = try_open(&device).map(drop);
             let said = opened.expect_err("it may be rot").to_string();
             assert!(
-                said.contains("what may be a later batch") && said.contains("varve mount -o ro"),
+                said.contains("what may be a later batch") && said.contains("open it for reading"),
                 "{said}"
             );
             assert_eq!(device.stats().writes_count, before);
